@@ -51,7 +51,7 @@ Examples:
   dlojz memory coatnet_7 --dp 8 --micro-batch 4 --fit v100-32
   dlojz memory gpt2_xl --dp 8 --zero 2 --engine deepspeed --precision bf16 --fit a100-80 --png gpt2.png
   dlojz memory llama_3_70b --tp 8 --pp 4 --device h100 --json
-  dlojz memory vit_b_16 --device a100-40 --snapshot vit.pickle  (open it at pytorch.org/memory_viz)""",
+  dlojz memory vit_b_16 --device a100-40 --snapshot vit.html  (open it in a browser)""",
     "fr": """Dire avant toute exécution ce que contient la mémoire d’un rang : tient-elle, et qu’est-ce qui la remplit ?
 
 Décrit le rang le plus chargé : son pic et le moment de ce pic, par catégorie, par bloc et par module ; ce qui est
@@ -65,7 +65,7 @@ Exemples :
   dlojz memory coatnet_7 --dp 8 --micro-batch 4 --fit v100-32
   dlojz memory gpt2_xl --dp 8 --zero 2 --engine deepspeed --precision bf16 --fit a100-80 --png gpt2.png
   dlojz memory llama_3_70b --tp 8 --pp 4 --device h100 --json
-  dlojz memory vit_b_16 --device a100-40 --snapshot vit.pickle  (à ouvrir sur pytorch.org/memory_viz)""",
+  dlojz memory vit_b_16 --device a100-40 --snapshot vit.html  (à ouvrir dans un navigateur)""",
 }
 
 
@@ -120,8 +120,8 @@ def _flags() -> list[Flag]:
         Flag(
             "snapshot",
             say(
-                en="the step as a memory snapshot: .pickle for pytorch.org/memory_viz, or .html",
-                fr="le pas sous forme d’instantané mémoire : .pickle pour pytorch.org/memory_viz, ou .html",
+                en="the step as a memory snapshot in torch's viewer, .html",
+                fr="le pas sous forme d’instantané mémoire dans la visionneuse de torch, .html",
             ),
             "FILE",
         ),
@@ -164,8 +164,8 @@ def _write_files(told: Forecast, fit_device: Device | None, given: dict[str, Any
         write_snapshot(given["snapshot"], told.events, labels, limit_bytes=limit)
         tell(
             say(
-                en=f"snapshot: {given['snapshot']} (open it at https://pytorch.org/memory_viz)",
-                fr=f"instantané : {given['snapshot']} (à ouvrir sur https://pytorch.org/memory_viz)",
+                en=f"snapshot: {given['snapshot']} (open it in a browser)",
+                fr=f"instantané : {given['snapshot']} (à ouvrir dans un navigateur)",
             )
         )
 

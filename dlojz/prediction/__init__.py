@@ -1,8 +1,4 @@
-"""What a run will cost one rank, before it is started.
-
-No process is created, no weight allocated, nothing trained: every figure follows from the configuration and from shapes
-on the meta device.
-"""
+"""Predict what a run costs one rank: from the configuration and shapes on the meta device, without running anything."""
 
 from __future__ import annotations
 
@@ -12,9 +8,9 @@ from dlojz.results.footprint import Footprint
 
 
 def predict(config: RunConfig, rank: int = 0, device: Device | str | None = None) -> Footprint:
-    """Footprint of one rank: memory by category with its peak, communication per step, FLOPs.
+    """Predict the footprint of one rank: memory by category with its peak, communication per step, FLOPs.
 
-    What is not predicted yet (seconds) is None, never zero.
+    Seconds, which are not predicted here, are None.
 
     Args:
         config: the run.
@@ -39,5 +35,6 @@ def predict(config: RunConfig, rank: int = 0, device: Device | str | None = None
         communication=predict_communication(config, shapes, rank),
         step_flops=step_flops(config, rank),
     )
+
 
 __all__ = ["predict"]

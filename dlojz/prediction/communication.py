@@ -1,17 +1,13 @@
-"""Predict the bytes that a rank hands to each collective in a step, along every axis.
+"""Predict the bytes and calls that a rank hands to each collective in a step, along every axis.
 
-Bytes and calls that one training step hands to each collective.
+Every figure equals, byte for byte, what the probe counts at c10d. In fp16 the messages are those of bf16.
 
-Equal, byte for byte, to what the probe counts at c10d. With Ψ parameters, the volumes each rank sends in a ring are 2Ψ
-for stages 0 to 2 and 3Ψ for stage 3; the messages below are the tensors behind them. In fp16 they are those of bf16.
+**Data axis.** With Ψ parameters, a rank sends 2Ψ in a ring for ZeRO stages 0 to 2, 3Ψ for stage 3; the messages below
+are the tensors behind them. Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §7; the libraries'
+sources named in `states`.
 
-Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §7; the libraries' sources named in `states`.
-
-What one block sends to the ranks that share it, region by region: one line per message, with its shape.
-
-One line per message, with its shape; equal, byte for byte, to what the probe counts while `dlojz.by_hand.tensor`
-trains, or torch's `parallelize_module`, whose regions are the same. A region is what lies between `enter` and `leave`
-(see `dlojz.by_hand.tensor.operators`):
+**Tensor axis.** One line per message of a block, with its shape; torch's `parallelize_module` has the same regions as
+`dlojz.by_hand.tensor`. A region is what lies between `enter` and `leave` (see `dlojz.by_hand.tensor.operators`):
 
                                forward                         backward
     enter                      -                               all-reduce (what entered)
@@ -22,31 +18,15 @@ trains, or torch's `parallelize_module`, whose regions are the same. A region is
 
 A transformer block has two regions: per micro-batch 4 all-reduces of B·T·D in all, or 4 pairs of the other two, which
 send as much. What leaves is a product, and has its type; what enters is normalised, and has the stream's (on the CPU:
-CUDA's autocast normalises in fp32, so that CoAtNet's attention then enters fp32).
+CUDA's autocast normalises in fp32, so that CoAtNet's attention then enters fp32). Source: Shoeybi et al. 2019,
+"Megatron-LM" (arXiv 1909.08053), §3; Korthikanti et al. 2022 (arXiv 2205.05198), §4.2.2.
 
 Shape suffixes: B batch, T tokens, D width, C channels, H and W of the feature map, Q squeezed channels, K classes.
 
-Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), §3; Korthikanti et al. 2022 (arXiv 2205.05198), §4.2.2.
-
-What enters each block of a run's model, and last what leaves it: shape and type, for one micro-batch.
-
-The blocks themselves say it, on fake tensors; of a tensor-parallel run, one rank's blocks on a pretended axis. Nothing
-is computed and nothing sent.
-
-What the ranks that share each layer send one another in one step.
-
-The messages of `tensor_messages`, as often as the rank's stages run each block; equal, byte for byte, to what the probe
-counts.
-
-Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), §3; Korthikanti et al. 2022 (arXiv 2205.05198), §4.2.2.
-
-What one rank of a pipeline sends, receives and averages in one step.
-
-Counted from the schedule itself and from the shapes of the boundaries, so equal, byte for byte, to what the probe sees.
-One micro-batch crosses a boundary between two ranks twice: its activation there, its gradient back.
-
-Source: Huang et al. 2019, "GPipe" (arXiv 1811.06965), §2.2, for what crosses; Li & Hoefler 2021, "Chimera" (arXiv
-2107.06925), §3.2, for the two copies of each stage of a bidirectional pipeline, whose gradients are added.
+**Pipeline.** Counted from the schedule and the shapes of the boundaries, which the blocks give on fake tensors. A
+micro-batch crosses a boundary between two ranks twice: its activation there, its gradient back. Source: Huang et al.
+2019, "GPipe" (arXiv 1811.06965), §2.2; Li & Hoefler 2021, "Chimera" (arXiv 2107.06925), §3.2, for the two copies of
+each stage of a bidirectional pipeline, whose gradients are added.
 """
 
 from __future__ import annotations
@@ -58,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dlojz import models
 from dlojz.base.errors import LabError
-from dlojz.base.language import MEBIBYTE, say
+from dlojz.base.language import say
 from dlojz.by_hand.optimizers.sent_bytes import message_bytes
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
 from dlojz.config.run_config import RunConfig
@@ -67,8 +47,6 @@ from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, FORWARD, Schedule
 from dlojz.prediction.shapes import (
     AUTOCAST,
-    DDP_BUCKET_BYTES,
-    DDP_FIRST_BUCKET_BYTES,
     FP32_BYTES,
     HALF_BYTES,
     WHOLE,
@@ -76,15 +54,23 @@ from dlojz.prediction.shapes import (
     Split,
     axes_of,
     bounds_of,
+    bucket_bytes_of,
     build_on_meta,
     exchange_traffic,
+    fill_buckets,
     gradient_traffic,
     model_shapes,
     part_of,
     rank_stages,
     split_of,
 )
-from dlojz.prediction.states import compute_bytes, padded_parameters, zero_by_hand_shares
+from dlojz.prediction.states import (
+    compute_bytes,
+    ddp_buckets,
+    hook_traffic,
+    padded_parameters,
+    zero_by_hand_shares,
+)
 from dlojz.results.footprint import Collective, Traffic
 
 if TYPE_CHECKING:
@@ -95,23 +81,11 @@ if TYPE_CHECKING:
 DEEPSPEED_REDUCED_ELEMENTS = 500_000_000
 """Gradients that DeepSpeed's stage 0 reduces in one call (`buffered_allreduce_fallback`)."""
 LOSS_BYTES = 8
-"""The lab's own bookkeeping: one fp64 loss per step, in its control group."""
-
-
-def ddp_buckets(
-    sizes_bytes: Iterable[int], first_bytes: int = DDP_FIRST_BUCKET_BYTES, bucket_bytes: int = DDP_BUCKET_BYTES
-) -> int:
-    """Number of buckets for gradients in this order, where a bucket is closed once it holds so much."""
-    count, filled_bytes, limit_bytes = 0, 0, first_bytes
-    for size_bytes in sizes_bytes:
-        filled_bytes += size_bytes
-        if filled_bytes >= limit_bytes:
-            count, filled_bytes, limit_bytes = count + 1, 0, bucket_bytes
-    return count + (filled_bytes > 0)
+"""The lab's own message: one fp64 loss per step, in its control group."""
 
 
 def deepspeed_buckets(sizes: Iterable[int]) -> int:
-    """Number of DeepSpeed's reduce buckets for gradients (in elements) in the order in which they become ready."""
+    """Count DeepSpeed's reduce buckets for gradients (in elements), in the order in which they become ready."""
     count, filled = 0, 0
     for size in sizes:
         if filled and filled + size > DEEPSPEED_BUCKET_ELEMENTS:
@@ -122,27 +96,13 @@ def deepspeed_buckets(sizes: Iterable[int]) -> int:
 
 def _ddp(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     if config.layout.gradient_compression != "none":
-        from dlojz.prediction.states import hook_traffic
-
         return hook_traffic(config, shapes)
-    from dlojz.prediction.model_trace import ready_order  # loads torch
-
-    # After its first step DDP fills its buckets in the order in which backward has made the gradients ready.
-    sizes_bytes = [FP32_BYTES * shapes.parameters[number].numel for number in ready_order(config)]
-    given_mib = config.layout.bucket_mib
-    first_bytes, bucket_bytes = DDP_FIRST_BUCKET_BYTES, DDP_BUCKET_BYTES
-    if given_mib is not None:
-        first_bytes = bucket_bytes = int(given_mib * MEBIBYTE)
-    if config.library == "colossalai":  # its plugin names the size, which then holds for the first bucket too
-        first_bytes = bucket_bytes
-    return [_dp(config, "all_reduce", ddp_buckets(sizes_bytes, first_bytes, bucket_bytes), sum(sizes_bytes))]
+    return [_dp(config, "all_reduce", len(ddp_buckets(config, shapes)), FP32_BYTES * shapes.num_parameters)]
 
 
 def _by_hand(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
-    sizes_bytes = [FP32_BYTES * parameter.numel for parameter in reversed(shapes.parameters)]
-    given_mib = config.layout.bucket_mib
-    bucket_bytes = DDP_BUCKET_BYTES if given_mib is None else int(given_mib * MEBIBYTE)
-    return [_dp(config, "all_reduce", ddp_buckets(sizes_bytes, bucket_bytes, bucket_bytes), sum(sizes_bytes))]
+    buckets = fill_buckets(reversed(shapes.parameters), bucket_bytes_of(config))
+    return [_dp(config, "all_reduce", len(buckets), FP32_BYTES * shapes.num_parameters)]
 
 
 def _experts(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
@@ -154,11 +114,11 @@ def _experts(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
 def _compressed(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     """In the second stage, in a step that synchronises; in the first it is one all-reduce of all gradients in fp32."""
     sent = message_bytes(shapes.num_parameters, config.layout.dp)
-    return [_dp(config, "all_to_all", 1, sent.all_to_all), _dp(config, "all_gather", 1, sent.all_gather)]
+    return [_dp(config, "all_to_all", 1, sent), _dp(config, "all_gather", 1, sent)]
 
 
 def _local_steps(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
-    """In a step after which the replicas meet: all weights, or how far they have come; in all others nothing."""
+    """In a step after which the replicas meet: all weights, or their changes; in all others nothing."""
     sent = _dp(config, "all_reduce", 1, FP32_BYTES * shapes.num_parameters)
     return [sent.model_copy(update={"every_steps": sending_interval(config)})]
 
@@ -182,11 +142,13 @@ def _fsdp2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     layout = config.layout
     whole = layout.dp * sum(parameter.padded_rows_numel(layout.dp) for parameter in shapes.parameters)
     blocks = len(list(shapes.blocks()))
-    # ZeRO-3 frees the weights after forward and gathers them again for backward; ZeRO-2 keeps them.
-    gathers = layout.micro_batches * (2 if layout.zero == 3 else 1)
+    # Below torch's pipeline each block is gathered and reduced once per step. Else once per micro-batch, where ZeRO-3
+    # frees the weights after forward and gathers them again for backward; ZeRO-2 keeps them.
+    times = 1 if layout.pp > 1 else layout.micro_batches
+    gathers = times * (2 if layout.zero == 3 and layout.pp == 1 else 1)
     return [
         _dp(config, "all_gather", gathers * blocks, gathers * compute_bytes(config) * whole),
-        _dp(config, "reduce_scatter", layout.micro_batches * blocks, layout.micro_batches * FP32_BYTES * whole),
+        _dp(config, "reduce_scatter", times * blocks, times * FP32_BYTES * whole),
     ]
 
 
@@ -259,11 +221,11 @@ TRAFFIC: dict[str, Callable[[RunConfig, ModelShapes], list[Traffic]]] = {
     "local_steps": _local_steps,
     "experts": _experts,
 }
-"""What is sent along the data axis, by the names under which `dlojz.config.engines` asks for it."""
+"""Rules of the data axis, by the names in `dlojz.config.engines`."""
 
 
 def predict_communication(config: RunConfig, shapes: ModelShapes, rank: int = 0) -> tuple[Traffic, ...]:
-    """One rank's traffic in a steady step, sorted by collective and group; empty for one process.
+    """Predict one rank's traffic in a steady step, sorted by collective and group; empty for one process.
 
     Args:
         config: the run.
@@ -271,7 +233,7 @@ def predict_communication(config: RunConfig, shapes: ModelShapes, rank: int = 0)
         rank: matters where ranks hold different parts of the model, as in a pipeline.
 
     Raises:
-        LabError: if an engine shares the layers in a way of which it is not known what it sends.
+        LabError: if it is not known what an engine sends along the tensor axis.
     """
     layout = config.layout
     if layout.world_size == 1:
@@ -305,18 +267,18 @@ def communication_by_place(config: RunConfig) -> dict[tuple[int, int], tuple[Tra
 
 
 OF_WEIGHTS = "gradient of a whole"
-"""How the messages begin that belong to a parameter, not to a region."""
+"""Beginning of the names of messages that belong to a parameter, not to a region."""
 
 
 class BlockMessage(NamedTuple):
-    """One message of a block, for one micro-batch.
+    """Message of a block, for one micro-batch.
 
-    Args:
+    Attributes:
         what: the part it belongs to, e.g. `attention: leave`.
         phase: the pass that sends it.
-        collective: which one; each rank of the axis calls it.
+        collective: called by each rank of the axis.
         message_bytes: of the whole tensor that is reduced or gathered.
-        again: whether a block that is computed again sends it again.
+        again: whether a recomputed block sends it again.
     """
 
     what: str
@@ -327,7 +289,7 @@ class BlockMessage(NamedTuple):
 
 
 class BlockSizes(NamedTuple):
-    """Of one block: (B, T, D) or (B, C, H, W) that enters and leaves, tokens of all ranks; bytes of their elements."""
+    """Sizes of a block: (B, T, D) or (B, C, H, W) that enters and leaves, tokens of all ranks; bytes per element."""
 
     entering: tuple[int, ...]
     leaving: tuple[int, ...]
@@ -338,10 +300,10 @@ class BlockSizes(NamedTuple):
     by_torch: bool
 
     def region(self, what: str, entered: int, left: int, *, ends_block: bool = False) -> Iterator[BlockMessage]:
-        """The two ends of a region, of so many elements.
+        """Messages at the two ends of a region, of so many elements.
 
-        torch stops computing a block again as soon as it has all that backward needs: within its last product, so that
-        the sum that ends the block is not repeated.
+        torch stops recomputing a block as soon as it has all that backward needs: within its last product, so the sum
+        that ends the block is not repeated.
         """
         entered_bytes, left_bytes = entered * self.stream_bytes, left * self.product_bytes
         if not self.sequence_parallel:
@@ -354,7 +316,7 @@ class BlockSizes(NamedTuple):
         yield BlockMessage(f"{what}: enter", "backward", "reduce_scatter", entered_bytes)
 
     def whole_on_each(self, *modules: Any) -> Iterator[BlockMessage]:
-        """Norms and biases that all ranks have whole: where each sees its own tokens only, the gradients are summed."""
+        """Gradients of norms and biases that are whole on all ranks, summed where each sees its own tokens only."""
         from dlojz.by_hand.tensor.layers import RowParallelLinear
 
         if not self.sequence_parallel:
@@ -445,11 +407,11 @@ BLOCKS: dict[str, Callable[[Any, BlockSizes], Iterator[BlockMessage]]] = {
     "ParallelEmbedding": _embedding,
     "ParallelHead": _text_head,
 }
-"""By the name of the block's class; a block of another is whole, and sends nothing."""
+"""Messages by class of the block; other blocks are whole on each rank and send nothing."""
 
 
 def boundaries_of_run(config: RunConfig) -> tuple[Boundary, ...]:
-    """What enters each block, and last what leaves the model; with sequence parallelism, of one rank's tokens."""
+    """Find shape and type of what enters each block, and leaves the model; per rank if the sequence is split."""
     split = split_of(config)
     # Without sequence parallelism every rank has all of what passes between two blocks.
     return _boundaries(
@@ -478,13 +440,11 @@ def _boundaries(
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    from dlojz.models.meta import sample_inputs
     from dlojz.pipeline.runtime import boundaries_of
 
     built = build_on_meta(model, image_size, sequence_length, num_classes, split)
-    if models.spec(model).family == "text":
-        sample = torch.empty(micro_batch, sequence_length or 1, dtype=torch.long, device="meta")
-    else:
-        sample = torch.empty(micro_batch, 3, image_size or 1, image_size or 1, device="meta")
+    sample = sample_inputs(model, micro_batch, image_size=image_size, sequence_length=sequence_length)
     if bf16 and not autocast:
         built = built.bfloat16()
         sample = sample.bfloat16() if sample.is_floating_point() else sample
@@ -495,11 +455,7 @@ def _boundaries(
 
 
 def block_messages(config: RunConfig) -> tuple[tuple[BlockMessage, ...], ...]:
-    """What each block of the model sends along the tensor axis for one micro-batch, the loss with the last.
-
-    Args:
-        config: a run with tp > 1.
-    """
+    """List what each block sends along the tensor axis for one micro-batch, the loss with the last; for tp > 1."""
     layout, split = config.layout, split_of(config)
     blocks = _blocks(config.model, config.image_size, config.sequence_length, config.num_classes, split)
     boundaries = boundaries_of_run(config)
@@ -523,12 +479,7 @@ def block_messages(config: RunConfig) -> tuple[tuple[BlockMessage, ...], ...]:
 
 
 def tensor_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Traffic]:
-    """One rank's traffic along the tensor axis in a steady step.
-
-    Args:
-        config: the run.
-        shapes: of the whole model.
-        rank: from 0 to the world size; its pipeline stages alone matter.
+    """Predict one rank's traffic along the tensor axis in a steady step; only its pipeline stages matter.
 
     Raises:
         LabError: for engine deepspeed, which splits no layers itself.
@@ -537,7 +488,14 @@ def tensor_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Tr
     if layout.tp == 1:
         return []
     if layout.engine == "deepspeed":
-        raise LabError(_unknown(layout.tp, layout.engine))
+        raise LabError(
+            say(
+                en=f"what engine={layout.engine!r} sends along tp={layout.tp} is not predicted: use engine='by_hand' "
+                "to predict it; `dlojz memory` predicts the memory of every engine.",
+                fr=f"ce que engine={layout.engine!r} envoie selon tp={layout.tp} n’est pas prédit : prenez "
+                "engine='by_hand' pour le prédire ; `dlojz memory` prédit la mémoire de tous les moteurs.",
+            )
+        )
     # torch leaves such a gradient as the ranks' parts of a sum, which is settled once, before the update; DDP and FSDP2
     # want it whole after each micro-batch (FSDP2 in a pipeline after the last), and so does the lab's own operator.
     settled = layout.engine == "torch" and (layout.pp > 1 or not layout.engine_spec.averages_each_micro_batch)
@@ -559,15 +517,6 @@ def tensor_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Tr
         for name, number in count.items()
         if number
     ]
-
-
-def _unknown(tp: int, engine: str) -> str:
-    return say(
-        en=f"what engine={engine!r} sends along tp={tp} is not predicted: use engine='by_hand' to predict it; "
-        "`dlojz memory` predicts the memory of every engine.",
-        fr=f"ce que engine={engine!r} envoie selon tp={tp} n’est pas prédit : prenez engine='by_hand' pour le "
-        "prédire ; `dlojz memory` prédit la mémoire de tous les moteurs.",
-    )
 
 
 class _Passes(NamedTuple):
@@ -609,13 +558,7 @@ def _blocks(
 
 
 def pipeline_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Traffic]:
-    """One rank's traffic in a steady step, without the lab's own control group.
-
-    Args:
-        config: a run with pp > 1.
-        shapes: of the whole model.
-        rank: from 0 to the world size.
-    """
+    """Predict one rank's traffic in a steady step of a pipeline (pp > 1), without the lab's own control group."""
     layout = config.layout
     pipeline_rank = axes_of(config, rank)[2]
     schedule = schedule_of(layout)
@@ -633,22 +576,12 @@ def pipeline_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[
     if schedule.pipes > 1:
         traffic.append(_of("all_reduce", "twins", 2, [FP32_BYTES * numel[stage] for _, stage in held]))
     if layout.engine_spec.gathers_per_step:
-        traffic += _sharded(config, own)
+        traffic += _fsdp2(config, own)
     elif layout.dp > 1 and layout.engine != "deepspeed":
         traffic.append(_of("all_reduce", "dp", layout.dp, [FP32_BYTES * numel[stage] for _, stage in held]))
     if layout.engine == "deepspeed" and (layout.zero or config.precision != "fp32"):
         traffic.append(_of("all_reduce", "pp", layout.pp, [FP32_BYTES]))  # the gradient's norm, over the stages too
     return [one for one in traffic if one.count]
-
-
-def _sharded(config: RunConfig, own: ModelShapes) -> list[Traffic]:
-    """FSDP2 below torch's pipeline: a block's weights are gathered once per step, its gradients reduced once."""
-    dp, blocks = config.layout.dp, len(list(own.blocks()))
-    whole = dp * sum(parameter.padded_rows_numel(dp) for parameter in own.parameters)
-    return [
-        _of("all_gather", "dp", dp, [compute_bytes(config) * whole], blocks),
-        _of("reduce_scatter", "dp", dp, [FP32_BYTES * whole], blocks),
-    ]
 
 
 def _messages(
@@ -673,12 +606,12 @@ def _messages(
 
 
 def boundary_bytes(config: RunConfig) -> tuple[int, ...]:
-    """Bytes of what enters each block of the model for one micro-batch, and last of what leaves it."""
+    """Return the bytes of what enters each block for one micro-batch, and last of what leaves the model."""
     return tuple(one.message_bytes for one in boundaries_of_run(config))
 
 
 def sample_bytes(config: RunConfig) -> tuple[int, int]:
-    """Bytes of one micro-batch's inputs and of its targets."""
+    """Return the bytes of one micro-batch's inputs and of its targets."""
     layout, integer = config.layout, 8
     if models.spec(config.model).family == "text":
         tokens = layout.micro_batch * (config.sequence_length or 1) * integer
@@ -688,7 +621,7 @@ def sample_bytes(config: RunConfig) -> tuple[int, int]:
 
 
 def samples_bytes(config: RunConfig, rank: int) -> int:
-    """What a pipeline rank keeps of a step's samples: all inputs with its first stage, all targets with its last."""
+    """Return the bytes of a step's samples on a pipeline rank: inputs on the first stage, targets on the last."""
     layout = config.layout
     if layout.pp == 1:
         return 0
@@ -705,11 +638,7 @@ def _numel(shapes: ModelShapes, blocks: range) -> int:
     return sum(parameter.numel for parameter in shapes.parameters if parameter.block in blocks)
 
 
-def _of(collective: Collective, group: str, size: int, messages: list[int], count: int | None = None) -> Traffic:
+def _of(collective: Collective, group: str, size: int, messages: list[int]) -> Traffic:
     return Traffic(
-        collective=collective,
-        group=group,
-        group_size=size,
-        count=len(messages) if count is None else count,
-        message_bytes=sum(messages),
+        collective=collective, group=group, group_size=size, count=len(messages), message_bytes=sum(messages)
     )

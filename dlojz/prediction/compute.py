@@ -1,25 +1,16 @@
-"""Count FLOPs of a step, and the bytes of a checkpoint.
+"""Count FLOPs of a step, bytes of a checkpoint, and costs of a curriculum.
 
-Floating-point operations of one training step.
+**FLOPs** are counted from shapes on the meta device; two operations per multiply-add.
 
-Counted from shapes on the meta device, never typed by hand; two operations per multiply-add.
+**Checkpoint**: bytes of the tensors that are written, in every layout: the logical state, replicas once. With Ψ
+parameters: 4Ψ of weights in fp32, 4Ψ for each moment (one for momentum, two for Adam, so 12Ψ in all); BatchNorm
+statistics of each replica; errors of each rank in the second stage of a compressing optimizer; the own states of
+replicas that rarely communicate; 5,056 bytes of each rank's random numbers; 8 bytes of Adam's count of updates. Neither
+gradients nor activations. Headers and the manifest make the files a little larger. Source: Rajbhandari et al. 2020
+(arXiv 1910.02054), §3.1, for what the states of a training are.
 
-Bytes of a checkpoint, before it is written.
-
-Equal to the bytes of the tensors that are written, in every layout, as a checkpoint holds the logical state: what is
-replicated is kept once. The files are a little larger, by their headers and the manifest.
-
-With Ψ parameters: 4Ψ of weights in fp32, 4Ψ for each moment (one for momentum, two for Adam, so 12Ψ in all); BatchNorm
-statistics of each replica; in the second stage of an optimizer that compresses, the errors of each rank; of replicas
-that go alone, what each has for itself; 5,056 bytes of each rank's random numbers; 8 bytes of Adam's count of updates.
-No gradients, and no activations: that is why it is kept between two steps.
-
-Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §3.1, for what the states of a training are.
-
-What each length of a curriculum costs, before anything runs: tokens, FLOPs, bytes of activations.
-
-A step with short samples costs what a step of a run of that length costs; its peak in memory is that of the whole
-length, from the first whole step on.
+**Curriculum**: a step with short samples costs what a step of a run of that length costs; the peak in memory is that of
+the whole length, from the first whole step on.
 """
 
 from __future__ import annotations
@@ -51,16 +42,13 @@ from dlojz.prediction.states import MOMENTS, NUMBERS, compute_bytes, error_bytes
 
 
 def step_flops(config: RunConfig, rank: int = 0) -> float:
-    """FLOPs of one rank in one step: forward once, backward twice as much, and what is computed again.
+    """Count the FLOPs of one rank in one step: forward once, backward twice as much, and recomputation.
 
     A pipeline rank computes the share of its own stages' blocks; a tensor-parallel one its part of each layer, and all
-    of what is not split.
-
-    A count differs by little: it falls short by the gradient of the images, which nothing needs, and exceeds it by the
-    scores that fused attention kernels compute again in backward (2 % for the lab's small text models).
-    Normalisations and activation functions are not counted. With full checkpointing the forward pass is
-    computed again, but for the end of each block (see `_not_recomputed`); selective checkpointing computes no product
-    again.
+    of what is not split. Normalisations and activation functions are not counted, nor the scores that fused attention
+    kernels recompute in backward (2 % for the lab's small text models); the unneeded gradient of the images is. Full
+    checkpointing recomputes the forward pass but for the end of each block (see `_not_recomputed`), selective
+    checkpointing no product.
 
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, for the factors 3 and, at most, 4.
     """
@@ -80,10 +68,9 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
 
 
 def _mixed_flops(config: RunConfig, rank: int) -> float:
-    """FLOPs of a model with mixtures, whose experts compute all rows of their buffers, also those that stay empty.
+    """FLOPs of a model with mixtures, whose experts compute all rows of their buffers, also empty ones.
 
-    Counted for a whole micro-batch, as capacities are rounded up; shared out, an expert computes as many rows more as
-    there are fewer experts on a rank.
+    Counted for a whole micro-batch, as capacities are rounded up.
     """
     layout = config.layout
     flops_of = _flops_by_module(
@@ -132,10 +119,10 @@ def _share(config: RunConfig, rank: int) -> float:
 
 
 def _not_recomputed(config: RunConfig) -> tuple[str, ...]:
-    """The last module of each block, where torch stops recomputing as soon as it has saved all that backward needs.
+    """The last module of each block, where torch stops recomputing once it has saved all that backward needs.
 
-    Engines that gather weights (FSDP2, DeepSpeed stage 3) make a linear layer save its inputs after the product and
-    not before it, so that they spare convolutions only; FSDP2 sometimes spares linear layers without bias too.
+    Engines that gather weights (FSDP2, DeepSpeed stage 3) make a linear layer save its inputs after the product, so
+    they spare convolutions only; FSDP2 sometimes spares linear layers without bias too.
     """
     # A mixture weighs what its experts give, and so needs all of it again.
     mixed = {one.block for one in model_shapes(config).parameters if one.is_expert}
@@ -162,11 +149,10 @@ def _flops_by_module(
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
+    from dlojz.models.meta import sample_inputs
+
     built = build_on_meta(model, image_size, sequence_length, num_classes, split, routing=routing).eval()
-    if models.spec(model).family == "image":
-        sample = torch.empty(samples, 3, image_size or 1, image_size or 1, device="meta")
-    else:
-        sample = torch.empty(samples, sequence_length or 1, dtype=torch.long, device="meta")
+    sample = sample_inputs(model, samples, image_size=image_size, sequence_length=sequence_length)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         built(sample)
     return {name.partition(".")[2]: sum(of_op.values()) for name, of_op in counter.get_flop_counts().items()}
@@ -178,11 +164,11 @@ RANDOM_STATE_BYTES = 5056
 COUNT_BYTES = 8
 APART = {"local_sgd": 1, "diloco": 3}
 """Tensors of the parameters' size that every replica but the first has for itself between two meetings: the weights,
-and the moments of an inner AdamW; just after a meeting it is one less, as all hold the same weights."""
+and the moments of an inner AdamW; just after a meeting one less, as all hold the same weights."""
 
 
 def checkpoint_bytes(config: RunConfig) -> int:
-    """Bytes of all tensors that a checkpoint of this run holds."""
+    """Compute the bytes of all tensors in a checkpoint of this run."""
     shapes, layout = model_shapes(config), config.layout
     parameter_bytes = FP32_BYTES * (1 + MOMENTS[config.optimizer]) * shapes.num_parameters
     buffer_bytes = FP32_BYTES if layout.strategy in AUTOCAST else compute_bytes(config)
@@ -192,29 +178,17 @@ def checkpoint_bytes(config: RunConfig) -> int:
     own_bytes = layout.dp * error_bytes(config, shapes.num_parameters)
     if config.optimizer in LOCAL:
         own_bytes = (layout.dp - 1) * FP32_BYTES * APART[config.optimizer] * shapes.num_parameters
-    return (
-        parameter_bytes
-        + count_bytes
-        + own_bytes
-        + _replicas(config) * replica_bytes
-        + layout.world_size * RANDOM_STATE_BYTES
-    )
-
-
-def _replicas(config: RunConfig) -> int:
-    """Sets of BatchNorm statistics: one per replica, and one per pipe of a bidirectional schedule."""
-    if config.layout.pp == 1:
-        return config.layout.dp
-    from dlojz.pipeline.partition_baselines import schedule_of
-
-    return config.layout.dp * schedule_of(config.layout).pipes
+    # BatchNorm statistics of each replica, and of each pipe of a bidirectional schedule.
+    replicas = layout.dp * (schedule_of(layout).pipes if layout.pp > 1 else 1)
+    random_bytes = layout.world_size * RANDOM_STATE_BYTES
+    return parameter_bytes + count_bytes + own_bytes + replicas * replica_bytes + random_bytes
 
 
 @dataclass(frozen=True)
 class LengthCost:
-    """One step of one length, on one rank.
+    """Cost of a step of one length, on one rank.
 
-    Args:
+    Attributes:
         stretch: the length and its steps.
         step_tokens: tokens of the global batch.
         step_flops: floating-point operations of one rank.
@@ -229,12 +203,12 @@ class LengthCost:
 
 @dataclass(frozen=True)
 class CurriculumCost:
-    """What a run with a curriculum costs one rank, length by length.
+    """Cost of a run with a curriculum on one rank, length by length.
 
-    Args:
+    Attributes:
         config: the run.
         lengths: in turn.
-        peak_bytes: of one rank, in the steps that take most: the whole ones.
+        peak_bytes: of one rank, in the steps of the whole length.
         peak_step: the first of them, from 0.
     """
 
@@ -247,11 +221,6 @@ class CurriculumCost:
     def total_tokens(self) -> int:
         """Tokens that the run reads, over all replicas."""
         return total_tokens(self.config)
-
-    @property
-    def total_flops(self) -> float:
-        """Floating-point operations of one rank in the whole run."""
-        return sum(one.step_flops * one.stretch.num_steps for one in self.lengths)
 
     def relative_cost(self, length: int) -> float:
         """FLOPs of a step of this length over those of a whole one, from 0 to 1.
@@ -268,7 +237,7 @@ class CurriculumCost:
 
 
 def at_length(config: RunConfig, length: int) -> RunConfig:
-    """The run whose every step costs what a step of this length costs: without curriculum, of short samples.
+    """Return the run whose every step costs what a step of this length costs: short samples, no curriculum.
 
     Raises:
         LabError: if the run reads images, or nothing is that short.

@@ -1,43 +1,13 @@
 """Engine memory: what an engine with whole weights holds besides states and activations, and when.
 
-One training step of one rank as a ledger: what is held, by category and by block, and when it is most.
+A `Ledger` records what is held through a training step, by category and by block, and its peak. An `EngineMemory`
+listens to the trace of one process (a module begins, a gradient is ready, backward is over) and holds or drops what the
+engine allocates then; the bytes of its states come from `states`. Here: one process, DDP (torch's, by hand, with hooks,
+Megatron-core's), optimizers that compress or rarely communicate, updates within the passes.
 
-Pure bookkeeping. What is held came in by `hold` under a key and goes out by `drop` of that key, so that the sum over
-the categories is the total at every moment.
-
-One process, and what an overlay is: what an engine holds besides what one process would allocate, and when.
-
-An overlay only listens to the trace of one process (a unit begins, a gradient is ready, backward is over) and answers
-with what the engine then takes or gives back; the bytes of its states come from `states`.
-
-The whole model on every rank: torch's DDP, and DDP by hand.
-
-See `base`.
-
-Optimizers that communicate: nothing is sent or held before the update, which takes as much as the weights.
-
-See `base`; the moments below follow the lines of `dlojz.by_hand.optimizers` one by one.
-
-Local SGD and DiLoCo: an inner optimizer's update, then, where the replicas meet, one message of Ψ numbers.
-
-See `base`; the moments follow the lines of `dlojz.by_hand.optimizers.local_sgd`.
-
-torch's DDP with a hook: what it takes beside the buckets, when one leaves.
-
-See `base`; on a CPU a bucket of PowerSGD has arrived before the next one leaves.
-
-Source: torch 2.13, `distributed/algorithms/ddp_comm_hooks`, line by line.
-
-Updates within the passes: in backward, where gradients are temporaries, or in the next forward, which finds them.
-
-See `base`. What the probe measures shows the gradients of `in_backward` as workspace: they are gone before the engine
-can show them in an inventory, and what autograd keeps of them at once is all that there ever is.
-
-Source: `dlojz.by_hand.optimizers.in_backward`; DDP by hand: `dlojz.train.engines.replicated`.
-
-Megatron-core's `DistributedDataParallel`: one buffer of gradients, and one of attention scores.
-
-See `base`.
+The moments follow `dlojz.by_hand.optimizers`, `dlojz.train.engines.replicated` and, for hooks, torch 2.13
+`distributed/algorithms/ddp_comm_hooks` line by line. With hooks on a CPU a bucket of PowerSGD has arrived before the
+next one leaves. Gradients of `in_backward` are workspace: they are gone before the engine's inventory shows them.
 """
 
 from __future__ import annotations
@@ -49,12 +19,11 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from dlojz import models
-from dlojz.base.language import MEBIBYTE
 from dlojz.by_hand.optimizers.sent_bytes import SIGNS_PER_BYTE, chunk_bytes, chunk_elements
 from dlojz.config.run_config import RunConfig
 from dlojz.models.sizes import GPTSize
-from dlojz.prediction.shapes import DDP_BUCKET_BYTES, FP32_BYTES, HALF_BYTES, ModelShapes, ParameterShape
-from dlojz.prediction.states import buckets, compressed, renewed_bytes
+from dlojz.prediction.shapes import FP32_BYTES, HALF_BYTES, ModelShapes, ParameterShape, bucket_bytes_of, fill_buckets
+from dlojz.prediction.states import compressed, ddp_buckets, renewed_bytes
 from dlojz.results.footprint import CATEGORIES, Category, Memory
 from dlojz.results.record import MemorySample
 
@@ -64,7 +33,7 @@ _ON_HOST = -1
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """Bytes that came (or went, where negative) under a key, with what a memory viewer shows of them."""
+    """Bytes allocated (or released, where negative) under a key, with the label that a memory viewer shows."""
 
     key: int
     delta_bytes: int
@@ -72,7 +41,7 @@ class Movement:
 
 
 class Ledger:
-    """Holds and drops bytes, and remembers the fullest moment.
+    """Ledger of a step: holds and drops bytes, and records the peak.
 
     `moment` is the phase of the step, `detail` the micro-batch and the module; both are kept with the peak.
     """
@@ -95,7 +64,7 @@ class Ledger:
         self._history: list[tuple[str, Category, int]] = []
 
     def hold(self, key: Any, category: Category, num_bytes: int, block: str = "") -> None:
-        """Take in bytes under a key; what the key held before is replaced."""
+        """Hold bytes under a key; what the key held before is replaced."""
         self.drop(key)
         if num_bytes <= 0:
             return
@@ -108,8 +77,13 @@ class Ledger:
             self.peak_detail = self.detail
             self._at_peak, self._peak_blocks = self._by_category.copy(), self._by_block.copy()
 
+    def hold_briefly(self, key: Any, category: Category, num_bytes: int, block: str = "") -> None:
+        """Hold bytes and drop them at once: a temporary."""
+        self.hold(key, category, num_bytes, block)
+        self.drop(key)
+
     def drop(self, key: Any) -> None:
-        """Let go of what a key holds; nothing happens where it holds nothing."""
+        """Drop what a key holds, if anything."""
         found = self._held.pop(key, None)
         if found is None:
             return
@@ -121,7 +95,7 @@ class Ledger:
         self.movements.append(Movement(number, -num_bytes, ""))
 
     def hold_on_host(self, key: Any, num_bytes: int) -> None:
-        """Take in bytes of host memory, which are none of the device's."""
+        """Hold bytes of host memory, which are none of the device's."""
         self.drop(key)
         self._held[key] = ("activations", "", num_bytes, _ON_HOST)
         self.host_bytes += num_bytes
@@ -132,7 +106,7 @@ class Ledger:
         return self._held[key][2] if key in self._held else 0
 
     def rename(self, key: Any, name: Any) -> None:
-        """Keep what a key holds under another name; what that name held is let go of."""
+        """Move what a key holds to another name; what that name held is dropped."""
         found = self._held.pop(key, None)
         if found is not None:
             self.drop(name)
@@ -160,7 +134,7 @@ class Ledger:
         )
 
     def peak_by_block(self) -> tuple[tuple[str, dict[Category, int]], ...]:
-        """What each block held at the peak, by category; what belongs to none is under the empty name."""
+        """Bytes of each block at the peak, by category; under the empty name what belongs to no block."""
         blocks: dict[str, dict[Category, int]] = {}
         for (block, category), num_bytes in self._peak_blocks.items():
             if num_bytes:
@@ -168,9 +142,9 @@ class Ledger:
         return tuple(blocks.items())
 
     def samples(self) -> tuple[MemorySample, ...]:
-        """At most `MAX_SAMPLES` moments; of each stretch the fullest, so that no peak is lost.
+        """Sample the step: at most `MAX_SAMPLES` moments, of each stretch the fullest, so that no peak is lost.
 
-        The time is the number of the movement: a prediction knows the order, not the seconds.
+        The time is the number of the movement, as a prediction knows the order only.
         """
         held: Counter[Category] = Counter()
         moments: list[tuple[int, int, str, dict[str, int]]] = []
@@ -186,7 +160,7 @@ class Ledger:
 
 
 class Moments(Protocol):
-    """What an overlay may ask of the step that is being replayed."""
+    """Interface of the replayed step that an engine's memory may use."""
 
     ledger: Ledger
     micro_batch: int
@@ -201,19 +175,18 @@ class Moments(Protocol):
 
 
 class EngineMemory:
-    """One process: gradients stay where autograd has put them.
+    """Engine memory of one process: gradients stay where autograd has put them.
 
     Args:
         config: the run.
         shapes: of the model, or of the rank's part of it.
-        states: bytes by category that are there when the step begins, gradients only if they outlive the update.
     """
 
     keeps_gradients = True
     """Whether the gradients of a micro-batch stay as autograd has made them."""
 
     gradients_are_states = True
-    """Whether these are the gradients that the engine's inventory shows, or on their way to those."""
+    """Whether these are the gradients of the engine's inventory, or on their way to those."""
     gradients_stay = False
     """Whether the engine's gradients are there when a step begins."""
 
@@ -225,11 +198,11 @@ class EngineMemory:
         self.by_name = {parameter.name: parameter for parameter in shapes.parameters}
 
     def standing(self) -> Mapping[str, tuple[Category, int]]:
-        """What the engine holds from step to step besides its states."""
+        """Bytes held from step to step besides the states."""
         return {}
 
     def pieces(self, category: Category, num_bytes: int) -> list[int]:
-        """A state as the tensors it is made of, where they are the parameters; else in one piece."""
+        """Split a state into its tensors, where these are the parameters; else one piece."""
         del category
         return [num_bytes]
 
@@ -237,11 +210,11 @@ class EngineMemory:
         """The backward pass of a micro-batch begins."""
 
     def gathered_bytes(self) -> int:
-        """Weights among the states that are there only while the step runs."""
+        """Weights among the states that exist only while the step runs."""
         return 0
 
     def renewed_bytes(self) -> int:
-        """Optimizer states that are there only while the step runs: new ones beside the old, for a moment."""
+        """Optimizer states that exist only while the step runs: new ones beside the old, for a moment."""
         return 0
 
     def begin_step(self, step: Moments) -> None:
@@ -257,18 +230,21 @@ class EngineMemory:
         """A module's backward begins."""
 
     def ready(self, step: Moments, parameter: ParameterShape) -> None:
-        """The gradient of a parameter is there, in a tensor of its own."""
+        """The gradient of a parameter is ready, in its own tensor."""
 
     def end_backward(self, step: Moments) -> None:
         """The backward pass of a micro-batch is over."""
 
     def update(self, step: Moments) -> None:
         """The optimizer steps."""
-        step.ledger.hold("update", "workspace", self.update_bytes([p.numel for p in self.shapes.parameters]))
-        step.ledger.drop("update")
+        step.ledger.hold_briefly("update", "workspace", self.update_bytes(self.updated()))
+
+    def updated(self) -> list[int]:
+        """Elements of the tensors that the optimizer updates on this rank."""
+        return [parameter.numel for parameter in self.shapes.parameters]
 
     def update_bytes(self, sizes: list[int]) -> int:
-        """Temporaries of an update of tensors of these sizes; LAMB takes as much as AdamW, one after the other.
+        """Temporaries of an update of tensors of these sizes, in bytes; LAMB's are AdamW's, one after the other.
 
         AdamW one after the other (`for_loop`, the CPU's way): a square root and its quotient, besides the last tensor's
         quotient; all at once (`foreach`, the GPU's way): a square root of all. SGD with weight decay: a gradient with
@@ -293,7 +269,7 @@ class EngineMemory:
 
 
 class DDP(EngineMemory):
-    """torch DDP: buckets as large as the gradients, for good; or the gradients are views of them.
+    """Engine memory of torch's DDP: buckets as large as the gradients, for good; or the gradients are views of them.
 
     Source: torch 2.13 `csrc/distributed/c10d/reducer.cpp`, `initialize_buckets`.
     """
@@ -312,26 +288,24 @@ class DDP(EngineMemory):
 
 
 class ByHand(EngineMemory):
-    """DDP by hand: a bucket is copied into one tensor once its gradients are ready; all stay until synchronised.
+    """Engine memory of DDP by hand: a bucket is one tensor from its last gradient until all are synchronised.
 
     Source: `dlojz.by_hand.ddp`.
     """
 
     def __init__(self, config: RunConfig, shapes: ModelShapes) -> None:
         super().__init__(config, shapes)
-        given_mib = config.layout.bucket_mib
-        limit_bytes = DDP_BUCKET_BYTES if given_mib is None else int(given_mib * MEBIBYTE)
-        self.bucket_of: dict[str, int] = {}
-        self.bucket_bytes: list[int] = []
-        for parameter in reversed(shapes.parameters):
-            if not self.bucket_bytes or self.bucket_bytes[-1] >= limit_bytes:
-                self.bucket_bytes.append(0)
-            self.bucket_of[parameter.name] = len(self.bucket_bytes) - 1
-            self.bucket_bytes[-1] += FP32_BYTES * parameter.numel
+        self.set_buckets(fill_buckets(reversed(shapes.parameters), bucket_bytes_of(config)))
         self.missing: list[int] = []
 
+    def set_buckets(self, buckets: list[list[ParameterShape]]) -> None:
+        """Number the buckets in the order in which they leave."""
+        self.in_bucket = buckets
+        self.bucket_of = {parameter.name: number for number, bucket in enumerate(buckets) for parameter in bucket}
+        self.bucket_bytes = [FP32_BYTES * sum(parameter.numel for parameter in bucket) for bucket in buckets]
+
     def begin_step(self, step: Moments) -> None:
-        self.missing = [list(self.bucket_of.values()).count(number) for number in range(len(self.bucket_bytes))]
+        self.missing = [len(bucket) for bucket in self.in_bucket]
 
     def ready(self, step: Moments, parameter: ParameterShape) -> None:
         if not step.last or self.config.layout.dp == 1:
@@ -347,18 +321,18 @@ class ByHand(EngineMemory):
 
 
 _UPDATE_TENSORS = {"one_bit_adam": 2, "one_bit_lamb": 4, "zero_one_adam": 2}
-"""Tensors of a parameter's size that its own update takes, besides the mean."""
+"""Tensors of a parameter's size that its update takes, besides the mean."""
 
 
 class Compressed(EngineMemory):
-    """The second stage of 1-bit Adam, 1-bit LAMB and 0/1 Adam."""
+    """Engine memory of 1-bit Adam, 1-bit LAMB and 0/1 Adam in their second stage."""
 
     def update_bytes(self, sizes: list[int]) -> int:
-        """The most that the update takes at one moment, besides the errors, which are states.
+        """Peak of the update in bytes, besides the errors, which are states.
 
-        While parameters are told, one after the other: the momentum, the root of its variance twice, the quotient and
-        where the variance is 0 (a byte each), and what was told last. While chunks are compressed: the messages, and of
-        one chunk the signs as bytes and as numbers. Then the mean of all, and the update of one parameter.
+        While parameters are compressed one after the other: the momentum, the root of its variance twice, the quotient
+        and where the variance is 0 (a byte each), and the former message. While chunks are compressed: the messages,
+        and of one chunk the signs as bytes and as numbers. Then the mean of all, and the update of one parameter.
         """
         dp, last = self.config.layout.dp, sizes[-1]
         telling = max(3 * FP32_BYTES * size + size + FP32_BYTES * former for former, size in pairwise([0, *sizes]))
@@ -377,10 +351,10 @@ _INNER = {"local_sgd": "sgd", "diloco": "adamw"}
 
 
 class LocalStepsMemory(EngineMemory):
-    """A step after which the replicas meet; in the others the message is not there."""
+    """Engine memory of local SGD and DiLoCo, in a step after which the replicas meet: one message of Ψ numbers."""
 
     def update_bytes(self, sizes: list[int]) -> int:
-        """Temporaries of the inner update, or the message with which the replicas meet, whichever is more."""
+        """Temporaries of the inner update, or the message of the meeting, whichever is more, in bytes."""
         inner = EngineMemory(self.config.model_copy(update={"optimizer": _INNER[self.config.optimizer]}), self.shapes)
         inner.on_gpu = self.on_gpu
         meets = self.config.layout.dp > 1 or self.config.optimizer == "diloco"
@@ -388,11 +362,11 @@ class LocalStepsMemory(EngineMemory):
 
 
 class HookedDDP(DDP):
-    """DDP whose gradients leave in half the bytes, or as PowerSGD's matrices."""
+    """Engine memory of DDP with a hook: gradients leave in half the bytes, or as PowerSGD's matrices."""
 
     def __init__(self, config: RunConfig, shapes: ModelShapes) -> None:
         super().__init__(config, shapes)
-        members = buckets(config, shapes)
+        members = ddp_buckets(config, shapes)
         self._bucket_of = {parameter.name: number for number, of in enumerate(members) for parameter in of}
         self._sizes = [len(of) for of in members]
         self._buckets = [compressed(of, config.layout.powersgd_rank) for of in members]
@@ -411,18 +385,15 @@ class HookedDDP(DDP):
             return
         number = self._bucket_of[parameter.name]
         self._missing[number] -= 1
-        if self._missing[number] == 0:
-            self._leaves(step, number)
-
-    def _leaves(self, step: Moments, number: int) -> None:
+        if self._missing[number]:
+            return
         bucket, ledger = self._buckets[number], step.ledger
         if self.config.layout.gradient_compression != "powersgd":
             ledger.hold("half", "workspace", HALF_BYTES * bucket.whole)  # the former bucket's has arrived
             return
         # A copy of the gradients with the errors added; what is not compressed, end to end; then the new errors.
         ledger.hold("copy", "workspace", FP32_BYTES * (bucket.whole + bucket.plain))
-        ledger.hold("errors", "optimizer", FP32_BYTES * bucket.whole)
-        ledger.drop("errors")
+        ledger.hold_briefly("errors", "optimizer", FP32_BYTES * bucket.whole)
         ledger.drop("copy")
 
     def end_backward(self, step: Moments) -> None:
@@ -430,13 +401,11 @@ class HookedDDP(DDP):
 
 
 def _updates(overlay: EngineMemory, step: Moments, parameter: ParameterShape) -> None:
-    """One parameter is updated by itself: its temporaries come and go."""
-    step.ledger.hold("update", "workspace", overlay.update_bytes([parameter.numel]))
-    step.ledger.drop("update")
+    step.ledger.hold_briefly("update", "workspace", overlay.update_bytes([parameter.numel]))
 
 
 class InBackwardMemory(EngineMemory):
-    """One process: a parameter is updated, and its gradient freed, once that is there."""
+    """Engine memory of one process that updates a parameter, and frees its gradient, once that is ready."""
 
     gradients_are_states = False
 
@@ -445,19 +414,16 @@ class InBackwardMemory(EngineMemory):
         step.free_gradient(parameter.name)
 
     def update(self, step: Moments) -> None:
-        """It is done."""
+        """Nothing is left to update."""
 
 
 class ByHandInBackward(ByHand):
-    """DDP by hand: two buckets are under way at most; a bucket is used and freed once the next one has left."""
+    """Engine memory of DDP by hand that updates in backward: a bucket is used and freed once the next one has left."""
 
     gradients_are_states = False
 
     def __init__(self, config: RunConfig, shapes: ModelShapes) -> None:
         super().__init__(config, shapes)
-        self.in_bucket: list[list[ParameterShape]] = [[] for _ in self.bucket_bytes]
-        for parameter in reversed(shapes.parameters):
-            self.in_bucket[self.bucket_of[parameter.name]].append(parameter)
         self.next = 0
 
     def begin_step(self, step: Moments) -> None:
@@ -490,16 +456,16 @@ class ByHandInBackward(ByHand):
         self._arrive(step, len(self.missing) - 1)
 
     def update(self, step: Moments) -> None:
-        """It is done."""
+        """Nothing is left to update."""
 
 
 class InForward(EngineMemory):
-    """Gradients stay over the end of the step; the next forward frees a module's before it computes."""
+    """Engine memory of updates in the next forward, which frees a module's gradients before it computes."""
 
     gradients_stay = True
 
     def pieces(self, category: Category, num_bytes: int) -> list[int]:
-        """Gradients parameter by parameter, since they go so."""
+        """Split gradients by parameter, as they are freed so."""
         if category == "gradients":
             return [FP32_BYTES * parameter.numel for parameter in self.shapes.parameters]
         return super().pieces(category, num_bytes)
@@ -513,29 +479,29 @@ class InForward(EngineMemory):
                 step.ledger.drop(key)
 
     def update(self, step: Moments) -> None:
-        """It is put off: what backward has made is what the next step finds."""
+        """Keep the gradients for the next step."""
         for number, parameter in enumerate(self.shapes.parameters):
             step.ledger.rename(("gradient", parameter.name), ("state", "gradients", number))
 
 
 class DDPInForward(InForward, DDP):
-    """The same under torch's DDP."""
+    """Engine memory of updates in the next forward under torch's DDP."""
 
 
 class ByHandInForward(InForward, ByHand):
-    """The same under DDP by hand."""
+    """Engine memory of updates in the next forward under DDP by hand."""
 
 
 def by_hand_in_backward(config: RunConfig, shapes: ModelShapes) -> EngineMemory:
-    """DDP by hand that updates in its backward pass; one process sends nothing, and has no buckets."""
+    """Build the memory of DDP by hand that updates in backward; one process sends nothing and has no buckets."""
     return (ByHandInBackward if config.layout.dp > 1 else InBackwardMemory)(config, shapes)
 
 
 class Megatron(EngineMemory):
-    """Gradients are added into a buffer that is there from the start; so is, from the first step, one for the scores.
+    """Engine memory of Megatron-core's DDP: gradients are added into a buffer that is there from the start.
 
-    `GlobalMemoryBuffer` keeps a tensor of the size of all attention scores of a layer, 4·a·s²·b bytes (a heads of the
-    rank, s tokens, b samples), which a product takes for what it adds to, times 0: nothing is ever written there.
+    From the first step on `GlobalMemoryBuffer` keeps a tensor of the size of all attention scores of a layer, 4·a·s²·b
+    bytes (a heads of the rank, s tokens, b samples), as the unwritten addend of a product.
 
     Source: megatron-core 0.16.1, `distributed/param_and_grad_buffer.py`, `transformer/dot_product_attention.py`.
     """

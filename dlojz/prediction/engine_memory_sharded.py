@@ -1,21 +1,7 @@
-"""Engine memory of sharded engines: FSDP2, DeepSpeed, ZeRO by hand, experts.
+"""Engine memory of sharded engines: FSDP2, DeepSpeed stages 0 to 3, ZeRO by hand, experts.
 
-torch's FSDP2: blocks that are gathered before use and freed after it.
-
-See `base`.
-
-DeepSpeed, stages 0 to 3.
-
-See `base`.
-
-ZeRO by hand: stages 1, 2 and 3 of `dlojz.by_hand.zero`.
-
-See `base`.
-
-Expert parallelism, by hand and by DeepSpeed: buckets of experts' gradients apart from those of the rest.
-
-See `base`; the all-to-alls' tensors are in the trace itself, which is of the rank's own experts. What DeepSpeed's own
-layer keeps between its products is taken to be what the lab's keeps, which it is not to the byte.
+The all-to-alls' tensors of experts are in the trace itself, which is of the rank's own experts. DeepSpeed's own expert
+layer is assumed to keep between its products what the lab's keeps, which it does not to the byte.
 """
 
 from __future__ import annotations
@@ -25,7 +11,7 @@ from collections.abc import Mapping
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
 from dlojz.config.run_config import RunConfig
 from dlojz.prediction.engine_memory import ByHand, EngineMemory, Moments
-from dlojz.prediction.shapes import FP32_BYTES, ModelShapes, ParameterShape, expert_buckets
+from dlojz.prediction.shapes import FP32_BYTES, ModelShapes, ParameterShape, expert_buckets, fill_buckets
 from dlojz.prediction.states import (
     ZERO_BUCKET_BYTES,
     compute_bytes,
@@ -37,7 +23,7 @@ from dlojz.results.footprint import Category
 
 
 class FSDP2(EngineMemory):
-    """FSDP2: a block's weights are gathered, copied out, and freed; its gradients are reduce-scattered in fp32.
+    """Engine memory of FSDP2: a block's weights are gathered, copied out, and freed; gradients are reduced in fp32.
 
     Source: torch 2.13 `distributed/fsdp/_fully_shard/_fsdp_param_group.py` and `_fsdp_collectives.py`.
     """
@@ -59,13 +45,13 @@ class FSDP2(EngineMemory):
         return self.each * sum(self.padded.values()) if self.config.layout.zero == 2 else 0
 
     def gather(self, step: Moments, unit: str) -> None:
-        """All-gather into one buffer: all shards of the unit."""
+        """All-gather the shards of a unit into one buffer."""
         if step.ledger.holds(("weights", unit)) or step.ledger.holds(("gather", unit)):
             return
         step.ledger.hold(("gather", unit), "workspace", self.each * self.padded[unit] * (self.config.layout.dp > 1))
 
     def copy_out(self, step: Moments, unit: str) -> None:
-        """From the buffer into the unit's weights, as its modules read them."""
+        """Copy a unit's weights out of the buffer."""
         category: Category = "weights" if self.config.layout.zero == 2 else "workspace"
         if not step.ledger.holds(("weights", unit)):
             step.ledger.hold(("weights", unit), category, self.each * self.padded[unit], unit)
@@ -100,7 +86,7 @@ class FSDP2(EngineMemory):
             self.gather(step, self.order[number - 1])  # prefetch
 
     def finish(self, step: Moments) -> None:
-        """The unit whose backward is over: its weights go, its gradients are reduced, each rank keeps its shard."""
+        """End a unit's backward: its weights are freed, its gradients reduced, each rank keeps its shard."""
         unit = self.current
         if unit is None:
             return
@@ -112,8 +98,7 @@ class FSDP2(EngineMemory):
         # The shard is there before the gradients go: autograd still holds these when the unit's last hook runs.
         shard_bytes = FP32_BYTES * self.padded[unit] // self.config.layout.dp
         if step.ledger.holds(("shard", unit)):  # accumulated into the shard of the former micro-batch
-            step.ledger.hold("reduced", "workspace", shard_bytes, unit)
-            step.ledger.drop("reduced")
+            step.ledger.hold_briefly("reduced", "workspace", shard_bytes, unit)
         else:
             step.ledger.hold(("shard", unit), "gradients", shard_bytes, unit)
         step.ledger.drop("joined")
@@ -127,16 +112,12 @@ class FSDP2(EngineMemory):
         for unit in self.order:
             step.ledger.drop(("gather", unit))
 
-    def update(self, step: Moments) -> None:
-        dp = self.config.layout.dp
-        step.ledger.hold(
-            "update", "workspace", self.update_bytes([p.rows_numel(dp, 0) for p in self.shapes.parameters])
-        )
-        step.ledger.drop("update")
+    def updated(self) -> list[int]:
+        return [parameter.rows_numel(self.config.layout.dp, 0) for parameter in self.shapes.parameters]
 
 
 class DeepSpeed(EngineMemory):
-    """DeepSpeed stage 0: after backward all gradients go into one tensor, are reduced, and come back.
+    """Engine memory of DeepSpeed stage 0: after backward all gradients are reduced in one tensor, and come back.
 
     Source: DeepSpeed 0.19 `runtime/engine.py`, `buffered_allreduce_fallback`.
     """
@@ -147,23 +128,19 @@ class DeepSpeed(EngineMemory):
 
     def end_backward(self, step: Moments) -> None:
         if step.last:
-            step.ledger.hold("reduce", "workspace", self.each * self.shapes.num_parameters)
-            step.ledger.drop("reduce")
+            step.ledger.hold_briefly("reduce", "workspace", self.each * self.shapes.num_parameters)
 
     def update(self, step: Moments) -> None:
         if self.config.precision != "fp32":
             step.ledger.hold("fp32 gradients", "workspace", FP32_BYTES * sum(self.updated()))
-        step.ledger.hold("update", "workspace", self.update_bytes(self.updated()))
-        step.ledger.drop("update")
+        super().update(step)
         step.ledger.drop("fp32 gradients")
-
-    def updated(self) -> list[int]:
-        """Elements of the tensors that the optimizer updates on this rank."""
-        return [parameter.numel for parameter in self.shapes.parameters]
 
 
 class DeepSpeed12(DeepSpeed):
-    """Stages 1 and 2: gradients go through one reduce bucket; stage 2 forgets them there, stage 1 at the update.
+    """Engine memory of DeepSpeed stages 1 and 2: gradients go through one reduce bucket.
+
+    Stage 2 frees them there, stage 1 at the update.
 
     Source: DeepSpeed 0.19 `runtime/zero/stage_1_and_2.py`, `reduce_independent_p_g_buckets_and_remove_grads`.
     """
@@ -179,7 +156,7 @@ class DeepSpeed12(DeepSpeed):
         self.touching = touching_names(self.shapes, self.config.layout.dp, self.dp_rank)
 
     def flush(self, step: Moments) -> None:
-        """Reduce what the bucket holds, in stage 2 in a copy; what reaches into this rank's share stays, whole."""
+        """Reduce the bucket, in stage 2 in a copy; parameters that reach into this rank's share stay whole."""
         layout = self.config.layout
         # A gradient larger than the bucket is reduced by itself, and still there when its share is made.
         large = any(parameter.numel > DEEPSPEED_BUCKET_ELEMENTS for parameter in self.filled)
@@ -231,7 +208,7 @@ class DeepSpeed12(DeepSpeed):
 
 
 class DeepSpeed3(DeepSpeed12):
-    """Stage 3: each module's weights are gathered for its forward, and again for its backward.
+    """Engine memory of DeepSpeed stage 3: each module's weights are gathered for its forward and for its backward.
 
     Source: DeepSpeed 0.19 `runtime/zero/stage3.py` and `partitioned_param_coordinator.py`.
     """
@@ -251,7 +228,7 @@ class DeepSpeed3(DeepSpeed12):
         return {"bucket": ("workspace", self.each * DEEPSPEED_BUCKET_ELEMENTS)}
 
     def gather(self, step: Moments, module: str) -> None:
-        """The module's whole weights; those of another module went with its pass."""
+        """Gather a module's weights."""
         num_bytes = self.each * self.whole.get(module, 0)
         if num_bytes:
             step.ledger.hold(("weights", module), "workspace", num_bytes, module)
@@ -266,8 +243,7 @@ class DeepSpeed3(DeepSpeed12):
         self.gather(step, module)
 
     def flush(self, step: Moments) -> None:
-        step.ledger.hold("reduce", "workspace", 2 * self.each * sum(parameter.numel for parameter in self.filled))
-        step.ledger.drop("reduce")
+        step.ledger.hold_briefly("reduce", "workspace", 2 * self.each * sum(one.numel for one in self.filled))
         self.filled = []
 
     def ready(self, step: Moments, parameter: ParameterShape) -> None:
@@ -286,8 +262,7 @@ class DeepSpeed3(DeepSpeed12):
     def update(self, step: Moments) -> None:
         if self.each < FP32_BYTES:
             step.ledger.hold("fp32 share", "workspace", FP32_BYTES * sum(self.updated()))
-        step.ledger.hold("update", "workspace", self.update_bytes(self.updated()))
-        step.ledger.drop("update")
+        step.ledger.hold_briefly("update", "workspace", self.update_bytes(self.updated()))
         step.ledger.drop("fp32 share")
 
     def updated(self) -> list[int]:
@@ -296,7 +271,7 @@ class DeepSpeed3(DeepSpeed12):
 
 
 class ZeroStage1Memory(EngineMemory):
-    """Gradients are added into one flat tensor, which is there all the time."""
+    """Engine memory of ZeRO-1 by hand: gradients are added into one flat tensor, which is there all the time."""
 
     keeps_gradients = False
     gradients_stay = True
@@ -305,16 +280,16 @@ class ZeroStage1Memory(EngineMemory):
         step.free_gradient(parameter.name)
 
     def update(self, step: Moments) -> None:
-        shares, dp = zero_by_hand_shares(self.config, self.shapes), self.config.layout.dp
-        if dp > 1 and not self.on_gpu:  # gloo reduces the whole message in a copy, whoever wants which part of it
-            step.ledger.hold("reduce", "workspace", FP32_BYTES * dp * sum(shares))
-            step.ledger.drop("reduce")
-        step.ledger.hold("update", "workspace", self.update_bytes(shares))
-        step.ledger.drop("update")
+        if self.config.layout.dp > 1 and not self.on_gpu:  # gloo reduces the whole message in a copy
+            step.ledger.hold_briefly("reduce", "workspace", FP32_BYTES * self.config.layout.dp * sum(self.updated()))
+        super().update(step)
+
+    def updated(self) -> list[int]:
+        return zero_by_hand_shares(self.config, self.shapes)
 
 
 class ZeroStage2Memory(EngineMemory):
-    """A bucket whose gradients are ready is laid into a flat tensor, and reduced from there into the share's part."""
+    """Engine memory of ZeRO-2 by hand: a bucket is copied into a flat tensor, and reduced from there into the share."""
 
     keeps_gradients = False
     gradients_are_states = False
@@ -328,13 +303,8 @@ class ZeroStage2Memory(EngineMemory):
         self.next = 0
 
     def make_buckets(self) -> list[list[ParameterShape]]:
-        """Parameters in the order in which they are reduced: from the last one on, until a bucket is full."""
-        buckets: list[list[ParameterShape]] = [[]]
-        for parameter in reversed(self.shapes.parameters):
-            if FP32_BYTES * sum(one.numel for one in buckets[-1]) >= ZERO_BUCKET_BYTES:
-                buckets.append([])
-            buckets[-1].append(parameter)
-        return buckets
+        """Fill buckets in the order in which they are reduced: from the last parameter on."""
+        return fill_buckets(reversed(self.shapes.parameters), ZERO_BUCKET_BYTES)
 
     def begin_backward(self, step: Moments) -> None:
         self.missing = [len(bucket) for bucket in self.buckets]
@@ -370,9 +340,8 @@ class ZeroStage2Memory(EngineMemory):
         step.ledger.drop(("part", self.next - 1))
         step.ledger.drop("flat")
 
-    def update(self, step: Moments) -> None:
-        step.ledger.hold("update", "workspace", self.update_bytes(self.shares))
-        step.ledger.drop("update")
+    def updated(self) -> list[int]:
+        return self.shares
 
     def end_step(self, step: Moments) -> None:
         for number in range(len(self.buckets)):
@@ -380,7 +349,7 @@ class ZeroStage2Memory(EngineMemory):
 
 
 class ZeroStage3Memory(ZeroStage2Memory):
-    """Each block's weights are whole for its forward and its backward, and those of the next one are on their way."""
+    """Engine memory of ZeRO-3 by hand: a block's weights are whole for its passes, and those of the next one follow."""
 
     def __init__(self, config: RunConfig, shapes: ModelShapes) -> None:
         super().__init__(config, shapes)
@@ -402,8 +371,7 @@ class ZeroStage3Memory(ZeroStage2Memory):
         share = self.shares[len(self.units) - 1 - unit]
         step.ledger.hold(("weights", unit), "workspace", self.each * self.config.layout.dp * share, self.units[unit])
         if self.each < FP32_BYTES:
-            step.ledger.hold("cast", "workspace", self.each * share)
-            step.ledger.drop("cast")
+            step.ledger.hold_briefly("cast", "workspace", self.each * share)
 
     def forward(self, step: Moments, module: str) -> None:
         if module in self.units:
@@ -427,7 +395,7 @@ class ZeroStage3Memory(ZeroStage2Memory):
             self.gather(step, unit - 1)
 
     def reduce_next(self, step: Moments) -> None:
-        """As stage 2, once the unit's weights are freed."""
+        """Free the unit's weights, then reduce as stage 2."""
         step.ledger.drop(("weights", len(self.units) - 1 - self.next))
         super().reduce_next(step)
 
@@ -439,23 +407,22 @@ class ZeroStage3Memory(ZeroStage2Memory):
 
 
 class ExpertsMemory(ByHand):
-    """A bucket of experts that no other rank holds is never made: its gradients are divided where they are.
+    """Engine memory of experts by hand: a bucket of experts that no other rank holds is never made.
 
     Source: `dlojz.train.engines.expert_engines`.
     """
 
     def __init__(self, config: RunConfig, shapes: ModelShapes) -> None:
         super().__init__(config, shapes)
-        alone = config.layout.dp == config.layout.ep
-        self.bucket_of, self.bucket_bytes = {}, []
-        for experts, bucket in expert_buckets(config, shapes):
-            self.bucket_of |= {parameter.name: len(self.bucket_bytes) for parameter in bucket}
-            sent = not (experts and alone)
-            self.bucket_bytes.append(FP32_BYTES * sum(parameter.numel for parameter in bucket) * sent)
+        buckets = expert_buckets(config, shapes)
+        self.set_buckets([bucket for _, bucket in buckets])
+        if config.layout.dp == config.layout.ep:  # gradients of experts are divided where they are
+            sent = (not experts for experts, _ in buckets)
+            self.bucket_bytes = [num_bytes * each for num_bytes, each in zip(self.bucket_bytes, sent, strict=True)]
 
 
 class DeepSpeedExperts(DeepSpeed):
-    """After backward the gradients of the rest go into one tensor, are reduced and come back; then those of experts.
+    """Engine memory of DeepSpeed's experts: after backward the other gradients are reduced in one tensor, then theirs.
 
     Source: DeepSpeed 0.19 `runtime/engine.py`, `buffered_allreduce_fallback`.
     """
@@ -465,8 +432,7 @@ class DeepSpeedExperts(DeepSpeed):
             return
         for experts in (False, True):
             own = sum(parameter.numel for parameter in self.shapes.parameters if parameter.is_expert == experts)
-            step.ledger.hold("reduce", "workspace", self.each * own)
-            step.ledger.drop("reduce")
+            step.ledger.hold_briefly("reduce", "workspace", self.each * own)
 
     def updated(self) -> list[int]:
         return deepspeed_sizes(self.config, self.shapes)

@@ -1,25 +1,11 @@
-"""Forecast the memory of a rank over a step: trace, states and engine memory replayed through a ledger.
+"""Forecast the memory of a rank over a training step, without a process or an allocation.
 
-What each engine holds besides the model states and what one process would allocate, and when.
+The trace of one micro-batch in one process is replayed once per micro-batch into a ledger, together with the states and
+the engine's memory: peak of a rank = largest, over the step, of its states + activations of the micro-batches in flight
++ temporaries of the running pass + the engine's buffers. On the CPU this is what the probe measures, to the byte
+(tests/prediction/test_forecast.py); for a GPU, corrections of the trace and the allocator's model are added.
 
-One overlay per engine, each measured against in tests/prediction/test_forecast.py.
-
-One training step of one rank, replayed through the ledger from the trace of one micro-batch.
-
-Each event of the trace moves the ledger once per micro-batch; the overlay alone knows the engine.
-
-The memory of one rank through one training step: the trace of one process, its engine's overlay, its states.
-
-Nothing is allocated and no process made. On the CPU what is predicted is what the probe measures (see
-tests/prediction/test_forecast.py); for a GPU the corrections of `on_gpu` and the allocator's model come on top.
-
-The composition: peak of a rank = largest, over the step, of its states + what the micro-batches in flight keep + what
-the running pass takes + the engine's own buffers.
-
-The field's rules of thumb and the papers' closed forms, each beside the figure of a forecast that it speaks of.
-
-A rule is laid beside the categories that it counts and no others, a form beside one traced layer; the difference is a
-subtraction, never a judgement.
+Rules of thumb and the papers' closed forms are compared with the categories that they count, or with one traced layer.
 """
 
 from __future__ import annotations
@@ -109,31 +95,30 @@ OVERLAYS: dict[str, Callable[[RunConfig, ModelShapes], EngineMemory]] = {
     "by_hand_in_forward": ByHandInForward,
     "megatron": Megatron,
 }
-"""The overlays, by the names under which `dlojz.config.engines` asks for them."""
+"""Engine memories, by the names in `dlojz.config.engines`."""
 
 
 def overlay_of(config: RunConfig, shapes: ModelShapes, *, dp_rank: int = 0, on_gpu: bool = False) -> EngineMemory:
-    """The overlay of the engine that runs a layout, on one data-parallel rank."""
+    """Build the memory of the engine that runs a layout, on one data-parallel rank."""
     made = OVERLAYS[config.engine_spec.overlay](config, shapes)
     made.on_gpu, made.dp_rank = on_gpu, dp_rank
     return made
 
 
 REPLAYED_MICRO_BATCHES = 3
-"""What happens in the second micro-batch happens in all that follow it but the last, and the one with the most others
-in flight."""
+"""The second micro-batch stands for all that follow it but the last, and the one with the most others in flight."""
 
 
 class StepReplay:
-    """Replays the trace of one micro-batch through a ledger, as often as the step has micro-batches.
+    """Replay of a step: the trace of one micro-batch through a ledger, as often as the step has micro-batches.
 
     Args:
         config: the run.
         trace: of this rank.
         states: of this rank, as they are from step to step.
         overlay: of the engine.
-        in_flight_bytes: what a pipeline rank keeps of other micro-batches while each one's backward runs.
-        samples_bytes: what it keeps of the step's samples.
+        in_flight_bytes: kept by a pipeline rank of other micro-batches while each one's backward runs.
+        samples_bytes: kept of the step's samples.
         ledger: to write in; by default a new one.
     """
 
@@ -152,8 +137,8 @@ class StepReplay:
         self.ledger = ledger or Ledger()
         self.micro_batch = 0
         self.gradient_bytes = 0
-        """Bytes of the gradients as autograd makes them, where the engine keeps them; larger than the parameters where
-        a gradient is a view of a larger tensor."""
+        """Bytes of the gradients that autograd makes, where the engine keeps them; larger than the parameters where a
+        gradient is a view of a larger tensor."""
         self._in_flight_bytes = in_flight_bytes
         self._samples_bytes = samples_bytes
         self._states = states
@@ -171,11 +156,11 @@ class StepReplay:
         return self.micro_batch == self.config.layout.micro_batches - 1
 
     def free_gradient(self, name: str) -> None:
-        """Give back the gradient that autograd has just made."""
+        """Free the gradient that autograd has just made."""
         self.ledger.drop(("gradient", name))
 
     def run(self) -> Ledger:
-        """The whole step; called again, the next one."""
+        """Replay the whole step; called again, the next one."""
         ledger, layout = self.ledger, self.config.layout
         self._at("between steps")
         if not ledger.holds(("state", "weights", 0)):
@@ -280,21 +265,21 @@ class StepReplay:
 
 
 CUBLAS_HANDLES = 2
-"""One of the thread that runs forward, one of autograd's."""
+"""cuBLAS handles: one of the thread that runs forward, one of autograd's."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What one rank will hold through one training step.
+    """Memory of one rank through one training step.
 
-    Args:
+    Attributes:
         config: the run.
         rank: from 0.
         device: the GPU it is for; None for the CPU.
         memory: by category, with the peak, its moment, and the categories then.
         peak_micro_batch: number of the micro-batch in which the peak occurs, from 1.
         peak_module: path of the module that computes then; empty in the loss.
-        at_peak_by_block: what each block holds at the peak, by category; under an empty name what belongs to none.
+        at_peak_by_block: bytes of each block at the peak, by category; under an empty name what belongs to none.
         activations_by_module: bytes that each module's forward keeps for backward, for one micro-batch.
         in_flight: micro-batches whose activations are held at once.
         samples: the step as a timeline, in the order of the movements.
@@ -315,12 +300,12 @@ class Forecast:
 
     @property
     def events(self) -> tuple[tuple[int, int], ...]:
-        """Number of each storage and the bytes by which it grows: what the allocator's model replays."""
+        """Number of each storage and the bytes by which it grows, for the allocator's model."""
         return tuple((movement.key, movement.delta_bytes) for movement in self.movements)
 
     @property
     def moment(self) -> str:
-        """When the peak occurs, in words, e.g. `backward of micro-batch 3, in blocks.2`."""
+        """Describe the moment of the peak, e.g. `backward of micro-batch 3, in blocks.2`."""
         phase = self.memory.peak_moment or ""
         number = self.peak_micro_batch
         if phase == "optimizer":
@@ -367,7 +352,7 @@ def check_rank(config: RunConfig, rank: int) -> None:
 
 
 def heaviest(config: RunConfig, device: Device | str | None = None) -> Forecast:
-    """The forecast of the rank that takes most: the first of each pipeline stage is asked.
+    """Forecast the rank that takes most memory, among the first of each pipeline stage.
 
     Raises:
         LabError: as `forecast`.
@@ -415,7 +400,7 @@ def _forecast(config: RunConfig, rank: int, device: Device | None) -> Forecast:
 
 
 def _memory(config: RunConfig, ledger: Ledger, states: Memory, step: StepReplay, device: Device | None) -> Memory:
-    """The ledger's figures; the states as their closed forms have them, which the ledger sees only in part."""
+    """The ledger's figures; the states from their closed forms, which the ledger sees only in part."""
     known: dict[str, object] = {f"{category}_bytes": states.category(category) for category in STATES}
     known["gradients_bytes"] = max(states.gradients_bytes or 0, step.gradient_bytes)
     known["host_bytes"] = (states.host_bytes or 0) + ledger.most_host_bytes
@@ -435,15 +420,15 @@ MASKS_PER_SBH = 2
 
 @dataclass(frozen=True)
 class Beside:
-    """One figure from a formula beside the one of the forecast.
+    """Figure of a formula compared with the forecast.
 
-    Args:
+    Attributes:
         name: of the rule or of the form.
         formula: e.g. `16 Ψ` (Ψ: parameters of the model) or `34·sbh`.
-        about: for whom it holds, in the reader's language.
-        source: who says so.
-        formula_bytes: what it gives for this run, were it on one process.
-        forecast_bytes: what the rank holds, or the layer keeps, in the forecast.
+        about: where it holds, in the reader's language.
+        source: its publication.
+        formula_bytes: for this run on one process.
+        forecast_bytes: of the rank, or of the layer, in the forecast.
     """
 
     name: str
@@ -455,15 +440,14 @@ class Beside:
 
     @property
     def difference(self) -> float:
-        """How much more the forecast is than the formula, as a share of the formula."""
+        """Relative difference: forecast ÷ formula − 1."""
         return self.forecast_bytes / self.formula_bytes - 1 if self.formula_bytes else 0.0
 
 
 def rules_beside(forecast: Forecast) -> tuple[Beside, ...]:
-    """Each rule of thumb for the whole model, beside what this rank holds of the categories that the rule counts.
+    """Compare each rule of thumb for the whole model with the categories that it counts on this rank.
 
-    The master copy belongs to the weights wherever a rule counts these; a rule that counts activations is laid beside
-    the peak.
+    The master copy belongs to the weights; a rule that counts activations is compared with the peak.
     """
     parameters, memory = model_shapes(forecast.config).num_parameters, forecast.memory
     found = []
@@ -489,17 +473,14 @@ def rules_beside(forecast: Forecast) -> tuple[Beside, ...]:
 
 
 def states_per_parameter(forecast: Forecast) -> float:
-    """Bytes per parameter of the model that this rank holds as weights, gradients, optimizer states and master copy."""
+    """Compute the bytes of weights, gradients, optimizer states and master copy per parameter of the model."""
     memory = forecast.memory
     states = memory.states_bytes - (memory.buffers_bytes or 0)
     return states / model_shapes(forecast.config).num_parameters
 
 
-def transformer_shape(config: RunConfig) -> tuple[Shape, int] | None:
-    """What the closed forms depend on, and the number of layers; None for a model that is no plain transformer.
-
-    A ViT's sequence is its patches and the class token.
-    """
+def _transformer_shape(config: RunConfig) -> tuple[Shape, int] | None:
+    """Shape and number of layers of a plain transformer; a ViT's sequence is its patches and the class token."""
     size = models.spec(config.model).size
     if isinstance(size, ViTSize):
         tokens = ((config.image_size or 0) // size.patch) ** 2 + 1
@@ -511,10 +492,7 @@ def transformer_shape(config: RunConfig) -> tuple[Shape, int] | None:
 
 
 def layer_trace_bytes(forecast: Forecast, layers: int) -> int:
-    """What one transformer layer keeps for backward in the trace, for one micro-batch: the median of the rank's layers.
-
-    0 for a rank that has none.
-    """
+    """Return the bytes that a transformer layer keeps for a micro-batch: the median of the rank's layers, or 0."""
     held: dict[str, int] = {}
     for path, num_bytes in forecast.activations_by_module.items():
         block = ".".join(path.split(".")[:2])
@@ -524,12 +502,12 @@ def layer_trace_bytes(forecast: Forecast, layers: int) -> int:
 
 
 def forms_beside(forecast: Forecast) -> tuple[Beside, ...]:
-    """The papers' closed forms of one layer's activations beside the trace; none for a model that is no transformer.
+    """Compare the papers' closed forms of a layer's activations with the trace; none for other models.
 
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), table 2; Rajbhandari et al. 2021, "ZeRO-Infinity" (arXiv
     2104.07857), §3.
     """
-    found = transformer_shape(forecast.config)
+    found = _transformer_shape(forecast.config)
     if found is None or not layer_trace_bytes(forecast, found[1]):
         return ()
     shape, layers = found

@@ -1,10 +1,8 @@
-"""Traffic of each link between ranks and nodes, and what sending less would leave of it.
+"""Traffic of each link between ranks and nodes, and of ways to send less.
 
-Whom each collective sends to, and how much: one rank's traffic as flows to other ranks of a grid.
-
-What a rank sends here is `Traffic.sent_bytes` for rings and sends; a receiver adds nothing.
-
-Who sends what to whom, per step and rank, for a message of M bytes in a group of n ranks:
+**Links**: the predicted traffic of every rank as flows to other ranks of a grid. The placement only decides whether a
+byte stays inside a node, so the sum over all links is the same for every placement. Per step and rank, for a message of
+M bytes in a group of n ranks:
 
 | collective | goes to | bytes |
 |--|--|--|
@@ -14,28 +12,15 @@ Who sends what to whom, per step and rank, for a message of M bytes in a group o
 | reduce | the rank before, but for the first | M |
 | all_to_all | every other rank | M/n each |
 | gather, scatter | the first rank, from the first rank | M/n each |
-| send | the ranks that hold the stages beside its own | M in all |
+| send | the ranks that hold the neighbouring stages | M in all |
 
-A ring goes through its group in the order of the ranks, so it enters and leaves each node once, which is the least
-possible.
+A ring goes through its group in the order of the ranks, so it enters and leaves each node once, the least possible.
+Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", §3 (rings);
+Narayanan et al. 2021 (Megatron-LM, arXiv 2104.04473), §3.2 (what each axis sends).
 
-Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", §3 (rings).
-
-What crosses which link in one training step: the traffic of every rank, laid on a grid of ranks and nodes.
-
-Every byte is the traffic's; the placement only decides whether it stays inside a node. So the sum over all links is the
-same for every placement of the same run.
-
-Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (arXiv
-2104.04473), §3.2 (what each axis sends); `link_flows` for each collective.
-
-Ways to send less, side by side: what each sends in every step of a run, in the mean, and what a link makes of it.
-
-The bytes are those of `predict_communication`, step by step: first stages that send in full, steps that send nothing,
-and all others; so that the mean over a run is what a probe counts over it.
-
-Source: Patarasuk & Yuan 2009 (rings, see `Traffic.sent_bytes`); Hockney 1994, "The communication challenge for MPP",
-for α + β bytes.
+**Ways to send less**: bytes of each way in the mean over the steps of a run (`predict_communication`, step by step:
+first stages that send in full, steps that send nothing, all others), and their time on a link. Source: Hockney 1994,
+"The communication challenge for MPP", for α + β bytes.
 """
 
 from __future__ import annotations
@@ -53,20 +38,20 @@ from dlojz.by_hand.optimizers import sent_bytes as stages
 from dlojz.config.layout import AXES, ORDERS, RankGrid
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import LOCAL, meets, powersgd_start
-from dlojz.prediction.communication import predict_communication
-from dlojz.prediction.shapes import FP32_BYTES, ModelShapes, model_shapes
+from dlojz.prediction.communication import boundary_bytes, communication_by_place, predict_communication
+from dlojz.prediction.shapes import FP32_BYTES, ModelShapes, bounds_of, model_shapes
 from dlojz.results.footprint import Traffic
 
 Destinations = Sequence[Mapping[int, Fraction]]
-"""Per pipeline rank, to which pipeline ranks it sends, each with its share of the bytes sent."""
+"""Per pipeline rank, the pipeline ranks to which it sends, with the share of the bytes sent."""
 EXPERT_GROUPS = ("ep", "edp")
-"""Groups within the data axis: ranks that share the experts out, and ranks that hold the same ones."""
+"""Groups within the data axis: ranks that shard the experts, and ranks that hold the same ones."""
 _ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
-"""How often a ring goes round, as a multiple of n − 1 messages."""
+"""Rounds of a ring, as a multiple of n − 1 messages."""
 
 
 class Flow(NamedTuple):
-    """What one rank sends to another in one step, for one collective.
+    """Bytes that one rank sends to another in one step, for one collective.
 
     Args:
         group: mesh axis (dp, tp, pp), `ep` and `edp` (parts of dp, see `EXPERT_GROUPS`), `twins` (the two copies of a
@@ -86,14 +71,8 @@ class Flow(NamedTuple):
     messages: Fraction
 
 
-def plain_destinations(pp: int) -> Destinations:
-    """Whom the ranks of a plain pipeline send to: activations to the next rank, as many bytes of gradients back."""
-    beside = [[other for other in (rank - 1, rank + 1) if 0 <= other < pp] for rank in range(pp)]
-    return [{other: Fraction(1, len(others)) for other in others} for others in beside]
-
-
 def flows_of(told: Traffic, rank: int, grid: RankGrid, destinations: Destinations) -> Iterator[Flow]:
-    """What one rank sends for one line of its traffic; nothing where it is alone in its group.
+    """Split one line of a rank's traffic into flows; none where it is alone in its group.
 
     Raises:
         LabError: if the grid has no such group, or gives it another size.
@@ -162,11 +141,11 @@ def _members(name: str, rank: int, grid: RankGrid, told_size: int) -> tuple[int,
 
 
 PARTS_OF = {"pp": ("twins",), "dp": EXPERT_GROUPS}
-"""Groups that are told by themselves and belong to an axis."""
+"""Groups that belong to an axis."""
 
 
 class LinkTraffic(NamedTuple):
-    """What one collective of one axis moves per step, over all ranks.
+    """Bytes that one collective of one axis moves per step, over all ranks.
 
     Args:
         group: as in `Flow`.
@@ -183,10 +162,10 @@ class LinkTraffic(NamedTuple):
 
 @dataclass(frozen=True)
 class Crossing:
-    """All that a step sends, on its links.
+    """Traffic of a step on the links of a grid.
 
     Args:
-        grid: where the ranks stand.
+        grid: placement of the ranks.
         flows: what each rank sends to whom.
     """
 
@@ -205,7 +184,7 @@ class Crossing:
 
     @cached_property
     def node_table(self) -> tuple[tuple[int, ...], ...]:
-        """Bytes from each node (row) to each node (column); the diagonal is what stays inside."""
+        """Bytes from each node (row) to each node (column); the diagonal stays inside."""
         count = len(self.grid.nodes)
         table = [[Fraction(0)] * count for _ in range(count)]
         for flow in self.flows:
@@ -225,8 +204,8 @@ class Crossing:
     def seconds(self, inside: Link, between: Link) -> dict[str, float]:
         """Seconds per step that each axis keeps its busiest rank's links busy: α per message and β per byte.
 
-        A rank has a link of its own of each kind: what several ranks of a node share (a network adapter) is not in it,
-        nor what compute hides. A ring is as slow as its slowest link.
+        Each rank has its own link of each kind: shared network adapters are not modelled, nor overlap with compute. A
+        ring is as slow as its slowest link.
 
         Args:
             inside: links between ranks of a node.
@@ -250,11 +229,11 @@ class Crossing:
 
 
 def link_traffic(config: RunConfig, grid: RankGrid | None = None) -> Crossing:
-    """What one step of a run sends over which link, from the predicted traffic of every rank.
+    """Lay the predicted traffic of one step of a run on the links of a grid.
 
     Args:
         config: the run.
-        grid: where its ranks stand, with the same degrees; by default the lab's order and 4 GPUs per node.
+        grid: placement of its ranks, with the same degrees; by default the lab's order and 4 GPUs per node.
 
     Raises:
         LabError: if the degrees are not those of the run, or what it sends is not predicted.
@@ -276,12 +255,12 @@ def link_traffic(config: RunConfig, grid: RankGrid | None = None) -> Crossing:
 def crossing(
     traffic: Sequence[Sequence[Traffic]], grid: RankGrid, destinations: Destinations | None = None
 ) -> Crossing:
-    """Traffic laid on a grid, whether predicted, measured or made up.
+    """Lay traffic on the links of a grid.
 
     Args:
         traffic: per rank of the grid, what it hands to each collective in one step.
-        grid: where the ranks stand.
-        destinations: to whom pipeline ranks send; by default those of a plain pipeline with boundaries of one size.
+        grid: placement of the ranks.
+        destinations: of pipeline ranks; by default the neighbours of a plain pipeline with boundaries of one size.
 
     Raises:
         LabError: if there is not one entry per rank, or a group does not have the size that the grid gives it.
@@ -295,19 +274,18 @@ def crossing(
                 "entrée par rang.",
             )
         )
-    to = plain_destinations(grid.pp) if destinations is None else destinations
+    if destinations is None:
+        beside = [[other for other in (rank - 1, rank + 1) if 0 <= other < grid.pp] for rank in range(grid.pp)]
+        destinations = [{other: Fraction(1, len(others)) for other in others} for others in beside]
+    to = destinations
     flows = (flow for rank, told in enumerate(traffic) for each in told for flow in flows_of(each, rank, grid, to))
     return Crossing(grid, tuple(flow for flow in flows if flow.num_bytes))
 
 
 def placements(config: RunConfig, grid: RankGrid) -> dict[str, Crossing]:
-    """The same run in every order of the axes that makes a difference, the grid's own first.
+    """Lay a run's traffic on the grid in every order of the axes that makes a difference, the grid's own first.
 
-    Axes of one rank count for nothing: orders that differ in their place alone are one placement.
-
-    Args:
-        config: the run.
-        grid: where its ranks stand; the other placements have its nodes.
+    Orders that differ only in the place of axes of one rank are one placement.
     """
     seen, found = set(), {}
     for order in (grid.order, *ORDERS):
@@ -321,20 +299,16 @@ def placements(config: RunConfig, grid: RankGrid) -> dict[str, Crossing]:
 
 @lru_cache(maxsize=32)
 def _predicted(config: RunConfig) -> tuple[dict[tuple[int, int], tuple[Traffic, ...]], Destinations]:
-    """Traffic by position along pp and tp (replicas send the same), and whom pipeline ranks send to."""
-    from dlojz.prediction.communication import communication_by_place
-
+    """Traffic by position along pp and tp (replicas send the same), and destinations of pipeline ranks."""
     return communication_by_place(config), destinations_of(config)
 
 
 def destinations_of(config: RunConfig) -> Destinations:
-    """Whom each pipeline rank of a run sends to, with which share of its bytes, read off its schedule."""
+    """Read the destinations of each pipeline rank of a run off its schedule, with their shares of the bytes."""
     if config.layout.pp == 1:
         return [{}]
     from dlojz.pipeline.partition_baselines import schedule_of
     from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, FORWARD
-    from dlojz.prediction.communication import boundary_bytes
-    from dlojz.prediction.shapes import bounds_of, model_shapes
 
     schedule, at_block = schedule_of(config.layout), boundary_bytes(config)
     bounds, found = bounds_of(config, model_shapes(config)), []
@@ -356,7 +330,7 @@ def destinations_of(config: RunConfig) -> Destinations:
 ADAM_RATE: Final = 1e-3
 LAMB_RATE: Final = 1e-2
 SGD_RATE: Final = 0.5
-"""Learning rates of the board: one per inner optimizer, so that each way is held against what sends everything."""
+"""Learning rates of the board, one per inner optimizer."""
 BY_HAND: Final[Mapping[str, Any]] = {"engine": "by_hand"}
 WAYS: Final[Mapping[str, Mapping[str, Any]]] = {
     "AdamW": {},
@@ -372,25 +346,25 @@ WAYS: Final[Mapping[str, Mapping[str, Any]]] = {
     "SGD": {"optimizer": "sgd", "learning_rate": SGD_RATE},
     "local SGD": {**BY_HAND, "optimizer": "local_sgd", "learning_rate": SGD_RATE},
 }
-"""Fields by which the ways differ, by name; what sends everything comes before what is held against it."""
+"""Fields by which the ways differ, by name; a way that sends everything comes before those compared with it."""
 PLAIN: Final[Mapping[str, str]] = {
     **dict.fromkeys(("lamb", "one_bit_lamb"), "LAMB"),
     **dict.fromkeys(("sgd", "local_sgd"), "SGD"),
 }
-"""What an optimizer is held against: the way that sends everything, in fp32, with the same inner update; else AdamW."""
+"""Baseline of an optimizer: the way that sends everything, in fp32, with the same inner update; else AdamW."""
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """One way to average over replicas, as the board shows it.
+    """One way to average over replicas.
 
-    Args:
+    Attributes:
         name: e.g. `1-bit Adam`.
-        against: name of the way that it is held against, which sends everything; its own where it does so itself.
+        against: name of its baseline, which sends everything; its own name if it is one.
         sent_bytes: what one rank sends, in the mean of all steps, predicted.
-        steady_bytes: the same after the first stage, of what has one: what a long run comes near to.
+        steady_bytes: the same after the first stage: the limit of a long run.
         rounds: messages that wait for each other, in the mean of all steps.
-        counted_bytes: the same bytes, from what a probe has counted; None where nothing was run.
+        counted_bytes: the bytes counted by a probe; None where nothing was run.
         step_s: seconds of a step, in the mean of all kinds of steps, measured; None where nothing was run.
         losses: of each seed, the mean loss of the last tenth of the steps.
     """
@@ -410,46 +384,32 @@ class Reduction:
         return self.name == self.against
 
     def link_s(self, latency_s: float, bytes_per_s: float) -> float:
-        """Seconds that a step's messages take over a link, when nothing is computed meanwhile: α rounds + β bytes.
-
-        Args:
-            latency_s: α, before the first byte of a message.
-            bytes_per_s: 1/β, in one direction.
-        """
+        """Seconds of a step's messages over a link without overlap: α (`latency_s`) per round, and the bytes."""
         return self.rounds * latency_s + self.sent_bytes / bytes_per_s
 
 
 def gaps_percent(way: Reduction, against: Reduction) -> tuple[float, ...]:
-    """How far each seed's loss is above that of the same seed in another way, in percent.
-
-    Args:
-        way: with losses.
-        against: with losses of the same seeds, such as the way that `Way.against` names.
-    """
+    """Compute by how many percent each seed's loss exceeds that of the same seed in another way."""
     return tuple(100 * (own / other - 1) for own, other in zip(way.losses, against.losses, strict=True))
 
 
 def ways(steps: int, **fields: Any) -> dict[str, RunConfig]:
-    """The runs of the board, by name.
-
-    Args:
-        steps: of each.
-        fields: of `RunConfig` and `Layout` that all share; `dp` at least 2.
+    """Build the runs of the board, by name; `fields` of `RunConfig` and `Layout` are common, with `dp` at least 2.
 
     Raises:
-        LabError: if the fields do not go with one of the ways.
+        LabError: if the fields do not fit one of the ways.
     """
     shared = {"learning_rate": ADAM_RATE, **fields, "steps": steps}
     return {name: RunConfig.of(**{**shared, **own}) for name, own in WAYS.items()}
 
 
 def traffic_of_step(config: RunConfig, step: int, shapes: ModelShapes | None = None) -> tuple[Traffic, ...]:
-    """What one rank hands to the collectives of a step of this number along the data axis.
+    """Predict the traffic of one rank along the data axis in a step, without pipeline or tensor parallelism.
 
     Args:
-        config: a run without pipeline or tensor parallelism.
+        config: the run.
         step: from 0.
-        shapes: of its model, where they are at hand.
+        shapes: of its model, computed if None.
     """
     shapes = shapes or model_shapes(config)
     kind = _kind(config, step)
@@ -463,7 +423,7 @@ def traffic_of_step(config: RunConfig, step: int, shapes: ModelShapes | None = N
 
 
 def _kind(config: RunConfig, step: int) -> str:
-    """Whether a step sends everything, nothing, or what is steady of its way."""
+    """Whether a step sends everything, nothing, or the steady traffic of its way."""
     first = config.warmup_steps or 0
     if config.layout.gradient_compression == "powersgd":
         first = powersgd_start(config.steps)
@@ -477,13 +437,13 @@ def _kind(config: RunConfig, step: int) -> str:
 
 
 def rounds_of(traffic: Traffic) -> int:
-    """Messages that wait for each other when a collective runs as a ring (all-to-all: in pairs)."""
+    """Count the messages that wait for each other when a collective runs as a ring (all-to-all: in pairs)."""
     once = traffic.group_size - 1
     return (2 * once if traffic.collective == "all_reduce" else once) * (traffic.count or 1)
 
 
 def predicted_way(name: str, config: RunConfig) -> Reduction:
-    """A way before anything is run: the mean over all steps of the run."""
+    """Predict a way's traffic: the mean over all steps of the run."""
     shapes = model_shapes(config)
     kinds = [_kind(config, step) for step in range(config.steps)]
     each = {kind: traffic_of_step(config, kinds.index(kind), shapes) for kind in set(kinds)}

@@ -1,15 +1,14 @@
 """Memory of many layouts at once: the forecast's own traces and engine models, summed by arrays.
 
-No second model of memory. The forecast replays every allocation of one micro-batch through the engine's memory model;
-here both are summarised once by *slot* (a pass over a block), and a layout's peak is the largest sum over the slots:
+The traces and the engine's memory model of the forecast are summarised once by *slot* (a pass over a block); a layout's
+peak is the largest sum over the slots:
 
     peak = max over slots of (states and buffers of the engine + activations of this micro-batch)
            + activations of other micro-batches in flight
 
-Activations of a slot grow along a line with the micro-batch: two traces, of `SAMPLED` samples, give it. The engine's
-part is taken from the engine's memory model on the gradients and marks of the trace alone. That the two maxima of a
-slot need not fall on the same instant makes the sum an upper bound; tests/prediction/test_many_layouts.py holds it
-within 5 % of the forecast.
+Activations of a slot are linear in the micro-batch: two traces, of `SAMPLED` samples, give the line. The engine's part
+comes from its memory model on the gradients and marks of the trace alone. The two maxima of a slot need not coincide,
+so the sum is an upper bound; tests/prediction/test_many_layouts.py holds it within 5 % of the forecast.
 """
 
 from __future__ import annotations
@@ -44,25 +43,25 @@ Slot = tuple[str, str]
 """A phase of the step and a block; the block is empty in the loss and outside of the passes."""
 
 Held = tuple[tuple[int, float], ...]
-"""Stages of a rank (their places among its own), and how many micro-batches' activations each holds."""
+"""Stages of a rank (their places among its own), and the micro-batches whose activations each holds."""
 
 SAMPLED: Final = (2, 8)
-"""Micro-batches that are traced: activations are a line through them."""
+"""Samples of the micro-batches that are traced."""
 STEADY: Final = 3
-"""A pipeline's schedule is built for at most so many micro-batches per rank: from then on it repeats."""
+"""A pipeline's schedule is built for at most so many micro-batches per rank; beyond, it repeats."""
 PLACES: Final = ("first", "last", "between")
 """Micro-batches of a step that an engine treats alike; a single one is the last."""
 PASSES: Final = ("data", "forward", "backward")
 
 
 class RankMemories(NamedTuple):
-    """Bytes of one rank, one place per micro-batch asked for, at the peak of its step.
+    """Bytes of one rank at the peak of its step, for several micro-batches.
 
     Attributes:
-        by_category: as `dlojz.results.footprint.CATEGORIES` has them, the rows.
+        by_category: rows as in `dlojz.results.footprint.CATEGORIES`, one column per micro-batch.
         host: in the host's memory.
         in_flight: micro-batches whose activations are held at once, this one included.
-        blocks: that the rank holds.
+        blocks: held by the rank.
     """
 
     by_category: Reals
@@ -72,13 +71,13 @@ class RankMemories(NamedTuple):
 
     @property
     def peak_bytes(self) -> Reals:
-        """What the allocator holds at the peak."""
+        """Bytes of the allocator at the peak."""
         total: Reals = self.by_category.sum(axis=0)
         return total
 
 
 def needed_traces(configs: list[RunConfig]) -> list[RunConfig]:
-    """Runs, one for each trace that `rank_memories` will make anew because the store does not hold it."""
+    """Select one run for each trace that `rank_memories` needs and the store lacks."""
     wanted = {key_of(one, 0, on_gpu=True): one for config in configs for one in _sampled(config)}
     return [one for key, one in wanted.items() if not is_kept(key)]
 
@@ -89,7 +88,7 @@ def make_trace(config: RunConfig) -> None:
 
 
 def rank_memories(config: RunConfig, micro_batches: list[tuple[int, int]], device: Device) -> Iterator[RankMemories]:
-    """Memory of the first rank of every pipeline stage, for several micro-batches of one layout.
+    """Compute the memory of the first rank of every pipeline stage, for several micro-batches of one layout.
 
     Args:
         config: the layout; its own micro-batch does not matter.
@@ -107,10 +106,9 @@ def rank_memories(config: RunConfig, micro_batches: list[tuple[int, int]], devic
         part = _part(config, rank)
         curve = _activations(config, part)
         flights = [_in_flight(config, stage, number) for _, number in micro_batches]
-        held = np.array([
-            [curve.kept_bytes(others, size) for others in flight.others]
-            for flight, (size, _) in zip(flights, micro_batches, strict=True)
-        ]).T  # fmt: skip
+        sizes = [size for size, _ in micro_batches]
+        pairs = zip(flights, sizes, strict=True)
+        held = np.array([[curve.kept_bytes(one, size) for one in flight.others] for flight, size in pairs]).T
         if layout.pp > 1:
             of_one = _sample_bytes(_with(config, 1, min(layout.micro_batches, _few(layout.pp))), stage)
             held = held + of_one * samples * numbers
@@ -127,11 +125,7 @@ def rank_memories(config: RunConfig, micro_batches: list[tuple[int, int]], devic
 
 @contextmanager
 def kept_summaries(config: RunConfig) -> Iterator[None]:
-    """Read what the store knows of a model's ranks, and within it keep what becomes known.
-
-    Args:
-        config: any run of the model.
-    """
+    """Load the stored summaries of a model's ranks, and on exit store those that are new."""
     model = (config.model, config.image_size, config.sequence_length, config.num_classes)
     if model not in _READ:
         _READ.add(model)
@@ -149,12 +143,12 @@ def _parsed(data: dict[str, Any]) -> dict[str, _Activations | _Engine]:
 
 
 def _prefix(config: RunConfig) -> str:
-    """What the keys of all summaries of a model begin with."""
+    """Beginning of the keys of all summaries of a model."""
     return repr((config.model, config.image_size, config.sequence_length, config.num_classes))
 
 
 def outside_bytes(device: Device, world_size: int) -> int:
-    """What a process takes of a GPU outside of the allocator: CUDA's context, and NCCL where it communicates."""
+    """Return the bytes of a process on a GPU outside the allocator: CUDA's context, and NCCL where it communicates."""
     return device.memory_bytes - device.allocatable_bytes(world_size)
 
 
@@ -164,8 +158,8 @@ class _Activations:
 
     Attributes:
         slots: in the order of the step.
-        kept, other: constant and slope (columns) of what backward will read and of what else there is, at the fullest
-            moment of each slot (rows).
+        kept, other: constant and slope (columns) of what backward will read, and of the rest, at the peak of each slot
+            (rows).
         by_stage: constant and slope of what each stage of the rank keeps for backward.
     """
 
@@ -258,23 +252,19 @@ def _peaks(curve: _Activations, engine: _Engine, samples: Reals, held: Reals) ->
 
 @lru_cache(maxsize=4096)
 def _sample_bytes(config: RunConfig, stage: int) -> float:
-    """What a pipeline rank keeps of each sample of a step until its end."""
+    """Bytes that a pipeline rank keeps of each sample of a step until its end."""
     layout = config.layout
     return samples_bytes(config, stage * layout.dp * layout.tp) / (layout.micro_batch * layout.micro_batches)
 
 
 def _few(pp: int) -> int:
-    """Micro-batches that stand for any more of them, and that every schedule of so many ranks can have."""
+    """Micro-batches that stand for any larger number, and that every schedule of so many ranks can have."""
     return pp if pp > 2 else 4 if pp == 2 else 3
 
 
+@lru_cache(maxsize=65536)
 def _with(config: RunConfig, micro_batch: int, micro_batches: int) -> RunConfig:
     """The same layout with another micro-batch, and another number of them that its schedule can have."""
-    return _changed(config, micro_batch, micro_batches)
-
-
-@lru_cache(maxsize=65536)
-def _changed(config: RunConfig, micro_batch: int, micro_batches: int) -> RunConfig:
     layout = config.layout.model_copy(update={"micro_batch": micro_batch, "micro_batches": micro_batches})
     return config.model_copy(update={"layout": layout})
 
@@ -285,7 +275,7 @@ def _sampled(config: RunConfig) -> list[RunConfig]:
 
 
 class _Part(NamedTuple):
-    """The blocks of a rank, and what makes ranks alike.
+    """Blocks of a rank, and what makes ranks alike.
 
     Attributes:
         own: blocks of each of its stages; none where it holds the whole model.
@@ -315,7 +305,9 @@ def _part(config: RunConfig, rank: int) -> _Part:
     if layout.pp == 1:
         return _Part((), (), len(kinds))
     return _part_of_stage(
-        _with(config, 1, min(layout.micro_batches, _few(layout.pp))), axes_of(config, rank)[2], kinds,
+        _with(config, 1, min(layout.micro_batches, _few(layout.pp))),
+        axes_of(config, rank)[2],
+        kinds,
         layout.dp * layout.tp,
     )
 
@@ -364,7 +356,7 @@ def _kinds_of(shapes: ModelShapes) -> tuple[Hashable, ...]:
 
 
 _SUMMARIES: dict[str, _Activations | _Engine] = {}
-"""What is known of ranks, by all that it depends on."""
+"""Summaries of ranks, by all that they depend on."""
 _READ: set[Hashable] = set()
 """Models whose summaries were read from the store."""
 
@@ -446,7 +438,7 @@ class _Curve:
         return tuple(part.slot_of(names[place]) for place in chosen), at[chosen], (most - at)[chosen], stages
 
     def _fullest(self, mine: NDArray[np.bool_]) -> tuple[Reals, Reals]:
-        """By slot, the most bytes that some storages hold together, and how many of them are then kept for backward."""
+        """By slot, the peak of some storages, and how many bytes of it are kept for backward."""
         delta = np.where(mine, self.delta, 0.0)
         total = np.cumsum(delta)[self.order]
         kept = np.cumsum(np.where(self.is_kept, delta, 0.0))[self.order]
@@ -471,11 +463,7 @@ _CURVES: dict[Hashable, _Curve] = {}
 
 
 class _SlotLedger(Ledger):
-    """A ledger that remembers the fullest moment of every slot.
-
-    Args:
-        micro_batches: of the step.
-    """
+    """Ledger that remembers the fullest moment of every slot, in a step of so many micro-batches."""
 
     def __init__(self, micro_batches: int) -> None:
         super().__init__()
@@ -483,7 +471,7 @@ class _SlotLedger(Ledger):
         self.most: dict[tuple[str, Slot], tuple[int, dict[Category, int]]] = {}
 
     def hold(self, key: Any, category: Category, num_bytes: int, block: str = "") -> None:
-        """As a ledger does; a slot in which nothing is taken is seen too."""
+        """Hold as a ledger does; a slot without any allocation is noted too."""
         self._note()
         super().hold(key, category, num_bytes, block)
 

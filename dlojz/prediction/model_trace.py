@@ -1,32 +1,14 @@
-"""Trace a rank's part of a model: repeated blocks once, then the order in which gradients come.
+"""Trace a run's model: repeated blocks once, a pipeline rank's share, the order in which gradients become ready.
 
-The trace of a model whose blocks repeat, from a trace in which each is run four times at most.
+A trace depends on model, loss, casts and micro-batch alone, so it serves all layouts that compute alike. A model is a
+chain of blocks, each of which reads one tensor and gives one (`dlojz.models.blocks`). Of a stretch of alike blocks the
+first, two in the middle and the last are traced. If the two in the middle have the same events, counted from each of
+them, every block between the first and the last has them; else the whole model is traced. The result is the trace of
+the whole model, up to the numbers of the storages and the order of consecutive releases.
 
-The result is the trace of the whole model, up to the numbers of the storages and the order of releases that follow one
-another; where that cannot be shown, the whole model is traced.
-
-A model is a chain of blocks, each of which reads one tensor and gives one (`dlojz.models.blocks`). Of a stretch of
-alike blocks the first, two and the last are traced: what the two in the middle do is compared event by event, counted
-from each of them (its own storages, those of its neighbours). Where it is the same, it is what every block between the
-first and the last does.
-
-The trace of a run's own model and micro-batch, in the precision in which its engine computes.
-
-What is traced is what `train.engines` runs: the same model, loss and casts. One trace serves all layouts that compute
-alike, so that a question about another layout costs no further trace; and alike blocks are not each traced
-(`dlojz.prediction.model_trace`).
-
-One pipeline rank's share of a trace: its stages' blocks.
-
-With pp = 1 it is the trace itself. What tensor parallelism shares out is so in the trace already, which is of the
-rank's own part of the layers.
-
-The order in which backward makes the gradients ready, which decides what goes into which of DDP's buckets.
-
-Autograd itself says it, in the trace of the run (see `tracing`): the reverse of the parameters' order is near, but a
-layer's bias and weight may come the other way round.
-
-Source: torch `csrc/distributed/c10d/reducer.cpp`, `push_rebuilt_params` and `rebuild_buckets`.
+The order of gradients decides what goes into which of DDP's buckets: near the reverse of the parameters' order, but a
+layer's bias and weight may be swapped. Source: torch `csrc/distributed/c10d/reducer.cpp`, `push_rebuilt_params` and
+`rebuild_buckets`.
 """
 
 from __future__ import annotations
@@ -49,6 +31,7 @@ from dlojz.by_hand.tensor.split import parallel_loss
 from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList, Checkpointing, mean_loss
 from dlojz.models.experts.routing import Routing
+from dlojz.models.meta import sample_inputs
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from dlojz.pipeline.simulator import peak_activations
@@ -68,19 +51,19 @@ from dlojz.prediction.trace import Allocation, Compute, MemoryTrace, TraceMark, 
 from dlojz.prediction.trace_store import kept
 
 TRACED = 4
-"""Of each stretch: the first block, two in the middle, the last."""
+"""Blocks of a stretch: the first, two in the middle, the last."""
 PLAIN = (bool, int, float, str, type(None), torch.Size, torch.dtype)
 
 
 class RepeatedBlocks(NamedTuple):
-    """Alike blocks that follow one another, in the whole model."""
+    """Stretch of alike blocks in the whole model."""
 
     first: int
     length: int
 
 
 class _Place(NamedTuple):
-    """Where a storage was first seen: in which pass over which block, as the how-manieth of its storages."""
+    """Birth of a storage: in which pass over which block, and its number there."""
 
     backward: bool
     block: int
@@ -95,16 +78,11 @@ class _View(NamedTuple):
 
 
 class _UnlikeError(Exception):
-    """The blocks do not repeat as they seem to."""
+    """The blocks only seem to repeat."""
 
 
 def trace_repeating(model: BlockList, trace: Callable[[nn.Module], MemoryTrace]) -> MemoryTrace:
-    """Trace a model, running no more than four of any stretch of alike blocks.
-
-    Args:
-        model: on the meta device; afterwards it is as it was.
-        trace: traces what it is given.
-    """
+    """Trace a model (on the meta device, left as it was), running at most four of any stretch of alike blocks."""
     stretches = stretches_of(model)
     if not stretches:
         return trace(model)
@@ -121,7 +99,7 @@ def trace_repeating(model: BlockList, trace: Callable[[nn.Module], MemoryTrace])
 
 
 def stretches_of(model: BlockList) -> list[RepeatedBlocks]:
-    """The stretches of more than four alike blocks, in order."""
+    """Find the stretches of more than four alike blocks, in order."""
     owners = Counter(id(parameter) for block in model.blocks for parameter in set(block.parameters()))
     found, first = [], 0
     for _, alike in groupby(_signature(block, owners) for block in model.blocks):
@@ -133,7 +111,7 @@ def stretches_of(model: BlockList) -> list[RepeatedBlocks]:
 
 
 def _signature(block: nn.Module, owners: Counter[int]) -> Hashable:
-    """What alike blocks have in common; a part of which nothing is known makes a block like no other."""
+    """Signature of a block, equal for alike blocks; one with an unknown part equals no other."""
     if any(owners[id(parameter)] > 1 for parameter in block.parameters()):
         return object()
     parts: list[Hashable] = []
@@ -159,22 +137,16 @@ def _setting(value: Any) -> Hashable:
 
 
 class _Expansion:
-    """Writes the events of a shortened model out for the whole one.
-
-    Args:
-        short: trace of the shortened model.
-        stretches: in the whole model.
-        count: blocks of the whole model.
-    """
+    """Expansion of the trace of a shortened model to that of the whole one, of `count` blocks."""
 
     def __init__(self, short: MemoryTrace, stretches: list[RepeatedBlocks], count: int) -> None:
         self.short, self.count = short, count
         self.middles: set[int] = set()
         """Numbers in the shortened model of the blocks that stand for others."""
         self.stands_for: list[int] = []
-        """Block of the shortened model → its place in the whole one; behind the last one comes the loss."""
+        """Block of the shortened model → its place in the whole one; after the last one comes the loss."""
         self.model_of: list[int] = []
-        """Block of the whole model → which of the shortened one tells what it does."""
+        """Block of the whole model → the one of the shortened model with its events."""
         ends = {s.first: s for s in stretches}
         while len(self.model_of) <= count:
             at, number = len(self.model_of), len(self.stands_for)
@@ -215,7 +187,7 @@ class _Expansion:
                 births[backward, block] += 1
 
     def _moved(self, block: int, seen_from: int, whole: int) -> int:
-        """Where a block lies in the whole model, seen from one that is told of at a place there."""
+        """Place of a block in the whole model, relative to another block and its place there."""
         if abs(block - seen_from) <= 1:
             return whole + block - seen_from
         if block in self.middles:
@@ -234,7 +206,7 @@ class _Expansion:
         return place and place._replace(block=self._moved(place.block, seen_from, whole))
 
     def _seen_from(self, block: int, backward: bool) -> list[Hashable]:
-        """What is done in a block, as if it were block 0; releases that follow one another in a fixed order."""
+        """Events in a block, as if it were block 0; consecutive releases in a fixed order."""
         told: list[Hashable] = []
         for is_release, events in groupby(
             self.segments.get((backward, block), []), lambda e: isinstance(e, Allocation) and e.delta_bytes < 0
@@ -250,14 +222,14 @@ class _Expansion:
         return told
 
     def _near(self, storage: int, block: int) -> Hashable:
-        """A storage of this block or a neighbour, counted from it; of another, by its place in the whole model."""
+        """A storage of this block or a neighbour, relative to it; of another, by its place in the whole model."""
         place = self.place_of.get(storage)
         if place is None or abs(place.block - block) > 1:
             return self._place(storage, block, 0), "far"
         return place._replace(block=place.block - block), "near"
 
     def whole(self) -> MemoryTrace:
-        """The trace of the whole model."""
+        """Expand the trace to the whole model."""
         short = self.short
         events: list[Allocation | TraceMark] = []
         bytes_of: dict[int, int] = {}
@@ -284,7 +256,7 @@ class _Expansion:
         return MemoryTrace(tuple(events), frozenset(kept), frozenset(on_host), bytes_of, module_of, output_of)
 
     def _in_order(self) -> Iterator[tuple[Allocation | TraceMark, _View, _View]]:
-        """Each event of the whole model, from where it is told there, and from where its storage is seen."""
+        """Each event of the whole model, with the views of its module and of its storage."""
         forward = [_View(-1, -1), *(_View(model, at) for at, model in enumerate(self.model_of))]
         for backward in (False, True):
             for view in reversed(forward) if backward else forward:
@@ -300,9 +272,9 @@ class _Expansion:
                 _check_none_is_left(swept)
 
     def _sweep(self, place: _Place, swept: set[_Place]) -> Iterator[_View]:
-        """Where a storage lies that is released together with those of all blocks, also of those left out.
+        """Views of a storage that is released together with those of all blocks, also of those left out.
 
-        That is so if what the two in the middle have is released together (`swept`: what one of them has released).
+        That is so if the two in the middle release theirs together (`swept`: what one of them has released).
         """
         first = place.block if place.block + 1 in self.middles else place.block - 1
         twin = place._replace(block=2 * first + 1 - place.block)
@@ -328,7 +300,7 @@ def _block_number(name: str) -> int | None:
 
 
 class TraceKey(NamedTuple):
-    """All that a trace depends on besides the code: what is built, read and computed, and on what."""
+    """All that a trace depends on besides the code."""
 
     model: str
     image_size: int | None
@@ -346,14 +318,14 @@ class TraceKey(NamedTuple):
 
 
 def compute_of(config: RunConfig) -> Compute:
-    """In which precision the engine of a run computes: DeepSpeed and FSDP2 cast the weights, the others autocast."""
+    """Return the compute precision of a run's engine: DeepSpeed and FSDP2 cast the weights, the others autocast."""
     if config.precision == "fp32":
         return "fp32"
     return "autocast" if config.layout.strategy in AUTOCAST else "bf16"
 
 
 def trace_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> MemoryTrace:
-    """What one micro-batch of a run allocates on the ranks that share the model's layers, all blocks of it.
+    """Trace one micro-batch of a run on the ranks that share the model's layers, all blocks of it.
 
     Args:
         config: the run.
@@ -364,7 +336,7 @@ def trace_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> Memor
 
 
 def key_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> TraceKey:
-    """What the trace of a run depends on; arguments as those of `trace_of`."""
+    """Return what the trace of a run depends on; arguments as for `trace_of`."""
     return TraceKey(
         config.model,
         config.image_size,
@@ -398,14 +370,9 @@ def _traced(key: TraceKey) -> MemoryTrace:
         routing=key.routing,
         ep=key.ep,
     )
-    with torch.device("meta"):
-        if models.spec(key.model).family == "image":
-            side = key.image_size or 1
-            inputs = torch.empty(key.micro_batch, 3, side, side)
-            targets = torch.empty(key.micro_batch, dtype=torch.long)
-        else:
-            inputs = torch.empty(key.micro_batch, key.sequence_length or 1, dtype=torch.long)
-            targets = torch.empty_like(inputs)
+    inputs = sample_inputs(key.model, key.micro_batch, image_size=key.image_size, sequence_length=key.sequence_length)
+    text = models.spec(key.model).family == "text"
+    targets = torch.empty(inputs.shape if text else key.micro_batch, dtype=torch.long, device="meta")
     how = partial(
         trace,
         compute=key.compute,
@@ -419,19 +386,12 @@ def _traced(key: TraceKey) -> MemoryTrace:
 
 
 def block_of(module: str) -> str:
-    """Name of the block that a module belongs to: the first two parts of its path."""
+    """Return the name of a module's block: the first two parts of its path."""
     return ".".join(module.split(".")[:2])
 
 
 def trace_of_rank(config: RunConfig, trace: MemoryTrace, shapes: ModelShapes, rank: int) -> MemoryTrace:
-    """What one rank allocates of what a single process would.
-
-    Args:
-        config: the run.
-        trace: of all blocks.
-        shapes: of the whole model.
-        rank: whose share.
-    """
+    """Select one pipeline rank's share of a trace of all blocks; `shapes` are of the whole model."""
     if config.layout.pp == 1:
         return trace
     stages, bounds = rank_stages(config, rank), bounds_of(config, shapes)
@@ -463,7 +423,7 @@ def trace_of_rank(config: RunConfig, trace: MemoryTrace, shapes: ModelShapes, ra
 
 
 def micro_batches_in_flight(config: RunConfig, rank: int) -> int:
-    """Micro-batches whose activations a rank holds at once, rounded up where its stages hold different numbers."""
+    """Count the micro-batches whose activations a rank holds at once, rounded up where its stages differ."""
     if config.layout.pp == 1:
         return 1
     peaks = peak_activations(schedule_of(config.layout))
@@ -471,16 +431,10 @@ def micro_batches_in_flight(config: RunConfig, rank: int) -> int:
 
 
 def in_flight_bytes(config: RunConfig, trace: MemoryTrace, shapes: ModelShapes, rank: int) -> tuple[int, ...]:
-    """Activations of other micro-batches that a pipeline rank keeps while each one's backward runs.
+    """Compute the activations of other micro-batches that a pipeline rank keeps while each one's backward runs.
 
-    Counted from the schedule's own order, each stage with its own bytes; a backward that is split frees all at its
-    end (for the weights). Empty without a pipeline.
-
-    Args:
-        config: the run.
-        trace: of this rank.
-        shapes: of the whole model.
-        rank: this rank.
+    Counted from the schedule's order, each stage with its own bytes; a split backward frees all at its end (for the
+    weights). Empty without a pipeline. `trace` is of this rank, `shapes` of the whole model.
     """
     layout = config.layout
     if layout.pp == 1:
@@ -517,7 +471,7 @@ def _kept_by_stage(config: RunConfig, trace: MemoryTrace, bounds: tuple[int, ...
 
 
 def ready_order(config: RunConfig) -> tuple[int, ...]:
-    """Numbers of the parameters, as `model.parameters()` lists them, in the order in which gradients are ready."""
+    """Order the parameters' numbers, as in `model.parameters()`, by when their gradients become ready."""
     number_of = {parameter.name: number for number, parameter in enumerate(model_shapes(config).parameters)}
     # Of one sample autograd's graph may lack a copy or a sum; from two on it is the same, and the order with it.
     few = config.layout.model_copy(update={"micro_batch": min(config.layout.micro_batch, 2)})

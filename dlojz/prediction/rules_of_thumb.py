@@ -1,25 +1,15 @@
-"""Rules of thumb: closed forms of model states and activations, with their sources.
+"""Rules of thumb for memory: closed forms of model states and activations, as the papers give them, in exact fractions.
 
-Model states per parameter in closed form: by precision, optimizer, ZeRO stage, tensor and pipeline degree, offload.
+**Model states** per parameter by precision, optimizer, ZeRO stage, tensor and pipeline degree, offload. Padding, copies
+and buckets of libraries are in `dlojz.prediction.states`, which is exact for a model. Source: Rajbhandari et al. 2020
+(arXiv 1910.02054), §3 and §5, unless said otherwise.
 
-Exact fractions, those of the papers. What libraries add (padding, whole parameters at the edges of a partition, copies,
-buckets) is in `dlojz.prediction.states`, which is exact for a model.
+**Rules** of bytes per parameter by name; each is a sum of parts, with their precision.
 
-Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §3 and §5; where a figure is another's, it says so.
-
-Bytes per parameter: the field's rules of thumb by name, what each counts, and DeepSpeed's buffers.
-
-A rule is the sum of its parts, and every part says in which precision it is kept. The closed forms from which such
-rules come are in `dlojz.prediction.rules_of_thumb`.
-
-Activation memory of transformers in closed form, as the papers give it, to stand beside a trace.
-
-Exact fractions of bytes, for activations in 16 bit and dropout masks of 1 byte, as in the papers; a trace of a real
-module differs by what they leave out (statistics of layer norms: 16·s·b bytes per layer on a GPU).
-
-Symbols: s sequence length, b samples per micro-batch, h hidden size, a attention heads, L layers, t tensor-parallel
-ranks, p pipeline stages, v vocabulary. "KOR" is Korthikanti et al. 2022 (arXiv 2205.05198), "INF" Rajbhandari et al.
-2021 (arXiv 2104.07857).
+**Activations** of transformers in 16 bit with dropout masks of 1 byte; statistics of layer norms are left out (16·s·b
+bytes per layer on a GPU). Symbols: s sequence length, b samples per micro-batch, h hidden size, a attention heads, L
+layers, t tensor-parallel ranks, v vocabulary. "KOR" is Korthikanti et al. 2022 (arXiv 2205.05198), "INF" Rajbhandari et
+al. 2021 (arXiv 2104.07857).
 """
 
 from __future__ import annotations
@@ -69,17 +59,15 @@ scales, 2 + 1/32. LAMB's norms are one number per layer (You et al. 2020, arXiv 
 
 @dataclass(frozen=True)
 class StatesForm:
-    """Bytes of the model states on one rank, per parameter of the whole model, as exact fractions.
+    """Model states on one rank, in bytes per parameter of the whole model, as exact fractions.
 
-    Args:
+    Attributes:
         device: by category, on the device.
-        host: in host memory.
-        nvme: on an NVMe disk.
+        host: offloaded, in host memory or on an NVMe disk.
     """
 
     device: dict[Category, Fraction]
     host: Fraction = Fraction(0)
-    nvme: Fraction = Fraction(0)
 
     @property
     def device_per_parameter(self) -> Fraction:
@@ -90,20 +78,12 @@ class StatesForm:
         """Bytes on the device for so many parameters, rounded up."""
         return math.ceil(self.device_per_parameter * parameters)
 
-    def by_category(self, parameters: int) -> dict[Category, int]:
-        """The same by category, each rounded up."""
-        return {category: math.ceil(share * parameters) for category, share in self.device.items()}
-
     def host_bytes(self, parameters: int) -> int:
-        """Bytes in host memory for so many parameters, rounded up; times the ranks of a node, what a node needs."""
+        """Bytes in host memory for so many parameters, rounded up; a node needs them once per rank."""
         return math.ceil(self.host * parameters)
 
-    def nvme_bytes(self, parameters: int) -> int:
-        """Bytes on an NVMe disk for so many parameters, rounded up."""
-        return math.ceil(self.nvme * parameters)
 
-
-def bytes_per_parameter(  # noqa: PLR0913 — one argument per axis along which states are split or moved
+def bytes_per_parameter(
     precision: Precision = "fp32",
     optimizer: Optimizer = "adamw",
     *,
@@ -111,37 +91,28 @@ def bytes_per_parameter(  # noqa: PLR0913 — one argument per axis along which 
     dp: int = 1,
     tp: int = 1,
     pp: int = 1,
-    heaviest_stage: Fraction | float | None = None,
     offload: Offload = "none",
-    nvme: bool = False,
 ) -> StatesForm:
-    """Bytes of the model states on the heaviest rank, per parameter of the whole model.
+    """Compute the bytes of model states on the heaviest rank, per parameter of the whole model.
 
     With w, g, m, o bytes per weight, gradient, master copy and optimizer state: w + g + m + o without ZeRO,
     w + g + (m + o)/N for stage 1, w + (g + m + o)/N for stage 2, (w + g + m + o)/N for stage 3 over N = dp ranks.
-    Tensor parallelism divides by tp (layer norms and biases, which every rank keeps, are left out: below 0.1 % of a
-    transformer), a pipeline by 1/pp or the share of its heaviest stage.
+    Tensor parallelism divides by tp (layer norms and biases, whole on every rank, are left out: below 0.1 % of a
+    transformer), a pipeline by pp.
 
-    Offload of the optimizer moves gradients, master copy and moments to host memory, in fp32, and leaves the weights:
-    16 bytes per parameter and 2, over N. Offload of the parameters moves the weights too.
+    Offload of the optimizer (from ZeRO-1 on) moves gradients, master copy and moments to host memory, in fp32, and
+    leaves the weights: 16 bytes per parameter and 2, over N. Offload of the parameters (ZeRO-3) moves the weights too.
 
     Source: ZeRO, §5; ZeRO-Offload (arXiv 2101.06840), §4, where host gradients have 16 bit, DeepSpeed's have fp32;
     ZeRO-Infinity (arXiv 2104.07857), §5.1.
 
-    Args:
-        heaviest_stage: share of the parameters that the heaviest pipeline stage holds, above 0, at most 1.
-        offload: to where states are moved from the device: none, of the optimizer (from ZeRO-1 on), of the parameters
-            too (ZeRO-3).
-        nvme: whether what is offloaded lies on an NVMe disk and not in host memory (ZeRO-3).
-
     Raises:
-        LabError: if an argument is unknown or out of range, or if the stage cannot do what is asked.
+        LabError: if an argument is unknown or out of range, or the stage cannot offload it.
     """
-    _check(precision, optimizer, zero, (dp, tp, pp), heaviest_stage, offload, nvme)
+    _check(precision, optimizer, zero, (dp, tp, pp), offload)
     weight, gradient, master = (Fraction(each) for each in _WEIGHTS[precision])
     moments = MOMENT_BYTES[optimizer]
-    share = Fraction(heaviest_stage).limit_denominator(10**9) if heaviest_stage is not None else Fraction(1, pp)
-    share /= tp
+    share = Fraction(1, pp * tp)
     device: dict[Category, Fraction] = {
         "weights": share * weight / (dp if zero == 3 else 1),
         "gradients": share * gradient / (dp if zero >= 2 else 1),
@@ -158,18 +129,10 @@ def bytes_per_parameter(  # noqa: PLR0913 — one argument per axis along which 
     if offload == "parameters":
         moved += device["weights"]
         device["weights"] = Fraction(0)
-    return StatesForm(device, nvme=moved) if nvme else StatesForm(device, host=moved)
+    return StatesForm(device, moved)
 
 
-def _check(
-    precision: str,
-    optimizer: str,
-    zero: int,
-    degrees: tuple[int, int, int],
-    heaviest_stage: Fraction | float | None,
-    offload: str,
-    nvme: bool,
-) -> None:
+def _check(precision: str, optimizer: str, zero: int, degrees: tuple[int, int, int], offload: str) -> None:
     for what, value, legal in (
         ("precision", precision, get_args(Precision)),
         ("optimizer", optimizer, get_args(Optimizer)),
@@ -186,34 +149,26 @@ def _check(
                     fr=f"{name} compte des rangs et vaut au moins 1, mais {degree} a été reçu.",
                 )
             )
-    if heaviest_stage is not None and not 0 < heaviest_stage <= 1:
+    if zero < {"none": 0, "optimizer": 1, "parameters": 3}[offload]:
         raise LabError(
             say(
-                en=f"heaviest_stage is a share, above 0 and at most 1, but {heaviest_stage} was received.",
-                fr=f"heaviest_stage est une part, entre 0 et 1, mais {heaviest_stage} a été reçu.",
-            )
-        )
-    least = {"none": 0, "optimizer": 1, "parameters": 3}[offload]
-    if zero < least or (nvme and (zero < 3 or offload == "none")):
-        raise LabError(
-            say(
-                en=f"offload={offload!r}, nvme={nvme} was received with zero={zero}: states of the optimizer are "
-                "offloaded from zero=1 on, parameters and anything to NVMe with zero=3.",
-                fr=f"offload={offload!r}, nvme={nvme} a été reçu avec zero={zero} : on décharge les états de "
-                "l’optimiseur à partir de zero=1 ; les paramètres, et tout vers un disque NVMe, avec zero=3.",
+                en=f"offload={offload!r} was received with zero={zero}: states of the optimizer are offloaded from "
+                "zero=1 on, parameters with zero=3.",
+                fr=f"offload={offload!r} a été reçu avec zero={zero} : on décharge les états de l’optimiseur à partir "
+                "de zero=1, les paramètres avec zero=3.",
             )
         )
 
 
 REDUCE_BUCKET_ELEMENTS: Final = 500_000_000
-"""DeepSpeed's `reduce_bucket_size`: gradients that are reduced together.
+"""DeepSpeed's `reduce_bucket_size`: elements of the gradients that are reduced together.
 
 Source: the default of DeepSpeed 0.19, `runtime/zero/config.py`.
 """
 
 
 def overlap_buffer_bytes(bucket_elements: int, element_bytes: int = 2) -> int:
-    """Device memory that DeepSpeed's `overlap_comm` takes for buckets of reduction and gathering of one size.
+    """Compute the device memory that DeepSpeed's `overlap_comm` takes for reduce and gather buckets of one size.
 
     Source: Hugging Face Transformers, "DeepSpeed", ZeRO configuration: 4.5 times both; 9 GB at 5e8 in fp16.
     """
@@ -222,13 +177,7 @@ def overlap_buffer_bytes(bucket_elements: int, element_bytes: int = 2) -> int:
 
 @dataclass(frozen=True)
 class RulePart:
-    """One thing that a rule counts.
-
-    Args:
-        category: to which it belongs.
-        bytes_per_parameter: of it.
-        precision: in which it is kept; empty where it is no tensor of the model.
-    """
+    """Part of a rule; its precision is empty where it is no tensor of the model."""
 
     category: Category
     bytes_per_parameter: int
@@ -237,14 +186,7 @@ class RulePart:
 
 @dataclass(frozen=True)
 class RuleOfThumb:
-    """A rule of thumb: so many bytes per parameter, and what these are.
-
-    Args:
-        name: by which it is found.
-        parts: what it counts.
-        sources: who says so.
-        about: for whom it holds, in the reader's language.
-    """
+    """Rule of thumb: bytes per parameter, their parts and sources, and where it holds, in the reader's language."""
 
     name: str
     parts: tuple[RulePart, ...]
@@ -345,23 +287,12 @@ RULES: Final[dict[str, RuleOfThumb]] = {
 """The rules by name, the smallest first."""
 
 
-def rule(name: str) -> RuleOfThumb:
-    """The rule of thumb of this name.
-
-    Raises:
-        LabError: if there is none; the sentence lists those there are.
-    """
-    if name not in RULES:
-        raise LabError(one_of(say(en="rule", fr="règle"), name, RULES))
-    return RULES[name]
-
-
 Checkpointing = Literal["none", "selective", "full"]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the forms depend on: a micro-batch in a transformer layer.
+    """Shape of a micro-batch in a transformer layer.
 
     Args:
         sequence_length: s, tokens.
@@ -387,11 +318,10 @@ class Shape:
 
 
 def layer_parts(shape: Shape, *, tp: int = 1, sequence_parallel: bool = False) -> dict[str, Fraction]:
-    """Bytes that one layer keeps for backward, by part: attention 11·sbh + 5·a·s²·b, MLP 19·sbh, two norms 4·sbh.
+    """Compute the bytes that a layer keeps for backward, by part: attention 11·sbh + 5·a·s²·b, MLP 19·sbh, norms 4·sbh.
 
     With tensor parallelism each of attention and MLP keeps 3·sbh whole on every rank (its input and its last dropout
-    mask) and the norms 4·sbh; sequence parallelism shares these out too.
-
+    mask) and the norms 4·sbh; sequence parallelism shards these too.
     Source: KOR, §4.1, table 2.
     """
     whole = Fraction(1, tp) if sequence_parallel else Fraction(1)
@@ -406,11 +336,11 @@ def layer_parts(shape: Shape, *, tp: int = 1, sequence_parallel: bool = False) -
 def layer_bytes(
     shape: Shape, *, tp: int = 1, sequence_parallel: bool = False, checkpointing: Checkpointing = "none"
 ) -> Fraction:
-    """Bytes that one layer keeps for backward.
+    """Compute the bytes that one layer keeps for backward.
 
     none: sbh(34 + 5as/h); with tensor parallelism sbh(10 + 24/t + 5as/(ht)); with sequence parallelism too,
     sbh/t (34 + 5as/h). Selective recomputation drops the term 5as/h. Full recomputation keeps the layer's input,
-    2·sbh, shared out among the ranks with sequence parallelism.
+    2·sbh, sharded with sequence parallelism.
 
     Source: KOR, §4 and §5, table 2.
 
@@ -425,28 +355,18 @@ def layer_bytes(
     return total - Fraction(5 * shape.scores, tp) if checkpointing == "selective" else total
 
 
-def first_stage_layers(layers: int, *, pp: int = 1, chunks: int = 1) -> Fraction:
-    """Layers' worth of activations that the first pipeline stage holds in 1F1B with at least p micro-batches.
-
-    L without interleaving, whatever p: L/p layers of p micro-batches; L(1 + (p − 1)/(p·m)) with m chunks per stage.
-
-    Source: KOR, §4.2.3.
-    """
-    return Fraction(layers) if pp == 1 or chunks == 1 else layers * (1 + Fraction(pp - 1, pp * chunks))
-
-
 def infinity_activation_bytes(shape: Shape, layers: int) -> int:
-    """All activations of a step, 2·b·s·nl·(16·hd + 2·heads·s). Source: INF, §3; the working memory's form, kept."""
+    """Compute all activations of a step, 2·b·s·nl·(16·hd + 2·heads·s). Source: INF, §3."""
     return 2 * infinity_activation_working_bytes(shape) * layers
 
 
 def infinity_checkpoint_bytes(shape: Shape, layers: int, layers_per_checkpoint: int = 1) -> Fraction:
-    """Activation checkpoints, 2·b·s·hd·nl/ci. Source: INF, §3, equation 3."""
+    """Compute activation checkpoints, 2·b·s·hd·nl/ci. Source: INF, §3, equation 3."""
     return Fraction(2 * shape.sbh * layers, layers_per_checkpoint)
 
 
 def infinity_activation_working_bytes(shape: Shape, layers_per_checkpoint: int = 1) -> int:
-    """Activation working memory: what is computed again between two checkpoints, b·s·ci·(16·hd + 2·heads·s).
+    """Compute the working memory of recomputation between two checkpoints, b·s·ci·(16·hd + 2·heads·s).
 
     Source: INF, §3, equation 5.
     """

@@ -1,33 +1,19 @@
-"""Shapes of a model's parameters on the meta device, and the part of them that a rank holds.
+"""Shapes of a model's parameters and buffers on the meta device, and the part of them that a rank holds.
 
-Shapes of a model's parameters and buffers, read on the meta device.
+Parameters are in the order of `model.parameters()`, on which every engine's flattening rests. A tensor-parallel rank's
+part is read off the model that it trains, split on a pretended axis. Experts: with N tokens of a rank's micro-batch, E
+experts, k choices and factor f, an expert's buffer has C = ⌈f·k·N/E⌉ rows of D numbers; each all-to-all carries the
+E·C·D numbers of all buffers, of which the share of the rank's own experts, 1/ep, stays. Figures equal the probe's.
 
-The order is that of `model.parameters()`, on which every engine's flattening rests. What one tensor-parallel rank holds
-is read off the very model that it trains: split, on a pretended axis.
-
-Experts that are shared out: what a rank holds of them, and what its ranks send each other.
-
-Equal to what the probe counts. With N tokens of a rank's micro-batch, E experts, k choices and factor f, an expert's
-buffer has C = ⌈f·k·N/E⌉ rows of D numbers; each all-to-all carries the E·C·D numbers of all buffers, of which the share
-of the rank's own experts, 1/ep, stays.
-
-Source: Lepikhin et al. 2020, "GShard" (arXiv 2006.16668), for the two all-to-alls of a mixture's forward pass; the
-backward pass of each is another (`dlojz.models.experts.exchange`).
-
-Which part of a model one rank holds under tensor and pipeline parallelism.
-
-Pure arithmetic on shapes; the parts of all ranks together hold every element once, but for what tensor parallelism
-leaves whole on each rank (normalisations, biases of row-parallel layers, shortcuts). How a layer is shared out,
-`dlojz.by_hand.tensor` alone knows.
-
-Source: Narayanan et al. 2021 (arXiv 2104.04473), §2, for contiguous stages and for the order of the ranks: tensor
-innermost, pipeline outermost.
+Source: Lepikhin et al. 2020, "GShard" (arXiv 2006.16668), for the two all-to-alls of a mixture's forward pass, each
+with another in backward (`dlojz.models.experts.exchange`); Narayanan et al. 2021 (arXiv 2104.04473), §2, for contiguous
+stages and for the order of the ranks: tensor innermost, pipeline outermost.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -51,13 +37,14 @@ HALF_BYTES = 2
 AUTOCAST = tuple(name for name in STRATEGIES if ENGINES[name].autocast)
 """Engines that keep fp32 weights and buffers in every precision, and compute in another by autocast."""
 DDP_FIRST_BUCKET_BYTES = 1 * MEBIBYTE
-DDP_BUCKET_BYTES = 25 * MEBIBYTE
-"""torch DDP closes a bucket once it holds so much (`bucket_cap_mb`); the first is small, so that it leaves early."""
+"""The first bucket of torch's DDP is small, so that it leaves early."""
+BUCKET_BYTES = 25 * MEBIBYTE
+"""Default size of a bucket of torch's DDP (`bucket_cap_mb`) and of the engine by hand (`dlojz.by_hand.ddp`)."""
 
 
 @dataclass(frozen=True)
 class ParameterShape:
-    """One parameter."""
+    """Shape of a parameter, and its place in the model."""
 
     name: str
     shape: tuple[int, ...]
@@ -91,7 +78,7 @@ class ParameterShape:
 
 @dataclass(frozen=True)
 class ModelShapes:
-    """All that predictions need to know of a model."""
+    """Shapes of a model's parameters and buffers."""
 
     parameters: tuple[ParameterShape, ...]
     float_buffer_elements: int
@@ -110,14 +97,42 @@ class ModelShapes:
             yield tuple(parameter for parameter in self.parameters if parameter.block == number)
 
 
-class Split(NamedTuple):
-    """Which part of each layer a rank holds; ranks whose parts have the same shapes have equal ones.
+def bucket_bytes_of(config: RunConfig) -> int:
+    """Return the bytes at which a bucket of gradients is closed: `bucket_mib`, or 25 MiB."""
+    given_mib = config.layout.bucket_mib
+    return BUCKET_BYTES if given_mib is None else int(given_mib * MEBIBYTE)
+
+
+def fill_buckets(
+    parameters: Iterable[ParameterShape], bucket_bytes: int, first_bytes: int | None = None
+) -> list[list[ParameterShape]]:
+    """Fill buckets with fp32 gradients in this order; a bucket is closed once it holds so many bytes.
 
     Args:
-        size: ranks that share each layer.
+        parameters: in the order in which their gradients become ready.
+        bucket_bytes: of a full bucket.
+        first_bytes: of the first one, where it differs.
+    """
+    buckets: list[list[ParameterShape]] = []
+    filled_bytes = limit_bytes = bucket_bytes if first_bytes is None else first_bytes
+    for parameter in parameters:
+        if filled_bytes >= limit_bytes:
+            limit_bytes = bucket_bytes if buckets else limit_bytes
+            buckets.append([])
+            filled_bytes = 0
+        buckets[-1].append(parameter)
+        filled_bytes += FP32_BYTES * parameter.numel
+    return buckets
+
+
+class Split(NamedTuple):
+    """Tensor-parallel part of each layer that a rank holds; parts with the same shapes are equal.
+
+    Attributes:
+        size: ranks that shard each layer.
         rank: the first whose part has these shapes.
         sequence_parallel: between the parallel regions too a rank holds part of the tokens.
-        pattern: the parts that are split, as `dlojz.by_hand.tensor.split.split_model` takes it.
+        pattern: the parts that are split, as for `dlojz.by_hand.tensor.split.split_model`.
     """
 
     size: int = 1
@@ -132,12 +147,12 @@ CONVOLUTIONS = "(stem|convolution)$"
 
 
 def split_of(config: RunConfig, tp_rank: int = 0) -> Split:
-    """The part of a run's model that a rank of the tensor axis holds."""
+    """Return the part of a run's model that a rank of the tensor axis holds."""
     layout = config.layout
     if layout.tp == 1:
         return WHOLE
     rank = 0
-    if models.spec(config.model).family == "text":  # a vocabulary alone may be shared out unequally
+    if models.spec(config.model).family == "text":  # only a vocabulary may be sharded unequally
         share = -(-config.num_classes // layout.tp)
         rank = tp_rank if (tp_rank + 1) * share > config.num_classes else 0
     pattern = layout.tensor_parts
@@ -147,14 +162,12 @@ def split_of(config: RunConfig, tp_rank: int = 0) -> Split:
 
 
 def model_shapes(config: RunConfig) -> ModelShapes:
-    """Shapes of the whole model of a run."""
-    return _shapes(
-        config.model, config.image_size, config.sequence_length, config.num_classes, WHOLE, config.routing
-    )
+    """Read the shapes of the whole model of a run."""
+    return _shapes(config.model, config.image_size, config.sequence_length, config.num_classes, WHOLE, config.routing)
 
 
 def share_shapes(config: RunConfig, tp_rank: int) -> ModelShapes:
-    """Shapes of what one rank of the tensor axis holds of the model of a run, all blocks of it."""
+    """Read the shapes of the part of all blocks that one rank of the tensor axis holds."""
     split = split_of(config, tp_rank)
     return _shapes(config.model, config.image_size, config.sequence_length, config.num_classes, split)
 
@@ -170,7 +183,7 @@ def build_on_meta(
     routing: Routing | None = None,
     ep: int = 1,
 ) -> BlockList:
-    """The model, or one rank's part of it, with shapes and without memory."""
+    """Build the model, or one rank's part of it, with shapes and without memory."""
     from dlojz.models.meta import on_meta
 
     with on_meta():
@@ -226,12 +239,10 @@ def _shapes(
 
 FORWARD_EXCHANGES = 2
 """Of a mixture: dispatch and combine; the backward pass has as many."""
-BUCKET_BYTES = 25 * MEBIBYTE
-"""A bucket of the engine by hand is closed once it holds so much, where nothing is said (`dlojz.by_hand.ddp`)."""
 
 
 def share_experts(shapes: ModelShapes, ep: int) -> ModelShapes:
-    """What one of `ep` ranks holds: of each expert's parameter its block along the first dimension, the rest whole."""
+    """Shard the experts over `ep` ranks, along the first dimension of their parameters; the rest stays whole."""
     parameters = tuple(
         replace(one, shape=(one.shape[0] // ep, *one.shape[1:])) if one.is_expert else one for one in shapes.parameters
     )
@@ -239,12 +250,12 @@ def share_experts(shapes: ModelShapes, ep: int) -> ModelShapes:
 
 
 def mixtures_of(shapes: ModelShapes) -> int:
-    """Mixtures of a model."""
+    """Count the mixtures of a model."""
     return len({one.module for one in shapes.parameters if one.is_expert})
 
 
 def exchange_bytes(config: RunConfig) -> int:
-    """Bytes of one all-to-all of one mixture, for one micro-batch: the whole buffer, in the type computed in."""
+    """Return the bytes of one all-to-all of a mixture for one micro-batch: the whole buffer, in the compute type."""
     routing = config.routing
     if routing is None:
         return 0
@@ -255,40 +266,29 @@ def exchange_bytes(config: RunConfig) -> int:
 
 
 def exchanges(config: RunConfig, shapes: ModelShapes) -> int:
-    """All-to-alls of one step: two per mixture, pass and micro-batch; a block that is computed again sends again."""
+    """Count the all-to-alls of a step: two per mixture, pass and micro-batch; recomputation sends again."""
     passes = 2 if config.layout.checkpointing == "none" else 3
     return FORWARD_EXCHANGES * passes * mixtures_of(shapes) * config.layout.micro_batches
 
 
 def expert_buckets(config: RunConfig, shapes: ModelShapes) -> list[tuple[bool, list[ParameterShape]]]:
-    """The buckets of gradients that the engine by hand fills, and whether each is of experts.
-
-    Args:
-        config: the run.
-        shapes: of what the rank holds.
-    """
-    given_mib = config.layout.bucket_mib
-    limit_bytes = BUCKET_BYTES if given_mib is None else int(given_mib * MEBIBYTE)
-    found: list[tuple[bool, list[ParameterShape]]] = []
-    for experts in (False, True):
-        buckets: list[list[ParameterShape]] = []
-        for parameter in reversed(shapes.parameters):
-            if parameter.is_expert != experts:
-                continue
-            if not buckets or FP32_BYTES * sum(one.numel for one in buckets[-1]) >= limit_bytes:
-                buckets.append([])
-            buckets[-1].append(parameter)
-        found += [(experts, bucket) for bucket in buckets]
-    return found
+    """Fill the buckets of the engine by hand from what the rank holds; True for buckets of experts."""
+    return [
+        (experts, bucket)
+        for experts in (False, True)
+        for bucket in fill_buckets(
+            (one for one in reversed(shapes.parameters) if one.is_expert == experts), bucket_bytes_of(config)
+        )
+    ]
 
 
 def gradient_traffic(config: RunConfig, shapes: ModelShapes, most_elements: int | None = None) -> list[Traffic]:
-    """The gradients of everything but experts over dp ranks, those of experts over the dp/ep that hold the same.
+    """Predict the all-reduces of gradients: over dp ranks, of experts over the dp/ep ranks that hold the same.
 
     Args:
         config: the run.
         shapes: of what the rank holds.
-        most_elements: that are reduced in one call; by default a bucket of the engine by hand.
+        most_elements: reduced in one call; by default a bucket of the engine by hand.
     """
     layout: Layout = config.layout
     found: list[Traffic] = []
@@ -303,7 +303,7 @@ def gradient_traffic(config: RunConfig, shapes: ModelShapes, most_elements: int 
 
 
 def exchange_traffic(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
-    """The all-to-alls of all mixtures."""
+    """Predict the all-to-alls of all mixtures."""
     calls = exchanges(config, shapes)
     return [_traffic("all_to_all", "ep", config.layout.ep, calls, calls * exchange_bytes(config))]
 
@@ -313,18 +313,18 @@ def _traffic(collective: Collective, group: str, size: int, count: int, message_
 
 
 def axes_of(config: RunConfig, rank: int) -> tuple[int, int, int]:
-    """Position of a rank along the axes (dp, tp, pp)."""
+    """Return the position of a rank along the axes (dp, tp, pp)."""
     layout = config.layout
     return rank // layout.tp % layout.dp, rank % layout.tp, rank // (layout.tp * layout.dp)
 
 
 def num_blocks(shapes: ModelShapes) -> int:
-    """Blocks of a model."""
+    """Count the blocks of a model."""
     return max(parameter.block for parameter in shapes.parameters) + 1
 
 
 def bounds_of(config: RunConfig, shapes: ModelShapes) -> tuple[int, ...]:
-    """First block of each stage of a layout's pipeline, and the number of blocks.
+    """Return the first block of each stage of a layout's pipeline, and the number of blocks.
 
     Raises:
         LabError: if the schedule does not fit the layout, or a stage would have no block.
@@ -342,7 +342,7 @@ def bounds_of(config: RunConfig, shapes: ModelShapes) -> tuple[int, ...]:
 
 
 def rank_stages(config: RunConfig, rank: int) -> tuple[int, ...]:
-    """The stages that one rank holds, in order; one that it holds twice (bidirectional schedules) counts twice."""
+    """List the stages of a rank, in order; one that it holds twice (bidirectional schedules) counts twice."""
     if config.layout.pp == 1:
         return (0,)
     pipeline_rank = axes_of(config, rank)[2]
@@ -352,13 +352,7 @@ def rank_stages(config: RunConfig, rank: int) -> tuple[int, ...]:
 
 
 def part_of(config: RunConfig, shapes: ModelShapes, rank: int) -> ModelShapes:
-    """What one rank holds of a model before data parallelism shares it out further.
-
-    Args:
-        config: the run.
-        shapes: of the whole model.
-        rank: from 0 to the world size.
-    """
+    """Select the part of a whole model that a rank holds, before data parallelism shards it further."""
     layout = config.layout
     if layout.tp > 1:
         shapes = share_shapes(config, axes_of(config, rank)[1])

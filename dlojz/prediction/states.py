@@ -1,43 +1,28 @@
 """Predict weights, gradients and optimizer states of a rank, offloaded and compressed ones included.
 
-Bytes of the model states on one rank, by category, for every engine and ZeRO stage.
+Closed forms over parameter shapes, padding included; equal to what the probe counts, to the byte. Which optimizers and
+precisions an engine really runs, `runnable` says.
 
-Closed forms over parameter shapes, padding included; equal to what the probe counts, to the byte.
+**States.** With Ψ parameters over N ranks, mixed precision and Adam, the paper's forms are 2Ψ + 2Ψ + 12Ψ (stage 0),
+4Ψ + 12Ψ/N (1), 2Ψ + 14Ψ/N (2), 16Ψ/N (3). The libraries add fp32 gradients where they keep them, a master copy in fp32
+even of fp32 weights, padding, whole parameters at the edges of a partition. fp16 takes the same bytes as bf16. Source:
+Rajbhandari et al. 2020 (arXiv 1910.02054), §5; DeepSpeed 0.19 `runtime/zero/stage_1_and_2.py` and `stage3.py`; torch
+2.13 `distributed/fsdp/_fully_shard`.
 
-With Ψ parameters over N ranks, mixed precision and Adam, the paper's forms are 2Ψ + 2Ψ + 12Ψ (stage 0), 4Ψ + 12Ψ/N (1),
-2Ψ + 14Ψ/N (2), 16Ψ/N (3). What follows adds what the libraries really do: fp32 gradients where they keep them, a master
-copy in fp32 even where the weights are fp32, padding, whole parameters at the edges of a partition.
+**DeepSpeed's offloading.** With Ψ/N = s parameters per rank, b bytes each to compute with, and Adam, the host holds the
+master copy 4s, its gradient 4s and the moments 8s, and buffers of bs for weights or gradients in transit. What goes to
+NVMe is DeepSpeed's arithmetic, not measured. Source: Ren et al. 2021, "ZeRO-Offload" (arXiv 2101.06840), section 4;
+Rajbhandari et al. 2021, "ZeRO-Infinity" (arXiv 2104.07857), section 5; DeepSpeed 0.19, `offload_config.py`.
 
-fp16 takes the same bytes as bf16. Which optimizers and precisions an engine really runs, `train.check_runnable` says.
-
-Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5; DeepSpeed 0.19 `runtime/zero/stage_1_and_2.py` and `stage3.py`;
-torch 2.13 `distributed/fsdp/_fully_shard`.
-
-Which bytes of the model states DeepSpeed's offloading takes from the device, and how many it needs on the host.
-
-Closed forms over parameter shapes, equal to what the engine holds in host memory, to the byte; what goes to NVMe is
-DeepSpeed's arithmetic, not measured where the operator for it cannot be built.
-
-With Ψ/N = s parameters per rank, b bytes each to compute with, and Adam, the host holds: the master copy 4s, its
-gradient 4s and the moments 8s; and buffers on the way, bs for the weights or the gradients.
-
-Source: Ren et al. 2021, "ZeRO-Offload" (arXiv 2101.06840), section 4; Rajbhandari et al. 2021, "ZeRO-Infinity" (arXiv
-2104.07857), section 5; DeepSpeed 0.19 `runtime/zero/stage_1_and_2.py`, `stage3.py`, `offload_config.py`.
-
-What torch's hooks make of DDP's buckets: messages, and what PowerSGD keeps.
-
-Equal, to the byte, to what the probe counts once PowerSGD has begun.
-
-With r the rank, a gradient of n rows and m columns (what follows the first dimension, end to end) is sent as P (n × r)
-and Q (m × r), if that is less than half of it; else as it is, in fp32, with the others of its bucket.
-
+**Hooks of DDP.** With r the rank of PowerSGD, a gradient of n rows and m columns (all dimensions but the first) is sent
+as P (n × r) and Q (m × r), if that is less than half of it; else as it is, in fp32, with the others of its bucket.
 Source: torch 2.13, `distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py`, `_should_compress` and `powerSGD_hook`;
 Vogels et al. 2019 (arXiv 1905.13727), algorithm 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -46,12 +31,13 @@ from dlojz.by_hand.optimizers.sent_bytes import chunk_elements
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import COMPRESSED
 from dlojz.prediction.shapes import (
-    DDP_BUCKET_BYTES,
     DDP_FIRST_BUCKET_BYTES,
     FP32_BYTES,
     HALF_BYTES,
     ModelShapes,
     ParameterShape,
+    bucket_bytes_of,
+    fill_buckets,
 )
 from dlojz.results.footprint import Memory, Traffic
 
@@ -62,11 +48,11 @@ MOMENTS = {
 }
 """Tensors of the parameter's size that an optimizer keeps."""
 NUMBERS = {"adamw": 1, "lamb": 1, "one_bit_adam": 1, "one_bit_lamb": 3, "zero_one_adam": 1, "diloco": 1}
-"""Tensors of one number that it keeps for each parameter: the count of steps; in 1-bit LAMB c_avg and r too."""
+"""Tensors of one number that it keeps per parameter: the count of steps; in 1-bit LAMB c_avg and r too."""
 QUANTISED_ELEMENTS = 256
 """Elements of an 8-bit moment that share one fp32 scale (bitsandbytes `F.quantize_blockwise`)."""
 ZERO_BUCKET_BYTES = 1 * MEBIBYTE
-"""The lab's own stage 2 closes a bucket once it holds so much (`dlojz.by_hand.zero.stage2`)."""
+"""The lab's ZeRO stage 2 closes a bucket once it holds so much (`dlojz.by_hand.zero.stage2`)."""
 DEEPSPEED_ALIGNMENT = 2
 """Stages 1 and 2 pad the flat weights to a multiple of N times this (`nccl_start_alignment_factor`)."""
 SUB_GROUP_ELEMENTS = 10**9
@@ -74,22 +60,22 @@ SUB_GROUP_ELEMENTS = 10**9
 
 
 def compute_bytes(config: RunConfig) -> int:
-    """Bytes of one weight as DeepSpeed, FSDP2 and the lab's stage 3 compute with it."""
+    """Return the bytes of one weight as DeepSpeed, FSDP2 and the lab's stage 3 compute with it."""
     return FP32_BYTES if config.precision == "fp32" else HALF_BYTES
 
 
 def gradient_bytes(config: RunConfig) -> int:
-    """Bytes of one gradient as DeepSpeed keeps it: as a weight, or 4 where `fp32_gradients` says so."""
+    """Return the bytes of one gradient as DeepSpeed keeps it: as a weight, or 4 with `fp32_gradients`."""
     return FP32_BYTES if config.fp32_gradients else compute_bytes(config)
 
 
 def optimizer_bytes(config: RunConfig, sizes: Iterable[int]) -> int:
-    """States of the optimizer over tensors of so many elements.
+    """Compute the bytes of the optimizer's states over tensors of so many elements.
 
-    Adam and LAMB: two moments in fp32; torch's AdamW adds an fp32 step count per tensor, and so do the lab's own; what
-    DeepSpeed brings keeps it as a number. 1-bit LAMB has a third moment, the fresh variance, in its second stage.
-    8-bit Adam: the moments in one byte each, with one fp32 scale for every 256 elements of a tensor; of small tensors
-    too, though bitsandbytes keeps those under 4096 elements in fp32.
+    Adam and LAMB: two moments in fp32; torch's AdamW adds an fp32 step count per tensor, and so do the lab's own;
+    DeepSpeed's keep it as a number. 1-bit LAMB has a third moment, the fresh variance, in its second stage. 8-bit Adam:
+    the moments in one byte each, with one fp32 scale for every 256 elements of a tensor; of small tensors too, though
+    bitsandbytes keeps those under 4096 elements in fp32.
 
     Source: Kingma & Ba 2015 (arXiv 1412.6980), algorithm 1; You et al. 2020, LAMB (arXiv 1904.00962), algorithm 2;
     Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization" (arXiv 2110.02861), §2, whose blocks of 2048
@@ -106,7 +92,7 @@ def optimizer_bytes(config: RunConfig, sizes: Iterable[int]) -> int:
 
 
 def error_bytes(config: RunConfig, num_parameters: int) -> int:
-    """What a rank holds back in the second stage of an optimizer that compresses: 4Ψ as a worker, 4Ψ/N as a server.
+    """Compute the errors that a compressing optimizer keeps in its second stage: 4Ψ as a worker, 4Ψ/N as a server.
 
     Source: Tang et al. 2021 (arXiv 2102.02888), algorithm 1, lines 6 and 9; padding:
     `dlojz.by_hand.optimizers.sent_bytes`.
@@ -118,13 +104,13 @@ def error_bytes(config: RunConfig, num_parameters: int) -> int:
 
 
 def padded_parameters(num_parameters: int, dp: int) -> int:
-    """Elements of DeepSpeed's flat weights (stages 1 and 2), padded so that all ranks get the same share."""
+    """Count the elements of DeepSpeed's flat weights (stages 1 and 2), padded to equal shares."""
     multiple = dp * DEEPSPEED_ALIGNMENT
     return -(-num_parameters // multiple) * multiple
 
 
 def touching_names(shapes: ModelShapes, dp: int, rank: int) -> frozenset[str]:
-    """Names of all parameters that reach into one rank's share of DeepSpeed's flat weights (stages 1 and 2)."""
+    """Name the parameters that reach into one rank's share of DeepSpeed's flat weights (stages 1 and 2)."""
     share = padded_parameters(shapes.num_parameters, dp) // dp
     start, end = rank * share, (rank + 1) * share
     ends = accumulate(parameter.numel for parameter in shapes.parameters)
@@ -136,7 +122,7 @@ def touching_names(shapes: ModelShapes, dp: int, rank: int) -> frozenset[str]:
 
 
 def touching_elements(shapes: ModelShapes, dp: int, rank: int) -> int:
-    """Elements of all parameters that reach into one rank's share of the flat weights, and the padding in it.
+    """Count the elements of parameters that reach into one rank's share of the flat weights, and the padding in it.
 
     Stages 1 and 2 keep the gradient of a parameter whole on each rank whose share it touches.
     """
@@ -149,8 +135,7 @@ def touching_elements(shapes: ModelShapes, dp: int, rank: int) -> int:
 def _replicated(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
     """One process, or DDP, also by hand: everything whole on every rank; bf16 is autocast over fp32 weights.
 
-    Where backward updates, a gradient is a temporary; PowerSGD's errors count with the optimizer's states, as those of
-    the optimizers that compress do.
+    Where backward updates, a gradient is a temporary. PowerSGD's errors count with the optimizer's states.
     """
     whole_bytes = FP32_BYTES * shapes.num_parameters
     return Memory(
@@ -178,7 +163,7 @@ def _fsdp2(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
 
 
 def deepspeed_sizes(config: RunConfig, shapes: ModelShapes) -> list[int]:
-    """Elements of the tensors that DeepSpeed's stage 0 updates: its own experts are not stacked but one by one."""
+    """List the elements of the tensors that DeepSpeed's stage 0 updates: its experts are not stacked but one by one."""
     sizes: list[int] = []
     for parameter in shapes.parameters:
         pieces = parameter.shape[0] if parameter.is_expert and config.layout.ep > 1 else 1
@@ -209,38 +194,30 @@ def _zero_1_or_2(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
     )
 
 
-def _sub_groups(num_elements: int) -> list[int]:
-    """Elements of the groups in which DeepSpeed's stage 3 updates so many."""
-    whole, rest = divmod(num_elements, SUB_GROUP_ELEMENTS)
-    return [SUB_GROUP_ELEMENTS] * whole + ([rest] if rest else [])
-
-
 def _zero_3(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
     each = compute_bytes(config)
     own = sum(parameter.padded_numel(config.layout.dp) for parameter in shapes.parameters)
+    whole, rest = divmod(own, SUB_GROUP_ELEMENTS)
     return Memory(
         weights_bytes=each * own,
         gradients_bytes=gradient_bytes(config) * own,
-        optimizer_bytes=optimizer_bytes(config, _sub_groups(own)),
+        optimizer_bytes=optimizer_bytes(config, [SUB_GROUP_ELEMENTS] * whole + [rest] * (rest > 0)),
         master_bytes=FP32_BYTES * own,
     )
 
 
 def zero_by_hand_shares(config: RunConfig, shapes: ModelShapes) -> list[int]:
-    """Elements of one rank's share of each flat tensor of the lab's own ZeRO (`dlojz.by_hand.zero`), padding included.
+    """List the elements of one rank's share of each flat tensor of the lab's ZeRO, padding included.
 
-    Stage 1 lays all parameters into one flat tensor, stage 2 into one per bucket, from the last parameter on, stage 3
-    into one per block; each is padded to a multiple of the ranks. In the order in which gradients are reduced.
+    Stage 1 has one flat tensor, stage 2 one per bucket, from the last parameter on, stage 3 one per block, in the order
+    in which gradients are reduced; each is padded to a multiple of the ranks.
     """
     stage, dp = config.layout.zero, config.layout.dp
     if stage == 1:
         flats = [shapes.num_parameters]
     elif stage == 2:
-        flats = [0]
-        for parameter in reversed(shapes.parameters):
-            if FP32_BYTES * flats[-1] >= ZERO_BUCKET_BYTES:
-                flats.append(0)
-            flats[-1] += parameter.numel
+        buckets = fill_buckets(reversed(shapes.parameters), ZERO_BUCKET_BYTES)
+        flats = [sum(parameter.numel for parameter in bucket) for bucket in buckets]
     else:
         flats = [sum(parameter.numel for parameter in block) for block in shapes.blocks()][::-1]
     return [-(-elements // dp) for elements in flats]
@@ -268,11 +245,11 @@ STATES: dict[str, Callable[[RunConfig, ModelShapes, int], Memory]] = {
     "deepspeed_1_or_2": _zero_1_or_2,
     "deepspeed_3": _zero_3,
 }
-"""What a rank keeps between steps, by the names under which `dlojz.config.engines` asks for it."""
+"""States between steps, by the names in `dlojz.config.engines`."""
 
 
 def predict_states(config: RunConfig, shapes: ModelShapes, rank: int = 0) -> Memory:
-    """Weights, gradients, optimizer states, master copies and buffers of one rank; the rest is None."""
+    """Predict weights, gradients, optimizer states, master copies and buffers of one rank; the rest is None."""
     engine = config.engine_spec
     held = STATES[engine.states](config, shapes, rank)
     if engine.gathers_per_step and config.layout.pp > 1:
@@ -292,16 +269,16 @@ PARAMETER_BUFFERS, PARAMETER_BUFFER_ELEMENTS = 5, 10**8
 
 
 def offload_states(config: RunConfig, shapes: ModelShapes, memory: Memory, rank: int = 0) -> Memory:
-    """The states of one rank once the layout's offloading has moved what it moves.
+    """Move the states that the layout's offloading moves.
 
     Args:
         config: the run.
         shapes: of its model.
-        memory: the states without offloading, as `predict_states` gives them.
+        memory: the states without offloading, from `predict_states`.
         rank: whose states they are.
 
     Returns:
-        the same with `host_bytes` and `nvme_bytes`; unchanged where optimizer and parameters stay on the device.
+        The same with `host_bytes` and `nvme_bytes`; unchanged where optimizer and parameters stay on the device.
     """
     if config.layout.offload not in ("optimizer", "parameters"):
         return memory
@@ -352,14 +329,7 @@ MESSAGES = 3
 
 @dataclass(frozen=True)
 class Bucket:
-    """One of DDP's buckets as PowerSGD sends it; in elements.
-
-    Args:
-        whole: all its gradients.
-        plain: those that are sent as they are.
-        p: all P together.
-        q: all Q together.
-    """
+    """Bucket of DDP as PowerSGD sends it; in elements: in all, sent as they are, all P, all Q."""
 
     whole: int
     plain: int
@@ -372,25 +342,18 @@ class Bucket:
         return self.plain + self.p + self.q
 
 
-def buckets(config: RunConfig, shapes: ModelShapes) -> tuple[tuple[ParameterShape, ...], ...]:
-    """The parameters of each of DDP's buckets, in the order in which they leave, after the first step."""
+def ddp_buckets(config: RunConfig, shapes: ModelShapes) -> list[list[ParameterShape]]:
+    """Fill DDP's buckets in the order in which backward makes gradients ready, as after the first step."""
     from dlojz.prediction.model_trace import ready_order  # loads torch
 
-    given_mib = config.layout.bucket_mib
-    limit_bytes, later_bytes = DDP_FIRST_BUCKET_BYTES, DDP_BUCKET_BYTES
-    if given_mib is not None:
-        limit_bytes = later_bytes = int(given_mib * MEBIBYTE)
-    found: list[list[ParameterShape]] = [[]]
-    for number in ready_order(config):
-        if FP32_BYTES * sum(parameter.numel for parameter in found[-1]) >= limit_bytes:
-            limit_bytes = later_bytes
-            found.append([])
-        found[-1].append(shapes.parameters[number])
-    return tuple(tuple(bucket) for bucket in found)
+    # A given size holds for the first bucket too, and so does that of Colossal-AI's plugin.
+    given = config.layout.bucket_mib is not None or config.library == "colossalai"
+    ready = (shapes.parameters[number] for number in ready_order(config))
+    return fill_buckets(ready, bucket_bytes_of(config), None if given else DDP_FIRST_BUCKET_BYTES)
 
 
-def compressed(bucket: tuple[ParameterShape, ...], rank: int) -> Bucket:
-    """A bucket as PowerSGD of this rank sends it."""
+def compressed(bucket: Sequence[ParameterShape], rank: int) -> Bucket:
+    """Compress a bucket as PowerSGD of this rank does."""
     plain = p = q = 0
     for parameter in bucket:
         rows = parameter.shape[0]
@@ -404,30 +367,30 @@ def compressed(bucket: tuple[ParameterShape, ...], rank: int) -> Bucket:
 
 
 def powersgd_buckets(config: RunConfig, shapes: ModelShapes) -> tuple[Bucket, ...]:
-    """All buckets as PowerSGD sends them."""
-    return tuple(compressed(bucket, config.layout.powersgd_rank) for bucket in buckets(config, shapes))
+    """Compress all buckets as PowerSGD does."""
+    return tuple(compressed(bucket, config.layout.powersgd_rank) for bucket in ddp_buckets(config, shapes))
 
 
 def hook_traffic(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
-    """What DDP hands to the collectives of a step through the run's hook; PowerSGD's first steps in full aside."""
+    """Predict what DDP sends in a step through the run's hook, after PowerSGD's first steps in full."""
     if config.layout.gradient_compression == "powersgd":
         found = powersgd_buckets(config, shapes)
         count, message_bytes = MESSAGES * len(found), FP32_BYTES * sum(bucket.sent for bucket in found)
     else:
-        count, message_bytes = len(buckets(config, shapes)), HALF_BYTES * shapes.num_parameters
+        count, message_bytes = len(ddp_buckets(config, shapes)), HALF_BYTES * shapes.num_parameters
     dp = config.layout.dp
     return [Traffic(collective="all_reduce", group="dp", group_size=dp, count=count, message_bytes=message_bytes)]
 
 
 def kept_bytes(config: RunConfig, shapes: ModelShapes) -> int:
-    """Errors, P and Q: what PowerSGD keeps from step to step; 0 without it."""
+    """Compute what PowerSGD keeps from step to step: errors, P and Q; 0 without it."""
     if config.layout.gradient_compression != "powersgd":
         return 0
     return FP32_BYTES * sum(bucket.whole + bucket.p + bucket.q for bucket in powersgd_buckets(config, shapes))
 
 
 def renewed_bytes(config: RunConfig, shapes: ModelShapes) -> int:
-    """The errors of the largest bucket, which are there twice for a moment: the new ones beside the old."""
+    """Compute the errors of the largest bucket, which exist twice for a moment; 0 without PowerSGD."""
     if config.layout.gradient_compression != "powersgd":
         return 0
     return FP32_BYTES * max(bucket.whole for bucket in powersgd_buckets(config, shapes))

@@ -1,8 +1,7 @@
 """Track every tensor storage from its allocation to its release, at the dispatcher.
 
-A storage is counted once, however many tensors look at it; its bytes are those it has now, and all of them go when it
-is released. Forecast (`following`) and measurement (`dlojz.train.probes.dispatch_trace`) both count by this class, so
-that they differ by what they are shown alone.
+A storage is counted once, however many tensors view it, with its current bytes, until it is released. Forecast
+(`trace`) and measurement (`dlojz.train.probes.dispatch_trace`) both count by this class.
 """
 
 from __future__ import annotations
@@ -16,33 +15,28 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class StorageTracker(TorchDispatchMode):
-    """Numbers storages and tells by how many bytes each has grown; subclasses say which and note what they need.
-
-    A subclass passes to `follow` the storages of what each operator returns.
-    """
+    """Dispatch mode that numbers storages and reports their growth; a subclass passes storages to `follow`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.live_bytes: dict[int, int] = {}
-        """Number of each storage that is there → its bytes."""
+        """Number of each live storage → its bytes."""
         self._number_of: dict[int, int] = {}
         self._references: dict[int, Any] = {}
         self._times: dict[int, int] = {}
         self._numbers = count()
 
     def begun(self, number: int) -> None:
-        """Hear that a storage is followed from now on; its first bytes are told by `grown`."""
+        """Handle a new storage; its first bytes are reported by `grown`."""
 
     def grown(self, number: int, delta_bytes: int) -> None:
-        """Hear that a storage grew by so many bytes (or shrank, where negative)."""
+        """Handle the growth of a storage by so many bytes (or shrinking, where negative)."""
         raise NotImplementedError
 
     def follow(self, storage: torch.UntypedStorage, times: int = 1) -> int:
-        """Follow a storage from now on, or look at it again; its number, from 0.
+        """Track a storage, real or fake, or update its size; return its number, from 0.
 
-        Args:
-            storage: real or fake.
-            times: bytes to count for each of its own; what it was first followed with stays.
+        `times`: bytes to count for each of its own, as first given.
         """
         key = storage._cdata
         number = self._number_of.get(key)
@@ -61,7 +55,7 @@ class StorageTracker(TorchDispatchMode):
         return number
 
     def abandon(self, storage: torch.UntypedStorage) -> None:
-        """Follow a storage no more, as if it had been released."""
+        """Stop tracking a storage, as if it had been released."""
         key = storage._cdata
         if (number := self._number_of.get(key)) is not None:
             self._forget(key, number)

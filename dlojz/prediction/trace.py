@@ -1,23 +1,15 @@
-"""Trace a forward and backward pass: every allocation of one micro-batch, as on CPU, on GPU, in Megatron-core.
+"""Trace forward and backward of any module without its memory: every storage, from its allocation to its release.
 
-Every storage from its allocation to its release, as operators return them.
+Fake tensors have shapes and no memory; autograd itself decides what is kept and for how long, so a trace equals a real
+run on the CPU to the byte. A model of 400 billion parameters is traced within seconds. Without a GPU a fake CUDA tensor
+cannot run backward, so differences are corrected on fake CPU tensors:
 
-What a mode at the dispatcher sees is all that autograd and the operators allocate.
+**GPU**: the operators that a CUDA device would choose are called. Source: torch 2.13
+`aten/src/ATen/autocast_mode.h` (lists of operators in fp32), `aten/src/ATen/native/transformers` (which attention
+kernel), `aten/src/ATen/native/Dropout.cpp` (a mask of one byte).
 
-What a GPU does otherwise than the CPU on which a model is traced.
-
-Only what changes the bytes that are kept is changed: the operators that a CUDA device would choose are called on the
-same fake CPU tensors.
-
-Source: torch 2.13 `aten/src/ATen/autocast_mode.h` (lists of operators in fp32), `aten/src/ATen/native/transformers`
-(which attention kernel), `aten/src/ATen/native/Dropout.cpp` (a mask of one byte).
-
-What Megatron-core allocates otherwise than the lab's decoder, where Transformer Engine is not there.
-
-Only what is held, and for how long, is told; the numbers mean nothing, as in every trace. Of two calls: attention,
-which Megatron-core writes out where torch has one kernel, and the loss, which it computes in place.
-
-With s tokens, b samples, a heads and v words on a rank, in fp32:
+**Megatron-core** without Transformer Engine computes attention by several operators and the loss in place. With s
+tokens, b samples, a heads and v words on a rank, in fp32:
 
     attention, forward     the scores, then the softmax: 4·a·s²·b each; the softmax is kept for backward
     attention, backward    up to 4 such tensors at once: scores that were masked in place are a view, whose gradient
@@ -26,15 +18,6 @@ With s tokens, b samples, a heads and v words on a rank, in fp32:
 
 Source: megatron-core 0.16.1, `transformer/dot_product_attention.py`, `fusions/fused_softmax.py` (without fusion) and
 `tensor_parallel/cross_entropy.py`.
-
-Forward and backward of any module without its memory: every storage, from its allocation to its release.
-
-Autograd itself says what is kept and for how long, on fake tensors, which have shapes and no memory; what is traced
-equals a real run on the CPU to the byte, as the same operators are called in the same order. Nothing is allocated: a
-model of 400 billion parameters is traced within seconds.
-
-Fake CPU tensors, not CUDA ones: without a GPU a fake CUDA tensor cannot run backward. What differs on a GPU is
-corrected afterwards (`dlojz.prediction.trace`).
 """
 
 from __future__ import annotations
@@ -59,18 +42,18 @@ from dlojz.prediction.storage_tracker import StorageTracker
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A storage that grew by some bytes (or shrank, where negative), in which pass and for which module."""
+    """Growth of a storage by some bytes (or shrinking, where negative), in which pass and for which module."""
 
     storage: int
     delta_bytes: int
     phase: Literal["data", "forward", "backward"]
     module: str
-    """Path of the module that computes; empty outside of all."""
+    """Path of the module that computes; empty outside the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceMark:
-    """A moment: a unit of the model begins or has ended a pass, or the gradient of a parameter is there."""
+    """Mark in a trace: a unit of the model begins or ends a pass, or the gradient of a parameter is ready."""
 
     what: Literal["forward", "forwarded", "backward", "ready"]
     name: str
@@ -81,7 +64,7 @@ class TraceMark:
 
 @dataclass(frozen=True)
 class MemoryTrace:
-    """What one micro-batch's forward and backward passes allocate.
+    """Allocations of one micro-batch's forward and backward passes.
 
     Args:
         events: allocations and marks, in the order in which they happen.
@@ -125,7 +108,7 @@ class MemoryTrace:
 
 
 class Follower(StorageTracker):
-    """Notes the allocations and releases of two passes, and in which module each happened; tensors may be fake."""
+    """Storage tracker that records allocations and releases of two passes, with their modules; tensors may be fake."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,21 +137,21 @@ class Follower(StorageTracker):
         return self.modules[-1] if self.modules else (self.in_backward_of if self.phase == "backward" else "")
 
     def ignore(self, tensors: Iterable[Tensor]) -> None:
-        """Never count these: they are states, which are predicted by themselves."""
+        """Never count these tensors: they are states, which are predicted separately."""
         self.ignored |= {tensor.untyped_storage()._cdata for tensor in tensors}
 
     def see(self, tensor: Tensor, times: int = 1) -> int:
-        """Follow a tensor's storage from now on, as so many times as large; its number, -1 if it is ignored."""
+        """Track a tensor's storage, counted `times` its size; return its number, -1 if it is ignored."""
         storage = tensor.untyped_storage()
         return -1 if storage._cdata in self.ignored else self.follow(storage, times)
 
     def begun(self, number: int) -> None:
-        """Note which module computes."""
+        """Record which module computes."""
         self.bytes_of[number] = 0
         self.module_of[number] = self.module
 
     def grown(self, number: int, delta_bytes: int) -> None:
-        """Note the event, and the most that the storage has held."""
+        """Record the event, and the storage's largest size."""
         self.bytes_of[number] = max(self.bytes_of[number], self.live_bytes.get(number, 0))
         self.events.append(Allocation(number, delta_bytes, self.phase, self.module))
 
@@ -179,12 +162,8 @@ IN_FP32 = frozenset(
 """Computed in fp32 under CUDA's autocast, in bf16 under the CPU's."""
 
 
-class cuda_ways(TorchFunctionMode):  # noqa: N801 - reads as the context manager that it is
-    """Within it, attention, dropout and autocast choose what they would choose on a CUDA device.
-
-    Args:
-        compute: the precision, as `tracing.trace` takes it.
-    """
+class CudaOverrides(TorchFunctionMode):
+    """Override attention, dropout and autocast with what they choose on a CUDA device, for a compute precision."""
 
     def __init__(self, compute: str) -> None:
         super().__init__()
@@ -227,13 +206,8 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None,
     return F.scaled_dot_product_attention(query, key, value, attn_mask, *args, **options)
 
 
-class megatron_ways(cuda_ways):  # noqa: N801 - reads as the context manager that it is
-    """Within it, attention and the loss allocate what Megatron-core's do.
-
-    Args:
-        compute: the precision, as `tracing.trace` takes it.
-        on_gpu: all else as on a CUDA device.
-    """
+class MegatronOverrides(CudaOverrides):
+    """Override attention and the loss with the allocations of Megatron-core's; with `on_gpu` the rest as CUDA's."""
 
     def __init__(self, compute: str, *, on_gpu: bool) -> None:
         super().__init__(compute)
@@ -300,24 +274,28 @@ def trace(
     on_gpu: bool = False,
     in_megatron: bool = False,
 ) -> MemoryTrace:
-    """What forward and backward of a module allocate, without allocating it.
+    """Trace the allocations of a module's forward and backward, without allocating.
 
     Args:
         module: any; on the meta device or a real one, where it stays untouched.
-        inputs: what its forward takes, on the meta device or a real one; copied, not changed.
-        compute: in which precision.
-        targets: what the loss compares the output with; part of the micro-batch.
+        inputs: of its forward, on the meta device or a real one; copied, not changed.
+        compute: precision.
+        targets: part of the micro-batch, for the loss.
         loss: of the module's output (and of the targets), a scalar; by default the sum of all its numbers.
-        around_forward: made of the module, and entered around its forward pass; what its `host_copies` lists after it
-            counts as host memory.
-        on_gpu: correct what a GPU does otherwise (see `dlojz.prediction.trace`).
-        in_megatron: and what Megatron-core does (see `dlojz.prediction.trace`).
+        around_forward: made of the module and entered around its forward pass; its `host_copies` afterwards count as
+            host memory.
+        on_gpu: with a GPU's corrections.
+        in_megatron: with Megatron-core's.
 
     Raises:
         LabError: if forward depends on the values of its data, or does not fit the inputs.
     """
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, _as_fake(module, mode, compute):
-        ways = _ways(compute, on_gpu, in_megatron)
+        ways: AbstractContextManager[Any] = nullcontext()
+        if in_megatron:
+            ways = MegatronOverrides(compute, on_gpu=on_gpu)
+        elif on_gpu:
+            ways = CudaOverrides(compute)
         return _traced(module, inputs, targets, compute, loss or _sum_of_all, around_forward, on_gpu, ways)
 
 
@@ -373,12 +351,6 @@ def _traced(
     )
 
 
-def _ways(compute: Compute, on_gpu: bool, in_megatron: bool) -> AbstractContextManager[Any]:
-    if in_megatron:
-        return megatron_ways(compute, on_gpu=on_gpu)
-    return cuda_ways(compute) if on_gpu else nullcontext()
-
-
 def _sum_of_all(output: Any) -> Tensor:
     tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not tensors:
@@ -431,10 +403,10 @@ def _as_fake(module: nn.Module, mode: FakeTensorMode, compute: Compute) -> Itera
 
 
 def _marks(module: nn.Module, follower: Follower, ways: AbstractContextManager[Any]) -> Iterator[Any]:
-    """Hooks that say which module computes, when it is done, and when a gradient is ready.
+    """Hooks that record which module computes, when it is done, and when a gradient is ready.
 
-    A checkpointed block computes its forward again within backward, where autograd has left all modes: `ways` is
-    entered anew for it, so that it saves the same tensors.
+    A checkpointed block recomputes its forward within backward, where autograd has left all modes: `ways` is entered
+    anew for it, so that it saves the same tensors.
     """
     for name, part in module.named_modules():
         owns = any(True for _ in part.parameters(recurse=False))

@@ -1,10 +1,8 @@
-"""Store of traces on disk: what a model allocates in one micro-batch, traced once per model, precision and cut.
+"""Store of traces on disk: gzipped JSON files in `$XDG_CACHE_HOME/dlojz/traces` (by default `~/.cache/dlojz/traces`).
 
 A stored trace is read only if it was written by the same versions of this package's tracing code and of torch, under
-the same key; anything else is traced anew. What the store holds can be deleted at any time.
-
-One gzipped JSON file per trace, in `$XDG_CACHE_HOME/dlojz/traces` (`~/.cache/dlojz/traces` by default). Nothing is
-pickled. A damaged file, a folder that cannot be written, or a file of somebody else is reported once per process.
+the same key; anything else is traced anew. The store can be deleted at any time. Nothing is pickled. A damaged file, a
+folder that cannot be written, or a file of another user is reported once per process.
 """
 
 from __future__ import annotations
@@ -29,15 +27,15 @@ FORMAT: Final = 1
 """Version of the file's layout."""
 PHASES: Final = ("data", "forward", "backward")
 MAX_BYTES: Final = 64 * 2**20
-"""No file of ours is larger: the largest model of the catalogue takes less than one MB."""
+"""Limit of a file: the largest model of the catalogue takes less than one MB."""
 SOURCES: Final = ("models", "by_hand/tensor", "by_hand/activation_offload.py", "prediction", "train/engines/base.py")
-"""Parts of the package whose code decides what a trace holds."""
+"""Parts of the package that decide the contents of a trace."""
 Parsed = TypeVar("Parsed")
 _reported: set[str] = set()
 
 
 def folder() -> Path | None:
-    """The store's folder, made on first use; None where this user has none that can be written."""
+    """Return the store's folder, made on first use; None where this user cannot write one."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         found = (base if base.is_absolute() else Path("~/.cache").expanduser()) / "dlojz" / "traces"
@@ -59,7 +57,7 @@ def folder() -> Path | None:
 
 @lru_cache(maxsize=1)
 def code_version() -> str:
-    """Hash of what decides a trace: the tracing code of this package, the versions of torch and of the file format."""
+    """Hash the tracing code of this package and the versions of torch and of the file format."""
     digest = hashlib.sha256(str(FORMAT).encode())
     for name in ("torch", "torchvision"):
         try:
@@ -75,12 +73,7 @@ def code_version() -> str:
 
 
 def kept(key: Hashable, make: Callable[[], MemoryTrace]) -> MemoryTrace:
-    """Read a trace from the store, or make it and write it there.
-
-    Args:
-        key: all that the trace depends on besides the code; its `repr` must say it.
-        make: traces the model.
-    """
+    """Read a trace from the store, or make it and write it there; the key's `repr` names all that it depends on."""
     found = read(key, from_data)
     if found is None:
         found = make()
@@ -89,20 +82,20 @@ def kept(key: Hashable, make: Callable[[], MemoryTrace]) -> MemoryTrace:
 
 
 def is_kept(key: Hashable) -> bool:
-    """Whether the store holds a file for a key, of this version."""
+    """Tell whether the store holds a file for a key, of this version."""
     path = path_of(key)
     return path is not None and path.is_file()
 
 
 def path_of(key: Hashable) -> Path | None:
-    """File of a key; None where there is no folder for it."""
+    """Return the file of a key; None where there is no folder for it."""
     within = folder()
     name = hashlib.sha256(f"{code_version()} {key!r}".encode()).hexdigest()[:24]
     return None if within is None else within / f"{name}.json.gz"
 
 
 def to_data(trace: MemoryTrace) -> dict[str, Any]:
-    """A trace as plain JSON data: events as lists of numbers, module names once each."""
+    """Convert a trace to plain JSON data: events as lists of numbers, module names once each."""
     names: dict[str, int] = {}
 
     def number(name: str) -> int:
@@ -126,10 +119,10 @@ def to_data(trace: MemoryTrace) -> dict[str, Any]:
 
 
 def from_data(data: dict[str, Any]) -> MemoryTrace:
-    """The trace that `to_data` wrote.
+    """Convert the data of `to_data` to a trace.
 
     Raises:
-        KeyError, IndexError, TypeError, ValueError: if the data are none of its.
+        KeyError, IndexError, TypeError, ValueError: if the data are damaged.
     """
     names: list[str] = data["names"]
     events: list[Allocation | TraceMark] = []
@@ -149,11 +142,11 @@ def from_data(data: dict[str, Any]) -> MemoryTrace:
 
 
 def read(key: Hashable, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed | None:
-    """Read what was written under a key; None where there is nothing, or nothing that can be read.
+    """Read the data under a key; None where there is none, or it is damaged.
 
     Args:
         key: what it depends on besides the code.
-        parse: makes of the data what is returned; any `ValueError`, `KeyError`, … of its means damage.
+        parse: converts the data; a `ValueError`, `KeyError`, … means damage.
     """
     path = path_of(key)
     if path is None:
@@ -181,7 +174,7 @@ def read(key: Hashable, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed | N
 
 
 def write(key: Hashable, data: dict[str, Any]) -> None:
-    """Write plain data under another name and rename it, so that a reader never sees half a file."""
+    """Write plain data atomically: under another name, then renamed."""
     path = path_of(key)
     if path is None:
         return

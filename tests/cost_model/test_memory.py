@@ -18,7 +18,6 @@ from dlojz.prediction.rules_of_thumb import (
     Offload,
     Shape,
     bytes_per_parameter,
-    first_stage_layers,
     layer_bytes,
 )
 
@@ -40,7 +39,9 @@ def test_a_layers_activations_are_korthikantis(tp: int, sequence_parallel: bool,
 def test_the_first_stage_keeps_as_many_layers_as_the_paper_says(pp: int, chunks: int) -> None:
     layout = Layouts.of(pp=pp, chunks=chunks, micro_batches=4 * pp, schedule="interleaved" if chunks > 1 else "1f1b")
     kept = in_flight(layout, 0)[0] * SIZE.layers / pp
-    assert kept == pytest.approx(float(first_stage_layers(SIZE.layers, pp=pp, chunks=chunks)), rel=1e-12)
+    # Korthikanti et al. 2022, §4.2.3
+    worth = 1 if chunks == 1 else 1 + (pp - 1) / (pp * chunks)
+    assert kept == pytest.approx(SIZE.layers * worth, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from dlojz.planner import plan
 from dlojz.planner.answer import Plan
 from dlojz.planner.planned_model import OF_MIXTURES, OFFERS, chosen, subject
 from dlojz.planner.space import experts_of
-from dlojz.prediction.link_traffic import flows_of, plain_destinations
+from dlojz.prediction.link_traffic import flows_of
 from dlojz.results.footprint import Traffic
 
 SIZE = DecoderSize(
@@ -178,7 +178,7 @@ def test_documents_say_how_experts_are_shared_out(mixtral: Plan) -> None:
 
 def test_bytes_cross_links_where_groups_of_experts_lie() -> None:
     """8 replicas on nodes of 4: ep=4 stays within a node, and its expert-data groups of 2 are across."""
-    grid, plain = RankGrid(dp=8), plain_destinations(1)
+    grid, plain = RankGrid(dp=8), [{}]
     exchanged = Traffic(collective="all_to_all", group="ep", group_size=4, count=1, message_bytes=400)
     averaged = Traffic(collective="all_reduce", group="edp", group_size=2, count=1, message_bytes=400)
     for rank in range(8):

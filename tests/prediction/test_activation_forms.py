@@ -13,7 +13,6 @@ from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import peak_activations
 from dlojz.prediction.rules_of_thumb import (
     Shape,
-    first_stage_layers,
     infinity_checkpoint_bytes,
     layer_bytes,
     layer_parts,
@@ -63,18 +62,16 @@ def test_selective_recomputation_saves_what_the_paper_says(shape: Shape, saved_p
     assert round(float(100 * saved)) == saved_percent
 
 
-def test_the_first_stage() -> None:
-    assert first_stage_layers(96, pp=8) == first_stage_layers(96) == 96
-    assert first_stage_layers(96, pp=8, chunks=3) == 96 * (1 + Fraction(7, 24))
+def test_checkpoints_of_several_layers() -> None:
     assert infinity_checkpoint_bytes(GPT_3, 96, layers_per_checkpoint=2) == GPT_3.sbh * 96
 
 
 @given(stages=st.integers(2, 12), chunks=st.integers(2, 4))
 @settings(max_examples=20, deadline=None)
 def test_interleaving_holds_more_on_the_first_rank(stages: int, chunks: int) -> None:
-    """L(1 + (p − 1)/(p·v)) layers, of L/p each: what is counted from the schedule itself."""
+    """Korthikanti et al. 2022, §4.2.3: L(1 + (p − 1)/(p·v)) layers, of L/p each: what the schedule itself counts."""
     counted = peak_activations(build("interleaved", stages, 4 * stages, chunks=chunks))[0]
-    assert Fraction(round(counted), chunks) == first_stage_layers(stages, pp=stages, chunks=chunks)
+    assert Fraction(round(counted), chunks) == stages * (1 + Fraction(stages - 1, stages * chunks))
 
 
 def test_bad_arguments_are_refused() -> None:

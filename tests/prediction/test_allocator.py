@@ -9,14 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlojz.base.errors import LabError
-from dlojz.prediction.allocator import (
-    CachingAllocator,
-    Event,
-    ExpandableAllocator,
-    replay,
-    rounded_bytes,
-    segment_bytes,
-)
+from dlojz.prediction.allocator import MIN_BLOCK_BYTES, CachingAllocator, Event, replay, segment_bytes
 
 MIB = 2**20
 
@@ -25,9 +18,23 @@ def allocate(*sizes: int) -> list[Event]:
     return list(enumerate(sizes))
 
 
+def after(events: list[Event], limit_bytes: int | None = None) -> CachingAllocator:
+    """The allocator after a replay."""
+    allocator = CachingAllocator(limit_bytes=limit_bytes)
+    replay(events, allocator)
+    return allocator
+
+
+def blocks_of(allocator: CachingAllocator) -> list[tuple[tuple[int, int | None], ...]]:
+    """Size of each block of each segment, and the storage that uses it."""
+    return [
+        tuple((block.size_bytes, block.storage if block.in_use else None) for block in blocks)
+        for blocks in allocator.segments()
+    ]
+
+
 @pytest.mark.parametrize(("asked", "block"), [(1, 512), (512, 512), (513, 1024), (MIB, MIB), (MIB + 1, MIB + 512)])
 def test_a_block_is_a_multiple_of_512(asked: int, block: int) -> None:
-    assert rounded_bytes(asked) == block
     found = replay(allocate(asked))
     assert found.requested_peak_bytes == asked
     assert found.allocated_peak_bytes == block
@@ -46,42 +53,42 @@ def test_a_block_is_a_multiple_of_512(asked: int, block: int) -> None:
     ],
 )
 def test_a_segment_depends_on_what_is_asked(asked: int, reserved: int) -> None:
-    assert segment_bytes(rounded_bytes(asked)) == reserved == replay(allocate(asked)).reserved_peak_bytes
+    assert segment_bytes(-(-asked // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES) == reserved
+    assert replay(allocate(asked)).reserved_peak_bytes == reserved
 
 
 def test_small_and_large_requests_do_not_share_segments() -> None:
-    found = replay(allocate(512, 2 * MIB, 512, 3 * MIB))
-    assert found.reserved_peak_bytes == 22 * MIB
-    small, large = found.segments_at_peak
-    assert small.is_small and not large.is_small
-    assert small.blocks == ((512, 0), (512, 2), (2 * MIB - 1024, None))
-    assert large.blocks == ((2 * MIB, 1), (3 * MIB, 3), (15 * MIB, None))
-    assert large.free_bytes == 15 * MIB
+    found = after(allocate(512, 2 * MIB, 512, 3 * MIB))
+    assert found.reserved_bytes == 22 * MIB
+    assert [blocks[0].pool.is_small for blocks in found.segments()] == [True, False]
+    assert blocks_of(found) == [
+        ((512, 0), (512, 2), (2 * MIB - 1024, None)),
+        ((2 * MIB, 1), (3 * MIB, 3), (15 * MIB, None)),
+    ]
 
 
 def test_a_rest_of_a_large_block_up_to_1_mib_is_not_split_off_and_counts_as_allocated() -> None:
     cached = [(0, 12 * MIB), (0, -12 * MIB)]
-    assert replay([*cached, (1, 11 * MIB)]).allocated_bytes == 12 * MIB
-    assert replay([*cached, (1, 11 * MIB - 512)]).allocated_bytes == 11 * MIB - 512
+    assert after([*cached, (1, 11 * MIB)]).allocated_bytes == 12 * MIB
+    assert after([*cached, (1, 11 * MIB - 512)]).allocated_bytes == 11 * MIB - 512
 
 
 def test_what_is_freed_is_used_again_and_nothing_is_given_back() -> None:
     step = [(0, 30 * MIB), (1, 5 * MIB), (1, -5 * MIB), (0, -30 * MIB)]
-    found = replay(step * 10)
-    assert found.device_allocations == 2
-    assert found.reserved_bytes == found.reserved_peak_bytes == 50 * MIB
-    assert found.allocated_bytes == 0 and found.allocated_peak_bytes == 35 * MIB
-    assert found.fragmentation == pytest.approx(0.3)
-    assert found.peak_event == 1
+    allocator = CachingAllocator()
+    found = replay(step * 10, allocator)
+    assert allocator.device_allocations == 2
+    assert allocator.reserved_bytes == found.reserved_peak_bytes == 50 * MIB
+    assert allocator.allocated_bytes == 0 and found.allocated_peak_bytes == 35 * MIB
 
 
 def test_the_smallest_block_that_is_large_enough_serves() -> None:
     """Free: 40, 30 and 20 MiB; 25 MiB go into the one of 30, whose rest of 5 serves 4 and is too small to split."""
     free = [event for n, mib in enumerate((40, 30, 20)) for event in ((n, mib * MIB), (n, -mib * MIB))]
     first = [(n, delta) for n, delta in free if delta > 0] + [(n, delta) for n, delta in free if delta < 0]
-    found = replay([*first, (3, 25 * MIB), (4, 4 * MIB), (5, 40 * MIB), (6, 20 * MIB), (7, 8 * MIB)])
+    found = after([*first, (3, 25 * MIB), (4, 4 * MIB), (5, 40 * MIB), (6, 20 * MIB), (7, 8 * MIB)])
     assert found.reserved_bytes == 110 * MIB
-    assert [segment.blocks for segment in found.segments_at_peak] == [
+    assert blocks_of(found) == [
         ((40 * MIB, 5),),
         ((25 * MIB, 3), (5 * MIB, 4)),
         ((20 * MIB, 6),),
@@ -100,36 +107,31 @@ def test_a_block_in_use_between_free_ones_fragments() -> None:
     blocks = allocate(*[5 * MIB] * 4)
     held = [*blocks, (0, -5 * MIB), (2, -5 * MIB), (4, 8 * MIB)]
     assert replay(held).reserved_peak_bytes == 40 * MIB
-    assert replay(held, expandable_segments=True).reserved_peak_bytes == 40 * MIB
-    # The growing end of an expandable segment serves what free blocks are too small for.
-    grows = [(0, 25 * MIB), (1, 25 * MIB), (1, -25 * MIB), (2, 35 * MIB)]
-    assert replay(grows).reserved_peak_bytes == (26 + 26 + 36) * MIB
-    assert replay(grows, expandable_segments=True).reserved_peak_bytes == 60 * MIB
 
 
 def test_under_a_limit_cached_segments_are_released_and_it_is_tried_again() -> None:
     events = [(0, 30 * MIB), (0, -30 * MIB), (1, 40 * MIB)]
-    assert replay(events).reserved_bytes == 70 * MIB
-    found = replay(events, limit_bytes=64 * MIB)
-    assert found.retries == 1 and found.reserved_bytes == 40 * MIB and found.out_of_memory_event is None
-    assert replay(events, limit_bytes=64 * MIB, expandable_segments=True).reserved_bytes == 40 * MIB
+    assert after(events).reserved_bytes == 70 * MIB
+    allocator = CachingAllocator(limit_bytes=64 * MIB)
+    assert replay(events, allocator).out_of_memory_event is None
+    assert allocator.retries == 1 and allocator.reserved_bytes == 40 * MIB
 
 
 def test_where_nothing_helps_the_replay_ends_and_says_where() -> None:
-    found = replay([(0, 30 * MIB), (1, 40 * MIB), (0, -30 * MIB)], limit_bytes=64 * MIB)
-    assert found.out_of_memory_event == 1
-    assert found.allocated_bytes == 30 * MIB
+    allocator = CachingAllocator(limit_bytes=64 * MIB)
+    assert replay([(0, 30 * MIB), (1, 40 * MIB), (0, -30 * MIB)], allocator).out_of_memory_event == 1
+    assert allocator.allocated_bytes == 30 * MIB
 
 
 def test_a_segment_in_part_use_cannot_be_released() -> None:
     events = [(0, 5 * MIB), (1, 5 * MIB), (1, -5 * MIB), (2, 24 * MIB)]
-    assert replay(events, limit_bytes=40 * MIB).out_of_memory_event == 3
+    assert replay(events, CachingAllocator(limit_bytes=40 * MIB)).out_of_memory_event == 3
 
 
 def test_a_storage_that_grows_is_copied() -> None:
-    found = replay([(0, 4 * MIB), (0, 4 * MIB), (0, -8 * MIB)])
-    assert found.requested_peak_bytes == 12 * MIB
-    assert found.allocated_bytes == 0
+    allocator = CachingAllocator()
+    assert replay([(0, 4 * MIB), (0, 4 * MIB), (0, -8 * MIB)], allocator).requested_peak_bytes == 12 * MIB
+    assert allocator.allocated_bytes == 0
 
 
 def test_events_that_do_not_begin_at_the_beginning_are_refused() -> None:
@@ -161,14 +163,9 @@ def check(allocator: CachingAllocator) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    requests=st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 10**6)), max_size=60),
-    kind=st.sampled_from([CachingAllocator, ExpandableAllocator]),
-)
-def test_blocks_never_overlap_and_sums_hold(
-    requests: list[tuple[int, bool, int]], kind: type[CachingAllocator]
-) -> None:
-    allocator, held = kind(), []
+@given(requests=st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 10**6)), max_size=60))
+def test_blocks_never_overlap_and_sums_hold(requests: list[tuple[int, bool, int]]) -> None:
+    allocator, held = CachingAllocator(), []
     for size_bytes, frees, which in requests:
         held.append(allocator.malloc(size_bytes))
         if frees:
@@ -187,11 +184,10 @@ def test_blocks_never_overlap_and_sums_hold(
 @settings(max_examples=40, deadline=None)
 @given(
     requests=st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 10**6)), max_size=60),
-    expandable=st.booleans(),
     limit_mib=st.integers(2, 300),
 )
 def test_a_limit_is_kept_and_changes_nothing_where_it_is_not_reached(
-    requests: list[tuple[int, bool, int]], expandable: bool, limit_mib: int
+    requests: list[tuple[int, bool, int]], limit_mib: int
 ) -> None:
     events: list[Event] = []
     held: list[Event] = []
@@ -201,14 +197,11 @@ def test_a_limit_is_kept_and_changes_nothing_where_it_is_not_reached(
         if frees:
             storage, held_bytes = held.pop(which % len(held))
             events.append((storage, -held_bytes))
-    free, bound = (
-        replay(events, expandable_segments=expandable, limit_bytes=limit) for limit in (None, limit_mib * MIB)
-    )
+    free = replay(events)
+    allocator = CachingAllocator(limit_bytes=limit_mib * MIB)
+    bound = replay(events, allocator)
     assert bound.reserved_peak_bytes <= limit_mib * MIB
-    assert sum(segment.size_bytes for segment in free.segments_at_peak) <= free.reserved_peak_bytes
-    in_use = sum(segment.size_bytes - segment.free_bytes for segment in free.segments_at_peak)
-    assert in_use == free.allocated_peak_bytes
     if free.reserved_peak_bytes <= limit_mib * MIB:
-        assert bound.reserved_peak_bytes == free.reserved_peak_bytes and bound.retries == 0
+        assert bound == free and allocator.retries == 0
     else:
-        assert bound.retries > 0
+        assert allocator.retries > 0

@@ -8,8 +8,9 @@ import torch
 from dlojz import predict
 from dlojz.base.language import MEBIBYTE
 from dlojz.config.run_config import RunConfig
-from dlojz.prediction.communication import ddp_buckets, deepspeed_buckets
+from dlojz.prediction.communication import deepspeed_buckets
 from dlojz.prediction.model_trace import ready_order
+from dlojz.prediction.shapes import ParameterShape, fill_buckets
 from dlojz.train.engines import base
 from dlojz.train.loop import build_model, open_batches
 
@@ -102,8 +103,12 @@ def test_gradients_become_ready_in_the_order_predicted(model: str, fields: dict[
 
 
 def test_buckets() -> None:
-    assert ddp_buckets([]) == 0
-    assert ddp_buckets([MEBIBYTE, 25 * MEBIBYTE, 1]) == 3
-    assert ddp_buckets([MEBIBYTE - 1, 1, 1]) == 2
+    def filled(*numels: int) -> list[int]:
+        parameters = [ParameterShape("", (numel,), 0, "") for numel in numels]
+        return [len(bucket) for bucket in fill_buckets(parameters, 25 * MEBIBYTE, MEBIBYTE)]
+
+    assert filled() == []
+    assert filled(MEBIBYTE // 4, 25 * MEBIBYTE // 4, 1) == [1, 1, 1]
+    assert filled(MEBIBYTE // 4 - 1, 1, 1) == [2, 1]
     assert deepspeed_buckets([1_999_999, 1, 1]) == 2
     assert deepspeed_buckets([5_000_000, 1]) == 2

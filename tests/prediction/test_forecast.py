@@ -124,8 +124,8 @@ def test_what_goes_to_nvme_is_what_the_rule_says(offload: Literal["optimizer", "
     own = sum(parameter.padded_numel(4) for parameter in model_shapes(config).parameters)
     count = 4  # AdamW's number of steps, one for the one group of elements
     if precision == "bf16":
-        rule = bytes_per_parameter("bf16", "adamw", zero=3, dp=4, offload=offload, nvme=True)
-        expected = rule.nvme_bytes(4 * own) + count
+        rule = bytes_per_parameter("bf16", "adamw", zero=3, dp=4, offload=offload)
+        expected = rule.host_bytes(4 * own) + count
         assert expected == (16 + 2 * (offload == "parameters")) * own + count
     else:
         expected = (16 + 4 * (offload == "parameters")) * own + count

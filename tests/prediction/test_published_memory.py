@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from dlojz.prediction.rules_of_thumb import (
+    RULES,
     Shape,
     bytes_per_parameter,
-    first_stage_layers,
     infinity_activation_bytes,
     infinity_activation_working_bytes,
     infinity_checkpoint_bytes,
     layer_bytes,
-    rule,
 )
 
 GB, GIB, TIB, MIB = 10**9, 2**30, 2**40, 2**20
@@ -108,11 +107,12 @@ def test_korthikanti_figures_1_and_7(model: str) -> None:
     """Korthikanti et al. 2022: s = 2048, the first stage of the pipeline; the bars of figure 1 are formula values."""
     (heads, hidden, layers, tp, pp, batch, chunks), gib, percent = KORTHIKANTI[model]
     shape = Shape(2048, batch, hidden, heads)
-    stage = first_stage_layers(layers, pp=pp, chunks=chunks)
+    # §4.2.3: L layers' worth in 1F1B, L(1 + (p − 1)/(p·v)) interleaved.
+    stage = layers if chunks == 1 else layers * (1 + Fraction(pp - 1, pp * chunks))
     alone = layer_bytes(shape, tp=tp)
     with_sequence = layer_bytes(shape, tp=tp, sequence_parallel=True)
     both = layer_bytes(shape, tp=tp, sequence_parallel=True, checkpointing="selective")
-    states = rule("18").total_bytes(12 * layers * hidden**2) / (tp * pp)
+    states = RULES["18"].total_bytes(12 * layers * hidden**2) / (tp * pp)
     for value, printed in zip((states, stage * alone, stage * both), gib, strict=True):
         assert float(value) / GIB == pytest.approx(printed, abs=6e-5)
     ratios = (

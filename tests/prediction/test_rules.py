@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from fractions import Fraction
 from typing import Any, get_args
 
@@ -14,13 +13,13 @@ from hypothesis import strategies as st
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.prediction import rules_of_thumb
-from dlojz.prediction.rules_of_thumb import RULES, Optimizer, Precision, bytes_per_parameter, overlap_buffer_bytes, rule
+from dlojz.prediction.rules_of_thumb import RULES, Optimizer, Precision, bytes_per_parameter, overlap_buffer_bytes
 from dlojz.results.footprint import CATEGORIES
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_is_what_its_name_says_and_says_what_it_counts(name: str) -> None:
-    found = rule(name)
+    found = RULES[name]
     assert found.bytes_per_parameter == int(name.partition("-")[0])
     assert found.sources and all(found.sources)
     assert {part.category for part in found.parts} <= set(CATEGORIES)
@@ -47,16 +46,16 @@ def test_all_the_field_s_numbers_are_there() -> None:
 def test_a_rule_is_a_closed_form_without_sharding(name: str, precision: Any, optimizer: Any) -> None:
     form = bytes_per_parameter(precision, optimizer)
     parts: dict[str, int] = {}
-    for part in rule(name).parts:
+    for part in RULES[name].parts:
         parts[part.category] = parts.get(part.category, 0) + part.bytes_per_parameter
     assert {category: share for category, share in form.device.items() if share} == parts
-    assert form.device_bytes(7_000_000_000) == rule(name).total_bytes(7_000_000_000)
+    assert form.device_bytes(7_000_000_000) == RULES[name].total_bytes(7_000_000_000)
 
 
 def test_what_remains_of_a_rule() -> None:
     form = bytes_per_parameter("fp16_amp", "adam")
-    assert form.device["optimizer"] + form.device["master"] == rule("12-optimizer").bytes_per_parameter
-    assert rule("20").bytes_per_parameter == bytes_per_parameter("bf16_fp32_gradients").device_per_parameter + 2
+    assert form.device["optimizer"] + form.device["master"] == RULES["12-optimizer"].bytes_per_parameter
+    assert RULES["20"].bytes_per_parameter == bytes_per_parameter("bf16_fp32_gradients").device_per_parameter + 2
 
 
 @pytest.mark.parametrize(
@@ -64,14 +63,13 @@ def test_what_remains_of_a_rule() -> None:
 )
 def test_the_playbook_s_table(billions: int, without: int, with_: int) -> None:
     """Ultra-Scale Playbook, memory for weights, gradients and optimizer states, in GB."""
-    assert rule("16-mixed").total_bytes(billions * 10**9) == without * 10**9
-    assert rule("20").total_bytes(billions * 10**9) == with_ * 10**9
+    assert RULES["16-mixed"].total_bytes(billions * 10**9) == without * 10**9
+    assert RULES["20"].total_bytes(billions * 10**9) == with_ * 10**9
 
 
 def test_eight_bit_adam() -> None:
     form = bytes_per_parameter("bf16", "adamw_8bit")
     assert form.device["optimizer"] == Fraction(65, 32)
-    assert form.by_category(256)["optimizer"] == 2 * 256 + 2 * 4
 
 
 def test_zero_offload_s_claim() -> None:
@@ -88,8 +86,6 @@ def test_offload_moves_everything_in_the_end() -> None:
     ]
     assert [form.device_per_parameter * 8 for form in forms] == [16, 2, 0]
     assert [form.host * 8 for form in forms] == [0, 16, 18]
-    on_disk = bytes_per_parameter("bf16", "adamw", zero=3, dp=8, offload="parameters", nvme=True)
-    assert (on_disk.host, on_disk.nvme_bytes(800)) == (0, 1800)
 
 
 def test_overlap_takes_9_gb_by_default() -> None:
@@ -125,21 +121,6 @@ def test_each_stage_takes_no_more_than_the_one_before_and_all_ranks_hold_it_all(
     assert stages[3] * dp * tp * pp == whole == stages[0] * tp * pp
 
 
-@given(parameters=st.integers(0, 10**12), zero=st.integers(0, 3), **ANY)
-def test_categories_add_up(
-    parameters: int, zero: int, precision: Any, optimizer: Any, dp: int, tp: int, pp: int
-) -> None:
-    form = bytes_per_parameter(precision, optimizer, zero=zero, dp=dp, tp=tp, pp=pp)
-    total = sum(form.by_category(parameters).values())
-    assert 0 <= total - form.device_bytes(parameters) < len(form.device)
-
-
-def test_the_heaviest_stage_counts() -> None:
-    even, uneven = (bytes_per_parameter(pp=4, heaviest_stage=share) for share in (None, 0.4))
-    assert even.device_per_parameter == 4
-    assert math.isclose(uneven.device_per_parameter, 6.4)
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -148,19 +129,10 @@ def test_the_heaviest_stage_counts() -> None:
         ({"zero": 4}, "unknown zero '4'"),
         ({"offload": "all"}, "unknown offload 'all'"),
         ({"dp": 0}, "dp counts ranks and must be at least 1, but 0"),
-        ({"heaviest_stage": 1.5}, "at most 1, but 1.5"),
-        ({"heaviest_stage": 0}, "above 0"),
         ({"offload": "optimizer"}, "with zero=0: states of the optimizer are offloaded from zero=1 on"),
         ({"offload": "parameters", "zero": 2}, "with zero=2"),
-        ({"nvme": True, "zero": 3}, "offload='none', nvme=True"),
-        ({"nvme": True, "zero": 2, "offload": "optimizer"}, "anything to NVMe with zero=3"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_sentence(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(LabError, match=sentence):
         bytes_per_parameter(**arguments)
-
-
-def test_an_unknown_rule_is_refused() -> None:
-    with pytest.raises(LabError, match="unknown rule '17'"):
-        rule("17")

@@ -45,7 +45,7 @@ def test_the_mean_is_the_sum_over_the_steps(name: str) -> None:
 def test_what_is_sent_by_hand() -> None:
     """Ten of 40 steps in full, then signs both ways, of which a rank sends half; H = 8: five meetings in 40 steps."""
     board = {name: predicted_way(name, config) for name, config in runs().items()}
-    signs = message_bytes(PARAMETERS, 2).total / 2
+    signs = message_bytes(PARAMETERS, 2)
     assert board["1-bit Adam"].steady_bytes == signs
     assert board["1-bit Adam"].sent_bytes == (10 * WHOLE + 30 * signs) / 40
     assert board["DiLoCo"].sent_bytes == board["local SGD"].sent_bytes == WHOLE / 8
