@@ -1,11 +1,9 @@
-"""Activation offloading: what forward keeps for backward waits in host memory.
+"""Activation offloading: tensors that forward saves for backward wait in host memory.
 
-Each storage that forward saves leaves the device once and comes back once per micro-batch, whatever the number of
-tensors that look at it; weights and buffers, which stay on the device anyway, never move.
-
-The mechanism is autograd's own: it hands over every tensor it saves (`pack`) and asks for it again (`unpack`). On a GPU
-the copy is made beside the computation, into pinned memory; on the CPU it is a copy too, so that what a GPU would do is
-seen and counted.
+Each storage that forward saves leaves the device once and comes back once per micro-batch, whatever the number of its
+views; weights and buffers never move. Autograd hands over every tensor it saves (`pack`) and asks for it again
+(`unpack`). On a GPU the copy overlaps with the computation, into pinned memory; on the CPU it is a copy too, so that
+the bytes of a GPU can be counted.
 
 Source: Rajbhandari et al. 2021, "ZeRO-Infinity" (arXiv 2104.07857), section 5.1.2; torch `autograd.graph.save_on_cpu`,
 which differs in that it copies a storage once for each tensor saved.
@@ -27,13 +25,13 @@ MINIMUM_BYTES = 1024
 
 
 class ActivationOffload:
-    """Moves what a module saves for backward to host memory, while it is entered.
+    """Move what a module saves for backward to host memory, while it is entered.
 
-    To be entered around the forward pass alone: a loss saves what backward asks for at once. With checkpointing it
-    moves what is kept outside of the recomputation, which is the input of each block.
+    Enter it around the forward pass alone: a loss saves what backward asks for at once. With checkpointing it moves the
+    input of each block.
 
     Args:
-        module: its parameters and buffers are left where they are; it gets hooks, which `close` removes.
+        module: its parameters and buffers stay on the device; it gets hooks, which `close` removes.
         minimum_bytes: storages smaller than this stay on the device, at least 0.
     """
 
@@ -50,8 +48,8 @@ class ActivationOffload:
         self._states: list[list[int]] = []
         self._context: ExitStack | None = None
         self._stream: Any = None
-        # Gathered weights (FSDP2, ZeRO-3) are in storages that no one knows before the module is entered. Our hooks,
-        # added last, run once the engine's own have gathered.
+        # Gathered weights (FSDP2, ZeRO-3) get their storages when the module is entered. Our hooks, added last, run
+        # after the engine's own have gathered.
         self._hooks: list[Any] = []
         for part in module.modules():
             if any(True for _ in part.parameters(recurse=False)) or any(True for _ in part.buffers(recurse=False)):
@@ -74,11 +72,11 @@ class ActivationOffload:
         self.moved_bytes = 0
 
     def host_copies(self) -> list[Tensor]:
-        """The copies that are in host memory now."""
+        """List the copies that are in host memory now."""
         return [moved.host for moved in list(self._moved)]
 
     def close(self) -> None:
-        """Take the hooks off the module."""
+        """Remove the hooks from the module."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -101,25 +99,24 @@ class ActivationOffload:
         return _Saved(self._move(tensor, key), tensor)
 
     def _move(self, tensor: Tensor, key: int) -> _Moved:
-        """The storage's copy in host memory: the one there is, or a new one."""
+        """Find the storage's copy in host memory, or make it."""
         found = self._known.get(key)
         if found is not None:
             storage, version, dtype, reference = found
             moved = reference()
-            # An operator that has written in place since then has made another tensor of it.
+            # An operator may have written in place since then.
             if storage() is not None and moved is not None and (version, dtype) == (tensor._version, tensor.dtype):
                 return moved
         storage = tensor.untyped_storage()
         with torch.no_grad():
             flat = tensor.detach().as_strided((storage.nbytes() // tensor.element_size(),), (1,), 0)
             moved = self._copy_out(flat)
-        num_bytes = moved.num_bytes
-        self.offloaded_bytes += num_bytes
+        self.offloaded_bytes += moved.num_bytes
         self.most_bytes = max(self.most_bytes, self.offloaded_bytes)
-        self.moved_bytes += num_bytes
+        self._count(moved.num_bytes)
         self._moved.add(moved)
-        weakref.finalize(moved, self._forget, num_bytes).atexit = False
-        # Once the storage is gone, another may come to lie at its place.
+        weakref.finalize(moved, self._forget, moved.num_bytes).atexit = False
+        # Once the storage is freed, another one may get its address.
         alive = weakref.ref(storage, lambda _: self._known.pop(key, None))
         self._known[key] = (alive, tensor._version, tensor.dtype, weakref.ref(moved))
         return moved
@@ -154,14 +151,14 @@ class _Moved:
 
     def __init__(self, host: Tensor, device: torch.device, copied: Any, count: Callable[[int], None]) -> None:
         self.host = host
-        self.num_bytes = host.numel() * host.element_size()
+        self.num_bytes = host.nbytes
         self.waiting = 0
         self._device, self._copied, self._count = device, copied, count
         self._back: Tensor | None = None
         self._lock = threading.Lock()
 
     def fetch(self, *, first: bool) -> Tensor:
-        """The storage as a flat tensor on the device; `first` says that this tensor was not asked for before."""
+        """Return the storage as a flat tensor on the device; `first` is the first request of this tensor."""
         with self._lock:
             back = self._back
             if back is None:
@@ -177,7 +174,7 @@ class _Moved:
 
 
 class _Saved:
-    """One tensor that autograd has saved: how it looked at its storage."""
+    """Tensor that autograd has saved, as a view of its storage."""
 
     def __init__(self, moved: _Moved, tensor: Tensor) -> None:
         self._moved, self._first = moved, True
@@ -185,7 +182,7 @@ class _Saved:
         moved.waiting += 1
 
     def fetch(self) -> Tensor:
-        """The tensor, on the device again."""
+        """Return the tensor, on the device again."""
         flat = self._moved.fetch(first=self._first)
         self._first = False
         return flat.as_strided(*self._view)

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
+from dlojz.by_hand.ddp import give_from_first, pieces_of, ranks_of
 from dlojz.by_hand.ring_attention import ring_attention
 from dlojz.by_hand.sequence_ring import Order, chunks_of, own_tokens, positions_of
-from dlojz.by_hand.zero.flat import give_from_first, ranks_of
 from dlojz.models.blocks import merge_heads
 from dlojz.models.llama import Llama, LlamaBlock, rotate
 
 
 class RingBlock(LlamaBlock):
-    """A block of the decoder on this rank's tokens: its attention goes round the ring.
+    """Decoder block on this rank's tokens, with ring attention.
 
     Args:
         whole: the block, whose parameters become this one's, under the same names.
@@ -58,11 +58,11 @@ class RingBlock(LlamaBlock):
 
 
 class ContextParallel(nn.Module):
-    """A Llama-like decoder whose ranks share every sequence.
+    """Llama-like decoder whose ranks share every sequence.
 
     A training step is `loss = parallel.loss(tokens, targets)`, `loss.backward()`, `parallel.synchronize()`,
-    `optimizer.step()`, `optimizer.zero_grad()`, with the same whole tokens on every rank. Rank 0's weights are given to
-    all ranks at the start. Wrapped again, the model obeys the last wrapper.
+    `optimizer.step()`, `optimizer.zero_grad()`, with the same whole tokens on every rank. Rank 0's weights are copied
+    to all ranks at the start. Wrapped again, the model obeys the last wrapper.
 
     Args:
         model: the decoder; its blocks are replaced by `RingBlock`, its parameters and their names stay.
@@ -94,7 +94,7 @@ class ContextParallel(nn.Module):
             give_from_first(parameter, group)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Whole sequences to the logits of this rank's tokens: ``(B, T)`` to ``(B, T / n, V)``.
+        """Compute the logits of this rank's tokens from whole sequences: ``(B, T)`` to ``(B, T / n, V)``.
 
         Raises:
             LabError: if the sequence cannot be shared equally.
@@ -105,14 +105,14 @@ class ContextParallel(nn.Module):
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Mean cross-entropy over this rank's tokens; its mean over the ranks (`mean`) is that of all tokens.
 
-        The targets are shifted before the sequence is cut: a rank's last token aims at the next rank's first.
+        The targets are shifted before the sequence is cut: the target of a rank's last token is the next rank's first.
         """
         target_BS = own_tokens(targets_BT, self.rank, self.size, self.order)
         return F.cross_entropy(self(tokens_BT).float().flatten(0, 1), target_BS.flatten())
 
     @torch.no_grad()
     def mean(self, value: Tensor) -> Tensor:
-        """The mean over the ranks of a tensor that each has; every rank has equally many tokens, so all count alike."""
+        """Average a tensor over the ranks, which have equally many tokens."""
         total = value.detach().clone()
         if self.size > 1:
             # Who: all ranks of the group. What: the tensor given, summed. How much: its bytes.
@@ -121,10 +121,9 @@ class ContextParallel(nn.Module):
 
     @torch.no_grad()
     def synchronize(self) -> None:
-        """Put into the gradients their mean over the ranks: each token then counts once.
+        """Average the gradients over the ranks, in one flat tensor, 4 bytes per parameter in fp32.
 
-        All gradients in one flat tensor, 4 bytes per parameter in float32: to the weights, the ranks of this group are
-        replicas. Where there is a data axis too, its ranks belong to the same mean.
+        For the weights, the ranks of this group are replicas: with a data axis, its ranks belong to the same mean.
 
         Raises:
             LabError: if no backward pass came before.
@@ -138,5 +137,5 @@ class ContextParallel(nn.Module):
                 )
             )
         mean = self.mean(torch.cat([gradient.reshape(-1) for gradient in gradients]))
-        for gradient, piece in zip(gradients, mean.split([one.numel() for one in gradients]), strict=True):
-            gradient.copy_(piece.view_as(gradient))
+        for gradient, piece in zip(gradients, pieces_of(mean, [one.shape for one in gradients]), strict=True):
+            gradient.copy_(piece)

@@ -1,8 +1,5 @@
 """Data parallelism by hand: the whole model on every rank, gradients averaged while backward still computes.
 
-Every rank sends the same buckets in the same order, whatever its own backward pass has used; after `synchronize` all
-ranks hold the same gradients, the mean over the ranks.
-
 Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (arXiv 2006.15704),
 §3.2.2 (buckets), §3.2.3 (overlap), §3.2.4 (accumulation).
 """
@@ -10,7 +7,7 @@ Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data P
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,12 +24,35 @@ from dlojz.results.footprint import Overlap
 BUCKET_BYTES = 25 * MEBIBYTE
 
 
-def shard_indices(num_samples: int, rank: int, size: int, epoch: int = 0, seed: int = 0) -> list[int]:
-    """The samples that one rank reads in one epoch, in the order in which it reads them.
+def ranks_of(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """Return this rank's number in a group, and its number of ranks: (0, 1) for one process."""
+    return (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
 
-    Every rank draws the same permutation, because seed and epoch are the same, then takes each `size`-th sample of it:
-    the shares are disjoint and equally long, `num_samples // size`; what is left over waits for another epoch. Same as
-    torch's `DistributedSampler(shuffle=True, drop_last=True)`.
+
+def give_from_first(tensor: Tensor, group: dist.ProcessGroup | None) -> None:
+    """Copy the values of the group's first rank to all ranks."""
+    if ranks_of(group)[1] == 1:
+        return
+    source = dist.get_global_rank(group, 0) if group is not None else 0
+    value = tensor.detach().contiguous()
+    # Who: the first rank to all others. What: some weights or a buffer. How much: its bytes, once per run.
+    dist.broadcast(value, src=source, group=group)
+    tensor.detach().copy_(value)
+
+
+def pieces_of(flat: Tensor, shapes: Iterable[torch.Size]) -> Iterator[Tensor]:
+    """Cut a flat tensor into views of these shapes, one after the other; what is left over is padding."""
+    start = 0
+    for shape in shapes:
+        yield flat[start : start + shape.numel()].view(shape)
+        start += shape.numel()
+
+
+def shard_indices(num_samples: int, rank: int, size: int, epoch: int = 0, seed: int = 0) -> list[int]:
+    """Choose the samples that one rank reads in one epoch, in their order.
+
+    Every rank draws the same permutation and takes each `size`-th sample of it: the shares are disjoint and equally
+    long, `num_samples // size`, as with torch's `DistributedSampler(shuffle=True, drop_last=True)`.
 
     Raises:
         LabError: if the rank does not exist, or there are fewer samples than ranks.
@@ -52,10 +72,7 @@ def shard_indices(num_samples: int, rank: int, size: int, epoch: int = 0, seed: 
 
 
 def fill_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
-    """Cut parameters, in the order given, into buckets that are communicated whole.
-
-    A bucket is closed once it holds `bucket_bytes` or more, or where the type of the numbers changes.
-    """
+    """Fill buckets in the order given, each until it holds `bucket_bytes` or the type of the numbers changes."""
     buckets: list[list[Tensor]] = []
     filled_bytes = 0
     for parameter in parameters:
@@ -63,16 +80,13 @@ def fill_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[T
             buckets.append([])
             filled_bytes = 0
         buckets[-1].append(parameter)
-        filled_bytes += parameter.numel() * parameter.element_size()
+        filled_bytes += parameter.nbytes
     return buckets
 
 
 @dataclass(frozen=True)
 class BucketCommunication:
-    """The all-reduce of one bucket, as this rank has seen it; seconds of `time.perf_counter`.
-
-    The bucket is under way from `left_s` to `arrived_s`, also while it waits for ranks that are not there yet.
-    """
+    """All-reduce of one bucket on this rank, with the wait for late ranks; seconds of `time.perf_counter`."""
 
     bucket: int
     num_bytes: int
@@ -81,7 +95,7 @@ class BucketCommunication:
 
 
 class _Stopwatch:
-    """Moments on one device: seconds of the host, or on a GPU, whose calls return at once, events in its streams."""
+    """Clock of one device: seconds of the host, or on a GPU, whose calls return at once, events in its streams."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda, self._origin_s = device.type == "cuda", time.perf_counter()
@@ -102,10 +116,10 @@ class _Stopwatch:
 
 
 class _Flight:
-    """One bucket under way: its gradients in one flat tensor, and the all-reduce that works on it."""
+    """Bucket under way: its gradients in one flat tensor, and their all-reduce."""
 
     def __init__(self, bucket: int, flat: Tensor, group: dist.ProcessGroup | None, watch: _Stopwatch) -> None:
-        self.bucket, self.num_bytes = bucket, flat.numel() * flat.element_size()
+        self.bucket, self.num_bytes = bucket, flat.nbytes
         self.left = self.arrived = watch.now()
         # Who: all ranks of the group. What: one bucket of gradients, shape (elements,), summed; the call returns at
         # once. How much: num_bytes; of these, each of N ranks sends 2 (N − 1) / N in a ring.
@@ -116,27 +130,26 @@ class _Flight:
         self.arrived = watch.now()
 
     def wait(self) -> Tensor:
-        """The sum over all ranks, once it is there."""
         self._work.wait()
         self._landed.wait()
         return self._flat
 
 
 class DataParallel(nn.Module):
-    """A model that averages its gradients over the ranks of a group.
+    """Model that averages its gradients over the ranks of a group.
 
     A training step is `loss = criterion(model(inputs), targets)`, `loss.backward()`, `model.synchronize()`,
-    `optimizer.step()`, `optimizer.zero_grad()`. Rank 0's weights and buffers are given to all ranks at the start; after
-    that buffers (BatchNorm's statistics) stay each rank's own.
+    `optimizer.step()`, `optimizer.zero_grad()`. Rank 0's weights and buffers are copied to all ranks at the start;
+    after that buffers (BatchNorm's statistics) stay each rank's own.
 
     Args:
         module: the whole model; freeze parameters before it is wrapped. Wrapped again, it obeys the last wrapper.
         bucket_bytes: a bucket leaves once it holds so much.
-        overlap: send each bucket as soon as it is full, while backward goes on; otherwise all of them after it.
-        group: the ranks among which gradients are averaged; by default all. One process communicates nothing.
+        overlap: send each bucket as soon as it is full, while backward runs; otherwise all of them after it.
+        group: the ranks that average; by default all. One process communicates nothing.
 
     Raises:
-        LabError: if nothing can be trained, or a bucket can hold nothing.
+        LabError: if nothing can be trained, or `bucket_bytes` is below 1.
     """
 
     def __init__(
@@ -161,7 +174,7 @@ class DataParallel(nn.Module):
                 fr=f"bucket_bytes doit valoir au moins 1, mais {bucket_bytes!r} a été reçu (par défaut : 25 Mio).",
             )
         self.module, self.overlap, self.group = module, overlap, group
-        self.size = dist.get_world_size(group) if dist.is_initialized() else 1
+        self.size = ranks_of(group)[1]
         # Backward reaches the last layers first: in reverse order, the first buckets are full early.
         self.buckets = self.fill(parameters[::-1], bucket_bytes)
         self._watch = _Stopwatch(parameters[0].device)
@@ -180,17 +193,12 @@ class DataParallel(nn.Module):
             self._broadcast()
 
     def fill(self, parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
-        """The buckets, in the order in which they are sent."""
+        """Fill the buckets, in the order in which they are sent."""
         return fill_buckets(parameters, bucket_bytes)
 
     def _broadcast(self) -> None:
-        """All ranks start from the weights of rank 0."""
-        source = dist.get_global_rank(self.group, 0) if self.group is not None else 0
         for tensor in (*self.module.parameters(), *self.module.buffers()):
-            value = tensor.detach().contiguous()
-            # Who: rank 0 to all others. What: one weight or buffer, its own shape. How much: its bytes, once per run.
-            dist.broadcast(value, src=source, group=self.group)
-            tensor.detach().copy_(value)
+            give_from_first(tensor, self.group)
 
     def _begin_step(self) -> None:
         self._ready: set[Tensor] = set()
@@ -216,10 +224,7 @@ class DataParallel(nn.Module):
             self._communicates = before
 
     def _gradient_is_ready(self, number: int, parameter: Tensor) -> None:
-        """Backward has added to `parameter.grad`; send every bucket that is full, in the order of the buckets.
-
-        A full bucket waits for those before it: ranks that sent in another order would sum what is not alike.
-        """
+        """Send every full bucket whose predecessors are sent: all ranks must send in the same order."""
         if not self._communicates:
             self._accumulated = True
             return
@@ -236,7 +241,7 @@ class DataParallel(nn.Module):
             self._send()
 
     def _send(self) -> None:
-        """Send the next bucket; a parameter that backward has not used on this rank counts as zeros."""
+        """Send the next bucket; a parameter without a gradient counts as zeros."""
         if self.size > 1:
             flat = torch.cat([_gradient(parameter).reshape(-1) for parameter in self.buckets[self._next]])
             try:
@@ -248,7 +253,7 @@ class DataParallel(nn.Module):
 
     @torch.no_grad()
     def synchronize(self) -> None:
-        """Send what has not left yet, wait for all, and put the mean over the ranks into the gradients.
+        """Send the remaining buckets, wait for all, and put the mean over the ranks into the gradients.
 
         Raises:
             LabError: if no backward pass came before.
@@ -258,32 +263,28 @@ class DataParallel(nn.Module):
                 en="synchronize() found no gradient to average: call loss.backward() first.",
                 fr="synchronize() n’a trouvé aucun gradient à moyenner : appelez d’abord loss.backward().",
             )
-        self._compute_end = self._watch.now()
-        self._arrived = []
+        self._compute_end, self._arrived = self._watch.now(), []
         try:
             while self._next < len(self.buckets):
                 self._send()
             while self._flying:
                 flight = self._flying.pop(0)
-                mean, start = flight.wait().div_(self.size), 0
-                for parameter in self.buckets[flight.bucket]:
-                    piece = mean[start : start + parameter.numel()]
-                    _gradient(parameter).copy_(piece.view_as(parameter))
-                    start += parameter.numel()
+                bucket, mean = self.buckets[flight.bucket], flight.wait().div_(self.size)
+                for parameter, piece in zip(bucket, pieces_of(mean, [one.shape for one in bucket]), strict=True):
+                    _gradient(parameter).copy_(piece)
                 self._arrived.append((flight.bucket, flight.num_bytes, flight.left, flight.arrived))
         finally:
             self._begin_step()
 
     @property
     def communications(self) -> tuple[BucketCommunication, ...]:
-        """What the last step has sent, bucket by bucket; empty before the first, and for one process."""
+        """Buckets that the last step has sent; empty before the first, and for one process."""
         seconds = self._watch.seconds
-        return tuple(BucketCommunication(n, size, seconds(left), seconds(came)) for n, size, left,
-            came in self._arrived)
+        return tuple(BucketCommunication(n, size, seconds(a), seconds(b)) for n, size, a, b in self._arrived)
 
     @property
     def timing(self) -> Overlap:
-        """The last step's communication beside its backward pass: `timing.exposed_s` and `timing.hidden_s`."""
+        """Overlap of the last step's communication with its backward pass: `exposed_s` and `hidden_s`."""
         intervals = tuple((sent.left_s, sent.arrived_s) for sent in self.communications)
         return Overlap(intervals, self._watch.seconds(self._compute_end))
 

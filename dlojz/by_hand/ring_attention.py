@@ -1,7 +1,7 @@
-"""Ring attention: each rank holds part of the sequence; keys and values travel round, queries stay where they are.
+"""Ring attention: each rank holds part of the sequence; keys and values travel round the ring, queries stay.
 
-After n steps every query has met every key it may see, no rank has held more than two ranks' keys and values nor more
-than one block of scores, and output and gradients are those of one process with the whole sequence.
+After n steps every query has met every key it may see; no rank has held more than two ranks' keys and values nor more
+than one block of scores. Output and gradients are those of one process with the whole sequence.
 
 Shape suffixes: B batch, N heads, G key-value heads (G divides N), S tokens of one rank, H width of a head; C tokens of
 a chunk, R rows: those tokens once for each of the N / G query heads that share a key-value head.
@@ -34,14 +34,14 @@ def ring_attention(
     causal: bool = True,
     order: Order = "contiguous",
 ) -> Tensor:
-    """Attention of this rank's queries over the keys and values of all ranks of a group.
+    """Compute attention of this rank's queries over the keys and values of all ranks of a group.
 
     Scores are `q·k / √H`. Scores and sums are float32 (float64 for float64) whatever the type of the messages. Each of
     n ranks sends (n − 1)·2·B·G·S·H elements forward; backward the same again, and as many gradients (`ring_bytes`).
 
-    Pairs of chunks that causality masks wholly are not computed, but all messages are sent. With contiguous tokens the
-    ring is unbalanced: rank 0 computes one block of scores, the last rank n, and in every step some rank has a whole
-    block to do, for which the others wait; in zigzag order all ranks have as much to do (`pairs_computed`).
+    Pairs of chunks that causality masks wholly are not computed, but all messages are sent. With contiguous tokens rank
+    0 computes one block of scores, the last rank n, and the others wait for it; in zigzag order all ranks have as much
+    to do (`pairs_computed`).
 
     Args:
         q_BNSH: queries of this rank's tokens, positions applied.
@@ -49,7 +49,7 @@ def ring_attention(
         v_BGSH: values, of the shape of the keys.
         group: the ranks that share the sequence; by default all. One process communicates nothing.
         causal: whether a token sees only itself and those before it.
-        order: which tokens of the sequence the ranks hold (`sequence_order`).
+        order: which tokens of the sequence the ranks hold (`sequence_ring`).
 
     Returns:
         `(B, N, S, H)`, of the type of the queries.
@@ -114,7 +114,7 @@ class _RingAttention(torch.autograd.Function):
 
 
 class _Blocks:
-    """How one rank's queries, keys and values are cut into chunks, and which of them meet."""
+    """Chunks of one rank's queries, keys and values, and which of them meet."""
 
     def __init__(self, ring: Ring, causal: bool, order: Order) -> None:
         self.ring, self._causal, self._order = ring, causal, order

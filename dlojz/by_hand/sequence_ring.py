@@ -1,9 +1,8 @@
-"""Ring of ranks that pass on parts of a sequence, and the order in which a rank holds them.
+"""Ring of ranks that pass on parts of a sequence, and the tokens that each rank holds.
 
-The ranks of a group in a circle: what a rank holds goes to the next one, what comes is from the one before.
-
-All n ranks send and receive alike, whatever they compute, so that none waits for a message that never leaves; what is
-under way is not touched before it has arrived.
+**Ring**: each rank sends to the next one and receives from the one before. All n ranks send and receive alike, whatever
+they compute, so that none waits for a message that never leaves. Source: Liu, Zaharia & Abbeel 2023, "Ring Attention"
+(arXiv 2310.01889), §3.
 
     step   rank 0   rank 1   rank 2   (whose keys and values a rank holds)
     0      0        1        2
@@ -12,22 +11,16 @@ under way is not touched before it has arrived.
 
 Shape suffixes: B batch, G key-value heads, S tokens of one rank, H width of a head.
 
-Source: Liu, Zaharia & Abbeel 2023, "Ring Attention" (arXiv 2310.01889), §3.
-
-Which tokens of a sequence each rank holds when n ranks share it, and how much attention each then computes.
-
-Every token belongs to one rank, all ranks hold equally many, and within a rank they stay in the order of the sequence.
-The sequence is cut into chunks; a rank holds one (contiguous) or two (zigzag):
+**Order**: all ranks hold equally many tokens, in the order of the sequence. The sequence is cut into chunks; a rank
+holds one (contiguous) or two (zigzag):
 
     4 ranks      rank 0   rank 1   rank 2   rank 3
     contiguous   0        1        2        3
     zigzag       0 7      1 6      2 5      3 4
 
-A causal mask leaves the first tokens little to do and the last ones much: contiguous ranks are unequally busy, zigzag
-ranks equally.
-
-Sources: Brandon et al. 2023, "Striped Attention" (arXiv 2311.09431), for the imbalance; Llama Team 2024, "The Llama 3
-Herd of Models" (arXiv 2407.21783), §3.3.2, for the placement called zigzag here.
+With a causal mask the first tokens have little attention to compute and the last ones much: contiguous ranks are
+unequally busy, zigzag ranks equally. Sources: Brandon et al. 2023, "Striped Attention" (arXiv 2311.09431), for the
+imbalance; Llama Team 2024, "The Llama 3 Herd of Models" (arXiv 2407.21783), §3.3.2, for the zigzag placement.
 """
 
 from __future__ import annotations
@@ -41,19 +34,19 @@ from torch import Tensor
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, say
-from dlojz.by_hand.zero.flat import ranks_of
+from dlojz.by_hand.ddp import ranks_of
 
 _KEYS_AND_VALUES, _GRADIENTS = 0, 1  # tags: one of each may be under way
 
 
 class Ring:
-    """A rank's two neighbours.
+    """Ring of ranks, as one rank sees it.
 
     Args:
         group: the ranks; by default all. One process sends nothing.
 
     Attributes:
-        rank: this rank's number in the circle.
+        rank: this rank's number in the ring.
         size: how many ranks it has.
     """
 
@@ -62,9 +55,9 @@ class Ring:
         self.rank, self.size = ranks_of(group)
 
     def tour(self, k_BGSH: Tensor, v_BGSH: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Each rank's keys and values, this rank's own first: whose they are, keys, values.
+        """Yield each rank's keys and values, this rank's own first: rank, keys, values.
 
-        While those at hand are used, the next ones are on their way: two ranks' are held at a time. Each rank sends
+        While they are used, the next ones are under way: two ranks' are held at a time. Each rank sends
         (n − 1)·2·B·G·S·H elements in all.
         """
         here = torch.stack((k_BGSH, v_BGSH))
@@ -74,11 +67,11 @@ class Ring:
             here = arrived() if arrived else here
 
     def pass_gradients(self, dkv_2BGSH: Tensor) -> Callable[[], Tensor]:
-        """Send gradients after the keys and values they are of; see `_pass_on`."""
+        """Send gradients after their keys and values; see `_pass_on`."""
         return self._pass_on(dkv_2BGSH, _GRADIENTS)
 
     def _pass_on(self, outgoing: Tensor, tag: int) -> Callable[[], Tensor]:
-        """Send to the next rank; the function given back waits for what the rank before has sent, of the same shape."""
+        """Send to the next rank; the function returned waits for the tensor of the rank before, of the same shape."""
         incoming = torch.empty_like(outgoing)
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         # Who: every rank, to the one after it. What: two tensors in one, (2, B, G, S, H). How much: its bytes. Send and
@@ -99,14 +92,14 @@ class Ring:
 
 
 class RingBytes(NamedTuple):
-    """Bytes that one rank sends in one call of ring attention, and as many that it receives."""
+    """Bytes that one rank sends, and receives, in one call of ring attention."""
 
     forward: int
     backward: int
 
 
 def ring_bytes(size: int, batch: int, kv_heads: int, tokens: int, head_dim: int, dtype: torch.dtype) -> RingBytes:
-    """Bytes each rank sends, with S = `tokens` per rank, elements of e bytes (`dtype`) and sums of w bytes.
+    """Compute the bytes each rank sends, with S = `tokens` per rank, elements of e bytes (`dtype`), sums of w bytes.
 
     Forward (n − 1)·2·B·G·S·H·e; backward (n − 1)·2·B·G·S·H·(e + w), w = 4 (8 for float64): keys and values once more,
     and the gradients that follow them home. A block under activation checkpointing runs its forward pass twice.
@@ -122,7 +115,7 @@ def ring_bytes(size: int, batch: int, kv_heads: int, tokens: int, head_dim: int,
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type of sums: float32, or float64 for float64."""
+    """Return the type of sums: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -131,10 +124,10 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 
 
 def chunks_of(rank: int, size: int, order: Order) -> tuple[int, ...]:
-    """The chunks a rank holds, by their number in the sequence: of n (contiguous) or 2·n (zigzag).
+    """Return the chunks of a rank, by their number in the sequence: of n (contiguous) or 2·n (zigzag).
 
     Raises:
-        LabError: if the order is another one.
+        LabError: if the order is unknown.
     """
     if order not in ORDERS:
         raise LabError(one_of("order", order, ORDERS))
@@ -142,7 +135,7 @@ def chunks_of(rank: int, size: int, order: Order) -> tuple[int, ...]:
 
 
 def positions_of(tokens: int, rank: int, size: int, order: Order = "contiguous") -> Tensor:
-    """Positions in the sequence of a rank's tokens, shape (tokens,).
+    """Return the positions in the sequence of a rank's tokens, shape (tokens,).
 
     Example:
         >>> positions_of(4, 1, 2).tolist(), positions_of(4, 1, 2, "zigzag").tolist()
@@ -154,7 +147,7 @@ def positions_of(tokens: int, rank: int, size: int, order: Order = "contiguous")
 
 
 def own_tokens(whole_BT: Tensor, rank: int, size: int, order: Order = "contiguous") -> Tensor:
-    """A rank's tokens of whole sequences: `(B, T, …)` to `(B, T / n, …)`.
+    """Cut a rank's tokens out of whole sequences: `(B, T, …)` to `(B, T / n, …)`.
 
     Raises:
         LabError: if the sequence cannot be cut into equal chunks.
@@ -173,11 +166,11 @@ def own_tokens(whole_BT: Tensor, rank: int, size: int, order: Order = "contiguou
 
 
 def visible_pairs(rank: int, source: int, size: int, causal: bool, order: Order) -> Iterator[tuple[int, int, bool]]:
-    """Which chunks of `rank`'s queries see which of `source`'s keys, and whether the pair lies on the diagonal.
+    """Yield the pairs of chunks of `rank`'s queries and of `source`'s keys that see each other.
 
     Yields:
-        Number of the chunk among those of `rank`, of the one among those of `source`, and whether the two are the
-        same part of the sequence, of which each token sees itself and those before it.
+        Numbers of the chunk among those of `rank` and of `source`, and whether the pair lies on the diagonal, where
+        each token sees itself and those before it.
     """
     for own, query_chunk in enumerate(chunks_of(rank, size, order)):
         for other, key_chunk in enumerate(chunks_of(source, size, order)):
@@ -186,7 +179,7 @@ def visible_pairs(rank: int, source: int, size: int, causal: bool, order: Order)
 
 
 def pairs_computed(size: int, order: Order = "contiguous", causal: bool = True) -> list[int]:
-    """Pairs of chunks (queries × keys) whose scores each rank computes, of n² (contiguous) or 4·n² (zigzag) in all.
+    """Count the pairs of chunks (queries × keys) whose scores each rank computes, of n² (contiguous) or 4·n² (zigzag).
 
     A contiguous pair has (T / n)² scores, a zigzag one a quarter of that; those on the diagonal are computed whole.
 

@@ -483,7 +483,7 @@ def test_a_vector_that_does_not_fill_its_bytes_is_refused() -> None:
 def test_the_bytes_are_those_that_the_package_predicts(parameters: int, ranks: int) -> None:
     from dlojz.by_hand.optimizers.sent_bytes import message_bytes
 
-    on_the_wire = message_bytes(parameters, ranks).total * (ranks - 1) / ranks
+    on_the_wire = 2 * message_bytes(parameters, ranks) * (ranks - 1) / ranks
     assert compressed_bytes(parameters, ranks) == pytest.approx(on_the_wire, rel=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""The algorithms by name: what each computes, into how many chunks it cuts, and one rank's program.
+"""Catalogue of the collective algorithms: title, number of chunks, and one rank's program.
 
 All programs of one algorithm and one number of ranks have the same number of steps, so that step k of a rank meets step
 k of its partner.
@@ -19,7 +19,7 @@ ADDING: tuple[Collective, ...] = ("reduce_scatter", "all_reduce", "reduce")
 
 
 class Algorithm(NamedTuple):
-    """How one collective is done.
+    """Algorithm of a collective.
 
     Args:
         collective: what it computes.
@@ -114,12 +114,12 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def names() -> list[str]:
-    """The algorithms one can ask for."""
+    """List the names of the algorithms."""
     return list(ALGORITHMS)
 
 
 def algorithm(name: str) -> Algorithm:
-    """An algorithm by its name.
+    """Look up an algorithm by its name.
 
     Raises:
         LabError: if there is none; the closest is named.
@@ -130,10 +130,10 @@ def algorithm(name: str) -> Algorithm:
 
 
 def check_size(size: int) -> int:
-    """The number of ranks, if it is one.
+    """Check a number of ranks, and return it.
 
     Raises:
-        LabError: if it is no whole number of at least 1.
+        LabError: if it is not a whole number of at least 1.
     """
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise LabError(
@@ -146,7 +146,7 @@ def check_size(size: int) -> int:
 
 
 def node_size(size: int, per_node: int | None = None) -> int:
-    """Ranks of one node: those given, else at most 4, the number of GPUs of Jean Zay's usual nodes.
+    """Return the ranks of one node: those given, else at most 4, as on Jean Zay's usual nodes.
 
     Raises:
         LabError: if they do not divide the number of ranks.
@@ -166,12 +166,12 @@ def node_size(size: int, per_node: int | None = None) -> int:
 
 
 def num_chunks(name: str, size: int) -> int:
-    """Into how many chunks the algorithm cuts the message."""
+    """Return the number of chunks into which the algorithm cuts the message."""
     return algorithm(name).num_chunks(check_size(size))
 
 
 def program(name: str, rank: int, size: int, *, per_node: int | None = None) -> tuple[CollectiveStep, ...]:
-    """One rank's steps: whom it sends which chunks, whose chunks it receives, adds or keeps.
+    """Return one rank's steps: whom it sends which chunks, whose chunks it receives, adds or keeps.
 
     Args:
         name: one of `names()`.
@@ -199,19 +199,19 @@ def program(name: str, rank: int, size: int, *, per_node: int | None = None) -> 
 
 
 def programs(name: str, size: int, *, per_node: int | None = None) -> list[tuple[CollectiveStep, ...]]:
-    """The programs of all ranks, by rank."""
+    """Return the programs of all ranks, by rank."""
     return [program(name, rank, size, per_node=per_node) for rank in range(check_size(size))]
 
 
 def holds_at_start(collective: Collective, rank: int, chunk: int) -> bool:
-    """Whether a rank has something of its own in this chunk before the first step."""
+    """Tell whether a rank has its own value in this chunk before the first step."""
     if collective == "all_gather":
         return chunk == rank
     return rank == 0 if collective == "broadcast" else True
 
 
 def wanted_at_end(collective: Collective, rank: int, chunk: int) -> bool:
-    """Whether this chunk belongs to what the collective gives to the rank."""
+    """Tell whether this chunk belongs to the rank's result."""
     if collective == "reduce_scatter":
         return chunk == rank
     return rank == 0 if collective == "reduce" else True

@@ -1,65 +1,33 @@
-"""Algorithms of the collectives: ring, tree, halving, doubling, hierarchical; what a rank does in each round.
+"""Algorithms of the collectives: ring, tree, halving, doubling, hierarchical, pairwise; one rank's steps of each.
 
-What an algorithm is made of: one rank's steps, each at most one message out and one message in.
+A step is at most one message out and one message in; it names ranks and chunks and holds no data, so that the same
+program is simulated on numbers, counted in bytes and run on real ranks. The message is cut into chunks, numbered from
+0. A rank may send and receive at once (full duplex, one port: the model of Thakur, Rabenseifner & Gropp 2005,
+"Optimization of collective communication operations in MPICH", §3); it sends what it held when the step began.
 
-A step says whom it speaks to and which chunks move; it holds no data, so that the same program is simulated on numbers,
-counted in bytes and run on real ranks.
-
-The message is cut into chunks, numbered from 0. In a step a rank may send and receive at once (full duplex, one port:
-the model of Thakur, Rabenseifner & Gropp 2005, §3); what it sends is what it held when the step began.
-
-The ring: every rank speaks to its right neighbour only, and all links are busy in every round.
-
-After reduce-scatter the rank at place i holds the whole sum of block i, which is where all-gather begins; all-reduce is
-nothing but the two, one after the other.
-
-Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", who also show
-that no algorithm sends less than 2(p − 1)/p of the message per rank.
-
-The binomial tree: few rounds, but each moves the whole message, and half of the ranks have nothing to do.
-
-In the round of distance d, the ranks that are odd multiples of d speak to the rank d below them; rank 0 is the root.
-
-Source: Thakur, Rabenseifner & Gropp 2005, "Optimization of collective communication operations in MPICH", §4.
-
-Two levels: what can stay inside a node stays there, and only 1/g of the message leaves each GPU of a node of g.
-
-Node k holds the ranks k·g … k·g + g − 1; after the first part the i-th rank of a node answers for shard i, which it
-then reduces with the i-th ranks of all other nodes.
-
-Source: Mikami et al. 2018 (arXiv 1811.05233), "2D-torus all-reduce"; Jia et al. 2018 (arXiv 1807.11205) do the same
-with a reduce and a broadcast inside the node.
-
-All-to-all by pairs: in each round everybody swaps one block with another partner.
-
-A rank's place j holds its block for rank j until it has met j, and then j's block for it; seen over all ranks, the
-table of blocks is transposed. The pairs are those of a round-robin tournament, so that a swap needs no second buffer: p
-− 1 rounds for an even number of ranks; for an odd one p, as one rank rests in each.
-
-Source: pairwise exchange of Thakur, Rabenseifner & Gropp 2005, §4, which for powers of two has the pairs r ↔ r xor k;
-the pairs for any p are those of Kirkman 1847 (the "circle method").
-
-How algorithms made for powers of two serve any number of ranks: the surplus is folded in, and out again.
-
-Of the first 2·surplus ranks each odd one gives all it has to the even one below, sleeps while the others work under new
-numbers 0 … power − 1, and gets the result at the end.
-
-Source: Rabenseifner 2004, "Optimization of collective reduction operations"; Thakur et al. 2005, §4–5.
-
-Recursive halving and doubling: the bandwidth of the ring in the rounds of a tree.
-
-A rank answers for a window of chunks that halves with each round of the first part, until it is one chunk; the second
-part undoes the first, round by round. The largest messages go to the nearest ranks.
-
-Source: Rabenseifner 2004, "Optimization of collective reduction operations"; Thakur, Rabenseifner & Gropp 2005, §4–5
-(reduce-scatter by recursive vector halving and distance doubling, all-gather by the reverse).
-
-Recursive doubling: partners at distance 1, 2, 4 … swap all they have, and both add.
-
-After the round of distance d a rank holds the sum over the 2d ranks whose numbers differ from its own in the bits below
-2d only. Fewest rounds of all, but each moves the whole message: for short messages.
-
-Source: Thakur, Rabenseifner & Gropp 2005, §4–5.
+- Ring: every rank sends to its right neighbour, and all links are busy in every round. After reduce-scatter the rank at
+  place i holds the whole sum of block i, where all-gather begins; all-reduce is the two, one after the other. Source:
+  Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", who also show that no
+  algorithm sends less than 2(p − 1)/p of the message per rank.
+- Binomial tree: few rounds, but each moves the whole message, and half of the ranks are idle. In the round of distance
+  d, the ranks that are odd multiples of d exchange with the rank d below them; rank 0 is the root. Source: Thakur et
+  al. 2005, §4.
+- Two levels: only 1/g of the message leaves each GPU of a node of g. Node k holds the ranks k·g … k·g + g − 1; after
+  the first part the i-th rank of a node holds shard i, which it reduces with the i-th ranks of all other nodes.
+  Source: Mikami et al. 2018 (arXiv 1811.05233), "2D-torus all-reduce"; Jia et al. 2018 (arXiv 1807.11205), with a
+  reduce and a broadcast inside the node.
+- All-to-all by pairs: in each round everybody swaps one block with another partner, so that a swap needs no second
+  buffer: p − 1 rounds for an even number of ranks; p for an odd one, as one rank rests in each. Source: pairwise
+  exchange of Thakur et al. 2005, §4, whose pairs are r ↔ r xor k for powers of two; for any p the round-robin
+  tournament of Kirkman 1847 (the "circle method").
+- Folding, for numbers of ranks that are no power of two: of the first 2·surplus ranks each odd one gives all it has to
+  the even one below, waits while the others work under new numbers, and gets the result at the end. Source:
+  Rabenseifner 2004, "Optimization of collective reduction operations"; Thakur et al. 2005, §4–5.
+- Recursive halving and doubling: the bandwidth of the ring in the rounds of a tree. A rank's window of chunks halves
+  with each round of the first part, until it is one chunk; the second part undoes the first. The largest messages go
+  to the nearest ranks. Source: as for folding.
+- Recursive doubling: partners at distance 1, 2, 4 … swap all they have, and both add. Fewest rounds of all, but each
+  moves the whole message: for short messages. Source: Thakur et al. 2005, §4–5.
 """
 
 from __future__ import annotations
@@ -69,7 +37,7 @@ from typing import NamedTuple
 
 
 class Send(NamedTuple):
-    """One message out.
+    """Message out.
 
     Args:
         to: rank that receives it.
@@ -81,12 +49,12 @@ class Send(NamedTuple):
 
 
 class Receive(NamedTuple):
-    """One message in.
+    """Message in.
 
     Args:
         source: rank that sends it.
-        chunks: where its chunks go, in the order in which they come.
-        add: whether each is added to what is held there, or kept in its place.
+        chunks: places of its chunks, in their order.
+        add: whether each is added to what is held there, or replaces it.
     """
 
     source: int
@@ -95,7 +63,7 @@ class Receive(NamedTuple):
 
 
 class CollectiveStep(NamedTuple):
-    """What one rank does in one round; nothing at all is legal, where only other ranks are busy."""
+    """Step of one rank in one round; empty where only other ranks are busy."""
 
     send: Send | None = None
     receive: Receive | None = None
@@ -104,12 +72,11 @@ class CollectiveStep(NamedTuple):
 IDLE = CollectiveStep()
 Steps = Iterator[CollectiveStep]
 
-
 Block = tuple[int, ...]
 
 
 def reduce_scatter(place: int, ranks: Sequence[int], blocks: Sequence[Block]) -> Steps:
-    """Each block travels once round the ring, and every rank it passes adds its own part.
+    """Reduce-scatter on a ring: each block travels round, and every rank it passes adds its own part.
 
     Args:
         place: this rank's place in the ring.
@@ -124,7 +91,7 @@ def reduce_scatter(place: int, ranks: Sequence[int], blocks: Sequence[Block]) ->
 
 
 def all_gather(place: int, ranks: Sequence[int], blocks: Sequence[Block]) -> Steps:
-    """Each rank passes on what it received in the step before, beginning with its own block.
+    """All-gather on a ring: each rank passes on what it received in the step before, beginning with its own block.
 
     Args:
         place: this rank's place in the ring, who holds `blocks[place]` at the start.
@@ -139,7 +106,7 @@ def all_gather(place: int, ranks: Sequence[int], blocks: Sequence[Block]) -> Ste
 
 
 def ring_all_reduce(place: int, ranks: Sequence[int], blocks: Sequence[Block]) -> Steps:
-    """Reduce-scatter, then all-gather: 2(p − 1) steps, each with one block of 1/p of the message."""
+    """All-reduce on a ring: reduce-scatter, then all-gather, 2(p − 1) steps with 1/p of the message each."""
     yield from reduce_scatter(place, ranks, blocks)
     yield from all_gather(place, ranks, blocks)
 
@@ -148,7 +115,7 @@ WHOLE = (0,)
 
 
 def reduce(rank: int, size: int) -> Steps:
-    """Every rank adds its children's sums to its own, then sends all to its parent: leaves first."""
+    """Reduce up the tree: every rank adds its children's sums to its own, then sends all to its parent."""
     distance = 1
     while distance < size:
         if rank % (2 * distance) == distance:
@@ -161,7 +128,7 @@ def reduce(rank: int, size: int) -> Steps:
 
 
 def broadcast(rank: int, size: int) -> Steps:
-    """The same tree from its root: the number of ranks that know the message doubles with each round."""
+    """Broadcast down the tree: the number of ranks that have the message doubles with each round."""
     distance = 1 << (size - 1).bit_length() >> 1
     while distance:
         if rank % (2 * distance) == distance:
@@ -174,19 +141,13 @@ def broadcast(rank: int, size: int) -> Steps:
 
 
 def tree_all_reduce(rank: int, size: int) -> Steps:
-    """Reduce to rank 0, then broadcast from it."""
+    """All-reduce by a tree: reduce to rank 0, then broadcast from it."""
     yield from reduce(rank, size)
     yield from broadcast(rank, size)
 
 
 def hierarchical_all_reduce(rank: int, size: int, per_node: int) -> Steps:
-    """Reduce-scatter inside the node, all-reduce across nodes, all-gather inside the node: a ring each.
-
-    Args:
-        rank: this rank.
-        size: number of ranks, a multiple of `per_node`.
-        per_node: ranks of one node.
-    """
+    """All-reduce on two levels of rings: reduce-scatter inside the node, all-reduce across, all-gather inside."""
     num_nodes = size // per_node
     node, place = divmod(rank, per_node)
     inside = [node * per_node + other for other in range(per_node)]
@@ -198,42 +159,45 @@ def hierarchical_all_reduce(rank: int, size: int, per_node: int) -> Steps:
 
 
 def default_per_node(size: int) -> int:
-    """Ranks of one node where none are given: the largest divisor of `size` that is at most 4 and leaves two nodes."""
+    """Default ranks per node: the largest divisor of `size` that is at most 4 and leaves two nodes."""
     return max((number for number in range(1, 5) if size % number == 0 and number < size), default=1)
 
 
 def all_to_all(rank: int, size: int) -> Steps:
-    """One swap per round, with every other rank once."""
+    """All-to-all by pairs: one swap per round, with every other rank once."""
     for step in range(num_rounds(size)):
         partner = _partner(rank, step, size)
-        yield IDLE if partner == rank else CollectiveStep(Send(partner, (partner,)),
-            Receive(partner, (partner,), add=False))
+        yield (
+            IDLE
+            if partner == rank
+            else CollectiveStep(Send(partner, (partner,)), Receive(partner, (partner,), add=False))
+        )
 
 
 def num_rounds(size: int) -> int:
-    """Rounds of the tournament."""
+    """Count the rounds of the tournament."""
     return size - 1 if size % 2 == 0 else size * (size > 1)
 
 
 def _partner(rank: int, step: int, size: int) -> int:
-    """Whom a rank meets; itself where it rests."""
+    """Partner of a rank; itself where it rests."""
     odd = size - 1 if size % 2 == 0 else size
     last = size - 1
-    if size % 2 == 0 and rank == last:  # the one who keeps its seat meets whoever would meet themselves
+    if size % 2 == 0 and rank == last:  # it keeps its seat, and meets whoever would meet themselves
         return next(other for other in range(odd) if (2 * other - step) % odd == 0)
     partner = (step - rank) % odd
     return last if partner == rank and size % 2 == 0 else partner
 
 
 def largest_power(size: int) -> int:
-    """The largest power of two that is at most `size`."""
+    """Return the largest power of two that is at most `size`."""
     return 1 << size.bit_length() - 1
 
 
 def folded(
     rank: int, size: int, chunks: tuple[int, ...], core: Callable[[int, list[int]], Steps], num_rounds: int
 ) -> Steps:
-    """The steps of `core`, between those that fold the surplus ranks in and out.
+    """Fold the surplus ranks in and out around the steps of `core`.
 
     Args:
         rank: this rank.
@@ -258,7 +222,7 @@ def folded(
 
 
 def halving_all_reduce(rank: int, size: int) -> Steps:
-    """2 log₂ p swaps, of a half, a quarter, an eighth … of the message, and back."""
+    """All-reduce by halving and doubling: 2 log₂ p swaps, of a half, a quarter, … of the message, and back."""
     power = largest_power(size)
 
     def swaps(number: int, ranks: list[int]) -> Steps:
@@ -279,7 +243,7 @@ def halving_all_reduce(rank: int, size: int) -> Steps:
 
 
 def doubling_all_reduce(rank: int, size: int) -> Steps:
-    """log₂ p swaps of the whole message."""
+    """All-reduce by recursive doubling: log₂ p swaps of the whole message."""
     power = largest_power(size)
 
     def swaps(number: int, ranks: list[int]) -> Steps:

@@ -1,11 +1,9 @@
-"""α and β of the links that are here, from measured points; and what they say of other messages and other ranks.
+"""Fit α and β of the present links to measured points, and predict other messages and other ranks.
 
 The fit minimises relative errors, so that a message of 1 KiB weighs as much as one of 16 MiB; α and β are never
-negative.
-
-The times of a collective are read with the formula of one algorithm (`cost`): t = rounds·α + moved·β·n. β then is the
-inverse of what nccl-tests calls bus bandwidth (its doc/PERFORMANCE.md), which does not depend on the number of ranks.
-The time to add bytes is not told apart from the time to move them: it is part of β.
+negative. The times of a collective follow the formula of one algorithm (`cost`): t = rounds·α + moved·β·n. β then is
+the inverse of what nccl-tests calls bus bandwidth (its doc/PERFORMANCE.md), which does not depend on the number of
+ranks; the time to add bytes is part of it.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ MIN_POINTS = 3
 
 
 class AlphaBetaFit(Contract):
-    """α and β, and the points they come from."""
+    """Fit of α and β, with its points."""
 
     points: tuple[TimedMessage, ...] = Field(min_length=MIN_POINTS, description="what was measured")
     collective: str = Field(description="what was timed")
@@ -41,13 +39,13 @@ class AlphaBetaFit(Contract):
 
     @property
     def latency_s(self) -> float:
-        """What an empty message would take on these ranks: all rounds, no byte."""
-        return self._terms(self.size).rounds * self.alpha_s
+        """Seconds of an empty message on these ranks: all rounds, no byte."""
+        return terms(self.algorithm, self.size).rounds * self.alpha_s
 
     @property
     def half_bytes(self) -> float | None:
-        """Size of the message of which one half of the time is latency, as Hockney's n½; None where β is 0."""
-        per_byte_s = float(self._terms(self.size).moved) * self.beta_s_per_byte
+        """Message size of which half of the time is latency, Hockney's n½; None where β is 0."""
+        per_byte_s = float(terms(self.algorithm, self.size).moved) * self.beta_s_per_byte
         return self.latency_s / per_byte_s if per_byte_s else None
 
     @property
@@ -57,16 +55,16 @@ class AlphaBetaFit(Contract):
         return math.sqrt(sum(error**2 for error in errors) / len(errors))
 
     def fitted_s(self, message_bytes: float) -> float:
-        """The line at a size of message, for the ranks that measured."""
+        """Seconds of the fit at a size of message, for the ranks that measured."""
         return self.predict_s(message_bytes, self.size)
 
     def predict_s(self, message_bytes: float, size: int, name: str | None = None) -> float:
-        """What the model says for other messages, other numbers of ranks, another algorithm.
+        """Predict the seconds of other messages, other numbers of ranks, another algorithm.
 
         Args:
             message_bytes: the whole tensor, at least 0.
-            size: number of ranks; links between all of them are taken to be as those measured.
-            name: an algorithm; by default the one the times were read with.
+            size: number of ranks; links between all of them are assumed to be as those measured.
+            name: an algorithm; by default that of the fit.
 
         Raises:
             LabError: if a name or number is not legal.
@@ -74,16 +72,13 @@ class AlphaBetaFit(Contract):
         chosen = self.algorithm if name is None else name
         return cost_s(chosen, message_bytes, size, alpha_s=self.alpha_s, beta_s_per_byte=self.beta_s_per_byte)
 
-    def _terms(self, size: int) -> Terms:
-        return terms(self.algorithm, size)
-
 
 def fit(points: Iterable[Sequence[object]]) -> AlphaBetaFit:
-    """α and β by least squares of relative errors, both at least 0.
+    """Fit α and β by least squares of relative errors, both at least 0.
 
     Args:
-        points: at least 3, of at least 2 sizes of message, from one number of ranks and one collective: `Point`s or
-            their JSON lists (bytes, seconds, ranks, collective).
+        points: at least 3, of at least 2 sizes of message, from one number of ranks and one collective, as
+            `TimedMessage` or as JSON lists (bytes, seconds, ranks, collective).
 
     Raises:
         LabError: if the points do not determine a line.

@@ -1,10 +1,9 @@
-"""What an algorithm costs: rounds, bytes of the busiest rank, bytes added; and the seconds that follow.
+"""Cost of a collective algorithm: rounds, bytes of the busiest rank, bytes added; and the seconds that follow.
 
-The closed forms equal, as exact fractions, what is counted from the programs themselves.
-
-The model: a message of n bytes takes α + β·n seconds (Hockney 1994, "The communication challenge for MPP"), and adding
-it γ·n more; a rank sends and receives at once; a round lasts as long as its busiest rank. With p ranks, L = ⌈log₂ p⌉, q
-= ⌊log₂ p⌋, s = 1 where p is no power of two (else 0) and m = p/g nodes of g ranks:
+The closed forms equal, as exact fractions, what is counted from the programs. A message of n bytes takes α + β·n
+seconds (Hockney 1994, "The communication challenge for MPP"), and adding it γ·n more; a rank sends and receives at
+once; a round lasts as long as its busiest rank. With p ranks, L = ⌈log₂ p⌉, q = ⌊log₂ p⌋, s = 1 where p is no power of
+two (else 0) and m = p/g nodes of g ranks:
 
 | algorithm | rounds (α) | of the message (β) | added (γ) |
 |--|--|--|--|
@@ -35,7 +34,7 @@ from dlojz.by_hand.collectives.algorithms import largest_power
 
 
 class Terms(NamedTuple):
-    """What multiplies α, β and γ.
+    """Factors of α, β and γ.
 
     Args:
         rounds: messages that wait for each other.
@@ -53,14 +52,14 @@ class Terms(NamedTuple):
         return Terms(self.rounds + other.rounds, self.moved + other.moved, self.added + other.added)
 
     def seconds(self, message_bytes: float, link: Link) -> float:
-        """The time over links of one kind."""
+        """Compute the time over links of one kind."""
         return link.alpha_s * self.rounds + message_bytes * (
             link.beta_s_per_byte * float(self.moved) + link.gamma_s_per_byte * float(self.added)
         )
 
 
 class Link(NamedTuple):
-    """A link between two ranks.
+    """Link between two ranks.
 
     Args:
         alpha_s: seconds before the first byte of a message, at least 0.
@@ -121,7 +120,7 @@ _CLOSED: dict[str, Callable[[int], Terms]] = {
 
 
 def _levels(name: str, size: int, per_node: int | None) -> tuple[Terms, Terms]:
-    """The terms inside nodes and across them; an algorithm that knows no nodes is all across."""
+    """Terms inside nodes and across them; without nodes all is across."""
     if not algorithm(name).two_level:
         node_size(size, per_node)
         return NONE, _CLOSED[name](size)
@@ -132,7 +131,7 @@ def _levels(name: str, size: int, per_node: int | None) -> tuple[Terms, Terms]:
 
 
 def terms(name: str, size: int, *, per_node: int | None = None) -> Terms:
-    """The closed form of an algorithm: what multiplies α, β and γ.
+    """Compute the closed form of an algorithm: the factors of α, β and γ.
 
     Raises:
         LabError: if the name or a number is not one that exists.
@@ -152,7 +151,7 @@ def cost_s(
     per_node: int | None = None,
     inside: Link | None = None,
 ) -> float:
-    """Seconds that the α–β(–γ) model gives a collective; 0 for one rank.
+    """Compute the seconds of a collective in the α–β(–γ) model; 0 for one rank.
 
     Args:
         name: one of `names()`.
@@ -162,8 +161,8 @@ def cost_s(
         beta_s_per_byte: seconds per byte.
         gamma_s_per_byte: seconds to add one byte.
         per_node: ranks of one node, for `hierarchical_all_reduce`.
-        inside: the links inside a node where they are other ones; only `hierarchical_all_reduce` profits, as in all
-            others each round also crosses nodes.
+        inside: the links inside a node where they differ; only `hierarchical_all_reduce` gains, as in all others each
+            round also crosses nodes.
 
     Raises:
         LabError: if a name or number is not legal.
@@ -187,9 +186,9 @@ def cost_s(
 
 
 def crossover_bytes(one: str, other: str, size: int, *, alpha_s: float, beta_s_per_byte: float) -> float | None:
-    """Size of the message for which two algorithms take as long; None where one is never the slower one.
+    """Compute the message size for which two algorithms take as long; None where one is never the slower one.
 
-    The times are straight lines: a₁α + b₁βn = a₂α + b₂βn, hence n = (a₁ − a₂)α / ((b₂ − b₁)β).
+    The times are linear: a₁α + b₁βn = a₂α + b₂βn, hence n = (a₁ − a₂)α / ((b₂ − b₁)β).
     """
     first, second = terms(one, size), terms(other, size)
     slope_s = float(second.moved - first.moved) * beta_s_per_byte

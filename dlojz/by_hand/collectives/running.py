@@ -1,17 +1,9 @@
-"""Run a collective's algorithm on real ranks, and measure its seconds.
+"""Run a collective's algorithm on real ranks, and measure collectives.
 
-The same programs on real ranks: each step posts one receive and one send, waits, then adds or keeps.
+Each step of a program posts one receive and one send, waits, then adds or keeps; the tensor given is never written to.
 
-What is simulated is what is sent; a step of a rank is at most one message each way, whatever the number of chunks in
-it. The tensor given is never written to.
-
-How long a collective takes on the ranks that are here, for messages of many sizes.
-
-Every rank makes the same calls and gets the same points; what is timed is torch's own function, or one of our programs,
-without the guard.
-
-A collective is over when its slowest rank is: each repeat counts by its maximum over ranks, a size by the median of its
-repeats (as one disturbed repeat must not decide), after warm-up.
+Measured are torch's own functions or our programs, without the guard of the ranks. A collective is over when its
+slowest rank is: each repeat counts by its maximum over ranks, a size by the median of its repeats, after warm-up.
 """
 
 from __future__ import annotations
@@ -31,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def run(name: str, tensor: Tensor, group: Any = None, *, per_node: int | None = None, watched: bool = True) -> Tensor:
-    """Do a collective by hand, on every rank of a group, and return what torch's own gives there.
+    """Run a collective by hand, on every rank of a group, and return the result of torch's own.
 
     Every rank calls it with a tensor of the same shape and dtype; any shape, any dtype that can be added, contiguous or
     not, also with fewer elements than ranks. Chunks are those of `torch.tensor_split` of the flat tensor.
@@ -83,7 +75,7 @@ def run(name: str, tensor: Tensor, group: Any = None, *, per_node: int | None = 
 
 
 def _cut(collective: Collective, tensor: Tensor, rank: int, chunks: int, size: int) -> list[Tensor]:
-    """This rank's chunks, copied: what it has, and room for what it will receive."""
+    """This rank's chunks, copied, and room for those that it will receive."""
     flat = tensor.detach().reshape(-1)
     if collective == "all_gather":
         return [flat.clone() if chunk == rank else flat.new_empty(flat.shape) for chunk in range(size)]
@@ -129,7 +121,7 @@ def _posted(messages: list[tuple[str, Tensor, int]], tag: int, group: Any, watch
 
 
 def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's own function, where a guard stands before it."""
+    """Return torch's own function, without the guard before it."""
     return getattr(function, "__wrapped__", function)
 
 
@@ -144,11 +136,11 @@ LIBRARY = {
     "reduce": "tree_reduce",
     "all_to_all": "pairwise_all_to_all",
 }
-"""torch's collectives, and the algorithm whose formula their times are read with."""
+"""torch's collectives, and the algorithm whose formula is taken for their times."""
 
 
 class TimedMessage(NamedTuple):
-    """One measurement; as JSON the list of its parts.
+    """Measurement of one size; as JSON the list of its parts.
 
     Args:
         message_bytes: the whole tensor that is reduced, gathered or exchanged.
@@ -164,7 +156,7 @@ class TimedMessage(NamedTuple):
 
 
 def algorithm_of(collective: str) -> str:
-    """The algorithm whose formula a measured collective is read with: its own, or the one taken for the library's.
+    """Return the algorithm whose formula is taken for a measured collective.
 
     Raises:
         LabError: if there is no such collective.
@@ -183,16 +175,16 @@ def measure(
     group: Any = None,
     tell: Callable[[int, int], None] | None = None,
 ) -> list[TimedMessage]:
-    """Time a collective; every rank of the group calls it with the same arguments.
+    """Measure a collective; every rank of the group calls it with the same arguments.
 
     Args:
         collective: one of torch's (`all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`, `reduce`, `all_to_all`)
             or of our algorithms (`names()`).
         sizes_bytes: sizes of the message, at least 4 bytes each; rounded up to whole fp32 elements for each rank.
-        repeats: how often each size is timed, at least 1.
-        warmup: how often it is done before, without being timed.
+        repeats: timed calls of each size, at least 1.
+        warmup: calls before, which are not timed.
         group: process group; by default all ranks.
-        tell: called before each size, with how many are done and how many there are.
+        tell: called before each size, with the numbers of sizes done and in all.
 
     Returns:
         One point per size, the same on every rank.
@@ -257,7 +249,7 @@ def _check(sizes_bytes: Sequence[int], repeats: int, warmup: int) -> None:
 
 
 def _timed_s(call: Callable[[], Any], group: Any, on_gpu: bool) -> float:
-    """One call, begun by all ranks at (nearly) the same moment."""
+    """Seconds of one call, begun by all ranks at (nearly) the same moment."""
     import torch
     import torch.distributed as dist
 
@@ -272,7 +264,7 @@ def _timed_s(call: Callable[[], Any], group: Any, on_gpu: bool) -> float:
 
 
 def _call(collective: str, whole: Any, group: Any) -> Callable[[], Any]:
-    """The call that is timed, on a whole message of zeros."""
+    """The timed call, on a whole message of zeros."""
     import torch.distributed as dist
 
     part = whole.tensor_split(dist.get_world_size(group))[0].clone()

@@ -1,7 +1,7 @@
-"""All ranks' programs in lockstep, on plain numbers, with whose contribution every number holds.
+"""Simulate collectives: all ranks' programs in lockstep, on plain numbers, with the ranks that contributed to each.
 
-In every step each receive meets exactly one send with as many chunks, and no send is left over; what does not fit is
-refused by naming the ranks, as it would wait for ever on real ones.
+In every step each receive matches one send with as many chunks, and no send is left over; a mismatch, which would hang
+on real ranks, is refused with the ranks' numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import say
 from dlojz.by_hand.collectives.algorithm_catalogue import (
     ADDING,
-    Collective,
     algorithm,
     check_size,
     holds_at_start,
@@ -25,12 +24,7 @@ from dlojz.by_hand.collectives.algorithms import IDLE, CollectiveStep
 
 
 class Held(NamedTuple):
-    """What one rank holds in one chunk.
-
-    Args:
-        value: the number; None where there is nothing yet.
-        ranks: whose contributions are in it, in increasing order; one that was added twice stands there twice.
-    """
+    """Number that one rank holds in one chunk, or None, and the ranks that contributed (twice if added twice)."""
 
     value: float | None
     ranks: tuple[int, ...]
@@ -43,7 +37,7 @@ State = tuple[tuple[Held, ...], ...]
 
 
 class Transfer(NamedTuple):
-    """One message of one step."""
+    """Message of a step."""
 
     source: int
     to: int
@@ -53,7 +47,7 @@ class Transfer(NamedTuple):
 
 
 class Simulation(NamedTuple):
-    """What the ranks hold, before the first step and after each.
+    """States of the ranks before the first step and after each, and the messages.
 
     Args:
         name: the algorithm.
@@ -68,11 +62,11 @@ class Simulation(NamedTuple):
     transfers: tuple[tuple[Transfer, ...], ...]
 
     def values(self, step: int = -1) -> list[list[float | None]]:
-        """The numbers alone, by rank and chunk: after all steps, or after `step` of them."""
+        """Return the numbers alone, by rank and chunk: after all steps, or after `step` of them."""
         return [[held.value for held in row] for row in self.states[step]]
 
     def done(self, step: int, rank: int, chunk: int) -> bool:
-        """Whether what a rank holds in a chunk after `step` steps is part of its result."""
+        """Tell whether what a rank holds in a chunk after `step` steps is part of its result."""
         collective, held = algorithm(self.name).collective, self.states[step][rank][chunk]
         if not wanted_at_end(collective, rank, chunk):
             return False
@@ -82,18 +76,17 @@ class Simulation(NamedTuple):
 
 
 def default_values(size: int, chunks: int) -> list[list[float]]:
-    """Numbers that tell where they come from: 23 is rank 2's chunk 3."""
+    """Make numbers that show their origin: 23 is rank 2's chunk 3."""
     return [[10 * rank + chunk for chunk in range(chunks)] for rank in range(size)]
 
 
 def simulate(name: str, values: Sequence[Sequence[float | None]] | int, *, per_node: int | None = None) -> Simulation:
-    """Run an algorithm on numbers, step by step.
+    """Simulate an algorithm on numbers, step by step.
 
     Args:
         name: one of `names()`.
-        values: by rank, one number per chunk (`num_chunks(name, size)`); where a rank has nothing at the start
-            (all-gather, broadcast) what is written is not read. A number of ranks alone takes numbers that tell their
-            origin.
+        values: by rank, one number per chunk (`num_chunks(name, size)`); ignored where a rank has nothing at the start
+            (all-gather, broadcast). An integer is a number of ranks, with `default_values`.
         per_node: ranks of one node, for `hierarchical_all_reduce`.
 
     Raises:
@@ -117,7 +110,14 @@ def simulate(name: str, values: Sequence[Sequence[float | None]] | int, *, per_n
                     f"mais le rang {rank} a reçu {len(row)} nombre(s).",
                 )
             )
-    start = _start(algorithm(name).collective, values)
+    collective = algorithm(name).collective
+    start = tuple(
+        tuple(
+            Held(value, (rank,)) if holds_at_start(collective, rank, chunk) else NOTHING
+            for chunk, value in enumerate(row)
+        )
+        for rank, row in enumerate(values)
+    )
     states, transfers = lockstep(programs(name, size, per_node=per_node), start)
     return Simulation(name, size, states, transfers)
 
@@ -135,23 +135,13 @@ def _checked(size: int) -> int:
     return size
 
 
-def _start(collective: Collective, values: Sequence[Sequence[float | None]]) -> State:
-    return tuple(
-        tuple(
-            Held(value, (rank,)) if holds_at_start(collective, rank, chunk) else NOTHING
-            for chunk, value in enumerate(row)
-        )
-        for rank, row in enumerate(values)
-    )
-
-
 def lockstep(
     all_programs: Sequence[Sequence[CollectiveStep]], start: State
 ) -> tuple[tuple[State, ...], tuple[tuple[Transfer, ...], ...]]:
-    """Run any programs together, from any state.
+    """Run programs of all ranks together, from any state.
 
     Args:
-        all_programs: by rank; a shorter one rests at its end.
+        all_programs: by rank; a shorter one idles at its end.
         start: what each rank holds.
 
     Returns:
@@ -177,21 +167,19 @@ def lockstep(
                             "qu’il n’a pas.",
                         )
                     )
-                state[transfer.to][place] = _joined(state[transfer.to][place], sent) if transfer.add else sent
+                held = state[transfer.to][place]
+                joined = Held((held.value or 0) + sent.value, tuple(sorted(held.ranks + sent.ranks)))
+                state[transfer.to][place] = joined if transfer.add else sent
         states.append(tuple(map(tuple, state)))
         transfers.append(moved)
     return tuple(states), tuple(transfers)
 
 
-def _joined(held: Held, sent: Held) -> Held:
-    return Held((held.value or 0) + (sent.value or 0), tuple(sorted(held.ranks + sent.ranks)))
-
-
 def matched(steps: Sequence[CollectiveStep], number: int) -> tuple[Transfer, ...]:
-    """The messages of one step, each send with its receive.
+    """Match each send of one step with its receive.
 
     Raises:
-        LabError: naming the ranks, if a send or a receive is alone, or if the two differ in length.
+        LabError: naming the ranks, if a send or a receive has no partner, or the two differ in length.
     """
     sends = {(rank, step.send.to): step.send for rank, step in enumerate(steps) if step.send}
     moved = []

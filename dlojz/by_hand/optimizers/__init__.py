@@ -1,9 +1,7 @@
 """Optimizers that communicate: they average over the ranks themselves, and send one bit where others send 32.
 
-After a step all ranks hold the same weights (0/1 Adam, local SGD, DiLoCo: after a step that synchronises), and what a
-rank sends in a step is known beforehand, by `messages`. Importing this loads no torch.
-
-With Ψ parameters over N ranks, what one rank hands to the collectives of a step:
+After a step all ranks hold the same weights (0/1 Adam, local SGD, DiLoCo: after a step that synchronises). With Ψ
+parameters over N ranks, one rank hands to the collectives of a step (`sent_bytes` counts it without torch):
 
     optimizer     first stage                        second stage
     LAMB, Adam    4Ψ, all-reduce                     the same
@@ -15,9 +13,9 @@ With Ψ parameters over N ranks, what one rank hands to the collectives of a ste
     DiLoCo        none                               the same
 
 An all-reduce is itself a reduce-scatter, then an all-gather (`dlojz.by_hand.zero`); the two messages of the second
-stage take their places, so that on the wire Ψ/8 stands for 4Ψ: one 32nd.
+stage replace these, so that on the wire Ψ/8 replaces 4Ψ: one 32nd.
 
-`in_backward` sends nothing: it puts any optimizer into the backward pass, so that gradients are freed as they come.
+`in_backward` sends nothing: it puts any optimizer into the backward pass, so that gradients are freed early.
 
 Source: Tang et al. 2021, "1-bit Adam" (arXiv 2102.02888); Li et al. 2021, "1-bit LAMB" (arXiv 2104.06069); Lu et al.
 2022, "0/1 Adam" (arXiv 2202.06009); You et al. 2020, "LAMB" (arXiv 1904.00962).

@@ -1,9 +1,7 @@
 """1-bit Adam and 0/1 Adam.
 
-1-bit Adam: Adam for the first steps; then its variance stands still, and of the momentum one bit is sent.
-
-The first stage is torch's own AdamW on gradients averaged in full. In the second `exp_avg_sq` is what the first has
-left; the momentum and the weights are the same bits on all ranks after every step.
+1-bit Adam is torch's AdamW on gradients averaged in full for the first steps; then the variance `exp_avg_sq` is frozen,
+and one bit per number of the momentum is sent. Momentum and weights are the same bits on all ranks after every step.
 
 Source: Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed"
 (arXiv 2102.02888), algorithm 1, whose lines are named below by what they do; those of its second stage are lines 5 to
@@ -11,21 +9,18 @@ Source: Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Train
 does, and so does the second stage: the momentum's as in every step, the variance's as of the step in which it froze.
 What is compressed is the momentum in units of √v: see `dlojz.by_hand.optimizers.communicating`.
 
-0/1 Adam: one bit from the first steps on, the variance renewed more and more seldom, and in the end none at all.
+0/1 Adam sends one bit from the first steps on, and renews the variance more and more seldom, in the end never.
+Variance, moments and weights are the same bits on all ranks after every step that synchronises; between two of these
+each rank takes local steps. The steps, from 0 (`dlojz.by_hand.optimizers.sent_bytes`):
 
-The variance, and the moments and weights after every step that synchronises, are the same bits on all ranks; between
-two of these each rank goes its own way, and all come back to where they last met.
-
-The steps, from 0 (`dlojz.by_hand.optimizers.sent_bytes`):
     in T_v     gradients averaged in full, a step of Adam: the variance is renewed. At first these are all steps
-    in T_u     one bit of each number: of the sum u of what this rank would have gone since the ranks last met
+    in T_u     one bit of each number: of the sum u of this rank's steps since the ranks last met
     in none    a local step; nothing is sent
 
 Source: Lu et al. 2022, "Maximizing Communication Efficiency for Large-scale Training via 0/1 Adam" (arXiv 2202.06009),
-algorithm 1, whose lines are named below by what they do. What differs: in a step of T_v the averaged gradient itself is
-what the momentum takes, as in DeepSpeed's ZeroOneAdam, so that there is a variance from the first step on; the biases
-of the moments are corrected, the variance's by how often it was renewed; and what is compressed is u in units of √v:
-see `dlojz.by_hand.optimizers.communicating`.
+algorithm 1, whose lines are named below by what they do. What differs: in a step of T_v the momentum takes the averaged
+gradient itself, as in DeepSpeed's ZeroOneAdam, so that there is a variance from the first step on; the biases of the
+moments are corrected, the variance's by how often it was renewed; and u is compressed in units of √v.
 """
 
 from __future__ import annotations
@@ -39,7 +34,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from dlojz.by_hand.optimizers import sent_bytes
-from dlojz.by_hand.optimizers.communicating import Communicating, in_roots, root_of
+from dlojz.by_hand.optimizers.communicating import Communicating
 
 
 class OneBitAdam(Communicating):
@@ -98,28 +93,15 @@ class OneBitAdam(Communicating):
 
     def compressed_step(self) -> None:
         """For t ≥ T_w: the momentum averaged by one bit per number, the variance as it froze."""
-        means = self.compressed_mean(self._told())  # m̂ = C[m + δ] to the server; m̄ = C[mean + δ̄] to all
-        for (group, parameter, state), mean in zip(self.each(), means, strict=True):
-            beta1, variance = group["betas"][0], state["exp_avg_sq"]
-            state["step"] += 1
-            mean.masked_fill_(variance == 0, 0.0)
-            torch.mul(mean, self._root(group, state), out=state["exp_avg"])  # m = m̄
+        # m̂ = C[m + δ] to the server; m̄ = C[mean + δ̄] to all
+        for group, parameter, state, mean in self.compressed_means():
+            torch.mul(mean, self.root(group, state), out=state["exp_avg"])  # m = m̄
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.sub_(mean, alpha=group["lr"] / (1 - beta1 ** int(state["step"])))  # x = x − γ m / √v
-
-    def _told(self) -> Iterator[Tensor]:
-        """What this rank has to say, parameter by parameter."""
-        for group, parameter, state in self.each():
-            assert parameter.grad is not None
-            momentum = torch.lerp(state["exp_avg"], parameter.grad, 1 - group["betas"][0])  # m = β1 m + (1 − β1) g
-            yield in_roots(momentum, state["exp_avg_sq"], self._root(group, state))
-
-    def _root(self, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
-        return root_of(state["exp_avg_sq"], 1 - group["betas"][1] ** self.warmup_steps, group["eps"])
+            parameter.sub_(mean, alpha=group["lr"] / (1 - group["betas"][0] ** int(state["step"])))  # x = x − γ m / √v
 
 
 _LOCAL = ("exp_avg", "moved", "met")
-"""States that differ from rank to rank between two synchronisations, or are wanted there."""
+"""States that differ from rank to rank between two synchronisations."""
 
 
 class ZeroOneAdam(Communicating):
@@ -170,7 +152,7 @@ class ZeroOneAdam(Communicating):
         return sent_bytes.synchronises(self.taken, self.warmup_steps, self.total_steps, **options)
 
     def update(self) -> None:
-        """One step of its set: in full, by one bit, or local."""
+        """Take a step in full, by one bit, or locally."""
         if self.taken in self.renewals:
             self._adam_step()
         elif self.synchronises:
@@ -179,7 +161,7 @@ class ZeroOneAdam(Communicating):
             self._local_step()
 
     def own_states(self) -> dict[str, Tensor]:
-        """With the errors, between two synchronisations, where this rank has gone since the last one."""
+        """Name the errors and, between two synchronisations, this rank's weights and steps since the last one."""
         own = self._errors()
         if not self._apart:
             return own
@@ -189,7 +171,7 @@ class ZeroOneAdam(Communicating):
 
     @torch.no_grad()
     def take_own_states(self, kept: dict[str, Tensor]) -> None:
-        """Likewise.
+        """Restore what the same rank of as many ranks has kept.
 
         Raises:
             LabError: if it is of another number of ranks.
@@ -214,13 +196,14 @@ class ZeroOneAdam(Communicating):
         for number, (_, _, state) in enumerate(self.each()):
             yield from ((number, name, state) for name in _LOCAL)
 
-    def _renewed(self) -> int:
+    @property
+    def renewed(self) -> int:
         """How often the variance has been renewed so far."""
         return sum(step < self.taken for step in self.renewals)
 
     def _adam_step(self) -> None:
         """t ∈ T_v: the full-precision all-reduce of g, then v = β2 v + (1 − β2) ḡ², and Adam's step with both."""
-        renewed = self._renewed() + 1
+        renewed = self.renewed + 1
         self.average_gradients()
         for group, parameter, state in self.each():
             (beta1, beta2), gradient = group["betas"], parameter.grad
@@ -233,27 +216,19 @@ class ZeroOneAdam(Communicating):
 
     def _one_bit_step(self) -> None:
         """t ∈ T_u: the one-bit all-reduce of u; it says the momentum, and where to go from where all last met."""
-        means = self.compressed_mean(self._told())  # ū / √v
-        for (group, parameter, state), mean in zip(self.each(), means, strict=True):
-            state["step"] += 1
-            mean.masked_fill_(state["exp_avg_sq"] == 0, 0.0)
+        for group, parameter, state, mean in self.compressed_means():  # ū / √v
             rates = state.pop("rates", 0.0) + self._rate(group, state)
-            torch.mul(mean, self._root(group, state), out=state["exp_avg"]).div_(rates)  # m = ū / Σ γ
+            torch.mul(mean, self.root(group, state), out=state["exp_avg"]).div_(rates)  # m = ū / Σ γ
             if (met := state.pop("met", None)) is not None:
                 parameter.copy_(met)
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
             parameter.sub_(mean)  # x = x′ − ū / √v
             state.pop("moved", None)  # u = 0, t′ = t
 
-    def _told(self) -> Iterator[Tensor]:
-        """What this rank has to say, parameter by parameter."""
-        for group, parameter, state in self.each():
-            assert parameter.grad is not None
-            momentum = torch.lerp(state["exp_avg"], parameter.grad, 1 - group["betas"][0])  # m = β1 m + (1 − β1) g
-            momentum.mul_(self._rate(group, state, 1))
-            if "moved" in state:
-                momentum.add_(state["moved"])  # u = u + γ m
-            yield in_roots(momentum, state["exp_avg_sq"], self._root(group, state))
+    def message(self, group: dict[str, Any], state: dict[str, Any], momentum: Tensor) -> Tensor:
+        """Send u, the sum of γ m since the ranks last met."""
+        momentum.mul_(self._rate(group, state, 1))
+        return momentum.add_(state["moved"]) if "moved" in state else momentum  # u = u + γ m
 
     def _local_step(self) -> None:
         """Neither: m = β1 m + (1 − β1) g, x = x − γ m / √v, u = u + γ m, on this rank alone."""
@@ -267,13 +242,8 @@ class ZeroOneAdam(Communicating):
             state["rates"] += rate
             for weights in (parameter, state["met"]):  # they decay wherever they are
                 weights.mul_(1 - group["lr"] * group["weight_decay"])
-            step = in_roots(state["exp_avg"], state["exp_avg_sq"], self._root(group, state))
-            parameter.sub_(step, alpha=rate)
+            parameter.sub_(self.in_roots(state["exp_avg"], group, state), alpha=rate)
 
     def _rate(self, group: dict[str, Any], state: dict[str, Any], ahead: int = 0) -> float:
         """γ of this step, or of a step ahead, the momentum's bias corrected."""
         return float(group["lr"] / (1 - group["betas"][0] ** (int(state["step"]) + ahead)))
-
-    def _root(self, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
-        """√v + ε, of the variance as it was last renewed."""
-        return root_of(state["exp_avg_sq"], 1 - group["betas"][1] ** self._renewed(), group["eps"])

@@ -1,28 +1,22 @@
-"""Base of optimizers that average over the ranks themselves, and of those that freeze the variance.
+"""Base of the optimizers that average over the ranks themselves: in full first, later one bit per number.
 
-What the optimizers that communicate have in common: the mean of the gradients, the compressed mean, what is kept.
+Each rank's own gradients come in, and nobody else averages them; a parameter without a gradient on this rank counts as
+zeros, so that all ranks send the same in every step.
 
-Gradients come to the optimizer as each rank's own, and nobody else averages them; a parameter without a gradient on
-this rank counts as zeros, so that all ranks send the same in every step.
-
-A momentum in units of its frozen variance: what the second stage compresses.
-
-A number that had no variance when it froze is never moved, and takes no part in the scale of its block.
-
-Algorithm 1 of 1-bit Adam and of 1-bit LAMB leave the compression C open. Here it is C[x] = √v × 1bit[x / √v], the same
-√v on all ranks: what is compressed is the step that each number is to go, which has one order of magnitude for all of
-them, and not its momentum, which has not. Under one scale for all, what is said of a number of tiny variance is the
-noise of the others, and is then divided by next to nothing: in 100 steps of the lab's `vit_tiny` (lr 0.003, warm-up 20)
-the largest weight, a bias of the attention's keys, which has no gradient but rounding, grew to 109, where Adam's is 1.6
-and this one's 1.9. DeepSpeed multiplies each layer by a scale of its own (1-bit LAMB, `scaling_coeff`) and masks out
-what has no gradient (`exp_avg_mask`).
+Algorithm 1 of 1-bit Adam and of 1-bit LAMB leave the compression C open. Here it is C[x] = √v × 1bit[x / √v], with the
+same frozen variance v on all ranks: the numbers x / √v have one order of magnitude, the momenta x have not. With one
+scale for all momenta, a number of tiny variance would receive the noise of the others, divided by nearly nothing: in
+100 steps of the lab's `vit_tiny` (lr 0.003, warm-up 20) the largest weight, a bias of the attention's keys, whose
+gradient is rounding only, grew to 109, against 1.6 with Adam and 1.9 with this compression. A number that had no
+variance when it froze never moves, and has no part in the scale of its block. DeepSpeed multiplies each layer by its
+own scale (1-bit LAMB, `scaling_coeff`) and masks out what has no gradient (`exp_avg_mask`).
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,16 +25,37 @@ from torch import Tensor
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
+from dlojz.by_hand.ddp import pieces_of, ranks_of
 from dlojz.by_hand.optimizers.one_bit import CompressedAllReduce
-from dlojz.by_hand.zero.flat import ranks_of
 from dlojz.config.schedules import check_stages, does_nothing
 
 OWN = "own"
 """Key of a `state_dict` under which the tensors lie that differ from rank to rank."""
 
 
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """List all parameters, group after group: their order in a message."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def loss_of(closure: Callable[[], Any] | None) -> Any:
+    """Call the closure that a step was given, if any, with gradients."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def start_moments(parameter: Tensor, state: dict[str, Any]) -> None:
+    """Put zeros into a parameter's state, once: `step`, `exp_avg` and `exp_avg_sq`, as torch's Adam names them."""
+    if not state:
+        state["step"] = torch.tensor(0.0)
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+
 class Communicating(torch.optim.Optimizer):
-    """An optimizer that averages over the ranks itself, first the gradients in full, later what it has compressed.
+    """Optimizer that averages over the ranks itself, first the gradients in full, later compressed momenta.
 
     Give it the model's own gradients, not averaged: no DDP. Weights must be equal on all ranks at the start.
 
@@ -75,8 +90,8 @@ class Communicating(torch.optim.Optimizer):
 
     @property
     def parameters(self) -> list[Tensor]:
-        """All parameters, group after group: the order in which they lie in a message."""
-        return [parameter for group in self.param_groups for parameter in group["params"]]
+        """All parameters, in the order of a message."""
+        return parameters_of(self)
 
     @property
     def taken(self) -> int:
@@ -91,17 +106,17 @@ class Communicating(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One update; a collective call. In the first stage gradients are averaged in full."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self.begin()
+        """Update the weights; a collective call. In the first stage gradients are averaged in full."""
+        loss = loss_of(closure)
+        for _, parameter, state in self.each():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            start_moments(parameter, state)
         self.update()
         return loss
 
     def update(self) -> None:
-        """One step of the stage that it belongs to; where there are more than two, an optimizer has its own."""
+        """Take one step of the first or of the second stage."""
         if self.compresses:
             self.compressed_step()
         else:
@@ -109,35 +124,21 @@ class Communicating(torch.optim.Optimizer):
             self.full_step()
 
     def full_step(self) -> None:
-        """A step of the first stage, on averaged gradients."""
+        """Take a step of the first stage, on averaged gradients."""
         raise NotImplementedError
 
     def compressed_step(self) -> None:
-        """A step of the second stage."""
+        """Take a step of the second stage."""
         raise NotImplementedError
 
     def each(self) -> Iterator[tuple[dict[str, Any], Tensor, dict[str, Any]]]:
-        """Every parameter with its group before it and its state behind."""
+        """Yield every parameter: its group, itself, its state."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 yield group, parameter, self.state[parameter]
 
-    def pieces(self, flat: Tensor) -> Iterator[Tensor]:
-        """A flat tensor cut into views of the parameters' shapes, in their order."""
-        start = 0
-        for parameter in self.parameters:
-            yield flat[start : start + parameter.numel()].view(parameter.shape)
-            start += parameter.numel()
-
-    def begin(self) -> None:
-        """Give zeros to parameters without a gradient, and in the first step their states to all."""
-        for _, parameter, state in self.each():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            if not state:
-                state["step"] = torch.tensor(0.0)
-                for name in ("exp_avg", "exp_avg_sq"):
-                    state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    def _pieces(self, flat: Tensor) -> Iterator[Tensor]:
+        return pieces_of(flat, [parameter.shape for parameter in self.parameters])
 
     def average_gradients(self) -> None:
         """Put the mean over the ranks into the gradients; a collective call."""
@@ -147,13 +148,44 @@ class Communicating(torch.optim.Optimizer):
         # Who: all ranks. What: every gradient, end to end, (Ψ,) in fp32, summed. How much: 4Ψ bytes.
         dist.all_reduce(flat, group=self.group)
         flat.div_(self.size)
-        for parameter, piece in zip(self.parameters, self.pieces(flat), strict=True):
+        for parameter, piece in zip(self.parameters, self._pieces(flat), strict=True):
             if parameter.grad is not None:
                 parameter.grad.copy_(piece)
 
-    def compressed_mean(self, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-        """The mean over the ranks of tensors of the parameters' shapes, by one bit per number; a collective call."""
-        return self.pieces(self._compressor()(tensors))
+    @property
+    def renewed(self) -> int:
+        """How often the variance has been renewed when the ranks compress."""
+        return self.warmup_steps
+
+    def root(self, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+        """√v + ε, as Adam divides by it, v without the bias that it has since it was last renewed."""
+        correction = 1 - group["betas"][1] ** self.renewed
+        return (state["exp_avg_sq"].sqrt() / math.sqrt(correction)).add_(group["eps"])
+
+    def in_roots(self, values: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+        """Divide by the root of the variance; 0 where there is no variance."""
+        return (values / self.root(group, state)).masked_fill_(state["exp_avg_sq"] == 0, 0.0)
+
+    def message(self, group: dict[str, Any], state: dict[str, Any], momentum: Tensor) -> Tensor:
+        """Choose what this rank sends of a parameter: by default its momentum m = β1 m + (1 − β1) g."""
+        return momentum
+
+    def compressed_means(self) -> Iterator[tuple[dict[str, Any], Tensor, dict[str, Any], Tensor]]:
+        """Average the messages over the ranks, one bit per number, and count the step; a collective call.
+
+        Yields:
+            A parameter's group, itself, its state, and the mean in units of √v, 0 where there is no variance.
+        """
+        means = self._pieces(self._compressor()(self._messages()))
+        for (group, parameter, state), mean in zip(self.each(), means, strict=True):
+            state["step"] += 1
+            yield group, parameter, state, mean.masked_fill_(state["exp_avg_sq"] == 0, 0.0)
+
+    def _messages(self) -> Iterator[Tensor]:
+        for group, parameter, state in self.each():
+            assert parameter.grad is not None
+            momentum = torch.lerp(state["exp_avg"], parameter.grad, 1 - group["betas"][0])
+            yield self.in_roots(self.message(group, state, momentum), group, state)
 
     def _compressor(self) -> CompressedAllReduce:
         if self.compressor is None:
@@ -162,7 +194,7 @@ class Communicating(torch.optim.Optimizer):
         return self.compressor
 
     def own_states(self) -> dict[str, Tensor]:
-        """The tensors that differ from rank to rank, by name: what a checkpoint keeps of every rank."""
+        """Name the tensors that differ from rank to rank: a checkpoint keeps those of every rank."""
         return self._errors()
 
     def _errors(self) -> dict[str, Tensor]:
@@ -171,7 +203,7 @@ class Communicating(torch.optim.Optimizer):
         return {"worker_error": self.compressor.worker_error, "server_error": self.compressor.server_error}
 
     def take_own_states(self, kept: dict[str, Tensor]) -> None:
-        """Go on with what the same rank of as many ranks has kept; without it, nothing is held back.
+        """Restore what the same rank of as many ranks has kept; without it, all errors are zero.
 
         Raises:
             LabError: if it is of another number of ranks.
@@ -197,30 +229,14 @@ class Communicating(torch.optim.Optimizer):
             own.copy_(kept[name])
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with this rank's own tensors: keep one of every rank."""
+        """State as torch's, with this rank's own tensors: keep one of every rank."""
         return {**super().state_dict(), OWN: {name: tensor.clone() for name, tensor in self._errors().items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, with this rank's own tensors.
+        """Restore a state with this rank's own tensors.
 
         Raises:
             LabError: if they are of another number of ranks.
         """
         super().load_state_dict({key: value for key, value in state_dict.items() if key != OWN})
         self._take_errors(state_dict.get(OWN, {}))
-
-
-def root_of(variance: Tensor, correction: float, eps: float) -> Tensor:
-    """√v + ε, as Adam divides by it.
-
-    Args:
-        variance: `exp_avg_sq`, any shape.
-        correction: of its bias, 1 − β2^t, of the step in which it was last renewed.
-        eps: added to the root.
-    """
-    return (variance.sqrt() / math.sqrt(correction)).add_(eps)
-
-
-def in_roots(values: Tensor, variance: Tensor, root: Tensor) -> Tensor:
-    """Numbers in units of their root; 0 where there is no variance."""
-    return (values / root).masked_fill_(variance == 0, 0.0)

@@ -1,7 +1,6 @@
-"""How far one optimizer ends from another: losses of the same trainings, seed by seed.
+"""Compare the final losses of optimizers, seed by seed: from the same weights, over the same samples.
 
-Two optimizers are compared on the same seeds, thus from the same weights and over the same samples; what is judged is
-the mean of the last tenth of the steps, since one batch says little.
+The final loss is the mean of the last tenth of the steps, since one batch says little.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from dlojz.config.schedules import COMPRESSED
 from dlojz.results.record import RunRecord
 
 LAST_SHARE = 10
-"""The last one of so many parts of the steps is what is judged."""
+"""The final loss is the mean of the last of so many parts of the steps."""
 TOLERANCE = 0.02
-"""How far a compressed optimizer may end above the one that sends everything, relatively: the lab's own measure."""
+"""Largest relative gap of a compressed optimizer's final loss above the uncompressed one's: the lab's choice."""
 UNCOMPRESSED = {"one_bit_adam": "adamw", "zero_one_adam": "adamw", "one_bit_lamb": "lamb"}
-"""The optimizer that sends in full what another compresses."""
+"""The uncompressed optimizer of each compressed one."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """The losses of one optimizer, over some seeds.
+    """Losses of one optimizer, over some seeds.
 
     Args:
         optimizer: its name in `RunConfig`, or any other.
@@ -64,14 +63,14 @@ class Curves:
         return max(1, self.steps // LAST_SHARE)
 
     def smoothed(self) -> list[list[float]]:
-        """For each seed, the mean loss of the `window` steps up to each step; of fewer where there are fewer."""
+        """Average the losses of each seed over the `window` steps up to each step, or fewer at the start."""
         return [
             [statistics.fmean(one[max(0, end - self.window) : end]) for end in range(1, self.steps + 1)]
             for one in self.losses
         ]
 
     def final(self) -> list[float]:
-        """For each seed, the mean loss of the last tenth of the steps; infinite where it diverged."""
+        """Average the losses of each seed over the last tenth of the steps; infinite where it diverged."""
         means = (statistics.fmean(one[-self.window :]) for one in self.losses)
         return [mean if math.isfinite(mean) else math.inf for mean in means]
 
@@ -82,7 +81,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class LossGap:
-    """How much more one optimizer's loss is than another's at the end, relatively: 0.01 is one percent more.
+    """Relative gap between the final losses of two optimizers: 0.01 is one percent more.
 
     Args:
         medians: between the medians over the seeds.
@@ -94,16 +93,16 @@ class LossGap:
 
     @property
     def paired(self) -> float:
-        """Median of the seeds' own gaps: of two trainings that differ in nothing else."""
+        """Median of the seeds' gaps: of two trainings that differ in nothing else."""
         return statistics.median(self.seeds)
 
     def within(self, tolerance: float = TOLERANCE) -> bool:
-        """Whether the median is at most so much above the other's; to end below it is no fault."""
+        """Whether the median is at most so much above the other's; below it is no fault."""
         return self.medians <= tolerance
 
 
 def gap(curves: Curves, reference: Curves) -> LossGap:
-    """How far some curves end from those of another optimizer.
+    """Compute the gap between the final losses of some curves and of a reference.
 
     Raises:
         LabError: if they are not of as many seeds.
@@ -123,13 +122,13 @@ def gap(curves: Curves, reference: Curves) -> LossGap:
 
 
 def reference_of(curves: Curves, all_curves: Sequence[Curves]) -> Curves | None:
-    """The curves that some are held against: those of the optimizer they compress; None where there are none."""
+    """Find the curves of the uncompressed optimizer; None where there are none."""
     wanted = UNCOMPRESSED.get(curves.optimizer)
     return next((one for one in all_curves if one.optimizer == wanted), None)
 
 
 def curves_of(records: Sequence[RunRecord]) -> list[Curves]:
-    """The losses of recorded runs, one optimizer after the other, in the order of the seeds.
+    """Collect the losses of recorded runs, one optimizer after the other, in the order of the seeds.
 
     Args:
         records: of one task; of each optimizer and seed the first one counts.

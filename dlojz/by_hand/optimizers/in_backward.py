@@ -1,7 +1,7 @@
-"""An optimizer in the backward pass: each parameter is updated once its gradient is there, which is then freed.
+"""Optimizer in the backward pass: each parameter is updated as soon as its gradient is there, which is then freed.
 
-The same weights, to the bit, as after `optimizer.step()` with an optimizer that treats each parameter by itself; of 4Ψ
-bytes of gradients no more than those of one module are there at once.
+An optimizer that treats each parameter by itself gives the same weights, to the bit, as with `optimizer.step()`; of 4Ψ
+bytes of gradients no more than those of one module exist at once.
 
 Source: Jiang et al. 2021, "Optimizer Fusion: Efficient Training with Better Locality and Parallelism" (arXiv
 2104.00237): backward-fusion, here, and forward-fusion, `when="forward"`, which updates a module's parameters just
@@ -26,7 +26,7 @@ FP32_BYTES = 4
 
 
 def gradient_bytes_at_most(modules: Iterable[Iterable[int]]) -> int:
-    """Bytes of gradients that are there at once where backward updates: those of the largest module.
+    """Count the bytes of gradients that exist at once where backward updates: those of the largest module.
 
     Args:
         modules: elements of each parameter of each module, in any order: a module's own, not its children's.
@@ -35,7 +35,7 @@ def gradient_bytes_at_most(modules: Iterable[Iterable[int]]) -> int:
 
 
 class InBackward:
-    """One optimizer per parameter, called by the passes themselves; there is no `step()` to call.
+    """Optimizers, one per parameter, that the passes themselves call; there is no `step()` to call.
 
     One backward pass makes one update; to accumulate micro-batches, `when` is `forward` and `accumulates` is set.
 
@@ -74,7 +74,7 @@ class InBackward:
                 self._handles.append(child.register_forward_pre_hook(partial(self._before, own)))
 
     def update(self, parameter: Tensor) -> None:
-        """Update one parameter with its gradient and forget that; nothing happens where it has none."""
+        """Update one parameter with its gradient, if any, and free that."""
         if parameter.grad is None:
             return
         self.optimizers[parameter].step()
@@ -89,7 +89,7 @@ class InBackward:
                 self.update(parameter)
 
     def step(self) -> None:
-        """With `accumulates`: the gradients are whole, so the next forward pass shall update; otherwise nothing."""
+        """Declare the gradients whole, with `accumulates`: the next forward pass updates. Otherwise do nothing."""
         if self._due is not None:
             self.finish()  # what the last forward pass has not used
             self._due = {parameter for parameter in self.optimizers if parameter.grad is not None}
@@ -102,11 +102,11 @@ class InBackward:
         self._before(list(self.optimizers))
 
     def release(self) -> None:
-        """Take the hooks off the module."""
+        """Remove the hooks from the module."""
         for handle in self._handles:
             handle.remove()
 
     def states(self) -> list[Tensor]:
-        """All tensors that the optimizers keep from step to step."""
+        """List all tensors that the optimizers keep from step to step."""
         found = [state for optimizer in self.optimizers.values() for state in optimizer.state.values()]
         return [value for state in found for value in state.values() if isinstance(value, Tensor)]

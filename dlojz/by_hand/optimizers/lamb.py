@@ -1,36 +1,31 @@
 """LAMB and 1-bit LAMB.
 
-LAMB: Adam whose every layer's step is as long as its weights are.
-
-A layer is a parameter tensor; its update is c × u, and c alone knows its norms.
+LAMB is Adam with the step of each layer, a parameter tensor, as long as the layer's weights: c × u.
 
 Source: You et al. 2020, "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes" (arXiv 1904.00962),
 algorithm 2; the bounds on c are those of Li et al. 2021, "1-bit LAMB" (arXiv 2104.06069), equation (1).
 
-1-bit LAMB: LAMB for the first steps; then of the momentum one bit is sent, and c follows a fresh variance.
-
-The first stage is `dlojz.by_hand.optimizers.lamb` on gradients averaged in full. In the second `exp_avg_sq` is what the
-first has left, and `exp_avg_sq_fresh` goes on, from gradients that the momenta give away; momentum, variances, c and
-the weights are the same bits on all ranks after every step.
+1-bit LAMB is LAMB on gradients averaged in full for the first steps; then `exp_avg_sq` is frozen, one bit per number of
+the momentum is sent, and `exp_avg_sq_fresh` goes on with gradients computed back from the momenta. Momentum, variances,
+c and weights are the same bits on all ranks after every step.
 
 Source: Li et al. 2021, "1-bit LAMB: Communication Efficient Large-Scale Large-Batch Training with LAMB's Convergence
 Speed" (arXiv 2104.06069), algorithm 1, whose lines are named below. What differs: the biases of the moments are
-corrected, as in LAMB itself (You et al. 2020); that of c_avg, a running mean that begins at 0, too, for a warm-up of
-few steps. What is compressed is the momentum in units of √v: see `dlojz.by_hand.optimizers.communicating`. (DeepSpeed's
-OnebitLamb takes in line 17 the quotient of the roots, and bounds it, line 19, before it limits its change, line 18;
-here it is as written.)
+corrected, as in LAMB itself (You et al. 2020), and that of c_avg, a running mean that begins at 0, for short warm-ups.
+The momentum is compressed in units of √v: see `dlojz.by_hand.optimizers.communicating`. (DeepSpeed's OnebitLamb takes
+in line 17 the quotient of the roots, and bounds it, line 19, before it limits its change, line 18; here it is as
+written.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlojz.by_hand.optimizers.communicating import Communicating, in_roots, root_of
+from dlojz.by_hand.optimizers.communicating import Communicating, loss_of, start_moments
 
 
 def trust_ratio(weights: Tensor, update: Tensor, least: float, most: float) -> Tensor:
@@ -44,29 +39,31 @@ def trust_ratio(weights: Tensor, update: Tensor, least: float, most: float) -> T
     return torch.where((weights_norm > 0) & (update_norm > 0), ratio, torch.ones_like(ratio))
 
 
-def lamb_direction(
-    gradient: Tensor, state: dict[str, Any], weights: Tensor, *, betas: tuple[float, float], eps: float, decay: float
-) -> Tensor:
-    """u: Adam's update, with the decay of the weights in it; the moments and the count of steps go on.
+def update_layer(weights: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+    """Update one layer by LAMB.
 
     Args:
-        gradient: of this layer, averaged over the ranks.
-        state: `step`, `exp_avg` and `exp_avg_sq`.
-        weights: of this layer.
-        betas: decay of the first and of the second moment, per step.
-        eps: added to the root of the variance.
-        decay: of the weights.
+        weights: of this layer; `.grad` is averaged over the ranks.
+        group: `lr`, `betas`, `eps`, `weight_decay` and `clip`, as `Lamb` takes them.
+        state: `step`, `exp_avg` and `exp_avg_sq`, which are updated.
+
+    Returns:
+        The trust ratio c, fp32, shape ().
 
     Source: You et al. 2020, algorithm 2, by the names of its lines.
     """
-    beta1, beta2 = betas
+    (beta1, beta2), gradient = group["betas"], weights.grad
+    assert gradient is not None
     state["step"] += 1
     step = int(state["step"])
     state["exp_avg"].lerp_(gradient, 1 - beta1)  # m = β1 m + (1 − β1) g
     state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)  # v = β2 v + (1 − β2) g²
-    root = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(eps)  # √(v / (1 − β2^t)) + ε
-    update: Tensor = (state["exp_avg"] / root).div_(1 - beta1**step)  # r = m / (1 − β1^t) / …
-    return update.add_(weights, alpha=decay)  # r + λ x
+    root = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])  # √(v / (1 − β2^t)) + ε
+    update = (state["exp_avg"] / root).div_(1 - beta1**step)  # r = m / (1 − β1^t) / …
+    update.add_(weights, alpha=group["weight_decay"])  # u = r + λ x
+    ratio = trust_ratio(weights, update, *group["clip"])
+    weights.sub_(update.mul_(ratio), alpha=group["lr"])  # x = x − η c u
+    return ratio
 
 
 class Lamb(torch.optim.Optimizer):
@@ -96,30 +93,13 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        """Update every parameter that has a gradient."""
+        loss = loss_of(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["step"] = torch.tensor(0.0)
-                    for name in ("exp_avg", "exp_avg_sq"):
-                        state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                update = lamb_direction(
-                    parameter.grad,
-                    state,
-                    parameter,
-                    betas=group["betas"],
-                    eps=group["eps"],
-                    decay=group["weight_decay"],
-                )
-                ratio = trust_ratio(parameter, update, *group["clip"])
-                parameter.sub_(update.mul_(ratio), alpha=group["lr"])  # x = x − η c (r + λ x)
+                if parameter.grad is not None:
+                    start_moments(parameter, self.state[parameter])
+                    update_layer(parameter, group, self.state[parameter])
         return loss
 
 
@@ -171,39 +151,20 @@ class OneBitLamb(Communicating):
             if "c_avg" not in state:  # line 1
                 state["c_avg"] = parameter.new_zeros(())
                 state["factor"] = parameter.new_ones(())
-            assert parameter.grad is not None
-            update = lamb_direction(
-                parameter.grad,
-                state,
-                parameter,
-                betas=group["betas"],
-                eps=group["eps"],
-                decay=group["weight_decay"],
-            )
-            ratio = trust_ratio(parameter, update, *group["clip"])
+            ratio = update_layer(parameter, group, state)
             state["c_avg"].mul_(beta3).add_(ratio, alpha=1 - beta3)  # line 2: c_avg = β3 c_avg + (1 − β3) c
-            parameter.sub_(update.mul_(ratio), alpha=group["lr"])
 
     def compressed_step(self) -> None:
         """Lines 7 to 14: the momentum averaged by one bit per number, then each layer by its scaled factor."""
-        means = self.compressed_mean(self._told())  # lines 7 to 11
-        for (group, parameter, state), mean in zip(self.each(), means, strict=True):  # line 14
-            state["step"] += 1
-            self._update_layer(group, parameter, state, mean.masked_fill_(state["exp_avg_sq"] == 0, 0.0))
-
-    def _told(self) -> Iterator[Tensor]:
-        """What this rank has to say, layer by layer."""
-        for group, parameter, state in self.each():
+        for group, parameter, state, mean in self.compressed_means():  # lines 6 to 11, 14
             if "exp_avg_sq_fresh" not in state:  # line 3: v_Tw stands still, v goes on
                 state["exp_avg_sq_fresh"] = state["exp_avg_sq"].clone()
-            assert parameter.grad is not None
-            momentum = torch.lerp(state["exp_avg"], parameter.grad, 1 - group["betas"][0])  # line 6
-            yield in_roots(momentum, state["exp_avg_sq"], self._root(group, state))
+            self._update_layer(group, parameter, state, mean)
 
     def _update_layer(self, group: dict[str, Any], parameter: Tensor, state: dict[str, Any], mean: Tensor) -> None:
         """Lines 13 to 21 for one layer; `mean` is m̄ / √v_Tw."""
         (beta1, beta2), fresh = group["betas"], state["exp_avg_sq_fresh"]
-        momentum = mean * self._root(group, state)
+        momentum = mean * self.root(group, state)
         gradient = (momentum - beta1 * state["exp_avg"]).div_(1 - beta1)  # line 15: g = (m − β1 m′) / (1 − β1)
         state["exp_avg"].copy_(momentum)  # line 13: m = m̄
         fresh.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)  # line 16: v = β2 v + (1 − β2) g²
@@ -218,6 +179,3 @@ class OneBitLamb(Communicating):
         coefficient /= 1 - self.coefficient_beta**self.warmup_steps
         update = (mean / (1 - beta1**step)).add_(parameter, alpha=group["weight_decay"])
         parameter.sub_(update.mul_(coefficient), alpha=group["lr"])  # line 21: x = x − γ c m / √v_Tw
-
-    def _root(self, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
-        return root_of(state["exp_avg_sq"], 1 - group["betas"][1] ** self.warmup_steps, group["eps"])

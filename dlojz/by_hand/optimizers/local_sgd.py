@@ -1,9 +1,8 @@
-"""Local SGD and DiLoCo: every replica goes H steps alone, then all meet at the mean of where they have come.
+"""Local SGD and DiLoCo: every replica takes H steps alone, then all meet at the mean of their weights.
 
-After a step in which the replicas meet, all hold the same weights, bit for bit; in all others nothing is sent. What
-each inner optimizer keeps (AdamW's moments) stays its own replica's for good.
-
-With Ψ parameters and fp32: 4Ψ bytes in one all-reduce after H steps, so 4Ψ/H in the mean of all steps.
+After a step in which the replicas meet, all hold the same weights, bit for bit; in all others nothing is sent. The
+states of the inner optimizer (AdamW's moments) stay each replica's own. With Ψ parameters in fp32: 4Ψ bytes in one
+all-reduce after H steps, thus 4Ψ/H per step.
 
 Source: Stich 2018, "Local SGD Converges Fast and Communicates Little" (arXiv 1805.09767), algorithm 1; Lin et al. 2018,
 "Don't Use Large Mini-Batches, Use Local SGD" (arXiv 1808.07217); Douillard et al. 2023, "DiLoCo: Distributed Low-
@@ -20,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlojz.by_hand.zero.flat import ranks_of
+from dlojz.by_hand.ddp import pieces_of, ranks_of
+from dlojz.by_hand.optimizers.communicating import loss_of, parameters_of
 from dlojz.config.schedules import check_local_steps, check_stages, goes_alone, meets
 
 OUTER_RATE = 0.7
@@ -31,7 +31,7 @@ TAKEN = "taken"
 
 
 class LocalSteps(torch.optim.Optimizer):
-    """What the two have in common; comes before the inner optimizer among a class's bases.
+    """Base of the two; comes before the inner optimizer among a class's bases.
 
     Give it the model's own gradients, not averaged: no DDP. Weights must be equal on all ranks at the start.
     """
@@ -42,7 +42,7 @@ class LocalSteps(torch.optim.Optimizer):
     def begin(
         self, local_steps: int, total_steps: int | None, group: dist.ProcessGroup | None, warmup_steps: int = 0
     ) -> None:
-        """Note when to meet, and whom.
+        """Note when to meet, and which ranks.
 
         Raises:
             LabError: if the replicas would not meet before the end of the run, or the warm-up is as long as it.
@@ -59,8 +59,8 @@ class LocalSteps(torch.optim.Optimizer):
 
     @property
     def parameters(self) -> list[Tensor]:
-        """All parameters, group after group: the order in which they lie in a message."""
-        return [parameter for group in self.param_groups for parameter in group["params"]]
+        """All parameters, in the order of a message."""
+        return parameters_of(self)
 
     @property
     def meets(self) -> bool:
@@ -76,11 +76,8 @@ class LocalSteps(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of the inner optimizer on this replica alone; where they meet, a collective call."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        """Take one step of the inner optimizer on this replica alone; where they meet, a collective call."""
+        loss = loss_of(closure)
         for parameter in self.parameters:
             if parameter.grad is None:  # of a part that this replica has not used
                 parameter.grad = torch.zeros_like(parameter)
@@ -96,7 +93,7 @@ class LocalSteps(torch.optim.Optimizer):
         return loss
 
     def go_alone(self) -> None:
-        """The inner optimizer's step, on this replica's own gradients."""
+        """Take the inner optimizer's step, on this replica's own gradients."""
         super().step()
 
     def meet(self) -> None:
@@ -104,9 +101,9 @@ class LocalSteps(torch.optim.Optimizer):
         raise NotImplementedError
 
     def mean_of(self, tensors: list[Tensor], minus: list[Tensor] | None = None) -> Iterator[Tensor]:
-        """The mean over the ranks of tensors, or of how far others (`minus`) have come from them; a collective call."""
+        """Average tensors over the ranks, or their differences to others (`minus`); a collective call."""
         flat = torch.empty(sum(one.numel() for one in tensors), device=tensors[0].device, dtype=tensors[0].dtype)
-        pieces = list(_pieces(flat, tensors))
+        pieces = list(pieces_of(flat, [one.shape for one in tensors]))
         for number, (piece, tensor) in enumerate(zip(pieces, tensors, strict=True)):
             if minus is None:
                 piece.copy_(tensor)
@@ -119,7 +116,7 @@ class LocalSteps(torch.optim.Optimizer):
         yield from pieces
 
     def own_states(self) -> dict[str, Tensor]:
-        """The tensors that differ from the first replica's, by name: what a checkpoint keeps of every other one."""
+        """Name the tensors that differ from the first replica's: a checkpoint keeps those of every other one."""
         if self.rank == 0:
             return {}
         own: dict[str, Tensor] = {}
@@ -131,7 +128,7 @@ class LocalSteps(torch.optim.Optimizer):
 
     @torch.no_grad()
     def take_own_states(self, kept: dict[str, Tensor]) -> None:
-        """Go on with what the same replica of as many has kept; without it, with what the first one has."""
+        """Restore what the same replica of as many has kept; without it, the first one's state stays."""
         for number, parameter in enumerate(self.parameters):
             for name in self.inner:
                 if f"{name}.{number}" in kept:
@@ -140,21 +137,13 @@ class LocalSteps(torch.optim.Optimizer):
                 parameter.copy_(kept[f"weights.{number}"])
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with the number of steps; keep one of every rank, and its weights."""
+        """State as torch's, with the number of steps; keep one of every rank, and its weights."""
         return {**super().state_dict(), TAKEN: self.taken}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, with the number of steps."""
+        """Restore a state and the number of steps."""
         super().load_state_dict({key: value for key, value in state_dict.items() if key != TAKEN})
         self.taken = int(state_dict[TAKEN])
-
-
-def _pieces(flat: Tensor, like: list[Tensor]) -> Iterator[Tensor]:
-    """A flat tensor cut into views of the shapes of others."""
-    start = 0
-    for one in like:
-        yield flat[start : start + one.numel()].view(one.shape)
-        start += one.numel()
 
 
 class LocalSGD(LocalSteps, torch.optim.SGD):
@@ -200,7 +189,7 @@ class LocalSGD(LocalSteps, torch.optim.SGD):
 
 
 class DiLoCo(LocalSteps, torch.optim.AdamW):
-    """AdamW on each replica alone, and after H steps one of SGD with Nesterov's momentum on how far all have come.
+    """AdamW on each replica alone, and after H steps one step of SGD with Nesterov's momentum on the mean change.
 
     Args:
         params: parameters, or groups of them.
@@ -237,7 +226,7 @@ class DiLoCo(LocalSteps, torch.optim.AdamW):
         self.begin(local_steps, total_steps, group)
 
     def go_alone(self) -> None:
-        """θ_i = InnerOpt(θ_i, g_i); before the first one all note where they start from, θ."""
+        """θ_i = InnerOpt(θ_i, g_i); before the first one all note their start, θ."""
         starts = [] if self.state else [parameter.detach().clone() for parameter in self.parameters]
         super().go_alone()
         for parameter, start in zip(self.parameters, starts, strict=bool(starts)):
@@ -245,15 +234,11 @@ class DiLoCo(LocalSteps, torch.optim.AdamW):
 
     def meet(self) -> None:
         """Algorithm 1, lines named by what they do: Δ = 1/k Σ (θ − θ_i), then θ by the outer optimizer."""
-        momentum_of, theta_of = self._outer("outer_momentum"), self._outer("outer_weights")
-        outer_gradients = self.mean_of(theta_of, minus=self.parameters)
-        for parameter, momentum, theta, outer in zip(
-            self.parameters, momentum_of, theta_of, outer_gradients, strict=True
-        ):
+        states = [self.state[parameter] for parameter in self.parameters]
+        outer_gradients = self.mean_of([state["outer_weights"] for state in states], minus=self.parameters)
+        for parameter, state, outer in zip(self.parameters, states, outer_gradients, strict=True):
+            momentum, theta = state["outer_momentum"], state["outer_weights"]
             momentum.mul_(self.outer_momentum).add_(outer)  # b = μ b + Δ
             outer.add_(momentum, alpha=self.outer_momentum)  # Nesterov: Δ + μ b
             theta.sub_(outer, alpha=self.outer_lr)
             parameter.copy_(theta)
-
-    def _outer(self, name: str) -> list[Tensor]:
-        return [self.state[parameter][name] for parameter in self.parameters]

@@ -1,26 +1,19 @@
 """Compress to one bit per number: signs with error feedback, and the all-reduce that sends them.
 
-One bit per number: its sign, and one scale for a block of numbers.
-
-A sign is one bit of a byte, the first number in the lowest bit; zero counts as positive. What is lost is kept by who
-compresses: compressed + error = original.
-
-The scale of a block is the mean of its magnitudes: of all c, c × sign(x) is then the nearest to x, and the error is
-smaller than x by a factor that depends on no number of x: ‖x − c sign(x)‖² = ‖x‖² − ‖x‖₁²/n < ‖x‖².
+A number becomes its sign, one bit of a byte, the first number in the lowest bit; zero counts as positive. A block of
+numbers has one scale, the mean of its magnitudes: of all c, c × sign(x) is then the nearest to x, and the error is
+smaller than x: ‖x − c sign(x)‖² = ‖x‖² − ‖x‖₁²/n < ‖x‖². Who compresses keeps the error: compressed + error = original.
 
 Source: Bernstein et al. 2018, "signSGD" (arXiv 1802.04434), for the sign; Karimireddy et al. 2019, "Error Feedback
 Fixes SignSGD" (arXiv 1901.09847), for the scale and its bound. DeepSpeed's `compressed_allreduce` scales so that the
 norm is kept, ‖x‖₂/√n; that overshoots where few numbers are large, and has no such bound.
 
-The mean of a tensor over the ranks, for one bit per number: signs and scales, with the errors kept on both sides.
-
-All ranks get the same bits, and nothing is lost but put off: over any number of calls, the sum of what came out + the
-mean over the ranks of what the workers hold back + what the servers hold back = the sum of the means of what went in.
+The all-reduce gives all ranks the same bits, and only delays what it drops: over any number of calls, the sum of the
+results + the mean of the workers' errors + the servers' errors = the sum of the means of the inputs. Every rank is a
+worker, and the server of one chunk.
 
     worker i        C[xᵢ + δᵢ] in N chunks ──all-to-all──► server j: the mean of the N chunks j, C[mean + δ̄ⱼ]
     every rank      the N chunks of the result ◄──all-gather──┘
-
-Every rank is a worker, and the server of one chunk.
 
 Source: Li et al. 2021, "1-bit LAMB" (arXiv 2104.06069), algorithm 1, lines 7 to 11, as Tang et al. 2021, "1-bit Adam"
 (arXiv 2102.02888), algorithm 1; the two collectives are those of DeepSpeed's `NcclBackend.compressed_allreduce`; double
@@ -35,12 +28,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dlojz.by_hand.ddp import ranks_of
 from dlojz.by_hand.optimizers.sent_bytes import BLOCK_ELEMENTS, SIGNS_PER_BYTE, chunk_bytes, chunk_elements
-from dlojz.by_hand.zero.flat import ranks_of
 
 
 def pack(values: Tensor) -> Tensor:
-    """The signs of numbers, eight to a byte.
+    """Pack the signs of numbers, eight to a byte.
 
     Args:
         values: shape (n,), any n.
@@ -58,21 +51,13 @@ def pack(values: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, numel: int) -> Tensor:
-    """The signs again, as numbers: +1 or −1.
-
-    Args:
-        packed: as `pack` gives it.
-        numel: how many there are.
-
-    Returns:
-        fp32, shape (numel,).
-    """
+    """Unpack `numel` signs as numbers, +1 or −1: fp32, shape (numel,)."""
     bits_J8 = torch.stack([(packed >> place) & 1 for place in range(SIGNS_PER_BYTE)], dim=1)  # noqa: N806
     return bits_J8.view(-1)[:numel].float().mul_(2).sub_(1)
 
 
 def scales_of(values: Tensor, numel: int) -> Tensor:
-    """The mean magnitude of every block of `BLOCK_ELEMENTS` numbers.
+    """Average the magnitudes of every block of `BLOCK_ELEMENTS` numbers.
 
     Args:
         values: shape (n,); beyond the first `numel` there is padding, of zeros, which does not count.
@@ -92,16 +77,7 @@ def scales_of(values: Tensor, numel: int) -> Tensor:
 
 
 def decompress(packed: Tensor, scales: Tensor, numel: int) -> Tensor:
-    """Every sign times the scale of its block.
-
-    Args:
-        packed: as `pack` gives it.
-        scales: as `scales_of` gives them.
-        numel: how many numbers there are.
-
-    Returns:
-        fp32, shape (numel,).
-    """
+    """Multiply `numel` packed signs by the scales of their blocks: fp32, shape (numel,)."""
     values = unpack(packed, numel)
     whole = numel // BLOCK_ELEMENTS * BLOCK_ELEMENTS
     values[:whole].view(-1, BLOCK_ELEMENTS).mul_(scales[: whole // BLOCK_ELEMENTS, None])
@@ -110,7 +86,7 @@ def decompress(packed: Tensor, scales: Tensor, numel: int) -> Tensor:
 
 
 class CompressedAllReduce:
-    """Averages tensors of one size over the ranks of a group, call after call.
+    """All-reduce of one bit per number, for tensors of one size, call after call.
 
     Args:
         numel: elements of the tensors.
@@ -118,8 +94,8 @@ class CompressedAllReduce:
         group: the ranks; by default all. One process gets back what it gave, and nothing is compressed.
 
     Attributes:
-        worker_error: what this rank has not said yet of its own tensors, fp32, shape (ranks × chunk,).
-        server_error: what it has not said yet of the means of its chunk, fp32, shape (chunk,).
+        worker_error: δᵢ, what this rank has not sent yet of its own tensors, fp32, shape (ranks × chunk,).
+        server_error: δ̄ⱼ, what it has not sent yet of the means of its chunk, fp32, shape (chunk,).
     """
 
     def __init__(self, numel: int, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
@@ -130,7 +106,7 @@ class CompressedAllReduce:
         self.server_error = torch.zeros(self.chunk, device=device)
 
     def __call__(self, pieces: Iterable[Tensor]) -> Tensor:
-        """The mean over the ranks, as far as one bit per number tells it; a collective call.
+        """Average over the ranks by one bit per number; a collective call.
 
         Args:
             pieces: this rank's tensor, cut in any way, of fp32: `numel` elements in all. Each is taken as it comes.
@@ -163,19 +139,19 @@ class CompressedAllReduce:
         return mean[: self.numel]
 
     def _share(self, server: int) -> int:
-        """Elements of a server's chunk that are no padding."""
+        """Count the elements of a server's chunk without padding."""
         return min(max(self.numel - server * self.chunk, 0), self.chunk)
 
 
 def write_message(values: Tensor, numel: int, message: Tensor) -> None:
-    """Compress one chunk into a message; in the chunk's place the error is left: compressed + error = original.
+    """Compress one chunk into a message and leave its error in the chunk: compressed + error = original.
 
     Args:
         values: the chunk, fp32, shape (chunk,), a multiple of 8; becomes δ = x − C[x].
         numel: numbers of it that count; beyond is padding, which takes no part in a scale and of which nothing is kept.
         message: uint8, shape (`messages.chunk_bytes(chunk)`,), which is filled: the signs, then the scales.
     """
-    values[numel:] = 0  # what workers have said of the padding: a sign can say nothing of a zero
+    values[numel:] = 0  # the workers' signs of the padding
     scales, packed = scales_of(values, numel), pack(values)
     values -= decompress(packed, scales, values.numel())
     values[numel:] = 0
@@ -184,15 +160,7 @@ def write_message(values: Tensor, numel: int, message: Tensor) -> None:
 
 
 def read_message(message: Tensor, chunk: int) -> Tensor:
-    """One chunk again, as far as its message tells it.
-
-    Args:
-        message: as `write_message` fills it.
-        chunk: elements, a multiple of 8.
-
-    Returns:
-        fp32, shape (chunk,).
-    """
+    """Decompress a message of `chunk` elements, a multiple of 8: fp32, shape (chunk,)."""
     signs = chunk // SIGNS_PER_BYTE
     # A copy: four bytes can be read as one number only where they begin at a multiple of four.
     scales = message[signs : chunk_bytes(chunk)].clone().view(torch.float32)

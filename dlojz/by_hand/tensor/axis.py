@@ -1,16 +1,10 @@
-"""Tensor axis: a rank's place, its communication, and which part of a parameter it holds.
+"""Tensor-parallel axis: a rank's place, the only calls that communicate along it, and its slices of parameters.
 
-One rank's place on the tensor-parallel axis, and the only four calls that communicate along it.
-
-Every byte that tensor parallelism sends passes through a method of `TensorAxis`; a pretended axis sends nothing and
-gives tensors of the shapes that real calls give, so that a rank's part of a model can be traced without any other rank.
+A pretended axis sends nothing and gives tensors of the shapes that real calls give, so that a rank's part of a model
+can be traced without any other rank. A module names the dimension along which each of its parameters is split
+(`split_dims`); the ranks' slices side by side are the whole parameter.
 
 Shape suffixes: n ranks of the axis; S = T / n, one rank's part of the sequence.
-
-Which part of a parameter a rank holds.
-
-The ranks' slices, side by side along the dimension that is split, are the whole parameter; a module says of each of its
-split parameters which dimension that is (`split_dims`), and nothing else needs to know.
 """
 
 from __future__ import annotations
@@ -27,10 +21,10 @@ from dlojz.base.language import say
 
 
 class TensorAxis:
-    """A rank's place among the ranks that share each layer.
+    """Place of a rank among the ranks that share each layer.
 
     Args:
-        group: the ranks; None pretends (give `rank` and `size`), or stands for one process alone.
+        group: the ranks; None for a pretended axis (give `rank` and `size`), or one process.
         rank: number of the pretended rank.
         size: how many ranks are pretended.
         sequence_parallel: outside of the parallel regions each rank holds T / n tokens of every sequence, not all.
@@ -56,7 +50,7 @@ class TensorAxis:
 
     @contextmanager
     def pretending(self) -> Iterator[None]:
-        """Within it nothing is sent: shapes can be asked for without the other ranks."""
+        """Send nothing within this context: shapes can be traced without the other ranks."""
         before, self._pretends = self._pretends, True
         try:
             yield
@@ -64,7 +58,7 @@ class TensorAxis:
             self._pretends = before
 
     def all_reduce(self, x: Tensor, *, largest: bool = False) -> Tensor:
-        """The sum (or the largest) over the ranks, in the memory of `x` itself, which must be contiguous.
+        """Sum over the ranks (or take the largest), in the memory of `x` itself, which must be contiguous.
 
         Who: all ranks of the axis. What: `x`. How much: its bytes.
         """
@@ -74,21 +68,21 @@ class TensorAxis:
         return x
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        """All ranks' `x` side by side along `dim`.
+        """Concatenate all ranks' `x` along `dim`.
 
         Who: all ranks of the axis. What: `x` from each. How much: n times the bytes of `x` arrive.
         """
         if self.size == 1:
             return x
-        # c10d lays the ranks one after the other along a dimension of their own; `cat` then copies once more. Megatron
-        # avoids that copy by putting the sequence first.
+        # c10d stacks the ranks along a new dimension; `cat` then copies once more. Megatron avoids that copy by putting
+        # the sequence first.
         parts = x.new_empty(self.size, *x.shape)
         if not self._pretends:
             dist.all_gather_into_tensor(parts.view(-1), x.contiguous().view(-1), group=self.group)
         return torch.cat(parts.unbind(), dim=dim)
 
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
-        """This rank's part, along `dim`, of the sum over the ranks.
+        """Sum over the ranks and keep this rank's part along `dim`.
 
         Who: all ranks of the axis. What: `x`, cut in n equal parts along `dim`. How much: the bytes of `x`.
         """
@@ -101,7 +95,7 @@ class TensorAxis:
         return own
 
     def part(self, x: Tensor, dim: int) -> Tensor:
-        """This rank's part of `x` along `dim`; nothing is sent."""
+        """Take this rank's part of `x` along `dim`; nothing is sent."""
         return self._parts(x, dim)[self.rank].contiguous() if self.size > 1 else x
 
     def _parts(self, x: Tensor, dim: int) -> tuple[Tensor, ...]:
@@ -118,11 +112,11 @@ class TensorAxis:
 
 
 ALONE = TensorAxis()
-"""An axis of one rank: what is not split is a parallel layer on this axis, and communicates nothing."""
+"""Axis of one rank: a layer that is not split uses it, and communicates nothing."""
 
 
 def share_bounds(length: int, size: int, rank: int) -> tuple[int, int]:
-    """First index of a rank's part, and the one after its last: equal parts, the last ones smaller where they must be.
+    """Compute the first index of a rank's part, and the one after its last: equal parts, the last ones may be smaller.
 
     Example:
         >>> [share_bounds(10, 4, rank) for rank in range(4)]
@@ -144,13 +138,13 @@ def share_bounds(length: int, size: int, rank: int) -> tuple[int, int]:
 
 
 def own_slice(whole: Tensor, dim: int, axis: TensorAxis) -> nn.Parameter:
-    """This rank's slice of a parameter along `dim`, as a parameter with memory of its own."""
+    """Copy this rank's slice of a parameter along `dim`, as a parameter."""
     start, end = share_bounds(whole.shape[dim], axis.size, axis.rank)
     return nn.Parameter(whole.detach().narrow(dim, start, end - start).clone())
 
 
 def split_dims(model: nn.Module) -> dict[str, int]:
-    """The split parameters of a model by name, with the dimension along which each is split."""
+    """Map the split parameters of a model to the dimension along which each is split."""
     found: dict[str, int] = {}
     for path, module in model.named_modules():
         dims: dict[str, int] = getattr(module, "split_dims", {})
@@ -161,14 +155,13 @@ def split_dims(model: nn.Module) -> dict[str, int]:
 
 
 def gather_whole(own: Tensor, dim: int, shape: Sequence[int], axis: TensorAxis) -> Tensor:
-    """A whole parameter again, of the given shape, from the ranks' slices.
+    """Gather a whole parameter, of the given shape, from the ranks' slices.
 
     Who: all ranks of the axis, at the end of a run. What: the slices, padded to the longest. How much: the parameter's
     bytes.
     """
-    share = -(-shape[dim] // axis.size)
     padded_shape = list(own.shape)
-    padded_shape[dim] = share
+    padded_shape[dim] = -(-shape[dim] // axis.size)
     padded = own.new_zeros(padded_shape)
     padded.narrow(dim, 0, own.shape[dim]).copy_(own)
     return axis.all_gather(padded, dim).narrow(dim, 0, shape[dim])

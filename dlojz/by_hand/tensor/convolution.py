@@ -1,8 +1,8 @@
 """Convolutions split by channels: CoAtNet's stem and its MBConv block, depthwise and squeeze-excite included.
 
 A 1×1 convolution is a linear layer over channels, and splits as one does; a depthwise convolution and a batch norm
-treat each channel alone, so that each rank keeps those of its own, running statistics included. The gate of
-squeeze-excite depends on all channels: it is a small parallel region turned round, rows first.
+treat each channel alone, so that each rank keeps its own channels, running statistics included. The gate of
+squeeze-excite depends on all channels: it is a small parallel region with the row-parallel layer first.
 
     x ─ norm0 ─ enter ─ expand (columns) ─ norm1 ─ depthwise ─ norm2 ─ × gate ─ project (rows) leave ─ + shortcut
     gate: mean ─ squeeze (rows) leave ─ SiLU ─ enter ─ excite (columns) ─ sigmoid
@@ -26,7 +26,7 @@ from dlojz.models.coatnet import MBConvBlock, SqueezeExcitation, Stem
 
 
 class ColumnParallelConv(nn.Module):
-    """A convolution of which each rank computes some of the output channels; a depthwise one, of those it holds.
+    """Convolution of which each rank computes some output channels; a depthwise one, those of its input channels.
 
     Args:
         whole: the convolution to split, with one group or as many as channels.
@@ -46,7 +46,7 @@ class ColumnParallelConv(nn.Module):
 
 
 class RowParallelConv(nn.Module):
-    """A convolution of which each rank holds the weights of some input channels; the region's end is in it.
+    """Convolution of which each rank holds the weights of some input channels; it ends the region.
 
     Args:
         whole: the convolution to split.
@@ -69,7 +69,7 @@ class RowParallelConv(nn.Module):
 
 
 class ParallelBatchNorm(nn.BatchNorm2d):
-    """A batch norm over this rank's channels.
+    """Batch norm over this rank's channels.
 
     Args:
         whole: the norm of all channels.
@@ -87,7 +87,7 @@ class ParallelBatchNorm(nn.BatchNorm2d):
 
 
 class ParallelSqueezeExcitation(nn.Module):
-    """The gate of each of this rank's channels, from the mean of all channels.
+    """Gate of each of this rank's channels, from the means of all channels.
 
     Args:
         whole: the module to split.
@@ -102,15 +102,15 @@ class ParallelSqueezeExcitation(nn.Module):
 
     def forward(self, x_BcHW: Tensor) -> Tensor:
         """``(B, c, H, W)`` to the same shape."""
-        # Who: the ranks of the axis. What: (B, Q), added up in forward, and its gradient in backward. How much: twice
-        # its bytes, for all channels' sake: the smallest message of the block.
+        # Who: the ranks of the axis. What: (B, Q), summed in forward, and its gradient in backward. How much: twice its
+        # bytes, the smallest message of the block.
         squeezed_BQ = F.silu(self.squeeze(x_BcHW.mean(dim=(2, 3))))
         gate_Bc = torch.sigmoid(self.excite(enter(squeezed_BQ, self.axis)))
         return x_BcHW * gate_Bc[:, :, None, None]
 
 
 class ParallelMBConvBlock(nn.Module):
-    """An `MBConvBlock` of which each rank computes some of the hidden channels; the shortcut is whole on each.
+    """MBConv block of which each rank computes some hidden channels; the residual connection is whole on each.
 
     Args:
         whole: the block to split.
@@ -119,9 +119,7 @@ class ParallelMBConvBlock(nn.Module):
 
     def __init__(self, whole: MBConvBlock, axis: TensorAxis) -> None:
         super().__init__()
-        self.axis = axis
-        self.shortcut = whole.shortcut
-        self.norm0 = whole.norm0
+        self.axis, self.shortcut, self.norm0 = axis, whole.shortcut, whole.norm0
         self.expand = ColumnParallelConv(whole.expand, axis)
         self.norm1 = ParallelBatchNorm(whole.norm1, axis)
         self.depthwise = ColumnParallelConv(whole.depthwise, axis)
@@ -138,7 +136,7 @@ class ParallelMBConvBlock(nn.Module):
 
 
 class ParallelStem(nn.Module):
-    """CoAtNet's two first convolutions, the first by output channels, the second by input channels.
+    """First two convolutions of CoAtNet, the first by output channels, the second by input channels.
 
     Images need no gradient: nothing is sent in backward.
 

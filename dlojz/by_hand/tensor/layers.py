@@ -1,48 +1,30 @@
 """Tensor-parallel layers: linear by columns and by rows, embedding, cross-entropy, norms on part of the sequence.
 
-A linear layer split by columns or by rows: the two halves of a parallel region.
-
-A column-parallel layer, then anything that treats each feature (or head) on its own, then a row-parallel layer compute
-what the two whole layers would, with one sum over the ranks. "Columns" and "rows" are those of the paper's A in Y = X
-A; torch keeps Aᵀ, of shape (out, in), so that columns are rows of `weight`.
+Linear: a column-parallel layer, then anything that treats each feature (or head) alone, then a row-parallel layer
+compute what the two whole layers would, with one sum over the ranks. "Columns" and "rows" are those of the paper's A in
+Y = X A; torch keeps Aᵀ, of shape (out, in), so that columns are rows of `weight`.
 
     column   Y_i = X A_i          weight (out / n, in)    nothing is sent: X is whole, Y_i is this rank's features
-    row      Y = Σ_i X_i A_i      weight (out, in / n)    the partial products are added up: one all-reduce
+    row      Y = Σ_i X_i A_i      weight (out, in / n)    the partial products are summed: one all-reduce
 
-Shape suffixes: B batch, T tokens, D in-features, F out-features; f = F / n, d = D / n of one rank.
+Embedding, split along the vocabulary: one rank knows each token's vector, the others give zeros, and the sum is the
+vector. GPT's positions are added after the sum, once.
 
-Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), §3, figure 3.
-
-A token embedding split along the vocabulary.
-
-Exactly one rank knows each token's vector; the others give zeros, and the sum is the vector. With positions (GPT),
-these are added after the sum, once.
-
-Shape suffixes: B batch, T tokens, D width, V vocabulary; v = V / n words of one rank.
-
-Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), §3, "the input embedding".
-
-Cross-entropy of logits that are split along the vocabulary: the logits are never gathered.
-
-Equal to the cross-entropy of the whole logits. Gathered, the logits would be the largest tensor of many models (B × T ×
-V); here three numbers per token cross the wire instead.
+Cross-entropy of logits split along the vocabulary: gathered, the logits would be the largest tensor of many models
+(B × T × V); here three numbers per token are sent instead.
 
     loss of a token = log Σ_v exp(logit_v − m) − (logit_target − m),  m the largest logit
 
-Shape suffixes: B batch, T tokens, V vocabulary, v = V / n words of one rank.
+Sequence parallelism: between two parallel regions each rank holds, normalises and adds T / n tokens only. The weights
+of a norm, whole on every rank, get a gradient from each rank's tokens, and these are summed. The all-reduce at the
+region's end becomes a reduce-scatter, the next region begins with an all-gather: the same bytes sent, and 1 / n of the
+activations outside the regions.
 
-Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), §3: fuse the output of the parallel GEMM with the
-cross-entropy loss.
+Shape suffixes: B batch, T tokens, S = T / n; D in-features or width, F out-features; f = F / n, d = D / n of one rank;
+V vocabulary, v = V / n words of one rank.
 
-Sequence parallelism: between two parallel regions each rank holds, normalises and adds T / n tokens only.
-
-A norm treats each token on its own, so that on a part of the sequence it gives that part of the whole result; its
-weights, whole on every rank, get a gradient from each rank's tokens, and these are added up. The all-reduce at the
-region's end becomes a reduce-scatter, the next region begins with an all-gather: the same bytes over the wire, and 1 /
-n of the activations that tensor parallelism alone keeps n times.
-
-Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198),
-§4.2.2.
+Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), §3, figure 3; Korthikanti et al. 2022, "Reducing
+Activation Recomputation in Large Transformer Models" (arXiv 2205.05198), §4.2.2, for sequence parallelism.
 """
 
 from __future__ import annotations
@@ -59,14 +41,14 @@ from dlojz.models import gpt
 
 
 class ColumnParallelLinear(nn.Module):
-    """A linear layer of which each rank computes some of the outputs.
+    """Linear layer of which each rank computes some outputs.
 
-    Its input is whole on every rank and has passed `operators.enter`, once for all the layers that read it.
+    Its input is whole on every rank and has passed `operators.enter`, once for all layers that read it.
 
     Args:
         whole: the layer to split.
         axis: the ranks that share it.
-        gather_output: give all outputs to every rank (one all-gather of them) rather than each rank its own.
+        gather_output: give all outputs to every rank (one all-gather of them), not each rank its own.
     """
 
     def __init__(self, whole: nn.Linear, axis: TensorAxis, *, gather_output: bool = False) -> None:
@@ -84,7 +66,7 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """A linear layer of which each rank holds the weights of some of the inputs; the region's end is in it.
+    """Linear layer of which each rank holds the weights of some inputs; it ends the region.
 
     Args:
         whole: the layer to split.
@@ -108,7 +90,7 @@ class RowParallelLinear(nn.Module):
 
 
 class VocabularyParallelEmbedding(nn.Module):
-    """An embedding of which each rank holds the vectors of v consecutive words.
+    """Embedding of which each rank holds the vectors of v consecutive words.
 
     Args:
         whole: the table to split, V × D.
@@ -133,7 +115,7 @@ class VocabularyParallelEmbedding(nn.Module):
 
 
 class ParallelEmbedding(nn.Module):
-    """GPT's first block: the token vectors split along the vocabulary, the positions whole on every rank.
+    """First block of GPT: the token vectors split along the vocabulary, the positions whole on every rank.
 
     Args:
         whole: the block to split.
@@ -196,38 +178,23 @@ def vocabulary_parallel_cross_entropy(logits_BTv: Tensor, targets_BT: Tensor, st
     return cast(Tensor, _CrossEntropy.apply(logits_BTv, targets_BT, start, axis))
 
 
-class SequenceLayerNorm(nn.Module):
-    """A layer norm over this rank's tokens; without sequence parallelism these are all tokens.
+class SequenceNorm(nn.Module):
+    """Layer norm, or root-mean-square norm, over this rank's tokens; all tokens without sequence parallelism.
 
     Args:
         whole: the norm.
         axis: the ranks that share the sequence.
     """
 
-    def __init__(self, whole: nn.LayerNorm, axis: TensorAxis) -> None:
+    def __init__(self, whole: nn.LayerNorm | nn.RMSNorm, axis: TensorAxis) -> None:
         super().__init__()
         self.axis, self.shape, self.eps = axis, whole.normalized_shape, whole.eps
-        self.weight, self.bias = whole.weight, whole.bias
+        self.weight, self.bias = whole.weight, getattr(whole, "bias", None)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """``(B, S, D)`` to the same shape."""
-        weight, bias = shared(self.weight, self.axis), shared(self.bias, self.axis)
-        return F.layer_norm(x_BSD, self.shape, weight, bias, self.eps)
-
-
-class SequenceRMSNorm(nn.Module):
-    """The same for a root-mean-square norm, which has no bias.
-
-    Args:
-        whole: the norm.
-        axis: the ranks that share the sequence.
-    """
-
-    def __init__(self, whole: nn.RMSNorm, axis: TensorAxis) -> None:
-        super().__init__()
-        self.axis, self.shape, self.eps = axis, whole.normalized_shape, whole.eps
-        self.weight = whole.weight
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        """``(B, S, D)`` to the same shape."""
-        return F.rms_norm(x_BSD, self.shape, shared(self.weight, self.axis), self.eps)
+        weight = shared(self.weight, self.axis)
+        if self.bias is None:
+            return F.rms_norm(x_BSD, self.shape, weight, self.eps)
+        assert self.eps is not None
+        return F.layer_norm(x_BSD, self.shape, weight, shared(self.bias, self.axis), self.eps)

@@ -1,6 +1,6 @@
-"""Two random states for tensor parallelism: where to draw alike on all ranks, and where not to.
+"""Two random states for tensor parallelism: one gives the same numbers on all ranks, one different numbers.
 
-Drawing from one stream moves neither the other one nor torch's own generators, and a stream goes on where it was left.
+Drawing from one stream moves neither the other one nor torch's own generators.
 
     what is dropped                       each rank has        stream        so that
     output of a parallel region           the same numbers     replicated    the ranks' streams stay equal
@@ -8,7 +8,7 @@ Drawing from one stream moves neither the other one nor torch's own generators, 
     tokens, with sequence parallelism     tokens of its own    split         masks of different tokens differ
 
 With the wrong one nothing fails: equal masks inside a region drop the same places in every rank's heads, and different
-masks outside of it make replicas that are no longer equal, as each rank adds another tensor to what should be one.
+masks outside of it make the replicas differ.
 
 Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), appendix B.2; Megatron-LM's `CudaRNGStatesTracker`
 (megatron/core/tensor_parallel/random.py), whose offset 2718 this is.
@@ -37,7 +37,7 @@ _State = dict[str, Tensor]
 
 
 class RandomStates:
-    """The two streams of one rank.
+    """Random streams of one rank, `replicated` and `split`.
 
     Args:
         seed: 0 or more; the same on all ranks of a tensor-parallel group, another one for each replica and pipeline
@@ -64,11 +64,11 @@ class RandomStates:
         self._drawing: Where | None = None
 
     def replicated(self) -> AbstractContextManager[None]:
-        """Within it torch draws the same numbers on all ranks of the group; no other ranks are asked for it."""
+        """Draw the same numbers on all ranks of the group within this context; nothing is sent."""
         return self._stream("replicated")
 
     def split(self) -> AbstractContextManager[None]:
-        """Within it torch draws numbers that are this rank's own."""
+        """Draw this rank's own numbers within this context."""
         return self._stream("split")
 
     @contextmanager
@@ -97,8 +97,8 @@ class RandomStates:
         Args:
             x: any shape; the same values on all ranks where `where` is `replicated`.
             p: from 0 to 1.
-            where: `replicated` outside of the parallel regions, `split` inside, and for tokens of this rank's own.
-            training: otherwise `x` is given back, and nothing is drawn.
+            where: `replicated` outside of the parallel regions, `split` inside, and for this rank's own tokens.
+            training: otherwise `x` is returned, and nothing is drawn.
 
         Raises:
             LabError: if `p` is no probability, or there is no such stream.
@@ -118,16 +118,15 @@ class RandomStates:
             return F.dropout(x, p)
 
     def checkpointed(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Call a function, keep its inputs only, and call it again in backward with the random numbers of before.
+        """Call a function, keep its inputs only, and call it again in backward with the same random numbers.
 
-        torch's `checkpoint(preserve_rng_state=True)` sees to its own generators. It knows nothing of these streams,
-        which have gone on meanwhile: the second call would draw other masks, and the gradients be those of another
-        network. Megatron's `CheckpointFunction` puts its tracker's states back for the same reason.
+        torch's `checkpoint(preserve_rng_state=True)` restores its own generators, not these streams: the second call
+        would draw other masks. Megatron's `CheckpointFunction` restores its tracker's states for the same reason.
         """
         return checkpoint(function, *inputs, use_reentrant=False, context_fn=self.checkpoint_contexts)
 
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """For torch's `checkpoint(context_fn=…)`: draw in the second call what the first one has drawn."""
+        """Contexts for torch's `checkpoint(context_fn=…)`: the second call draws the numbers of the first."""
         return nullcontext(), self._as_it_was(dict(self._states))
 
     @contextmanager
@@ -140,7 +139,6 @@ class RandomStates:
 
 
 def _seeded(seed: int) -> _State:
-    """The states of fresh generators; torch's own are not touched."""
     devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     return {device: torch.Generator(device).manual_seed(seed).get_state() for device in devices}
 

@@ -1,7 +1,7 @@
-"""Which parts of a model are split, and the model made of them.
+"""Split the blocks of a model over a tensor-parallel axis: those whose names match a pattern.
 
-Block for block and name for name the split model is the whole one; each rank keeps its slices and no view of the whole
-weights. Parts that the pattern leaves out are computed by every rank, which is correct too, and costs memory and time.
+The split model keeps the blocks and names of the whole one; each rank keeps its slices and no view of the whole
+weights. Every rank computes the parts that the pattern leaves out.
 
 Source: the choice by pattern is SageMaker's (`smp.tensor_parallelism`, SageMaker model parallel library v1 docs).
 """
@@ -31,7 +31,7 @@ from dlojz.by_hand.tensor.split_blocks import (
     ParallelTransformerBlock,
 )
 from dlojz.models import coatnet, gpt, llama
-from dlojz.models.blocks import BlockList, TransformerBlock
+from dlojz.models.blocks import BlockList, TransformerBlock, VocabularyHead
 
 EVERYTHING = ""
 """The pattern that every part's name matches."""
@@ -41,21 +41,20 @@ _HALVES: dict[type[nn.Module], Callable[..., nn.Module]] = {
     llama.LlamaBlock: ParallelLlamaBlock,
     coatnet.AttentionBlock: ParallelAttentionBlock,
 }
-"""Blocks of two regions, which can be split one without the other."""
+"""Blocks of two regions, each of which can be split alone."""
 _WHOLES: dict[type[nn.Module], tuple[str, Callable[..., nn.Module]]] = {
     nn.Embedding: ("embedding", VocabularyParallelEmbedding),
     gpt.Embedding: ("embedding", ParallelEmbedding),
-    gpt.Head: ("head", ParallelHead),
-    llama.Head: ("head", ParallelHead),
+    VocabularyHead: ("head", ParallelHead),
     coatnet.Stem: ("stem", ParallelStem),
     coatnet.MBConvBlock: ("convolution", ParallelMBConvBlock),
-    coatnet.Head: ("head", ParallelCoAtNetHead),
+    coatnet.PoolingHead: ("head", ParallelCoAtNetHead),
 }
 """Blocks of one region, with its name."""
 
 
 def parts_of(model: BlockList) -> Iterator[str]:
-    """Names of the parts of a model that can be split, e.g. `blocks.3.attention`, `blocks.3.mlp`, `blocks.9.head`."""
+    """Name the parts of a model that can be split, e.g. `blocks.3.attention`, `blocks.3.mlp`, `blocks.9.head`."""
     for number, block in enumerate(model.blocks):
         if type(block) in _HALVES:
             yield from (f"blocks.{number}.attention", f"blocks.{number}.mlp")
@@ -69,10 +68,10 @@ def split_model(model: BlockList, axis: TensorAxis, pattern: str = EVERYTHING) -
     Args:
         model: the whole model, with the same weights on all ranks of the axis.
         axis: the ranks that share it.
-        pattern: regular expression; the parts whose name it is found in are split (see `parts_of`), all by default.
+        pattern: regular expression; parts whose names it matches anywhere are split (see `parts_of`), all by default.
 
     Raises:
-        LabError: if no part matches; or heads, channels or features cannot be shared out.
+        LabError: if no part matches; or there are too few heads, channels or features for the ranks.
     """
     names = list(parts_of(model))
     chosen = {name for name in names if re.search(pattern, name)}
@@ -102,7 +101,7 @@ def split_model(model: BlockList, axis: TensorAxis, pattern: str = EVERYTHING) -
 
 
 def parallel_loss(model: BlockList) -> Callable[[Tensor, Tensor], Tensor]:
-    """The mean cross-entropy that fits what the model's last block gives: all logits, or this rank's."""
+    """Return the mean cross-entropy for the logits of the model's last block: all of them, or this rank's."""
     head = model.blocks[-1]
 
     def loss(logits: Tensor, targets: Tensor) -> Tensor:

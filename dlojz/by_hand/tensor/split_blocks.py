@@ -1,41 +1,23 @@
-"""Tensor-parallel blocks: the transformer's, Llama's, CoAtNet's.
-
-The transformer block of ViT and GPT, tensor-parallel: attention split by heads, the MLP by hidden features.
+"""Tensor-parallel blocks: attention split by heads, the MLP by hidden features.
 
 Each of the two halves is one parallel region, with one sum at its end in forward and one at its beginning in backward.
-Heads do not see each other, and the activation function treats each feature alone: that is why nothing has to be sent
-between the two matrices of a region.
+Heads do not see each other, and the activation function treats each feature alone: nothing has to be sent between the
+two matrices of a region.
 
     x ─ norm1 ─ enter ─ qkv (columns: whole heads) ─ attention ─ project (rows) leave ─ + ─
       ─ norm2 ─ enter ─ expand (columns) ─ GELU ─ project (rows) leave ─ + ─
 
+In Llama's block a rank holds whole groups of heads, each with all the queries that read it; query, key and value are
+three layers that read one entered tensor: one sum in backward, not three. In CoAtNet's block the residual connection
+and the pooling treat whole channels on every rank.
+
 Shape suffixes: B batch, T tokens, D width, N heads of this rank, H width of a head, e = N × 3 × H rows of its
-projection, f its hidden features; S = T / n tokens where the sequence is split.
+projection, h = N × H, f its hidden features; S = T / n tokens with sequence parallelism. CoAtNet: C channels, H and W
+of the feature map, T = H × W tokens, K classes.
 
 Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), §3, figure 3; Korthikanti et al. 2022 (arXiv 2205.05198),
-figure 5, for where sequence parallelism begins and ends.
-
-The Llama-like block, tensor-parallel: queries by heads, keys and values by their groups, the gated MLP by features.
-
-A rank holds whole groups, each with all the queries that read it, so that attention sends nothing; query, key and value
-are three layers that read one entered tensor: one sum in backward, not three. Gate and expansion are multiplied feature
-by feature: they are cut at the same places.
-
-Shape suffixes: B batch, T tokens, D width, h width of all query heads of this rank, f its hidden features; S = T / n
-tokens where the sequence is split.
-
-Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3; Ainslie et al. 2023, "GQA" (arXiv 2305.13245), §2, for groups under
-tensor parallelism.
-
-CoAtNet's attention block and its head, tensor-parallel.
-
-As in `transformer_block`; a head's learned position bias goes with the head. The shortcut and the pooling treat whole
-channels on every rank.
-
-Shape suffixes: B batch, C channels, H and W of the feature map, T = H × W tokens, D width, N heads of this rank, K
-classes; f hidden features of this rank.
-
-Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3; blocks: Dai et al. 2021 (arXiv 2106.04803), appendix A.1.
+figure 5, for sequence parallelism; Ainslie et al. 2023, "GQA" (arXiv 2305.13245), §2, for groups under tensor
+parallelism; Dai et al. 2021 (arXiv 2106.04803), appendix A.1, for CoAtNet's blocks.
 """
 
 from __future__ import annotations
@@ -45,16 +27,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlojz.by_hand.tensor.axis import ALONE, TensorAxis, own_slice, share_bounds
-from dlojz.by_hand.tensor.layers import ColumnParallelLinear, RowParallelLinear, SequenceLayerNorm, SequenceRMSNorm
+from dlojz.by_hand.tensor.layers import ColumnParallelLinear, RowParallelLinear, SequenceNorm
 from dlojz.by_hand.tensor.operators import enter
-from dlojz.models import gpt, llama
-from dlojz.models.blocks import TransformerBlock, merge_heads, split_heads
-from dlojz.models.coatnet import AttentionBlock, Head, RelativeAttention
+from dlojz.models.blocks import TransformerBlock, VocabularyHead, merge_heads, split_heads
+from dlojz.models.coatnet import AttentionBlock, PoolingHead, RelativeAttention
 from dlojz.models.llama import LlamaBlock, attended_heads
 
 
 class ParallelTransformerBlock(nn.Module):
-    """A `TransformerBlock` of which each rank computes some heads and some hidden features.
+    """Transformer block of which each rank computes some heads and some hidden features.
 
     Args:
         whole: the block to split; its norms are used as they are.
@@ -68,11 +49,11 @@ class ParallelTransformerBlock(nn.Module):
         self.head_dim, self.causal, self.gelu = whole.head_dim, whole.causal, whole.gelu
         self.heads_axis = axis if attention else ALONE
         self.mlp_axis = axis if mlp else ALONE
-        self.norm1 = SequenceLayerNorm(whole.norm1, axis)
+        self.norm1 = SequenceNorm(whole.norm1, axis)
         # The projection's rows are laid out head by head, (N, 3, H): a slice of them is a whole number of heads.
         self.qkv = ColumnParallelLinear(whole.qkv, self.heads_axis)
         self.attention_project = RowParallelLinear(whole.attention_project, self.heads_axis)
-        self.norm2 = SequenceLayerNorm(whole.norm2, axis)
+        self.norm2 = SequenceNorm(whole.norm2, axis)
         self.mlp_expand = ColumnParallelLinear(whole.mlp_expand, self.mlp_axis)
         self.mlp_project = RowParallelLinear(whole.mlp_project, self.mlp_axis)
 
@@ -88,18 +69,18 @@ class ParallelTransformerBlock(nn.Module):
 
 
 class ParallelHead(nn.Module):
-    """The last block of a text model: norm, then the logits of this rank's words (`cross_entropy` takes them so).
+    """Last block of a text model: norm, then the logits of this rank's words.
 
     Args:
         whole: the block to split.
         axis: the ranks that share the vocabulary.
     """
 
-    def __init__(self, whole: gpt.Head | llama.Head, axis: TensorAxis) -> None:
+    def __init__(self, whole: VocabularyHead, axis: TensorAxis) -> None:
         super().__init__()
         self.axis = axis
         self.start, _ = share_bounds(whole.output.out_features, axis.size, axis.rank)
-        self.norm = (SequenceLayerNorm if isinstance(whole, gpt.Head) else SequenceRMSNorm)(whole.norm, axis)  # type: ignore[arg-type]
+        self.norm = SequenceNorm(whole.norm, axis)
         self.output = ColumnParallelLinear(whole.output, axis)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -109,7 +90,7 @@ class ParallelHead(nn.Module):
 
 
 class ParallelLlamaBlock(nn.Module):
-    """A `LlamaBlock` of which each rank computes some groups of heads and some hidden features.
+    """Block of Llama of which each rank computes some groups of heads and some hidden features.
 
     Args:
         whole: the block to split; its norms are used as they are.
@@ -123,12 +104,12 @@ class ParallelLlamaBlock(nn.Module):
         self.head_dim, self.rope_theta = whole.head_dim, whole.rope_theta
         self.heads_axis = axis if attention else ALONE
         self.mlp_axis = axis if mlp else ALONE
-        self.norm1 = SequenceRMSNorm(whole.norm1, axis)
+        self.norm1 = SequenceNorm(whole.norm1, axis)
         self.query = ColumnParallelLinear(whole.query, self.heads_axis)
         self.key = ColumnParallelLinear(whole.key, self.heads_axis)
         self.value = ColumnParallelLinear(whole.value, self.heads_axis)
         self.attention_project = RowParallelLinear(whole.attention_project, self.heads_axis)
-        self.norm2 = SequenceRMSNorm(whole.norm2, axis)
+        self.norm2 = SequenceNorm(whole.norm2, axis)
         self.mlp_gate = ColumnParallelLinear(whole.mlp_gate, self.mlp_axis)
         self.mlp_expand = ColumnParallelLinear(whole.mlp_expand, self.mlp_axis)
         self.mlp_project = RowParallelLinear(whole.mlp_project, self.mlp_axis)
@@ -146,7 +127,7 @@ class ParallelLlamaBlock(nn.Module):
 
 
 class ParallelRelativeAttention(nn.Module):
-    """A `RelativeAttention` of which each rank computes some heads, with their position biases.
+    """CoAtNet attention of which each rank computes some heads, with their position biases.
 
     Args:
         whole: the module to split.
@@ -171,7 +152,7 @@ class ParallelRelativeAttention(nn.Module):
 
 
 class ParallelAttentionBlock(nn.Module):
-    """An `AttentionBlock` of which each rank computes some heads and some hidden features.
+    """CoAtNet attention block of which each rank computes some heads and some hidden features.
 
     Args:
         whole: the block to split.
@@ -201,14 +182,14 @@ class ParallelAttentionBlock(nn.Module):
 
 
 class ParallelCoAtNetHead(nn.Module):
-    """CoAtNet's classifier: its hidden layer by columns, the logits by rows, so that every rank has all of them.
+    """Classifier of CoAtNet: its hidden layer by columns, the logits by rows, so that every rank has all of them.
 
     Args:
         whole: the block to split.
         axis: the ranks that share it.
     """
 
-    def __init__(self, whole: Head, axis: TensorAxis) -> None:
+    def __init__(self, whole: PoolingHead, axis: TensorAxis) -> None:
         super().__init__()
         self.axis, self.norm = axis, whole.norm
         self.hidden = ColumnParallelLinear(whole.hidden, axis)

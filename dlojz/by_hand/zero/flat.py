@@ -1,23 +1,13 @@
 """Flat weights: parameters in one tensor that can be sharded, and the base of the ZeRO stages.
 
-Parameters laid end to end in one tensor, so that N ranks can each own an equal share of them.
-
 The parameters are views of `whole`, in their order; `whole` is padded with zeros to a multiple of the number of ranks,
-and rank r owns the r-th of its N equal parts, whatever parameter boundaries it cuts through.
+and rank r owns the r-th of its N equal parts, across parameter boundaries. Source: Rajbhandari et al. 2020 (arXiv
+1910.02054), §5.1; the layout is that of DeepSpeed's stages 1 and 2.
 
-Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5.1; the layout is that of DeepSpeed's stages 1 and 2.
-
-Whether an optimizer can work on a share: it must treat each number by itself.
-
-Judged by what it does and not by its name, so that it holds for optimizers written in a notebook.
-
-SGD, Adam and their like update every number from its own gradient and its own history: cut anywhere, they do the same.
-LAMB and Adafactor scale a layer's update by a norm over the whole layer, Muon and Shampoo need its matrix, L-BFGS the
-whole gradient: on a share they would silently do something else, and something else for every number of ranks.
-
-What the three stages have in common: how they are used, and what they refuse.
-
-The same training loop for every stage; what a stage shards shows nowhere in it.
+Only an elementwise optimizer can work on a share. SGD, Adam and their like update every number from its own gradient
+and history. LAMB and Adafactor scale a layer's update by a norm over the whole layer, Muon and Shampoo need its matrix,
+L-BFGS the whole gradient: on a share they would silently compute something else. `check_elementwise` judges by what an
+optimizer does, not by its name, so that it holds for optimizers written in a notebook.
 """
 
 from __future__ import annotations
@@ -32,28 +22,11 @@ from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
-
-
-def ranks_of(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """This rank's number in a group, and how many ranks it has: (0, 1) where none have been joined."""
-    return (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
-
-
-def give_from_first(tensor: Tensor, group: dist.ProcessGroup | None) -> None:
-    """All ranks take the values of the group's first rank."""
-    if ranks_of(group)[1] == 1:
-        return
-    source = dist.get_global_rank(group, 0) if group is not None else 0
-    value = tensor.detach().contiguous()
-    # Who: the first rank to all others. What: some weights or a buffer. How much: its bytes, once per run.
-    dist.broadcast(value, src=source, group=group)
-    tensor.detach().copy_(value)
+from dlojz.by_hand.ddp import give_from_first, pieces_of, ranks_of
 
 
 class FlatWeights:
-    """Some parameters in one flat tensor, and this rank's share of it.
-
-    From now on the parameters are views of `whole`: who changes one changes the other.
+    """Parameters in one flat tensor, of which they become views, and this rank's share of it.
 
     Args:
         parameters: of one type, on one device; at least one.
@@ -63,7 +36,7 @@ class FlatWeights:
         LabError: if they are of several types.
 
     Attributes:
-        whole: all weights, shape (size × share_numel,): as many as they are, padded to a multiple of `size`.
+        whole: all weights, padded to a multiple of `size`, shape (size × share_numel,).
         share: this rank's part of `whole`, shape (share_numel,), a view: what its optimizer updates.
     """
 
@@ -91,18 +64,15 @@ class FlatWeights:
         self.share = nn.Parameter(self.part_of(self.whole))
 
     def part_of(self, flat: Tensor) -> Tensor:
-        """This rank's part of a flat tensor of the same length as `whole`, shape (share_numel,); a view."""
+        """Return this rank's part of a flat tensor as long as `whole`, shape (share_numel,); a view."""
         return flat[self.rank * self.share_numel : (self.rank + 1) * self.share_numel]
 
     def pieces(self, flat: Tensor) -> Iterator[Tensor]:
-        """A flat tensor cut into views of the parameters' shapes, in their order; the padding is left over."""
-        start = 0
-        for shape in self.shapes:
-            yield flat[start : start + shape.numel()].view(shape)
-            start += shape.numel()
+        """Cut a flat tensor into views of the parameters' shapes, in their order; the padding is left over."""
+        return pieces_of(flat, self.shapes)
 
     def take_gradients(self) -> Tensor:
-        """The parameters' gradients in one flat tensor, padded; they themselves are freed. None counts as zeros."""
+        """Move the parameters' gradients into one flat tensor, padded; missing ones count as zeros."""
         flat = self.share.detach().new_zeros(self.size * self.share_numel)
         for parameter, piece in zip(self.parameters, self.pieces(flat), strict=True):
             if parameter.grad is not None:
@@ -118,14 +88,14 @@ _STEPS = 3
 
 
 def check_elementwise(make_optimizer: MakeOptimizer, device: torch.device) -> None:
-    """Try an optimizer on one small matrix, whole, then flat and cut in two: the same numbers must come out.
+    """Check that an optimizer is elementwise: a small matrix, whole, then flat and cut in two, gives the same numbers.
 
     Args:
         make_optimizer: makes the optimizer from a list of tensors.
         device: where it will work.
 
     Raises:
-        LabError: if it makes no torch optimizer, or one that cannot be sharded.
+        LabError: if it is no torch optimizer, or one that cannot be sharded.
     """
     matrix = torch.randn(_SIDE, _SIDE, generator=torch.Generator().manual_seed(0))
     flat = matrix.flatten()
@@ -177,17 +147,17 @@ def _refuse(name: str) -> NoReturn:
 
 
 class Zero(nn.Module):
-    """A model whose training states are shared out among the ranks of a group.
+    """Model whose training states are sharded over the ranks of a group.
 
     A training step is `loss = criterion(zero(inputs), targets)`, `zero.backward(loss)`, `zero.step()`. To accumulate
-    over m micro-batches, call `zero.backward(loss / m)` for each, then `zero.step()` once. `step` also forgets the
-    gradients. Rank 0's weights and buffers are given to all ranks at the start; buffers (BatchNorm's statistics) then
+    over m micro-batches, call `zero.backward(loss / m)` for each, then `zero.step()` once. `step` also frees the
+    gradients. Rank 0's weights and buffers are copied to all ranks at the start; buffers (BatchNorm's statistics) then
     stay each rank's own. Frozen parameters stay whole on every rank.
 
     Args:
         module: the whole model; freeze parameters before it is wrapped. Wrapped again, it obeys the last wrapper.
-        make_optimizer: makes the optimizer of the tensors it is given, which are this rank's shares:
-            `lambda shares: torch.optim.AdamW(shares, lr=1e-3)`. It is first tried on a few numbers.
+        make_optimizer: makes the optimizer of this rank's shares: `lambda shares: torch.optim.AdamW(shares, lr=1e-3)`.
+            It is first tried on a few numbers.
         group: the ranks that share; by default all. One process communicates nothing.
 
     Raises:
@@ -227,11 +197,11 @@ class Zero(nn.Module):
         return self.module(*args, **kwargs)
 
     def backward(self, loss: Tensor) -> None:
-        """Add one micro-batch's gradient, as the stage does it."""
+        """Add one micro-batch's gradient."""
         raise NotImplementedError
 
     def step(self) -> None:
-        """Update the weights, on every rank, and forget the gradients.
+        """Update the weights, on every rank, and free the gradients.
 
         Raises:
             LabError: if no backward pass came before.
@@ -240,16 +210,16 @@ class Zero(nn.Module):
 
     @property
     def shares(self) -> list[Tensor]:
-        """This rank's shares: what its optimizer updates, flat tensors."""
+        """This rank's shares, flat tensors that its optimizer updates."""
         return [flat.share for flat in self.flats]
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole parameters by name, the same on every rank; call it on all ranks, for stage 3 has to gather them."""
+        """Yield whole parameters by name, the same on every rank; collective, as stage 3 has to gather them."""
         for name, parameter in self.module.named_parameters():
             yield name, parameter.detach()
 
     def release(self) -> None:
-        """Give the module back as it was, whole and without hooks; call it on all ranks."""
+        """Restore the module, whole and without hooks; a collective call."""
         for handle in self._handles:
             handle.remove()
 
@@ -262,5 +232,5 @@ class Zero(nn.Module):
 
 
 def refuse(*, en: str, fr: str) -> NoReturn:
-    """Refuse in one sentence."""
+    """Raise a LabError in the reader's language."""
     raise LabError(say(en=en, fr=fr))

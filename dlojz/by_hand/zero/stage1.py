@@ -20,7 +20,7 @@ _ALL = 2**62
 
 
 class ZeroStage1(Zero):
-    """A model whose optimizer states are shared out. Arguments and use: see `Zero`.
+    """Model whose optimizer states are sharded. Arguments and use: see `Zero`.
 
     Gradients are whole on every rank from the first micro-batch's backward to the step, in one flat tensor that is made
     once and of which each `parameter.grad` is a view; they are averaged in `step`, once however many micro-batches.
@@ -37,7 +37,7 @@ class ZeroStage1(Zero):
         self._attach()
 
     def _attach(self) -> None:
-        """Let each parameter's gradient lie in the flat one, where backward adds to it."""
+        """Make each parameter's gradient a view of the flat one, where backward adds to it."""
         for flat, gradient in zip(self.flats, self.gradients, strict=True):
             for parameter, piece in zip(flat.parameters, flat.pieces(gradient), strict=True):
                 if parameter.grad is None:  # at the start, or after somebody's zero_grad()
@@ -72,7 +72,7 @@ class ZeroStage1(Zero):
             flat.share.grad = None
 
     def release(self) -> None:
-        """As `Zero`; the gradients are forgotten."""
+        """Restore the module as `Zero` does, without gradients."""
         super().release()
         for parameter in self.trainable:
             parameter.grad = None

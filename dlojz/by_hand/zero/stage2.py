@@ -29,14 +29,14 @@ BUCKET_BYTES = 1 * MEBIBYTE
 
 
 class ZeroStage2(Zero):
-    """A model whose optimizer states and gradients are shared out. Use: see `Zero`.
+    """Model whose optimizer states and gradients are sharded. Use: see `Zero`.
 
     Args:
         module, make_optimizer, group: see `Zero`.
         bucket_bytes: a bucket leaves once it holds so much.
 
     Raises:
-        LabError: as `Zero`, or if a bucket can hold nothing.
+        LabError: as `Zero`, or if `bucket_bytes` is below 1.
     """
 
     def __init__(

@@ -1,14 +1,9 @@
-"""ZeRO stage 3: weights gathered unit by unit, for the forward and again for the backward pass.
-
-A unit of ZeRO stage 3: weights that are whole while they are needed, and a share of them at all times.
-
-The share, in the weights' own type, is the truth; what is gathered is a copy of all shares, gone when it is freed.
-Freed parameters have no elements (as in DeepSpeed), so that none is used by mistake.
-
-ZeRO stage 3: each rank keeps its share alone, of the weights too; a block has whole weights only while it computes.
+"""ZeRO stage 3: each rank keeps only its share of the weights too; a block's weights are whole only while it computes.
 
 Between two steps a rank holds one N-th of everything. During a pass at most two units are whole: the one that computes,
-and the next one, which is on its way (prefetch). Units are used in the same order on every rank.
+and the next one, which is on its way (prefetch). Units are used in the same order on every rank. The share, in the
+weights' own type, is kept; what is gathered is a copy of all shares, and freed parameters have no elements (as in
+DeepSpeed), so that none is used by mistake.
 
 4Ψ/N bytes of weights and of gradients, one N-th of the optimizer's states; 3Ψ elements sent per micro-batch: weights
 all-gathered for forward, freed, all-gathered again for backward, gradients reduce-scattered.
@@ -34,7 +29,7 @@ from dlojz.by_hand.zero.stage2 import ZeroStage2
 
 
 class ShardedWeights(FlatWeights):
-    """The weights of one unit.
+    """Weights of one unit.
 
     Args:
         parameters, group: see `FlatWeights`.
@@ -61,7 +56,7 @@ class ShardedWeights(FlatWeights):
         self.free()
 
     def start_gather(self) -> None:
-        """Ask for the whole weights, unless they are there or on their way; returns at once."""
+        """Start to gather the whole weights, unless they are there or on their way; returns at once."""
         if self._gathered or self._arriving is not None:
             return
         # Autograd has kept views of this memory in forward; given back in the same place, they are right for backward.
@@ -78,7 +73,7 @@ class ShardedWeights(FlatWeights):
         self._arriving = dist.all_gather_into_tensor(self.whole, mine, group=self.group, async_op=True)
 
     def gather(self) -> None:
-        """Have the whole weights: ask for them if need be, and wait."""
+        """Gather the whole weights, and wait for them."""
         self.start_gather()
         if self._arriving is not None:
             self._arriving.wait()
@@ -86,7 +81,7 @@ class ShardedWeights(FlatWeights):
             self._show()
 
     def free(self) -> None:
-        """Give back the memory of the whole weights; the share stays."""
+        """Free the memory of the whole weights; the share stays."""
         if self._arriving is not None:
             self._arriving.wait()
             self._arriving = None
@@ -100,7 +95,7 @@ class ShardedWeights(FlatWeights):
             parameter.data = piece
 
     def gathered_share(self) -> Tensor:
-        """All weights in their own type, shape (size × share_numel,), in memory of their own; a collective call."""
+        """Gather all weights in their own type, shape (size × share_numel,), in new memory; a collective call."""
         mine = self.share.detach()
         if self.size == 1:
             return mine.clone()
@@ -111,7 +106,7 @@ class ShardedWeights(FlatWeights):
 
 
 def default_units(module: nn.Module) -> list[nn.Module]:
-    """The blocks of a model that has `blocks`, else its children, those of lists among them; else the module itself."""
+    """Choose the units: the blocks of a model that has `blocks`, else its children its lists’ children, or itself."""
     blocks = getattr(module, "blocks", None)
     if isinstance(blocks, nn.ModuleList):
         return list(blocks)
@@ -126,7 +121,7 @@ def default_units(module: nn.Module) -> list[nn.Module]:
 def parameters_of_units(
     module: nn.Module, units: Sequence[nn.Module]
 ) -> tuple[list[tuple[nn.Module, list[nn.Parameter]]], list[nn.Parameter]]:
-    """Each unit with the trainable parameters that are its alone, units without any left out; and all others.
+    """Assign to each unit the trainable parameters that are its alone; returns also all others.
 
     Raises:
         LabError: if a unit is not part of the module.
@@ -148,18 +143,17 @@ def parameters_of_units(
 
 
 class ZeroStage3(ZeroStage2):
-    """A model whose optimizer states, gradients and weights are shared out. Use: see `Zero`.
+    """Model whose optimizer states, gradients and weights are sharded. Use: see `Zero`.
 
-    It is stage 2 with one bucket per unit, whose weights come and go. While they are gone, parameters have no elements.
+    It is stage 2 with one bucket per unit, whose weights come and go.
 
     Args:
         module, make_optimizer, group: see `Zero`.
         units: the submodules whose weights are gathered together, in the order of the forward pass; by default
-            `module.blocks`, else the module's children. What lies in none of them, or in two, is gathered for the
+            `module.blocks`, else the module's children. Parameters in none of them, or in two, are gathered for the
             whole of forward and backward.
         compute_dtype: gather and compute in this type, e.g. `torch.bfloat16`, half the bytes; the shares, the
-            gradients' sum and the update stay in the module's own type. Inputs, buffers and frozen weights are cast
-            too.
+            gradients' sum and the update keep the module's type. Inputs, buffers and frozen weights are cast too.
         prefetch: ask for the next unit's weights before a unit computes.
 
     Raises:
@@ -208,7 +202,7 @@ class ZeroStage3(ZeroStage2):
         return value.to(self.compute_dtype) if real and self.compute_dtype else value
 
     def _make_whole(self, number: int, following: int) -> None:
-        """Wait for the weights of a unit, and ask for those of the one that follows in this pass."""
+        """Wait for the weights of a unit, and start to gather those of the next one in this pass."""
         self.units[number].gather()
         if self.prefetch and 0 <= following < len(self.units):
             self.units[following].start_gather()
@@ -227,11 +221,11 @@ class ZeroStage3(ZeroStage2):
             self.units[number].free()
 
     def _before_backward(self, number: int, gradient: Tensor) -> None:
-        """The gradient of a unit's output is there: its own backward is next."""
+        """The gradient of a unit's output is ready: its own backward is next."""
         self._make_whole(number, number - 1)
 
     def backward(self, loss: Tensor) -> None:
-        """Backward: each unit's weights gathered before it, freed after it, its gradients reduced."""
+        """Run backward: each unit's weights gathered before it, freed after it, its gradients reduced."""
         if self.rest:
             self.rest.gather()
         super().backward(loss)
@@ -244,14 +238,14 @@ class ZeroStage3(ZeroStage2):
         super()._reduce_next()
 
     def _free_all(self) -> None:
-        """Nothing stays whole, not even a unit that was prefetched and not used."""
+        """Free all units, even one that was prefetched and not used."""
         for flat in self.flats:
             if isinstance(flat, ShardedWeights):
                 flat.free()
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update this rank's share of the weights; nothing is communicated: the next forward gathers them."""
+        """Update this rank's share of the weights; nothing is sent: the next forward gathers them."""
         self._check_gradients()
         self._free_all()
         self.optimizer.step()
@@ -267,7 +261,7 @@ class ZeroStage3(ZeroStage2):
             yield name, parameter.detach()
 
     def release(self) -> None:
-        """As `Zero`: a collective call, after which every rank has all weights."""
+        """Restore the module as `Zero` does; a collective call, after which every rank has all weights."""
         super().release()
         whole = dict(self.weights())
         for name, parameter in self.module.named_parameters():
