@@ -48,18 +48,10 @@ HERMITS: dict[str, str] = {
 LONG: dict[str, str] = {}
 FULL: dict[str, str] = {}
 SHARED_FILE_NAMES: dict[str, str] = {}
-SHARED_CLASSES: dict[str, str] = {
-    "Head": "each model has its own, and a stage shows its blocks by these names",
-    "Seen": "found by this name in the module that a library names",
-}
+SHARED_CLASSES: dict[str, str] = {}
 WITHOUT_USER: dict[str, str] = {
     "by_hand/context_parallel.py:ContextParallel": "to be shown in lab 06",
-    "config/schedules.py:linear_length": "to be used or taken away",
-    "config/schedules.py:lengths_of": "to be used or taken away",
-    "pipeline/analysis.py:span_bound": "to be used or taken away",
     "planner/answer.py:write_held_out": "writes the file that is shipped; called by hand",
-    "prediction/allocator.py:rounded_bytes": "to be used or taken away",
-    "prediction/rules_of_thumb.py:first_stage_layers": "to be used or taken away",
 }
 """`file:name` of public names that only tests use."""
 

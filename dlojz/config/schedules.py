@@ -271,22 +271,6 @@ class LengthStretch(NamedTuple):
     num_steps: int
 
 
-def linear_length(t: int, *, start: int, end: int, steps: int, multiple: int = MULTIPLE) -> int:
-    """Tokens per sample of the t-th step, where they grow in proportion to the steps.
-
-    Args:
-        t: number of the step, from 1.
-        start: tokens of the first samples; raised to a multiple where it is none.
-        end: tokens of whole samples.
-        steps: the step from which samples are whole.
-        multiple: lengths are rounded down to a multiple of this.
-
-    Source: Li et al. 2021 (arXiv 2108.06084), the pacing function of sequence length warmup; DeepSpeed's
-    `fixed_linear`.
-    """
-    return root_length(t, start=start, end=end, steps=steps, degree=1, multiple=multiple)
-
-
 def root_length(t: int, *, start: int, end: int, steps: int, degree: int = 2, multiple: int = MULTIPLE) -> int:
     """Tokens per sample of the t-th step, where they grow by a root of the steps: fast at first, then slower.
 
@@ -295,7 +279,7 @@ def root_length(t: int, *, start: int, end: int, steps: int, degree: int = 2, mu
         start: tokens of the first samples; raised to a multiple where it is none.
         end: tokens of whole samples.
         steps: the step from which samples are whole.
-        degree: of the root; 2 is the square root, 1 the linear pacing.
+        degree: of the root; 2 is the square root, 1 the linear pacing (`fixed_linear`).
         multiple: lengths are rounded down to a multiple of this.
 
     Source: DeepSpeed's `fixed_root`, operation for operation, so that roundings are the same.
@@ -383,15 +367,6 @@ def stretches(config: RunFields) -> tuple[LengthStretch, ...]:
         found.append(LengthStretch(length, step, after - step))
         step = after
     return tuple(found)
-
-
-def lengths_of(config: RunFields) -> tuple[int, ...]:
-    """Tokens per sample of every step.
-
-    Raises:
-        LabError: if the run reads images.
-    """
-    return tuple(stretch.length for stretch in stretches(config) for _ in range(stretch.num_steps))
 
 
 def tokens_at(config: RunFields, step: int) -> int:

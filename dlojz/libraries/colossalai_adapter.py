@@ -1,8 +1,7 @@
-"""The older torch that Colossal-AI lives with, where it draws other numbers than the lab's.
+"""Draw the lab's initial weights in the older torch of Colossal-AI's environment.
 
-Same seed, same initial weights as in the lab's own environment. Random numbers are the same in both; what has changed
-is `nn.init.trunc_normal_`: once a uniform number through the inverse of the error function, now a normal number, drawn
-again where it falls outside the bounds.
+Random numbers are the same in both; `nn.init.trunc_normal_` has changed: once a uniform number through the inverse of
+the error function, now a normal number, drawn again where it falls outside the bounds.
 
 Source: the source of `torch.nn.init` in torch 2.5 and 2.13.
 """
@@ -25,13 +24,13 @@ def trunc_normal_(
     b: float = 2.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Fill a tensor from a normal distribution truncated to `[a, b]`, as torch 2.13 does it; returns the tensor.
+    """Fill a tensor from a normal distribution truncated to `[a, b]`, as torch 2.13 does; returns the tensor.
 
     Args:
         tensor: filled in place.
         mean: of the whole distribution.
         std: the same.
-        a: least value, as a number and not in deviations: of weights of deviation 0.02 hardly one is ever outside.
+        a: least value, as a number and not in deviations.
         b: greatest value; between the two must lie 3 tenths of the distribution.
         generator: of random numbers; by default torch's own.
     """
@@ -43,7 +42,7 @@ def trunc_normal_(
 
 @contextmanager
 def weights_as_in_the_lab() -> Iterator[None]:
-    """Within it a model is given the weights that the lab's torch gives it."""
+    """Initialise models within this context with the weights that the lab's torch draws."""
     before = nn.init.trunc_normal_
     nn.init.trunc_normal_ = trunc_normal_
     try:

@@ -1,15 +1,9 @@
-"""Train as the course's slides do: their model, their loop, their DeepSpeed JSON.
+"""Train as the course's slides do: the command line, model, samples, report and DeepSpeed JSON of all programs.
 
-What the programs share, whatever the library: the command line, the model with its loss, the samples, the report.
-
-Same command line, same training: the same weights on every rank, the same samples in every step, whichever program
-asks. Nothing here knows of a library, nor of a probe.
-
-DeepSpeed's JSON file beside a program's command line: both say the size of a batch, and must say the same.
-
-What the command line says is trained. What the file leaves out is taken from there, as `"auto"` is by Accelerate and by
-the Hugging Face Trainer; what it says otherwise is refused: DeepSpeed alone would follow the file, while the samples
-are dealt out by the command line.
+The same command line gives the same training with every library: the same weights on every rank, the same samples in
+every step. DeepSpeed's JSON file takes sizes that it leaves out, or gives as `"auto"`, from the command line, as
+Accelerate and the Hugging Face Trainer do, and is refused where it says otherwise: DeepSpeed alone would follow the
+file, while the samples follow the command line.
 """
 
 from __future__ import annotations
@@ -40,10 +34,10 @@ Batch = Sequence[Tensor]
 
 
 class OneSentence(argparse.ArgumentParser):
-    """A command line that ends the program with one sentence where it cannot be followed."""
+    """Command-line parser that ends the program with one sentence on an error."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """The options' values; a word that is none of them ends the program."""
+        """Parse the options; an unknown word ends the program."""
         given, unknown = self.parse_known_args(args, namespace)
         if unknown:
             options = " ".join(option for action in self._actions for option in action.option_strings[-1:])
@@ -61,7 +55,7 @@ class OneSentence(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of every program; the short options are the course's, and a program adds its own."""
+    """Build the parser of every program; the short options are the course's, and a program adds its own."""
     made = OneSentence(allow_abbrev=False)
     made.add_argument("--model", default="coatnet_tiny")
     made.add_argument("--data", default=None)
@@ -75,12 +69,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--weight-decay", type=float, default=0.0)
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    made.set_defaults(zero=0, tp=1, pp=1)  # a program adds those of them that it has
+    made.set_defaults(zero=0, tp=1, pp=1)  # a program adds the options it has
     return made
 
 
 def _config(args: argparse.Namespace) -> RunConfig:
-    """The model and the data of a command line, filled in with what suits the model."""
+    """Fill in the model and the data of a command line with the model's defaults."""
     return RunConfig.of(
         model=args.model,
         data=args.data,
@@ -92,16 +86,16 @@ def _config(args: argparse.Namespace) -> RunConfig:
 
 
 def device(args: argparse.Namespace) -> torch.device:
-    """The device of this rank, from here on its current one: the GPU of its number on this node, or the CPU."""
+    """Choose and set the device of this rank: the GPU of its number on this node, or the CPU."""
     if args.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     found = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(found)  # what asks for "cuda" alone, NCCL's barrier too, would else meet on the first GPU
+    torch.cuda.set_device(found)  # otherwise plain "cuda", and NCCL's barrier, would be the first GPU
     return found
 
 
 class WithLoss(nn.Module):
-    """A model that answers a batch with its loss, as the course's slide has it, and models of the Hugging Face hub.
+    """Model that returns the loss of a batch, as on the course's slide and on the Hugging Face hub.
 
     Args:
         network: from inputs to logits.
@@ -118,23 +112,23 @@ class WithLoss(nn.Module):
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The blocks of the network, in order."""
+        """Blocks of the network, in order."""
         found = self.network.blocks
         assert isinstance(found, nn.ModuleList)  # every model of the catalogue is a flat list of blocks
         return found
 
 
 def build_model(args: argparse.Namespace) -> WithLoss:
-    """The model, on the CPU, with the same weights on every rank."""
+    """Build the model on the CPU, with the same weights on every rank."""
     return WithLoss(loop.build_model(_config(args)))
 
 
 class Counted(Sampler[list[int]]):
-    """The first so many micro-batches of a replica.
+    """Sampler of the first micro-batches of a replica.
 
     Args:
-        sampler: deals them out without end.
-        number: how many.
+        sampler: yields micro-batches without end.
+        number: of micro-batches.
     """
 
     def __init__(self, sampler: MicroBatchSampler, number: int) -> None:
@@ -148,7 +142,7 @@ class Counted(Sampler[list[int]]):
 
 
 def data_loader(args: argparse.Namespace, rank: int = 0, world_size: int = 1) -> DataLoader[tuple[Tensor, Tensor]]:
-    """This replica's micro-batches `(inputs, targets)`, all those of the training; rank 0 of 1 has every replica's.
+    """Load this replica's micro-batches `(inputs, targets)` of the whole training; rank 0 of 1 has every replica's.
 
     Args:
         args: the command line.
@@ -191,13 +185,13 @@ def report(loss: Tensor) -> None:
 
 
 def completed(args: argparse.Namespace) -> dict[str, Any]:
-    """What the file of a command line says, with the sizes that it leaves out.
+    """Read DeepSpeed's JSON file of a command line, completed with the sizes that it leaves out.
 
     Args:
         args: with `deepspeed_config`, the path of the file.
 
     Raises:
-        SystemExit: with one sentence, if there is no such file, or it says another training than the command line.
+        SystemExit: with one sentence, if there is no such file, or it contradicts the command line.
     """
     document = _document(args.deepspeed_config)
     sizes = {
@@ -222,7 +216,7 @@ def completed(args: argparse.Namespace) -> dict[str, Any]:
 
 def _document(path: str | None) -> dict[str, Any]:
     if path is None:
-        _end(
+        raise SystemExit(
             say(
                 en="--deepspeed_config FILE is missing, DeepSpeed's JSON file: ds_config_zero2.json beside the program "
                 "is one.",
@@ -234,16 +228,16 @@ def _document(path: str | None) -> dict[str, Any]:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        _end(
+        raise SystemExit(
             say(
                 en=f"--deepspeed_config {path} cannot be read ({why}): ds_config_zero2.json beside the program is one "
                 "that can.",
                 fr=f"--deepspeed_config {path} ne peut pas être lu ({why}) : ds_config_zero2.json, à côté du "
                 "programme, peut l’être.",
             )
-        )
+        ) from None
     if not isinstance(document, dict):
-        _end(
+        raise SystemExit(
             say(
                 en=f"--deepspeed_config {path} must hold a JSON object, {{…}}.",
                 fr=f"--deepspeed_config {path} doit contenir un objet JSON, {{…}}.",
@@ -253,7 +247,7 @@ def _document(path: str | None) -> dict[str, Any]:
 
 
 def _differ(path: str, key: str, said: object, option: str, asked: object) -> NoReturn:
-    _end(
+    raise SystemExit(
         say(
             en=f"{path} says {key}: {said}, and the command line {option}: {asked}; change one of them, or leave it "
             "out of the file.",
@@ -261,7 +255,3 @@ def _differ(path: str, key: str, said: object, option: str, asked: object) -> No
             "retirez-le du fichier.",
         )
     )
-
-
-def _end(sentence: str) -> NoReturn:
-    raise SystemExit(sentence)

@@ -1,17 +1,7 @@
-"""Catalogue of the libraries: programs, versions, what each hides, the lines that change.
+"""Catalogue of the libraries: their programs, versions, command lines, and the lines of code that change.
 
-Lines of code of a program, and those by which two of them differ.
-
-Docstrings, comments and blank lines count for nothing.
-
-The same training as a user of each library writes it: the catalogue of the programs, and what each library hides.
-
-A library that is not installed is said to be so, with the command that installs it, and nothing else stops working for
-it.
-
-The command line by which a program is asked for a run.
-
-These are the words that a user would type behind the program's name; nothing reaches a program otherwise.
+Docstrings, comments and blank lines do not count as code. A library that is not installed is reported with the command
+that installs it.
 """
 
 from __future__ import annotations
@@ -37,13 +27,9 @@ from dlojz.config.run_config import LIBRARY_TITLES, RunConfig
 
 
 def code_lines(text: str) -> list[str]:
-    """The lines of a program that are code: no docstring, no comment, nothing blank; without the spaces at either end.
-
-    A statement that is broken over several lines counts as so many.
-    """
-    tree = ast.parse(text)
+    """List the code lines of a program, stripped: no docstrings, no comments, no blank lines."""
     silent: set[int] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
             said = node.body[0]
             silent.update(range(said.lineno, (said.end_lineno or said.lineno) + 1))
@@ -61,7 +47,7 @@ def code_lines(text: str) -> list[str]:
 
 
 class LineChange(NamedTuple):
-    """From one program to another: lines that are new, that are gone, and the code lines of each."""
+    """Code lines added and removed between two programs, and the code lines of each."""
 
     added: int
     removed: int
@@ -70,12 +56,12 @@ class LineChange(NamedTuple):
 
     @property
     def changed(self) -> int:
-        """Lines that a user writes anew, or deletes."""
+        """Lines that a user adds or deletes."""
         return self.added + self.removed
 
 
 def change(before: str, after: str) -> LineChange:
-    """From the text of one program to another's, line by line as Python's `difflib` matches them."""
+    """Compare the code lines of two programs' texts, as Python's `difflib` matches them."""
     old, new = code_lines(before), code_lines(after)
     blocks = difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
     matched = sum(block.size for block in blocks)
@@ -84,37 +70,35 @@ def change(before: str, after: str) -> LineChange:
 
 PROGRAMS = Path(__file__).parent / "programs"
 READY = ".ready"
-"""File that the Makefile puts into an environment when all of it is installed."""
+"""File that the Makefile puts into a complete environment."""
 REFERENCE = "torch"
 """The library from which the lines that change are counted."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """A library, its program, and what its user no longer writes."""
+    """Library of the catalogue, with its program."""
 
     name: str
     package: str
-    """As pip calls it; also what its version is asked of."""
+    """Name for pip, and for its version."""
     import_name: str
     command: str
-    """What installs it, in this repository."""
+    """Command that installs it, in this repository."""
     hides: Callable[[], str]
-    """In one line: what it does that plain torch's program says itself."""
+    """In one line: the steps of plain torch's program that it does itself."""
     runs: Callable[[], str]
     """In one line: the layouts that its program runs."""
     backward: tuple[str, ...] = ()
     """Calls of its own that are the backward pass, `module:class:method`, besides `torch.Tensor.backward`."""
-    seen: str = ""
-    """Module whose class `Seen` says what the library's objects hold; by default torch's and DeepSpeed's are known."""
     environment: str = ""
-    """Folder of an environment of its own, in the repository; empty where it lives beside torch."""
+    """Folder of a separate environment, in the repository; empty where it is installed with torch."""
     environment_variable: str = ""
-    """Which variable names the Python of an environment made by other means, instead of the folder."""
+    """Variable that names the Python of another environment, instead of the folder."""
 
     @property
     def title(self) -> str:
-        """Its name, as it writes it."""
+        """Its name, as its authors write it."""
         return LIBRARY_TITLES[self.name]
 
     @property
@@ -129,12 +113,12 @@ class Library:
 
     @property
     def given(self) -> str:
-        """The Python that the variable names; empty where it names none."""
+        """Python that the variable names; empty without."""
         return os.environ.get(self.environment_variable, "") if self.environment_variable else ""
 
     @property
     def python(self) -> Path | None:
-        """The interpreter of its own environment; None without, or where `command` has not come to its end."""
+        """Interpreter of its separate environment; None without, or where it is incomplete."""
         if not self.environment:
             return None
         if self.given:
@@ -145,14 +129,14 @@ class Library:
 
     @property
     def installed(self) -> bool:
-        """Whether it can be imported, here or in its own environment; nothing is imported to know."""
+        """Whether it can be imported, here or in its separate environment; nothing is imported."""
         if self.python is not None:
             return bool(self.version)
         return not self.given and found(self.import_name)
 
     @property
     def version(self) -> str:
-        """Its version, here or in its own environment; empty where it is not installed."""
+        """Its version, here or in its separate environment; empty where it is not installed."""
         own = self.python
         where = [str(path) for path in own.parents[1].glob("lib/python*/*-packages")] if own else sys.path
         return next((one.version for one in distributions(name=self.package, path=where)), "")
@@ -222,7 +206,6 @@ LIBRARIES: dict[str, Library] = {
                 "des tenseurs CUDA",
             ),
             backward=("megatron.core.pipeline_parallel:schedules:backward_step",),
-            seen="dlojz.libraries.megatron_inspection",
         ),
         Library(
             name="colossalai",
@@ -239,7 +222,6 @@ LIBRARIES: dict[str, Library] = {
                 en="DDP, models without BatchNorm; its own ZeRO (LowLevelZeroPlugin) refuses to start on a CPU",
                 fr="DDP, modèles sans BatchNorm ; son propre ZeRO (LowLevelZeroPlugin) refuse de démarrer sur un CPU",
             ),
-            seen="dlojz.libraries.colossalai_inspection",
             environment=".venv-colossalai",
             environment_variable="DLOJZ_COLOSSALAI",
         ),
@@ -249,7 +231,7 @@ LIBRARIES: dict[str, Library] = {
 
 
 def found(import_name: str) -> bool:
-    """Whether a module could be imported from here; nothing of it is."""
+    """Whether a module could be imported from here, without importing it."""
     try:
         return importlib.util.find_spec(import_name) is not None
     except (ImportError, ValueError):  # its parent package is not there
@@ -257,7 +239,7 @@ def found(import_name: str) -> bool:
 
 
 def library(name: str) -> Library:
-    """A library of the catalogue.
+    """Look up a library of the catalogue.
 
     Raises:
         LabError: if there is none of this name.
@@ -268,7 +250,7 @@ def library(name: str) -> Library:
 
 
 def absence(name: str) -> str | None:
-    """Why a library's program cannot be run here and what installs it, in one sentence; None where it can."""
+    """Explain in one sentence why a library's program cannot run here and how to install it; None where it can."""
     one = library(name)
     if one.installed:
         return None
@@ -295,7 +277,7 @@ def require(name: str) -> None:
 
 
 def check_checkpoints(config: RunConfig, every_steps: int | None) -> None:
-    """Refuse checkpoints of a program that a user wrote, which keeps none.
+    """Refuse checkpoints of a library's program.
 
     Raises:
         LabError: if checkpoints are asked for with a library.
@@ -313,21 +295,18 @@ def check_checkpoints(config: RunConfig, every_steps: int | None) -> None:
 
 
 def own_python(config: RunConfig) -> Path | None:
-    """The interpreter of the environment that a run's library has of its own; None where the lab's is meant."""
+    """Interpreter of the separate environment of a run's library; None for the lab's own."""
     return None if config.library == "none" else library(config.library).python
 
 
 def lines_changed(name: str, reference: str = REFERENCE) -> LineChange:
-    """The lines of code by which a library's program differs from the reference's."""
+    """Compare the code lines of a library's program with the reference's."""
     before, after = (library(one).program.read_text(encoding="utf-8") for one in (reference, name))
     return change(before, after)
 
 
 def bridge_lines(name: str) -> int:
-    """The lines of code of what stands between the lab and a library: other names of weights, its options, a CPU.
-
-    Those of the modules beside the programs that its own imports, but for the course's, which are common to all.
-    """
+    """Count the code lines of a library's adapter: the modules of `dlojz.libraries` that its program alone imports."""
     tree = ast.parse(library(name).program.read_text(encoding="utf-8"))
     modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     own = {module.removeprefix("dlojz.libraries.") for module in modules if module.startswith("dlojz.libraries.")}
@@ -342,11 +321,11 @@ PLACEHOLDER = Path("ds_config.json")
 
 
 def words_of(config: RunConfig, deepspeed_file: Path = PLACEHOLDER) -> list[str]:
-    """The words for this run, what is at its default left out.
+    """List the options for this run that differ from their defaults, as a user would type them.
 
     Args:
         config: the run.
-        deepspeed_file: DeepSpeed's configuration, which is named where the library reads one.
+        deepspeed_file: DeepSpeed's configuration, where the library reads one.
     """
     layout = config.layout
     given: list[tuple[str, object, object]] = [
@@ -375,7 +354,7 @@ def words_of(config: RunConfig, deepspeed_file: Path = PLACEHOLDER) -> list[str]
 
 
 def command_alone(name: str) -> str:
-    """The command line that a library's program is headed with, as it can be typed here: with whole paths."""
+    """Complete the command line of a library's program (the end of its docstring) with whole paths."""
     one = library(name)
     said = ast.get_docstring(ast.parse(one.program.read_text(encoding="utf-8"))) or ""
     words = shlex.split(said.splitlines()[-1])

@@ -1,17 +1,13 @@
 """Adapt Megatron-core to the lab: on CPUs, with weights under the lab's names.
 
-Megatron-core where there is no GPU: it asks CUDA for its device in the middle of its layers, and gets the CPU.
+Without a GPU, `torch.cuda.current_device()` and `device="cuda"` give the CPU: Megatron-core asks for them in the
+buffers of sequence parallelism, of attention scores, of gradients and of the pipeline's messages, and in the count of
+tokens of its pipeline schedules. Its arithmetic and its communication stay. Fused kernels (Transformer Engine, Apex)
+have no CPU form; the configuration leaves them out.
 
-No arithmetic and no communication of the library is touched, only where it lays its buffers; with a GPU nothing is
-changed at all. What needs this: `torch.cuda.current_device()` in the buffers of sequence parallelism, of attention
-scores, of gradients and of the pipeline's messages, and `device="cuda"` in the count of tokens of its pipeline
-schedules. Fused kernels (Transformer Engine, Apex) have no CPU form, and are left out by the configuration.
-
-The lab's GPT and Megatron-core's: one model, two sets of names.
-
-Nothing is computed here. Both lay the rows of the attention's projection out head by head, (N, 3, H), so that a rank's
-heads are consecutive rows in either; a split parameter of Megatron-core says itself along which dimension
-(`partition_dim`), and is that slice of the lab's whole one.
+Both models lay out the rows of the attention's projection head by head, (N, 3, H), so that a rank's heads are
+consecutive rows in either. A split parameter of Megatron-core names its dimension (`partition_dim`), and is that slice
+of the lab's whole one.
 
     lab                                  Megatron-core
     blocks.0.token, .position            embedding.word_embeddings, .position_embeddings
@@ -41,7 +37,7 @@ from dlojz.models.gpt import GPT, Embedding
 
 
 class _OnCPU(TorchFunctionMode):
-    """Within it a tensor that is asked for on CUDA is made on the CPU."""
+    """Context in which tensors asked for on CUDA are made on the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -52,7 +48,7 @@ class _OnCPU(TorchFunctionMode):
 
 @contextmanager
 def cuda_is_the_cpu() -> Iterator[None]:
-    """Within it Megatron-core runs on the CPU; nothing happens where there is a GPU."""
+    """Run Megatron-core on the CPU within this context; with a GPU nothing changes."""
     if torch.cuda.is_available():
         yield
         return
@@ -84,7 +80,7 @@ _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 
 
 def own_name(name: str, *, depth: int, first_layer: int = 0) -> str:
-    """The lab's name of one of Megatron-core's parameters.
+    """Translate the name of one of Megatron-core's parameters into the lab's.
 
     Args:
         name: as `GPTModel.named_parameters()` has it; its layers are numbered within the stage.
@@ -92,7 +88,7 @@ def own_name(name: str, *, depth: int, first_layer: int = 0) -> str:
         first_layer: number, from 0, of the first layer of this pipeline stage.
 
     Raises:
-        KeyError: a parameter that the lab's GPT does not have.
+        KeyError: if the lab's GPT has no such parameter.
 
     Example:
         >>> own_name("decoder.layers.1.mlp.linear_fc1.bias", depth=4, first_layer=2)
@@ -105,10 +101,7 @@ def own_name(name: str, *, depth: int, first_layer: int = 0) -> str:
 
 
 def model_options(whole: nn.Module) -> dict[str, Any]:
-    """What `TransformerConfig` is told, so that Megatron-core's GPT computes what the lab's `GPT` does.
-
-    The fused kernels, which need a GPU, are off; so is dropout, which the lab's models do not have.
-    """
+    """Options of `TransformerConfig` with which Megatron-core's GPT equals the lab's: no fused kernels, no dropout."""
     blocks = cast(GPT, whole).blocks
     block = cast(TransformerBlock, blocks[1])
     return {
@@ -132,7 +125,7 @@ def model_options(whole: nn.Module) -> dict[str, Any]:
 
 
 def table_options(whole: nn.Module) -> dict[str, Any]:
-    """What `GPTModel` is told of the tables of the lab's `GPT`: words, and positions that are learnt."""
+    """Options of `GPTModel` for the tables of the lab's `GPT`: words, and learnt positions."""
     embedding = cast(Embedding, cast(GPT, whole).blocks[0])
     return {
         "vocab_size": embedding.token.num_embeddings,
@@ -142,7 +135,7 @@ def table_options(whole: nn.Module) -> dict[str, Any]:
 
 
 def own_part(parameter: Tensor, whole: Tensor, *, tp: int, tp_rank: int) -> Tensor:
-    """The slice of a whole tensor that belongs to one of Megatron-core's parameters on this tensor-parallel rank."""
+    """Take the slice of a whole tensor for one of Megatron-core's parameters on this tensor-parallel rank."""
     if not getattr(parameter, "tensor_model_parallel", False):
         return whole
     dim: int = parameter.partition_dim  # type: ignore[attr-defined]
@@ -150,7 +143,7 @@ def own_part(parameter: Tensor, whole: Tensor, *, tp: int, tp_rank: int) -> Tens
 
 
 def own_parameters(model: nn.Module, depth: int) -> Iterator[tuple[str, nn.Parameter]]:
-    """A rank's parameters by the lab's names.
+    """Yield a rank's parameters by the lab's names.
 
     Args:
         model: this rank's `GPTModel`, bare.
@@ -158,18 +151,15 @@ def own_parameters(model: nn.Module, depth: int) -> Iterator[tuple[str, nn.Param
     """
     from megatron.core import parallel_state
 
-    # Its default: each stage has as many layers.
-    stages, stage = (
-        parallel_state.get_pipeline_model_parallel_world_size(),
-        parallel_state.get_pipeline_model_parallel_rank(),
-    )
+    per_stage = depth // parallel_state.get_pipeline_model_parallel_world_size()  # by default, all stages alike
+    first_layer = parallel_state.get_pipeline_model_parallel_rank() * per_stage
     for name, parameter in model.named_parameters():
-        yield own_name(name, depth=depth, first_layer=stage * (depth // stages)), parameter
+        yield own_name(name, depth=depth, first_layer=first_layer), parameter
 
 
 @torch.no_grad()
 def load_weights(model: nn.Module, whole: nn.Module) -> None:
-    """Give a rank's `GPTModel` its part of the lab's weights; nothing is sent.
+    """Copy the lab's weights into a rank's part of a `GPTModel`; nothing is sent.
 
     Args:
         model: this rank's part: its stage, its slices.
@@ -177,10 +167,8 @@ def load_weights(model: nn.Module, whole: nn.Module) -> None:
     """
     from megatron.core import parallel_state
 
-    tp, tp_rank = (
-        parallel_state.get_tensor_model_parallel_world_size(),
-        parallel_state.get_tensor_model_parallel_rank(),
-    )
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    tp_rank = parallel_state.get_tensor_model_parallel_rank()
     weights = whole.state_dict()
     for name, parameter in own_parameters(model, len(cast(GPT, whole).blocks) - 2):
         parameter.copy_(own_part(parameter, weights[name], tp=tp, tp_rank=tp_rank))

@@ -1,8 +1,7 @@
-"""What Megatron-core's objects hold, as the probes see it, and the way back to whole weights.
+"""Engine around Megatron-core's objects, for the probes, and the way back to whole weights.
 
-Nothing is wrapped, moved or changed here. Megatron's DDP keeps the gradients of all parameters in one contiguous buffer
-from the start of the training to its end: that buffer is what is counted as gradients, not what autograd gives in
-between.
+Megatron's DDP keeps the gradients of all parameters in one contiguous buffer during the whole training: that buffer is
+counted as gradients.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from dlojz.train import loop
 from dlojz.train.engines.base import Inventory
 
 
-class Seen(SeenTorch):
-    """A rank's part of a `GPTModel` in Megatron-core's `DistributedDataParallel`.
+class SeenMegatron(SeenTorch):
+    """Engine around a rank's part of a `GPTModel` in Megatron-core's `DistributedDataParallel`.
 
     Args:
         config: the run.
@@ -34,13 +33,11 @@ class Seen(SeenTorch):
     def __init__(self, config: RunConfig, module: nn.Module, device: torch.device) -> None:
         super().__init__(config, module, device)
         self._wrapped: Any = module
-        self.module = cast(
-            nn.Module, module.module
-        )  # whoever asks the wrapper for `buffers()` finds a list of its own there
+        self.module = cast(nn.Module, module.module)  # the wrapper's `buffers` is a list of its own
 
     @property
     def group_names(self) -> dict[str, str]:
-        """Axis of each of Megatron's process groups; to all ranks of a replica it sends the norm of the gradient."""
+        """Axis of each of Megatron's process groups; the norm of the gradient goes to all ranks of a replica."""
         replica = "pp" if self.config.layout.pp > 1 else "tp"
         groups = (
             (parallel_state.get_model_parallel_group(), replica),
@@ -51,29 +48,28 @@ class Seen(SeenTorch):
         return {str(group.group_name): axis for group, axis in groups}
 
     def inventory(self) -> Inventory:
-        """As every engine; the gradients are Megatron's buffer."""
         held = super().inventory()
-        buffers: list[Tensor] = [buffer.grad_data for buffer in self._wrapped.buffers]
-        return held | {"gradients": [*buffers, *(held["gradients"])], "buffers": []}
+        gradients: list[Tensor] = [buffer.grad_data for buffer in self._wrapped.buffers]
+        return held | {"gradients": [*gradients, *held["gradients"]], "buffers": []}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole parameters by the lab's names, in the order of the lab's model; a collective call."""
+        """Yield whole parameters by the lab's names, in the order of the lab's model; a collective call."""
         with torch.device("meta"):
             whole = loop.build_model(self.config)
         held = dict(own_parameters(self.module, len(list(whole.blocks)) - 2))  # type: ignore[arg-type]
         stages, group = self.config.layout.pp, parallel_state.get_pipeline_model_parallel_group()
-        for name, shape in ((name, one.shape) for name, one in whole.named_parameters()):
+        for name, parameter in whole.named_parameters():
             owner = torch.tensor([parallel_state.get_pipeline_model_parallel_rank() if name in held else -1])
-            tensor = self._whole(held[name]) if name in held else torch.empty(shape, device=self.device)
+            tensor = self._whole(held[name]) if name in held else torch.empty(parameter.shape, device=self.device)
             if stages > 1:
-                # Who: the stages of a pipeline, at the end of the run. What: who has this parameter, then itself. How
-                # much: 8 bytes, and its own.
+                # Who: the stages of a pipeline, at the end of the run. What: the owner of this parameter, then itself.
+                # How much: 8 bytes, and its own.
                 dist.all_reduce(owner, op=dist.ReduceOp.MAX, group=group)
                 dist.broadcast(tensor, dist.get_global_rank(group, int(owner)), group=group)
             yield name, tensor.cpu()
 
     def _whole(self, parameter: Tensor) -> Tensor:
-        """A parameter as all ranks of the tensor axis hold it together."""
+        """Gather a parameter from the ranks of the tensor axis."""
         own = parameter.detach().contiguous()
         if not getattr(parameter, "tensor_model_parallel", False) or self.config.layout.tp == 1:
             return own.clone()

@@ -1,7 +1,6 @@
-"""The same training with each library, laid side by side: what a user writes, what it costs, what comes out.
+"""Compare the libraries on one training: lines of code, losses, bytes predicted and measured, seconds per step.
 
-Every figure is read from a record, asked of `predict`, or counted in the programs' text; a figure that is not there
-stays `None`, and a library that was not run has its sentence.
+A missing number is `None`, and a library that was not run has a sentence.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from dlojz.results.footprint import Footprint, Traffic
 from dlojz.results.record import RunRecord
 
 Rounds = Sequence[RunRecord | None]
-"""The records of a library's runs, round by round; None where a round has left none."""
+"""Records of a library's runs, round by round; None where a round has left none."""
 CONTROL = "control"  # the lab's own group, whose few bytes are no library's
 
 
 @dataclass(frozen=True)
 class LibraryRow:
-    """One library beside the others; bytes are those of rank 0, seconds those of a step."""
+    """Results of one library; bytes are those of rank 0, seconds those of a step."""
 
     name: str
     title: str
@@ -36,7 +35,7 @@ class LibraryRow:
     change: LineChange
     hides: str
     config: RunConfig | None
-    """What was run; None where it was not."""
+    """Run; None where it was not run."""
     note: str
     """Why it was not run, or what it did otherwise than asked; empty where all is as asked."""
     losses: tuple[float, ...] = ()
@@ -51,19 +50,19 @@ class LibraryRow:
     traffic_bytes: tuple[tuple[str, int | None, int | None], ...] = ()
     """Each collective, with the bytes of its messages predicted and measured."""
     sent_bytes: tuple[float | None, float | None] = (None, None)
-    """What leaves the rank for all of them, predicted and measured; see `sent`."""
+    """Bytes that leave the rank for all of them, predicted and measured; see `sent`."""
     step_s: float | None = None
-    """Median over the steps that were timed, of the rounds' medians."""
+    """Median over the rounds of the median over the timed steps."""
     step_ratio: float | None = None
     """Median over the rounds of its step over plain torch's in the same round."""
     step_ratio_low: float | None = None
     step_ratio_high: float | None = None
     rounds: int = 0
-    """Those whose step time stands in the ratio; without plain torch's, those that were timed."""
+    """Rounds in the ratio; without plain torch, those that were timed."""
     steps_timed: int = 0
-    """Steps of a round in that median: the first ones, which are traced, are not."""
+    """Steps of a round in that median, without the first, traced ones."""
     otherwise: bool = False
-    """Whether the library did something else than it was asked, which `note` tells: another training is timed."""
+    """Whether the library trained otherwise than asked (see `note`): another training is timed."""
 
     @property
     def ran(self) -> bool:
@@ -72,7 +71,7 @@ class LibraryRow:
 
     @property
     def bytes_equal(self) -> bool | None:
-        """Whether every collective moved the bytes that were predicted; None where one of the two is not known."""
+        """Whether every collective moved the predicted bytes; None where one of the two is not known."""
         if any(None in pair[1:] for pair in self.traffic_bytes) or not self.ran:
             return None
         return all(predicted == measured for _, predicted, measured in self.traffic_bytes)
@@ -116,13 +115,13 @@ def rows(
     names: Sequence[str] | None = None,
     refused: Mapping[str, str] | None = None,
 ) -> list[LibraryRow]:
-    """The libraries side by side, each with what its records tell.
+    """Build the rows of the libraries from their records.
 
     Args:
-        records: of runs with a library, of the same training: by library the record of each round, None where a round
-            has left none; or, for one round, records alone.
-        names: libraries to have a row; by default all of the catalogue.
-        refused: why some were not run.
+        records: of one training, by library the record of each round, None where a round has left none; or, for one
+            round, a list of records.
+        names: libraries; by default all of the catalogue.
+        refused: by library, why it was not run.
     """
     if not isinstance(records, Mapping):
         records = {record.config.library: [record] for record in records}
@@ -152,7 +151,7 @@ def _ended(record: RunRecord) -> str:
 
 
 def status_words(status: str) -> str:
-    """How a run ended, in the reader's language."""
+    """Translate the status of a run into the reader's language."""
     french = {
         "completed": "terminé",
         "oom": "mémoire insuffisante",
@@ -212,7 +211,7 @@ def _measured(name: str, told: Rounds, base: Rounds) -> LibraryRow:
 
 
 def _not_done(told: Rounds) -> str:
-    """The rounds that were not run to their end, and how the first of them ended; empty where all were."""
+    """Report the incomplete rounds, and how the first of them ended; empty without."""
     short = [one for one in told if one is None or one.status != "completed"]
     if not short:
         return ""
@@ -241,12 +240,12 @@ def _same(mine: str | None, other: str | None) -> bool | None:
 
 
 def _timed(record: RunRecord) -> Sequence[float]:
-    """The seconds of the steps behind those that are traced."""
+    """Seconds of the steps after the traced ones."""
     return record.step_s[settled_step(record.config, 0) + 1 :]
 
 
 def _step_s(record: RunRecord | None) -> float | None:
-    """Their median; None of a run that did not come to its end."""
+    """Median of their seconds; None for an incomplete run."""
     timed = _timed(record) if record is not None and record.status == "completed" else ()
     return statistics.median(timed) if timed else None
 
@@ -261,27 +260,26 @@ def _quartiles(ratios: Sequence[float]) -> tuple[float | None, float | None]:
 
 
 def largest_difference(losses: Sequence[float], others: Sequence[float]) -> float | None:
-    """The largest difference of two losses of the same step; None where no step is common."""
+    """Compute the largest difference of two losses of the same step; None without a common step."""
     return max((abs(one - other) for one, other in zip(losses, others, strict=False)), default=None)
 
 
 def leaves(one: Traffic) -> bool:
-    """Whether this is what a rank sends for the library: not the lab's own messages, nor what it receives."""
+    """Whether a rank sends this for the library: not the lab's own messages, nor those it receives."""
     return one.group != CONTROL and one.collective != "recv"
 
 
 def sent(footprint: Footprint | None) -> float | None:
-    """Bytes that leave a rank in one step, of all groups but the lab's own, as `Traffic.sent_bytes` counts them."""
+    """Sum the bytes that leave a rank in one step, without the lab's own, as `Traffic.sent_bytes` counts them."""
     return None if footprint is None else sum(one.sent_bytes for one in footprint.communication if leaves(one))
 
 
 def traffic_pairs(
     predicted: Footprint | None, measured: Footprint | None
 ) -> tuple[tuple[str, int | None, int | None], ...]:
-    """Each collective of one step, all groups but the lab's own together: bytes predicted and measured.
+    """Pair the bytes predicted and measured of each collective of one step, without the lab's own group.
 
-    A collective that one of the two knows and the other not has moved 0 bytes there; None where the whole footprint is
-    missing.
+    A collective that only one of the two has counts 0 bytes in the other; None where a whole footprint is missing.
     """
     summed: list[dict[str, int] | None] = []
     for footprint in (predicted, measured):

@@ -1,18 +1,8 @@
-"""Watch a library's program from outside: its steps, what its objects hold, its probes.
+"""Watch a library's program from outside: its own `main` as a run of the lab, with the probes attached.
 
-An engine that somebody else has built, as the probes see it: what it holds, and what its final weights are.
-
-Nothing is wrapped, moved or changed here; what is looked at is what the library's own objects hold at that moment.
-
-The probes attached to a program from outside: which calls of it begin a phase, and which end a step.
-
-A program trains the same with and without its watch. What is looked at: the calls of the outermost module, backward,
-the optimizers' steps, and the course's `report`, which ends a micro-batch.
-
-A program run as a run of the lab: its own `main`, on real ranks, with the probes attached from outside.
-
-The program's text is the one that its user would start, with the words that its user would type; how it ends is told as
-of any run.
+The program's text and command line are those of its user. A program trains the same with and without its watch, which
+reads the library's own objects, the calls of the outermost module, backward, the optimizers' steps, and the course's
+`report`, which ends a micro-batch.
 """
 
 from __future__ import annotations
@@ -25,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -50,25 +40,25 @@ from dlojz.train import loop
 from dlojz.train.engines.base import Engine, Inventory, locals_of, optimizer_states
 from dlojz.train.engines.deepspeed import DeepSpeedEngine, load_deepspeed
 from dlojz.train.engines.replicated import DDPEngine
-from dlojz.train.loop import align_clocks, finish, leave, tell_measured, write_footprint
+from dlojz.train.loop import align_clocks, finish, leave, report_measured, write_footprint
 from dlojz.train.probes.probes import Probes
 
 _WRAPPERS = ("module.", "network.", "_orig_mod.")
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name in the bare model: without those of what is wrapped around it."""
+    """Remove the wrappers' names from a parameter's name."""
     while name.startswith(_WRAPPERS):
         name = name.split(".", 1)[1]
     return name
 
 
 class SeenTorch(Engine):
-    """A model that torch's own means train, whoever calls them.
+    """Engine around a model that torch trains, built by a program.
 
     Args:
         config: the run.
-        module: what the program calls, with all that is wrapped around the model.
+        module: the outermost module, which the program calls.
         device: where it trains.
     """
 
@@ -76,11 +66,11 @@ class SeenTorch(Engine):
         self.config, self.device, self.offload = config, device, None
         self.model = self.module = module
         self.optimizers: list[torch.optim.Optimizer] = []
-        """Those that have made a step, in the order of their first."""
+        """Those that have made a step, in the order of their first step."""
 
     @property
     def group_names(self) -> dict[str, str]:
-        """As every engine; here all groups are replicas."""
+        """No axes: all groups are replicas."""
         return {}
 
     def inventory(self) -> Inventory:
@@ -101,11 +91,11 @@ class SeenTorch(Engine):
             yield plain_name(name), (whole.full_tensor() if isinstance(whole, DTensor) else whole).cpu()
 
     def close(self) -> None:
-        """The program's own objects go with it."""
+        """Close nothing: the objects are the program's."""
 
 
 class SeenDDP(SeenTorch):
-    """A model in torch's DDP, which times its messages."""
+    """Engine around torch's DDP, which times its messages."""
 
     def __init__(self, config: RunConfig, module: DistributedDataParallel, device: torch.device) -> None:
         super().__init__(config, module, device)
@@ -115,7 +105,7 @@ class SeenDDP(SeenTorch):
 
 
 class SeenDeepSpeed(DeepSpeedEngine):
-    """A model that DeepSpeed trains."""
+    """Engine around a model that DeepSpeed trains."""
 
     def __init__(self, config: RunConfig, module: Any, device: torch.device) -> None:
         self.config, self.device, self.offload = config, device, None
@@ -124,7 +114,7 @@ class SeenDeepSpeed(DeepSpeedEngine):
 
     @property
     def group_names(self) -> dict[str, str]:
-        """As every engine; here all groups are replicas."""
+        """No axes: all groups are replicas."""
         return {}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -133,13 +123,14 @@ class SeenDeepSpeed(DeepSpeedEngine):
 
 
 def seen(config: RunConfig, module: nn.Module, device: torch.device) -> SeenTorch | SeenDeepSpeed:
-    """What the probes may look at, given the outermost module that a program calls."""
-    own = LIBRARIES[config.library].seen
-    if own:
-        found: SeenTorch = import_module(own).Seen(config, module, device)
+    """Build the engine that the probes read, from the outermost module that a program calls."""
+    if config.library == "megatron":
+        found: SeenTorch = import_module("dlojz.libraries.megatron_inspection").SeenMegatron(config, module, device)
         return found
     if type(module).__module__.startswith("deepspeed."):
         return SeenDeepSpeed(config, module, device)
+    if config.library == "colossalai":
+        module = cast(nn.Module, module.module)  # one more wrapper around torch's DDP
     if isinstance(module, DistributedDataParallel):
         return SeenDDP(config, module, device)
     return SeenTorch(config, module, device)
@@ -150,14 +141,15 @@ class Ended(BaseException):
 
 
 class ProgramWatch:
-    """What one rank's program does, told to the probes and to the event file.
+    """Report the calls of one rank's program to the probes and to the event file.
 
     Args:
         config: the run.
-        events: this rank's.
+        events: this rank's event file.
         probes: of this rank, started.
+        device: of this rank.
         control: the lab's own group; None with one process.
-        stop: whether this rank was told to stop.
+        stop: whether this rank is asked to stop.
     """
 
     def __init__(
@@ -183,28 +175,32 @@ class ProgramWatch:
         self._module: nn.Module | None = None
 
     def _enter(self, phase: str) -> None:
-        """From here on time and memory belong to this phase."""
+        """Begin a phase of time and memory."""
         self._timed.close()
         self._phase = phase
         if phase:
             self._timed.enter_context(self._probes.clock.phase(phase))
 
     def meet(self) -> None:
-        """All ranks are here, and none waits for another yet, as a later stage of a pipeline does in its first step."""
+        """Align the ranks' clocks, before a later stage of a pipeline waits in its first step."""
         if self._control is not None:
             align_clocks(self._probes, self._control, self._events)
 
     def called(self, module: nn.Module, inputs: Any) -> None:
-        """A module is called: the outermost one, where a forward pass has not begun yet."""
-        if get_worker_info() is not None:  # a forked process that loads: what transforms an image is a module too
+        """Note the call of a module: the outermost one, if no forward pass has begun yet."""
+        if get_worker_info() is not None:  # a forked process that loads: an image transform is a module too
             return
         if self._module is None:
             self._module = module
             self.engine = seen(self.config, module, self._device)
             self._probes.attach(self.engine)
             one = LIBRARIES[self.config.library]
-            told = {"library": f"{one.title} {one.version}".strip(), "wrapped_in": type(module).__name__}
-            self._events.write("device", device=loop.describe_device(self._device), **told)
+            self._events.write(
+                "device",
+                device=loop.describe_device(self._device),
+                library=f"{one.title} {one.version}".strip(),
+                wrapped_in=type(module).__name__,
+            )
             self._probes.start_step(0)
             self._enter("data")
         if module is not self._module or self._phase in ("backward", ""):  # within it, or recomputed
@@ -215,12 +211,12 @@ class ProgramWatch:
         self._probes.loaded(*self._batch)
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """An optimizer is about to update."""
+        """Note the optimizer that is about to update."""
         if self.engine is not None and optimizer not in self.engine.optimizers:
             self.engine.optimizers.append(optimizer)
 
     def backwards(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A library's call for backward, watched: what it calls in turn is part of it."""
+        """Wrap a library's call for backward; calls within it are part of it."""
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             if self._depth == 0 and self._phase:
@@ -236,14 +232,14 @@ class ProgramWatch:
         return watched
 
     def report(self, loss: Tensor) -> None:
-        """A micro-batch is over, and with the last one its step."""
+        """End a micro-batch, and with the last one its step."""
         self._losses.append(loss.detach())
         if len(self._losses) < self.config.layout.micro_batches:
             return
         mean = torch.stack(self._losses).float().mean().cpu()
         self._losses.clear()
         self._forwards = 0
-        # The variables of the program's loop hold them until they are used again, which is no need of the training.
+        # The variables of the program's loop hold them until they are used again: the training does not need them.
         self._probes.trace.release(*self._batch, loss)
         self._batch = []
         value, stopping = loop.agree(mean, self._stop.wanted, self._control)
@@ -251,13 +247,18 @@ class ProgramWatch:
         step_s = self._probes.end_step()
         if math.isfinite(value):
             self._events.write("step", step=self.step, loss=value, step_s=step_s)
-            rank = self._probes.rank
-            tell_measured(self._events, self._probes, self.step, rank, self.parameters)
+            report_measured(self._events, self._probes, self.step, self._probes.rank, self.parameters)
         else:
-            self._end("diverged", _diverged(value, self.step, self.config.learning_rate))
+            self._end("diverged", loop.diverged(value, self.step, self.config, updated=True))
         self.step += 1
         if stopping and self.step < self.config.steps:
-            self._end("timeout", _stopped(self.step))
+            sentence = say(
+                en=f"told to stop after {self.step} steps; a library's program keeps no checkpoint, so that it would "
+                "begin anew.",
+                fr=f"arrêté sur demande après {self.step} pas ; le programme d’une bibliothèque ne garde pas de "
+                "checkpoint, il reprendrait donc du début.",
+            )
+            self._end("timeout", sentence)
         if self.step < self.config.steps:
             self._probes.start_step(self.step)
             self._enter("data")
@@ -267,28 +268,13 @@ class ProgramWatch:
         raise Ended
 
     def close(self) -> None:
-        """Nothing is watched any more."""
+        """Stop watching."""
         self._timed.close()
-
-
-def _diverged(loss: float, step: int, learning_rate: float) -> str:
-    return (
-        f"the loss became {loss} at step {step}; the weights were updated with it. "
-        f"Try a smaller learning rate than {learning_rate:g}."
-    )
-
-
-def _stopped(steps: int) -> str:
-    return say(
-        en=f"told to stop after {steps} steps; a library's program keeps no checkpoint, so that it would begin anew.",
-        fr=f"arrêté sur demande après {steps} pas ; le programme d’une bibliothèque ne garde pas de checkpoint, il "
-        "reprendrait donc du début.",
-    )
 
 
 @contextlib.contextmanager
 def watching(watch: ProgramWatch, probes: Probes) -> Iterator[None]:
-    """While the program runs, its calls are seen; afterwards all is as before."""
+    """Watch the program's calls within this context; afterwards all is as before."""
     with contextlib.ExitStack() as undo:
 
         def put(owner: Any, name: str, value: Any) -> None:
@@ -336,16 +322,16 @@ DEEPSPEED_FILE = "ds_config.json"
 
 @contextlib.contextmanager
 def _as_launched() -> Iterator[None]:
-    """Where the ranks have met without an address, libraries that insist on one are told some."""
-    before = {name: os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
-    os.environ.setdefault("MASTER_ADDR", "localhost")
-    os.environ.setdefault("MASTER_PORT", "0")
+    """Set an address, which some libraries insist on, where the ranks have met without one."""
+    set_here = {
+        name: value for name, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "0")) if name not in os.environ
+    }
+    os.environ |= set_here
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
+        for name in set_here:
+            os.environ.pop(name, None)
 
 
 def train_as_written(
@@ -357,12 +343,12 @@ def train_as_written(
     local_rank: int,
     stop: StopRequest,
 ) -> tuple[Status, str]:
-    """Run the program of `config.library` on this rank and write what happens into `events`.
+    """Run the program of `config.library` on this rank and write its events.
 
-    Returns how it ended and why, as `dlojz.train.loop.train`.
+    Returns the status and its reason, as `dlojz.train.loop.train`.
 
     Raises:
-        LabError: if the library is not installed, or the run was to go on from a checkpoint.
+        LabError: if the library is not installed.
     """
     require(config.library)
     layout = config.layout
@@ -400,7 +386,7 @@ def train_as_written(
 def _prepare(
     config: RunConfig, folder: Path, device: torch.device, rank: int, control: dist.ProcessGroup | None
 ) -> None:
-    """Write DeepSpeed's file where the program reads one, and load what it takes."""
+    """Write DeepSpeed's file where the program reads one, and load DeepSpeed."""
     if config.layout.engine != "deepspeed":
         return
     load_deepspeed(device)

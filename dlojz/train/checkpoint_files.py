@@ -1,17 +1,8 @@
-"""Checkpoint files: when they are written, how folders and manifests are checked, which are kept.
+"""Checkpoint files: when they are written (`checkpoint_policy.json`), their manifests, which checkpoint is valid.
 
-When a run keeps a checkpoint: `checkpoint_policy.json` of its folder.
-
-It says nothing of what is trained, so that two runs that differ in it alone are the same run.
-
-What a checkpoint says of itself: `manifest.json`.
-
-A manifest that exists names each tensor once, in a file that it names too, and no file outside of its own folder.
-
-The checkpoints of a run folder: which there are, which is whole, which is the newest that can be trusted.
-
-A folder is a checkpoint if it is ours, no link leads into or out of it, its COMMIT holds the sha256 of its manifest,
-and every file has the size and the sha256 that the manifest says. Looking changes nothing.
+Runs that differ in their policy alone are the same run. A manifest names each tensor once, in a file of its own folder.
+A folder is a checkpoint if it belongs to this user, no link leads into or out of it, its COMMIT holds the sha256 of its
+manifest, and every file has the size and the sha256 of the manifest. Looking changes nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +11,6 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
@@ -37,23 +27,23 @@ FILE_NAME = "checkpoint_policy.json"
 
 
 class CheckpointPolicy(Contract):
-    """When checkpoints are written besides the one on SIGUSR2, and how many are kept."""
+    """Policy of a run's checkpoints, besides the one on SIGUSR2: how often they are written, and how many are kept."""
 
     schema_version: Literal[1] = 1
     every_steps: int | None = Field(None, ge=1, description="steps between two; none: only when told to stop")
     keep: int = Field(2, ge=1, le=1000, description="the newest so many are kept")
 
     def due(self, finished_steps: int) -> bool:
-        """Whether one is to be written after so many steps."""
+        """Tell whether a checkpoint is due after so many steps."""
         return self.every_steps is not None and finished_steps % self.every_steps == 0
 
     def write(self, folder: Path) -> None:
-        """Write it into a run folder, whole or not at all."""
+        """Write the policy into a run folder, atomically."""
         write_atomic(folder / FILE_NAME, self.to_json())
 
 
 def read_policy(folder: Path) -> CheckpointPolicy:
-    """The policy of a run folder; the default where it has none.
+    """Read the policy of a run folder; the default where it has none.
 
     Raises:
         LabError: if the file is there and cannot be read, or is illegal.
@@ -73,11 +63,11 @@ FILE_PATTERN = r"^tensors-\d{4,6}\.safetensors$"
 SHA_PATTERN = r"^[0-9a-f]{64}$"
 MAX_MANIFEST_BYTES = 64 * 2**20
 LATER = ("layout", "steps", "keep_weights", "device", "data_root")
-"""Fields of a configuration in which a run may differ from the one whose checkpoint it goes on from."""
+"""Fields in which a run may differ from the one whose checkpoint it resumes."""
 
 
 class KeptFile(Contract):
-    """One file of tensors."""
+    """File of tensors."""
 
     name: str = Field(pattern=FILE_PATTERN)
     bytes: int = Field(ge=0)
@@ -85,7 +75,7 @@ class KeptFile(Contract):
 
 
 class KeptTensor(Contract):
-    """Where a tensor is, and what it is like."""
+    """File, shape and type of a tensor."""
 
     file: str = Field(pattern=FILE_PATTERN)
     shape: tuple[int, ...]
@@ -93,11 +83,11 @@ class KeptTensor(Contract):
 
 
 class Manifest(Contract):
-    """All that a checkpoint holds.
+    """Manifest of a checkpoint.
 
     Tensors are named `KIND/NAME`: `weights/blocks.0.conv.weight`, `exp_avg/…`, `exp_avg_sq/…`, `momentum_buffer/…`;
-    `count/updates` is Adam's count of its updates, `buffers.1/…` are those of replica 1, `own.1/…` what the optimizer
-    of replica 1 has for itself (the errors of a compression), `random.1/cpu` is rank 1's generator.
+    `count/updates` is Adam's count of its updates, `buffers.1/…` are those of replica 1, `own.1/…` states of the
+    optimizer of replica 1 alone (the errors of a compression), `random.1/cpu` is rank 1's generator.
     """
 
     schema_version: Literal[1] = 1
@@ -127,7 +117,7 @@ class Manifest(Contract):
 
     @property
     def layout(self) -> Layout:
-        """How the model was laid out when this was written; who reads may lay it out otherwise."""
+        """Layout when this was written; a reader may have another."""
         return self.config.layout
 
     @property
@@ -136,9 +126,9 @@ class Manifest(Contract):
         return sum(file.bytes for file in self.files)
 
     def check_goes_on(self, config: RunConfig) -> None:
-        """Refuse a run that is another training than the one this was kept of.
+        """Refuse a run that is another training than the one of this checkpoint.
 
-        The layout may be another one, as long as the global batch is the same: the data are read on from the step.
+        The layout may differ, as long as the global batch is the same: the data continue from the step.
 
         Raises:
             LabError: naming the first field that differs, with both values.
@@ -165,7 +155,7 @@ _CHUNK_BYTES = 2**20
 
 
 class Checkpoint(NamedTuple):
-    """A committed checkpoint, as a listing shows it."""
+    """Committed checkpoint in a listing."""
 
     folder: Path
     step: int
@@ -175,12 +165,12 @@ class Checkpoint(NamedTuple):
 
 
 def step_folder(checkpoints: Path, step: int) -> Path:
-    """The folder of the checkpoint after so many steps."""
+    """Return the folder of the checkpoint after so many steps."""
     return checkpoints / f"step-{step:06d}"
 
 
 def step_folders(checkpoints: Path) -> list[tuple[int, Path]]:
-    """Steps and folders that bear a checkpoint's name, newest first, committed or not; links are no folders."""
+    """List steps and folders with a checkpoint's name, newest first, committed or not, without links."""
     if checkpoints.is_symlink():
         return []
     try:
@@ -196,12 +186,12 @@ def step_folders(checkpoints: Path) -> list[tuple[int, Path]]:
 
 
 def is_committed(folder: Path) -> bool:
-    """Whether there is a file COMMIT; what it says is another question."""
+    """Tell whether there is a COMMIT file, whatever its content."""
     return os.path.lexists(folder / COMMIT)
 
 
 def open_owned(path: Path) -> int:
-    """A descriptor, for reading, of a regular file of this user's.
+    """Open a regular file of this user's for reading; returns the descriptor.
 
     Raises:
         LabError: if it is missing, a link, no regular file, or another user's.
@@ -236,7 +226,7 @@ def _read(path: Path, most_bytes: int) -> bytes:
 
 
 def sha256_of(path: Path) -> tuple[int, str]:
-    """Size and sha256 of a regular file of this user's.
+    """Compute size and sha256 of a regular file of this user's.
 
     Raises:
         LabError: as `open_owned`.
@@ -250,10 +240,10 @@ def sha256_of(path: Path) -> tuple[int, str]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a committed checkpoint; the tensors themselves are not looked at.
+    """Read the manifest of a committed checkpoint; its tensors are not read.
 
     Raises:
-        LabError: if the folder is not ours, is not committed, or what it says of itself is damaged.
+        LabError: if the folder is not this user's, is not committed, or its manifest is damaged.
     """
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
@@ -293,10 +283,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify(folder: Path) -> Manifest:
-    """Read every byte of a checkpoint and hold it against the manifest.
+    """Check every byte of a checkpoint against its manifest.
 
     Raises:
-        LabError: naming the file that is damaged.
+        LabError: naming the damaged file.
     """
     try:
         manifest = read_manifest(folder)
@@ -335,7 +325,7 @@ def verify(folder: Path) -> Manifest:
 
 
 class NewestCheckpoint(NamedTuple):
-    """The newest checkpoint that is whole, and why newer ones are not used."""
+    """Newest valid checkpoint, and why newer ones are not used."""
 
     folder: Path | None
     manifest: Manifest | None
@@ -343,7 +333,7 @@ class NewestCheckpoint(NamedTuple):
 
 
 def newest(run_folder: Path) -> NewestCheckpoint:
-    """The newest committed checkpoint of a run whose every byte is as it was written; both None where there is none."""
+    """Find the newest committed checkpoint of a run whose every byte is valid; both None where there is none."""
     passed_over: list[str] = []
     for _, folder in step_folders(run_folder / CHECKPOINTS):
         try:
@@ -355,17 +345,12 @@ def newest(run_folder: Path) -> NewestCheckpoint:
 
 
 def listing(run_folder: Path) -> list[Checkpoint]:
-    """The committed checkpoints of a run, newest first; their tensors are not read.
-
-    One that is damaged so far that it does not say what it holds is left out.
-    """
-    return list(_listed(run_folder))
-
-
-def _listed(run_folder: Path) -> Iterator[Checkpoint]:
+    """List the committed checkpoints of a run, newest first, without reading tensors; damaged ones are left out."""
+    found = []
     for step, folder in step_folders(run_folder / CHECKPOINTS):
         try:
             manifest = read_manifest(folder)
         except (LabError, OSError):
             continue
-        yield Checkpoint(folder, step, manifest.bytes, manifest.created_utc, manifest.layout)
+        found.append(Checkpoint(folder, step, manifest.bytes, manifest.created_utc, manifest.layout))
+    return found

@@ -1,15 +1,9 @@
 """Write and read the tensors of a checkpoint.
 
-Write a checkpoint: whole, or nothing that anybody would take for one.
-
-Nothing that is committed is ever written to again. A checkpoint is filled under a temporary name, flushed to the disk,
-renamed, and committed by a last small file; a crash at any moment leaves what was there before, and what it left itself
-is swept away once its writer is gone.
-
-Read a checkpoint's tensors, one at a time.
-
-Only files that the manifest names are opened, as safetensors, and a tensor that is not what the manifest says is
-refused. Verify the checkpoint first (`folders.verify`): here no checksum is computed again.
+A checkpoint is filled under a temporary name, flushed to the disk, renamed, and committed by a last small file; nothing
+that is committed is ever written to again. After a crash at any moment the former checkpoints are intact, and left-over
+folders are deleted once their writer is gone. Reading opens only safetensors files that the manifest names; verify the
+checkpoint first (`checkpoint_files.verify`), as no checksum is computed again.
 """
 
 from __future__ import annotations
@@ -22,7 +16,6 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -55,21 +48,21 @@ from dlojz.train.checkpoint_files import (
 )
 
 FILE_BYTES = 2**30
-"""Tensors are collected in host memory until there are so many bytes of them, then written."""
+"""Tensors are collected in host memory up to so many bytes, then written."""
 SPARE_BYTES = 64 * 2**20
-"""What must stay free on the file system besides the checkpoint: the record and the events go there too."""
+"""Bytes that must stay free on the file system besides the checkpoint, for the record and the events."""
 _OLD_S = 24 * 3600.0
 _LEFT_OVER = re.compile(r"step-\d{6,12}\.(?:tmp|aside)-([A-Za-z0-9.-]*)-(\d+)-[0-9a-f]{32}")
 
 
 class CheckpointWriter:
-    """One checkpoint being written, tensor by tensor.
+    """Writer of one checkpoint, tensor by tensor.
 
     Args:
-        checkpoints: folder of all checkpoints of the run; made where it is not there.
+        checkpoints: folder of all checkpoints of the run; made if missing.
         config: the run.
         step: steps that are finished.
-        needed_bytes: of all its tensors, as predicted; asked of the file system before anything is written.
+        needed_bytes: of all its tensors, as predicted; checked before anything is written.
         file_bytes: a file is closed once it has so many.
 
     Raises:
@@ -93,7 +86,7 @@ class CheckpointWriter:
         faultpoint("checkpoint.write:1")
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Keep one whole tensor.
+        """Add one whole tensor.
 
         Raises:
             OSError: if it cannot be written.
@@ -128,7 +121,7 @@ class CheckpointWriter:
         self._waiting, self._waiting_bytes = {}, 0
 
     def commit(self) -> Path:
-        """Finish: from now on this is the newest checkpoint of the run; returns its folder.
+        """Commit: from now on this is the newest checkpoint of the run; returns its folder.
 
         Raises:
             OSError: if it cannot be finished; then there is none of this step.
@@ -164,13 +157,13 @@ class CheckpointWriter:
         return folder
 
     def abandon(self) -> None:
-        """Remove what was written; nothing happens to a checkpoint that is committed."""
+        """Remove what was written, unless it is committed."""
         if not is_committed(self._folder):
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def already_there(checkpoints: Path, step: int) -> bool:
-    """Whether the checkpoint of a step is there and whole: then it need not be written again."""
+    """Tell whether there is a valid checkpoint of a step, which need not be written again."""
     folder = step_folder(checkpoints, step)
     try:
         verify(folder)
@@ -180,10 +173,10 @@ def already_there(checkpoints: Path, step: int) -> bool:
 
 
 def keep_newest(checkpoints: Path, keep: int, step: int) -> None:
-    """After a checkpoint was committed: delete those before it but for the newest `keep`, itself among them.
+    """Delete the checkpoints before a committed one, but for the newest `keep`, itself among them.
 
-    Each loses its COMMIT first, so that one that is half deleted is not taken for whole. A later step's, which can only
-    be damaged, is left until that step is reached again.
+    Each loses its COMMIT first, so that a half-deleted one is not taken as valid. A later step's, which can only be
+    damaged, stays until that step is reached again.
     """
     earlier = [folder for found, folder in step_folders(checkpoints) if found <= step]
     committed = [folder for folder in earlier if is_committed(folder)]
@@ -231,7 +224,7 @@ def _check_room(checkpoints: Path, needed_bytes: int) -> None:
 
 
 def _flush_to_disk(path: Path) -> None:
-    """Have the system write a file, or the names in a folder, to the disk."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -240,16 +233,11 @@ def _flush_to_disk(path: Path) -> None:
 
 
 COUNT = "count/updates"
-"""Name of the count of updates, by which Adam corrects the bias of its moments."""
+"""Name of Adam's count of updates, by which it corrects the bias of its moments."""
 
 
 class CheckpointTensors:
-    """The tensors of a verified checkpoint, by name; a context that closes the files.
-
-    Args:
-        folder: of the checkpoint.
-        manifest: as it was verified.
-    """
+    """Tensors of a verified checkpoint, by name; a context that closes the files."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.manifest, self._folder = manifest, folder
@@ -271,43 +259,38 @@ class CheckpointTensors:
 
     @property
     def updates(self) -> int:
-        """Updates that the optimizer has counted; the steps, where it counts none."""
+        """Updates that the optimizer has counted; the steps, if it counts none."""
         return int(self.tensor(COUNT)) if self.has(COUNT) else self.step
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor of this name."""
+        """Tell whether there is a tensor of this name."""
         return name in self.manifest.tensors
 
     def names(self, kind: str) -> list[str]:
-        """Names of all tensors of a kind, without the kind."""
+        """List the names of all tensors of a kind, without the kind."""
         return [name.partition("/")[2] for name in self.manifest.tensors if name.partition("/")[0] == kind]
 
     def tensor(self, name: str) -> Tensor:
-        """A whole tensor, on the CPU.
+        """Read a whole tensor, on the CPU.
 
         Raises:
             LabError: if there is none of this name, or it is not what the manifest says.
         """
-        found: Tensor = self._look(name, lambda file: file.get_tensor(name))
-        kept = self.manifest.tensors[name]
-        if tuple(found.shape) != kept.shape or str(found.dtype) != f"torch.{kept.dtype}":
-            raise LabError(f"the tensor {name} of {self._folder.name} is not what its manifest says.")
-        return found
-
-    def replicas(self) -> int:
-        """How many replicas' buffers there are."""
-        kinds = {name.partition("/")[0] for name in self.manifest.tensors}
-        return sum(kind.startswith("buffers.") for kind in kinds)
-
-    def _look(self, name: str, look: Callable[[Any], Any]) -> Any:
         kept = self.manifest.tensors.get(name)
         if kept is None:
             raise LabError(f"the checkpoint {self._folder.name} has no tensor {name}: it is of another model.")
         try:
             if kept.file not in self._files:
-                self._files[kept.file] = self._open.enter_context(
-                    safe_open(self._folder / kept.file, framework="pt", device="cpu")
-                )
-            return look(self._files[kept.file])
+                opened = safe_open(self._folder / kept.file, framework="pt", device="cpu")
+                self._files[kept.file] = self._open.enter_context(opened)
+            found: Tensor = self._files[kept.file].get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise LabError(f"{kept.file} of {self._folder.name} cannot be read: {error}.") from None
+        if tuple(found.shape) != kept.shape or str(found.dtype) != f"torch.{kept.dtype}":
+            raise LabError(f"the tensor {name} of {self._folder.name} is not what its manifest says.")
+        return found
+
+    def replicas(self) -> int:
+        """Count the replicas with buffers."""
+        kinds = {name.partition("/")[0] for name in self.manifest.tensors}
+        return sum(kind.startswith("buffers.") for kind in kinds)

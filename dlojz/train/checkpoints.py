@@ -1,19 +1,16 @@
-"""A training that can be cut off and goes on: its checkpoints, seen from the loop.
+"""Checkpoint manager: save and resume a training, as the loop sees it.
 
-All ranks decide the same (rank 0 decides and tells), a checkpoint that cannot be written ends no training, and what a
-checkpoint sends is no part of a step: nothing is sent unless one is written.
+Rank 0 decides for all ranks. A checkpoint that cannot be written ends no training; nothing is sent unless one is
+written. It holds weights, optimizer states and BatchNorm statistics, whole and by name; each rank's random numbers; the
+number of finished steps, from which the place in the data follows. There are no gradients between two steps, and no
+loss scale, as no engine runs in fp16.
 
-What is kept: weights, optimizer states and BatchNorm statistics, whole and by name; each rank's random numbers; the
-number of finished steps, from which the place in the data follows. Gradients are not: between two steps there are none.
-There is no loss scale to keep, as no engine runs in fp16.
-
-What goes on in the same layout on CPUs ends as what was not cut off, bit for bit: every state is kept in full, and the
-ranks add their gradients up in the same order as before. One engine does not, torch's DDP with more than two replicas:
-after its first backward it fills its buckets anew, in the order in which the gradients came. A ring starts the sum of
-an element at the rank that the element's place in the bucket says, so that in the first step after a cut three or more
-addends are summed in another order, and the last bits differ; the sum of two is the same in either order. By hand,
-ZeRO, FSDP2, DeepSpeed, pipelines and tensor parallelism lay out their messages alike in every step. In another layout,
-or on another number of ranks, the states are the same bits at first, and the losses the same numbers to rounding.
+A run resumed in the same layout on CPUs ends as the one that was not interrupted, bit for bit: every state is kept in
+full, and the ranks sum their gradients in the same order as before. The exception is torch's DDP with more than two
+replicas: after its first backward it fills its buckets anew, in the order in which the gradients came. A ring starts
+the sum of an element at the rank that the element's place in the bucket says, so in the first step after an
+interruption three or more addends are summed in another order, and the last bits differ. In another layout, or on
+another number of ranks, the losses are the same to rounding.
 
 Source: torch 2.13, `csrc/distributed/c10d/reducer.cpp`, `rebuild_buckets`; gloo, `allreduce.cc`, `ring`.
 """
@@ -43,14 +40,14 @@ NOTHING = -1
 
 
 class CheckpointManager:
-    """The checkpoints of one run, on one rank.
+    """Checkpoints of one run, on one rank.
 
     Args:
         config: the run.
         folder: run folder.
         policy: when checkpoints are written, and how many are kept.
         events: this rank's.
-        engine: what holds the state.
+        engine: holds the state.
         control: the lab's own group, of the CPU; None with one process.
     """
 
@@ -67,7 +64,7 @@ class CheckpointManager:
         self._engine, self._control = engine, control
         self._rank = control.rank() if control is not None else 0
         self.newest_step = NOTHING
-        """The last step of which there is a checkpoint, as far as this attempt knows."""
+        """The last step with a checkpoint, as far as this attempt knows."""
         self.problem = ""
         """Why the last checkpoint could not be written; empty where it could."""
 
@@ -76,7 +73,7 @@ class CheckpointManager:
         return self._folder / CHECKPOINTS
 
     def resume(self) -> int:
-        """Take up the newest checkpoint that is whole; returns the step to train next, 0 where there is none.
+        """Restore the newest valid checkpoint; returns the step to train next, 0 where there is none.
 
         Raises:
             LabError: if it is another training's.
@@ -106,17 +103,18 @@ class CheckpointManager:
         return step
 
     def save(self, step: int) -> bool:
-        """Keep the state after so many steps; whether there is a checkpoint of it now. A collective call.
+        """Save the state after so many steps; returns whether there is a checkpoint of it. A collective call.
 
-        A full disk and the like are told in an event, and end nothing.
+        Failures, e.g. of a full disk, are reported in an event and end nothing.
         """
         started_s = time.perf_counter()
         self.problem = ""
         writer = self._begin(step)
         try:
             for name, tensor in self._state():
-                if writer is not None and not self._try(writer,
-                    partial(CheckpointWriter.add, name=name, tensor=tensor)):
+                if writer is not None and not self._try(
+                    writer, partial(CheckpointWriter.add, name=name, tensor=tensor)
+                ):
                     writer = None
             if writer is not None and self._try(writer, CheckpointWriter.commit):
                 with contextlib.suppress(OSError):
@@ -135,11 +133,11 @@ class CheckpointManager:
         return kept
 
     def after_step(self, done: int, stop: bool) -> str:
-        """Keep a checkpoint where one is due, or the run is to stop; then why it ends, else nothing.
+        """Save a checkpoint where one is due, or the run is to stop; returns why it ends, else nothing.
 
         Args:
             done: steps that are finished.
-            stop: whether any rank was told to stop; the same on all ranks. A run that is finished is not stopped.
+            stop: whether any rank must stop; the same on all ranks. A run that is finished is not stopped.
         """
         stop = stop and done < self._config.steps
         if stop or self._policy.due(done):
@@ -147,7 +145,7 @@ class CheckpointManager:
         return self._stopped(done) if stop else ""
 
     def _stopped(self, done: int) -> str:
-        """Why a run that was told to stop has ended, and how it goes on."""
+        """Why a stopped run has ended, and how it is resumed."""
         told = f"it was told to stop before the time limit (SIGUSR2), after {done} of {self._config.steps} steps; "
         if self.newest_step == done:
             return f"{told}a checkpoint holds them all: run the same configuration again, and it goes on from there."
@@ -156,7 +154,7 @@ class CheckpointManager:
         return f"{told}they could not be kept ({why}): run again, it goes on from {again}."
 
     def _begin(self, step: int) -> CheckpointWriter | None:
-        """What writes, on rank 0; nothing where there is a whole checkpoint of this step, or no room for one."""
+        """Writer on rank 0; None where there is a valid checkpoint of this step, or no room for one."""
         if self._rank or already_there(self._checkpoints, step):
             return None
         from dlojz.prediction.compute import checkpoint_bytes
@@ -177,7 +175,7 @@ class CheckpointManager:
         return True
 
     def _state(self) -> Iterator[tuple[str, Tensor]]:
-        """Everything that is kept, in the same order on all ranks; whole tensors, wanted on rank 0."""
+        """The whole state, in the same order on all ranks; whole tensors, needed on rank 0."""
         yield from self._engine.states()
         own = _random_state(self._rank)
         buffers = self._engine.whole_buffers()
@@ -197,7 +195,7 @@ class CheckpointManager:
 
 
 def _collected(own: dict[str, Tensor], control: dist.ProcessGroup | None) -> Iterator[tuple[str, Tensor]]:
-    """Rank 0: the tensors of all ranks, one rank after the other, those that two ranks have once; the others: none."""
+    """Rank 0: the tensors of all ranks, one rank after the other, each name once; the others: none."""
     if control is None:
         yield from own.items()
         return
@@ -223,7 +221,7 @@ def _collected(own: dict[str, Tensor], control: dist.ProcessGroup | None) -> Ite
 
 
 def _random_state(rank: int) -> dict[str, Tensor]:
-    """The states of torch's own generators on this rank."""
+    """States of torch's own generators on this rank."""
     found = {f"random.{rank}/cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         found[f"random.{rank}/cuda"] = torch.cuda.get_rng_state()
@@ -231,7 +229,7 @@ def _random_state(rank: int) -> dict[str, Tensor]:
 
 
 def _restore_random(source: CheckpointTensors, rank: int) -> None:
-    """Go on drawing where this rank had stopped; a rank that was not there before keeps its own numbers."""
+    """Restore this rank's generators; a rank that was not there before keeps its own numbers."""
     if source.has(name := f"random.{rank}/cpu"):
         torch.set_rng_state(source.tensor(name))
     if source.has(name := f"random.{rank}/cuda") and torch.cuda.is_available():

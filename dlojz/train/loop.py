@@ -1,29 +1,11 @@
 """Train: the loop of every rank, from process group to last checkpoint, and the events that it reports.
 
-One time for all ranks: how far each rank's clock is from rank 0's.
+One loop serves every engine. A loss that is not finite on any rank is known to all ranks before the update, so that no
+rank trains on after another has diverged. What was measured is in the event file before anything that can fail after
+it. Final weights are safetensors, written atomically.
 
-The offset is measured, with the half of the shortest round trip as its uncertainty; ranks of one node share a clock,
-and then the offset that is found lies within that uncertainty of zero.
-
-Source: Cristian 1989, "Probabilistic clock synchronization" (Distributed Computing 3), §4: of many round trips the
-shortest bounds the error best.
-
-Final weights: their checksum, and their file where a run keeps it.
-
-Safetensors only; the file appears whole or not at all.
-
-What a rank tells of its training: clocks laid over one another, footprints, the checksum of the final weights.
-
-What was measured is in the event file before anything that can fail after it.
-
-Record what the experts of a model were given in each step.
-
-Each rank tells of its own tokens; nothing is sent.
-
-The training loop: one for every engine.
-
-A loss that is not finite on any rank is known to all ranks before the update, so that no rank trains on after another
-has diverged.
+Clocks of the ranks are aligned with rank 0's; half of the shortest round trip is the uncertainty. Source: Cristian
+1989, "Probabilistic clock synchronization" (Distributed Computing 3), §4.
 """
 
 from __future__ import annotations
@@ -66,7 +48,7 @@ ROUND_TRIPS = 12
 
 
 class ClockOffset(NamedTuple):
-    """What to add to this rank's `time.perf_counter` to have rank 0's, and how wrong that may be."""
+    """Offset from this rank's `time.perf_counter` to rank 0's, and its uncertainty."""
 
     offset_s: float
     uncertainty_s: float
@@ -102,7 +84,7 @@ def offset_to_first(group: dist.ProcessGroup | None, now: Callable[[], float] = 
 
 
 def weights_sha256(weights: Mapping[str, Tensor]) -> str:
-    """Checksum of names, shapes and values, in the order of the names."""
+    """Hash names, shapes and values, in the order of the names."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach().float().contiguous()
@@ -122,16 +104,16 @@ def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Read what `save_weights` has written."""
+    """Read the weights that `save_weights` has written."""
     return load_file(path, device=str(torch.device("cpu")))
 
 
 FOOTPRINT_EVERY = 10
-"""Steps between two footprints in the event file: what a killed run still tells."""
+"""Steps between two footprints in the event file, which a killed run leaves behind."""
 
 
 def align_clocks(probes: Probes, control: dist.ProcessGroup, events: EventLog) -> None:
-    """Let the timelines of all ranks count from one moment of rank 0's clock."""
+    """Align the timelines of all ranks with one moment of rank 0's clock."""
     clock = offset_to_first(control)
     # Who: all ranks, once, in the control group. What: that all are there, then rank 0's time. How much: 8 bytes.
     dist.barrier(group=control)
@@ -141,8 +123,8 @@ def align_clocks(probes: Probes, control: dist.ProcessGroup, events: EventLog) -
     events.write("clock", offset_s=clock.offset_s, uncertainty_s=clock.uncertainty_s)
 
 
-def tell_measured(events: EventLog, probes: Probes, step: int, rank: int, parameters: int) -> None:
-    """Write what has been measured by the end of a step, where it is time to."""
+def report_measured(events: EventLog, probes: Probes, step: int, rank: int, parameters: int) -> None:
+    """Write the measurements that are due at the end of a step."""
     if step == probes.steady_step and rank == 0:
         events.write("memory_timeline", samples=[sample.to_dict() for sample in probes.timeline])
     if step == probes.steady_step or step % FOOTPRINT_EVERY == FOOTPRINT_EVERY - 1:
@@ -150,13 +132,13 @@ def tell_measured(events: EventLog, probes: Probes, step: int, rank: int, parame
 
 
 def write_footprint(events: EventLog, probes: Probes, parameters: int) -> None:
-    """Write all that has been measured so far."""
+    """Write all measurements so far."""
     if (footprint := probes.footprint(parameters)) is not None:
         events.write("footprint", footprint=footprint.to_dict())
 
 
 def finish(config: RunConfig, folder: Path, events: EventLog, engine: base.Engine, rank: int) -> None:
-    """Checksum (and, if asked, keep) the final weights, then leave."""
+    """Checksum (and, if asked, save) the final weights, then leave."""
     if rank == 0:
         weights = dict(engine.weights())
         events.write("weights", sha256=weights_sha256(weights))
@@ -170,18 +152,18 @@ def finish(config: RunConfig, folder: Path, events: EventLog, engine: base.Engin
 
 
 def leave(engine: base.Engine) -> None:
-    """Leave the group in good order."""
+    """Leave the process group in good order."""
     engine.close()
     dist.barrier()
     dist.destroy_process_group()
 
 
 class LoadWatch:
-    """What the experts of a model were given within one step, on this rank; it is told after each step, never sent.
+    """Record what the experts of a model were given within one step on this rank; nothing is sent.
 
     Args:
-        engine: its backward pass is watched, where its model has mixtures: a forward pass is noted once, also where
-            checkpointing runs it again.
+        engine: its backward pass is watched if its model has mixtures, so that a forward pass that checkpointing runs
+            again is recorded once.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -201,8 +183,8 @@ class LoadWatch:
 
         engine.backward = noting  # type: ignore[method-assign]
 
-    def tell(self, events: EventLog, step: int) -> None:
-        """Write the step's loads, one per mixture, with the sums over its micro-batches; the next begins at nothing."""
+    def report(self, events: EventLog, step: int) -> None:
+        """Write the step's loads, one per mixture, summed over its micro-batches, and start again at zero."""
         if not self._layers:
             return
         layers = [
@@ -222,7 +204,7 @@ GROUP_TIMEOUT = timedelta(minutes=5)
 
 
 def choose_device(config: RunConfig, local_rank: int) -> torch.device:
-    """The device of this rank.
+    """Choose the device of this rank.
 
     Raises:
         LabError: if there are fewer GPUs than ranks on this node.
@@ -239,12 +221,12 @@ def choose_device(config: RunConfig, local_rank: int) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """What a rank computes on, in words."""
+    """Name the device of a rank."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 def init_process_group(folder: Path, device: torch.device, rank: int, world_size: int) -> None:
-    """Join the ranks: through the launcher's store where there is one, else through a file of the run folder."""
+    """Join the ranks: through the launcher's store if there is one, else through a file of the run folder."""
     backend = "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo"
     # Not as `file://`: a folder's name may hold what ends the path of an address.
     store = None if "MASTER_ADDR" in os.environ else dist.FileStore(str(folder.resolve() / "store"), world_size)  # type: ignore[attr-defined]
@@ -252,10 +234,10 @@ def init_process_group(folder: Path, device: torch.device, rank: int, world_size
 
 
 class SamplerFrom(MicroBatchSampler):
-    """The sampler of a run that goes on: the micro-batches of the steps that are finished are not read again.
+    """Sampler of a resumed run, which skips the micro-batches of this replica that were used.
 
     Args:
-        skipped: micro-batches of this replica that were used.
+        skipped: micro-batches that were used.
         num_samples, sizes: see `MicroBatchSampler`.
     """
 
@@ -268,7 +250,7 @@ class SamplerFrom(MicroBatchSampler):
 
 
 def open_batches(config: RunConfig, dp_rank: int, first_step: int = 0) -> CutToLength:
-    """This replica's micro-batches from a step on, without end, their samples as long as their step has them."""
+    """Open this replica's endless micro-batches from a step on, their samples as long as their step has them."""
     layout = config.layout
     dataset = datasets.load(
         config.data_name,
@@ -295,7 +277,7 @@ def open_batches(config: RunConfig, dp_rank: int, first_step: int = 0) -> CutToL
 
 
 def build_model(config: RunConfig) -> torch.nn.Module:
-    """The model of a run, with the same weights on every rank and in every layout."""
+    """Build the model of a run, with the same weights on every rank and in every layout."""
     torch.manual_seed(config.seed)
     model = models.build(
         config.model,
@@ -313,9 +295,9 @@ def build_model(config: RunConfig) -> torch.nn.Module:
 def accumulate(
     engine: base.Engine, batches: Iterator[tuple[Tensor, Tensor]], micro_batches: int, probes: Probes | None
 ) -> Tensor:
-    """Forward and backward of one step's micro-batches; returns their mean loss (a scalar on the device).
+    """Run forward and backward of one step's micro-batches; returns their mean loss (a scalar on the device).
 
-    In a pipeline it is this rank's part of it, and the mean over all ranks the loss: see `PipelineEngine.run`.
+    In a pipeline it is this rank's part of it, and the mean over all ranks is the loss: see `PipelineEngine.run`.
     """
     if engine.config.layout.pp > 1:
         from dlojz.train.engines.pipeline_engines import PipelineEngine  # loads the schedules and their simulator
@@ -349,8 +331,16 @@ def _read(
     return inputs, targets
 
 
+def diverged(loss: float, step: int, config: RunConfig, *, updated: bool) -> str:
+    """Explain the end of a run whose loss is no number."""
+    return (
+        f"the loss became {loss} at step {step}; the weights were {'' if updated else 'not '}updated with it. "
+        f"Try a smaller learning rate than {config.learning_rate:g}."
+    )
+
+
 def agree(loss: Tensor, stop: bool, control: dist.ProcessGroup | None) -> tuple[float, bool]:
-    """Mean loss of the global batch, and whether any rank was told to stop: the same on every rank.
+    """Average the loss over the global batch, and tell whether any rank must stop: the same on every rank.
 
     The loss is NaN or infinite on every rank if it is so on one.
     """
@@ -372,10 +362,10 @@ def train(
     local_rank: int,
     stop: StopRequest | None = None,
 ) -> tuple[Status, str]:
-    """Train on this rank and write what happens into `events`; returns how it ended and why.
+    """Train on this rank and write events; returns how it ended and why.
 
-    A run whose folder holds a checkpoint goes on from it. When `stop` is wanted on any rank, all of them finish the
-    step, keep a checkpoint and end with status `timeout`.
+    A run whose folder holds a checkpoint resumes it. When `stop` is wanted on any rank, all of them finish the step,
+    write a checkpoint and end with status `timeout`.
     """
     layout = config.layout
     device = choose_device(config, local_rank)
@@ -405,26 +395,21 @@ def train(
             mean = accumulate(engine, batches, layout.micro_batches, probes)
             loss, stopping = agree(mean, stop is not None and stop.wanted, control)
             if not math.isfinite(loss):
-                ended = (
-                    "diverged",
-                    f"the loss became {loss} at step {step}; the weights were "
-                    f"{'' if config.update == 'in_backward' else 'not '}updated with it. "
-                    f"Try a smaller learning rate than {config.learning_rate:g}.",
-                )
+                ended = "diverged", diverged(loss, step, config, updated=config.update == "in_backward")
                 break
             engine.update()
             step_s = probes.end_step()
-            watch.tell(events, step)
+            watch.report(events, step)
             tokens = batches.take_tokens() * layout.dp
             events.write("step", step=step, loss=loss, step_s=step_s, **({"tokens": tokens} if tokens else {}))
-            tell_measured(events, probes, step, rank, parameters)
+            report_measured(events, probes, step, rank, parameters)
             with probes.loading():
                 stopped = keeper.after_step(step + 1, stopping)
             if stopped:
                 ended = ("timeout", stopped)
                 break
     finally:
-        # However it ends, a stopped run included: what was measured is told.
+        # However it ends, the measurements are reported.
         probes.close()
         write_footprint(events, probes, parameters)
         events.write("spans", spans=[span.to_dict() for span in probes.clock.spans()])

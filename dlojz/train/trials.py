@@ -1,20 +1,13 @@
 """Trials of one process: forms of the update, and a curriculum against full lengths.
 
-The forms of one update, measured beside each other: the whole step, the update alone, the peak as predicted.
+**Forms** train the same model on the same batch in turns: in each round every form makes one step, and a round begins
+with another form, so that a slow moment of the machine slows all of them. Ratios within a round are compared. Source:
+Jiang et al. 2021, "Optimizer Fusion" (arXiv 2104.00237), which compares iteration times.
 
-All forms train the same model on the same batch, on one process, in turns: in each round every form makes one step, and
-each round begins with another form, so that what slows the machine down slows all of them. What is compared are the
-ratios within a round.
-
-Source: Jiang et al. 2021, "Optimizer Fusion" (arXiv 2104.00237), which compares iteration times.
-
-The decoder on real text in this process, every step watched: what a curriculum changes, and what it does not.
-
-With and without curriculum the same samples come in the same order, and the loss on text that is not trained on is that
-of whole samples; watching takes no part in the seconds of a step.
-
-Source: Li et al. 2021 (arXiv 2108.06084), who lay the spikes of the loss beside the norm and the largest number of
-Adam's √v.
+**Curriculum**: the decoder on real text, every step observed. With and without curriculum the same samples come in the
+same order, and the loss on held-out text is that of whole samples; observing takes no part in the seconds of a step.
+Source: Li et al. 2021 (arXiv 2108.06084), who compare spikes of the loss with the norm and the largest number of Adam's
+√v.
 """
 
 from __future__ import annotations
@@ -55,13 +48,13 @@ FORMS = (*AT_ONCE, *IN_PASSES)
 
 @dataclass(frozen=True)
 class FormMeasure:
-    """One form of the update of one model.
+    """Measurement of one form of the update of one model.
 
-    Args:
+    Attributes:
         model: name in the catalogue.
         form: as `RunConfig.update`.
         parameters: Ψ.
-        tensors: into how many the parameters are divided.
+        tensors: number of parameter tensors.
         update_s: median seconds of the update alone; None where it is within the passes.
         step_s: median seconds of the whole step.
         update_ratio: median over the rounds of the update's seconds over those of the first form; None as above.
@@ -71,8 +64,8 @@ class FormMeasure:
         predicted_peak_bytes: on the CPU; None on a GPU, whose forecast asks for its name.
         measured_peak_bytes: by the probe, in the third step.
         predicted_gradient_bytes: gradients that are there at once, at most.
-        rounds: how many steps of each form were timed.
-        device: what computed.
+        rounds: timed steps of each form.
+        device: CPU or the GPU's name.
     """
 
     model: str
@@ -93,7 +86,7 @@ class FormMeasure:
 
 
 class _Trained:
-    """One form in training: its engine, stepped on one batch."""
+    """Training with one form: its engine, stepped on one batch."""
 
     def __init__(self, config: RunConfig, batch: Any) -> None:
         self.config = config
@@ -121,7 +114,7 @@ class _Trained:
         self.updates_s: list[float] = []
 
     def step(self) -> None:
-        """One step, timed."""
+        """Make one step, timed."""
         start_s = self._now()
         accumulate(self.engine, self.batches, self.config.layout.micro_batches, None)
         between_s = self._now()
@@ -198,31 +191,31 @@ def _measure(one: _Trained, first: _Trained, shapes: ModelShapes) -> FormMeasure
 
 
 def write_measures(path: str | Path, measures: Sequence[FormMeasure]) -> None:
-    """Keep measurements as JSON."""
+    """Write measurements as JSON."""
     write_atomic(Path(path), json.dumps([asdict(one) for one in measures], indent=1) + "\n")
 
 
 HELD_OUT_SHARE = 10
-"""One sample in so many, at the end of the text, is not trained on."""
+"""One sample in so many, at the end of the text, is held out."""
 EVALUATIONS = 20
-"""Times that the loss on text that is not trained on is asked, at the same numbers of tokens for all trials."""
+"""Evaluations of the held-out loss, at the same numbers of tokens for all trials."""
 EVALUATED = 64
-"""Samples of it that are asked, from its begin to its end."""
+"""Held-out samples that are evaluated, evenly spread."""
 
 Tell = Callable[[int, int, float], None]
-"""Called after each step with its number, the tokens read so far and its loss."""
+"""Receives each step's number, the tokens read so far and its loss."""
 
 
 def train_trial(
     config: RunConfig, *, tokens: int | None = None, evaluations: int = EVALUATIONS, tell: Tell | None = None
 ) -> Trajectory:
-    """Train on the lab's prose and keep every step's loss, seconds and √v.
+    """Train on the lab's prose and record every step's loss, seconds and √v.
 
     Args:
         config: a text model on one process with optimizer adamw.
-        tokens: train until so many were read, so that trials with and without curriculum can be compared; by default
-            the run's own steps.
-        evaluations: how often the loss on other text is asked, at least 1.
+        tokens: train until so many were read, to compare trials with and without curriculum; by default the run's
+            steps.
+        evaluations: of the held-out loss, at least 1.
         tell: called after each step.
 
     Raises:
@@ -270,10 +263,7 @@ def train_trial(
 
 
 def variance_of(optimizer: torch.optim.Optimizer) -> tuple[float, float]:
-    """L1 norm and largest number of √v, v being Adam's running mean of the squared gradients.
-
-    Returns:
-        The sum of all √v, and the largest; both 0 before the first step.
+    """Compute the sum and the largest of all √v, v being Adam's running mean of the squared gradients; else 0.
 
     Source: Li et al. 2021 (arXiv 2108.06084), whose "variance norm" and "variance max" these are.
     """

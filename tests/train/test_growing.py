@@ -12,7 +12,7 @@ import torch
 
 from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
-from dlojz.config.schedules import lengths_of, tokens_at, total_tokens
+from dlojz.config.schedules import length_at, tokens_at, total_tokens
 from dlojz.prediction import predict
 from dlojz.results.footprint import Footprint
 from dlojz.results.record import RunRecord, Trajectory, read_events
@@ -127,7 +127,8 @@ def test_communication_counted_is_that_predicted(runs: Any, name: str) -> None:
 def test_a_record_lays_losses_against_tokens_and_time(runs: Any) -> None:
     config = RunConfig.of(**RUNS["ddp"])
     record = record_of(runs, "whole/ddp", config)
-    assert record.step_tokens == tuple(4 * length for length in lengths_of(config))
+    lengths = tuple(length_at(config, step) for step in range(config.steps))
+    assert record.step_tokens == tuple(4 * length for length in lengths)
     assert record.tokens_read[-1] == total_tokens(config)
     slowest = [
         max(both) for both in zip(*(runs.told("whole/ddp", "step", "step_s", rank) for rank in (0, 1)), strict=True)
@@ -135,7 +136,7 @@ def test_a_record_lays_losses_against_tokens_and_time(runs: Any) -> None:
     assert record.step_s == tuple(slowest)
     assert record.seconds_spent[-1] == pytest.approx(sum(slowest))
     trajectory = Trajectory.of(record)
-    assert trajectory.lengths == lengths_of(config)
+    assert trajectory.lengths == lengths
     assert trajectory.losses == record.losses
     assert trajectory.held_out == ()
 

@@ -27,7 +27,7 @@ from dlojz.libraries.megatron_adapter import cuda_is_the_cpu, load_weights, mode
 
 
 def forward_step(batches: Iterator[Any], model: nn.Module, device: torch.device) -> tuple[Tensor, Any]:
-    """One micro-batch through this rank's stage, and what the last stage makes of it: the schedule calls this."""
+    """Pass one micro-batch through this rank's stage; returns the losses, and their mean for the last stage."""
     tokens_BT, targets_BT = (tensor.to(device) for tensor in next(batches))
     length = tokens_BT.shape[1]
     positions_BT = torch.arange(length, device=device).expand_as(tokens_BT)
@@ -42,7 +42,7 @@ def forward_step(batches: Iterator[Any], model: nn.Module, device: torch.device)
 
 
 def known_to_all(losses: Sequence[Tensor], number: int, device: torch.device) -> Tensor:
-    """The micro-batches' losses, which the last stage alone has found."""
+    """Broadcast the micro-batches' losses, which only the last stage has."""
     known = torch.stack(list(losses)) if losses else torch.zeros(number, device=device)
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:
         # Who: the stages of a pipeline. What: the losses of a step. How much: 4 bytes per micro-batch.
@@ -64,7 +64,7 @@ def main(words: Sequence[str] | None = None) -> nn.Module:
 
 
 def train(args: Any, device: torch.device) -> nn.Module:
-    """The training, within groups of ranks that have met."""
+    """Train in the process groups that are set up."""
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=args.tp, pipeline_model_parallel_size=args.pp)
     if device.type == "cuda":
         tensor_parallel.model_parallel_cuda_manual_seed(args.seed)

@@ -1,25 +1,16 @@
-"""Engine: the interface, forward and backward passes, states by name, and `build`, which opens the right one.
-
-What a checkpoint keeps of each parameter, and how it is put back, whatever lies where.
-
-What is kept are whole tensors in fp32, by the names that one process uses; so that what one layout has kept, any other
-can take its share of. AdamW's count of updates is kept once: it is the number of steps, but for DeepSpeed's stage 0 in
-bf16, which makes an update of zeros at its start.
-
-Updates within the passes (`update="in_backward"`, `"in_forward"`), behind the interface of an optimizer.
-
-Losses and weights are those of an update after backward, bit for bit.
-
-Source: Jiang et al. 2021, "Optimizer Fusion" (arXiv 2104.00237); see `dlojz.by_hand.optimizers.in_backward`.
-
-The interface of an engine, which is also the plainest engine: one process, no communication.
+"""Engine: the interface, which is also the plainest engine; states by name; `build`, which opens the right engine.
 
 A step is forward and backward of every micro-batch, then one update; the gradient of a step is the mean over its global
-batch, whatever the number of micro-batches and replicas.
+batch. For the same global batch every engine gives the losses and weights of one process, and no engine knows of the
+probes.
 
-The engines: one way each of training a model on several ranks, behind one small interface.
+A checkpoint keeps whole tensors in fp32, by the names that one process uses, so that any layout can take its share of
+them. AdamW's count of updates is kept once: it is the number of steps, but for DeepSpeed's stage 0 in bf16, which makes
+an update of zeros at its start.
 
-For the same global batch every engine gives the losses and weights of one process, and no engine knows of the probes.
+Updates within the passes (`update="in_backward"`, `"in_forward"`) give the losses and weights of an update after
+backward, bit for bit. Source: Jiang et al. 2021, "Optimizer Fusion" (arXiv 2104.00237); see
+`dlojz.by_hand.optimizers.in_backward`.
 """
 
 from __future__ import annotations
@@ -28,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -45,8 +36,8 @@ from dlojz.config.schedules import IN_PASSES
 from dlojz.models.blocks import mean_loss
 from dlojz.results.footprint import Category, Overlap
 from dlojz.train.axes import Axes
-from dlojz.train.checkpoint_tensors import COUNT
-from dlojz.train.engines.tensor_engines import TensorShare
+from dlojz.train.checkpoint_tensors import COUNT, CheckpointTensors
+from dlojz.train.engines.tensor_engines import TensorShare, as_dtensor
 
 WEIGHTS: Final = "weights"
 MOMENTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -60,33 +51,13 @@ MOMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     "local_sgd": (),
     "diloco": ("exp_avg", "exp_avg_sq", "outer_weights", "outer_momentum"),
 }
-"""Tensors that optimizers keep for each parameter, by their keys; DiLoCo's two first are the first replica's."""
+"""State tensors of optimizers for each parameter, by their keys; DiLoCo's two first are the first replica's."""
 SCALARS: Final = ("c_avg", "factor")
-"""Those of them that are one number; the others are of the parameter's shape."""
-
-
-class TensorSource(Protocol):
-    """Where whole tensors come from; `dlojz.train.checkpoint_tensors.CheckpointTensors` is one."""
-
-    @property
-    def updates(self) -> int:
-        """Updates that the optimizer counts."""
-
-    def has(self, name: str) -> bool:
-        """Whether there is a tensor of this name."""
-
-    def names(self, kind: str) -> list[str]:
-        """Names of all tensors of a kind, without the kind."""
-
-    def tensor(self, name: str) -> Tensor:
-        """A whole tensor, on the CPU."""
-
-    def replicas(self) -> int:
-        """How many replicas' buffers there are."""
+"""States that are one number; the others have the parameter's shape."""
 
 
 def begun(optimizer: Any, updated: Tensor, kinds: tuple[str, ...], updates: int) -> dict[str, Tensor]:
-    """The states that an optimizer makes for a tensor in its first step, as zeros, with the count of a later one.
+    """Make the states that an optimizer makes for a tensor in its first step, as zeros, with the count of a later one.
 
     Source: torch 2.13, `optim/adam.py`, `_init_group`; `optim/sgd.py`.
     """
@@ -102,22 +73,18 @@ def begun(optimizer: Any, updated: Tensor, kinds: tuple[str, ...], updates: int)
 
 
 def counted(optimizer: Any) -> Tensor | None:
-    """How many updates Adam has counted, of any tensor as of all; None where nothing is counted."""
+    """Return how many updates Adam has counted, of any tensor as of all; None where nothing is counted."""
     states = getattr(optimizer, "optimizer", optimizer).state.values()
     return next((torch.tensor(int(state["step"])) for state in states if "step" in state), None)
 
 
 def as_laid(value: Tensor, like: Tensor) -> Tensor:
-    """A rank's part of a state as its parameter lies: as a DTensor, where that is one."""
-    if not isinstance(like, DTensor) or isinstance(value, DTensor):
-        return value
-    return DTensor.from_local(
-        value, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
+    """Wrap a rank's part of a state as a DTensor, where its parameter is one."""
+    return as_dtensor(value, like) if isinstance(like, DTensor) and not isinstance(value, DTensor) else value
 
 
 def local_part(whole: Tensor, like: Tensor) -> Tensor:
-    """What this rank holds of a whole tensor that lies as `like`; nothing is sent.
+    """Cut this rank's part out of a whole tensor that is distributed as `like`; nothing is sent.
 
     A dimension that is split by both axes (FSDP2 over tensor parallelism) is split by the last axis first.
     """
@@ -137,14 +104,14 @@ def local_part(whole: Tensor, like: Tensor) -> Tensor:
 
 
 def put(own: Tensor, whole: Tensor) -> None:
-    """Copy into a rank's part of a tensor what it holds of the whole."""
+    """Copy this rank's part of a whole tensor into its own."""
     target = own.detach()
     target = target.to_local() if isinstance(target, DTensor) else target
     target.copy_(local_part(whole, own))
 
 
 def overlap(flat: FlatWeights, number: int, rank: int) -> tuple[slice, slice]:
-    """Where a parameter of a flat tensor and a rank's share meet: in the parameter, flat, and in the share."""
+    """Intersect a parameter of a flat tensor with a rank's share: slices of the parameter, flat, and of the share."""
     start = sum(shape.numel() for shape in flat.shapes[:number])
     first = rank * flat.share_numel
     low = max(start, first)
@@ -153,12 +120,12 @@ def overlap(flat: FlatWeights, number: int, rank: int) -> tuple[slice, slice]:
 
 
 def gather_piece(flat: FlatWeights, number: int, own: Tensor) -> Tensor:
-    """One parameter's part of a flat tensor, whole on every rank, from the ranks' shares; a collective call.
+    """Gather one parameter's part of a flat tensor on every rank from the ranks' shares; a collective call.
 
     Args:
-        flat: how the parameters lie.
+        flat: layout of the parameters.
         number: of the parameter.
-        own: this rank's share of a tensor that lies as the weights do: weights or a moment.
+        own: this rank's share of a tensor laid out as the weights: weights or a moment.
     """
     shape = flat.shapes[number]
     piece = own.new_empty(shape.numel())
@@ -177,13 +144,13 @@ def gather_piece(flat: FlatWeights, number: int, own: Tensor) -> Tensor:
 
 
 def put_piece(flat: FlatWeights, number: int, own: Tensor, whole: Tensor) -> None:
-    """Copy into this rank's share what it holds of one parameter; nothing is sent."""
+    """Copy this rank's part of one parameter into its share; nothing is sent."""
     of_piece, of_share = overlap(flat, number, flat.rank)
     own.detach()[of_share].copy_(whole.reshape(-1)[of_piece])
 
 
 class PassOptimizer(torch.optim.Optimizer):
-    """As an optimizer has it: states by parameter; but the passes themselves update, and forget gradients.
+    """Optimizer whose states are by parameter, while the passes themselves update and free gradients.
 
     Args:
         module: the model.
@@ -204,14 +171,14 @@ class PassOptimizer(torch.optim.Optimizer):
             self.passes.release()
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """The gradients are whole: the next forward pass may update; in backward it is done already."""
+        """Mark the gradients as whole: the next forward pass may update; in backward it is done already."""
         self.passes.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing: a gradient is forgotten once it is used."""
+        """Nothing: a gradient is freed once it is used."""
 
     def finish(self) -> None:
-        """Update what the last step has left to the next forward pass: before weights or states are read."""
+        """Make the updates left to the next forward pass: before weights or states are read."""
         self.passes.finish()
 
 
@@ -223,11 +190,11 @@ FORMS: dict[str, dict[str, Any]] = {
     # One after the other; within the passes, one parameter at a time.
     **{form: {"foreach": False, "fused": False} for form in ("for_loop", *IN_PASSES)},
 }
-"""How torch's optimizers are told the form of an update."""
+"""Options of torch's optimizers for each form of an update."""
 
 
 def make_optimizer(config: RunConfig, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-    """The optimizer of a run; every engine takes its update rule from here, but for those that communicate."""
+    """Make the optimizer of a run, for every engine but those whose optimizers communicate."""
     rate, decay, form = config.learning_rate, config.weight_decay, FORMS[config.update]
     held = by_mesh(parameters)
     if config.optimizer == "adamw":
@@ -239,10 +206,10 @@ def make_optimizer(config: RunConfig, parameters: Iterable[Tensor]) -> torch.opt
 
 
 def by_mesh(parameters: Iterable[Tensor]) -> list[Any]:
-    """Parameters as an optimizer takes them: in groups where some are DTensors of other meshes than others.
+    """Group parameters for an optimizer by their DTensors' meshes.
 
-    On a GPU an optimizer updates a group at a stroke, and DTensors cannot be mixed so, among themselves or with plain
-    tensors.
+    On a GPU an optimizer updates a whole group at once, and DTensors of different meshes, or DTensors and plain
+    tensors, cannot be mixed.
     """
     groups: dict[object, list[Tensor]] = {}
     for parameter in parameters:
@@ -252,32 +219,22 @@ def by_mesh(parameters: Iterable[Tensor]) -> list[Any]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a DTensor; a plain tensor as it is."""
+    """Return this rank's shard of a DTensor; a plain tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def locals_of(held: Inventory) -> Inventory:
-    """An inventory of this rank's shards."""
+    """Replace the tensors of an inventory by this rank's shards."""
     return {category: [local(tensor) for tensor in tensors] for category, tensors in held.items()}
 
 
 def optimizer_states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """All tensors an optimizer keeps from step to step."""
+    """List all tensors that an optimizer keeps from step to step."""
     return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
 
 
-def make_offload(config: RunConfig, module: nn.Module) -> ActivationOffload | None:
-    """What moves the activations of a model to host memory; None where they stay.
-
-    Args:
-        config: the run.
-        module: the model, once the engine has put its own hooks on it.
-    """
-    return ActivationOffload(module) if config.layout.offload == "activations" else None
-
-
 class Engine:
-    """One replica of the model: forward, backward and update, with nothing between replicas.
+    """Engine of one replica: forward, backward and update, without communication.
 
     Args:
         config: the run; its layout gives the number of micro-batches.
@@ -286,7 +243,7 @@ class Engine:
     """
 
     left_out = ""
-    """What this engine could not take up from the checkpoint that it went on from, in words."""
+    """Sentence on what this engine could not restore from its checkpoint; empty if nothing."""
 
     def __init__(self, config: RunConfig, model: nn.Module, device: torch.device) -> None:
         self.config = config
@@ -296,38 +253,38 @@ class Engine:
         self.module = model
         self.model = self.wrap(model)
         self.optimizer = self.make_optimizer()
-        self.offload = make_offload(config, model)
+        self.offload = ActivationOffload(model) if config.layout.offload == "activations" else None
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """Lay the model over the ranks, on the device; here it stays whole."""
+        """Distribute the model over the ranks, on the device; here it stays whole."""
         return module.to(self.device)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """What updates the model once it is laid over the ranks."""
+        """Make the optimizer of the distributed model."""
         if self.config.update in IN_PASSES:
             return PassOptimizer(self.module, self.config, partial(make_optimizer, self.config))
         return make_optimizer(self.config, self.model.parameters())
 
     def finish(self) -> None:
-        """Make the updates that are left to the next forward pass: before weights or states are read."""
+        """Make the updates left to the next forward pass: before weights or states are read."""
         if isinstance(self.optimizer, PassOptimizer):
             self.optimizer.finish()
 
     def autocast(self) -> AbstractContextManager[object]:
-        """How forward computes in bf16 where the weights are fp32."""
+        """Return the context in which forward computes in bf16 where the weights are fp32."""
         if self.config.precision == "bf16":
             return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()
 
     def forward(self, inputs: Tensor, targets: Tensor, *, last: bool) -> Tensor:
-        """Mean loss of one micro-batch; `last` says that no other follows in this step."""
+        """Compute the mean loss of one micro-batch; `last`: no other follows in this step."""
         del last  # only engines that communicate need to know
         with self.autocast(), self.activations():
             logits = self.model(inputs)
         return self.loss(logits, targets)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of one micro-batch, from what the model gives on this rank."""
+        """Compute the mean loss of one micro-batch from the model's output on this rank."""
         return self.share.loss(logits, targets)
 
     @property
@@ -336,22 +293,22 @@ class Engine:
         return self.axes.group_names
 
     def activations(self) -> AbstractContextManager[object]:
-        """What is around the forward pass of the model: its activations leave the device where the layout says so."""
+        """Return the context of the forward pass, which offloads activations where the layout says so."""
         return self.offload or nullcontext()
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add this micro-batch's share of the gradient."""
+        """Add this micro-batch's share to the gradients."""
         del last
         (loss / self.config.layout.micro_batches).backward()
 
     def update(self) -> None:
-        """One optimizer step, then forget the gradients."""
+        """Step the optimizer once, then free the gradients."""
         self.share.settle(self.model.parameters())
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     def inventory(self) -> Inventory:
-        """The tensors this rank holds from step to step, by category; a probe turns them into bytes."""
+        """List the tensors this rank holds from step to step, by category; a probe turns them into bytes."""
         parameters = list(self.model.parameters())
         return locals_of(
             {
@@ -363,35 +320,34 @@ class Engine:
         )
 
     def communications(self) -> Overlap | None:
-        """How the last step's communication lay beside its backward pass; None where an engine cannot tell.
+        """Return the overlap of the last step's communication with its backward pass; None where it is not timed.
 
-        To be asked between backward and the next step's first forward.
+        To be called between backward and the next step's first forward.
         """
         return None
 
     def offloaded(self) -> list[Tensor]:
-        """Tensors that were moved to host memory and are there at this moment; a probe counts them apart."""
+        """List the tensors that are in host memory at this moment; a probe counts them apart."""
         return self.offload.host_copies() if self.offload else []
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole parameters by name, on the CPU, the same on every rank; a collective call where they are sharded."""
+        """Yield whole parameters by name, on the CPU, the same on every rank; a collective call where sharded."""
         self.finish()
         for name, parameter in self.module.named_parameters():
             yield name, self.share.whole(name, parameter.detach()).cpu()
 
     def named(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Parameters of which this rank holds a part: name in the whole model, itself, and what the optimizer updates.
+        """Yield the parameters of this rank: name in the whole model, parameter, and the tensor that is updated.
 
-        The two are one tensor but where the model is given to the optimizer in another form.
+        The two tensors are one, unless the optimizer updates the model in another form.
         """
         for name, parameter in self.module.named_parameters():
             yield name, parameter, parameter
 
     def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """One kind of state of every parameter, whole and in fp32, by name; a collective call where it is sharded.
+        """Yield one kind of state of every parameter, whole and in fp32, by name; a collective call where sharded.
 
-        Args:
-            kind: `weights`, or a key of the optimizer's states.
+        `kind` is `weights`, or a key of the optimizer's states.
         """
         for name, parameter, updated in self.named():
             own = parameter.detach() if kind == WEIGHTS else self.optimizer.state[updated].get(kind)
@@ -399,9 +355,9 @@ class Engine:
                 yield name, self.share.whole(name, as_laid(own, parameter)).cpu()
 
     def states(self) -> Iterator[tuple[str, Tensor]]:
-        """All that a checkpoint keeps of the parameters, one whole tensor after the other; a collective call.
+        """Yield all states of the parameters for a checkpoint, one whole tensor after the other; a collective call.
 
-        Named `KIND/NAME`, in the same order on all ranks; each is on the CPU, and wanted on rank 0 alone.
+        Named `KIND/NAME`, in the same order on all ranks; each is on the CPU, and needed on rank 0 alone.
 
         Raises:
             LabError: if this layout cannot be kept; on all ranks, before anything is sent.
@@ -420,8 +376,8 @@ class Engine:
         return MOMENTS[self.config.optimizer]
 
     @torch.no_grad()
-    def restore(self, source: TensorSource) -> None:
-        """Take this rank's share of a state that any layout has kept; nothing is sent.
+    def restore(self, source: CheckpointTensors) -> None:
+        """Restore this rank's share of the states of any layout; nothing is sent.
 
         Raises:
             LabError: if it is another model's.
@@ -434,12 +390,12 @@ class Engine:
                 put(as_laid(state[kind], parameter), self.share.part(name, source.tensor(f"{kind}/{name}")))
 
     def buffers(self) -> Iterator[tuple[int, str, Tensor]]:
-        """This rank's buffers, with the number of the replica whose batches they tell of and their whole-model name."""
+        """Yield this rank's buffers: number of the replica whose batches they saw, name in the whole model, buffer."""
         for name, buffer in self.module.named_buffers():
             yield self.axes.dp_rank, name, buffer
 
     def whole_buffers(self) -> dict[str, Tensor]:
-        """The same, whole along the tensor axis, named `buffers.REPLICA/NAME`; a collective call along that axis."""
+        """Return the buffers, whole along the tensor axis, by `buffers.REPLICA/NAME`; collective along that axis."""
         found: dict[str, Tensor] = {}
         for replica, name, buffer in self.buffers():
             split = self.share.beside(name, buffer)
@@ -447,8 +403,8 @@ class Engine:
         return found
 
     @torch.no_grad()
-    def restore_buffers(self, source: TensorSource) -> None:
-        """Take the buffers of the replica of the same number; where there were fewer, they are dealt out in turn.
+    def restore_buffers(self, source: CheckpointTensors) -> None:
+        """Restore the buffers of the replica of the same number; if there were fewer, they are assigned in turn.
 
         Raises:
             LabError: if they are another model's.
@@ -459,7 +415,7 @@ class Engine:
             buffer.copy_(whole if split is None else self.share.part(split, whole))
 
     def close(self) -> None:
-        """Give back what the engine holds."""
+        """Free what the engine holds."""
 
 
 PIPELINES = {
@@ -470,17 +426,15 @@ PIPELINES = {
 
 
 def build(config: RunConfig, model: nn.Module, device: torch.device) -> Engine:
-    """The engine that runs the layout of `config`, around a model every rank has built with the same weights."""
-    if config.layout.pp > 1:
-        return _build_pipeline(config, model, device)
-    return _engine(config.engine_spec.trainer)(config, model, device)
-
-
-def _build_pipeline(config: RunConfig, model: nn.Module, device: torch.device) -> Engine:
+    """Build the engine of the layout of `config`, around a model that every rank has built with the same weights."""
     layout = config.layout
-    if layout.engine == "by_hand" and layout.schedule in ASYNCHRONOUS:
-        return _engine("pipeline_engines.AsynchronousPipelineEngine")(config, model, device)
-    return _engine(PIPELINES[layout.engine])(config, model, device)
+    if layout.pp == 1:
+        name = config.engine_spec.trainer
+    elif layout.engine == "by_hand" and layout.schedule in ASYNCHRONOUS:
+        name = "pipeline_engines.AsynchronousPipelineEngine"
+    else:
+        name = PIPELINES[layout.engine]
+    return _engine(name)(config, model, device)
 
 
 def _engine(name: str) -> type[Engine]:

@@ -1,27 +1,19 @@
 """DeepSpeed engines: ZeRO 0 to 3 and its pipeline.
 
-Weights in fp32 and moments out of DeepSpeed's optimizers, one parameter at a time, and back into them.
+The same optimizer as in every other engine is given to DeepSpeed, which wraps it. Stage 0 replicates all, 1 shards
+optimizer states, 2 gradients too, 3 weights too. Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward
+Training Trillion Parameter Models" (arXiv 1910.02054).
 
-What comes out is whole and by the parameter's name; what goes in reaches the copy that the optimizer updates and the
-weights that forward reads. DeepSpeed's own checkpoints (one file per rank, pickled) are neither written nor read.
+For checkpoints, weights in fp32 and moments are read out of DeepSpeed's optimizers and put back, one whole parameter at
+a time, into the copy that is updated and the weights that forward reads. DeepSpeed's own checkpoints (one file per
+rank, pickled) are neither written nor read. Source: DeepSpeed 0.19, `utils/tensor_fragment.py`
+(`safe_get_full_fp32_param` and the like, whose setter forgets the padding of stage 3 and the weights of 16 bit),
+`runtime/zero/stage3.py`.
 
-Source: DeepSpeed 0.19, `utils/tensor_fragment.py` (`safe_get_full_fp32_param` and its like, whose setter forgets the
-padding of stage 3 and the weights of 16 bit), `runtime/zero/stage3.py`.
-
-DeepSpeed ZeRO: stage 0 replicates all, 1 shards optimizer states, 2 gradients too, 3 weights too.
-
-The same optimizer object as in every other engine, given to DeepSpeed, which wraps it.
-
-Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (arXiv
-1910.02054).
-
-DeepSpeed's `PipelineModule`: 1F1B over the pipeline axis, data parallelism (ZeRO-0 or ZeRO-1) over the other.
-
-DeepSpeed executes its own instruction list, `TrainSchedule`; only its last instruction, the update, is held back until
-the loss is known to be finite on every rank. DeepSpeed's `train_batch` would do both at once.
-
-Source: DeepSpeed 0.19, `runtime/pipe/engine.py`, `module.py`, `schedule.py`; Narayanan et al. 2019, "PipeDream" (SOSP),
-for 1F1B.
+The pipeline is 1F1B with ZeRO-0 or ZeRO-1 over the data axis. DeepSpeed executes its own instruction list,
+`TrainSchedule`, but for its last instruction, the update, which waits until the loss is known to be finite on every
+rank. Source: DeepSpeed 0.19, `runtime/pipe/engine.py`, `module.py`, `schedule.py`; Narayanan et al. 2019, "PipeDream"
+(SOSP), for 1F1B.
 """
 
 from __future__ import annotations
@@ -38,30 +30,23 @@ from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
+from dlojz.by_hand.activation_offload import ActivationOffload
 from dlojz.config.deepspeed_json import deepspeed_json
 from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList, mean_loss
 from dlojz.pipeline.schedule import BACKWARD, FORWARD, Action
 from dlojz.train.axes import Axes
-from dlojz.train.engines.base import (
-    WEIGHTS,
-    Engine,
-    Inventory,
-    TensorSource,
-    begun,
-    make_offload,
-    make_optimizer,
-    optimizer_states,
-)
+from dlojz.train.checkpoint_tensors import CheckpointTensors
+from dlojz.train.engines.base import WEIGHTS, Engine, Inventory, begun, make_optimizer, optimizer_states
 from dlojz.train.engines.pipeline_engines import PipelineEngine
 from dlojz.train.engines.tensor_engines import TensorShare
 
 _FLATS = ("single_partition_of_fp32_groups", "fp32_groups_flat_partition", "fp32_partitioned_groups_flat")
-"""Where stages 1 and 2, stage 0 in bf16, and stage 3 keep what they update: flat pieces of a copy in fp32."""
+"""Attributes of stages 1 and 2, stage 0 in bf16, and stage 3 with what they update: flat pieces of a copy in fp32."""
 
 
 def whole_state(optimizer: Any, parameter: Tensor, kind: str) -> Tensor:
-    """One parameter, or one of its moments, whole and in fp32; a collective call over the data axis.
+    """Gather one parameter, or one of its moments, whole and in fp32; a collective call over the data axis.
 
     Who: the ranks that share it. What: it, all-gathered (stage 3), or summed from pieces that are zero on all ranks but
     one. How much: 4 bytes per element.
@@ -79,7 +64,7 @@ def whole_state(optimizer: Any, parameter: Tensor, kind: str) -> Tensor:
 
 
 def begin(optimizer: Any, kinds: tuple[str, ...], updates: int) -> None:
-    """Let the optimizer have its states before its first step, as it has them after."""
+    """Make the optimizer's states before its first step."""
     inner = getattr(optimizer, "optimizer", optimizer)
     for flat in next((list(getattr(optimizer, name)) for name in _FLATS if getattr(optimizer, name, None)), []):
         begun(inner, flat, kinds, updates)
@@ -88,7 +73,7 @@ def begin(optimizer: Any, kinds: tuple[str, ...], updates: int) -> None:
 
 
 def put_state(optimizer: Any, parameter: Tensor, kind: str, whole: Tensor, updates: int) -> None:
-    """Put a whole parameter, or a moment, into the share that this rank keeps of it; nothing is sent."""
+    """Put a whole parameter, or a moment, into this rank's share of it; nothing is sent."""
     held: Any = parameter
     key = None if kind == WEIGHTS else kind
     whole = whole.to(parameter.device)
@@ -148,7 +133,7 @@ _HOST_BUFFERS = (
 
 
 def load_deepspeed(device: torch.device) -> Any:
-    """The library, told where it trains."""
+    """Load the library for a device."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))  # DeepSpeed insists on it, whatever the launcher
     import deepspeed
@@ -159,7 +144,7 @@ def load_deepspeed(device: torch.device) -> Any:
 
 
 class DeepSpeedEngine(Engine):
-    """DeepSpeed with the ZeRO stage of the layout."""
+    """Engine of DeepSpeed with the ZeRO stage of the layout."""
 
     def __init__(self, config: RunConfig, model: nn.Module, device: torch.device) -> None:
         deepspeed = load_deepspeed(device)
@@ -171,7 +156,7 @@ class DeepSpeedEngine(Engine):
             model=self.module, optimizer=optimizer, config=deepspeed_json(config), dist_init_required=False
         )
         self.share = TensorShare(config, self.module, self.axes, mean_loss)
-        self.offload = make_offload(config, self.module)
+        self.offload = ActivationOffload(self.module) if config.layout.offload == "activations" else None
 
     def autocast(self) -> AbstractContextManager[object]:
         return nullcontext()  # the weights themselves are bf16
@@ -225,7 +210,7 @@ class DeepSpeedEngine(Engine):
         }
 
     def offloaded(self) -> list[Tensor]:
-        """Activations, and the states that the layout offloads."""
+        """List activations, and the states that the layout offloads."""
         return [*super().offloaded(), *self._states_on_host()]
 
     def _updated(self) -> list[Tensor]:
@@ -234,13 +219,11 @@ class DeepSpeedEngine(Engine):
         inner = getattr(zero, "optimizer", zero)
         return [
             *(parameter for group in inner.param_groups for parameter in group["params"]),
-            *_tensors(getattr(zero, "fp32_partitioned_groups_flat", [])),
-            *_tensors(getattr(zero, "single_partition_of_fp32_groups", [])),
-            *_tensors(getattr(zero, "fp32_groups_flat_partition", [])),
+            *(tensor for name in _FLATS for tensor in _tensors(getattr(zero, name, []))),
         ]
 
     def _states_on_host(self) -> list[Tensor]:
-        """States that DeepSpeed keeps in host memory, with the buffers through which they go there and back.
+        """States in host memory, with the buffers of their transfers.
 
         With the optimizer go the master copy, its gradient in fp32 and the gradients of the micro-batches; with the
         parameters the shards of the weights too.
@@ -267,7 +250,7 @@ class DeepSpeedEngine(Engine):
                 yield name, parameter.detach().float().cpu().clone()
 
     def states(self) -> Iterator[tuple[str, Tensor]]:
-        """As every engine, from the copy in fp32 that DeepSpeed updates.
+        """Yield the states from the copy in fp32 that DeepSpeed updates.
 
         Raises:
             LabError: if the states are in files on an NVMe disk, which are not read here.
@@ -276,13 +259,13 @@ class DeepSpeedEngine(Engine):
         yield from super().states()
 
     def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """As every engine."""
+        """Gather one kind of state."""
         for name, parameter, _ in self.named():
             yield name, whole_state(self.optimizer, parameter, kind).cpu()
 
     @torch.no_grad()
-    def restore(self, source: TensorSource) -> None:
-        """As every engine, into DeepSpeed's copy in fp32 and into the weights that forward reads."""
+    def restore(self, source: CheckpointTensors) -> None:
+        """Restore DeepSpeed's copy in fp32 and the weights that forward reads."""
         self._check_kept()
         names = [name for name, _, _ in self.named()]
         kept = [WEIGHTS, *(kind for kind in self.moments if source.has(f"{kind}/{names[0]}"))]
@@ -307,15 +290,12 @@ class DeepSpeedEngine(Engine):
 
 
 class DeepSpeedPipelineEngine(PipelineEngine, DeepSpeedEngine):
-    """DeepSpeed's pipeline, with the partition method of the layout."""
+    """Engine of DeepSpeed's pipeline, with the partition method of the layout."""
 
     def build(self, blocks: BlockList) -> None:
-        os.environ.setdefault("DS_ACCELERATOR", self.device.type)
-        os.environ.setdefault("LOCAL_RANK", str(self.device.index or 0))  # DeepSpeed insists on it
-        import deepspeed
+        deepspeed = load_deepspeed(self.device)
         from deepspeed.pipe import PipelineModule
 
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # inference only, compiles for 40 s
         deepspeed.init_distributed(dist_init_required=False)  # over the groups that there are already
         layout = self.config.layout
         with redirect_stdout(io.StringIO()):  # it prints its partition; `dlojz partition` shows it
@@ -338,7 +318,7 @@ class DeepSpeedPipelineEngine(PipelineEngine, DeepSpeedEngine):
         self._observe(self.model)
 
     def _observe(self, engine: Any) -> None:
-        """Let `perform` run DeepSpeed's forward and backward instructions, numbered as they come."""
+        """Route DeepSpeed's forward and backward instructions through `perform`, numbered as they come."""
         from deepspeed.runtime.pipe.schedule import BackwardPass, ForwardPass
 
         self._count = {FORWARD: 0, BACKWARD: 0}
@@ -391,21 +371,21 @@ class DeepSpeedPipelineEngine(PipelineEngine, DeepSpeedEngine):
         return {name: parameter.detach().float() for name, parameter, _ in self.named()}
 
     def named(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """As every engine: DeepSpeed numbers the blocks of a stage as the model does."""
+        """Yield the parameters: DeepSpeed numbers the blocks of a stage as the model does."""
         for name, parameter in self.module.named_parameters():
             yield f"blocks.{name}", parameter, parameter
 
     def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """As every pipeline; a stage's own ranks make each tensor whole first."""
+        """Gather one kind of state; a stage's own ranks make each tensor whole first."""
         own = {name: whole_state(self.optimizer, parameter, kind) for name, parameter, _ in self.named()}
         yield from self._from_owners(own)
 
-    def restore(self, source: TensorSource) -> None:
-        """As DeepSpeed's other engines."""
+    def restore(self, source: CheckpointTensors) -> None:
+        """Restore as DeepSpeed's other engines."""
         DeepSpeedEngine.restore(self, source)
 
     def buffers(self) -> Iterator[tuple[int, str, Tensor]]:
-        """As every engine."""
+        """Yield this rank's buffers."""
         for name, buffer in self.module.named_buffers():
             yield self.axes.dp_rank, f"blocks.{name}", buffer
 
@@ -414,7 +394,7 @@ class DeepSpeedPipelineEngine(PipelineEngine, DeepSpeedEngine):
 
 
 class _Unbound:
-    """DeepSpeed binds an instruction to its engine with `MethodType`, which wants something callable."""
+    """Callable class for an instruction, which DeepSpeed binds to its engine with `MethodType`."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         self._function = function
@@ -424,13 +404,13 @@ class _Unbound:
 
 
 class _WithoutUpdate:
-    """A schedule of DeepSpeed's but for its optimizer step."""
+    """Schedule of DeepSpeed's without its optimizer step."""
 
     def __init__(self, schedule: Any) -> None:
         self._schedule = schedule
 
     def num_pipe_buffers(self) -> int:
-        """As many buffers as the schedule wants."""
+        """Return the schedule's number of buffers."""
         return int(self._schedule.num_pipe_buffers())
 
     def __iter__(self) -> Iterator[list[Any]]:

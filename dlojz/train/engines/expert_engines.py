@@ -1,32 +1,26 @@
-"""Expert-parallel engines: the lab's and DeepSpeed's.
+"""Expert-parallel engines: the lab's, and DeepSpeed's own layer under its engine.
 
-Expert parallelism as the lab writes it: data parallelism whose ranks share the experts of each mixture out.
-
-After the last micro-batch's backward, ranks that hold the same experts hold the same gradients of them, and all ranks
-those of everything else; losses and weights are those of the same layout with ep=1.
+**The lab's**: data parallelism whose ranks shard the experts of each mixture. After the last micro-batch's backward,
+ranks that hold the same experts hold the same gradients of them, and all ranks those of everything else; losses and
+weights are those of the same layout with ep=1.
 
     data axis, dp = 4, ep = 2:    rank 0: experts 0–3 │ rank 1: experts 4–7    an expert-parallel group (ep)
                                   rank 2: experts 0–3 │ rank 3: experts 4–7    ranks 0 and 2: an expert-data group (edp)
 
-Source: Lepikhin et al. 2020, "GShard" (arXiv 2006.16668); Rajbhandari et al. 2022, "DeepSpeed-MoE" (arXiv 2201.05596),
-for expert-parallel groups smaller than the data axis.
+**DeepSpeed's**: weights, checkpoints and their names are those of the lab's model. Top-1 and top-2 gates with the same
+weights choose the same experts with the same weights, so losses are equal to rounding as long as no token is dropped.
+Differences:
 
-DeepSpeed's mixture of experts in the place of the lab's, with the same weights, under DeepSpeed's engine.
-
-Weights, checkpoints and their names are those of the lab's model: what one of the two has kept the other takes up.
-
-Where the two agree: top-1 and top-2 gates with the same weights choose the same experts and weigh them alike, so that
-losses are equal to rounding as long as no token is dropped. Where they do not, by DeepSpeed's choice:
-
-- Top-1 keeps, of the tokens of an expert that is full, those that `topk` of equal numbers gives, not the first ones.
+- Top-1 keeps, of the tokens of a full expert, those that `topk` of equal numbers gives, not the first ones.
 - Top-2 weighs a token whose other choice is dropped by 1, the lab by its share; and it balances the first choices
   alone, the lab all of them. From three choices on, the most probable tokens stay.
 - The capacity is ⌈N/E · f·k⌉ in fp32, the lab's in double precision; neither is below 1 here, where DeepSpeed's default
   is 4 and up.
-- Random token selection and noise on the second choice, on by default, are off here: the lab draws no number.
+- Random token selection and noise on the second choice, on by default, are off here.
 
-Source: DeepSpeed 0.19 `models/experts/layer.py`, `moe/sharded_moe.py`, `runtime/engine.py`; Rajbhandari et al. 2022,
-"DeepSpeed-MoE" (arXiv 2201.05596).
+Source: Lepikhin et al. 2020, "GShard" (arXiv 2006.16668); Rajbhandari et al. 2022, "DeepSpeed-MoE" (arXiv 2201.05596),
+for expert-parallel groups smaller than the data axis; DeepSpeed 0.19 `moe/layer.py`, `moe/sharded_moe.py`,
+`runtime/engine.py`.
 """
 
 from __future__ import annotations
@@ -39,8 +33,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.base.language import MEBIBYTE
-from dlojz.by_hand.ddp import BUCKET_BYTES, DataParallel, fill_buckets
+from dlojz.by_hand.ddp import DataParallel, fill_buckets
 from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList, mean_loss
 from dlojz.models.experts.gate import with_auxiliary_loss
@@ -52,19 +45,21 @@ from dlojz.models.experts.layer import (
     mixtures,
     shard_experts,
 )
+from dlojz.prediction.shapes import bucket_bytes_of
 from dlojz.train.axes import Axes
-from dlojz.train.engines.base import WEIGHTS, TensorSource
+from dlojz.train.checkpoint_tensors import CheckpointTensors
+from dlojz.train.engines.base import WEIGHTS
 from dlojz.train.engines.deepspeed import DeepSpeedEngine, begin, load_deepspeed, put_state, whole_state
 from dlojz.train.engines.replicated import ByHandEngine
 from dlojz.train.engines.tensor_engines import Loss, TensorShare
 
 
 class ExpertShare(TensorShare):
-    """What a rank holds of a model whose experts are shared out: of theirs a block, of all else the whole.
+    """Share of a rank of a model with sharded experts: of theirs a block, of all else the whole.
 
     Args:
         config: the run.
-        model: the whole model, before its experts are shared out.
+        model: the whole model, before its experts are sharded.
         axes: this rank's place.
         loss: mean loss of whole logits.
     """
@@ -75,22 +70,22 @@ class ExpertShare(TensorShare):
         self._rank, self._size, self._group = axes.ep_rank, config.layout.ep, axes.group("ep")
 
     def whole(self, name: str, own: Tensor) -> Tensor:
-        """A whole parameter, or a moment of it, from the blocks of all ranks; a collective call."""
+        """Gather a whole parameter, or a moment of it, from the blocks of all ranks; a collective call."""
         if name not in self._experts:
             return own
         blocks = [torch.empty_like(own) for _ in range(self._size)]
-        # Who: the ranks that share the experts out, at the end of a run or at a checkpoint. What: their blocks of one
+        # Who: the ranks that shard the experts, at the end of a run or at a checkpoint. What: their blocks of one
         # parameter, (E/ep, …) each. How much: the bytes of the whole parameter.
         dist.all_gather(blocks, own.contiguous(), group=self._group)
         return torch.cat(blocks)
 
     def part(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's block of experts, a contiguous one; nothing is sent."""
+        """Cut this rank's contiguous block of experts; nothing is sent."""
         return whole.chunk(self._size)[self._rank] if name in self._experts else whole
 
 
 class ExpertDataParallel(DataParallel):
-    """A model that averages the gradients of its experts over the ranks that hold them, the others over all ranks.
+    """DataParallel that averages gradients of experts over the ranks that hold them, the others over all ranks.
 
     Args:
         module: the model, once this rank has its own experts only.
@@ -115,7 +110,7 @@ class ExpertDataParallel(DataParallel):
         super().__init__(module, bucket_bytes=bucket_bytes, group=group)
 
     def fill(self, parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
-        """Buckets of experts and buckets of the rest, in the order in which they will be full."""
+        """Fill buckets of experts and buckets of the rest, in the order in which they will be full."""
         place = {parameter: number for number, parameter in enumerate(parameters)}
         rest = [parameter for parameter in parameters if parameter not in self._experts]
         own = [parameter for parameter in parameters if parameter in self._experts]
@@ -123,7 +118,7 @@ class ExpertDataParallel(DataParallel):
         return sorted(buckets, key=lambda bucket: place[bucket[-1]])
 
     def _broadcast(self) -> None:
-        """Nothing to do: each rank has drawn the whole model from the seed of the run before it kept its experts."""
+        """Nothing: each rank has drawn the whole model from the seed of the run before it kept its experts."""
 
     def _send(self) -> None:
         if self.buckets[self._next][0] not in self._experts:
@@ -141,9 +136,8 @@ class ExpertDataParallel(DataParallel):
     def synchronize(self) -> None:
         """Wait for all buckets, and put the means into the gradients.
 
-        Those of experts are divided by all dp ranks, not by the dp/ep that were summed: within an expert-parallel group
-        an expert has seen the tokens of all ep ranks, so that its gradient is a sum over them already. Summed over the
-        expert-data group it is a sum over dp ranks, each of which has taken the mean loss of its own tokens.
+        Gradients of experts are divided by all dp ranks, not by the dp/ep that were summed: an expert has seen the
+        tokens of all ep ranks of its group, each of which has taken the mean loss of its own tokens.
 
         Raises:
             LabError: if no backward pass came before.
@@ -156,7 +150,7 @@ class ExpertDataParallel(DataParallel):
 
 
 class ExpertEngine(ByHandEngine):
-    """The lab's data parallelism, with the experts of each mixture shared out over neighbouring ranks."""
+    """Engine of the lab's data parallelism, with the experts of each mixture sharded over neighbouring ranks."""
 
     def wrap(self, module: nn.Module) -> nn.Module:
         axes, layout = self.axes, self.config.layout
@@ -165,11 +159,10 @@ class ExpertEngine(ByHandEngine):
         shard_experts(module, axes.ep_rank, layout.ep, axes.group("ep"))
         alike = axes.group("edp")
         assert alike is not None
-        given_mib = layout.bucket_mib
         return ExpertDataParallel(
             module.to(self.device),
             experts=names,
-            bucket_bytes=BUCKET_BYTES if given_mib is None else int(given_mib * MEBIBYTE),
+            bucket_bytes=bucket_bytes_of(self.config),
             group=axes.group("dp"),
             expert_group=alike,
         )
@@ -178,11 +171,11 @@ class ExpertEngine(ByHandEngine):
 _MATRICES = {"gate_EDF": "gate.weight", "up_EDF": "up.weight", "down_EFD": "down.weight"}
 _BIASES = {"up_bias_EF": "up.bias", "down_bias_ED": "down.bias"}
 _OF_EXPERT = _MATRICES | _BIASES
-"""Parameters of a stack of experts, and of one expert of DeepSpeed's, whose matrices are transposed."""
+"""Parameters of a stack of experts → of one expert of DeepSpeed's, whose matrices are transposed."""
 
 
 class Expert(nn.Module):
-    """One feed-forward network, as DeepSpeed wants it: a module of its own.
+    """Feed-forward network of one expert, as the module that DeepSpeed expects.
 
     Args:
         width, mlp_width: of its input and of its hidden layer.
@@ -209,8 +202,8 @@ class DeepSpeedMixture(nn.Module):
     """`deepspeed.moe.layer.MoE` behind the interface of the lab's mixture.
 
     Args:
-        mixture: whose weights and routing it takes.
-        ep: ranks that share the experts out.
+        mixture: gives weights and routing.
+        ep: ranks that shard the experts.
         ep_rank: this one's place among them.
     """
 
@@ -249,7 +242,7 @@ class DeepSpeedMixture(nn.Module):
         return weight
 
     def pieces(self, name: str) -> list[Tensor]:
-        """This rank's parts of a stack of experts, one per expert."""
+        """List this rank's parts of a stack of experts, one per expert."""
         experts = self.moe.deepspeed_moe.experts.deepspeed_experts
         return [expert.get_parameter(_OF_EXPERT[name]) for expert in experts]
 
@@ -269,7 +262,7 @@ class DeepSpeedMixture(nn.Module):
 
 
 class DeepSpeedExpertEngine(DeepSpeedEngine):
-    """DeepSpeed without ZeRO, whose ranks share the experts of its own mixtures out.
+    """Engine of DeepSpeed without ZeRO, whose ranks shard the experts of its own mixtures.
 
     Source: DeepSpeed 0.19 `runtime/engine.py`, `_reduce_expert_gradients`: gradients of experts are summed over the
     ranks that hold them and divided by all ranks, as `dlojz.train.engines.expert_engines` does.
@@ -288,7 +281,7 @@ class DeepSpeedExpertEngine(DeepSpeedEngine):
 
     @property
     def group_names(self) -> dict[str, str]:
-        """With DeepSpeed's own groups."""
+        """Name also DeepSpeed's own groups."""
         from deepspeed.utils import groups
 
         name = f"ep_size_{self._ep}"
@@ -296,11 +289,11 @@ class DeepSpeedExpertEngine(DeepSpeedEngine):
         return super().group_names | {str(group.group_name): axis for axis, group in found.items()}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """As every engine, under the names of the lab's model."""
+        """Yield whole parameters under the names of the lab's model."""
         yield from self.gathered(WEIGHTS)
 
     def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """As every engine, under the names of the lab's model."""
+        """Yield one kind of state under the names of the lab's model."""
         for name, pieces in self._held.items():
             own = [whole_state(self.optimizer, piece, kind) for piece in pieces]
             leaf = name.rpartition(".")[2]
@@ -309,14 +302,14 @@ class DeepSpeedExpertEngine(DeepSpeedEngine):
                 continue
             block = torch.stack([one.T if leaf in _MATRICES else one for one in own])
             blocks = [torch.empty_like(block) for _ in range(self._ep)]
-            # Who: the ranks that share the experts out. What: their blocks of one parameter, (E/ep, …) each. How much:
+            # Who: the ranks that shard the experts. What: their blocks of one parameter, (E/ep, …) each. How much:
             # the bytes of the whole parameter, at the end of a run and with each checkpoint.
             dist.all_gather(blocks, block, group=self.axes.group("ep"))
             yield name, torch.cat(blocks).cpu()
 
     @torch.no_grad()
-    def restore(self, source: TensorSource) -> None:
-        """As every engine, from whole tensors under the names of the lab's model."""
+    def restore(self, source: CheckpointTensors) -> None:
+        """Restore from whole tensors under the names of the lab's model."""
         kept = [WEIGHTS, *(kind for kind in self.moments if source.has(f"{kind}/{next(iter(self._held))}"))]
         begin(self.optimizer, tuple(kept[1:]), source.updates)
         for name, pieces in self._held.items():
@@ -332,7 +325,7 @@ class DeepSpeedExpertEngine(DeepSpeedEngine):
 
 
 def _pieces_of(name: str, model: nn.Module, replaced: dict[str, DeepSpeedMixture]) -> list[Tensor]:
-    """What this rank holds of a parameter of the lab's model, in DeepSpeed's."""
+    """This rank's parts, in DeepSpeed's model, of a parameter of the lab's model."""
     for layer, mixture in replaced.items():
         if name.startswith(f"{layer}."):
             leaf = name.rpartition(".")[2]

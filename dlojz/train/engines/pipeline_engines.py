@@ -1,33 +1,16 @@
 """Pipeline engines: the lab's runtime, synchronous and asynchronous, and torch's.
 
-What all pipeline engines share: the model cut into stages, the groups, the losses, the weights.
+A rank holds the stages that the schedule's placement gives it; the gradient of a step is the mean over its global
+batch, whatever the schedule, whose own list is executed action for action. Where the tensor axis has several ranks,
+each holds its part of the stages.
 
-A rank holds the stages that the schedule's placement gives it and no other; the gradient of a step is the mean over its
-global batch, whatever the schedule. Where the tensor axis has several ranks, each holds its part of the stages.
+Asynchronous pipelines update each stage while micro-batches are in flight, by plain SGD. A step of the loop is one run
+of the schedule over the step's micro-batches, filled at its start and drained at its end, with all its updates inside;
+so a loss that is not finite is known only after updates with it.
 
-The lab's own pipeline: its teaching runtime, any synchronous schedule, bidirectional ones too.
-
-What is executed is the schedule's own list, action for action.
-
-An asynchronous pipeline: each stage updates on its own, while micro-batches are in flight.
-
-What the loop calls a step is one run of the schedule over the step's micro-batches, filled at its start and drained at
-its end, with all its updates inside: as many as the schedule has, each by plain SGD. So a loss that is not finite is
-known after updates have been made with it.
-
-A schedule of the lab as an object of torch's own: its class where torch ships it, else its table runtime.
-
-What is private of torch's is used in this file and nowhere else. The runtime reads a table of actions, one row per rank
-(`_PipelineScheduleRuntime._load_csv`); it is what runs every schedule of torch's but GPipe and 1F1B, so the lab's
-schedules run on the same code.
-
-Source: torch 2.13, `torch/distributed/pipelining/schedules.py`.
-
-`torch.distributed.pipelining`: its own schedules, and any other that its runtime can execute.
-
-The order that is executed is the one that is simulated.
-
-Source: torch 2.13, `torch/distributed/pipelining/schedules.py` and `stage.py`.
+torch executes a schedule by its own class where it ships one, else by its table runtime (`_PipelineScheduleRuntime
+._load_csv`), a table of actions with one row per rank. What is private of torch's is used in this file and nowhere
+else. Source: torch 2.13, `torch/distributed/pipelining/schedules.py` and `stage.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -52,14 +35,15 @@ from dlojz.by_hand.tensor.axis import TensorAxis
 from dlojz.by_hand.tensor.split import split_model
 from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList, mean_loss
+from dlojz.models.meta import sample_inputs
 from dlojz.pipeline.exchange_formats import to_csv, torch_refusal
-from dlojz.pipeline.partition_baselines import schedule_of, stage_bounds
+from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.runtime import AsynchronousRuntime, Boundary, PipelineRuntime, boundaries_of, stage_modules
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Action, Schedule
 from dlojz.pipeline.schedule_catalogue import SCHEDULES
-from dlojz.prediction.shapes import build_on_meta
+from dlojz.prediction.shapes import bounds_of, build_on_meta, model_shapes
 from dlojz.train.axes import Axes
-from dlojz.train.engines.base import WEIGHTS, Engine, Inventory, local, locals_of, make_optimizer, optimizer_states
+from dlojz.train.engines.base import WEIGHTS, Engine, Inventory, local, make_optimizer
 from dlojz.train.engines.sharded import shard
 from dlojz.train.engines.tensor_engines import TensorShare
 
@@ -67,24 +51,12 @@ StageKey = tuple[int, int]
 """A stage on a rank: (pipe, stage)."""
 
 
-def bounds_of(config: RunConfig, model: BlockList, stages: int) -> tuple[int, ...]:
-    """First block of each stage, and the number of blocks."""
-    names = [type(block).__name__ for block in model.blocks]
-    parameters = [sum(parameter.numel() for parameter in block.parameters()) for block in model.blocks]
-    flops: Sequence[float] = ()
-    if config.layout.partition == "flops":
-        from dlojz.pipeline.partition_baselines import block_weights
-
-        flops = [float(one) for one in block_weights(config, "flops").weights]
-    return stage_bounds(config.layout, stages, names, parameters, flops)
-
-
 class PipelineEngine(Engine):
-    """One rank of a pipeline; subclasses run the schedule.
+    """Engine of one rank of a pipeline; subclasses run the schedule.
 
     Args:
         config: the run; its layout names the schedule and the cut.
-        model: the whole model, with the same weights on every rank; only this rank's stages are kept.
+        model: the whole model, with the same weights on every rank; only this rank's stages stay.
         device: where to train.
     """
 
@@ -93,7 +65,7 @@ class PipelineEngine(Engine):
         self.config, self.device = config, device
         layout = config.layout
         self.schedule = schedule_of(layout)
-        self.bounds = bounds_of(config, blocks, self.schedule.stages)
+        self.bounds = bounds_of(config, model_shapes(config))
         self.axes = Axes(layout, device)
         self.pp_rank = self.axes.pp_rank
         self.pp_group, self.dp_group = (cast(dist.ProcessGroup, self.axes.group(axis)) for axis in ("pp", "dp"))
@@ -114,12 +86,12 @@ class PipelineEngine(Engine):
         self.build(blocks)
 
     def _boundaries(self, stages: Sequence[BlockList]) -> list[Boundary]:
-        """What enters each stage, and last what leaves the model."""
+        """Shapes of what enters each stage, and last of what leaves the model."""
         with self.share.pretending():
             return boundaries_of(stages, sample(self.config), compute=self._autocast_dtype)
 
     def build(self, blocks: BlockList) -> None:
-        """Make what runs the schedule, and the optimizer; `blocks` is the whole model, of which no more is kept."""
+        """Make the runtime and the optimizer; `blocks` is the whole model, which is not kept."""
         del blocks
         self.optimizer = make_optimizer(self.config, self.module.parameters())
 
@@ -127,28 +99,23 @@ class PipelineEngine(Engine):
     def _autocast_dtype(self) -> torch.dtype | None:
         return torch.bfloat16 if self.config.precision == "bf16" else None
 
-    @property
-    def group_names(self) -> dict[str, str]:
-        """Mesh axis of each process group of this rank, by the group's own name: for the probe of communication."""
-        return self.axes.group_names
-
     def perform(self, action: Action, compute: Callable[[], None]) -> None:
         """Run the computation of one action; probes wrap this to time it."""
         with self.autocast() if action.kind == FORWARD else nullcontext():
             compute()
 
     def _perform(self, action: Action, compute: Callable[[], None]) -> None:
-        """What a runtime is given: it looks `perform` up at each call, as a probe may have wrapped it since."""
+        """Call `perform` through the instance, as a probe may have wrapped it since the runtime was made."""
         self.perform(action, compute)
 
     def take(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """What this rank needs of a micro-batch: inputs where it holds a first stage, targets where a last one."""
+        """Select this rank's part of a micro-batch: inputs where it holds a first stage, targets where a last one."""
         held = {stage for _, stage in self.modules}
         nothing = inputs.new_empty(0)
         return inputs if 0 in held else nothing, targets if self.schedule.stages - 1 in held else nothing
 
     def run(self, samples: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Forward and backward of all micro-batches of this replica.
+        """Run forward and backward of all micro-batches of this replica.
 
         Returns:
             A scalar; its mean over all ranks is the mean loss of the global batch. Ranks without a last stage give 0.
@@ -160,7 +127,7 @@ class PipelineEngine(Engine):
         return total * layout.pp / layout.micro_batches
 
     def run_schedule(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
-        """Execute the schedule; the losses of the micro-batches whose last stage is here."""
+        """Execute the schedule; return the losses of the micro-batches whose last stage is here."""
         raise NotImplementedError
 
     def reduce_gradients(self) -> None:
@@ -175,26 +142,16 @@ class PipelineEngine(Engine):
             average([parameter.grad for parameter in module.parameters()], self.dp_group)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of one micro-batch."""
+        """Compute the mean loss of one micro-batch."""
         return self.share.loss(outputs, targets)
 
     def update(self) -> None:
-        """One optimizer step on this rank's stages, then forget the gradients."""
+        """Step the optimizer of this rank's stages once, then free the gradients."""
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def inventory(self) -> Inventory:
-        """What this rank holds of its stages."""
-        parameters = list(self.module.parameters())
-        return {
-            "weights": [*parameters],
-            "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
-            "optimizer": optimizer_states(self.optimizer),
-            "buffers": list(self.module.buffers()),
-        }
-
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter of the model, broadcast by the rank that holds its stage; a collective call."""
+        """Yield every parameter of the model, broadcast by the rank that holds its stage; a collective call."""
         yield from self._from_owners(self.own_weights())
 
     def _from_owners(self, own: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -212,11 +169,11 @@ class PipelineEngine(Engine):
             yield name, tensor.cpu()
 
     def own_weights(self) -> dict[str, Tensor]:
-        """This rank's parameters by their name in the whole model."""
+        """Return this rank's parameters by their name in the whole model."""
         return {name: parameter.detach() for name, parameter, _ in self.named()}
 
     def named(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Parameters of this rank's stages by their name in the whole model; of a stage held twice, both copies."""
+        """Yield the parameters of this rank's stages by their name in the whole model; both copies of a twin stage."""
         for (_, stage), module in self.modules.items():
             for name, parameter in module.named_parameters():
                 yield self._whole_name(name, stage), parameter, parameter
@@ -226,27 +183,27 @@ class PipelineEngine(Engine):
         return f"blocks.{int(number) + self.bounds[stage]}.{rest}"
 
     def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """As every engine; each tensor is broadcast by the rank that holds its stage."""
+        """Yield one kind of state; each tensor is broadcast by the rank that holds its stage."""
         yield from self._from_owners(self.own_weights() if kind == WEIGHTS else self.own_moments(kind))
 
     def own_moments(self, kind: str) -> dict[str, Tensor]:
-        """One kind of the optimizer's states on this rank by their parameter's name in the whole model."""
+        """Return one kind of the optimizer's states on this rank by their parameter's name in the whole model."""
         return {name: self.optimizer.state[updated][kind] for name, _, updated in self.named()}
 
     def buffers(self) -> Iterator[tuple[int, str, Tensor]]:
-        """As every engine; the two pipes of a bidirectional schedule count as two replicas."""
+        """Yield this rank's buffers; the two pipes of a bidirectional schedule count as two replicas."""
         for (pipe, stage), module in self.modules.items():
             for name, buffer in module.named_buffers():
                 yield self.axes.dp_rank * self.schedule.pipes + pipe, self._whole_name(name, stage), buffer
 
     def _stages(self) -> Iterator[tuple[int, int]]:
-        """(pipeline rank, stage) of the first pipe: where each stage's weights are asked for."""
+        """(pipeline rank, stage) of the first pipe, which provides each stage's weights."""
         for stage, rank in enumerate(self.schedule.placement[0]):
             yield rank, stage
 
 
 def average(gradients: Sequence[Tensor | None], group: dist.ProcessGroup, ranks: int | None = None) -> None:
-    """Mean (or with `ranks=1` sum) of the gradients over a group, in place, as one flat all-reduce."""
+    """Average (or with `ranks=1` sum) the gradients over a group, in place, as one flat all-reduce."""
     held = [gradient for gradient in gradients if gradient is not None]
     if not held:
         return
@@ -258,16 +215,18 @@ def average(gradients: Sequence[Tensor | None], group: dist.ProcessGroup, ranks:
 
 
 def sample(config: RunConfig) -> Tensor:
-    """One micro-batch's input, of the right shape and type; its values do not matter."""
-    from dlojz import models
-
-    if models.spec(config.model).family == "text":
-        return torch.zeros(config.layout.micro_batch, config.sequence_length or 1, dtype=torch.long)
-    return torch.zeros(config.layout.micro_batch, 3, config.image_size or 1, config.image_size or 1)
+    """Make one micro-batch's input, of the right shape and type, without values."""
+    return sample_inputs(
+        config.model,
+        config.layout.micro_batch,
+        image_size=config.image_size,
+        sequence_length=config.sequence_length,
+        device="cpu",
+    )
 
 
 class ByHandPipelineEngine(PipelineEngine):
-    """`dlojz.pipeline.runtime` over the pipeline axis."""
+    """Engine of the lab's runtime over the pipeline axis."""
 
     def build(self, blocks: BlockList) -> None:
         super().build(blocks)
@@ -296,7 +255,7 @@ class ByHandPipelineEngine(PipelineEngine):
         super().reduce_gradients()
 
     def _twin_groups(self) -> dict[int, dist.ProcessGroup]:
-        """Per stage that this rank holds, the group of the two ranks that do; empty where there is one pipe."""
+        """Per stage of this rank, the group of the two ranks that hold it; empty where there is one pipe."""
         if self.schedule.pipes == 1:
             return {}
         layout, own = self.config.layout, {}
@@ -314,7 +273,7 @@ class ByHandPipelineEngine(PipelineEngine):
 
 
 class AsynchronousPipelineEngine(PipelineEngine):
-    """`dlojz.pipeline.runtime` over the pipeline axis."""
+    """Engine of the lab's asynchronous runtime over the pipeline axis."""
 
     def build(self, blocks: BlockList) -> None:
         super().build(blocks)
@@ -333,7 +292,7 @@ class AsynchronousPipelineEngine(PipelineEngine):
         return self._runtime.step(inputs, targets)
 
     def update(self) -> None:
-        """Nothing: the schedule has updated."""
+        """Nothing: the schedule has updated already."""
 
     def inventory(self) -> Inventory:
         held = super().inventory()
@@ -344,7 +303,7 @@ class AsynchronousPipelineEngine(PipelineEngine):
 def torch_schedule(
     schedule: Schedule, stages: Sequence[PipelineStage], loss: Callable[[Tensor, Tensor], Tensor]
 ) -> Any:
-    """What `step()` of executes the schedule.
+    """Make torch's object whose `step()` executes the schedule.
 
     Args:
         schedule: any that torch can execute.
@@ -352,7 +311,7 @@ def torch_schedule(
         loss: mean loss of one micro-batch.
 
     Raises:
-        LabError: if torch's runtime cannot execute it; the sentence says why.
+        LabError: if torch's runtime cannot execute it, with the reason.
     """
     refusal = torch_refusal(schedule)
     if refusal is not None:
@@ -372,15 +331,8 @@ def torch_schedule(
     return made
 
 
-class Performer(Protocol):
-    """Whoever runs the computation of an action: an engine."""
-
-    def perform(self, action: Action, compute: Callable[[], None]) -> None:
-        """Run it."""
-
-
 class TorchPipelineEngine(PipelineEngine):
-    """torch's pipeline runtime over the pipeline axis."""
+    """Engine of torch's pipeline runtime over the pipeline axis."""
 
     def build(self, blocks: BlockList) -> None:
         if self.config.layout.zero and self.axes.mesh is not None:
@@ -394,14 +346,15 @@ class TorchPipelineEngine(PipelineEngine):
         self._schedule = torch_schedule(self.schedule, stages, self._loss)
 
     def _boundaries(self, stages: Sequence[BlockList]) -> list[Boundary]:
-        first, *others = self._shapes_between(stages)
+        if self.config.layout.tp > 1:
+            first, *others = self._split_boundaries()
+        else:
+            first, *others = super()._boundaries(stages)
         if self.config.layout.zero and self._autocast_dtype is not None:  # FSDP2 casts weights and inputs alike
             others = [Boundary(one.shape, self._autocast_dtype) for one in others]
         return [first, *others]
 
-    def _shapes_between(self, stages: Sequence[BlockList]) -> list[Boundary]:
-        if self.config.layout.tp == 1:
-            return super()._boundaries(stages)
+    def _split_boundaries(self) -> list[Boundary]:
         # DTensors cannot be asked for shapes without the other ranks; the lab's own split has the same ones.
         config, axis = self.config, self.share.axis
         pretended = TensorAxis(rank=axis.rank, size=axis.size, sequence_parallel=axis.sequence_parallel)
@@ -412,7 +365,7 @@ class TorchPipelineEngine(PipelineEngine):
             return boundaries_of(stage_modules(split, self.bounds), one, compute=self._autocast_dtype)
 
     def _stage(self, stage: int) -> PipelineStage:
-        """A stage whose shapes are known beforehand, so that no rank has to ask another."""
+        """A stage with known shapes, so that no rank has to ask another."""
         module = self.modules[0, stage]
         enters, leaves = (
             torch.empty(one.shape, dtype=one.dtype, device="meta") for one in self.boundaries[stage : stage + 2]
@@ -446,9 +399,6 @@ class TorchPipelineEngine(PipelineEngine):
                 gradients = (parameter.grad for parameter in module.parameters())
                 average([local(gradient) for gradient in gradients if gradient is not None], self.dp_group)
 
-    def inventory(self) -> Inventory:
-        return locals_of(super().inventory())
-
     def run_schedule(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
         self._losses = []
         held = {stage for _, stage in self.modules}
@@ -459,8 +409,8 @@ class TorchPipelineEngine(PipelineEngine):
         return self._losses
 
 
-def observe(made: Any, stage: int, engine: Performer) -> None:
-    """Let the engine perform what a stage computes: then probes time torch's actions as they time the lab's own."""
+def observe(made: Any, stage: int, engine: Any) -> None:
+    """Route the actions of torch’s stage through the engine’s `perform`, so that probes time them as the lab’s own."""
 
     def through(
         method: Callable[..., Any], kind_of: Callable[..., str], micro_batch: int, *args: Any, **kwargs: Any

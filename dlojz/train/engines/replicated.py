@@ -1,38 +1,14 @@
 """Engines that keep the whole model on each rank: DDP, DDP by hand, optimizers that communicate, updates in backward.
 
-torch's own hooks on what DDP sends: gradients in half the bytes, or as the product of two thin matrices.
-
-What is sent is a function of the bucket alone, in one order on all ranks; after the hook all ranks hold the same
-gradient.
-
-Source: torch 2.13, `distributed/algorithms/ddp_comm_hooks/default_hooks.py` and `powerSGD_hook.py`; Vogels et al. 2019
-(arXiv 1905.13727), algorithms 1 and 2.
-
-torch DistributedDataParallel: every rank holds the whole model; gradients are averaged by all-reduce.
-
-After the last micro-batch's backward every rank holds the same gradient.
-
-Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (arXiv 2006.15704).
-
-Data parallelism as the lab writes it (`dlojz.by_hand.ddp`), behind the interface of all engines.
-
-After the last micro-batch's backward every rank holds the same gradient.
-
-Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (arXiv 2006.15704).
-
-Data parallelism whose reduction is the optimizer's: the whole model on every rank, and no gradient averaged before.
-
-Between backward and the optimizer nothing is sent; after a step that sends, all ranks hold the same weights.
-
-Source: Tang et al. 2021, "1-bit Adam" (arXiv 2102.02888); see `dlojz.by_hand.optimizers`.
-
-DDP by hand whose backward pass updates (`update="in_backward"`): a bucket is averaged, used and forgotten.
-
-A parameter is updated with the mean of its gradient over the ranks, never with this rank's own; the weights are those
-of an update after backward, bit for bit.
-
-Source: Jiang et al. 2021, "Optimizer Fusion" (arXiv 2104.00237), for one process; see
-`dlojz.by_hand.optimizers.in_backward`.
+- torch's DistributedDataParallel: gradients are averaged by all-reduce (Li et al. 2020, "PyTorch Distributed:
+  Experiences on Accelerating Data Parallel Training", arXiv 2006.15704), whole, or by torch's hooks in half the bytes
+  or as the product of two thin matrices (torch 2.13, `distributed/algorithms/ddp_comm_hooks/default_hooks.py` and
+  `powerSGD_hook.py`; Vogels et al. 2019, arXiv 1905.13727, algorithms 1 and 2).
+- The lab's DataParallel (`dlojz.by_hand.ddp`). With `update="in_backward"` a bucket is averaged, used and freed while
+  backward runs; the weights are those of an update after backward, bit for bit (Jiang et al. 2021, "Optimizer Fusion",
+  arXiv 2104.00237; see `dlojz.by_hand.optimizers.in_backward`).
+- Optimizers that reduce themselves (`dlojz.by_hand.optimizers`): no gradient is averaged before the step; after a step
+  that sends, all ranks hold the same weights (Tang et al. 2021, "1-bit Adam", arXiv 2102.02888).
 """
 
 from __future__ import annotations
@@ -53,20 +29,21 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 from torch.nn.parallel import DistributedDataParallel
 
-from dlojz.base.language import MEBIBYTE
-from dlojz.by_hand.ddp import BUCKET_BYTES, DataParallel, _Flight
+from dlojz.by_hand.ddp import DataParallel, _Flight
 from dlojz.by_hand.optimizers.adam import OneBitAdam, ZeroOneAdam
 from dlojz.by_hand.optimizers.communicating import Communicating
 from dlojz.by_hand.optimizers.lamb import OneBitLamb
 from dlojz.by_hand.optimizers.local_sgd import DiLoCo, LocalSGD, LocalSteps
 from dlojz.config.layout import Layout
 from dlojz.config.schedules import begins_anew, left_behind, powersgd_start
+from dlojz.prediction.shapes import bucket_bytes_of
 from dlojz.results.footprint import Overlap
-from dlojz.train.engines.base import Engine, Inventory, PassOptimizer, TensorSource, make_optimizer
+from dlojz.train.checkpoint_tensors import CheckpointTensors
+from dlojz.train.engines.base import Engine, Inventory, PassOptimizer, make_optimizer
 from dlojz.train.engines.tensor_engines import PlainParameters
 
 Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
-"""Takes a state and a bucket; gives what will hold the bucket's averaged gradients."""
+"""Maps a state and a bucket to a future of the bucket's averaged gradients."""
 TINY = 1e-8
 """Added to the norm of a column before it divides: a layer without a gradient has columns of zeros."""
 
@@ -74,12 +51,12 @@ TINY = 1e-8
 def attach_hook(
     model: DistributedDataParallel, layout: Layout, *, steps: int, group: dist.ProcessGroup | None
 ) -> powersgd.PowerSGDState | None:
-    """Let a model's buckets leave as the layout says; returns what PowerSGD keeps from step to step, else None.
+    """Attach the layout's hook to a model's buckets; returns PowerSGD's state, else None.
 
     Args:
-        model: as DDP has wrapped it, with no hook yet.
+        model: wrapped by DDP, with no hook yet.
         layout: of the run.
-        steps: of the run, of which PowerSGD leaves the first ones alone (`optimizer_stages.powersgd_start`).
+        steps: of the run, of which PowerSGD leaves the first ones alone (`schedules.powersgd_start`).
         group: the replicas; by default all ranks.
     """
     # Who: all replicas, bucket after bucket, as backward fills them. What: the bucket's gradients in 2 bytes each, all-
@@ -129,16 +106,16 @@ in_bf16: Hook = FunctionType(bf16_compress_hook.__code__, vars(default_hooks), "
 
 
 def held(state: powersgd.PowerSGDState) -> list[Tensor]:
-    """The tensors that PowerSGD keeps from step to step: the errors of each bucket, P and Q."""
+    """List the tensors that PowerSGD keeps from step to step: the errors of each bucket, P and Q."""
     kept = (state.error_dict, state.p_memory_dict, state.q_memory_dict)
     return [tensor for tensors in kept for tensor in tensors.values()]
 
 
 class DDPEngine(Engine):
-    """DDP over all ranks."""
+    """Engine of torch's DDP over all replicas."""
 
     powersgd: PowerSGDState | None
-    """What PowerSGD keeps from step to step, where gradients leave so."""
+    """State of PowerSGD, where gradients leave so."""
 
     def wrap(self, module: nn.Module) -> nn.Module:
         # BatchNorm statistics stay each rank's own, as in the sharded engines: broadcasting them would be one more
@@ -173,14 +150,14 @@ class DDPEngine(Engine):
         self.optimizer.zero_grad(set_to_none=not self.config.layout.gradient_as_bucket_view)
 
     def inventory(self) -> Inventory:
-        """With what PowerSGD holds back: errors, P and Q."""
+        """List also PowerSGD's errors, P and Q."""
         found = super().inventory()
         if self.powersgd is not None:
             found["optimizer"] += held(self.powersgd)
         return found
 
-    def restore_buffers(self, source: TensorSource) -> None:
-        """As every engine; of PowerSGD nothing is kept, as its errors belong to buckets that DDP is yet to fill anew.
+    def restore_buffers(self, source: CheckpointTensors) -> None:
+        """Restore the buffers; PowerSGD begins anew, as its errors belong to buckets that DDP has yet to fill.
 
         Raises:
             LabError: if the buffers are another model's.
@@ -190,7 +167,7 @@ class DDPEngine(Engine):
             self.left_out = begins_anew(self.powersgd.start_powerSGD_iter)
 
     def named(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """As every engine; with tensor parallelism the optimizer updates plain tensors, which share their memory."""
+        """Yield plain tensors as updated ones with tensor parallelism; they share the DTensors' memory."""
         plain = {}
         if isinstance(self.model.module, PlainParameters):
             plain = {name.replace("/", "."): own for name, own in self.model.module.plain.items()}
@@ -198,7 +175,7 @@ class DDPEngine(Engine):
             yield name, parameter, plain.get(name, parameter)
 
     def communications(self) -> Overlap | None:
-        """As torch's reducer has timed it: the first bucket's departure, the last one's arrival, and pauses between.
+        """Read torch's reducer: the first bucket's departure, the last one's arrival, and pauses between.
 
         Source: torch `csrc/distributed/c10d/logger.cpp`, `set_runtime_stats_and_log`.
         """
@@ -215,12 +192,13 @@ class DDPEngine(Engine):
 
 
 class ByHandEngine(Engine):
-    """The lab's DataParallel over all ranks."""
+    """Engine of the lab's DataParallel over all replicas."""
+
+    data_parallel: type[DataParallel] = DataParallel
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        given_mib = self.config.layout.bucket_mib
-        bucket_bytes = BUCKET_BYTES if given_mib is None else int(given_mib * MEBIBYTE)
-        return DataParallel(module.to(self.device), bucket_bytes=bucket_bytes, group=self.axes.group("dp"))
+        group = self.axes.group("dp")
+        return self.data_parallel(module.to(self.device), bucket_bytes=bucket_bytes_of(self.config), group=group)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         model = cast(DataParallel, self.model)
@@ -234,7 +212,7 @@ class ByHandEngine(Engine):
         model.synchronize()
 
     def communications(self) -> Overlap | None:
-        """As the model has timed it, bucket by bucket."""
+        """Return the model's own timing, bucket by bucket."""
         return cast(DataParallel, self.model).timing
 
 
@@ -246,12 +224,12 @@ _OPTIMIZERS: dict[str, type[OneBitAdam] | type[OneBitLamb] | type[ZeroOneAdam]] 
 
 
 class CommunicatingEngine(Engine):
-    """One replica per rank, and an optimizer of `dlojz.by_hand.optimizers` between them."""
+    """Engine of one replica per rank, averaged by an optimizer of `dlojz.by_hand.optimizers`."""
 
     optimizer: Communicating | LocalSteps
 
     def make_optimizer(self) -> Communicating | LocalSteps:
-        """The optimizer, with the ranks among which it averages."""
+        """Make the optimizer, with the ranks over which it averages."""
         config, group = self.config, self.axes.group("dp")
         options: dict[str, Any] = {"weight_decay": config.weight_decay, "total_steps": config.steps, "group": group}
         parameters, rate, warmup_steps = self.model.parameters(), config.learning_rate, config.warmup_steps or 0
@@ -270,13 +248,13 @@ class CommunicatingEngine(Engine):
         return held
 
     def whole_buffers(self) -> dict[str, Tensor]:
-        """With what this rank's optimizer has for itself, named `own.RANK/NAME`."""
+        """Return also the own states of this rank's optimizer, by `own.RANK/NAME`."""
         own = {f"own.{self.axes.dp_rank}/{name}": tensor for name, tensor in self.optimizer.own_states().items()}
         return super().whole_buffers() | own
 
     @torch.no_grad()
-    def restore_buffers(self, source: TensorSource) -> None:
-        """With what the optimizer of the same rank had for itself; of another number of ranks, nothing, which is said.
+    def restore_buffers(self, source: CheckpointTensors) -> None:
+        """Restore also the own states of the same rank's optimizer; with another number of ranks none, which is said.
 
         Raises:
             LabError: if the buffers are another model's.
@@ -292,8 +270,8 @@ class CommunicatingEngine(Engine):
             self.left_out = left_behind(self.config.optimizer, kept, ranks)
 
 
-def _kept_ranks(source: TensorSource) -> int:
-    """How many ranks had something for themselves, the first counted even where it had nothing."""
+def _kept_ranks(source: CheckpointTensors) -> int:
+    """Number of ranks whose own states were kept, the first counted even where it had none."""
     ranks = 1
     while source.names(f"own.{ranks}"):
         ranks += 1
@@ -301,15 +279,15 @@ def _kept_ranks(source: TensorSource) -> int:
 
 
 class UpdatingDataParallel(DataParallel):
-    """The lab's DataParallel, which hands each parameter on as soon as its gradient is averaged.
+    """The lab's DataParallel, which updates each parameter as soon as its gradient is averaged.
 
-    A bucket's gradients are forgotten once they are copied into its message, and the message once the next bucket has
-    left: of 4Ψ bytes there are two buckets under way and the gradients of a third at most. Backward so waits for a
-    bucket before it goes past the next one: what it saves in memory it may pay in overlap.
+    A bucket's gradients are freed once they are copied into its message, and the message once the next bucket has left:
+    of 4Ψ bytes there are two buckets under way and the gradients of a third at most. Backward so waits for a bucket
+    before it passes the next one, which may cost overlap.
     """
 
     hand_on: Callable[[Tensor], None]
-    """What updates a parameter and forgets its gradient; set before the first backward pass."""
+    """Updates a parameter and frees its gradient; set before the first backward pass."""
 
     def _send(self) -> None:
         if self._next == 0:
@@ -333,7 +311,7 @@ class UpdatingDataParallel(DataParallel):
 
     @torch.no_grad()
     def synchronize(self) -> None:
-        """Send what has not left yet, wait for the last buckets, and hand their parameters on."""
+        """Send the remaining buckets, wait for the last ones, and update their parameters."""
         self._compute_end = self._watch.now()
         try:
             while self._next < len(self.buckets):
@@ -345,17 +323,16 @@ class UpdatingDataParallel(DataParallel):
 
 
 class ByHandInBackwardEngine(ByHandEngine):
-    """The lab's DataParallel with an update per bucket, within the backward pass."""
+    """Engine of the lab's DataParallel with an update per bucket, within the backward pass.
 
-    def wrap(self, module: nn.Module) -> nn.Module:
-        given_mib = self.config.layout.bucket_mib
-        bucket_bytes = BUCKET_BYTES if given_mib is None else int(given_mib * MEBIBYTE)
-        # Who: all dp ranks, while backward goes on. What: every gradient, in buckets, all-reduced (sum, then divided).
-        # How much: 4 bytes per parameter and step, as without.
-        return UpdatingDataParallel(module.to(self.device), bucket_bytes=bucket_bytes, group=self.axes.group("dp"))
+    Who: all dp ranks, while backward goes on. What: every gradient, in buckets, all-reduced (sum, then divided). How
+    much: 4 bytes per parameter and step, as without.
+    """
+
+    data_parallel = UpdatingDataParallel
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        """What updates a bucket's parameters as it arrives; one process waits for no bucket."""
+        """Make the optimizer of a bucket's parameters as it arrives; one process waits for no bucket."""
         model = cast(UpdatingDataParallel, self.model)
         make = partial(make_optimizer, self.config)
         optimizer = PassOptimizer(self.module, self.config, make, hooked=model.size == 1)

@@ -1,17 +1,10 @@
-"""Engines that shard the model: FSDP2, and ZeRO by hand.
+"""Engines that shard the model: torch's FSDP2 and the lab's ZeRO.
 
-torch FSDP2 (`fully_shard`): weights, gradients and optimizer states are sharded over the ranks, block by block.
-
-Between steps a rank holds 1/dp of every parameter (padded along dimension 0).
-
-Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel" (arXiv 2304.11277).
-
-ZeRO as the lab writes it (`dlojz.by_hand.zero`), behind the interface of all engines.
-
-After the last micro-batch's backward each rank's share of the gradient is the mean over all.
-
-Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (arXiv
-1910.02054).
+FSDP2 (`fully_shard`) shards weights, gradients and optimizer states over the ranks, block by block: between steps a
+rank holds 1/dp of every parameter (padded along dimension 0). Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on
+Scaling Fully Sharded Data Parallel" (arXiv 2304.11277). The lab's ZeRO is `dlojz.by_hand.zero`: after the last
+micro-batch's backward each rank's share of the gradient is the mean over all. Source: Rajbhandari et al. 2020, "ZeRO:
+Memory Optimizations Toward Training Trillion Parameter Models" (arXiv 1910.02054).
 """
 
 from __future__ import annotations
@@ -28,11 +21,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from dlojz.by_hand.zero import Zero, ZeroStage1, ZeroStage2, ZeroStage3
 from dlojz.config.run_config import RunConfig
+from dlojz.train.checkpoint_tensors import CheckpointTensors
 from dlojz.train.engines.base import (
     WEIGHTS,
     Engine,
     Inventory,
-    TensorSource,
     begun,
     gather_piece,
     make_optimizer,
@@ -46,7 +39,7 @@ def shard(config: RunConfig, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
     Args:
         config: the run; its layout says whether gathered weights are freed after forward.
-        module: a model, or one stage of a pipeline; where it is split along a tensor axis, its shards are cut again.
+        module: a model, or one stage of a pipeline; where it is split along a tensor axis, its shards are split again.
         mesh: the ranks of the data axis.
     """
     policy = MixedPrecisionPolicy()
@@ -66,7 +59,7 @@ def shard(config: RunConfig, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class FSDP2Engine(Engine):
-    """FSDP2 with one unit per block of the model: ZeRO-3, or ZeRO-2 where gathered weights are kept for backward."""
+    """Engine of FSDP2, one unit per block: ZeRO-3, or ZeRO-2 where gathered weights are kept for backward."""
 
     def wrap(self, module: nn.Module) -> nn.Module:
         if self.axes.mesh is not None:
@@ -84,7 +77,7 @@ class FSDP2Engine(Engine):
             yield name, self.share.whole(name, parameter.detach()).cpu()
 
     def states(self) -> Iterator[tuple[str, Tensor]]:
-        """As every engine, of the shards: weights that are whole at the moment are given back first."""
+        """Yield the states of the shards: weights that are whole at the moment are freed first."""
         # Who: all dp ranks. What: one parameter, or one of its moments, all-gathered whole. How much: its bytes.
         self.close()
         yield from super().states()
@@ -95,7 +88,7 @@ class FSDP2Engine(Engine):
 
 
 class ZeroByHandEngine(Engine):
-    """The lab's ZeRO stage of the layout over all ranks; in stage 3, one unit per block of the model."""
+    """Engine of the lab's ZeRO stage over all replicas; in stage 3, one unit per block."""
 
     def __init__(self, config: RunConfig, model: nn.Module, device: torch.device) -> None:
         self.zero: Zero
@@ -145,7 +138,7 @@ class ZeroByHandEngine(Engine):
             yield name, self.share.whole(name, weight).cpu()
 
     def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
-        """As every engine, parameter by parameter from the ranks' shares."""
+        """Gather one kind of state, parameter by parameter, from the ranks' shares."""
         names = {parameter: name for name, parameter in self.module.named_parameters()}
         for flat in self.zero.flats:
             own = flat.share.detach() if kind == WEIGHTS else self.optimizer.state[flat.share].get(kind)
@@ -156,8 +149,8 @@ class ZeroByHandEngine(Engine):
                 yield name, self.share.whole(name, gather_piece(flat, number, own)).cpu()
 
     @torch.no_grad()
-    def restore(self, source: TensorSource) -> None:
-        """As every engine, into this rank's shares; in stages 1 and 2 into the whole weights too."""
+    def restore(self, source: CheckpointTensors) -> None:
+        """Restore this rank's shares; in stages 1 and 2 the whole weights too."""
         names = {parameter: name for name, parameter in self.module.named_parameters()}
         for flat in self.zero.flats:
             state = begun(self.optimizer, flat.share, self._kept(source), source.updates)
@@ -172,7 +165,7 @@ class ZeroByHandEngine(Engine):
                         moment = self.share.part(name, source.tensor(f"{kind}/{name}"))
                         put_piece(flat, number, state[kind], moment)
 
-    def _kept(self, source: TensorSource) -> tuple[str, ...]:
-        """Kinds of moments that the checkpoint has: none, if it was kept before the first update."""
+    def _kept(self, source: CheckpointTensors) -> tuple[str, ...]:
+        """Kinds of moments in the checkpoint: none, if it was written before the first update."""
         name, _ = next(self.module.named_parameters())
         return tuple(kind for kind in self.moments if source.has(f"{kind}/{name}"))

@@ -1,16 +1,12 @@
-"""Tensor-parallel engines: the lab's layers and torch's.
+"""Tensor-parallel engines: the lab's layers (`dlojz.by_hand.tensor`) and torch's `parallelize_module`.
 
-Tensor parallelism under every engine: the model is split before the engine lays it over the data axis.
+The model is split before the engine distributes it over the data axis: the engine sees a model with this rank's
+parameters only, the loss that fits its last block, and a way back to the whole parameters.
 
-Whatever splits the model (`dlojz.by_hand.tensor`, or torch), the engine sees a model with this rank's parameters only,
-the loss that fits its last block, and a way back to the whole parameters.
-
-torch's own tensor parallelism: `parallelize_module` on the blocks of the lab's models.
-
-A block takes and gives plain tensors, whole or this rank's tokens; DTensors live inside it alone. So a pipeline, DDP
-and FSDP2 see blocks as they always are. Which layers are split by columns and which by rows is what
-`dlojz.by_hand.tensor` does; convolutions have no style of torch's, so that CoAtNet's stem and its MBConv blocks stay
-whole on every rank, and so do the norms and embeddings that images need.
+With torch's, a block takes and gives plain tensors, whole or this rank's tokens; DTensors live inside it alone, so that
+pipelines, DDP and FSDP2 see blocks as they always are. Columns and rows are those of `dlojz.by_hand.tensor`; torch has
+no style for convolutions: CoAtNet's stem and its MBConv blocks stay whole on every rank, and so do the norms and
+embeddings that images need.
 
     layer                                style                communication
     query, key, value, qkv, mlp_expand   ColwiseParallel      backward: all-reduce of the region's input
@@ -18,11 +14,9 @@ whole on every rank, and so do the norms and embeddings that images need.
     token embedding                      RowwiseParallel      forward: all-reduce
     norms, with sequence parallelism     SequenceParallel     all-gather after it, reduce-scatter at the region's end
 
-The gradient of a split embedding is made whole on every rank (V × D, torch's own rule), but for DDP and FSDP2, which
-cut it at once.
-
-Asynchronous tensor parallelism (`async_tensor_parallel`) compiles the blocks so that a product is cut in pieces that
-overlap with their communication. It takes NVLink and symmetric memory, and has not been run here.
+The gradient of a split embedding is made whole on every rank (V × D, torch's rule), but for DDP and FSDP2, which cut it
+at once. Asynchronous tensor parallelism (`async_tensor_parallel`) compiles the blocks so that pieces of a product
+overlap with their communication. It needs NVLink and symmetric memory, and has not been run here.
 
 Source: torch 2.13, `torch/distributed/tensor/parallel/style.py`; Shoeybi et al. 2019 (arXiv 1909.08053), §3;
 Korthikanti et al. 2022 (arXiv 2205.05198), §4.2.2.
@@ -55,14 +49,14 @@ from dlojz.by_hand.tensor.layers import vocabulary_parallel_cross_entropy
 from dlojz.by_hand.tensor.split import parallel_loss, parts_of, split_model
 from dlojz.config.run_config import RunConfig
 from dlojz.models import coatnet, gpt, llama
-from dlojz.models.blocks import BlockList, TransformerBlock
+from dlojz.models.blocks import BlockList, TransformerBlock, VocabularyHead
 from dlojz.train.axes import Axes
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class TensorShare:
-    """What a rank holds of a model along the tensor axis; with tp=1 all of it.
+    """Share of a rank of a model along the tensor axis; with tp=1 all of it.
 
     Args:
         config: the run.
@@ -71,7 +65,7 @@ class TensorShare:
         loss: mean loss of whole logits.
 
     Attributes:
-        loss: mean loss of what this rank's last block gives.
+        loss: mean loss of the output of this rank's last block.
     """
 
     def __init__(self, config: RunConfig, model: nn.Module, axes: Axes, loss: Loss) -> None:
@@ -91,13 +85,13 @@ class TensorShare:
         self._dims = split_dims(model)
 
     def whole(self, name: str, own: Tensor) -> Tensor:
-        """A whole parameter from what this rank holds of it; a collective call where it is split."""
+        """Gather a whole parameter from the ranks' parts; a collective call where it is split."""
         # Who: the ranks that share the parameter, at the end of a run. What: their slices. How much: its bytes.
         tensor: Tensor = own.full_tensor() if isinstance(own, DTensor) else own
         return gather_whole(tensor, self._dims[name], self._shapes[name], self.axis) if name in self._dims else tensor
 
     def part(self, name: str, whole: Tensor) -> Tensor:
-        """What this rank holds of a whole parameter along the tensor axis where the lab has split it."""
+        """Cut this rank's part of a whole parameter, where the lab has split it."""
         if name not in self._dims:
             return whole
         dim = self._dims[name]
@@ -105,29 +99,29 @@ class TensorShare:
         return whole.narrow(dim, start, end - start)
 
     def beside(self, buffer: str, own: Tensor) -> str | None:
-        """The split parameter whose channels a buffer has; None where the buffer is whole on each rank.
+        """Return the split parameter whose channels a buffer has; None where the buffer is whole on each rank.
 
-        Only BatchNorm has buffers: its statistics are split as its weight is, its count of batches never.
+        Only BatchNorm has buffers: its statistics are split as its weight is, its count of batches is not.
         """
         weight = f"{buffer.rpartition('.')[0]}.weight"
         return weight if own.ndim and weight in self._dims else None
 
     def settle(self, parameters: Iterable[Tensor]) -> None:
-        """Before an update: gradients that are still the ranks' own parts of a sum are added up (engine torch)."""
+        """Sum gradients that are still the ranks' parts of a sum, before an update (engine torch)."""
         if self.axis.size > 1:
             settle(parameters)
 
     def pretending(self) -> AbstractContextManager[None]:
-        """Within it shapes can be asked for without the other ranks."""
+        """Return a context in which shapes can be asked for without the other ranks."""
         return self.axis.pretending() if self.axis.size > 1 else nullcontext()
 
 
 def settle(parameters: Iterable[Tensor]) -> None:
-    """Lay each DTensor's gradient as its parameter lies.
+    """Distribute each DTensor's gradient as its parameter.
 
-    With sequence parallelism each rank has found its own tokens' share of a norm's gradient. Who: the ranks of the
-    tensor axis, once per step. What: the gradient of each norm parameter, all-reduced. How much: its bytes. Of an
-    embedding, torch has made the whole table's gradient on every rank: each keeps its part, and nothing is sent.
+    With sequence parallelism each rank has its own tokens' share of a norm's gradient. Who: the ranks of the tensor
+    axis, once per step. What: the gradient of each norm parameter, all-reduced. How much: its bytes. Of an embedding,
+    torch has made the whole table's gradient on every rank: each keeps its part, and nothing is sent.
     """
     for parameter in parameters:
         gradient = parameter.grad
@@ -140,23 +134,23 @@ def settle(parameters: Iterable[Tensor]) -> None:
 Plan = dict[str, ParallelStyle]
 TOKENS = Shard(1)
 NOT_TORCHS = ("stem", "convolution")
-"""Parts that the lab splits and torch does not: it has no style for convolutions."""
+"""Parts that the lab splits and torch does not."""
 
 
 def parallelize(config: RunConfig, blocks: BlockList, axis: TensorAxis, mesh: DeviceMesh, loss: Loss) -> Loss:
-    """Split a model among the ranks of the tensor axis, in place.
+    """Split a model over the ranks of the tensor axis, in place.
 
     Args:
         config: the run; its layout says which parts are split, and whether the sequence is.
         blocks: the whole model, with the same weights on every rank.
         axis: the ranks that share it.
-        mesh: the same ranks, as torch wants them.
+        mesh: the same ranks, for torch.
         loss: mean loss of whole logits.
 
     Returns:
-        The mean loss of what the last block gives on this rank. Logits that are split along the vocabulary go to the
-        lab's own cross-entropy, as torch's (`loss_parallel`) is a context around forward and backward, where a pipeline
-        leaves no place for one.
+        The mean loss of the last block's output on this rank. Logits split along the vocabulary go to the lab's own
+        cross-entropy: torch's (`loss_parallel`) is a context around forward and backward, for which a pipeline has no
+        place.
 
     Raises:
         LabError: if no part of the model that torch can split matches the pattern.
@@ -168,7 +162,7 @@ def parallelize(config: RunConfig, blocks: BlockList, axis: TensorAxis, mesh: De
         if config.layout.async_tensor_parallel and halves:
             _overlap(block, axis)
     head = blocks.blocks[-1]
-    if not isinstance(head, gpt.Head | llama.Head) or f"blocks.{len(blocks.blocks) - 1}.head" not in chosen:
+    if not isinstance(head, VocabularyHead) or f"blocks.{len(blocks.blocks) - 1}.head" not in chosen:
         return loss
     start, _ = share_bounds(head.output.out_features, axis.size, axis.rank)
     return lambda logits, targets: vocabulary_parallel_cross_entropy(logits.float(), targets, start, axis)
@@ -194,9 +188,9 @@ def _split(block: nn.Module, parts: set[str], axis: TensorAxis, mesh: DeviceMesh
             _split_bias(block.attention, axis)
         if "mlp" in parts:
             plan |= {"mlp_expand": _columns(sequence), "mlp_project": _rows(sequence)}
-    elif isinstance(block, coatnet.Head) and parts:
+    elif isinstance(block, coatnet.PoolingHead) and parts:
         plan = {"hidden": _columns(sequence), "classifier": _rows(sequence)}
-    elif isinstance(block, gpt.Head | llama.Head) and parts:
+    elif isinstance(block, VocabularyHead) and parts:
         plan = {"output": _columns(sequence)}
         _prepare_norm(block.norm, mesh, sequence, several=False)
     elif isinstance(block, nn.Embedding) and parts:
@@ -222,9 +216,9 @@ def _words(sequence: bool) -> ParallelStyle:
 
 
 def _prepare_norm(norm: nn.Module, mesh: DeviceMesh, sequence: bool, several: bool) -> None:
-    """A norm on this rank's tokens where the sequence is split; and where several layers read it, entered once.
+    """Run a norm on this rank's tokens where the sequence is split; and where several layers read it, enter once.
 
-    Each layer by columns turns what it reads into a whole DTensor, whose gradient is one all-reduce: three layers,
+    Each column-parallel layer turns its input into a whole DTensor, whose gradient is one all-reduce: three layers,
     three of them. A DTensor that they share has one gradient, the sum of theirs.
     """
     if sequence:
@@ -236,7 +230,7 @@ def _prepare_norm(norm: nn.Module, mesh: DeviceMesh, sequence: bool, several: bo
 
 
 def _split_bias(attention: coatnet.RelativeAttention, axis: TensorAxis) -> None:
-    """A head's position bias goes with the head, as a plain parameter: torch has no style for one."""
+    """Split the position bias by heads, as a plain parameter: torch has no style for it."""
     attention.position_bias = own_slice(attention.position_bias, 0, axis)
     held = cast(Any, attention)
     held.axis, held.split_dims = axis, {"position_bias": 0}
@@ -252,19 +246,11 @@ def _apply(module: nn.Module, mesh: DeviceMesh, plan: ParallelStyle | Plan) -> N
 
 
 def _with_memory_of_its_own(parameter: DTensor) -> nn.Parameter:
-    """A part that is a view would keep the whole weight alive."""
+    """Copy a part that is a view, which would keep the whole weight alive."""
     own = parameter.to_local().detach()
     if own.untyped_storage().nbytes() == own.numel() * own.element_size():
         return cast(nn.Parameter, parameter)
-    made = DTensor.from_local(
-        own.clone(),
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
-    return nn.Parameter(made)
+    return nn.Parameter(as_dtensor(own.clone(), parameter))
 
 
 def _overlap(block: nn.Module, axis: TensorAxis) -> None:
@@ -279,13 +265,10 @@ def _overlap(block: nn.Module, axis: TensorAxis) -> None:
 
 
 class PlainParameters(nn.Module):
-    """A model of DTensors whose parameters are plain tensors, this rank's parts: what DDP accepts.
+    """Model of DTensors whose parameters are plain tensors, this rank's parts: what DDP accepts.
 
     The two share their memory. In forward each part becomes a DTensor again, and its gradient comes back plain; that of
-    a norm with sequence parallelism is added up over the tensor axis then, once per micro-batch.
-
-    Args:
-        module: the model, whose own parameters stay DTensors.
+    a norm with sequence parallelism is summed over the tensor axis then, once per micro-batch.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -301,31 +284,32 @@ class PlainParameters(nn.Module):
             self.plain[name.replace(".", "/")] = own
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the model."""
+        """Run the model."""
         given: dict[str, Tensor] = {}
         for key, own in self.plain.items():
             name = key.replace("/", ".")
             whole = self._layouts.get(name)
-            given[name] = own if whole is None else _as_dtensor(own, whole)
+            given[name] = own if whole is None else as_dtensor(own, whole)
         output: Tensor = functional_call(self._module[0], given, (x,))
         return output
 
 
-def _as_dtensor(own: Tensor, like: DTensor) -> DTensor:
+def as_dtensor(own: Tensor, like: DTensor) -> DTensor:
+    """Wrap a rank's part as a DTensor distributed as `like`."""
     return DTensor.from_local(
         own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
 
 
 def torch_parts(model: BlockList, pattern: str = "") -> set[str]:
-    """Names of the parts that engine torch splits: those that match, but for convolutions.
+    """Name the parts that engine torch splits: those that match, but for convolutions.
 
     Args:
         model: the whole model.
         pattern: regular expression, as in `dlojz.by_hand.tensor.split.split_model`; by default everything.
 
     Raises:
-        LabError: if none is left; the sentence names some that could be.
+        LabError: if none is left, with some that could be.
     """
     names = [name for name in parts_of(model) if not name.endswith(NOT_TORCHS)]
     chosen = {name for name in names if re.search(pattern, name)}

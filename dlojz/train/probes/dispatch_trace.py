@@ -1,19 +1,9 @@
 """Record storages and collectives at the dispatcher, and sum them up as memory and communication.
 
-Every storage and every collective of a few traced steps, seen at the dispatcher.
-
-What is seen is what the framework does (DDP's reducer, DeepSpeed and FSDP2 included): each tensor storage is followed
-from allocation to release, each c10d operator with its tensors. Off outside the traced steps, so that it costs the
-measured steps nothing.
-
-Bytes by category, from the storages that a trace has seen.
-
-Every live byte belongs to exactly one category: what an engine's inventory claims is a state, what forward leaves alive
-for backward is an activation, all else is workspace. The categories add up to the total.
-
-Collectives per step, from the c10d operators that a trace has seen.
-
-Counted, never computed: the bytes are those of the tensors handed to c10d.
+Each tensor storage is tracked from allocation to release, each c10d operator with its tensors, whoever calls it (DDP's
+reducer, DeepSpeed and FSDP2 included); outside the traced steps nothing is recorded. Every live byte belongs to exactly
+one category: what an engine's inventory claims is a state, what forward leaves alive for backward is an activation, all
+else is workspace. Bytes of collectives are those of the tensors handed to c10d.
 """
 
 from __future__ import annotations
@@ -41,7 +31,7 @@ from dlojz.results.record import MemorySample
 
 @dataclass
 class StorageEvent:
-    """A storage that grew (or shrank, where negative) by some bytes."""
+    """Growth of a storage by some bytes (or shrinking, where negative)."""
 
     time_s: float
     storage: int
@@ -52,7 +42,7 @@ class StorageEvent:
 
 @dataclass
 class CollectiveCall:
-    """One c10d operator as a rank called it; the bytes are those of the whole message."""
+    """Call of a c10d operator on a rank; the bytes are those of the whole message."""
 
     step: int
     collective: str
@@ -63,7 +53,7 @@ class CollectiveCall:
 
 @dataclass
 class RecordedTrace:
-    """What was seen, in the order in which it happened."""
+    """Record of a trace, in order."""
 
     storages: list[StorageEvent] = field(default_factory=list)
     calls: list[CollectiveCall] = field(default_factory=list)
@@ -71,7 +61,7 @@ class RecordedTrace:
 
 
 def bytes_of(tensors: Iterable[Any]) -> int:
-    """Bytes of the elements of all tensors given."""
+    """Sum the bytes of the elements of all tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, Tensor))
 
 
@@ -115,8 +105,8 @@ _FUNCTIONAL = {
 
 _BETWEEN_STAGES = ("send", "recv")
 _OF_ACTIVATIONS = ("pp", "tp", "ep")
-"""What crosses from stage to stage, or between the ranks that share a layer or its experts, are activations, no buffers
-of the communication."""
+"""Messages from stage to stage, or between the ranks that share a layer or its experts, are activations, not
+communication buffers."""
 
 
 def _flash_for_cpu(query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
@@ -145,17 +135,17 @@ FLOP_FORMULAS: dict[Any, Any] = {
 
 
 class StorageTrace(StorageTracker):
-    """A dispatch mode that follows storages and collectives while it is entered.
+    """Dispatch mode that records storages and collectives.
 
     Args:
         group_names: name of each process group by its c10d name; a group that is not listed is called `dp`.
-        device_type: follow the storages of such devices only; by default of all.
+        device_type: record the storages of such devices only; by default of all.
     """
 
     def __init__(self, group_names: dict[str, str], device_type: str | None = None) -> None:
         super().__init__()
         self.loading = False
-        """While samples are read, which takes memory of the host and not of the training: nothing is followed."""
+        """While samples are read, which takes memory of the host and not of the training, nothing is recorded."""
         self._device_type = device_type
         self.trace = RecordedTrace()
         self.step, self.phase = -1, "setup"
@@ -201,11 +191,11 @@ class StorageTrace(StorageTracker):
         return result
 
     def name_groups(self, names: Mapping[str, str]) -> None:
-        """Tell the mesh axes of process groups by their own names."""
+        """Add the mesh axes of process groups, by the groups' own names."""
         self._group_names |= names
 
     def see(self, tensor: Tensor) -> int | None:
-        """Follow a tensor's storage from now on; returns its number in this trace."""
+        """Track a tensor's storage; returns its number in this trace."""
         if tensor.device.type == "meta" or type(tensor) not in (Tensor, torch.nn.Parameter):
             return None
         if self._device_type not in (None, tensor.device.type):
@@ -213,12 +203,12 @@ class StorageTrace(StorageTracker):
         return self.follow(tensor.untyped_storage())
 
     def release(self, *tensors: Tensor) -> None:
-        """Follow these no more: the training needs them no longer, though some variable may still hold them."""
+        """Stop tracking tensors that the training needs no longer, though some variable may still hold them."""
         for tensor in tensors:
             self.abandon(tensor.untyped_storage())
 
     def grown(self, number: int, delta_bytes: int) -> None:
-        """Note the event, with its time and its phase."""
+        """Record the event, with its time and its phase."""
         self.trace.storages.append(StorageEvent(time.perf_counter(), number, delta_bytes, self.step, self.phase))
 
     def _see_collective(self, operator: str, args: Any) -> None:
@@ -255,11 +245,7 @@ Inventory = Mapping[Category, Iterable[Tensor]]
 
 
 class MemoryProbe:
-    """Sorts the storages of a trace into categories.
-
-    Args:
-        trace: the trace, which stays entered while the probe is told of the marks below.
-    """
+    """Classifies the storages of a trace, which stays entered while the marks below are set."""
 
     def __init__(self, trace: StorageTrace) -> None:
         self._trace = trace
@@ -270,10 +256,10 @@ class MemoryProbe:
     # A communication thread may release a storage at any moment: what is alive is looked at in a copy.
 
     def claim(self, inventory: Inventory) -> None:
-        """Sort what an engine holds at this moment; a storage stays what it was first claimed to be.
+        """Classify what an engine holds at this moment; a storage keeps its first category.
 
-        What was only taken for an activation or a temporary may still turn out to be a state: DDP makes its buckets in
-        a forward pass, and the gradients are views of them where `gradient_as_bucket_view` says so.
+        An activation or a temporary may still turn out to be a state: DDP makes its buckets in a forward pass, and with
+        `gradient_as_bucket_view` the gradients are views of them.
         """
         for category, tensors in inventory.items():
             for tensor in tensors:
@@ -286,16 +272,16 @@ class MemoryProbe:
                     self._category_of[number] = category
 
     def claim_host(self, tensors: Iterable[Tensor]) -> None:
-        """What was moved to host memory: counted apart, also where the host is the device."""
+        """Count tensors in host memory apart, also where the host is the device."""
         self._on_host |= {number for tensor in tensors if (number := self._trace.see(tensor)) is not None}
 
     def before_forward(self, inventory: Inventory) -> None:
-        """Note what is alive before a micro-batch is read; none of it is that micro-batch's activation."""
+        """Mark what is alive before a micro-batch is read: none of it is that micro-batch's activation."""
         self.claim(inventory)
         self._at_forward = set(self._trace.live_bytes.copy())
 
     def after_forward(self, inventory: Inventory) -> None:
-        """What forward has left alive, and is neither state nor a communication buffer, is kept for backward."""
+        """Classify as activations what forward has left alive and is neither state nor communication buffer."""
         self.claim(inventory)
         known = self._at_forward | self._trace.communicated
         for number, num_bytes in self._trace.live_bytes.copy().items():
@@ -303,14 +289,14 @@ class MemoryProbe:
                 self._category_of.setdefault(number, "activations")
 
     def after_step(self, inventory: Inventory) -> None:
-        """What has outlived its step was no activation but a buffer that the engine made on the way."""
+        """Reclassify activations that have outlived their step: they are buffers of the engine."""
         self.claim(inventory)
         for number, num_bytes in self._trace.live_bytes.copy().items():
             if num_bytes and self._category_of.get(number) == "activations":
                 self._category_of[number] = "workspace"
 
     def measure(self, step: int, device: torch.device) -> tuple[Memory, tuple[MemorySample, ...]]:
-        """Largest bytes by category within a step, the peak of their sum, and how they moved."""
+        """Measure the largest bytes by category within a step, the peak of their sum, and its timeline."""
         held: dict[Category, int] = defaultdict(int)
         largest: dict[Category, int] = defaultdict(int)
         peak_bytes, peak_moment, at_peak = 0, "", dict(held)
@@ -365,18 +351,15 @@ def _samples(moments: list[tuple[StorageEvent, dict[Category, int]]]) -> tuple[M
 
 
 def resident_bytes() -> int:
-    """Largest resident set this process has had."""
+    """Return the largest resident set of this process, in bytes."""
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else largest * 1024
 
 
 def traffic_of(calls: Iterable[CollectiveCall], step: int, *, dp_every_steps: int = 1) -> tuple[Traffic, ...]:
-    """One step's calls, added up by collective and group; a group of one rank communicates nothing.
+    """Sum one step's calls by collective and group; a group of one rank communicates nothing.
 
-    Args:
-        calls: of all steps that were traced.
-        step: which one.
-        dp_every_steps: one step in so many sends what this one does along the data axis.
+    `dp_every_steps`: one step in so many sends what this one does along the data axis.
     """
     count: dict[tuple[str, str, int], int] = defaultdict(int)
     message_bytes: dict[tuple[str, str, int], int] = defaultdict(int)
@@ -390,10 +373,9 @@ def traffic_of(calls: Iterable[CollectiveCall], step: int, *, dp_every_steps: in
             collective=collective,
             group=group,
             group_size=size,
-            count=count[key],
-            message_bytes=message_bytes[key],
+            count=count[collective, group, size],
+            message_bytes=message_bytes[collective, group, size],
             every_steps=dp_every_steps if group == "dp" else 1,
         )
-        for key in sorted(count)
-        for collective, group, size in [key]
+        for collective, group, size in sorted(count)
     )

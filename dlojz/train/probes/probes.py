@@ -1,14 +1,7 @@
 """Probes of a training: memory, communication, FLOPs and the clock, attached to an engine from outside.
 
-Seconds by phase, by timing an engine's own methods from outside.
-
-Attaching wraps three methods of one engine object and detaching gives them back; the engine's code is untouched.
-Durations are monotonic.
-
-All probes of one rank, attached together.
-
-The first steps are traced (memory and communication), the others timed; a step is never both, so that tracing slows
-down no step whose time is reported.
+Attaching wraps methods of one engine object, detaching restores them. The first steps are traced (memory and
+communication), the others timed, so that tracing slows down no step whose time is reported. Durations are monotonic.
 """
 
 from __future__ import annotations
@@ -39,7 +32,7 @@ Perform = Callable[[Action, Callable[[], None]], None]
 
 
 class PhaseClock:
-    """Times the phases of every step on this rank.
+    """Clock of the phases of every step on this rank.
 
     Args:
         rank: written into the spans.
@@ -63,7 +56,7 @@ class PhaseClock:
             engine.__dict__["perform"] = self._performed(perform)
 
     def detach(self, engine: Engine) -> None:
-        """Give the engine its own methods back."""
+        """Restore the engine's own methods."""
         for method in (*PHASE_OF_METHOD, "perform"):
             engine.__dict__.pop(method, None)
 
@@ -85,7 +78,7 @@ class PhaseClock:
 
     @contextmanager
     def pipeline(self) -> Iterator[None]:
-        """Around a step's whole schedule: the time in which no action of this rank computes is its bubble."""
+        """Time a step's whole schedule: the part in which no action of this rank computes is its bubble."""
         seconds = self._steps.setdefault(self._step, defaultdict(float))
         start_s = time.perf_counter()
         yield
@@ -94,7 +87,7 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str, action: str = "") -> Iterator[None]:
-        """Time what happens within as one phase of the present step."""
+        """Time one phase of the present step."""
         if self._on_phase is not None:
             self._on_phase(name)
         start_s = time.perf_counter()
@@ -119,11 +112,11 @@ class PhaseClock:
         )
 
     def align(self, origin_s: float) -> None:
-        """Count the timeline from this moment of the rank's own clock, which is the same moment on all ranks."""
+        """Count the timeline from this moment of the rank's clock, which is the same moment on all ranks."""
         self._origin_s, self._aligned = origin_s, True
 
     def start_step(self, step: int) -> None:
-        """Begin a step; the timeline keeps the last few."""
+        """Start a step; the timeline keeps the last few."""
         if not self._steps and not self._aligned:
             self._origin_s = time.perf_counter()
         self._step = step
@@ -137,7 +130,7 @@ class PhaseClock:
         return step_s
 
     def communicated(self, overlap: Overlap) -> None:
-        """Note how the present step's communication lay beside its backward pass: a span for each, one for the wait."""
+        """Record the overlap of the present step's communication with backward: a span for each, one for the wait."""
         seconds = self._steps.setdefault(self._step, defaultdict(float))
         seconds["communication_exposed"] = overlap.exposed_s
         seconds["communication_hidden"] = overlap.hidden_s
@@ -147,7 +140,7 @@ class PhaseClock:
             self._keep("wait", overlap.compute_end_s, overlap.compute_end_s + overlap.exposed_s)
 
     def phases(self, first_step: int) -> Phases:
-        """Median seconds by phase over the steps from `first_step` on; all None where there is none."""
+        """Compute median seconds by phase over the steps from `first_step` on; all None where there is none."""
         steps = [seconds for step, seconds in self._steps.items() if step >= first_step]
         names = {name for seconds in steps for name in seconds if f"{name}_s" in Phases.model_fields}
         return Phases(**{f"{name}_s": statistics.median(seconds[name] for seconds in steps) for name in names})
@@ -159,13 +152,13 @@ class PhaseClock:
 
 TRACED_STEPS = SETTLING_STEPS + 1
 """Step 0 makes the optimizer states, step 1 lets DDP and DeepSpeed settle their buckets, step 2 is the steady one. Of
-an optimizer of two stages it is the second step of the second stage, of one whose replicas go alone a step after which
-they meet, of a curriculum the second with whole samples; what lies between is not traced."""
+an optimizer of two stages it is the second step of the second stage, with rare communication a step with a meeting, of
+a curriculum the second with whole samples; what lies between is not traced."""
 NO_STEP = -1
 
 
 class Probes:
-    """The probes of one rank.
+    """Probes of one rank.
 
     Args:
         config: the run.
@@ -184,28 +177,28 @@ class Probes:
         self.clock = PhaseClock(rank, device, on_phase=self._phase_begins)
         self.timeline: tuple[MemorySample, ...] = ()
         self.steady_step = self._steady_from(0)
-        """The step whose memory and communication are reported; the last one that is traced."""
+        """The step whose memory and communication are reported; the last traced one."""
         self._tracing = self._pauses = False
         self._engine: Engine | None = None
         self._phase = "setup"
         self._measured: Footprint | None = None
 
     def start(self) -> None:
-        """Trace from here on: call it before the model is built."""
+        """Start tracing; to be called before the model is built."""
         self.trace.__enter__()
         self._tracing = True
 
     def attach(self, engine: Engine) -> None:
-        """Observe this engine."""
+        """Attach all probes to an engine."""
         self._engine = engine
         self.trace.name_groups(engine.group_names)
         self.clock.attach(engine)
         self.memory.claim(engine.inventory())
 
     def begin_at(self, step: int) -> None:
-        """The run goes on from a checkpoint: the first steps from this one on are traced.
+        """Trace from this step on, after a resume.
 
-        Where too few are left to reach a steady one, none is: what the first attempt has measured stands.
+        If too few steps are left to reach a steady one, none is traced: the first attempt's measurement stands.
         """
         if step and self.config.steps - step < TRACED_STEPS:
             self.close()
@@ -232,7 +225,7 @@ class Probes:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """While samples are read: what that takes is no memory of the training."""
+        """Leave out memory that reading samples takes."""
         self.trace.loading = True
         try:
             yield
@@ -240,13 +233,13 @@ class Probes:
             self.trace.loading = False
 
     def loaded(self, *batch: Tensor) -> None:
-        """A micro-batch was read, and is where the model will read it."""
+        """Track a micro-batch that was read, where the model will read it."""
         if self._tracing:
             for tensor in batch:
                 self.trace.see(tensor)
 
     def start_step(self, step: int) -> None:
-        """A step begins."""
+        """Start a step."""
         self.trace.step = step
         if self._pauses and step == self.steady_step - 1:
             self._pauses = False
@@ -254,14 +247,14 @@ class Probes:
         self.clock.start_step(step)
 
     def end_step(self) -> float:
-        """A step has ended; returns its seconds."""
+        """End a step; returns its seconds."""
         step_s = self.clock.end_step()
         if self._tracing and self._engine is not None:
             self.memory.after_step(self._engine.inventory())
             if self.trace.step == self.steady_step:
                 self._stop_tracing()
             elif self.trace.step < self.steady_step - 2:
-                self._pauses = True  # all that outlives a step is seen, and is followed from a distance
+                self._pauses = True  # all that outlives a step has been seen
                 self.close()
         elif self._engine is not None and (overlap := self._engine.communications()) is not None:
             self.clock.communicated(overlap)
@@ -282,13 +275,13 @@ class Probes:
         )
 
     def close(self) -> None:
-        """Stop tracing, however the run has ended."""
+        """Stop tracing."""
         if self._tracing:
             self.trace.__exit__(None, None, None)
             self._tracing = False
 
     def footprint(self, parameters: int) -> Footprint | None:
-        """All that is measured so far; None before the steady step has ended."""
+        """Return the measurements so far; None before the steady step has ended."""
         if self._measured is None:
             return None
         phases: Phases = self.clock.phases(first_step=self.steady_step + 1)
