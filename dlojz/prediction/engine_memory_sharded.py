@@ -181,10 +181,11 @@ class DeepSpeed12(DeepSpeed):
     def flush(self, step: Moments) -> None:
         """Reduce what the bucket holds, in stage 2 in a copy; what reaches into this rank's share stays, whole."""
         layout = self.config.layout
+        elements = sum(parameter.numel for parameter in self.filled)
         # A gradient larger than the bucket is reduced by itself, and still there when its share is made.
-        large = any(parameter.numel > DEEPSPEED_BUCKET_ELEMENTS for parameter in self.filled)
+        large = elements > DEEPSPEED_BUCKET_ELEMENTS
         if layout.zero == 2:
-            step.ledger.hold("reduce", "workspace", self.each * sum(parameter.numel for parameter in self.filled))
+            step.ledger.hold("reduce", "workspace", self.each * elements)
         if not large:
             step.ledger.drop("reduce")
         if layout.zero == 2 or layout.micro_batches == 1:
