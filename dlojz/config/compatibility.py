@@ -510,8 +510,8 @@ def _no_multiple(config: RunFields, lengths: Mapping[str, int]) -> Facts | None:
 
 
 def _whole_no_multiple(config: RunFields) -> Facts | None:
-    grows = config.curriculum != "none"
-    return _no_multiple(config, {"sequence_length": config.sequence_length or 0}) if grows else None
+    whole, grows = config.sequence_length, config.curriculum != "none"
+    return _no_multiple(config, {"sequence_length": whole}) if whole and grows else None
 
 
 def _uneven_lengths(config: RunFields) -> Facts | None:
@@ -526,8 +526,8 @@ def _paced(config: RunFields) -> bool:
 
 
 def _start_no_multiple(config: RunFields) -> Facts | None:
-    start = config.curriculum_start or config.sequence_length or 0
-    return _no_multiple(config, {"curriculum_start": start}) if _paced(config) else None
+    start = config.curriculum_start or config.sequence_length
+    return _no_multiple(config, {"curriculum_start": start}) if start and _paced(config) else None
 
 
 def _stages(config: RunFields) -> tuple[tuple[int, int], ...]:

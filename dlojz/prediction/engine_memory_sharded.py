@@ -158,10 +158,11 @@ class DeepSpeed12(DeepSpeed):
     def flush(self, step: Moments) -> None:
         """Reduce the bucket, in stage 2 in a copy; parameters that reach into this rank's share stay whole."""
         layout = self.config.layout
+        elements = sum(parameter.numel for parameter in self.filled)
         # A gradient larger than the bucket is reduced by itself, and still there when its share is made.
-        large = any(parameter.numel > DEEPSPEED_BUCKET_ELEMENTS for parameter in self.filled)
+        large = elements > DEEPSPEED_BUCKET_ELEMENTS
         if layout.zero == 2:
-            step.ledger.hold("reduce", "workspace", self.each * sum(parameter.numel for parameter in self.filled))
+            step.ledger.hold("reduce", "workspace", self.each * elements)
         if not large:
             step.ledger.drop("reduce")
         if layout.zero == 2 or layout.micro_batches == 1:

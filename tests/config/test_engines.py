@@ -111,6 +111,12 @@ def test_the_stages_of_a_provider_are_those_that_layouts_allow() -> None:
     assert pipeline_stages("torch") == (0, 2)
 
 
+def test_by_hand_stage_3_alone_gathers_weights_in_the_precision_that_it_computes_in() -> None:
+    """The others keep fp32 weights and buffers, and autocast reads them; so `ZeroByHandEngine` trains."""
+    runs = [RunConfig.of(dp=2, engine="by_hand", zero=zero, precision="bf16") for zero in range(4)]
+    assert [run.layout.engine_spec.autocast for run in runs] == [True, True, True, False]
+
+
 @pytest.mark.parametrize(("language", "titles"), [("en", "by hand"), ("fr", "à la main")])
 def test_the_title_of_an_engine_is_in_the_reader_s_language(language: Any, titles: str) -> None:
     use_language(language)

@@ -179,3 +179,11 @@ def test_simulate_takes_one_layout() -> None:
         simulate(workload(SIZE), SELENE, Layouts.of(dp=[1, 2]), FOUND)
     with pytest.raises(LabError, match="dealt out"):
         simulate(workload(SIZE), SELENE, Layouts.of(pp=4, chunks=5, schedule="interleaved", micro_batches=8), FOUND)
+
+
+def test_a_layout_of_which_nothing_is_said_is_one_sample_on_one_gpu() -> None:
+    plain = Layouts.of()
+    for name in ("dp", "tp", "pp", "cp", "ep", "zero_shards", "micro_batch", "micro_batches", "chunks"):
+        assert getattr(plain, name).tolist() == [1], name
+    for name in ("zero", "sequence_parallel", "fused_attention", "embedding_slots", "overlap", "blocking", "eager"):
+        assert getattr(plain, name).tolist() == [0], name
