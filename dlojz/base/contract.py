@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
 
 __all__ = ["Contract", "LabError", "check_at_least", "explain", "one_of", "parse_json"]
 
@@ -53,11 +53,9 @@ def check_at_least(least: float, **values: float) -> None:
     """
     for name, value in values.items():
         if value < least:
-            raise LabError(
-                say(
-                    en=f"{name} must be at least {least}, but {value} was received.",
-                    fr=f"{name} doit être au moins égal à {least}, mais {value} a été reçu.",
-                )
+            raise refusal(
+                en=f"{name} must be at least {least}, but {value} was received.",
+                fr=f"{name} doit être au moins égal à {least}, mais {value} a été reçu.",
             )
 
 

@@ -18,8 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.by_hand.ddp import give_from_first, pieces_of, ranks_of
 from dlojz.by_hand.ring_attention import ring_attention
 from dlojz.by_hand.sequence_ring import Order, chunks_of, own_tokens, positions_of
@@ -79,11 +78,9 @@ class ContextParallel(nn.Module):
         blocks = getattr(model, "blocks", nn.ModuleList())
         if not any(isinstance(block, LlamaBlock) for block in blocks):
             name = type(model).__name__
-            raise LabError(
-                say(
-                    en=f"{name} has no block of the Llama-like decoder: give a model such as llama_tiny.",
-                    fr=f"{name} n’a aucun bloc du décodeur de type Llama : donnez un modèle comme llama_tiny.",
-                )
+            raise refusal(
+                en=f"{name} has no block of the Llama-like decoder: give a model such as llama_tiny.",
+                fr=f"{name} n’a aucun bloc du décodeur de type Llama : donnez un modèle comme llama_tiny.",
             )
         for number, block in enumerate(blocks):
             if isinstance(block, LlamaBlock):
@@ -130,11 +127,9 @@ class ContextParallel(nn.Module):
         """
         gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
         if not gradients:
-            raise LabError(
-                say(
-                    en="synchronize() found no gradient to average: call loss.backward() first.",
-                    fr="synchronize() n’a trouvé aucun gradient à moyenner : appelez d’abord loss.backward().",
-                )
+            raise refusal(
+                en="synchronize() found no gradient to average: call loss.backward() first.",
+                fr="synchronize() n’a trouvé aucun gradient à moyenner : appelez d’abord loss.backward().",
             )
         mean = self.mean(torch.cat([gradient.reshape(-1) for gradient in gradients]))
         for gradient, piece in zip(gradients, pieces_of(mean, [one.shape for one in gradients]), strict=True):

@@ -21,8 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.by_hand.sequence_ring import Order, Ring, chunks_of, visible_pairs, wide
 
 
@@ -154,20 +153,16 @@ def _scale(q_BGRH: Tensor) -> float:
 def _check(q_BNSH: Tensor, k_BGSH: Tensor, v_BGSH: Tensor, chunks: int) -> None:
     query, key, value = (tuple(one.shape) for one in (q_BNSH, k_BGSH, v_BGSH))
     if len(query) != 4 or key != value or query[:1] + query[2:] != key[:1] + key[2:] or query[1] % key[1]:
-        raise LabError(
-            say(
-                en=f"queries {query}, keys {key} and values {value} do not fit: keys and values must be alike, and "
-                "queries too but for the heads, of which they may have a multiple.",
-                fr=f"des requêtes {query}, des clés {key} et des valeurs {value} ne s’accordent pas : clés et valeurs "
-                "doivent avoir la même forme, les requêtes aussi, au nombre de têtes près, qui peut être un multiple.",
-            )
+        raise refusal(
+            en=f"queries {query}, keys {key} and values {value} do not fit: keys and values must be alike, and "
+            "queries too but for the heads, of which they may have a multiple.",
+            fr=f"des requêtes {query}, des clés {key} et des valeurs {value} ne s’accordent pas : clés et valeurs "
+            "doivent avoir la même forme, les requêtes aussi, au nombre de têtes près, qui peut être un multiple.",
         )
     if query[2] % chunks:
-        raise LabError(
-            say(
-                en=f"{query[2]} tokens per rank cannot be cut into {chunks} equal chunks: give each rank an even "
-                "number of tokens, or use order='contiguous'.",
-                fr=f"{query[2]} tokens par rang ne se coupent pas en {chunks} parts égales : donnez à chaque rang un "
-                "nombre pair de tokens, ou utilisez order='contiguous'.",
-            )
+        raise refusal(
+            en=f"{query[2]} tokens per rank cannot be cut into {chunks} equal chunks: give each rank an even "
+            "number of tokens, or use order='contiguous'.",
+            fr=f"{query[2]} tokens par rang ne se coupent pas en {chunks} parts égales : donnez à chaque rang un "
+            "nombre pair de tokens, ou utilisez order='contiguous'.",
         )

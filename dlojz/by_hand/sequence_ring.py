@@ -33,7 +33,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal
 from dlojz.by_hand.ddp import ranks_of
 
 _KEYS_AND_VALUES, _GRADIENTS = 0, 1  # tags: one of each may be under way
@@ -154,13 +154,11 @@ def own_tokens(whole_BT: Tensor, rank: int, size: int, order: Order = "contiguou
     """
     length, chunks = whole_BT.shape[1], len(chunks_of(rank, size, order)) * size
     if length % chunks:
-        raise LabError(
-            say(
-                en=f"a sequence of {length} tokens cannot be cut into {chunks} equal chunks ({order}, {size} ranks): "
-                f"use a length that {chunks} divides, e.g. {-(-length // chunks) * chunks}.",
-                fr=f"une séquence de {length} tokens ne se coupe pas en {chunks} parts égales ({order}, {size} rangs) "
-                f": prenez une longueur que {chunks} divise, par exemple {-(-length // chunks) * chunks}.",
-            )
+        raise refusal(
+            en=f"a sequence of {length} tokens cannot be cut into {chunks} equal chunks ({order}, {size} ranks): "
+            f"use a length that {chunks} divides, e.g. {-(-length // chunks) * chunks}.",
+            fr=f"une séquence de {length} tokens ne se coupe pas en {chunks} parts égales ({order}, {size} rangs) "
+            f": prenez une longueur que {chunks} divise, par exemple {-(-length // chunks) * chunks}.",
         )
     return whole_BT[:, positions_of(length // size, rank, size, order).to(whole_BT.device)]
 

@@ -19,7 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
 from dlojz.base.files import COURSE
-from dlojz.base.language import localized, one_of, say
+from dlojz.base.language import localized, one_of, refusal, say
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
 from dlojz.runnable import check_runnable
@@ -110,12 +110,10 @@ class Campaign(Contract):
             for key in self._fields_of(axis, values):
                 _check_field(key, f"[axes] {axis}")
                 if key in taken:
-                    raise LabError(
-                        say(
-                            en=f"the axes {taken[key]!r} and {axis!r} both set {key!r}: let one of them do it.",
-                            fr=f"les axes {taken[key]!r} et {axis!r} fixent tous deux {key!r} : laissez-le à "
-                            "l’un d’eux.",
-                        )
+                    raise refusal(
+                        en=f"the axes {taken[key]!r} and {axis!r} both set {key!r}: let one of them do it.",
+                        fr=f"les axes {taken[key]!r} et {axis!r} fixent tous deux {key!r} : laissez-le à "
+                        "l’un d’eux.",
                     )
                 taken[key] = axis
         return self
@@ -125,13 +123,11 @@ class Campaign(Contract):
         """The fields that an axis sets."""
         tables = [value for value in values if isinstance(value, dict)]
         if not values or (tables and len(tables) < len(values)) or any(not set(table) - {TITLE} for table in tables):
-            raise LabError(
-                say(
-                    en=f"the axis {axis!r} must be a list of values, or a list of tables with a field in each, but "
-                    f"{str(values)[:200]} was received.",
-                    fr=f"l’axe {axis!r} doit être une liste de valeurs, ou une liste de tables contenant chacune un "
-                    f"champ, mais {str(values)[:200]} a été reçu.",
-                )
+            raise refusal(
+                en=f"the axis {axis!r} must be a list of values, or a list of tables with a field in each, but "
+                f"{str(values)[:200]} was received.",
+                fr=f"l’axe {axis!r} doit être une liste de valeurs, ou une liste de tables contenant chacune un "
+                f"champ, mais {str(values)[:200]} a été reçu.",
             )
         return list(dict.fromkeys(key for table in tables for key in table if key != TITLE)) if tables else [axis]
 
@@ -172,34 +168,28 @@ def read_campaign(path: Path) -> Campaign:
             that names the file.
     """
     if not NAME.fullmatch(path.stem):
-        raise LabError(
-            say(
-                en=f"the campaign file {path.name[:100]!r} names the folder of the report, so its name is made of at "
-                "most 40 letters, digits, '-', '_' and '.': rename it.",
-                fr=f"le fichier de campagne {path.name[:100]!r} nomme le dossier du rapport : son nom se compose d’au "
-                "plus 40 lettres, chiffres, « - », « _ » et « . » ; renommez-le.",
-            )
+        raise refusal(
+            en=f"the campaign file {path.name[:100]!r} names the folder of the report, so its name is made of at "
+            "most 40 letters, digits, '-', '_' and '.': rename it.",
+            fr=f"le fichier de campagne {path.name[:100]!r} nomme le dossier du rapport : son nom se compose d’au "
+            "plus 40 lettres, chiffres, « - », « _ » et « . » ; renommez-le.",
         )
     try:
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
         if len(text) > MAX_FILE_BYTES:
-            raise LabError(
-                say(
-                    en=f"it is larger than the {MAX_FILE_BYTES} bytes that a campaign may have.",
-                    fr=f"il dépasse les {MAX_FILE_BYTES} octets qu’une campagne peut avoir.",
-                )
+            raise refusal(
+                en=f"it is larger than the {MAX_FILE_BYTES} bytes that a campaign may have.",
+                fr=f"il dépasse les {MAX_FILE_BYTES} octets qu’une campagne peut avoir.",
             )
         return Campaign.from_dict(tomllib.loads(text.decode("utf-8")))
     except OSError as error:
         reason = f"{error.strerror}."
     except (LabError, ValueError, RecursionError) as error:  # what TOML refuses is a ValueError
         reason = str(error)
-    raise LabError(
-        say(
-            en=f"the campaign {path.name} cannot be used: {reason}",
-            fr=f"la campagne {path.name} est inutilisable : {reason}",
-        )
+    raise refusal(
+        en=f"the campaign {path.name} cannot be used: {reason}",
+        fr=f"la campagne {path.name} est inutilisable : {reason}",
     )
 
 
@@ -272,13 +262,11 @@ def expand(campaign: Campaign, machine: str | None = None) -> CampaignPlan:
             impossible.append(named + say(en=": ", fr=" : ") + str(error))
     if impossible:
         listed = "\n".join(f"  - {sentence}" for sentence in impossible)
-        raise LabError(
-            say(
-                en=f"nothing was submitted: {len(impossible)} of the campaign's points cannot be run. Change them, or "
-                f"leave them out with [[exclude]]:\n{listed}",
-                fr=f"rien n’a été soumis : {len(impossible)} points de la campagne ne peuvent pas être exécutés. "
-                f"Changez-les, ou écartez-les avec [[exclude]] :\n{listed}",
-            )
+        raise refusal(
+            en=f"nothing was submitted: {len(impossible)} of the campaign's points cannot be run. Change them, or "
+            f"leave them out with [[exclude]]:\n{listed}",
+            fr=f"rien n’a été soumis : {len(impossible)} points de la campagne ne peuvent pas être exécutés. "
+            f"Changez-les, ou écartez-les avec [[exclude]] :\n{listed}",
         )
     _check(campaign, points, unused if machine is None else [])
     return CampaignPlan(tuple(points), tuple(excluded))
@@ -289,21 +277,17 @@ def _combinations(campaign: Campaign, machine: str | None) -> Iterator[tuple[dic
     axes = {name: values for name, values in campaign.axes.items() if machine is None or name != MACHINE}
     machines = _machines(campaign, machine)
     if any(not NAME.fullmatch(str(name)) for name in machines):
-        raise LabError(
-            say(
-                en="a machine is named with at most 40 letters, digits, '-', '_' and '.', but "
-                f"{machines!r} was received.",
-                fr="une machine se nomme par au plus 40 lettres, chiffres, « - », « _ » et « . », mais "
-                f"{machines!r} a été reçu.",
-            )
+        raise refusal(
+            en="a machine is named with at most 40 letters, digits, '-', '_' and '.', but "
+            f"{machines!r} was received.",
+            fr="une machine se nomme par au plus 40 lettres, chiffres, « - », « _ » et « . », mais "
+            f"{machines!r} a été reçu.",
         )
     count = len(list(itertools.islice(itertools.product(*axes.values()), MAX_POINTS + 1))) * campaign.repeats
     if count > MAX_POINTS:
-        raise LabError(
-            say(
-                en=f"the campaign has more than the {MAX_POINTS} runs that one may have: shorten an axis.",
-                fr=f"la campagne dépasse les {MAX_POINTS} exécutions permises : raccourcissez un axe.",
-            )
+        raise refusal(
+            en=f"the campaign has more than the {MAX_POINTS} runs that one may have: shorten an axis.",
+            fr=f"la campagne dépasse les {MAX_POINTS} exécutions permises : raccourcissez un axe.",
         )
     for values in itertools.product(*axes.values()):
         labels: dict[str, str] = {}
@@ -356,29 +340,23 @@ def _points(campaign: Campaign, labels: dict[str, str], fields: Table, before: i
 
 def _check(campaign: Campaign, points: list[CampaignPoint], unused: list[Exclusion]) -> None:
     if unused:
-        raise LabError(
-            say(
-                en=f"the exclusion {unused[0].match} matches no point of the campaign: correct it, or take it out.",
-                fr=f"l’exclusion {unused[0].match} ne correspond à aucun point de la campagne : corrigez-la ou "
-                "retirez-la.",
-            )
+        raise refusal(
+            en=f"the exclusion {unused[0].match} matches no point of the campaign: correct it, or take it out.",
+            fr=f"l’exclusion {unused[0].match} ne correspond à aucun point de la campagne : corrigez-la ou "
+            "retirez-la.",
         )
     if not points:
-        raise LabError(
-            say(
-                en=f"the campaign {campaign.title!r} has no point: all are excluded.",
-                fr=f"la campagne {campaign.title!r} n’a aucun point : tous sont exclus.",
-            )
+        raise refusal(
+            en=f"the campaign {campaign.title!r} has no point: all are excluded.",
+            fr=f"la campagne {campaign.title!r} n’a aucun point : tous sont exclus.",
         )
     seen: dict[tuple[str, str], CampaignPoint] = {}
     for point in points:
         twin = seen.setdefault((point.machine, point.config.hash), point)
         if twin is not point:
-            raise LabError(
-                say(
-                    en=f"the points {twin.number} ({twin.label}) and {point.number} ({point.label}) are the same run: "
-                    "exclude one of them.",
-                    fr=f"les points {twin.number} ({twin.label}) et {point.number} ({point.label}) sont la même "
-                    "exécution : excluez l’un des deux.",
-                )
+            raise refusal(
+                en=f"the points {twin.number} ({twin.label}) and {point.number} ({point.label}) are the same run: "
+                "exclude one of them.",
+                fr=f"les points {twin.number} ({twin.label}) et {point.number} ({point.label}) sont la même "
+                "exécution : excluez l’un des deux.",
             )

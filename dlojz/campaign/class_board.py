@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal, say
 from dlojz.labs.kit.lab import LabProgress
 from dlojz.results.record import DamagedRecordError, RunRecord, read_record
 from dlojz.running.launch import is_replayed
@@ -83,11 +83,9 @@ def read_class(folder: Path, call: Callable[[str], str] = str) -> list[Student]:
     try:
         names = sorted(entry.name for entry in itertools.islice(os.scandir(folder), MAX_ENTRIES))
     except OSError as error:
-        raise LabError(
-            say(
-                en=f"the folder of the class, {folder}, cannot be read: {error.strerror}.",
-                fr=f"le dossier de la classe, {folder}, est illisible : {error.strerror}.",
-            )
+        raise refusal(
+            en=f"the folder of the class, {folder}, cannot be read: {error.strerror}.",
+            fr=f"le dossier de la classe, {folder}, est illisible : {error.strerror}.",
         ) from None
     visible = [name for name in names if not name.startswith(".")][:MAX_STUDENTS]
     found = []
@@ -284,21 +282,17 @@ def pseudonyms(path: Path | None = None) -> Callable[[str], str]:
             path.write_text(secrets.token_hex(KEY_BYTES) + "\n", "ascii")
         key = bytes.fromhex(path.read_text("ascii").strip())
     except OSError as error:
-        raise LabError(
-            say(
-                en=f"the key of the pseudonyms, {path}, cannot be used: {error.strerror}; give another with --key.",
-                fr=f"la clé des pseudonymes, {path}, est inutilisable : {error.strerror} ; donnez-en une autre avec "
-                "--key.",
-            )
+        raise refusal(
+            en=f"the key of the pseudonyms, {path}, cannot be used: {error.strerror}; give another with --key.",
+            fr=f"la clé des pseudonymes, {path}, est inutilisable : {error.strerror} ; donnez-en une autre avec "
+            "--key.",
         ) from None
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
-        raise LabError(
-            say(
-                en=f"the file {path} holds no key of {KEY_BYTES} bytes: remove it, and a new one is made.",
-                fr=f"le fichier {path} ne contient pas de clé de {KEY_BYTES} octets : supprimez-le, une autre sera "
-                "créée.",
-            )
+        raise refusal(
+            en=f"the file {path} holds no key of {KEY_BYTES} bytes: remove it, and a new one is made.",
+            fr=f"le fichier {path} ne contient pas de clé de {KEY_BYTES} octets : supprimez-le, une autre sera "
+            "créée.",
         )
     return lambda name: f"P-{hmac.new(key, os.fsencode(name), 'sha256').hexdigest()[:DIGITS]}"

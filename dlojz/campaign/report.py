@@ -10,8 +10,7 @@ import base64
 from collections.abc import Sequence
 from pathlib import Path
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import format_count, language, say
+from dlojz.base.language import format_count, language, refusal, say
 from dlojz.base.table import Table, markdown_safe, safe
 from dlojz.campaign.campaign import MACHINE, TITLE, Campaign, CampaignPlan, CampaignPoint
 from dlojz.campaign.report_tables import colon, csv_text, hours, measured, state_label
@@ -147,11 +146,9 @@ def write_report(campaign: Campaign, plan: CampaignPlan, results: Sequence[Resul
         write_atomic(folder / "report.md", markdown(campaign, plan, results, figures))
         write_atomic(folder / "report.html", html(campaign, plan, results, folder, figures))
     except OSError as error:
-        raise LabError(
-            say(
-                en=f"the report cannot be written in {folder}: {error.strerror}; what was measured is kept.",
-                fr=f"le rapport ne peut pas être écrit dans {folder} : {error.strerror} ; les mesures sont conservées.",
-            )
+        raise refusal(
+            en=f"the report cannot be written in {folder}: {error.strerror}; what was measured is kept.",
+            fr=f"le rapport ne peut pas être écrit dans {folder} : {error.strerror} ; les mesures sont conservées.",
         ) from None
     return [folder / name for name in ("report.html", "report.md", "points.csv", *figures)]
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from dlojz import hardware
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, say
+from dlojz.base.language import format_bytes, refusal, say
 from dlojz.campaign.campaign import CampaignPoint
 from dlojz.hardware import Device
 from dlojz.results.footprint import Footprint, Memory
@@ -151,13 +151,11 @@ def _named(option: str, name: str, ending: str = "") -> str:
         return name + ending
     shown = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
     correct = f"--{option}" + (say(en=" or $", fr=" ou $") + ACCOUNT_VARIABLE if option == "account" else "")
-    raise LabError(
-        say(
-            en=f"{option} is a name that the scheduler knows, of at most 64 letters, digits and '_.@+-' (a letter, a "
-            f"digit or '_' first), but {shown!r} was received: correct {correct}.",
-            fr=f"{option} est un nom connu de l’ordonnanceur, d’au plus 64 lettres, chiffres et « _.@+- » (au début, "
-            f"une lettre, un chiffre ou « _ »), mais {shown!r} a été reçu : corrigez {correct}.",
-        )
+    raise refusal(
+        en=f"{option} is a name that the scheduler knows, of at most 64 letters, digits and '_.@+-' (a letter, a "
+        f"digit or '_' first), but {shown!r} was received: correct {correct}.",
+        fr=f"{option} est un nom connu de l’ordonnanceur, d’au plus 64 lettres, chiffres et « _.@+- » (au début, "
+        f"une lettre, un chiffre ou « _ »), mais {shown!r} a été reçu : corrigez {correct}.",
     )
 
 

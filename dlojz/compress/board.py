@@ -23,7 +23,7 @@ from torch import nn
 from dlojz import models
 from dlojz.base.contract import check_at_least
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
 from dlojz.base.machine import processor_name
 from dlojz.compress.board_record import DEFAULT_METHODS, TEACHER, Board, BoardTrial, LayerSnr
 from dlojz.compress.distillation import LargerStudentWarning
@@ -173,11 +173,9 @@ class BoardRequest:
             method(name).check_options(given)
         check_at_least(1, rounds=self.rounds, batch=self.batch)
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise LabError(
-                say(
-                    en=f"a board needs seeds, each of them once, but {list(self.seeds)} was received.",
-                    fr=f"un tableau demande des graines, chacune une fois, mais {list(self.seeds)} a été reçu.",
-                )
+            raise refusal(
+                en=f"a board needs seeds, each of them once, but {list(self.seeds)} was received.",
+                fr=f"un tableau demande des graines, chacune une fois, mais {list(self.seeds)} a été reçu.",
             )
 
 

@@ -14,8 +14,7 @@ from typing import Literal
 from pydantic import Field
 
 from dlojz.base.contract import Contract
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal, say
 from dlojz.results.record import write_atomic
 
 DEFAULT_METHODS: tuple[str, ...] = (
@@ -207,9 +206,7 @@ def write_board(path: Path, board: Board) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(board.to_dict(), indent=1, ensure_ascii=False))
     except OSError as error:
-        raise LabError(
-            say(
-                en=f"the board cannot be written to {path}: {error.strerror}; give another path.",
-                fr=f"le tableau ne peut pas être écrit dans {path} : {error.strerror} ; donnez un autre chemin.",
-            )
+        raise refusal(
+            en=f"the board cannot be written to {path}: {error.strerror}; give another path.",
+            fr=f"le tableau ne peut pas être écrit dans {path} : {error.strerror} ; donnez un autre chemin.",
         ) from None

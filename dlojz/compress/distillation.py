@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dlojz import models
 from dlojz.base.errors import LabError
-from dlojz.base.language import integer, one_of, say, shortest
+from dlojz.base.language import integer, one_of, refusal, say, shortest
 from dlojz.compress.method import Shrunk, Start
 from dlojz.compress.task import (
     UNKNOWN,
@@ -50,15 +50,13 @@ def check_temperature(temperature: float) -> None:
         LabError: outside of 0.01 to 1000; 0, negative numbers and NaN among them.
     """
     if not LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE:
-        raise LabError(
-            say(
-                en=f"temperature must be greater than 0 (from {shortest(LEAST_TEMPERATURE)} to "
-                f"{shortest(MOST_TEMPERATURE)}), but {temperature!r} was received: 1 leaves the probabilities as they "
-                "are, 2 to 10 soften them.",
-                fr="temperature doit être strictement positive "
-                f"(de {shortest(LEAST_TEMPERATURE)} à {shortest(MOST_TEMPERATURE)}), mais {temperature!r} a été reçu : "
-                "1 laisse les probabilités telles quelles, 2 à 10 les adoucissent.",
-            )
+        raise refusal(
+            en=f"temperature must be greater than 0 (from {shortest(LEAST_TEMPERATURE)} to "
+            f"{shortest(MOST_TEMPERATURE)}), but {temperature!r} was received: 1 leaves the probabilities as they "
+            "are, 2 to 10 soften them.",
+            fr="temperature doit être strictement positive "
+            f"(de {shortest(LEAST_TEMPERATURE)} à {shortest(MOST_TEMPERATURE)}), mais {temperature!r} a été reçu : "
+            "1 laisse les probabilités telles quelles, 2 à 10 les adoucissent.",
         )
 
 
@@ -149,20 +147,16 @@ class Mixture:
         for name in _WEIGHTS:
             value = getattr(self, name)
             if not (value >= 0 and math.isfinite(value)):
-                raise LabError(
-                    say(
-                        en=f"the weight {name} must be a finite number, at least 0, but {value!r} was received.",
-                        fr=f"le poids {name} doit être un nombre fini, positif ou nul, mais {value!r} a été reçu.",
-                    )
+                raise refusal(
+                    en=f"the weight {name} must be a finite number, at least 0, but {value!r} was received.",
+                    fr=f"le poids {name} doit être un nombre fini, positif ou nul, mais {value!r} a été reçu.",
                 )
         if not any(getattr(self, name) for name in _WEIGHTS):
-            raise LabError(
-                say(
-                    en="the weights soft, logits, hidden and labels are all 0: the student would learn nothing; give "
-                    "at least one of them a positive weight.",
-                    fr="les poids soft, logits, hidden et labels sont tous nuls : l’étudiant n’apprendrait rien ; "
-                    "donnez un poids positif à l’un d’eux au moins.",
-                )
+            raise refusal(
+                en="the weights soft, logits, hidden and labels are all 0: the student would learn nothing; give "
+                "at least one of them a positive weight.",
+                fr="les poids soft, logits, hidden et labels sont tous nuls : l’étudiant n’apprendrait rien ; "
+                "donnez un poids positif à l’un d’eux au moins.",
             )
         hidden_loss(torch.zeros(1, 1, 1), torch.zeros(1, 1, 1), self.hidden_kind)
 
@@ -246,13 +240,11 @@ def layer_map(student_depth: int, teacher_depth: int) -> list[int]:
     Source: Jiao et al. 2019 (arXiv 1909.10351), TinyBERT, whose uniform mapping this is.
     """
     if not 1 <= student_depth <= teacher_depth:
-        raise LabError(
-            say(
-                en=f"hidden states are matched block by block: the student must have from 1 to {teacher_depth} middle "
-                f"blocks, as many as its teacher, but it has {student_depth}.",
-                fr="les états cachés sont rapprochés bloc par bloc : l’étudiant doit avoir de 1 à "
-                f"{teacher_depth} blocs intermédiaires, autant que son professeur, mais il en a {student_depth}.",
-            )
+        raise refusal(
+            en=f"hidden states are matched block by block: the student must have from 1 to {teacher_depth} middle "
+            f"blocks, as many as its teacher, but it has {student_depth}.",
+            fr="les états cachés sont rapprochés bloc par bloc : l’étudiant doit avoir de 1 à "
+            f"{teacher_depth} blocs intermédiaires, autant que son professeur, mais il en a {student_depth}.",
         )
     return [(index + 1) * teacher_depth // student_depth - 1 for index in range(student_depth)]
 
@@ -270,28 +262,24 @@ def copy_blocks(student: nn.Module, teacher: nn.Module) -> list[int]:
     """
     own, others = middle_blocks(student), middle_blocks(teacher)
     if len(own) > len(others):
-        raise LabError(
-            say(
-                en=f"the student cannot begin with its teacher's blocks: it has {len(own)} middle blocks, its teacher "
-                f"only {len(others)}: use initialise=random, or a student of no more blocks than its teacher.",
-                fr=f"l’étudiant ne peut pas partir des blocs de son professeur : il a {len(own)} blocs intermédiaires, "
-                f"son professeur seulement {len(others)} ; prenez initialise=random, ou un étudiant qui n’a pas plus "
-                "de blocs que son professeur.",
-            )
+        raise refusal(
+            en=f"the student cannot begin with its teacher's blocks: it has {len(own)} middle blocks, its teacher "
+            f"only {len(others)}: use initialise=random, or a student of no more blocks than its teacher.",
+            fr=f"l’étudiant ne peut pas partir des blocs de son professeur : il a {len(own)} blocs intermédiaires, "
+            f"son professeur seulement {len(others)} ; prenez initialise=random, ou un étudiant qui n’a pas plus "
+            "de blocs que son professeur.",
         )
     ends = [index * len(others) // len(own) for index in range(len(own))]
     pairs = [(own[place], others[index]) for place, index in enumerate(ends)]
     if isinstance(student, BlockList) and isinstance(teacher, BlockList):
         pairs += [(student.blocks[end], teacher.blocks[end]) for end in (0, -1)]
     if any(_shapes(one) != _shapes(other) for one, other in pairs):
-        raise LabError(
-            say(
-                en="the student cannot begin with its teacher's blocks, which are of other shapes than its own: use "
-                "initialise=random, or a student of the same family and width, such as vit_mini for vit_tiny.",
-                fr="l’étudiant ne peut pas partir des blocs de son professeur, qui n’ont pas les mêmes formes que les "
-                "siens : prenez initialise=random, ou un étudiant de la même famille et de même largeur, comme "
-                "vit_mini pour vit_tiny.",
-            )
+        raise refusal(
+            en="the student cannot begin with its teacher's blocks, which are of other shapes than its own: use "
+            "initialise=random, or a student of the same family and width, such as vit_mini for vit_tiny.",
+            fr="l’étudiant ne peut pas partir des blocs de son professeur, qui n’ont pas les mêmes formes que les "
+            "siens : prenez initialise=random, ou un étudiant de la même famille et de même largeur, comme "
+            "vit_mini pour vit_tiny.",
         )
     for mine, other in pairs:
         mine.load_state_dict(other.state_dict())
@@ -305,13 +293,11 @@ def middle_blocks(model: nn.Module) -> list[nn.Module]:
         LabError: if the model is no list of blocks.
     """
     if not isinstance(model, BlockList) or len(model.blocks) < 3:
-        raise LabError(
-            say(
-                en=f"hidden states are those of a list of blocks, but {type(model).__name__} is none: use a model of "
-                "the catalogue.",
-                fr=f"les états cachés sont ceux d’une liste de blocs, ce que {type(model).__name__} n’est pas : prenez "
-                "un modèle du catalogue.",
-            )
+        raise refusal(
+            en=f"hidden states are those of a list of blocks, but {type(model).__name__} is none: use a model of "
+            "the catalogue.",
+            fr=f"les états cachés sont ceux d’une liste de blocs, ce que {type(model).__name__} n’est pas : prenez "
+            "un modèle du catalogue.",
         )
     return list(model.blocks)[1:-1]
 
@@ -418,16 +404,14 @@ class _Matched(nn.Module):
 
 def _projection(own_BTD: Tensor, other_BTD: Tensor) -> nn.Module:
     if own_BTD.dim() != 3 or own_BTD.shape[:-1] != other_BTD.shape[:-1]:
-        raise LabError(
-            say(
-                en="hidden states are matched token by token, but the student's are of shape "
-                f"{tuple(own_BTD.shape)} and the teacher's {tuple(other_BTD.shape)} (batch, tokens, width): use two "
-                "transformers that cut the image into the same patches, or match probabilities or logits.",
-                fr="les états cachés sont rapprochés token par token, mais ceux de l’étudiant ont la forme "
-                f"{tuple(own_BTD.shape)} et ceux du professeur {tuple(other_BTD.shape)} (lot, tokens, largeur) : "
-                "prenez deux transformers qui découpent l’image en mêmes patchs, ou rapprochez les probabilités ou "
-                "les logits.",
-            )
+        raise refusal(
+            en="hidden states are matched token by token, but the student's are of shape "
+            f"{tuple(own_BTD.shape)} and the teacher's {tuple(other_BTD.shape)} (batch, tokens, width): use two "
+            "transformers that cut the image into the same patches, or match probabilities or logits.",
+            fr="les états cachés sont rapprochés token par token, mais ceux de l’étudiant ont la forme "
+            f"{tuple(own_BTD.shape)} et ceux du professeur {tuple(other_BTD.shape)} (lot, tokens, largeur) : "
+            "prenez deux transformers qui découpent l’image en mêmes patchs, ou rapprochez les probabilités ou "
+            "les logits.",
         )
     same = own_BTD.shape[-1] == other_BTD.shape[-1]
     return nn.Identity() if same else nn.Linear(own_BTD.shape[-1], other_BTD.shape[-1], device=own_BTD.device)
@@ -482,13 +466,11 @@ def _rest_of(labels: float) -> float:
         LabError: for a share of the labels that is none.
     """
     if not 0 <= labels <= 1:
-        raise LabError(
-            say(
-                en=f"labels is their share of the loss, from 0 to 1 (the teacher's part is the rest), but {labels!r} "
-                "was received.",
-                fr="labels est leur part dans la perte, de 0 à 1 (le reste est celle du professeur), mais "
-                f"{labels!r} a été reçu.",
-            )
+        raise refusal(
+            en=f"labels is their share of the loss, from 0 to 1 (the teacher's part is the rest), but {labels!r} "
+            "was received.",
+            fr="labels est leur part dans la perte, de 0 à 1 (le reste est celle du professeur), mais "
+            f"{labels!r} a été reçu.",
         )
     return 1 - labels
 

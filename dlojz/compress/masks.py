@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from dlojz.base.contract import check_at_least
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.compress.task import Progress, Settings, Task, fit
 
 Masks = Mapping[str, Tensor]
@@ -35,13 +34,11 @@ def check_sparsity(sparsity: float) -> float:
         LabError: unless 0 ≤ sparsity < 1.
     """
     if not 0 <= sparsity < 1:  # false for NaN too
-        raise LabError(
-            say(
-                en=f"sparsity is the share of the weights that are removed, from 0 to below 1, but {sparsity} was "
-                "received; 0.8 keeps one weight in five.",
-                fr=f"sparsity est la part des poids retirés, de 0 compris à 1 exclu, mais {sparsity} a été reçu ; 0.8 "
-                "garde un poids sur cinq.",
-            )
+        raise refusal(
+            en=f"sparsity is the share of the weights that are removed, from 0 to below 1, but {sparsity} was "
+            "received; 0.8 keeps one weight in five.",
+            fr=f"sparsity est la part des poids retirés, de 0 compris à 1 exclu, mais {sparsity} a été reçu ; 0.8 "
+            "garde un poids sur cinq.",
         )
     return sparsity
 
@@ -189,13 +186,11 @@ class CubicSchedule:
         check_at_least(0, begin=self.begin)
         check_at_least(1, every=self.every, renewals=self.renewals)
         if self.initial > self.final:
-            raise LabError(
-                say(
-                    en=f"a gradual pruning removes more and more, but its sparsity was to go from {self.initial} down "
-                    f"to {self.final}; give an initial one that is not above the final one.",
-                    fr=f"un élagage graduel retire de plus en plus, mais sa part de zéros devrait descendre de "
-                    f"{self.initial} à {self.final} ; donnez une valeur initiale qui ne dépasse pas la finale.",
-                )
+            raise refusal(
+                en=f"a gradual pruning removes more and more, but its sparsity was to go from {self.initial} down "
+                f"to {self.final}; give an initial one that is not above the final one.",
+                fr=f"un élagage graduel retire de plus en plus, mais sa part de zéros devrait descendre de "
+                f"{self.initial} à {self.final} ; donnez une valeur initiale qui ne dépasse pas la finale.",
             )
 
     def sparsity(self, step: int) -> float:

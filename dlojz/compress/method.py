@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
 from dlojz.compress.torchao_import import VERSION
 
 if TYPE_CHECKING:
@@ -136,11 +136,9 @@ class Method:
         """
         for name in given:
             if not self.options:
-                raise LabError(
-                    say(
-                        en=f"{self.name} has no options, but {name!r} was received: leave it out.",
-                        fr=f"{self.name} n’a pas d’option, mais {name!r} a été reçu : retirez-la.",
-                    )
+                raise refusal(
+                    en=f"{self.name} has no options, but {name!r} was received: leave it out.",
+                    fr=f"{self.name} n’a pas d’option, mais {name!r} a été reçu : retirez-la.",
                 )
             if name not in self.options:
                 raise LabError(

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
 from dlojz.compress.two_to_four import GROUP, check_groups
 from dlojz.models import gpt, vit
 from dlojz.models.blocks import TransformerBlock, VocabularyHead
@@ -300,13 +300,11 @@ def _stream_blocks(model: nn.Module) -> list[nn.Module]:
     others = [block for block in blocks if not isinstance(block, known) or getattr(block, "mixture", None) is not None]
     if others or not blocks:
         what = type(others[0] if others else model).__name__
-        raise LabError(
-            say(
-                en=f"permutations are written for ViT and for GPT without experts, but {what} was received; "
-                "permute_dense_pair takes any two consecutive dense layers.",
-                fr=f"les permutations sont écrites pour ViT et pour GPT sans experts, mais {what} a été reçu ; "
-                "permute_dense_pair prend deux couches denses consécutives quelconques.",
-            )
+        raise refusal(
+            en=f"permutations are written for ViT and for GPT without experts, but {what} was received; "
+            "permute_dense_pair takes any two consecutive dense layers.",
+            fr=f"les permutations sont écrites pour ViT et pour GPT sans experts, mais {what} a été reçu ; "
+            "permute_dense_pair prend deux couches denses consécutives quelconques.",
         )
     return blocks
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dlojz.base.contract import check_at_least
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, percent, say
+from dlojz.base.language import one_of, percent, refusal, say
 from dlojz.compress import masks
 from dlojz.compress import two_to_four as sparse_ste
 from dlojz.compress.masks import CubicSchedule, GradualPruning
@@ -116,13 +116,11 @@ class Race:
     def __post_init__(self) -> None:
         last = self.settings.steps(self.task) - 1
         if not 0 <= self.rewind_step <= last:
-            raise LabError(
-                say(
-                    en=f"rewind_step must be from 0 to {last}, a step before the end of the training, but "
-                    f"{self.rewind_step} was received.",
-                    fr=f"rewind_step va de 0 à {last}, un pas avant la fin de l’entraînement, mais {self.rewind_step} "
-                    "a été reçu.",
-                )
+            raise refusal(
+                en=f"rewind_step must be from 0 to {last}, a step before the end of the training, but "
+                f"{self.rewind_step} was received.",
+                fr=f"rewind_step va de 0 à {last}, un pas avant la fin de l’entraînement, mais {self.rewind_step} "
+                "a été reçu.",
             )
 
 
@@ -232,13 +230,11 @@ def gradual(start: Start, *, sparsity: float, epochs: int, learning_rate: float,
     predicted = bitmask_bytes(start.teacher, sparsity, per_layer=per_layer)
     settings = Settings(epochs, learning_rate, seed=start.seed)
     if every < 1:
-        raise LabError(
-            say(
-                en=f"every is the number of steps between two renewals of the masks, at least 1, but {every} was "
-                "received.",
-                fr=f"every est le nombre de pas entre deux renouvellements des masques, au moins 1, mais {every} a été "
-                "reçu.",
-            )
+        raise refusal(
+            en=f"every is the number of steps between two renewals of the masks, at least 1, but {every} was "
+            "received.",
+            fr=f"every est le nombre de pas entre deux renouvellements des masques, au moins 1, mais {every} a été "
+            "reçu.",
         )
     schedule = CubicSchedule.over(settings.steps(start.task), sparsity, every)
     pruning = GradualPruning(copy.deepcopy(start.teacher), schedule, per_layer)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal
 from dlojz.compress.method import LayerError
 from dlojz.compress.quantizers import (
     Observed,
@@ -152,13 +152,11 @@ class QuantizedLinear(nn.Module):
         if activations == "static" and activation_range is None:
             refuse_no_data()
         if activations != "static" and activation_range is not None:
-            raise LabError(
-                say(
-                    en="activation_range was given, but only static inputs have a grid fixed beforehand, and "
-                    f"activations is {activations!r}: leave it out, or use activations='static'.",
-                    fr="activation_range a été donné, or seules des entrées statiques ont une grille fixée d’avance, "
-                    f"et activations vaut {activations!r} : retirez-le, ou prenez activations='static'.",
-                )
+            raise refusal(
+                en="activation_range was given, but only static inputs have a grid fixed beforehand, and "
+                f"activations is {activations!r}: leave it out, or use activations='static'.",
+                fr="activation_range a été donné, or seules des entrées statiques ont une grille fixée d’avance, "
+                f"et activations vaut {activations!r} : retirez-le, ou prenez activations='static'.",
             )
         self.scheme, self.activations = scheme, activations
         self.out_features, self.in_features = linear.weight.shape
@@ -275,13 +273,11 @@ def _check_seen(layers: Iterable[str], observed: Mapping[str, Observed] | None) 
         refuse_no_data()
     unseen = [name for name in layers if name not in (observed or {})]
     if unseen:
-        raise LabError(
-            say(
-                en=f"calibration has not seen {len(unseen)} of the linear layers, {unseen[0]} first, and their static "
-                "grid is fixed by what it sees: observe(model, images) without names watches all of them.",
-                fr=f"le calibrage n’a pas observé {len(unseen)} des couches linéaires, à commencer par {unseen[0]}, or "
-                "leur grille statique se fixe d’après lui : observe(model, images) sans noms les observe toutes.",
-            )
+        raise refusal(
+            en=f"calibration has not seen {len(unseen)} of the linear layers, {unseen[0]} first, and their static "
+            "grid is fixed by what it sees: observe(model, images) without names watches all of them.",
+            fr=f"le calibrage n’a pas observé {len(unseen)} des couches linéaires, à commencer par {unseen[0]}, or "
+            "leur grille statique se fixe d’après lui : observe(model, images) sans noms les observe toutes.",
         )
 
 

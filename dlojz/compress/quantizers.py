@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
 
 LOWEST_BITS, HIGHEST_BITS = 2, 8
 RangeChoice = Literal["min_max", "percentile", "mse"]
@@ -57,13 +57,11 @@ class Scheme:
     def __post_init__(self) -> None:
         whole = isinstance(self.bits, int) and not isinstance(self.bits, bool)
         if not whole or not LOWEST_BITS <= self.bits <= HIGHEST_BITS:
-            raise LabError(
-                say(
-                    en=f"bits must be a whole number from {LOWEST_BITS} to {HIGHEST_BITS}, but {self.bits!r} was "
-                    "received: 8 is INT8, and 2 is the least that has a sign and a zero.",
-                    fr=f"bits doit être un entier de {LOWEST_BITS} à {HIGHEST_BITS}, mais {self.bits!r} a été reçu : "
-                    "8 est INT8, et 2 le moins qui ait un signe et un zéro.",
-                )
+            raise refusal(
+                en=f"bits must be a whole number from {LOWEST_BITS} to {HIGHEST_BITS}, but {self.bits!r} was "
+                "received: 8 is INT8, and 2 is the least that has a sign and a zero.",
+                fr=f"bits doit être un entier de {LOWEST_BITS} à {HIGHEST_BITS}, mais {self.bits!r} a été reçu : "
+                "8 est INT8, et 2 le moins qui ait un signe et un zéro.",
             )
 
     @property
@@ -201,14 +199,12 @@ def refuse_no_data() -> None:
     Raises:
         LabError: always.
     """
-    raise LabError(
-        say(
-            en="calibration was given 0 images, but a static grid is fixed by what the layers' inputs are seen to be: "
-            "give it at least one image, or choose int8_dynamic, whose grid is found anew for each row.",
-            fr="le calibrage a reçu 0 image, or une grille statique se fixe d’après les entrées observées dans chaque "
-            "couche : donnez-lui au moins une image, ou choisissez int8_dynamic, dont la grille est retrouvée à "
-            "chaque ligne.",
-        )
+    raise refusal(
+        en="calibration was given 0 images, but a static grid is fixed by what the layers' inputs are seen to be: "
+        "give it at least one image, or choose int8_dynamic, whose grid is found anew for each row.",
+        fr="le calibrage a reçu 0 image, or une grille statique se fixe d’après les entrées observées dans chaque "
+        "couche : donnez-lui au moins une image, ou choisissez int8_dynamic, dont la grille est retrouvée à "
+        "chaque ligne.",
     )
 
 

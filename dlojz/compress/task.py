@@ -30,7 +30,7 @@ from dlojz import data as datasets
 from dlojz import models
 from dlojz.base.contract import check_at_least, parse_json
 from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.results.record import write_atomic
 
 UNKNOWN = -1
@@ -89,13 +89,11 @@ class Task:
 
     def _check(self, samples: int) -> None:
         if not 1 <= samples <= len(self.labels_N):
-            raise LabError(
-                say(
-                    en=f"samples must be from 1 to {len(self.labels_N)}, the images that can be learnt from, but "
-                    f"{samples} was received.",
-                    fr=f"samples va de 1 à {len(self.labels_N)}, le nombre d’images d’apprentissage, mais {samples} a "
-                    "été reçu.",
-                )
+            raise refusal(
+                en=f"samples must be from 1 to {len(self.labels_N)}, the images that can be learnt from, but "
+                f"{samples} was received.",
+                fr=f"samples va de 1 à {len(self.labels_N)}, le nombre d’images d’apprentissage, mais {samples} a "
+                "été reçu.",
             )
 
     def batches(self, batch_size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -162,11 +160,9 @@ class Settings:
     def __post_init__(self) -> None:
         check_at_least(1, epochs=self.epochs, batch_size=self.batch_size)
         if not 0 < self.learning_rate < math.inf:  # false for NaN too
-            raise LabError(
-                say(
-                    en=f"learning_rate must be finite and above 0, but {self.learning_rate} was received.",
-                    fr=f"learning_rate doit être fini et strictement positif, mais {self.learning_rate} a été reçu.",
-                )
+            raise refusal(
+                en=f"learning_rate must be finite and above 0, but {self.learning_rate} was received.",
+                fr=f"learning_rate doit être fini et strictement positif, mais {self.learning_rate} a été reçu.",
             )
 
     def steps(self, task: Task) -> int:

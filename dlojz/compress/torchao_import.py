@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal, say
 
 VERSION = "0.18.0"
 _NOISE = {
@@ -55,13 +55,11 @@ def torchao_module(name: str = "quantization") -> Any:
             raise
         if error.name != "torchao":
             raise other_version() from None
-        raise LabError(
-            say(
-                en="torchao is not installed, and this method is torchao's: pip install "
-                f"torchao=={VERSION} installs it, as does pip install -r requirements.txt.",
-                fr="torchao n’est pas installé, or cette méthode est la sienne : pip install "
-                f"torchao=={VERSION} l’installe, comme pip install -r requirements.txt.",
-            )
+        raise refusal(
+            en="torchao is not installed, and this method is torchao's: pip install "
+            f"torchao=={VERSION} installs it, as does pip install -r requirements.txt.",
+            fr="torchao n’est pas installé, or cette méthode est la sienne : pip install "
+            f"torchao=={VERSION} l’installe, comme pip install -r requirements.txt.",
         ) from None
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import percent, say
+from dlojz.base.language import percent, refusal, say
 from dlojz.compress import quantizers
 from dlojz.compress.masks import Masks, magnitude_mask
 from dlojz.compress.task import latencies
@@ -41,13 +41,11 @@ def check_groups(shape: Sequence[int], name: str = "weight") -> None:
     """
     if len(shape) != 2 or shape[1] % GROUP or not shape[1]:
         listed = " × ".join(str(length) for length in shape)
-        raise LabError(
-            say(
-                en=f"2:4 keeps two of every four weights along the input dimension, which must be a multiple of 4 in "
-                f"a matrix (outputs × inputs), but {name} is {listed}.",
-                fr=f"2:4 garde deux poids sur quatre le long de la dimension d’entrée, qui doit être un multiple de 4 "
-                f"dans une matrice (sorties × entrées), mais {name} mesure {listed}.",
-            )
+        raise refusal(
+            en=f"2:4 keeps two of every four weights along the input dimension, which must be a multiple of 4 in "
+            f"a matrix (outputs × inputs), but {name} is {listed}.",
+            fr=f"2:4 garde deux poids sur quatre le long de la dimension d’entrée, qui doit être un multiple de 4 "
+            f"dans une matrice (sorties × entrées), mais {name} mesure {listed}.",
         )
 
 
@@ -134,13 +132,11 @@ def pack(weight_OI: Tensor) -> Packed:
     weight_OG4 = weight_OI.detach().unflatten(1, (-1, GROUP))
     too_many = int(((weight_OG4 != 0).sum(dim=-1) > KEPT).sum())
     if too_many:
-        raise LabError(
-            say(
-                en=f"a packed 2:4 weight has two values in each group of four, but {too_many} groups have more; apply "
-                "its mask first.",
-                fr=f"un poids 2:4 compacté a deux valeurs par groupe de quatre, mais {too_many} groupes en ont plus ; "
-                "appliquez d’abord son masque.",
-            )
+        raise refusal(
+            en=f"a packed 2:4 weight has two values in each group of four, but {too_many} groups have more; apply "
+            "its mask first.",
+            fr=f"un poids 2:4 compacté a deux valeurs par groupe de quatre, mais {too_many} groupes en ont plus ; "
+            "appliquez d’abord son masque.",
         )
     kept_OG4 = mask_2_of_4(weight_OI).unflatten(1, (-1, GROUP))
     place_OG2 = kept_OG4.int().topk(KEPT, dim=-1, sorted=False).indices.sort(dim=-1).values
@@ -204,13 +200,11 @@ def attach(model: nn.Module, decay: float = DECAY) -> None:
         LabError: if the inputs of a layer are no multiple of 4, or the decay is negative or no number.
     """
     if not 0 <= decay < math.inf:
-        raise LabError(
-            say(
-                en=f"decay pulls the hidden weights towards 0 and must be at least 0 (the paper's is {DECAY}), but "
-                f"{decay} was received.",
-                fr=f"decay tire vers 0 les poids cachés et doit être positif ou nul (celui de l’article vaut {DECAY}), "
-                f"mais {decay} a été reçu.",
-            )
+        raise refusal(
+            en=f"decay pulls the hidden weights towards 0 and must be at least 0 (the paper's is {DECAY}), but "
+            f"{decay} was received.",
+            fr=f"decay tire vers 0 les poids cachés et doit être positif ou nul (celui de l’article vaut {DECAY}), "
+            f"mais {decay} a été reçu.",
         )
     for layer in linear_layers(model).values():
         parametrize.register_parametrization(layer, "weight", TwoToFour(decay))
@@ -296,13 +290,11 @@ def semi_structured(weight_OI: Tensor) -> Tensor:
             the library that packs it.
     """
     if not has_semi_structured(weight_OI.device):
-        raise LabError(
-            say(
-                en=f"torch multiplies 2:4 weights on NVIDIA GPUs since Ampere only, but this weight is on "
-                f"{weight_OI.device}; two_to_four.pack shows the same format anywhere.",
-                fr=f"torch ne multiplie des poids 2:4 que sur les GPU NVIDIA depuis Ampere, mais ce poids est sur "
-                f"{weight_OI.device} ; two_to_four.pack montre le même format partout.",
-            )
+        raise refusal(
+            en=f"torch multiplies 2:4 weights on NVIDIA GPUs since Ampere only, but this weight is on "
+            f"{weight_OI.device}; two_to_four.pack shows the same format anywhere.",
+            fr=f"torch ne multiplie des poids 2:4 que sur les GPU NVIDIA depuis Ampere, mais ce poids est sur "
+            f"{weight_OI.device} ; two_to_four.pack montre le même format partout.",
         )
     from torch.sparse import to_sparse_semi_structured
 
@@ -310,13 +302,11 @@ def semi_structured(weight_OI: Tensor) -> Tensor:
         packed: Tensor = to_sparse_semi_structured(weight_OI)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         shape, why = " × ".join(str(length) for length in weight_OI.shape), _first_line(error)
-        raise LabError(
-            say(
-                en=f"torch cannot pack this 2:4 weight, {shape} in {weight_OI.dtype}: {why}; use 16 bits and lengths "
-                "that are multiples of 64.",
-                fr=f"torch ne peut pas compacter ce poids 2:4, {shape} en {weight_OI.dtype} : {why} ; prenez 16 bits "
-                "et des dimensions multiples de 64.",
-            )
+        raise refusal(
+            en=f"torch cannot pack this 2:4 weight, {shape} in {weight_OI.dtype}: {why}; use 16 bits and lengths "
+            "that are multiples of 64.",
+            fr=f"torch ne peut pas compacter ce poids 2:4, {shape} en {weight_OI.dtype} : {why} ; prenez 16 bits "
+            "et des dimensions multiples de 64.",
         ) from None
     return packed
 
@@ -384,12 +374,10 @@ def sparse_speed(
 
 def _check_device(device: str) -> None:
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise LabError(
-            say(
-                en=f"the device {device!r} needs an NVIDIA GPU that torch can use, and there is none here: use 'cpu'.",
-                fr=f"{device!r} demande un GPU NVIDIA dont torch puisse se servir, et il n’y en a pas ici : prenez "
-                "'cpu'.",
-            )
+        raise refusal(
+            en=f"the device {device!r} needs an NVIDIA GPU that torch can use, and there is none here: use 'cpu'.",
+            fr=f"{device!r} demande un GPU NVIDIA dont torch puisse se servir, et il n’y en a pas ici : prenez "
+            "'cpu'.",
         )
 
 

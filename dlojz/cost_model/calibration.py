@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal
 
 FOLDER: Final = Path(__file__).with_name("data") / "calibrations"
 
@@ -86,13 +86,11 @@ class Calibration:
         for name, bound in BOUNDS.items():
             value = getattr(self, name)
             if not (isinstance(value, int | float) and bound.low <= value <= bound.high):
-                raise LabError(
-                    say(
-                        en=f"{name} is {bound.meaning}, between {bound.low:g} and {bound.high:g} {bound.unit}".rstrip()
-                        + f", but {value!r} was received.",
-                        fr=f"{name} doit être compris entre {bound.low:g} et {bound.high:g} {bound.unit}".rstrip()
-                        + f", mais {value!r} a été reçu.",
-                    )
+                raise refusal(
+                    en=f"{name} is {bound.meaning}, between {bound.low:g} and {bound.high:g} {bound.unit}".rstrip()
+                    + f", but {value!r} was received.",
+                    fr=f"{name} doit être compris entre {bound.low:g} et {bound.high:g} {bound.unit}".rstrip()
+                    + f", mais {value!r} a été reçu.",
                 )
 
     @property
@@ -159,13 +157,11 @@ def profile(name: str) -> Profile:
     except LabError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LabError(
-            say(
-                en=f"{path.name} is no calibration ({error!r}): it needs name, parameters, fitted_on, held_out, source "
-                "and date.",
-                fr=f"{path.name} n’est pas un calibrage ({error!r}) : il lui faut name, parameters, fitted_on, "
-                "held_out, source et date.",
-            )
+        raise refusal(
+            en=f"{path.name} is no calibration ({error!r}): it needs name, parameters, fitted_on, held_out, source "
+            "and date.",
+            fr=f"{path.name} n’est pas un calibrage ({error!r}) : il lui faut name, parameters, fitted_on, "
+            "held_out, source et date.",
         ) from None
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal
 from dlojz.hardware import Precision
 from dlojz.hardware.evidence import Measurement
 
@@ -108,19 +108,15 @@ class Layouts:
             arrays = dict(zip(read, np.broadcast_arrays(*(np.atleast_1d(one) for one in read.values())), strict=True))
         except ValueError:
             lengths = {name: np.size(one) for name, one in read.items() if np.size(one) > 1}
-            raise LabError(
-                say(
-                    en=f"all columns of layouts must have one length, but {lengths} was received.",
-                    fr=f"toutes les colonnes de layouts doivent avoir la même longueur, mais {lengths} a été reçu.",
-                )
+            raise refusal(
+                en=f"all columns of layouts must have one length, but {lengths} was received.",
+                fr=f"toutes les colonnes de layouts doivent avoir la même longueur, mais {lengths} a été reçu.",
             ) from None
         for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "micro_batches", "chunks"):
             if arrays[name].size and arrays[name].min() < 1:
-                raise LabError(
-                    say(
-                        en=f"{name} must be at least 1, but {arrays[name].min()} was received.",
-                        fr=f"{name} doit valoir au moins 1, mais {arrays[name].min()} a été reçu.",
-                    )
+                raise refusal(
+                    en=f"{name} must be at least 1, but {arrays[name].min()} was received.",
+                    fr=f"{name} doit valoir au moins 1, mais {arrays[name].min()} a été reçu.",
                 )
         arrays["zero_shards"] = np.where(arrays["zero_shards"] < 1, arrays["dp"] * arrays["cp"], arrays["zero_shards"])
         return cls(**arrays, precision=precision)

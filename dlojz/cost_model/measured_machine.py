@@ -29,7 +29,7 @@ from pydantic import Field, model_validator
 from dlojz import models
 from dlojz.base.contract import Contract, parse_json
 from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal, say
 from dlojz.by_hand.collectives.running import TimedMessage
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model.calibration import BOUNDS, Calibration
@@ -66,32 +66,26 @@ class Setup(Contract):
         for one in self.timings:
             fits = KINDS.get(one.what) == len(one.size) and all(part > 0 for part in one.size)
             if not (fits and 0 < one.seconds < math.inf):
-                raise LabError(
-                    say(
-                        en=f"a timing has a kind ({', '.join(KINDS)}), its sizes and seconds above 0, but "
-                        f"{tuple(one)!r} was received.",
-                        fr=f"une mesure a une sorte ({', '.join(KINDS)}), ses tailles et une durée de plus de 0 s, "
-                        f"mais {tuple(one)!r} a été reçu.",
-                    )
+                raise refusal(
+                    en=f"a timing has a kind ({', '.join(KINDS)}), its sizes and seconds above 0, but "
+                    f"{tuple(one)!r} was received.",
+                    fr=f"une mesure a une sorte ({', '.join(KINDS)}), ses tailles et une durée de plus de 0 s, "
+                    f"mais {tuple(one)!r} a été reçu.",
                 )
         for point in self.points:
             if not (point.message_bytes > 0 and 0 < point.time_s < math.inf and point.size == self.ranks):
-                raise LabError(
-                    say(
-                        en=f"a message of {self.ranks} ranks has bytes and seconds above 0, but {tuple(point)!r} was "
-                        "received.",
-                        fr=f"un message de {self.ranks} rangs a une taille et une durée positives, mais "
-                        f"{tuple(point)!r} a été reçu.",
-                    )
+                raise refusal(
+                    en=f"a message of {self.ranks} ranks has bytes and seconds above 0, but {tuple(point)!r} was "
+                    "received.",
+                    fr=f"un message de {self.ranks} rangs a une taille et une durée positives, mais "
+                    f"{tuple(point)!r} a été reçu.",
                 )
         absent = [what for what in NEEDED if not any(one.what == what for one in self.timings)]
         if absent or (self.ranks > 1 and not self.points):
             lacking = ", ".join(absent) or say(en="messages", fr="les messages")
-            raise LabError(
-                say(
-                    en=f"the measurements of {self.ranks} rank(s) lack {lacking}: run `dlojz calibrate` again.",
-                    fr=f"aux mesures sur {self.ranks} rang(s), il manque {lacking} : relancez `dlojz calibrate`.",
-                )
+            raise refusal(
+                en=f"the measurements of {self.ranks} rank(s) lack {lacking}: run `dlojz calibrate` again.",
+                fr=f"aux mesures sur {self.ranks} rang(s), il manque {lacking} : relancez `dlojz calibrate`.",
             )
         return self
 
@@ -121,11 +115,9 @@ class Measured(Contract):
     def _ordered(self) -> Self:
         ranks = [one.ranks for one in self.setups]
         if ranks != sorted(set(ranks)) or ranks[0] != 1:
-            raise LabError(
-                say(
-                    en=f"setups grow in their number of ranks and begin with 1, but {ranks} was received.",
-                    fr=f"les configurations vont par nombre de rangs croissant, à partir de 1 ; reçu : {ranks}.",
-                )
+            raise refusal(
+                en=f"setups grow in their number of ranks and begin with 1, but {ranks} was received.",
+                fr=f"les configurations vont par nombre de rangs croissant, à partir de 1 ; reçu : {ranks}.",
             )
         return self
 
@@ -138,13 +130,11 @@ class Measured(Contract):
         for one in self.setups:
             if one.ranks >= ranks:
                 return one
-        raise LabError(
-            say(
-                en=f"this machine was measured on up to {self.setups[-1].ranks} ranks, but {ranks} were asked for: run "
-                f"`dlojz calibrate --ranks {ranks}`.",
-                fr=f"cette machine a été mesurée jusqu’à {self.setups[-1].ranks} rangs, mais {ranks} sont demandés : "
-                f"lancez `dlojz calibrate --ranks {ranks}`.",
-            )
+        raise refusal(
+            en=f"this machine was measured on up to {self.setups[-1].ranks} ranks, but {ranks} were asked for: run "
+            f"`dlojz calibrate --ranks {ranks}`.",
+            fr=f"cette machine a été mesurée jusqu’à {self.setups[-1].ranks} rangs, mais {ranks} sont demandés : "
+            f"lancez `dlojz calibrate --ranks {ranks}`.",
         )
 
 
@@ -170,11 +160,9 @@ def write_measured(path: Path, measured: Measured) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps({**content, "sha256": _checksum(content)}, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
-        raise LabError(
-            say(
-                en=f"the calibration cannot be written to {path}: {error.strerror}; give another path.",
-                fr=f"le calibrage ne peut pas être écrit dans {path} : {error.strerror} ; donnez un autre chemin.",
-            )
+        raise refusal(
+            en=f"the calibration cannot be written to {path}: {error.strerror}; give another path.",
+            fr=f"le calibrage ne peut pas être écrit dans {path} : {error.strerror} ; donnez un autre chemin.",
         ) from None
 
 
@@ -199,11 +187,9 @@ def read_measured(path: Path | None = None) -> Measured:
             raise damaged(say(en="it is too large.", fr="il est trop gros."))
         content = parse_json(path.read_bytes())
     except OSError as error:
-        raise LabError(
-            say(
-                en=f"there is no calibration at {path} ({error.strerror}): run `dlojz calibrate` first.",
-                fr=f"il n’y a pas de calibrage dans {path} ({error.strerror}) : lancez d’abord `dlojz calibrate`.",
-            )
+        raise refusal(
+            en=f"there is no calibration at {path} ({error.strerror}): run `dlojz calibrate` first.",
+            fr=f"il n’y a pas de calibrage dans {path} ({error.strerror}) : lancez d’abord `dlojz calibrate`.",
         ) from None
     except LabError as error:
         raise error if path.name in str(error) else damaged(str(error)) from None
@@ -211,12 +197,10 @@ def read_measured(path: Path | None = None) -> Measured:
         raise damaged(say(en="it holds no JSON object.", fr="ce n’est pas un objet JSON."))
     version = content.get("schema_version")
     if isinstance(version, int) and version > 1:
-        raise LabError(
-            say(
-                en=f"the calibration {path.name} has schema version {version}, newer than this dlojz: update dlojz.",
-                fr=f"le calibrage {path.name} a la version {version} du schéma, plus récente que ce dlojz : mettez "
-                "dlojz à jour.",
-            )
+        raise refusal(
+            en=f"the calibration {path.name} has schema version {version}, newer than this dlojz: update dlojz.",
+            fr=f"le calibrage {path.name} a la version {version} du schéma, plus récente que ce dlojz : mettez "
+            "dlojz à jour.",
         )
     stored = content.pop("sha256", None)
     if stored != _checksum(content):
@@ -254,11 +238,9 @@ def from_measurements(
     given: dict[str, list[float]] = {"products": [one[1] for one in products], "passes": [one[1] for one in passes]}
     for what, seconds_of in given.items():
         if not seconds_of or min(seconds_of) <= 0:
-            raise LabError(
-                say(
-                    en=f"{what} needs measurements, each longer than 0 s, but {seconds_of[:3]} was received.",
-                    fr=f"{what} demande des mesures, chacune de plus de 0 s, mais {seconds_of[:3]} a été reçu.",
-                )
+            raise refusal(
+                en=f"{what} needs measurements, each longer than 0 s, but {seconds_of[:3]} was received.",
+                fr=f"{what} demande des mesures, chacune de plus de 0 s, mais {seconds_of[:3]} a été reçu.",
             )
     perfect = replace(
         start or Calibration(name), name=name, product_efficiency=BOUNDS["product_efficiency"].high,
@@ -417,11 +399,9 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
     kinds = ("product", "attention", "convolution") if image else ("product", "attention")
     some = [one for one in setup.timings if one.what in kinds and one.precision == precision]
     if not any(one.what == "product" for one in some):
-        raise LabError(
-            say(
-                en=f"products in {precision} were not measured on this machine: use fp32.",
-                fr=f"les produits en {precision} n’ont pas été mesurés sur cette machine : prenez fp32.",
-            )
+        raise refusal(
+            en=f"products in {precision} were not measured on this machine: use fp32.",
+            fr=f"les produits en {precision} n’ont pas été mesurés sur cette machine : prenez fp32.",
         )
     products = [(_product(one), max(one.seconds - launch_s, LEAST_LEFT * one.seconds)) for one in some]
     passes = [(float(one.size[0]), one.seconds) for one in setup.timings if one.what == "pass"]
@@ -576,15 +556,13 @@ def local_parts(machine: Measured, config: RunConfig) -> Parts:
     layout = config.layout
     schedule = layout.schedule or "1f1b"
     if schedule not in SCHEDULES or layout.offload != "none" or layout.engine == "deepspeed":
-        raise LabError(
-            say(
-                en=f"a step on this machine is predicted for the schedules {', '.join(SCHEDULES)} without offload, "
-                f"with engine torch or by_hand, but {schedule}, offload={layout.offload!r}, "
-                f"engine={layout.engine!r} was received.",
-                fr=f"une itération sur cette machine se prédit pour les ordonnancements {', '.join(SCHEDULES)} sans "
-                f"offload, avec engine torch ou by_hand, mais {schedule}, offload={layout.offload!r}, "
-                f"engine={layout.engine!r} a été reçu.",
-            )
+        raise refusal(
+            en=f"a step on this machine is predicted for the schedules {', '.join(SCHEDULES)} without offload, "
+            f"with engine torch or by_hand, but {schedule}, offload={layout.offload!r}, "
+            f"engine={layout.engine!r} was received.",
+            fr=f"une itération sur cette machine se prédit pour les ordonnancements {', '.join(SCHEDULES)} sans "
+            f"offload, avec engine torch ou by_hand, mais {schedule}, offload={layout.offload!r}, "
+            f"engine={layout.engine!r} a été reçu.",
         )
     image = models.spec(config.model).family == "image"
     here = _site(machine, layout.world_size, image)

@@ -16,8 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.cost_model.calibration import Calibration
 from dlojz.cost_model.layout_memory import CONTEXT_BYTES, Memories, memories_of
 from dlojz.cost_model.layouts import OFFLOAD, SCHEDULES, Integers, Layouts, Reals, habit
@@ -364,20 +363,16 @@ def simulate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
             refuses its numbers.
     """
     if len(layouts) != 1:
-        raise LabError(
-            say(
-                en=f"simulate takes one layout, but {len(layouts)} were received: use estimate for many.",
-                fr=f"simulate prend une configuration, mais {len(layouts)} ont été reçues : utilisez estimate.",
-            )
+        raise refusal(
+            en=f"simulate takes one layout, but {len(layouts)} were received: use estimate for many.",
+            fr=f"simulate prend une configuration, mais {len(layouts)} ont été reçues : utilisez estimate.",
         )
     p, v, m = (int(column[0]) for column in (layouts.pp, layouts.chunks, layouts.micro_batches))
     if v > 1 and workload.size is not None and workload.size.layers % (p * v):
         layers = workload.size.layers
-        raise LabError(
-            say(
-                en=f"{layers} layers cannot be dealt out evenly to {p} stages of {v} chunks: {p * v} must divide them.",
-                fr=f"{layers} couches ne se répartissent pas sur {p} étages de {v} chunks : {p * v} doit les diviser.",
-            )
+        raise refusal(
+            en=f"{layers} layers cannot be dealt out evenly to {p} stages of {v} chunks: {p * v} must divide them.",
+            fr=f"{layers} couches ne se répartissent pas sur {p} étages de {v} chunks : {p * v} doit les diviser.",
         )
     name = SCHEDULES[int(layouts.schedule[0])]
     one_chunk = "1f1b" if name == "interleaved" else name
@@ -443,11 +438,9 @@ def training_s(flops_per_token: float, tokens: float, gpus: int, flops_per_s: fl
     """
     for name, value in (("tokens", tokens), ("gpus", gpus), ("flops_per_s", flops_per_s)):
         if not value > 0:
-            raise LabError(
-                say(
-                    en=f"{name} must be above 0, but {value!r} was received.",
-                    fr=f"{name} doit être plus grand que 0, mais {value!r} a été reçu.",
-                )
+            raise refusal(
+                en=f"{name} must be above 0, but {value!r} was received.",
+                fr=f"{name} doit être plus grand que 0, mais {value!r} a été reçu.",
             )
     return flops_per_token * tokens / (gpus * flops_per_s)
 
@@ -470,11 +463,9 @@ def bill(cluster: Cluster, gpus: int, seconds: float, *, load: float = 1.0) -> B
         LabError: if the load is not a share.
     """
     if not 0 <= load <= 1:
-        raise LabError(
-            say(
-                en=f"load is a share from 0 to 1, but {load!r} was received.",
-                fr=f"load est une part entre 0 et 1, mais {load!r} a été reçu.",
-            )
+        raise refusal(
+            en=f"load is a share from 0 to 1, but {load!r} was received.",
+            fr=f"load est une part entre 0 et 1, mais {load!r} a été reçu.",
         )
     hours = gpus * seconds / 3600
     power_w = cluster.gpu.idle_w + load * (cluster.gpu.tdp_w - cluster.gpu.idle_w)

@@ -25,8 +25,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dlojz import models
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.cost_model.calibration import Calibration
 from dlojz.cost_model.layouts import element_bytes
 from dlojz.hardware import Gpu, Precision
@@ -482,11 +481,9 @@ def workload(model: DecoderSize | str, image_size: int | None = None, sequence_l
     if isinstance(model, DecoderSize):
         return decoder_workload(model)
     if not isinstance(model, str):
-        raise LabError(
-            say(
-                en=f"model must be a DecoderSize or a name of the catalogue, but {model!r} was received.",
-                fr=f"model doit être un DecoderSize ou un nom du catalogue, mais {model!r} a été reçu.",
-            )
+        raise refusal(
+            en=f"model must be a DecoderSize or a name of the catalogue, but {model!r} was received.",
+            fr=f"model doit être un DecoderSize ou un nom du catalogue, mais {model!r} a été reçu.",
         )
     spec = models.spec(model)
     models.check_input(model, image_size=image_size, sequence_length=sequence_length)

@@ -22,8 +22,7 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say, shortest
+from dlojz.base.language import refusal, shortest
 from dlojz.base.table import safe
 from dlojz.display.style import EDGE, NEUTRAL, RULE, Style
 
@@ -78,23 +77,19 @@ def finish(figure: LabFigure, path: str | Path | None = None) -> LabFigure:
     target = Path(path)
     legal = sorted(figure.canvas.get_supported_filetypes())
     if target.suffix[1:].lower() not in legal:
-        raise LabError(
-            say(
-                en=f"the figure {target.name!r} needs an ending that names its format, such as .png or .svg "
-                f"(legal: {', '.join(legal)}).",
-                fr=f"le nom de la figure, {target.name!r}, doit se terminer par son format, comme .png ou .svg "
-                f"(permis : {', '.join(legal)}).",
-            )
+        raise refusal(
+            en=f"the figure {target.name!r} needs an ending that names its format, such as .png or .svg "
+            f"(legal: {', '.join(legal)}).",
+            fr=f"le nom de la figure, {target.name!r}, doit se terminer par son format, comme .png ou .svg "
+            f"(permis : {', '.join(legal)}).",
         )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target, dpi=DPI, metadata={"Title": figure.alt} if target.suffix.lower() == ".png" else None)
     except OSError as error:
-        raise LabError(
-            say(
-                en=f"the figure cannot be written to {target}: {error.strerror}; give another path.",
-                fr=f"la figure ne peut pas être écrite dans {target} : {error.strerror} ; donnez un autre chemin.",
-            )
+        raise refusal(
+            en=f"the figure cannot be written to {target}: {error.strerror}; give another path.",
+            fr=f"la figure ne peut pas être écrite dans {target} : {error.strerror} ; donnez un autre chemin.",
         ) from None
     return figure
 

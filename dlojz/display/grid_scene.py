@@ -11,8 +11,7 @@ from itertools import pairwise
 from math import ceil, sqrt
 from typing import NamedTuple
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, format_seconds, say
+from dlojz.base.language import format_bytes, format_seconds, refusal, say
 from dlojz.config.layout import AXES, DEFAULT_ORDER, RankGrid, RankPlace
 from dlojz.display.style import SERIES
 from dlojz.prediction.link_traffic import Crossing
@@ -96,13 +95,11 @@ def scene_of(grid: RankGrid, axis: str) -> GridScene:
         LabError: if there is no such axis, or the grid is too large to draw.
     """
     if grid.world_size > MOST_DRAWN:
-        raise LabError(
-            say(
-                en=f"a picture shows at most {MOST_DRAWN} ranks, but {grid.degrees} make {grid.world_size}: draw a "
-                "smaller grid.",
-                fr=f"une image montre au plus {MOST_DRAWN} rangs, mais {grid.degrees} en font {grid.world_size} : "
-                "dessinez une grille plus petite.",
-            )
+        raise refusal(
+            en=f"a picture shows at most {MOST_DRAWN} ranks, but {grid.degrees} make {grid.world_size}: draw a "
+            "smaller grid.",
+            fr=f"une image montre au plus {MOST_DRAWN} rangs, mais {grid.degrees} en font {grid.world_size} : "
+            "dessinez une grille plus petite.",
         )
     groups = grid.groups(axis)
     group_of = {rank: number for number, group in enumerate(groups) for rank in group}

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
 from dlojz.base.files import COURSE
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
 from dlojz.hardware.constants import Constant, ConstantsFile
 from dlojz.hardware.gpus import DEVICES, Gpu, gpu
 from dlojz.hardware.links import Interconnect, link
@@ -147,13 +147,11 @@ def cluster(name: str | Path) -> Cluster:
     if isinstance(name, Path) or str(name).endswith(".toml"):
         path = Path(name).expanduser()
         if not path.is_file():
-            raise LabError(
-                say(
-                    en=f"there is no hardware file {str(name)!r}: copy "
-                    f"hardware/data/clusters/{CLUSTERS_TEMPLATE}.toml.",
-                    fr=f"il n’y a pas de fichier {str(name)!r} : copiez "
-                    f"hardware/data/clusters/{CLUSTERS_TEMPLATE}.toml.",
-                )
+            raise refusal(
+                en=f"there is no hardware file {str(name)!r}: copy "
+                f"hardware/data/clusters/{CLUSTERS_TEMPLATE}.toml.",
+                fr=f"il n’y a pas de fichier {str(name)!r} : copiez "
+                f"hardware/data/clusters/{CLUSTERS_TEMPLATE}.toml.",
             )
         return read_cluster(path)
     key = str(name).strip().lower().replace(" ", "_").replace("-", "_")
@@ -221,23 +219,19 @@ class Machine(Contract):
         words += [("python", self.python)]
         for where, word in words:
             if not _WORD.fullmatch(word) or (not word and where != "python"):
-                raise LabError(
-                    say(
-                        en=f"{where} holds {word!r}, which is no plain word: letters, digits and @ . _ / : = + , - "
-                        "may be there, after $NAME at its beginning.",
-                        fr=f"{where} contient {word!r}, qui n’est pas un simple mot : lettres, chiffres et "
-                        "@ . _ / : = + , - sont permis, après $NOM au début.",
-                    )
+                raise refusal(
+                    en=f"{where} holds {word!r}, which is no plain word: letters, digits and @ . _ / : = + , - "
+                    "may be there, after $NAME at its beginning.",
+                    fr=f"{where} contient {word!r}, qui n’est pas un simple mot : lettres, chiffres et "
+                    "@ . _ / : = + , - sont permis, après $NOM au début.",
                 )
         for name in self.environment:
             if not _VARIABLE.fullmatch(name):
-                raise LabError(
-                    say(
-                        en=f"environment holds the name {name!r}, but a variable's name is made of letters, digits "
-                        "and _.",
-                        fr=f"environment contient le nom {name!r}, or un nom de variable est fait de lettres, de "
-                        "chiffres et de _.",
-                    )
+                raise refusal(
+                    en=f"environment holds the name {name!r}, but a variable's name is made of letters, digits "
+                    "and _.",
+                    fr=f"environment contient le nom {name!r}, or un nom de variable est fait de lettres, de "
+                    "chiffres et de _.",
                 )
         return self
 
@@ -281,18 +275,14 @@ def read_machine(path: Path) -> Machine:
         return _from_toml(path.stem, data)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise LabError(
-            say(
-                en=f"the machine file {path.name} cannot be read: {why}.",
-                fr=f"le fichier de machine {path.name} ne peut pas être lu : {why}.",
-            )
+        raise refusal(
+            en=f"the machine file {path.name} cannot be read: {why}.",
+            fr=f"le fichier de machine {path.name} ne peut pas être lu : {why}.",
         ) from None
     except LabError as error:
-        raise LabError(
-            say(
-                en=f"the machine file {path.name} is refused: {error}",
-                fr=f"le fichier de machine {path.name} est refusé : {error}",
-            )
+        raise refusal(
+            en=f"the machine file {path.name} is refused: {error}",
+            fr=f"le fichier de machine {path.name} est refusé : {error}",
         ) from None
 
 
@@ -356,13 +346,11 @@ def choose(name: str | None, fits: Iterable[str] | None = None) -> Machine:
         return machine(fitting[0])
     if not candidates:
         raise LabError(_no_machine())
-    raise LabError(
-        say(
-            en=f"several machines could be meant ({', '.join(candidates)}): say which, with machine='NAME' or "
-            "$DLOJZ_MACHINE; `dlojz machines` describes them.",
-            fr=f"plusieurs machines sont possibles ({', '.join(candidates)}) : dites laquelle, avec machine='NOM' ou "
-            "$DLOJZ_MACHINE ; `dlojz machines` les décrit.",
-        )
+    raise refusal(
+        en=f"several machines could be meant ({', '.join(candidates)}): say which, with machine='NAME' or "
+        "$DLOJZ_MACHINE; `dlojz machines` describes them.",
+        fr=f"plusieurs machines sont possibles ({', '.join(candidates)}) : dites laquelle, avec machine='NOM' ou "
+        "$DLOJZ_MACHINE ; `dlojz machines` les décrit.",
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal
 
 Positions = Literal["learned", "none"]
 Formula = Literal["recompute", "model", "causal", "layers", "parameters", ""]
@@ -64,21 +64,17 @@ class DecoderSize:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         for name in ("layers", "hidden", "heads", "vocabulary", "sequence_length", "mlp_width", "kv_heads"):
             if getattr(self, name) < 1:
-                raise LabError(
-                    say(
-                        en=f"{name} must be at least 1, but {getattr(self, name)} was received.",
-                        fr=f"{name} doit être au moins égal à 1, mais {getattr(self, name)} a été reçu.",
-                    )
+                raise refusal(
+                    en=f"{name} must be at least 1, but {getattr(self, name)} was received.",
+                    fr=f"{name} doit être au moins égal à 1, mais {getattr(self, name)} a été reçu.",
                 )
         for divisor, dividend in (("heads", "hidden"), ("kv_heads", "heads")):
             if getattr(self, dividend) % getattr(self, divisor):
-                raise LabError(
-                    say(
-                        en=f"{divisor} must divide {dividend}, but {getattr(self, dividend)} is no multiple of "
-                        f"{getattr(self, divisor)}.",
-                        fr=f"{divisor} doit diviser {dividend}, or {getattr(self, dividend)} n’est pas un multiple de "
-                        f"{getattr(self, divisor)}.",
-                    )
+                raise refusal(
+                    en=f"{divisor} must divide {dividend}, but {getattr(self, dividend)} is no multiple of "
+                    f"{getattr(self, divisor)}.",
+                    fr=f"{divisor} doit diviser {dividend}, or {getattr(self, dividend)} n’est pas un multiple de "
+                    f"{getattr(self, divisor)}.",
                 )
         if self.positions not in get_args(Positions):
             raise LabError(one_of("positions", self.positions, get_args(Positions)))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal
 from dlojz.hardware.constants import Constant, ConstantsFile
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p"]
@@ -179,11 +179,9 @@ def _each(of: Callable[[int], float], ranks: Any) -> Any:
 
 def _counted(of: Callable[[int], float], ranks: int) -> float:
     if ranks < 1:
-        raise LabError(
-            say(
-                en=f"ranks must be at least 1, but {ranks} was received.",
-                fr=f"ranks doit être au moins égal à 1, mais {ranks} a été reçu.",
-            )
+        raise refusal(
+            en=f"ranks must be at least 1, but {ranks} was received.",
+            fr=f"ranks doit être au moins égal à 1, mais {ranks} a été reçu.",
         )
     return of(ranks)
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from dlojz.base.errors import LabError
 from dlojz.base.files import CHECKOUT
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
 from dlojz.config.run_config import LIBRARY_TITLES, RunConfig
 
 
@@ -284,13 +284,11 @@ def check_checkpoints(config: RunConfig, every_steps: int | None) -> None:
     """
     if config.library == "none" or every_steps is None:
         return
-    raise LabError(
-        say(
-            en=f"checkpoint_every={every_steps} was received with library={config.library!r}, whose program keeps no "
-            "checkpoint: leave one of them out.",
-            fr=f"checkpoint_every={every_steps} a été reçu avec library={config.library!r}, dont le programme ne garde "
-            "pas de checkpoint : retirez l’un des deux.",
-        )
+    raise refusal(
+        en=f"checkpoint_every={every_steps} was received with library={config.library!r}, whose program keeps no "
+        "checkpoint: leave one of them out.",
+        fr=f"checkpoint_every={every_steps} a été reçu avec library={config.library!r}, dont le programme ne garde "
+        "pas de checkpoint : retirez l’un des deux.",
     )
 
 

@@ -28,8 +28,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal, say
 from dlojz.base.machine import StopRequest
 from dlojz.config.deepspeed_json import deepspeed_json
 from dlojz.config.run_config import RunConfig
@@ -366,11 +365,9 @@ def train_as_written(
         write_footprint(events, probes, watch.parameters)
         events.write("spans", spans=[span.to_dict() for span in probes.clock.spans()])
     if watch.engine is None:
-        raise LabError(
-            say(
-                en=f"the program {LIBRARIES[config.library].program.name} has called no model.",
-                fr=f"le programme {LIBRARIES[config.library].program.name} n’a appelé aucun modèle.",
-            )
+        raise refusal(
+            en=f"the program {LIBRARIES[config.library].program.name} has called no model.",
+            fr=f"le programme {LIBRARIES[config.library].program.name} n’a appelé aucun modèle.",
         )
     status, reason = watch.ended
     if status == "timeout":
@@ -388,13 +385,11 @@ def _prepare(
         return
     load_deepspeed(device)
     if config.library == "accelerate" and device.type == "cuda" and not found("transformers"):
-        raise LabError(
-            say(
-                en="the DeepSpeed plugin of Accelerate imports transformers, which is not installed: install it by "
-                ".venv/bin/pip install transformers, or use library='deepspeed'.",
-                fr="le plugin DeepSpeed d’Accelerate importe transformers, qui n’est pas installé : installez-le par "
-                ".venv/bin/pip install transformers, ou prenez library='deepspeed'.",
-            )
+        raise refusal(
+            en="the DeepSpeed plugin of Accelerate imports transformers, which is not installed: install it by "
+            ".venv/bin/pip install transformers, or use library='deepspeed'.",
+            fr="le plugin DeepSpeed d’Accelerate importe transformers, qui n’est pas installé : installez-le par "
+            ".venv/bin/pip install transformers, ou prenez library='deepspeed'.",
         )
     if rank == 0:
         write_atomic(folder / DEEPSPEED_FILE, json.dumps(deepspeed_json(config), indent=2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal
 from dlojz.models.entries import BYTES, ENTRIES, Family, ModelSpec
 from dlojz.models.experts.routing import Routing
 
@@ -117,13 +117,11 @@ def _routed(entry: ModelSpec, routing: Routing | None) -> dict[str, Routing]:
         return {"routing": routing or experts.routing()}
     if routing is None:
         return {}
-    raise LabError(
-        say(
-            en=f"a routing over {routing.experts} experts was received, but {entry.name} has no experts: use a model "
-            "with a mixture of experts such as moe_tiny, or leave it out.",
-            fr=f"un routage entre {routing.experts} experts a été reçu, mais {entry.name} n’a pas d’experts : prenez "
-            "un modèle à mélange d’experts comme moe_tiny, ou retirez-le.",
-        )
+    raise refusal(
+        en=f"a routing over {routing.experts} experts was received, but {entry.name} has no experts: use a model "
+        "with a mixture of experts such as moe_tiny, or leave it out.",
+        fr=f"un routage entre {routing.experts} experts a été reçu, mais {entry.name} n’a pas d’experts : prenez "
+        "un modèle à mélange d’experts comme moe_tiny, ou retirez-le.",
     )
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say, significant
+from dlojz.base.language import refusal, say, significant
 from dlojz.pipeline.schedule import COMPUTES, OVERLAPPED, UPDATE, Action, Schedule, parse_action
 from dlojz.pipeline.simulator import Timeline, memory_curves
 from dlojz.pipeline.validity import check
@@ -70,11 +70,9 @@ def _write(path: str | Path, text: str, what_en: str, what_fr: str) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise LabError(
-            say(
-                en=f"{what_en} cannot be written to {target}: {error.strerror}; give another path.",
-                fr=f"{what_fr} : écriture impossible dans {target} : {error.strerror} ; donnez un autre chemin.",
-            )
+        raise refusal(
+            en=f"{what_en} cannot be written to {target}: {error.strerror}; give another path.",
+            fr=f"{what_fr} : écriture impossible dans {target} : {error.strerror} ; donnez un autre chemin.",
         ) from None
     return target
 
@@ -117,33 +115,27 @@ def read_csv(text: str, name: str = "custom") -> Schedule:
         LabError: as `from_csv`, but not for the order.
     """
     if len(text) > MAX_CHARACTERS:
-        raise LabError(
-            say(
-                en=f"the CSV has {len(text)} characters, more than the {MAX_CHARACTERS} that are read: give a schedule "
-                "of fewer micro-batches.",
-                fr=f"le CSV compte {len(text)} caractères, plus que les {MAX_CHARACTERS} qui sont lus : donnez un "
-                "ordonnancement de moins de micro-batches.",
-            )
+        raise refusal(
+            en=f"the CSV has {len(text)} characters, more than the {MAX_CHARACTERS} that are read: give a schedule "
+            "of fewer micro-batches.",
+            fr=f"le CSV compte {len(text)} caractères, plus que les {MAX_CHARACTERS} qui sont lus : donnez un "
+            "ordonnancement de moins de micro-batches.",
         )
     orders = list(_orders(text))
     while orders and not orders[-1]:  # blank lines at the end of a file are no ranks
         orders.pop()
     if not orders:
-        raise LabError(
-            say(
-                en="the CSV holds no action: write one row per rank, with cells such as 0F0 and 0B0.",
-                fr="le CSV ne contient aucune action : écrivez une ligne par rang, avec des cases comme 0F0 et 0B0.",
-            )
+        raise refusal(
+            en="the CSV holds no action: write one row per rank, with cells such as 0F0 and 0B0.",
+            fr="le CSV ne contient aucune action : écrivez une ligne par rang, avec des cases comme 0F0 et 0B0.",
         )
     for rank, order in enumerate(orders):
         if not order:
-            raise LabError(
-                say(
-                    en=f"row {rank + 1} of the CSV holds no action: each rank holds at least one stage, remove the row "
-                    "or fill it.",
-                    fr=f"la ligne {rank + 1} du CSV ne contient aucune action : chaque rang porte au moins un étage, "
-                    "retirez la ligne ou remplissez-la.",
-                )
+            raise refusal(
+                en=f"row {rank + 1} of the CSV holds no action: each rank holds at least one stage, remove the row "
+                "or fill it.",
+                fr=f"la ligne {rank + 1} du CSV ne contient aucune action : chaque rang porte au moins un étage, "
+                "retirez la ligne ou remplissez-la.",
             )
     placement = _placement(orders)
     elements = [element for order in orders for action in order for element in action.elements]
@@ -170,12 +162,10 @@ def load_csv(path: str | Path) -> Schedule:
             text = file.read(4 * MAX_CHARACTERS + 1).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or say(en="it is no UTF-8 text", fr="ce n’est pas du texte UTF-8")
-        raise LabError(
-            say(
-                en=f"the schedule {str(target)!r} cannot be read: {why}; give a CSV file with one row per rank.",
-                fr=f"l’ordonnancement {str(target)!r} ne peut pas être lu : {why} ; donnez un fichier CSV d’une ligne "
-                "par rang.",
-            )
+        raise refusal(
+            en=f"the schedule {str(target)!r} cannot be read: {why}; give a CSV file with one row per rank.",
+            fr=f"l’ordonnancement {str(target)!r} ne peut pas être lu : {why} ; donnez un fichier CSV d’une ligne "
+            "par rang.",
         ) from None
     return from_csv(text, target.stem or "custom")
 
@@ -224,12 +214,10 @@ def _orders(text: str) -> Iterator[list[Action]]:
                 raise LabError(_too_many("actions", MAX_ACTIONS))
             yield order
     except csv.Error as error:
-        raise LabError(
-            say(
-                en=f"the text is no CSV ({error}): write one row per rank, cells separated by commas.",
-                fr=f"le texte n’est pas un CSV ({error}) : écrivez une ligne par rang, les cases séparées par des "
-                "virgules.",
-            )
+        raise refusal(
+            en=f"the text is no CSV ({error}): write one row per rank, cells separated by commas.",
+            fr=f"le texte n’est pas un CSV ({error}) : écrivez une ligne par rang, les cases séparées par des "
+            "virgules.",
         ) from None
 
 
@@ -264,14 +252,12 @@ def _placement(orders: list[list[Action]]) -> list[list[int]]:
         for element in (element for action in order for element in action.elements):
             first = held.setdefault((element.pipe, element.stage), rank)
             if first != rank:
-                raise LabError(
-                    say(
-                        en=f"stage {element.stage} is on rank {first} and, by {element}, on rank {rank}: a stage lives "
-                        "on one rank, keep all its actions in one row (a second pipe is written u in front).",
-                        fr=f"l’étage {element.stage} est sur le rang {first} et, par {element}, sur le rang {rank} : "
-                        "un étage vit sur un seul rang, gardez ses actions sur une ligne (un second pipeline s’écrit "
-                        "avec u devant).",
-                    )
+                raise refusal(
+                    en=f"stage {element.stage} is on rank {first} and, by {element}, on rank {rank}: a stage lives "
+                    "on one rank, keep all its actions in one row (a second pipe is written u in front).",
+                    fr=f"l’étage {element.stage} est sur le rang {first} et, par {element}, sur le rang {rank} : "
+                    "un étage vit sur un seul rang, gardez ses actions sur une ligne (un second pipeline s’écrit "
+                    "avec u devant).",
                 )
     stages = _without_gap({stage for _, stage in held}, "stage", "étage")
     pipes = 1 + max(pipe for pipe, _ in held)
@@ -441,11 +427,9 @@ def text_table(timeline: Timeline, width: int = DEFAULT_WIDTH) -> str:
         LabError: for a width in which nothing could be read.
     """
     if width < LEAST_WIDTH:
-        raise LabError(
-            say(
-                en=f"the drawing needs at least {LEAST_WIDTH} columns, but {width} were given.",
-                fr=f"le dessin demande au moins {LEAST_WIDTH} colonnes, mais {width} ont été données.",
-            )
+        raise refusal(
+            en=f"the drawing needs at least {LEAST_WIDTH} columns, but {width} were given.",
+            fr=f"le dessin demande au moins {LEAST_WIDTH} colonnes, mais {width} ont été données.",
         )
     if not timeline.schedule.actions or timeline.makespan <= 0:
         return ""

@@ -19,8 +19,7 @@ from itertools import accumulate, pairwise
 from numbers import Integral, Real
 from typing import Any
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 
 Weight = int | float
 
@@ -48,13 +47,11 @@ class Partition:
         bounds, blocks = self.bounds, len(self.weights)
         falling = any(after < before for before, after in pairwise(bounds))
         if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != blocks or falling:
-            raise LabError(
-                say(
-                    en=f"the bounds of stages must rise from 0 to {blocks}, the number of blocks, but {list(bounds)} "
-                    f"was received: write for example [0, {blocks // 2}, {blocks}].",
-                    fr=f"les bornes des étages doivent croître de 0 à {blocks}, le nombre de blocs, mais "
-                    f"{list(bounds)} a été reçu : écrivez par exemple [0, {blocks // 2}, {blocks}].",
-                )
+            raise refusal(
+                en=f"the bounds of stages must rise from 0 to {blocks}, the number of blocks, but {list(bounds)} "
+                f"was received: write for example [0, {blocks // 2}, {blocks}].",
+                fr=f"les bornes des étages doivent croître de 0 à {blocks}, le nombre de blocs, mais "
+                f"{list(bounds)} a été reçu : écrivez par exemple [0, {blocks // 2}, {blocks}].",
             )
         if self.extras:
             _check_extras(self.extras, self.num_stages)
@@ -160,13 +157,11 @@ def total_time(loads: Sequence[Weight], micro_batches: int) -> float:
     Source: Zheng et al. 2022, "Alpa" (arXiv 2201.12023), §5, eq. 2.
     """
     if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
-        raise LabError(
-            say(
-                en=f"a step has at least 1 micro-batch, but {micro_batches!r} was received: give a whole number from "
-                "1 on.",
-                fr=f"un pas compte au moins 1 micro-batch, mais {micro_batches!r} a été reçu : donnez un entier à "
-                "partir de 1.",
-            )
+        raise refusal(
+            en=f"a step has at least 1 micro-batch, but {micro_batches!r} was received: give a whole number from "
+            "1 on.",
+            fr=f"un pas compte au moins 1 micro-batch, mais {micro_batches!r} a été reçu : donnez un entier à "
+            "partir de 1.",
         )
     return _total(loads) + (micro_batches - 1) * max(loads)
 
@@ -178,26 +173,22 @@ def check_stages(num_blocks: int, stages: int) -> None:
         LabError: if a stage would have no block.
     """
     if isinstance(stages, bool) or not isinstance(stages, int) or stages < 1:
-        raise LabError(
-            say(
-                en=f"a pipeline has a whole number of stages, at least 1, but {stages!r} was received: "
-                f"use 1 to {max(num_blocks, 1)}.",
-                fr=f"un pipeline a un nombre entier d’étages, au moins 1, mais {stages!r} a été reçu : "
-                f"prenez de 1 à {max(num_blocks, 1)}.",
-            )
+        raise refusal(
+            en=f"a pipeline has a whole number of stages, at least 1, but {stages!r} was received: "
+            f"use 1 to {max(num_blocks, 1)}.",
+            fr=f"un pipeline a un nombre entier d’étages, au moins 1, mais {stages!r} a été reçu : "
+            f"prenez de 1 à {max(num_blocks, 1)}.",
         )
     if num_blocks < stages:
-        raise LabError(
-            say(
-                en=f"every stage needs at least one block, but {stages} stages were asked for and the number of blocks "
-                f"is {num_blocks}: "
-                + (f"use {num_blocks} stages or fewer." if num_blocks else "give a list with blocks in it."),
-                fr=f"il faut au moins un bloc par étage, mais {stages} étages ont été demandés et le nombre de blocs "
-                f"est {num_blocks} : "
-                + (
-                    f"prenez {num_blocks} étages au plus." if num_blocks else "donnez une liste qui contient des blocs."
-                ),
-            )
+        raise refusal(
+            en=f"every stage needs at least one block, but {stages} stages were asked for and the number of blocks "
+            f"is {num_blocks}: "
+            + (f"use {num_blocks} stages or fewer." if num_blocks else "give a list with blocks in it."),
+            fr=f"il faut au moins un bloc par étage, mais {stages} étages ont été demandés et le nombre de blocs "
+            f"est {num_blocks} : "
+            + (
+                f"prenez {num_blocks} étages au plus." if num_blocks else "donnez une liste qui contient des blocs."
+            ),
         )
 
 
@@ -211,26 +202,22 @@ def check_weights(weights: Sequence[Any]) -> tuple[Weight, ...]:
         whole = isinstance(weight, Integral)
         number = isinstance(weight, Real) and not isinstance(weight, bool)
         if not number or not (whole or math.isfinite(weight)) or weight < 0:
-            raise LabError(
-                say(
-                    en=f"the weight of a block is a finite number, at least 0, but block {block} has {weight!r}: "
-                    "give its parameters, FLOPs or seconds.",
-                    fr=f"le poids d’un bloc est un nombre fini, au moins 0, mais le bloc {block} a {weight!r} : "
-                    "donnez ses paramètres, ses FLOPs ou ses secondes.",
-                )
+            raise refusal(
+                en=f"the weight of a block is a finite number, at least 0, but block {block} has {weight!r}: "
+                "give its parameters, FLOPs or seconds.",
+                fr=f"le poids d’un bloc est un nombre fini, au moins 0, mais le bloc {block} a {weight!r} : "
+                "donnez ses paramètres, ses FLOPs ou ses secondes.",
             )
     return tuple(int(weight) if isinstance(weight, Integral) else float(weight) for weight in weights)
 
 
 def _check_extras(extras: Sequence[Weight], stages: int) -> None:
     if len(extras) != stages:
-        raise LabError(
-            say(
-                en=f"{stages} stages take {stages} extra loads, one each, but {len(extras)} were received: write 0 "
-                "for a stage without any.",
-                fr=f"{stages} étages prennent {stages} charges supplémentaires, une par étage, mais {len(extras)} "
-                "ont été reçues : écrivez 0 pour un étage qui n’en a pas.",
-            )
+        raise refusal(
+            en=f"{stages} stages take {stages} extra loads, one each, but {len(extras)} were received: write 0 "
+            "for a stage without any.",
+            fr=f"{stages} étages prennent {stages} charges supplémentaires, une par étage, mais {len(extras)} "
+            "ont été reçues : écrivez 0 pour un étage qui n’en a pas.",
         )
     check_weights(extras)
 

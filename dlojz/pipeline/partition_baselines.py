@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dlojz import models
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_count, format_seconds, one_of, say
+from dlojz.base.language import format_count, format_seconds, one_of, refusal, say
 from dlojz.config.fields import PATTERN, explicit_bounds
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
@@ -181,22 +181,18 @@ def pattern_weights(names: Sequence[str], pattern: str) -> tuple[int, ...]:
     try:
         compiled = re.compile(pattern, re.IGNORECASE)
     except re.error as error:
-        raise LabError(
-            say(
-                en=f"the pattern {pattern!r} is no regular expression ({error}): write for example a part of one of "
-                f"{listed}.",
-                fr=f"le motif {pattern!r} n’est pas une expression régulière ({error}) : écrivez par exemple une "
-                f"partie de l’un de ces noms : {listed}.",
-            )
+        raise refusal(
+            en=f"the pattern {pattern!r} is no regular expression ({error}): write for example a part of one of "
+            f"{listed}.",
+            fr=f"le motif {pattern!r} n’est pas une expression régulière ({error}) : écrivez par exemple une "
+            f"partie de l’un de ces noms : {listed}.",
         ) from None
     found = tuple(int(compiled.search(name) is not None) for name in names)
     if not any(found):
-        raise LabError(
-            say(
-                en=f"the pattern {pattern!r} is found in the name of no block: use one that is found in {listed}.",
-                fr=f"le motif {pattern!r} ne se trouve dans le nom d’aucun bloc : prenez-en un qui se trouve dans "
-                f"{listed}.",
-            )
+        raise refusal(
+            en=f"the pattern {pattern!r} is found in the name of no block: use one that is found in {listed}.",
+            fr=f"le motif {pattern!r} ne se trouve dans le nom d’aucun bloc : prenez-en un qui se trouve dans "
+            f"{listed}.",
         )
     return found
 
@@ -246,11 +242,9 @@ def how_often(peer: str, cases: int = 4000, seed: int = 0) -> HowOften:
     if peer not in PEERS:
         raise LabError(one_of(say(en="way to cut", fr="méthode de découpage"), peer, PEERS))
     if cases < 1:
-        raise LabError(
-            say(
-                en=f"at least 1 case is needed to count anything, but {cases} was received: use 4000.",
-                fr=f"il faut au moins 1 cas pour compter, mais {cases} a été reçu : prenez 4000.",
-            )
+        raise refusal(
+            en=f"at least 1 case is needed to count anything, but {cases} was received: use 4000.",
+            fr=f"il faut au moins 1 cas pour compter, mais {cases} a été reçu : prenez 4000.",
         )
     generator = random.Random(seed)
     missed, worst = 0, (1.0, (), 0)  # type: tuple[int, tuple[float, tuple[Weight, ...], int]]
@@ -290,25 +284,21 @@ def stage_bounds(
     """
     blocks = len(names)
     if stages > blocks:
-        raise LabError(
-            say(
-                en=f"pp={layout.pp} makes {stages} stages, which need a block each, but the model has {blocks}: use "
-                f"{blocks} stages or less.",
-                fr=f"pp={layout.pp} fait {stages} étages, qui demandent un bloc chacun, mais le modèle en a {blocks} : "
-                f"prenez {blocks} étages au plus.",
-            )
+        raise refusal(
+            en=f"pp={layout.pp} makes {stages} stages, which need a block each, but the model has {blocks}: use "
+            f"{blocks} stages or less.",
+            fr=f"pp={layout.pp} fait {stages} étages, qui demandent un bloc chacun, mais le modèle en a {blocks} : "
+            f"prenez {blocks} étages au plus.",
         )
     method, deepspeed = layout.partition, layout.engine == "deepspeed"
     given = explicit_bounds(method)
     if given is not None:
         if len(given) != stages - 1 or given[-1] >= blocks:
-            raise LabError(
-                say(
-                    en=f"partition at:{','.join(map(str, given))} was received, but {stages} stages of {blocks} blocks "
-                    f"need {stages - 1} increasing numbers below {blocks}.",
-                    fr=f"partition at:{','.join(map(str, given))} a été reçu, mais {stages} étages de {blocks} blocs "
-                    f"demandent {stages - 1} numéros croissants inférieurs à {blocks}.",
-                )
+            raise refusal(
+                en=f"partition at:{','.join(map(str, given))} was received, but {stages} stages of {blocks} blocks "
+                f"need {stages - 1} increasing numbers below {blocks}.",
+                fr=f"partition at:{','.join(map(str, given))} a été reçu, mais {stages} étages de {blocks} blocs "
+                f"demandent {stages - 1} numéros croissants inférieurs à {blocks}.",
             )
         return (0, *given, blocks)
     if method.startswith(PATTERN):
@@ -323,13 +313,11 @@ def stage_bounds(
         bounds = (balanced_like_deepspeed(weights, stages) if deepspeed else exact(weights, stages)).bounds
     for stage, (start, end) in enumerate(pairwise(bounds)):
         if start == end:
-            raise LabError(
-                say(
-                    en=f"partition={layout.partition!r} leaves stage {stage} without a block: use partition='uniform' "
-                    "or fewer stages.",
-                    fr=f"partition={layout.partition!r} laisse l’étage {stage} sans bloc : prenez "
-                    "partition='uniform' ou moins d’étages.",
-                )
+            raise refusal(
+                en=f"partition={layout.partition!r} leaves stage {stage} without a block: use partition='uniform' "
+                "or fewer stages.",
+                fr=f"partition={layout.partition!r} laisse l’étage {stage} sans bloc : prenez "
+                "partition='uniform' ou moins d’étages.",
             )
     return bounds
 
@@ -408,11 +396,9 @@ def block_weights(
     if by not in MEASURES:
         raise LabError(one_of(say(en="way to weigh blocks", fr="façon de peser les blocs"), by, MEASURES))
     if (by == "regex") != (pattern is not None):
-        raise LabError(
-            say(
-                en="the pattern belongs to the weights by regex: give both (by regex, pattern Attention), or neither.",
-                fr="le motif va avec les poids par regex : donnez les deux (par regex, motif Attention), ou aucun.",
-            )
+        raise refusal(
+            en="the pattern belongs to the weights by regex: give both (by regex, pattern Attention), or neither.",
+            fr="le motif va avec les poids par regex : donnez les deux (par regex, motif Attention), ou aucun.",
         )
     counted = _counted(config.model, config.image_size, config.sequence_length, config.num_classes)
     kinds = tuple(kind for kind, _, _ in counted)
@@ -470,21 +456,17 @@ def block_times(config: RunConfig, repetitions: int = REPETITIONS, tell: Tell | 
     import torch
 
     if repetitions < 1:
-        raise LabError(
-            say(
-                en=f"a block is timed at least once, but repetitions={repetitions} was received: use {REPETITIONS}.",
-                fr=f"un bloc est chronométré au moins une fois, mais repetitions={repetitions} a été reçu : "
-                f"prenez {REPETITIONS}.",
-            )
+        raise refusal(
+            en=f"a block is timed at least once, but repetitions={repetitions} was received: use {REPETITIONS}.",
+            fr=f"un bloc est chronométré au moins une fois, mais repetitions={repetitions} a été reçu : "
+            f"prenez {REPETITIONS}.",
         )
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise LabError(
-            say(
-                en="device='cuda' was asked for, but torch finds no GPU here: use device='cpu', or time the blocks "
-                "where the GPU is.",
-                fr="device='cuda' a été demandé, mais torch ne trouve pas de GPU ici : prenez device='cpu', ou "
-                "chronométrez les blocs là où est le GPU.",
-            )
+        raise refusal(
+            en="device='cuda' was asked for, but torch finds no GPU here: use device='cpu', or time the blocks "
+            "where the GPU is.",
+            fr="device='cuda' a été demandé, mais torch ne trouve pas de GPU ici : prenez device='cpu', ou "
+            "chronométrez les blocs là où est le GPU.",
         )
     device = torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
     built, x = _on_meta(

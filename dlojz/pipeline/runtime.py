@@ -39,8 +39,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.func import functional_call
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.models.blocks import BlockList
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, UPDATE, Action, Schedule
 from dlojz.pipeline.stale_weights import version_audit
@@ -168,13 +167,11 @@ class PipelineRuntime:
             if rank == self.rank
         }
         if held != set(self.modules):
-            raise LabError(
-                say(
-                    en=f"rank {self.rank} holds the stages (pipe, stage) {sorted(held)}, but modules for "
-                    f"{sorted(self.modules)} were received.",
-                    fr=f"le rang {self.rank} porte les étages (pipeline, étage) {sorted(held)}, mais des modules pour "
-                    f"{sorted(self.modules)} ont été reçus.",
-                )
+            raise refusal(
+                en=f"rank {self.rank} holds the stages (pipe, stage) {sorted(held)}, but modules for "
+                f"{sorted(self.modules)} were received.",
+                fr=f"le rang {self.rank} porte les étages (pipeline, étage) {sorted(held)}, mais des modules pour "
+                f"{sorted(self.modules)} ont été reçus.",
             )
 
     def step(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:

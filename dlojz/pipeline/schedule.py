@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
 from dlojz.hardware.links import Link
 
 FORWARD = "F"
@@ -105,14 +105,12 @@ def parse_action(text: str) -> Action:
         return overlapped(parse_action(both["first"]), parse_action(both["second"]))
     one = _ONE.fullmatch(cell)
     if one is None:
-        raise LabError(
-            say(
-                en=f"{cell[:40]!r} is no action: write stage, kind and micro-batch, as 2F0 (forward), 2B0 (backward), "
-                "2I0 and 2W0 (backward for the input, for the weights) or (1F1;1B0)OVERLAP_F_B.",
-                fr=f"{cell[:40]!r} n’est pas une action : écrivez étage, genre et micro-batch, comme 2F0 (passe "
-                "avant), 2B0 (passe arrière), 2I0 et 2W0 (passe arrière pour l’entrée, pour les poids) ou "
-                "(1F1;1B0)OVERLAP_F_B.",
-            )
+        raise refusal(
+            en=f"{cell[:40]!r} is no action: write stage, kind and micro-batch, as 2F0 (forward), 2B0 (backward), "
+            "2I0 and 2W0 (backward for the input, for the weights) or (1F1;1B0)OVERLAP_F_B.",
+            fr=f"{cell[:40]!r} n’est pas une action : écrivez étage, genre et micro-batch, comme 2F0 (passe "
+            "avant), 2B0 (passe arrière), 2I0 et 2W0 (passe arrière pour l’entrée, pour les poids) ou "
+            "(1F1;1B0)OVERLAP_F_B.",
         )
     return Action(
         one["kind"], int(one["stage"]), int(one["micro_batch"]), _PIPES.index(one["pipe"]), int(one["token_slice"] or 0)
@@ -224,13 +222,11 @@ def _refuse_out_of_range(
     wrong = np.flatnonzero((stage >= stages) | (unit >= units) | (pipe >= pipes) | (stage < 0) | (unit < 0))
     if wrong.size:
         action = elements[int(wrong[0])]
-        raise LabError(
-            say(
-                en=f"{action} is outside the schedule, which has stages 0 to {stages - 1}, micro-batches (times token "
-                f"slices) 0 to {units - 1} and {pipes} pipe(s): correct its numbers.",
-                fr=f"{action} sort de l’ordonnancement, qui a les étages 0 à {stages - 1}, les micro-batches (fois les "
-                f"tranches de tokens) 0 à {units - 1} et {pipes} pipeline(s) : corrigez ses numéros.",
-            )
+        raise refusal(
+            en=f"{action} is outside the schedule, which has stages 0 to {stages - 1}, micro-batches (times token "
+            f"slices) 0 to {units - 1} and {pipes} pipe(s): correct its numbers.",
+            fr=f"{action} sort de l’ordonnancement, qui a les étages 0 à {stages - 1}, les micro-batches (fois les "
+            f"tranches de tokens) 0 à {units - 1} et {pipes} pipeline(s) : corrigez ses numéros.",
         )
 
 
@@ -245,13 +241,11 @@ def _refuse_backward_first(
         if wrong.size:
             action = elements[int(numbers[wrong[0]])]
             needed = action._replace(kind=FORWARD if late == _BACKWARDS else BACKWARD_INPUT)
-            raise LabError(
-                say(
-                    en=f"{action} needs the result of {needed}, which does not stand before it on its rank: put "
-                    f"{needed} first.",
-                    fr=f"{action} a besoin du résultat de {needed}, qui n’est pas placée avant elle sur son rang : "
-                    f"placez {needed} d’abord.",
-                )
+            raise refusal(
+                en=f"{action} needs the result of {needed}, which does not stand before it on its rank: put "
+                f"{needed} first.",
+                fr=f"{action} a besoin du résultat de {needed}, qui n’est pas placée avant elle sur son rang : "
+                f"placez {needed} d’abord.",
             )
 
 
@@ -586,11 +580,9 @@ def _of_link(name: str, value: PerLink, source: int, destination: int) -> float:
     try:
         return float(value[source][destination])
     except IndexError:
-        raise LabError(
-            say(
-                en=f"{name} is a matrix of {len(value)} ranks, but the link {source} to {destination} is needed: give "
-                "a square matrix [from rank][to rank], or one value for all links.",
-                fr=f"{name} est une matrice de {len(value)} rangs, mais il faut le lien {source} vers {destination} : "
-                "donnez une matrice carrée [rang source][rang destination], ou une valeur pour tous les liens.",
-            )
+        raise refusal(
+            en=f"{name} is a matrix of {len(value)} ranks, but the link {source} to {destination} is needed: give "
+            "a square matrix [from rank][to rank], or one value for all links.",
+            fr=f"{name} est une matrice de {len(value)} rangs, mais il faut le lien {source} vers {destination} : "
+            "donnez une matrice carrée [rang source][rang destination], ou une valeur pour tous les liens.",
         ) from None

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Literal
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
 from dlojz.pipeline.schedule import Costs, Schedule
 from dlojz.pipeline.simulator import UNIT_COSTS
 from dlojz.pipeline.validity import check
@@ -409,22 +409,18 @@ def _chunks(schedule: ScheduleEntry, chunks: int, options: dict[str, object]) ->
     if "waves" in schedule.options:
         if chunks >= 2 and chunks % 2 == 0 and options.get("waves", chunks // 2) == chunks // 2:
             return {"waves": chunks // 2}
-        raise LabError(
-            say(
-                en=f"{schedule.name} has 2 chunks per wave, but chunks={chunks} was received: give waves instead.",
-                fr=f"{schedule.name} a 2 étages par vague, mais chunks={chunks} a été reçu : donnez plutôt waves.",
-            )
+        raise refusal(
+            en=f"{schedule.name} has 2 chunks per wave, but chunks={chunks} was received: give waves instead.",
+            fr=f"{schedule.name} a 2 étages par vague, mais chunks={chunks} a été reçu : donnez plutôt waves.",
         )
     if chunks == schedule.chunks:
         return {}
     free = ", ".join(one.name for one in ENTRIES if "chunks" in one.options)
-    raise LabError(
-        say(
-            en=f"{schedule.name} has {schedule.chunks} stage(s) per rank, but chunks={chunks} was received: leave "
-            f"chunks out, or take a schedule that has the choice ({free}).",
-            fr=f"{schedule.name} a {schedule.chunks} étage(s) par rang, mais chunks={chunks} a été reçu : omettez "
-            f"chunks, ou prenez un ordonnancement qui laisse le choix ({free}).",
-        )
+    raise refusal(
+        en=f"{schedule.name} has {schedule.chunks} stage(s) per rank, but chunks={chunks} was received: leave "
+        f"chunks out, or take a schedule that has the choice ({free}).",
+        fr=f"{schedule.name} a {schedule.chunks} étage(s) par rang, mais chunks={chunks} a été reçu : omettez "
+        f"chunks, ou prenez un ordonnancement qui laisse le choix ({free}).",
     )
 
 

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal, say
 from dlojz.pipeline.schedule import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -354,13 +354,11 @@ def relative_slice_times(schedule: Schedule, costs: Costs) -> tuple[float, ...]:
     if not costs.slice_times:
         return (1.0 / schedule.token_slices,) * schedule.token_slices
     if len(costs.slice_times) != schedule.token_slices:
-        raise LabError(
-            say(
-                en=f"slice_times holds {len(costs.slice_times)} values, but sequences are cut into "
-                f"{schedule.token_slices} slices: give one value per slice.",
-                fr=f"slice_times contient {len(costs.slice_times)} valeurs, mais les séquences sont coupées en "
-                f"{schedule.token_slices} tranches : donnez une valeur par tranche.",
-            )
+        raise refusal(
+            en=f"slice_times holds {len(costs.slice_times)} values, but sequences are cut into "
+            f"{schedule.token_slices} slices: give one value per slice.",
+            fr=f"slice_times contient {len(costs.slice_times)} valeurs, mais les séquences sont coupées en "
+            f"{schedule.token_slices} tranches : donnez une valeur par tranche.",
         )
     return costs.slice_times
 

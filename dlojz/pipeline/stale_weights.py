@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
 from dlojz.pipeline.schedule import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -318,14 +318,12 @@ class Delays:
         """
         counted = audit.settled_staleness, audit.settled_backward_staleness
         if any(delay != int(delay) for row in counted for delay in row):
-            raise LabError(
-                say(
-                    en=f"the micro-batches of one update are not equally stale here (on average {counted[0]} updates): "
-                    "take a schedule that updates after each micro-batch (batch=1).",
-                    fr="les micro-batches d’une mise à jour n’ont pas tous le même retard ici (en moyenne "
-                    f"{counted[0]} mises à jour) : prenez un ordonnancement qui met à jour après chaque micro-batch "
-                    "(batch=1).",
-                )
+            raise refusal(
+                en=f"the micro-batches of one update are not equally stale here (on average {counted[0]} updates): "
+                "take a schedule that updates after each micro-batch (batch=1).",
+                fr="les micro-batches d’une mise à jour n’ont pas tous le même retard ici (en moyenne "
+                f"{counted[0]} mises à jour) : prenez un ordonnancement qui met à jour après chaque micro-batch "
+                "(batch=1).",
             )
         return cls(tuple(int(delay) for delay in counted[0]), tuple(int(delay) for delay in counted[1]))
 
@@ -461,13 +459,11 @@ def _check(problem: SmallProblem, delays: Delays) -> None:
     pairs = list(zip(delays.forward, delays.backward, strict=False))
     right = len(delays.forward) == len(delays.backward) == problem.stages
     if not right or any(not 0 <= behind <= ahead for ahead, behind in pairs):
-        raise LabError(
-            say(
-                en=f"each of the {problem.stages} stages has two delays, 0 ≤ backward ≤ forward, but {delays.forward} "
-                f"(forward) and {delays.backward} (backward) were received.",
-                fr=f"chacun des {problem.stages} étages a deux retards, 0 ≤ passe arrière ≤ passe avant, mais "
-                f"{delays.forward} (passe avant) et {delays.backward} (passe arrière) ont été reçus.",
-            )
+        raise refusal(
+            en=f"each of the {problem.stages} stages has two delays, 0 ≤ backward ≤ forward, but {delays.forward} "
+            f"(forward) and {delays.backward} (backward) were received.",
+            fr=f"chacun des {problem.stages} étages a deux retards, 0 ≤ passe arrière ≤ passe avant, mais "
+            f"{delays.forward} (passe avant) et {delays.backward} (passe arrière) ont été reçus.",
         )
 
 
@@ -482,10 +478,8 @@ def threshold(delay: int) -> float:
         LabError: for a negative delay.
     """
     if delay < 0:
-        raise LabError(
-            say(
-                en=f"a delay counts updates, 0 or more, but {delay} was received.",
-                fr=f"un retard compte des mises à jour : 0 ou plus, mais {delay} a été reçu.",
-            )
+        raise refusal(
+            en=f"a delay counts updates, 0 or more, but {delay} was received.",
+            fr=f"un retard compte des mises à jour : 0 ou plus, mais {delay} a été reçu.",
         )
     return 2.0 * math.sin(math.pi / (4 * delay + 2))

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say, shortest
+from dlojz.base.language import refusal, say, shortest
 from dlojz.config.fields import ASYNCHRONOUS
 from dlojz.pipeline.schedule import (
     BACKWARD,
@@ -58,15 +58,13 @@ def check_executable(schedule: Schedule, *, asynchronous: bool = False) -> None:
     elif schedule.asynchronous and not (asynchronous and schedule.name in ASYNCHRONOUS):
         reason = say(en="updates within the step", fr="des mises à jour au milieu du pas")
     if reason:
-        raise LabError(
-            say(
-                en=f"schedule {schedule.name!r} has {reason}: it is simulated (`dlojz pipeline`), not run. Run e.g. "
-                "1f1b, interleaved, zb-h1, chimera or dualpipe, or, with weight versions, pipedream or pipedream-2bw "
-                "(engine 'by_hand').",
-                fr=f"l’ordonnancement {schedule.name!r} a {reason} : il se simule (`dlojz pipeline`), il ne s’exécute "
-                "pas. Exécutez par exemple 1f1b, interleaved, zb-h1, chimera ou dualpipe, ou, avec des versions des "
-                "poids, pipedream ou pipedream-2bw (engine='by_hand').",
-            )
+        raise refusal(
+            en=f"schedule {schedule.name!r} has {reason}: it is simulated (`dlojz pipeline`), not run. Run e.g. "
+            "1f1b, interleaved, zb-h1, chimera or dualpipe, or, with weight versions, pipedream or pipedream-2bw "
+            "(engine 'by_hand').",
+            fr=f"l’ordonnancement {schedule.name!r} a {reason} : il se simule (`dlojz pipeline`), il ne s’exécute "
+            "pas. Exécutez par exemple 1f1b, interleaved, zb-h1, chimera ou dualpipe, ou, avec des versions des "
+            "poids, pipedream ou pipedream-2bw (engine='by_hand').",
         )
 
 
@@ -113,13 +111,11 @@ def causal_slice_time(hidden: int, flops_per_s: float, overhead_s: float = 0.0, 
         LabError: for a rate that is not above 0, or a negative overhead.
     """
     if not flops_per_s > 0 or overhead_s < 0:
-        raise LabError(
-            say(
-                en=f"flops_per_s must be above 0 and overhead_s 0 or more, but {flops_per_s!r} and {overhead_s!r} were "
-                "received.",
-                fr=f"flops_per_s doit être plus grand que 0 et overhead_s au moins égal à 0, mais {flops_per_s!r} et "
-                f"{overhead_s!r} ont été reçus.",
-            )
+        raise refusal(
+            en=f"flops_per_s must be above 0 and overhead_s 0 or more, but {flops_per_s!r} and {overhead_s!r} were "
+            "received.",
+            fr=f"flops_per_s doit être plus grand que 0 et overhead_s au moins égal à 0, mais {flops_per_s!r} et "
+            f"{overhead_s!r} ont été reçus.",
         )
     return lambda length, context: overhead_s + causal_slice_flops(length, context, hidden, layers) / flops_per_s
 
@@ -230,15 +226,13 @@ def plan_slices(tokens: int, ranks: int, time: SliceTime, *, grid: int = 1, tole
         LabError: for sizes below 1, a grid that does not divide the tokens, or a time that is negative or not finite.
     """
     if min(tokens, ranks, grid) < 1 or tokens % grid or not 0 <= tolerance < math.inf:
-        raise LabError(
-            say(
-                en=f"a sequence is cut into multiples of the grid, which must divide it, for at least 1 rank and a "
-                f"tolerance of 0 or more, but tokens={tokens}, grid={grid}, ranks={ranks}, tolerance={tolerance} were "
-                "received: use grid=1, which always fits.",
-                fr=f"une séquence se coupe en multiples du pas grid, qui doit la diviser, pour au moins 1 rang et une "
-                f"tolérance au moins égale à 0, mais tokens={tokens}, grid={grid}, ranks={ranks}, "
-                f"tolerance={tolerance} ont été reçus : prenez grid=1, qui convient toujours.",
-            )
+        raise refusal(
+            en=f"a sequence is cut into multiples of the grid, which must divide it, for at least 1 rank and a "
+            f"tolerance of 0 or more, but tokens={tokens}, grid={grid}, ranks={ranks}, tolerance={tolerance} were "
+            "received: use grid=1, which always fits.",
+            fr=f"une séquence se coupe en multiples du pas grid, qui doit la diviser, pour au moins 1 rang et une "
+            f"tolérance au moins égale à 0, mais tokens={tokens}, grid={grid}, ranks={ranks}, "
+            f"tolerance={tolerance} ont été reçus : prenez grid=1, qui convient toujours.",
         )
     steps = tokens // grid
     table = _table(steps, grid, time)
@@ -268,13 +262,11 @@ def _table(steps: int, grid: int, time: SliceTime) -> _Times:
         for start in range(end):
             value = time((end - start) * grid, start * grid)
             if not (math.isfinite(value) and value >= 0):
-                raise LabError(
-                    say(
-                        en=f"the time of a slice must be a finite number, 0 or more, but {value!r} was received for "
-                        f"{(end - start) * grid} tokens after {start * grid}.",
-                        fr=f"le temps d’une tranche doit être un nombre fini, au moins égal à 0, mais {value!r} a été "
-                        f"reçu pour {(end - start) * grid} tokens après {start * grid}.",
-                    )
+                raise refusal(
+                    en=f"the time of a slice must be a finite number, 0 or more, but {value!r} was received for "
+                    f"{(end - start) * grid} tokens after {start * grid}.",
+                    fr=f"le temps d’une tranche doit être un nombre fini, au moins égal à 0, mais {value!r} a été "
+                    f"reçu pour {(end - start) * grid} tokens après {start * grid}.",
                 )
             table[end, start] = value
     return table

@@ -18,7 +18,7 @@ import numpy as np
 
 from dlojz.base.display_hook import figure_of, html_of, table_of
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, one_of, say
+from dlojz.base.language import decimal, one_of, refusal, say
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import Bill, Layouts, Parts, StepSimulation, bill, estimate, workload
 from dlojz.cost_model.fit import completed
@@ -445,11 +445,9 @@ class RefusedLayouts(Sequence[LayoutVerdict]):
             LabError: if there is none.
         """
         if not len(self):
-            raise LabError(
-                say(
-                    en="no layout is refused for this reason.",
-                    fr="aucune configuration n’est refusée pour cette raison.",
-                )
+            raise refusal(
+                en="no layout is refused for this reason.",
+                fr="aucune configuration n’est refusée pour cette raison.",
             )
         return self[int(np.argmin(changes_from_fastest(self.found, self.places)))]
 

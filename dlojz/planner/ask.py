@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, say, shortest
+from dlojz.base.language import decimal, refusal, say, shortest
 from dlojz.cost_model import Calibration
 from dlojz.cost_model import calibration as calibration_named
 from dlojz.cost_model.layouts import Integers
@@ -224,19 +224,15 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
 
 def _check_hours(steps: int | None, hours: float | None) -> None:
     if hours is not None and not (isinstance(hours, int | float) and 0 < hours < math.inf):
-        raise LabError(
-            say(
-                en=f"hours must be greater than 0 and finite, but {hours!r} was received.",
-                fr=f"hours doit être plus grand que 0 et fini, mais {hours!r} a été reçu.",
-            )
+        raise refusal(
+            en=f"hours must be greater than 0 and finite, but {hours!r} was received.",
+            fr=f"hours doit être plus grand que 0 et fini, mais {hours!r} a été reçu.",
         )
     if hours is not None and steps is None:
-        raise LabError(
-            say(
-                en="hours limits a training, so steps must say how long it is, but none was received: give steps=….",
-                fr="hours limite un entraînement : steps doit donner sa longueur, mais rien n’a été reçu ; donnez "
-                "steps=….",
-            )
+        raise refusal(
+            en="hours limits a training, so steps must say how long it is, but none was received: give steps=….",
+            fr="hours limite un entraînement : steps doit donner sa longueur, mais rien n’a été reçu ; donnez "
+            "steps=….",
         )
 
 

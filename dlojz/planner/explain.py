@@ -16,7 +16,7 @@ import numpy as np
 
 from dlojz.base.display_hook import html_of
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, one_of, say, shortest
+from dlojz.base.language import decimal, one_of, refusal, say, shortest
 from dlojz.cost_model import CHECKPOINTING, Parts, step_parts
 from dlojz.cost_model.layouts import WORDS, Integers
 from dlojz.planner.planned_memory import layout_memories
@@ -607,12 +607,10 @@ def _furthest(made: SearchResult, found: SearchResult) -> tuple[PlannedLayout, s
     """
     codes, space = made.codes.reshape(-1), made.space
     if not codes.size:
-        raise LabError(
-            say(
-                en="no layout has these values together: an interleaved schedule has 2 chunks or more, others have 1.",
-                fr="aucune configuration n’a ces valeurs ensemble : un ordonnancement interleaved a au moins 2 "
-                "chunks, tout autre en a 1.",
-            )
+        raise refusal(
+            en="no layout has these values together: an interleaved schedule has 2 chunks or more, others have 1.",
+            fr="aucune configuration n’a ces valeurs ensemble : un ordonnancement interleaved a au moins 2 "
+            "chunks, tout autre en a 1.",
         )
     told = codes[codes != CODE["same"]]
     code = int(told.max()) if told.size else CODE["same"]

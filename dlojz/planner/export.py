@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say, shortest
+from dlojz.base.language import refusal, say, shortest
 from dlojz.config.deepspeed_json import deepspeed_json
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware.clusters import Machine
@@ -144,22 +144,18 @@ def run_config(choice: ChosenLayout, **others: Any) -> RunConfig:
     """
     one, subject = choice.candidate, choice.question.subject
     if one.cp > 1:
-        raise LabError(
-            say(
-                en=f"context parallelism over {one.cp} ranks is no run of this lab, whose layouts have no cp: choose "
-                "one with plan.choose(cp=1), or take documents() instead.",
-                fr=f"le Context Parallelism sur {one.cp} rangs n’est pas une exécution de ce TP, dont les "
-                "configurations n’ont pas de cp : choisissez-en une avec plan.choose(cp=1), ou prenez documents().",
-            )
+        raise refusal(
+            en=f"context parallelism over {one.cp} ranks is no run of this lab, whose layouts have no cp: choose "
+            "one with plan.choose(cp=1), or take documents() instead.",
+            fr=f"le Context Parallelism sur {one.cp} rangs n’est pas une exécution de ce TP, dont les "
+            "configurations n’ont pas de cp : choisissez-en une avec plan.choose(cp=1), ou prenez documents().",
         )
     if not choice.is_run:
-        raise LabError(
-            say(
-                en=f"{subject.name} with {one.engine} is no run of this lab: its model must be of the catalogue and "
-                "its engine torch, by_hand or deepspeed; take documents() instead.",
-                fr=f"{subject.name} avec {one.engine} n’est pas une exécution de ce TP : il faut un modèle du "
-                "catalogue et engine torch, by_hand ou deepspeed ; prenez documents().",
-            )
+        raise refusal(
+            en=f"{subject.name} with {one.engine} is no run of this lab: its model must be of the catalogue and "
+            "its engine torch, by_hand or deepspeed; take documents() instead.",
+            fr=f"{subject.name} avec {one.engine} n’est pas une exécution de ce TP : il faut un modèle du "
+            "catalogue et engine torch, by_hand ou deepspeed ; prenez documents().",
         )
     return run_config_of(subject, choice.question.precision, one, **others)
 
@@ -202,13 +198,11 @@ def program(choice: ChosenLayout) -> list[str]:
     """
     one, question = choice.candidate, choice.question
     if choice.is_run:
-        raise LabError(
-            say(
-                en=f"{question.subject.catalogue} is run by the lab itself: dlojz.run(plan.best.config()), and "
-                "`dlojz plan --script` shows the job script.",
-                fr=f"{question.subject.catalogue} est exécuté par le TP lui-même : dlojz.run(plan.best.config()), et "
-                "`dlojz plan --script` montre le script du travail.",
-            )
+        raise refusal(
+            en=f"{question.subject.catalogue} is run by the lab itself: dlojz.run(plan.best.config()), and "
+            "`dlojz plan --script` shows the job script.",
+            fr=f"{question.subject.catalogue} est exécuté par le TP lui-même : dlojz.run(plan.best.config()), et "
+            "`dlojz plan --script` montre le script du travail.",
         )
     size = question.subject.size
     if one.engine in MEGATRON and size is not None:
@@ -299,10 +293,8 @@ def fitting_qos(site: Machine, gpus: int, hours: float) -> str:
     if fitting or not site.qos:
         return str(fitting[0]) if fitting else ""
     listed = ", ".join(f"{one.name} ({shortest(one.max_hours)} h, {one.max_gpus or '∞'} GPU)" for one in site.qos)
-    raise LabError(
-        say(
-            en=f"{gpus} GPUs for {shortest(hours)} h fit no QoS of {site.name}: ask for less (there are {listed}).",
-            fr=f"{gpus} GPU pendant {shortest(hours)} h n’entrent dans aucune QoS de {site.name} : demandez moins "
-            f"(il y a {listed}).",
-        )
+    raise refusal(
+        en=f"{gpus} GPUs for {shortest(hours)} h fit no QoS of {site.name}: ask for less (there are {listed}).",
+        fr=f"{gpus} GPU pendant {shortest(hours)} h n’entrent dans aucune QoS de {site.name} : demandez moins "
+        f"(il y a {listed}).",
     )

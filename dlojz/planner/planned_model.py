@@ -12,7 +12,7 @@ from typing import Final
 
 from dlojz import models
 from dlojz.base.errors import LabError
-from dlojz.base.language import Language, language, one_of, say
+from dlojz.base.language import Language, language, one_of, refusal, say
 from dlojz.config.engines import pipeline_stages, zero_stages
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import ENGINES as COSTED
@@ -141,11 +141,9 @@ def subject(model: str | DecoderSize, *, image_size: int | None = None, sequence
         sizes = f"{model.layers} × {model.hidden}"
         return _decoder(say(en=f"decoder {sizes}", fr=f"décodeur {sizes}"), model, sequence_length)
     if not isinstance(model, str):
-        raise LabError(
-            say(
-                en=f"model must be a name or a DecoderSize, but {model!r} was received.",
-                fr=f"model doit être un nom ou un DecoderSize, mais {model!r} a été reçu.",
-            )
+        raise refusal(
+            en=f"model must be a name or a DecoderSize, but {model!r} was received.",
+            fr=f"model doit être un nom ou un DecoderSize, mais {model!r} a été reçu.",
         )
     if model in models.names():
         return _of_catalogue(model, image_size, sequence_length)
@@ -153,11 +151,9 @@ def subject(model: str | DecoderSize, *, image_size: int | None = None, sequence
     if key not in published():
         raise LabError(one_of("model", model, (*models.names(), *published())))
     if image_size is not None:
-        raise LabError(
-            say(
-                en=f"{model} reads text: image_size has no meaning for it, but {image_size!r} was received.",
-                fr=f"{model} lit du texte : image_size n’a pas de sens pour lui, mais {image_size!r} a été reçu.",
-            )
+        raise refusal(
+            en=f"{model} reads text: image_size has no meaning for it, but {image_size!r} was received.",
+            fr=f"{model} lit du texte : image_size n’a pas de sens pour lui, mais {image_size!r} a été reçu.",
         )
     table_name = _ROWS[key].split("/")[0]
     size = next(row.size for row in table(table_name) if row.row == _ROWS[key])

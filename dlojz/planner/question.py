@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
 from dlojz.cost_model import Calibration
 from dlojz.hardware import Cluster, Precision
 from dlojz.planner.planned_model import Subject
@@ -84,11 +84,9 @@ def whole(name: str, value: object, most: int) -> int:
         LabError: if it is none, or beyond reason.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise LabError(
-            say(
-                en=f"{name} must be a whole number from 1 to {most}, but {value!r} was received.",
-                fr=f"{name} doit être un nombre entier de 1 à {most}, mais {value!r} a été reçu.",
-            )
+        raise refusal(
+            en=f"{name} must be a whole number from 1 to {most}, but {value!r} was received.",
+            fr=f"{name} doit être un nombre entier de 1 à {most}, mais {value!r} a été reçu.",
         )
     return value
 
@@ -102,22 +100,18 @@ def check_gpus(cluster: Cluster, number: object) -> int:
     wanted, full = whole("gpus", number, MOST_GPUS), cluster.gpus_per_node
     if wanted > full and wanted % full:
         below = wanted - wanted % full
-        raise LabError(
-            say(
-                en=f"{wanted} GPUs do not fill whole nodes of {cluster.name}, which have {full}: use at most {full}, "
-                f"or a multiple of {full}, such as {below} or {below + full}.",
-                fr=f"{wanted} GPU ne remplissent pas des nœuds entiers de {cluster.name}, qui en ont {full} : "
-                f"prenez-en au plus {full}, ou un multiple de {full}, par exemple {below} ou {below + full}.",
-            )
+        raise refusal(
+            en=f"{wanted} GPUs do not fill whole nodes of {cluster.name}, which have {full}: use at most {full}, "
+            f"or a multiple of {full}, such as {below} or {below + full}.",
+            fr=f"{wanted} GPU ne remplissent pas des nœuds entiers de {cluster.name}, qui en ont {full} : "
+            f"prenez-en au plus {full}, ou un multiple de {full}, par exemple {below} ou {below + full}.",
         )
     if wanted > cluster.num_gpus:
-        raise LabError(
-            say(
-                en=f"{wanted} GPUs were asked for, but a job on {cluster.name} gets {cluster.num_gpus} at most "
-                f"({cluster.num_nodes} nodes × {full}).",
-                fr=f"{wanted} GPU ont été demandés, mais un travail sur {cluster.name} en obtient au plus "
-                f"{cluster.num_gpus} ({cluster.num_nodes} nœuds × {full}).",
-            )
+        raise refusal(
+            en=f"{wanted} GPUs were asked for, but a job on {cluster.name} gets {cluster.num_gpus} at most "
+            f"({cluster.num_nodes} nodes × {full}).",
+            fr=f"{wanted} GPU ont été demandés, mais un travail sur {cluster.name} en obtient au plus "
+            f"{cluster.num_gpus} ({cluster.num_nodes} nœuds × {full}).",
         )
     return wanted
 
@@ -137,11 +131,9 @@ def check_precision(cluster: Cluster, precision: str | None) -> Precision:
             return one
     legal = [one for one in usual if one in has]
     if precision in usual:
-        raise LabError(
-            say(
-                en=f"{cluster.gpu.title} has no {precision} matrix units: use {' or '.join(legal)}.",
-                fr=f"{cluster.gpu.title} n’a pas d’unités de calcul {precision} : prenez {' ou '.join(legal)}.",
-            )
+        raise refusal(
+            en=f"{cluster.gpu.title} has no {precision} matrix units: use {' or '.join(legal)}.",
+            fr=f"{cluster.gpu.title} n’a pas d’unités de calcul {precision} : prenez {' ou '.join(legal)}.",
         )
     raise LabError(one_of("precision", precision, legal))
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dlojz import models
 from dlojz.base.display_hook import figure_of, html_of
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, say
+from dlojz.base.language import decimal, refusal, say
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import SCHEDULES, Parts
 from dlojz.cost_model.measured_machine import Measured, local_parts, read_measured
@@ -232,12 +232,10 @@ def plan_here(model: str, ranks: int = 2, batch: int = 16, *, measured: Measured
             continue
         rows.append(LocalChoice(config, {one.name: float(getattr(parts, one.name)[0]) for one in fields(Parts)}))
     if not rows:
-        raise LabError(
-            say(
-                en=f"no layout of {model} on {ranks} processes divides a batch of {batch}: try a multiple of {ranks}.",
-                fr=f"aucune configuration de {model} sur {ranks} processus ne divise un batch de {batch} : essayez un "
-                f"multiple de {ranks}.",
-            )
+        raise refusal(
+            en=f"no layout of {model} on {ranks} processes divides a batch of {batch}: try a multiple of {ranks}.",
+            fr=f"aucune configuration de {model} sur {ranks} processus ne divise un batch de {batch} : essayez un "
+            f"multiple de {ranks}.",
         )
     return Here(model, ranks, batch, machine, tuple(sorted(rows, key=lambda one: one.step_s)), refused)
 
@@ -270,14 +268,12 @@ def _check_memory(model: str, machine: Measured) -> None:
 
     needed = STATE_BYTES * tensors_of(model, None, None, 10).elements
     if needed > machine.memory_bytes:
-        raise LabError(
-            say(
-                en=f"{model} does not fit here: its states alone take {gigabytes(needed)}, and this machine has "
-                f"{gigabytes(machine.memory_bytes)}. Plan it on a cluster: dlojz.plan({model!r}, \"jean_zay_a100\").",
-                fr=f"{model} ne tient pas ici : ses états seuls prennent {gigabytes(needed)}, et cette machine a "
-                f"{gigabytes(machine.memory_bytes)}. Planifiez-le sur un calculateur : dlojz.plan({model!r}, "
-                "\"jean_zay_a100\").",
-            )
+        raise refusal(
+            en=f"{model} does not fit here: its states alone take {gigabytes(needed)}, and this machine has "
+            f"{gigabytes(machine.memory_bytes)}. Plan it on a cluster: dlojz.plan({model!r}, \"jean_zay_a100\").",
+            fr=f"{model} ne tient pas ici : ses états seuls prennent {gigabytes(needed)}, et cette machine a "
+            f"{gigabytes(machine.memory_bytes)}. Planifiez-le sur un calculateur : dlojz.plan({model!r}, "
+            "\"jean_zay_a100\").",
         )  # fmt: skip
 
 

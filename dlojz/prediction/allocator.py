@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 
 MIN_BLOCK_BYTES: Final = 512
 """Every request is rounded up to a multiple of this (`kMinBlockSize`)."""
@@ -272,13 +271,11 @@ def replay(events: Iterable[Event], allocator: CachingAllocator | None = None) -
         size_bytes = delta_bytes if former is None else former.requested_bytes + delta_bytes
         if size_bytes < 0:
             had_bytes = size_bytes - delta_bytes
-            raise LabError(
-                say(
-                    en=f"event {number} frees {-delta_bytes} bytes of storage {storage}, which holds {had_bytes}: give "
-                    "the events of a step from its beginning, in their order.",
-                    fr=f"l’événement {number} libère {-delta_bytes} octets du stockage {storage}, qui en a "
-                    f"{had_bytes} : donnez les événements d’un pas depuis son début, dans leur ordre.",
-                )
+            raise refusal(
+                en=f"event {number} frees {-delta_bytes} bytes of storage {storage}, which holds {had_bytes}: give "
+                "the events of a step from its beginning, in their order.",
+                fr=f"l’événement {number} libère {-delta_bytes} octets du stockage {storage}, qui en a "
+                f"{had_bytes} : donnez les événements d’un pas depuis son début, dans leur ordre.",
             )
         if size_bytes:
             try:
@@ -318,12 +315,10 @@ def snapshot(
     events = list(events)
     named = [("", "")] * len(events) if labels is None else list(labels)
     if len(named) != len(events):
-        raise LabError(
-            say(
-                en=f"each event needs one label, but {len(events)} events and {len(named)} labels were received.",
-                fr=f"à chaque événement son étiquette, mais {len(events)} événements et {len(named)} étiquettes ont "
-                "été reçus.",
-            )
+        raise refusal(
+            en=f"each event needs one label, but {len(events)} events and {len(named)} labels were received.",
+            fr=f"à chaque événement son étiquette, mais {len(events)} événements et {len(named)} étiquettes ont "
+            "été reçus.",
         )
     frames = {label: [{"filename": label[0], "line": 0, "name": label[1]}] for label in dict.fromkeys(named)}
     trace: list[dict[str, Any]] = []
@@ -404,11 +399,9 @@ def write_snapshot(
     """
     target = Path(path)
     if target.suffix != ".html":
-        raise LabError(
-            say(
-                en=f"a snapshot is written to a file named .html, but {str(target)!r} was received.",
-                fr=f"un instantané s’écrit dans un fichier .html, mais {str(target)!r} a été reçu.",
-            )
+        raise refusal(
+            en=f"a snapshot is written to a file named .html, but {str(target)!r} was received.",
+            fr=f"un instantané s’écrit dans un fichier .html, mais {str(target)!r} a été reçu.",
         )
     taken = snapshot(events, labels, limit_bytes=limit_bytes)
     from torch.cuda._memory_viz import trace_plot
@@ -424,12 +417,10 @@ def write_snapshot(
         with suppress(OSError):
             temporary.unlink()
         reason = error.strerror or str(error)
-        raise LabError(
-            say(
-                en=f"the snapshot cannot be written to {str(target)!r} ({reason}): choose a folder that exists and "
-                "that you may write to.",
-                fr=f"impossible d’écrire l’instantané dans {str(target)!r} ({reason}) : choisissez un dossier qui "
-                "existe et où vous pouvez écrire.",
-            )
+        raise refusal(
+            en=f"the snapshot cannot be written to {str(target)!r} ({reason}): choose a folder that exists and "
+            "that you may write to.",
+            fr=f"impossible d’écrire l’instantané dans {str(target)!r} ({reason}) : choisissez un dossier qui "
+            "existe et où vous pouvez écrire.",
         ) from None
     return target

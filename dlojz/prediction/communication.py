@@ -37,8 +37,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dlojz import models
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.by_hand.optimizers.sent_bytes import message_bytes
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
 from dlojz.config.run_config import RunConfig
@@ -488,13 +487,11 @@ def tensor_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Tr
     if layout.tp == 1:
         return []
     if layout.engine == "deepspeed":
-        raise LabError(
-            say(
-                en=f"what engine={layout.engine!r} sends along tp={layout.tp} is not predicted: use engine='by_hand' "
-                "to predict it; `dlojz memory` predicts the memory of every engine.",
-                fr=f"ce que engine={layout.engine!r} envoie selon tp={layout.tp} n’est pas prédit : prenez "
-                "engine='by_hand' pour le prédire ; `dlojz memory` prédit la mémoire de tous les moteurs.",
-            )
+        raise refusal(
+            en=f"what engine={layout.engine!r} sends along tp={layout.tp} is not predicted: use engine='by_hand' "
+            "to predict it; `dlojz memory` predicts the memory of every engine.",
+            fr=f"ce que engine={layout.engine!r} envoie selon tp={layout.tp} n’est pas prédit : prenez "
+            "engine='by_hand' pour le prédire ; `dlojz memory` prédit la mémoire de tous les moteurs.",
         )
     # torch leaves such a gradient as the ranks' parts of a sum, which is settled once, before the update; DDP and FSDP2
     # want it whole after each micro-batch (FSDP2 in a pipeline after the last), and so does the lab's own operator.

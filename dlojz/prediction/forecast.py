@@ -17,8 +17,7 @@ from functools import lru_cache
 from statistics import median_low
 
 from dlojz import hardware, models
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal, say
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
 from dlojz.models.sizes import GPTSize, LlamaSize, ViTSize
@@ -343,11 +342,9 @@ def check_rank(config: RunConfig, rank: int) -> None:
     """
     layout = config.layout
     if not isinstance(rank, int) or not 0 <= rank < layout.world_size:
-        raise LabError(
-            say(
-                en=f"rank {rank} does not exist: {layout.degrees} has ranks 0 to {layout.world_size - 1}.",
-                fr=f"le rang {rank} n’existe pas : {layout.degrees} a les rangs 0 à {layout.world_size - 1}.",
-            )
+        raise refusal(
+            en=f"rank {rank} does not exist: {layout.degrees} has ranks 0 to {layout.world_size - 1}.",
+            fr=f"le rang {rank} n’existe pas : {layout.degrees} a les rangs 0 à {layout.world_size - 1}.",
         )
 
 

@@ -31,8 +31,7 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.by_hand.optimizers import sent_bytes as stages
 from dlojz.config.layout import AXES, ORDERS, RankGrid
 from dlojz.config.run_config import RunConfig
@@ -80,13 +79,11 @@ def flows_of(told: Traffic, rank: int, grid: RankGrid, destinations: Destination
     group = _members(told.group, rank, grid, told.group_size)
     size, whole, count = len(group), Fraction(told.message_bytes), told.count or 0
     if told.group_size != size:
-        raise LabError(
-            say(
-                en=f"a group along {told.group} has {size} ranks in this grid, but {told.collective} was told of "
-                f"{told.group_size}: give traffic and grid the same degrees.",
-                fr=f"un groupe selon {told.group} a {size} rangs dans cette grille, mais {told.collective} en "
-                f"annonce {told.group_size} : donnez au trafic et à la grille les mêmes degrés.",
-            )
+        raise refusal(
+            en=f"a group along {told.group} has {size} ranks in this grid, but {told.collective} was told of "
+            f"{told.group_size}: give traffic and grid the same degrees.",
+            fr=f"un groupe selon {told.group} a {size} rangs dans cette grille, mais {told.collective} en "
+            f"annonce {told.group_size} : donnez au trafic et à la grille les mêmes degrés.",
         )
     if size == 1:
         return
@@ -132,11 +129,9 @@ def _members(name: str, rank: int, grid: RankGrid, told_size: int) -> tuple[int,
         return tuple(sorted({stages[place], stages[grid.pp - 1 - place]}))
     if name == "control":
         return tuple(range(grid.world_size))
-    raise LabError(
-        say(
-            en=f"the group {name!r} is none of a grid: use pp, dp, tp, ep, edp, twins or control.",
-            fr=f"le groupe {name!r} n’est pas d’une grille : prenez pp, dp, tp, ep, edp, twins ou control.",
-        )
+    raise refusal(
+        en=f"the group {name!r} is none of a grid: use pp, dp, tp, ep, edp, twins or control.",
+        fr=f"le groupe {name!r} n’est pas d’une grille : prenez pp, dp, tp, ep, edp, twins ou control.",
     )
 
 
@@ -240,11 +235,9 @@ def link_traffic(config: RunConfig, grid: RankGrid | None = None) -> Crossing:
     layout = config.layout
     grid = grid or RankGrid(layout.dp, layout.pp, layout.tp)
     if (grid.dp, grid.pp, grid.tp) != (layout.dp, layout.pp, layout.tp):
-        raise LabError(
-            say(
-                en=f"the grid has {grid.degrees}, but the run has {layout.degrees}: give both the same degrees.",
-                fr=f"la grille a {grid.degrees}, mais l’exécution a {layout.degrees} : donnez-leur les mêmes degrés.",
-            )
+        raise refusal(
+            en=f"the grid has {grid.degrees}, but the run has {layout.degrees}: give both the same degrees.",
+            fr=f"la grille a {grid.degrees}, mais l’exécution a {layout.degrees} : donnez-leur les mêmes degrés.",
         )
     by_place, destinations = _predicted(config)
     traffic = [by_place[(place := grid.coordinates(rank)).pp, place.tp] for rank in range(grid.world_size)]
@@ -265,13 +258,11 @@ def crossing(
         LabError: if there is not one entry per rank, or a group does not have the size that the grid gives it.
     """
     if len(traffic) != grid.world_size:
-        raise LabError(
-            say(
-                en=f"the grid has {grid.world_size} ranks, but the traffic of {len(traffic)} was received: give one "
-                "entry per rank.",
-                fr=f"la grille a {grid.world_size} rangs, mais le trafic de {len(traffic)} a été reçu : donnez une "
-                "entrée par rang.",
-            )
+        raise refusal(
+            en=f"the grid has {grid.world_size} ranks, but the traffic of {len(traffic)} was received: give one "
+            "entry per rank.",
+            fr=f"la grille a {grid.world_size} rangs, mais le trafic de {len(traffic)} a été reçu : donnez une "
+            "entrée par rang.",
         )
     if destinations is None:
         beside = [[other for other in (rank - 1, rank + 1) if 0 <= other < grid.pp] for rank in range(grid.pp)]

@@ -21,7 +21,7 @@ from fractions import Fraction
 from typing import Final, Literal, get_args
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
 from dlojz.results.footprint import Category
 
 Precision = Literal["fp32", "fp16_amp", "bf16", "bf16_fp32_gradients", "autocast"]
@@ -143,20 +143,16 @@ def _check(precision: str, optimizer: str, zero: int, degrees: tuple[int, int, i
             raise LabError(one_of(what, value, [str(one) for one in legal]))
     for name, degree in zip(("dp", "tp", "pp"), degrees, strict=True):
         if degree < 1:
-            raise LabError(
-                say(
-                    en=f"{name} counts ranks and must be at least 1, but {degree} was received.",
-                    fr=f"{name} compte des rangs et vaut au moins 1, mais {degree} a été reçu.",
-                )
+            raise refusal(
+                en=f"{name} counts ranks and must be at least 1, but {degree} was received.",
+                fr=f"{name} compte des rangs et vaut au moins 1, mais {degree} a été reçu.",
             )
     if zero < {"none": 0, "optimizer": 1, "parameters": 3}[offload]:
-        raise LabError(
-            say(
-                en=f"offload={offload!r} was received with zero={zero}: states of the optimizer are offloaded from "
-                "zero=1 on, parameters with zero=3.",
-                fr=f"offload={offload!r} a été reçu avec zero={zero} : on décharge les états de l’optimiseur à partir "
-                "de zero=1, les paramètres avec zero=3.",
-            )
+        raise refusal(
+            en=f"offload={offload!r} was received with zero={zero}: states of the optimizer are offloaded from "
+            "zero=1 on, parameters with zero=3.",
+            fr=f"offload={offload!r} a été reçu avec zero={zero} : on décharge les états de l’optimiseur à partir "
+            "de zero=1, les paramètres avec zero=3.",
         )
 
 

@@ -35,7 +35,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal, say
 from dlojz.prediction.shapes import FP32_BYTES
 from dlojz.prediction.storage_tracker import StorageTracker
 
@@ -354,13 +354,11 @@ def _traced(
 def _sum_of_all(output: Any) -> Tensor:
     tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not tensors:
-        raise LabError(
-            say(
-                en="nothing in the module's output depends on its parameters, so there is no backward pass to trace: "
-                "give loss=, a function of the output.",
-                fr="rien, dans la sortie du module, ne dépend de ses paramètres : il n’y a pas de passe arrière à "
-                "suivre. Donnez loss=, une fonction de la sortie.",
-            )
+        raise refusal(
+            en="nothing in the module's output depends on its parameters, so there is no backward pass to trace: "
+            "give loss=, a function of the output.",
+            fr="rien, dans la sortie du module, ne dépend de ses paramètres : il n’y a pas de passe arrière à "
+            "suivre. Donnez loss=, une fonction de la sortie.",
         )
     return torch.stack([tensor.float().sum() for tensor in tensors]).sum()
 

@@ -27,8 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.base.machine import PARENT_VARIABLE, die_with_parent
 from dlojz.processes.status_board import StatusBoard, is_gone
 
@@ -135,11 +134,9 @@ def spmd(
         LabError: if `size` is illegal.
     """
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORKS:
-        raise LabError(
-            say(
-                en=f"a number of ranks is a whole number from 1 to {MAX_FORKS}, but {size!r} was received.",
-                fr=f"un nombre de rangs est un entier de 1 à {MAX_FORKS}, mais {size!r} a été reçu.",
-            )
+        raise refusal(
+            en=f"a number of ranks is a whole number from 1 to {MAX_FORKS}, but {size!r} was received.",
+            fr=f"un nombre de rangs est un entier de 1 à {MAX_FORKS}, mais {size!r} a été reçu.",
         )
     import torch.distributed  # noqa: F401 - imported here, once, for all ranks
 

@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 from dlojz.base.contract import Contract, parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.fault_injection import faultpoint
-from dlojz.base.language import say
+from dlojz.base.language import refusal, say
 from dlojz.config.run_config import RunConfig
 from dlojz.results.footprint import Footprint
 
@@ -194,12 +194,10 @@ def read_record(path: Path) -> RunRecord:
         raise DamagedRecordError(path, say(en="it holds no JSON object", fr="il ne contient pas d’objet JSON"))
     version = content.get("schema_version")
     if isinstance(version, int) and version > 1:
-        raise LabError(
-            say(
-                en=f"the record {path} has schema version {version}, newer than this dlojz knows: update dlojz.",
-                fr=f"le bilan {path} est d’une version {version} du schéma, plus récente que ce dlojz n’en connaît : "
-                "mettez dlojz à jour.",
-            )
+        raise refusal(
+            en=f"the record {path} has schema version {version}, newer than this dlojz knows: update dlojz.",
+            fr=f"le bilan {path} est d’une version {version} du schéma, plus récente que ce dlojz n’en connaît : "
+            "mettez dlojz à jour.",
         )
     stored = content.pop("sha256", None)
     if stored != _checksum(content):
@@ -318,11 +316,9 @@ class Trajectory(Contract):
         series |= {name: len(getattr(self, name)) or steps for name in ("variance_norm", "variance_max")}
         for name, entries in series.items():
             if entries != steps:
-                raise LabError(
-                    say(
-                        en=f"a trajectory of {steps} losses has {entries} {name}: give one of each per step.",
-                        fr=f"une trajectoire de {steps} pertes a {entries} {name} : donnez-en une par pas.",
-                    )
+                raise refusal(
+                    en=f"a trajectory of {steps} losses has {entries} {name}: give one of each per step.",
+                    fr=f"une trajectoire de {steps} pertes a {entries} {name} : donnez-en une par pas.",
                 )
         return self
 
@@ -334,13 +330,11 @@ class Trajectory(Contract):
             LabError: if the record tells no tokens: of images, or written before tokens were told.
         """
         if not record.losses or len(record.step_tokens) != len(record.losses):
-            raise LabError(
-                say(
-                    en=f"the record of {record.title} tells no tokens, so its losses cannot be laid against them: run "
-                    "a text model again.",
-                    fr=f"le bilan de {record.title} ne donne pas ses tokens, on ne peut donc pas leur rapporter ses "
-                    "losses : relancez un modèle de texte.",
-                )
+            raise refusal(
+                en=f"the record of {record.title} tells no tokens, so its losses cannot be laid against them: run "
+                "a text model again.",
+                fr=f"le bilan de {record.title} ne donne pas ses tokens, on ne peut donc pas leur rapporter ses "
+                "losses : relancez un modèle de texte.",
             )
         batch = record.config.layout.global_batch
         return cls(

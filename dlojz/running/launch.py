@@ -30,7 +30,7 @@ import psutil
 
 from dlojz.base.errors import LabError
 from dlojz.base.files import CHECKOUT
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
 from dlojz.config.run_config import RunConfig
 from dlojz.data import check_available
 from dlojz.hardware.clusters import Machine
@@ -133,11 +133,9 @@ def replayed_run(config: RunConfig, root: str | os.PathLike[str] | None = None) 
         try:
             write_record(folder / RECORD, _marked(record, folder.name))
         except OSError as error:
-            raise LabError(
-                say(
-                    en=f"the record cannot be replayed into {folder}: {error.strerror}.",
-                    fr=f"le bilan ne peut pas être rejoué dans {folder} : {error.strerror}.",
-                )
+            raise refusal(
+                en=f"the record cannot be replayed into {folder}: {error.strerror}.",
+                fr=f"le bilan ne peut pas être rejoué dans {folder} : {error.strerror}.",
             ) from None
     return Run(folder)
 
@@ -403,13 +401,11 @@ def _check_processes(processes: int) -> None:
     """Refuse more processes than this machine bears: a typing error must not start a thousand."""
     most = MAX_RANKS_PER_CORE * cores_available()
     if processes > most:
-        raise LabError(
-            say(
-                en=f"{processes} processes were asked for, but this machine's {cores_available()} cores carry {most} "
-                "at most: use smaller degrees here, or dlojz.predict, which starts none.",
-                fr=f"{processes} processus ont été demandés, mais les {cores_available()} cœurs de cette machine en "
-                f"portent {most} au plus : prenez des degrés plus petits, ou dlojz.predict, qui n'en lance aucun.",
-            )
+        raise refusal(
+            en=f"{processes} processes were asked for, but this machine's {cores_available()} cores carry {most} "
+            "at most: use smaller degrees here, or dlojz.predict, which starts none.",
+            fr=f"{processes} processus ont été demandés, mais les {cores_available()} cœurs de cette machine en "
+            f"portent {most} au plus : prenez des degrés plus petits, ou dlojz.predict, qui n'en lance aucun.",
         )
 
 

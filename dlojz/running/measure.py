@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal, say
 from dlojz.base.machine import processor_name
 from dlojz.base.progress_bars import wanted
 from dlojz.config.run_compatibility import or_none, stage_refusal
@@ -99,11 +99,9 @@ def run_libraries(
         `run_libraries(model="gpt_tiny", dp=2, steps=20)`
     """
     if rounds < 1:
-        raise LabError(
-            say(
-                en=f"rounds={rounds} was received, but at least 1 is needed.",
-                fr=f"rounds={rounds} a été reçu, mais il en faut au moins 1.",
-            )
+        raise refusal(
+            en=f"rounds={rounds} was received, but at least 1 is needed.",
+            fr=f"rounds={rounds} a été reçu, mais il en faut au moins 1.",
         )
     asked, refused = configurations(names, **fields)
     records: dict[str, list[RunRecord | None]] = {name: [] for name in asked}
@@ -143,11 +141,9 @@ def measure_machine(
 
     on_gpu = torch.cuda.is_available() if device == "auto" else device == "cuda"
     if on_gpu and not torch.cuda.is_available():
-        raise LabError(
-            say(
-                en="device='cuda' was received, but torch finds no GPU here: use device='cpu'.",
-                fr="device='cuda' a été reçu, mais torch ne trouve pas de GPU ici : prenez device='cpu'.",
-            )
+        raise refusal(
+            en="device='cuda' was received, but torch finds no GPU here: use device='cpu'.",
+            fr="device='cuda' a été reçu, mais torch ne trouve pas de GPU ici : prenez device='cpu'.",
         )
     load = os.getloadavg()[0]
     asked = [one for one in ranks if not on_gpu or one <= torch.cuda.device_count()]
@@ -206,11 +202,9 @@ def _on_cores(number: int, pace: dict[str, Any], watch: Watch | None) -> Any:
         if failed is None:
             return answers[0].value
         rank, why = failed
-    raise LabError(
-        say(
-            en=f"rank {rank} of {number} could not measure: {why} (`dlojz doctor` examines this machine).",
-            fr=f"le rang {rank} sur {number} n’a pas pu mesurer : {why} (`dlojz doctor` examine cette machine).",
-        )
+    raise refusal(
+        en=f"rank {rank} of {number} could not measure: {why} (`dlojz doctor` examines this machine).",
+        fr=f"le rang {rank} sur {number} n’a pas pu mesurer : {why} (`dlojz doctor` examine cette machine).",
     )
 
 
@@ -306,22 +300,18 @@ def measure_rounds(configs: Sequence[RunConfig], rounds: int = 8) -> list[tuple[
 
     sizes = {one.layout.world_size for one in configs}
     if len(sizes) != 1 or not 1 <= rounds <= MOST_ROUNDS:
-        raise LabError(
-            say(
-                en=f"layouts are compared on one number of ranks and in 1 to {MOST_ROUNDS} rounds, but {len(configs)} "
-                f"layout(s) on {sorted(sizes)} ranks in {rounds} rounds were received.",
-                fr=f"des configurations se comparent sur un même nombre de rangs et en 1 à {MOST_ROUNDS} tours, mais "
-                f"{len(configs)} configuration(s) sur {sorted(sizes)} rangs en {rounds} tours ont été reçues.",
-            )
+        raise refusal(
+            en=f"layouts are compared on one number of ranks and in 1 to {MOST_ROUNDS} rounds, but {len(configs)} "
+            f"layout(s) on {sorted(sizes)} ranks in {rounds} rounds were received.",
+            fr=f"des configurations se comparent sur un même nombre de rangs et en 1 à {MOST_ROUNDS} tours, mais "
+            f"{len(configs)} configuration(s) sur {sorted(sizes)} rangs en {rounds} tours ont été reçues.",
         )
     answers = spmd(_turns(configs, rounds), sizes.pop(), wall_s=CHOOSING_WALL_S, limit_s=CHOOSING_LIMIT_S)
     failed = _first_failure(answers)
     if failed is not None:
-        raise LabError(
-            say(
-                en=f"rank {failed[0]} could not run the layouts: {failed[1]}.",
-                fr=f"le rang {failed[0]} n’a pas pu exécuter les configurations : {failed[1]}.",
-            )
+        raise refusal(
+            en=f"rank {failed[0]} could not run the layouts: {failed[1]}.",
+            fr=f"le rang {failed[0]} n’a pas pu exécuter les configurations : {failed[1]}.",
         )
     return [tuple(one) for one in answers[0].value]
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, say, significant
+from dlojz.base.language import format_bytes, refusal, say, significant
 from dlojz.base.table import visible
 from dlojz.config.run_config import command_of
 from dlojz.display.style import category_label, phase_label
@@ -242,13 +241,11 @@ def post_mortem(run: RunFolder) -> PostMortem:
 
     record = run.record
     if record is None:
-        raise LabError(
-            say(
-                en=f"the run {run.run_id} is {run.state} and has no record yet: wait for its end, or stop it with "
-                f"`dlojz cancel {run.run_id}`.",
-                fr=f"l’exécution {run.run_id} n’est pas terminée (état : {status_label(run.state)}) : attendez sa fin, "
-                f"ou arrêtez-la par `dlojz cancel {run.run_id}`.",
-            )
+        raise refusal(
+            en=f"the run {run.run_id} is {run.state} and has no record yet: wait for its end, or stop it with "
+            f"`dlojz cancel {run.run_id}`.",
+            fr=f"l’exécution {run.run_id} n’est pas terminée (état : {status_label(run.state)}) : attendez sa fin, "
+            f"ou arrêtez-la par `dlojz cancel {run.run_id}`.",
         )
     gpu = gpu_of(record)
     limit = limit_of(record)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_seconds, say
+from dlojz.base.language import format_seconds, refusal, say
 from dlojz.base.progress_bars import wanted
 from dlojz.base.table import Table
 from dlojz.results.footprint import Footprint
@@ -218,13 +218,11 @@ class Run(RunFolder):
             LabError: if no lab is open, none of its exercises has been checked yet, or there is none of this name.
         """
         if not _ANSWERS:
-            raise LabError(
-                say(
-                    en="no lab is open here, so that there is no code of yours to show: open one with "
-                    'labs.start("01"), or write `dlojz diff NOTEBOOK EXERCISE` in a terminal.',
-                    fr="aucun TP n’est ouvert ici, il n’y a donc pas de code à montrer : ouvrez-en un avec "
-                    'labs.start("01"), ou écrivez `dlojz diff NOTEBOOK EXERCICE` dans un terminal.',
-                )
+            raise refusal(
+                en="no lab is open here, so that there is no code of yours to show: open one with "
+                'labs.start("01"), or write `dlojz diff NOTEBOOK EXERCISE` in a terminal.',
+                fr="aucun TP n’est ouvert ici, il n’y a donc pas de code à montrer : ouvrez-en un avec "
+                'labs.start("01"), ou écrivez `dlojz diff NOTEBOOK EXERCICE` dans un terminal.',
             )
         return _ANSWERS[0](self, exercise)
 
@@ -306,26 +304,20 @@ def find(run_id: str, root: str | os.PathLike[str] | None = None) -> Run:
         return Run(run_folder(base, matching[0]))
     if matching:
         some = ", ".join(matching[:5])
-        raise LabError(
-            say(
-                en=f"{run_id!r} begins the names of {len(matching)} runs: {some}; give more of it.",
-                fr=f"{len(matching)} exécutions ont un nom qui commence par {run_id!r} : {some} ; donnez-en davantage.",
-            )
+        raise refusal(
+            en=f"{run_id!r} begins the names of {len(matching)} runs: {some}; give more of it.",
+            fr=f"{len(matching)} exécutions ont un nom qui commence par {run_id!r} : {some} ; donnez-en davantage.",
         )
     close = difflib.get_close_matches(run_id, names, n=3, cutoff=0.3) or names[:3]
     near = ", ".join(close)
     if close:
-        raise LabError(
-            say(
-                en=f"no run is named {run_id[:100]!r}: the nearest are {near}.",
-                fr=f"aucune exécution ne s’appelle {run_id[:100]!r} : les plus proches sont {near}.",
-            )
+        raise refusal(
+            en=f"no run is named {run_id[:100]!r}: the nearest are {near}.",
+            fr=f"aucune exécution ne s’appelle {run_id[:100]!r} : les plus proches sont {near}.",
         )
-    raise LabError(
-        say(
-            en=f"no run is named {run_id[:100]!r}: there is no run in {base} yet.",
-            fr=f"aucune exécution ne s’appelle {run_id[:100]!r} : il n’y a encore aucune exécution dans {base}.",
-        )
+    raise refusal(
+        en=f"no run is named {run_id[:100]!r}: there is no run in {base} yet.",
+        fr=f"aucune exécution ne s’appelle {run_id[:100]!r} : il n’y a encore aucune exécution dans {base}.",
     )
 
 

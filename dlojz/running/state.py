@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar
 
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal, say
 from dlojz.config.run_config import RunConfig
 from dlojz.results.footprint import Footprint
 from dlojz.results.record import (
@@ -293,18 +293,14 @@ def read_config(folder: Path) -> RunConfig:
     try:
         return RunConfig.from_json(read_regular(folder / CONFIG, MAX_FILE_BYTES))
     except OSError as error:
-        raise LabError(
-            say(
-                en=f"the run {folder.name} has no readable {CONFIG}: {error.strerror}.",
-                fr=f"le fichier {CONFIG} de l’exécution {folder.name} est illisible : {error.strerror}.",
-            )
+        raise refusal(
+            en=f"the run {folder.name} has no readable {CONFIG}: {error.strerror}.",
+            fr=f"le fichier {CONFIG} de l’exécution {folder.name} est illisible : {error.strerror}.",
         ) from None
     except LabError as error:
-        raise LabError(
-            say(
-                en=f"the {CONFIG} of run {folder.name} is damaged: {error}",
-                fr=f"le fichier {CONFIG} de l’exécution {folder.name} est abîmé : {error}",
-            )
+        raise refusal(
+            en=f"the {CONFIG} of run {folder.name} is damaged: {error}",
+            fr=f"le fichier {CONFIG} de l’exécution {folder.name} est abîmé : {error}",
         ) from None
 
 

@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 
 from dlojz.base.errors import LabError
 from dlojz.base.fault_injection import faultpoint
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.config.run_config import RunConfig
 from dlojz.results.record import write_atomic
 from dlojz.runnable import check_runnable
@@ -84,21 +84,17 @@ def run_folder(root: Path, run_id: str) -> Path:
         LabError: if the name is illegal, or the folder is a symbolic link or outside the root.
     """
     if not _SAFE_NAME.fullmatch(run_id):
-        raise LabError(
-            say(
-                en=f"{run_id[:100]!r} is no name of a run: it is made of letters, digits, '-', '_' and '.'.",
-                fr=f"{run_id[:100]!r} n’est pas un nom d’exécution : il se compose de lettres, de chiffres et des "
-                "signes '-', '_' et '.'.",
-            )
+        raise refusal(
+            en=f"{run_id[:100]!r} is no name of a run: it is made of letters, digits, '-', '_' and '.'.",
+            fr=f"{run_id[:100]!r} n’est pas un nom d’exécution : il se compose de lettres, de chiffres et des "
+            "signes '-', '_' et '.'.",
         )
     folder = root / run_id
     if folder.is_symlink() or not folder.resolve().is_relative_to(root.resolve()):
-        raise LabError(
-            say(
-                en=f"the run {run_id} is a symbolic link, which is not followed: move the folder itself to {root}.",
-                fr=f"l’exécution {run_id} est un lien symbolique, qui n’est pas suivi : déplacez le dossier lui-même "
-                f"dans {root}.",
-            )
+        raise refusal(
+            en=f"the run {run_id} is a symbolic link, which is not followed: move the folder itself to {root}.",
+            fr=f"l’exécution {run_id} est un lien symbolique, qui n’est pas suivi : déplacez le dossier lui-même "
+            f"dans {root}.",
         )
     return folder
 
@@ -114,11 +110,9 @@ def run_ids(root: Path, containing: str = "") -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise LabError(
-            say(
-                en=f"the runs in {root} cannot be read: {error.strerror}.",
-                fr=f"les exécutions de {root} ne peuvent pas être lues : {error.strerror}.",
-            )
+        raise refusal(
+            en=f"the runs in {root} cannot be read: {error.strerror}.",
+            fr=f"les exécutions de {root} ne peuvent pas être lues : {error.strerror}.",
         ) from None
     return sorted(found, key=lambda name: (name[:15], _born_ns(root / name), name), reverse=True)
 
@@ -178,23 +172,19 @@ def claim(
                 return cut_off, True
             return _create(config, root, owner, policy), True
     except Timeout:
-        raise LabError(
-            say(
-                en=f"another process has held the lock on this configuration in {root} for {_LOCK_S} s: wait for "
-                "it, or use again=True for a run of your own.",
-                fr=f"un autre processus tient depuis {_LOCK_S} s le verrou de cette configuration dans {root} : "
-                "attendez-le, ou prenez again=True pour une exécution à vous.",
-            )
+        raise refusal(
+            en=f"another process has held the lock on this configuration in {root} for {_LOCK_S} s: wait for "
+            "it, or use again=True for a run of your own.",
+            fr=f"un autre processus tient depuis {_LOCK_S} s le verrou de cette configuration dans {root} : "
+            "attendez-le, ou prenez again=True pour une exécution à vous.",
         ) from None
     except OSError as error:
         what = error.strerror or error
-        raise LabError(
-            say(
-                en=f"runs cannot be written in {root}: {what}. Set root= or $DLOJZ_RUNS to a folder that you can "
-                "write.",
-                fr=f"les exécutions ne peuvent pas être écrites dans {root} : {what}. Indiquez par root= ou "
-                "$DLOJZ_RUNS un dossier où vous pouvez écrire.",
-            )
+        raise refusal(
+            en=f"runs cannot be written in {root}: {what}. Set root= or $DLOJZ_RUNS to a folder that you can "
+            "write.",
+            fr=f"les exécutions ne peuvent pas être écrites dans {root} : {what}. Indiquez par root= ou "
+            "$DLOJZ_RUNS un dossier où vous pouvez écrire.",
         ) from None
 
 

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from dlojz.base.contract import Contract, parse_json
 from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal, say
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
 from dlojz.results.record import write_atomic
@@ -107,11 +107,9 @@ class Manifest(Contract):
             )
         strangers = {tensor.file for tensor in self.tensors.values()} - set(names)
         if strangers:
-            raise LabError(
-                say(
-                    en=f"the manifest puts a tensor into {min(strangers)}, which is none of its files.",
-                    fr=f"le fichier manifest.json place un tenseur dans {min(strangers)}, qui n’est aucun des siens.",
-                )
+            raise refusal(
+                en=f"the manifest puts a tensor into {min(strangers)}, which is none of its files.",
+                fr=f"le fichier manifest.json place un tenseur dans {min(strangers)}, qui n’est aucun des siens.",
             )
         return self
 
@@ -138,13 +136,11 @@ class Manifest(Contract):
         pairs["global_batch"] = (self.layout.global_batch, config.layout.global_batch)
         for name, (kept, asked) in pairs.items():
             if kept != asked:
-                raise LabError(
-                    say(
-                        en=f"the checkpoint at step {self.step} was kept with {name}={kept!r}, but this run has "
-                        f"{name}={asked!r}: only the layout may differ, with the same global batch.",
-                        fr=f"le checkpoint du pas {self.step} a été gardé avec {name}={kept!r}, mais cette exécution a "
-                        f"{name}={asked!r} : seul le layout peut différer, pour le même batch global.",
-                    )
+                raise refusal(
+                    en=f"the checkpoint at step {self.step} was kept with {name}={kept!r}, but this run has "
+                    f"{name}={asked!r}: only the layout may differ, with the same global batch.",
+                    fr=f"le checkpoint du pas {self.step} a été gardé avec {name}={kept!r}, mais cette exécution a "
+                    f"{name}={asked!r} : seul le layout peut différer, pour le même batch global.",
                 )
 
 
@@ -264,20 +260,16 @@ def read_manifest(folder: Path) -> Manifest:
     data = parse_json(content)
     version = data.get("schema_version") if isinstance(data, dict) else None
     if isinstance(version, int) and version > 1:
-        raise LabError(
-            say(
-                en=f"it has schema version {version}, newer than this dlojz knows: update dlojz",
-                fr=f"il est d’une version {version} du schéma, plus récente que ce dlojz n’en connaît : mettez dlojz à "
-                "jour",
-            )
+        raise refusal(
+            en=f"it has schema version {version}, newer than this dlojz knows: update dlojz",
+            fr=f"il est d’une version {version} du schéma, plus récente que ce dlojz n’en connaît : mettez dlojz à "
+            "jour",
         )
     manifest = Manifest.from_dict(data)
     if _STEP.fullmatch(folder.name) and int(folder.name.partition("-")[2]) != manifest.step:
-        raise LabError(
-            say(
-                en=f"it is the checkpoint of step {manifest.step}, under another name",
-                fr=f"c’est le checkpoint du pas {manifest.step}, sous un autre nom",
-            )
+        raise refusal(
+            en=f"it is the checkpoint of step {manifest.step}, under another name",
+            fr=f"c’est le checkpoint du pas {manifest.step}, sous un autre nom",
         )
     return manifest
 
@@ -293,33 +285,25 @@ def verify(folder: Path) -> Manifest:
         for file in manifest.files:
             size, digest = sha256_of(folder / file.name)
             if size != file.bytes:
-                raise LabError(
-                    say(
-                        en=f"{file.name} has {size} bytes where {file.bytes} were written",
-                        fr=f"{file.name} fait {size} octets, alors que {file.bytes} ont été écrits",
-                    )
+                raise refusal(
+                    en=f"{file.name} has {size} bytes where {file.bytes} were written",
+                    fr=f"{file.name} fait {size} octets, alors que {file.bytes} ont été écrits",
                 )
             if digest != file.sha256:
-                raise LabError(
-                    say(
-                        en=f"the content of {file.name} has changed since it was written (sha256)",
-                        fr=f"le contenu de {file.name} a changé depuis son écriture (sha256)",
-                    )
+                raise refusal(
+                    en=f"the content of {file.name} has changed since it was written (sha256)",
+                    fr=f"le contenu de {file.name} a changé depuis son écriture (sha256)",
                 )
     except OSError as error:
-        raise LabError(
-            say(
-                en=f"the checkpoint {folder.name} cannot be read: {error.strerror}.",
-                fr=f"le checkpoint {folder.name} est illisible : {error.strerror}.",
-            )
+        raise refusal(
+            en=f"the checkpoint {folder.name} cannot be read: {error.strerror}.",
+            fr=f"le checkpoint {folder.name} est illisible : {error.strerror}.",
         ) from None
     except LabError as error:
         why = str(error).rstrip(".")
-        raise LabError(
-            say(
-                en=f"the checkpoint {folder.name} is not used: {why}.",
-                fr=f"le checkpoint {folder.name} n’est pas utilisé : {why}.",
-            )
+        raise refusal(
+            en=f"the checkpoint {folder.name} is not used: {why}.",
+            fr=f"le checkpoint {folder.name} n’est pas utilisé : {why}.",
         ) from None
     return manifest
 

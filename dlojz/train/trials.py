@@ -26,8 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.by_hand.optimizers.in_backward import gradient_bytes_at_most
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import AT_ONCE, IN_PASSES, length_at, whole_length
@@ -141,13 +140,11 @@ def measure_forms(config: RunConfig, forms: Sequence[str] = FORMS, rounds: int =
         LabError: if the run has several processes, or a form does not go with it.
     """
     if config.layout.world_size > 1 or rounds < 1:
-        raise LabError(
-            say(
-                en="forms are compared on one process in at least one round, but "
-                f"{config.layout.degrees} and rounds={rounds} were received.",
-                fr="on compare les formes sur un processus en au moins un tour, mais "
-                f"{config.layout.degrees} et rounds={rounds} ont été reçus.",
-            )
+        raise refusal(
+            en="forms are compared on one process in at least one round, but "
+            f"{config.layout.degrees} and rounds={rounds} were received.",
+            fr="on compare les formes sur un processus en au moins un tour, mais "
+            f"{config.layout.degrees} et rounds={rounds} ont été reçus.",
         )
     least = max(config.steps, TRACED_STEPS)
     configs = [RunConfig(**{**config.to_dict(), "update": form, "steps": least}) for form in forms]
@@ -277,15 +274,13 @@ def _check(config: RunConfig) -> None:
     layout = config.layout
     if layout.world_size == 1 and config.optimizer == "adamw" and config.data == "text" and config.precision == "fp32":
         return
-    raise LabError(
-        say(
-            en="a trial is one process with optimizer='adamw', data='text', precision='fp32', but "
-            f"{config.title}, optimizer={config.optimizer!r}, data={config.data!r}, precision={config.precision!r} "
-            "was received: change these.",
-            fr="un essai est un processus avec optimizer='adamw', data='text', precision='fp32', mais "
-            f"{config.title}, optimizer={config.optimizer!r}, data={config.data!r}, precision={config.precision!r} "
-            "a été reçu : changez-les.",
-        )
+    raise refusal(
+        en="a trial is one process with optimizer='adamw', data='text', precision='fp32', but "
+        f"{config.title}, optimizer={config.optimizer!r}, data={config.data!r}, precision={config.precision!r} "
+        "was received: change these.",
+        fr="un essai est un processus avec optimizer='adamw', data='text', precision='fp32', mais "
+        f"{config.title}, optimizer={config.optimizer!r}, data={config.data!r}, precision={config.precision!r} "
+        "a été reçu : changez-les.",
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
 from dlojz.by_hand.collectives import algorithms
 from dlojz.by_hand.collectives.algorithms import CollectiveStep, Steps, largest_power
 
@@ -136,11 +136,9 @@ def check_size(size: int) -> int:
         LabError: if it is not a whole number of at least 1.
     """
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise LabError(
-            say(
-                en=f"a number of ranks is a whole number of at least 1, but {size!r} was received.",
-                fr=f"un nombre de rangs est un entier d’au moins 1, mais {size!r} a été reçu.",
-            )
+        raise refusal(
+            en=f"a number of ranks is a whole number of at least 1, but {size!r} was received.",
+            fr=f"un nombre de rangs est un entier d’au moins 1, mais {size!r} a été reçu.",
         )
     return size
 
@@ -156,11 +154,9 @@ def node_size(size: int, per_node: int | None = None) -> int:
         return algorithms.default_per_node(size)
     if isinstance(per_node, bool) or not isinstance(per_node, int) or per_node < 1 or size % per_node:
         divisors = ", ".join(str(number) for number in range(1, min(size, 64) + 1) if size % number == 0)
-        raise LabError(
-            say(
-                en=f"{size} ranks cannot be split into nodes of {per_node!r}: use one of {divisors}.",
-                fr=f"{size} rangs ne se répartissent pas en nœuds de {per_node!r} : au choix : {divisors}.",
-            )
+        raise refusal(
+            en=f"{size} ranks cannot be split into nodes of {per_node!r}: use one of {divisors}.",
+            fr=f"{size} rangs ne se répartissent pas en nœuds de {per_node!r} : au choix : {divisors}.",
         )
     return per_node
 
@@ -189,11 +185,9 @@ def program(name: str, rank: int, size: int, *, per_node: int | None = None) -> 
     chosen = algorithm(name)
     nodes = node_size(size, per_node)
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < size:
-        raise LabError(
-            say(
-                en=f"rank {rank!r} does not exist: {size} ranks are numbered 0 to {size - 1}.",
-                fr=f"le rang {rank!r} n’existe pas : {size} rangs sont numérotés de 0 à {size - 1}.",
-            )
+        raise refusal(
+            en=f"rank {rank!r} does not exist: {size} ranks are numbered 0 to {size - 1}.",
+            fr=f"le rang {rank!r} n’existe pas : {size} rangs sont numérotés de 0 à {size - 1}.",
         )
     return tuple(chosen.steps(rank, size, nodes))
 

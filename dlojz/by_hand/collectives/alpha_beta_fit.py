@@ -14,8 +14,7 @@ from collections.abc import Iterable, Sequence
 from pydantic import Field
 
 from dlojz.base.contract import Contract
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.by_hand.collectives.cost import cost_s, terms
 from dlojz.by_hand.collectives.running import TimedMessage, algorithm_of
 from dlojz.hardware.links import fit_line
@@ -87,26 +86,22 @@ def fit(points: Iterable[Sequence[object]]) -> AlphaBetaFit:
     measured = tuple(_point(each) for each in points)
     sizes = sorted({point.message_bytes for point in measured})
     if len(measured) < MIN_POINTS or len(sizes) < 2:
-        raise LabError(
-            say(
-                en=f"a line takes at least {MIN_POINTS} points of at least 2 sizes of message, "
-                f"but {len(measured)} point(s) of {len(sizes)} size(s) were received: measure more sizes.",
-                fr=f"une droite demande au moins {MIN_POINTS} points d’au moins 2 tailles de message, "
-                f"mais {len(measured)} point(s) de {len(sizes)} taille(s) ont été reçus : mesurez d’autres tailles.",
-            )
+        raise refusal(
+            en=f"a line takes at least {MIN_POINTS} points of at least 2 sizes of message, "
+            f"but {len(measured)} point(s) of {len(sizes)} size(s) were received: measure more sizes.",
+            fr=f"une droite demande au moins {MIN_POINTS} points d’au moins 2 tailles de message, "
+            f"mais {len(measured)} point(s) de {len(sizes)} taille(s) ont été reçus : mesurez d’autres tailles.",
         )
     kinds = sorted({(point.size, point.collective) for point in measured})
     if len(kinds) > 1:
-        raise LabError(
-            say(
-                en="the points must come from one collective on one number of ranks, but these come from "
-                + ", ".join(f"{collective} on {size}" for size, collective in kinds)
-                + ": fit each alone.",
-                fr="les points doivent venir d’une seule communication sur un seul nombre de rangs, "
-                "mais ceux-ci viennent de "
-                + ", ".join(f"{collective} sur {size}" for size, collective in kinds)
-                + " : ajustez-les à part.",
-            )
+        raise refusal(
+            en="the points must come from one collective on one number of ranks, but these come from "
+            + ", ".join(f"{collective} on {size}" for size, collective in kinds)
+            + ": fit each alone.",
+            fr="les points doivent venir d’une seule communication sur un seul nombre de rangs, "
+            "mais ceux-ci viennent de "
+            + ", ".join(f"{collective} sur {size}" for size, collective in kinds)
+            + " : ajustez-les à part.",
         )
     size, collective = kinds[0]
     name = algorithm_of(collective)
@@ -138,12 +133,10 @@ def _point(each: Sequence[object]) -> TimedMessage:
         legal = False
     if not legal:
         shown = tuple(each) if isinstance(each, list | tuple) else each
-        raise LabError(
-            say(
-                en="a point is (bytes, seconds, ranks, collective) with positive bytes and seconds "
-                f"and at least 2 ranks, but {shown!r} was received.",
-                fr="un point est (octets, secondes, rangs, communication) avec des octets et des secondes positifs "
-                f"et au moins 2 rangs, mais {shown!r} a été reçu.",
-            )
+        raise refusal(
+            en="a point is (bytes, seconds, ranks, collective) with positive bytes and seconds "
+            f"and at least 2 ranks, but {shown!r} was received.",
+            fr="un point est (octets, secondes, rangs, communication) avec des octets et des secondes positifs "
+            f"et au moins 2 rangs, mais {shown!r} a été reçu.",
         )
     return point

@@ -26,8 +26,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.by_hand.collectives import algorithms
 from dlojz.by_hand.collectives.algorithm_catalogue import algorithm, node_size
 from dlojz.by_hand.collectives.algorithms import largest_power
@@ -160,11 +159,9 @@ def cost_s(
         ("gamma_s_per_byte", gamma_s_per_byte),
     ):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-            raise LabError(
-                say(
-                    en=f"{what} must be a number of at least 0, but {value!r} was received.",
-                    fr=f"{what} doit être un nombre d’au moins 0, mais {value!r} a été reçu.",
-                )
+            raise refusal(
+                en=f"{what} must be a number of at least 0, but {value!r} was received.",
+                fr=f"{what} doit être un nombre d’au moins 0, mais {value!r} a été reçu.",
             )
     link = Link(alpha_s, 1 / beta_s_per_byte if beta_s_per_byte else float("inf"))
     within, across = _levels(name, size, per_node)

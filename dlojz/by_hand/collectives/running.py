@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
 from dlojz.by_hand.collectives.algorithm_catalogue import ALGORITHMS, Collective, algorithm, program
 from dlojz.by_hand.collectives.algorithms import CollectiveStep
 
@@ -48,13 +48,11 @@ def run(name: str, tensor: Tensor, group: Any = None, *, per_node: int | None = 
 
     chosen = algorithm(name)
     if not (dist.is_available() and dist.is_initialized()):
-        raise LabError(
-            say(
-                en=f"{name} needs ranks that share a process group, and there is none here: "
-                "run it in a `%%ranks` cell.",
-                fr=f"{name} demande des rangs qui partagent un groupe de processus, et il n’y en a pas ici : "
-                "exécutez-le dans une cellule `%%ranks`.",
-            )
+        raise refusal(
+            en=f"{name} needs ranks that share a process group, and there is none here: "
+            "run it in a `%%ranks` cell.",
+            fr=f"{name} demande des rangs qui partagent un groupe de processus, et il n’y en a pas ici : "
+            "exécutez-le dans une cellule `%%ranks`.",
         )
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     steps = program(name, rank, size, per_node=per_node)
@@ -198,13 +196,11 @@ def measure(
     algorithm_of(collective)
     _check(sizes_bytes, repeats, warmup)
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) < 2:
-        raise LabError(
-            say(
-                en="a collective is measured between at least 2 ranks that share a process group: "
-                "use a `%%ranks 4` cell, or `dlojz collectives --calibrate`.",
-                fr="une communication collective se mesure entre au moins 2 rangs d’un même groupe de processus : "
-                "utilisez une cellule `%%ranks 4`, ou `dlojz collectives --calibrate`.",
-            )
+        raise refusal(
+            en="a collective is measured between at least 2 ranks that share a process group: "
+            "use a `%%ranks 4` cell, or `dlojz collectives --calibrate`.",
+            fr="une communication collective se mesure entre au moins 2 rangs d’un même groupe de processus : "
+            "utilisez une cellule `%%ranks 4`, ou `dlojz collectives --calibrate`.",
         )
     size = dist.get_world_size(group)
     on_gpu = dist.get_backend(group) == "nccl"
@@ -232,19 +228,15 @@ def _check(sizes_bytes: Sequence[int], repeats: int, warmup: int) -> None:
     ]
     if wrong or not sizes_bytes:
         found = repr(wrong[0]) if wrong else say(en="none", fr="aucune")
-        raise LabError(
-            say(
-                en=f"sizes_bytes holds whole numbers of at least {ELEMENT_BYTES} bytes, but {found} was received.",
-                fr=f"sizes_bytes contient des entiers d’au moins {ELEMENT_BYTES} octets ; valeur reçue : {found}.",
-            )
+        raise refusal(
+            en=f"sizes_bytes holds whole numbers of at least {ELEMENT_BYTES} bytes, but {found} was received.",
+            fr=f"sizes_bytes contient des entiers d’au moins {ELEMENT_BYTES} octets ; valeur reçue : {found}.",
         )
     for name, value, least in (("repeats", repeats, 1), ("warmup", warmup, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise LabError(
-                say(
-                    en=f"{name} is a whole number of at least {least}, but {value!r} was received.",
-                    fr=f"{name} est un entier d’au moins {least}, mais {value!r} a été reçu.",
-                )
+            raise refusal(
+                en=f"{name} is a whole number of at least {least}, but {value!r} was received.",
+                fr=f"{name} est un entier d’au moins {least}, mais {value!r} a été reçu.",
             )
 
 

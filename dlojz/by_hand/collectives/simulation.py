@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.by_hand.collectives.algorithm_catalogue import (
     ADDING,
     algorithm,
@@ -102,13 +101,11 @@ def simulate(name: str, values: Sequence[Sequence[float | None]] | int, *, per_n
     chunks = num_chunks(name, size)
     for rank, row in enumerate(values):
         if len(row) != chunks:
-            raise LabError(
-                say(
-                    en=f"{name} on {size} ranks has {chunks} chunk(s) per rank, "
-                    f"but rank {rank} was given {len(row)} number(s).",
-                    fr=f"{name} sur {size} rangs a {chunks} morceau(x) par rang, "
-                    f"mais le rang {rank} a reçu {len(row)} nombre(s).",
-                )
+            raise refusal(
+                en=f"{name} on {size} ranks has {chunks} chunk(s) per rank, "
+                f"but rank {rank} was given {len(row)} number(s).",
+                fr=f"{name} sur {size} rangs a {chunks} morceau(x) par rang, "
+                f"mais le rang {rank} a reçu {len(row)} nombre(s).",
             )
     collective = algorithm(name).collective
     start = tuple(
@@ -124,13 +121,11 @@ def simulate(name: str, values: Sequence[Sequence[float | None]] | int, *, per_n
 
 def _checked(size: int) -> int:
     if check_size(size) > MAX_RANKS:
-        raise LabError(
-            say(
-                en=f"{size} ranks are too many to be simulated step by step: take at most {MAX_RANKS} "
-                "(collectives.terms and cost_s take any number).",
-                fr=f"{size} rangs, c’est trop pour une simulation étape par étape : prenez-en {MAX_RANKS} au plus "
-                "(collectives.terms et cost_s en acceptent autant qu’on veut).",
-            )
+        raise refusal(
+            en=f"{size} ranks are too many to be simulated step by step: take at most {MAX_RANKS} "
+            "(collectives.terms and cost_s take any number).",
+            fr=f"{size} rangs, c’est trop pour une simulation étape par étape : prenez-en {MAX_RANKS} au plus "
+            "(collectives.terms et cost_s en acceptent autant qu’on veut).",
         )
     return size
 
@@ -159,13 +154,11 @@ def lockstep(
             for chunk, place in zip(transfer.chunks, transfer.places, strict=True):
                 sent = states[-1][transfer.source][chunk]  # as it was when the step began
                 if sent.value is None:
-                    raise LabError(
-                        say(
-                            en=f"step {number + 1}: rank {transfer.source} sends chunk {chunk}, "
-                            "which it does not hold.",
-                            fr=f"étape {number + 1} : le rang {transfer.source} envoie le morceau {chunk}, "
-                            "qu’il n’a pas.",
-                        )
+                    raise refusal(
+                        en=f"step {number + 1}: rank {transfer.source} sends chunk {chunk}, "
+                        "which it does not hold.",
+                        fr=f"étape {number + 1} : le rang {transfer.source} envoie le morceau {chunk}, "
+                        "qu’il n’a pas.",
                     )
                 held = state[transfer.to][place]
                 joined = Held((held.value or 0) + sent.value, tuple(sorted(held.ranks + sent.ranks)))
@@ -189,27 +182,21 @@ def matched(steps: Sequence[CollectiveStep], number: int) -> tuple[Transfer, ...
         receive = step.receive
         send = sends.pop((receive.source, rank), None)
         if send is None:
-            raise LabError(
-                say(
-                    en=f"step {number + 1}: rank {rank} waits for rank {receive.source}, which sends it nothing.",
-                    fr=f"étape {number + 1} : le rang {rank} attend le rang {receive.source}, qui ne lui envoie rien.",
-                )
+            raise refusal(
+                en=f"step {number + 1}: rank {rank} waits for rank {receive.source}, which sends it nothing.",
+                fr=f"étape {number + 1} : le rang {rank} attend le rang {receive.source}, qui ne lui envoie rien.",
             )
         if len(send.chunks) != len(receive.chunks):
-            raise LabError(
-                say(
-                    en=f"step {number + 1}: rank {receive.source} sends {len(send.chunks)} chunk(s) to rank {rank}, "
-                    f"which expects {len(receive.chunks)}.",
-                    fr=f"étape {number + 1} : le rang {receive.source} envoie {len(send.chunks)} morceau(x) au rang "
-                    f"{rank}, qui en attend {len(receive.chunks)}.",
-                )
+            raise refusal(
+                en=f"step {number + 1}: rank {receive.source} sends {len(send.chunks)} chunk(s) to rank {rank}, "
+                f"which expects {len(receive.chunks)}.",
+                fr=f"étape {number + 1} : le rang {receive.source} envoie {len(send.chunks)} morceau(x) au rang "
+                f"{rank}, qui en attend {len(receive.chunks)}.",
             )
         moved.append(Transfer(receive.source, rank, send.chunks, receive.chunks, receive.add))
     for source, to in sends:
-        raise LabError(
-            say(
-                en=f"step {number + 1}: rank {source} sends to rank {to}, which does not receive from it.",
-                fr=f"étape {number + 1} : le rang {source} envoie au rang {to}, qui n’attend rien de lui.",
-            )
+        raise refusal(
+            en=f"step {number + 1}: rank {source} sends to rank {to}, which does not receive from it.",
+            fr=f"étape {number + 1} : le rang {source} envoie au rang {to}, qui n’attend rien de lui.",
         )
     return tuple(sorted(moved))

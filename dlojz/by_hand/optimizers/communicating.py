@@ -23,8 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.by_hand.ddp import pieces_of, ranks_of
 from dlojz.by_hand.optimizers.one_bit import CompressedAllReduce
 from dlojz.config.schedules import check_stages, no_effect_note
@@ -218,13 +217,11 @@ class Communicating(torch.optim.Optimizer):
         now = self._compressor()
         for name, own in (("worker_error", now.worker_error), ("server_error", now.server_error)):
             if name not in kept or kept[name].shape != own.shape:
-                raise LabError(
-                    say(
-                        en=f"the errors kept are of another number of ranks than {self.size} (or of another model): "
-                        f"leave {OWN!r} out of the state, and compression begins anew.",
-                        fr=f"les erreurs gardées sont celles d’un autre nombre de rangs que {self.size} (ou d’un "
-                        f"autre modèle) : retirez {OWN!r} de l’état, et la compression repart de zéro.",
-                    )
+                raise refusal(
+                    en=f"the errors kept are of another number of ranks than {self.size} (or of another model): "
+                    f"leave {OWN!r} out of the state, and compression begins anew.",
+                    fr=f"les erreurs gardées sont celles d’un autre nombre de rangs que {self.size} (ou d’un "
+                    f"autre modèle) : retirez {OWN!r} de l’état, et la compression repart de zéro.",
                 )
             own.copy_(kept[name])
 

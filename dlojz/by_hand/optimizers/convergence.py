@@ -10,8 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.config.schedules import COMPRESSED
 from dlojz.results.record import RunRecord
 
@@ -43,13 +42,11 @@ class Curves:
     def __post_init__(self) -> None:
         counts = [len(one) for one in self.losses]
         if not counts or min(counts) < 1 or len({*counts}) != 1:
-            raise LabError(
-                say(
-                    en=f"the curves of {self.optimizer!r} need at least one seed, and as many steps of each, but "
-                    f"{counts} steps were received.",
-                    fr=f"les courbes de {self.optimizer!r} demandent au moins une graine, et autant de pas pour "
-                    f"chacune, mais {counts} pas ont été reçues.",
-                )
+            raise refusal(
+                en=f"the curves of {self.optimizer!r} need at least one seed, and as many steps of each, but "
+                f"{counts} steps were received.",
+                fr=f"les courbes de {self.optimizer!r} demandent au moins une graine, et autant de pas pour "
+                f"chacune, mais {counts} pas ont été reçues.",
             )
 
     @property
@@ -109,13 +106,11 @@ def gap(curves: Curves, reference: Curves) -> LossGap:
     """
     ours, theirs = curves.final(), reference.final()
     if len(ours) != len(theirs):
-        raise LabError(
-            say(
-                en=f"{curves.optimizer!r} and {reference.optimizer!r} are compared seed by seed, but {len(ours)} and "
-                f"{len(theirs)} seeds were received.",
-                fr=f"{curves.optimizer!r} et {reference.optimizer!r} se comparent graine par graine, mais {len(ours)} "
-                f"et {len(theirs)} graines ont été reçues.",
-            )
+        raise refusal(
+            en=f"{curves.optimizer!r} and {reference.optimizer!r} are compared seed by seed, but {len(ours)} and "
+            f"{len(theirs)} seeds were received.",
+            fr=f"{curves.optimizer!r} et {reference.optimizer!r} se comparent graine par graine, mais {len(ours)} "
+            f"et {len(theirs)} graines ont été reçues.",
         )
     seeds = tuple(own / other - 1 for own, other in zip(ours, theirs, strict=True))
     return LossGap(curves.median() / reference.median() - 1, seeds)

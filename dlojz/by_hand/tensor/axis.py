@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 
 
 class TensorAxis:
@@ -100,13 +99,11 @@ class TensorAxis:
 
     def _parts(self, x: Tensor, dim: int) -> tuple[Tensor, ...]:
         if x.shape[dim] % self.size:
-            raise LabError(
-                say(
-                    en=f"{self.size} ranks cannot share dimension {dim} of a tensor of shape {tuple(x.shape)} equally: "
-                    f"use a length that {self.size} divides.",
-                    fr=f"{self.size} rangs ne peuvent pas se partager également la dimension {dim} d’un tenseur de "
-                    f"forme {tuple(x.shape)} : prenez une longueur que {self.size} divise.",
-                )
+            raise refusal(
+                en=f"{self.size} ranks cannot share dimension {dim} of a tensor of shape {tuple(x.shape)} equally: "
+                f"use a length that {self.size} divides.",
+                fr=f"{self.size} rangs ne peuvent pas se partager également la dimension {dim} d’un tenseur de "
+                f"forme {tuple(x.shape)} : prenez une longueur que {self.size} divise.",
             )
         return x.chunk(self.size, dim=dim)
 
@@ -127,12 +124,10 @@ def share_bounds(length: int, size: int, rank: int) -> tuple[int, int]:
     """
     share = -(-length // size)
     if rank * share >= length:
-        raise LabError(
-            say(
-                en=f"a dimension of {length} leaves nothing to rank {rank} of {size}: use fewer tensor-parallel ranks.",
-                fr=f"une dimension de {length} ne laisse rien au rang {rank} sur {size} : prenez moins de rangs de "
-                "Tensor Parallelism.",
-            )
+        raise refusal(
+            en=f"a dimension of {length} leaves nothing to rank {rank} of {size}: use fewer tensor-parallel ranks.",
+            fr=f"une dimension de {length} ne laisse rien au rang {rank} sur {size} : prenez moins de rangs de "
+            "Tensor Parallelism.",
         )
     return rank * share, min((rank + 1) * share, length)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal
 
 Where = Literal["replicated", "split"]
 STREAMS: tuple[Where, ...] = get_args(Where)
@@ -51,11 +51,9 @@ class RandomStates:
     def __init__(self, seed: int, tp_rank: int) -> None:
         for name, value in (("seed", seed), ("tp_rank", tp_rank)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise LabError(
-                    say(
-                        en=f"{name} must be a whole number from 0, but {value!r} was received.",
-                        fr=f"{name} doit être un entier à partir de 0, mais {value!r} a été reçu.",
-                    )
+                raise refusal(
+                    en=f"{name} must be a whole number from 0, but {value!r} was received.",
+                    fr=f"{name} doit être un entier à partir de 0, mais {value!r} a été reçu.",
                 )
         self._states: dict[Where, _State] = {
             "replicated": _seeded(seed),
@@ -74,12 +72,10 @@ class RandomStates:
     @contextmanager
     def _stream(self, name: Where) -> Iterator[None]:
         if self._drawing is not None:
-            raise LabError(
-                say(
-                    en=f"the {name} stream was asked for within the {self._drawing} one: leave one before the other.",
-                    fr=f"le flux {name} a été demandé à l’intérieur du flux {self._drawing} : quittez l’un avant "
-                    "d’entrer dans l’autre.",
-                )
+            raise refusal(
+                en=f"the {name} stream was asked for within the {self._drawing} one: leave one before the other.",
+                fr=f"le flux {name} a été demandé à l’intérieur du flux {self._drawing} : quittez l’un avant "
+                "d’entrer dans l’autre.",
             )
         before = _current()
         _set(self._states[name])
@@ -106,11 +102,9 @@ class RandomStates:
         if where not in STREAMS:
             raise LabError(one_of("stream", where, STREAMS))
         if not 0 <= p <= 1:
-            raise LabError(
-                say(
-                    en=f"p must be a probability from 0 to 1, but {p!r} was received.",
-                    fr=f"p doit être une probabilité entre 0 et 1, mais {p!r} a été reçu.",
-                )
+            raise refusal(
+                en=f"p must be a probability from 0 to 1, but {p!r} was received.",
+                fr=f"p doit être une probabilité entre 0 et 1, mais {p!r} a été reçu.",
             )
         if not training:
             return x

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal, say
 from dlojz.by_hand.tensor.axis import TensorAxis
 from dlojz.by_hand.tensor.convolution import ParallelMBConvBlock, ParallelStem
 from dlojz.by_hand.tensor.layers import (
@@ -78,14 +78,12 @@ def split_model(model: BlockList, axis: TensorAxis, pattern: str = EVERYTHING) -
     if not chosen:
         raise LabError(_nothing_matches(type(model).__name__, pattern, names))
     if axis.sequence_parallel and chosen != set(names):
-        raise LabError(
-            say(
-                en=f"sequence_parallel needs every part split, as a whole one would miss the other ranks' tokens, but "
-                f"the pattern {pattern!r} leaves out {sorted(set(names) - chosen)[0]}: leave the pattern out.",
-                fr="sequence_parallel demande que toutes les parties soient découpées, car il manquerait à une partie "
-                f"entière les tokens des autres rangs, mais le motif {pattern!r} laisse de côté "
-                f"{sorted(set(names) - chosen)[0]} : retirez le motif.",
-            )
+        raise refusal(
+            en=f"sequence_parallel needs every part split, as a whole one would miss the other ranks' tokens, but "
+            f"the pattern {pattern!r} leaves out {sorted(set(names) - chosen)[0]}: leave the pattern out.",
+            fr="sequence_parallel demande que toutes les parties soient découpées, car il manquerait à une partie "
+            f"entière les tokens des autres rangs, mais le motif {pattern!r} laisse de côté "
+            f"{sorted(set(names) - chosen)[0]} : retirez le motif.",
         )
     for number, block in enumerate(model.blocks):
         own = f"blocks.{number}."

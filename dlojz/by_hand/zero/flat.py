@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal, say
 from dlojz.by_hand.ddp import give_from_first, pieces_of, ranks_of
 
 
@@ -44,14 +44,12 @@ class FlatWeights:
         self.parameters, self.group = list(parameters), group
         types = sorted({str(parameter.dtype) for parameter in parameters})
         if len(types) > 1:
-            raise LabError(
-                say(
-                    en=f"weights of several types were received ({', '.join(types)}), but a flat tensor has one: cast "
-                    "the model first, e.g. model.float(), or put them into units of their own.",
-                    fr=f"des poids de plusieurs types ont été reçus ({', '.join(types)}), mais un tenseur à plat n’en "
-                    "a qu’un : convertissez d’abord le modèle, par exemple model.float(), ou mettez-les dans des "
-                    "unités séparées.",
-                )
+            raise refusal(
+                en=f"weights of several types were received ({', '.join(types)}), but a flat tensor has one: cast "
+                "the model first, e.g. model.float(), or put them into units of their own.",
+                fr=f"des poids de plusieurs types ont été reçus ({', '.join(types)}), mais un tenseur à plat n’en "
+                "a qu’un : convertissez d’abord le modèle, par exemple model.float(), ou mettez-les dans des "
+                "unités séparées.",
             )
         self.rank, self.size = ranks_of(group)
         self.shapes = [parameter.shape for parameter in self.parameters]
@@ -116,13 +114,11 @@ def _updated(weights: list[Tensor], make_optimizer: MakeOptimizer, device: torch
     optimizer: Any = make_optimizer(parameters)
     name = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise LabError(
-            say(
-                en=f"make_optimizer must return a torch optimizer, but {name} was returned: give, for instance, "
-                "lambda shares: torch.optim.AdamW(shares, lr=1e-3).",
-                fr=f"make_optimizer doit renvoyer un optimiseur torch, mais {name} a été renvoyé : donnez, par "
-                "exemple, lambda shares: torch.optim.AdamW(shares, lr=1e-3).",
-            )
+        raise refusal(
+            en=f"make_optimizer must return a torch optimizer, but {name} was returned: give, for instance, "
+            "lambda shares: torch.optim.AdamW(shares, lr=1e-3).",
+            fr=f"make_optimizer doit renvoyer un optimiseur torch, mais {name} a été renvoyé : donnez, par "
+            "exemple, lambda shares: torch.optim.AdamW(shares, lr=1e-3).",
         )
     for step in range(1, _STEPS + 1):
         for parameter in parameters:
@@ -135,14 +131,12 @@ def _updated(weights: list[Tensor], make_optimizer: MakeOptimizer, device: torch
 
 
 def _refuse(name: str) -> NoReturn:
-    raise LabError(
-        say(
-            en=f"ZeRO cannot shard {name}: its update of one weight depends on others of the same layer, which lie on "
-            "other ranks; use one that treats each weight by itself, such as SGD, Adam or AdamW.",
-            fr=f"ZeRO ne peut pas partager {name} : sa mise à jour d’un poids dépend d’autres poids de la même couche, "
-            "qui se trouvent sur d’autres rangs ; prenez-en un qui traite chaque poids séparément, comme SGD, Adam ou "
-            "AdamW.",
-        )
+    raise refusal(
+        en=f"ZeRO cannot shard {name}: its update of one weight depends on others of the same layer, which lie on "
+        "other ranks; use one that treats each weight by itself, such as SGD, Adam or AdamW.",
+        fr=f"ZeRO ne peut pas partager {name} : sa mise à jour d’un poids dépend d’autres poids de la même couche, "
+        "qui se trouvent sur d’autres rangs ; prenez-en un qui traite chaque poids séparément, comme SGD, Adam ou "
+        "AdamW.",
     )
 
 

@@ -19,8 +19,7 @@ from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, localized, percent, say, significant
+from dlojz.base.language import format_bytes, localized, percent, refusal, say, significant
 from dlojz.base.table import Table, safe, tables_html, visible
 from dlojz.by_hand.collectives.algorithm_catalogue import ADDING, ALGORITHMS, algorithm, check_size
 from dlojz.by_hand.collectives.alpha_beta_fit import AlphaBetaFit
@@ -141,11 +140,9 @@ def check_drawable(size: int) -> None:
         LabError: if the number of ranks is none, or more than can be drawn legibly.
     """
     if check_size(size) > MAX_RANKS:
-        raise LabError(
-            say(
-                en=f"a figure of {size} ranks could not be read: draw at most {MAX_RANKS}.",
-                fr=f"une figure de {size} rangs serait illisible : dessinez-en {MAX_RANKS} au plus.",
-            )
+        raise refusal(
+            en=f"a figure of {size} ranks could not be read: draw at most {MAX_RANKS}.",
+            fr=f"une figure de {size} rangs serait illisible : dessinez-en {MAX_RANKS} au plus.",
         )
 
 
@@ -392,21 +389,17 @@ def communication_figure(
     judged = {way.name: way for way in ways if way.losses and all(map(math.isfinite, way.losses))}
     lonely = [way for way in judged.values() if len(way.losses) != len(getattr(judged.get(way.against), "losses", ()))]
     if lonely:
-        raise LabError(
-            say(
-                en=f"{lonely[0].name} is held against {lonely[0].against}, seed by seed, but that has no losses of the "
-                "same seeds: train it beside.",
-                fr=f"{lonely[0].name} se compare à {lonely[0].against}, graine par graine, mais celui-ci n’a pas de "
-                "pertes pour les mêmes graines : entraînez-le à côté.",
-            )
+        raise refusal(
+            en=f"{lonely[0].name} is held against {lonely[0].against}, seed by seed, but that has no losses of the "
+            "same seeds: train it beside.",
+            fr=f"{lonely[0].name} se compare à {lonely[0].against}, graine par graine, mais celui-ci n’a pas de "
+            "pertes pour les mêmes graines : entraînez-le à côté.",
         )
     if not judged:
-        raise LabError(
-            say(
-                en="the board needs at least one way with the losses of a run, but none was received: train first.",
-                fr="le tableau demande au moins une méthode avec les pertes d’un entraînement, mais aucune n’a été "
-                "reçue : entraînez d’abord.",
-            )
+        raise refusal(
+            en="the board needs at least one way with the losses of a run, but none was received: train first.",
+            fr="le tableau demande au moins une méthode avec les pertes d’un entraînement, mais aucune n’a été "
+            "reçue : entraînez d’abord.",
         )
     timed = [way for way in ways if way.step_s is not None]
     names = ", ".join(visible(way.name) for way in ways)

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import byte_units, decimal, percent, say, significant, spaced_percent
+from dlojz.base.language import byte_units, decimal, percent, refusal, say, significant, spaced_percent
 from dlojz.base.table import visible
 from dlojz.compress.board_record import TEACHER, Board, BoardLine, family_title
 from dlojz.compress.masks import CubicSchedule
@@ -242,13 +241,11 @@ def sqnr_figure(errors: Mapping[str, Sequence[LayerError]], path: str | Path | N
         LabError: without a setting, or one without layers; for more settings than there are markers.
     """
     if not errors or not all(errors.values()) or len(errors) > MOST_SETTINGS:
-        raise LabError(
-            say(
-                en=f"a figure of signal to noise needs from 1 to {MOST_SETTINGS} settings with layers, but "
-                f"{len(errors)} were received, {sum(not layers for layers in errors.values())} of them without.",
-                fr=f"une figure du rapport signal sur bruit demande de 1 à {MOST_SETTINGS} réglages avec des couches, "
-                f"mais {len(errors)} ont été reçus, dont {sum(not layers for layers in errors.values())} sans.",
-            )
+        raise refusal(
+            en=f"a figure of signal to noise needs from 1 to {MOST_SETTINGS} settings with layers, but "
+            f"{len(errors)} were received, {sum(not layers for layers in errors.values())} of them without.",
+            fr=f"une figure du rapport signal sur bruit demande de 1 à {MOST_SETTINGS} réglages avec des couches, "
+            f"mais {len(errors)} ont été reçus, dont {sum(not layers for layers in errors.values())} sans.",
         )
     figure = new_figure(12.0, 5.0, alt=quantization_description(errors))
     by_layer, against = figure.subplots(1, 2, width_ratios=(1.9, 1.0))
@@ -426,11 +423,9 @@ def speed_figure(speeds: Sequence[SparseSpeed], where: str, path: str | Path | N
         LabError: without a measure.
     """
     if not speeds:
-        raise LabError(
-            say(
-                en="a figure of sparse layers needs at least one timing, but none was received.",
-                fr="une figure de couches creuses demande au moins une mesure de durée, mais aucune n’a été reçue.",
-            )
+        raise refusal(
+            en="a figure of sparse layers needs at least one timing, but none was received.",
+            fr="une figure de couches creuses demande au moins une mesure de durée, mais aucune n’a été reçue.",
         )
     figure = new_figure(9.0, 4.8, alt=pruning_speed_description(speeds))
     axes = figure.subplots()

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, say, spaced_percent
+from dlojz.base.language import decimal, refusal, say, spaced_percent
 from dlojz.base.table import visible
 from dlojz.compare import overlay_of
 from dlojz.display.canvas import LabFigure, caption, decimal_marks, finish, key, new_figure, plain, stack, swatch
@@ -102,13 +102,11 @@ def overlay_scene(predicted: Timeline, measured: Timeline, *, color_by: str = "k
         LabError: if the two are not of the same orders.
     """
     if predicted.schedule.orders != measured.schedule.orders:
-        raise LabError(
-            say(
-                en=f"the simulation is of {predicted.schedule.name}, but what was measured is of "
-                f"{measured.schedule.name} or of another size: simulate the schedule that was executed.",
-                fr=f"la simulation est celle de {predicted.schedule.name}, mais la mesure est celle de "
-                f"{measured.schedule.name} ou d’une autre taille : simulez l’ordonnancement exécuté.",
-            )
+        raise refusal(
+            en=f"the simulation is of {predicted.schedule.name}, but what was measured is of "
+            f"{measured.schedule.name} or of another size: simulate the schedule that was executed.",
+            fr=f"la simulation est celle de {predicted.schedule.name}, mais la mesure est celle de "
+            f"{measured.schedule.name} ou d’une autre taille : simulez l’ordonnancement exécuté.",
         )
     above, below = (
         scene_of(timeline, color_by=color_by, memory=False, seconds=True) for timeline in (predicted, measured)
@@ -226,14 +224,12 @@ def bubble_figure(
     curves = {entry(name).name: bubble_points(name, ranks, micro_batches, costs) for name in names}
     drawn = {name: points for name, points in curves.items() if points}
     if not drawn:
-        raise LabError(
-            say(
-                en=f"none of {', '.join(names) or '(no names)'} exists for {ranks} ranks and the micro-batches "
-                f"{', '.join(map(str, micro_batches)) or '(none)'}: give other sizes, such as 4 ranks and 8, 16, 32.",
-                fr=f"aucun de {', '.join(names) or '(aucun nom)'} n’existe pour {ranks} rangs et les micro-batches "
-                f"{', '.join(map(str, micro_batches)) or '(aucun)'} : donnez d’autres tailles, comme 4 rangs et 8, 16, "
-                "32.",
-            )
+        raise refusal(
+            en=f"none of {', '.join(names) or '(no names)'} exists for {ranks} ranks and the micro-batches "
+            f"{', '.join(map(str, micro_batches)) or '(none)'}: give other sizes, such as 4 ranks and 8, 16, 32.",
+            fr=f"aucun de {', '.join(names) or '(aucun nom)'} n’existe pour {ranks} rangs et les micro-batches "
+            f"{', '.join(map(str, micro_batches)) or '(aucun)'} : donnez d’autres tailles, comme 4 rangs et 8, 16, "
+            "32.",
         )
     last = {name: points[-1] for name, points in drawn.items()}
     words = "; ".join(
@@ -302,11 +298,9 @@ def partition_figure(
         LabError: if there is no cut.
     """
     if not cuts:
-        raise LabError(
-            say(
-                en="there is nothing to draw: give at least one cut.",
-                fr="il n’y a rien à dessiner : donnez au moins un découpage.",
-            )
+        raise refusal(
+            en="there is nothing to draw: give at least one cut.",
+            fr="il n’y a rien à dessiner : donnez au moins un découpage.",
         )
     first = next(iter(cuts.values()))
     unit, scale = _unit(weighed, max(cut.bottleneck for cut in cuts.values()))

@@ -20,7 +20,7 @@ from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say, spaced_percent
+from dlojz.base.language import one_of, refusal, say, spaced_percent
 from dlojz.display.canvas import LabFigure, caption, decimal_marks, finish, key, new_figure, plain
 from dlojz.display.pipeline_scene import (
     Band,
@@ -143,23 +143,19 @@ def _check(timeline: Timeline, color_by: str, versions: Sequence[int | None]) ->
     if color_by not in COLOURS:
         raise LabError(one_of("color_by", color_by, COLOURS))
     if color_by == "version" and not versions:
-        raise LabError(
-            say(
-                en="color_by 'version' is for asynchronous schedules, whose weights change under way: choose kind, "
-                "micro_batch or chunk.",
-                fr="color_by « version » est pour les ordonnancements asynchrones, dont les poids changent en cours de "
-                "route : choisissez kind, micro_batch ou chunk.",
-            )
+        raise refusal(
+            en="color_by 'version' is for asynchronous schedules, whose weights change under way: choose kind, "
+            "micro_batch or chunk.",
+            fr="color_by « version » est pour les ordonnancements asynchrones, dont les poids changent en cours de "
+            "route : choisissez kind, micro_batch ou chunk.",
         )
     count = len(timeline.schedule.actions)
     if count > MAX_BARS:
-        raise LabError(
-            say(
-                en=f"{count} actions could not be told apart in a drawing: draw at most {MAX_BARS}, with fewer "
-                "micro-batches.",
-                fr=f"{count} actions ne se distingueraient pas sur un dessin : dessinez-en au plus {MAX_BARS}, avec "
-                "moins de micro-batches.",
-            )
+        raise refusal(
+            en=f"{count} actions could not be told apart in a drawing: draw at most {MAX_BARS}, with fewer "
+            "micro-batches.",
+            fr=f"{count} actions ne se distingueraient pas sur un dessin : dessinez-en au plus {MAX_BARS}, avec "
+            "moins de micro-batches.",
         )
 
 

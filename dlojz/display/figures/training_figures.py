@@ -18,7 +18,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import MaxNLocator
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, minus, one_of, percent, say, shortest, significant, spaced_percent
+from dlojz.base.language import decimal, minus, one_of, percent, refusal, say, shortest, significant, spaced_percent
 from dlojz.base.table import visible
 from dlojz.by_hand.optimizers.convergence import TOLERANCE, Curves, curves_of, gap, reference_of
 from dlojz.config.schedules import stretches
@@ -97,13 +97,11 @@ def convergence_figure(
     """
     rows = {title: _convergence_curves(runs) for title, runs in tasks.items()}
     if not rows or not all(rows.values()):
-        raise LabError(
-            say(
-                en=f"a figure of convergence needs at least one task with runs, but {len(rows)} task(s) were received, "
-                f"{sum(not one for one in rows.values())} of them without.",
-                fr=f"une figure de convergence demande au moins une tâche avec des entraînements, mais {len(rows)} "
-                f"tâche(s) ont été reçues, dont {sum(not one for one in rows.values())} sans.",
-            )
+        raise refusal(
+            en=f"a figure of convergence needs at least one task with runs, but {len(rows)} task(s) were received, "
+            f"{sum(not one for one in rows.values())} of them without.",
+            fr=f"une figure de convergence demande au moins une tâche avec des entraînements, mais {len(rows)} "
+            f"tâche(s) ont été reçues, dont {sum(not one for one in rows.values())} sans.",
         )
     figure = new_figure(12.0, 0.8 + 3.0 * len(rows), alt=convergence_description(rows))
     panels = figure.subplots(len(rows), 2, squeeze=False, width_ratios=(1.25, 1.0))
@@ -246,11 +244,9 @@ def curriculum_figure(
         LabError: if there is no trial, or one without a step.
     """
     if not trials or not all(ones and all(one.losses for one in ones) for ones in trials.values()):
-        raise LabError(
-            say(
-                en="the figure needs one trial or more, each with a step: train first.",
-                fr="la figure demande au moins un essai, avec un pas chacun : entraînez d’abord.",
-            )
+        raise refusal(
+            en="the figure needs one trial or more, each with a step: train first.",
+            fr="la figure demande au moins un essai, avec un pas chacun : entraînez d’abord.",
         )
     watched = all(one.variance_max for ones in trials.values() for one in ones)
     rows = 2 if watched or predicted else 1
@@ -571,11 +567,9 @@ def expert_load_figure(
 def _of_layer(name: str, loads: Sequence[Load], layer: str | None) -> list[Load]:
     layers = list(dict.fromkeys(load.layer for load in loads))
     if not layers:
-        raise LabError(
-            say(
-                en=f"{name} has no load of experts: train a model with a mixture of experts such as moe_tiny.",
-                fr=f"{name} n’a aucune charge d’experts : entraînez un modèle à mélange d’experts comme moe_tiny.",
-            )
+        raise refusal(
+            en=f"{name} has no load of experts: train a model with a mixture of experts such as moe_tiny.",
+            fr=f"{name} n’a aucune charge d’experts : entraînez un modèle à mélange d’experts comme moe_tiny.",
         )
     if layer is not None and layer not in layers:
         raise LabError(one_of("layer", layer, layers))

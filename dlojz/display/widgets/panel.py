@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal
 from dlojz.base.table import safe
 
 
@@ -27,13 +27,11 @@ def import_widgets(*, en: str, fr: str, instead: str) -> Any:
     try:
         import ipywidgets
     except ImportError:
-        raise LabError(
-            say(
-                en=f"{en} needs ipywidgets: install it (`pip install ipywidgets`), or use {instead}, which shows the "
-                "same without it.",
-                fr=f"{fr} demande ipywidgets : installez-le (`pip install ipywidgets`), ou utilisez {instead}, qui "
-                "montre la même chose sans lui.",
-            )
+        raise refusal(
+            en=f"{en} needs ipywidgets: install it (`pip install ipywidgets`), or use {instead}, which shows the "
+            "same without it.",
+            fr=f"{fr} demande ipywidgets : installez-le (`pip install ipywidgets`), ou utilisez {instead}, qui "
+            "montre la même chose sans lui.",
         ) from None
     return ipywidgets
 
@@ -54,11 +52,9 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any], others:
         if name not in legal:
             raise LabError(one_of("field", name, legal))
         if isinstance(defaults.get(name), int) and type(value) is not type(defaults[name]):
-            raise LabError(
-                say(
-                    en=f"{name} must be a whole number, but {value!r} was received: write one such as 4.",
-                    fr=f"{name} doit être un nombre entier, mais {value!r} a été reçu : écrivez par exemple 4.",
-                )
+            raise refusal(
+                en=f"{name} must be a whole number, but {value!r} was received: write one such as 4.",
+                fr=f"{name} doit être un nombre entier, mais {value!r} a été reçu : écrivez par exemple 4.",
             )
     return {**defaults, **given}
 

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say, significant
+from dlojz.base.language import refusal, say, significant
 from dlojz.base.table import Table, safe
 from dlojz.display.canvas import LabFigure
 from dlojz.display.figures.pipeline_figures import (
@@ -537,13 +537,11 @@ def _costs(chosen: Mapping[str, Any], stages: int | None) -> Costs:
     if not factors or stages is None:
         return Costs(forward, for_input, for_weight, latency=float(chosen["latency"]))
     if len(factors) != stages:
-        raise LabError(
-            say(
-                en=f"{len(factors)} stage times are given, but the schedule has {stages} stages: give {stages} "
-                "numbers, or none.",
-                fr=f"{len(factors)} temps d’étage sont donnés, mais l’ordonnancement a {stages} étages : donnez "
-                f"{stages} nombres, ou aucun.",
-            )
+        raise refusal(
+            en=f"{len(factors)} stage times are given, but the schedule has {stages} stages: give {stages} "
+            "numbers, or none.",
+            fr=f"{len(factors)} temps d’étage sont donnés, mais l’ordonnancement a {stages} étages : donnez "
+            f"{stages} nombres, ou aucun.",
         )
     each = (tuple(value * factor for factor in factors) for value in (forward, for_input, for_weight))
     forwards, for_inputs, for_weights = each
@@ -556,13 +554,11 @@ def _number(word: str) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise LabError(
-            say(
-                en=f"{word.strip()[:40]!r} is no number that is 0 or more: write numbers such as 1, 2.5, separated by "
-                "commas.",
-                fr=f"{word.strip()[:40]!r} n’est pas un nombre positif ou nul : écrivez des nombres comme 1, 2.5, "
-                "séparés par des virgules.",
-            )
+        raise refusal(
+            en=f"{word.strip()[:40]!r} is no number that is 0 or more: write numbers such as 1, 2.5, separated by "
+            "commas.",
+            fr=f"{word.strip()[:40]!r} n’est pas un nombre positif ou nul : écrivez des nombres comme 1, 2.5, "
+            "séparés par des virgules.",
         )
     return value
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.files import CHECKOUT
-from dlojz.base.language import LANGUAGES, Language, one_of, say
+from dlojz.base.language import LANGUAGES, Language, one_of, refusal
 from dlojz.base.table import safe
 from dlojz.labs.kit.build import pages_labs_table
 from dlojz.labs.kit.contents import (
@@ -408,22 +408,18 @@ def make_book(
     if language is not None and language not in LANGUAGES:
         raise LabError(one_of("language", language, LANGUAGES))
     if out.exists() and not out.is_dir():
-        raise LabError(
-            say(
-                en=f"{out} is no folder: name one for the book with --out.",
-                fr=f"{out} n’est pas un dossier : nommez-en un pour le livre avec --out.",
-            )
+        raise refusal(
+            en=f"{out} is no folder: name one for the book with --out.",
+            fr=f"{out} n’est pas un dossier : nommez-en un pour le livre avec --out.",
         )
     chosen = [name for name in LANGUAGES if language in (None, name)]
     wanted = LABS if labs is None else tuple(entry_of(number) for number in labs)
     there = [one for one in wanted if all(_solution(root, one, name).is_file() for name in chosen)]
     if not there:
-        raise LabError(
-            say(
-                en=f"{root / 'solutions'} holds no executed solution: the book is made from a checkout of the course.",
-                fr=f"{root / 'solutions'} ne contient aucune solution exécutée : le livre se fait à partir d’une copie "
-                "du cours.",
-            )
+        raise refusal(
+            en=f"{root / 'solutions'} holds no executed solution: the book is made from a checkout of the course.",
+            fr=f"{root / 'solutions'} ne contient aucune solution exécutée : le livre se fait à partir d’une copie "
+            "du cours.",
         )
     total = len(chosen) * (len(there) + 2)
     size_bytes = 0
@@ -464,11 +460,9 @@ def _read(path: Path) -> Any:
             raise ValueError("too large")
         return nbformat.read(path, as_version=4)
     except (OSError, ValueError, nbformat.ValidationError):
-        raise LabError(
-            say(
-                en=f"{path} cannot be read as a notebook: run `dlojz labs build` first.",
-                fr=f"{path} est illisible comme notebook : lancez d’abord `dlojz labs build`.",
-            )
+        raise refusal(
+            en=f"{path} cannot be read as a notebook: run `dlojz labs build` first.",
+            fr=f"{path} est illisible comme notebook : lancez d’abord `dlojz labs build`.",
         ) from None
 
 

@@ -29,7 +29,7 @@ from typing import Any
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.files import CHECKOUT, COURSE
-from dlojz.base.language import LANGUAGES, Language, language, one_of, say
+from dlojz.base.language import LANGUAGES, Language, language, one_of, refusal, say
 from dlojz.base.progress_bars import QUIET
 from dlojz.labs.kit.contents import (
     CONTENTS,
@@ -718,30 +718,24 @@ def _read(path: Path) -> dict[str, Any]:
     """A notebook as JSON, its parts of the right kinds."""
     try:
         if path.stat().st_size > MAX_NOTEBOOK_BYTES:
-            raise LabError(
-                say(
-                    en=f"{path.name} is larger than {MAX_NOTEBOOK_BYTES // 2**20} MiB: clear its outputs first.",
-                    fr=f"{path.name} dépasse {MAX_NOTEBOOK_BYTES // 2**20} Mio : effacez d’abord ses sorties.",
-                )
+            raise refusal(
+                en=f"{path.name} is larger than {MAX_NOTEBOOK_BYTES // 2**20} MiB: clear its outputs first.",
+                fr=f"{path.name} dépasse {MAX_NOTEBOOK_BYTES // 2**20} Mio : effacez d’abord ses sorties.",
             )
         content = parse_json(path.read_bytes())
     except OSError as error:
-        raise LabError(
-            say(
-                en=f"{path} cannot be read: {error.strerror}; name the notebook to repair.",
-                fr=f"{path} ne peut pas être lu : {error.strerror} ; nommez le notebook à réparer.",
-            )
+        raise refusal(
+            en=f"{path} cannot be read: {error.strerror}; name the notebook to repair.",
+            fr=f"{path} ne peut pas être lu : {error.strerror} ; nommez le notebook à réparer.",
         ) from None
     except LabError:
         content = None
     if not _is_notebook(content):
-        raise LabError(
-            say(
-                en=f"{path.name} is no notebook any more: rename it, and copy the one that was handed out. What can "
-                "still be read in it, copy by hand.",
-                fr=f"{path.name} n’est plus un notebook : renommez-le, puis recopiez celui qui a été distribué. Ce "
-                "qui s’y lit encore, recopiez-le à la main.",
-            )
+        raise refusal(
+            en=f"{path.name} is no notebook any more: rename it, and copy the one that was handed out. What can "
+            "still be read in it, copy by hand.",
+            fr=f"{path.name} n’est plus un notebook : renommez-le, puis recopiez celui qui a été distribué. Ce "
+            "qui s’y lit encore, recopiez-le à la main.",
         )
     found: dict[str, Any] = content
     return found
@@ -785,10 +779,8 @@ def _replace(path: Path, made: dict[str, Any]) -> Path:
         shutil.copy2(path, before)
         write_atomic(path, str(nbformat.writes(notebook)).rstrip("\n") + "\n")
     except OSError as error:
-        raise LabError(
-            say(
-                en=f"{path} cannot be written: {error.strerror}; nothing was changed in it.",
-                fr=f"{path} ne peut pas être écrit : {error.strerror} ; rien n’y a été changé.",
-            )
+        raise refusal(
+            en=f"{path} cannot be written: {error.strerror}; nothing was changed in it.",
+            fr=f"{path} ne peut pas être écrit : {error.strerror} ; rien n’y a été changé.",
         ) from None
     return before

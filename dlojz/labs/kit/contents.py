@@ -23,7 +23,7 @@ from typing import Any
 
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
-from dlojz.base.language import Language, one_of, say
+from dlojz.base.language import Language, one_of, refusal
 from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.source import french_spaces
 from dlojz.libraries.library_catalogue import LIBRARIES, REFERENCE
@@ -281,11 +281,9 @@ def look_up(words: str) -> list[Term]:
     """
     wanted = plainly(words.strip())
     if not wanted:
-        raise LabError(
-            say(
-                en="no word was given: write one as in `dlojz labs glossary bubble`.",
-                fr="aucun mot n’a été donné : écrivez-en un, comme dans `dlojz labs glossary bulle`.",
-            )
+        raise refusal(
+            en="no word was given: write one as in `dlojz labs glossary bubble`.",
+            fr="aucun mot n’a été donné : écrivez-en un, comme dans `dlojz labs glossary bulle`.",
         )
     begins = re.compile(rf"\b{re.escape(wanted)}")
     ways: list[Callable[[str], bool]] = [lambda name: name == wanted, lambda name: begins.search(name) is not None]
@@ -297,17 +295,13 @@ def look_up(words: str) -> list[Term]:
     known = {plainly(name): name for one in terms() for name in reversed(one.names)}
     near = ", ".join(known[name] for name in get_close_matches(wanted, known, n=3))
     if near:
-        raise LabError(
-            say(
-                en=f"the glossary has no word {words!r}; near it: {near}.",
-                fr=f"le glossaire n’a pas de mot {words!r} ; voyez plutôt : {near}.",
-            )
+        raise refusal(
+            en=f"the glossary has no word {words!r}; near it: {near}.",
+            fr=f"le glossaire n’a pas de mot {words!r} ; voyez plutôt : {near}.",
         )
-    raise LabError(
-        say(
-            en=f"the glossary has no word {words!r}, nor one near it: `dlojz labs glossary` shows all of them.",
-            fr=f"le glossaire n’a ni le mot {words!r} ni un mot proche : `dlojz labs glossary` les montre tous.",
-        )
+    raise refusal(
+        en=f"the glossary has no word {words!r}, nor one near it: `dlojz labs glossary` shows all of them.",
+        fr=f"le glossaire n’a ni le mot {words!r} ni un mot proche : `dlojz labs glossary` les montre tous.",
     )
 
 

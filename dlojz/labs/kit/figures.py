@@ -17,8 +17,7 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from dlojz import models
-from dlojz.base.errors import LabError
-from dlojz.base.language import MEBIBYTE, decimal, format_count, localized, minus, percent, rounded, say
+from dlojz.base.language import MEBIBYTE, decimal, format_count, localized, minus, percent, refusal, rounded, say
 from dlojz.base.table import Table
 from dlojz.cost_model import Calibration, calibration
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
@@ -190,12 +189,10 @@ def measured_footprint(run: Run, rank: int = 0) -> Footprint:
     """
     footprint = run.record.footprint(rank) if run.record is not None else None
     if footprint is None:
-        raise LabError(
-            say(
-                en=f"the run {run.config.title} was not measured to its end: look at its logs, then run it again.",
-                fr=f"l’exécution {run.config.title} n’a pas été mesurée jusqu’au bout : consultez ses journaux, puis "
-                "relancez-la.",
-            )
+        raise refusal(
+            en=f"the run {run.config.title} was not measured to its end: look at its logs, then run it again.",
+            fr=f"l’exécution {run.config.title} n’a pas été mesurée jusqu’au bout : consultez ses journaux, puis "
+            "relancez-la.",
         )
     return footprint
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.files import COURSE
-from dlojz.base.language import one_of, say, use_language
+from dlojz.base.language import one_of, refusal, say, use_language
 from dlojz.base.table import safe, visible
 from dlojz.display.style import BLUE, ORANGE, ORANGE_TINT, SKY_TINT
 from dlojz.labs.kit.contents import LABS, entry_of
@@ -174,13 +174,11 @@ def diff(exercise: str, notebook: str | Path | None = None, *, root: Path | None
         exercise, told[1] if told else exercise, [(str(cell.get("id") or ""), cell_text(cell)) for cell in cells]
     )
     if text is None:
-        raise LabError(
-            say(
-                en=f"the notebook {path.name} has no cell for the exercise {exercise!r}: it was removed; get a fresh "
-                "copy of the notebook and paste your answers into it.",
-                fr=f"le notebook {path.name} n’a plus de cellule pour l’exercice {exercise!r} : elle a été supprimée ; "
-                "reprenez une copie neuve du notebook et recollez-y vos réponses.",
-            )
+        raise refusal(
+            en=f"the notebook {path.name} has no cell for the exercise {exercise!r}: it was removed; get a fresh "
+            "copy of the notebook and paste your answers into it.",
+            fr=f"le notebook {path.name} n’a plus de cellule pour l’exercice {exercise!r} : elle a été supprimée ; "
+            "reprenez une copie neuve du notebook et recollez-y vos réponses.",
         )
     answer, solution = split(text, codes[exercise].text)
     todo = any("labs.NotDone(" in line or line.strip().startswith("...,") for line in answer)
@@ -200,13 +198,11 @@ def diff_of_run(lab: Lab, run: Run, exercise: str | None = None) -> Difference:
     """
     wanted = exercise or lab.checked_before(launched_utc(run.run_id))
     if wanted is None:
-        raise LabError(
-            say(
-                en="no exercise of this lab has been checked yet: run the cell of one, or name it, as in "
-                f'run.diff("{next(iter(lab.exercises))}"); there are {", ".join(lab.exercises)}.',
-                fr="aucun exercice de ce TP n’a encore été vérifié : exécutez la cellule de l’un d’eux, ou nommez-le, "
-                f'par exemple run.diff("{next(iter(lab.exercises))}") ; il y a {", ".join(lab.exercises)}.',
-            )
+        raise refusal(
+            en="no exercise of this lab has been checked yet: run the cell of one, or name it, as in "
+            f'run.diff("{next(iter(lab.exercises))}"); there are {", ".join(lab.exercises)}.',
+            fr="aucun exercice de ce TP n’a encore été vérifié : exécutez la cellule de l’un d’eux, ou nommez-le, "
+            f'par exemple run.diff("{next(iter(lab.exercises))}") ; il y a {", ".join(lab.exercises)}.',
         )
     return diff(wanted)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
-from dlojz.base.language import LANGUAGES, Language, one_of, say
+from dlojz.base.language import LANGUAGES, Language, one_of, refusal
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 _FILE_NAME = re.compile(r"\d\d_[a-z0-9_]+\.py")
@@ -268,12 +268,10 @@ def open_notebook() -> Path:
     """
     session = os.environ.get("JPY_SESSION_NAME", "")
     if not session:
-        raise LabError(
-            say(
-                en='no notebook is open here: name the file, as in labs.diff("attention", "01_big_models.ipynb").',
-                fr="aucun notebook n’est ouvert ici : donnez le fichier, par exemple "
-                'labs.diff("attention", "01_big_models.ipynb").',
-            )
+        raise refusal(
+            en='no notebook is open here: name the file, as in labs.diff("attention", "01_big_models.ipynb").',
+            fr="aucun notebook n’est ouvert ici : donnez le fichier, par exemple "
+            'labs.diff("attention", "01_big_models.ipynb").',
         )
     path = Path(session)
     return path if path.is_file() else Path.cwd() / path.name
@@ -290,20 +288,16 @@ def read_notebook(path: Path) -> dict[str, Any]:
             raise LabError(f"{path.name} is larger than a notebook of the labs can be: save it without its outputs.")
         content = parse_json(path.read_bytes())
     except OSError as error:
-        raise LabError(
-            say(
-                en=f"the notebook {path} cannot be read: {error.strerror}. Save it first, and give its path.",
-                fr=f"le notebook {path} est illisible : {error.strerror}. Enregistrez-le, puis donnez son chemin.",
-            )
+        raise refusal(
+            en=f"the notebook {path} cannot be read: {error.strerror}. Save it first, and give its path.",
+            fr=f"le notebook {path} est illisible : {error.strerror}. Enregistrez-le, puis donnez son chemin.",
         ) from None
     except LabError as error:
         raise LabError(f"{path.name} is no notebook: {error}") from None
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
-        raise LabError(
-            say(
-                en=f"{path.name} is no notebook: it has no cells. Give the .ipynb file of a lab.",
-                fr=f"{path.name} n’est pas un notebook : il n’a pas de cellules. Donnez le fichier .ipynb d’un TP.",
-            )
+        raise refusal(
+            en=f"{path.name} is no notebook: it has no cells. Give the .ipynb file of a lab.",
+            fr=f"{path.name} n’est pas un notebook : il n’a pas de cellules. Donnez le fichier .ipynb d’un TP.",
         )
     return content
 
@@ -321,11 +315,9 @@ def source_of(path: Path, content: dict[str, Any], root: Path) -> LabSource:
     number = number if isinstance(number, str) else named[1] if named else ""
     sources = {file.name[:2]: file for file in sorted((root / "solutions").glob("[0-9][0-9]_*.py"))}
     if not sources:
-        raise LabError(
-            say(
-                en=f"{root} holds no solutions: they come with a checkout of the course.",
-                fr=f"{root} ne contient pas les solutions : elles viennent avec le dépôt du cours.",
-            )
+        raise refusal(
+            en=f"{root} holds no solutions: they come with a checkout of the course.",
+            fr=f"{root} ne contient pas les solutions : elles viennent avec le dépôt du cours.",
         )
     if number not in sources:
         raise LabError(one_of("lab", number, sources))

@@ -39,7 +39,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import MEBIBYTE, format_bytes, integer, say
+from dlojz.base.language import MEBIBYTE, format_bytes, integer, refusal, say
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import CATEGORY_STYLES, EDGE, PREDICTED_ALPHA, RULE, category_label
@@ -378,12 +378,10 @@ def files(folders: Mapping[Format, Path]) -> list[FormatFile]:
     found: list[FormatFile] = []
     for kind, folder in folders.items():
         if not folder.is_dir():
-            raise LabError(
-                say(
-                    en=f"there is no checkpoint {FORMATS[kind]} in {folder}: run the cell that writes it first.",
-                    fr=f"il n’y a pas de checkpoint {FORMATS[kind]} dans {folder} : exécutez d’abord la cellule qui "
-                    "l’écrit.",
-                )
+            raise refusal(
+                en=f"there is no checkpoint {FORMATS[kind]} in {folder}: run the cell that writes it first.",
+                fr=f"il n’y a pas de checkpoint {FORMATS[kind]} dans {folder} : exécutez d’abord la cellule qui "
+                "l’écrit.",
             )
         own = [
             FormatFile(kind, path, path.relative_to(folder).as_posix(), _rank(path), path.stat().st_size)

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.ticker import NullFormatter
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, format_seconds, percent, say, significant
+from dlojz.base.language import format_bytes, format_seconds, percent, refusal, say, significant
 from dlojz.base.table import Table
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks
@@ -234,12 +234,10 @@ def overlay_of(run: Run) -> MeasuredOverlay:
         LabError: if the run was not measured to its end.
     """
     if run.record is None:
-        raise LabError(
-            say(
-                en=f"the run {run.config.title} was not measured to its end: look at its logs, then run it again.",
-                fr=f"l’exécution {run.config.title} n’a pas été mesurée jusqu’au bout : consultez ses journaux, puis "
-                "relancez-la.",
-            )
+        raise refusal(
+            en=f"the run {run.config.title} was not measured to its end: look at its logs, then run it again.",
+            fr=f"l’exécution {run.config.title} n’a pas été mesurée jusqu’au bout : consultez ses journaux, puis "
+            "relancez-la.",
         )
     return overlay(schedule_of(run.config.layout), run.record.spans)
 

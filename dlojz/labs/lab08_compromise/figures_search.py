@@ -17,8 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import brief_percent, decimal, rounded, say
+from dlojz.base.language import brief_percent, decimal, refusal, rounded, say
 from dlojz.base.table import Table, visible
 from dlojz.cost_model.validation import RowResult, TableResult, validate
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
@@ -123,13 +122,11 @@ def _path(solution: Any, costs: Chain) -> list[int]:
         isinstance(k, int | np.integer) and 0 <= k < len(some) for k, some in zip(path, costs.costs, strict=False)
     )
     if not legal:
-        raise LabError(
-            say(
-                en=f"a solution names one strategy, from 0, for each of the {len(costs.costs)} layers, but "
-                f"{visible(repr(taken)[:80])} was received.",
-                fr=f"une solution nomme une stratégie, à partir de 0, pour chacune des {len(costs.costs)} couches ; "
-                f"reçu : {visible(repr(taken)[:80])}.",
-            )
+        raise refusal(
+            en=f"a solution names one strategy, from 0, for each of the {len(costs.costs)} layers, but "
+            f"{visible(repr(taken)[:80])} was received.",
+            fr=f"une solution nomme une stratégie, à partir de 0, pour chacune des {len(costs.costs)} couches ; "
+            f"reçu : {visible(repr(taken)[:80])}.",
         )
     return [int(k) for k in path]
 
@@ -205,21 +202,17 @@ def _stages(chosen: Any, table: Mapping[Stage, float], num_micro_batches: int) -
     layers = 1 + max((last for _, last, _ in table), default=-1)
     covered = [layer for first, last, _ in picked for layer in range(first, last + 1)]
     if not picked or covered != list(range(layers)) or any(stage not in table for stage in picked):
-        raise LabError(
-            say(
-                en=f"stages are triples (first layer, last layer, devices) of the table that hold each of the {layers} "
-                f"layers once, in order, but {visible(repr(chosen)[:80])} was received.",
-                fr="les étages sont des triplets (première couche, dernière couche, périphériques) de la table, qui "
-                f"contiennent chacune des {layers} couches une fois, dans l’ordre ; reçu : "
-                f"{visible(repr(chosen)[:80])}.",
-            )
+        raise refusal(
+            en=f"stages are triples (first layer, last layer, devices) of the table that hold each of the {layers} "
+            f"layers once, in order, but {visible(repr(chosen)[:80])} was received.",
+            fr="les étages sont des triplets (première couche, dernière couche, périphériques) de la table, qui "
+            f"contiennent chacune des {layers} couches une fois, dans l’ordre ; reçu : "
+            f"{visible(repr(chosen)[:80])}.",
         )
     if num_micro_batches < 1:
-        raise LabError(
-            say(
-                en=f"a step has at least one micro-batch, but {num_micro_batches} was received: use 1 or more.",
-                fr=f"un pas a au moins un micro-batch, mais {num_micro_batches} a été reçu : prenez 1 ou plus.",
-            )
+        raise refusal(
+            en=f"a step has at least one micro-batch, but {num_micro_batches} was received: use 1 or more.",
+            fr=f"un pas a au moins un micro-batch, mais {num_micro_batches} a été reçu : prenez 1 ou plus.",
         )
     return picked
 
@@ -523,12 +516,10 @@ def alpha_beta(
     """
     measured = sorted((float(point[0]), float(point[1])) for point in points)
     if not measured or min(min(pair) for pair in measured) <= 0:
-        raise LabError(
-            say(
-                en=f"points are pairs of bytes and seconds above 0, but {visible(measured[:1])} was received first.",
-                fr="points contient des paires d’octets et de secondes positifs ; la première reçue : "
-                f"{visible(measured[:1])}.",
-            )
+        raise refusal(
+            en=f"points are pairs of bytes and seconds above 0, but {visible(measured[:1])} was received first.",
+            fr="points contient des paires d’octets et de secondes positifs ; la première reçue : "
+            f"{visible(measured[:1])}.",
         )
     lines = {_usual(name, yours=say(en="yours", fr="la vôtre")): _line(given(fit)) for name, fit in fits.items()}
     sizes, times = (np.array(column) for column in zip(*measured, strict=True))
@@ -567,11 +558,9 @@ def _line(value: Any) -> Line:
     try:
         alpha, beta = (float(one) for one in value)
     except (TypeError, ValueError):
-        raise LabError(
-            say(
-                en=f"a fit is a pair (α, β) of numbers, but {visible(repr(value)[:80])} was received.",
-                fr=f"un ajustement est une paire (α, β) de nombres, mais {visible(repr(value)[:80])} a été reçu.",
-            )
+        raise refusal(
+            en=f"a fit is a pair (α, β) of numbers, but {visible(repr(value)[:80])} was received.",
+            fr=f"un ajustement est une paire (α, β) de nombres, mais {visible(repr(value)[:80])} a été reçu.",
         ) from None
     return alpha, beta
 
@@ -605,13 +594,11 @@ def neighbours(rows: Sequence[LocalChoice], measured_s: Sequence[float]) -> tupl
         LabError: if there is none, or not one time for each.
     """
     if not rows or len(rows) != len(measured_s) or min(measured_s) <= 0:
-        raise LabError(
-            say(
-                en=f"each of the {len(rows)} layouts needs its measured seconds, but {len(measured_s)} were received: "
-                "give measure_steps the configurations of the same rows.",
-                fr=f"à chacune des {len(rows)} configurations, il faut sa durée mesurée, mais {len(measured_s)} ont "
-                "été reçues : donnez à measure_steps les configurations de ces mêmes lignes.",
-            )
+        raise refusal(
+            en=f"each of the {len(rows)} layouts needs its measured seconds, but {len(measured_s)} were received: "
+            "give measure_steps the configurations of the same rows.",
+            fr=f"à chacune des {len(rows)} configurations, il faut sa durée mesurée, mais {len(measured_s)} ont "
+            "été reçues : donnez à measure_steps les configurations de ces mêmes lignes.",
         )
     pairs = sorted(zip(rows, map(float, measured_s), strict=True), key=lambda pair: pair[0].step_s)
     loss = pairs[0][1] / min(value for _, value in pairs) - 1

@@ -14,8 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
 from dlojz.labs.kit.judges import Judge, expect_several, normal
 from dlojz.labs.kit.rank_judges import TENSOR_CASES
@@ -448,13 +447,11 @@ def write(values: Tensor) -> Tensor:
 
     if values.dim() != 1 or values.numel() % SIGNS_PER_BYTE:
         shape = tuple(values.shape)
-        raise LabError(
-            say(
-                en=f"write takes a vector whose length is a multiple of {SIGNS_PER_BYTE}, but the shape {shape} was "
-                "received.",
-                fr=f"write prend un vecteur dont la longueur est un multiple de {SIGNS_PER_BYTE}, mais la forme "
-                f"{shape} a été reçue.",
-            )
+        raise refusal(
+            en=f"write takes a vector whose length is a multiple of {SIGNS_PER_BYTE}, but the shape {shape} was "
+            "received.",
+            fr=f"write prend un vecteur dont la longueur est un multiple de {SIGNS_PER_BYTE}, mais la forme "
+            f"{shape} a été reçue.",
         )
     return torch.cat([pack(values), scales_of(values, values.numel()).view(torch.uint8)])
 

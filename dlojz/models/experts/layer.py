@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal, say
 from dlojz.models.experts.exchange import combine, dispatch, has_values
 from dlojz.models.experts.gate import Gate, Routed, autocast_device, with_auxiliary_loss
 from dlojz.models.experts.routing import Routing, routing_refusal
@@ -201,11 +201,9 @@ def shard_experts(model: nn.Module, ep_rank: int, ep: int, group: dist.ProcessGr
         LabError: if ep does not divide the experts, or they are sharded already.
     """
     if ep >= 1 and not 0 <= ep_rank < ep:
-        raise LabError(
-            say(
-                en=f"ep_rank must be at least 0 and less than ep={ep}, but {ep_rank} was received.",
-                fr=f"ep_rank doit être au moins 0 et plus petit que ep={ep}, mais {ep_rank} a été reçu.",
-            )
+        raise refusal(
+            en=f"ep_rank must be at least 0 and less than ep={ep}, but {ep_rank} was received.",
+            fr=f"ep_rank doit être au moins 0 et plus petit que ep={ep}, mais {ep_rank} a été reçu.",
         )
     layers = dict(mixtures(model))
     for name, layer in layers.items():
@@ -277,12 +275,10 @@ def watch_loads(model: nn.Module, step: int) -> list[StepLoad]:
         if last is not None
     ]
     if not loads or len(loads) < len(found):
-        raise LabError(
-            say(
-                en="the model has no mixture of experts that has been run: watch a model such as moe_tiny, after its "
-                "forward pass.",
-                fr="le modèle n’a pas de mélange d’experts qui ait été exécuté : observez un modèle comme moe_tiny, "
-                "après sa passe avant.",
-            )
+        raise refusal(
+            en="the model has no mixture of experts that has been run: watch a model such as moe_tiny, after its "
+            "forward pass.",
+            fr="le modèle n’a pas de mélange d’experts qui ait été exécuté : observez un modèle comme moe_tiny, "
+            "après sa passe avant.",
         )
     return loads

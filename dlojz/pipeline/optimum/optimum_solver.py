@@ -15,8 +15,7 @@ from typing import Any
 
 from ortools.sat.python import cp_model
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say, shortest
+from dlojz.base.language import refusal, shortest
 from dlojz.pipeline.optimum.optimum_problem import Optimum, Problem
 from dlojz.pipeline.schedule import BACKWARD_INPUT, BACKWARD_WEIGHT, COST_OF, FORWARD, Action, Schedule
 from dlojz.pipeline.simulator import deltas, simulate
@@ -173,12 +172,10 @@ def _scale(times: list[float]) -> int:
     scale = math.lcm(*(fraction.denominator for fraction in fractions))
     exact = all(abs(float(fraction) - time) <= 1e-9 for fraction, time in zip(fractions, times, strict=True))
     if scale > _FINEST or not exact:
-        raise LabError(
-            say(
-                en=f"the solver needs times that are multiples of a common fraction, 1/{_FINEST} or larger, but "
-                f"received {shortest(times[0])} among others: round them, for instance to 0.01.",
-                fr=f"le solveur demande des durées multiples d’une même fraction, 1/{_FINEST} ou plus grande, mais a "
-                f"reçu {shortest(times[0])} entre autres : arrondissez-les, par exemple à 0,01.",
-            )
+        raise refusal(
+            en=f"the solver needs times that are multiples of a common fraction, 1/{_FINEST} or larger, but "
+            f"received {shortest(times[0])} among others: round them, for instance to 0.01.",
+            fr=f"le solveur demande des durées multiples d’une même fraction, 1/{_FINEST} ou plus grande, mais a "
+            f"reçu {shortest(times[0])} entre autres : arrondissez-les, par exemple à 0,01.",
         )
     return scale

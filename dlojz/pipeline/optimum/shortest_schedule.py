@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say, shortest
+from dlojz.base.language import one_of, refusal, say, shortest
 from dlojz.pipeline.optimum.optimum_problem import OBJECTIVES, Objective, Optimum, Problem
 from dlojz.pipeline.orders.synchronous import zigzag
 from dlojz.pipeline.orders.zero_bubble import PRIORITIES, list_schedule, zb_v, zero_bubble
@@ -103,13 +103,11 @@ def first_guess(problem: Problem) -> Schedule:
                 break
     if not fitting:
         limit = shortest(problem.memory_limit or 0)
-        raise LabError(
-            say(
-                en=f"no schedule keeps within {limit} stage-micro-batches: a rank keeps at "
-                "least one micro-batch of each of its stages; raise the memory limit.",
-                fr=f"aucun ordonnancement ne tient dans {limit} micro-batches d’étage : un "
-                "rang garde au moins un micro-batch de chacun de ses étages ; relevez la limite mémoire.",
-            )
+        raise refusal(
+            en=f"no schedule keeps within {limit} stage-micro-batches: a rank keeps at "
+            "least one micro-batch of each of its stages; raise the memory limit.",
+            fr=f"aucun ordonnancement ne tient dans {limit} micro-batches d’étage : un "
+            "rang garde au moins un micro-batch de chacun de ses étages ; relevez la limite mémoire.",
         )
     return replace(min(fitting)[2], name="optimum", barrier=problem.objective == "makespan")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Literal, get_args
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal
 from dlojz.pipeline.orders.synchronous import counted
 from dlojz.pipeline.schedule import BACKWARD, FORWARD, UPDATE, Action, Costs, Schedule
 from dlojz.pipeline.simulator import UNIT_COSTS
@@ -64,13 +64,11 @@ def pipedream_2bw(ranks: int, micro_batches: int, *, batch: int | None = None) -
     batch = ranks if batch is None else batch
     counted("pipedream-2bw", ranks=ranks, micro_batches=micro_batches, batch=batch)
     if batch < ranks:
-        raise LabError(
-            say(
-                en=f"PipeDream-2BW needs a batch of at least as many micro-batches as stages ({ranks}), or a third "
-                f"version of the weights, but batch is {batch}: use {ranks} or more.",
-                fr=f"PipeDream-2BW demande un batch d’au moins autant de micro-batches que d’étages ({ranks}), sinon "
-                f"il faut une troisième version des poids, mais batch vaut {batch} : prenez {ranks} ou plus.",
-            )
+        raise refusal(
+            en=f"PipeDream-2BW needs a batch of at least as many micro-batches as stages ({ranks}), or a third "
+            f"version of the weights, but batch is {batch}: use {ranks} or more.",
+            fr=f"PipeDream-2BW demande un batch d’au moins autant de micro-batches que d’étages ({ranks}), sinon "
+            f"il faut une troisième version des poids, mais batch vaut {batch} : prenez {ranks} ou plus.",
         )
     orders = [_one_f_one_b(rank, ranks - rank, micro_batches, batch) for rank in range(ranks)]
     return _schedule("pipedream-2bw", orders, micro_batches)

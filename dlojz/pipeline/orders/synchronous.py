@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import count
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.pipeline.schedule import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -99,12 +98,10 @@ def counted(schedule: str, **counts: int) -> None:
     }  # fmt: skip
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise LabError(
-                say(
-                    en=f"{schedule}: {name} must be a whole number of at least 1, but {value!r} was received.",
-                    fr=f"{schedule} : {french.get(name, name)} doit être un entier d’au moins 1, mais {value!r} a été "
-                    "reçu.",
-                )
+            raise refusal(
+                en=f"{schedule}: {name} must be a whole number of at least 1, but {value!r} was received.",
+                fr=f"{schedule} : {french.get(name, name)} doit être un entier d’au moins 1, mais {value!r} a été "
+                "reçu.",
             )
 
 
@@ -112,39 +109,33 @@ def need_chunks(schedule: str, chunks: int, instead: str) -> None:
     """Refuse fewer than two chunks per rank; `instead` is the schedule that has one."""
     counted(schedule, chunks=chunks)
     if chunks < 2:
-        raise LabError(
-            say(
-                en=f"{schedule} needs at least 2 chunks (stages) per rank, but {chunks} was received: take chunks=2 or "
-                f"more, or the schedule {instead}.",
-                fr=f"{schedule} demande au moins 2 étages (chunks) par rang, mais {chunks} a été reçu : prenez "
-                f"chunks=2 ou plus, ou l’ordonnancement {instead}.",
-            )
+        raise refusal(
+            en=f"{schedule} needs at least 2 chunks (stages) per rank, but {chunks} was received: take chunks=2 or "
+            f"more, or the schedule {instead}.",
+            fr=f"{schedule} demande au moins 2 étages (chunks) par rang, mais {chunks} a été reçu : prenez "
+            f"chunks=2 ou plus, ou l’ordonnancement {instead}.",
         )
 
 
 def need_micro_batches(schedule: str, micro_batches: int, least: int, rule: str, instead: str) -> None:
     """Refuse fewer micro-batches than the schedule's warm-up takes; `rule` is the formula of `least`."""
     if micro_batches < least:
-        raise LabError(
-            say(
-                en=f"{schedule} needs at least {rule} = {least} micro-batches, but {micro_batches} was received: take "
-                f"{least} or more, or the schedule {instead}.",
-                fr=f"{schedule} demande au moins {rule} = {least} micro-batches, mais {micro_batches} a été reçu : "
-                f"prenez-en {least} ou plus, ou l’ordonnancement {instead}.",
-            )
+        raise refusal(
+            en=f"{schedule} needs at least {rule} = {least} micro-batches, but {micro_batches} was received: take "
+            f"{least} or more, or the schedule {instead}.",
+            fr=f"{schedule} demande au moins {rule} = {least} micro-batches, mais {micro_batches} a été reçu : "
+            f"prenez-en {least} ou plus, ou l’ordonnancement {instead}.",
         )
 
 
 def need_even_ranks(schedule: str, ranks: int, instead: str) -> None:
     """Refuse an odd number of ranks: the two directions of a bidirectional schedule meet between two middle ranks."""
     if ranks % 2:
-        raise LabError(
-            say(
-                en=f"{schedule} needs an even number of ranks, since its two pipes run in opposite directions, but "
-                f"{ranks} was received: take {max(2, ranks - 1)} or {ranks + 1}, or the schedule {instead}.",
-                fr=f"{schedule} demande un nombre pair de rangs, car ses deux pipelines vont en sens contraires, mais "
-                f"{ranks} a été reçu : prenez {max(2, ranks - 1)} ou {ranks + 1}, ou l’ordonnancement {instead}.",
-            )
+        raise refusal(
+            en=f"{schedule} needs an even number of ranks, since its two pipes run in opposite directions, but "
+            f"{ranks} was received: take {max(2, ranks - 1)} or {ranks + 1}, or the schedule {instead}.",
+            fr=f"{schedule} demande un nombre pair de rangs, car ses deux pipelines vont en sens contraires, mais "
+            f"{ranks} a été reçu : prenez {max(2, ranks - 1)} ou {ranks + 1}, ou l’ordonnancement {instead}.",
         )
 
 
@@ -154,13 +145,11 @@ def need_multiple(schedule: str, micro_batches: int, of: int, why: tuple[str, st
         below, above = micro_batches // of * of, (micro_batches // of + 1) * of
         near = f"{below}", f"{above}"
         english, french = (" or ".join(near), " ou ".join(near)) if below else (near[1], near[1])
-        raise LabError(
-            say(
-                en=f"{schedule} needs a multiple of {of} micro-batches ({why[0]}), but {micro_batches} was received: "
-                f"take {english}.",
-                fr=f"{schedule} demande un multiple de {of} micro-batches ({why[1]}), mais {micro_batches} a été "
-                f"reçu : prenez-en {french}.",
-            )
+        raise refusal(
+            en=f"{schedule} needs a multiple of {of} micro-batches ({why[0]}), but {micro_batches} was received: "
+            f"take {english}.",
+            fr=f"{schedule} demande un multiple de {of} micro-batches ({why[1]}), mais {micro_batches} a été "
+            f"reçu : prenez-en {french}.",
         )
 
 
@@ -366,31 +355,27 @@ def _group(schedule: str, ranks: int, micro_batches: int, group: int | None) -> 
             below, above = (
                 next(n for n in count(micro_batches + step, step) if n % max(1, n // ranks) == 0) for step in (-1, 1)
             )
-            raise LabError(
-                say(
-                    en=f"{schedule} runs the micro-batches in m div p = {rounds} equal rounds, but {micro_batches} "
-                    f"micro-batches on {ranks} ranks cannot be shared out so: take {below} or {above} (a multiple of "
-                    f"{ranks} always works), or give group.",
-                    fr=f"{schedule} passe les micro-batches en m div p = {rounds} tours égaux, mais {micro_batches} "
-                    f"micro-batches sur {ranks} rangs ne se partagent pas ainsi : prenez {below} ou {above} (un "
-                    f"multiple de {ranks} convient toujours), ou donnez group.",
-                )
+            raise refusal(
+                en=f"{schedule} runs the micro-batches in m div p = {rounds} equal rounds, but {micro_batches} "
+                f"micro-batches on {ranks} ranks cannot be shared out so: take {below} or {above} (a multiple of "
+                f"{ranks} always works), or give group.",
+                fr=f"{schedule} passe les micro-batches en m div p = {rounds} tours égaux, mais {micro_batches} "
+                f"micro-batches sur {ranks} rangs ne se partagent pas ainsi : prenez {below} ou {above} (un "
+                f"multiple de {ranks} convient toujours), ou donnez group.",
             )
         return micro_batches // rounds
     counted(schedule, group=group)
     least = min(ranks, micro_batches)
     rest = micro_batches % group
     if group < least or (0 < rest < least and group < micro_batches):
-        raise LabError(
-            say(
-                en=f"{schedule} needs groups of at least {least} micro-batches, the last one too, but group={group} "
-                f"for {micro_batches} micro-batches on {ranks} ranks leaves one of {min(group, rest or group)}: take "
-                f"group={micro_batches}, or a divisor of {micro_batches} that is at least {least}.",
-                fr=f"{schedule} demande des groupes d’au moins {least} micro-batches, le dernier compris, mais "
-                f"group={group} pour {micro_batches} micro-batches sur {ranks} rangs en laisse un de "
-                f"{min(group, rest or group)} : prenez group={micro_batches}, ou un diviseur de {micro_batches} "
-                f"supérieur ou égal à {least}.",
-            )
+        raise refusal(
+            en=f"{schedule} needs groups of at least {least} micro-batches, the last one too, but group={group} "
+            f"for {micro_batches} micro-batches on {ranks} ranks leaves one of {min(group, rest or group)}: take "
+            f"group={micro_batches}, or a divisor of {micro_batches} that is at least {least}.",
+            fr=f"{schedule} demande des groupes d’au moins {least} micro-batches, le dernier compris, mais "
+            f"group={group} pour {micro_batches} micro-batches sur {ranks} rangs en laisse un de "
+            f"{min(group, rest or group)} : prenez group={micro_batches}, ou un diviseur de {micro_batches} "
+            f"supérieur ou égal à {least}.",
         )
     return min(group, micro_batches)
 

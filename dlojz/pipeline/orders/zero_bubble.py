@@ -46,7 +46,7 @@ from itertools import product
 from typing import Literal
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say, shortest
+from dlojz.base.language import one_of, refusal, say, shortest
 from dlojz.pipeline.orders.synchronous import OrderBuilder, counted, need_micro_batches, put_off, zigzag
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, COST_OF, FORWARD, Action, Costs, Schedule
 from dlojz.pipeline.simulator import UNIT_COSTS, deltas
@@ -168,13 +168,11 @@ def zero_bubble(ranks: int, micro_batches: int, memory_limit: float, costs: Cost
     pairs = zip(costs.per_stage("kept_for_input", ranks), costs.per_stage("kept_for_weight", ranks), strict=True)
     least = max(max(pair) for pair in pairs)
     if memory_limit < least - _MARGIN:
-        raise LabError(
-            say(
-                en=f"a memory limit of {shortest(memory_limit)} is less than one micro-batch of a stage "
-                f"({shortest(least)}): give {shortest(least)} or more; ZB-1p has {ranks}, ZB-2p has {2 * ranks}.",
-                fr=f"une limite mémoire de {shortest(memory_limit)} est inférieure à un micro-batch d’un étage "
-                f"({shortest(least)}) : donnez au moins {shortest(least)} ; ZB-1p a {ranks}, ZB-2p a {2 * ranks}.",
-            )
+        raise refusal(
+            en=f"a memory limit of {shortest(memory_limit)} is less than one micro-batch of a stage "
+            f"({shortest(least)}): give {shortest(least)} or more; ZB-1p has {ranks}, ZB-2p has {2 * ranks}.",
+            fr=f"une limite mémoire de {shortest(memory_limit)} est inférieure à un micro-batch d’un étage "
+            f"({shortest(least)}) : donnez au moins {shortest(least)} ; ZB-1p a {ranks}, ZB-2p a {2 * ranks}.",
         )
     tries = [
         _Plan(ranks, micro_batches, memory_limit, costs, late, backward_first, greedy).run()
@@ -420,13 +418,11 @@ def list_schedule(
     if isinstance(priority, str) and priority not in PRIORITIES:
         raise LabError(one_of("priority", priority, tuple(PRIORITIES)))
     if set(stages) != set(range(ranks)):
-        raise LabError(
-            say(
-                en=f"the placement {stages} must give every one of the {ranks} ranks (0 to {ranks - 1}) a stage, and "
-                "no other rank.",
-                fr=f"le placement {stages} doit donner un étage à chacun des {ranks} rangs (0 à {ranks - 1}), et à "
-                "aucun autre.",
-            )
+        raise refusal(
+            en=f"the placement {stages} must give every one of the {ranks} ranks (0 to {ranks - 1}) a stage, and "
+            "no other rank.",
+            fr=f"le placement {stages} doit donner un étage à chacun des {ranks} rangs (0 à {ranks - 1}), et à "
+            "aucun autre.",
         )
     rule = PRIORITIES[priority] if isinstance(priority, str) else priority
     run = _Run(stages, micro_batches, rule, _caps(cap, ranks), split, costs)
@@ -442,11 +438,9 @@ def _caps(cap: Cap | None, ranks: int) -> list[float]:
     if isinstance(cap, int | float):
         return [float(cap)] * ranks
     if len(cap) != ranks:
-        raise LabError(
-            say(
-                en=f"cap holds {len(cap)} values for {ranks} ranks: give one per rank, or one for all.",
-                fr=f"cap contient {len(cap)} valeurs pour {ranks} rangs : donnez-en une par rang, ou une pour tous.",
-            )
+        raise refusal(
+            en=f"cap holds {len(cap)} values for {ranks} ranks: give one per rank, or one for all.",
+            fr=f"cap contient {len(cap)} valeurs pour {ranks} rangs : donnez-en une par rang, ou une pour tous.",
         )
     return [float(one) for one in cap]
 

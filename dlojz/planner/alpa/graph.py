@@ -23,8 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.planner.alpa.mesh import DeviceMesh, ShardingSpec
 
 if TYPE_CHECKING:
@@ -105,13 +104,11 @@ class TensorOperator:
         object.__setattr__(self, "letters", letters)
         bad = next((letter for letter in letters if self.sizes.get(letter, 0) < 1), None)
         if bad is not None:
-            raise LabError(
-                say(
-                    en=f"index {bad!r} of {self.equation} has no size: give a whole number, at least 1, for each of "
-                    f"{', '.join(letters)}.",
-                    fr=f"l’indice {bad!r} de {self.equation} n’a pas de taille : donnez un entier, au moins 1, pour "
-                    f"chacun de {', '.join(letters)}.",
-                )
+            raise refusal(
+                en=f"index {bad!r} of {self.equation} has no size: give a whole number, at least 1, for each of "
+                f"{', '.join(letters)}.",
+                fr=f"l’indice {bad!r} de {self.equation} n’a pas de taille : donnez un entier, au moins 1, pour "
+                f"chacun de {', '.join(letters)}.",
             )
 
     @classmethod
@@ -156,14 +153,12 @@ class TensorOperator:
         ]
         if not found:
             sizes = ", ".join(f"{letter}={self.sizes[letter]}" for letter in self.letters)
-            raise LabError(
-                say(
-                    en=f"no index of {self.equation} (sizes {sizes}) divides by the devices of the mesh "
-                    f"{mesh.shape[0]} × {mesh.shape[1]}: use sizes that divide, or another mesh.",
-                    fr=f"aucun indice de {self.equation} (tailles {sizes}) n’est divisible par les "
-                    f"périphériques du maillage {mesh.shape[0]} × {mesh.shape[1]} : prenez des tailles qui se "
-                    "divisent, ou un autre maillage.",
-                )
+            raise refusal(
+                en=f"no index of {self.equation} (sizes {sizes}) divides by the devices of the mesh "
+                f"{mesh.shape[0]} × {mesh.shape[1]}: use sizes that divide, or another mesh.",
+                fr=f"aucun indice de {self.equation} (tailles {sizes}) n’est divisible par les "
+                f"périphériques du maillage {mesh.shape[0]} × {mesh.shape[1]} : prenez des tailles qui se "
+                "divisent, ou un autre maillage.",
             )
         return tuple(found)
 
@@ -264,12 +259,10 @@ class OperatorGraph:
         """
         letters = equation.partition("->")[0].split(",")
         if len(letters) != len(operands):
-            raise LabError(
-                say(
-                    en=f"{equation} reads {len(letters)} tensors, but {len(operands)} were given: name one for each.",
-                    fr=f"{equation} lit {len(letters)} tenseurs, mais {len(operands)} ont été donnés : nommez-en un "
-                    "pour chacun.",
-                )
+            raise refusal(
+                en=f"{equation} reads {len(letters)} tensors, but {len(operands)} were given: name one for each.",
+                fr=f"{equation} lit {len(letters)} tenseurs, mais {len(operands)} ont été donnés : nommez-en un "
+                "pour chacun.",
             )
         sizes: dict[str, int] = {}
         for own, operand in zip(letters, operands, strict=True):
@@ -279,13 +272,11 @@ class OperatorGraph:
                 sizes.setdefault(letter, size) == size for letter, size in zip(plain, shape, strict=True)
             )
             if not agree:
-                raise LabError(
-                    say(
-                        en=f"operand {operand!r} of {equation} has the shape {shape}, which does not fit {own!r}: "
-                        "give one letter per dimension, and the same size to the same letter.",
-                        fr=f"l’opérande {operand!r} de {equation} a la forme {shape}, qui ne convient pas à {own!r} : "
-                        "donnez une lettre par dimension, et la même taille à la même lettre.",
-                    )
+                raise refusal(
+                    en=f"operand {operand!r} of {equation} has the shape {shape}, which does not fit {own!r}: "
+                    "give one letter per dimension, and the same size to the same letter.",
+                    fr=f"l’opérande {operand!r} de {equation} a la forme {shape}, qui ne convient pas à {own!r} : "
+                    "donnez une lettre par dimension, et la même taille à la même lettre.",
                 )
         made = TensorOperator.of(equation, sizes)
         return self._add(Node(name, kind, made.shape, made, operands))
@@ -297,21 +288,17 @@ class OperatorGraph:
     def _node(self, name: str) -> Node:
         if name not in self.nodes:
             known = ", ".join(list(self.nodes)[-6:]) or "—"
-            raise LabError(
-                say(
-                    en=f"the graph has no tensor {name!r}: add it first; the last ones are {known}.",
-                    fr=f"le graphe n’a pas de tenseur {name!r} : ajoutez-le d’abord ; les derniers sont {known}.",
-                )
+            raise refusal(
+                en=f"the graph has no tensor {name!r}: add it first; the last ones are {known}.",
+                fr=f"le graphe n’a pas de tenseur {name!r} : ajoutez-le d’abord ; les derniers sont {known}.",
             )
         return self.nodes[name]
 
     def _add(self, node: Node) -> str:
         if node.name in self.nodes:
-            raise LabError(
-                say(
-                    en=f"the graph has a tensor {node.name!r} already: give another name.",
-                    fr=f"le graphe a déjà un tenseur {node.name!r} : donnez un autre nom.",
-                )
+            raise refusal(
+                en=f"the graph has a tensor {node.name!r} already: give another name.",
+                fr=f"le graphe a déjà un tenseur {node.name!r} : donnez un autre nom.",
             )
         self.nodes[node.name] = node
         for place, operand in enumerate(node.operands):
@@ -399,11 +386,9 @@ def mlp(batch: int, width: int, layers: int) -> OperatorGraph:
         LabError: no layer.
     """
     if layers < 1:
-        raise LabError(
-            say(
-                en=f"a perceptron has at least one layer, but layers={layers!r} was received: use for example 6.",
-                fr=f"un perceptron a au moins une couche, mais layers={layers!r} a été reçu : prenez par exemple 6.",
-            )
+        raise refusal(
+            en=f"a perceptron has at least one layer, but layers={layers!r} was received: use for example 6.",
+            fr=f"un perceptron a au moins une couche, mais layers={layers!r} a été reçu : prenez par exemple 6.",
         )
     graph = OperatorGraph()
     x = graph.input("x", batch, width)

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, say, significant
+from dlojz.base.language import format_bytes, refusal, say, significant
 from dlojz.planner.alpa.graph import ShownAsTable
 from dlojz.planner.alpa.mesh import Submesh, submeshes, tiled
 
@@ -289,13 +289,11 @@ def pipeline(
         LabError: no layer, no micro-batch, or a model that fits nowhere; the sentence says how much memory is missing.
     """
     if layers < 1 or micro_batches < 1:
-        raise LabError(
-            say(
-                en=f"a pipeline has at least one layer and one micro-batch, but layers={layers!r} and "
-                f"micro_batches={micro_batches!r} were received: use 1 or more of each.",
-                fr=f"un pipeline a au moins une couche et un micro-batch, mais layers={layers!r} et "
-                f"micro_batches={micro_batches!r} ont été reçus : prenez-en 1 ou plus.",
-            )
+        raise refusal(
+            en=f"a pipeline has at least one layer and one micro-batch, but layers={layers!r} and "
+            f"micro_batches={micro_batches!r} were received: use 1 or more of each.",
+            fr=f"un pipeline a au moins une couche et un micro-batch, mais layers={layers!r} et "
+            f"micro_batches={micro_batches!r} ont été reçus : prenez-en 1 ou plus.",
         )
     shapes = submeshes(nodes, gpus_per_node)
     table = StageTable(options, layers, micro_batches, shapes, nodes * gpus_per_node)

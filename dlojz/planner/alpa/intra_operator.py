@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, say, significant
+from dlojz.base.language import format_bytes, refusal, say, significant
 from dlojz.planner.alpa.graph import Node, OperatorGraph, OperatorSharding, ShownAsTable
 from dlojz.planner.alpa.mesh import DeviceMesh, ShardingSpec, all_specs, resharding_matrix, resharding_moves
 
@@ -176,11 +175,9 @@ def choices(graph: OperatorGraph, mesh: DeviceMesh, *, micro_batches: int = 1) -
         LabError: less than one micro-batch, or an operator that cannot be sharded.
     """
     if micro_batches < 1:
-        raise LabError(
-            say(
-                en=f"a step has at least one micro-batch, but micro_batches={micro_batches!r} was received: use 1.",
-                fr=f"un pas a au moins un micro-batch, mais micro_batches={micro_batches!r} a été reçu : prenez 1.",
-            )
+        raise refusal(
+            en=f"a step has at least one micro-batch, but micro_batches={micro_batches!r} was received: use 1.",
+            fr=f"un pas a au moins un micro-batch, mais micro_batches={micro_batches!r} a été reçu : prenez 1.",
         )
     options = {node.name: _options(node, mesh) for node in graph.nodes.values()}
     costs = {

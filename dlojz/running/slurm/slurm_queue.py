@@ -39,7 +39,7 @@ from pydantic import Field
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
 from dlojz.base.files import cache_folder
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.results.record import write_atomic
 from dlojz.running.folder import Job, open_regular, visible
 
@@ -547,13 +547,11 @@ def cancel(job: Job) -> None:
     if answer.code == 0 or "Invalid job id" in answer.err or "already complet" in answer.err:
         return
     said = words_of(answer)
-    raise LabError(
-        say(
-            en=f"the job {job.number or job.name} could not be cancelled: {said}. Try again, or use "
-            f"`scancel {job.number or '--name=' + job.name}` on the cluster.",
-            fr=f"le travail {job.number or job.name} n’a pas pu être annulé : {said}. Réessayez, ou tapez "
-            f"`scancel {job.number or '--name=' + job.name}` sur le calculateur.",
-        )
+    raise refusal(
+        en=f"the job {job.number or job.name} could not be cancelled: {said}. Try again, or use "
+        f"`scancel {job.number or '--name=' + job.name}` on the cluster.",
+        fr=f"le travail {job.number or job.name} n’a pas pu être annulé : {said}. Réessayez, ou tapez "
+        f"`scancel {job.number or '--name=' + job.name}` sur le calculateur.",
     )
 
 

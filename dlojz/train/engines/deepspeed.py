@@ -28,8 +28,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.by_hand.activation_offload import ActivationOffload
 from dlojz.config.deepspeed_json import deepspeed_json
 from dlojz.config.run_config import RunConfig
@@ -276,13 +275,11 @@ class DeepSpeedEngine(Engine):
 
     def _check_kept(self) -> None:
         if self.config.layout.nvme_path is not None:
-            raise LabError(
-                say(
-                    en="states that DeepSpeed keeps on an NVMe disk are not taken into a checkpoint: leave nvme_path "
-                    "out, and they are offloaded to host memory.",
-                    fr="les états que DeepSpeed garde sur un disque NVMe ne sont pas mis dans un checkpoint : retirez "
-                    "nvme_path, et ils seront déchargés en mémoire hôte.",
-                )
+            raise refusal(
+                en="states that DeepSpeed keeps on an NVMe disk are not taken into a checkpoint: leave nvme_path "
+                "out, and they are offloaded to host memory.",
+                fr="les états que DeepSpeed garde sur un disque NVMe ne sont pas mis dans un checkpoint : retirez "
+                "nvme_path, et ils seront déchargés en mémoire hôte.",
             )
 
     def close(self) -> None:

@@ -42,8 +42,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.func import functional_call
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import refusal
 from dlojz.by_hand.tensor.axis import TensorAxis, gather_whole, own_slice, share_bounds, split_dims
 from dlojz.by_hand.tensor.layers import vocabulary_parallel_cross_entropy
 from dlojz.by_hand.tensor.split import parallel_loss, parts_of, split_model
@@ -315,13 +314,11 @@ def torch_parts(model: BlockList, pattern: str = "") -> set[str]:
     chosen = {name for name in names if re.search(pattern, name)}
     if not chosen:
         of = type(model).__name__
-        raise LabError(
-            say(
-                en=f"engine 'torch' splits no part of {of} that matches {pattern!r}: it can split {_some(names)}; "
-                "convolutions are split by engine='by_hand' alone.",
-                fr=f"engine='torch' ne découpe aucune partie de {of} qui corresponde à {pattern!r} : il sait découper "
-                f"{_some(names)} ; seul engine='by_hand' découpe les convolutions.",
-            )
+        raise refusal(
+            en=f"engine 'torch' splits no part of {of} that matches {pattern!r}: it can split {_some(names)}; "
+            "convolutions are split by engine='by_hand' alone.",
+            fr=f"engine='torch' ne découpe aucune partie de {of} qui corresponde à {pattern!r} : il sait découper "
+            f"{_some(names)} ; seul engine='by_hand' découpe les convolutions.",
         )
     return chosen
 
