@@ -121,7 +121,7 @@ def repair_notebook(given: Given, answer: Answer) -> None:
         )
     from dlojz.labs.kit.build import repair
 
-    answer(repair(Path(named[0])))
+    answer(str(repair(Path(named[0]))))
 
 
 class LabsAction(NamedTuple):

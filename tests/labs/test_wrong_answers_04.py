@@ -526,7 +526,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             lambda e, old, new, rank: [(r, a / 1, b / 1) for r, a, b in pieces_to_read(e, old, new, rank)],
             "whole numbers",
         ),
-        (lambda e, old, new, rank: None, "a list of triples"),
+        (lambda e, old, new, rank: None, "returns nothing"),
     ],
 }
 
