@@ -69,6 +69,11 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 _MOST_TASKS = 100_000
 
 
+def standing_of(state: str) -> Standing:
+    """Standing of a job in one of SLURM's states; `unknown` for a state that this package does not know."""
+    return next((standing for standing, states in _STATES.items() if state in states), "unknown")
+
+
 class UnreadableAnswer(LabError):  # noqa: N818 - a state of the answer, not a fault of the program
     """Answer of the scheduler that is cut short or holds something else: nothing follows from it."""
 
@@ -105,11 +110,8 @@ class QueueLine(Contract):
 
     @property
     def standing(self) -> Standing:
-        """Standing of the job; `unknown` for a state that this package does not know."""
-        for standing, states in _STATES.items():
-            if self.state in states:
-                return standing
-        return "unknown"
+        """Standing of the job."""
+        return standing_of(self.state)
 
     @property
     def number(self) -> str:
