@@ -24,7 +24,8 @@ SCHEME = re.compile(r"^(?:[a-z][a-z0-9+.-]*:|//)", re.IGNORECASE)
 @cache
 def lab_command(language: str = "") -> list[str]:
     """The words that `make lab` would run, taken from the shell that makes them."""
-    said = subprocess.run(["make", "-n", "lab"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    recipes = ["make", "--no-print-directory", "-n", "lab"]  # also where `make test` runs this
+    said = subprocess.run(recipes, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     recipe = said[said.index('case "$DLOJZ_LANG"') :].replace(".venv/bin/jupyter", "echo jupyter")
     environment = {"PATH": "/usr/bin:/bin", "DLOJZ_LANG": language}
     told = subprocess.run(["sh", "-c", recipe], env=environment, capture_output=True, text=True, check=True).stdout
