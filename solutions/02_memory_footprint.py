@@ -44,7 +44,6 @@ import dlojz
 from dlojz import hardware, labs, models
 from dlojz.base.language import format_bytes
 from dlojz.labs.lab02_memory import figures
-from dlojz.labs.lab02_memory import figures as time_figures
 from dlojz.labs.lab02_memory.exercises_states import asked, states_table
 from dlojz.planner import levers
 from dlojz.prediction import rules_of_thumb
@@ -247,7 +246,7 @@ predicted = forecast(vit.config).memory
 asked(lambda: (peak(samples) == measured.peak_bytes, abs(peak(samples) / predicted.peak_bytes - 1) < 1e-3))
 
 # %% name="peak-figure" tags=["nbval-ignore-output"]
-time_figures.peak_and_maxima(samples)
+figures.peak_and_maxima(samples)
 
 # %% [markdown] lang="fr"
 # Le pic est **moins** que la somme des maximums. Il a lieu au début de la passe arrière : toutes les activations sont
@@ -714,7 +713,7 @@ lab.check("checkpoint", checkpointed)
 with torch.device("meta"):
     many_blocks = [nn.Sequential(nn.Linear(128, 128), nn.Tanh()) for _ in range(36)]
     tokens = torch.empty(4096, 128)
-time_figures.segments(checkpointed, many_blocks, tokens, lengths=(1, 2, 3, 4, 6, 9, 12, 18, 36))
+figures.segments(checkpointed, many_blocks, tokens, lengths=(1, 2, 3, 4, 6, 9, 12, 18, 36))
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** La passe arrière coûte deux fois la passe avant. Si l’on refait toute la passe avant, par
@@ -909,7 +908,7 @@ asked(moved_ratio)
 
 # %% name="exchange-figure" tags=["nbval-ignore-output"]
 runs = {"—": vit_64, "selective": selective, "full": full, 'offload="activations"': offloaded}
-time_figures.operations_for_memory(runs)
+figures.operations_for_memory(runs)
 
 # %% [markdown] lang="fr"
 # ### Exercice 8 — ce que coûte le transport

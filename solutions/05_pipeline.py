@@ -53,7 +53,6 @@ from torch import nn
 import dlojz
 from dlojz import labs
 from dlojz.labs.lab05_pipeline import figures
-from dlojz.labs.lab05_pipeline import figures as measures
 from dlojz.pipeline.orders.zero_bubble import list_schedule
 from dlojz.pipeline.schedule import Costs
 from dlojz.pipeline.schedule_catalogue import build
@@ -556,7 +555,7 @@ lab.check("first-fit", first_fit)
 
 # %% name="cuts"
 coatnet = dlojz.RunConfig.of(model="coatnet_7", data="synthetic")
-measures.cuts(first_fit, coatnet, stages=4)
+figures.cuts(first_fit, coatnet, stages=4)
 
 # %% [markdown] lang="fr"
 # Un nombre égal de blocs charge un étage d’un tiers de trop, donc ralentit tout le pipeline d’autant. Les deux
@@ -584,7 +583,7 @@ for peer in ("deepspeed", "torchgpipe", "uniform"):
 # be weighed? Stages equal in parameters are not so in computation. The same cut, by **operations**:
 
 # %% name="cuts-by-flops"
-measures.cuts(first_fit, coatnet, stages=4, by="flops")
+figures.cuts(first_fit, coatnet, stages=4, by="flops")
 
 # %% [markdown] lang="fr"
 # Pour la mémoire des états, on pèse les paramètres ; pour la durée du pas, le temps. `dlojz partition --by time` mesure
@@ -650,7 +649,7 @@ sent = [traffic for traffic in gpipe.record.footprint().communication if traffic
 lab.reveal("boundary-bytes", sum(traffic.message_bytes for traffic in sent if traffic.collective == "send"))
 
 # %% name="reveal-activations"
-lab.reveal("activations", measures.activation_bytes(gpipe, 0) / measures.activation_bytes(one_f_one_b_run, 0))
+lab.reveal("activations", figures.activation_bytes(gpipe, 0) / figures.activation_bytes(one_f_one_b_run, 0))
 
 # %% [markdown] lang="fr"
 # Voici la mémoire mesurée sur les deux rangs, divisée par le nombre de micro-batches que prévoit votre fonction :
@@ -659,7 +658,7 @@ lab.reveal("activations", measures.activation_bytes(gpipe, 0) / measures.activat
 # Here is the memory measured on both ranks, divided by the number of micro-batches that your function foresees:
 
 # %% name="memory" tags=["nbval-ignore-output"]
-measures.memory(kept, [gpipe, one_f_one_b_run])
+figures.memory(kept, [gpipe, one_f_one_b_run])
 
 # %% [markdown] lang="fr"
 # Le quotient est le même des deux côtés, à un message encore en route près : ce que garde un rang, c’est bien
@@ -691,10 +690,10 @@ print(all(abs(a - b) < 1e-5 for a, b, _ in pairs), all(abs(a - c) < 1e-5 for a, 
 # so measured; just below, the measurement. The curve tells where they part.
 
 # %% name="laid-over-gpipe" tags=["nbval-ignore-output"]
-measures.laid_over(gpipe)
+figures.laid_over(gpipe)
 
 # %% name="laid-over-1f1b" tags=["nbval-ignore-output"]
-measures.laid_over(one_f_one_b_run)
+figures.laid_over(one_f_one_b_run)
 
 # %% [markdown] lang="fr"
 # **Expliquez.** Les deux ordonnancements ont, en théorie, la même durée. Regardez le tableau, puis la figure : la
@@ -708,7 +707,7 @@ measures.laid_over(one_f_one_b_run)
 # machine; one that waits leaves them to the other. And to keep fewer activations is also to make better use of caches.)
 
 # %% name="steps" tags=["nbval-ignore-output"]
-measures.steps([gpipe, one_f_one_b_run])
+figures.steps([gpipe, one_f_one_b_run])
 
 # %% [markdown] lang="fr"
 # ## 8. Au-delà de 1F1B
@@ -958,7 +957,7 @@ still_panel(**choice)
 # delay.)
 
 # %% name="staleness"
-measures.staleness(ranks=4, micro_batches=24)
+figures.staleness(ranks=4, micro_batches=24)
 
 # %% [markdown] lang="fr"
 # PipeDream, coloré par version des poids : sur le rang 0, `B4` reprend la version 1, celle de `F4`, alors que la
@@ -1005,7 +1004,7 @@ def stale_sgd(step, delay, updates):
 lab.check("stale-sgd", stale_sgd)
 
 # %% name="swings"
-measures.swings(stale_sgd, step=0.5, delays=(0, 1, 3))
+figures.swings(stale_sgd, step=0.5, delays=(0, 1, 3))
 
 # %% [markdown] lang="fr"
 # Le même pas converge, oscille, puis diverge. **Votre prédiction.** Sans retard, le pas peut aller jusqu’à 2. Avec 7
@@ -1037,7 +1036,7 @@ lab.reveal("stable-step", threshold(0) / threshold(7))
 # the delay, half the step.
 
 # %% name="thresholds"
-measures.thresholds(stale_sgd, (0, 1, 2, 3, 7))
+figures.thresholds(stale_sgd, (0, 1, 2, 3, 7))
 
 # %% [markdown] lang="fr"
 # Et sur un vrai réseau (huit étages, non linéaire) ? Le même taux d’apprentissage, avec les retards comptés plus haut.
@@ -1050,7 +1049,7 @@ measures.thresholds(stale_sgd, (0, 1, 2, 3, 7))
 # the backward (T2).
 
 # %% name="trainings"
-measures.trainings(stages=8, learning_rate=2.0)
+figures.trainings(stages=8, learning_rate=2.0)
 
 # %% [markdown] lang="fr"
 # L’asynchrone échange donc la bulle contre la convergence, et contre la mémoire quand il garde des versions. À grande
@@ -1157,7 +1156,7 @@ except LabError as refused:
 small = dlojz.run(course, image_size=64, micro_batch=2, steps=3, learning_rate=1e-4, partition="parameters")
 
 # %% name="traffic"
-measures.traffic(small)
+figures.traffic(small)
 
 # %% [markdown] lang="fr"
 # Les rangs 0 et 2 forment un pipeline, 1 et 3 l’autre : huit activations dans un sens, huit gradients dans l’autre.

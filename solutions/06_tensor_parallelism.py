@@ -51,7 +51,6 @@ import dlojz
 from dlojz import labs, models
 from dlojz.by_hand.tensor.operators import add_up, copy, gather_tokens, scatter_tokens
 from dlojz.labs.lab06_tensor import figures
-from dlojz.labs.lab06_tensor import figures as measures
 
 lab = labs.start("06")
 torch.set_num_threads(1)  # as on the ranks
@@ -523,7 +522,7 @@ lab.reveal("tensor-weights", footprint.memory.weights_bytes)
 # And the losses? One curve on the other, up to rounding:
 
 # %% name="losses" tags=["nbval-ignore-output"]
-measures.losses([alone, two])
+figures.losses([alone, two])
 
 # %% name="same-losses"
 all(abs(a - b) < 1e-4 for a, b in zip(alone.losses, two.losses, strict=True))
@@ -631,10 +630,10 @@ lab.check("sequence-parallel", half_block)
 sequence = dlojz.run(config, tp=2, sequence_parallel=True)
 
 # %% name="side-by-side" tags=["nbval-ignore-output"]
-measures.side_by_side([alone, two, sequence])
+figures.side_by_side([alone, two, sequence])
 
 # %% name="counted"
-measures.counted([two, sequence])
+figures.counted([two, sequence])
 
 # %% [markdown] lang="fr"
 # **Expliquez.** Répondez d’abord d’après la figure ; la cellule répond ensuite, dans l’ordre. Les octets prédits
@@ -739,7 +738,7 @@ lab.check("mbconv-channels", parallel_mbconv)
 coatnet = dlojz.run(model="coatnet_tiny", engine="by_hand", tp=2, micro_batch=4, steps=3)
 
 # %% name="counted-coatnet"
-measures.counted([coatnet])
+figures.counted([coatnet])
 
 # %% [markdown] lang="fr"
 # Les images sont lourdes à communiquer : à la même largeur, un étage de convolution a bien plus de « tokens » (pixels)

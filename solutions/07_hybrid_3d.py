@@ -46,7 +46,6 @@ from dlojz import labs
 from dlojz.by_hand.tensor.axis import TensorAxis
 from dlojz.by_hand.tensor.operators import add_up, copy
 from dlojz.labs.lab07_hybrid import figures
-from dlojz.labs.lab07_hybrid import figures as measures
 
 lab = labs.start("07")
 torch.set_num_threads(1)  # as on the ranks
@@ -553,10 +552,10 @@ alone = dlojz.run(config, dp=1, pp=1, tp=1, micro_batches=4, engine="single")
 runs = [both, hybrid, data_tensor, pipeline_tensor, alone]
 
 # %% name="reveal-weights"
-lab.reveal("weights-3d", measures.weights_ratio(both, alone))
+lab.reveal("weights-3d", figures.weights_ratio(both, alone))
 
 # %% name="reveal-gradients"
-lab.reveal("gradient-bytes", measures.dp_bytes(data_tensor))
+lab.reveal("gradient-bytes", figures.dp_bytes(data_tensor))
 
 # %% [markdown] lang="fr"
 # Quatre fois moins, et non huit : les répliques répètent tout ; seuls pp et tp partagent le modèle. (ZeRO, au TP 04,
@@ -569,10 +568,10 @@ lab.reveal("gradient-bytes", measures.dp_bytes(data_tensor))
 # distance to one process.
 
 # %% name="losses" tags=["nbval-ignore-output"]
-measures.losses(runs)
+figures.losses(runs)
 
 # %% name="same-training"
-print([run.config.layout.world_size for run in runs], measures.furthest(runs) < 1e-5)
+print([run.config.layout.world_size for run in runs], figures.furthest(runs) < 1e-5)
 
 # %% [markdown] lang="fr"
 # Ce n’est pas « à peu près pareil » : c’est le même calcul, à l’ordre des sommes près. Et les octets ? Par axe et par
@@ -583,7 +582,7 @@ print([run.config.layout.world_size for run in runs], measures.furthest(runs) < 
 # collective, what rank 0 hands over in one step: predicted before the run, then counted during it.
 
 # %% name="volumes"
-measures.volumes(runs)
+figures.volumes(runs)
 
 # %% [markdown] lang="fr"
 # **Expliquez.** Comparez les lignes tp de 2 × 2 × 2 et de dp × tp, puis les lignes dp. Pourquoi pp les divise-t-il
@@ -601,7 +600,7 @@ measures.volumes(runs)
 # Memory, last: beside one process, each rank at its peak, by category; the diamond is the peak that was predicted.
 
 # %% name="memory" tags=["nbval-ignore-output"]
-measures.memory(both, alone)
+figures.memory(both, alone)
 
 # %% [markdown] lang="fr"
 # Les rangs d’un même étage se ressemblent ; ceux du premier étage gardent les activations de deux micro-batches, ceux

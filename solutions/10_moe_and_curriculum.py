@@ -52,7 +52,6 @@ import dlojz
 from dlojz import labs, models
 from dlojz.labs.lab06_tensor import figures as tensor_run_figures
 from dlojz.labs.lab10_experts import figures
-from dlojz.labs.lab10_experts import figures as measures
 from dlojz.models.experts import Routing
 from dlojz.models.experts.layer import MixtureOfExperts
 
@@ -377,8 +376,8 @@ lab.check("balance-loss", balance)
 # real text. **Before you look**: without it, how many experts still work after twenty steps?
 
 # %% name="train-loads" tags=["nbval-ignore-output"]
-unbalanced, balanced = (measures.train_mixture(balance_loss=weight) for weight in (0.0, 0.1))
-measures.loads(unbalanced, balanced)
+unbalanced, balanced = (figures.train_mixture(balance_loss=weight) for weight in (0.0, 0.1))
+figures.loads(unbalanced, balanced)
 
 # %% [markdown] lang="fr"
 # Une ligne par expert, une colonne par pas. En blanc, l’expert n’a rien reçu ; en bleu, jusqu’à sa capacité ; en
@@ -395,7 +394,7 @@ measures.loads(unbalanced, balanced)
 # the training:
 
 # %% name="loads-seen" tags=["nbval-ignore-output"]
-measures.loads_table(unbalanced, balanced)
+figures.loads_table(unbalanced, balanced)
 
 # %% name="balance-helps"
 print(unbalanced.dropped_share > balanced.dropped_share)
@@ -743,7 +742,7 @@ deepspeed_run = dlojz.run(config, engine="deepspeed", ep=2)
 # what it sends per step.
 
 # %% name="side-by-side" tags=["nbval-ignore-output"]
-measures.side_by_side([everywhere, shared_out, deepspeed_run])
+figures.side_by_side([everywhere, shared_out, deepspeed_run])
 
 # %% name="counted"
 tensor_run_figures.counted([shared_out, deepspeed_run], group="ep")
@@ -789,7 +788,7 @@ print(apart(shared_out) < 1e-6, apart(deepspeed_run) < 1e-6, apart(deepspeed_run
 # Mixtral, 4,096 tokens per GPU, 8 GPUs that sustain 200 Tflop/s in bf16, by your bytes:
 
 # %% name="over-links"
-measures.over_links(exchange_bytes)
+figures.over_links(exchange_bytes)
 
 # %% [markdown] lang="fr"
 # Dans le nœud, presque rien ; par le réseau, un cinquième du temps des experts, et davantage encore avec des experts

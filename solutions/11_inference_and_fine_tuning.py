@@ -50,8 +50,6 @@ from dlojz import labs
 from dlojz.compress.quantizers import observe
 from dlojz.compress.task import Settings, digits, parameters, payload_bytes, trained_teacher
 from dlojz.labs.lab11_compression import figures, figures_prune
-from dlojz.labs.lab11_compression import figures as shown
-from dlojz.labs.lab11_compression import figures_prune as patterns
 from dlojz.running.store import runs_root
 
 lab = labs.start("11")
@@ -70,7 +68,7 @@ torch.set_num_threads(1)  # a training depends on it, to the last bit
 # %% name="teacher"
 task = digits()
 teacher = trained_teacher("vit_tiny", task, Settings(epochs=5), folder=runs_root() / "teachers")
-shown.teacher_seen(teacher, task)
+figures.teacher_seen(teacher, task)
 
 # %% [markdown] lang="fr"
 # ## 1. Distiller
@@ -652,7 +650,7 @@ figures_prune.spared(global_masks, teacher, task)
 # better than to remove the same 90% at once, before as many epochs?
 
 # %% name="gradual" tags=["nbval-ignore-output"]
-gradual = patterns.gradual(teacher, task)
+gradual = figures_prune.gradual(teacher, task)
 gradual
 
 # %% name="gradual-table" tags=["nbval-ignore-output"]
@@ -762,7 +760,7 @@ lab.predict(
 )
 
 # %% name="masked"
-picture, measured = patterns.masked_ratio()
+picture, measured = figures_prune.masked_ratio()
 
 # %% name="reveal-masked" tags=["nbval-ignore-output"]
 lab.reveal("masked-time", measured)
@@ -781,7 +779,7 @@ lab.reveal("masked-time", measured)
 picture
 
 # %% name="break-even" tags=["nbval-ignore-output"]
-patterns.break_even()
+figures_prune.break_even()
 
 # %% [markdown] lang="fr"
 # Laissés dans un tenseur dense, des zéros au hasard ne font gagner que de la place sur le disque. En CSR, sur ce
@@ -885,7 +883,7 @@ lab.check("sr-ste", sr_ste)
 # column counts the places kept in the end that were not at the beginning.
 
 # %% name="refined" tags=["nbval-ignore-output"]
-patterns.refined(two_of_four, sr_ste, teacher, task)
+figures_prune.refined(two_of_four, sr_ste, teacher, task)
 
 # %% [markdown] lang="fr"
 # En partant d’un modèle déjà entraîné, peu de places changent, et figer le masque suffit. SR-STE est fait pour
@@ -936,7 +934,7 @@ lab.check("permutation", reorder)
 # same, to 10⁻⁴?
 
 # %% name="in-order" tags=["nbval-ignore-output"]
-patterns.in_order(two_of_four, reorder, teacher, task.held_out_NCHW[:64])
+figures_prune.in_order(two_of_four, reorder, teacher, task.held_out_NCHW[:64])
 
 # %% [markdown] lang="fr"
 # L’attention se prête au même jeu : Q·Kᵀ est une somme sur les colonnes d’une tête ; si l’on échange celles de Q, et
@@ -955,7 +953,7 @@ permute_query_key(both.get_submodule("blocks.1"), 0, order)
 with torch.no_grad():
     rows = alone.get_submodule("blocks.1").qkv.weight  # head by head: 32 rows of Q, 32 of K, 32 of V
     rows[:32] = rows[:32][order]
-patterns.same_outputs(teacher, both, alone, images)
+figures_prune.same_outputs(teacher, both, alone, images)
 
 # %% [markdown] lang="fr"
 # ## 4. Tout sur un même tableau
@@ -991,10 +989,10 @@ board = make_board(request, task)
 Picture(compress_figure(board))
 
 # %% name="board-table" tags=["nbval-ignore-output"]
-shown.board_table(board)
+figures.board_table(board)
 
 # %% name="board-bytes"
-shown.files_as_predicted(board)
+figures.files_as_predicted(board)
 
 # %% [markdown] lang="fr"
 # **Expliquez.** Deux sortes de gains se distinguent :
@@ -1040,7 +1038,7 @@ shown.files_as_predicted(board)
 # %% name="full-size" tags=["nbval-ignore-output"]
 device = "cuda" if torch.cuda.is_available() else "cpu"
 rows = 8192 if device == "cuda" else 64
-picture, _ = patterns.masked_ratio(outputs=4096, inputs=1024, rows=rows, device=device, rounds=12)
+picture, _ = figures_prune.masked_ratio(outputs=4096, inputs=1024, rows=rows, device=device, rounds=12)
 picture
 
 # %% [markdown] lang="fr"
