@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -205,7 +204,8 @@ def test_nothing_foreign_gets_into_the_script(llama: Plan, site: Machine) -> Non
     for account in ("a\nrm -rf ~", "$(id)", "a b", "'"):
         with pytest.raises(LabError, match="no name of an account"):
             batch_script(llama.best, site, account=account)
-    hostile = replace(site, setup=(("module", "load", "x; touch /tmp/y"),), environment={"A": "$(id)"})
+    changed = {"setup": (("module", "load", "x; touch /tmp/y"),), "environment": {"A": "$(id)"}}
+    hostile = site.model_copy(update=changed)
     text = batch_script(llama.best, hostile)
     assert "'x; touch /tmp/y'" in text and "export A='$(id)'" in text
     _checked(text)
