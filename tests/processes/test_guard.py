@@ -22,6 +22,7 @@ from dlojz.processes.status_board import StatusBoard
 def all_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks of a busy machine may come later than what a student waits for; once all have come, nobody waits."""
     monkeypatch.setattr("dlojz.processes.guard._GATHER_S", 20.0)
+    monkeypatch.setattr("dlojz.processes.guard._EXPLAIN_S", 20.0)
 
 
 def faults(function: Callable[[int, int], Any], size: int = 4, **limits: float) -> list[tuple[str, str] | None]:
