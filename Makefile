@@ -120,10 +120,12 @@ cluster-stop:
 lint: $(READY)
 	@$(BIN)/ruff check -q . && $(BIN)/mypy --no-error-summary
 
-# Side by side what does not wait for each other: pip and apt, then lint and the tests' own packages.
+# Side by side what does not wait for each other: pip and apt, then lint and the tests' own packages. One process more
+# than two cores have, since tests of several processes often wait.
+WORKERS ?= 3
 test:
 	@$(MAKE) --no-print-directory -j 2 lint $(PACKAGES)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 # What a change breaks most often, without the extras that the whole suite installs.
 CHECKED := tests/test_house.py tests/base tests/config tests/results tests/hardware \

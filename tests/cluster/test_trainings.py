@@ -1,6 +1,6 @@
 """Real trainings on two nodes of two ranks: the losses are those of the same ranks on this machine.
 
-They are run by trainings.py, beside the other tests (see tests/pool.py), and judged here.
+They are run by trainings.py, on a cluster that it starts, and judged here.
 """
 
 from __future__ import annotations
