@@ -125,7 +125,7 @@ lint: $(READY)
 WORKERS ?= 3
 test:
 	@$(MAKE) --no-print-directory -j 2 lint $(PACKAGES)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n $(WORKERS)
 
 # What a change breaks most often, without the extras that the whole suite installs.
 CHECKED := tests/test_house.py tests/base tests/config tests/results tests/hardware \

@@ -6,8 +6,10 @@ start. What takes longest begins first: what waits for a scheduler, the notebook
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,11 +19,11 @@ from dlojz.base.language import use_language
 TESTS = Path(__file__).resolve().parent
 TOGETHER = ("cluster", "planner")
 """Rooms whose tests share one cluster, or plans that take seconds."""
-APART = {"test_trainings.py": 900, "test_notebooks.py": 1200}
-"""Modules that need no such company, or wait long: their limit in seconds, for each test."""
+LIMIT_S = {"test_trainings.py": 900, "test_notebooks.py": 1200}
+"""Modules with a limit for each test. The first has a cluster that no other module needs."""
+PREPARATION_S = 900
 FIRST = ("cluster", "browser", "notebooks", "libraries", "train", "by_hand", "planner", "labs", "prediction", "cli")
 """Rooms in which processes start and trainings run, begun before the others; those that mostly wait first of all."""
-PREPARATION_S = 900
 settings.register_profile("dlojz", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dlojz")  # how long an example takes says how busy the machine is
 
@@ -59,30 +61,39 @@ def prepared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return folder
 
 
-def group_of(item: pytest.Item) -> str:
-    """What runs in one process with this test: a lab's notebooks, a room, or its file."""
-    room = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
-    if room == "notebooks" and hasattr(item, "callspec") and "name" in item.callspec.params:
-        return str(item.callspec.params["name"])
-    return room if room in TOGETHER and item.path.name not in APART else str(item.path)
+def group_of(test: str) -> str:
+    """What runs in one process with a test (its name as pytest has it): a lab's notebooks, a room, or its file."""
+    if lab := re.match(r"tests/notebooks/.*\[(?:\w+-)?(\w+\.ipynb)", test):
+        return lab[1]
+    file = test.split("::", maxsplit=1)[0]
+    room = file.split("/")[1]
+    return room if room in TOGETHER and Path(file).name not in LIMIT_S else file
 
 
-def rank_of(item: pytest.Item) -> tuple[int, int]:
-    """The place of a test in the order in which groups begin: its room, then the longest lab."""
-    room = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
-    notebook = TESTS.parent / "solutions" / "en" / group_of(item)
-    size = notebook.stat().st_size if notebook.suffix == ".ipynb" and notebook.is_file() else 0
-    return FIRST.index(room) if room in FIRST else len(FIRST), -size
+def place_of(test: str) -> tuple[int, int]:
+    """The place of a test's group in the order in which they begin: its room, then the longest lab."""
+    room = test.split("/")[1]
+    notebook = TESTS.parent / "solutions" / "en" / group_of(test)
+    return FIRST.index(room) if room in FIRST else len(FIRST), -notebook.stat().st_size if notebook.is_file() else 0
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Name each test's group and begin with the longest; without pytest-xdist, give the long ones their time."""
-    distributed = hasattr(config, "workerinput")
-    if distributed:
-        items.sort(key=rank_of)
+    """Give the long ones their time; where several processes test, begin with the longest."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: place_of(item.nodeid))
     for item in items:
-        if distributed:
-            item.add_marker(pytest.mark.xdist_group(group_of(item)))
-        if "prepared" in getattr(item, "fixturenames", ()) or item.path.name in APART:
-            item.add_marker(pytest.mark.timeout(APART.get(item.path.name, PREPARATION_S)), append=False)
+        if "prepared" in getattr(item, "fixturenames", ()) or item.path.name in LIMIT_S:
+            item.add_marker(pytest.mark.timeout(LIMIT_S.get(item.path.name, PREPARATION_S)), append=False)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out tests group by group, in our order."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return Groups(config, log)
