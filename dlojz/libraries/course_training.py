@@ -1,9 +1,13 @@
 """Train as the course's slides do: the command line, model, samples, report and DeepSpeed JSON of all programs.
 
 The same command line gives the same training with every library: the same weights on every rank, the same samples in
-every step. DeepSpeed's JSON file takes sizes that it leaves out, or gives as `"auto"`, from the command line, as
+every step, in the older torch of Colossal-AI's environment too, whose `nn.init.trunc_normal_` draws other numbers (once
+a uniform number through the inverse of the error function, now a normal one, drawn again where it falls outside the
+bounds). DeepSpeed's JSON file takes sizes that it leaves out, or gives as `"auto"`, from the command line, as
 Accelerate and the Hugging Face Trainer do, and is refused where it says otherwise: DeepSpeed alone would follow the
 file, while the samples follow the command line.
+
+Source: the source of `torch.nn.init` in torch 2.5 and 2.13, for `trunc_normal_`.
 """
 
 from __future__ import annotations
@@ -118,9 +122,39 @@ class WithLoss(nn.Module):
         return found
 
 
+@torch.no_grad()
+def trunc_normal_(
+    tensor: Tensor,
+    mean: float = 0.0,
+    std: float = 1.0,
+    a: float = -2.0,
+    b: float = 2.0,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Fill a tensor from a normal distribution truncated to `[a, b]`, as torch 2.13 does; returns the tensor.
+
+    Args:
+        tensor: filled in place.
+        mean: of the whole distribution.
+        std: the same.
+        a: least value, as a number and not in deviations.
+        b: greatest value; between the two must lie 3 tenths of the distribution.
+        generator: of random numbers; by default torch's own.
+    """
+    drawn = tensor.normal_(mean, std, generator=generator)
+    while bool((outside := (drawn < a) | (drawn > b)).any()):
+        drawn = torch.where(outside, torch.empty_like(drawn).normal_(mean, std, generator=generator), drawn)
+    return tensor if drawn is tensor else tensor.copy_(drawn)
+
+
 def build_model(args: argparse.Namespace) -> WithLoss:
-    """Build the model on the CPU, with the same weights on every rank."""
-    return WithLoss(loop.build_model(_config(args)))
+    """Build the model on the CPU, with the same weights on every rank and with every library's torch."""
+    before = nn.init.trunc_normal_
+    nn.init.trunc_normal_ = trunc_normal_
+    try:
+        return WithLoss(loop.build_model(_config(args)))
+    finally:
+        nn.init.trunc_normal_ = before
 
 
 class Counted(Sampler[list[int]]):
