@@ -13,6 +13,8 @@ fourth dimension beside data, pipeline and tensor parallelism.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -20,10 +22,76 @@ from torch import Tensor, nn
 
 from dlojz.base.language import refusal
 from dlojz.by_hand.ddp import give_from_first, pieces_of, ranks_of
-from dlojz.by_hand.ring_attention import ring_attention
-from dlojz.by_hand.sequence_ring import Order, chunks_of, own_tokens, positions_of
+from dlojz.by_hand.ring_attention import Order, chunks_of, ring_attention, visible_pairs, wide
 from dlojz.models.blocks import merge_heads
 from dlojz.models.llama import Llama, LlamaBlock, rotate
+
+
+class RingBytes(NamedTuple):
+    """Bytes that one rank sends, and receives, in one call of ring attention."""
+
+    forward: int
+    backward: int
+
+
+def ring_bytes(size: int, batch: int, kv_heads: int, tokens: int, head_dim: int, dtype: torch.dtype) -> RingBytes:
+    """Compute the bytes each rank sends, with S = `tokens` per rank, elements of e bytes (`dtype`), sums of w bytes.
+
+    Forward (n − 1)·2·B·G·S·H·e; backward (n − 1)·2·B·G·S·H·(e + w), w = 4 (8 for float64): keys and values once more,
+    and the gradients that follow them home. A block under activation checkpointing runs its forward pass twice.
+
+    Example:
+        >>> ring_bytes(4, batch=1, kv_heads=2, tokens=8, head_dim=16, dtype=torch.bfloat16)
+        RingBytes(forward=3072, backward=9216)
+
+    Source: Liu et al. 2023, §3, for the forward pass; the backward pass is that of `ring_attention`.
+    """
+    elements = (size - 1) * 2 * batch * kv_heads * tokens * head_dim
+    return RingBytes(elements * dtype.itemsize, elements * (dtype.itemsize + wide(dtype).itemsize))
+
+
+def positions_of(tokens: int, rank: int, size: int, order: Order = "contiguous") -> Tensor:
+    """Return the positions in the sequence of a rank's tokens, shape (tokens,).
+
+    Example:
+        >>> positions_of(4, 1, 2).tolist(), positions_of(4, 1, 2, "zigzag").tolist()
+        ([4, 5, 6, 7], [2, 3, 4, 5])
+    """
+    chunks = chunks_of(rank, size, order)
+    length = tokens // len(chunks)
+    return torch.cat([torch.arange(chunk * length, (chunk + 1) * length) for chunk in chunks])
+
+
+def own_tokens(whole_BT: Tensor, rank: int, size: int, order: Order = "contiguous") -> Tensor:
+    """Cut a rank's tokens out of whole sequences: `(B, T, …)` to `(B, T / n, …)`.
+
+    Raises:
+        LabError: if the sequence cannot be cut into equal chunks.
+    """
+    length, chunks = whole_BT.shape[1], len(chunks_of(rank, size, order)) * size
+    if length % chunks:
+        raise refusal(
+            en=f"a sequence of {length} tokens cannot be cut into {chunks} equal chunks ({order}, {size} ranks): "
+            f"use a length that {chunks} divides, e.g. {-(-length // chunks) * chunks}.",
+            fr=f"une séquence de {length} tokens ne se coupe pas en {chunks} parts égales ({order}, {size} rangs) "
+            f": prenez une longueur que {chunks} divise, par exemple {-(-length // chunks) * chunks}.",
+        )
+    return whole_BT[:, positions_of(length // size, rank, size, order).to(whole_BT.device)]
+
+
+def pairs_computed(size: int, order: Order = "contiguous", causal: bool = True) -> list[int]:
+    """Count the pairs of chunks (queries × keys) whose scores each rank computes, of n² (contiguous) or 4·n² (zigzag).
+
+    A contiguous pair has (T / n)² scores, a zigzag one a quarter of that; those on the diagonal are computed whole.
+
+    Example:
+        >>> pairs_computed(4), pairs_computed(4, "zigzag")
+        ([1, 2, 3, 4], [9, 9, 9, 9])
+    """
+    return [
+        sum(len(list(visible_pairs(rank, source, size, causal, order))) for source in range(size))
+        for rank in range(size)
+    ]
 
 
 class RingBlock(LlamaBlock):

@@ -39,7 +39,7 @@ from dlojz.results.record import EventLog, Status
 from dlojz.train.checkpoint_files import read_policy
 from dlojz.train.checkpoints import CheckpointManager
 from dlojz.train.engines import base
-from dlojz.train.probes.probes import Probes
+from dlojz.train.probes import Probes
 
 if TYPE_CHECKING:
     from dlojz.train.engines.base import Engine

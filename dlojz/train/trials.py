@@ -40,7 +40,7 @@ from dlojz.results.record import HeldOutLoss, Trajectory, write_atomic
 from dlojz.train.engines import base
 from dlojz.train.engines.base import Engine
 from dlojz.train.loop import accumulate, build_model, choose_device, open_batches
-from dlojz.train.probes.probes import TRACED_STEPS, Probes
+from dlojz.train.probes import TRACED_STEPS, Probes
 
 FORMS = (*AT_ONCE, *IN_PASSES)
 
