@@ -6,11 +6,9 @@ changes:
 
     hidden        units of an MLP         rows of the first layer, its biases, columns of the second
     value_output  dimensions of V, a head  rows of V, their biases, columns of the layer after the attention
-    query_key     dimensions of Q and K    the same rows of both, their biases: q · k is a sum over them
     stream        dimensions of the whole residual stream: whatever writes to it, reads it or normalises it
 
-2:4 groups lie along a layer's inputs, so `hidden`, `value_output` and `stream` change what it keeps. `query_key` moves
-rows only: it changes what 2:4 keeps of the transposed weight, which the backward pass multiplies by, not of the weight.
+2:4 groups lie along a layer's inputs: to reorder Q and K, which moves rows only, would change none.
 
 Shape suffixes: R rows, C columns, P pairs of groups, S ways of taking four columns of eight; D width of the stream, H
 width of a head, O outputs, I inputs.
@@ -129,9 +127,8 @@ def _kept_by_share(magnitude_8PR: Array) -> Array:
     return np.stack([kept(four) + kept(others) for four, others in zip(_ALONE, _OTHERS, strict=True)], axis=1)
 
 
-Kind = Literal["stream", "hidden", "value_output", "query_key"]
+Kind = Literal["stream", "hidden", "value_output"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-_QUERY, _KEY, _VALUE = range(3)
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ class KeptMagnitude:
 
     Args:
         block: name of the block; empty: the whole model.
-        kind: of permutation; for `query_key` the weight is taken transposed.
+        kind: of permutation.
         before: share from 0.5 to 1, in the order that the model had.
         after: in the order that was chosen.
         magnitude: sum of the magnitudes of these weights.
@@ -177,18 +174,6 @@ def permute_dense_pair(first: nn.Linear, second: nn.Linear, order: Tensor) -> No
     _take_columns(second, order)
 
 
-def permute_query_key(block: TransformerBlock, head: int, order: Tensor) -> None:
-    """Reorder the dimensions in which one head compares queries and keys, in place.
-
-    Args:
-        block: whose head it is.
-        head: from 0.
-        order: of the H dimensions of a head.
-    """
-    for part in (_QUERY, _KEY):
-        _permute_rows(block.qkv, _rows(block, head, part), order)
-
-
 def permute_value_output(block: TransformerBlock, head: int, order: Tensor) -> None:
     """Reorder the dimensions of one head's values in place, and what reads them after the attention.
 
@@ -197,8 +182,11 @@ def permute_value_output(block: TransformerBlock, head: int, order: Tensor) -> N
         head: from 0.
         order: of the H dimensions of a head.
     """
-    _permute_rows(block.qkv, _rows(block, head, _VALUE), order)
-    _permute_columns(block.attention_project, _columns(block, head), order)
+    rows = slice((3 * head + 2) * block.head_dim, 3 * (head + 1) * block.head_dim)  # (head, 3, H): see `split_heads`
+    block.qkv.weight.data[rows] = block.qkv.weight.data[rows][order]
+    block.qkv.bias.data[rows] = block.qkv.bias.data[rows][order]
+    read = block.attention_project.weight.data[:, _columns(block, head)]
+    block.attention_project.weight.data[:, _columns(block, head)] = read[:, order]
 
 
 def permute_stream(model: nn.Module, order: Tensor) -> None:
@@ -238,7 +226,7 @@ def check_permutable(model: nn.Module) -> None:
 
 
 def permuted_for_2_of_4(
-    model: nn.Module, kinds: Sequence[Kind] = ("stream", "hidden", "value_output"), sweeps: int = 6
+    model: nn.Module, kinds: Sequence[Kind] = KINDS, sweeps: int = 6
 ) -> tuple[nn.Module, tuple[KeptMagnitude, ...]]:
     """Copy a model and permute its dimensions so that 2:4 keeps more and the output stays.
 
@@ -278,14 +266,10 @@ def _improve(name: str, block: TransformerBlock, kind: Kind, sweeps: int) -> Ite
         permute_dense_pair(block.mlp_expand, block.mlp_project, order)
         return
     for head in range(block.attention_project.in_features // block.head_dim):
-        if kind == "value_output":
-            columns = block.attention_project.weight.data[:, _columns(block, head)]
-        else:
-            rows = [block.qkv.weight.data[_rows(block, head, part)] for part in (_QUERY, _KEY)]
-            columns = torch.cat(rows, dim=1).T
+        columns = block.attention_project.weight.data[:, _columns(block, head)]
         order = best_permutation(columns, sweeps)
         yield _kept(name, kind, columns, order, head)
-        (permute_value_output if kind == "value_output" else permute_query_key)(block, head, order)
+        permute_value_output(block, head, order)
 
 
 def _kept(block: str, kind: Kind, columns: Tensor, order: Tensor, head: int | None = None) -> KeptMagnitude:
@@ -321,11 +305,6 @@ def _readers(block: nn.Module) -> list[nn.Linear]:
     return [block.output] if isinstance(block, VocabularyHead) else []
 
 
-def _rows(block: TransformerBlock, head: int, part: int) -> slice:
-    start = (3 * head + part) * block.head_dim  # see `dlojz.models.blocks.split_heads`: (head, 3, H)
-    return slice(start, start + block.head_dim)
-
-
 def _columns(block: TransformerBlock, head: int) -> slice:
     return slice(head * block.head_dim, (head + 1) * block.head_dim)
 
@@ -338,12 +317,3 @@ def _take_rows(module: nn.Linear | nn.Conv2d | nn.LayerNorm, order: Tensor) -> N
 
 def _take_columns(layer: nn.Linear, order: Tensor) -> None:
     layer.weight.data = layer.weight.data[:, order].contiguous()
-
-
-def _permute_rows(layer: nn.Linear, rows: slice, order: Tensor) -> None:
-    layer.weight.data[rows] = layer.weight.data[rows][order]
-    layer.bias.data[rows] = layer.bias.data[rows][order]
-
-
-def _permute_columns(layer: nn.Linear, columns: slice, order: Tensor) -> None:
-    layer.weight.data[:, columns] = layer.weight.data[:, columns][:, order]

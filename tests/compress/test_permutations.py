@@ -54,8 +54,6 @@ def shuffled(model: nn.Module, kind: Kind) -> nn.Module:
             if kind == "hidden":
                 permutations.permute_dense_pair(block.mlp_expand, block.mlp_project, order(512))
             for head in range(4):
-                if kind == "query_key":
-                    permutations.permute_query_key(block, head, order(32))
                 if kind == "value_output":
                     permutations.permute_value_output(block, head, order(32))
     return found
@@ -123,21 +121,6 @@ def test_the_orders_chosen_keep_more_and_the_layers_really_keep_what_is_said() -
     after = sum(magnitude_kept(layer.weight) * float(layer.weight.abs().double().sum()) for layer in layers.values())
     assert together(kept).magnitude == pytest.approx(total, rel=1e-6)
     assert together(kept).after == pytest.approx(after / total, rel=1e-6)
-
-
-@torch.no_grad()
-def test_queries_and_keys_change_what_is_kept_of_the_transposed_weight_only() -> None:
-    model, _ = model_and_inputs("gpt_tiny")
-    found, kept = permuted_for_2_of_4(model, ("query_key",), sweeps=1)
-    assert len(kept) == 16 and [one.head for one in kept[:4]] == [0, 1, 2, 3]
-    for name, layer in linear_layers(found).items():
-        assert magnitude_kept(layer.weight) == pytest.approx(
-            magnitude_kept(model.get_submodule(name).weight), abs=1e-12
-        )
-    block, first = found.get_submodule(kept[0].block), kept[0]
-    both = torch.cat((block.qkv.weight[:32], block.qkv.weight[32:64]), dim=1).T
-    assert magnitude_kept(both) == pytest.approx(first.after, abs=1e-9)
-    assert first.after > first.before
 
 
 @pytest.mark.parametrize(("name", "what"), [("moe_tiny", "TransformerBlock"), ("llama_tiny", "Embedding")])

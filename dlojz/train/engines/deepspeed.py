@@ -338,9 +338,6 @@ class DeepSpeedPipelineEngine(PipelineEngine, DeepSpeedEngine):
         named = {str(group.group_name): axis for axis, group in groups.items()}
         return {**super().group_names, str(grid.get_model_parallel_group().group_name): "pp", **named}
 
-    def autocast(self) -> AbstractContextManager[object]:
-        return nullcontext()  # the weights themselves are bf16
-
     def run_schedule(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
         # Who: neighbouring stages; dp ranks of a stage. What: one boundary activation or its gradient per micro-batch,
         # blocking; then the stage's gradients, all-reduced. How much: see dlojz.prediction.communication.
@@ -361,9 +358,6 @@ class DeepSpeedPipelineEngine(PipelineEngine, DeepSpeedEngine):
     def update(self) -> None:
         cast(Any, self.model)._exec_optimizer_step()
 
-    def inventory(self) -> Inventory:
-        return DeepSpeedEngine.inventory(self)
-
     def own_weights(self) -> dict[str, Tensor]:
         return {name: parameter.detach().float() for name, parameter, _ in self.named()}
 
@@ -377,17 +371,10 @@ class DeepSpeedPipelineEngine(PipelineEngine, DeepSpeedEngine):
         own = {name: whole_state(self.optimizer, parameter, kind) for name, parameter, _ in self.named()}
         yield from self._from_owners(own)
 
-    def restore(self, source: CheckpointTensors) -> None:
-        """Restore as DeepSpeed's other engines."""
-        DeepSpeedEngine.restore(self, source)
-
     def buffers(self) -> Iterator[tuple[int, str, Tensor]]:
         """Yield this rank's buffers."""
         for name, buffer in self.module.named_buffers():
             yield self.axes.dp_rank, f"blocks.{name}", buffer
-
-    def close(self) -> None:
-        DeepSpeedEngine.close(self)
 
 
 class _Unbound:
