@@ -15,17 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 
-from dlojz import data as datasets
-from dlojz import models
 from dlojz.base.language import say
 from dlojz.base.machine import ignore_stop_signal
 from dlojz.config.run_config import RunConfig
@@ -157,24 +154,6 @@ def build_model(args: argparse.Namespace) -> WithLoss:
         nn.init.trunc_normal_ = before
 
 
-class Counted(Sampler[list[int]]):
-    """Sampler of the first micro-batches of a replica.
-
-    Args:
-        sampler: yields micro-batches without end.
-        number: of micro-batches.
-    """
-
-    def __init__(self, sampler: MicroBatchSampler, number: int) -> None:
-        self._sampler, self._number = sampler, number
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return islice(iter(self._sampler), self._number)
-
-    def __len__(self) -> int:
-        return self._number
-
-
 def data_loader(args: argparse.Namespace, rank: int = 0, world_size: int = 1) -> DataLoader[tuple[Tensor, Tensor]]:
     """Load this replica's micro-batches `(inputs, targets)` of the whole training; rank 0 of 1 has every replica's.
 
@@ -185,28 +164,20 @@ def data_loader(args: argparse.Namespace, rank: int = 0, world_size: int = 1) ->
     """
     config = _config(args)
     replicas = world_size if world_size > 1 else int(os.environ.get("WORLD_SIZE", "1")) // (args.tp * args.pp)
-    dataset = datasets.load(
-        config.data_name,
-        family=models.spec(config.model).family,
-        num_classes=config.num_classes,
-        seed=config.seed,
-        image_size=config.image_size,
-        sequence_length=config.sequence_length,
-        data_root=config.data_root,
-    )
+    dataset = loop.open_dataset(config)
     sampler = MicroBatchSampler(
-        len(dataset),  # type: ignore[arg-type]
+        len(dataset),
         micro_batch=args.batch_size,
         global_batch=args.batch_size * args.accumulation * replicas,
         dp=world_size,
         dp_rank=rank,
         seed=args.seed,
+        number=args.steps * args.accumulation * (replicas // world_size),
     )
-    number = args.steps * args.accumulation * (replicas // world_size)
     workers = 4 if config.data_name == "imagenet" else 0
     return DataLoader(
         dataset,
-        batch_sampler=Counted(sampler, number),
+        batch_sampler=sampler,
         num_workers=workers,
         worker_init_fn=ignore_stop_signal if workers else None,
     )
