@@ -182,18 +182,11 @@ def _line(board: Board, name: str) -> BoardLine:
     )
 
 
-_MEDIANS = (
-    "accuracy",
-    "parameters",
-    "predicted_bytes",
-    "payload_bytes",
-    "file_bytes",
-    "latency_s",
-    "latency_ratio",
-    "latency_ratio_low",
-    "latency_ratio_high",
-    "made_in_s",
+_MEDIANS = sorted(
+    BoardTrial.model_fields.keys() & BoardLine.model_fields.keys()
+    - {"method", "family", "predicted_latency_ratio", "notes"}
 )
+"""Numbers of a trial of which a line has the median."""
 
 
 def write_board(path: Path, board: Board) -> None:
