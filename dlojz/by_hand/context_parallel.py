@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlojz.base.language import refusal
-from dlojz.by_hand.ddp import give_from_first, pieces_of, ranks_of
+from dlojz.by_hand.ddp import DataParallel, ranks_of
 from dlojz.by_hand.ring_attention import Order, chunks_of, ring_attention, visible_pairs, wide
 from dlojz.models.blocks import merge_heads
 from dlojz.models.llama import Llama, LlamaBlock, rotate
@@ -124,12 +124,12 @@ class RingBlock(LlamaBlock):
         return output
 
 
-class ContextParallel(nn.Module):
-    """Llama-like decoder whose ranks share every sequence.
+class ContextParallel(DataParallel):
+    """Llama-like decoder whose ranks share every sequence; for the weights they are replicas, as in `DataParallel`.
 
     A training step is `loss = parallel.loss(tokens, targets)`, `loss.backward()`, `parallel.synchronize()`,
-    `optimizer.step()`, `optimizer.zero_grad()`, with the same whole tokens on every rank. Rank 0's weights are copied
-    to all ranks at the start. Wrapped again, the model obeys the last wrapper.
+    `optimizer.step()`, `optimizer.zero_grad()`, with the same whole tokens on every rank. With a data axis besides, its
+    ranks belong to the same mean of gradients.
 
     Args:
         model: the decoder; its blocks are replaced by `RingBlock`, its parameters and their names stay.
@@ -141,7 +141,6 @@ class ContextParallel(nn.Module):
     """
 
     def __init__(self, model: Llama, group: dist.ProcessGroup | None = None, *, order: Order = "contiguous") -> None:
-        super().__init__()
         chunks_of(0, 1, order)
         blocks = getattr(model, "blocks", nn.ModuleList())
         if not any(isinstance(block, LlamaBlock) for block in blocks):
@@ -153,10 +152,8 @@ class ContextParallel(nn.Module):
         for number, block in enumerate(blocks):
             if isinstance(block, LlamaBlock):
                 blocks[number] = RingBlock(block, group, order)
-        self.module, self.group, self.order = model, group, order
-        self.rank, self.size = ranks_of(group)
-        for parameter in model.parameters():
-            give_from_first(parameter, group)
+        super().__init__(model, overlap=False, group=group)  # the ring has the links while backward runs
+        self.rank, self.order = ranks_of(group)[0], order
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Compute the logits of this rank's tokens from whole sequences: ``(B, T)`` to ``(B, T / n, V)``.
@@ -164,7 +161,7 @@ class ContextParallel(nn.Module):
         Raises:
             LabError: if the sequence cannot be shared equally.
         """
-        logits_BSV: Tensor = self.module(own_tokens(tokens_BT, self.rank, self.size, self.order))
+        logits_BSV: Tensor = super().forward(own_tokens(tokens_BT, self.rank, self.size, self.order))
         return logits_BSV
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
@@ -183,22 +180,3 @@ class ContextParallel(nn.Module):
             # Who: all ranks of the group. What: the tensor given, summed. How much: its bytes.
             dist.all_reduce(total, group=self.group)
         return total / self.size
-
-    @torch.no_grad()
-    def synchronize(self) -> None:
-        """Average the gradients over the ranks, in one flat tensor, 4 bytes per parameter in fp32.
-
-        For the weights, the ranks of this group are replicas: with a data axis, its ranks belong to the same mean.
-
-        Raises:
-            LabError: if no backward pass came before.
-        """
-        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-        if not gradients:
-            raise refusal(
-                en="synchronize() found no gradient to average: call loss.backward() first.",
-                fr="synchronize() n’a trouvé aucun gradient à moyenner : appelez d’abord loss.backward().",
-            )
-        mean = self.mean(torch.cat([gradient.reshape(-1) for gradient in gradients]))
-        for gradient, piece in zip(gradients, pieces_of(mean, [one.shape for one in gradients]), strict=True):
-            gradient.copy_(piece)
