@@ -30,8 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say
+from dlojz.base.language import refusal
 from dlojz.compress.two_to_four import GROUP, check_groups
 from dlojz.models import gpt, vit
 from dlojz.models.blocks import TransformerBlock, VocabularyHead
@@ -225,50 +224,39 @@ def check_permutable(model: nn.Module) -> None:
     _stream_blocks(model)
 
 
-def permuted_for_2_of_4(
-    model: nn.Module, kinds: Sequence[Kind] = KINDS, sweeps: int = 6
-) -> tuple[nn.Module, tuple[KeptMagnitude, ...]]:
+def permuted_for_2_of_4(model: nn.Module, sweeps: int = 6) -> tuple[nn.Module, tuple[KeptMagnitude, ...]]:
     """Copy a model and permute its dimensions so that 2:4 keeps more and the output stays.
 
     Args:
         model: a ViT, or a GPT without experts.
-        kinds: of permutations, see the module.
         sweeps: of each search, at most.
 
     Returns:
         The copy, and what 2:4 keeps of each group of weights before and after.
 
     Raises:
-        LabError: if the model is another, or a kind is unknown.
+        LabError: if the model is another.
     """
-    for kind in kinds:
-        if kind not in KINDS:
-            raise LabError(one_of(say(en="permutation", fr="permutation"), kind, KINDS))
     found = copy.deepcopy(model)
-    kept: list[KeptMagnitude] = []
-    blocks = _stream_blocks(found)
-    if "stream" in kinds:
-        read = torch.cat([reader.weight.data for block in blocks for reader in _readers(block)])
-        order = best_permutation(read, sweeps)
-        kept.append(_kept("", "stream", read, order))
-        permute_stream(found, order)
+    read = torch.cat([reader.weight.data for block in _stream_blocks(found) for reader in _readers(block)])
+    order = best_permutation(read, sweeps)
+    kept = [_kept("", "stream", read, order)]
+    permute_stream(found, order)
     for name, block in found.named_modules():
         if isinstance(block, TransformerBlock):
-            kept += [one for kind in kinds if kind != "stream" for one in _improve(name, block, kind, sweeps)]
+            kept += _improve(name, block, sweeps)
     return found, tuple(kept)
 
 
-def _improve(name: str, block: TransformerBlock, kind: Kind, sweeps: int) -> Iterator[KeptMagnitude]:
-    if kind == "hidden":
-        columns = block.mlp_project.weight.data
-        order = best_permutation(columns, sweeps)
-        yield _kept(name, kind, columns, order)
-        permute_dense_pair(block.mlp_expand, block.mlp_project, order)
-        return
+def _improve(name: str, block: TransformerBlock, sweeps: int) -> Iterator[KeptMagnitude]:
+    columns = block.mlp_project.weight.data
+    order = best_permutation(columns, sweeps)
+    yield _kept(name, "hidden", columns, order)
+    permute_dense_pair(block.mlp_expand, block.mlp_project, order)
     for head in range(block.attention_project.in_features // block.head_dim):
         columns = block.attention_project.weight.data[:, _columns(block, head)]
         order = best_permutation(columns, sweeps)
-        yield _kept(name, kind, columns, order, head)
+        yield _kept(name, "value_output", columns, order, head)
         permute_value_output(block, head, order)
 
 

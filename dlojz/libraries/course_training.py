@@ -120,27 +120,11 @@ class WithLoss(nn.Module):
 
 
 @torch.no_grad()
-def trunc_normal_(
-    tensor: Tensor,
-    mean: float = 0.0,
-    std: float = 1.0,
-    a: float = -2.0,
-    b: float = 2.0,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Fill a tensor from a normal distribution truncated to `[a, b]`, as torch 2.13 does; returns the tensor.
-
-    Args:
-        tensor: filled in place.
-        mean: of the whole distribution.
-        std: the same.
-        a: least value, as a number and not in deviations.
-        b: greatest value; between the two must lie 3 tenths of the distribution.
-        generator: of random numbers; by default torch's own.
-    """
-    drawn = tensor.normal_(mean, std, generator=generator)
-    while bool((outside := (drawn < a) | (drawn > b)).any()):
-        drawn = torch.where(outside, torch.empty_like(drawn).normal_(mean, std, generator=generator), drawn)
+def trunc_normal_(tensor: Tensor, std: float) -> Tensor:
+    """Fill a tensor from a normal distribution of mean 0, truncated to [−2, 2], as torch 2.13 does; returns it."""
+    drawn = tensor.normal_(0.0, std)
+    while bool((outside := drawn.abs() > 2.0).any()):
+        drawn = torch.where(outside, torch.empty_like(drawn).normal_(0.0, std), drawn)
     return tensor if drawn is tensor else tensor.copy_(drawn)
 
 

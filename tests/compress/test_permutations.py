@@ -130,9 +130,3 @@ def test_models_whose_permutations_are_not_written_are_refused(name: str, what: 
         use_language(language)
         with pytest.raises(LabError, match=words):
             permuted_for_2_of_4(model)
-
-
-def test_an_unknown_kind_is_refused_and_the_kinds_are_listed() -> None:
-    model, _ = model_and_inputs("gpt_tiny")
-    with pytest.raises(LabError, match="'hiden': did you mean 'hidden'"):
-        permuted_for_2_of_4(model, ("hiden",))  # type: ignore[arg-type]

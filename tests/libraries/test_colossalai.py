@@ -54,17 +54,17 @@ def test_it_trains_as_plain_torch_does(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert own.environment["wrapped_in"] == "TorchDDPModel"
 
 
-@pytest.mark.parametrize(("std", "a", "b"), [(0.02, -2.0, 2.0), (1.0, -1.0, 1.5), (1.0, -0.7, 0.6)])
-def test_the_older_torch_is_given_the_draws_of_this_one(std: float, a: float, b: float) -> None:
+@pytest.mark.parametrize("std", [0.02, 1.0, 3.0])
+def test_the_older_torch_is_given_the_draws_of_this_one(std: float) -> None:
     """To the bit, whether some numbers are drawn again or none is; and the generator is left at the same place."""
     found = []
     for function in (nn.init.trunc_normal_, trunc_normal_):
         torch.manual_seed(3)
         weight = torch.empty(50, 40)
-        assert function(weight, std=std, a=a, b=b) is weight
+        assert function(weight, std=std) is weight
         found.append((weight, torch.rand(3)))
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
-    assert a <= float(found[0][0].min()) and float(found[0][0].max()) <= b
+    assert float(found[0][0].abs().max()) <= 2
 
 
 def test_models_are_built_with_them_and_torch_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
