@@ -35,7 +35,8 @@ asked for."""
 TEACHER = "teacher"
 """Name and family of the line that all others are compared with."""
 IMAGE_SIZE = 16
-"""Pixels of a side of the digits, unless a model reads larger ones only: twice what they were scanned with."""
+"""Pixels of a side of the digits, unless a model reads larger ones only: twice what they were scanned with, as small as
+vit_tiny's patches allow for."""
 
 
 class LayerSnr(Contract):

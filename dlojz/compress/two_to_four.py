@@ -98,12 +98,6 @@ class Packed:
     indices: Tensor
     shape: tuple[int, int]
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of values and indices together."""
-        values, indices = self.values_OK, self.indices
-        return values.numel() * values.element_size() + indices.numel() * indices.element_size()
-
 
 def packed_bytes(shape: Sequence[int], element_bytes: int = 4) -> int:
     """Compute the bytes of a packed weight: half the values, and half a byte for each group of four, rounded up.
