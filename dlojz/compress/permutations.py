@@ -8,7 +8,7 @@ changes:
     value_output  dimensions of V, a head  rows of V, their biases, columns of the layer after the attention
     stream        dimensions of the whole residual stream: whatever writes to it, reads it or normalises it
 
-2:4 groups lie along a layer's inputs: to reorder Q and K, which moves rows only, would change none.
+2:4 groups lie along a layer's inputs: the dimensions of Q and K, whose order moves rows only, change none of them.
 
 Shape suffixes: R rows, C columns, P pairs of groups, S ways of taking four columns of eight; D width of the stream, H
 width of a head, O outputs, I inputs.
@@ -23,7 +23,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -127,7 +127,7 @@ def _kept_by_share(magnitude_8PR: Array) -> Array:
 
 
 Kind = Literal["stream", "hidden", "value_output"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+_QUERY, _KEY, _VALUE = range(3)
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,18 @@ def permute_dense_pair(first: nn.Linear, second: nn.Linear, order: Tensor) -> No
     _take_columns(second, order)
 
 
+def permute_query_key(block: TransformerBlock, head: int, order: Tensor) -> None:
+    """Reorder the dimensions in which one head compares queries and keys, in place: q · k is a sum over them.
+
+    Args:
+        block: whose head it is.
+        head: from 0.
+        order: of the H dimensions of a head.
+    """
+    for part in (_QUERY, _KEY):
+        _permute_rows(block, head, part, order)
+
+
 def permute_value_output(block: TransformerBlock, head: int, order: Tensor) -> None:
     """Reorder the dimensions of one head's values in place, and what reads them after the attention.
 
@@ -181,9 +193,7 @@ def permute_value_output(block: TransformerBlock, head: int, order: Tensor) -> N
         head: from 0.
         order: of the H dimensions of a head.
     """
-    rows = slice((3 * head + 2) * block.head_dim, 3 * (head + 1) * block.head_dim)  # (head, 3, H): see `split_heads`
-    block.qkv.weight.data[rows] = block.qkv.weight.data[rows][order]
-    block.qkv.bias.data[rows] = block.qkv.bias.data[rows][order]
+    _permute_rows(block, head, _VALUE, order)
     read = block.attention_project.weight.data[:, _columns(block, head)]
     block.attention_project.weight.data[:, _columns(block, head)] = read[:, order]
 
@@ -291,6 +301,13 @@ def _readers(block: nn.Module) -> list[nn.Linear]:
     if isinstance(block, vit.ClassTokenHead):
         return [block.classifier]
     return [block.output] if isinstance(block, VocabularyHead) else []
+
+
+def _permute_rows(block: TransformerBlock, head: int, part: int, order: Tensor) -> None:
+    start = (3 * head + part) * block.head_dim  # see `dlojz.models.blocks.split_heads`: (head, 3, H)
+    for parameter in (block.qkv.weight, block.qkv.bias):
+        own = parameter.data[start : start + block.head_dim]
+        own.copy_(own[order])
 
 
 def _columns(block: TransformerBlock, head: int) -> slice:

@@ -98,6 +98,11 @@ class Packed:
     indices: Tensor
     shape: tuple[int, int]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of values and indices together."""
+        return self.values_OK.nbytes + self.indices.nbytes
+
 
 def packed_bytes(shape: Sequence[int], element_bytes: int = 4) -> int:
     """Compute the bytes of a packed weight: half the values, and half a byte for each group of four, rounded up.

@@ -12,7 +12,7 @@ from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.compress import permutations
-from dlojz.compress.permutations import KINDS, Kind, kept_magnitude, permuted_for_2_of_4, together
+from dlojz.compress.permutations import kept_magnitude, permuted_for_2_of_4, together
 from dlojz.compress.two_to_four import linear_layers
 from dlojz.models.blocks import TransformerBlock
 
@@ -40,7 +40,7 @@ def model_and_inputs(name: str) -> tuple[nn.Module, Tensor]:
 
 
 @torch.no_grad()
-def shuffled(model: nn.Module, kind: Kind) -> nn.Module:
+def shuffled(model: nn.Module, kind: str) -> nn.Module:
     """A copy under permutations drawn at random, another one in every block and head."""
     found, generator = copy.deepcopy(model), torch.Generator().manual_seed(7)
 
@@ -54,15 +54,17 @@ def shuffled(model: nn.Module, kind: Kind) -> nn.Module:
             if kind == "hidden":
                 permutations.permute_dense_pair(block.mlp_expand, block.mlp_project, order(512))
             for head in range(4):
+                if kind == "query_key":
+                    permutations.permute_query_key(block, head, order(32))
                 if kind == "value_output":
                     permutations.permute_value_output(block, head, order(32))
     return found
 
 
 @pytest.mark.parametrize("name", ["vit_tiny", "gpt_tiny"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["stream", "hidden", "value_output", "query_key"])
 @torch.no_grad()
-def test_the_output_is_unchanged(name: str, kind: Kind) -> None:
+def test_the_output_is_unchanged(name: str, kind: str) -> None:
     """In float64 to 1e-12 of the output; in float32 to what sums in another order round differently."""
     model, inputs = model_and_inputs(name)
     found = shuffled(model, kind)

@@ -49,7 +49,7 @@ def test_a_packed_weight_is_the_weight_and_has_the_bytes_that_were_predicted(
         masked = (weight * mask_2_of_4(weight)).to(dtype)
         packed = pack(masked)
         assert torch.equal(unpack_2_of_4(packed), masked)
-        assert packed.values_OK.nbytes + packed.indices.nbytes == packed_bytes(masked.shape, dtype.itemsize)
+        assert packed.num_bytes == packed_bytes(masked.shape, dtype.itemsize)
 
 
 def test_indices_are_two_bits_each_the_first_group_low() -> None:
