@@ -131,7 +131,7 @@ def trunc_normal_(tensor: Tensor, std: float) -> Tensor:
 def build_model(args: argparse.Namespace) -> WithLoss:
     """Build the model on the CPU, with the same weights on every rank and with every library's torch."""
     before = nn.init.trunc_normal_
-    nn.init.trunc_normal_ = trunc_normal_
+    nn.init.trunc_normal_ = trunc_normal_  # type: ignore[assignment]
     try:
         return WithLoss(loop.build_model(_config(args)))
     finally:
