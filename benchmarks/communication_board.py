@@ -52,8 +52,8 @@ def in_lockstep(configs: dict[str, RunConfig], *, count: bool, what: str) -> Any
         import torch.distributed as dist
 
         from dlojz.train import loop
+        from dlojz.train.dispatch_trace import StorageTrace, traffic_of
         from dlojz.train.engines import base
-        from dlojz.train.probes.dispatch_trace import StorageTrace, traffic_of
 
         class Counter(StorageTrace):  # type: ignore[no-untyped-call]
             """Collectives alone; storages are not followed."""

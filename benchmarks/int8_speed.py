@@ -28,8 +28,7 @@ from dlojz import models
 from dlojz.compress.quantized_model import QuantizedLinear, quantize_model, speed_forecast
 from dlojz.compress.quantizers import Scheme
 from dlojz.compress.task import latencies
-from dlojz.compress.torchao import INT4_GROUP, Narrow, fits_int4, torch_dynamic_model, torchao_model
-from dlojz.compress.torchao_import import torchao_module
+from dlojz.compress.torchao import INT4_GROUP, Narrow, fits_int4, torch_dynamic_model, torchao_model, torchao_module
 
 WIDTHS = {"vit_tiny": (128, 5), "vit_s_16": (384, 197), "vit_b_16": (768, 197)}
 """Width and tokens: 16×16 pixels with patches of 8, 224×224 with patches of 16."""

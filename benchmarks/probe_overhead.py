@@ -25,7 +25,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.results.record import EventLog
 from dlojz.train.engines import base
 from dlojz.train.loop import accumulate, agree, build_model, open_batches
-from dlojz.train.probes.probes import TRACED_STEPS, Probes
+from dlojz.train.probes import TRACED_STEPS, Probes
 
 GOAL = 1.03
 

@@ -40,7 +40,6 @@ UPWARD: dict[tuple[str, str], str] = {}
 """Importer and imported."""
 BETWEEN_LABS: dict[tuple[str, str], str] = {}
 HERMITS: dict[str, str] = {
-    "libraries/colossalai_adapter.py": "what stands between the lab and Colossal-AI: its lines are counted",
     "ranks/rank_process.py": "loads torch and ipyparallel, in the process of a rank alone",
 }
 LONG: dict[str, str] = {}
@@ -48,7 +47,6 @@ FULL: dict[str, str] = {}
 SHARED_FILE_NAMES: dict[str, str] = {}
 SHARED_CLASSES: dict[str, str] = {}
 WITHOUT_USER: dict[str, str] = {
-    "by_hand/context_parallel.py:ContextParallel": "to be shown in lab 06",
     "planner/answer.py:write_held_out": "writes the file that is shipped; called by hand",
 }
 """`file:name` of public names that only tests use."""

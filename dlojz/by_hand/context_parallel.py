@@ -13,17 +13,85 @@ fourth dimension beside data, pipeline and tensor parallelism.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlojz.base.language import refusal
-from dlojz.by_hand.ddp import give_from_first, pieces_of, ranks_of
-from dlojz.by_hand.ring_attention import ring_attention
-from dlojz.by_hand.sequence_ring import Order, chunks_of, own_tokens, positions_of
+from dlojz.by_hand.ddp import DataParallel, ranks_of
+from dlojz.by_hand.ring_attention import Order, chunks_of, ring_attention, visible_pairs, wide
 from dlojz.models.blocks import merge_heads
 from dlojz.models.llama import Llama, LlamaBlock, rotate
+
+
+class RingBytes(NamedTuple):
+    """Bytes that one rank sends, and receives, in one call of ring attention."""
+
+    forward: int
+    backward: int
+
+
+def ring_bytes(size: int, batch: int, kv_heads: int, tokens: int, head_dim: int, dtype: torch.dtype) -> RingBytes:
+    """Compute the bytes each rank sends, with S = `tokens` per rank, elements of e bytes (`dtype`), sums of w bytes.
+
+    Forward (n − 1)·2·B·G·S·H·e; backward (n − 1)·2·B·G·S·H·(e + w), w = 4 (8 for float64): keys and values once more,
+    and the gradients that follow them home. A block under activation checkpointing runs its forward pass twice.
+
+    Example:
+        >>> ring_bytes(4, batch=1, kv_heads=2, tokens=8, head_dim=16, dtype=torch.bfloat16)
+        RingBytes(forward=3072, backward=9216)
+
+    Source: Liu et al. 2023, §3, for the forward pass; the backward pass is that of `ring_attention`.
+    """
+    elements = (size - 1) * 2 * batch * kv_heads * tokens * head_dim
+    return RingBytes(elements * dtype.itemsize, elements * (dtype.itemsize + wide(dtype).itemsize))
+
+
+def positions_of(tokens: int, rank: int, size: int, order: Order = "contiguous") -> Tensor:
+    """Return the positions in the sequence of a rank's tokens, shape (tokens,).
+
+    Example:
+        >>> positions_of(4, 1, 2).tolist(), positions_of(4, 1, 2, "zigzag").tolist()
+        ([4, 5, 6, 7], [2, 3, 4, 5])
+    """
+    chunks = chunks_of(rank, size, order)
+    length = tokens // len(chunks)
+    return torch.cat([torch.arange(chunk * length, (chunk + 1) * length) for chunk in chunks])
+
+
+def own_tokens(whole_BT: Tensor, rank: int, size: int, order: Order = "contiguous") -> Tensor:
+    """Cut a rank's tokens out of whole sequences: `(B, T, …)` to `(B, T / n, …)`.
+
+    Raises:
+        LabError: if the sequence cannot be cut into equal chunks.
+    """
+    length, chunks = whole_BT.shape[1], len(chunks_of(rank, size, order)) * size
+    if length % chunks:
+        raise refusal(
+            en=f"a sequence of {length} tokens cannot be cut into {chunks} equal chunks ({order}, {size} ranks): "
+            f"use a length that {chunks} divides, e.g. {-(-length // chunks) * chunks}.",
+            fr=f"une séquence de {length} tokens ne se coupe pas en {chunks} parts égales ({order}, {size} rangs) "
+            f": prenez une longueur que {chunks} divise, par exemple {-(-length // chunks) * chunks}.",
+        )
+    return whole_BT[:, positions_of(length // size, rank, size, order).to(whole_BT.device)]
+
+
+def pairs_computed(size: int, order: Order = "contiguous", causal: bool = True) -> list[int]:
+    """Count the pairs of chunks (queries × keys) whose scores each rank computes, of n² (contiguous) or 4·n² (zigzag).
+
+    A contiguous pair has (T / n)² scores, a zigzag one a quarter of that; those on the diagonal are computed whole.
+
+    Example:
+        >>> pairs_computed(4), pairs_computed(4, "zigzag")
+        ([1, 2, 3, 4], [9, 9, 9, 9])
+    """
+    return [
+        sum(len(list(visible_pairs(rank, source, size, causal, order))) for source in range(size))
+        for rank in range(size)
+    ]
 
 
 class RingBlock(LlamaBlock):
@@ -56,12 +124,12 @@ class RingBlock(LlamaBlock):
         return output
 
 
-class ContextParallel(nn.Module):
-    """Llama-like decoder whose ranks share every sequence.
+class ContextParallel(DataParallel):
+    """Llama-like decoder whose ranks share every sequence; for the weights they are replicas, as in `DataParallel`.
 
     A training step is `loss = parallel.loss(tokens, targets)`, `loss.backward()`, `parallel.synchronize()`,
-    `optimizer.step()`, `optimizer.zero_grad()`, with the same whole tokens on every rank. Rank 0's weights are copied
-    to all ranks at the start. Wrapped again, the model obeys the last wrapper.
+    `optimizer.step()`, `optimizer.zero_grad()`, with the same whole tokens on every rank. With a data axis besides, its
+    ranks belong to the same mean of gradients.
 
     Args:
         model: the decoder; its blocks are replaced by `RingBlock`, its parameters and their names stay.
@@ -73,7 +141,6 @@ class ContextParallel(nn.Module):
     """
 
     def __init__(self, model: Llama, group: dist.ProcessGroup | None = None, *, order: Order = "contiguous") -> None:
-        super().__init__()
         chunks_of(0, 1, order)
         blocks = getattr(model, "blocks", nn.ModuleList())
         if not any(isinstance(block, LlamaBlock) for block in blocks):
@@ -85,10 +152,8 @@ class ContextParallel(nn.Module):
         for number, block in enumerate(blocks):
             if isinstance(block, LlamaBlock):
                 blocks[number] = RingBlock(block, group, order)
-        self.module, self.group, self.order = model, group, order
-        self.rank, self.size = ranks_of(group)
-        for parameter in model.parameters():
-            give_from_first(parameter, group)
+        super().__init__(model, overlap=False, group=group)  # the ring has the links while backward runs
+        self.rank, self.order = ranks_of(group)[0], order
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Compute the logits of this rank's tokens from whole sequences: ``(B, T)`` to ``(B, T / n, V)``.
@@ -96,7 +161,7 @@ class ContextParallel(nn.Module):
         Raises:
             LabError: if the sequence cannot be shared equally.
         """
-        logits_BSV: Tensor = self.module(own_tokens(tokens_BT, self.rank, self.size, self.order))
+        logits_BSV: Tensor = super().forward(own_tokens(tokens_BT, self.rank, self.size, self.order))
         return logits_BSV
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
@@ -115,22 +180,3 @@ class ContextParallel(nn.Module):
             # Who: all ranks of the group. What: the tensor given, summed. How much: its bytes.
             dist.all_reduce(total, group=self.group)
         return total / self.size
-
-    @torch.no_grad()
-    def synchronize(self) -> None:
-        """Average the gradients over the ranks, in one flat tensor, 4 bytes per parameter in fp32.
-
-        For the weights, the ranks of this group are replicas: with a data axis, its ranks belong to the same mean.
-
-        Raises:
-            LabError: if no backward pass came before.
-        """
-        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-        if not gradients:
-            raise refusal(
-                en="synchronize() found no gradient to average: call loss.backward() first.",
-                fr="synchronize() n’a trouvé aucun gradient à moyenner : appelez d’abord loss.backward().",
-            )
-        mean = self.mean(torch.cat([gradient.reshape(-1) for gradient in gradients]))
-        for gradient, piece in zip(gradients, pieces_of(mean, [one.shape for one in gradients]), strict=True):
-            gradient.copy_(piece)

@@ -11,14 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import MEBIBYTE, say
+from dlojz.base.language import MEBIBYTE, refusal
 from dlojz.results.footprint import Overlap
 
 BUCKET_BYTES = 25 * MEBIBYTE
@@ -58,12 +57,12 @@ def shard_indices(num_samples: int, rank: int, size: int, epoch: int = 0, seed: 
         LabError: if the rank does not exist, or there are fewer samples than ranks.
     """
     if size < 1 or not 0 <= rank < size:
-        _refuse(
+        raise refusal(
             en=f"rank {rank} of {size} does not exist: ranks go from 0 to size − 1, and size is at least 1.",
             fr=f"le rang {rank} sur {size} n’existe pas : les rangs vont de 0 à size − 1, et size vaut au moins 1.",
         )
     if num_samples < size:
-        _refuse(
+        raise refusal(
             en=f"{num_samples} samples cannot be shared among {size} ranks: each needs at least one.",
             fr=f"{num_samples} échantillons ne se partagent pas entre {size} rangs : il en faut au moins un par rang.",
         )
@@ -164,12 +163,12 @@ class DataParallel(nn.Module):
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not parameters:
             name = type(module).__name__
-            _refuse(
+            raise refusal(
                 en=f"no parameter of {name} needs a gradient: set requires_grad=True on those to train.",
                 fr=f"aucun paramètre de {name} ne demande de gradient : mettez requires_grad=True pour en entraîner.",
             )
         if bucket_bytes < 1:
-            _refuse(
+            raise refusal(
                 en=f"bucket_bytes must be at least 1, but {bucket_bytes!r} was received: the default is 25 MiB.",
                 fr=f"bucket_bytes doit valoir au moins 1, mais {bucket_bytes!r} a été reçu (par défaut : 25 Mio).",
             )
@@ -208,7 +207,7 @@ class DataParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._ready and torch.is_grad_enabled():
-            _refuse(
+            raise refusal(
                 en="the last backward pass was never averaged: call synchronize() before the next forward pass.",
                 fr="la dernière passe arrière n’a pas été moyennée : appelez synchronize() avant de continuer.",
             )
@@ -229,7 +228,7 @@ class DataParallel(nn.Module):
             self._accumulated = True
             return
         if parameter in self._ready:
-            _refuse(
+            raise refusal(
                 en="backward() came twice without synchronize() between: to accumulate, put all but the last one "
                 "under no_sync().",
                 fr="backward() a été appelé deux fois sans synchronize() entre les deux : pour accumuler, mettez-les "
@@ -259,7 +258,7 @@ class DataParallel(nn.Module):
             LabError: if no backward pass came before.
         """
         if not (self._ready or self._accumulated):
-            _refuse(
+            raise refusal(
                 en="synchronize() found no gradient to average: call loss.backward() first.",
                 fr="synchronize() n’a trouvé aucun gradient à moyenner : appelez d’abord loss.backward().",
             )
@@ -294,7 +293,3 @@ def _gradient(parameter: Tensor) -> Tensor:
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad.detach()
-
-
-def _refuse(*, en: str, fr: str) -> NoReturn:
-    raise LabError(say(en=en, fr=fr))

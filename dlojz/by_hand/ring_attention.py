@@ -1,28 +1,131 @@
 """Ring attention: each rank holds part of the sequence; keys and values travel round the ring, queries stay.
 
 After n steps every query has met every key it may see; no rank has held more than two ranks' keys and values nor more
-than one block of scores. Output and gradients are those of one process with the whole sequence.
+than one block of scores. Output and gradients are those of one process with the whole sequence. Each rank sends to the
+next one and receives from the one before; all send and receive alike, whatever they compute, so that none waits for a
+message that never leaves.
+
+    step   rank 0   rank 1   rank 2   (whose keys and values a rank holds)
+    0      0        1        2
+    1      2        0        1
+    2      1        2        0
+
+All ranks hold equally many tokens, in one of two orders. The sequence is cut into chunks; a rank holds one (contiguous)
+or two (zigzag). With a causal mask the first tokens have little attention to compute and the last ones much: contiguous
+ranks are unequally busy, zigzag ranks equally.
+
+    4 ranks      rank 0   rank 1   rank 2   rank 3
+    contiguous   0        1        2        3
+    zigzag       0 7      1 6      2 5      3 4
 
 Shape suffixes: B batch, N heads, G key-value heads (G divides N), S tokens of one rank, H width of a head; C tokens of
 a chunk, R rows: those tokens once for each of the N / G query heads that share a key-value head.
 
 Sources: Liu, Zaharia & Abbeel 2023, "Ring Attention with Blockwise Transformers for Near-Infinite Context" (arXiv
 2310.01889), §3; Milakov & Gimelshein 2018, "Online normalizer calculation for softmax" (arXiv 1805.02867), §3; Dao et
-al. 2022, "FlashAttention" (arXiv 2205.14135), appendix B.2, for the backward pass from the log-sum-exp.
+al. 2022, "FlashAttention" (arXiv 2205.14135), appendix B.2, for the backward pass from the log-sum-exp; Brandon et al.
+2023, "Striped Attention" (arXiv 2311.09431), for the imbalance; Llama Team 2024, "The Llama 3 Herd of Models" (arXiv
+2407.21783), §3.3.2, for the zigzag order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dlojz.base.language import refusal
-from dlojz.by_hand.sequence_ring import Order, Ring, chunks_of, visible_pairs, wide
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, refusal
+from dlojz.by_hand.ddp import ranks_of
+
+Order = Literal["contiguous", "zigzag"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+_KEYS_AND_VALUES, _GRADIENTS = 0, 1  # tags: one of each may be under way
+
+
+def chunks_of(rank: int, size: int, order: Order) -> tuple[int, ...]:
+    """Return the chunks of a rank, by their number in the sequence: of n (contiguous) or 2·n (zigzag).
+
+    Raises:
+        LabError: if the order is unknown.
+    """
+    if order not in ORDERS:
+        raise LabError(one_of("order", order, ORDERS))
+    return (rank,) if order == "contiguous" else (rank, 2 * size - 1 - rank)
+
+
+def visible_pairs(rank: int, source: int, size: int, causal: bool, order: Order) -> Iterator[tuple[int, int, bool]]:
+    """Yield the pairs of chunks of `rank`'s queries and of `source`'s keys that see each other.
+
+    Yields:
+        Numbers of the chunk among those of `rank` and of `source`, and whether the pair lies on the diagonal, where
+        each token sees itself and those before it.
+    """
+    for own, query_chunk in enumerate(chunks_of(rank, size, order)):
+        for other, key_chunk in enumerate(chunks_of(source, size, order)):
+            if not causal or key_chunk <= query_chunk:
+                yield own, other, causal and key_chunk == query_chunk
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of sums: float32, or float64 for float64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class Ring:
+    """Ring of ranks, as one rank sees it.
+
+    Args:
+        group: the ranks; by default all. One process sends nothing.
+
+    Attributes:
+        rank: this rank's number in the ring.
+        size: how many ranks it has.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.rank, self.size = ranks_of(group)
+
+    def tour(self, k_BGSH: Tensor, v_BGSH: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield each rank's keys and values, this rank's own first: rank, keys, values.
+
+        While they are used, the next ones are under way: two ranks' are held at a time. Each rank sends
+        (n − 1)·2·B·G·S·H elements in all.
+        """
+        here = torch.stack((k_BGSH, v_BGSH))
+        for step in range(self.size):
+            arrived = self._pass_on(here, _KEYS_AND_VALUES) if step < self.size - 1 else None
+            yield (self.rank - step) % self.size, here[0], here[1]
+            here = arrived() if arrived else here
+
+    def pass_gradients(self, dkv_2BGSH: Tensor) -> Callable[[], Tensor]:
+        """Send gradients after their keys and values; see `_pass_on`."""
+        return self._pass_on(dkv_2BGSH, _GRADIENTS)
+
+    def _pass_on(self, outgoing: Tensor, tag: int) -> Callable[[], Tensor]:
+        """Send to the next rank; the function returned waits for the tensor of the rank before, of the same shape."""
+        incoming = torch.empty_like(outgoing)
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        # Who: every rank, to the one after it. What: two tensors in one, (2, B, G, S, H). How much: its bytes. Send and
+        # receive are posted together: if all ranks sent first and waited, none would ever receive.
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, outgoing, group=self.group, group_peer=after, tag=tag),
+                dist.P2POp(dist.irecv, incoming, group=self.group, group_peer=before, tag=tag),
+            ]
+        )
+
+        def arrived() -> Tensor:
+            for work in works:
+                work.wait()
+            return incoming
+
+        return arrived
 
 
 def ring_attention(
@@ -48,7 +151,7 @@ def ring_attention(
         v_BGSH: values, of the shape of the keys.
         group: the ranks that share the sequence; by default all. One process communicates nothing.
         causal: whether a token sees only itself and those before it.
-        order: which tokens of the sequence the ranks hold (`sequence_ring`).
+        order: which tokens of the sequence the ranks hold.
 
     Returns:
         `(B, N, S, H)`, of the type of the queries.

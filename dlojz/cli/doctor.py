@@ -98,7 +98,7 @@ def _cuda_devices() -> list[str]:
 
 def _library(name: str, if_missing: State) -> Check:
     if name in ("torchvision", "timm"):
-        from dlojz.models.torchvision_ops import ensure_torchvision_imports
+        from dlojz.data.datasets import ensure_torchvision_imports
 
         ensure_torchvision_imports()
     if name == "deepspeed":

@@ -35,7 +35,8 @@ asked for."""
 TEACHER = "teacher"
 """Name and family of the line that all others are compared with."""
 IMAGE_SIZE = 16
-"""Pixels of a side of the digits, unless a model reads larger ones only: twice what they were scanned with."""
+"""Pixels of a side of the digits, unless a model reads larger ones only: twice what they were scanned with, as small as
+vit_tiny's patches allow for."""
 
 
 class LayerSnr(Contract):
@@ -182,18 +183,11 @@ def _line(board: Board, name: str) -> BoardLine:
     )
 
 
-_MEDIANS = (
-    "accuracy",
-    "parameters",
-    "predicted_bytes",
-    "payload_bytes",
-    "file_bytes",
-    "latency_s",
-    "latency_ratio",
-    "latency_ratio_low",
-    "latency_ratio_high",
-    "made_in_s",
+_MEDIANS = sorted(
+    BoardTrial.model_fields.keys() & BoardLine.model_fields.keys()
+    - {"method", "family", "predicted_latency_ratio", "notes"}
 )
+"""Numbers of a trial of which a line has the median."""
 
 
 def write_board(path: Path, board: Board) -> None:

@@ -154,9 +154,9 @@ def removed_and_all(model: nn.Module) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class CubicSchedule:
-    """Schedule of a gradual pruning: s_f + (s_i − s_f) (1 − (t − t₀) / (n Δt))³, constant before and after.
+    """Schedule of a gradual pruning: s_f − s_f (1 − t / (n Δt))³ from step 0 on, then constant.
 
-    Source: Zhu and Gupta 2017, equation 1.
+    Source: Zhu and Gupta 2017, equation 1, for a dense start (s_i = 0) at once (t₀ = 0).
 
     Example:
         >>> schedule = CubicSchedule(0.8, every=10, renewals=4)
@@ -165,8 +165,6 @@ class CubicSchedule:
 
     Args:
         final: s_f, sparsity at the end, from 0 to below 1.
-        initial: s_i, sparsity at the beginning.
-        begin: t₀, step at which it begins.
         every: Δt, steps from one renewal of the masks to the next, at least 1.
         renewals: n, how many after the first, at least 1.
 
@@ -175,37 +173,25 @@ class CubicSchedule:
     """
 
     final: float
-    initial: float = 0.0
-    begin: int = 0
     every: int = 10
     renewals: int = 10
 
     def __post_init__(self) -> None:
         check_sparsity(self.final)
-        check_sparsity(self.initial)
-        check_at_least(0, begin=self.begin)
         check_at_least(1, every=self.every, renewals=self.renewals)
-        if self.initial > self.final:
-            raise refusal(
-                en=f"a gradual pruning removes more and more, but its sparsity was to go from {self.initial} down "
-                f"to {self.final}; give an initial one that is not above the final one.",
-                fr=f"un élagage graduel retire de plus en plus, mais sa part de zéros devrait descendre de "
-                f"{self.initial} à {self.final} ; donnez une valeur initiale qui ne dépasse pas la finale.",
-            )
 
     def sparsity(self, step: int) -> float:
         """Compute the sparsity wanted after so many updates."""
-        share = min(max((step - self.begin) / (self.renewals * self.every), 0.0), 1.0)
-        return self.final + (self.initial - self.final) * (1 - share) ** 3
+        return self.final - self.final * (1 - min(step / self.end, 1.0)) ** 3
 
     def renews(self, step: int) -> bool:
         """Tell whether the masks are renewed after this step."""
-        return self.begin <= step <= self.end and (step - self.begin) % self.every == 0
+        return step <= self.end and step % self.every == 0
 
     @property
     def end(self) -> int:
         """Step of the last renewal."""
-        return self.begin + self.renewals * self.every
+        return self.renewals * self.every
 
     @staticmethod
     def over(steps: int, final: float, every: int = 10, pruned_share: float = 0.35) -> CubicSchedule:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, say
-from dlojz.compress.torchao_import import VERSION
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from dlojz.compress.task import Progress, Task
 
 Family = Literal["distillation", "quantization", "pruning"]
+TORCHAO_VERSION = "0.18.0"
 
 TIMED_IMAGES = 64
 """Images of an answer that is timed: from 16 on an image takes vit_tiny no longer than among more, so that arithmetic
@@ -361,7 +361,7 @@ QUANTIZATION_METHODS = (
         "INT8 avec les noyaux de torch, la voie rapide sur CPU",
     ),
     *(
-        _quantization(f"torchao_{form}", f"torchao_{form}", *summary, needs=(f"torchao=={VERSION}",))
+        _quantization(f"torchao_{form}", f"torchao_{form}", *summary, needs=(f"torchao=={TORCHAO_VERSION}",))
         for form, summary in _TORCHAO.items()
     ),
 )

@@ -6,11 +6,9 @@ changes:
 
     hidden        units of an MLP         rows of the first layer, its biases, columns of the second
     value_output  dimensions of V, a head  rows of V, their biases, columns of the layer after the attention
-    query_key     dimensions of Q and K    the same rows of both, their biases: q · k is a sum over them
     stream        dimensions of the whole residual stream: whatever writes to it, reads it or normalises it
 
-2:4 groups lie along a layer's inputs, so `hidden`, `value_output` and `stream` change what it keeps. `query_key` moves
-rows only: it changes what 2:4 keeps of the transposed weight, which the backward pass multiplies by, not of the weight.
+2:4 groups lie along a layer's inputs: the dimensions of Q and K, whose order moves rows only, change none of them.
 
 Shape suffixes: R rows, C columns, P pairs of groups, S ways of taking four columns of eight; D width of the stream, H
 width of a head, O outputs, I inputs.
@@ -25,15 +23,14 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say
+from dlojz.base.language import refusal
 from dlojz.compress.two_to_four import GROUP, check_groups
 from dlojz.models import gpt, vit
 from dlojz.models.blocks import TransformerBlock, VocabularyHead
@@ -129,8 +126,7 @@ def _kept_by_share(magnitude_8PR: Array) -> Array:
     return np.stack([kept(four) + kept(others) for four, others in zip(_ALONE, _OTHERS, strict=True)], axis=1)
 
 
-Kind = Literal["stream", "hidden", "value_output", "query_key"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Kind = Literal["stream", "hidden", "value_output"]
 _QUERY, _KEY, _VALUE = range(3)
 
 
@@ -140,7 +136,7 @@ class KeptMagnitude:
 
     Args:
         block: name of the block; empty: the whole model.
-        kind: of permutation; for `query_key` the weight is taken transposed.
+        kind: of permutation.
         before: share from 0.5 to 1, in the order that the model had.
         after: in the order that was chosen.
         magnitude: sum of the magnitudes of these weights.
@@ -178,7 +174,7 @@ def permute_dense_pair(first: nn.Linear, second: nn.Linear, order: Tensor) -> No
 
 
 def permute_query_key(block: TransformerBlock, head: int, order: Tensor) -> None:
-    """Reorder the dimensions in which one head compares queries and keys, in place.
+    """Reorder the dimensions in which one head compares queries and keys, in place: q · k is a sum over them.
 
     Args:
         block: whose head it is.
@@ -186,7 +182,7 @@ def permute_query_key(block: TransformerBlock, head: int, order: Tensor) -> None
         order: of the H dimensions of a head.
     """
     for part in (_QUERY, _KEY):
-        _permute_rows(block.qkv, _rows(block, head, part), order)
+        _permute_rows(block, head, part, order)
 
 
 def permute_value_output(block: TransformerBlock, head: int, order: Tensor) -> None:
@@ -197,8 +193,9 @@ def permute_value_output(block: TransformerBlock, head: int, order: Tensor) -> N
         head: from 0.
         order: of the H dimensions of a head.
     """
-    _permute_rows(block.qkv, _rows(block, head, _VALUE), order)
-    _permute_columns(block.attention_project, _columns(block, head), order)
+    _permute_rows(block, head, _VALUE, order)
+    read = block.attention_project.weight.data[:, _columns(block, head)]
+    block.attention_project.weight.data[:, _columns(block, head)] = read[:, order]
 
 
 def permute_stream(model: nn.Module, order: Tensor) -> None:
@@ -237,55 +234,40 @@ def check_permutable(model: nn.Module) -> None:
     _stream_blocks(model)
 
 
-def permuted_for_2_of_4(
-    model: nn.Module, kinds: Sequence[Kind] = ("stream", "hidden", "value_output"), sweeps: int = 6
-) -> tuple[nn.Module, tuple[KeptMagnitude, ...]]:
+def permuted_for_2_of_4(model: nn.Module, sweeps: int = 6) -> tuple[nn.Module, tuple[KeptMagnitude, ...]]:
     """Copy a model and permute its dimensions so that 2:4 keeps more and the output stays.
 
     Args:
         model: a ViT, or a GPT without experts.
-        kinds: of permutations, see the module.
         sweeps: of each search, at most.
 
     Returns:
         The copy, and what 2:4 keeps of each group of weights before and after.
 
     Raises:
-        LabError: if the model is another, or a kind is unknown.
+        LabError: if the model is another.
     """
-    for kind in kinds:
-        if kind not in KINDS:
-            raise LabError(one_of(say(en="permutation", fr="permutation"), kind, KINDS))
     found = copy.deepcopy(model)
-    kept: list[KeptMagnitude] = []
-    blocks = _stream_blocks(found)
-    if "stream" in kinds:
-        read = torch.cat([reader.weight.data for block in blocks for reader in _readers(block)])
-        order = best_permutation(read, sweeps)
-        kept.append(_kept("", "stream", read, order))
-        permute_stream(found, order)
+    read = torch.cat([reader.weight.data for block in _stream_blocks(found) for reader in _readers(block)])
+    order = best_permutation(read, sweeps)
+    kept = [_kept("", "stream", read, order)]
+    permute_stream(found, order)
     for name, block in found.named_modules():
         if isinstance(block, TransformerBlock):
-            kept += [one for kind in kinds if kind != "stream" for one in _improve(name, block, kind, sweeps)]
+            kept += _improve(name, block, sweeps)
     return found, tuple(kept)
 
 
-def _improve(name: str, block: TransformerBlock, kind: Kind, sweeps: int) -> Iterator[KeptMagnitude]:
-    if kind == "hidden":
-        columns = block.mlp_project.weight.data
-        order = best_permutation(columns, sweeps)
-        yield _kept(name, kind, columns, order)
-        permute_dense_pair(block.mlp_expand, block.mlp_project, order)
-        return
+def _improve(name: str, block: TransformerBlock, sweeps: int) -> Iterator[KeptMagnitude]:
+    columns = block.mlp_project.weight.data
+    order = best_permutation(columns, sweeps)
+    yield _kept(name, "hidden", columns, order)
+    permute_dense_pair(block.mlp_expand, block.mlp_project, order)
     for head in range(block.attention_project.in_features // block.head_dim):
-        if kind == "value_output":
-            columns = block.attention_project.weight.data[:, _columns(block, head)]
-        else:
-            rows = [block.qkv.weight.data[_rows(block, head, part)] for part in (_QUERY, _KEY)]
-            columns = torch.cat(rows, dim=1).T
+        columns = block.attention_project.weight.data[:, _columns(block, head)]
         order = best_permutation(columns, sweeps)
-        yield _kept(name, kind, columns, order, head)
-        (permute_value_output if kind == "value_output" else permute_query_key)(block, head, order)
+        yield _kept(name, "value_output", columns, order, head)
+        permute_value_output(block, head, order)
 
 
 def _kept(block: str, kind: Kind, columns: Tensor, order: Tensor, head: int | None = None) -> KeptMagnitude:
@@ -321,9 +303,11 @@ def _readers(block: nn.Module) -> list[nn.Linear]:
     return [block.output] if isinstance(block, VocabularyHead) else []
 
 
-def _rows(block: TransformerBlock, head: int, part: int) -> slice:
+def _permute_rows(block: TransformerBlock, head: int, part: int, order: Tensor) -> None:
     start = (3 * head + part) * block.head_dim  # see `dlojz.models.blocks.split_heads`: (head, 3, H)
-    return slice(start, start + block.head_dim)
+    for parameter in (block.qkv.weight, block.qkv.bias):
+        own = parameter.data[start : start + block.head_dim]
+        own.copy_(own[order])
 
 
 def _columns(block: TransformerBlock, head: int) -> slice:
@@ -338,12 +322,3 @@ def _take_rows(module: nn.Linear | nn.Conv2d | nn.LayerNorm, order: Tensor) -> N
 
 def _take_columns(layer: nn.Linear, order: Tensor) -> None:
     layer.weight.data = layer.weight.data[:, order].contiguous()
-
-
-def _permute_rows(layer: nn.Linear, rows: slice, order: Tensor) -> None:
-    layer.weight.data[rows] = layer.weight.data[rows][order]
-    layer.bias.data[rows] = layer.bias.data[rows][order]
-
-
-def _permute_columns(layer: nn.Linear, columns: slice, order: Tensor) -> None:
-    layer.weight.data[:, columns] = layer.weight.data[:, columns][:, order]

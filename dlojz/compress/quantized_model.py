@@ -208,10 +208,6 @@ class QuantizedLinear(nn.Module):
             sum_MO = sum_MO - row_M1 * self.zero_O1.flatten()
         return (sum_MO.to(torch.float32) * input_scale) * self.scale_O1.flatten()
 
-    def dequantized(self) -> Tensor:
-        """Return the weights as real numbers, ``(O, I)``."""
-        return (self.integers_OI.to(torch.float32) - self.zero_O1) * self.scale_O1.detach()
-
 
 def replace_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> nn.Module:
     """Copy a model with some modules replaced, in evaluation mode.

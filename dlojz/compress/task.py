@@ -31,6 +31,7 @@ from dlojz import models
 from dlojz.base.contract import check_at_least, parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal
+from dlojz.compress.board_record import IMAGE_SIZE
 from dlojz.results.record import write_atomic
 
 UNKNOWN = -1
@@ -38,8 +39,6 @@ UNKNOWN = -1
 HELD_OUT = 360
 """Samples that judge: a fifth of the digits."""
 _SPLIT_SEED = 20260
-IMAGE_SIZE = 16
-"""Pixels of a side: twice what the digits were scanned with, as small as vit_tiny's patches allow for."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Quantization by libraries: torch's fast INT8 kernels, torchao's INT8, FP8 and INT4.
 
 The model is the library's own; only the layers, what is stored and its bytes are decided here. The teacher is copied.
+torchao is imported without the lines that it prints on a machine that it has no kernels for.
 
 Source: torchao (https://github.com/pytorch/ao), `quantize_`; torch.ao.quantization, `quantize_dynamic`; Micikevicius et
 al. 2022, "FP8 Formats for Deep Learning" (arXiv 2209.05433), for e4m3.
@@ -9,17 +10,21 @@ al. 2022, "FP8 Formats for Deep Learning" (arXiv 2209.05433), for e4m3.
 from __future__ import annotations
 
 import copy
+import importlib
+import importlib.metadata
+import logging
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
+from dlojz.compress.method import TORCHAO_VERSION
 from dlojz.compress.quantizers import linear_layers
-from dlojz.compress.torchao_import import other_version, torchao_module
 
 Form = Literal["int8_weight_only", "int8_dynamic", "fp8_weight_only", "int4_weight_only"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -28,11 +33,73 @@ INT4_GROUP = 32
 _INT4_ROWS = 16
 
 
+_NOISE = {
+    "torchao": ("Failed to load ",),  # GPU kernels, built for another machine
+    "torchao.kernel.intmm": ("Warning: Detected no triton",),
+    "torch.utils._pytree": ("<enum 'KernelPreference'> is an Enum subclass",),  # torchao's own business with torch
+}
+
+
+@contextmanager
+def _without_noise() -> Iterator[None]:
+    def silence(beginnings: tuple[str, ...]) -> logging.Filter:
+        noise = logging.Filter()
+        noise.filter = lambda record: not record.getMessage().startswith(beginnings)  # type: ignore[method-assign]
+        return noise
+
+    filters = {logging.getLogger(name): silence(beginnings) for name, beginnings in _NOISE.items()}
+    for logger, noise in filters.items():
+        logger.addFilter(noise)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            yield
+    finally:
+        for logger, noise in filters.items():
+            logger.removeFilter(noise)
+
+
+def torchao_module(name: str = "quantization") -> Any:
+    """Import a module of torchao, such as `quantization`.
+
+    Raises:
+        LabError: if torchao is not installed, or is another version, without this module.
+    """
+    try:
+        with _without_noise():
+            return importlib.import_module(f"torchao.{name}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torchao":
+            raise
+        if error.name != "torchao":
+            raise _other_version() from None
+        raise refusal(
+            en="torchao is not installed, and this method is torchao's: pip install "
+            f"torchao=={TORCHAO_VERSION} installs it, as does pip install -r requirements.txt.",
+            fr="torchao n’est pas installé, or cette méthode est la sienne : pip install "
+            f"torchao=={TORCHAO_VERSION} l’installe, comme pip install -r requirements.txt.",
+        ) from None
+
+
+def _other_version() -> LabError:
+    """Say which version of torchao is here, and which one is needed."""
+    try:
+        here = importlib.metadata.version("torchao")
+    except importlib.metadata.PackageNotFoundError:
+        here = say(en="without a version", fr="sans version")
+    needed = f"torchao=={TORCHAO_VERSION}"
+    return refusal(
+        en=f"torchao {here} is here, {TORCHAO_VERSION} is needed: pip install {needed} replaces it.",
+        fr=f"torchao {here} est ici, il faut {TORCHAO_VERSION} : pip install {needed} le remplace.",
+    )
+
+
 def _configuration(form: Form) -> Any:
     try:
         return _chosen(form)
     except (AttributeError, TypeError) as error:  # a name or an argument that another version does not have
-        raise other_version() from error
+        raise _other_version() from error
 
 
 def _chosen(form: Form) -> Any:

@@ -26,7 +26,7 @@ from torch.nn.utils import parametrize
 from dlojz.base.errors import LabError
 from dlojz.base.language import percent, refusal, say
 from dlojz.compress import quantizers
-from dlojz.compress.masks import Masks, magnitude_mask
+from dlojz.compress.masks import magnitude_mask
 from dlojz.compress.task import latencies
 
 GROUP = 4
@@ -101,8 +101,7 @@ class Packed:
     @property
     def num_bytes(self) -> int:
         """Bytes of values and indices together."""
-        values, indices = self.values_OK, self.indices
-        return values.numel() * values.element_size() + indices.numel() * indices.element_size()
+        return self.values_OK.nbytes + self.indices.nbytes
 
 
 def packed_bytes(shape: Sequence[int], element_bytes: int = 4) -> int:
@@ -215,14 +214,6 @@ def bake(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear) and parametrize.is_parametrized(module, "weight"):
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
-
-
-def divergence(before: Masks, after: Masks) -> int:
-    """Count the places of the masks that have changed, opened or closed.
-
-    Source: Zhou et al. 2021 (arXiv 2102.04010), sparse architecture divergence.
-    """
-    return sum(int((before[name] ^ after[name]).sum()) for name in before)
 
 
 Form = Literal["masked", "csr", "semi_structured"]

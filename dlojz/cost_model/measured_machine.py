@@ -37,7 +37,7 @@ from dlojz.cost_model.layouts import SCHEDULES, Layouts, Reals
 from dlojz.cost_model.measuring import Timed, chained
 from dlojz.cost_model.step import Parts, step_parts
 from dlojz.cost_model.workload import Product, product_s, workload
-from dlojz.hardware import Cluster, Gpu, Precision, cluster, gpu
+from dlojz.hardware import Cluster, Device, Precision, cluster, gpu
 from dlojz.hardware.links import Collective, Interconnect, bus_factor, fit_line
 from dlojz.results.record import write_atomic
 
@@ -213,7 +213,7 @@ def read_measured(path: Path | None = None) -> Measured:
 
 def from_measurements(
     name: str,
-    gpu: Gpu,
+    gpu: Device,
     *,
     products: Sequence[tuple[Product, float]],
     passes: Sequence[tuple[float, float]],
@@ -442,7 +442,7 @@ def _chip(
     products: Sequence[tuple[Product, float]],
     passes: Sequence[tuple[float, float]],
     precision: Precision,
-) -> Gpu:
+) -> Device:
     """The processor; a CPU's peaks are its own best product and median pass, as nobody publishes them for one core."""
     if measured.gpu != "cpu":
         return gpu(measured.gpu)
@@ -451,13 +451,13 @@ def _chip(
     moved = statistics.median(num_bytes / seconds for num_bytes, seconds in passes)
     share = measured.memory_bytes // measured.setups[-1].ranks
     return replace(
-        chip, device=replace(chip.device, memory_bytes=share), peak_flops={precision: best / BEST_SHARE},
+        chip, memory_bytes=share, peak_flops={precision: best / BEST_SHARE},
         memory_bytes_per_s=moved / MEMORY_SHARE, num_sms=1,
     )  # fmt: skip
 
 
 def _with_start(
-    found: Calibration, chip: Gpu, products: Sequence[tuple[Product, float]], precision: Precision
+    found: Calibration, chip: Device, products: Sequence[tuple[Product, float]], precision: Precision
 ) -> Calibration:
     """The same with the inner size at half speed, and the efficiencies, that leave the least mean error."""
     kinds = (("product_efficiency", False), ("attention_efficiency", True))
@@ -487,7 +487,7 @@ def _engine(setup: Setup, kind: str) -> FittedLine:
 
 
 def _residuals(
-    setup: Setup, chip: Gpu, found: Calibration, update: FittedLine, connection: Interconnect
+    setup: Setup, chip: Device, found: Calibration, update: FittedLine, connection: Interconnect
 ) -> Iterator[Residual]:
     """Residuals of passes, updates and messages; those of products are `_of_product`'s."""
     speed = chip.memory_bytes_per_s * found.memory_efficiency
@@ -504,7 +504,7 @@ def _residuals(
         yield Residual(point.collective, point.collective, point.message_bytes, point.time_s, fitted_s)
 
 
-def _of_product(one: Timed, fair: tuple[Product, float], chip: Gpu, found: Calibration, launch_s: float) -> Residual:
+def _of_product(one: Timed, fair: tuple[Product, float], chip: Device, found: Calibration, launch_s: float) -> Residual:
     own = one.seconds - fair[1] if fair[1] > LEAST_LEFT * one.seconds else launch_s
     fitted_s = product_s(fair[0], chip, found, one.precision) + own
     return Residual(one.what, one.label, fair[0].flops, one.seconds, fitted_s)

@@ -303,9 +303,9 @@ def estimate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
         calibration: of the cluster's GPUs.
     """
     made = memories(workload, layouts)
-    if not cluster.gpu.device.context_bytes:  # no GPU: nothing takes its part before the model
+    if not cluster.gpu.context_bytes:  # no GPU: nothing takes its part before the model
         made = replace(made, reserve=made.reserve - CONTEXT_BYTES)
-    fits = made.total_bytes <= cluster.gpu.device.memory_bytes
+    fits = made.total_bytes <= cluster.gpu.memory_bytes
     return Estimates(step_parts(workload, cluster, layouts, calibration), made, fits)
 
 

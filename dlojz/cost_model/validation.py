@@ -365,7 +365,7 @@ def validate_memory() -> MemoryResult:
         if row.memory_bytes is None and row.outcome != "oom":
             continue
         predicted = float(_memory(row).total_bytes[0])
-        capacity = float(cluster(row.cluster).gpu.device.memory_bytes)
+        capacity = float(cluster(row.cluster).gpu.memory_bytes)
         made = Reading(row, row.memory_bytes or 0.0, predicted, capacity, not is_fitted(row))
         (ran_out if row.outcome == "oom" else readings).append(made)
     return MemoryResult(tuple(readings), tuple(ran_out), tuple(_activations()))

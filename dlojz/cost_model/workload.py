@@ -28,7 +28,7 @@ from dlojz import models
 from dlojz.base.language import refusal
 from dlojz.cost_model.calibration import Calibration
 from dlojz.cost_model.layouts import element_bytes
-from dlojz.hardware import Gpu, Precision
+from dlojz.hardware import Device, Precision
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.models.sizes import GPTSize, LlamaSize
 
@@ -134,7 +134,7 @@ def wave_efficiency(product: Product, num_sms: int) -> float:
     return best
 
 
-def product_s(product: Product, gpu: Gpu, calibration: Calibration, precision: Precision) -> float:
+def product_s(product: Product, gpu: Device, calibration: Calibration, precision: Precision) -> float:
     """Seconds of a product: the slower of computing and of moving its matrices once (roofline).
 
     With fp8 the products of attention stay in bf16 (Transformer Engine's default).
@@ -155,7 +155,7 @@ def product_s(product: Product, gpu: Gpu, calibration: Calibration, precision: P
 
 def operators_s(
     operators: Iterable[LayerOperator],
-    gpu: Gpu,
+    gpu: Device,
     calibration: Calibration,
     precision: Precision,
     *,

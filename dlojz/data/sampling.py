@@ -12,6 +12,7 @@ order of the data.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from dlojz.base.errors import LabError
 
 
 class MicroBatchSampler(Sampler[list[int]]):
-    """Indices of one replica's micro-batches, epoch after epoch without end.
+    """Indices of one replica's micro-batches, epoch after epoch.
 
     The samples are shuffled by seed and epoch and cut into micro-batches; `DistributedSampler` then deals whole
     micro-batches to the replicas in turn. What does not fill a global batch is left out of the epoch.
@@ -32,10 +33,21 @@ class MicroBatchSampler(Sampler[list[int]]):
         micro_batch: samples per micro-batch.
         global_batch: samples per step over all replicas.
         dp: replicas; dp_rank: this one, from 0.
+        skipped: micro-batches of this replica that a run has used before it was resumed.
+        number: micro-batches of this replica after those; None: without end.
     """
 
     def __init__(
-        self, num_samples: int, *, micro_batch: int, global_batch: int, dp: int = 1, dp_rank: int = 0, seed: int = 0
+        self,
+        num_samples: int,
+        *,
+        micro_batch: int,
+        global_batch: int,
+        dp: int = 1,
+        dp_rank: int = 0,
+        seed: int = 0,
+        skipped: int = 0,
+        number: int | None = None,
     ) -> None:
         if num_samples < global_batch:
             raise LabError(
@@ -43,6 +55,7 @@ class MicroBatchSampler(Sampler[list[int]]):
                 "(micro_batch × micro_batches × dp): make the batch smaller."
             )
         self._num_samples, self._micro_batch, self._seed = num_samples, micro_batch, seed
+        self._skipped, self._number = skipped, number
         num_micro_batches = num_samples // global_batch * (global_batch // micro_batch)
         numbers = range(num_micro_batches)
         self._dealer: DistributedSampler[int] = DistributedSampler(
@@ -53,7 +66,15 @@ class MicroBatchSampler(Sampler[list[int]]):
             drop_last=True,
         )
 
+    def __len__(self) -> int:
+        if self._number is None:
+            raise TypeError("micro-batches without end have no length")
+        return self._number
+
     def __iter__(self) -> Iterator[list[int]]:
+        return islice(self._endless(), self._skipped, None if self._number is None else self._skipped + self._number)
+
+    def _endless(self) -> Iterator[list[int]]:
         epoch = 0
         while True:
             shuffle = torch.Generator().manual_seed(self._seed + epoch)

@@ -247,4 +247,4 @@ def asked_times(plan: Plan, verdict: LayoutVerdict) -> dict[str, float]:
 
 def asked_memory(plan: Plan, verdict: LayoutVerdict) -> dict[str, float]:
     """Estimate the bytes of the fullest GPU of a layout asked about, by category; it need not fit."""
-    return fullest(rank_memories(plan.found.space, verdict.candidate, plan.question.cluster.gpu.device)).parts
+    return fullest(rank_memories(plan.found.space, verdict.candidate, plan.question.cluster.gpu)).parts

@@ -5,41 +5,21 @@ Every figure says where it comes from and how far it is to be trusted; nothing h
 
 from __future__ import annotations
 
-from dlojz.hardware.clusters import CLUSTERS, Cluster, cluster, read_cluster
-from dlojz.hardware.constants import STANDINGS, Constant
-from dlojz.hardware.gpus import (
-    ALIASES,
-    CONTEXT_BYTES,
-    CUBLAS_BYTES,
-    DEVICES,
-    GPUS,
-    HOPPER_CUBLAS_BYTES,
-    NCCL_BYTES,
-    Device,
-    Gpu,
-    Precision,
-    device,
-    gpu,
-)
+from dlojz.hardware.clusters import CLUSTERS, Cluster, cluster
+from dlojz.hardware.constants import STANDINGS
+from dlojz.hardware.gpus import DEVICES, GPUS, Device, Precision, device, gpu
 from dlojz.hardware.links import COLLECTIVES, LINKS, Collective, Interconnect, Link, bus_factor, link
 
 __all__ = [
-    "ALIASES",
     "CLUSTERS",
     "COLLECTIVES",
-    "CONTEXT_BYTES",
-    "CUBLAS_BYTES",
     "DEVICES",
     "GPUS",
-    "HOPPER_CUBLAS_BYTES",
     "LINKS",
-    "NCCL_BYTES",
     "STANDINGS",
     "Cluster",
     "Collective",
-    "Constant",
     "Device",
-    "Gpu",
     "Interconnect",
     "Link",
     "Precision",
@@ -48,5 +28,4 @@ __all__ = [
     "device",
     "gpu",
     "link",
-    "read_cluster",
 ]

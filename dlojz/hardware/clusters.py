@@ -23,7 +23,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.files import COURSE
 from dlojz.base.language import one_of, refusal, say
 from dlojz.hardware.constants import Constant, ConstantsFile
-from dlojz.hardware.gpus import DEVICES, Gpu, gpu
+from dlojz.hardware.gpus import DEVICES, Device, gpu
 from dlojz.hardware.links import Interconnect, link
 
 FOLDER: Final = Path(__file__).with_name("data") / "clusters"
@@ -31,10 +31,13 @@ CLUSTERS_TEMPLATE: Final = "template"
 CLUSTERS: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != CLUSTERS_TEMPLATE))
 """Names of all clusters."""
 _SCALARS: Final = {"nic_bandwidth": "B/s", "host_memory": "B", "pue": "1", "carbon": "g/kWh"}
-_OF_GPU: Final = {"memory": "B", "memory_bandwidth": "B/s", "thermal_design_power": "W", "idle_power": "W"}
-_GPU_FIELDS: Final = {
-    "memory_bandwidth": "memory_bytes_per_s", "thermal_design_power": "tdp_w", "idle_power": "idle_w",
-}  # fmt: skip
+_OF_GPU: Final = {
+    "memory": ("B", "memory_bytes"),
+    "memory_bandwidth": ("B/s", "memory_bytes_per_s"),
+    "thermal_design_power": ("W", "tdp_w"),
+    "idle_power": ("W", "idle_w"),
+}
+"""What a cluster's file may say of its own GPU: the unit, and the field of `Device`."""
 _KEYS: Final = (
     "title", "gpu", "gpus_per_node", "num_nodes", "intra", "inter", "nics_per_node", "machine", "own_gpu", *_SCALARS,
 )  # fmt: skip
@@ -63,7 +66,7 @@ class Cluster:
 
     name: str
     title: str
-    gpu: Gpu
+    gpu: Device
     gpus_per_node: int
     num_nodes: int
     intra: Interconnect
@@ -82,20 +85,19 @@ class Cluster:
         return self.gpus_per_node * self.num_nodes
 
 
-def _own_gpu(file: ConstantsFile) -> tuple[Gpu, dict[str, Constant]]:
+def _own_gpu(file: ConstantsFile) -> tuple[Device, dict[str, Constant]]:
     """The GPU of a cluster, with what the cluster's file says of it otherwise."""
     found = gpu(file.text("gpu"))
     if "own_gpu" not in file.content:
         return found, {}
     table = file.table("own_gpu")
     file.keys(_OF_GPU, table)
-    own = {key: file.constant(key, _OF_GPU[key], table, f"own_gpu.{key}") for key in table}
-    device = found.device
+    own = {key: file.constant(key, _OF_GPU[key][0], table, f"own_gpu.{key}") for key in table}
+    changed: dict[str, Any] = {_OF_GPU[key][1]: one.value for key, one in own.items()}
     if "memory" in own:
-        device = replace(device, memory_bytes=int(own["memory"].value), source=own["memory"].source)
-    others: dict[str, Any] = {_GPU_FIELDS[key]: one.value for key, one in own.items() if key in _GPU_FIELDS}
-    changed = replace(found, device=device, constants={**found.constants, **own}, **others)
-    return changed, {f"own_gpu.{key}": constant for key, constant in own.items()}
+        changed["memory_bytes"] = int(own["memory"].value)
+    made = replace(found, constants={**found.constants, **own}, **changed)
+    return made, {f"own_gpu.{key}": constant for key, constant in own.items()}
 
 
 def read_cluster(path: Path) -> Cluster:

@@ -1,4 +1,4 @@
-"""GPUs: memory and what a process takes of it, peak speeds, bandwidth, power.
+"""GPUs: memory and what a process takes of it, peak speeds, bandwidth, power; one file each, and one for the CPU.
 
 A peak that a GPU does not have is absent, never zero; peaks are those of dense matrices (without structured sparsity),
 per second, decimal.
@@ -6,8 +6,8 @@ per second, decimal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Final, Literal, get_args
@@ -24,18 +24,27 @@ NCCL_BYTES: Final = 1536 * MEBIBYTE
 
 Source: Bekman, "Machine Learning Engineering", training/performance, "Anatomy of Model's Memory Usage".
 """
-CUBLAS_BYTES: Final = 2 * 4096 * 1024 + 8 * 16 * 1024
-"""cuBLAS's workspace for each handle and stream, taken from the allocator: 8.125 MiB (`:4096:2:16:8`) before Hopper.
-
-Source: torch, `aten/src/ATen/cuda/CublasHandlePool.cpp`, `parseChosenWorkspaceSize`.
-"""
-HOPPER_CUBLAS_BYTES: Final = 8 * 4096 * 1024
-"""The same from Hopper on: 32 MiB; so it is on every GPU with `CUBLAS_WORKSPACE_CONFIG=:4096:8`."""
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+PRECISIONS: Final = get_args(Precision)
+FOLDER: Final = Path(__file__).with_name("data") / "gpus"
+GPUS: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
+"""Names of all GPUs, those of `DEVICES`, and `cpu` for a process without one."""
+CPU: Final = "cpu"
+_SCALARS: Final = {
+    "memory": "B",
+    "memory_bandwidth": "B/s",
+    "multiprocessors": "1",
+    "thermal_design_power": "W",
+    "idle_power": "W",
+}
+"""Constants of a file besides the peaks, with their units."""
+_OF_CUDA: Final = {"cublas_workspace": "B"}
+"""The same, of GPUs alone."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """Memory of a GPU model.
+    """Memory, speed and power of a GPU model, or of the CPU.
 
     Args:
         name: as it is asked for, e.g. `v100-32`.
@@ -45,99 +54,7 @@ class Device:
         nccl_bytes: for NCCL, in a process that has communicated, approximate.
         cublas_workspace_bytes: for each cuBLAS handle and stream, by default; from the allocator, so part of what
             is reserved. A training process has two handles: one of forward's thread, one of backward's.
-        source: where the memory comes from.
-    """
-
-    name: str
-    title: str
-    memory_bytes: int
-    context_bytes: int
-    nccl_bytes: int
-    cublas_workspace_bytes: int
-    source: str
-
-    def allocatable_bytes(self, processes: int = 1) -> int:
-        """Bytes that the allocator of each of so many processes, one per GPU, can reserve; with NCCL from two on.
-
-        Args:
-            processes: at least 1.
-        """
-        return self.memory_bytes - self.context_bytes - (self.nccl_bytes if processes > 1 else 0)
-
-
-def _device(name: str, title: str, memory_mib: int, cublas_bytes: int, source: str) -> Device:
-    return Device(name, title, memory_mib * MEBIBYTE, CONTEXT_BYTES, NCCL_BYTES, cublas_bytes, source)
-
-
-_SMI = "total printed by nvidia-smi {} (drivers before 510; later ones print {} MiB, of which a process gets no more)"
-
-DEVICES: Final[dict[str, Device]] = {
-    device.name: device
-    for device in (
-        _device("v100-16", "V100 16 GB", 16160, CUBLAS_BYTES, _SMI.format("V100-SXM2-16GB", 16384)),
-        _device("v100-32", "V100 32 GB", 32510, CUBLAS_BYTES, _SMI.format("V100-SXM2-32GB", 32768)),
-        _device("a100-40", "A100 40 GB", 40536, CUBLAS_BYTES, _SMI.format("A100-SXM4-40GB", 40960)),
-        _device("a100-80", "A100 80 GB", 81251, CUBLAS_BYTES, _SMI.format("A100-SXM4-80GB", 81920)),
-        _device(
-            "h100",
-            "H100 80 GB",
-            80998,
-            HOPPER_CUBLAS_BYTES,
-            "79.10 GiB, the total capacity in torch's out-of-memory message on H100 SXM; nvidia-smi prints 81559 MiB",
-        ),
-        _device(
-            "h200",
-            "H200 141 GB",
-            143155,
-            HOPPER_CUBLAS_BYTES,
-            "139.80 GiB, the total capacity in torch's out-of-memory message on H200 SXM; nvidia-smi prints 143771 MiB",
-        ),
-    )
-}
-"""All GPU models by name, by generation and memory."""
-ALIASES: Final[dict[str, str]] = {"h100-80": "h100", "h200-141": "h200"}
-"""Other names for the same."""
-
-
-def device(name: str) -> Device:
-    """Look up the memory of a GPU model by its name, in any case.
-
-    Raises:
-        LabError: if there is none; the sentence lists those there are.
-    """
-    key = str(name).strip().lower().replace(" ", "-").replace("_", "-")
-    found = DEVICES.get(ALIASES.get(key, key))
-    if found is None:
-        raise LabError(one_of("device", name, DEVICES))
-    return found
-
-
-Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
-PRECISIONS: Final = get_args(Precision)
-FOLDER: Final = Path(__file__).with_name("data") / "gpus"
-GPUS: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
-"""Names of all GPUs, those of `DEVICES`, and `cpu` for a process without one."""
-CPU: Final = "cpu"
-SCALARS: Final = {
-    "memory_bandwidth": "B/s",
-    "multiprocessors": "1",
-    "thermal_design_power": "W",
-    "idle_power": "W",
-}
-"""Constants of a GPU's file besides its peaks, with their units."""
-_OPTIONAL: Final = {"memory": "B"}
-_KEYS: Final = ("title", "peak", *SCALARS, *_OPTIONAL)
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """Speed, power and memory of a GPU.
-
-    Args:
-        name: as it is asked for, e.g. `a100-80`.
-        title: as it is shown.
-        device: its memory, and what is taken of it before a model gets anything.
-        peak_flops: dense peak of the matrix units by precision, in FLOP/s; absent where the GPU has none.
+        peak_flops: dense peak of the matrix units by precision, in FLOP/s; absent where there is none.
         memory_bytes_per_s: bandwidth of its memory.
         num_sms: multiprocessors, over which the tiles of a product are distributed.
         tdp_w: thermal design power.
@@ -147,58 +64,98 @@ class Gpu:
 
     name: str
     title: str
-    device: Device
-    peak_flops: Mapping[Precision, float]
+    memory_bytes: int
+    context_bytes: int
+    nccl_bytes: int
+    cublas_workspace_bytes: int
+    peak_flops: Mapping[Precision, float] = field(hash=False)
     memory_bytes_per_s: float
     num_sms: int
     tdp_w: float
     idle_w: float
-    constants: Mapping[str, Constant]
+    constants: Mapping[str, Constant] = field(hash=False)
+
+    def allocatable_bytes(self, processes: int = 1) -> int:
+        """Bytes that the allocator of each of so many processes, one per GPU, can reserve; with NCCL from two on.
+
+        Args:
+            processes: at least 1.
+        """
+        return self.memory_bytes - self.context_bytes - (self.nccl_bytes if processes > 1 else 0)
+
+    @property
+    def device(self) -> Device:
+        """Itself, as lab 08 asks for it."""
+        return self
 
 
-def read_gpu(path: Path) -> Gpu:
-    """Read the GPU that a file describes; its memory is that of the `Device` of the same name, or in the file.
+def read_gpu(path: Path) -> Device:
+    """Read the GPU, or the CPU, that a file describes.
 
     Raises:
         LabError: if the file lacks a constant, or holds an illegal one.
     """
     file = ConstantsFile.read(path)
-    file.keys(_KEYS)
+    on_cuda = path.stem != CPU
+    scalars = {**_SCALARS, **_OF_CUDA} if on_cuda else _SCALARS
+    file.keys(("title", "peak", *scalars))
     peaks = file.table("peak")
     file.keys(PRECISIONS, peaks)
     constants = {f"peak.{key}": file.constant(key, "FLOP/s", peaks, f"peak.{key}") for key in peaks}
-    constants |= {key: file.constant(key, unit) for key, unit in SCALARS.items()}
-    device = DEVICES.get(path.stem)
-    if device is None:
-        memory = file.constant("memory", _OPTIONAL["memory"])
-        constants["memory"] = memory
-        device = Device(path.stem, file.text("title"), int(memory.value), 0, 0, 0, memory.source)
-    return Gpu(
-        path.stem,
-        file.text("title"),
-        device,
-        {key: constants[f"peak.{key}"].value for key in PRECISIONS if key in peaks},
-        constants["memory_bandwidth"].value,
-        int(constants["multiprocessors"].value),
-        constants["thermal_design_power"].value,
-        constants["idle_power"].value,
-        constants,
+    constants |= {key: file.constant(key, unit) for key, unit in scalars.items()}
+    return Device(
+        name=path.stem,
+        title=file.text("title"),
+        memory_bytes=int(constants["memory"].value),
+        context_bytes=CONTEXT_BYTES if on_cuda else 0,
+        nccl_bytes=NCCL_BYTES if on_cuda else 0,
+        cublas_workspace_bytes=int(constants["cublas_workspace"].value) if on_cuda else 0,
+        peak_flops={key: constants[f"peak.{key}"].value for key in PRECISIONS if key in peaks},
+        memory_bytes_per_s=constants["memory_bandwidth"].value,
+        num_sms=int(constants["multiprocessors"].value),
+        tdp_w=constants["thermal_design_power"].value,
+        idle_w=constants["idle_power"].value,
+        constants=constants,
     )
 
 
 @cache
-def _shipped(name: str) -> Gpu:
+def _shipped(name: str) -> Device:
     return read_gpu(FOLDER / f"{name}.toml")
 
 
-def gpu(name: str) -> Gpu:
-    """Look up a GPU by its name, in any case.
+DEVICES: Final[dict[str, Device]] = {
+    one.name: one
+    for one in sorted(
+        (_shipped(name) for name in GPUS if name != CPU), key=lambda one: (one.peak_flops["fp16"], one.memory_bytes)
+    )
+}
+"""All GPU models by name, by generation and memory."""
+ALIASES: Final[dict[str, str]] = {"h100-80": "h100", "h200-141": "h200"}
+"""Other names for the same."""
+
+
+def device(name: str) -> Device:
+    """Look up a GPU model by its name, in any case; the CPU is none.
 
     Raises:
         LabError: if there is none; the sentence lists those there are.
     """
+    return _named("device", name, DEVICES)
+
+
+def gpu(name: str) -> Device:
+    """Look up a GPU, or the CPU, by its name, in any case.
+
+    Raises:
+        LabError: if there is none; the sentence lists those there are.
+    """
+    return _named("GPU", name, GPUS)
+
+
+def _named(what: str, name: str, legal: Iterable[str]) -> Device:
     key = str(name).strip().lower().replace(" ", "-").replace("_", "-")
     key = ALIASES.get(key, key)
-    if key not in GPUS:
-        raise LabError(one_of("GPU", name, GPUS))
+    if key not in legal:
+        raise LabError(one_of(what, name, legal))
     return _shipped(key)

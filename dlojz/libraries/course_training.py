@@ -1,9 +1,13 @@
 """Train as the course's slides do: the command line, model, samples, report and DeepSpeed JSON of all programs.
 
 The same command line gives the same training with every library: the same weights on every rank, the same samples in
-every step. DeepSpeed's JSON file takes sizes that it leaves out, or gives as `"auto"`, from the command line, as
+every step, in the older torch of Colossal-AI's environment too, whose `nn.init.trunc_normal_` draws other numbers (once
+a uniform number through the inverse of the error function, now a normal one, drawn again where it falls outside the
+bounds). DeepSpeed's JSON file takes sizes that it leaves out, or gives as `"auto"`, from the command line, as
 Accelerate and the Hugging Face Trainer do, and is refused where it says otherwise: DeepSpeed alone would follow the
 file, while the samples follow the command line.
+
+Source: the source of `torch.nn.init` in torch 2.5 and 2.13, for `trunc_normal_`.
 """
 
 from __future__ import annotations
@@ -11,17 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 
-from dlojz import data as datasets
-from dlojz import models
 from dlojz.base.language import say
 from dlojz.base.machine import ignore_stop_signal
 from dlojz.config.run_config import RunConfig
@@ -118,27 +119,23 @@ class WithLoss(nn.Module):
         return found
 
 
+@torch.no_grad()
+def trunc_normal_(tensor: Tensor, std: float) -> Tensor:
+    """Fill a tensor from a normal distribution of mean 0, truncated to [−2, 2], as torch 2.13 does; returns it."""
+    drawn = tensor.normal_(0.0, std)
+    while bool((outside := drawn.abs() > 2.0).any()):
+        drawn = torch.where(outside, torch.empty_like(drawn).normal_(0.0, std), drawn)
+    return tensor if drawn is tensor else tensor.copy_(drawn)
+
+
 def build_model(args: argparse.Namespace) -> WithLoss:
-    """Build the model on the CPU, with the same weights on every rank."""
-    return WithLoss(loop.build_model(_config(args)))
-
-
-class Counted(Sampler[list[int]]):
-    """Sampler of the first micro-batches of a replica.
-
-    Args:
-        sampler: yields micro-batches without end.
-        number: of micro-batches.
-    """
-
-    def __init__(self, sampler: MicroBatchSampler, number: int) -> None:
-        self._sampler, self._number = sampler, number
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return islice(iter(self._sampler), self._number)
-
-    def __len__(self) -> int:
-        return self._number
+    """Build the model on the CPU, with the same weights on every rank and with every library's torch."""
+    before = nn.init.trunc_normal_
+    nn.init.trunc_normal_ = trunc_normal_  # type: ignore[assignment]
+    try:
+        return WithLoss(loop.build_model(_config(args)))
+    finally:
+        nn.init.trunc_normal_ = before
 
 
 def data_loader(args: argparse.Namespace, rank: int = 0, world_size: int = 1) -> DataLoader[tuple[Tensor, Tensor]]:
@@ -151,28 +148,20 @@ def data_loader(args: argparse.Namespace, rank: int = 0, world_size: int = 1) ->
     """
     config = _config(args)
     replicas = world_size if world_size > 1 else int(os.environ.get("WORLD_SIZE", "1")) // (args.tp * args.pp)
-    dataset = datasets.load(
-        config.data_name,
-        family=models.spec(config.model).family,
-        num_classes=config.num_classes,
-        seed=config.seed,
-        image_size=config.image_size,
-        sequence_length=config.sequence_length,
-        data_root=config.data_root,
-    )
+    dataset = loop.open_dataset(config)
     sampler = MicroBatchSampler(
-        len(dataset),  # type: ignore[arg-type]
+        len(dataset),
         micro_batch=args.batch_size,
         global_batch=args.batch_size * args.accumulation * replicas,
         dp=world_size,
         dp_rank=rank,
         seed=args.seed,
+        number=args.steps * args.accumulation * (replicas // world_size),
     )
-    number = args.steps * args.accumulation * (replicas // world_size)
     workers = 4 if config.data_name == "imagenet" else 0
     return DataLoader(
         dataset,
-        batch_sampler=Counted(sampler, number),
+        batch_sampler=sampler,
         num_workers=workers,
         worker_init_fn=ignore_stop_signal if workers else None,
     )

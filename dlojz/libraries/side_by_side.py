@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import zip_longest
 from typing import Any
 
@@ -78,35 +78,24 @@ class LibraryRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
+        pairs = ("states_bytes", "peak_bytes", "sent_bytes")
+        plain = [one.name for one in fields(self) if one.name not in ("name", "change", "config", "difference", *pairs)]
         return {
+            **{name: getattr(self, name) for name in plain},
+            **{name: dict(zip(("predicted", "measured"), getattr(self, name), strict=True)) for name in pairs},
             "library": self.name,
-            "title": self.title,
-            "version": self.version,
             "lines": self.change.lines,
             "lines_added": self.change.added,
             "lines_removed": self.change.removed,
-            "hides": self.hides,
             "ran": self.ran,
-            "note": self.note,
             "config": self.config.to_dict() if self.config else None,
             "losses": list(self.losses),
             "largest_difference": self.difference,
-            "same_weights": self.same_weights,
-            "states_bytes": dict(zip(("predicted", "measured"), self.states_bytes, strict=True)),
-            "peak_bytes": dict(zip(("predicted", "measured"), self.peak_bytes, strict=True)),
             "traffic_bytes": [
                 {"collective": name, "predicted": predicted, "measured": measured}
                 for name, predicted, measured in self.traffic_bytes
             ],
-            "sent_bytes": dict(zip(("predicted", "measured"), self.sent_bytes, strict=True)),
             "bytes_equal": self.bytes_equal,
-            "step_s": self.step_s,
-            "step_ratio": self.step_ratio,
-            "step_ratio_low": self.step_ratio_low,
-            "step_ratio_high": self.step_ratio_high,
-            "rounds": self.rounds,
-            "steps_timed": self.steps_timed,
-            "otherwise": self.otherwise,
         }
 
 

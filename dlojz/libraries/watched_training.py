@@ -40,7 +40,7 @@ from dlojz.train.engines.base import Engine, Inventory, locals_of, optimizer_sta
 from dlojz.train.engines.deepspeed import DeepSpeedEngine, load_deepspeed
 from dlojz.train.engines.replicated import DDPEngine
 from dlojz.train.loop import align_clocks, finish, leave, report_measured, write_footprint
-from dlojz.train.probes.probes import Probes
+from dlojz.train.probes import Probes
 
 _WRAPPERS = ("module.", "network.", "_orig_mod.")
 

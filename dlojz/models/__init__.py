@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dlojz.models.catalogue import build, check_input, names, spec
-from dlojz.models.entries import ModelSpec
+from dlojz.models.catalogue import ModelSpec, build, check_input, names, spec
 from dlojz.models.summary import ModelSummary, describe
 
 __all__ = ["ModelSpec", "ModelSummary", "build", "check_input", "describe", "names", "spec"]

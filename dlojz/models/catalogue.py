@@ -1,20 +1,161 @@
-"""Catalogue of the models: names, accepted inputs, and `build`. Importing it loads no torch."""
+"""Catalogue of the models: names, dimensions, defaults and sources, accepted inputs, and `build`.
+
+Importing it loads no torch; a model's own module is imported when it is built.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal
-from dlojz.models.entries import BYTES, ENTRIES, Family, ModelSpec
+from dlojz.models import sizes
 from dlojz.models.experts.routing import Routing
 
 if TYPE_CHECKING:
     from dlojz.models.blocks import BlockList, Checkpointing
 
-__all__ = ["BYTES", "Family", "ModelSpec", "build", "check_input", "names", "spec"]
+Family = Literal["image", "text"]
+BYTES = 256
 
-_CATALOGUE = {entry.name: entry for entry in ENTRIES}
+_SWITCH = "Fedus et al. 2021, arXiv 2101.03961"
+_LLAMA_3 = "arXiv 2407.21783"
+_MIXTRAL = "Jiang et al. 2024, arXiv 2401.04088"
+_MIXTRAL_22B = "Mistral AI 2024, configuration of the released weights"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """Entry of the catalogue: a model, its dimensions and its defaults.
+
+    Args:
+        name: Name for ``build`` and the command line.
+        family: ``image`` (pixels to classes) or ``text`` (tokens to tokens).
+        summary: Description in a few words.
+        source: Paper that describes it.
+        size: Dimensions; plain data, no torch.
+        build: Constructor, with the options that ``build`` has checked.
+        num_classes: Default number of classes, or vocabulary of text.
+        image_size: Default side of the images in pixels; None for text.
+        image_multiple: Image sizes are multiples of this.
+        smallest_image: Image sizes are at least this.
+        sequence_length: Default tokens per sample; None for images.
+        in_channels: Default channels of the images; None for text.
+
+    Source: the paper in ``source``, for the dimensions in ``size``.
+    """
+
+    name: str
+    family: Family
+    summary: str
+    source: str
+    size: sizes.Size
+    build: Callable[..., BlockList]
+    num_classes: int
+    image_size: int | None = None
+    image_multiple: int = 1
+    smallest_image: int = 1
+    sequence_length: int | None = None
+    in_channels: int | None = None
+
+
+_CLASSES = {
+    sizes.CoAtNetSize: ("coatnet", "CoAtNet"),
+    sizes.ViTSize: ("vit", "ViT"),
+    sizes.AlexNetSize: ("alexnet", "AlexNet"),
+    sizes.GPTSize: ("gpt", "GPT"),
+    sizes.LlamaSize: ("llama", "Llama"),
+}
+"""Module and class of a model, by the type of its size."""
+
+
+def _construct(size: sizes.Size, **options: Any) -> BlockList:
+    module, class_name = _CLASSES[type(size)]
+    model: BlockList = getattr(importlib.import_module(f"dlojz.models.{module}"), class_name)(size, **options)
+    return model
+
+
+def _image(
+    source: str, multiple: int, smallest: int, name: str, image_size: int, summary: str, num_classes: int = 1000
+) -> ModelSpec:
+    size = sizes.IMAGE_SIZES[name]
+    return ModelSpec(
+        name=name,
+        family="image",
+        summary=summary,
+        source=source,
+        size=size,
+        build=partial(_construct, size),
+        num_classes=num_classes,
+        image_size=image_size,
+        image_multiple=size.patch if isinstance(size, sizes.ViTSize) else multiple,
+        smallest_image=smallest,
+        in_channels=3,
+    )
+
+
+def _text(source: str, name: str, sequence_length: int, vocabulary_size: int, summary: str) -> ModelSpec:
+    size = sizes.TEXT_SIZES[name]
+    return ModelSpec(
+        name=name,
+        family="text",
+        summary=summary,
+        source=source,
+        size=size,
+        build=partial(_construct, size),
+        num_classes=vocabulary_size,
+        sequence_length=sequence_length,
+    )
+
+
+_coatnet = partial(_image, "Dai et al. 2021, arXiv 2106.04803", 32, 1)
+_vit = partial(_image, "Dosovitskiy et al. 2020, arXiv 2010.11929", 1, 1)
+_alexnet = partial(_image, "Krizhevsky 2014, arXiv 1404.5997", 1, 63)  # below, the last pooling has nothing to pool
+_gpt = partial(_text, "Radford et al. 2019, Language Models are Unsupervised Multitask Learners")
+_llama = partial(_text, "Touvron et al. 2023, arXiv 2307.09288")
+
+_ENTRIES = (
+    _coatnet("coatnet_tiny", 64, "CoAtNet for CPUs: every kind of block, a step in tens of milliseconds", 10),
+    _coatnet("coatnet_0", 224, "smallest CoAtNet of the paper"),
+    _coatnet("coatnet_1", 224, "CoAtNet-0's widths, twice as deep"),
+    _coatnet("coatnet_2", 224, "CoAtNet-1's depths, a third wider"),
+    _coatnet("coatnet_3", 224, "CoAtNet-1's depths, twice as wide"),
+    _coatnet("coatnet_4", 224, "CoAtNet-3's widths, twice as deep"),
+    _coatnet("coatnet_5", 512, "trained on JFT-300M; heads of 64"),
+    _coatnet("coatnet_6", 512, "trained on JFT-3B; convolution and attention share stage 3; heads of 128"),
+    _coatnet("coatnet_7", 512, "largest CoAtNet: the model that no single GPU trains without help"),
+    _vit("vit_mini", 64, "vit_tiny with half of its blocks: the student of a distillation", 10),
+    _vit("vit_tiny", 64, "ViT for CPUs: 4 blocks, patches of 8", 10),
+    _vit("vit_ti_16", 224, "ViT-Ti/16 (DeiT's tiny)"),
+    _vit("vit_s_16", 224, "ViT-S/16 (DeiT's small)"),
+    _vit("vit_b_16", 224, "ViT-B/16"),
+    _vit("vit_l_16", 224, "ViT-L/16"),
+    _vit("vit_h_14", 224, "ViT-H/14"),
+    _alexnet("alexnet_tiny", 64, "AlexNet for CPUs: eight narrow layers", 10),
+    _alexnet("alexnet", 224, "AlexNet, eight layers to cut into a pipeline"),
+    _gpt("gpt_tiny", 128, BYTES, "GPT for CPUs, byte by byte"),
+    _text(_SWITCH, "moe_tiny", 128, BYTES, "gpt_tiny with 8 experts in every second block, 1 of which a token meets"),
+    _gpt("gpt2", 1024, 50257, "GPT-2 small, with an output layer of its own"),
+    _gpt("gpt2_medium", 1024, 50257, "GPT-2 medium, with an output layer of its own"),
+    _gpt("gpt2_large", 1024, 50257, "GPT-2 large, with an output layer of its own"),
+    _gpt("gpt2_xl", 1024, 50257, "GPT-2 XL, with an output layer of its own"),
+    _llama("llama_tiny", 128, BYTES, "Llama for CPUs, byte by byte: rotary positions, SwiGLU, grouped queries"),
+    _llama("llama_2_7b", 4096, 32000, "Llama 2 7B"),
+    _llama("llama_2_13b", 4096, 32000, "Llama 2 13B"),
+    _llama("llama_2_70b", 4096, 32000, "Llama 2 70B, with grouped queries"),
+    _text(_LLAMA_3, "llama_3_8b", 8192, 128256, "Llama 3 8B"),
+    _text(_LLAMA_3, "llama_3_70b", 8192, 128256, "Llama 3 70B"),
+    _text(_LLAMA_3, "llama_3_1_405b", 8192, 128256, "Llama 3.1 405B"),
+    _text(_MIXTRAL, "mixtral_8x7b", 32768, 32000, "Mixtral 8x7B: 8 experts in every block, 2 of which a token meets"),
+    _text(
+        _MIXTRAL_22B, "mixtral_8x22b", 65536, 32000, "Mixtral 8x22B: 8 experts in every block, 2 of which a token meets"
+    ),
+)
+_CATALOGUE = {entry.name: entry for entry in _ENTRIES}
 
 
 def names() -> list[str]:

@@ -257,7 +257,7 @@ class Choice(ChosenLayout):
     @cached_property
     def ranks(self) -> list[RankMemory]:
         """Memory of a rank of every stage."""
-        return rank_memories(self.found.space, self.candidate, self.question.cluster.gpu.device)
+        return rank_memories(self.found.space, self.candidate, self.question.cluster.gpu)
 
     @cached_property
     def evidence(self) -> NearestMeasurement | None:

@@ -64,9 +64,9 @@ def fits_on(question: Question, place: Cluster, gpus: int) -> bool:
     if not places.size:
         return False
     columns = frugal(space.columns(places))
-    held = searched_memories(space, columns, place.gpu.device)
+    held = searched_memories(space, columns, place.gpu)
     here = held.host * min(gpus, place.gpus_per_node)
-    return bool(((held.total_bytes <= place.gpu.device.memory_bytes) & (here <= place.host_memory_bytes)).any())
+    return bool(((held.total_bytes <= place.gpu.memory_bytes) & (here <= place.host_memory_bytes)).any())
 
 
 def frugal(columns: dict[str, Integers]) -> dict[str, Integers]:
@@ -85,7 +85,7 @@ def _places(question: Question) -> Iterator[FittingCluster]:
     """Clusters and numbers of GPUs, the fewest GPUs first, the question's own cluster first among equals."""
     own = question.cluster
     others = [cluster(name) for name in CLUSTERS if name not in (own.name, *NOT_CLUSTERS)]
-    ordered = [own, *sorted(others, key=lambda one: one.gpu.device.memory_bytes)]
+    ordered = [own, *sorted(others, key=lambda one: one.gpu.memory_bytes)]
     counts = sorted({one.gpus_per_node * 2**k for one in ordered for k in range(15)} | {1, 2, 4})
     for gpus in counts:
         for one in ordered:
@@ -134,7 +134,7 @@ def fits_nowhere(question: Question, found: SearchResult) -> str:
         )
     else:
         here = min(one.gpus, question.cluster.gpus_per_node)
-        own = layout_memories(found.space, columns_of([one], found.space), question.cluster.gpu.device)
+        own = layout_memories(found.space, columns_of([one], found.space), question.cluster.gpu)
         held = own.host[0] * here
         offloaded, has = gigabytes(held), gigabytes(question.cluster.host_memory_bytes)
         text += say(

@@ -107,7 +107,7 @@ def changes(
         return []
     compared = [candidate if meaningful else others[0], *others]
     layouts = layouts_of(compared, found.space)
-    held = layout_memories(found.space, columns_of(compared, found.space), question.cluster.gpu.device)
+    held = layout_memories(found.space, columns_of(compared, found.space), question.cluster.gpu)
     step = step_parts(question.subject.workload, question.cluster, layouts, question.calibration).step_s
     total, host = held.total_bytes, held.host
     on_host = host * np.minimum(question.cluster.gpus_per_node, layouts.gpus) <= question.cluster.host_memory_bytes
@@ -345,7 +345,7 @@ def cost_sentence(
             en=f"{here} ranks of a node would offload {needs}, but its memory is {has}.",
             fr=f"{here} rangs d’un nœud déchargeraient {needs}, mais sa mémoire est de {has}.",
         )
-    rank = fullest(rank_memories(found.space, one, question.cluster.gpu.device))
+    rank = fullest(rank_memories(found.space, one, question.cluster.gpu))
     name = max(rank.parts, key=lambda part: rank.parts[part])
     over = gigabytes(rank.total_bytes - question.device_bytes)
     return say(
@@ -462,7 +462,7 @@ def refused(
     if meaningful:
         layout = layouts_of([candidate], found.space)
         parts = step_parts(question.subject.workload, question.cluster, layout, question.calibration)
-        held = layout_memories(found.space, columns_of([candidate], found.space), question.cluster.gpu.device)
+        held = layout_memories(found.space, columns_of([candidate], found.space), question.cluster.gpu)
         step, memory = float(parts.step_s[0]), float(held.total_bytes[0])
         sentence = cost_sentence(question, found, candidate, reason, step, float(held.host[0]))
     elif reason == "gpus":

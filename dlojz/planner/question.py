@@ -63,7 +63,7 @@ class Question:
     @property
     def device_bytes(self) -> int:
         """Memory of one GPU."""
-        return self.cluster.gpu.device.memory_bytes
+        return self.cluster.gpu.memory_bytes
 
     def space(self, given: Mapping[str, Sequence[int]] | None = None, gpus: Iterable[int] | None = None) -> Space:
         """All layouts of the question.

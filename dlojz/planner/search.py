@@ -83,9 +83,9 @@ def search(space: Space, cluster: Cluster, calibration: Calibration, *, step_lim
     places = np.flatnonzero(flat == 0)
     columns = space.columns(places)
     layouts = space.cost_layouts(columns)
-    held = searched_memories(space, columns, cluster.gpu.device)
+    held = searched_memories(space, columns, cluster.gpu)
     total = held.total_bytes
-    too_much = total > cluster.gpu.device.memory_bytes
+    too_much = total > cluster.gpu.memory_bytes
     here = np.minimum(cluster.gpus_per_node, columns["gpus"])
     on_host = held.host * here > cluster.host_memory_bytes
     flat[places[on_host]] = CODE["host"]

@@ -1,7 +1,7 @@
 """Track every tensor storage from its allocation to its release, at the dispatcher.
 
 A storage is counted once, however many tensors view it, with its current bytes, until it is released. Forecast
-(`trace`) and measurement (`dlojz.train.probes.dispatch_trace`) both count by this class.
+(`trace`) and measurement (`dlojz.train.dispatch_trace`) both count by this class.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,7 +38,7 @@ from dlojz.results.record import EventLog, Status
 from dlojz.train.checkpoint_files import read_policy
 from dlojz.train.checkpoints import CheckpointManager
 from dlojz.train.engines import base
-from dlojz.train.probes.probes import Probes
+from dlojz.train.probes import Probes
 
 if TYPE_CHECKING:
     from dlojz.train.engines.base import Engine
@@ -233,26 +232,9 @@ def init_process_group(folder: Path, device: torch.device, rank: int, world_size
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=GROUP_TIMEOUT)
 
 
-class SamplerFrom(MicroBatchSampler):
-    """Sampler of a resumed run, which skips the micro-batches of this replica that were used.
-
-    Args:
-        skipped: micro-batches that were used.
-        num_samples, sizes: see `MicroBatchSampler`.
-    """
-
-    def __init__(self, skipped: int, num_samples: int, **sizes: int) -> None:
-        super().__init__(num_samples, **sizes)
-        self._skipped = skipped
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return islice(super().__iter__(), self._skipped, None)
-
-
-def open_batches(config: RunConfig, dp_rank: int, first_step: int = 0) -> CutToLength:
-    """Open this replica's endless micro-batches from a step on, their samples as long as their step has them."""
-    layout = config.layout
-    dataset = datasets.load(
+def open_dataset(config: RunConfig) -> Any:
+    """Open the data set of a run, its samples as the model reads them."""
+    return datasets.load(
         config.data_name,
         family=models.spec(config.model).family,
         num_classes=config.num_classes,
@@ -261,14 +243,20 @@ def open_batches(config: RunConfig, dp_rank: int, first_step: int = 0) -> CutToL
         sequence_length=config.sequence_length,
         data_root=config.data_root,
     )
-    sampler = SamplerFrom(
-        first_step * layout.micro_batches,
-        len(dataset),  # type: ignore[arg-type]
+
+
+def open_batches(config: RunConfig, dp_rank: int, first_step: int = 0) -> CutToLength:
+    """Open this replica's endless micro-batches from a step on, their samples as long as their step has them."""
+    layout = config.layout
+    dataset = open_dataset(config)
+    sampler = MicroBatchSampler(
+        len(dataset),
         micro_batch=layout.micro_batch,
         global_batch=layout.global_batch,
         dp=layout.dp,
         dp_rank=dp_rank,
         seed=config.seed,
+        skipped=first_step * layout.micro_batches,
     )
     workers = 4 if config.data_name == "imagenet" else 0
     whole = micro_batches(dataset, sampler, num_workers=workers, worker_init_fn=ignore_stop_signal)

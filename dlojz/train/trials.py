@@ -16,7 +16,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from pathlib import Path
@@ -40,7 +40,7 @@ from dlojz.results.record import HeldOutLoss, Trajectory, write_atomic
 from dlojz.train.engines import base
 from dlojz.train.engines.base import Engine
 from dlojz.train.loop import accumulate, build_model, choose_device, open_batches
-from dlojz.train.probes.probes import TRACED_STEPS, Probes
+from dlojz.train.probes import TRACED_STEPS, Probes
 
 FORMS = (*AT_ONCE, *IN_PASSES)
 
@@ -233,7 +233,8 @@ def train_trial(
     step, read, diverged = 0, 0, False
     while (read < goal) if goal else (step < config.steps):
         start_s = time.perf_counter()
-        loss = _step(engine, batches)
+        loss = float(accumulate(engine, batches, config.layout.micro_batches, None))
+        engine.update()
         step_s = time.perf_counter() - start_s
         if not math.isfinite(loss):
             diverged = True
@@ -291,17 +292,6 @@ def _batches(config: RunConfig, prose: ProseWindows, trained: int) -> CutToLengt
     )
     whole = micro_batches(Subset(prose, range(trained)), sampler)
     return CutToLength(whole, lambda step: length_at(config, step), micro_batches=layout.micro_batches)
-
-
-def _step(engine: Engine, batches: Iterator[tuple[Tensor, Tensor]]) -> float:
-    losses = []
-    for number in range(engine.config.layout.micro_batches):
-        last = number == engine.config.layout.micro_batches - 1
-        loss = engine.forward(*next(batches), last=last)
-        engine.backward(loss, last=last)
-        losses.append(float(loss.detach()))
-    engine.update()
-    return sum(losses) / len(losses)
 
 
 def _spread(first: int, after: int, wanted: int) -> list[int]:

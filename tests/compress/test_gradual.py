@@ -17,19 +17,19 @@ from dlojz.compress.task import Settings, digits, fit, new_model
 
 def test_it_is_the_papers_equation() -> None:
     """In fractions, with the terms multiplied out rather than as a power."""
-    begin, every, renewals = 7, 4, 9
-    schedule = CubicSchedule(final=0.9, initial=0.2, begin=begin, every=every, renewals=renewals)
+    every, renewals = 4, 9
+    schedule = CubicSchedule(final=0.9, every=every, renewals=renewals)
     for turn in range(renewals + 1):
         left = 1 - Fraction(turn, renewals)
-        expected = Fraction(9, 10) - Fraction(7, 10) * left * left * left
-        assert schedule.sparsity(begin + turn * every) == pytest.approx(float(expected), abs=1e-12)
+        expected = Fraction(9, 10) - Fraction(9, 10) * left * left * left
+        assert schedule.sparsity(turn * every) == pytest.approx(float(expected), abs=1e-12)
 
 
-def test_it_is_constant_before_and_after_and_rises_ever_more_slowly() -> None:
-    schedule = CubicSchedule(final=0.8, begin=10, every=5, renewals=6)
+def test_it_rises_ever_more_slowly_and_is_constant_after() -> None:
+    schedule = CubicSchedule(final=0.8, every=5, renewals=6)
     values = [schedule.sparsity(step) for step in range(60)]
-    assert values[:11] == [0.0] * 11 and values[40:] == [0.8] * 20
-    rises = [after - before for before, after in pairwise(values[10:41])]
+    assert values[0] == 0.0 and values[30:] == [0.8] * 30
+    rises = [after - before for before, after in pairwise(values[:31])]
     assert all(one > other > 0 for one, other in pairwise(rises))
 
 
@@ -37,7 +37,7 @@ def test_it_is_constant_before_and_after_and_rises_ever_more_slowly() -> None:
 def test_the_sparsity_that_is_counted_is_the_one_that_was_predicted(per_layer: bool) -> None:
     task = digits().few(128)
     model, settings = new_model("vit_mini", task, 0), Settings(epochs=4)
-    schedule = CubicSchedule(final=0.9, initial=0.1, every=2, renewals=3)
+    schedule = CubicSchedule(final=0.9, every=2, renewals=3)
     pruning = GradualPruning(model, schedule, per_layer)
     masks.hold(model)
     before: list[dict[str, torch.Tensor]] = []
@@ -71,11 +71,8 @@ def test_a_schedule_for_a_training_ends_in_time(steps: int, every: int) -> None:
     ("fields", "english", "french"),
     [
         ({"final": 1.0}, "sparsity is the share", "la part des poids retirés"),
-        ({"final": 0.5, "initial": -0.1}, "sparsity is the share", "la part des poids retirés"),
-        ({"final": 0.5, "initial": 0.6}, "from 0.6 down to 0.5", "de 0.6 à 0.5"),
         ({"final": 0.5, "every": 0}, "every must be at least 1, but 0", "every doit être au moins égal à 1"),
         ({"final": 0.5, "renewals": 0}, "renewals must be at least 1", "renewals doit être au moins égal à 1"),
-        ({"final": 0.5, "begin": -1}, "begin must be at least 0", "begin doit être au moins égal à 0"),
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused(fields: dict[str, float], english: str, french: str) -> None:

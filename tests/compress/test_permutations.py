@@ -12,7 +12,7 @@ from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.compress import permutations
-from dlojz.compress.permutations import KINDS, Kind, kept_magnitude, permuted_for_2_of_4, together
+from dlojz.compress.permutations import kept_magnitude, permuted_for_2_of_4, together
 from dlojz.compress.two_to_four import linear_layers
 from dlojz.models.blocks import TransformerBlock
 
@@ -40,7 +40,7 @@ def model_and_inputs(name: str) -> tuple[nn.Module, Tensor]:
 
 
 @torch.no_grad()
-def shuffled(model: nn.Module, kind: Kind) -> nn.Module:
+def shuffled(model: nn.Module, kind: str) -> nn.Module:
     """A copy under permutations drawn at random, another one in every block and head."""
     found, generator = copy.deepcopy(model), torch.Generator().manual_seed(7)
 
@@ -62,9 +62,9 @@ def shuffled(model: nn.Module, kind: Kind) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", ["vit_tiny", "gpt_tiny"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["stream", "hidden", "value_output", "query_key"])
 @torch.no_grad()
-def test_the_output_is_unchanged(name: str, kind: Kind) -> None:
+def test_the_output_is_unchanged(name: str, kind: str) -> None:
     """In float64 to 1e-12 of the output; in float32 to what sums in another order round differently."""
     model, inputs = model_and_inputs(name)
     found = shuffled(model, kind)
@@ -125,21 +125,6 @@ def test_the_orders_chosen_keep_more_and_the_layers_really_keep_what_is_said() -
     assert together(kept).after == pytest.approx(after / total, rel=1e-6)
 
 
-@torch.no_grad()
-def test_queries_and_keys_change_what_is_kept_of_the_transposed_weight_only() -> None:
-    model, _ = model_and_inputs("gpt_tiny")
-    found, kept = permuted_for_2_of_4(model, ("query_key",), sweeps=1)
-    assert len(kept) == 16 and [one.head for one in kept[:4]] == [0, 1, 2, 3]
-    for name, layer in linear_layers(found).items():
-        assert magnitude_kept(layer.weight) == pytest.approx(
-            magnitude_kept(model.get_submodule(name).weight), abs=1e-12
-        )
-    block, first = found.get_submodule(kept[0].block), kept[0]
-    both = torch.cat((block.qkv.weight[:32], block.qkv.weight[32:64]), dim=1).T
-    assert magnitude_kept(both) == pytest.approx(first.after, abs=1e-9)
-    assert first.after > first.before
-
-
 @pytest.mark.parametrize(("name", "what"), [("moe_tiny", "TransformerBlock"), ("llama_tiny", "Embedding")])
 def test_models_whose_permutations_are_not_written_are_refused(name: str, what: str) -> None:
     model = models.build(name, sequence_length=16)
@@ -147,9 +132,3 @@ def test_models_whose_permutations_are_not_written_are_refused(name: str, what: 
         use_language(language)
         with pytest.raises(LabError, match=words):
             permuted_for_2_of_4(model)
-
-
-def test_an_unknown_kind_is_refused_and_the_kinds_are_listed() -> None:
-    model, _ = model_and_inputs("gpt_tiny")
-    with pytest.raises(LabError, match="'hiden': did you mean 'hidden'"):
-        permuted_for_2_of_4(model, ("hiden",))  # type: ignore[arg-type]

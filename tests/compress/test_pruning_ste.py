@@ -79,7 +79,8 @@ def trained(decay: float) -> list[int]:
         optimizer.zero_grad()
         (model(x) - x @ target.T).pow(2).mean(dim=0).sum().mul(0.5).backward()
         optimizer.step()
-        changes.append(two_to_four.divergence(before, current_masks(model)))
+        after = current_masks(model)
+        changes.append(sum(int((before[name] ^ after[name]).sum()) for name in before))
     return changes
 
 
@@ -101,12 +102,6 @@ def test_a_baked_layer_is_plain_half_zero_and_answers_the_same() -> None:
     assert [type(layer.weight) for layer in model[::2]] == [nn.Parameter] * 2
     assert all(int((layer.weight == 0).sum()) * 2 == layer.weight.numel() for layer in model[::2])
     assert current_masks(model) == {}
-
-
-def test_divergence_counts_what_opened_and_what_closed() -> None:
-    before = {"a": torch.tensor([True, True, False, False]), "b": torch.tensor([True])}
-    after = {"a": torch.tensor([True, False, True, False]), "b": torch.tensor([True])}
-    assert two_to_four.divergence(before, after) == 2
 
 
 @pytest.mark.parametrize("decay", [-1e-9, math.nan, math.inf])

@@ -124,7 +124,8 @@ def test_a_layer_of_integers_computes_what_its_integers_stand_for(
     inputs = x.reshape(-1, 40)
     if activations != "float":
         inputs = dequantize(*layer.quantized_inputs(inputs))
-    expected = inputs.double() @ layer.dequantized().double().t() + linear.bias.double()
+    weight = dequantize(layer.integers_OI, layer.scale_O1, layer.zero_O1)
+    expected = inputs.double() @ weight.double().t() + linear.bias.double()
     # float64 against float32: the sum of integers is exact, so that a few roundings at the end are all there is.
     torch.testing.assert_close(layer(x).double().reshape(-1, 24), expected, rtol=2e-5, atol=2e-5)
 

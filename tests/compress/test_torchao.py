@@ -15,7 +15,7 @@ from torch import nn
 from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
-from dlojz.compress import torchao, torchao_import
+from dlojz.compress import torchao
 from dlojz.compress.quantized_model import (
     Activations,
     QuantizedLinear,
@@ -35,8 +35,8 @@ from dlojz.compress.torchao import (
     stored_torchao,
     torch_dynamic_model,
     torchao_model,
+    torchao_module,
 )
-from dlojz.compress.torchao_import import torchao_module
 
 SHAPES = ((384, 128), (97, 33), (10, 128))
 
@@ -225,7 +225,7 @@ def test_without_torchao_a_sentence_says_the_command(monkeypatch: pytest.MonkeyP
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name="torchao")
 
-    monkeypatch.setattr(torchao_import.importlib, "import_module", missing)
+    monkeypatch.setattr(torchao.importlib, "import_module", missing)
     for language in ("en", "fr"):
         use_language(language)
         with pytest.raises(LabError, match="pip install torchao=="):
@@ -237,7 +237,7 @@ def test_another_version_of_torchao_is_not_said_to_be_missing(
     language: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_language(language)
-    monkeypatch.setattr(torchao_import.importlib.metadata, "version", lambda name: "0.9.1")
+    monkeypatch.setattr(torchao.importlib.metadata, "version", lambda name: "0.9.1")
     for name in ("prototype.no_such_module", "no_such_module"):
         with pytest.raises(LabError, match=f"torchao 0.9.1 {words}"):
             torchao_module(name)
@@ -250,14 +250,14 @@ def test_what_torchao_itself_cannot_find_is_not_hidden(monkeypatch: pytest.Monke
     def missing(name: str) -> None:
         raise ModuleNotFoundError("No module named 'something'", name="something")
 
-    monkeypatch.setattr(torchao_import.importlib, "import_module", missing)
+    monkeypatch.setattr(torchao.importlib, "import_module", missing)
     with pytest.raises(ModuleNotFoundError, match="something"):
         torchao_module()
 
 
 def test_importing_torchao_prints_nothing_and_silences_nothing_else() -> None:
     code = (
-        "import logging; from dlojz.compress.torchao_import import torchao_module; torchao_module();"
+        "import logging; from dlojz.compress.torchao import torchao_module; torchao_module();"
         "logging.getLogger('torchao').warning('something else');"
         "print([len(logging.getLogger(name).filters) for name in ('torchao', 'torch.utils._pytree')])"
     )
@@ -267,5 +267,5 @@ def test_importing_torchao_prints_nothing_and_silences_nothing_else() -> None:
 
 
 def test_the_version_is_the_one_that_is_required() -> None:
-    required = Path(torchao_import.__file__).parents[2] / "requirements.txt"
-    assert f"torchao=={torchao_import.VERSION}" in required.read_text(encoding="utf-8").splitlines()
+    required = Path(torchao.__file__).parents[2] / "requirements.txt"
+    assert f"torchao=={torchao.TORCHAO_VERSION}" in required.read_text(encoding="utf-8").splitlines()

@@ -21,7 +21,7 @@ EVERYTHING = [*map(gpu, GPUS), *map(link, LINKS), *map(cluster, CLUSTERS)]
 
 
 @pytest.mark.parametrize("described", EVERYTHING, ids=lambda one: f"{type(one).__name__}-{one.name}")
-def test_every_constant_says_what_is_known_of_it(described: hardware.Gpu) -> None:
+def test_every_constant_says_what_is_known_of_it(described: hardware.Device) -> None:
     assert described.constants and described.title
     for name, constant in described.constants.items():
         assert constant.value > 0 and constant.unit in ("FLOP/s", "B/s", "B", "W", "s", "1", "g/kWh"), name
@@ -31,7 +31,7 @@ def test_every_constant_says_what_is_known_of_it(described: hardware.Gpu) -> Non
 
 def test_gpus_are_the_devices_and_the_cpu() -> None:
     assert set(GPUS) == {*DEVICES, "cpu"}
-    assert all(gpu(name).device is DEVICES[name] for name in DEVICES)
+    assert all(gpu(name) is DEVICES[name] for name in DEVICES)
     assert gpu("A100 80") is gpu("a100-80") and gpu("h100-80") is gpu("h100")
 
 
@@ -56,7 +56,7 @@ def test_jean_zay_is_the_machine_that_jobs_are_sent_to() -> None:
 def test_a_cluster_may_have_a_gpu_of_its_own() -> None:
     own, usual = cluster("grand_teton_96").gpu, gpu("h100")
     assert own.tdp_w == 500 and usual.tdp_w == 700 and own.peak_flops == usual.peak_flops
-    assert own.device.memory_bytes > usual.device.memory_bytes
+    assert own.memory_bytes > usual.memory_bytes
     assert cluster("grand-teton 96") is cluster("grand_teton_96")
 
 

@@ -72,7 +72,7 @@ def _is_consistent(one: Measurement) -> None:
     assert precise, f"{one.cluster} has no {one.precision}"
     if one.memory_bytes is not None and one.memory_reading in ("nvidia-smi", "reserved"):
         # Whole GB are printed; nvidia-smi counts the context, which torch does not see.
-        assert one.memory_bytes < cluster(one.cluster).gpu.device.memory_bytes * 1.02
+        assert one.memory_bytes < cluster(one.cluster).gpu.memory_bytes * 1.02
     speed = counted_tflops(one, "model")
     if speed is not None and one.table != "korthikanti-4":
         assert 0 < speed * 1e12 < cluster(one.cluster).gpu.peak_flops[one.precision]

@@ -180,7 +180,7 @@ def test_all_that_was_measured_around_bloom_is_drawn(language: str) -> None:
     assert sum(len(one.measured_s) or 1 for one in found) == len(sweep())
     ran_out = {one.layout[:3] for one in found if not one.measured_s}
     assert ran_out == {(48, 8, 1), (32, 2, 6)}
-    limit = cluster("jean_zay_a100").gpu.device.memory_bytes
+    limit = cluster("jean_zay_a100").gpu.memory_bytes
     for one in found:
         assert (sum(one.parts.values()) > limit) == (not one.measured_s)
     assert found[0].layout == CHOSEN and min(found[0].measured_s) == pytest.approx(110.42)

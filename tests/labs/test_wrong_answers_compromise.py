@@ -452,7 +452,7 @@ def test_the_chain_of_a_perceptron_costs_what_its_graph_of_operators_does(batch:
 
 
 def test_blooms_layout_is_the_fastest_of_those_measured_for_it_that_fit() -> None:
-    layouts, capacity = bloom_layouts(), cluster("jean_zay_a100").gpu.device.memory_bytes
+    layouts, capacity = bloom_layouts(), cluster("jean_zay_a100").gpu.memory_bytes
     found = choose(layouts, 384, 64, capacity)
     assert (found.dp, found.tp, found.pp, found.micro_batch) == (8, 4, 12, 2)
     assert sum(one.memory_bytes > capacity for one in layouts) == 3  # those that ran out of memory

@@ -143,11 +143,10 @@ def test_lines_are_counted_from_the_plain_program() -> None:
 
 
 def test_what_bridges_the_lab_and_a_library_is_counted_too() -> None:
-    """Other names of weights, what stands in for CUDA, an older torch: but not the course's, which all have."""
-    beside = {"megatron": ("megatron_adapter",), "colossalai": ("colossalai_adapter",)}
+    """Other names of weights, what stands in for CUDA: but not the course's, which all have."""
+    adapter = library_catalogue.PROGRAMS.parent / "megatron_adapter.py"
     for name in LIBRARIES:
-        files = [library_catalogue.PROGRAMS.parent / f"{one}.py" for one in beside.get(name, ())]
-        assert bridge_lines(name) == sum(len(code_lines(file.read_text())) for file in files), name
+        assert bridge_lines(name) == (len(code_lines(adapter.read_text())) if name == "megatron" else 0), name
     assert bridge_lines("megatron") > 50
 
 

@@ -11,8 +11,9 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
 from dlojz.libraries.library_catalogue import found
+from dlojz.prediction.communication import boundary_bytes
 from dlojz.results.footprint import STATES, Footprint
-from tests.train.counted import Fields, Runs, footprint, prepare_runs
+from tests.train.counted import GLOO_THREADS, Fields, Runs, footprint, prepare_runs
 
 TEXT: Fields = {"model": "gpt_tiny", "sequence_length": 32, "micro_batch": 4, "micro_batches": 2, "steps": 4}
 LAYOUTS: dict[str, Fields] = {
@@ -109,11 +110,23 @@ def test_each_rank_sends_the_bytes_that_were_predicted(runs: Runs, name: str) ->
 @pytest.mark.parametrize("name", [*LAYOUTS, "long"])
 def test_the_peak_is_the_one_that_was_predicted(runs: Runs, name: str) -> None:
     """With its one buffer of gradients, its one of attention scores, and an attention that is written out: of short
-    sequences the peak is in the backward of an MLP, of long ones in that of attention."""
+    sequences the peak is in the backward of an MLP, of long ones in that of attention.
+
+    Of its pipeline the forecast lacks what its schedule keeps besides (megatron-core 0.16.1, `schedules.py`): on the
+    first stage the outputs of the micro-batches in flight, which are sent but not freed (`deallocate_pipeline_outputs`
+    is off), on the last the gradient that it has sent of the micro-batch before. And each of gloo's threads may hold
+    one more of the messages that the ranks of a layer sum (`GLOO_THREADS`). All are as large as what leaves a block.
+    """
     config = RunConfig.of(**FIELDS[name])
-    for rank in range(config.layout.world_size):
+    layout, message_bytes = config.layout, boundary_bytes(config)[1]
+    late_bytes = GLOO_THREADS * message_bytes if layout.tp > 1 else 0
+    for rank in range(layout.world_size):
         counted, predicted = footprint(runs, name, rank).memory, predict(config, rank).memory
-        assert predicted.peak_bytes == pytest.approx(counted.peak_bytes, rel=PEAK), rank
+        assert counted.peak_bytes and predicted.peak_bytes
+        first = layout.pp > 1 and rank < layout.world_size // layout.pp
+        kept_bytes = message_bytes * (layout.pp if first else 1) if layout.pp > 1 else 0
+        more_bytes, exact_bytes = counted.peak_bytes - predicted.peak_bytes - kept_bytes, PEAK * counted.peak_bytes
+        assert -exact_bytes <= more_bytes <= exact_bytes + late_bytes, rank
         assert predicted.peak_moment == counted.peak_moment == "backward", rank
 
 

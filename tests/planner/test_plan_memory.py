@@ -27,14 +27,14 @@ def test_the_planner_says_what_the_forecast_says_and_judges_alike(model: str) ->
 
 def test_the_best_layout_has_the_bytes_of_its_own_run() -> None:
     made = dlojz.plan("vit_l_16", "jean_zay_a100", gpus=8, batch=64, simulate=0)
-    told = heaviest(made.best.config(), made.question.cluster.gpu.device).memory
+    told = heaviest(made.best.config(), made.question.cluster.gpu).memory
     assert made.best.memory_bytes == pytest.approx(told.needed_bytes, rel=0.05)
     assert fullest(made.best.ranks).total_bytes == pytest.approx(made.best.memory_bytes, rel=1e-12)
 
 
 def test_no_admitted_run_needs_more_than_the_gpu_by_its_forecast() -> None:
     made = dlojz.plan("gpt2_xl", "jean_zay_v100_32", gpus=8, batch=64, simulate=0)
-    device = made.question.cluster.gpu.device
+    device = made.question.cluster.gpu
     heaviest_first = np.argsort(-made.found.memory.total_bytes, kind="stable")[:3]
     for place in heaviest_first:
         choice = made.choice(int(place))
@@ -47,5 +47,5 @@ def test_software_that_the_lab_does_not_run_keeps_its_published_forms() -> None:
     columns = columns_of(candidates, made.found.space)
     told = is_forecast(made.found.space, columns)
     assert told.tolist() == [one.engine == "torch" and one.cp == 1 for one in candidates] and not told.all()
-    again = layout_memories(made.found.space, columns, made.question.cluster.gpu.device)
+    again = layout_memories(made.found.space, columns, made.question.cluster.gpu)
     assert again.total_bytes.tolist() == pytest.approx(made.found.memory.total_bytes.tolist(), rel=1e-12)

@@ -33,7 +33,7 @@ def test_exhaustive_and_pruned_are_the_same(small: Cluster) -> None:
         layout = layouts_of(candidates_of(space, place), space)
         made = estimate(subject(size).workload, small, layout, parameters)
         host = float(made.memory.host[0]) * 4
-        if made.memory_bytes[0] <= small.gpu.device.memory_bytes and host <= small.host_memory_bytes:
+        if made.memory_bytes[0] <= small.gpu.memory_bytes and host <= small.host_memory_bytes:
             alone[place] = (float(made.step_s[0]), float(made.memory_bytes[0]))
     assert set(alone) == set(pruned.admitted.tolist())
     assert [alone[place][0] for place in pruned.admitted.tolist()] == pytest.approx(pruned.step_s.tolist(), rel=1e-12)
@@ -45,7 +45,7 @@ def test_exhaustive_and_pruned_are_the_same(small: Cluster) -> None:
         return any(all(a <= b for a, b in zip(one, own, strict=True)) and one != own for one in costs.values())
 
     front = {costs[place] for place in costs if not beaten(costs[place])}
-    places = pruned.admitted[front_of(pruned, small.gpu.device.memory_bytes)].tolist()
+    places = pruned.admitted[front_of(pruned, small.gpu.memory_bytes)].tolist()
     found = sorted(costs[place] for place in places)
     assert np.allclose(found, sorted(front), rtol=1e-9) and len(places) == len(front)
 

@@ -33,7 +33,7 @@ def test_out_of_memory_says_how_much_where_and_why(bloom: Plan) -> None:
     assert verdict.reason == "memory" and not verdict.admitted
     over = verdict.memory_bytes - bloom.question.device_bytes
     assert over > 0 and verdict.sentence.startswith(f"OOM by {gigabytes(over)} on stage 0: activations")
-    ranks = rank_memories(bloom.found.space, verdict.candidate, bloom.question.cluster.gpu.device)
+    ranks = rank_memories(bloom.found.space, verdict.candidate, bloom.question.cluster.gpu)
     rank = fullest(ranks)
     assert rank.total_bytes == pytest.approx(verdict.memory_bytes, rel=1e-12)
     assert rank.in_flight == 12 and rank.layers == 6 and set(rank.parts) == set(PARTS)
@@ -200,7 +200,7 @@ def test_a_library_that_was_not_searched_can_be_asked_for(bloom: Plan) -> None:
     assert verdict.reason == "engine" and "Tensor Parallelism" in verdict.sentence and verdict.change is not None
     heavy = bloom.why(engine="deepspeed", dp=128, tp=1, pp=3, zero=0)
     assert heavy.reason == "memory" and heavy.sentence.startswith("OOM by") and heavy.levers
-    ranks = rank_memories(bloom.found.space, heavy.candidate, bloom.question.cluster.gpu.device)
+    ranks = rank_memories(bloom.found.space, heavy.candidate, bloom.question.cluster.gpu)
     assert fullest(ranks).total_bytes == pytest.approx(heavy.memory_bytes, rel=1e-12)
     even = bloom.why(engine="megatron-core", tp=4, pp=12)
     assert even.reason == "stages" and "equal stages, but pp=12 does not divide 70 layers" in even.sentence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlojz.config.run_config import RunConfig
-from dlojz.models.entries import BYTES
+from dlojz.models.catalogue import BYTES
 from dlojz.prediction.forecast import forecast
 from dlojz.prediction.shapes import model_shapes
 

@@ -15,10 +15,10 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from dlojz import models
 from dlojz.base.errors import LabError
-from dlojz.models.torchvision_ops import ensure_torchvision_imports
+from dlojz.data.datasets import ensure_torchvision_imports
 from dlojz.prediction.rules_of_thumb import Shape, layer_bytes
 from dlojz.prediction.trace import Compute, trace
-from dlojz.train.probes.dispatch_trace import StorageTrace
+from dlojz.train.dispatch_trace import StorageTrace
 
 Case = tuple[Callable[[], nn.Module], Callable[[], Tensor]]
 

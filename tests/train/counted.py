@@ -30,6 +30,10 @@ from dlojz.train.checkpoint_tensors import CheckpointTensors
 
 Fields = dict[str, Any]
 """What a configuration is made of, by `RunConfig.of`."""
+GLOO_THREADS = 2
+"""Of each process group: each may hold the message that it has reduced for a moment after the call has returned, until
+it runs again and takes the next one. On a busy machine that moment lasts, and the message is still counted. Source:
+torch 2.13, `csrc/distributed/c10d/ProcessGroupGloo.cpp`, `runLoop` and `Options::threads`."""
 Job = dict[str, Any]
 """What `resuming.py` does in one go: see there."""
 

@@ -10,10 +10,10 @@ import torch
 
 from dlojz.config.run_config import RunConfig
 from dlojz.results.footprint import Overlap
+from dlojz.train.dispatch_trace import CollectiveCall, MemoryProbe, StorageTrace, traffic_of
 from dlojz.train.engines import base
 from dlojz.train.loop import build_model
-from dlojz.train.probes.dispatch_trace import CollectiveCall, MemoryProbe, StorageTrace, traffic_of
-from dlojz.train.probes.probes import PhaseClock
+from dlojz.train.probes import PhaseClock
 
 
 def live(trace: StorageTrace) -> int:

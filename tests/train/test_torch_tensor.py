@@ -23,10 +23,10 @@ from dlojz.pipeline.runtime import stage_modules
 from dlojz.prediction.shapes import bounds_of, model_shapes
 from dlojz.processes.forks import spmd
 from dlojz.runnable import check_runnable
+from dlojz.train.dispatch_trace import StorageTrace, traffic_of
 from dlojz.train.engines.base import build, by_mesh, local
 from dlojz.train.engines.pipeline_engines import TorchPipelineEngine
 from dlojz.train.engines.tensor_engines import NOT_TORCHS, torch_parts
-from dlojz.train.probes.dispatch_trace import StorageTrace, traffic_of
 
 LLAMA = {"model": "llama_tiny", "image_size": None, "sequence_length": 16}
 COATNET = {"model": "coatnet_tiny", "image_size": 32}

@@ -36,8 +36,16 @@ class Algorithm(NamedTuple):
     two_level: bool = False
 
 
-def _on_ring(walk: Callable[[int, range, list[tuple[int, ...]]], Steps]) -> Callable[[int, int, int], Steps]:
-    return lambda rank, size, per_node: walk(rank, range(size), [(chunk,) for chunk in range(size)])
+def _algorithm(
+    collective: Collective, en: str, fr: str, num_chunks: Callable[[int], int], steps: Callable[[int, int], Steps]
+) -> Algorithm:
+    return Algorithm(
+        collective, lambda: say(en=en, fr=fr), num_chunks, lambda rank, size, per_node: steps(rank, size)
+    )
+
+
+def _on_ring(walk: Callable[[int, range, list[tuple[int, ...]]], Steps]) -> Callable[[int, int], Steps]:
+    return lambda rank, size: walk(rank, range(size), [(chunk,) for chunk in range(size)])
 
 
 def _each(size: int) -> int:
@@ -49,53 +57,45 @@ def _one(size: int) -> int:
 
 
 ALGORITHMS: dict[str, Algorithm] = {
-    "ring_reduce_scatter": Algorithm(
+    "ring_reduce_scatter": _algorithm(
         "reduce_scatter",
-        lambda: say(en="reduce-scatter on a ring", fr="reduce-scatter en anneau"),
+        "reduce-scatter on a ring",
+        "reduce-scatter en anneau",
         _each,
         _on_ring(algorithms.reduce_scatter),
     ),
-    "ring_all_gather": Algorithm(
-        "all_gather",
-        lambda: say(en="all-gather on a ring", fr="all-gather en anneau"),
-        _each,
-        _on_ring(algorithms.all_gather),
+    "ring_all_gather": _algorithm(
+        "all_gather", "all-gather on a ring", "all-gather en anneau", _each, _on_ring(algorithms.all_gather)
     ),
-    "ring_all_reduce": Algorithm(
+    "ring_all_reduce": _algorithm(
+        "all_reduce", "all-reduce on a ring", "all-reduce en anneau", _each, _on_ring(algorithms.ring_all_reduce)
+    ),
+    "tree_broadcast": _algorithm(
+        "broadcast", "broadcast down a binomial tree", "broadcast par arbre binomial", _one, algorithms.broadcast
+    ),
+    "tree_reduce": _algorithm(
+        "reduce", "reduce up a binomial tree", "reduce par arbre binomial", _one, algorithms.reduce
+    ),
+    "tree_all_reduce": _algorithm(
         "all_reduce",
-        lambda: say(en="all-reduce on a ring", fr="all-reduce en anneau"),
-        _each,
-        _on_ring(algorithms.ring_all_reduce),
-    ),
-    "tree_broadcast": Algorithm(
-        "broadcast",
-        lambda: say(en="broadcast down a binomial tree", fr="broadcast par arbre binomial"),
+        "all-reduce by a binomial tree",
+        "all-reduce par arbre binomial",
         _one,
-        lambda rank, size, per_node: algorithms.broadcast(rank, size),
+        algorithms.tree_all_reduce,
     ),
-    "tree_reduce": Algorithm(
-        "reduce",
-        lambda: say(en="reduce up a binomial tree", fr="reduce par arbre binomial"),
-        _one,
-        lambda rank, size, per_node: algorithms.reduce(rank, size),
-    ),
-    "tree_all_reduce": Algorithm(
+    "doubling_all_reduce": _algorithm(
         "all_reduce",
-        lambda: say(en="all-reduce by a binomial tree", fr="all-reduce par arbre binomial"),
+        "all-reduce by recursive doubling",
+        "all-reduce par doublement récursif",
         _one,
-        lambda rank, size, per_node: algorithms.tree_all_reduce(rank, size),
+        algorithms.doubling_all_reduce,
     ),
-    "doubling_all_reduce": Algorithm(
+    "halving_doubling_all_reduce": _algorithm(
         "all_reduce",
-        lambda: say(en="all-reduce by recursive doubling", fr="all-reduce par doublement récursif"),
-        _one,
-        lambda rank, size, per_node: algorithms.doubling_all_reduce(rank, size),
-    ),
-    "halving_doubling_all_reduce": Algorithm(
-        "all_reduce",
-        lambda: say(en="all-reduce by halving and doubling", fr="all-reduce par division et doublement"),
+        "all-reduce by halving and doubling",
+        "all-reduce par division et doublement",
         largest_power,
-        lambda rank, size, per_node: algorithms.halving_all_reduce(rank, size),
+        algorithms.halving_all_reduce,
     ),
     "hierarchical_all_reduce": Algorithm(
         "all_reduce",
@@ -104,11 +104,8 @@ ALGORITHMS: dict[str, Algorithm] = {
         algorithms.hierarchical_all_reduce,
         two_level=True,
     ),
-    "pairwise_all_to_all": Algorithm(
-        "all_to_all",
-        lambda: say(en="all-to-all by pairs", fr="all-to-all par paires"),
-        _each,
-        lambda rank, size, per_node: algorithms.all_to_all(rank, size),
+    "pairwise_all_to_all": _algorithm(
+        "all_to_all", "all-to-all by pairs", "all-to-all par paires", _each, algorithms.all_to_all
     ),
 }
 

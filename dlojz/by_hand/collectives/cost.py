@@ -1,11 +1,11 @@
 """Cost of a collective algorithm: rounds, bytes of the busiest rank, bytes added; and the seconds that follow.
 
 The closed forms equal, as exact fractions, what is counted from the programs. A message of n bytes takes α + β·n
-seconds (Hockney 1994, "The communication challenge for MPP"), and adding it γ·n more; a rank sends and receives at
+seconds (Hockney 1994, "The communication challenge for MPP"), the time to add it in β; a rank sends and receives at
 once; a round lasts as long as its busiest rank. With p ranks, L = ⌈log₂ p⌉, q = ⌊log₂ p⌋, s = 1 where p is no power of
 two (else 0) and m = p/g nodes of g ranks:
 
-| algorithm | rounds (α) | of the message (β) | added (γ) |
+| algorithm | rounds (α) | of the message (β) | added |
 |--|--|--|--|
 | ring reduce-scatter, all-gather | p − 1 | (p − 1)/p | (p − 1)/p, 0 |
 | ring all-reduce | 2(p − 1) | 2(p − 1)/p | (p − 1)/p |
@@ -34,7 +34,7 @@ from dlojz.hardware.links import Link
 
 
 class Terms(NamedTuple):
-    """Factors of α, β and γ.
+    """Factors of α and β, and what is added.
 
     Args:
         rounds: messages that wait for each other.
@@ -51,10 +51,9 @@ class Terms(NamedTuple):
             return NotImplemented
         return Terms(self.rounds + other.rounds, self.moved + other.moved, self.added + other.added)
 
-    def seconds(self, message_bytes: float, link: Link, gamma_s_per_byte: float = 0.0) -> float:
-        """Compute the time over links of one kind; γ seconds to add one byte, where it is not counted in β."""
-        sent_s: float = link.seconds(message_bytes * float(self.moved), self.rounds)
-        return sent_s + message_bytes * gamma_s_per_byte * float(self.added)
+    def seconds(self, message_bytes: float, link: Link) -> float:
+        """Compute the time over links of one kind; the time to add is counted in β."""
+        return float(link.seconds(message_bytes * float(self.moved), self.rounds))
 
 
 NONE = Terms(0, Fraction(0), Fraction(0))
@@ -116,7 +115,7 @@ def _levels(name: str, size: int, per_node: int | None) -> tuple[Terms, Terms]:
 
 
 def terms(name: str, size: int, *, per_node: int | None = None) -> Terms:
-    """Compute the closed form of an algorithm: the factors of α, β and γ.
+    """Compute the closed form of an algorithm: the factors of α and β, and what is added.
 
     Raises:
         LabError: if the name or a number is not one that exists.
@@ -132,11 +131,10 @@ def cost_s(
     *,
     alpha_s: float,
     beta_s_per_byte: float,
-    gamma_s_per_byte: float = 0.0,
     per_node: int | None = None,
     inside: Link | None = None,
 ) -> float:
-    """Compute the seconds of a collective in the α–β(–γ) model; 0 for one rank.
+    """Compute the seconds of a collective in the α–β model; 0 for one rank.
 
     Args:
         name: one of `names()`.
@@ -144,7 +142,6 @@ def cost_s(
         size: number of ranks.
         alpha_s: seconds before the first byte of each message.
         beta_s_per_byte: seconds per byte.
-        gamma_s_per_byte: seconds to add one byte.
         per_node: ranks of one node, for `hierarchical_all_reduce`.
         inside: the links inside a node where they differ; only `hierarchical_all_reduce` gains, as in all others each
             round also crosses nodes.
@@ -156,7 +153,6 @@ def cost_s(
         ("message_bytes", message_bytes),
         ("alpha_s", alpha_s),
         ("beta_s_per_byte", beta_s_per_byte),
-        ("gamma_s_per_byte", gamma_s_per_byte),
     ):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise refusal(
@@ -165,8 +161,7 @@ def cost_s(
             )
     link = Link(alpha_s, 1 / beta_s_per_byte if beta_s_per_byte else float("inf"))
     within, across = _levels(name, size, per_node)
-    within_s = within.seconds(message_bytes, inside or link, gamma_s_per_byte)
-    return within_s + across.seconds(message_bytes, link, gamma_s_per_byte)
+    return within.seconds(message_bytes, inside or link) + across.seconds(message_bytes, link)
 
 
 def crossover_bytes(one: str, other: str, size: int, *, alpha_s: float, beta_s_per_byte: float) -> float | None:

@@ -162,7 +162,7 @@ class ZeroOneAdam(Communicating):
 
     def own_states(self) -> dict[str, Tensor]:
         """Name the errors and, between two synchronisations, this rank's weights and steps since the last one."""
-        own = self._errors()
+        own = super().own_states()
         if not self._apart:
             return own
         own |= {f"{name}.{number}": state[name] for number, name, state in self._numbered()}

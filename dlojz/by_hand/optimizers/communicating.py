@@ -194,23 +194,17 @@ class Communicating(torch.optim.Optimizer):
 
     def own_states(self) -> dict[str, Tensor]:
         """Name the tensors that differ from rank to rank: a checkpoint keeps those of every rank."""
-        return self._errors()
-
-    def _errors(self) -> dict[str, Tensor]:
         if self.compressor is None or self.size == 1:
             return {}
         return {"worker_error": self.compressor.worker_error, "server_error": self.compressor.server_error}
 
+    @torch.no_grad()
     def take_own_states(self, kept: dict[str, Tensor]) -> None:
         """Restore what the same rank of as many ranks has kept; without it, all errors are zero.
 
         Raises:
             LabError: if it is of another number of ranks.
         """
-        self._take_errors(kept)
-
-    @torch.no_grad()
-    def _take_errors(self, kept: dict[str, Tensor]) -> None:
         self.compressor = None
         if not kept:
             return
@@ -227,7 +221,8 @@ class Communicating(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """State as torch's, with this rank's own tensors: keep one of every rank."""
-        return {**super().state_dict(), OWN: {name: tensor.clone() for name, tensor in self._errors().items()}}
+        errors = Communicating.own_states(self)
+        return {**super().state_dict(), OWN: {name: tensor.clone() for name, tensor in errors.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state with this rank's own tensors.
@@ -236,4 +231,4 @@ class Communicating(torch.optim.Optimizer):
             LabError: if they are of another number of ranks.
         """
         super().load_state_dict({key: value for key, value in state_dict.items() if key != OWN})
-        self._take_errors(state_dict.get(OWN, {}))
+        Communicating.take_own_states(self, state_dict.get(OWN, {}))

@@ -20,8 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say
+from dlojz.base.language import refusal
 from dlojz.by_hand.ddp import give_from_first, pieces_of, ranks_of
 
 
@@ -169,7 +168,7 @@ class Zero(nn.Module):
         self.trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if not self.trainable:
             name = type(module).__name__
-            refuse(
+            raise refusal(
                 en=f"no parameter of {name} needs a gradient: set requires_grad=True on those to train.",
                 fr=f"aucun paramètre de {name} ne demande de gradient : mettez requires_grad=True pour en entraîner.",
             )
@@ -219,12 +218,7 @@ class Zero(nn.Module):
 
     def _check_gradients(self) -> None:
         if all(share.grad is None for share in self.shares):
-            refuse(
+            raise refusal(
                 en="step() found no gradient: call backward(loss) first.",
                 fr="step() n’a trouvé aucun gradient : appelez d’abord backward(loss).",
             )
-
-
-def refuse(*, en: str, fr: str) -> NoReturn:
-    """Raise a LabError in the reader's language."""
-    raise LabError(say(en=en, fr=fr))

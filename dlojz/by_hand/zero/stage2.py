@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlojz.base.language import MEBIBYTE
+from dlojz.base.language import MEBIBYTE, refusal
 from dlojz.by_hand.ddp import fill_buckets
-from dlojz.by_hand.zero.flat import FlatWeights, MakeOptimizer, Zero, refuse
+from dlojz.by_hand.zero.flat import FlatWeights, MakeOptimizer, Zero
 
 BUCKET_BYTES = 1 * MEBIBYTE
 """Small enough that the lab's smallest models fill several; for a large model on GPUs, 25 MiB is usual."""
@@ -48,7 +48,7 @@ class ZeroStage2(Zero):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         if bucket_bytes < 1:
-            refuse(
+            raise refusal(
                 en=f"bucket_bytes must be at least 1, but {bucket_bytes!r} was received: the default is 1 MiB.",
                 fr=f"bucket_bytes doit valoir au moins 1, mais {bucket_bytes!r} a été reçu (par défaut : 1 Mio).",
             )
@@ -89,7 +89,7 @@ class ZeroStage2(Zero):
     def _gradient_is_ready(self, number: int, parameter: Tensor) -> None:
         """Autograd has made `parameter.grad`; reduce every bucket that is full. A full one waits for those before."""
         if not self._in_backward:
-            refuse(
+            raise refusal(
                 en="loss.backward() leaves whole gradients on this rank: call backward(loss) of the ZeRO model.",
                 fr="loss.backward() laisse des gradients entiers sur ce rang : appelez backward(loss) du modèle ZeRO.",
             )

@@ -24,7 +24,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dlojz.by_hand.zero.flat import FlatWeights, MakeOptimizer, Zero, refuse
+from dlojz.base.language import refusal
+from dlojz.by_hand.zero.flat import FlatWeights, MakeOptimizer, Zero
 from dlojz.by_hand.zero.stage2 import ZeroStage2
 
 
@@ -130,7 +131,7 @@ def parameters_of_units(
     for unit in units:
         if unit not in parts:
             name, whole = type(unit).__name__, type(module).__name__
-            refuse(
+            raise refusal(
                 en=f"the unit {name} is not part of {whole}: give submodules of it, in the order of the forward pass.",
                 fr=f"l’unité {name} ne fait pas partie de {whole} : donnez-en des sous-modules, dans l’ordre de la "
                 "passe avant.",

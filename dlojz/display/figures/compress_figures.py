@@ -388,10 +388,10 @@ def _schedule_description(schedule: CubicSchedule, measured: Sequence[tuple[int,
     apart = significant(100 * furthest, 1)
     return say(
         en=f"Gradual pruning to {spaced_percent(schedule.final, None)}: masks renewed every {schedule.every} steps "
-        f"from step {schedule.begin} to {schedule.end}.\nMeasured after each of {len(measured)} renewals, at most "
+        f"from step 0 to {schedule.end}.\nMeasured after each of {len(measured)} renewals, at most "
         f"{apart} points from what was predicted.",
         fr=f"Élagage graduel jusqu’à {spaced_percent(schedule.final, None)} : masques renouvelés tous les "
-        f"{schedule.every} pas, du pas {schedule.begin} au pas {schedule.end}.\nMesuré après chacun des "
+        f"{schedule.every} pas, du pas 0 au pas {schedule.end}.\nMesuré après chacun des "
         f"{len(measured)} renouvellements, à {apart} point au plus du prédit.",
     )
 

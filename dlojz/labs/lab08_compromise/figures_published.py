@@ -187,7 +187,7 @@ def _memories(axes: Axes, found: tuple[Neighbour, ...]) -> None:
         label=say(en="read by nvidia-smi", fr="lu par nvidia-smi"),
     )  # fmt: skip
     gpu = cluster(BLOOM_TABLE.replace("-", "_")).gpu
-    limit = gpu.device.memory_bytes / 1e9
+    limit = gpu.memory_bytes / 1e9
     axes.axvline(limit, color=VERMILION, linestyle="--", linewidth=1.4, label=gpu.title)
     for place, one in enumerate(found):
         if not one.measured_s:
@@ -546,7 +546,7 @@ def bubble_or_all_reduce(
         **fixed: tp, micro_batch, zero, checkpointing, as `splits` takes them.
     """
     found = splits(model, cluster, gpus, batch, **fixed)
-    site, limit = cluster_named(cluster), cluster_named(cluster).gpu.device.memory_bytes
+    site, limit = cluster_named(cluster), cluster_named(cluster).gpu.memory_bytes
     tp = gpus // (found[0].pp * found[0].dp)
     figure = new_figure(9.6, 4.6, alt=_split_alt(model, found))
     axes = figure.subplots()

@@ -15,7 +15,6 @@ from colossalai.utils import get_current_device
 from torch import nn
 
 from dlojz.libraries import course_training
-from dlojz.libraries.colossalai_adapter import weights_as_in_the_lab
 
 
 def main(words: Sequence[str] | None = None) -> nn.Module:
@@ -24,8 +23,7 @@ def main(words: Sequence[str] | None = None) -> nn.Module:
     args = parser.parse_args(words)
     colossalai.launch_from_torch(seed=args.seed, verbose=False)
 
-    with weights_as_in_the_lab():  # its older torch draws others
-        model = course_training.build_model(args)
+    model = course_training.build_model(args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     booster = Booster(plugin=TorchDDPPlugin())
     model, optimizer, _, _, _ = booster.boost(model, optimizer)

@@ -58,15 +58,14 @@ def whole_state(optimizer: Any, parameter: Tensor, kind: str) -> Tensor:
         found = held.get_full_hp_param(key)
     else:
         updated = _updated(optimizer, parameter)
-        found = updated if key is None else getattr(optimizer, "optimizer", optimizer).state[updated][key]
+        found = updated if key is None else _inner(optimizer).state[updated][key]
     return found.detach().float()
 
 
 def begin(optimizer: Any, kinds: tuple[str, ...], updates: int) -> None:
     """Make the optimizer's states before its first step."""
-    inner = getattr(optimizer, "optimizer", optimizer)
     for flat in next((list(getattr(optimizer, name)) for name in _FLATS if getattr(optimizer, name, None)), []):
-        begun(inner, flat, kinds, updates)
+        begun(_inner(optimizer), flat, kinds, updates)
     if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
         optimizer._lazy_init_hp_params_optimizer_state()
 
@@ -90,9 +89,12 @@ def put_state(optimizer: Any, parameter: Tensor, kind: str, whole: Tensor, updat
         held.data.copy_(whole)
         _updated(optimizer, parameter).data.copy_(whole)
     else:
-        begun(getattr(optimizer, "optimizer", optimizer), _updated(optimizer, parameter), (key,), updates)[key].copy_(
-            whole
-        )
+        begun(_inner(optimizer), _updated(optimizer, parameter), (key,), updates)[key].copy_(whole)
+
+
+def _inner(optimizer: Any) -> Any:
+    """The optimizer that DeepSpeed wraps; itself, where it is not wrapped."""
+    return getattr(optimizer, "optimizer", optimizer)
 
 
 def _updated(optimizer: Any, parameter: Tensor) -> Tensor:
@@ -180,7 +182,6 @@ class DeepSpeedEngine(Engine):
 
     def inventory(self) -> Inventory:
         zero: Any = self.optimizer
-        inner = getattr(zero, "optimizer", zero)
         parameters = list(self.module.parameters())
         shards = [parameter.ds_tensor for parameter in parameters if hasattr(parameter, "ds_tensor")]
         updated = self._updated()
@@ -196,7 +197,7 @@ class DeepSpeedEngine(Engine):
         held: Inventory = {
             "weights": shards or [*parameters],
             "gradients": gradients,
-            "optimizer": optimizer_states(inner),
+            "optimizer": optimizer_states(_inner(zero)),
             "master": [tensor for tensor in updated if id(tensor) not in own],
             "buffers": list(self.module.buffers()),
             # Stage 3: parameters that are gathered whole at this moment.
@@ -215,9 +216,8 @@ class DeepSpeedEngine(Engine):
     def _updated(self) -> list[Tensor]:
         """What the optimizer updates: the parameters themselves, or flat pieces of a copy of them."""
         zero: Any = self.optimizer
-        inner = getattr(zero, "optimizer", zero)
         return [
-            *(parameter for group in inner.param_groups for parameter in group["params"]),
+            *(parameter for group in _inner(zero).param_groups for parameter in group["params"]),
             *(tensor for name in _FLATS for tensor in _tensors(getattr(zero, name, []))),
         ]
 
@@ -232,7 +232,7 @@ class DeepSpeedEngine(Engine):
         zero: Any = self.optimizer
         updated = self._updated()
         moved = [*updated, *(tensor.grad for tensor in updated if tensor.grad is not None)]
-        moved += optimizer_states(getattr(zero, "optimizer", zero))
+        moved += optimizer_states(_inner(zero))
         for name in _HOST_BUFFERS:
             moved += _tensors(getattr(zero, name, None))
         if self.config.layout.offload == "parameters":
@@ -338,9 +338,6 @@ class DeepSpeedPipelineEngine(PipelineEngine, DeepSpeedEngine):
         named = {str(group.group_name): axis for axis, group in groups.items()}
         return {**super().group_names, str(grid.get_model_parallel_group().group_name): "pp", **named}
 
-    def autocast(self) -> AbstractContextManager[object]:
-        return nullcontext()  # the weights themselves are bf16
-
     def run_schedule(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
         # Who: neighbouring stages; dp ranks of a stage. What: one boundary activation or its gradient per micro-batch,
         # blocking; then the stage's gradients, all-reduced. How much: see dlojz.prediction.communication.
@@ -361,9 +358,6 @@ class DeepSpeedPipelineEngine(PipelineEngine, DeepSpeedEngine):
     def update(self) -> None:
         cast(Any, self.model)._exec_optimizer_step()
 
-    def inventory(self) -> Inventory:
-        return DeepSpeedEngine.inventory(self)
-
     def own_weights(self) -> dict[str, Tensor]:
         return {name: parameter.detach().float() for name, parameter, _ in self.named()}
 
@@ -377,17 +371,10 @@ class DeepSpeedPipelineEngine(PipelineEngine, DeepSpeedEngine):
         own = {name: whole_state(self.optimizer, parameter, kind) for name, parameter, _ in self.named()}
         yield from self._from_owners(own)
 
-    def restore(self, source: CheckpointTensors) -> None:
-        """Restore as DeepSpeed's other engines."""
-        DeepSpeedEngine.restore(self, source)
-
     def buffers(self) -> Iterator[tuple[int, str, Tensor]]:
         """Yield this rank's buffers."""
         for name, buffer in self.module.named_buffers():
             yield self.axes.dp_rank, f"blocks.{name}", buffer
-
-    def close(self) -> None:
-        DeepSpeedEngine.close(self)
 
 
 class _Unbound:

@@ -141,15 +141,6 @@ class PipelineEngine(Engine):
         for module in self.modules.values():
             average([parameter.grad for parameter in module.parameters()], self.dp_group)
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Compute the mean loss of one micro-batch."""
-        return self.share.loss(outputs, targets)
-
-    def update(self) -> None:
-        """Step the optimizer of this rank's stages once, then free the gradients."""
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter of the model, broadcast by the rank that holds its stage; a collective call."""
         yield from self._from_owners(self.own_weights())

@@ -29,7 +29,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 from torch.nn.parallel import DistributedDataParallel
 
-from dlojz.by_hand.ddp import DataParallel, _Flight
+from dlojz.by_hand.ddp import DataParallel, _Flight, pieces_of
 from dlojz.by_hand.optimizers.adam import OneBitAdam, ZeroOneAdam
 from dlojz.by_hand.optimizers.communicating import Communicating
 from dlojz.by_hand.optimizers.lamb import OneBitLamb
@@ -302,10 +302,9 @@ class UpdatingDataParallel(DataParallel):
             self._arrive(self._flying.pop(0))
 
     def _arrive(self, flight: _Flight) -> None:
-        mean, start = flight.wait().div_(self.size), 0
-        for parameter in self.buckets[flight.bucket]:
-            parameter.grad = mean[start : start + parameter.numel()].view_as(parameter)
-            start += parameter.numel()
+        bucket, mean = self.buckets[flight.bucket], flight.wait().div_(self.size)
+        for parameter, piece in zip(bucket, pieces_of(mean, [one.shape for one in bucket]), strict=True):
+            parameter.grad = piece
             self.hand_on(parameter)
         self._arrived.append((flight.bucket, flight.num_bytes, flight.left, flight.arrived))
 

@@ -71,11 +71,6 @@ class FSDP2Engine(Engine):
     def autocast(self) -> AbstractContextManager[object]:
         return nullcontext()  # the policy above casts the gathered weights and each block's inputs
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.module.named_parameters():
-            # Who: all dp ranks. What: one parameter, all-gathered whole; at the end of the run only.
-            yield name, self.share.whole(name, parameter.detach()).cpu()
-
     def states(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the states of the shards: weights that are whole at the moment are freed first."""
         # Who: all dp ranks. What: one parameter, or one of its moments, all-gathered whole. How much: its bytes.

@@ -21,7 +21,7 @@ from dlojz.by_hand.optimizers.one_bit import (
 )
 from dlojz.by_hand.optimizers.sent_bytes import chunk_bytes, chunk_elements, message_bytes
 from dlojz.processes.forks import spmd
-from dlojz.train.probes.dispatch_trace import StorageTrace
+from dlojz.train.dispatch_trace import StorageTrace
 
 CALLS = 6
 SIZES = {1: 10, 2: 5000, 3: 4999, 4: 13}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
 from dlojz.by_hand.optimizers.in_backward import InBackward, gradient_bytes_at_most
-from dlojz.train.probes.dispatch_trace import StorageTrace
+from dlojz.train.dispatch_trace import StorageTrace
 
 WIDTH, LAYERS = 64, 8
 

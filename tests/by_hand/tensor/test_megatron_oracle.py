@@ -33,7 +33,7 @@ from dlojz.libraries.megatron_adapter import cuda_is_the_cpu, load_weights, mode
 from dlojz.models.gpt import GPT
 from dlojz.models.sizes import GPTSize
 from dlojz.processes.forks import spmd
-from dlojz.train.probes.dispatch_trace import StorageTrace
+from dlojz.train.dispatch_trace import StorageTrace
 
 pytestmark = pytest.mark.skipif(
     find_spec("megatron") is None, reason="megatron-core is not installed here: `make libraries` installs it"

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from dlojz import models
 from dlojz.base.errors import LabError
-from dlojz.by_hand.context_parallel import ContextParallel
-from dlojz.by_hand.ring_attention import ring_attention
-from dlojz.by_hand.sequence_ring import ORDERS, Order, own_tokens, pairs_computed, positions_of, ring_bytes
+from dlojz.by_hand.context_parallel import ContextParallel, own_tokens, pairs_computed, positions_of, ring_bytes
+from dlojz.by_hand.ring_attention import ORDERS, Order, ring_attention
 from dlojz.models.blocks import Checkpointing
 from dlojz.models.llama import Llama
 from dlojz.processes.forks import RankAnswer, spmd
-from dlojz.train.probes.dispatch_trace import StorageTrace
+from dlojz.train.dispatch_trace import StorageTrace
 
 BATCH, HEADS, KV_HEADS, LENGTH, HEAD_DIM = 2, 6, 2, 24, 8
 STEPS = 5

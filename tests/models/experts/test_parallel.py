@@ -16,7 +16,7 @@ from dlojz.models.experts.exchange import combine, dispatch
 from dlojz.models.experts.layer import Flavour, MixtureOfExperts, expert_parameters, shard_experts
 from dlojz.models.experts.routing import Routing, all_to_all_bytes
 from dlojz.processes.forks import spmd
-from dlojz.train.probes.dispatch_trace import StorageTrace
+from dlojz.train.dispatch_trace import StorageTrace
 
 RANKS, WIDTH, TOKENS = 4, 16, 24
 DEGREES = (1, 2, 4)

@@ -12,7 +12,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_torchvision_and_timm_import_in_a_fresh_process() -> None:
     code = (
-        "from dlojz.models.torchvision_ops import ensure_torchvision_imports as ensure\n"
+        "from dlojz.data.datasets import ensure_torchvision_imports as ensure\n"
         "ensure(); ensure()\n"
         "import torchvision, timm\n"
     )
@@ -22,7 +22,7 @@ def test_torchvision_and_timm_import_in_a_fresh_process() -> None:
 
 def test_neither_is_imported_by_our_modules() -> None:
     code = (
-        "import sys, dlojz.models, dlojz.models.coatnet, dlojz.models.torchvision_ops\n"
+        "import sys, dlojz.models, dlojz.models.coatnet, dlojz.data.datasets\n"
         "sys.exit(bool({'timm', 'torchvision'} & set(sys.modules)))"
     )
     assert run(code).returncode == 0
@@ -34,9 +34,9 @@ def test_an_extension_that_loads_is_left_alone() -> None:
         "import torch\n"
         "mine = torch.library.Library('torchvision', 'FRAGMENT')\n"
         "mine.define('nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')\n"
-        "from dlojz.models import torchvision_ops\n"
-        "torchvision_ops.ensure_torchvision_imports()\n"
-        "assert torchvision_ops._libraries == []\n"
+        "from dlojz.data import datasets\n"
+        "datasets.ensure_torchvision_imports()\n"
+        "assert datasets._libraries == []\n"
     )
     result = run(code)
     assert result.returncode == 0, result.stderr

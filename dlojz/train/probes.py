@@ -22,8 +22,8 @@ from dlojz.config.schedules import SETTLING_STEPS, first_whole_step, sending_int
 from dlojz.pipeline.schedule import FORWARD, UPDATE, Action
 from dlojz.results.footprint import Footprint, Overlap, Phases
 from dlojz.results.record import MemorySample, Span
+from dlojz.train.dispatch_trace import MemoryProbe, StorageTrace, traffic_of
 from dlojz.train.engines.base import Engine
-from dlojz.train.probes.dispatch_trace import MemoryProbe, StorageTrace, traffic_of
 
 PHASE_OF_METHOD = {"forward": "forward", "backward": "backward", "update": "optimizer"}
 _PHASE_OF_ACTION = {FORWARD: "forward", UPDATE: "optimizer"}
