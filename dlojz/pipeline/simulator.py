@@ -574,7 +574,7 @@ class MeasuredOverlay(NamedTuple):
 def overlay(
     schedule: Schedule, spans: Iterable[Span], step: int | None = None, ranks: Mapping[int, int] | None = None
 ) -> MeasuredOverlay:
-    """Simulate a measured step with the means of its own actions.
+    """Simulate a measured step with the mean times of its actions.
 
     Args:
         schedule, spans, ranks: as for `measured_timeline`.

@@ -228,7 +228,7 @@ def cuts(first_fit: FirstFit, config: RunConfig, stages: int, by: Any = "paramet
 
 
 def overlay_of(run: Run) -> MeasuredOverlay:
-    """The step of median length of a run as measured, and as simulated with the means of its own actions.
+    """The step of median length of a run as measured, and as simulated with the mean times of its actions.
 
     Raises:
         LabError: if the run was not measured to its end.

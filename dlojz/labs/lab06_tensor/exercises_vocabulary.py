@@ -109,7 +109,7 @@ def _added(way: str) -> Callable[[int, int, int], dict[str, Tensor]]:
 def _inspect_table(answers: list[RankAnswer], size: int) -> None:
     if gathers(answers[0]):
         raise Wrong(
-            en="The output is right, but the ranks' tables or results are gathered: that brings what was shared out to "
+            en="The output is right, but the ranks' tables or results are gathered: that brings what was split to "
             "every rank again. Each looks up its own words, and the zeros of the others leave the sum as it is.",
             fr="La sortie est juste, mais les tables ou les résultats des rangs sont rassemblés : ce qui était "
             "réparti revient sur chaque rang. Chacun cherche ses propres mots, et les zéros des autres ne changent "
