@@ -459,8 +459,8 @@ def _judge_epochs(epochs: Sequence[Shards], num_samples: int, size: int) -> None
 
 
 _NOT_REPEATED = Said(
-    "Asked twice for the same epoch, your function gives two different answers, so the ranks, each in a process of its "
-    "own, would not agree on who reads what: shuffle with a generator seeded by seed and epoch.",
+    "Asked twice for the same epoch, your function gives two different answers, so the ranks, each in a separate "
+    "process, would not agree on who reads what: shuffle with a generator seeded by seed and epoch.",
     "Interrogée deux fois pour la même époque, votre fonction donne deux réponses différentes : les rangs, chacun dans "
     "son processus, ne s’accorderaient pas sur qui lit quoi ; mélangez avec un générateur initialisé par seed et "
     "epoch.",

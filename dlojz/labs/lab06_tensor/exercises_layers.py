@@ -535,8 +535,8 @@ ATTENTION_HEADS = Exercise(
         "Exact : chaque rang calcule l’attention de ses têtes, entières ; un all-reduce dans chaque sens.",
     ),
     hints=two_hints(
-        "A head is the smallest piece that can be computed alone. Give the dimension of the heads a place of its "
-        "own in the shape of qkv, then split it. project multiplies the heads side by side.",
+        "A head is the smallest piece that can be computed alone. Give the heads their own dimension "
+        "in the shape of qkv, then split it. project multiplies the heads side by side.",
         "La tête est le plus petit morceau qui se calcule seul. Donnez à la dimension des têtes sa propre place "
         "dans la forme de qkv, puis partagez-la. project multiplie les têtes mises bout à bout.",
         "x = copy(x, axis). own = qkv.view(3, heads, -1, width).chunk(axis.size, dim=1)[axis.rank]; q, k, v = "

@@ -275,8 +275,8 @@ def _named(plan: Mapping[str, Any]) -> str | None:
     for name in COLUMNS:
         if isinstance(style(name), RowwiseParallel):
             return say(
-                en=f"{name} is split by rows, but what it reads, x, is whole on every rank: it opens a region, so it "
-                "goes by columns (ColwiseParallel).",
+                en=f"{name} is row-parallel, but what it reads, x, is whole on every rank: it opens a region, so it "
+                "must be column-parallel (ColwiseParallel).",
                 fr=f"{name} est découpée par ligne, alors que ce qu’elle lit, x, est entier sur chaque rang : elle "
                 "ouvre une région, donc par colonne (ColwiseParallel).",
             )
@@ -284,7 +284,7 @@ def _named(plan: Mapping[str, Any]) -> str | None:
         if isinstance(style(name), ColwiseParallel):
             return say(
                 en=f"{name} is column-parallel, but what it reads is split already (heads or hidden features of "
-                "this rank): it closes a region, so it is row-parallel (RowwiseParallel).",
+                "this rank): it closes a region, so it must be row-parallel (RowwiseParallel).",
                 fr=f"{name} est découpée par colonne, alors que ce qu’elle lit est déjà réparti (têtes ou neurones "
                 "cachés de ce rang) : elle ferme une région, donc par ligne (RowwiseParallel).",
             )

@@ -416,8 +416,8 @@ SEQUENCE_PARALLEL = Exercise(
             ),
             Mistake(
                 _if(False, only(_shares, [OUTPUT], "split")),
-                "Without sequence parallelism every rank holds the same tokens, but each draws a dropout mask of "
-                "its own: what should be one stream becomes another on each rank. Draw from the stream that is "
+                "Without sequence parallelism every rank holds the same tokens, but each draws its own "
+                "dropout mask: what should be one stream becomes another on each rank. Draw from the stream that is "
                 "the same (replicated).",
                 "Sans Sequence Parallelism, tous les rangs détiennent les mêmes tokens, mais chacun tire son "
                 "propre masque de dropout : ce qui devrait être un seul flux d’activations diffère d’un rang à "
