@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
 from dlojz.base.table import Table, safe
-from dlojz.display.canvas import LabFigure
+from dlojz.display.canvas import LabFigure, figure_of
+from dlojz.display.drawing import Drawing
 from dlojz.display.pipeline_drawing import (
     COLOURS,
-    Facts,
-    Scene,
     facts_of,
     figure_lines,
     figures_sentence,
     scene_of,
     schedule_drawing,
-    schedule_figure,
 )
 from dlojz.display.pipeline_drawing import title_of as schedule_title
 from dlojz.display.widgets.panel import Panel, import_widgets, with_defaults
@@ -42,35 +40,27 @@ class ScheduleAnswer:
     Attributes:
         timeline: the simulation; None where the schedule cannot be executed.
         problems: what is wrong, in sentences; empty if nothing is.
-        scene: the drawing.
-        facts: what is known of it besides its times.
-        look: how it is drawn, as `schedule_figure` takes it.
+        drawing: of the timeline.
+        bounds: the lower bound and the proven optimum of its makespan, where they are known.
     """
 
     timeline: Timeline | None
     problems: tuple[str, ...]
-    scene: Scene | None = None
-    facts: Facts = field(default_factory=Facts)
-    look: dict[str, object] = field(default_factory=dict)
+    drawing: Drawing | None = None
+    bounds: tuple[float | None, float | None] = (None, None)
 
     @property
     def figure(self) -> LabFigure | None:
         """The same drawing as a matplotlib figure, which can be saved."""
-        return schedule_figure(self.timeline, **self.look) if self.timeline else None  # type: ignore[arg-type]
+        return figure_of(self.drawing) if self.drawing else None
 
     def html(self) -> str:
         """Write the answer for the panel: sentences, an SVG drawing, the figures by name."""
-        if self.timeline is None or self.scene is None:
-            return self._problems_html()
-        scene = self.scene
-        drawing = schedule_drawing([scene], scene.title, [scene.subtitle], scene.alt).svg()
-        return self._problems_html() + drawing + self._figures_html(self.timeline)
+        return self._shown(self.drawing.svg() if self.drawing else "")
 
     def _repr_html_(self) -> str:
         figure = self.figure
-        if figure is None or self.timeline is None:
-            return self._problems_html()
-        return self._problems_html() + figure.html() + self._figures_html(self.timeline)
+        return self._shown(figure.html() if figure else "")
 
     def __repr__(self) -> str:
         told = [*self.problems]
@@ -79,19 +69,17 @@ class ScheduleAnswer:
             told.append(f"{schedule_title(self.timeline.schedule)}{colon} {figures_sentence(self.timeline)}")
         return " ".join(told)
 
-    def _problems_html(self) -> str:
-        if not self.problems:
-            return ""
+    def _shown(self, picture: str) -> str:
         listed = "".join(f"<li>{safe(problem)}</li>" for problem in self.problems)
-        return f'<ul role="status" aria-live="polite" style="font-weight:bold">{listed}</ul>'
-
-    def _figures_html(self, timeline: Timeline) -> str:
+        told = f'<ul role="status" aria-live="polite" style="font-weight:bold">{listed}</ul>' if listed else ""
+        if self.timeline is None:
+            return told
         executable = say(en="executes it (export: CSV)", fr="possible (export : CSV)")
         lines = (
-            *figure_lines(timeline, self.facts.get("lower_bound"), self.facts.get("optimum")),
-            (say(en="torch’s runtime", fr="exécution par torch"), torch_refusal(timeline.schedule) or executable),
+            *figure_lines(self.timeline, *self.bounds),
+            (say(en="torch’s runtime", fr="exécution par torch"), torch_refusal(self.timeline.schedule) or executable),
         )
-        return Table(("", ""), lines, align="l")._repr_html_()
+        return told + picture + Table(("", ""), lines, align="l")._repr_html_()
 
 
 def answer_of(
@@ -115,8 +103,8 @@ def answer_of(
     timeline = simulate(schedule, costs)
     facts = facts_of(timeline, critical=critical, idle=idle, memory_limit=memory_limit)
     scene = scene_of(timeline, color_by=color_by, memory_limit=memory_limit, **facts)
-    look = {"color_by": color_by, "critical": critical, "idle": idle, "memory_limit": memory_limit}
-    return ScheduleAnswer(timeline, tuple(broken), scene, facts, look)
+    drawing = schedule_drawing([scene], scene.title, [scene.subtitle], scene.alt)
+    return ScheduleAnswer(timeline, tuple(broken), drawing, (facts.get("lower_bound"), facts.get("optimum")))
 
 
 def answer_of_csv(
