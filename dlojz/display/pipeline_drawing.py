@@ -62,15 +62,15 @@ MOST_TEXTS = 1500
 
 
 class Bar(NamedTuple):
-    """Action: its number in `schedule.actions`, where it lies, what is written in it, how it looks."""
+    """Action: where it lies, what is written in it, how it looks, and what a pointer over it is told."""
 
-    number: int
     row: int
     start: float
     end: float
     label: str
     short: str
     style: Style
+    tip: str
 
 
 class Steps(NamedTuple):
@@ -119,7 +119,6 @@ class Scene:
         bars, critical, idle, strip, memory, marks: what is drawn; `critical` are positions in `bars`.
         memory_top: the value at the top of a memory lane; `memory_limit` is drawn as a line if there is one.
         legend: what looks how.
-        actions, versions: what the bars' numbers stand for: the schedule's actions, and their weight versions if any.
     """
 
     title: str
@@ -138,8 +137,6 @@ class Scene:
     memory_limit: float | None
     marks: tuple[BoundMark, ...]
     legend: tuple[tuple[Style, str], ...]
-    actions: tuple[Action, ...]
-    versions: tuple[int | None, ...]
 
 
 def readable(scene: Scene, letters: float) -> list[tuple[Bar, str]]:
@@ -215,15 +212,18 @@ def scene_of(  # noqa: PLR0913 - each is one more thing that can be drawn
     labels = labels_of(schedule)
     chunks = _chunks(timeline)
     rank_of = [rank for rank, order in enumerate(schedule.orders) for _ in order]
-    bars = []
+    bars, told = [], action_words(schedule.actions)
     for number, action in enumerate(schedule.actions):
+        version = versions[number] if versions else None
         style = SCHEDULE_STYLES.get(action.kind, OTHER)
         if color_by != "kind":
-            version = (versions[number] if versions else None) or 0
-            series = {"micro_batch": action.micro_batch, "chunk": chunks[number], "version": version}[color_by]
+            series = {"micro_batch": action.micro_batch, "chunk": chunks[number], "version": version or 0}[color_by]
             style = Style(SERIES[series % len(SERIES)], style.hatch)
         short = "+".join(str(part.micro_batch) for part in action.parts or (action,))
-        bars.append(Bar(number, rank_of[number], starts[number], ends[number], labels[number], short, style))
+        begin, end = starts[number], ends[number]
+        tip = f"{told[number]}: {significant(begin, 4)} – {significant(end, 4)}"
+        tip += "" if version is None else say(en=f", weight version {version}", fr=f", version des poids {version}")
+        bars.append(Bar(rank_of[number], begin, end, labels[number], short, style, tip))
     curves = _arrange_memory(timeline, scale) if memory else ()
     strip = _arrange_strip(bars, versions)
     marks = _marks(lower_bound, optimum, scale, inside)
@@ -249,8 +249,6 @@ def scene_of(  # noqa: PLR0913 - each is one more thing that can be drawn
         memory_limit=memory_limit if memory else None,
         marks=marks,
         legend=_legend(timeline, color_by, chunks),
-        actions=schedule.actions,
-        versions=tuple(versions),
     )
 
 
@@ -426,8 +424,7 @@ class _Sheet:
         yield from self.frame()
         for band in scene.idle:
             yield self.box(band, lane, IDLE_STYLES.get(band.name, OTHER), tip=cause_title(band.name))
-        for bar, words in zip(scene.bars, tooltips(scene), strict=True):
-            yield self.box(bar, lane, bar.style, QUIET, tip=words)
+        yield from (self.box(bar, lane, bar.style, QUIET, tip=bar.tip) for bar in scene.bars)
         room = scene.width * self.per_time / (FONT_PT * LETTER)
         for bar, text in readable(scene, room) if lane[1] * self.row_pt >= FONT_PT else ():
             # a hatch would strike the letters through
@@ -501,18 +498,6 @@ def _entries(scene: Scene) -> dict[str, Style | Stroke]:
     if scene.strip:
         entries[say(en="strip: weight version used", fr="bandeau : version des poids utilisée")] = Style(SERIES[1], "")
     return entries | {mark.words: Stroke(CRITICAL, mark.dashes) for mark in scene.marks}
-
-
-def tooltips(scene: Scene) -> list[str]:
-    """Say of each bar its action, its times and its weight version."""
-    version = say(en="weight version", fr="version des poids")
-    words = action_words(scene.actions)
-    told = []
-    for bar in scene.bars:
-        times = f"{significant(bar.start, 4)} – {significant(bar.end, 4)}"
-        number = scene.versions[bar.number] if scene.versions else None
-        told.append(f"{words[bar.number]}: {times}" + ("" if number is None else f", {version} {number}"))
-    return told
 
 
 def _round_step(least: float) -> float:

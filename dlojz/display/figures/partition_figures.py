@@ -129,12 +129,7 @@ def overlay_scene(predicted: Timeline, measured: Timeline, *, color_by: str = "k
         for name in above.rows
         for what in (say(en="predicted", fr="prédit"), say(en="measured", fr="mesuré"))
     )
-    count = len(above.bars)
-    bars = [
-        bar._replace(row=2 * bar.row + lower, number=bar.number + lower * count)
-        for lower, scene in enumerate((above, below))
-        for bar in scene.bars
-    ]
+    bars = [bar._replace(row=2 * bar.row + lower) for lower, scene in enumerate((above, below)) for bar in scene.bars]
     title = f"{title_of(predicted.schedule)}. {step_sentence(predicted, measured)}"
     return replace(
         above,
@@ -150,7 +145,6 @@ def overlay_scene(predicted: Timeline, measured: Timeline, *, color_by: str = "k
             BoundMark(1e3 * predicted.makespan, say(en="end, predicted", fr="fin prédite"), "--"),
             BoundMark(1e3 * measured.makespan, say(en="end, measured", fr="fin mesurée"), "-"),
         ),
-        actions=predicted.schedule.actions + measured.schedule.actions,
     )
 
 
