@@ -111,8 +111,8 @@ def painted(drawing: Drawing) -> LabFigure:
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, drawing.width), ylim=(drawing.height, 0))
     axes.axis("off")
-    for kind, shapes in groupby(drawing.shapes, type):
-        if kind is Box:
+    for are_boxes, shapes in groupby(drawing.shapes, lambda shape: isinstance(shape, Box)):
+        if are_boxes:
             _boxes(axes, [shape for shape in shapes if isinstance(shape, Box)])
             continue
         for shape in shapes:

@@ -124,6 +124,7 @@ def _element(tag: str, inner: str = "", tip: str = "", **attributes: str | float
 
 
 def _svg(shape: Shape, ids: Mapping[str, str]) -> Iterator[str]:
+    look: dict[str, str | float]
     match shape:
         case Box(x, y, width, height, color, hatch, edge, line, tip):
             place = {"x": x, "y": y, "width": width, "height": height}

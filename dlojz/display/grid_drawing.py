@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dlojz.base.language import format_bytes, format_seconds, refusal, say
 from dlojz.config.layout import AXES, DEFAULT_ORDER, RankGrid, RankPlace
-from dlojz.display.drawing import Box, Drawing, Line, Shape, Words
+from dlojz.display.drawing import Box, Dashes, Drawing, Line, Shape, Words
 from dlojz.display.style import EDGE, GREY, INK, PALE, SERIES, SKY, VERMILION
 from dlojz.prediction.link_traffic import Crossing
 
@@ -197,7 +197,7 @@ def grid_drawing(
     top += 36 + cell_pt * max(scene.height for scene in scenes)
     if crossing is not None:
         shapes += _bars(crossing, top)
-        top += 18 + BAR_PT * sum(isinstance(shape, Words) and shape.x == 40 for shape in shapes)
+        top = 12 + max(shape.y for shape in shapes if isinstance(shape, Words))
     alt = ". ".join([size_sentence(grid), *(scene.title for scene in scenes), advice(grid)])
     return Drawing(max(WIDTH_PT if titled or crossing else 0.0, left), top, alt, tuple(shapes))
 
@@ -231,8 +231,9 @@ def _panel(scene: GridScene, axis: str, left: float, top: float, cell_pt: float)
         )
         yield Box(*at(cell.x, cell.y), cell_pt, cell_pt, cell.color, edge=EDGE, line=0.6, tip=tip)
     for join in scene.joins:
-        look, dashes = (VERMILION, "--") if join.crosses else (INK, "-")
-        yield Line([at(*join.start), at(*join.bend), at(*join.end)], look, 1.3, dashes, curved=True)
+        dashes: Dashes = "--" if join.crosses else "-"
+        color = VERMILION if join.crosses else INK
+        yield Line([at(*join.start), at(*join.bend), at(*join.end)], color, 1.3, dashes, curved=True)
     for x, y in {point: None for join in scene.joins for point in (at(*join.start), at(*join.end))}:
         yield Box(x - 1.4, y - 1.4, 2.8, 2.8, INK)
     for box in scene.nodes:

@@ -402,6 +402,11 @@ def schedule_drawing(scenes: Sequence[Scene], title: str, captions: Sequence[str
     return Drawing(WIDTH_PT, below + 12, alt, tuple(shapes))
 
 
+def scene_drawing(scene: Scene, mark: str = "") -> Drawing:
+    """Draw one scene under its own title; `mark` is what the title says besides."""
+    return schedule_drawing([scene], scene.title + mark, [scene.subtitle], scene.alt)
+
+
 class _Sheet:
     """Where a scene lies on its sheet: x from time, y from row and lane."""
 
@@ -704,7 +709,7 @@ def schedule_figure(  # noqa: PLR0913 - each is one more thing that can be drawn
     """
     facts = facts_of(timeline, critical=critical, idle=idle, bounds=bounds, memory_limit=memory_limit)
     scene = scene_of(timeline, color_by=color_by, memory=memory, memory_limit=memory_limit, seconds=seconds, **facts)
-    return _figure(schedule_drawing([scene], scene.title, [scene.subtitle], scene.alt), path)
+    return _figure(scene_drawing(scene), path)
 
 
 def compare_figure(

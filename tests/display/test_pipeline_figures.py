@@ -15,7 +15,7 @@ from matplotlib.text import Text
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
-from dlojz.display.drawing import Box, Drawing, Words
+from dlojz.display.drawing import Box, Words
 from dlojz.display.figures.partition_figures import (
     bubble_figure,
     bubble_points,
@@ -28,14 +28,13 @@ from dlojz.display.pipeline_drawing import (
     LEFT_PT,
     RIGHT_PT,
     WIDTH_PT,
-    Scene,
     compare_figure,
     facts_of,
     framed,
     known_optimum,
     readable,
+    scene_drawing,
     scene_of,
-    schedule_drawing,
     schedule_figure,
 )
 from dlojz.display.style import IDLE_STYLES, SCHEDULE_STYLES, SERIES
@@ -66,13 +65,9 @@ def measured(name: str = "1f1b", ranks: int = 4) -> tuple[Timeline, Timeline]:
     )
 
 
-def drawn(scene: Scene) -> Drawing:
-    return schedule_drawing([scene], scene.title, [scene.subtitle], scene.alt)
-
-
 def test_every_bar_lies_where_and_when_it_runs() -> None:
     timeline = simulate(build("zb-h1", 3, 6), Costs(latency=0.5))
-    drawing = drawn(scene_of(timeline, memory=False))
+    drawing = scene_drawing(scene_of(timeline, memory=False))
     bars = [shape for shape in drawing.shapes if isinstance(shape, Box) and shape.tip]
     names = [shape for shape in drawing.shapes if isinstance(shape, Words) and shape.text.startswith("rank")]
     per_time = (WIDTH_PT - LEFT_PT - RIGHT_PT) / timeline.makespan
@@ -109,7 +104,7 @@ def test_texts_stand_only_where_they_can_be_read() -> None:
     few, many = (scene_of(simulate(build("1f1b", 4, m))) for m in (8, 100))
     assert [text for _, text in readable(few, 200)] == [bar.label for bar in few.bars]
     assert readable(many, 200) == []
-    assert not any(isinstance(shape, Words) and shape.text == "F0" for shape in drawn(many).shapes)
+    assert not any(isinstance(shape, Words) and shape.text == "F0" for shape in scene_drawing(many).shapes)
     some = readable(scene_of(simulate(build("1f1b", 8, 32))), 180)
     assert {text for bar, text in some if bar.label == "B30"} == {"30"}
     both = [bar for bar in scene_of(simulate(build("dualpipe", 4, 8))).bars if bar.style == SCHEDULE_STYLES["O"]]
@@ -120,7 +115,7 @@ def test_letters_are_not_struck_through_by_hatches() -> None:
     timeline = simulate(build("1f1b", 2, 2))
     texts = {text.get_text(): text for text in schedule_figure(timeline).axes[0].texts}
     assert texts["B0"].get_path_effects() and not texts["F0"].get_path_effects()
-    assert drawn(scene_of(timeline)).svg().count('paint-order="stroke"') == 4  # the backwards
+    assert scene_drawing(scene_of(timeline)).svg().count('paint-order="stroke"') == 4  # the backwards
 
 
 def test_one_of_each_is_singular() -> None:
@@ -142,7 +137,7 @@ def test_every_schedule_is_arranged_and_drawn_alike_in_both_media(name: str) -> 
     scene = scene_of(timeline, memory_limit=4, **facts_of(timeline, idle=True))
     assert len(scene.bars) == len(timeline.schedule.actions) and scene.width >= timeline.makespan
     assert [steps.peak for steps in scene.memory] == [curve.peak for curve in memory_curves(timeline)]
-    svg = drawn(scene).svg()
+    svg = scene_drawing(scene).svg()
     assert svg.count("<title>") == len(scene.bars) + len(scene.idle) + len(scene.marks)
     assert sum(bar.end - bar.start for bar in scene.bars) == pytest.approx(sum(timeline.work))
     assert sum(band.end - band.start for band in scene.idle) == pytest.approx(sum(timeline.idle))
@@ -180,7 +175,7 @@ def test_colour_is_never_alone_and_kinds_differ_in_hatch_too() -> None:
         assert [bar.style.hatch for bar in bars] == hatches
 
 
-def test_bounds_and_the_stored_optimum_are_drawn() -> None:
+def test_bounds_and_the_stored_optimum_are_scene_drawing() -> None:
     timeline = simulate(build("1f1b", 4, 8))
     assert known_optimum(timeline) == 33 and known_optimum(timeline, memory_limit=3) == 39
     words = [mark.words for mark in scene_of(timeline, **facts_of(timeline)).marks]
@@ -234,7 +229,7 @@ def test_the_bubble_panels_have_formula_and_simulation() -> None:
 def test_a_strange_name_is_drawn_letter_by_letter_and_escaped() -> None:
     timeline = simulate(replace(build("gpipe", 2, 2), name="$x_1$<script>\u202e"))
     scene = scene_of(timeline)
-    svg = drawn(scene).svg()
+    svg = scene_drawing(scene).svg()
     assert "<script>" not in svg and "\u202e" not in svg
     figure = schedule_figure(timeline)
     assert all(not text.get_parse_math() for text in figure.findobj(Text))

@@ -36,8 +36,8 @@ from dlojz.display.pipeline_drawing import (
     Lanes,
     Scene,
     amount,
+    scene_drawing,
     scene_of,
-    schedule_drawing,
     title_of,
 )
 from dlojz.display.style import BLACK, BLUE, EDGE, FILLS, LINE_STYLES, VERMILION, WHITE, Style
@@ -79,7 +79,7 @@ def overlay_figure(
         LabError: if the two are not of the same orders.
     """
     scene = overlay_scene(predicted, measured, color_by=color_by)
-    drawing = schedule_drawing([scene], scene.title + mark, [scene.subtitle], scene.alt)
+    drawing = scene_drawing(scene, mark)
     high_pt = drawing.height + LATENESS_PT
     figure = painted(replace(drawing, height=high_pt))
     sides = (WIDTH_PT - LEFT_PT - RIGHT_PT) / WIDTH_PT, (LATENESS_PT - 60) / high_pt

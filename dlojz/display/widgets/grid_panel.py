@@ -133,11 +133,7 @@ def grid_panel(**fields: Any) -> Any:
 
 
 class GridPanel(Panel):
-    """Panel of the grid.
-
-    Args:
-        fields: what is shown first.
-    """
+    """Panel of the grid; `fields` are what is shown first."""
 
     def __init__(self, **fields: Any) -> None:
         chosen = _fields(fields)

@@ -21,8 +21,8 @@ from dlojz.display.pipeline_drawing import (
     facts_of,
     figure_lines,
     figures_sentence,
+    scene_drawing,
     scene_of,
-    schedule_drawing,
 )
 from dlojz.display.pipeline_drawing import title_of as schedule_title
 from dlojz.display.widgets.panel import Panel, import_widgets, with_defaults
@@ -103,8 +103,8 @@ def answer_of(
     timeline = simulate(schedule, costs)
     facts = facts_of(timeline, critical=critical, idle=idle, memory_limit=memory_limit)
     scene = scene_of(timeline, color_by=color_by, memory_limit=memory_limit, **facts)
-    drawing = schedule_drawing([scene], scene.title, [scene.subtitle], scene.alt)
-    return ScheduleAnswer(timeline, tuple(broken), drawing, (facts.get("lower_bound"), facts.get("optimum")))
+    bounds = facts.get("lower_bound"), facts.get("optimum")
+    return ScheduleAnswer(timeline, tuple(broken), scene_drawing(scene), bounds)
 
 
 def answer_of_csv(
@@ -167,11 +167,7 @@ def pipeline_panel(**fields: Any) -> Any:
 
 
 class PipelinePanel(Panel):
-    """Panel of a schedule.
-
-    Args:
-        fields: what is shown first.
-    """
+    """Panel of a schedule; `fields` are what is shown first."""
 
     def __init__(self, **fields: Any) -> None:
         chosen = with_defaults(fields, DEFAULTS, ("csv",))
