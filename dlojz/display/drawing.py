@@ -139,7 +139,7 @@ def _svg(shape: Shape, ids: Mapping[str, str]) -> Iterator[str]:
             yield _element("path", "", tip, d=way, **look)
         case Words(x, y, text, size, anchor, color, bold, halo):
             look = {"stroke": halo, "stroke_width": size / 4, "paint_order": "stroke"} if halo else {}
-            look |= {"font_size": size, "text_anchor": anchor, "font_weight": "bold" if bold else "", "fill": color}
+            look.update(font_size=size, text_anchor=anchor, font_weight="bold" if bold else "", fill=color)
             yield _element("text", safe(text), x=x, y=y + 0.36 * size, pointer_events="none", **look)
 
 
