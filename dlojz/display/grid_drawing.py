@@ -188,7 +188,7 @@ def grid_drawing(
     cell_pt = min(CELL_PT, (WIDTH_PT - 16) / sum(scene.width + 0.6 for scene in scenes))
     lines = [size_sentence(grid), *wrap(advice(grid), WRAPPED), cell_words(grid.world_size <= MOST_JOINED)]
     shapes: list[Shape] = [Words(6, 12 + 15 * row, line, 10.5) for row, line in enumerate(lines if titled else ())]
-    top, left = 15.0 * len(shapes) + 12, 8.0
+    top, left = 15.0 * len(shapes) + (18 if titled else 12), 8.0
     for one, scene in zip(axes, scenes, strict=True):
         titles = (axis_title(one), scene.title)
         shapes += [Words(left, top + 13 * row, title, 9.5) for row, title in enumerate(titles)]
@@ -238,7 +238,7 @@ def _panel(scene: GridScene, axis: str, left: float, top: float, cell_pt: float)
         yield Box(x - 1.4, y - 1.4, 2.8, 2.8, INK)
     for box in scene.nodes:
         name = say(en=f"node {box.number}", fr=f"nœud {box.number}")
-        yield Words(*at(box.x + PAD, box.y + HEAD / 2 + 0.06), name, max(0.2 * cell_pt, 4.5))
+        yield Words(*at(box.x + PAD, box.y + HEAD / 2 + 0.06), name, max(0.2 * cell_pt, 4.5), halo=PALE)
     told = len(scene.cells) <= FEW  # a large picture leaves the position to the tooltip
     for cell in scene.cells:
         place = ",".join(map(str, cell.place)) if told else ""
