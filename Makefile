@@ -18,7 +18,7 @@ help:
 	@echo "make lab    open JupyterLab on the notebooks"
 	@echo "make book   an HTML book of all solutions, French and English, in book/: no server, no network"
 	@echo "make libraries  the optional extra of lab 12: Accelerate and Megatron-core beside torch and DeepSpeed"
-	@echo "make colossalai  another extra of lab 12: Colossal-AI, in an environment of its own (6 GB)"
+	@echo "make colossalai  another extra of lab 12: Colossal-AI, in a separate environment (6 GB)"
 	@echo "make hub    a JupyterHub with two students on this machine, to see the labs as they do"
 	@echo "make cluster  a SLURM with two nodes on this machine, to try jobs on (root, Debian); make cluster-stop ends it"
 	@echo "make test   all checks: lint, types, tests on real processes, notebooks executed again"
@@ -94,7 +94,7 @@ libraries: $(LIBRARIES)
 # Without it the lab lacks one of five libraries. What could be made of it is not left where the lab would look for it.
 COLOSSALAI := .venv-colossalai
 $(COLOSSALAI)/.ready: requirements-colossalai.txt
-	@echo "Set-up: Colossal-AI takes torch up to 2.5.1 only: creating $(COLOSSALAI), an environment of its own, and" \
+	@echo "Set-up: Colossal-AI takes torch up to 2.5.1 only: creating $(COLOSSALAI), a separate environment, and" \
 	  "installing requirements-colossalai.txt (6 GB, some minutes; log: $(COLOSSALAI)/install.log)"
 	@$(PYTHON) -m venv --clear $(COLOSSALAI)
 	@{ $(COLOSSALAI)/bin/python -m pip install -r requirements-colossalai.txt && \

@@ -16,7 +16,7 @@ from functools import partial
 
 import tyro
 
-from dlojz.display.figures.pipeline_figures import schedule_figure
+from dlojz.display.pipeline_drawing import schedule_figure
 from dlojz.display.widgets.pipeline_panel import PipelinePanel
 from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import Timeline, simulate

@@ -63,7 +63,7 @@ lab = labs.start("00")
 # | `lab.reveal("…", measurement)` | lays the measurement over your prediction |
 # | `lab.progress()` | shows the exercises you have done |
 #
-# What you have to write is marked `TODO`. A check never breaks anything: your function runs in a process of its own,
+# What you have to write is marked `TODO`. A check never breaks anything: your function runs in a separate process,
 # which is stopped after ten seconds.
 #
 # ## 1. The machine
@@ -204,7 +204,7 @@ before, gradient
 # Une variable des rangs se rapporte ici par son nom : `ranks["…"]` donne une valeur par rang.
 
 # %% [markdown] lang="en"
-# Each rank had values of its own; both leave with the same sum, which only has to be halved. A variable of the ranks
+# Each rank had its own values; both leave with the same sum, which only has to be halved. A variable of the ranks
 # is brought back by its name: `ranks["…"]` gives one value per rank.
 
 # %%
@@ -509,7 +509,7 @@ comparison = dlojz.compare([serial, run, zero])
 comparison
 
 # %% [markdown] lang="fr"
-# La même chose en image : la mémoire par catégorie, les communications, le débit et les pertes ; le prédit en pâle
+# La même chose en image : la mémoire par catégorie, les communications, le débit et les pertes ; le prédit en clair
 # au-dessus du mesuré. Les trois courbes de perte se recouvrent.
 
 # %% [markdown] lang="en"

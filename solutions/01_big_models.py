@@ -132,7 +132,7 @@ torch.allclose(straight_1TD[:, order], shuffled_1TD, atol=1e-6)
 # ### Exercise 2 — multi-head attention
 #
 # A single mean can express a single kind of relation. Multi-head attention cuts the width `D` into `N` heads of width
-# `H`; each computes an attention of its own, all at the same time. Two learned matrices frame the computation:
+# `H`; each computes its own attention, all at the same time. Two learned matrices frame the computation:
 #
 # - `qkv_DE` (`E = 3 D`) projects the tokens; the result holds, side by side, the queries, the keys, then the values;
 # - in each of the three parts, head `n` takes the columns `n·H` to `(n + 1)·H − 1`;
@@ -171,7 +171,7 @@ lab.check("multi-head", multi_head)
 # %% [markdown] lang="en"
 # Notice what does *not* appear in the shapes of the matrices: the number of heads. It changes the computation, not the
 # number of parameters. And the heads talk to one another only at the very end: that is where tensor parallelism will
-# share them out among GPUs.
+# divide them among GPUs.
 #
 # ## 2. From an image to a sequence
 #

@@ -625,7 +625,7 @@ figures.limit_of_data_parallelism(replica_bytes, parameters, sample_bytes, 64, d
 
 # %% [markdown] lang="en"
 # From left to right, GPUs are multiplied by 64, and the lower part does not shrink: it grows. **Activations alone are
-# shared out.** No number of V100s will ever train this model in this way.
+# divided.** No number of V100s will ever train this model in this way.
 #
 # **Explain.** For each GPU: does a replica fit with one image? And with 1,024 GPUs instead of 64? The cell answers,
 # then gives the peak in bytes per parameter, and what it is made of.
@@ -660,8 +660,8 @@ print({name: round(held / parameters, 1) for name, held in replica.memory.at_pea
 # of states come 4 bytes of buckets and 4 of temporaries, as AdamW updates all weights at once (`foreach`). But that
 # holds for so small a batch only: once activations dominate, the rule no longer means anything.
 #
-# To go further, the states themselves must be shared out: that is ZeRO, in lab 04. There remain, on one single GPU, two
-# ways to give time for memory.
+# To go further, the states themselves must be partitioned: that is ZeRO, in lab 04. There remain, on one single GPU,
+# two ways to give time for memory.
 #
 # ## 6. Computing again: activation checkpointing
 #
@@ -1037,7 +1037,7 @@ big.moment, format_bytes(big.memory.peak_bytes), format_bytes(big.memory.needed_
 # - **States**: 8 to 20 bytes per parameter, depending on precision and optimizer; independent of the batch.
 # - **Activations**: proportional to the batch, `sbh (34 + 5as/h)` per transformer layer, `34 sbh` with fused attention.
 # - The **peak**: the largest of the sums, not the sum of the largest.
-# - Data parallelism shares out activations alone.
+# - Data parallelism divides activations alone.
 # - Checkpointing costs at most a third more operations; offloading costs what the link does not keep up with.
 
 # %%

@@ -30,7 +30,7 @@
 # - write a ring all-reduce, and tell how many bytes each rank sends;
 # - sum up a network in two numbers, α and β, and predict what 2, 8 or 512 GPUs will cost;
 # - write DDP by hand: broadcast of the weights, average of the gradients, buckets, overlap;
-# - accumulate gradients, share out the data, and recognise the traps that raise no error;
+# - accumulate gradients, split the data, and recognise the traps that raise no error;
 # - enlarge the batch without losing convergence, and tell where that ends;
 # - set the knobs of PyTorch's DDP knowingly.
 #
@@ -116,7 +116,7 @@ sum(parameter.numel() for parameter in model.parameters()), losses[-1] < losses[
 # %% [markdown] lang="en"
 # On to four. A cell that begins with `%%ranks 4` does not run here, but on four processes, the **ranks**, that live
 # beside the notebook. All run the same code (SPMD, single program, multiple data); only the variable `rank` differs
-# from one to another. Each has variables of its own, which stay from one cell to the next. The first time, starting
+# from one to another. Each has its own variables, which stay from one cell to the next. The first time, starting
 # them takes a few seconds.
 
 # %% name="first-ranks" tags=["nbval-ignore-output"]
@@ -210,14 +210,21 @@ except RuntimeError as fault:
 collective_figure("ring_all_reduce", size=4)
 
 # %% [markdown] lang="fr"
-# La même chose pas à pas, avec une phrase par message, et d’autres algorithmes : décommentez.
+# La même chose pas à pas, avec une phrase par message. Ici l’arbre ; choisissez d’autres algorithmes et d’autres
+# nombres de rangs. Sans noyau actif, la figure fixe montre toutes les étapes.
 
 # %% [markdown] lang="en"
-# The same step by step, with a sentence for each message, and other algorithms: uncomment.
+# The same step by step, with a sentence for each message. Here the tree; choose other algorithms and other numbers of
+# ranks. Where no kernel runs, the static figure shows all steps.
 
-# %%
-# from dlojz.display.figures.communication_figures import stepper
-# stepper("ring_all_reduce", 4)
+# %% name="stepper" tags=["nbval-ignore-output"]
+from dlojz.display.figures.communication_figures import stepper
+
+steps = {"name": "tree_all_reduce", "size": 4}
+stepper(**steps)
+
+# %% name="still-steps" tags=["nbval-ignore-output"]
+collective_figure(**steps)
 
 # %% [markdown] lang="fr"
 # ### Exercice 1 — l’all-reduce en anneau
@@ -515,7 +522,7 @@ lab.reveal("latency-ranks", min(size for size in steps_s if steps_s[size] > ring
 # 3. after the backward pass the **gradients are averaged**;
 # 4. all ranks take the same optimizer step: they stay identical without ever sending weights again.
 #
-# The first rule, for real. Each rank draws initial weights of its own, then gets those of rank 0:
+# The first rule, for real. Each rank draws its own initial weights, then gets those of rank 0:
 
 # %% name="broadcast"
 # %%ranks --with make_model

@@ -92,7 +92,7 @@ torch.set_num_threads(1)  # as on the ranks
 # | gradients, 16 bit | 2Ψ | from backward to the update |
 # | optimizer: master copy and two moments, fp32 | 12Ψ | in the update, once per step |
 #
-# ZeRO shares out first what is large and seldom used. On N ranks:
+# ZeRO partitions first what is large and seldom used. On N ranks:
 #
 # - **stage 1**: the optimizer;
 # - **stage 2**: the optimizer and the gradients;
@@ -145,7 +145,7 @@ figures.table_1(state_bytes)
 
 # %% [markdown] lang="en"
 # The same as a picture, for the model with 7.5 billion parameters. Stages 1 and 2 fall fast, then meet a floor: what
-# they do not share out.
+# they do not partition.
 
 # %%
 figures.states_by_ranks(state_bytes, 7.5e9, [DEVICES["v100-32"], DEVICES["a100-80"]])
@@ -194,7 +194,7 @@ lab.reveal("zero-3-gpus", next(size for size in range(1, 1000) if fits(size)))
 
 # %% [markdown] lang="en"
 # An H100 “with 80 GB” offers a little more: 79 GiB, or 85 GB. But the activations need room too, and ZeRO does not
-# share these out: each rank has its own.
+# partition these: each rank has its own.
 #
 # ## 2. Stage 1: the optimizer
 #
@@ -634,7 +634,7 @@ def sent_by(run):
 lab.reveal("stage-3-sends", sent_by(by_hand[2]))
 
 # %% [markdown] lang="fr"
-# Voici tout, pour le rang 0 : en pâle ce qui était prédit, dessous ce qui est mesuré. À gauche, la mémoire des états
+# Voici tout, pour le rang 0 : en clair ce qui était prédit, dessous ce qui est mesuré. À gauche, la mémoire des états
 # par catégorie ; le losange est le pic, activations et temporaires compris. À droite, les octets envoyés, en
 # passages.
 
@@ -1244,8 +1244,8 @@ who_writes_what(table)
 # - **DeepSpeed** writes as ZeRO-2 keeps: each rank its share of the optimizer and of the master copy; the weights,
 #   which all have whole, rank 0 alone. It adds two Python programs, `zero_to_fp32.py` and `zero_to_torch.py`, which put
 #   the shares together into one model.
-# - **DCP** shares out everything, what all have too: no rank writes for the others. But each tensor is a little zip
-#   archive of its own, with more than a KiB of headers: on a tiny model that shows.
+# - **DCP** distributes everything, what all have too: no rank writes for the others. But each tensor is a little zip
+#   archive by itself, with more than a KiB of headers: on a tiny model that shows.
 # - **dlojz** gathers everything on rank 0, tensor by tensor, under the names that one process gives them: slow at a
 #   large scale, but the simplest to read again and to verify.
 #

@@ -23,7 +23,7 @@
 # %% [markdown] lang="en"
 # # Lab 06 — Tensor parallelism
 #
-# ZeRO shares out the weights, but gathers them to compute; a pipeline cuts the model between its layers. There remains
+# ZeRO partitions the weights, but gathers them to compute; a pipeline cuts the model between its layers. There remains
 # the case where **one single layer** is too large, or too slow, for one GPU. **Tensor parallelism** cuts the layer
 # itself: each rank keeps some of its weights, computes with them, and never gives them away. It is the most delicate
 # part of model parallelism, and the one that goes wrong most quietly: something forgotten leaves the first loss exact.
@@ -33,8 +33,8 @@
 #
 # - cut a linear layer by columns and by rows, and tell what it must communicate in each direction;
 # - chain two layers with a single all-reduce, in an MLP as in attention;
-# - share out a vocabulary without ever gathering the logits;
-# - share out the tokens too (sequence parallelism), with the right norm and the right dropout;
+# - split a vocabulary without ever gathering the logits;
+# - split the tokens too (sequence parallelism), with the right norm and the right dropout;
 # - cut a convolution by channels;
 # - write the plan of PyTorch's `parallelize_module`;
 # - count the bytes of a layer, and tell why all this stays within a node.
@@ -196,7 +196,7 @@ print(hidden.tolist(), y.tolist())
 # %% [markdown] lang="en"
 # ## 2. A pair, one single all-reduce
 #
-# A layer by columns **gives** outputs that are shared out; a layer by rows **takes** inputs that are shared out. Put
+# A column-parallel layer **gives** outputs that are split; a row-parallel layer **takes** inputs that are split. Put
 # one after the other, they need no communication in the middle. Between the two, GELU treats each feature alone: it
 # asks for nothing either. That is the idea of Megatron-LM (Shoeybi et al., 2019). Here is half a transformer block,
 # with the two ends of this parallel *region*:
@@ -539,7 +539,7 @@ all(abs(a - b) < 1e-4 for a, b in zip(alone.losses, two.losses, strict=True))
 # ## 6. Sequence parallelism
 #
 # One waste is left. Outside of the regions every rank has all tokens: it computes the same norms, the same dropouts,
-# and keeps the same activations of them. Sequence parallelism (Korthikanti et al., 2022) shares out the **tokens**
+# and keeps the same activations of them. Sequence parallelism (Korthikanti et al., 2022) splits the **tokens**
 # there. The price? None: an all-reduce is a reduce-scatter, then an all-gather (lab 03). The former is made at the end
 # of a region, the latter at the beginning of the next.
 
@@ -594,7 +594,7 @@ for stream in ("replicated", "split"):
 # holds this rank's tokens, or all; the same goes for the output.
 #
 # - `region(h)` computes all that is **within** the region, from all tokens, and returns this rank's partial product;
-# - `gather_tokens(t, axis)` brings the tokens together (and, in backward, adds up and shares out);
+# - `gather_tokens(t, axis)` brings the tokens together (and, in backward, adds up and scatters);
 #   `scatter_tokens(t, axis)` adds up and keeps only this rank's (in backward, it gathers);
 # - `copy` and `add_up`, as before;
 # - `states.dropout(t, 0.5, stream)`, where stream is `"replicated"` or `"split"`.
@@ -619,7 +619,7 @@ lab.check("sequence-parallel", half_block)
 # lab.hint("sequence-parallel")
 
 # %% [markdown] lang="fr"
-# Le même entraînement, avec `sequence_parallel=True`. Dans la figure, pour le rang 0 : en pâle ce qui était prédit,
+# Le même entraînement, avec `sequence_parallel=True`. Dans la figure, pour le rang 0 : en clair ce qui était prédit,
 # dessous ce qui est mesuré. À gauche la mémoire par catégorie, à droite les messages de l’axe *tensor*.
 
 # %% [markdown] lang="en"
@@ -673,7 +673,7 @@ print(all(abs(a - b) < 1e-4 for a, b in zip(alone.losses, sequence.losses, stric
 
 # %% [markdown] lang="en"
 # Weights, gradients and optimizer are divided by the number of ranks, norms aside. Activations are nearly so only if
-# tokens are shared out as well; what is left is the input of each region, which we keep gathered for backward
+# tokens are split as well; what is left is the input of each region, which we keep gathered for backward
 # (Megatron-LM keeps this rank's tokens of it only, and gathers them again). As for the table: twice as many messages,
 # but each is only half of an all-reduce, and the ring sends as many bytes. The small all-reduces that remain are the
 # gradients of the norms, and the loss.
@@ -757,7 +757,7 @@ figures.counted([coatnet])
 
 # %% [markdown] lang="en"
 # Images are heavy to communicate: at the same width, a stage of convolutions has many more “tokens” (pixels) than a
-# stage of attention, and fewer weights to share out. So the convolutions of a network are seldom cut, and its large
+# stage of attention, and fewer weights to split. So the convolutions of a network are seldom cut, and its large
 # matrices always.
 #
 # ## 8. With PyTorch: `parallelize_module`
@@ -823,7 +823,7 @@ print(forward, counted.get_total_counts())
 # entraînement :
 
 # %% [markdown] lang="en"
-# Two in forward, as foreseen; but five in backward rather than two. Each layer by columns has an f of its own: three
+# Two in forward, as foreseen; but five in backward rather than two. Each column-parallel layer has its own f: three
 # for `query`, `key` and `value`, two for `mlp_gate` and `mlp_expand`, where one per region is enough. So the package
 # enters the region once and for all, as the norm gives its output
 # ([torch_tensor.py](../../dlojz/train/engines/tensor_engines.py), `_prepare_norm`). With PyTorch's engine, the same

@@ -563,8 +563,8 @@ lab.reveal("gradient-bytes", figures.dp_bytes(data_tensor))
 # processus seul.
 
 # %% [markdown] lang="en"
-# Four times fewer, and not eight: replicas repeat everything; pp and tp alone share the model out. (ZeRO, in lab 04,
-# shares out along dp, too.) The same training? At the left the losses, laid over one another; at the right their
+# Four times fewer, and not eight: replicas repeat everything; pp and tp alone divide the model. (ZeRO, in lab 04,
+# partitions along dp, too.) The same training? At the left the losses, laid over one another; at the right their
 # distance to one process.
 
 # %% name="losses" tags=["nbval-ignore-output"]
@@ -663,7 +663,7 @@ figures.degrees(big, 8, choices, samples=32)
 #
 # ## Summary
 #
-# | axis | what it shares out | group (ranks) | what travels | where |
+# | axis | what it divides | group (ranks) | what travels | where |
 # |--|--|--|--|--|
 # | tp | each layer | consecutive | activations, 4 all-reduces per layer and micro-batch | inside the node |
 # | dp | the batch | tp ranks apart | gradients, once per step, hidden | anywhere |

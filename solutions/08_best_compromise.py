@@ -135,7 +135,7 @@ figures.giants()
 # ### Exercise 1 — the bytes of a rank
 #
 # Megatron-LM, in mixed precision: weights in bf16 (2 bytes), gradients accumulated in fp32 (4), and for Adam a master
-# copy and two moments in fp32 (12). ZeRO shares out over the dp replicas the optimizer's states (stage 1), the
+# copy and two moments in fp32 (12). ZeRO partitions over the dp replicas the optimizer's states (stage 1), the
 # gradients too (2), the weights too (3). Under 1F1B a stage keeps the activations of all micro-batches that it has
 # begun and whose gradient has not come back.
 #
@@ -274,7 +274,7 @@ figures.alpha_beta(list(zip(sizes, seconds, strict=True)), yours=lambda: bounded
 
 # %% [markdown] lang="en"
 # **Explain.** One β for all collectives: does this machine confirm it? (Rarely: each of gloo's collectives is a
-# programme of its own. That is why the package keeps α and β by collective, and by number of ranks.) And look at the
+# separate programme. That is why the package keeps α and β by collective, and by number of ranks.) And look at the
 # gaps, at the bottom: a line is never the whole truth.
 #
 # ### Exercise 3 — bubble or all-reduce?
@@ -334,7 +334,7 @@ tables.splits(best_split, "gpt3-175b", gpus=384, tp=8, batch=1536, site="jean_za
 # Always an extreme! The sum of both waits is an affine function of 1/pp: the smallest pipeline that fits, or the
 # longest there can be, as the link decides. Hence the rule of Narayanan et al.: model parallelism **until it fits**,
 # then replicas… if the network keeps up. The planner also counts the messages of the pipeline, of which there are more
-# as pp grows (and shares the optimizer out, ZeRO-1: from pp = 2 on it fits):
+# as pp grows (and partitions the optimizer, ZeRO-1: from pp = 2 on it fits):
 
 # %% name="bubble-or-all-reduce"
 figures.bubble_or_all_reduce("gpt3-175b", "jean_zay_a100", gpus=384, batch=1536)

@@ -26,7 +26,7 @@
 # Until now every token went through all weights of the model. A **mixture of experts** (MoE) puts several MLPs, the
 # *experts*, in the place of one, and a **gate** sends each token to one or two of them: many parameters, little
 # computation. The price is paid in communication, and in balance: if all tokens want the same expert, the others learn
-# nothing. In the first part of this lab you write such a mixture, then you share its experts out among ranks.
+# nothing. In the first part of this lab you write such a mixture, then you divide its experts among ranks.
 #
 # The second part saves in another way: instead of fewer weights per token, fewer tokens per step, at first. A
 # **curriculum** on the length of sequences begins with short texts.
@@ -107,7 +107,7 @@ lab.reveal("active-parameters", models.describe("mixtral_8x7b").active_parameter
 
 # %% [markdown] lang="en"
 # The computation is that of a model with 13 billion parameters, the memory that of a model with 47 billion. A mixture
-# trades computation for memory: that is why its experts are shared out.
+# trades computation for memory: that is why its experts are divided among ranks.
 #
 # ### Exercise 1 — the gate
 #
@@ -439,7 +439,7 @@ print([round(p, 3) for p in logits.bfloat16().float().softmax(-1).tolist()])
 #
 # ## 4. A gate of two levels
 #
-# With thousands of experts, shared out among nodes, the flat gate has two faults: its softmax is long, and the k
+# With thousands of experts, divided among nodes, the flat gate has two faults: its softmax is long, and the k
 # experts of a token may lie on k nodes. A gate **of two levels** (Shazeer et al., 2017) first chooses a group, such as
 # a node, then experts within that group.
 #
@@ -478,8 +478,8 @@ lab.check("two-level-gate", choose_in_group)
 # %% [markdown] lang="en"
 # ## 5. Experts on other ranks
 #
-# Experts are most of the weights, and each sees its own tokens only: let us share them out. With **expert parallelism**
-# (`ep`), each of n ranks keeps E / n experts, and all the rest of the model. Each rank reads data of its own, as in
+# Experts are most of the weights, and each sees its own tokens only: let us divide them. With **expert parallelism**
+# (`ep`), each of n ranks keeps E / n experts, and all the rest of the model. Each rank reads its own data, as in
 # data parallelism, and its gate fills places for **all** experts, wherever they are. An all-to-all brings to each rank
 # what is meant for its experts; a second one brings the results back.
 
@@ -544,7 +544,7 @@ lab.check("exchange", through_experts)
 # ([exchange.py](../../dlojz/models/experts/exchange.py)). So there are four all-to-all per layer. Gradients thus return
 # to the experts by themselves, from all ranks of the group; and there lies the trap.
 #
-# Take four ranks, eight experts and `ep=2`. Ranks 0 and 1 share the experts out, and so do ranks 2 and 3: each expert
+# Take four ranks, eight experts and `ep=2`. Ranks 0 and 1 divide the experts, and so do ranks 2 and 3: each expert
 # exists twice, on ranks 0 and 2, or 1 and 3. Each rank tells what it holds, with whom it exchanges, and who has the
 # same experts. The first time, starting the ranks takes a few seconds.
 
@@ -624,7 +624,7 @@ def outcome(ep):
     neighbours = [dist.new_group(list(range(first, first + ep))) for first in range(0, world_size, ep)]
     copies = [dist.new_group(list(range(place, world_size, ep))) for place in range(ep)]
     shard_experts(model, rank % ep, ep, neighbours[rank // ep])
-    torch.manual_seed(1 + rank)  # tokens of its own
+    torch.manual_seed(1 + rank)  # its own tokens
     y = model(torch.randn(4, 8, 16))
     (y**2).mean().backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -659,7 +659,7 @@ for ep in (2, 4):
 #
 # How many bytes does each rank **send** to the others, for one mixture and one micro-batch, forward and backward?
 # `tokens` is the number of this rank's tokens, `k` the number of choices, `factor` the capacity factor, `ranks` the
-# number of ranks among which the experts are shared out, `number_bytes` the size of a number.
+# number of ranks among which the experts are divided, `number_bytes` the size of a number.
 
 
 # %% name="exchange-bytes"
@@ -685,7 +685,7 @@ lab.check("exchange-bytes", exchange_bytes)
 #   biais, 512 et 128.
 
 # %% [markdown] lang="en"
-# Let us train `moe_tiny` on two ranks: first with whole experts everywhere, then with experts shared out (`ep=2`).
+# Let us train `moe_tiny` on two ranks: first with whole experts everywhere, then with experts divided (`ep=2`).
 # Width 128, two mixtures of 8 experts, k = 1, factor 1.25; each rank reads 4 sequences of 128 bytes, in fp32. **Your
 # predictions**:
 #
@@ -727,15 +727,15 @@ lab.reveal("expert-weights", footprint.memory.weights_bytes)
 # nôtre :
 
 # %% [markdown] lang="en"
-# DeepSpeed has a mixture of experts of its own. The same model, with the same weights and its layer `MoE` in the place
+# DeepSpeed has its own mixture of experts. The same model, with the same weights and its layer `MoE` in the place
 # of ours:
 
 # %% name="run-deepspeed" tags=["nbval-ignore-output"]
 deepspeed_run = dlojz.run(config, engine="deepspeed", ep=2)
 
 # %% [markdown] lang="fr"
-# Dans la figure, pour le rang 0 : en pâle ce qui était prédit, dessous ce qui est mesuré. À gauche la mémoire, à droite
-# ce qu’il envoie par pas.
+# Dans la figure, pour le rang 0 : en clair ce qui était prédit, dessous ce qui est mesuré. À gauche la mémoire, à
+# droite ce qu’il envoie par pas.
 
 # %% [markdown] lang="en"
 # In the figure, for rank 0: in pale what was predicted, below it what is measured. On the left memory, on the right
@@ -754,7 +754,7 @@ tensor_run_figures.counted([shared_out, deepspeed_run], group="ep")
 
 # %% [markdown] lang="en"
 # **Explain.** Answer first, then let the cell answer. Are the bytes predicted those that were counted? Are the losses
-# the same, to 10⁻⁶, with experts everywhere and shared out? And with DeepSpeed? To 10⁻²?
+# the same, to 10⁻⁶, with experts everywhere and divided? And with DeepSpeed? To 10⁻²?
 
 # %% name="experts-seen"
 print(dlojz.compare([shared_out, deepspeed_run]).exact)
@@ -783,7 +783,7 @@ print(apart(shared_out) < 1e-6, apart(deepspeed_run) < 1e-6, apart(deepspeed_run
 # ([deepspeed_experts.py](../../dlojz/train/engines/expert_engines.py) lists the differences). Where no token is
 # dropped, the two agree up to rounding.
 #
-# Note the gradients, too. Shared out, experts are no longer replicated: their gradients travel no more. Here the
+# Note the gradients, too. Divided, experts are no longer replicated: their gradients travel no more. Here the
 # all-to-all even costs less than the all-reduce that it replaces. But nothing hides it: the layer waits. For a layer of
 # Mixtral, 4,096 tokens per GPU, 8 GPUs that sustain 200 Tflop/s in bf16, by your bytes:
 
@@ -1008,7 +1008,7 @@ for number in (1, -1):
 # |--|--|--|
 # | saves | computation per token | tokens per step, at first |
 # | costs | memory (E times the MLP), four all-to-all per layer | more steps, less efficient ones |
-# | is shared out | experts, by `ep`; the rest is replicated | – |
+# | is divided | experts, by `ep`; the rest is replicated | – |
 # | may go wrong | the router collapses: balance loss | too short a start, too slow a growth |
 # | to be watched | the load of each expert, the tokens dropped | spikes of the loss, √v |
 #

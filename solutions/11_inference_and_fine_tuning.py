@@ -264,7 +264,7 @@ figures.helps(students)
 #
 # ### Exercise 3 — weights in whole numbers
 #
-# `weight` has the shape (outputs, inputs). Each **row** has a scale of its own: the largest magnitude of the row
+# `weight` has the shape (outputs, inputs). Each **row** has its own scale: the largest magnitude of the row
 # becomes the largest whole number, 2^(bits − 1) − 1, that is 127 for 8 bits. Return the whole numbers, in `torch.int8`
 # (whether `bits` is 8 or less), and the scales, of shape (outputs, 1).
 
@@ -929,7 +929,7 @@ lab.check("permutation", reorder)
 # la même, à 10⁻⁴ près ?
 
 # %% [markdown] lang="en"
-# The package looks for a good order, sharing out the groups two by two as well as can be
+# The package looks for a good order, distributing the groups two by two as well as can be
 # ([permutation_search.py](../../dlojz/compress/permutations.py)); your function applies it. Is the output the
 # same, to 10⁻⁴?
 

@@ -414,7 +414,7 @@ print(figures.gap(deepspeed_run, plain) < 1e-5, dlojz.compare([plain, deepspeed_
 #
 # | | PyTorch (DDP) | DeepSpeed | Accelerate |
 # |--|--|--|--|
-# | share the data out | you | you | `prepare` |
+# | split the data | you | you | `prepare` |
 # | put them on the GPU | you | you | `prepare` |
 # | average the gradients | DDP | `engine.backward` | DDP, within `prepare` |
 # | divide by the accumulation | you | `engine.backward` | `accelerator.backward` |
@@ -471,7 +471,7 @@ lab.predict(
 # et la cellule le dit) :
 
 # %% [markdown] lang="en"
-# Accelerate really makes them, in a process of its own, and they are counted (where it is missing a stand-in is
+# Accelerate really makes them, in a separate process, and they are counted (where it is missing a stand-in is
 # counted, and the cell says so):
 
 # %% name="reveal-updates"
@@ -818,7 +818,7 @@ lab.reveal("gpt3-micro-batches", arguments.megatron_layout(GPT3.split(), argumen
 # Colossal-AI puts all kinds of parallelism behind a `Booster`, and one plugin per layout. It also knows some that the
 # course does not treat, such as tensor parallelism in several dimensions; but these are no plugins: in 0.5.0 they are
 # kept in `colossalai.legacy`. The other side of it: that version asks for a PyTorch of another age (2.5.1 at most), so
-# for an environment of its own, and its ZeRO refuses CPUs.
+# for a separate environment, and its ZeRO refuses CPUs.
 
 # %% name="program-colossalai" tags=["nbval-ignore-output"]
 figures.program("colossalai")
@@ -841,7 +841,7 @@ everything = [plain, deepspeed_run, accelerate_run, replicas, split, piped, colo
 figures.losses(*everything)
 
 # %% [markdown] lang="fr"
-# La mémoire du rang 0 au moment du pic, et ce qu’il envoie par pas : en pâle ce qui était prédit, dessous ce qui est
+# La mémoire du rang 0 au moment du pic, et ce qu’il envoie par pas : en clair ce qui était prédit, dessous ce qui est
 # mesuré. Le tableau qui suit donne les mêmes pics et les mêmes octets ; ses états, eux, sont chacun à son maximum, qui
 # n’est pas toujours celui du pic (à celui de PyTorch, par exemple, les gradients ne sont pas encore là).
 

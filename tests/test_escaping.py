@@ -33,8 +33,6 @@ PACKAGES_WORDS = {"format_bytes", "format_seconds", "axis_title", "language"}
 PASSED_ON = {"say", "reversed", "sorted", "list", "tuple", "max", "min", "sum", "enumerate", "zip"}
 OF_ITS_OWNER = {"get", "items", "keys", "values", "replace", "strip", "rstrip"}
 NUMERIC = re.compile(r",?(\.\d+)?[dfgeFGE%]")
-# The package's own words only, no value of a user, and html.escape around them.
-PLAIN_ESCAPE = {"display/widgets/grid_panel.py", "display/widgets/pipeline_panel.py"}
 
 
 def functions_by_name() -> dict[str, list[tuple[Path, ast.FunctionDef]]]:
@@ -100,12 +98,10 @@ class Reader:
         # A numeric format refuses a text by itself.
         return (len(told) == 1 and bool(NUMERIC.fullmatch(str(told[0])))) or self.clean(part.value)
 
-    def call(self, node: ast.Call) -> bool:  # noqa: PLR0911 - one for each kind of call
+    def call(self, node: ast.Call) -> bool:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name in ESCAPES | NUMBERS:
             return True
-        if name == "escape":
-            return str(self.path.relative_to(PACKAGE)) in PLAIN_ESCAPE
         if name == "join" and isinstance(node.func, ast.Attribute):
             return self.clean(node.func.value) and all(map(self.clean, node.args))
         if name in PACKAGES_WORDS:

@@ -26,7 +26,7 @@ def document(
     grid: RankGrid, found: dict[str, Crossing], unknown: str, links: tuple[Link, Link] | None = None
 ) -> dict[str, Any]:
     """Write a grid as plain JSON data; bytes per step, sent by all ranks."""
-    from dlojz.display.grid_scene import advice
+    from dlojz.display.grid_drawing import advice
 
     own = found.get(grid.order)
     told: dict[str, Any] = {
@@ -74,7 +74,7 @@ def show_grid(
         answer: prints.
         run: whose bytes they are, in words.
     """
-    from dlojz.display import grid_scene as words
+    from dlojz.display import grid_drawing as words
 
     answer(words.size_sentence(grid) + "\n")
     answer(_ranks(grid))
@@ -129,7 +129,7 @@ def _ranks(grid: RankGrid) -> str:
 
 def _groups(grid: RankGrid, axis: str) -> str:
     """List the groups along an axis; those that span nodes are marked."""
-    from dlojz.display.grid_scene import title_of
+    from dlojz.display.grid_drawing import title_of
 
     title = title_of(grid, axis)
     if grid.size(axis) == 1:
@@ -208,7 +208,7 @@ def grid_command(given: Given, answer: Answer) -> None:
         grid.size(given["axis"])  # refuses what is no axis
     found, unknown = _traffic(given, grid)
     if "png" in given:
-        from dlojz.display.figures.grid_figures import grid_figure
+        from dlojz.display.grid_drawing import grid_figure
 
         grid_figure(grid, found.get(grid.order), given["png"], axis=given["axis"])
         tell_written(given["png"])

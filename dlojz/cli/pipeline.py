@@ -31,7 +31,7 @@ from dlojz.cli.options import (
     verb,
 )
 from dlojz.config.run_config import RunConfig
-from dlojz.display import pipeline_scene as sheet
+from dlojz.display import pipeline_drawing as sheet
 from dlojz.pipeline.analysis import lower_bound
 from dlojz.pipeline.exchange_formats import text_table, torch_refusal
 from dlojz.pipeline.partition import Partition, check_stages, exact, total_time
@@ -251,7 +251,7 @@ def _show(given: Given, answer: Answer) -> None:
     limit = given["memory_limit"]
     for option in ("png", "svg"):
         if option in given:
-            from dlojz.display.figures.pipeline_figures import schedule_figure
+            from dlojz.display.pipeline_drawing import schedule_figure
 
             schedule_figure(timeline, given[option], color_by=given["color"], memory_limit=limit)
             tell_written(given[option])
@@ -310,7 +310,7 @@ class ScheduleRow(NamedTuple):
 
 def words(timeline: Timeline, memory_limit: float | None, width: int) -> str:
     """Draw one schedule as text, with its figures."""
-    from dlojz.display.pipeline_scene import amount, figure_lines, known_optimum, title_of
+    from dlojz.display.pipeline_drawing import amount, figure_lines, known_optimum, title_of
 
     costs = timeline.costs or UNIT_COSTS
     bound = lower_bound(timeline.schedule, costs)
@@ -330,7 +330,7 @@ def words(timeline: Timeline, memory_limit: float | None, width: int) -> str:
 
 def document(timeline: Timeline, memory_limit: float | None = None) -> dict[str, Any]:
     """Write one schedule as plain JSON data; memory in stage-micro-batches, times in the costs' unit."""
-    from dlojz.display.pipeline_scene import known_optimum
+    from dlojz.display.pipeline_drawing import known_optimum
     from dlojz.pipeline.analysis import critical_path
 
     schedule, costs = timeline.schedule, timeline.costs or UNIT_COSTS
@@ -413,7 +413,7 @@ def _row(name: str, size: tuple[int, int], given: Given, limit: float | None) ->
 
 def compare_table(rows: Sequence[ScheduleRow]) -> Table:
     """Compare schedules in a table; times of different numbers of chunks are not comparable, shares are."""
-    from dlojz.display.pipeline_scene import amount
+    from dlojz.display.pipeline_drawing import amount
 
     cells = []
     for name, timeline, bound, over in rows:
@@ -434,7 +434,7 @@ def compare_table(rows: Sequence[ScheduleRow]) -> Table:
 def draw_comparison(rows: Sequence[ScheduleRow], size: tuple[int, int], path: str, costs: Costs) -> None:
     """Draw two schedules under one another, or the bubble of several against the number of micro-batches."""
     if len(rows) == 2:
-        from dlojz.display.figures.pipeline_figures import compare_figure
+        from dlojz.display.pipeline_drawing import compare_figure
 
         compare_figure(rows[0].timeline, rows[1].timeline, path)
         return

@@ -53,7 +53,7 @@ _PERMUTED = "two_to_four_permuted"
 def check_fit(chosen: Method, options: Mapping[str, Any], teacher: str, task: Task) -> None:
     """Refuse a method that cannot be applied to a model, or an option that it refuses, before anything is trained.
 
-    Distillation, and whatever was given options of its own, is rehearsed: one step on an untrained teacher. Of 2:4 the
+    Distillation, and whatever was given other options, is rehearsed: one step on an untrained teacher. Of 2:4 the
     shapes are enough, and all other methods take any model.
 
     Args:

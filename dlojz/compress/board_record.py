@@ -84,7 +84,7 @@ class BoardLine(Contract):
     predicted_bytes: float
     payload_bytes: float
     file_bytes: float
-    ratio: float = Field(description="bytes of the teacher's file over those of its own")
+    ratio: float = Field(description="bytes of the teacher's file over those of this file")
     latency_s: float
     latency_ratio: float
     latency_ratio_low: float

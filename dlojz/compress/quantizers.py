@@ -44,7 +44,7 @@ class Scheme:
         bits: of an integer, from 2 to 8; the integers are signed.
         symmetric: zero is the integer 0 (a scale is all there is to keep); else a zero point shifts the grid onto the
             values.
-        per_channel: each output of a layer has a grid of its own; else the whole tensor shares one.
+        per_channel: each output of a layer has its own grid; else the whole tensor shares one.
 
     Raises:
         LabError: for other numbers of bits.
@@ -173,7 +173,7 @@ def value_range(values_CV: Tensor, scheme: Scheme, choice: RangeChoice = "min_ma
 
 
 def _drawn(values_CV: Tensor, most: int) -> Tensor:
-    """So many values of each channel, drawn with a seed of its own: every n-th would see some inputs of a layer never
+    """So many values of each channel, drawn with a fixed seed: every n-th would see some inputs of a layer never
     and others always, where n and their number have a divisor in common.
     """
     count = values_CV.shape[1]

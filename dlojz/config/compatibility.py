@@ -250,7 +250,7 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
             and layout.engine == "deepspeed"
             and (layout.partition == "flops" or _listed(layout.partition))
         ),
-        en="DeepSpeed shares blocks out by uniform, parameters or type:REGEX, but partition={layout.partition!r} was "
+        en="DeepSpeed partitions blocks by uniform, parameters or type:REGEX, but partition={layout.partition!r} was "
         "received: use one of these.",
         fr="DeepSpeed répartit les blocs par uniform, parameters ou type:REGEX, mais partition={layout.partition!r} a "
         "été reçu : prenez l’un des trois.",
@@ -289,16 +289,17 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
         "mlp, ou blocks\\.[0-3]\\.",
     ),
     Rule(
-        "replicas share experts out evenly",
+        "replicas hold equally many experts",
         _uneven_experts,
-        en="the dp replicas share the experts out, but ep={layout.ep} does not divide dp={layout.dp}: use {works}.",
+        en="the experts are divided among the dp replicas, but ep={layout.ep} does not divide dp={layout.dp}: use "
+        "{works}.",
         fr="ce sont les dp répliques qui se partagent les experts, mais ep={layout.ep} ne divise pas dp={layout.dp} : "
         "prenez {works}.",
     ),
     Rule(
         "torch has no expert parallelism",
         lambda layout: layout.ep > 1 and layout.engine == "torch",
-        en="engine 'torch' has no expert parallelism of its own, but ep={layout.ep} was received: use engine='by_hand' "
+        en="engine 'torch' has no expert parallelism, but ep={layout.ep} was received: use engine='by_hand' "
         "or 'deepspeed'.",
         fr="engine='torch' n’a pas d’Expert Parallelism, mais ep={layout.ep} a été reçu : prenez engine='by_hand' ou "
         "'deepspeed'.",
@@ -314,7 +315,7 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
     Rule(
         "expert-parallel ranks keep states whole",
         lambda layout: layout.ep > 1 and layout.zero > 0,
-        en="ep={layout.ep} shares the experts out over ranks that keep their states whole, but zero={layout.zero} was "
+        en="ep={layout.ep} divides the experts among ranks that keep their states whole, but zero={layout.zero} was "
         "received: use zero=0, or ep=1.",
         fr="ep={layout.ep} partage les experts entre des rangs qui gardent leurs états entiers, mais "
         "zero={layout.zero} a été reçu : prenez zero=0, ou ep=1.",
@@ -593,7 +594,7 @@ _TENSOR: Final[tuple[Rule[RunFields], ...]] = (
     Rule(
         "sequence parallelism is of texts",
         lambda config: config.layout.sequence_parallel and config.sequence_length is None,
-        en="sequence_parallel shares out the tokens of a text, but {config.model} reads images: use a gpt or llama "
+        en="sequence_parallel splits the tokens of a text, but {config.model} reads images: use a gpt or llama "
         "model, or leave it out.",
         fr="sequence_parallel partage les tokens d’un texte, mais {config.model} lit des images : prenez un modèle gpt "
         "ou llama, ou retirez-le.",
@@ -647,7 +648,7 @@ _UPDATE: Final[tuple[Rule[RunFields], ...]] = (
         "DeepSpeed updates in its own way",
         lambda config: config.update != "auto" and config.layout.engine == "deepspeed",
         en="update={config.update!r} is an option of the engines torch and by_hand, but engine='deepspeed', which "
-        "updates flat tensors of its own, was received: use one of these, or update='auto'.",
+        "updates its own flat tensors, was received: use one of these, or update='auto'.",
         fr="update={config.update!r} est une option des moteurs torch et by_hand, mais engine='deepspeed', qui met à "
         "jour ses propres tenseurs plats, a été reçu : prenez l’un des deux, ou update='auto'.",
     ),
@@ -711,7 +712,7 @@ _EXPERTS: Final[tuple[Rule[RunFields], ...]] = (
         "tensor parallelism splits no mixture",
         lambda config: has_experts(config.model) and config.layout.tp > 1,
         en="Tensor Parallelism cannot split a mixture of experts, but tp={layout.tp} was received with {config.model}: "
-        "use tp=1; ep shares experts out.",
+        "use tp=1; ep divides the experts.",
         fr="le Tensor Parallelism ne sait pas découper un mélange d’experts, mais tp={layout.tp} a été reçu avec "
         "{config.model} : prenez tp=1 ; c’est ep qui partage les experts.",
     ),

@@ -42,7 +42,7 @@ class EngineSpec:
     """Describe one engine.
 
     Args:
-        name: `STRATEGY`, or `STRATEGY+FORM` where a form has an engine of its own.
+        name: `STRATEGY`, or `STRATEGY+FORM` where a form has its own engine.
         provider: who implements it.
         zero: ZeRO stages that it runs.
         en: its title in English.

@@ -176,7 +176,7 @@ class RankGrid:
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """The groups along an axis: ranks that differ in their position along it alone, in the order of the positions.
 
-        Groups are sorted by their first rank; with a degree of 1 each rank is a group of its own.
+        Groups are sorted by their first rank; with a degree of 1 each rank is a group by itself.
 
         Raises:
             LabError: if there is no such axis.

@@ -242,7 +242,7 @@ RUN: Final[tuple[Rule[RunFields], ...]] = (
         "experts of a rank are updated by themselves",
         lambda config: config.layout.ep > 1 and config.optimizer not in EVERYWHERE,
         en="optimizer={config.optimizer!r} needs whole layers, or averages over all ranks, but ep={layout.ep} "
-        f"gives each rank experts of its own: use {', '.join(EVERYWHERE)}.",
+        f"gives each rank different experts: use {', '.join(EVERYWHERE)}.",
         fr="optimizer={config.optimizer!r} demande des couches entières, ou moyenne entre tous les rangs, mais "
         f"ep={{layout.ep}} donne à chaque rang ses propres experts : prenez {', '.join(EVERYWHERE)}.",
     ),
@@ -265,7 +265,7 @@ RUN: Final[tuple[Rule[RunFields], ...]] = (
     _run(
         "DeepSpeed trains no tensor-parallel layers",
         lambda config: config.layout.tp > 1 and config.layout.engine == "deepspeed",
-        en="tp={layout.tp} is not run with engine 'deepspeed', which trains no tensor-parallel layers of its own: use "
+        en="tp={layout.tp} is not run with engine 'deepspeed', which trains no tensor-parallel layers: use "
         "engine='by_hand' or 'torch', or tp=1.",
         fr="tp={layout.tp} ne s’exécute pas avec engine='deepspeed', qui n’entraîne pas lui-même de couches Tensor "
         "Parallel : prenez engine='by_hand' ou 'torch', ou tp=1.",

@@ -38,6 +38,8 @@ PALE = "#F4F4F4"
 """Ground of a large box."""
 SHADOW = "#00000038"
 """Translucent hatch over any fill."""
+MIST = "#44444473"
+"""Translucent area under a curve."""
 
 ORANGE_TINT, SKY_TINT, GREEN_TINT = "#FFF3D6", "#CFE6F5", "#B5E3D3"
 YELLOW_TINT, VERMILION_TINT = "#FBF3B5", "#F2C2A2"

@@ -90,7 +90,7 @@ class Library:
     runs: Callable[[], str]
     """In one line: the layouts that its program runs."""
     backward: tuple[str, ...] = ()
-    """Calls of its own that are the backward pass, `module:class:method`, besides `torch.Tensor.backward`."""
+    """The library's calls that are the backward pass, `module:class:method`, besides `torch.Tensor.backward`."""
     environment: str = ""
     """Folder of a separate environment, in the repository; empty where it is installed with torch."""
     environment_variable: str = ""

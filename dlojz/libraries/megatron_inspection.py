@@ -33,7 +33,7 @@ class SeenMegatron(SeenTorch):
     def __init__(self, config: RunConfig, module: nn.Module, device: torch.device) -> None:
         super().__init__(config, module, device)
         self._wrapped: Any = module
-        self.module = cast(nn.Module, module.module)  # the wrapper's `buffers` is a list of its own
+        self.module = cast(nn.Module, module.module)  # the wrapper's `buffers` is another list
 
     @property
     def group_names(self) -> dict[str, str]:

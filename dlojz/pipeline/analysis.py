@@ -171,8 +171,7 @@ def _inputs(schedule: Schedule, costs: Costs | None) -> list[list[tuple[int, flo
     """For each action, the actions whose output it takes, with the delay of the message."""
     graph = schedule.graph
     inputs: list[list[tuple[int, float]]] = [[] for _ in range(graph.actions)]
-    main = ((index, needed) for index, needed in enumerate(graph.needs) if needed < graph.actions)
-    for index, needed in (*main, *graph.also):
+    for needed, index in graph.edges():
         inputs[index].append((needed, input_delay(schedule, costs, needed, index) if costs else 0.0))
     return inputs
 

@@ -340,11 +340,6 @@ class ClosedForm:
         """Idle time over work."""
         return None if self.makespan is None else self.makespan / self.ideal - 1
 
-    @property
-    def span_bubble_rate(self) -> float | None:
-        """(span − work) / span (Qi et al. 2024, Table 5)."""
-        return None if self.span is None else 1 - self.ideal / self.span
-
 
 def closed_form(
     name: str,

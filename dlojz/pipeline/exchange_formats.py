@@ -362,9 +362,7 @@ def _flows(timeline: Timeline, unit_us: float) -> Iterator[Event]:
     """One arrow per message between ranks, from the action that makes it to the one that needs it."""
     graph, actions = timeline.schedule.graph, timeline.schedule.actions
     rank_of = graph.rank.tolist()
-    edges = [(needed, number) for number, needed in enumerate(graph.needs) if needed < graph.actions]
-    edges += [(needed, number) for number, needed in graph.also]
-    crossing = ((producer, consumer) for producer, consumer in edges if rank_of[producer] != rank_of[consumer])
+    crossing = ((one, other) for one, other in graph.edges() if rank_of[one] != rank_of[other])
     for flow, (producer, consumer) in enumerate(crossing):
         sent = float(timeline.ends[producer]) - _INSIDE * float(timeline.durations[producer])
         name = f"{actions[producer]} → {actions[consumer]}"

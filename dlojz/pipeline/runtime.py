@@ -311,7 +311,7 @@ class Stage(BlockList):
 
 
 def stage_modules(model: BlockList, bounds: Sequence[int]) -> list[BlockList]:
-    """The stages of a model, as lists of its own blocks.
+    """The stages of a model, as lists of its blocks.
 
     Args:
         model: a flat list of blocks.

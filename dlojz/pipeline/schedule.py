@@ -154,6 +154,11 @@ class ActionGraph:
     also: tuple[tuple[int, int], ...]
     rank: Integers
 
+    def edges(self) -> list[tuple[int, int]]:
+        """List (action, the one that reads its output), but not the next on the same rank; `also` comes last."""
+        main = [(needed, index) for index, needed in enumerate(self.needs) if needed < self.actions]
+        return main + [(needed, index) for index, needed in self.also]
+
 
 def compile_graph(orders: Orders, placement: Placement, micro_batches: int, token_slices: int = 1) -> ActionGraph:
     """Find what each action waits for, and an order in which all can run.

@@ -104,11 +104,6 @@ class Timeline:
         """The longest of the ranks' spans."""
         return max(self.spans, default=0.0)
 
-    @property
-    def iteration(self) -> float:
-        """How long an iteration lasts: the makespan, or the span where no barrier ends the step."""
-        return self.makespan if self.schedule.barrier else self.span
-
     @cached_property
     def work(self) -> tuple[float, ...]:
         """Per rank: the time it computes."""
@@ -137,11 +132,6 @@ class Timeline:
         return sum(self.idle) / work if work else 0.0
 
     @property
-    def span_bubble_rate(self) -> float:
-        """(span − work of the busiest rank) / span: the bubble rate of Qi et al. 2024, §3, Table 5."""
-        return (self.span - max(self.work)) / self.span if self.span else 0.0
-
-    @property
     def speedup(self) -> float:
         """Over one rank that does all the work: Σ work / makespan."""
         return sum(self.work) / self.makespan if self.makespan else 0.0
@@ -164,8 +154,7 @@ def programs_of(schedule: Schedule, paired: bool) -> list[list[Step]]:
     receives: dict[int, list[ScheduledMessage]] = {}
     sends: dict[int, list[ScheduledMessage]] = {}
     rank = graph.rank.tolist()
-    edges = [(needed, index) for index, needed in enumerate(graph.needs) if needed < graph.actions]
-    for producer, consumer in edges + [(needed, index) for index, needed in graph.also]:
+    for producer, consumer in graph.edges():
         if rank[producer] != rank[consumer]:
             message = ScheduledMessage(producer, consumer)
             sends.setdefault(producer, []).append(message)
@@ -574,7 +563,7 @@ class MeasuredOverlay(NamedTuple):
 def overlay(
     schedule: Schedule, spans: Iterable[Span], step: int | None = None, ranks: Mapping[int, int] | None = None
 ) -> MeasuredOverlay:
-    """Simulate a measured step with the means of its own actions.
+    """Simulate a measured step with the mean times of its actions.
 
     Args:
         schedule, spans, ranks: as for `measured_timeline`.

@@ -184,14 +184,14 @@ def _split(question: Question, one: PlannedLayout) -> str:
         return say(
             en=f"ep={one.ep} does not divide the {experts} experts of a mixture."
             if experts
-            else f"ep={one.ep} shares experts out, but {question.subject.name} has none.",
+            else f"ep={one.ep} divides experts, but {question.subject.name} has none.",
             fr=f"ep={one.ep} ne divise pas les {experts} experts d’un mélange."
             if experts
             else f"ep={one.ep} partage des experts, mais {question.subject.name} n’en a pas.",
         )
     if one.dp % one.ep:
         return say(
-            en=f"the replicas share the experts out, but ep={one.ep} does not divide dp={one.dp}.",
+            en=f"the experts are divided among the replicas, but ep={one.ep} does not divide dp={one.dp}.",
             fr=f"ce sont les répliques qui se partagent les experts, mais ep={one.ep} ne divise pas dp={one.dp}.",
         )
     return question.subject.split_conflict(one.tp)
@@ -209,7 +209,7 @@ def _sequence(question: Question, one: PlannedLayout) -> str:
             "tout : ça ne tombe pas juste.",
         )
     return say(
-        en=f"sequence parallelism shares {tokens} tokens among tp={one.tp} ranks, which does not come out even.",
+        en=f"sequence parallelism splits {tokens} tokens over tp={one.tp} ranks, which does not divide evenly.",
         fr=f"le Sequence Parallelism partage {tokens} tokens entre tp={one.tp} rangs : ça ne tombe pas juste.",
     )
 

@@ -85,20 +85,9 @@ class PlannedLayout(LayoutFields):
     @property
     def title(self) -> str:
         """The whole layout in one line."""
-        parts = [self.engine, self.degrees]
-        if self.zero:
-            parts.append(f"ZeRO-{self.zero}")
-        number = f" × {self.micro_batches}" if self.micro_batches else ""
-        parts.append(f"micro-batch {self.micro_batch}{number}")
-        if self.pp > 1:
-            parts.append(self.schedule + (f" × {self.chunks}" if self.chunks > 1 else ""))
-        if self.checkpointing != "none":
-            parts.append(checkpointing_words(self.checkpointing))
-        if self.sequence_parallel:
-            parts.append("SP")
-        if self.offload != "none":
-            parts.append(f"offload {self.offload}")
-        return ", ".join(parts)
+        zero = [f"ZeRO-{self.zero}"] if self.zero else []
+        chunks = f" × {self.chunks}" if self.chunks > 1 else ""
+        return layout_words(self, self.engine, self.degrees, *zero, schedule=self.schedule + chunks)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data: what the search varies."""
@@ -422,6 +411,23 @@ def _not_offered(
         | ((offload > 0) & ((pp > 1) | (tp > 1)))
     )  # fmt: skip
     return refused
+
+
+def layout_words(layout: LayoutFields, *opening: str, schedule: str = "") -> str:
+    """Name a layout in one line: what opens it, then micro-batches, schedule, recomputation, SP and offload if any.
+
+    Args:
+        layout: of the planner or of a run.
+        opening: its engine, degrees or title.
+        schedule: of its pipeline, where the opening does not say it.
+    """
+    number = f" × {layout.micro_batches}" if layout.micro_batches else ""
+    parts = [*opening, f"micro-batch {layout.micro_batch}{number}"]
+    parts += [schedule] if schedule and layout.pp > 1 else []
+    parts += [checkpointing_words(layout.checkpointing)] if layout.checkpointing != "none" else []
+    parts += ["SP"] if layout.sequence_parallel else []
+    parts += [f"offload {layout.offload}"] if layout.offload != "none" else []
+    return ", ".join(parts)
 
 
 def checkpointing_words(kind: str) -> str:

@@ -22,7 +22,7 @@ from dlojz.cost_model import SCHEDULES, Parts
 from dlojz.cost_model.measured_machine import Measured, local_parts, read_measured
 from dlojz.planner.answer import seconds
 from dlojz.planner.question import MOST_BATCH, whole
-from dlojz.planner.space import divisors, gigabytes, part_words
+from dlojz.planner.space import divisors, gigabytes, layout_words, part_words
 from dlojz.runnable import check_runnable
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ class LocalChoice:
     @property
     def title(self) -> str:
         """The layout in one line."""
-        layout = self.config.layout
-        kept = "" if layout.checkpointing == "none" else say(en=", full recomputation", fr=", recalcul complet")
-        return f"{layout.title}, {layout.micro_batches} × {layout.micro_batch}{kept}"
+        return layout_words(self.config.layout, self.config.layout.title)
 
     @cached_property
     def peak_bytes(self) -> int:

@@ -131,7 +131,7 @@ def family_words(name: str) -> str:
             en="tensor and pipeline parallelism, with replicas (3D)",
             fr="Tensor et Pipeline Parallelism, avec répliques (3D)",
         ),
-        "context": say(en="sequences shared out (context parallelism)", fr="séquences partagées (Context Parallelism)"),
+        "context": say(en="sequences split (context parallelism)", fr="séquences découpées (Context Parallelism)"),
         "offload": say(en="offloading to the host's memory", fr="déchargement vers la mémoire de l’hôte"),
     }[name]
 
@@ -239,7 +239,7 @@ def _split(question: Question, families: dict[str, Family], ask: Any) -> str:
     tensor, hybrid, pipeline = families["tensor"], families["hybrid"], families["pipeline"]
     within = tensor.best is not None and tensor.best.tp <= node and tensor.exposed <= MOST_EXPOSED
     if ask(
-        f"Is it enough to share layers out within a node of {node} GPUs, with links that hide the replicas' messages?",
+        f"Is it enough to split layers within a node of {node} GPUs, with links that hide the replicas' messages?",
         f"Suffit-il de partager les couches dans un nœud de {node} GPU, les liens cachant les messages des répliques ?",
         within,
         (say(en="layouts that fit", fr="configurations qui tiennent"), str(tensor.admitted)),
@@ -268,14 +268,14 @@ def _split(question: Question, families: dict[str, Family], ask: Any) -> str:
 
 
 def _long(question: Question, families: dict[str, Family], ask: Any) -> bool:
-    """Whether the sequences are long enough to share out; asked where that was searched, and fits."""
+    """Whether the sequences are long enough to split; asked where that was searched, and fits."""
     context = families["context"]
     if context.best is None:
         return False
     tokens = question.subject.sequence_length or 0
     answer: bool = ask(
-        f"Are the sequences long enough to be shared out, {LEAST_CONTEXT} tokens or more to a rank?",
-        f"Les séquences sont-elles assez longues pour être partagées, {LEAST_CONTEXT} tokens ou plus par rang ?",
+        f"Are the sequences long enough to be split, {LEAST_CONTEXT} tokens or more to a rank?",
+        f"Les séquences sont-elles assez longues pour être découpées, {LEAST_CONTEXT} tokens ou plus par rang ?",
         tokens // context.best.cp >= LEAST_CONTEXT,
         ("tokens", str(tokens)),
         ("cp", str(context.best.cp)),

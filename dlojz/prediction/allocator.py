@@ -36,7 +36,7 @@ SMALL_SEGMENT_BYTES: Final = 2 * 2**20
 LARGE_SEGMENT_BYTES: Final = 20 * 2**20
 """A segment of the large pool, for requests below `OWN_SEGMENT_BYTES` (`large_segment_size`)."""
 OWN_SEGMENT_BYTES: Final = 10 * 2**20
-"""From this on, a request gets a segment of its own (`kMinLargeAlloc`) …"""
+"""From this on, a request gets its own segment (`kMinLargeAlloc`) …"""
 SEGMENT_ROUNDING_BYTES: Final = 2 * 2**20
 """… rounded up to a multiple of this (`kRoundLarge`)."""
 FIRST_ADDRESS: Final = 0x7F0000000000

@@ -322,7 +322,7 @@ class BlockSizes(NamedTuple):
             return
         for module in modules:
             if self.by_torch and isinstance(module, RowParallelLinear):
-                continue  # torch adds this bias before the tokens are shared out: its gradient is whole already
+                continue  # torch adds this bias before the tokens are scattered: its gradient is whole already
             kinds = ("bias",) if isinstance(module, RowParallelLinear) else ("weight", "bias")
             for kind in kinds:
                 parameter = getattr(module, kind, None)

@@ -44,7 +44,7 @@ from dlojz.prediction.states import MOMENTS, NUMBERS, compute_bytes, error_bytes
 def step_flops(config: RunConfig, rank: int = 0) -> float:
     """Count the FLOPs of one rank in one step: forward once, backward twice as much, and recomputation.
 
-    A pipeline rank computes the share of its own stages' blocks; a tensor-parallel one its part of each layer, and all
+    A pipeline rank computes the blocks of its stages; a tensor-parallel one its part of each layer, and all
     of what is not split. Normalisations and activation functions are not counted, nor the scores that fused attention
     kernels recompute in backward (2 % for the lab's small text models); the unneeded gradient of the images is. Full
     checkpointing recomputes the forward pass but for the end of each block (see `_not_recomputed`), selective

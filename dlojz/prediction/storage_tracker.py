@@ -36,7 +36,7 @@ class StorageTracker(TorchDispatchMode):
     def follow(self, storage: torch.UntypedStorage, times: int = 1) -> int:
         """Track a storage, real or fake, or update its size; return its number, from 0.
 
-        `times`: bytes to count for each of its own, as first given.
+        `times`: bytes to count for each of its bytes, as first given.
         """
         key = storage._cdata
         number = self._number_of.get(key)

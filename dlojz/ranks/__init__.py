@@ -6,7 +6,7 @@ In a notebook, after `%load_ext dlojz.ranks`:
     x = torch.ones(1) * rank
     dist.all_reduce(x)
 
-Importing this loads neither torch nor ipyparallel; the first cell does, in processes of its own.
+Importing this loads neither torch nor ipyparallel; the first cell does, in separate processes.
 """
 
 from __future__ import annotations

@@ -328,7 +328,7 @@ def _source(name: str, thing: Any) -> str:
         raise RanksRefused(
             say(
                 en=f"{name} cannot be sent to the ranks: its source is not known or not whole. Define it with def or "
-                "class in a cell of its own, or inside the %%ranks cell.",
+                "class in a separate cell, or inside the %%ranks cell.",
                 fr=f"{name} ne peut pas être envoyé aux rangs : son code source n’est pas connu ou pas entier. "
                 "Définissez-le par def ou class dans une cellule à part, ou dans la cellule %%ranks.",
             )

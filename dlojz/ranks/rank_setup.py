@@ -4,8 +4,8 @@ Every call of the notebook is answered with plain data, and nothing is raised; b
 nothing.
 
 Run as `python -m dlojz.ranks.rank_setup FOLDER [HOST]`, it is ipyparallel's controller, through which the notebook's
-messages reach the ranks: it takes messages signed with a key in a folder of its owner alone, listens on the loopback
-interface by default, and ends with the process that started it, as do the helpers it forks.
+messages reach the ranks: it takes messages signed with a key in a folder that only its owner reads, listens on the
+loopback interface by default, and ends with the process that started it, as do the helpers it forks.
 """
 
 from __future__ import annotations
@@ -516,7 +516,7 @@ def _own_lines(error: BaseException) -> list[tuple[int, str, str]]:
 
 MOST_RANKS = 256
 RANK_BYTES = 64 * 2**20
-"""Memory of one more rank: 40 MiB of its own once it has run an all-reduce (`%ranks status`), and some variables."""
+"""Memory of one more rank: 40 MiB once it has run an all-reduce (`%ranks status`), and some variables."""
 _RANKS_PER_CORE = 8
 
 

@@ -87,7 +87,7 @@ class Traffic(Contract):
 
     collective: Collective
     group: str = Field(
-        description="mesh axis the group runs along: dp, tp, pp; ep (ranks that share the experts out) or edp (ranks "
+        description="mesh axis the group runs along: dp, tp, pp; ep (ranks that divide the experts) or edp (ranks "
         "that hold the same experts); or control (the lab's own)"
     )
     group_size: int = Field(ge=1, description="ranks in the group")
@@ -111,7 +111,7 @@ class Traffic(Contract):
 class Phases(Contract):
     """Seconds of one step by phase: the median over the steps measured.
 
-    The exposed communication is part of `backward_s`, at its end; the hidden one takes no time of its own.
+    The exposed communication is part of `backward_s`, at its end; the hidden one takes no additional time.
     """
 
     forward_s: float | None = Field(None, ge=0)

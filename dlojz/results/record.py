@@ -1,6 +1,6 @@
 """Record of a run: events as they happen, the record made of them, and the loss step by step.
 
-A record is written whole or not at all (temporary file, fsync, rename), carries the checksum of its own content, and
+A record is written whole or not at all (temporary file, fsync, rename), carries the checksum of its content, and
 never holds NaN; events are JSON lines flushed one by one, so that a killed run still shows how far it got. Nothing is
 ever parsed from printed text.
 """

@@ -1,7 +1,7 @@
 """Checkpoint files: when they are written (`checkpoint_policy.json`), their manifests, which checkpoint is valid.
 
-Runs that differ in their policy alone are the same run. A manifest names each tensor once, in a file of its own folder.
-A folder is a checkpoint if it belongs to this user, no link leads into or out of it, its COMMIT holds the sha256 of its
+Runs that differ in their policy alone are the same run. A manifest names each tensor once, in a file of its folder. A
+folder is a checkpoint if it belongs to this user, no link leads into or out of it, its COMMIT holds the sha256 of its
 manifest, and every file has the size and the sha256 of the manifest. Looking changes nothing.
 """
 

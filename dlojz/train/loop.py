@@ -212,7 +212,7 @@ def choose_device(config: RunConfig, local_rank: int) -> torch.device:
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
         raise LabError(
-            f"rank {local_rank} of this node has no GPU of its own: {config.layout.world_size} ranks were asked for, "
+            f"rank {local_rank} of this node has no GPU: {config.layout.world_size} ranks were asked for, "
             f"but {torch.cuda.device_count()} GPUs are here; use fewer ranks or device='cpu'."
         )
     torch.cuda.set_device(local_rank)

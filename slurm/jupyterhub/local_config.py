@@ -1,7 +1,7 @@
 """JupyterHub on one machine: for the tests, and for a teacher who wants to see what students will see (`make hub`).
 
 `start.py` starts proxy and hub with it, and says in $DLOJZ_HUB (a JSON file that only it may read) who may come in.
-The proxy is a process of its own, and a hub that ends leaves the servers alone: whoever works in a notebook notices
+The proxy is a separate process, and a hub that ends leaves the servers alone: whoever works in a notebook notices
 nothing when the hub is started again.
 """
 

@@ -206,7 +206,7 @@ def hours_of(chosen):
 c = get_config()  # noqa: F821 - given by JupyterHub
 c.JupyterHub.spawner_class = Student
 c.JupyterHub.cleanup_servers = False  # a hub that is started again finds the servers it had
-c.ConfigurableHTTPProxy.should_start = False  # and the proxy is a service of its own: see README.md
+c.ConfigurableHTTPProxy.should_start = False  # and the proxy is a separate service: see README.md
 c.JupyterHub.hub_ip = "0.0.0.0"  # the nodes must reach it
 c.Spawner.apply_user_options = apply
 c.Spawner.cmd = ["jupyterhub-singleuser"]

@@ -173,7 +173,7 @@ def end_all() -> None:
 
 
 def enter(words: list[str]) -> int:
-    """This program again, as the first process of its own namespaces: with it everything in them ends."""
+    """This program again, as the first process of new namespaces: with it everything in them ends."""
     command = ["unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc"]
     inner = subprocess.Popen([*command, sys.executable, __file__, *words], env={**os.environ, INSIDE: "1"})
     try:

@@ -151,7 +151,7 @@ def test_a_slider_moved_by_keyboard_changes_the_figure(ada: Student, shots: Path
     page.keyboard.press("Shift+Enter")
     picture = page.locator(".widget-html svg[role=img]")
     picture.wait_for()
-    before, ranks = picture.get_attribute("aria-label"), picture.locator("g > title").count()
+    before, ranks = picture.get_attribute("aria-label"), picture.locator("rect > title").count()
     assert ranks == 2 * 4 * 2
     slider = page.locator(".widget-hslider .noUi-handle").first
     slider.focus()
@@ -160,7 +160,7 @@ def test_a_slider_moved_by_keyboard_changes_the_figure(ada: Student, shots: Path
         "before => document.querySelector('.widget-html svg[role=img]').getAttribute('aria-label') !== before",
         arg=before,
     )
-    assert picture.locator("g > title").count() == 3 * 4 * 2
+    assert picture.locator("rect > title").count() == 3 * 4 * 2
     assert re.search(r"\b24\b", page.locator(".widget-html", has=page.locator("svg[role=img]")).inner_text())
     page.screenshot(path=shots / "slider.png")
 

@@ -32,7 +32,7 @@ def test_predicted_then_measured(
     assert all(row["measured_s"] > 0 and row["step_s"] > 0 for row in told["rows"])
     assert (tmp_path / "here.png").stat().st_size > 10_000
     assert plan_command(asked) == main.DONE
-    assert "one process, 1 × 4" in capfd.readouterr().out
+    assert "one process, micro-batch 4 × 1" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "sequence parallelism splits every part": {"tp": 2, "tensor_parts": "mlp", "sequence_parallel": True},
     "asynchronous tensor parallelism is torch's": {"engine": "by_hand", "tp": 2, "async_tensor_parallel": True},
     "the pattern of the split parts can be read": {"tensor_parts": "(", "tp": 2},
-    "replicas share experts out evenly": {"ep": 2},
+    "replicas hold equally many experts": {"ep": 2},
     "torch has no expert parallelism": {"dp": 2, "ep": 2},
     "expert parallelism is within the data axis": {"dp": 2, "engine": "by_hand", "tp": 3, "ep": 2},
     "expert-parallel ranks keep states whole": {"dp": 2, "engine": "by_hand", "zero": 3, "ep": 2},

@@ -197,7 +197,7 @@ def test_no_document_gives_anything_but_a_config_or_a_sentence(document: dict[st
 @pytest.mark.parametrize(
     ("language", "words"),
     [
-        ("en", "tp=2 is not run with engine 'deepspeed', which trains no tensor-parallel layers of its own: use"),
+        ("en", "tp=2 is not run with engine 'deepspeed', which trains no tensor-parallel layers: use"),
         ("fr", "tp=2 ne s’exécute pas avec engine='deepspeed', qui n’entraîne pas lui-même de couches Tensor Parallel"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.config.layout import AXES, ORDERS, RankGrid
-from dlojz.display.grid_scene import MOST_JOINED, advice, scene_of
+from dlojz.display.grid_drawing import MOST_JOINED, advice, scene_of
 from dlojz.display.widgets.grid_panel import GridAnswer, GridPanel, grid_panel, still_grid
 from dlojz.prediction.link_traffic import crossing
 from dlojz.results.footprint import Traffic

@@ -93,7 +93,7 @@ def test_both_languages() -> None:
     try:
         panel = PipelinePanel()
         assert "fraction de bulle" in panel.shown.value and panel.controls["latency"].description == "latence c"
-        assert "27,3 %" in panel.shown.value and "micro-batches</b> : durée" in panel.shown.value
+        assert "27,3 %" in panel.shown.value and ">durée 33, bulle" in panel.shown.value
     finally:
         use_language("en")
 

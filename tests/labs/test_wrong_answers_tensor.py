@@ -334,7 +334,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
     "sequence-parallel": [
         (half_block("replicated"), "all ranks draw the same dropout mask"),
         (half_block("torch's"), "all ranks draw the same dropout mask"),
-        (half_block("split"), "each draws a dropout mask of its own"),
+        (half_block("split"), "each draws its own dropout mask"),
         (half_block("takes"), "a part is taken where a sum is due"),
         (half_block("no sum"), "the all-reduce of the forward pass is missing"),
         (half_block("norm alone"), "this rank's tokens only"),
@@ -352,8 +352,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (mbconv("shortcut entered"), "The shortcut goes through the region's entry"),
     ],
     "parallelize-plan": [
-        (plan(query=RowwiseParallel()), "query is split by rows"),
-        (plan(mlp_project=ColwiseParallel()), "mlp_project is split by columns"),
+        (plan(query=RowwiseParallel()), "query is row-parallel"),
+        (plan(mlp_project=ColwiseParallel()), "mlp_project is column-parallel"),
         (plan(key=None), "key: not in the plan"),
         (plan(mlp_gate=None, mlp_expand=None, mlp_project=None), "mlp_gate, mlp_expand, mlp_project: not in the plan"),
         (plan(up=ColwiseParallel()), "has no layer 'up'"),

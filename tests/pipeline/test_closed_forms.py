@@ -56,7 +56,6 @@ def test_a_closed_form_is_what_the_simulator_finds(name: str) -> None:
                 assert form.bubble_overhead == pytest.approx(timeline.bubble_overhead, abs=1e-12), where
             if form.span is not None:
                 assert form.span == pytest.approx(timeline.span, rel=1e-12), where
-                assert form.span_bubble_rate == pytest.approx(timeline.span_bubble_rate, abs=1e-12), where
     assert found >= 8, "a form that is never in its domain tells nothing"
 
 
@@ -147,7 +146,7 @@ def test_no_form_is_invented() -> None:
         closed_form("1f2b", 4, 8)
     form = closed_form("zb-v", 4, 8, costs=Costs(backward_weight=2))
     assert form is not None
-    assert form.makespan is form.span is form.bubble_fraction is form.span_bubble_rate is None
+    assert form.makespan is form.span is form.bubble_fraction is None
     assert form.peaks == (8, 8, 8, 8)
     assert set(LAWS) <= set(SCHEDULES)
     for name in LAWS:

@@ -1,4 +1,4 @@
-"""The planner on mixtures of experts: what is shared out, what is exchanged, what is counted, and what is refused."""
+"""The planner on mixtures of experts: what is divided, what is exchanged, what is counted, and what is refused."""
 
 from __future__ import annotations
 

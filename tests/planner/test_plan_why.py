@@ -118,7 +118,7 @@ LONG = DecoderSize(layers=6, hidden=512, heads=8, vocabulary=1000, sequence_leng
 
 @pytest.fixture(scope="module")
 def long() -> Plan:
-    """A decoder whose sequences are long enough to be shared out."""
+    """A decoder whose sequences are long enough to be split."""
     return plan(LONG, "jean_zay_a100", gpus=8, batch=16, simulate=1)
 
 
@@ -139,7 +139,7 @@ def test_context_parallelism_has_its_reasons(long: Plan, fields: dict[str, objec
 
 def test_context_parallelism_is_admitted_named_and_completed(long: Plan) -> None:
     assert long.why(cp=2).admitted and "cp 2" in long.why(cp=2).candidate.title
-    asked = long.why(dp=2, tp=1, pp=2, micro_batch=1)  # what is left of eight GPUs shares the sequence out
+    asked = long.why(dp=2, tp=1, pp=2, micro_batch=1)  # what is left of eight GPUs splits the sequence
     assert asked.candidate.cp == 2 and asked.admitted
     assert "cp" not in long.choose(cp=1).candidate.title
     shares = long.why(cp=8)

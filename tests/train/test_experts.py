@@ -98,7 +98,7 @@ def close(runs: Any, name: str, reference: str) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", [name for name in PARITY if name != "one"])
 def test_every_layout_gives_the_losses_and_weights_of_one_process(runs: Any, name: str) -> None:
-    """Also those that share the experts out: every number of a mixture is of its own micro-batch."""
+    """Also those that divide the experts: every number of a mixture is of its micro-batch."""
     assert any(max(load.tokens) > load.capacity for load in loads_of_run(runs, "one"))  # tokens are dropped on the way
     close(runs, name, "one")
 

@@ -94,7 +94,7 @@ class CompressedAllReduce:
         group: the ranks; by default all. One process gets back what it gave, and nothing is compressed.
 
     Attributes:
-        worker_error: δᵢ, what this rank has not sent yet of its own tensors, fp32, shape (ranks × chunk,).
+        worker_error: δᵢ, what this rank has not sent yet of its tensors, fp32, shape (ranks × chunk,).
         server_error: δ̄ⱼ, what it has not sent yet of the means of its chunk, fp32, shape (chunk,).
     """
 

@@ -158,7 +158,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        # Nothing is sent: each rank has the probabilities of its own words. What forward kept becomes the gradient:
+        # Nothing is sent: each rank has the probabilities of its words. What forward kept becomes the gradient:
         # probability, less one at the target; a second pass through this graph would find it changed.
         gradient_BTv, own_BT, elsewhere_BT = ctx.saved_tensors
         minus_one_BT = elsewhere_BT.logical_not().to(gradient_BTv.dtype).neg()

@@ -4,8 +4,8 @@ Drawing from one stream moves neither the other one nor torch's own generators.
 
     what is dropped                       each rank has        stream        so that
     output of a parallel region           the same numbers     replicated    the ranks' streams stay equal
-    attention weights, inside a region    heads of its own     split         masks of different heads differ
-    tokens, with sequence parallelism     tokens of its own    split         masks of different tokens differ
+    attention weights, inside a region    its own heads        split         masks of different heads differ
+    tokens, with sequence parallelism     its own tokens       split         masks of different tokens differ
 
 With the wrong one nothing fails: equal masks inside a region drop the same places in every rank's heads, and different
 masks outside of it make the replicas differ.

@@ -282,12 +282,7 @@ def stepper(name: str = "ring_all_reduce", size: int = 4) -> Any:
 
 
 class Stepper:
-    """Controls of the stepper, and what each change does.
-
-    Args:
-        name: the algorithm shown first.
-        size: the number of ranks shown first.
-    """
+    """Controls of the stepper, and what each change does; `name` and `size` are shown first."""
 
     def __init__(self, name: str, size: int) -> None:
         widgets = import_widgets(en="the stepper", fr="le pas à pas", instead="collective_figure")

@@ -16,10 +16,31 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, refusal, say, spaced_percent
 from dlojz.base.table import visible
 from dlojz.compare import overlay_of
-from dlojz.display.canvas import LabFigure, caption, decimal_marks, finish, key, new_figure, plain, stack, swatch
-from dlojz.display.figures.pipeline_figures import WIDTH_IN, draw_scene, legend_of, scene_of
-from dlojz.display.pipeline_scene import Lanes, Scene, amount, title_of
-from dlojz.display.style import BLACK, BLUE, EDGE, FILLS, LINE_STYLES, NEUTRAL, VERMILION, WHITE, Style
+from dlojz.display.canvas import (
+    LabFigure,
+    caption,
+    decimal_marks,
+    finish,
+    key,
+    new_figure,
+    painted,
+    plain,
+    stack,
+    swatch,
+)
+from dlojz.display.pipeline_drawing import (
+    LEFT_PT,
+    RIGHT_PT,
+    WIDTH_PT,
+    BoundMark,
+    Lanes,
+    Scene,
+    amount,
+    scene_drawing,
+    scene_of,
+    title_of,
+)
+from dlojz.display.style import BLACK, BLUE, EDGE, FILLS, LINE_STYLES, VERMILION, WHITE, Style
 from dlojz.pipeline.closed_forms import closed_form
 from dlojz.pipeline.partition import Partition
 from dlojz.pipeline.schedule import Costs
@@ -32,6 +53,8 @@ if TYPE_CHECKING:
 
 MOST_LINES = 8
 """Ranks whose lateness is drawn: more lines than these are not told apart."""
+LATENESS_PT = 190.0
+"""Height of the panel that draws it."""
 
 
 def overlay_figure(
@@ -56,20 +79,13 @@ def overlay_figure(
         LabError: if the two are not of the same orders.
     """
     scene = overlay_scene(predicted, measured, color_by=color_by)
-    rows = len(scene.rows)
-    row_in = max(min(0.36, 8.0 / rows), 0.12)
-    figure = new_figure(WIDTH_IN, rows * row_in + 3.9, alt=scene.alt)
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[rows * row_in, 1.7])
-    draw_scene(upper, scene, WIDTH_IN - 2.2, row_in)
+    drawing = scene_drawing(scene, mark)
+    high_pt = drawing.height + LATENESS_PT
+    figure = painted(replace(drawing, height=high_pt))
+    sides = (WIDTH_PT - LEFT_PT - RIGHT_PT) / WIDTH_PT, (LATENESS_PT - 60) / high_pt
+    lower = figure.add_axes((LEFT_PT / WIDTH_PT, 40 / high_pt, *sides))
+    lower.set_xlim(0, scene.width)
     ranks = predicted.schedule.ranks
-    upper.hlines([2 * rank for rank in range(1, ranks)], 0, scene.width, color=NEUTRAL, linewidth=1.0)
-    for end, style, name in (
-        (predicted.makespan, "--", say(en="end, predicted", fr="fin prédite")),
-        (measured.makespan, "-", say(en="end, measured", fr="fin mesurée")),
-    ):
-        upper.axvline(1e3 * end, color=BLACK, linestyle=style, linewidth=1.4, label=name)
-    upper.set_xlabel("")
-    caption(upper, title=scene.subtitle)
     lateness = (measured.ends - measured.start) - (predicted.ends - predicted.start)
     for rank in range(min(ranks, MOST_LINES)):
         color, dashes, marker = LINE_STYLES[rank % len(LINE_STYLES)]
@@ -89,9 +105,6 @@ def overlay_figure(
     plain(lower)
     decimal_marks(lower.xaxis, lower.yaxis)
     lower.legend(loc="best", ncols=4, frameon=False, fontsize=8)
-    figure.suptitle(scene.title + mark, x=0.01, ha="left", fontsize=12)
-    handles = [*legend_of(scene), *upper.get_legend_handles_labels()[0]]
-    figure.legend(handles=handles, loc="outside lower left", ncols=6, frameon=False, fontsize=8.5)
     return finish(figure, path)
 
 
@@ -128,6 +141,10 @@ def overlay_scene(predicted: Timeline, measured: Timeline, *, color_by: str = "k
         time_label=say(en="time, ms", fr="temps (ms)"),
         lanes=Lanes((0.1, 0.8), None, None),
         bars=tuple(bars),
+        marks=(
+            BoundMark(1e3 * predicted.makespan, say(en="end, predicted", fr="fin prédite"), "--"),
+            BoundMark(1e3 * measured.makespan, say(en="end, measured", fr="fin mesurée"), "-"),
+        ),
     )
 
 

@@ -102,11 +102,7 @@ def calculator(**fields: Any) -> Any:
 
 
 class Calculator(Panel):
-    """Panel of the calculator.
-
-    Args:
-        fields: what is chosen first.
-    """
+    """Panel of the calculator; `fields` are what is chosen first."""
 
     def __init__(self, **fields: Any) -> None:
         widgets = import_widgets(en="the calculator", fr="la calculatrice", instead="still_calculator")

@@ -2,7 +2,7 @@
 
 The language comes from the notebook's own file, as the code of a lab is the same in both. Progress is remembered across
 kernels; a damaged or unwritable file costs that memory, never the lab. No method raises for a mistake of the student.
-`dlojz doctor` looks at the libraries in a process of its own, so that the kernel stays light.
+`dlojz doctor` looks at the libraries in a separate process, so that the kernel stays light.
 """
 
 from __future__ import annotations

@@ -273,7 +273,7 @@ class Overview:
         )
 
     def page(self) -> str:
-        """The overview as a page of its own, without links to notebooks, which may lie elsewhere."""
+        """The overview as a separate page, without links to notebooks, which may lie elsewhere."""
         advice = self.advice()
         rows = [replace(row, notebook="") for row in self.rows()]
         return progress_page(rows, advice and replace(advice, notebook=""))

@@ -346,7 +346,7 @@ def _reordered(value: Any, right: Tensor, size: int, dim: int) -> bool:
 
 
 def _disagree(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
-    """Ranks that should hold the same and do not, each with values of its own."""
+    """Ranks that should hold the same and do not, each with other values."""
     size, expected, given = evidence.size, evidence.expected, evidence.given
     if size < 2 or not all(same(expected[rank], expected[0]) for rank in range(size)):
         return None

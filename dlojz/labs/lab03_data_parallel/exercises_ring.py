@@ -155,7 +155,7 @@ RING_ALL_REDUCE = Exercise(
         "À l’étape s du reduce-scatter, le rang r envoie le morceau r − s (modulo size) et reçoit le morceau "
         "r − s − 1, qu’il ajoute au sien. Lequel envoie-t-il dans l’all-gather ?",
         "sending = dist.isend(chunk, right), then dist.recv(received, left), then sending.wait(); in step s of the "
-        "all-gather, rank r sends chunk r + 1 − s and receives chunk r − s in place of its own.",
+        "all-gather, rank r sends chunk r + 1 − s and receives chunk r − s in place of it.",
         "sending = dist.isend(morceau, right), puis dist.recv(received, left), puis sending.wait() ; à l’étape s "
         "de l’all-gather, le rang r envoie le morceau r + 1 − s et reçoit le morceau r − s à la place du sien.",
     ),
@@ -401,7 +401,7 @@ def _judge_range(shards: Shards, num_samples: int) -> None:
 
 
 def _judge_epoch(shards: Shards, num_samples: int, size: int) -> None:
-    """One epoch: shared out, equally, whole."""
+    """One epoch: split evenly, complete."""
     lengths = [len(shard) for shard in shards]
     if all(sorted(shard) == list(range(num_samples)) for shard in shards) or all(
         set(shard) == set(shards[0]) for shard in shards
@@ -459,20 +459,20 @@ def _judge_epochs(epochs: Sequence[Shards], num_samples: int, size: int) -> None
 
 
 _NOT_REPEATED = Said(
-    "Asked twice for the same epoch, your function gives two different answers, so the ranks, each in a process of its "
-    "own, would not agree on who reads what: shuffle with a generator seeded by seed and epoch.",
+    "Asked twice for the same epoch, your function gives two different answers, so the ranks, each in a separate "
+    "process, would not agree on who reads what: shuffle with a generator seeded by seed and epoch.",
     "Interrogée deux fois pour la même époque, votre fonction donne deux réponses différentes : les rangs, chacun dans "
     "son processus, ne s’accorderaient pas sur qui lit quoi ; mélangez avec un générateur initialisé par seed et "
     "epoch.",
 )
 _ALL_THE_SAME = Said(
     "Every rank reads the same samples: four ranks then learn what one alone would learn, at four times the price. "
-    "Give each rank a part of its own.",
+    "Give each rank a different part.",
     "Tous les rangs lisent les mêmes échantillons : à quatre, ils apprennent alors ce qu’un seul apprendrait, pour "
     "quatre fois le prix. Donnez à chaque rang sa propre part.",
 )
 _NOT_SHUFFLED = Said(
-    "The samples are shared out, but not shuffled: data sets are often sorted by class, and the batches would be, too.",
+    "The samples are split, but not shuffled: data sets are often sorted by class, and the batches would be, too.",
     "Les échantillons sont répartis, mais pas mélangés : les jeux de données sont souvent triés par classe, et les "
     "batches le seraient aussi.",
 )
@@ -482,8 +482,8 @@ _SAME_EVERY_EPOCH = Said(
     "sampler.set_epoch).",
 )
 _OWN_PART_ONLY = Said(
-    "A rank always reads the same part of the data, in another order: shared out first and shuffled then, the parts "
-    "never mix. Shuffle the whole data set, then share it out.",
+    "A rank always reads the same part of the data, in another order: split first and shuffled then, the parts "
+    "never mix. Shuffle the whole data set, then split it.",
     "Un rang lit toujours la même part des données, dans un autre ordre : réparties avant d’être mélangées, les parts "
     "ne se brassent jamais. Mélangez tout le jeu de données, puis répartissez-le.",
 )

@@ -566,7 +566,7 @@ def who_writes_what(table: FileTable) -> LabFigure:
     axes.set_xlabel(say(en="written (MiB)", fr="écrit (Mio)"))
     decimal_marks(axes.xaxis)
     axes.set_title(
-        say(en="pale: tensors predicted; grey: files", fr="en pâle : tenseurs prédits ; en gris : fichiers"),
+        say(en="pale: tensors predicted; grey: files", fr="en clair : tenseurs prédits ; en gris : fichiers"),
         loc="left",
         fontsize=10,
     )

@@ -114,7 +114,7 @@ def stages(runs: Sequence[Run]) -> LabFigure:
         decimal_marks(axes.xaxis)
         plain(axes)
     memory.set_title(
-        say(en="states; peak ◇; pale: predicted", fr="états ; pic ◇ ; en pâle : prédit"), loc="left", fontsize=10
+        say(en="states; peak ◇; pale: predicted", fr="états ; pic ◇ ; en clair : prédit"), loc="left", fontsize=10
     )
     sent.set_title(say(en="communication", fr="communication"), loc="left", fontsize=10)
     legend_above(memory, ncols=4, height=1.06)

@@ -18,7 +18,7 @@ from dlojz.base.table import Table
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks
 from dlojz.display.figures.partition_figures import overlay_figure, partition_figure
-from dlojz.display.figures.pipeline_figures import compare_figure, schedule_figure
+from dlojz.display.pipeline_drawing import compare_figure, schedule_figure
 from dlojz.display.style import BLACK, LINE_STYLES
 from dlojz.labs.kit.exercise import NotDone
 from dlojz.labs.kit.figures import labelled, or_to_do, panel, pictured, plot_lines
@@ -228,7 +228,7 @@ def cuts(first_fit: FirstFit, config: RunConfig, stages: int, by: Any = "paramet
 
 
 def overlay_of(run: Run) -> MeasuredOverlay:
-    """The step of median length of a run as measured, and as simulated with the means of its own actions.
+    """The step of median length of a run as measured, and as simulated with the mean times of its actions.
 
     Raises:
         LabError: if the run was not measured to its end.

@@ -109,7 +109,7 @@ def _added(way: str) -> Callable[[int, int, int], dict[str, Tensor]]:
 def _inspect_table(answers: list[RankAnswer], size: int) -> None:
     if gathers(answers[0]):
         raise Wrong(
-            en="The output is right, but the ranks' tables or results are gathered: that brings what was shared out to "
+            en="The output is right, but the ranks' tables or results are gathered: that brings what was split to "
             "every rank again. Each looks up its own words, and the zeros of the others leave the sum as it is.",
             fr="La sortie est juste, mais les tables ou les résultats des rangs sont rassemblés : ce qui était "
             "réparti revient sur chaque rang. Chacun cherche ses propres mots, et les zéros des autres ne changent "
@@ -416,8 +416,8 @@ SEQUENCE_PARALLEL = Exercise(
             ),
             Mistake(
                 _if(False, only(_shares, [OUTPUT], "split")),
-                "Without sequence parallelism every rank holds the same tokens, but each draws a dropout mask of "
-                "its own: what should be one stream becomes another on each rank. Draw from the stream that is "
+                "Without sequence parallelism every rank holds the same tokens, but each draws its own "
+                "dropout mask: what should be one stream becomes another on each rank. Draw from the stream that is "
                 "the same (replicated).",
                 "Sans Sequence Parallelism, tous les rangs détiennent les mêmes tokens, mais chacun tire son "
                 "propre masque de dropout : ce qui devrait être un seul flux d’activations diffère d’un rang à "

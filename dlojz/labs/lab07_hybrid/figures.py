@@ -11,7 +11,7 @@ from dlojz.base.table import Table
 from dlojz.config.layout import DEFAULT_ORDER, RankGrid
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
-from dlojz.display.figures.grid_figures import grid_figure
+from dlojz.display.grid_drawing import grid_figure
 from dlojz.display.style import BLACK, CATEGORY_STYLES, EDGE, LINE_STYLES, category_label
 from dlojz.labs.kit.figures import columns, labelled, measured_footprint, or_to_do, panel, pictured
 from dlojz.labs.kit.judges import expect_groups, expect_triple
@@ -122,7 +122,7 @@ def degrees(
         fields: of the run, without its degrees and micro-batches.
         gpus_per_node: of the cluster.
         choices: degrees that make the same number of ranks.
-        samples: of a step, which the replicas share out in micro-batches of one.
+        samples: of a step, which the replicas split into micro-batches of one.
     """
     rows = []
     for dp, pp, tp in choices:

@@ -528,7 +528,7 @@ def _fills(asked: Subject, pp: int) -> bool:
 
 def _no_split(gpus: int, batch: int, tp: int) -> str:
     return say(
-        en=f"{gpus} GPUs with tp={tp} make no stages and replicas that share a batch of {batch} out: change tp, the "
+        en=f"{gpus} GPUs with tp={tp} make no stages and replicas that divide a batch of {batch}: change tp, the "
         "batch or the number of GPUs.",
         fr=f"{gpus} GPU avec tp={tp} ne font ni étages ni répliques qui se partagent un batch de {batch} : changez tp, "
         "le batch ou le nombre de GPU.",

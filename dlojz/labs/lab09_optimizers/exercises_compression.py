@@ -624,8 +624,8 @@ COMPRESSED_ALL_REDUCE = Exercise(
             ),
             Mistake(
                 _values(keep_server=False),
-                "The servers forget what they leave unsaid: their mean is compressed too, so it has an error of its "
-                "own, to be added next time (server_error).",
+                "The servers forget what they leave unsaid: their mean is compressed too, so it has its own "
+                "error, to be added next time (server_error).",
                 "Les serveurs oublient ce qu’ils ne disent pas : leur moyenne est compressée elle aussi, elle a donc "
                 "sa propre erreur, à ajouter la fois suivante (server_error).",
             ),

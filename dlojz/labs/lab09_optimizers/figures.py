@@ -108,7 +108,7 @@ def sent_and_kept(runs: Sequence[Run]) -> LabFigure:
     kept.set_xlabel(say(en="states kept by rank 0 (MiB)", fr="états gardés par le rang 0 (Mio)"))
     for axes in (sent, kept):
         decimal_marks(axes.xaxis)
-        axes.set_title(say(en="pale: predicted", fr="en pâle : prédit"), loc="right", fontsize=9, color=EDGE)
+        axes.set_title(say(en="pale: predicted", fr="en clair : prédit"), loc="right", fontsize=9, color=EDGE)
         plain(axes)
         legend_above(axes, ncols=5, loc="lower left")
     return finish(figure)

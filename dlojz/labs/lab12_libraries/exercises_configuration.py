@@ -349,7 +349,7 @@ MEGATRON_QKV = Exercise(
             Mistake(
                 lambda weight, heads, tp, rank: weight.chunk(tp)[rank],
                 "You cut torch's rows as they lie: all of Q comes first, so the first rank gets queries, and the last "
-                "one values. Each rank needs the q, k and v of its own heads.",
+                "one values. Each rank needs the q, k and v of its heads.",
                 "Vous coupez les lignes de torch telles quelles : Q tout entier vient d’abord, le premier rang reçoit "
                 "donc des requêtes, et le dernier des valeurs. Chaque rang a besoin des q, k et v de ses propres "
                 "têtes.",

@@ -358,7 +358,7 @@ def _data(size: int, seed: int) -> Tensor:
 
 
 def _real(size: int) -> int:
-    """Samples of the last batch: the last rank has one of its own, filled up with repetitions of the first."""
+    """Samples of the last batch: the last rank has one, filled up with repetitions of the first."""
     return (size - 1) * EACH + 1
 
 

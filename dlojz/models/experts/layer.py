@@ -224,7 +224,7 @@ def _check(name: str, layer: MixtureOfExperts, ep: int) -> None:
     )
     if refusal is None and layer.ep > 1:
         refusal = say(
-            en=f"the experts of {name} are shared out over ep={layer.ep} ranks already: build the model again, whole.",
+            en=f"the experts of {name} are divided over ep={layer.ep} ranks already: build the model again, whole.",
             fr=f"les experts de {name} sont déjà répartis sur ep={layer.ep} rangs : reconstruisez le modèle entier.",
         )
     if refusal is not None:

@@ -357,7 +357,7 @@ def _group(schedule: str, ranks: int, micro_batches: int, group: int | None) -> 
             )
             raise refusal(
                 en=f"{schedule} runs the micro-batches in m div p = {rounds} equal rounds, but {micro_batches} "
-                f"micro-batches on {ranks} ranks cannot be shared out so: take {below} or {above} (a multiple of "
+                f"micro-batches on {ranks} ranks cannot be grouped so: take {below} or {above} (a multiple of "
                 f"{ranks} always works), or give group.",
                 fr=f"{schedule} passe les micro-batches en m div p = {rounds} tours égaux, mais {micro_batches} "
                 f"micro-batches sur {ranks} rangs ne se partagent pas ainsi : prenez {below} ou {above} (un "

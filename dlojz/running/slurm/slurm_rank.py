@@ -32,7 +32,7 @@ from dlojz.running.slurm.slurm_job import STOPPED_IN_TIME
 from dlojz.running.state import CANCEL, EVENTS, LAUNCHER_EVENTS, LOGS, RECORD
 
 FIRST_PORT, PORT_TRIES, JOBS_APART = 10_000, 5, 4_550
-"""Each job number has five ports of its own: 10,000 + 5 · (number mod 4,550), at most 32,749."""
+"""Each job number has its own five ports: 10,000 + 5 · (number mod 4,550), at most 32,749."""
 MEETING_S = 300.0
 POLL_S = 0.2
 TOGETHER_S = 10.0

@@ -137,7 +137,7 @@ class ExpertDataParallel(DataParallel):
         """Wait for all buckets, and put the means into the gradients.
 
         Gradients of experts are divided by all dp ranks, not by the dp/ep that were summed: an expert has seen the
-        tokens of all ep ranks of its group, each of which has taken the mean loss of its own tokens.
+        tokens of all ep ranks of its group, each of which has taken the mean loss of its tokens.
 
         Raises:
             LabError: if no backward pass came before.
@@ -262,7 +262,7 @@ class DeepSpeedMixture(nn.Module):
 
 
 class DeepSpeedExpertEngine(DeepSpeedEngine):
-    """Engine of DeepSpeed without ZeRO, whose ranks shard the experts of its own mixtures.
+    """Engine of DeepSpeed without ZeRO, whose ranks shard the experts of DeepSpeed's mixtures.
 
     Source: DeepSpeed 0.19 `runtime/engine.py`, `_reduce_expert_gradients`: gradients of experts are summed over the
     ranks that hold them and divided by all ranks, as `dlojz.train.engines.expert_engines` does.

@@ -196,7 +196,7 @@ def _split(block: nn.Module, parts: set[str], axis: TensorAxis, mesh: DeviceMesh
         _apply(block, mesh, _words(sequence))
     elif isinstance(block, gpt.Embedding) and parts:
         plan = {"token": _words(sequence)}
-        if sequence:  # each rank adds the positions of its own tokens; in backward the parts are gathered
+        if sequence:  # each rank adds the positions of its tokens; in backward the parts are gathered
             plan["position"] = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))
     if plan:
         _apply(block, mesh, plan)

@@ -1,4 +1,4 @@
-"""Experts shared out over real ranks: the same outputs and gradients for ep = 1, 2, 4; as many bytes as predicted."""
+"""Experts divided over real ranks: the same outputs and gradients for ep = 1, 2, 4; as many bytes as predicted."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_experts_are_shared_out_once() -> None:
     with pytest.raises(LabError) as refused:
         shard_experts(model, 0, 2)
     assert str(refused.value) == (
-        "the experts of blocks.2.mixture are shared out over ep=2 ranks already: build the model again, whole."
+        "the experts of blocks.2.mixture are divided over ep=2 ranks already: build the model again, whole."
     )
     use_language("fr")
     with pytest.raises(LabError, match="les experts de blocks.2.mixture sont déjà répartis sur ep=2 rangs"):

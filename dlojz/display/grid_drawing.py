@@ -1,20 +1,27 @@
-"""Scene of the grid of ranks: cells in the boxes of their nodes, lines along the groups of one axis, and sentences.
+"""Drawing of the grid of ranks: nodes, the groups of each axis, the bytes that cross which link; and its sentences.
 
-The notebook's SVG and the matplotlib figure draw the same scene; lengths are in cells, y goes down.
+The panel's SVG and the figure show the same drawing. Colour never speaks alone: each cell has the number of its group;
+what goes between nodes is hatched or dashed. Lengths of a scene are in cells, y goes down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, sqrt
-from typing import NamedTuple
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, NamedTuple
 
 from dlojz.base.language import format_bytes, format_seconds, refusal, say
 from dlojz.config.layout import AXES, DEFAULT_ORDER, RankGrid, RankPlace
-from dlojz.display.style import SERIES
+from dlojz.display.drawing import Box, Dashes, Drawing, Line, Shape, Words
+from dlojz.display.style import EDGE, GREY, INK, PALE, SERIES, SKY, VERMILION
 from dlojz.prediction.link_traffic import Crossing
+
+if TYPE_CHECKING:
+    from dlojz.display.canvas import LabFigure
 
 MOST_DRAWN = 512
 """Ranks of the largest picture: beyond, a cell has no room for its number."""
@@ -156,6 +163,112 @@ def _join(one: GridCell, other: GridCell, crosses: bool) -> Join:
 
 AXIS_ORDER = ("tp", "dp", "pp")
 """As axes are listed: from the one that communicates most to the one that communicates least, as a rule."""
+WIDTH_PT, CELL_PT, BAR_PT = 936.0, 44.0, 26.0
+"""Of the sheet, of a cell at most, of a bar with the space below it."""
+WRAPPED = 150
+"""Characters of a line of the title."""
+
+
+def grid_drawing(
+    grid: RankGrid, crossing: Crossing | None = None, *, axis: str | None = None, titled: bool = True
+) -> Drawing:
+    """Draw a grid: one panel for each axis of more than one rank, or for one axis alone; below, the bytes of a step.
+
+    Args:
+        grid: the ranks.
+        crossing: what a step sends on its links, for the bars; without it there are none.
+        axis: pp, dp or tp.
+        titled: whether size, advice and the meaning of the signs are written above.
+
+    Raises:
+        LabError: if there is no such axis, or the grid is too large to draw.
+    """
+    axes = [axis] if axis is not None else [one for one in AXIS_ORDER if grid.size(one) > 1] or ["dp"]
+    scenes = [scene_of(grid, one) for one in axes]
+    cell_pt = min(CELL_PT, (WIDTH_PT - 16) / sum(scene.width + 0.6 for scene in scenes))
+    lines = [size_sentence(grid), *wrap(advice(grid), WRAPPED), cell_words(grid.world_size <= MOST_JOINED)]
+    shapes: list[Shape] = [Words(6, 12 + 15 * row, line, 10.5) for row, line in enumerate(lines if titled else ())]
+    top, left = 15.0 * len(shapes) + (18 if titled else 12), 8.0
+    for one, scene in zip(axes, scenes, strict=True):
+        titles = (axis_title(one), scene.title)
+        shapes += [Words(left, top + 13 * row, title, 9.5) for row, title in enumerate(titles)]
+        shapes += _panel(scene, one, left, top + 24, cell_pt)
+        left += max(cell_pt * (scene.width + 0.6), 5.6 * max(map(len, titles)))
+    top += 36 + cell_pt * max(scene.height for scene in scenes)
+    if crossing is not None:
+        shapes += _bars(crossing, top)
+        top = 12 + max(shape.y for shape in shapes if isinstance(shape, Words))
+    alt = ". ".join([size_sentence(grid), *(scene.title for scene in scenes), advice(grid)])
+    return Drawing(max(WIDTH_PT if titled or crossing else 0.0, left), top, alt, tuple(shapes))
+
+
+def grid_figure(
+    grid: RankGrid, crossing: Crossing | None = None, path: str | Path | None = None, *, axis: str | None = None
+) -> LabFigure:
+    """Paint a grid (see `grid_drawing`), and write the picture if a path is given.
+
+    Raises:
+        LabError: as `grid_drawing` and `dlojz.display.canvas.finish`.
+    """
+    from dlojz.display.canvas import figure_of  # matplotlib, which sentences do without
+
+    return figure_of(grid_drawing(grid, crossing, axis=axis), path)
+
+
+def _panel(scene: GridScene, axis: str, left: float, top: float, cell_pt: float) -> Iterator[Shape]:
+    """One axis: frames, cells, lines along the groups, and the words of the cells above them."""
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return left + x * cell_pt, top + y * cell_pt
+
+    for box in scene.nodes:
+        yield Box(*at(box.x, box.y), box.width * cell_pt, box.height * cell_pt, PALE, edge=GREY, line=1.0)
+    for cell in scene.cells:
+        pp, dp, tp = cell.place
+        tip = say(
+            en=f"rank {cell.rank}: pp {pp}, dp {dp}, tp {tp}; group {cell.group} along {axis}",
+            fr=f"rang {cell.rank} : pp {pp}, dp {dp}, tp {tp} ; groupe {cell.group} selon {axis}",
+        )
+        yield Box(*at(cell.x, cell.y), cell_pt, cell_pt, cell.color, edge=EDGE, line=0.6, tip=tip)
+    for join in scene.joins:
+        dashes: Dashes = "--" if join.crosses else "-"
+        color = VERMILION if join.crosses else INK
+        yield Line([at(*join.start), at(*join.bend), at(*join.end)], color, 1.3, dashes, curved=True)
+    for x, y in {point: None for join in scene.joins for point in (at(*join.start), at(*join.end))}:
+        yield Box(x - 1.4, y - 1.4, 2.8, 2.8, INK)
+    for box in scene.nodes:
+        name = say(en=f"node {box.number}", fr=f"nœud {box.number}")
+        yield Words(*at(box.x + PAD, box.y + HEAD / 2 + 0.06), name, max(0.2 * cell_pt, 4.5), halo=PALE)
+    told = len(scene.cells) <= FEW  # a large picture leaves the position to the tooltip
+    for cell in scene.cells:
+        place = ",".join(map(str, cell.place)) if told else ""
+        words = ((str(cell.rank), 0.22 if told else 0.3, 0.28), (place, 0.52, 0.2), (f"g{cell.group}", DOT[1], 0.2))
+        for text, down, share in words:
+            if text:
+                size = share * cell_pt
+                yield Words(*at(cell.x + 0.07, cell.y + down), text, size, bold=share > 0.2, halo=cell.color)
+
+
+def _bars(crossing: Crossing, top: float) -> Iterator[Shape]:
+    """Bytes of one step along each axis: plain inside nodes, hatched between them."""
+    axes = [axis for axis in AXIS_ORDER if crossing.grid.size(axis) > 1] or ["dp"]
+    told = say(
+        en="Bytes per step, sent by all ranks (plain: inside a node; hatched: between nodes)",
+        fr="Octets par pas, envoyés par tous les rangs (uni : dans un nœud ; hachuré : entre nœuds)",
+    )
+    yield Words(8, top, told, 9.5)
+    most = max(*(crossing.bytes_of(axis, between=False) + crossing.bytes_of(axis, between=True) for axis in axes), 1)
+    for row, axis in enumerate(axes):
+        near, far = (crossing.bytes_of(axis, between=between) for between in (False, True))
+        y, per_byte = top + 12 + BAR_PT * row, 0.7 * (WIDTH_PT - 46) / most
+        yield Box(46, y, near * per_byte, 0.65 * BAR_PT, SKY)
+        yield Box(46 + near * per_byte, y, far * per_byte, 0.65 * BAR_PT, VERMILION, "//")
+        yield Words(40, y + 0.33 * BAR_PT, axis, 9.5, "end")
+        told = say(
+            en=f"{format_bytes(near)} inside, {format_bytes(far)} between nodes",
+            fr=f"{format_bytes(near)} dedans, {format_bytes(far)} entre nœuds",
+        )
+        yield Words(54 + (near + far) * per_byte, y + 0.33 * BAR_PT, told, 8.5)
 
 
 def axis_title(axis: str) -> str:
