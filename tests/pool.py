@@ -20,8 +20,8 @@ from typing import Any
 
 import nbformat
 
+from dlojz.base.display_hook import QUIET
 from dlojz.base.machine import die_with_parent
-from dlojz.base.progress_bars import QUIET
 from dlojz.labs.kit.build import execute, own_folders
 from dlojz.results.record import write_atomic
 

@@ -41,7 +41,6 @@ UPWARD: dict[tuple[str, str], str] = {}
 BETWEEN_LABS: dict[tuple[str, str], str] = {}
 HERMITS: dict[str, str] = {
     "libraries/colossalai_adapter.py": "what stands between the lab and Colossal-AI: its lines are counted",
-    "ranks/rank_process.py": "loads torch and ipyparallel, in the process of a rank alone",
 }
 LONG: dict[str, str] = {}
 FULL: dict[str, str] = {}

@@ -18,6 +18,7 @@ from dlojz.cli.options import (
     check_needs,
     check_writable,
     console,
+    fields_of,
     progress_bar,
     tell,
     verb,
@@ -163,11 +164,7 @@ def _entry(name: str) -> dict[str, Any]:
     one, change = LIBRARIES[name], lines_changed(name)
     return {
         "library": name,
-        "title": one.title,
-        "package": one.package,
-        "installed": one.installed,
-        "version": one.version,
-        "command": one.command,
+        **fields_of(one, "title", "package", "installed", "version", "command"),
         "program": str(one.program),
         "runs": one.runs(),
         "hides": one.hides(),

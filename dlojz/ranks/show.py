@@ -13,7 +13,7 @@ from signal import Signals
 from typing import Any
 
 from dlojz.base.language import format_bytes, language, say, shortest
-from dlojz.base.table import Table, safe
+from dlojz.base.table import Table, Tabular, safe, titles
 from dlojz.display.style import BLUE
 from dlojz.processes.hang_diagnosis import listed
 from dlojz.ranks.rank_setup import TEXT_BYTES
@@ -340,7 +340,7 @@ def _preformatted(lines: Iterable[str]) -> str:
     return f'<pre style="margin:0;text-align:left">{text}</pre>'
 
 
-class RankStatus:
+class RankStatus(Tabular):
     """Table of the ranks' processes.
 
     Args:
@@ -350,20 +350,15 @@ class RankStatus:
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.rows = list(rows)
 
-    def _table(self) -> Table:
-        head = say(
+    def table(self) -> Table:
+        """Lay it out, or say that no ranks are running."""
+        if not self.rows:
+            return Table((), (), say(en="no ranks are running", fr="aucun rang n’est en cours"))
+        head = titles(
             en="rank|process|device|own memory|variables", fr="rang|processus|périphérique|mémoire propre|variables"
         )
         rows = [
             (str(rank), str(row["pid"]), row["device"], format_bytes(row["memory_bytes"]), str(row["variables"]))
             for rank, row in enumerate(self.rows)
         ]
-        return Table(tuple(head.split("|")), tuple(rows), align="r")
-
-    def __str__(self) -> str:
-        return str(self._table()) if self.rows else say(en="no ranks are running", fr="aucun rang n’est en cours")
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return self._table()._repr_html_() if self.rows else f"<p>{safe(str(self))}</p>"
+        return Table(head, tuple(rows), align="r")

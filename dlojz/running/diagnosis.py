@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_seconds, say
-from dlojz.base.table import Table, safe
+from dlojz.base.table import Table, facts, safe
 from dlojz.base.table import visible as table_visible
 from dlojz.display.style import BLUE, VERMILION
 from dlojz.display.tables import status_label
@@ -562,7 +562,7 @@ class Diagnosis:
         if self.memory:
             lines += ["", *memory_lines(self.memory)]
         if self.errors:
-            lines += ["", self._heading(), *(f"  {where(error)}: {table_visible(error.text)}" for error in self.errors)]
+            lines += ["", str(self._first_errors())]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -577,8 +577,7 @@ class Diagnosis:
             told = "<br>".join(safe(line) for line in memory_lines(self.memory))
             parts.append(f'<div style="font-family:monospace;white-space:pre-wrap">{told}</div>')
         if self.errors:
-            rows = tuple((where(error), error.text) for error in self.errors)
-            parts.append(Table(("", ""), rows, caption=self._heading())._repr_html_())
+            parts.append(self._first_errors()._repr_html_())
         return f'<div {PANEL}{VERMILION if self.findings else BLUE}">{"".join(parts)}</div>'
 
     def _nothing(self) -> str:
@@ -594,9 +593,9 @@ class Diagnosis:
             fr="Aucune cause connue n’a été reconnue : lisez les premières erreurs ci-dessous et `dlojz logs`.",
         )
 
-    @staticmethod
-    def _heading() -> str:
-        return say(en="The first error of each log:", fr="La première erreur de chaque journal :")
+    def _first_errors(self) -> Table:
+        heading = say(en="The first error of each log:", fr="La première erreur de chaque journal :")
+        return facts(*((where(error), error.text) for error in self.errors), caption=heading)
 
 
 def where(error: FirstError) -> str:
