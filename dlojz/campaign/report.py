@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -286,26 +286,22 @@ def write_report(campaign: Campaign, plan: CampaignPlan, results: Sequence[Resul
     return [folder / name for name in ("report.html", "report.md", "points.csv", *figures)]
 
 
-def findings(results: Sequence[Result]) -> list[str]:
-    """Findings of a campaign, in sentences computed from its results."""
+def findings(results: Sequence[Result]) -> Iterator[str]:
+    """Conclude from the results, in sentences computed from its results."""
     done = [result for result in results if result.state == "completed"]
     over = [result for result in results if result.state == "oom"]
-    told = [
-        say(
-            en=f"{len(done)} of {len(results)} points completed; {len(over)} do not fit; "
-            f"{hours(sum(result.rank_hours for result in results))} rank-hours were used.",
-            fr=f"{len(done)} points sur {len(results)} sont terminés ; {len(over)} ne tiennent pas ; "
-            f"{hours(sum(result.rank_hours for result in results))} heures × rangs ont été consommées.",
-        )
-    ]
+    yield say(
+        en=f"{len(done)} of {len(results)} points completed; {len(over)} do not fit; "
+        f"{hours(sum(result.rank_hours for result in results))} rank-hours were used.",
+        fr=f"{len(done)} points sur {len(results)} sont terminés ; {len(over)} ne tiennent pas ; "
+        f"{hours(sum(result.rank_hours for result in results))} heures × rangs ont été consommées.",
+    )
     rated = [(result.samples_per_s, result) for result in done if result.samples_per_s]
     if rated:
         rate, best = max(rated, key=lambda pair: pair[0])
-        told.append(
-            say(
-                en=f"The highest throughput is that of {best.point.label}: {format_count(rate)} samples/s.",
-                fr=f"Le débit le plus élevé est celui de {best.point.label} : {format_count(rate)} échantillons/s.",
-            )
+        yield say(
+            en=f"The highest throughput is that of {best.point.label}: {format_count(rate)} samples/s.",
+            fr=f"Le débit le plus élevé est celui de {best.point.label} : {format_count(rate)} échantillons/s.",
         )
     pairs = [(pair, result) for result in done if None not in (pair := result.memory_bytes)]
     if pairs:
@@ -313,13 +309,11 @@ def findings(results: Sequence[Result]) -> list[str]:
             ((abs((pair[1] or 0) - (pair[0] or 0)) / max(pair[1] or 1, 1), result) for pair, result in pairs),
             key=lambda found: found[0],
         )
-        told.append(
-            say(
-                en=f"The memory of the heaviest rank was predicted to within {hours(100 * gap)} % (farthest off: "
-                f"{worst.point.label}).",
-                fr=f"La mémoire du rang le plus chargé est prédite à {hours(100 * gap)} % près (le plus éloigné : "
-                f"{worst.point.label}).",
-            )
+        yield say(
+            en=f"The memory of the heaviest rank was predicted to within {hours(100 * gap)} % (farthest off: "
+            f"{worst.point.label}).",
+            fr=f"La mémoire du rang le plus chargé est prédite à {hours(100 * gap)} % près (le plus éloigné : "
+            f"{worst.point.label}).",
         )
     exact = [
         result.communication_bytes == result.outlook.communication_bytes
@@ -327,29 +321,19 @@ def findings(results: Sequence[Result]) -> list[str]:
         if result.communication_bytes is not None and result.outlook.communication_bytes is not None
     ]
     if exact:
-        told.append(
-            say(
-                en=f"The messages of {sum(exact)} of {len(exact)} completed points are those predicted, byte for byte.",
-                fr=f"Les messages de {sum(exact)} points terminés sur {len(exact)} sont ceux prédits, à l’octet près.",
+        yield say(
+            en=f"The messages of {sum(exact)} of {len(exact)} completed points are those predicted, byte for byte.",
+            fr=f"Les messages de {sum(exact)} points terminés sur {len(exact)} sont ceux prédits, à l’octet près.",
+        )
+    for result in results:
+        fits, wrong = result.outlook.fits, result.outlook.fits is (result.state == "oom")
+        if fits is not None and wrong and result.state in ("oom", "completed"):
+            yield say(
+                en=f"{result.point.label} was predicted {'to fit' if fits else 'not to fit'}, and "
+                f"{'did not' if fits else 'did'}.",
+                fr=f"{result.point.label} devait {'' if fits else 'ne pas '}tenir, d’après la prédiction, et "
+                f"{'n’a pas tenu' if fits else 'a tenu'}.",
             )
-        )
-    wrong = [
-        result
-        for result in results
-        if result.outlook.fits is not None and result.outlook.fits is (result.state == "oom")
-    ]
-    told += [
-        say(
-            en=f"{result.point.label} was predicted {'to fit' if result.outlook.fits else 'not to fit'}, and "
-            f"{'did not' if result.outlook.fits else 'did'}.",
-            fr=f"{result.point.label} devait {'' if result.outlook.fits else 'ne pas '}tenir, d’après la "
-            "prédiction, et "
-            f"{'n’a pas tenu' if result.outlook.fits else 'a tenu'}.",
-        )
-        for result in wrong
-        if result.state in ("oom", "completed")
-    ]
-    return told
 
 
 def _sections(plan: CampaignPlan, results: Sequence[Result]) -> list[tuple[str, Sequence[tuple[str, str]]]]:

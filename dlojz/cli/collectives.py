@@ -310,7 +310,7 @@ def calibrate_command(given: Given, answer: Answer) -> None:
         calibrate_figure(measured, sites, given["figure"])
     answer(_document(measured, sites) if given["json"] else _table(sites))
     if not given["json"]:
-        answer(_summary(measured, sites))
+        answer("\n".join(_summary(measured, sites)))
     for written in (None if given["show"] else path, given["figure"]):
         tell_written(written, "written", "écrit")
     _warn(measured)
@@ -372,22 +372,19 @@ def _table(sites: list[MeasuredSite]) -> Table:
     return Table(head, rows, align="rlr", whole=2)
 
 
-def _summary(measured: Measured, sites: list[MeasuredSite]) -> str:
-    lines = [f"{measured.processor}, {measured.date}"]
+def _summary(measured: Measured, sites: list[MeasuredSite]) -> Iterator[str]:
+    yield f"{measured.processor}, {measured.date}"
     for one in sites:
         found, chip = one.calibration, one.cluster.gpu
         peak = max(chip.peak_flops.values()) * found.product_efficiency / 1e9
         memory = chip.memory_bytes_per_s * found.memory_efficiency / 1e9
         launch, tensor = format_latency(found.serial_s), format_latency(one.update.start)
-        lines.append(
-            say(
-                en=f"{one.ranks} rank(s): large product {peak:.0f} GFLOP/s, pass {decimal(memory)} GB/s, launch "
-                f"{launch}, AdamW {tensor} per tensor",
-                fr=f"{one.ranks} rang(s) : grand produit {peak:.0f} GFLOP/s, passage {decimal(memory)} Go/s, lancement "
-                f"{launch}, AdamW {tensor} par tenseur",
-            )
+        yield say(
+            en=f"{one.ranks} rank(s): large product {peak:.0f} GFLOP/s, pass {decimal(memory)} GB/s, launch "
+            f"{launch}, AdamW {tensor} per tensor",
+            fr=f"{one.ranks} rang(s) : grand produit {peak:.0f} GFLOP/s, passage {decimal(memory)} Go/s, lancement "
+            f"{launch}, AdamW {tensor} par tenseur",
         )
-    return "\n".join(lines)
 
 
 def _warn(measured: Measured) -> None:

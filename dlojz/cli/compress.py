@@ -500,34 +500,28 @@ def conclusion(board: Board) -> str:
         )
     small = min(good, key=lambda line: line.file_bytes)
     faster = [line for line in good if line.latency_ratio_high < 1]
-    sentences = [
-        say(
-            en=f"Smallest that keeps {percent(KEPT, 0)} of the teacher's accuracy: {small.method}, a file "
-            f"{decimal(small.ratio, 1)} times smaller, answers in {decimal(small.latency_ratio, 2)} times the "
-            "teacher's time.",
-            fr=f"La plus petite qui garde {percent(KEPT, 0)} de l’exactitude du professeur : {small.method}, un "
-            f"fichier {decimal(small.ratio, 1)} fois plus petit, des réponses en {decimal(small.latency_ratio, 2)} "
-            "fois le temps du professeur.",
-        )
-    ]
-    if faster:
-        fast = min(faster, key=lambda line: line.latency_ratio)
-        sentences.append(
-            say(
-                en=f"Fastest of these: {fast.method}, in {decimal(fast.latency_ratio, 2)} times the teacher's time.",
-                fr=f"La plus rapide d’entre elles : {fast.method}, en {decimal(fast.latency_ratio, 2)} fois le temps "
-                "du professeur.",
-            )
+    smallest = say(
+        en=f"Smallest that keeps {percent(KEPT, 0)} of the teacher's accuracy: {small.method}, a file "
+        f"{decimal(small.ratio, 1)} times smaller, answers in {decimal(small.latency_ratio, 2)} times the "
+        "teacher's time.",
+        fr=f"La plus petite qui garde {percent(KEPT, 0)} de l’exactitude du professeur : {small.method}, un "
+        f"fichier {decimal(small.ratio, 1)} fois plus petit, des réponses en {decimal(small.latency_ratio, 2)} "
+        "fois le temps du professeur.",
+    )
+    if not faster:
+        fastest = say(
+            en="None of these is clearly faster than its teacher: in a quarter of the rounds or more, it is not.",
+            fr="Aucune d’elles n’est nettement plus rapide que son professeur : dans un quart des tours au moins, "
+            "elle ne l’est pas.",
         )
     else:
-        sentences.append(
-            say(
-                en="None of these is clearly faster than its teacher: in a quarter of the rounds or more, it is not.",
-                fr="Aucune d’elles n’est nettement plus rapide que son professeur : dans un quart des tours au moins, "
-                "elle ne l’est pas.",
-            )
+        fast = min(faster, key=lambda line: line.latency_ratio)
+        fastest = say(
+            en=f"Fastest of these: {fast.method}, in {decimal(fast.latency_ratio, 2)} times the teacher's time.",
+            fr=f"La plus rapide d’entre elles : {fast.method}, en {decimal(fast.latency_ratio, 2)} fois le temps "
+            "du professeur.",
         )
-    return "\n".join(sentences)
+    return f"{smallest}\n{fastest}"
 
 
 def remarks(board: Board) -> list[str]:

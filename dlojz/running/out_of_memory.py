@@ -6,6 +6,7 @@ the command that tries it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -109,38 +110,29 @@ def in_one_line(found: PostMortem) -> str:
     )
 
 
-def _lever_lines(found: PostMortem) -> list[str]:
+def _lever_lines(found: PostMortem) -> Iterator[str]:
     if not found.levers:
-        return [
-            say(
-                en="No single lever saves enough to be worth it: take a smaller model, or more devices.",
-                fr="Aucun levier n’économise assez à lui seul : prenez un modèle plus petit, ou plus de GPU.",
-            )
-        ]
-    lines = [
-        say(
-            en="The cheapest levers (predicted effect on the fullest rank):",
-            fr="Les leviers les moins coûteux (effet prédit sur le rang le plus chargé) :",
+        yield say(
+            en="No single lever saves enough to be worth it: take a smaller model, or more devices.",
+            fr="Aucun levier n’économise assez à lui seul : prenez un modèle plus petit, ou plus de GPU.",
         )
-    ]
+        return
+    yield say(
+        en="The cheapest levers (predicted effect on the fullest rank):",
+        fr="Les leviers les moins coûteux (effet prédit sur le rang le plus chargé) :",
+    )
+    enough, short = say(en=", fits", fr=", tient"), say(en=", not enough alone", fr=", ne suffit pas seul")
     for number, lever in enumerate(found.levers, 1):
-        fits = {
-            True: say(en=", fits", fr=", tient"),
-            False: say(en=", not enough alone", fr=", ne suffit pas seul"),
-            None: "",
-        }[found.fits(lever)]
+        fits = {True: enough, False: short, None: ""}[found.fits(lever)]
         predicted = "" if lever.runnable else say(en=" [predicted only]", fr=" [prédit seulement]")
-        lines += [
-            say(
-                en=f"  {number}. {lever.change}: saves {format_bytes(lever.saved_bytes)}, takes "
-                f"{format_bytes(lever.taken_bytes)}{fits}{predicted}",
-                fr=f"  {number}. {lever.change} : économise {format_bytes(lever.saved_bytes)}, prend "
-                f"{format_bytes(lever.taken_bytes)}{fits}{predicted}",
-            ),
-            "     " + say(en="costs: ", fr="coût : ") + cost(lever.name),
-            f"     {command(lever)}",
-        ]
-    return lines
+        yield say(
+            en=f"  {number}. {lever.change}: saves {format_bytes(lever.saved_bytes)}, takes "
+            f"{format_bytes(lever.taken_bytes)}{fits}{predicted}",
+            fr=f"  {number}. {lever.change} : économise {format_bytes(lever.saved_bytes)}, prend "
+            f"{format_bytes(lever.taken_bytes)}{fits}{predicted}",
+        )
+        yield "     " + say(en="costs: ", fr="coût : ") + cost(lever.name)
+        yield f"     {command(lever)}"
 
 
 LEVERS_SHOWN = 3
