@@ -205,10 +205,8 @@ def _list(given: Given, size: int, answer: Answer) -> None:
     answer(Table(head, rows, align="llr", whole=1))
     nodes = node_size(size, per_node)
     answer(
-        say(
-            en=f"for {size} ranks (nodes of {nodes}); moved and added: by the busiest rank, in messages",
-            fr=f"pour {size} rangs (nœuds de {nodes}) ; déplacé, additionné : par le rang le plus chargé, en messages",
-        )
+        en=f"for {size} ranks (nodes of {nodes}); moved and added: by the busiest rank, in messages",
+        fr=f"pour {size} rangs (nœuds de {nodes}) ; déplacé, additionné : par le rang le plus chargé, en messages",
     )
 
 

@@ -169,10 +169,8 @@ def queue_command(given: Given, answer: Answer) -> None:
         answer(_queue_table(queue.jobs, known))
     elif queue.age_s is not None:
         answer(
-            say(
-                en="you have no job in the queue: send one with `dlojz run --on slurm`.",
-                fr="vous n’avez aucun travail dans la file : envoyez-en un par `dlojz run --on slurm`.",
-            )
+            en="you have no job in the queue: send one with `dlojz run --on slurm`.",
+            fr="vous n’avez aucun travail dans la file : envoyez-en un par `dlojz run --on slurm`.",
         )
     if queue.problem:
         answer(_age(queue))
@@ -204,10 +202,8 @@ def watch_command(given: Given, answer: Answer) -> None:
     chosen = named or [run for run in runs(given["root"]) if not is_final(run.state)]
     if not chosen:
         answer(
-            say(
-                en="no run waits or runs: `dlojz runs` lists those that have ended.",
-                fr="aucune exécution n’attend ni ne tourne : `dlojz runs` liste celles qui sont finies.",
-            )
+            en="no run waits or runs: `dlojz runs` lists those that have ended.",
+            fr="aucune exécution n’attend ni ne tourne : `dlojz runs` liste celles qui sont finies.",
         )
         return
     try:

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import UnionType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from pydantic.fields import FieldInfo
 from rich.console import Console, RenderableType
@@ -419,8 +419,10 @@ def fields_of(thing: object, *names: str) -> dict[str, Any]:
     return {name: getattr(thing, name) for name in names}
 
 
-Answer = Callable[[Any], None]
-"""Show something: a JSON document, or what rich prints."""
+class Answer(Protocol):
+    """Show something: a JSON document, what rich prints, or the sentence in the reader's language."""
+
+    def __call__(self, thing: Any = None, *, en: str = "", fr: str = "") -> None: ...
 
 
 @dataclass(frozen=True)
@@ -535,8 +537,14 @@ def answering(as_json: bool) -> Iterator[Answer]:
     sys.stdout.flush()
     answer_to = os.dup(1)
     os.dup2(2, 1)
+
+    def write(thing: Any = None, *, en: str = "", fr: str = "") -> None:
+        text = json.dumps(thing, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+        with open(os.dup(answer_to), "w", encoding="utf-8") as stdout:
+            stdout.write(text)
+
     try:
-        yield lambda data: _write(answer_to, data)
+        yield write
     finally:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
@@ -544,15 +552,10 @@ def answering(as_json: bool) -> Iterator[Answer]:
         os.close(answer_to)
 
 
-def _write(descriptor: int, data: Any) -> None:
-    text = json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    with open(os.dup(descriptor), "w", encoding="utf-8") as stdout:
-        stdout.write(text)
-
-
-def show(renderable: RenderableType) -> None:
-    """Print something on stdout, as wide as the terminal (100 columns where there is none)."""
-    console(stderr=False).print(renderable, markup=False, highlight=False, soft_wrap=isinstance(renderable, str))
+def show(thing: RenderableType | None = None, *, en: str = "", fr: str = "") -> None:
+    """Print something, or a sentence, on stdout, as wide as the terminal (100 columns where there is none)."""
+    shown = say(en=en, fr=fr) if thing is None else thing
+    console(stderr=False).print(shown, markup=False, highlight=False, soft_wrap=isinstance(shown, str))
 
 
 def tell(sentence: str = "", *, en: str = "", fr: str = "") -> None:

@@ -288,16 +288,15 @@ def _compare(given: Given, answer: Answer) -> None:
         answer([row_document(row) for row in rows])
         return
     answer(
-        say(
-            en=f"{size[0]} ranks, {size[1]} micro-batches; times in units of one stage (chunk); peak in micro-batches "
-            "of a rank",
-            fr=f"{size[0]} rangs, {size[1]} micro-batches ; temps en unités d’un étage (chunk) ; pic en micro-batches "
-            "d’un rang",
-        )
+        en=f"{size[0]} ranks, {size[1]} micro-batches; times in units of one stage (chunk); peak in micro-batches "
+        "of a rank",
+        fr=f"{size[0]} rangs, {size[1]} micro-batches ; temps en unités d’un étage (chunk) ; pic en micro-batches "
+        "d’un rang",
     )
     answer(compare_table(rows))
     if excluded:
-        answer(say(en="not for this size: ", fr="pas pour cette taille : ") + ", ".join(excluded))
+        left_out = ", ".join(excluded)
+        answer(en=f"not for this size: {left_out}", fr=f"pas pour cette taille : {left_out}")
 
 
 class ScheduleRow(NamedTuple):

@@ -119,7 +119,7 @@ def run_command(given: Given, answer: Answer) -> int:
         answer(record.to_dict())
     else:
         answer(compare(record))
-        answer(say(en=f"kept in {run.folder}", fr=f"gardé dans {run.folder}"))
+        answer(en=f"kept in {run.folder}", fr=f"gardé dans {run.folder}")
     if record.status in ("completed", "diverged"):
         return main.DONE
     tell(f"dlojz: {run.run_id}: {record.status}: {record.reason}")
@@ -219,7 +219,7 @@ def demo_command(given: Given, answer: Answer) -> int:
     else:
         answer(comparison)
         answer("\n" + "\n".join(comparison.findings()))
-        answer(say(en=f"figure: {figure}", fr=f"figure : {figure}"))
+        answer(en=f"figure: {figure}", fr=f"figure : {figure}")
     took = format_seconds(time.monotonic() - started_s)
     tell(en=f"{len(runs)} runs in {took}.", fr=f"{len(runs)} exécutions en {took}.")
     return main.DONE if all(run.state == "completed" for run in runs) else main.FAILED
@@ -268,10 +268,8 @@ def runs_command(given: Given, answer: Answer) -> None:
         answer(found)
     elif not found:
         answer(
-            say(
-                en="there is no run yet: start one with `dlojz run --dp 2`.",
-                fr="il n’y a pas encore d’exécution : commencez par `dlojz run --dp 2`.",
-            )
+            en="there is no run yet: start one with `dlojz run --dp 2`.",
+            fr="il n’y a pas encore d’exécution : commencez par `dlojz run --dp 2`.",
         )
     else:
         answer(_table(found))
