@@ -326,12 +326,10 @@ def _source(name: str, thing: Any) -> str:
             raise OSError("not a definition")
     except (OSError, TypeError, SyntaxError):
         raise RanksRefused(
-            say(
-                en=f"{name} cannot be sent to the ranks: its source is not known or not whole. Define it with def or "
-                "class in a cell of its own, or inside the %%ranks cell.",
-                fr=f"{name} ne peut pas être envoyé aux rangs : son code source n’est pas connu ou pas entier. "
-                "Définissez-le par def ou class dans une cellule à part, ou dans la cellule %%ranks.",
-            )
+            en=f"{name} cannot be sent to the ranks: its source is not known or not whole. Define it with def or "
+            "class in a cell of its own, or inside the %%ranks cell.",
+            fr=f"{name} ne peut pas être envoyé aux rangs : son code source n’est pas connu ou pas entier. "
+            "Définissez-le par def ou class dans une cellule à part, ou dans la cellule %%ranks.",
         ) from None
     return source
 
@@ -358,12 +356,10 @@ def _refuse_what_cannot_travel(name: str, thing: Any) -> None:
         serialize_object(thing)
     except Exception as error:
         raise RanksRefused(
-            say(
-                en=f"{name} ({type(thing).__name__}) cannot be sent to the ranks: {error}. Make it inside the %%ranks "
-                "cell.",
-                fr=f"{name} ({type(thing).__name__}) ne peut pas être envoyé aux rangs : {error}. Créez-le dans la "
-                "cellule %%ranks.",
-            )
+            en=f"{name} ({type(thing).__name__}) cannot be sent to the ranks: {error}. Make it inside the %%ranks "
+            "cell.",
+            fr=f"{name} ({type(thing).__name__}) ne peut pas être envoyé aux rangs : {error}. Créez-le dans la "
+            "cellule %%ranks.",
         ) from None
 
 
