@@ -117,7 +117,7 @@ class Table:
 
         if self.caption:
             yield Text(visible(self.caption), style="bold")
-        titles, between = self._fitted(options.max_width)
+        titles, between = self._fitted(options.max_width - (BAR_CHARACTERS + 2 if self.shares else 0))
         shown = Terminal(box=None, padding=(0, between, 0, 0), header_style="bold", show_header=any(self.head))
         for place, (title, side) in enumerate(zip(titles, self._sides(), strict=True)):
             one_line = side == "r" or place < self.whole
