@@ -39,9 +39,7 @@ CIRCLES: dict[str, str] = {}
 UPWARD: dict[tuple[str, str], str] = {}
 """Importer and imported."""
 BETWEEN_LABS: dict[tuple[str, str], str] = {}
-HERMITS: dict[str, str] = {
-    "ranks/rank_process.py": "loads torch and ipyparallel, in the process of a rank alone",
-}
+HERMITS: dict[str, str] = {}
 LONG: dict[str, str] = {}
 FULL: dict[str, str] = {}
 SHARED_FILE_NAMES: dict[str, str] = {}

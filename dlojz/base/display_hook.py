@@ -1,11 +1,14 @@
-"""Show an object through the drawing room, which stands above it: the room names the drawer of each class and view.
+"""Show an object through the drawing room, which stands above it; show a progress bar, or none where nobody looks.
 
-What has figures and tables to show imports this module; nothing of the room is loaded before something is shown.
+The room names the drawer of each class and view. What has figures and tables to show imports this module; nothing of
+the room is loaded before something is shown.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
@@ -46,3 +49,21 @@ def table_of(thing: object, *given: Any) -> RenderableType:
     """Lay an object out as a table that rich prints."""
     table: RenderableType = _drawn("table", thing, *given)
     return table
+
+
+QUIET = "DLOJZ_PROGRESS"
+"""Environment variable: `off` where nobody waits for a notebook and what it shows is compared (CI)."""
+
+
+def wanted(progress: bool | None) -> bool:
+    """Decide whether to draw a bar: as asked, else only in a terminal or a notebook."""
+    if progress is not None:
+        return progress
+    return os.environ.get(QUIET) != "off" and (in_notebook() or sys.stderr.isatty())
+
+
+def in_notebook() -> bool:
+    """Tell whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return type(shell).__name__ == "ZMQInteractiveShell"

@@ -39,6 +39,11 @@ def patience() -> float:
     return min(max(work / (os.cpu_count() or 1), 1.0), MOST)
 
 
+def cores_available() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def processor_name() -> str:
     """Read the model of the processor; its architecture where the system does not say.
 

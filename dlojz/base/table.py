@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import html
 import re
+import textwrap
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from dlojz.base.language import say
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 MAX_CHARACTERS = 64 * 1024
 BAR_CHARACTERS = 24
@@ -41,18 +43,34 @@ def titles(*, en: str, fr: str) -> tuple[str, ...]:
     return tuple(title.strip() for title in say(en=en, fr=fr).split("|"))
 
 
+class Lines(str):
+    """Cell of several lines; in another cell a line break is written as its code."""
+
+    __slots__ = ()
+
+
+def _lines(cell: str) -> list[str]:
+    return cell.split("\n") if isinstance(cell, Lines) else [cell]
+
+
+def _html(cell: str) -> str:
+    return "<br>".join(safe(line) for line in _lines(cell))
+
+
 @dataclass(frozen=True)
 class Table:
     """Titles and rows of cells that are ready to show.
 
     Args:
         head: column titles; all empty where there is nothing to say.
-        rows: cells, as many as there are titles; a single cell is a heading of the rows below it.
+        rows: cells, as many as there are titles (`Lines`: of several lines); a single cell is a heading of the rows
+            below it.
         caption: a sentence above.
         align: `l` or `r` for each column, the last letter for all further ones: words stand left, numbers right.
-        whole: number of columns, from the left, that a terminal never folds; it folds no column of numbers.
+        whole: number of columns, from the left, that a terminal never folds; of a column of numbers it folds the title
+            alone.
         shares: bars, one for each row, from 0 to 1, after the first column; HTML and terminals show them.
-        colors: CSS colour of each bar; grey by default.
+        colors: CSS colour of each bar, grey by default; without bars, of each row's first cell in a terminal.
         notes: sentences below.
     """
 
@@ -76,30 +94,35 @@ class Table:
         return len(row) == 1 < len(self.head)
 
     def __str__(self) -> str:
-        lines = (self.head, *self.rows) if any(self.head) else self.rows
-        cells = [line for line in lines if not self._is_heading(line)]
-        widths = [max((len(line[column]) for line in cells), default=0) for column in range(len(self.head))]
+        rows: list[tuple[str, ...]] = [self.head] if any(self.head) else []
+        for row in self.rows:
+            rows += zip_longest(*(map(visible, _lines(cell)) for cell in row), fillvalue="")
+        cells = [row for row in rows if not self._is_heading(row)]
+        widths = [max((len(row[column]) for row in cells), default=0) for column in range(len(self.head))]
         text = [
             "  ".join(
                 cell.ljust(width) if side == "l" else cell.rjust(width)
-                for cell, width, side in zip(line, widths, self._sides(), strict=False)
+                for cell, width, side in zip(row, widths, self._sides(), strict=False)
             ).rstrip()
-            for line in lines
+            for row in rows
         ]
-        return "\n".join([*([self.caption, ""] if self.caption else []), *text, *self.notes])
+        above = [self.caption, ""][: 2 if text else 1] if self.caption else []
+        return "\n".join([*above, *text, *self.notes])
 
     __repr__ = __str__
 
-    def __rich__(self) -> RenderableType:
-        from rich.console import Group
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.table import Table as Terminal
         from rich.text import Text
 
-        shown = Terminal(box=None, padding=(0, 2, 0, 0), header_style="bold", show_header=any(self.head))
-        for place, (title, side) in enumerate(zip(self.head, self._sides(), strict=True)):
+        if self.caption:
+            yield Text(visible(self.caption), style="bold")
+        titles, between = self._fitted(options.max_width - (BAR_CHARACTERS + 2 if self.shares else 0))
+        shown = Terminal(box=None, padding=(0, between, 0, 0), header_style="bold", show_header=any(self.head))
+        for place, (title, side) in enumerate(zip(titles, self._sides(), strict=True)):
             one_line = side == "r" or place < self.whole
             shown.add_column(
-                Text(visible(title)),
+                Text(title),
                 justify="right" if side == "r" else "left",
                 overflow="ellipsis" if one_line else "fold",
                 no_wrap=one_line,
@@ -108,16 +131,38 @@ class Table:
             if self.shares and not place:
                 shown.add_column("", width=BAR_CHARACTERS, no_wrap=True)
         for number, row in enumerate(self.rows):
-            cells = [Text(visible(cell), style="italic" if self._is_heading(row) else "") for cell in row]
+            texts = ("\n".join(map(visible, _lines(cell))) for cell in row)
+            cells = [Text(text, style="italic" if self._is_heading(row) else "") for text in texts]
+            color = self.colors[number] if self.colors else ""
             if self.shares:
                 halves = max(round(2 * BAR_CHARACTERS * self.shares[number]), 1 if self.shares[number] > 0 else 0)
-                color = self.colors[number] if self.colors else ""
                 cells.insert(1, Text("█" * (halves // 2) + "▌" * (halves % 2), style=color))
+            elif color:
+                cells[0].stylize(color)
             shown.add_row(*cells)
-        if not (self.caption or self.notes):
-            return shown
-        caption = [Text(visible(self.caption), style="bold")] if self.caption else []
-        return Group(*caption, shown, *(Text(visible(note)) for note in self.notes))
+        yield shown
+        yield from (Text(visible(note)) for note in self.notes)
+
+    def _fitted(self, width: int) -> tuple[list[str], int]:
+        """Write the titles, and choose the spaces between columns: 2, or 1 where a terminal is very narrow.
+
+        Where the table is wider than the terminal, a title of numbers is folded to the width of its column.
+        """
+        from rich.cells import cell_len
+
+        titles = [visible(title) for title in self.head]
+        rows = [row for row in self.rows if not self._is_heading(row)]
+        columns = [[visible(line) for row in rows for line in _lines(row[place])] for place in range(len(titles))]
+        widths = [max(map(cell_len, [title, *column])) for title, column in zip(titles, columns, strict=True)]
+        if sum(widths) + 2 * len(widths) <= width:
+            return titles, 2
+        for place, (column, side) in enumerate(zip(columns, self._sides(), strict=True)):
+            if side == "r":
+                widths[place] = max(map(cell_len, [*column, *titles[place].split()]), default=1)
+                titles[place] = textwrap.fill(titles[place], widths[place], break_on_hyphens=False)
+            elif place >= self.whole:
+                widths[place] = max(map(cell_len, " ".join([titles[place], *column]).split()), default=0)
+        return titles, 2 if sum(widths) + 2 * len(widths) <= width else 1
 
     def _repr_html_(self) -> str:
         # A notebook's own style sets cells right: words and names are told to stand left.
@@ -142,7 +187,8 @@ class Table:
                     f'<td aria-hidden="true" style="width:8em"><div style="background:{safe(color)};height:.7em;'
                     f'width:{100 * self.shares[number]:.1f}%"></div></td>'
                 )
-            rows.append(f"{first}{safe(label)}{end}" + bar + "".join(f"<td{style}>{safe(cell)}</td>" for cell in cells))
+            shown = "".join(f"<td{style}>{_html(cell)}</td>" for cell in cells)
+            rows.append(f"{first}{_html(label)}{end}{bar}{shown}")
         caption = f'<caption style="{left};font-weight:bold">{safe(self.caption)}</caption>' if self.caption else ""
         head = f"<thead><tr>{''.join(titles)}</tr></thead>" if any(self.head) else ""
         body = "".join(f"<tr>{row}</tr>" for row in rows)
@@ -163,7 +209,29 @@ class Table:
 
 
 def _markdown_line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(map(markdown_safe, cells)) + " |"
+    return "| " + " | ".join("<br>".join(map(markdown_safe, _lines(cell))) for cell in cells) + " |"
+
+
+def facts(*pairs: tuple[str, str], caption: str = "") -> Table:
+    """Make a table of names and values; what has no value is left out."""
+    return Table(("", ""), tuple(pair for pair in pairs if pair[1]), caption, align="l", whole=1)
+
+
+class Tabular:
+    """Base of an object that is shown as a table, in text, in a terminal and in a notebook."""
+
+    def table(self) -> Table:
+        """Lay it out."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
 
 def tables_html(tables: Iterable[Table]) -> str:

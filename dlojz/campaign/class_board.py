@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
@@ -92,7 +93,7 @@ def read_class(folder: Path, call: Callable[[str], str] = str) -> list[Student]:
     for name in visible:
         path = folder / name
         if path.is_symlink():
-            found.append(Student(call(name), problems=[_link()]))
+            found.append(Student(call(name), problems=[_problem("link")]))
         elif path.is_dir():
             found.append(_student(path, call(name)))
     return sorted(found, key=lambda student: student.name)
@@ -115,7 +116,7 @@ def _roots(folder: Path, student: Student) -> Iterator[Path]:
     for name in RUNS_FOLDERS:
         root = folder / name
         if root.is_symlink():
-            student.problems.append(_link())
+            student.problems.append(_problem("link"))
         elif root.is_dir():
             yield root
     for entry in _entries(folder):
@@ -154,20 +155,15 @@ def _read_runs(root: Path, student: Student) -> None:
             continue
         read_bytes += path.stat().st_size
         if read_bytes > MAX_READ_BYTES:
-            student.problems.append(
-                say(
-                    en="too many records: the oldest are left out.",
-                    fr="trop de bilans : les plus anciens sont laissés de côté.",
-                )
-            )
+            student.problems.append(_problem("many"))
             return
         try:
             record = read_record(path)
         except LabError as error:
-            student.problems.append(_damaged() if isinstance(error, DamagedRecordError) else _newer())
+            student.problems.append(_problem("damaged" if isinstance(error, DamagedRecordError) else "newer"))
             continue
         if record.run_id != entry.name:
-            student.problems.append(_damaged())
+            student.problems.append(_problem("damaged"))
             continue
         _count(record, student)
         _active(student, path)
@@ -198,14 +194,9 @@ def _plain(path: Path, most_bytes: int, student: Student) -> bool:
         student.problems.append(_unreadable(error))
         return False
     if stat.S_ISLNK(state.st_mode):
-        student.problems.append(_link())
+        student.problems.append(_problem("link"))
     elif not stat.S_ISREG(state.st_mode):
-        student.problems.append(
-            say(
-                en="a file is no regular file and is not opened.",
-                fr="un fichier n’est pas un fichier ordinaire : il n’est pas ouvert.",
-            )
-        )
+        student.problems.append(_problem("special"))
     elif state.st_size > most_bytes:
         student.problems.append(
             say(
@@ -225,24 +216,28 @@ def _active(student: Student, path: Path) -> None:
     student.last_utc = max(student.last_utc or written, written)
 
 
-def _newer() -> str:
-    """Without the path, in which there is a name; as the next one."""
-    return say(
-        en="a record is from a newer version of dlojz: update it.",
-        fr="un bilan vient d’une version plus récente de dlojz : mettez-le à jour.",
-    )
-
-
-def _damaged() -> str:
-    return say(en="a record is damaged and left out.", fr="un bilan est abîmé : il est laissé de côté.")
-
-
-def _link() -> str:
-    return say(en="a symbolic link is not followed.", fr="un lien symbolique n’est pas suivi.")
-
-
 def _unreadable(error: OSError) -> str:
     return say(en=f"something cannot be read: {error.strerror}.", fr=f"quelque chose est illisible : {error.strerror}.")
+
+
+def _problem(name: Literal["link", "damaged", "newer", "special", "many"]) -> str:
+    """Say what is wrong, without the path, in which there is a name."""
+    return {
+        "link": say(en="a symbolic link is not followed.", fr="un lien symbolique n’est pas suivi."),
+        "damaged": say(en="a record is damaged and left out.", fr="un bilan est abîmé : il est laissé de côté."),
+        "newer": say(
+            en="a record is from a newer version of dlojz: update it.",
+            fr="un bilan vient d’une version plus récente de dlojz : mettez-le à jour.",
+        ),
+        "special": say(
+            en="a file is no regular file and is not opened.",
+            fr="un fichier n’est pas un fichier ordinaire : il n’est pas ouvert.",
+        ),
+        "many": say(
+            en="too many records: the oldest are left out.",
+            fr="trop de bilans : les plus anciens sont laissés de côté.",
+        ),
+    }[name]
 
 
 def told_problems(student: Student) -> list[str]:

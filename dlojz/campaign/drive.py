@@ -9,21 +9,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
+from dlojz.base.machine import cores_available
 from dlojz.campaign.campaign import CampaignPlan
-from dlojz.campaign.report_tables import colon
 from dlojz.campaign.results import (
     NOTHING,
     REFUSED,
-    WAITING,
     Asked,
     Outlook,
     Result,
     account_of,
+    colon,
     find_run,
     result_of,
     root_of,
@@ -34,7 +35,7 @@ from dlojz.running.store import REUSED
 
 Backend = Literal["local", "slurm"]
 Told = Callable[[Sequence[Result]], None]
-POLL_S, QUEUE_POLL_S, SETTLE_S = 0.3, 5.0, 30.0
+QUEUE_POLL_S = 5.0
 
 
 def drive(
@@ -114,15 +115,7 @@ def _one_after_the_other(
             results[index] = replace(result, state=REFUSED, reason=str(error))
             told(results)
             continue
-        try:
-            while run.state not in STATUSES:
-                _note(results, index, run, told)
-                time.sleep(POLL_S)
-        except KeyboardInterrupt:
-            run.cancel()
-            run.wait(SETTLE_S)
-            raise
-        _note(results, index, run, told)
+        run.until_end(partial(_note, results, index, run, told))
 
 
 def _as_arrays(
@@ -159,7 +152,7 @@ def _as_arrays(
         time.sleep(QUEUE_POLL_S)
 
 
-def _note(results: list[Result], index: int, run: Run, told: Told) -> None:
+def _note(results: list[Result], index: int, run: Run, told: Told, _: str = "") -> None:
     """Keep what has changed, and tell it."""
     now = result_of(results[index].point, results[index].outlook, run)
     before = results[index]
@@ -171,7 +164,6 @@ def _note(results: list[Result], index: int, run: Run, told: Told) -> None:
 def unfit_backend(plan: CampaignPlan, on: Backend) -> str:
     """Say why a plan cannot be run on a backend; empty where it can."""
     from dlojz.running.launch import MAX_RANKS_PER_CORE
-    from dlojz.running.supervisor import cores_available
 
     machines = list(dict.fromkeys(point.machine for point in plan.points))
     if on == "slurm":
@@ -204,5 +196,3 @@ def unfit_backend(plan: CampaignPlan, on: Backend) -> str:
         f"demandent plus : {listed}. Rien n’a été lancé.",
     )
 
-
-__all__ = ["WAITING", "Backend", "cancel_all", "drive", "to_do", "unfit_backend"]

@@ -1,31 +1,160 @@
-"""Report of a campaign: Markdown, HTML with its figures in it, CSV, in one folder.
+"""Tables and report of a campaign: Markdown, HTML with its figures in it, CSV, in one folder.
 
 Written from the run folders at any time, also of a campaign that is not finished; every text is escaped; each file is
-written whole; the HTML refers to nothing outside itself.
+written whole; the HTML refers to nothing outside itself. All points are in each table, whatever became of them, and no
+cell of the CSV can be taken for a formula.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import format_count, language, refusal, say
-from dlojz.base.table import Table, markdown_safe, safe
-from dlojz.campaign.campaign import MACHINE, TITLE, Campaign, CampaignPlan, CampaignPoint
-from dlojz.campaign.report_tables import colon, csv_text, hours, measured, state_label
-from dlojz.campaign.results import Result
-from dlojz.display.canvas import LabFigure
-from dlojz.display.figures.campaign_figures import (
-    CampaignMark,
-    batch_figure,
-    pareto_figure,
-    scaling_figure,
-    truth_figure,
-)
+from dlojz.base.language import format_bytes, format_count, format_seconds, language, refusal, rounded, say
+from dlojz.base.table import Table, markdown_safe, safe, titles, visible
+from dlojz.campaign.campaign import FIELDS, MACHINE, TITLE, Campaign, CampaignPlan, CampaignPoint
+from dlojz.campaign.results import REFUSED, WAITING, Result, colon
 from dlojz.display.style import FRAME, INK
-from dlojz.display.tables import DASH
+from dlojz.display.tables import DASH, status_label
 from dlojz.results.record import write_atomic
+
+if TYPE_CHECKING:
+    from dlojz.display.canvas import LabFigure
+    from dlojz.display.figures.campaign_figures import CampaignMark
+
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
+"""Signs by which a spreadsheet may take a text for a formula (OWASP, "CSV Injection")."""
+
+
+def state_label(result: Result) -> str:
+    """State of a point in the reader's language; of one that waits also the scheduler's reason."""
+    label = {
+        WAITING: say(en="not run yet", fr="pas encore exécuté"),
+        REFUSED: say(en="refused", fr="refusé"),
+        "oom": say(en="does not fit", fr="ne tient pas"),
+    }.get(result.state, status_label(result.state))
+    return f"{label} ({result.waits_for})" if result.waits_for else label
+
+
+def foreseen(results: Sequence[Result]) -> Table:
+    """Lay out the predictions: what a dry run shows."""
+    head = titles(
+        en="#|point|machine|ranks|memory per rank|limit|fits|messages per step|GPU-h at most|state",
+        fr="#|point|machine|rangs|mémoire par rang|limite|tient|messages par pas|h GPU au plus|état",
+    )
+    rows = tuple(
+        (
+            str(result.point.number),
+            result.point.label,
+            result.point.machine or say(en="here", fr="ici"),
+            str(result.point.config.layout.world_size),
+            format_bytes(result.outlook.taken_bytes),
+            format_bytes(result.outlook.limit_bytes),
+            {True: say(en="yes", fr="oui"), False: say(en="NO", fr="NON"), None: DASH}[result.outlook.fits],
+            format_bytes(result.outlook.communication_bytes),
+            hours(result.outlook.most_hours),
+            state_label(result),
+        )
+        for result in results
+    )
+    return Table(head, rows, align="lllrrrrrrl")
+
+
+def measured(results: Sequence[Result]) -> Table:
+    """Lay out the measurements with their predictions."""
+    head = titles(
+        en="#|point|state|ranks|memory, predicted|memory, measured|limit|samples/s|step|messages, predicted|messages, "
+        "measured|efficiency",
+        fr="#|point|état|rangs|mémoire prédite|mémoire mesurée|limite|échantillons/s|pas|messages prédits|messages "
+        "mesurés|efficacité",
+    )
+    rows = tuple(
+        (
+            str(result.point.number),
+            result.point.label,
+            state_label(result),
+            str(result.point.config.layout.world_size),
+            *map(format_bytes, (*result.memory_bytes, result.outlook.limit_bytes)),
+            format_count(result.samples_per_s),
+            format_seconds(result.step_s),
+            *map(format_bytes, (result.outlook.communication_bytes, result.communication_bytes)),
+            DASH if result.efficiency is None else f"{100 * result.efficiency:.0f} %",
+        )
+        for result in results
+    )
+    return Table(head, rows, align="lllr")
+
+
+def brief(results: Sequence[Result]) -> Table:
+    """Lay out the measurements for a terminal: predicted and measured in one cell."""
+    head = (
+        *titles(en="#|point|state", fr="#|point|état"),
+        say(en="memory: predicted | measured", fr="mémoire : prédite | mesurée"),
+        *titles(en="limit|samples/s|step|scaling", fr="limite|échant./s|pas|échelle"),
+    )
+    rows = ((*row[:3], f"{row[4]} | {row[5]}", *row[6:9], row[11]) for row in measured(results).rows)
+    return Table(head, tuple(rows), align="lllr")
+
+
+def hours(value: float | None) -> str:
+    """Format a number of hours, with three digits or all before the decimal mark; a missing one is a dash."""
+    return DASH if value is None else rounded(value)
+
+
+def row_of(result: Result) -> dict[str, Any]:
+    """Export every figure of a point, with units in the names; None where it is not known."""
+    config = result.point.config
+    own = {**config.to_dict(), **config.layout.to_dict()}
+    predicted_bytes, measured_bytes = result.memory_bytes
+    return {
+        "point": result.point.number,
+        "label": result.point.label,
+        "machine": result.point.machine,
+        "repeat": result.point.repeat,
+        **{name: own[name] for name in FIELDS},
+        "global_batch": config.layout.global_batch,
+        "ranks": config.layout.world_size,
+        "config_hash": config.hash,
+        "run_id": result.run_id,
+        "state": result.state,
+        "reason": result.reason,
+        "predicted_memory_bytes": predicted_bytes,
+        "measured_memory_bytes": measured_bytes,
+        "memory_rank": result.outlook.rank,
+        "memory_limit_bytes": result.outlook.limit_bytes,
+        "predicted_to_fit": result.outlook.fits,
+        "predicted_message_bytes": result.outlook.communication_bytes,
+        "measured_message_bytes": result.communication_bytes,
+        "predicted_samples_per_s": result.predicted_samples_per_s,
+        "measured_samples_per_s": result.samples_per_s,
+        "step_s": result.step_s,
+        "scaling_efficiency": result.efficiency,
+        "most_hours": result.outlook.most_hours,
+        "measured_rank_hours": result.rank_hours if result.record else None,
+    }
+
+
+def csv_text(results: Sequence[Result]) -> str:
+    """Write CSV, one line per point, with every field; a text that a spreadsheet would run is quoted by '."""
+    text = io.StringIO()
+    rows = [row_of(result) for result in results]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(rows[0] if rows else [])
+    writer.writerows([harmless(value) for value in row.values()] for row in rows)
+    return text.getvalue()
+
+
+def harmless(value: object) -> object:
+    """Quote a cell that a spreadsheet would run as a formula."""
+    if not isinstance(value, str):
+        return value
+    shown = visible(value)
+    return f"'{shown}" if shown.lstrip().startswith(FORMULA_SIGNS) or value != value.lstrip("\t\r\n") else shown
+
 
 BATCH = frozenset({"micro_batch", "micro_batches"})
 RANKS = frozenset({"dp", "tp", "pp"})
@@ -40,6 +169,8 @@ def campaign_figures(campaign: Campaign, results: Sequence[Result], folder: Path
     Raises:
         LabError: if a picture cannot be written.
     """
+    from dlojz.display.figures.campaign_figures import batch_figure, pareto_figure, scaling_figure, truth_figure
+
     marks = marks_of(campaign, results)
     _, label = _batch_axis([result.point for result in results])
     return {
@@ -59,6 +190,8 @@ def marks_of(campaign: Campaign, results: Sequence[Result]) -> list[CampaignMark
 
 
 def _mark(result: Result, fields: Sequence[str], batch_axes: set[str], rank_axes: set[str]) -> CampaignMark:
+    from dlojz.display.figures.campaign_figures import CampaignMark
+
     layout = result.point.config.layout
     predicted, measured = result.memory_bytes
     batch = getattr(layout, fields[0]) if len(fields) == 1 else layout.global_batch
@@ -153,26 +286,22 @@ def write_report(campaign: Campaign, plan: CampaignPlan, results: Sequence[Resul
     return [folder / name for name in ("report.html", "report.md", "points.csv", *figures)]
 
 
-def findings(results: Sequence[Result]) -> list[str]:
-    """Findings of a campaign, in sentences computed from its results."""
+def findings(results: Sequence[Result]) -> Iterator[str]:
+    """Conclude from the results, in sentences computed from its results."""
     done = [result for result in results if result.state == "completed"]
     over = [result for result in results if result.state == "oom"]
-    told = [
-        say(
-            en=f"{len(done)} of {len(results)} points completed; {len(over)} do not fit; "
-            f"{hours(sum(result.rank_hours for result in results))} rank-hours were used.",
-            fr=f"{len(done)} points sur {len(results)} sont terminés ; {len(over)} ne tiennent pas ; "
-            f"{hours(sum(result.rank_hours for result in results))} heures × rangs ont été consommées.",
-        )
-    ]
+    yield say(
+        en=f"{len(done)} of {len(results)} points completed; {len(over)} do not fit; "
+        f"{hours(sum(result.rank_hours for result in results))} rank-hours were used.",
+        fr=f"{len(done)} points sur {len(results)} sont terminés ; {len(over)} ne tiennent pas ; "
+        f"{hours(sum(result.rank_hours for result in results))} heures × rangs ont été consommées.",
+    )
     rated = [(result.samples_per_s, result) for result in done if result.samples_per_s]
     if rated:
         rate, best = max(rated, key=lambda pair: pair[0])
-        told.append(
-            say(
-                en=f"The highest throughput is that of {best.point.label}: {format_count(rate)} samples/s.",
-                fr=f"Le débit le plus élevé est celui de {best.point.label} : {format_count(rate)} échantillons/s.",
-            )
+        yield say(
+            en=f"The highest throughput is that of {best.point.label}: {format_count(rate)} samples/s.",
+            fr=f"Le débit le plus élevé est celui de {best.point.label} : {format_count(rate)} échantillons/s.",
         )
     pairs = [(pair, result) for result in done if None not in (pair := result.memory_bytes)]
     if pairs:
@@ -180,13 +309,11 @@ def findings(results: Sequence[Result]) -> list[str]:
             ((abs((pair[1] or 0) - (pair[0] or 0)) / max(pair[1] or 1, 1), result) for pair, result in pairs),
             key=lambda found: found[0],
         )
-        told.append(
-            say(
-                en=f"The memory of the heaviest rank was predicted to within {hours(100 * gap)} % (farthest off: "
-                f"{worst.point.label}).",
-                fr=f"La mémoire du rang le plus chargé est prédite à {hours(100 * gap)} % près (le plus éloigné : "
-                f"{worst.point.label}).",
-            )
+        yield say(
+            en=f"The memory of the heaviest rank was predicted to within {hours(100 * gap)} % (farthest off: "
+            f"{worst.point.label}).",
+            fr=f"La mémoire du rang le plus chargé est prédite à {hours(100 * gap)} % près (le plus éloigné : "
+            f"{worst.point.label}).",
         )
     exact = [
         result.communication_bytes == result.outlook.communication_bytes
@@ -194,29 +321,19 @@ def findings(results: Sequence[Result]) -> list[str]:
         if result.communication_bytes is not None and result.outlook.communication_bytes is not None
     ]
     if exact:
-        told.append(
-            say(
-                en=f"The messages of {sum(exact)} of {len(exact)} completed points are those predicted, byte for byte.",
-                fr=f"Les messages de {sum(exact)} points terminés sur {len(exact)} sont ceux prédits, à l’octet près.",
+        yield say(
+            en=f"The messages of {sum(exact)} of {len(exact)} completed points are those predicted, byte for byte.",
+            fr=f"Les messages de {sum(exact)} points terminés sur {len(exact)} sont ceux prédits, à l’octet près.",
+        )
+    for result in results:
+        fits, wrong = result.outlook.fits, result.outlook.fits is (result.state == "oom")
+        if fits is not None and wrong and result.state in ("oom", "completed"):
+            yield say(
+                en=f"{result.point.label} was predicted {'to fit' if fits else 'not to fit'}, and "
+                f"{'did not' if fits else 'did'}.",
+                fr=f"{result.point.label} devait {'' if fits else 'ne pas '}tenir, d’après la prédiction, et "
+                f"{'n’a pas tenu' if fits else 'a tenu'}.",
             )
-        )
-    wrong = [
-        result
-        for result in results
-        if result.outlook.fits is not None and result.outlook.fits is (result.state == "oom")
-    ]
-    told += [
-        say(
-            en=f"{result.point.label} was predicted {'to fit' if result.outlook.fits else 'not to fit'}, and "
-            f"{'did not' if result.outlook.fits else 'did'}.",
-            fr=f"{result.point.label} devait {'' if result.outlook.fits else 'ne pas '}tenir, d’après la "
-            "prédiction, et "
-            f"{'n’a pas tenu' if result.outlook.fits else 'a tenu'}.",
-        )
-        for result in wrong
-        if result.state in ("oom", "completed")
-    ]
-    return told
 
 
 def _sections(plan: CampaignPlan, results: Sequence[Result]) -> list[tuple[str, Sequence[tuple[str, str]]]]:
@@ -231,16 +348,11 @@ def _sections(plan: CampaignPlan, results: Sequence[Result]) -> list[tuple[str, 
     return [(heading, points) for heading, points in ((failures, reasons), (left_out, plan.excluded)) if points]
 
 
-def _table(results: Sequence[Result]) -> Table:
-    titles, rows = measured(results)
-    return Table(tuple(titles), tuple(tuple(cell or DASH for cell in row) for row in rows), align="lllr")
-
-
 def markdown(campaign: Campaign, plan: CampaignPlan, results: Sequence[Result], figures: dict[str, LabFigure]) -> str:
     """Write the report as Markdown, with the figures as files."""
     lines = [f"# {markdown_safe(campaign.title)}", ""]
     lines += [markdown_safe(line) for line in campaign.description.strip().splitlines()]
-    lines += ["", *(f"- {markdown_safe(sentence)}" for sentence in findings(results)), "", _table(results).markdown()]
+    lines += ["", *(f"- {markdown_safe(sentence)}" for sentence in findings(results)), "", measured(results).markdown()]
     for name, figure in figures.items():
         lines += ["", f"![{markdown_safe(figure.alt)}]({name})"]
     for heading, told in _sections(plan, results):
@@ -262,7 +374,7 @@ def html(
         f"<h1>{safe(campaign.title)}</h1><pre>{description}</pre><ul>",
         *(f"<li>{safe(sentence)}</li>" for sentence in findings(results)),
         "</ul>",
-        _table(results)._repr_html_().replace("<th>", '<th scope="col">'),
+        measured(results)._repr_html_(),
     ]
     for name, figure in figures.items():
         picture = base64.b64encode((folder / name).read_bytes()).decode("ascii")

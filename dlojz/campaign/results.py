@@ -20,11 +20,10 @@ from dlojz.campaign.campaign import CampaignPoint
 from dlojz.hardware import Device
 from dlojz.results.footprint import Footprint, Memory
 from dlojz.results.record import STATUSES, RunRecord
-from dlojz.running.folder import DEFAULT_WORKER, read_job, read_owner
+from dlojz.running.folder import DEFAULT_WORKER, read_job
 from dlojz.running.run import Run
-from dlojz.running.slurm.slurm_messages import explain_reason
-from dlojz.running.slurm.slurm_queue import view_of
-from dlojz.running.store import REUSED, run_folder, run_ids
+from dlojz.running.slurm.slurm_queue import explain_reason, view_of
+from dlojz.running.store import REUSED, runs_of
 
 Asked = Mapping[str, str]
 """Of the scheduler: `account`, `qos` and `reservation`, as far as they are given."""
@@ -237,21 +236,12 @@ def find_run(point: CampaignPoint, root: Path) -> Run | None:
     Raises:
         LabError: if the folder of the runs cannot be read.
     """
-    base = root_of(root, point.machine)
-    others = []
-    for run_id in run_ids(base, point.config.hash):
-        try:
-            folder = run_folder(base, run_id)
-            owner = read_owner(folder)
-            run = Run(folder)
-            if run.config != point.config or (owner is not None and owner.worker_module != DEFAULT_WORKER):
-                continue
-            if run.state in REUSED:
-                return run
-        except LabError:
-            continue
-        others.append(run)
-    return others[0] if others else None
+    newest = None
+    for folder, state in runs_of(point.config, root_of(root, point.machine), DEFAULT_WORKER):
+        if state in REUSED:
+            return Run(folder)
+        newest = newest or folder
+    return Run(newest) if newest else None
 
 
 def result_of(point: CampaignPoint, predicted: Outlook, run: Run | None) -> Result:
@@ -343,3 +333,8 @@ def _scaled_alike(one: Result, other: Result) -> bool:
         and own.layout.micro_batch * own.layout.micro_batches == its.layout.micro_batch * its.layout.micro_batches
         and own.model_dump(exclude={"layout", "steps"}) == its.model_dump(exclude={"layout", "steps"})
     )
+
+
+def colon() -> str:
+    """Colon of the reader's language."""
+    return say(en=": ", fr=" : ")

@@ -6,7 +6,6 @@ What is timed is timed on real processes, which are gone when the command ends.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, format_bytes, one_of, percent, refusal, say
+from dlojz.base.machine import cores_available
 from dlojz.base.table import Table, titles
 from dlojz.by_hand import collectives
 from dlojz.by_hand.collectives import AlphaBetaFit, fit, simulate
@@ -42,7 +42,7 @@ def calibrate(given: Given, size: int, answer: Answer) -> None:
         LabError: if there are too few ranks, more than the cores can run at once, or a file cannot be written.
     """
     collective = given["name"] or "all_reduce"
-    most = RANKS_PER_CORE * len(os.sched_getaffinity(0))
+    most = RANKS_PER_CORE * cores_available()
     if not 2 <= size <= most:
         cores = most // RANKS_PER_CORE
         raise refusal(
@@ -86,7 +86,7 @@ def calibrate(given: Given, size: int, answer: Answer) -> None:
 
 def _measured(collective: str, size: int) -> AlphaBetaFit:
     """Time the collective on forked processes; the first draws the progress bar."""
-    from dlojz.processes.forks import spmd
+    from dlojz.processes.forks import first_failure, spmd
 
     def timed(rank: int, size: int) -> list[Any]:
         if rank:
@@ -98,12 +98,11 @@ def _measured(collective: str, size: int) -> AlphaBetaFit:
         answers = spmd(timed, size, wall_s=WALL_S)
     finally:
         console().show_cursor(True)  # the bar hides it, and an interrupted process does not bring it back
-    failed = next((answer for answer in answers if answer.error is not None), None)
-    if failed is not None and failed.error is not None:
-        why = failed.error.message or failed.error.name or failed.error.kind
+    if failed := first_failure(answers):
+        rank, why = failed
         raise refusal(
-            en=f"rank {failed.rank} could not be timed: {why} (`dlojz doctor` checks that processes can communicate).",
-            fr=f"le rang {failed.rank} n’a pas pu être chronométré : {why} (`dlojz doctor` vérifie que les processus "
+            en=f"rank {rank} could not be timed: {why} (`dlojz doctor` checks that processes can communicate).",
+            fr=f"le rang {rank} n’a pas pu être chronométré : {why} (`dlojz doctor` vérifie que les processus "
             "communiquent).",
         )
     return fit(answers[0].value)
@@ -196,20 +195,7 @@ def _list(given: Given, size: int, answer: Answer) -> None:
     per_node = given["per_node"]
     costs = {name: collectives.terms(name, size, per_node=per_node) for name in collectives.names()}
     if given["json"]:
-        answer(
-            [
-                {
-                    "name": name,
-                    "collective": algorithm(name).collective,
-                    "ranks": size,
-                    "chunks": collectives.num_chunks(name, size),
-                    "rounds": cost.rounds,
-                    "moved": float(cost.moved),
-                    "added": float(cost.added),
-                }
-                for name, cost in costs.items()
-            ]
-        )
+        answer([{**_data(name, size, per_node), "chunks": collectives.num_chunks(name, size)} for name in costs])
         return
     rows = tuple(
         (name, algorithm(name).title(), str(cost.rounds), _times(cost.moved), _times(cost.added))
@@ -219,11 +205,17 @@ def _list(given: Given, size: int, answer: Answer) -> None:
     answer(Table(head, rows, align="llr", whole=1))
     nodes = node_size(size, per_node)
     answer(
-        say(
-            en=f"for {size} ranks (nodes of {nodes}); moved and added: by the busiest rank, in messages",
-            fr=f"pour {size} rangs (nœuds de {nodes}) ; déplacé, additionné : par le rang le plus chargé, en messages",
-        )
+        en=f"for {size} ranks (nodes of {nodes}); moved and added: by the busiest rank, in messages",
+        fr=f"pour {size} rangs (nœuds de {nodes}) ; déplacé, additionné : par le rang le plus chargé, en messages",
     )
+
+
+def _data(name: str, size: int, per_node: int | None) -> dict[str, Any]:
+    """Describe an algorithm as JSON data."""
+    cost = collectives.terms(name, size, per_node=per_node)
+    moved, added = float(cost.moved), float(cost.added)
+    described = {"name": name, "collective": algorithm(name).collective, "ranks": size}
+    return {**described, "rounds": cost.rounds, "moved": moved, "added": added}
 
 
 def _times(share: Fraction) -> str:
@@ -238,15 +230,9 @@ def _show(given: Given, size: int, answer: Answer) -> None:
 
         collective_figure(name, size, path=given["figure"], per_node=per_node)
     if given["json"]:
-        cost = collectives.terms(name, size, per_node=per_node)
         answer(
             {
-                "name": name,
-                "collective": algorithm(name).collective,
-                "ranks": size,
-                "rounds": cost.rounds,
-                "moved": float(cost.moved),
-                "added": float(cost.added),
+                **_data(name, size, per_node),
                 "steps": [[transfer._asdict() for transfer in step] for step in simulation.transfers],
                 "values": [simulation.values(step) for step in range(len(simulation.states))],
             }
@@ -322,7 +308,7 @@ def calibrate_command(given: Given, answer: Answer) -> None:
         calibrate_figure(measured, sites, given["figure"])
     answer(_document(measured, sites) if given["json"] else _table(sites))
     if not given["json"]:
-        answer(_summary(measured, sites))
+        answer("\n".join(_summary(measured, sites)))
     for written in (None if given["show"] else path, given["figure"]):
         tell_written(written, "written", "écrit")
     _warn(measured)
@@ -384,28 +370,24 @@ def _table(sites: list[MeasuredSite]) -> Table:
     return Table(head, rows, align="rlr", whole=2)
 
 
-def _summary(measured: Measured, sites: list[MeasuredSite]) -> str:
-    lines = [f"{measured.processor}, {measured.date}"]
+def _summary(measured: Measured, sites: list[MeasuredSite]) -> Iterator[str]:
+    yield f"{measured.processor}, {measured.date}"
     for one in sites:
         found, chip = one.calibration, one.cluster.gpu
         peak = max(chip.peak_flops.values()) * found.product_efficiency / 1e9
         memory = chip.memory_bytes_per_s * found.memory_efficiency / 1e9
         launch, tensor = format_latency(found.serial_s), format_latency(one.update.start)
-        lines.append(
-            say(
-                en=f"{one.ranks} rank(s): large product {peak:.0f} GFLOP/s, pass {decimal(memory)} GB/s, launch "
-                f"{launch}, AdamW {tensor} per tensor",
-                fr=f"{one.ranks} rang(s) : grand produit {peak:.0f} GFLOP/s, passage {decimal(memory)} Go/s, lancement "
-                f"{launch}, AdamW {tensor} par tenseur",
-            )
+        yield say(
+            en=f"{one.ranks} rank(s): large product {peak:.0f} GFLOP/s, pass {decimal(memory)} GB/s, launch "
+            f"{launch}, AdamW {tensor} per tensor",
+            fr=f"{one.ranks} rang(s) : grand produit {peak:.0f} GFLOP/s, passage {decimal(memory)} Go/s, lancement "
+            f"{launch}, AdamW {tensor} par tenseur",
         )
-    return "\n".join(lines)
 
 
 def _warn(measured: Measured) -> None:
     """Say that something else was computing here."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else measured.cores
-    if measured.load > 0.5 * cores:
+    if measured.load > 0.5 * cores_available():
         tell(
             en=f"the load was {decimal(measured.load)} on {measured.cores} core(s) before the measurement: what else "
             "computed here made it slower.",

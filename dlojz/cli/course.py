@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -285,36 +285,29 @@ def _report(folder: Path, place: LaunchedRank) -> int:
     return FAILED
 
 
-def _lines(record: RunRecord) -> list[str]:
+def _lines(record: RunRecord) -> Iterator[str]:
     """Report losses, throughput and memory of the first rank, a line each."""
     losses = record.losses
     every = max(1, len(losses) // _SHOWN_LOSSES)
     step = say(en="step", fr="pas")
-    lines = [
-        f"{step} {number}: loss {loss:.4f}"
-        for number, loss in enumerate(losses)
-        if number % every == 0 or number == len(losses) - 1
-    ]
+    for number, loss in enumerate(losses):
+        if number % every == 0 or number == len(losses) - 1:
+            yield f"{step} {number}: loss {loss:.4f}"
     first = record.footprints[0] if record.footprints else None
     if first is not None and first.samples_per_s:
         step_s = first.phases.step_s or 0.0
-        lines.append(
-            say(
-                en=f"throughput: {decimal(first.samples_per_s)} samples/s ({decimal(step_s, 3)} s per step)",
-                fr=f"débit : {decimal(first.samples_per_s)} échantillons/s ({decimal(step_s, 3)} s par pas)",
-            )
+        yield say(
+            en=f"throughput: {decimal(first.samples_per_s)} samples/s ({decimal(step_s, 3)} s per step)",
+            fr=f"débit : {decimal(first.samples_per_s)} échantillons/s ({decimal(step_s, 3)} s par pas)",
         )
     else:
-        lines.append(
-            say(
-                en="throughput: not measured, as the first 3 steps are traced for memory (take -s 5 or more)",
-                fr="débit : non mesuré, car les 3 premiers pas servent à suivre la mémoire (prenez -s 5 ou plus)",
-            )
+        yield say(
+            en="throughput: not measured, as the first 3 steps are traced for memory (take -s 5 or more)",
+            fr="débit : non mesuré, car les 3 premiers pas servent à suivre la mémoire (prenez -s 5 ou plus)",
         )
     if first is not None and first.memory.peak_bytes:
         peak = format_bytes(first.memory.peak_bytes)
-        lines.append(say(en=f"peak memory of rank 0: {peak}", fr=f"pic mémoire du rang 0 : {peak}"))
-    return lines
+        yield say(en=f"peak memory of rank 0: {peak}", fr=f"pic mémoire du rang 0 : {peak}")
 
 
 if __name__ == "__main__":

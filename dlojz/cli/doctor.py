@@ -20,13 +20,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rich.table import Table
 from rich.text import Text
 
 from dlojz.base.language import format_bytes, format_seconds, language, say
-from dlojz.base.table import visible
+from dlojz.base.machine import cores_available
+from dlojz.base.table import Lines, Table, titles, visible
 from dlojz.cli import main
 from dlojz.cli.options import JSON, ROOT, WORDS, Answer, Given, verb
+from dlojz.display.style import GREEN, ORANGE, VERMILION
 from dlojz.display.tables import status_label
 from dlojz.running.out_of_memory import in_one_line, memory_lines
 from dlojz.running.run import find
@@ -113,7 +114,7 @@ def _library(name: str, if_missing: State) -> Check:
 
 
 def _cores() -> Check:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = cores_available()
     slow = say(
         en="2 processes will share one core: expect them slow", fr="2 processus partageront un cœur : ce sera lent"
     )
@@ -188,7 +189,7 @@ def _gloo() -> Check:
     return Check("gloo", "problem", last[:200], advice)
 
 
-MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
+MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", GREEN), "warning": ("!", ORANGE), "problem": ("✗", VERMILION)}
 
 
 @verb(
@@ -258,19 +259,17 @@ def _verdict(checks: list[Check]) -> str:
 
 
 def _table(checks: list[Check]) -> Table:
-    words: dict[State, str] = {
-        "ok": "ok",
-        "warning": say(en="warning", fr="attention"),
-        "problem": say(en="problem", fr="problème"),
-    }
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for check in checks:
-        mark, style = MARKS[check.state]
-        found = Text(visible(check.found), overflow="fold")
-        if check.advice:
-            found.append(f"\n→ {visible(check.advice)}", style=style)
-        table.add_row(Text(f"{mark} {words[check.state]}", style=style), check.name, found)
-    return table
+    words = dict(zip(MARKS, titles(en="ok|warning|problem", fr="ok|attention|problème"), strict=True))
+    rows = (
+        (
+            f"{MARKS[check.state][0]} {words[check.state]}",
+            check.name,
+            Lines("\n→ ".join(map(visible, filter(None, (check.found, check.advice))))),
+        )
+        for check in checks
+    )
+    colors = tuple(MARKS[check.state][1] for check in checks)
+    return Table(("", "", ""), tuple(rows), align="l", whole=2, colors=colors)
 
 
 def told(diagnosis: PostMortem) -> list[Any]:

@@ -87,10 +87,8 @@ def show_grid(
         answer(say(en="The bytes are not known: ", fr="Les octets ne sont pas connus : ") + unknown)
         return
     answer(
-        say(
-            en=f"Bytes per step, sent by all ranks, for {run}:",
-            fr=f"Octets par pas, envoyés par tous les rangs, pour {run} :",
-        )
+        en=f"Bytes per step, sent by all ranks, for {run}:",
+        fr=f"Octets par pas, envoyés par tous les rangs, pour {run} :",
     )
     answer(_table(words.crossing_titles(), words.crossing_rows(own), left=2))
     if 1 < len(grid.nodes) <= 8:

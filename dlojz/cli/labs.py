@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, language, one_of, refusal, say
 from dlojz.base.table import Table, titles
-from dlojz.cli.options import JSON, ROOT, WORDS, Answer, Given, tell, tell_written, verb
+from dlojz.cli.options import JSON, ROOT, WORDS, Answer, Given, fields_of, tell, tell_written, verb
 from dlojz.results.record import write_atomic
 
 COLUMNS = 120
@@ -34,10 +34,8 @@ def show_list(given: Given, answer: Answer) -> None:
                     "title_fr": entry.title.fr,
                     "teaches_en": entry.teaches.en,
                     "teaches_fr": entry.teaches.fr,
-                    "notebook": entry.notebook,
-                    "minutes": entry.minutes,
+                    **fields_of(entry, "notebook", "minutes", "processes"),
                     "after": list(entry.after),
-                    "processes": entry.processes,
                     "campaigns": list(entry.campaigns),
                 }
                 for entry in LABS

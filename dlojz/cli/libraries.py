@@ -18,6 +18,7 @@ from dlojz.cli.options import (
     check_needs,
     check_writable,
     console,
+    fields_of,
     progress_bar,
     tell,
     verb,
@@ -146,12 +147,10 @@ def _list(given: Given, answer: Answer) -> int:
         for sentence in catalogue_sentences():
             answer(sentence)
     answer(
-        say(
-            en="\nlines: of code, without comments; (+ new, − gone) compared with plain torch; of bridge: modules "
-            f"beside the program.\nprograms: {PROGRAMS}",
-            fr="\nlignes : de code, sans commentaires ; (+ nouvelles, − disparues) par rapport à torch seul ; "
-            f"d’adaptation : modules à côté du programme.\nprogrammes : {PROGRAMS}",
-        )
+        en="\nlines: of code, without comments; (+ new, − gone) compared with plain torch; of bridge: modules "
+        f"beside the program.\nprograms: {PROGRAMS}",
+        fr="\nlignes : de code, sans commentaires ; (+ nouvelles, − disparues) par rapport à torch seul ; "
+        f"d’adaptation : modules à côté du programme.\nprogrammes : {PROGRAMS}",
     )
     for name in LIBRARIES:
         if (missing := absence(name)) is not None:
@@ -163,11 +162,7 @@ def _entry(name: str) -> dict[str, Any]:
     one, change = LIBRARIES[name], lines_changed(name)
     return {
         "library": name,
-        "title": one.title,
-        "package": one.package,
-        "installed": one.installed,
-        "version": one.version,
-        "command": one.command,
+        **fields_of(one, "title", "package", "installed", "version", "command"),
         "program": str(one.program),
         "runs": one.runs(),
         "hides": one.hides(),
@@ -203,7 +198,7 @@ def _run(given: Given, answer: Answer) -> int:
 
         libraries_figure(found, given["figure"])
         if not given["json"]:
-            answer(say(en=f"figure: {given['figure']}", fr=f"figure : {given['figure']}"))
+            answer(en=f"figure: {given['figure']}", fr=f"figure : {given['figure']}")
     return main.DONE if all(row.ran for row in found if row.name in runnable) else main.FAILED
 
 
@@ -217,12 +212,10 @@ def _print(found: list[LibraryRow], answer: Answer) -> None:
         return
     layout = first.config.layout
     answer(
-        say(
-            en=f"{first.config.model}, {first.config.steps} steps, {layout.world_size} processes, global batch "
-            f"{layout.global_batch}; rank 0; bytes: predicted | measured",
-            fr=f"{first.config.model}, {first.config.steps} pas, {layout.world_size} processus, batch global "
-            f"{layout.global_batch} ; rang 0 ; octets : prédits | mesurés",
-        )
+        en=f"{first.config.model}, {first.config.steps} steps, {layout.world_size} processes, global batch "
+        f"{layout.global_batch}; rank 0; bytes: predicted | measured",
+        fr=f"{first.config.model}, {first.config.steps} pas, {layout.world_size} processus, batch global "
+        f"{layout.global_batch} ; rang 0 ; octets : prédits | mesurés",
     )
     answer(tables.measured_table(found))
     answer("")

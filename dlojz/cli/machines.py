@@ -31,16 +31,16 @@ from dlojz.cli.options import (
     config_flags,
     config_of,
     console,
+    fields_of,
     show,
     tell,
     verb,
 )
-from dlojz.cli.runs import readable
 from dlojz.display.tables import DASH, status_label
 from dlojz.hardware.clusters import Machine, here, machine, machine_files
 from dlojz.running.folder import DEFAULT_WORKER
 from dlojz.running.limits import JobRequest, admit, preview_of
-from dlojz.running.run import find
+from dlojz.running.run import find, runs
 from dlojz.running.slurm.slurm_job import job_script
 from dlojz.running.slurm.slurm_queue import JobView, QueueView, views
 from dlojz.running.state import is_final
@@ -96,12 +96,11 @@ def _about(site: Machine, given: Given) -> Any:
     shown = preview_of(site, config, request)
     if given["json"]:
         return shown.to_dict()
-    facts = [
+    return shown.table(
         (say(en="partition", fr="partition"), site.partition or "-"),
         (say(en="interconnect", fr="réseau"), site.interconnect),
         (say(en="source", fr="source"), f"{site.source} ({site.date})"),
-    ]
-    return Table(("", ""), (*shown.lines(), *((name, value) for name, value in facts if value)), align="l", whole=1)
+    )
 
 
 def _readable() -> list[Machine]:
@@ -117,17 +116,10 @@ def _readable() -> list[Machine]:
 
 def _summary(site: Machine) -> dict[str, Any]:
     return {
-        "name": site.name,
-        "title": site.title,
-        "device": site.device,
-        "gpus_per_node": site.gpus_per_node,
-        "max_nodes": site.max_nodes,
-        "max_hours": site.max_hours,
-        "account_suffix": site.account_suffix,
+        **fields_of(site, "name", "title", "device", "gpus_per_node", "max_nodes", "max_hours", "account_suffix"),
         "qos": [one.to_dict() for one in site.qos],
         "here": site.name in here(),
-        "source": site.source,
-        "date": site.date,
+        **fields_of(site, "source", "date"),
     }
 
 
@@ -177,10 +169,8 @@ def queue_command(given: Given, answer: Answer) -> None:
         answer(_queue_table(queue.jobs, known))
     elif queue.age_s is not None:
         answer(
-            say(
-                en="you have no job in the queue: send one with `dlojz run --on slurm`.",
-                fr="vous n’avez aucun travail dans la file : envoyez-en un par `dlojz run --on slurm`.",
-            )
+            en="you have no job in the queue: send one with `dlojz run --on slurm`.",
+            fr="vous n’avez aucun travail dans la file : envoyez-en un par `dlojz run --on slurm`.",
         )
     if queue.problem:
         answer(_age(queue))
@@ -209,13 +199,11 @@ les exécutions.""",
 def watch_command(given: Given, answer: Answer) -> None:
     """Follow runs."""
     named = [find(name, given["root"]) for name in given[WORDS]]
-    chosen = named or [run for run in readable(given) if not is_final(run.state)]
+    chosen = named or [run for run in runs(given["root"]) if not is_final(run.state)]
     if not chosen:
         answer(
-            say(
-                en="no run waits or runs: `dlojz runs` lists those that have ended.",
-                fr="aucune exécution n’attend ni ne tourne : `dlojz runs` liste celles qui sont finies.",
-            )
+            en="no run waits or runs: `dlojz runs` lists those that have ended.",
+            fr="aucune exécution n’attend ni ne tourne : `dlojz runs` liste celles qui sont finies.",
         )
         return
     try:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -30,126 +32,70 @@ class Subcommand(NamedTuple):
     fr: str
 
 
-SUBCOMMANDS: dict[str, Subcommand] = {
-    "demo": Subcommand(
-        "runs",
-        "the main job: CoAtNet under DDP, FSDP2 and ZeRO-0…3, compared",
-        "le travail principal : CoAtNet sous DDP, FSDP2 et ZeRO-0…3, comparés",
-    ),
-    "run": Subcommand(
-        "runs",
-        "train a model on several processes and measure it",
-        "entraîner un modèle sur plusieurs processus et le mesurer",
-    ),
-    "predict": Subcommand(
-        "runs", "say what a run will cost, without running it", "dire ce que coûtera une exécution, sans exécuter"
-    ),
-    "memory": Subcommand(
-        "memory",
-        "will it fit, and what fills it: memory of a rank before the run, and what would save some",
-        "est-ce que ça tient, et qu’est-ce qui remplit la mémoire d’un rang, avant toute exécution",
-    ),
-    "pipeline": Subcommand(
-        "pipeline",
-        "pipeline schedules: draw, simulate, compare them, export them for torch",
-        "ordonnancements de pipeline : les dessiner, simuler, comparer, exporter vers torch",
-    ),
-    "partition": Subcommand(
-        "pipeline",
-        "cut a model into pipeline stages: the best cut, beside those of other tools",
-        "découper un modèle en étages de pipeline : le meilleur découpage, à côté de ceux d’autres outils",
-    ),
-    "grid": Subcommand(
-        "grid",
-        "ranks on their nodes: groups of data, pipeline and tensor parallelism, what crosses which link",
-        "les rangs sur leurs nœuds : groupes des trois parallélismes, ce qui passe par quel lien",
-    ),
-    "plan": Subcommand(
-        "plan",
-        "the best layout for a model on a cluster, and why every other one is slower or refused",
-        "le meilleur layout d’un modèle sur un cluster, et pourquoi chaque autre est plus lent ou refusé",
-    ),
-    "calibrate": Subcommand(
-        "collectives",
-        "measure this machine in a minute: products, memory, messages, for predictions of seconds",
-        "mesurer cette machine en une minute : produits, mémoire, messages, pour prédire des durées",
-    ),
-    "compress": Subcommand(
-        "compress",
-        "make a trained model smaller: distillation, quantization, pruning; accuracy, size and time compared",
-        "réduire un modèle entraîné : distillation, quantification, élagage ; exactitude, taille et temps",
-    ),
-    "validate": Subcommand(
-        "plan",
-        "the planner's predictions beside published measurements: our error, a constant rate's, the best tool's",
-        "les prédictions du planificateur face aux mesures publiées : notre erreur, et celles des autres",
-    ),
-    "compare": Subcommand(
-        "runs",
-        "compare the measurements of runs with their predictions",
-        "comparer les mesures des exécutions à leurs prédictions",
-    ),
-    "runs": Subcommand("runs", "list the runs, newest first", "lister les exécutions, la plus récente d’abord"),
-    "logs": Subcommand(
-        "runs", "show what the processes of a run printed", "montrer ce que les processus d’une exécution ont affiché"
-    ),
-    "cancel": Subcommand(
-        "runs", "stop a run; what it measured is kept", "arrêter une exécution ; ses mesures sont gardées"
-    ),
-    "queue": Subcommand(
-        "machines",
-        "the scheduler's queue: your jobs, their runs, why they wait",
-        "la file d’attente : vos travaux, leurs exécutions, pourquoi ils attendent",
-    ),
-    "watch": Subcommand(
-        "machines",
-        "follow runs: state, progress, loss, memory, estimated end",
-        "suivre des exécutions : état, avancement, perte, mémoire, fin estimée",
-    ),
-    "machines": Subcommand(
-        "machines",
-        "the clusters runs can be sent to, and what a run would cost there",
-        "les calculateurs où envoyer une exécution, et ce qu’elle y coûterait",
-    ),
-    "bench": Subcommand(
-        "teach",
-        "run a campaign of measurements, resume it, and report on it",
-        "lancer une campagne de mesures, la reprendre, en tirer un rapport",
-    ),
-    "board": Subcommand(
-        "teach",
-        "the class at a glance: exercises, best runs, GPU-hours",
-        "la classe en un coup d’œil : exercices, meilleures exécutions, heures GPU",
-    ),
-    "diff": Subcommand(
-        "labs",
-        "show a student's answer to an exercise beside the solution",
-        "mettre la réponse d’un étudiant à un exercice à côté de la solution",
-    ),
-    "models": Subcommand(
-        "memory", "list the models: parameters, FLOPs, blocks", "lister les modèles : paramètres, FLOPs, blocs"
-    ),
-    "collectives": Subcommand(
-        "collectives",
-        "collective communication: draw, count and time its algorithms",
-        "communication collective : dessiner, compter et chronométrer ses algorithmes",
-    ),
-    "libraries": Subcommand(
-        "libraries",
-        "one training as users of torch, DeepSpeed, Accelerate, Megatron-core, Colossal-AI write it, compared",
-        "un entraînement écrit avec torch, DeepSpeed, Accelerate, Megatron-core, Colossal-AI, et comparé",
-    ),
-    "doctor": Subcommand(
-        "doctor",
-        "check this machine, or a run that ran out of memory, and say what to do",
-        "examiner cette machine, ou une exécution à court de mémoire, et dire que faire",
-    ),
-    "labs": Subcommand(
-        "labs",
-        "the labs: where you stand, their glossary and book; build and repair notebooks",
-        "les TP : où vous en êtes, leur glossaire, leur livre ; construire et réparer les notebooks",
-    ),
-}
+def _subcommands(text: str) -> dict[str, Subcommand]:
+    """Read subcommands from lines `NAME  MODULE  English // French`; an indented line continues the one before."""
+    found = {}
+    for line in re.sub(r"\n\s+", " ", textwrap.dedent(text).strip()).splitlines():
+        name, module, told = line.split(maxsplit=2)
+        en, _, fr = told.partition(" // ")
+        found[name] = Subcommand(module, en, fr)
+    return found
+
+
+SUBCOMMANDS = _subcommands(
+    """
+    demo  runs  the main job: CoAtNet under DDP, FSDP2 and ZeRO-0…3, compared
+        // le travail principal : CoAtNet sous DDP, FSDP2 et ZeRO-0…3, comparés
+    run  runs  train a model on several processes and measure it
+        // entraîner un modèle sur plusieurs processus et le mesurer
+    predict  runs  say what a run will cost, without running it // dire ce que coûtera une exécution, sans exécuter
+    memory  memory  will it fit, and what fills it: memory of a rank before the run, and what would save some
+        // est-ce que ça tient, et qu’est-ce qui remplit la mémoire d’un rang, avant toute exécution
+    pipeline  pipeline  pipeline schedules: draw, simulate, compare them, export them for torch
+        // ordonnancements de pipeline : les dessiner, simuler, comparer, exporter vers torch
+    partition  pipeline  cut a model into pipeline stages: the best cut, beside those of other tools
+        // découper un modèle en étages de pipeline : le meilleur découpage, à côté de ceux d’autres outils
+    grid  grid  ranks on their nodes: groups of data, pipeline and tensor parallelism, what crosses which link
+        // les rangs sur leurs nœuds : groupes des trois parallélismes, ce qui passe par quel lien
+    plan  plan  the best layout for a model on a cluster, and why every other one is slower or refused
+        // le meilleur layout d’un modèle sur un cluster, et pourquoi chaque autre est plus lent ou refusé
+    calibrate  collectives  measure this machine in a minute: products, memory, messages, for predictions of seconds
+        // mesurer cette machine en une minute : produits, mémoire, messages, pour prédire des durées
+    compress  compress
+        make a trained model smaller: distillation, quantization, pruning; accuracy, size and time compared
+        // réduire un modèle entraîné : distillation, quantification, élagage ; exactitude, taille et temps
+    validate  plan
+        the planner's predictions beside published measurements: our error, a constant rate's, the best tool's
+        // les prédictions du planificateur face aux mesures publiées : notre erreur, et celles des autres
+    compare  runs  compare the measurements of runs with their predictions
+        // comparer les mesures des exécutions à leurs prédictions
+    runs  runs  list the runs, newest first // lister les exécutions, la plus récente d’abord
+    logs  runs  show what the processes of a run printed // montrer ce que les processus d’une exécution ont affiché
+    cancel  runs  stop a run; what it measured is kept // arrêter une exécution ; ses mesures sont gardées
+    queue  machines  the scheduler's queue: your jobs, their runs, why they wait
+        // la file d’attente : vos travaux, leurs exécutions, pourquoi ils attendent
+    watch  machines  follow runs: state, progress, loss, memory, estimated end
+        // suivre des exécutions : état, avancement, perte, mémoire, fin estimée
+    machines  machines  the clusters runs can be sent to, and what a run would cost there
+        // les calculateurs où envoyer une exécution, et ce qu’elle y coûterait
+    bench  teach  run a campaign of measurements, resume it, and report on it
+        // lancer une campagne de mesures, la reprendre, en tirer un rapport
+    board  teach  the class at a glance: exercises, best runs, GPU-hours
+        // la classe en un coup d’œil : exercices, meilleures exécutions, heures GPU
+    diff  labs  show a student's answer to an exercise beside the solution
+        // mettre la réponse d’un étudiant à un exercice à côté de la solution
+    models  memory  list the models: parameters, FLOPs, blocks // lister les modèles : paramètres, FLOPs, blocs
+    collectives  collectives  collective communication: draw, count and time its algorithms
+        // communication collective : dessiner, compter et chronométrer ses algorithmes
+    libraries  libraries
+        one training as users of torch, DeepSpeed, Accelerate, Megatron-core, Colossal-AI write it, compared
+        // un entraînement écrit avec torch, DeepSpeed, Accelerate, Megatron-core, Colossal-AI, et comparé
+    doctor  doctor  check this machine, or a run that ran out of memory, and say what to do
+        // examiner cette machine, ou une exécution à court de mémoire, et dire que faire
+    labs  labs  the labs: where you stand, their glossary and book; build and repair notebooks
+        // les TP : où vous en êtes, leur glossaire, leur livre ; construire et réparer les notebooks
+    """
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

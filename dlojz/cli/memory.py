@@ -15,6 +15,7 @@ from dlojz.cli.options import (
     Answer,
     Given,
     config_of,
+    fields_of,
     predicting_flags,
     target_device,
     tell_written,
@@ -109,7 +110,6 @@ def _print(
     answer: Answer, told: Forecast, fit_device: Device | None, fit: Fit | None, levers: tuple[Lever, ...]
 ) -> None:
     from dlojz.display import memory_tables as sheet
-    from dlojz.display.memory_tables import fit_sentence, headline, peak_sentence
     from dlojz.planner.levers import taken_bytes
     from dlojz.prediction.forecast import forms_beside, heaviest, rules_beside, states_per_parameter
     from dlojz.prediction.shapes import model_shapes
@@ -122,14 +122,14 @@ def _print(
     if fit_device:
         now = taken_bytes(heaviest(told.config, fit_device))
         parts.append(sheet.levers_part(levers, now, fit_device.memory_bytes))
-    answer(headline(told))
-    answer(peak_sentence(told) + "\n")
+    answer(sheet.headline(told))
+    answer(sheet.peak_sentence(told) + "\n")
     for place, part in enumerate(parts):
         if place:
             answer("")
         answer(part)
     if fit and fit_device:
-        answer("\n" + fit_sentence(fit, fit_device.title))
+        answer("\n" + sheet.fit_sentence(fit, fit_device.title))
 
 
 def _document(told: Forecast, fit_device: Device | None, fit: Fit | None, levers: tuple[Lever, ...]) -> dict[str, Any]:
@@ -156,19 +156,12 @@ def _document(told: Forecast, fit_device: Device | None, fit: Fit | None, levers
     if fit and fit_device:
         document["fit"] = {
             "device": fit_device.name,
-            "micro_batch": fit.micro_batch,
-            "taken_bytes": fit.taken_bytes,
-            "limit_bytes": fit.limit_bytes,
+            **fields_of(fit, "micro_batch", "taken_bytes", "limit_bytes"),
         }
         document["levers"] = [
             {
-                "name": lever.name,
-                "change": lever.change,
-                "taken_bytes": lever.taken_bytes,
-                "saved_bytes": lever.saved_bytes,
-                "host_bytes": lever.host_bytes,
+                **fields_of(lever, "name", "change", "taken_bytes", "saved_bytes", "host_bytes", "runnable"),
                 "fits": lever.taken_bytes <= fit_device.memory_bytes,
-                "runnable": lever.runnable,
                 "config": lever.config.to_dict(),
             }
             for lever in levers

@@ -4,10 +4,10 @@ An option is one line of text, with its help in both languages:
 
     --name METAVAR = DEFAULT  help in English // aide en français
 
-`METAVAR` is missing for a switch. `INT>=1` and `FLOAT` are parsed as numbers, at least 0 where nothing else is said;
-`TEXT...` may be given several times. Other spellings stand before the name (`-b --batch-size`), what stands alone on
-the command line has no name (`RUN  name of a run // nom d’une exécution`), and an indented line continues the one
-before.
+`METAVAR` is missing for a switch. `INT>=1<=50` and `FLOAT` are parsed as numbers, 0 or more where nothing else is said,
+and `NUMBER` as one of any size; `TEXT...` may be given several times. Other spellings stand before the name
+(`-b --batch-size`), what stands alone on the command line has no name (`RUN  name of a run // nom d’une exécution`),
+and an indented line continues the one before.
 
 With `--json`, stdout carries exactly one JSON document whatever any library prints: file descriptor 1 leads to stderr
 while the work is done.
@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -28,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import UnionType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from pydantic.fields import FieldInfo
 from rich.console import Console, RenderableType
@@ -68,7 +69,7 @@ class Flag:
         fr: help in French.
         metavar: what the help shows for the value; empty for a switch.
         default: value where it is not given.
-        least: smallest legal number.
+        least, most: smallest and largest legal number.
         kind: `repeated` may be given several times; a `field` of a configuration refuses its values by itself.
         spellings: how it is written; the help shows all but one of two that differ in `_` and `-` alone.
         subject: heading of the help that it stands under; None for the command's own options.
@@ -80,6 +81,7 @@ class Flag:
     metavar: str = ""
     default: Any = None
     least: float = 0
+    most: float = math.inf
     kind: Literal["value", "switch", "words", "repeated", "field"] = "value"
     spellings: tuple[str, ...] = ()
     subject: ConfigSubject | None = None
@@ -95,14 +97,18 @@ class Flag:
         Raises:
             LabError: if it is no number where one is needed, or too small a one.
         """
+        if self.metavar == "NUMBER":
+            return _parsed(self.option, word, float)
         kind = NUMBERS.get(self.metavar)
         if self.kind == "field":
             return _typed(word, kind)
-        return word if kind is None else number(self.option, word, kind, self.least)
+        return word if kind is None else number(self.option, word, kind, self.least, self.most)
 
 
 _FLAG = re.compile(
-    r"(?P<spellings>(-\S+ )*--[\w-]+)? ?(?P<metavar>.*?)(>=(?P<least>[\d.]+))?( = (?P<default>\S*))?", re.DOTALL
+    r"(?P<spellings>(-\S+ )*--[\w-]+)? ?(?P<metavar>.*?)(>=(?P<least>[\d.]+))?(<=(?P<most>[\d.]+))?"
+    r"( = (?P<default>\S*))?",
+    re.DOTALL,
 )
 
 
@@ -125,7 +131,8 @@ def _flag(block: str) -> Flag:
         kind, metavar = "repeated", metavar.removesuffix("...")
     name = spellings[-1].removeprefix("--").replace("-", "_") if spellings else WORDS
     default: Any = {"switch": False, "words": (), "repeated": ()}.get(kind, found["default"])
-    flag = Flag(name, en, fr or en, metavar, None, float(found["least"] or 0), kind, spellings)
+    least, most = float(found["least"] or 0), float(found["most"] or math.inf)
+    flag = Flag(name, en, fr or en, metavar, None, least, most, kind, spellings)
     return replace(flag, default=flag.value(default) if isinstance(default, str) else default)
 
 
@@ -197,25 +204,36 @@ def _typed(word: str, kind: type[int] | type[float] | None) -> Any:
     return word
 
 
-def number(option: str, word: str, kind: type[int] | type[float] = int, least: float = 0) -> Any:
+def number(
+    option: str, word: str, kind: type[int] | type[float] = int, least: float = 0, most: float = math.inf
+) -> Any:
     """Parse a number.
 
     Raises:
-        LabError: if it is no number of this kind, or smaller than `least`.
+        LabError: if it is no number of this kind, smaller than `least` or larger than `most`.
     """
+    value = _parsed(option, word, kind)
+    if not least <= value < math.inf:
+        raise refusal(
+            en=f"{option} must be at least {least:g} and finite, but {word!r} was received.",
+            fr=f"{option} doit être fini et au moins égal à {least:g}, mais {word!r} a été reçu.",
+        )
+    if value > most:
+        raise refusal(
+            en=f"{option} must be at most {most:g}, but {word!r} was received.",
+            fr=f"{option} doit être au plus égal à {most:g}, mais {word!r} a été reçu.",
+        )
+    return value
+
+
+def _parsed(option: str, word: str, kind: type[int] | type[float]) -> int | float:
     try:
-        value = kind(word)
+        return kind(word)
     except ValueError:
         raise refusal(
             en=f"{option} takes a number, but {word!r} was received.",
             fr=f"{option} attend un nombre, mais {word!r} a été reçu.",
         ) from None
-    if not least <= value < float("inf"):
-        raise refusal(
-            en=f"{option} must be at least {least:g} and finite, but {word!r} was received.",
-            fr=f"{option} doit être fini et au moins égal à {least:g}, mais {word!r} a été reçu.",
-        )
-    return value
 
 
 class Given(dict[str, Any]):
@@ -396,8 +414,15 @@ def check_writable(given: Given, pictures: Sequence[str], files: Sequence[str] =
             )
 
 
-Answer = Callable[[Any], None]
-"""Show something: a JSON document, or what rich prints."""
+def fields_of(thing: object, *names: str) -> dict[str, Any]:
+    """Read some fields of an object, for a JSON document."""
+    return {name: getattr(thing, name) for name in names}
+
+
+class Answer(Protocol):
+    """Show something: a JSON document, what rich prints, or the sentence in the reader's language."""
+
+    def __call__(self, thing: Any = None, *, en: str = "", fr: str = "") -> None: ...
 
 
 @dataclass(frozen=True)
@@ -512,8 +537,14 @@ def answering(as_json: bool) -> Iterator[Answer]:
     sys.stdout.flush()
     answer_to = os.dup(1)
     os.dup2(2, 1)
+
+    def write(thing: Any = None, *, en: str = "", fr: str = "") -> None:
+        text = json.dumps(thing, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+        with open(os.dup(answer_to), "w", encoding="utf-8") as stdout:
+            stdout.write(text)
+
     try:
-        yield lambda data: _write(answer_to, data)
+        yield write
     finally:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
@@ -521,15 +552,10 @@ def answering(as_json: bool) -> Iterator[Answer]:
         os.close(answer_to)
 
 
-def _write(descriptor: int, data: Any) -> None:
-    text = json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    with open(os.dup(descriptor), "w", encoding="utf-8") as stdout:
-        stdout.write(text)
-
-
-def show(renderable: RenderableType) -> None:
-    """Print something on stdout, as wide as the terminal (100 columns where there is none)."""
-    console(stderr=False).print(renderable, markup=False, highlight=False, soft_wrap=isinstance(renderable, str))
+def show(thing: RenderableType | None = None, *, en: str = "", fr: str = "") -> None:
+    """Print something, or a sentence, on stdout, as wide as the terminal (100 columns where there is none)."""
+    shown = say(en=en, fr=fr) if thing is None else thing
+    console(stderr=False).print(shown, markup=False, highlight=False, soft_wrap=isinstance(shown, str))
 
 
 def tell(sentence: str = "", *, en: str = "", fr: str = "") -> None:

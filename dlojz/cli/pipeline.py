@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say, spaced_percent
-from dlojz.base.table import Table, titles
+from dlojz.base.table import Table, facts, titles
 from dlojz.cli.options import (
     JSON,
     PNG,
@@ -24,6 +24,7 @@ from dlojz.cli.options import (
     check_needs,
     config_flags,
     config_of,
+    fields_of,
     number,
     progress_bar,
     tell,
@@ -287,16 +288,15 @@ def _compare(given: Given, answer: Answer) -> None:
         answer([row_document(row) for row in rows])
         return
     answer(
-        say(
-            en=f"{size[0]} ranks, {size[1]} micro-batches; times in units of one stage (chunk); peak in micro-batches "
-            "of a rank",
-            fr=f"{size[0]} rangs, {size[1]} micro-batches ; temps en unités d’un étage (chunk) ; pic en micro-batches "
-            "d’un rang",
-        )
+        en=f"{size[0]} ranks, {size[1]} micro-batches; times in units of one stage (chunk); peak in micro-batches "
+        "of a rank",
+        fr=f"{size[0]} rangs, {size[1]} micro-batches ; temps en unités d’un étage (chunk) ; pic en micro-batches "
+        "d’un rang",
     )
     answer(compare_table(rows))
     if excluded:
-        answer(say(en="not for this size: ", fr="pas pour cette taille : ") + ", ".join(excluded))
+        left_out = ", ".join(excluded)
+        answer(en=f"not for this size: {left_out}", fr=f"pas pour cette taille : {left_out}")
 
 
 class ScheduleRow(NamedTuple):
@@ -323,9 +323,7 @@ def words(timeline: Timeline, memory_limit: float | None, width: int) -> str:
         lines.append((say(en="idle time", fr="inactivité"), told + say(en=" (all ranks)", fr=" (tous les rangs)")))
     executes = say(en="executes it (--csv)", fr="sait l’exécuter (--csv)")
     lines.append(("torch", torch_refusal(timeline.schedule) or executes))
-    longest = max(len(name) for name, _ in lines)
-    figures = "\n".join(f"{name.ljust(longest)}  {value}" for name, value in lines)
-    return f"{title_of(timeline.schedule)}\n\n{text_table(timeline, width)}\n\n{figures}"
+    return f"{title_of(timeline.schedule)}\n\n{text_table(timeline, width)}\n\n{facts(*lines)}"
 
 
 def document(timeline: Timeline, memory_limit: float | None = None) -> dict[str, Any]:
@@ -340,12 +338,7 @@ def document(timeline: Timeline, memory_limit: float | None = None) -> dict[str,
         "chunks": schedule.chunks,
         "model_stages": schedule.stages,
         "micro_batches": schedule.micro_batches,
-        "makespan": timeline.makespan,
-        "span": timeline.span,
-        "ideal": timeline.ideal,
-        "bubble_fraction": timeline.bubble_fraction,
-        "bubble_overhead": timeline.bubble_overhead,
-        "speedup": timeline.speedup,
+        **fields_of(timeline, "makespan", "span", "ideal", "bubble_fraction", "bubble_overhead", "speedup"),
         "peak_activations": [curve.peak for curve in memory_curves(timeline)],
         "lower_bound": lower_bound(schedule, costs),
         "optimum": known_optimum(timeline, memory_limit),
@@ -583,9 +576,7 @@ def _document(
             name: {
                 "bounds": list(cut.bounds),
                 "loads": list(cut.loads),
-                "bottleneck": cut.bottleneck,
-                "imbalance": cut.imbalance,
-                "spread": cut.spread,
+                **fields_of(cut, "bottleneck", "imbalance", "spread"),
                 "total_time": total_time(cut.loads, m),
                 "optimal": cut.bottleneck == best.bottleneck,
             }
@@ -596,12 +587,9 @@ def _document(
         document["imbalance_of_cut_by"] = others
         document["random_cases"] = {
             each.peer: {
-                "cases": each.cases,
-                "seed": each.seed,
+                **fields_of(each, "cases", "seed", "worst_ratio", "worst_stages"),
                 "not_optimal": each.missed,
-                "worst_ratio": each.worst_ratio,
                 "worst_weights": list(each.worst_weights),
-                "worst_stages": each.worst_stages,
             }
             for each in counts
         }

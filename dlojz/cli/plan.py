@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import brief_percent, one_of, refusal, say, spaced_percent
-from dlojz.base.table import Table, titles
+from dlojz.base.table import Table, facts, titles
 from dlojz.cli import main
-from dlojz.cli.options import FIGURE, JSON, WORDS, Answer, Given, tell, tell_written, verb
+from dlojz.cli.options import FIGURE, JSON, WORDS, Answer, Given, fields_of, tell, tell_written, verb
 from dlojz.hardware.decoder_size import DecoderSize
 
 HERE = "here"
@@ -298,7 +298,7 @@ def plan_here_answer(given: Given, answer: Answer) -> int:
             row["measured_s"] = taken
         answer(told)
         return main.DONE
-    answer("\n".join(f"{name}: {value}" for name, value in made.lines()))
+    answer(facts(*made.lines()))
     answer(_table(made, top, measured_s))
     if measured_s:
         answer(_verdict(measured_s))
@@ -371,13 +371,7 @@ def validate_command(given: Given, answer: Answer) -> int:
         if names:
             for made, one in zip(document["tables"], results, strict=True):
                 made["each"] = [
-                    {
-                        "row": row.row.row,
-                        "measured_s": row.measured_s,
-                        "predicted_s": row.predicted_s,
-                        "error": row.error,
-                        "held_out": row.held_out,
-                    }
+                    {"row": row.row.row, **fields_of(row, "measured_s", "predicted_s", "error", "held_out")}
                     for row in one.rows
                 ]
         answer(document)

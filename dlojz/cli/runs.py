@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dlojz.base.language import decimal, format_seconds, refusal, say
 from dlojz.base.table import Table, titles
@@ -26,9 +25,9 @@ from dlojz.cli.options import (
     Given,
     config_flags,
     config_of,
-    console,
     flags,
     predicting_flags,
+    progress_bar,
     target_device,
     tell,
     tell_written,
@@ -38,7 +37,9 @@ from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import COMPRESSED, no_effect_note
 from dlojz.display.tables import DASH, status_label
 from dlojz.results.record import STATUSES
-from dlojz.running.run import Run, find, survey
+from dlojz.running.folder import launched_utc
+from dlojz.running.run import Run, find
+from dlojz.running.run import runs as listing
 from dlojz.running.store import runs_root
 
 PROCESSES = flags("""
@@ -118,7 +119,7 @@ def run_command(given: Given, answer: Answer) -> int:
         answer(record.to_dict())
     else:
         answer(compare(record))
-        answer(say(en=f"kept in {run.folder}", fr=f"gardé dans {run.folder}"))
+        answer(en=f"kept in {run.folder}", fr=f"gardé dans {run.folder}")
     if record.status in ("completed", "diverged"):
         return main.DONE
     tell(f"dlojz: {run.run_id}: {record.status}: {record.reason}")
@@ -165,7 +166,6 @@ def _config(given: Given) -> RunConfig:
 
 
 MICRO_BATCH, DEMO_PROCESSES = 16, 2
-POLL_S, SETTLE_S = 0.2, 30.0
 
 
 def demo_configs(steps: int = 30, processes: int = DEMO_PROCESSES) -> list[RunConfig]:
@@ -219,62 +219,35 @@ def demo_command(given: Given, answer: Answer) -> int:
     else:
         answer(comparison)
         answer("\n" + "\n".join(comparison.findings()))
-        answer(say(en=f"figure: {figure}", fr=f"figure : {figure}"))
+        answer(en=f"figure: {figure}", fr=f"figure : {figure}")
     took = format_seconds(time.monotonic() - started_s)
     tell(en=f"{len(runs)} runs in {took}.", fr=f"{len(runs)} exécutions en {took}.")
     return main.DONE if all(run.state == "completed" for run in runs) else main.FAILED
 
 
 def _run_all(configs: list[RunConfig], again: bool, root: str | Path | None) -> list[Run]:
-    """Run one after the other, so that none slows another, under one bar on stderr."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[figures]}"),
-    )
-    shown = console()
-    with Progress(*columns, console=shown, disable=not shown.is_terminal) as progress:
-        overall = progress.add_task(say(en="runs", fr="exécutions"), total=len(configs), figures="")
-        current = progress.add_task("", total=1, figures="")
-        runs = []
-        for number_, config in enumerate(configs, 1):
-            progress.reset(current, total=config.steps, description=f"  {config.layout.title}", figures="")
-            started_s = time.monotonic()
-            run, reused = _run_one(config, again, root, progress, current)
-            progress.advance(overall)
+    """Run one after the other, so that none slows another, under one bar on stderr; start none that was run before."""
+    from dlojz.running.launch import run as launch
+
+    runs = []
+    with progress_bar() as update:
+        for number, config in enumerate(configs, 1):
+            started_s, place = time.monotonic(), f"{number}/{len(configs)}"
+            run = launch(config, on="local", again=again, wait=False, root=root)
+            reused = run.state in STATUSES
+            run.until_end(partial(_draw, update, run, f"{place} {config.layout.title}"))
             how = say(en="found again", fr="retrouvée") if reused else format_seconds(time.monotonic() - started_s)
             reason = run.record.reason if run.record else ""
-            shown.print(
-                f"{number_}/{len(configs)} {config.title}: {status_label(run.state)}, "
-                f"{len(run.losses)}/{config.steps} ({how}) {reason}".rstrip(),
-                markup=False,
-            )
+            done = f"{status_label(run.state)}, {len(run.losses)}/{config.steps} ({how}) {reason}".rstrip()
+            tell(f"{place} {config.title}: {done}")
             runs.append(run)
     return runs
 
 
-def _run_one(
-    config: RunConfig, again: bool, root: str | Path | None, progress: Progress, task: Any
-) -> tuple[Run, bool]:
-    """Start one run, or find it again, and follow it to its end."""
-    from dlojz.running.launch import run as launch
-
-    run = launch(config, on="local", again=again, wait=False, root=root)
-    reused = run.state in STATUSES
-    try:
-        while run.state not in STATUSES:
-            losses = run.losses
-            figures = f"loss {decimal(losses[-1], 4)}" if losses else say(en="starting", fr="démarrage")
-            progress.update(task, completed=len(losses), figures=figures)
-            time.sleep(POLL_S)
-    except KeyboardInterrupt:
-        run.cancel()
-        run.wait(SETTLE_S)
-        raise
-    progress.update(task, completed=len(run.losses))
-    return run, reused
+def _draw(update: Callable[..., None], run: Run, label: str, _: str) -> None:
+    losses = run.losses
+    figures = f"loss {decimal(losses[-1], 4)}" if losses else say(en="starting", fr="démarrage")
+    update(len(losses), run.config.steps, f"{label}, {figures}")
 
 
 @verb(
@@ -290,15 +263,13 @@ def _run_one(
 )
 def runs_command(given: Given, answer: Answer) -> None:
     """List the runs."""
-    found = [_summary(run) for run in readable(given)]
+    found = [_summary(run) for run in listing(given["root"])]
     if given["json"]:
         answer(found)
     elif not found:
         answer(
-            say(
-                en="there is no run yet: start one with `dlojz run --dp 2`.",
-                fr="il n’y a pas encore d’exécution : commencez par `dlojz run --dp 2`.",
-            )
+            en="there is no run yet: start one with `dlojz run --dp 2`.",
+            fr="il n’y a pas encore d’exécution : commencez par `dlojz run --dp 2`.",
         )
     else:
         answer(_table(found))
@@ -348,14 +319,6 @@ def cancel_command(given: Given, answer: Answer) -> None:
     answer(find(given[WORDS][0], given["root"]).cancel())
 
 
-def readable(given: Given) -> list[Run]:
-    """List the runs that can be read, newest first; the others are named on stderr."""
-    found = survey(given["root"])
-    for run_id, reason in found.bad.items():
-        tell(en=f"{run_id} is left out: {reason}", fr=f"{run_id} est laissée de côté : {reason}")
-    return found.good
-
-
 def _summary(run: Run) -> dict[str, Any]:
     losses = run.losses
     return {
@@ -371,11 +334,8 @@ def _summary(run: Run) -> dict[str, Any]:
 
 def _age_s(run_id: str) -> float | None:
     """Compute the age of a run from the time that its name begins with."""
-    try:
-        born = datetime.strptime(run_id[:15], "%Y%m%d-%H%M%S").replace(tzinfo=UTC)
-    except ValueError:
-        return None
-    return max(0.0, round((datetime.now(UTC) - born).total_seconds(), 1))
+    born = launched_utc(run_id)
+    return max(0.0, round((datetime.now(UTC) - born).total_seconds(), 1)) if born else None
 
 
 def _table(found: Iterable[dict[str, Any]]) -> Table:
@@ -427,7 +387,7 @@ def compare_command(given: Given, answer: Answer) -> None:
     from dlojz.compare import compare
 
     named = [find(name, given["root"]) for name in given[WORDS]]
-    chosen = named or _together(readable(given))
+    chosen = named or _together(listing(given["root"]))
     comparison = compare(chosen)
     if "figure" in given:  # before the table: a path that cannot be written is refused at once
         comparison.figure(given["figure"])

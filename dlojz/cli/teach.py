@@ -7,22 +7,20 @@ reads the students' folders, and shows every text from them letter by letter.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_count, language, one_of, refusal, say
-from dlojz.base.table import safe, titles, visible
+from dlojz.base.table import Lines, Table, safe, titles, visible
 from dlojz.campaign.campaign import Campaign, CampaignPlan, campaigns_folder, expand, find_campaign, read_campaign
 from dlojz.campaign.class_board import Student, pseudonyms, read_class, told_problems
 from dlojz.campaign.drive import Backend, cancel_all, drive, unfit_backend
-from dlojz.campaign.report_tables import brief, colon, foreseen, hours, row_of, state_label
-from dlojz.campaign.results import Asked, Outlook, Result, find_run, judged, outlook, result_of
+from dlojz.campaign.report import brief, foreseen, hours, report_folder, row_of, state_label, write_report
+from dlojz.campaign.results import Asked, Outlook, Result, colon, find_run, judged, outlook, result_of
 from dlojz.cli import main
 from dlojz.cli.options import (
     JSON,
@@ -33,6 +31,7 @@ from dlojz.cli.options import (
     Given,
     check_needs,
     console,
+    fields_of,
     tell,
     tell_written,
     verb,
@@ -115,11 +114,9 @@ def bench_command(given: Given, answer: Answer) -> int:
     if given["json"]:
         answer([row_of(result) for result in results])
     else:
-        answer(_table(*(foreseen(results) if given["dry_run"] else brief(results))))
+        answer(foreseen(results) if given["dry_run"] else brief(results))
     _tell_more(plan, results, given["dry_run"])
     if not given["dry_run"]:
-        from dlojz.campaign.report import report_folder, write_report
-
         tell_written(write_report(campaign, plan, results, report_folder(root, path.stem))[0], "report", "rapport")
     good = only_looks or all(result.state in ("completed", "oom") for result in results)
     return main.DONE if good else main.FAILED
@@ -136,7 +133,7 @@ def _list(given: Given, answer: Answer) -> None:
     if given["json"]:
         answer([{"name": name, "title": title} for name, title in found])
     else:
-        answer(_table(titles(en="campaign|title", fr="campagne|titre"), found))
+        answer(Table(titles(en="campaign|title", fr="campagne|titre"), tuple(found), align="l", whole=1))
 
 
 def _backend(given: Given, plan: CampaignPlan) -> Backend:
@@ -225,17 +222,7 @@ def _following(results: Sequence[Result], most: int = 30) -> Table:
     """Show the window of points around the first unfinished one."""
     pending = [i for i, result in enumerate(results) if result.state in ("waiting", "queued", "running")]
     start = max(0, min(pending[0] if pending else 0, len(results) - most) - 3)
-    return _table(*brief(results[start : start + most]))
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 3) -> Table:
-    """Lay out cells of one or several lines, folded where the terminal is narrow; `left` columns are left-aligned."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for place, title in enumerate(head):
-        table.add_column(title, overflow="fold", justify="left" if place < left else "right")
-    for row in rows:
-        table.add_row(*(Text("\n".join(map(visible, cell.split("\n")))) for cell in row))
-    return table
+    return brief(results[start : start + most])
 
 
 def _tell_more(plan: CampaignPlan, results: Sequence[Result], dry: bool) -> None:
@@ -301,25 +288,25 @@ def board_command(given: Given, answer: Answer) -> None:
     key = Path(given["key"]).expanduser() if "key" in given else None
     call = pseudonyms(key) if given["pseudonyms"] else str
     students = read_class(Path(given[WORDS][0]).expanduser(), call)
-    head, rows = board_rows(students)
+    board = board_table(students)
     if "html" in given:
         path = Path(given["html"]).expanduser()
-        write_atomic(path, board_html(head, rows))
+        write_atomic(path, board_html(board))
         tell_written(path, "page", "page")
-    answer([_data(student) for student in students] if given["json"] else _table(head, rows, left=len(head)))
+    answer([_data(student) for student in students] if given["json"] else board)
 
 
-def board_rows(students: Sequence[Student]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Titles and rows of the board; cells may hold several lines."""
+def board_table(students: Sequence[Student]) -> Table:
+    """Lay out the board, one row per student."""
     head = titles(
         en="student|last exercise|done, by lab|best runs|runs|GPU-hours|last activity (UTC)|remarks",
         fr="étudiant|dernier exercice|réussis, par TP|meilleures exécutions|exécutions|heures GPU|dernière activité "
         "(UTC)|remarques",
     )
-    return head, [_row(student) for student in students]
+    return Table(head, tuple(map(_row, students)), align="l")
 
 
-def _row(student: Student) -> list[str]:
+def _row(student: Student) -> tuple[str, ...]:
     replays = say(en=f" (+ {student.replays} replayed)", fr=f" (+ {student.replays} rejouées)")
     best = (
         f"{one.title}, batch {one.global_batch}{colon()}"
@@ -327,33 +314,28 @@ def _row(student: Student) -> list[str]:
         + say(en=" samples/s", fr=" échantillons/s")
         for one in student.best[:3]
     )
-    return [
-        visible(student.name),
+    return (
+        student.name,
         f"{student.lab} {student.exercise}" if student.lab else DASH,
         ", ".join(f"{lab}{colon()}{count}" for lab, count in sorted(student.done.items())) or DASH,
-        "\n".join(best) or DASH,
+        Lines("\n".join(best)) or DASH,
         str(student.runs) + (replays if student.replays else ""),
         hours(student.rank_hours),
         f"{student.last_utc:%Y-%m-%d %H:%M}" if student.last_utc else DASH,
-        "\n".join(told_problems(student)),
-    ]
+        Lines("\n".join(told_problems(student))),
+    )
 
 
-def board_html(named: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def board_html(board: Table) -> str:
     """Write the board as one self-contained HTML page."""
     heading = say(en="The class at a glance", fr="La classe en un coup d’œil")
-    head = "".join(f'<th scope="col">{safe(title)}</th>' for title in named)
-    body = "".join("<tr>" + "".join(f"<td>{_lines(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return (
         f'<!DOCTYPE html><html lang="{language()}"><head><meta charset="utf-8">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{safe(heading)}</title><style>{STYLE}</style></head><body><h1>{safe(heading)}</h1>"
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></body></html>\n"
+        + board._repr_html_()
+        + "</body></html>\n"
     )
-
-
-def _lines(cell: str) -> str:
-    return "<br>".join(safe(line) for line in cell.split("\n"))
 
 
 def _data(student: Student) -> dict[str, Any]:
@@ -364,8 +346,7 @@ def _data(student: Student) -> dict[str, Any]:
         "last_exercise": student.exercise,
         "done_by_lab": dict(sorted(student.done.items())),
         "best": [vars(one) for one in student.best],
-        "runs": student.runs,
-        "replays": student.replays,
+        **fields_of(student, "runs", "replays"),
         "gpu_hours": student.rank_hours,
         "last_utc": student.last_utc.isoformat(timespec="seconds") if student.last_utc else None,
         "problems": told_problems(student),

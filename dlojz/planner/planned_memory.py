@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dlojz.base.display_hook import wanted
 from dlojz.base.language import say
-from dlojz.base.progress_bars import wanted
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import Memories, memories
 from dlojz.cost_model.layouts import Integers

@@ -167,6 +167,12 @@ def spmd(
     ]
 
 
+def first_failure(answers: Iterable[RankAnswer]) -> tuple[int, str] | None:
+    """Return the first rank that failed, and why; None where none did."""
+    failed = ((one.rank, one.error) for one in answers if one.error is not None)
+    return next(((rank, error.message or error.name or error.kind) for rank, error in failed), None)
+
+
 def _collect(readers: list[int], deadline_s: float) -> tuple[list[bytes], set[int]]:
     """Read each rank's answer until it closes its pipe; return the answers and the ranks that were late."""
     texts = [b""] * len(readers)

@@ -25,6 +25,10 @@ class RankFault(NamedTuple):
     message: str
 
 
+def _fault(kind: Kind, *, en: str, fr: str) -> RankFault:
+    return RankFault(kind, say(en=en, fr=fr))
+
+
 def listed(ranks: Iterable[int], *, french: bool) -> str:
     """Write ranks in words, runs of them shortened: `rank 3`, `ranks 0–2 and 5`."""
     numbers = sorted(set(ranks))
@@ -190,24 +194,20 @@ def _missing(states: Sequence[State], rank: int, gone: list[int]) -> RankFault:
     call, first = states[rank]["waiting"], gone[0]
     kind: Kind = "peer" if states[first].get("error") else "missing"
     if call["op"] == "recv":
-        return RankFault(
+        return _fault(
             kind,
-            say(
-                en=f"Missing message: rank {rank} waits to receive from rank {first}, but rank {first} has ended "
-                "without sending it.",
-                fr=f"Message manquant : le rang {rank} attend un message du rang {first}, mais le rang {first} a "
-                "terminé sans l’envoyer.",
-            ),
+            en=f"Missing message: rank {rank} waits to receive from rank {first}, but rank {first} has ended "
+            "without sending it.",
+            fr=f"Message manquant : le rang {rank} attend un message du rang {first}, mais le rang {first} a "
+            "terminé sans l’envoyer.",
         )
     if call["op"] == "send":
-        return RankFault(
+        return _fault(
             kind,
-            say(
-                en=f"Missing receiver: rank {rank} sends to rank {first}, but rank {first} has ended without "
-                "receiving.",
-                fr=f"Destinataire manquant : le rang {rank} envoie au rang {first}, mais le rang {first} a terminé "
-                "sans recevoir.",
-            ),
+            en=f"Missing receiver: rank {rank} sends to rank {first}, but rank {first} has ended without "
+            "receiving.",
+            fr=f"Destinataire manquant : le rang {rank} envoie au rang {first}, mais le rang {first} a terminé "
+            "sans recevoir.",
         )
     waiting = [
         other
@@ -217,15 +217,13 @@ def _missing(states: Sequence[State], rank: int, gone: list[int]) -> RankFault:
     (en, fr), (waiting_en, waiting_fr) = _both(gone), _both(waiting)
     plural, words = len(gone) > 1, call_words(call)
     why = "." if plural else f" ({_last(states, first)})."
-    return RankFault(
+    return _fault(
         kind,
-        say(
-            en=f"Missing rank: {en} ended without calling {words}, in which {waiting_en} "
-            f"{'wait' if len(waiting) > 1 else 'waits'}{why} A collective needs every rank of its group.",
-            fr=f"Rang manquant : {fr} {'ont' if plural else 'a'} terminé sans appeler {words}, où {waiting_fr} "
-            f"{'attendent' if len(waiting) > 1 else 'attend'}{why} Une communication collective a besoin de tous les "
-            "rangs de son groupe.",
-        ),
+        en=f"Missing rank: {en} ended without calling {words}, in which {waiting_en} "
+        f"{'wait' if len(waiting) > 1 else 'waits'}{why} A collective needs every rank of its group.",
+        fr=f"Rang manquant : {fr} {'ont' if plural else 'a'} terminé sans appeler {words}, où {waiting_fr} "
+        f"{'attendent' if len(waiting) > 1 else 'attend'}{why} Une communication collective a besoin de tous les "
+        "rangs de son groupe.",
     )
 
 
@@ -255,22 +253,18 @@ def explain_timeout(states: Sequence[State], rank: int, limit_s: float) -> RankF
     waits = _waits(states, rank)
     busy = sorted(other for other in awaited(states, rank) if states[other].get("state") != "ended")
     if not busy:
-        return RankFault(
+        return _fault(
             "timeout",
-            say(
-                en=f"Time limit: {waits} for more than {limit_s:g} s, although every rank has called it.",
-                fr=f"Temps écoulé : {waits} depuis plus de {limit_s:g} s, alors que tous les rangs l’ont appelée.",
-            ),
+            en=f"Time limit: {waits} for more than {limit_s:g} s, although every rank has called it.",
+            fr=f"Temps écoulé : {waits} depuis plus de {limit_s:g} s, alors que tous les rangs l’ont appelée.",
         )
     (en, fr), plural = _both(busy), len(busy) > 1
     last = "." if plural else f" ({_last(states, busy[0])})."
-    return RankFault(
+    return _fault(
         "timeout",
-        say(
-            en=f"Time limit: after {limit_s:g} s {waits}; {en} {'are' if plural else 'is'} still computing{last}",
-            fr=f"Temps écoulé : au bout de {limit_s:g} s, {waits} ; {fr} {'calculent' if plural else 'calcule'} "
-            f"encore{last}",
-        ),
+        en=f"Time limit: after {limit_s:g} s {waits}; {en} {'are' if plural else 'is'} still computing{last}",
+        fr=f"Temps écoulé : au bout de {limit_s:g} s, {waits} ; {fr} {'calculent' if plural else 'calcule'} "
+        f"encore{last}",
     )
 
 
@@ -278,22 +272,18 @@ def explain_lost(ranks: Iterable[int]) -> RankFault:
     """Explain that the processes of ranks are gone."""
     gone = sorted(ranks)
     several = len(gone) > 1
-    return RankFault(
+    return _fault(
         "lost",
-        say(
-            en=f"Lost: the process of {listed(gone, french=False)} ended while others were waiting for it.",
-            fr=f"Perdu : {'les processus des' if several else 'le processus du'} {listed(gone, french=True)} "
-            f"{'se sont arrêtés' if several else 's’est arrêté'} en pleine attente des autres rangs.",
-        ),
+        en=f"Lost: the process of {listed(gone, french=False)} ended while others were waiting for it.",
+        fr=f"Perdu : {'les processus des' if several else 'le processus du'} {listed(gone, french=True)} "
+        f"{'se sont arrêtés' if several else 's’est arrêté'} en pleine attente des autres rangs.",
     )
 
 
 def explain_stopped(rank: int, error: str) -> RankFault:
     """Explain that an exception stopped a rank while others communicated with it."""
-    return RankFault(
+    return _fault(
         "peer",
-        say(
-            en=f"Missing rank: rank {rank} was stopped by {error} while others were talking to it.",
-            fr=f"Rang manquant : le rang {rank} a été arrêté par {error} alors que d’autres communiquaient avec lui.",
-        ),
+        en=f"Missing rank: rank {rank} was stopped by {error} while others were talking to it.",
+        fr=f"Rang manquant : le rang {rank} a été arrêté par {error} alors que d’autres communiquaient avec lui.",
     )

@@ -11,6 +11,7 @@ Importing this loads neither torch nor ipyparallel; the first cell does, in sepa
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,16 +19,13 @@ if TYPE_CHECKING:
     from dlojz.ranks.show import RanksError
 
 
+_MODULES = {"Ranks": "live", "RanksError": "show"}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "Ranks":
-        from dlojz.ranks.live import Ranks
-
-        return Ranks
-    if name == "RanksError":
-        from dlojz.ranks.show import RanksError
-
-        return RanksError
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def load_ipython_extension(shell: Any) -> None:

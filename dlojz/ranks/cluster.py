@@ -37,11 +37,12 @@ import psutil
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
-from dlojz.base.machine import PARENT_VARIABLE, adopt_orphans, die_with_parent
+from dlojz.base.machine import PARENT_VARIABLE, adopt_orphans, cores_available, die_with_parent
 from dlojz.processes.forks import fork
 from dlojz.processes.status_board import StatusBoard
-from dlojz.ranks.rank_setup import connection_file
-from dlojz.running.supervisor import cores_available, kill_descendants, prepare
+from dlojz.ranks.rank_setup import be_a_rank, connection_file, preload
+from dlojz.running.folder import last_line, read_tail
+from dlojz.running.supervisor import kill_descendants, prepare
 
 START_S = 120.0
 _ASK_ANEW_S = 10.0
@@ -162,15 +163,6 @@ def controller_is_ready(folder: Path) -> bool:
     return True
 
 
-def last_report(log: Path) -> str:
-    """Return the last line that the processes have logged outside of cells, at most 300 characters; or nothing."""
-    try:
-        lines = log.read_text(errors="replace").split("\n")
-    except OSError:
-        return ""
-    return next((line.strip()[-300:] for line in reversed(lines) if line.strip()), "")
-
-
 _CLUSTER_END_S = 15.0
 _MARK = "DLOJZ_RANKS_FOLDER"
 _NOTHING: Callable[[], None] = lambda: None  # noqa: E731
@@ -250,7 +242,7 @@ class RankCluster(ABC):
             progress()
             problem = self._problem()
             if problem is not None or time.monotonic() > deadline_s:
-                raise LabError(not_started(problem or last_report(self.folder / "log")))
+                raise LabError(not_started(problem or last_line(read_tail(self.folder / "log"))))
             time.sleep(0.01)
 
     def _connected(self) -> ControllerChannel:
@@ -466,9 +458,7 @@ class RankSupervisor:
             start_new_session=True,
             preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread exists here, and none may
         )
-        from dlojz.ranks import rank_process  # torch and all else: seconds, while the controller starts
-
-        self._engine = rank_process
+        preload()  # torch and all else: seconds, while the controller starts
         deadline_s = time.monotonic() + _CONTROLLER_S
         while not controller_is_ready(self.folder):
             if self._controller.poll() is not None or time.monotonic() > deadline_s:
@@ -516,11 +506,11 @@ class RankSupervisor:
         self._names += 1
         name = f"rank-{rank}-{self._names}"
 
-        def be_a_rank() -> None:
+        def child() -> None:
             signal.set_wakeup_fd(-1)
-            self._engine.be_a_rank(self.folder, name)
+            be_a_rank(self.folder, name)
 
-        pid = fork(be_a_rank, reset=(signal.SIGCHLD, signal.SIGTERM))
+        pid = fork(child, reset=(signal.SIGCHLD, signal.SIGTERM))
         self._children[rank] = Child(name, pid, time.monotonic())
         self._report(event="born", rank=rank, name=name, pid=pid)
 
@@ -557,7 +547,7 @@ class RankSupervisor:
             if self._short_lives[rank] < _SHORT_LIVES:
                 self._fork(rank)
             else:
-                self._report(event="failed", why=last_report(self.folder / "log"))
+                self._report(event="failed", why=last_line(read_tail(self.folder / "log")))
 
     def _end_orphans(self) -> None:
         """End what a rank that is gone has left behind: whatever is a child of the supervisor and no rank."""

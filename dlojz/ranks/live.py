@@ -326,12 +326,10 @@ def _source(name: str, thing: Any) -> str:
             raise OSError("not a definition")
     except (OSError, TypeError, SyntaxError):
         raise RanksRefused(
-            say(
-                en=f"{name} cannot be sent to the ranks: its source is not known or not whole. Define it with def or "
-                "class in a separate cell, or inside the %%ranks cell.",
-                fr=f"{name} ne peut pas être envoyé aux rangs : son code source n’est pas connu ou pas entier. "
-                "Définissez-le par def ou class dans une cellule à part, ou dans la cellule %%ranks.",
-            )
+            en=f"{name} cannot be sent to the ranks: its source is not known or not whole. Define it with def or "
+            "class in a separate cell, or inside the %%ranks cell.",
+            fr=f"{name} ne peut pas être envoyé aux rangs : son code source n’est pas connu ou pas entier. "
+            "Définissez-le par def ou class dans une cellule à part, ou dans la cellule %%ranks.",
         ) from None
     return source
 
@@ -358,12 +356,10 @@ def _refuse_what_cannot_travel(name: str, thing: Any) -> None:
         serialize_object(thing)
     except Exception as error:
         raise RanksRefused(
-            say(
-                en=f"{name} ({type(thing).__name__}) cannot be sent to the ranks: {error}. Make it inside the %%ranks "
-                "cell.",
-                fr=f"{name} ({type(thing).__name__}) ne peut pas être envoyé aux rangs : {error}. Créez-le dans la "
-                "cellule %%ranks.",
-            )
+            en=f"{name} ({type(thing).__name__}) cannot be sent to the ranks: {error}. Make it inside the %%ranks "
+            "cell.",
+            fr=f"{name} ({type(thing).__name__}) ne peut pas être envoyé aux rangs : {error}. Créez-le dans la "
+            "cellule %%ranks.",
         ) from None
 
 
@@ -502,16 +498,6 @@ class Ranks:
         pool = self._running()
         return {name: [_value(name, *item) for item in enumerate(pool.ask(rank_setup.fetch, name))] for name in names}
 
-    def push(self, **values: Any) -> None:
-        """Send every rank a copy of these values (or functions, or classes), under these names.
-
-        Raises:
-            RanksRefused: if a value cannot be sent.
-        """
-        answers = self.execute("", packed=payload(values, {**self._namespace, **values}))
-        if any(answer.trouble for answer in answers):
-            raise RanksError(answers)
-
     def status(self) -> RankStatus:
         """Table of the ranks: process, device, memory and number of variables."""
         return RankStatus(self._pool.ask(rank_setup.describe) if self._pool else [])
@@ -567,11 +553,9 @@ def _value(name: str, rank: int, answer: Mapping[str, Any]) -> Any:
         what = say(en=f"name on rank {rank}", fr=f"nom sur le rang {rank}")
         raise RanksRefused(one_of(what, name, answer["names"]))
     raise RanksRefused(
-        say(
-            en=f"{name} cannot be brought back from rank {rank} ({answer['type']}: {answer['problem']}). Print it in a "
-            "%%ranks cell, or bring back what it holds: numbers, strings, tensors, lists, dictionaries.",
-            fr=f"{name} ne peut pas être rapporté du rang {rank} ({answer['type']} : {answer['problem']}). Affichez-le "
-            "dans une cellule %%ranks, ou rapportez ce qu’il contient : nombres, chaînes, tenseurs, listes, "
-            "dictionnaires.",
-        )
+        en=f"{name} cannot be brought back from rank {rank} ({answer['type']}: {answer['problem']}). Print it in a "
+        "%%ranks cell, or bring back what it holds: numbers, strings, tensors, lists, dictionaries.",
+        fr=f"{name} ne peut pas être rapporté du rang {rank} ({answer['type']} : {answer['problem']}). Affichez-le "
+        "dans une cellule %%ranks, ou rapportez ce qu’il contient : nombres, chaînes, tenseurs, listes, "
+        "dictionnaires.",
     )

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dlojz.base.display_hook import QUIET
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, say
-from dlojz.base.progress_bars import QUIET
 from dlojz.ranks.live import LIMIT_S, Ranks, payload, show
 from dlojz.ranks.rank_setup import RanksRefused, number_of_ranks
 
@@ -80,10 +80,8 @@ def parse(line: str, *, is_cell: bool) -> RanksCommand:
             asked.size = number_of_ranks(word)
         else:
             raise RanksRefused(
-                say(
-                    en=f"one number of ranks is enough, but {asked.size} and {word!r} were received.",
-                    fr=f"un seul nombre de rangs suffit, mais {asked.size} et {word!r} ont été reçus.",
-                )
+                en=f"one number of ranks is enough, but {asked.size} and {word!r} were received.",
+                fr=f"un seul nombre de rangs suffit, mais {asked.size} et {word!r} ont été reçus.",
             )
     return asked
 
@@ -92,10 +90,8 @@ def _names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names or not all(name.isidentifier() for name in names):
         raise RanksRefused(
-            say(
-                en=f"--with takes names of the notebook, e.g. --with model,batch, but {text!r} was received.",
-                fr=f"--with attend des noms du notebook, par exemple --with model,batch, mais {text!r} a été reçu.",
-            )
+            en=f"--with takes names of the notebook, e.g. --with model,batch, but {text!r} was received.",
+            fr=f"--with attend des noms du notebook, par exemple --with model,batch, mais {text!r} a été reçu.",
         )
     return names
 
@@ -107,11 +103,9 @@ def _seconds(text: str) -> float:
         seconds = 0.0
     if not 0 < seconds <= 86_400:
         raise RanksRefused(
-            say(
-                en=f"--limit takes seconds, more than 0 and at most a day, e.g. --limit 30, but {text!r} was received.",
-                fr=f"--limit attend des secondes, plus de 0 et un jour au plus, par exemple --limit 30, mais {text!r} "
-                "a été reçu.",
-            )
+            en=f"--limit takes seconds, more than 0 and at most a day, e.g. --limit 30, but {text!r} was received.",
+            fr=f"--limit attend des secondes, plus de 0 et un jour au plus, par exemple --limit 30, mais {text!r} "
+            "a été reçu.",
         )
     return seconds
 

@@ -1,4 +1,4 @@
-"""Set up a live rank: its process group, its streams, the cells that it runs; the limit of ranks; the controller.
+"""Live rank: its process, process group and streams, the cells that it runs; the limit of ranks; the controller.
 
 Every call of the notebook is answered with plain data, and nothing is raised; between cells an interrupt changes
 nothing.
@@ -27,14 +27,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, say, use_language
-from dlojz.base.machine import die_with_parent
-from dlojz.running.supervisor import cores_available
+from dlojz.base.machine import cores_available, die_with_parent
 
 TEXT_BYTES = 64 * 2**10
 IMAGE_BYTES = 1024 * 2**10
@@ -521,7 +520,10 @@ _RANKS_PER_CORE = 8
 
 
 class RanksRefused(LabError):  # noqa: N818 - a sentence for the student, not a fault
-    """Refusal of a request about ranks; a notebook shows its sentence alone, without a traceback."""
+    """Refusal of a request about ranks, in a sentence or in both languages; a notebook shows it without a traceback."""
+
+    def __init__(self, sentence: str = "", *, en: str = "", fr: str = "") -> None:
+        super().__init__(sentence or say(en=en, fr=fr))
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
@@ -540,12 +542,10 @@ def number_of_ranks(text: object) -> int:
     if 1 <= number <= MOST_RANKS:
         return number
     raise RanksRefused(
-        say(
-            en=f"a number of ranks is a whole number from 1 to {MOST_RANKS}, e.g. %%ranks 4, but {str(text)!r} was "
-            "received.",
-            fr=f"un nombre de rangs est un entier de 1 à {MOST_RANKS}, par exemple %%ranks 4, mais {str(text)!r} a été "
-            "reçu.",
-        )
+        en=f"a number of ranks is a whole number from 1 to {MOST_RANKS}, e.g. %%ranks 4, but {str(text)!r} was "
+        "received.",
+        fr=f"un nombre de rangs est un entier de 1 à {MOST_RANKS}, par exemple %%ranks 4, mais {str(text)!r} a été "
+        "reçu.",
     )
 
 
@@ -566,12 +566,10 @@ def refuse_too_many(size: int, *, cores: int | None = None, available_bytes: int
         return
     needed, free = format_bytes(size * RANK_BYTES), format_bytes(available_bytes)
     raise RanksRefused(
-        say(
-            en=f"{size} ranks would take about {needed} of memory ({free} free) and share {cores} "
-            f"core{'s' if cores > 1 else ''}: take fewer, or insist with --force.",
-            fr=f"{size} rangs prendraient environ {needed} de mémoire ({free} libres) et se partageraient {cores} "
-            f"cœur{'s' if cores > 1 else ''} : prenez-en moins, ou insistez avec --force.",
-        )
+        en=f"{size} ranks would take about {needed} of memory ({free} free) and share {cores} "
+        f"core{'s' if cores > 1 else ''}: take fewer, or insist with --force.",
+        fr=f"{size} rangs prendraient environ {needed} de mémoire ({free} libres) et se partageraient {cores} "
+        f"cœur{'s' if cores > 1 else ''} : prenez-en moins, ou insistez avec --force.",
     )
 
 
@@ -589,6 +587,70 @@ def profile(folder: Path) -> Path:
 def connection_file(folder: Path, side: str) -> Path:
     """Return the file that tells how to reach the controller; `side` is `client` (notebook) or `engine` (rank)."""
     return profile(folder) / "security" / f"ipcontroller-{side}.json"
+
+
+_REGISTRATION_S = 60
+
+
+def preload() -> None:
+    """Import what takes each rank seconds: torch and ipyparallel's engine, once, in the supervisor that forks them."""
+    for name in ("torch._dynamo", "torch.distributed", "ipykernel.kernelbase", "ipyparallel.engine.app"):
+        importlib.import_module(name)  # the first optimizer of a process imports torch._dynamo
+
+
+def be_a_rank(folder: Path, name: str) -> NoReturn:
+    """Serve the notebook until the supervisor ends; never return into the supervisor's code.
+
+    Args:
+        folder: of this set of ranks.
+        name: by which the notebook addresses this process; no other ever had it.
+    """
+    global streams
+    code = 1
+    try:
+        die_with_parent()
+        os.setsid()  # what a cell starts can be ended together with it
+        # The supervisor has no threads, and a child of a cell that forks has none of this process's: both may fork.
+        os.register_at_fork(after_in_child=die_with_parent)
+        with suppress(OSError):  # where memory runs out, the system ends a rank, not the notebook
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        from ipykernel.kernelbase import Kernel
+        from ipyparallel.engine.app import IPEngine
+        from traitlets.config import Config
+
+        # `run` listens to SIGINT around the cell alone: an interrupt between a message and the cell that it brings
+        # would make the answer a failure.
+        for hook in ("pre_handler_hook", "post_handler_hook"):
+            setattr(Kernel, hook, lambda _: None)
+
+        class Engine(IPEngine):
+            """Engine that reads no configuration files of the user; its streams are those of `Streams`."""
+
+            def load_config_file(self, *_: Any, **__: Any) -> None:
+                """Read nothing."""
+
+            def redirect_output(self, *_: Any) -> None:
+                """Leave the streams alone: what a cell prints comes back with its answer."""
+
+        streams = Streams(log=folder / "log")
+        config = Config()
+        config.ProfileDir.location = str(profile(folder))
+        config.IPEngine.url_file = str(connection_file(folder, "engine"))
+        config.IPEngine.enable_nanny = False  # the supervisor is one
+        config.IPEngine.max_heartbeat_misses = 0  # a rank ends with its supervisor, not when the machine is busy
+        config.IPEngine.timeout = _REGISTRATION_S
+        config.IPEngine.log_level = "ERROR"
+        application = Engine.instance(config=config)
+        application.initialize([])
+        application.ident = name
+        application.start()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException as error:
+        print(f"{name}: {type(error).__name__}: {error}", file=sys.__stderr__)
+    finally:
+        os._exit(code)
 
 
 def main(folder: Path, host: str = "127.0.0.1") -> None:

@@ -7,13 +7,13 @@ escaped; of what a cell displays, its text and its PNG are shown, never its HTML
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from signal import Signals
 from typing import Any
 
 from dlojz.base.language import format_bytes, language, say, shortest
-from dlojz.base.table import Table, safe
+from dlojz.base.table import Table, Tabular, safe, titles
 from dlojz.display.style import BLUE
 from dlojz.processes.hang_diagnosis import listed
 from dlojz.ranks.rank_setup import TEXT_BYTES
@@ -139,7 +139,7 @@ def _sentences(answers: Sequence[CellAnswer]) -> list[str]:
         sentences += dict.fromkeys(line for trouble in troubles for line in _own_lines(trouble))
     if any(_between_ranks(answer.trouble) for answer in answers):
         sentences += _last_calls(answers)
-    return sentences + _what_now(answers)
+    return [*sentences, *_what_now(answers)]
 
 
 def _between_ranks(trouble: CellFailure | None) -> bool:
@@ -230,25 +230,21 @@ def _last_calls(answers: Sequence[CellAnswer]) -> list[str]:
     return [heading, *(f"    {_ranks(ranks).lower()}{_colon()} {last}" for last, ranks in groups.items())]
 
 
-def _what_now(answers: Sequence[CellAnswer]) -> list[str]:
+def _what_now(answers: Sequence[CellAnswer]) -> Iterator[str]:
     lost = [answer.rank for answer in answers if not answer.kept]
     kept = [answer.rank for answer in answers if answer.kept]
-    sentences = []
     if lost:
         en = f"{_ranks(lost)} {'start' if len(lost) > 1 else 'starts'} anew, without any variables"
         fr = f"{_ranks(lost)} : nouveau départ, sans aucune variable"
         if kept:
             en += f"; {listed(kept, french=False)} {'keep theirs' if len(kept) > 1 else 'keeps its own'}"
             fr += f" ; {listed(kept, french=True)} : variables conservées"
-        sentences.append(say(en=f"{en}.", fr=f"{fr}."))
+        yield say(en=f"{en}.", fr=f"{fr}.")
     if must_rejoin(answers):
-        sentences.append(
-            say(
-                en="The process group is made anew before the next cell.",
-                fr="Le groupe de processus sera reconstruit avant la prochaine cellule.",
-            )
+        yield say(
+            en="The process group is made anew before the next cell.",
+            fr="Le groupe de processus sera reconstruit avant la prochaine cellule.",
         )
-    return sentences
 
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
@@ -340,7 +336,7 @@ def _preformatted(lines: Iterable[str]) -> str:
     return f'<pre style="margin:0;text-align:left">{text}</pre>'
 
 
-class RankStatus:
+class RankStatus(Tabular):
     """Table of the ranks' processes.
 
     Args:
@@ -350,20 +346,15 @@ class RankStatus:
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.rows = list(rows)
 
-    def _table(self) -> Table:
-        head = say(
+    def table(self) -> Table:
+        """Lay it out, or say that no ranks are running."""
+        if not self.rows:
+            return Table((), (), say(en="no ranks are running", fr="aucun rang n’est en cours"))
+        head = titles(
             en="rank|process|device|own memory|variables", fr="rang|processus|périphérique|mémoire propre|variables"
         )
         rows = [
             (str(rank), str(row["pid"]), row["device"], format_bytes(row["memory_bytes"]), str(row["variables"]))
             for rank, row in enumerate(self.rows)
         ]
-        return Table(tuple(head.split("|")), tuple(rows), align="r")
-
-    def __str__(self) -> str:
-        return str(self._table()) if self.rows else say(en="no ranks are running", fr="aucun rang n’est en cours")
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return self._table()._repr_html_() if self.rows else f"<p>{safe(str(self))}</p>"
+        return Table(head, tuple(rows), align="r")

@@ -19,11 +19,11 @@ from contextlib import suppress
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say
 from dlojz.processes.status_board import StatusBoard
 from dlojz.ranks import rank_setup
-from dlojz.ranks.cluster import ControllerChannel, RankCluster, controller_is_ready, last_report, not_started
+from dlojz.ranks.cluster import ControllerChannel, RankCluster, controller_is_ready, not_started
 from dlojz.ranks.rank_setup import RanksRefused, connection_file
+from dlojz.running.folder import last_line, read_tail
 
 _ANSWER_S = 60
 _END_S = 10.0
@@ -60,11 +60,9 @@ class SlurmCluster(RankCluster):
         tasks = int(os.environ["SLURM_NTASKS"])
         if size != tasks:
             raise RanksRefused(
-                say(
-                    en=f"this SLURM allocation has {tasks} tasks: write %%ranks {tasks}, or ask for {size} tasks.",
-                    fr=f"cette allocation SLURM comporte {tasks} tâches : écrivez %%ranks {tasks}, ou demandez {size} "
-                    "tâches.",
-                )
+                en=f"this SLURM allocation has {tasks} tasks: write %%ranks {tasks}, or ask for {size} tasks.",
+                fr=f"cette allocation SLURM comporte {tasks} tâches : écrivez %%ranks {tasks}, ou demandez {size} "
+                "tâches.",
             )
         self._end_step()
         if self._channel is None:
@@ -151,7 +149,7 @@ class SlurmCluster(RankCluster):
 
     def _problem(self) -> str | None:
         ended = [process for process in (self._controller, self._step) if process and process.poll() is not None]
-        return last_report(self.folder / "log") if ended else None
+        return last_line(read_tail(self.folder / "log")) if ended else None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

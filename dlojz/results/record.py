@@ -14,6 +14,7 @@ import os
 import socket
 import stat
 import uuid
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
@@ -269,6 +270,11 @@ def read_events(path: Path) -> list[dict[str, Any]]:
         return []
     with os.fdopen(descriptor, "rb") as file:
         content = file.read(MAX_EVENTS_BYTES)  # it may grow while it is read
+    return parse_events(content)
+
+
+def parse_events(content: bytes) -> list[dict[str, Any]]:
+    """Parse lines of events; what is damaged is left out."""
     events = []
     for line in content.decode("utf-8", errors="replace").split("\n"):
         try:
@@ -278,6 +284,14 @@ def read_events(path: Path) -> list[dict[str, Any]]:
         if isinstance(event, dict) and "event" in event:
             events.append(event)
     return events
+
+
+def append_event(path: Path, event: str, **fields: Any) -> None:
+    """Append one event to a file, where that can be done: a disk that is full changes nothing else."""
+    with suppress(OSError):
+        log = EventLog(path)
+        log.write(event, **fields)
+        log.close()
 
 
 SPIKE = 1.2

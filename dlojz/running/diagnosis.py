@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_seconds, say
-from dlojz.base.table import Table, safe
+from dlojz.base.table import Table, facts, safe
 from dlojz.base.table import visible as table_visible
 from dlojz.display.style import BLUE, VERMILION
 from dlojz.display.tables import status_label
@@ -155,6 +155,13 @@ class Finding(NamedTuple):
     ranks: tuple[int, ...] = ()
 
 
+def _finding(
+    kind: Kind, ranks: tuple[int, ...] = (), *, en: str, fr: str, do_en: str = "", do_fr: str = "", advice: str = ""
+) -> Finding:
+    """Make a finding: what happened, and what to do about it."""
+    return Finding(kind, say(en=en, fr=fr), advice or say(en=do_en, fr=do_fr), ranks)
+
+
 @dataclass(frozen=True)
 class Symptoms:
     """Evidence for the rules.
@@ -187,16 +194,12 @@ def out_of_memory(symptoms: Symptoms) -> Finding | None:
     """Find that memory ran out."""
     if symptoms.status != "oom":
         return None
-    return Finding(
+    return _finding(
         "memory",
-        say(
-            en=f"Memory ran out {_after(symptoms)}.",
-            fr=f"La mémoire a manqué {_after(symptoms)}.",
-        ),
-        say(
-            en="That is a result: this layout does not fit. Take one of the levers below.",
-            fr="C’est un résultat : ce découpage ne tient pas. Prenez l’un des leviers ci-dessous.",
-        ),
+        en=f"Memory ran out {_after(symptoms)}.",
+        fr=f"La mémoire a manqué {_after(symptoms)}.",
+        do_en="That is a result: this layout does not fit. Take one of the levers below.",
+        do_fr="C’est un résultat : ce découpage ne tient pas. Prenez l’un des leviers ci-dessous.",
     )
 
 
@@ -204,16 +207,13 @@ def time_limit(symptoms: Symptoms) -> Finding | None:
     """Find that the time limit was reached."""
     if symptoms.status != "timeout":
         return None
-    return Finding(
+    return _finding(
         "time-limit",
-        say(
-            en=f"The time limit was reached {_after(symptoms)}.", fr=f"Le temps alloué s’est écoulé {_after(symptoms)}."
-        ),
-        say(
-            en="Ask for the same run again: it goes on from its last checkpoint, if it has one; or allow it more time.",
-            fr="Redemandez la même exécution : elle repart de son dernier checkpoint, s’il existe ; ou allouez-lui "
-            "plus de temps.",
-        ),
+        en=f"The time limit was reached {_after(symptoms)}.",
+        fr=f"Le temps alloué s’est écoulé {_after(symptoms)}.",
+        do_en="Ask for the same run again: it goes on from its last checkpoint, if it has one; or allow it more time.",
+        do_fr="Redemandez la même exécution : elle repart de son dernier checkpoint, s’il existe ; ou allouez-lui "
+        "plus de temps.",
     )
 
 
@@ -225,19 +225,15 @@ def diverged(symptoms: Symptoms) -> Finding | None:
     step = int(found["step"]) if found else symptoms.steps
     last = f"{symptoms.losses[-1]:.4g}" if symptoms.losses else "—"
     rate = f"{symptoms.learning_rate:g}"
-    return Finding(
+    return _finding(
         "divergence",
-        say(
-            en=f"The training diverged at step {step} with the learning rate {rate} (last finite loss: {last}).",
-            fr=f"L’entraînement a divergé au pas {step} avec un taux d’apprentissage de {rate} (dernière perte finie : "
-            f"{last}).",
-        ),
-        say(
-            en=f"Divide the learning rate by ten (--learning-rate {symptoms.learning_rate / 10:g}); with fp16, look at "
-            "the loss scale first.",
-            fr=f"Divisez le taux d’apprentissage par dix (--learning-rate {symptoms.learning_rate / 10:g}) ; en fp16, "
-            "regardez d’abord le facteur d’échelle de la perte.",
-        ),
+        en=f"The training diverged at step {step} with the learning rate {rate} (last finite loss: {last}).",
+        fr=f"L’entraînement a divergé au pas {step} avec un taux d’apprentissage de {rate} (dernière perte finie : "
+        f"{last}).",
+        do_en=f"Divide the learning rate by ten (--learning-rate {symptoms.learning_rate / 10:g}); with fp16, look at "
+        "the loss scale first.",
+        do_fr=f"Divisez le taux d’apprentissage par dix (--learning-rate {symptoms.learning_rate / 10:g}) ; en fp16, "
+        "regardez d’abord le facteur d’échelle de la perte.",
     )
 
 
@@ -291,17 +287,13 @@ def port_taken(symptoms: Symptoms) -> Finding | None:
     if not taken and "EADDRINUSE" not in symptoms.reason:
         return None
     rank = taken[0] if taken else None
-    return Finding(
+    return _finding(
         "port",
-        say(
-            en=f"{_place(rank)} could not open its network port: another program uses it.",
-            fr=f"{_place(rank)} n’a pas pu ouvrir son port réseau : un autre programme l’utilise.",
-        ),
-        say(
-            en="Run it again: a free port is chosen each time.",
-            fr="Relancez : un port libre est choisi à chaque fois.",
-        ),
         _ranks(rank),
+        en=f"{_place(rank)} could not open its network port: another program uses it.",
+        fr=f"{_place(rank)} n’a pas pu ouvrir son port réseau : un autre programme l’utilise.",
+        do_en="Run it again: a free port is chosen each time.",
+        do_fr="Relancez : un port libre est choisi à chaque fois.",
     )
 
 
@@ -322,14 +314,12 @@ def killed(symptoms: Symptoms) -> Finding | None:
             fr=f"Un plantage dans du code compilé : le journal du rang {rank} se termine par ses derniers mots.",
         )
     )
-    return Finding(
+    return _finding(
         "killed",
-        say(
-            en=f"Rank {rank} was killed ({name}) {_after(symptoms)}; the other ranks only lost it.",
-            fr=f"Le rang {rank} a été tué ({name}) {_after(symptoms)} ; les autres rangs n’ont fait que le perdre.",
-        ),
-        advice,
         (rank,),
+        en=f"Rank {rank} was killed ({name}) {_after(symptoms)}; the other ranks only lost it.",
+        fr=f"Le rang {rank} a été tué ({name}) {_after(symptoms)} ; les autres rangs n’ont fait que le perdre.",
+        advice=advice,
     )
 
 
@@ -337,16 +327,12 @@ def lost_node(symptoms: Symptoms) -> Finding | None:
     """Find that a node failed, or that the job was preempted."""
     for words in ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED"):
         if words in symptoms.reason:
-            return Finding(
+            return _finding(
                 "node",
-                say(
-                    en=f"The cluster ended the job ({words}); the training is not at fault.",
-                    fr=f"Le calculateur a mis fin au travail ({words}) ; l’entraînement n’y est pour rien.",
-                ),
-                say(
-                    en="Ask for the same run again: it goes on from its last checkpoint, if it has one.",
-                    fr="Redemandez la même exécution : elle repart de son dernier checkpoint, s’il existe.",
-                ),
+                en=f"The cluster ended the job ({words}); the training is not at fault.",
+                fr=f"Le calculateur a mis fin au travail ({words}) ; l’entraînement n’y est pour rien.",
+                do_en="Ask for the same run again: it goes on from its last checkpoint, if it has one.",
+                do_fr="Redemandez la même exécution : elle repart de son dernier checkpoint, s’il existe.",
             )
     return None
 
@@ -383,14 +369,12 @@ def _mismatch(symptoms: Symptoms) -> Finding | None:
 
 
 def _different(one: int, first: str, other: int, second: str) -> Finding:
-    return Finding(
+    return _finding(
         "collective",
-        say(
-            en=f"The ranks asked for different collectives: rank {one} {first}, rank {other} {second}.",
-            fr=f"Les rangs ont demandé des collectives différentes : le rang {one} {first}, le rang {other} {second}.",
-        ),
-        _same_order(),
         (one, other),
+        en=f"The ranks asked for different collectives: rank {one} {first}, rank {other} {second}.",
+        fr=f"Les rangs ont demandé des collectives différentes : le rang {one} {first}, le rang {other} {second}.",
+        advice=_same_order(),
     )
 
 
@@ -433,19 +417,15 @@ def _watchdog(symptoms: Symptoms) -> Finding | None:
         other = f"{op} (SeqNum={seq}{f', {numel} elements' if numel else ''})"
         return _absent(odd, what, limit_ms, other)
     waited_s = format_seconds(limit_ms / 1e3)
-    return Finding(
+    return _finding(
         "collective",
-        say(
-            en=f"All ranks waited {waited_s} for the same collective, {what}: the network between "
-            "them, or the rank that was slowest to come, is at fault.",
-            fr=f"Tous les rangs ont attendu {waited_s} la même collective, {what} : le réseau qui "
-            "les relie, ou le rang arrivé le dernier, est en cause.",
-        ),
-        say(
-            en="Run again with NCCL_DEBUG=INFO and look for the interface that NCCL chose; ask for fewer nodes.",
-            fr="Relancez avec NCCL_DEBUG=INFO et cherchez l’interface que NCCL a choisie ; demandez moins de nœuds.",
-        ),
         tuple(sorted(waited)),
+        en=f"All ranks waited {waited_s} for the same collective, {what}: the network between "
+        "them, or the rank that was slowest to come, is at fault.",
+        fr=f"Tous les rangs ont attendu {waited_s} la même collective, {what} : le réseau qui "
+        "les relie, ou le rang arrivé le dernier, est en cause.",
+        do_en="Run again with NCCL_DEBUG=INFO and look for the interface that NCCL chose; ask for fewer nodes.",
+        do_fr="Relancez avec NCCL_DEBUG=INFO et cherchez l’interface que NCCL a choisie ; demandez moins de nœuds.",
     )
 
 
@@ -481,28 +461,24 @@ def _gloo(symptoms: Symptoms) -> Finding | None:
 def _absent(ranks: tuple[int, ...], what: str, limit_ms: int, instead: str) -> Finding:
     waited = format_seconds(limit_ms / 1e3)
     if not ranks:
-        return Finding(
+        return _finding(
             "collective",
-            say(
-                en=f"The ranks waited {waited} for one another in {what}, each in another collective.",
-                fr=f"Les rangs se sont attendus {waited} dans {what}, chacun dans une autre collective.",
-            ),
-            _same_order(),
+            en=f"The ranks waited {waited} for one another in {what}, each in another collective.",
+            fr=f"Les rangs se sont attendus {waited} dans {what}, chacun dans une autre collective.",
+            advice=_same_order(),
         )
     listed = ", ".join(map(str, ranks[:8])) + ("…" if len(ranks) > 8 else "")
     one = len(ranks) == 1
     doing = say(en=f" (it was in {instead})", fr=f" (il était dans {instead})") if instead else ""
-    return Finding(
+    return _finding(
         "collective",
-        say(
-            en=f"Rank{'' if one else 's'} {listed} did not come to the collective {what}{doing}: the others waited "
-            f"{waited} for {'it' if one else 'them'}.",
-            fr=f"{'Le rang' if one else 'Les rangs'} {listed} {'n’est' if one else 'ne sont'} pas "
-            f"{'venu' if one else 'venus'} à la collective {what}{doing} : les autres {'l’' if one else 'les '}ont "
-            f"attendu{'' if one else 's'} {waited}.",
-        ),
-        _same_order(),
         ranks,
+        en=f"Rank{'' if one else 's'} {listed} did not come to the collective {what}{doing}: the others waited "
+        f"{waited} for {'it' if one else 'them'}.",
+        fr=f"{'Le rang' if one else 'Les rangs'} {listed} {'n’est' if one else 'ne sont'} pas "
+        f"{'venu' if one else 'venus'} à la collective {what}{doing} : les autres {'l’' if one else 'les '}ont "
+        f"attendu{'' if one else 's'} {waited}.",
+        advice=_same_order(),
     )
 
 
@@ -562,7 +538,7 @@ class Diagnosis:
         if self.memory:
             lines += ["", *memory_lines(self.memory)]
         if self.errors:
-            lines += ["", self._heading(), *(f"  {where(error)}: {table_visible(error.text)}" for error in self.errors)]
+            lines += ["", str(self._first_errors())]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -577,8 +553,7 @@ class Diagnosis:
             told = "<br>".join(safe(line) for line in memory_lines(self.memory))
             parts.append(f'<div style="font-family:monospace;white-space:pre-wrap">{told}</div>')
         if self.errors:
-            rows = tuple((where(error), error.text) for error in self.errors)
-            parts.append(Table(("", ""), rows, caption=self._heading())._repr_html_())
+            parts.append(self._first_errors()._repr_html_())
         return f'<div {PANEL}{VERMILION if self.findings else BLUE}">{"".join(parts)}</div>'
 
     def _nothing(self) -> str:
@@ -594,9 +569,9 @@ class Diagnosis:
             fr="Aucune cause connue n’a été reconnue : lisez les premières erreurs ci-dessous et `dlojz logs`.",
         )
 
-    @staticmethod
-    def _heading() -> str:
-        return say(en="The first error of each log:", fr="La première erreur de chaque journal :")
+    def _first_errors(self) -> Table:
+        heading = say(en="The first error of each log:", fr="La première erreur de chaque journal :")
+        return facts(*((where(error), error.text) for error in self.errors), caption=heading)
 
 
 def where(error: FirstError) -> str:

@@ -22,8 +22,8 @@ _OOM = re.compile(
     r"MemoryError|OutOfMemoryError|DefaultCPUAllocator: (?:can't|not enough)|CUDA out of memory|Cannot allocate memory"
 )
 # What SLURM writes into a job's output; a job over `--mem` is FAILED with 137 where there are no cgroups.
-_JOB_OOM = re.compile(r"exceeded memory limit|oom[-_ ]kill|Out Of Memory", re.IGNORECASE)
-_JOB_LATE = re.compile(r"DUE TO TIME LIMIT")
+JOB_OOM = re.compile(r"exceeded (?:job |step )?memory limit|oom[-_ ]kill|Out Of Memory", re.IGNORECASE)
+JOB_LATE = re.compile(r"DUE TO TIME LIMIT")
 _JOB_NODE = re.compile(r"DUE TO NODE FAILURE")
 _JOB_CANCELLED = re.compile(r"\*\*\* JOB .{0,200}CANCELLED AT")
 PORT = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
@@ -155,12 +155,12 @@ def _job_stopped(evidence: EndEvidence) -> Ending | None:
     after, kept = _after(_most_steps(evidence)), "what had been measured is kept"
     # A requeued job appends to its log: where the state is clear, the log of an earlier start does not count.
     log = job.log if job.state in ("", "FAILED", "CANCELLED") else ""
-    short = job.state == "OUT_OF_MEMORY" or job.exit_code in ("137:0", "0:9", "9:0") or _JOB_OOM.search(log)
-    said = next((line.strip() for line in job.log.splitlines() if _JOB_OOM.search(line)), "")[:300]
+    short = job.state == "OUT_OF_MEMORY" or job.exit_code in ("137:0", "0:9", "9:0") or JOB_OOM.search(log)
+    said = next((line.strip() for line in job.log.splitlines() if JOB_OOM.search(line)), "")[:300]
     said = said or (f"exit code {job.exit_code}" if job.exit_code else job.state)
     cases: tuple[tuple[object, Status, str], ...] = (
         (
-            job.state in ("TIMEOUT", "DEADLINE") or _JOB_LATE.search(log),
+            job.state in ("TIMEOUT", "DEADLINE") or JOB_LATE.search(log),
             "timeout",
             f"the time limit of the job {job.number} was reached {after}",
         ),

@@ -12,6 +12,7 @@ import os
 import socket
 import stat
 import unicodedata
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Literal, Self
 
@@ -89,6 +90,14 @@ def last_line(text: str) -> str:
     """Return the last line that is not blank, shortened to 300 characters."""
     line = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
     return line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}…"
+
+
+def launched_utc(run_id: str) -> datetime | None:
+    """Parse the time at which a run was first asked for from its name; None where it has none."""
+    try:
+        return datetime.strptime(run_id[:15], "%Y%m%d-%H%M%S").replace(tzinfo=UTC)
+    except ValueError:
+        return None
 
 
 OWNER_FILE = "launch.json"

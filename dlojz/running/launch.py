@@ -31,6 +31,7 @@ import psutil
 from dlojz.base.errors import LabError
 from dlojz.base.files import CHECKOUT
 from dlojz.base.language import one_of, refusal, say
+from dlojz.base.machine import cores_available
 from dlojz.config.run_config import RunConfig
 from dlojz.data import check_available
 from dlojz.hardware.clusters import Machine
@@ -42,10 +43,9 @@ from dlojz.running.limits import JobRequest, NodeRequest, admit, chosen
 from dlojz.running.run import Run
 from dlojz.running.slurm import slurm_job
 from dlojz.running.slurm.slurm_job import SCRIPT, Array, array_script, job_script, prepare, recorded, send
-from dlojz.running.slurm.slurm_messages import explain_refusal
+from dlojz.running.slurm.slurm_queue import explain_refusal
 from dlojz.running.state import LOGS, RECORD
 from dlojz.running.store import claim, record_refusal, runs_root
-from dlojz.running.supervisor import cores_available
 from dlojz.train.checkpoint_files import CheckpointPolicy
 
 

@@ -17,7 +17,7 @@ from pydantic import Field
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, say, shortest, significant
-from dlojz.base.table import Table
+from dlojz.base.table import Table, Tabular, facts, titles
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware.clusters import NAME_PATTERN, Machine, Qos, choose, machine_files
 from dlojz.hardware.clusters import machine as named
@@ -214,8 +214,8 @@ def _qos(machine: Machine, request: JobRequest, minutes: int, gpus: int) -> tupl
     )
 
 
-@dataclass(frozen=True)
-class Preview:
+@dataclass(frozen=True, repr=False)
+class Preview(Tabular):
     """Nodes, time and cost of a run on a machine, and the refusals it would get."""
 
     machine: Machine
@@ -243,44 +243,32 @@ class Preview:
             "refusals": list(self.refusals),
         }
 
-    def lines(self) -> list[tuple[str, str]]:
-        """Return what is shown, as pairs of name and value."""
+    def table(self, *more: tuple[str, str]) -> Table:
+        """Lay it out, names and values; further ones follow."""
         asked, site = self.allocation, self.machine
         gpus = say(en="GPUs", fr="GPU") if site.device != "cpu" else say(en="places", fr="places")
-        lines = [
-            (say(en="machine", fr="machine"), f"{site.name}: {site.title}"),
-            (say(en="run", fr="exécution"), self.config.title),
-            (
-                say(en="asks for", fr="demande"),
-                say(
-                    en=f"{asked.nodes} node{'s' if asked.nodes > 1 else ''} × {asked.ranks_per_node} ranks "
-                    f"({asked.gpus} {gpus} billed)",
-                    fr=f"{asked.nodes} nœud{'s' if asked.nodes > 1 else ''} × {asked.ranks_per_node} rangs "
-                    f"({asked.gpus} {gpus} facturé{'s' if asked.gpus > 1 else ''})",
-                ),
+        names = titles(
+            en="machine|run|asks for|time limit|costs at most|normalised|QoS|account|reservation",
+            fr="machine|exécution|demande|limite de temps|coûte au plus|normalisées|QoS|compte|réservation",
+        )
+        values = (
+            f"{site.name}: {site.title}",
+            self.config.title,
+            say(
+                en=f"{asked.nodes} node{'s' if asked.nodes > 1 else ''} × {asked.ranks_per_node} ranks "
+                f"({asked.gpus} {gpus} billed)",
+                fr=f"{asked.nodes} nœud{'s' if asked.nodes > 1 else ''} × {asked.ranks_per_node} rangs "
+                f"({asked.gpus} {gpus} facturé{'s' if asked.gpus > 1 else ''})",
             ),
-            (say(en="time limit", fr="limite de temps"), f"{asked.minutes // 60} h {asked.minutes % 60:02d} min"),
-            (
-                say(en="costs at most", fr="coûte au plus"),
-                say(en=f"{significant(asked.gpu_hours)} GPU-hours", fr=f"{significant(asked.gpu_hours)} heures GPU"),
-            ),
-        ]
-        if self.normalised_hours is not None:
-            lines.append((say(en="normalised", fr="normalisées"), f"{significant(self.normalised_hours)} h"))
-        if site.qos:
-            lines.append(("QoS", f"{asked.qos or '-'} ({', '.join(self.fitting) or '-'})"))
-        if asked.account:
-            lines.append((say(en="account", fr="compte"), asked.account))
-        if asked.reservation:
-            lines.append((say(en="reservation", fr="réservation"), asked.reservation))
-        lines += [(say(en="refused", fr="refusé"), refusal) for refusal in self.refusals]
-        return lines
-
-    def __repr__(self) -> str:
-        return "\n".join(f"{name}: {value}" for name, value in self.lines())
-
-    def _repr_html_(self) -> str:
-        return Table(("", ""), tuple(self.lines()))._repr_html_()
+            f"{asked.minutes // 60} h {asked.minutes % 60:02d} min",
+            say(en=f"{significant(asked.gpu_hours)} GPU-hours", fr=f"{significant(asked.gpu_hours)} heures GPU"),
+            "" if self.normalised_hours is None else f"{significant(self.normalised_hours)} h",
+            f"{asked.qos or '-'} ({', '.join(self.fitting) or '-'})" if site.qos else "",
+            asked.account,
+            asked.reservation,
+        )
+        refused = ((say(en="refused", fr="refusé"), refusal) for refusal in self.refusals)
+        return facts(*zip(names, values, strict=True), *refused, *more)
 
 
 def preview(

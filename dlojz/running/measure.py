@@ -21,14 +21,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import psutil
 
+from dlojz.base.display_hook import wanted
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
-from dlojz.base.machine import processor_name
-from dlojz.base.progress_bars import wanted
+from dlojz.base.machine import cores_available, processor_name
 from dlojz.config.run_compatibility import or_none, stage_refusal
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model.measured_machine import Measured, Setup, default_path, read_measured, write_measured
@@ -36,11 +36,9 @@ from dlojz.cost_model.measuring import WINDOW_S, WINDOWS, measure_rank
 from dlojz.hardware import GPUS
 from dlojz.libraries.library_catalogue import LIBRARIES, library, require
 from dlojz.libraries.side_by_side import LibraryRow, rows
+from dlojz.processes.forks import first_failure, spmd
 from dlojz.results.record import RunRecord
 from dlojz.running.launch import run
-
-if TYPE_CHECKING:
-    from dlojz.processes.forks import RankAnswer
 
 OnRun = Callable[[str, int], object]
 """Called with the name of the library and the number of the round before each run."""
@@ -158,7 +156,7 @@ def measure_machine(
         machine=platform.node() or "local",
         processor=title,
         gpu=gpu_name(title, memory) if on_gpu else "cpu",
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=cores_available(),
         memory_bytes=memory,
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         versions=_versions(),
@@ -188,8 +186,6 @@ def _versions() -> dict[str, str]:
 
 def _on_cores(number: int, pace: dict[str, Any], watch: Watch | None) -> Any:
     """Measure on forked ranks, the first of which reports its progress."""
-    from dlojz.processes.forks import spmd
-
     def measured(rank: int, size: int) -> Any:
         if rank or watch is None:
             return [list(part) for part in measure_rank(**pace)]
@@ -198,7 +194,7 @@ def _on_cores(number: int, pace: dict[str, Any], watch: Watch | None) -> Any:
 
     for _ in range(ATTEMPTS):
         answers = spmd(measured, number, wall_s=CALIBRATING_WALL_S, limit_s=CALIBRATING_LIMIT_S)
-        failed = _first_failure(answers)
+        failed = first_failure(answers)
         if failed is None:
             return answers[0].value
         rank, why = failed
@@ -206,12 +202,6 @@ def _on_cores(number: int, pace: dict[str, Any], watch: Watch | None) -> Any:
         en=f"rank {rank} of {number} could not measure: {why} (`dlojz doctor` examines this machine).",
         fr=f"le rang {rank} sur {number} n’a pas pu mesurer : {why} (`dlojz doctor` examine cette machine).",
     )
-
-
-def _first_failure(answers: Sequence[RankAnswer]) -> tuple[int, str] | None:
-    """Return the first rank that failed, and why."""
-    failed = ((one.rank, one.error) for one in answers if one.error is not None)
-    return next(((rank, error.message or error.name or error.kind) for rank, error in failed), None)
 
 
 def _on_gpus(number: int, pace: dict[str, Any]) -> Any:
@@ -296,8 +286,6 @@ def measure_rounds(configs: Sequence[RunConfig], rounds: int = 8) -> list[tuple[
     Raises:
         LabError: without a layout, for different numbers of ranks, or if a rank fails.
     """
-    from dlojz.processes.forks import spmd
-
     sizes = {one.layout.world_size for one in configs}
     if len(sizes) != 1 or not 1 <= rounds <= MOST_ROUNDS:
         raise refusal(
@@ -307,7 +295,7 @@ def measure_rounds(configs: Sequence[RunConfig], rounds: int = 8) -> list[tuple[
             f"{len(configs)} configuration(s) sur {sorted(sizes)} rangs en {rounds} tours ont été reçues.",
         )
     answers = spmd(_turns(configs, rounds), sizes.pop(), wall_s=CHOOSING_WALL_S, limit_s=CHOOSING_LIMIT_S)
-    failed = _first_failure(answers)
+    failed = first_failure(answers)
     if failed is not None:
         raise refusal(
             en=f"rank {failed[0]} could not run the layouts: {failed[1]}.",

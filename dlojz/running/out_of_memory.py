@@ -6,11 +6,12 @@ the command that tries it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import format_bytes, refusal, say, significant
-from dlojz.base.table import visible
+from dlojz.base.table import Table, visible
 from dlojz.config.run_config import command_of
 from dlojz.display.style import category_label, phase_label
 from dlojz.display.tables import status_label
@@ -23,39 +24,40 @@ if TYPE_CHECKING:
     from dlojz.planner.levers import Lever
 
 
+_AS_DDP = ("as many bytes on the network as DDP", "autant d’octets sur le réseau que DDP")
+_COSTS = {
+    "micro-batch": (
+        "the same work in smaller pieces; BatchNorm sees fewer samples at once",
+        "le même travail en plus petits morceaux ; BatchNorm voit moins d’exemples à la fois",
+    ),
+    "zero-1": _AS_DDP,
+    "zero-2": _AS_DDP,
+    "selective": ("cheap operations are computed twice", "les opérations peu coûteuses sont calculées deux fois"),
+    "precision": ("fewer digits; faster on GPUs", "moins de chiffres ; plus rapide sur GPU"),
+    "zero-3": ("1.5 times the bytes on the network of DDP", "1,5 fois les octets de DDP sur le réseau"),
+    "checkpointing": (
+        "about one more forward pass per step: a third more computation",
+        "environ une passe avant de plus par pas : un tiers de calcul en plus",
+    ),
+    "offload-optimizer": ("the update waits for the host and its bus", "la mise à jour attend l’hôte et son bus"),
+    "offload-activations": (
+        "backward waits for copies from the host",
+        "la passe arrière attend des copies depuis l’hôte",
+    ),
+    "tp": (
+        "twice as many devices, communication in every layer",
+        "deux fois plus de GPU, des communications dans chaque couche",
+    ),
+    "pp": ("twice as many devices, idle ones in the bubble", "deux fois plus de GPU, inactifs dans la bulle"),
+}
+"""Price of each lever in English and French, the cheapest first."""
+CHEAPEST_FIRST = tuple(_COSTS)
+
+
 def cost(name: str) -> str:
     """Return the price of a lever, in words; empty for one that is not known."""
-    as_ddp = say(en="as many bytes on the network as DDP", fr="autant d’octets sur le réseau que DDP")
-    return {
-        "micro-batch": say(
-            en="the same work in smaller pieces; BatchNorm sees fewer samples at once",
-            fr="le même travail en plus petits morceaux ; BatchNorm voit moins d’exemples à la fois",
-        ),
-        "zero-1": as_ddp,
-        "zero-2": as_ddp,
-        "zero-3": say(en="1.5 times the bytes on the network of DDP", fr="1,5 fois les octets de DDP sur le réseau"),
-        "selective": say(
-            en="cheap operations are computed twice", fr="les opérations peu coûteuses sont calculées deux fois"
-        ),
-        "checkpointing": say(
-            en="about one more forward pass per step: a third more computation",
-            fr="environ une passe avant de plus par pas : un tiers de calcul en plus",
-        ),
-        "precision": say(en="fewer digits; faster on GPUs", fr="moins de chiffres ; plus rapide sur GPU"),
-        "offload-optimizer": say(
-            en="the update waits for the host and its bus", fr="la mise à jour attend l’hôte et son bus"
-        ),
-        "offload-activations": say(
-            en="backward waits for copies from the host", fr="la passe arrière attend des copies depuis l’hôte"
-        ),
-        "tp": say(
-            en="twice as many devices, communication in every layer",
-            fr="deux fois plus de GPU, des communications dans chaque couche",
-        ),
-        "pp": say(
-            en="twice as many devices, idle ones in the bubble", fr="deux fois plus de GPU, inactifs dans la bulle"
-        ),
-    }.get(name, "")
+    en, fr = _COSTS.get(name, ("", ""))
+    return say(en=en, fr=fr)
 
 
 def command(lever: Lever) -> str:
@@ -67,11 +69,9 @@ def memory_lines(found: PostMortem) -> list[str]:
     """Write the memory by category, the limit, and the cheapest levers with their effect, line by line."""
     memory = found.memory
     lines = [in_one_line(found)]
-    lines += [
-        f"  {category_label(name):<12} {format_bytes(num_bytes):>10}"
-        for name, num_bytes in sorted((memory.at_peak_bytes or {}).items(), key=lambda item: -item[1])
-        if num_bytes
-    ]
+    held = sorted((memory.at_peak_bytes or {}).items(), key=lambda item: -item[1])
+    rows = tuple((f"  {category_label(name)}", format_bytes(num_bytes)) for name, num_bytes in held if num_bytes)
+    lines += str(Table(("", ""), rows)).splitlines()
     if found.limit_bytes and not found.limit_explains:
         lines += [
             "",
@@ -110,38 +110,29 @@ def in_one_line(found: PostMortem) -> str:
     )
 
 
-def _lever_lines(found: PostMortem) -> list[str]:
+def _lever_lines(found: PostMortem) -> Iterator[str]:
     if not found.levers:
-        return [
-            say(
-                en="No single lever saves enough to be worth it: take a smaller model, or more devices.",
-                fr="Aucun levier n’économise assez à lui seul : prenez un modèle plus petit, ou plus de GPU.",
-            )
-        ]
-    lines = [
-        say(
-            en="The cheapest levers (predicted effect on the fullest rank):",
-            fr="Les leviers les moins coûteux (effet prédit sur le rang le plus chargé) :",
+        yield say(
+            en="No single lever saves enough to be worth it: take a smaller model, or more devices.",
+            fr="Aucun levier n’économise assez à lui seul : prenez un modèle plus petit, ou plus de GPU.",
         )
-    ]
+        return
+    yield say(
+        en="The cheapest levers (predicted effect on the fullest rank):",
+        fr="Les leviers les moins coûteux (effet prédit sur le rang le plus chargé) :",
+    )
+    enough, short = say(en=", fits", fr=", tient"), say(en=", not enough alone", fr=", ne suffit pas seul")
     for number, lever in enumerate(found.levers, 1):
-        fits = {
-            True: say(en=", fits", fr=", tient"),
-            False: say(en=", not enough alone", fr=", ne suffit pas seul"),
-            None: "",
-        }[found.fits(lever)]
+        fits = {True: enough, False: short, None: ""}[found.fits(lever)]
         predicted = "" if lever.runnable else say(en=" [predicted only]", fr=" [prédit seulement]")
-        lines += [
-            say(
-                en=f"  {number}. {lever.change}: saves {format_bytes(lever.saved_bytes)}, takes "
-                f"{format_bytes(lever.taken_bytes)}{fits}{predicted}",
-                fr=f"  {number}. {lever.change} : économise {format_bytes(lever.saved_bytes)}, prend "
-                f"{format_bytes(lever.taken_bytes)}{fits}{predicted}",
-            ),
-            "     " + say(en="costs: ", fr="coût : ") + cost(lever.name),
-            f"     {command(lever)}",
-        ]
-    return lines
+        yield say(
+            en=f"  {number}. {lever.change}: saves {format_bytes(lever.saved_bytes)}, takes "
+            f"{format_bytes(lever.taken_bytes)}{fits}{predicted}",
+            fr=f"  {number}. {lever.change} : économise {format_bytes(lever.saved_bytes)}, prend "
+            f"{format_bytes(lever.taken_bytes)}{fits}{predicted}",
+        )
+        yield "     " + say(en="costs: ", fr="coût : ") + cost(lever.name)
+        yield f"     {command(lever)}"
 
 
 LEVERS_SHOWN = 3
@@ -149,21 +140,6 @@ WORTH = 0.02
 """Share of what is taken that a lever has to save to be proposed."""
 NEAR = 0.7
 """Share of the limit from which a peak explains that memory ran out; the process itself and caches take the rest."""
-CHEAPEST_FIRST = (
-    "micro-batch",
-    "zero-1",
-    "zero-2",
-    "selective",
-    "precision",
-    "zero-3",
-    "checkpointing",
-    "offload-optimizer",
-    "offload-activations",
-    "tp",
-    "pp",
-)
-
-
 @dataclass(frozen=True)
 class PostMortem:
     """Memory of the fullest rank of a run, its limit and the levers.

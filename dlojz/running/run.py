@@ -11,14 +11,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from dlojz.base.display_hook import wanted
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_seconds, refusal, say
-from dlojz.base.progress_bars import wanted
-from dlojz.base.table import Table
+from dlojz.base.table import Table, Tabular, facts, titles
 from dlojz.results.footprint import Footprint
 from dlojz.running.folder import MAX_LOG_BYTES, read_job, read_tail
 from dlojz.running.slurm.slurm_queue import cancel
@@ -37,7 +36,7 @@ _POLL_S, _JOB_POLL_S = 0.2, 1.0
 _SETTLE_S = 30.0
 
 
-class Run(RunFolder):
+class Run(RunFolder, Tabular):
     """Handle of one run.
 
     Args:
@@ -119,14 +118,29 @@ class Run(RunFolder):
         """
         if is_final(self.state):
             return self
+        bar = ProgressBar(self.folder, self.config, shown=wanted(progress))
+        return self.until_end(bar.update, bar.close)
+
+    def until_end(self, look: Callable[[str], object], close: Callable[[], object] = lambda: None) -> Self:
+        """Look at the run again and again until it ends; Ctrl-C cancels it and keeps what was measured.
+
+        Args:
+            look: called with its state, the last time with its end.
+            close: called when nothing more is looked at.
+
+        Raises:
+            KeyboardInterrupt: on Ctrl-C, once the run is cancelled.
+        """
         try:
-            with ProgressBar(self.folder, self.config, shown=wanted(progress)) as bar:
+            try:
                 while True:
                     state = self.state
-                    bar.update(state)
+                    look(state)
                     if is_final(state):
                         return self
                     time.sleep(self._poll_s)
+            finally:
+                close()
         except KeyboardInterrupt:
             self.cancel()
             self._settle()
@@ -226,26 +240,13 @@ class Run(RunFolder):
             )
         return _ANSWERS[0](self, exercise)
 
-    def _lines(self) -> list[tuple[str, str]]:
-        state, losses = self.state, self.losses
-        lines = [
-            ("run", self.run_id),
-            (say(en="asked", fr="demandé"), self.config.title),
-            (say(en="state", fr="état"), state),
-        ]
-        if losses:
-            lines.append((say(en="steps", fr="pas"), f"{len(losses)}/{self.config.steps}, loss {losses[-1]:.4f}"))
-        if self.record and self.record.reason:
-            lines.append((say(en="why", fr="raison"), self.record.reason))
-        if self.record and self.record.replayed_from:
-            lines.append((say(en="replayed", fr="rejouée"), self.record.replayed_from))
-        return lines
-
-    def __repr__(self) -> str:
-        return "\n".join(f"{name}: {value}" for name, value in self._lines())
-
-    def _repr_html_(self) -> str:
-        return Table(("", ""), tuple(self._lines()))._repr_html_()
+    def table(self) -> Table:
+        """Lay out its state: names and values."""
+        losses, record = self.losses, self.record
+        done = f"{len(losses)}/{self.config.steps}, loss {losses[-1]:.4f}" if losses else ""
+        names = titles(en="run|asked|state|steps|why|replayed", fr="run|demandé|état|pas|raison|rejouée")
+        ended = (record.reason, record.replayed_from) if record else ("", "")
+        return facts(*zip(names, (self.run_id, self.config.title, self.state, done, *ended), strict=True))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and self.folder == other.folder
@@ -287,7 +288,8 @@ def runs(root: str | os.PathLike[str] | None = None) -> list[Run]:
     """
     good, bad = survey(root)
     for run_id, reason in bad.items():
-        print(f"{run_id} is left out: {reason}", file=sys.stderr)
+        left_out = say(en=f"{run_id} is left out: {reason}", fr=f"{run_id} est laissée de côté : {reason}")
+        print(left_out, file=sys.stderr)
     return good
 
 
@@ -332,11 +334,3 @@ def answer_with(answer: Answer | None) -> None:
         answer: called with a run and the id of an exercise, or None for the exercise that the run belongs to.
     """
     _ANSWERS[:] = [answer] if answer is not None else []
-
-
-def launched_utc(run_id: str) -> datetime | None:
-    """Parse the time at which a run was first asked for from its name; None where it has none."""
-    try:
-        return datetime.strptime(run_id[:15], "%Y%m%d-%H%M%S").replace(tzinfo=UTC)
-    except ValueError:
-        return None

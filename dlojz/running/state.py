@@ -30,12 +30,12 @@ from dlojz.results.footprint import Footprint
 from dlojz.results.record import (
     STATUSES,
     DamagedRecordError,
-    EventLog,
     ExpertLoad,
     MemorySample,
     RunRecord,
     Span,
     Status,
+    append_event,
     read_events,
     read_record,
     write_record,
@@ -333,10 +333,7 @@ def record_end(folder: Path, config: RunConfig, events: Events, ending: Ending, 
     Raises:
         OSError: if the record cannot be written.
     """
-    with contextlib.suppress(OSError):
-        log = EventLog(folder / EVENTS / LAUNCHER_EVENTS)
-        log.write("end", status=ending.status, reason=ending.reason)
-        log.close()
+    append_event(folder / EVENTS / LAUNCHER_EVENTS, "end", status=ending.status, reason=ending.reason)
     write_record(folder / RECORD, assemble(folder.name, config, events, ending, elapsed_s))
 
 

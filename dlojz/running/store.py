@@ -162,7 +162,7 @@ def claim(
         locks.mkdir(exist_ok=True)
         with FileLock(locks / f"{config.hash}.lock", timeout=_LOCK_S):
             cut_off: Path | None = None
-            for folder, state in _same(config, root, worker_module):
+            for folder, state in runs_of(config, root, worker_module):
                 if state in REUSED:
                     return folder, False
                 if cut_off is None and state in REOPENED and listing(folder):
@@ -188,8 +188,12 @@ def claim(
         ) from None
 
 
-def _same(config: RunConfig, root: Path, worker_module: str) -> Iterator[tuple[Path, State]]:
-    """Find the runs of this configuration that can be read, and their states, newest first."""
+def runs_of(config: RunConfig, root: Path, worker_module: str) -> Iterator[tuple[Path, State]]:
+    """Find the runs of a configuration that can be read, and their states, newest first.
+
+    Raises:
+        LabError: if the root exists and cannot be read.
+    """
     for run_id in run_ids(root, config.hash):
         folder = root / run_id
         owner = read_owner(folder)

@@ -32,7 +32,7 @@ from typing import Any, Literal, NoReturn
 
 import psutil
 
-from dlojz.base.machine import PARENT_VARIABLE, adopt_orphans
+from dlojz.base.machine import PARENT_VARIABLE, adopt_orphans, cores_available
 from dlojz.config.run_config import RunConfig
 from dlojz.processes import start_rank as rank_process
 from dlojz.processes.forks import fork
@@ -93,11 +93,6 @@ def prepare(
     if "lo" in psutil.net_if_addrs():
         # The machine's own name need not resolve for processes of one machine to meet.
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-
-
-def cores_available() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def on_cpu(device: Literal["auto", "cpu", "cuda"], devices: Path = Path("/dev")) -> bool:

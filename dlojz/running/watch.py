@@ -21,24 +21,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from dlojz.base.contract import parse_json
+from dlojz.base.display_hook import in_notebook, wanted
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, format_bytes, format_seconds, integer, say, significant
-from dlojz.base.progress_bars import in_notebook, wanted
-from dlojz.base.table import safe, visible
+from dlojz.base.table import Table, facts, safe, titles, visible
 from dlojz.config.run_config import RunConfig
 from dlojz.display.style import BLUE, GREEN, GREY, ORANGE, SHADE, SKY, VERMILION, VERMILION_TINT, WHITE
 from dlojz.display.style import QUIET as STYLE_QUIET
 from dlojz.display.tables import status_label
 from dlojz.results.footprint import Memory
-from dlojz.results.record import RunRecord
+from dlojz.results.record import RunRecord, parse_events
 from dlojz.running.ending import Ending
 from dlojz.running.folder import Job, read_job
-from dlojz.running.slurm.slurm_messages import explain_reason
-from dlojz.running.slurm.slurm_queue import JobView, view_of
+from dlojz.running.slurm.slurm_queue import JobView, explain_reason, view_of
 from dlojz.running.state import EVENTS, RunFolder, assemble, is_final
 
 _MOST_BYTES = 16 * 2**20
@@ -62,15 +59,7 @@ class EventTail:
         # A full piece without the end of a line is none of our events: it is skipped.
         whole = data[: data.rfind(b"\n") + 1] or data[: len(data) // _MOST_BYTES * _MOST_BYTES]
         self._offset += len(whole)
-        events = []
-        for line in whole.splitlines():
-            try:
-                event = parse_json(line)
-            except LabError:
-                continue
-            if isinstance(event, dict) and "event" in event:
-                events.append(event)
-        return events
+        return parse_events(whole)
 
 
 class ProgressBar:
@@ -85,12 +74,8 @@ class ProgressBar:
 
             self._bar = tqdm(total=config.steps, unit="step", file=sys.stderr, desc=config.title, dynamic_ncols=True)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Leave the bar as it is."""
         if self._bar is not None:
             self._bar.close()
 
@@ -187,20 +172,15 @@ PANEL: Final = f'class="{NO_FORMULAS}" style="padding:0.3em 0.9em;max-width:62em
 def run_html(view: RunView) -> str:
     """Show the run as one `<div>`, every text escaped."""
     mark, color = _LOOK.get(view.state, _FAULT)
-    rows = "".join(
-        f'<tr><th scope="row" style="text-align:left;font-weight:normal;padding-right:1em;vertical-align:top;'
-        f'white-space:nowrap;color:{STYLE_QUIET}">{safe(name)}</th><td style="text-align:left">{safe(value)}</td></tr>'
-        for name, value in facts(view)
-    )
     return (
         f'<div {PANEL}{color}">'
         f'<div><b style="color:{color}"><span aria-hidden="true">{mark}</span> {safe(status_label(view.state))}</b>'
         f" · <b>{safe(view.title)}</b> · <code>{safe(view.run_id)}</code></div>"
         + _bar_html(view)
         + '<div style="display:flex;flex-wrap:wrap;gap:1.5em;align-items:flex-start">'
-        + f'<table style="margin:0">{rows}</table>'
+        + facts_of(view)._repr_html_()
         + _curve_svg(view.losses, view.steps)
-        + _memory_html(view)
+        + (f"<div>{memory._repr_html_()}</div>" if (memory := peaks_of(view)) else "")
         + "</div></div>"
     )
 
@@ -211,42 +191,34 @@ def run_text(view: RunView) -> str:
     done = min(len(view.losses), view.steps)
     full = round(BAR_CHARACTERS * done / max(1, view.steps))
     bar = "█" * full + "░" * (BAR_CHARACTERS - full)
+    told = facts_of(view, *([(say(en="losses", fr="pertes"), _sparks(view.losses))] if view.losses else []))
     lines = [
-        f"{mark} {visible(status_label(view.state))} · {visible(view.title)} · {visible(view.run_id)}",
+        f"{mark} {status_label(view.state)} · {view.title} · {view.run_id}",
         f"  {bar} {done}/{view.steps}",
-        *(f"  {visible(name)}: {visible(value)}" for name, value in facts(view)),
+        *(f"  {line}" for table in (told, peaks_of(view)) if table for line in str(table).splitlines() if line),
     ]
-    if view.losses:
-        lines.append(f"  {say(en='losses', fr='pertes')}: {_sparks(view.losses)}")
-    for rank, peak in _fullest(view):
-        lines.append(f"  {_of_rank(rank)}: {_peak_words(view, peak)}")
-    if more := _unshown(view):
-        lines.append(f"  {more}")
-    return "\n".join(lines)
+    return "\n".join(map(visible, lines))
 
 
-def facts(view: RunView) -> list[tuple[str, str]]:
-    """List what is known in words, as pairs of name and value."""
-    told = [
-        (say(en="why", fr="raison"), view.reason),
-        (say(en="waiting", fr="attente"), view.waiting),
-        (say(en="expected start", fr="début estimé"), view.starts if view.state == "queued" else ""),
-        (say(en="job", fr="travail"), view.job),
-        (say(en="scheduler", fr="ordonnanceur"), view.last_known),
-        (say(en="loss", fr="perte"), decimal(view.losses[-1], 4) if view.losses else ""),
-        (say(en="step", fr="pas"), _speed(view)),
-        (
-            say(en="estimated end", fr="fin estimée"),
-            say(en=f"in {format_seconds(view.remaining_s)}", fr=f"dans {format_seconds(view.remaining_s)}")
-            if view.remaining_s is not None and view.state == "running"
-            else "",
-        ),
-        (
-            say(en="time left to the job", fr="temps restant au travail"),
-            view.job_left if view.state == "running" else "",
-        ),
-    ]
-    return [(name, value) for name, value in told if value]
+def facts_of(view: RunView, *more: tuple[str, str]) -> Table:
+    """List what is known in words, names and values; further ones follow."""
+    names = titles(
+        en="why|waiting|expected start|job|scheduler|loss|step|estimated end|time left to the job",
+        fr="raison|attente|début estimé|travail|ordonnanceur|perte|pas|fin estimée|temps restant au travail",
+    )
+    running, left = view.state == "running", format_seconds(view.remaining_s)
+    values = (
+        view.reason,
+        view.waiting,
+        view.starts if view.state == "queued" else "",
+        view.job,
+        view.last_known,
+        decimal(view.losses[-1], 4) if view.losses else "",
+        _speed(view),
+        say(en=f"in {left}", fr=f"dans {left}") if running and view.remaining_s is not None else "",
+        view.job_left if running else "",
+    )
+    return facts(*zip(names, values, strict=True), *more)
 
 
 def _speed(view: RunView) -> str:
@@ -312,9 +284,10 @@ def _thinned(losses: Sequence[float]) -> list[tuple[int, float]]:
     return [(step, losses[step]) for step in steps]
 
 
-def _memory_html(view: RunView) -> str:
+def peaks_of(view: RunView) -> Table | None:
+    """List the peaks of the fullest ranks beside their limit, in the order of ranks; None where none is known."""
     if not view.peaks_bytes:
-        return ""
+        return None
     going = view.state in ("queued", "running")
     title = say(en="peak memory", fr="pic de mémoire") + (say(en=" so far", fr=" jusqu’ici") if going else "")
     if view.limit_bytes:
@@ -322,39 +295,19 @@ def _memory_html(view: RunView) -> str:
             en=f" (limit {format_bytes(view.limit_bytes)}, {view.limit_of})",
             fr=f" (limite {format_bytes(view.limit_bytes)}, {view.limit_of})",
         )
-    scale = max(view.limit_bytes or 0, *(peak for _, peak in view.peaks_bytes))
-    rows = []
-    for rank, peak in _fullest(view):
-        near = view.limit_bytes is not None and peak > 0.9 * view.limit_bytes
-        look = f"repeating-linear-gradient(45deg,{VERMILION} 0 5px,{VERMILION_TINT} 5px 8px)" if near else SKY
-        rows.append(
-            f'<tr><th scope="row" style="text-align:left;font-weight:normal">{safe(_of_rank(rank))}</th>'
-            f'<td aria-hidden="true" style="width:11em;text-align:left"><div style="background:{SHADE}">'
-            f'<div style="height:0.8em;background:{look};width:{100 * peak / max(1, scale):.1f}%"></div></div></td>'
-            f'<td style="text-align:right;white-space:nowrap">{safe(_peak_words(view, peak))}</td></tr>'
-        )
-    more = _unshown(view)
-    note = f'<div style="color:{STYLE_QUIET}">{safe(more)}</div>' if more else ""
-    return (
-        f'<div><table style="margin:0"><caption style="text-align:left;color:{STYLE_QUIET}">{safe(title)}</caption>'
-        f"<tbody>{''.join(rows)}</tbody></table>{note}</div>"
+    scale = max(1, view.limit_bytes or 0, *(peak for _, peak in view.peaks_bytes))
+    shown = sorted(sorted(view.peaks_bytes, key=lambda pair: (-pair[1], pair[0]))[:RANKS_SHOWN])
+    unshown = len(view.peaks_bytes) - len(shown)
+    more = say(en=f"and {unshown} ranks that hold less", fr=f"et {unshown} rangs moins chargés")
+    near = f"repeating-linear-gradient(45deg,{VERMILION} 0 5px,{VERMILION_TINT} 5px 8px)"
+    return Table(
+        ("", ""),
+        tuple((say(en=f"rank {rank}", fr=f"rang {rank}"), _peak_words(view, peak)) for rank, peak in shown),
+        title,
+        shares=tuple(peak / scale for _, peak in shown),
+        colors=tuple(near if view.limit_bytes and peak > 0.9 * view.limit_bytes else SKY for _, peak in shown),
+        notes=(more,) if unshown else (),
     )
-
-
-def _fullest(view: RunView) -> list[tuple[int, int]]:
-    """Return the peaks that are shown: of the fullest ranks, in the order of ranks."""
-    return sorted(sorted(view.peaks_bytes, key=lambda pair: (-pair[1], pair[0]))[:RANKS_SHOWN])
-
-
-def _unshown(view: RunView) -> str:
-    left = len(view.peaks_bytes) - RANKS_SHOWN
-    if left <= 0:
-        return ""
-    return say(en=f"and {left} ranks that hold less", fr=f"et {left} rangs moins chargés")
-
-
-def _of_rank(rank: int) -> str:
-    return say(en=f"rank {rank}", fr=f"rang {rank}")
 
 
 def _peak_words(view: RunView, peak: int) -> str:

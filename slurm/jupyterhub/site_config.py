@@ -24,8 +24,7 @@ from traitlets import Unicode
 
 from dlojz.base.language import LANGUAGES
 from dlojz.hardware.clusters import here, machine
-from dlojz.running.slurm.slurm_messages import explain_refusal
-from dlojz.running.slurm.slurm_queue import standing_of
+from dlojz.running.slurm.slurm_queue import explain_refusal, standing_of
 
 SINGLEUSER = Path(__file__).resolve().parent / "singleuser.py"
 PYTHON = os.environ.get("DLOJZ_HUB_PYTHON", sys.executable)

@@ -13,7 +13,7 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.campaign.class_board import Student, pseudonyms, read_class, told_problems
-from dlojz.cli.teach import board_html, board_rows
+from dlojz.cli.teach import board_html, board_table
 from dlojz.config.run_config import RunConfig
 from dlojz.running import launch
 
@@ -58,8 +58,9 @@ def test_the_table_in_french(keep_record: Keep, tmp_path: Path) -> None:
     (tmp_path / "ada" / "runs" / "2" / "x").mkdir(parents=True)
     (tmp_path / "ada" / "runs" / "2" / "record.json").write_text('{"schema_version": 2}')
     use_language("fr")
-    titles, [[name, exercise, done, best, runs, hours, _, remarks]] = board_rows(read_class(tmp_path))
-    assert titles[5] == "heures GPU" and (name, exercise, done, runs) == ("ada", "00 start", "00 : 1", "1")
+    table = board_table(read_class(tmp_path))
+    ((name, exercise, done, best, runs, hours, _, remarks),) = table.rows
+    assert table.head[5] == "heures GPU" and (name, exercise, done, runs) == ("ada", "00 start", "00 : 1", "1")
     assert best == "coatnet_tiny, DDP ×2, batch 32 : 12,3 échantillons/s" and hours == "0,506"
     assert remarks == "un bilan vient d’une version plus récente de dlojz : mettez-le à jour."
 
@@ -109,7 +110,7 @@ def test_hostile_folders_are_told_and_stop_nothing(keep_record: Keep, tmp_path: 
 def test_names_are_only_text(tmp_path: Path) -> None:
     (tmp_path / HOSTILE).mkdir()
     (tmp_path / "two\nlines").mkdir()
-    page = board_html(*board_rows(read_class(tmp_path)))
+    page = board_html(board_table(read_class(tmp_path)))
     assert "<img" not in page and "x; rm -rf &lt;img src=x onerror=alert(1)&gt;" in page
     assert "two\\u000alines" in page
 
@@ -122,8 +123,8 @@ def test_pseudonyms_are_stable_secret_and_leave_no_name(keep_record: Keep, tmp_p
     (folder / "yves_link").symlink_to(folder / "zoe_martin")
     board = read_class(folder, pseudonyms(key))
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
-    titles, rows = board_rows(board)
-    assert not any(name in str((rows, board_html(titles, rows))) for name in ("zoe", "adam", "yves", str(folder)))
+    table = board_table(board)
+    assert not any(name in str(table) + board_html(table) for name in ("zoe", "adam", "yves", str(folder)))
     assert read_class(folder, pseudonyms(key)) == board  # another process, the same key
     names = [student.name for student in board]
     assert names == sorted(names) and len(set(names)) == 3 and all(name.startswith("P-") for name in names)

@@ -16,8 +16,7 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.campaign.campaign import Campaign, CampaignPlan, expand
-from dlojz.campaign.report import markdown, marks_of, write_report
-from dlojz.campaign.report_tables import brief, csv_text, harmless, hours, row_of
+from dlojz.campaign.report import brief, csv_text, harmless, hours, markdown, marks_of, row_of, write_report
 from dlojz.campaign.results import Outlook, Result, find_run, judged, outlook, result_of, root_of
 from dlojz.results.footprint import Memory
 from dlojz.running import launch
@@ -95,7 +94,7 @@ def test_a_job_that_waits_says_why(
         assert len(fake.calls) == 1, "state and reason are one question"
     assert (waits.state, waits.waits_for) == ("queued", "Priority") and waits.reason.startswith(why)
     assert (other.state, other.waits_for, other.reason) == ("waiting", "", "")
-    assert [row[2] for row in brief([waits])[1]] == [label]
+    assert [row[2] for row in brief([waits]).rows] == [label]
     report = markdown(campaign, plan, [waits, other], {})
     assert "\\(Priority\\)" in report and why not in report  # to wait is no failure
 

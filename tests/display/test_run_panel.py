@@ -30,14 +30,15 @@ VIEW = RunView(
 TEXT = """\
 ▶ running · coatnet_tiny · ZeRO-2 · 2 ranks · 20300101-000000-0123456789ab-cdef
   █████░░░░░░░░░░░░░░░░░░░ 4/20
-  job: 12 on local
-  loss: 1.0000
-  step: 500 ms, 64 samples/s
-  estimated end: in 8.00 s
-  time left to the job: 59 min 58 s
-  losses: 2.0000 █▅▃▁ 1.0000
-  rank 0: 900 MiB, 94 %
-  rank 1: 512 MiB, 53 %"""
+  job                   12 on local
+  loss                  1.0000
+  step                  500 ms, 64 samples/s
+  estimated end         in 8.00 s
+  time left to the job  59 min 58 s
+  losses                2.0000 █▅▃▁ 1.0000
+  peak memory so far (limit 960 MiB, a rank's share)
+  rank 0  900 MiB, 94 %
+  rank 1  512 MiB, 53 %"""
 
 
 class Tags(HTMLParser):
@@ -137,5 +138,5 @@ def test_many_ranks() -> None:
 def test_in_french() -> None:
     use_language("fr")
     told = run_text(replace(VIEW, state="queued", waiting="il attend", remaining_s=None))
-    assert "en attente" in told and "attente: il attend" in told and "travail: 12 on local" in told
+    assert "en attente" in told and "attente  il attend" in told and "travail  12 on local" in told
     assert "rang 0" in told and "exemples/s" in told

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from dlojz.base.table import Table
+from dlojz.base.table import Lines, Table, facts
 
 TABLE = Table(("name", "bytes"), (("<i>|", "1"), ("x", "100")), align="lr", whole=1)
 
@@ -73,3 +73,27 @@ def test_a_row_of_one_cell_is_a_heading() -> None:
     assert table.markdown().splitlines()[2:] == ["| **memory** | | |", "| weights | 1 | 2 |", "", "- measured here"]
     assert str(table).splitlines()[1:] == ["memory", "weights  1  2", "measured here"]
     assert [line.split() for line in printed(table, 60).splitlines()][1:3] == [["memory"], ["weights", "1", "2"]]
+
+
+def test_a_cell_has_several_lines_only_where_it_says_so() -> None:
+    table = Table(("name", "what"), (("a", Lines("one\n<two>")), ("b\nc", "d")), align="l")
+    assert str(table).splitlines() == ["name      what", "a         one", "          <two>", "b\\u000ac  d"]
+    assert "one<br>&lt;two&gt;" in table._repr_html_() and "b\\u000ac" in table._repr_html_()
+    assert "one<br>&lt;two&gt;" in table.markdown()
+    assert [line.split() for line in printed(table, 60).splitlines()][1:3] == [["a", "one"], ["<two>"]]
+
+
+def test_a_narrow_terminal_folds_the_titles_of_numbers_first() -> None:
+    table = Table(("point", "memory per rank"), (("some words", "1.0 MiB"),))
+    assert printed(table, 40).splitlines()[0].split() == ["point", "memory", "per", "rank"]
+    assert [line.split() for line in printed(table, 24).splitlines()] == [
+        ["memory"],
+        ["per"],
+        ["point", "rank"],
+        ["some", "words", "1.0", "MiB"],
+    ]
+    assert printed(table, 16).splitlines()[-1].split() == ["words"]  # then the words, and one space is left between
+
+
+def test_facts_leave_out_what_has_no_value() -> None:
+    assert str(facts(("a", "1"), ("b", ""), ("long", "2"))) == "a     1\nlong  2"

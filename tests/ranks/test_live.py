@@ -17,6 +17,7 @@ import pytest
 
 from dlojz.base.machine import patience
 from dlojz.ranks import Ranks, RanksError
+from dlojz.ranks.live import payload
 from dlojz.ranks.rank_setup import RanksRefused
 from dlojz.ranks.show import CellAnswer, CellFailure
 
@@ -85,7 +86,7 @@ def test_variables_stay_from_cell_to_cell(ranks: Ranks) -> None:
 
 
 def test_values_are_sent_to_every_rank(ranks: Ranks) -> None:
-    ranks.push(given=[1, 2], other="é")
+    ranks.execute("", packed=payload(["given", "other"], {"given": [1, 2], "other": "é"}))
     assert said(ranks.execute("print(given, other)")) == ["[1, 2] é\n"] * SIZE
 
 

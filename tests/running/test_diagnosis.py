@@ -174,7 +174,7 @@ def test_of_a_run(ended: Callable[..., Run]) -> None:
     page, text = found._repr_html_(), repr(found)
     assert "<img" not in page and "&lt;img" in page
     assert not {"\x1b", "\u202e"} & set(page + text)
-    assert "rank 1, line 4: ValueError: <img" in text and "No known cause" in text
+    assert "rank 1, line 4  ValueError: <img" in text and "No known cause" in text
     assert found.to_dict()["errors"][1]["line"] == 4
 
 

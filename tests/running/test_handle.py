@@ -119,12 +119,13 @@ def test_the_bar_tells_state_steps_loss_and_rate(
     # The bar of a terminal: tqdm chooses once per process, and another test may have looked like a notebook.
     monkeypatch.setattr("tqdm.auto.tqdm", tqdm.std.tqdm)
     folder = make_folder(config, alive=True)
-    with ProgressBar(folder, config, shown=True) as bar:
-        bar.update("queued")
-        assert "starting 2 processes" in screen.getvalue()
-        make_events = make_folder(config, {0: told(4)}) / "events" / "rank-0.jsonl"
-        (folder / "events" / "rank-0.jsonl").write_bytes(make_events.read_bytes())
-        bar.update("running")
+    bar = ProgressBar(folder, config, shown=True)
+    bar.update("queued")
+    assert "starting 2 processes" in screen.getvalue()
+    make_events = make_folder(config, {0: told(4)}) / "events" / "rank-0.jsonl"
+    (folder / "events" / "rank-0.jsonl").write_bytes(make_events.read_bytes())
+    bar.update("running")
+    bar.close()
     last = screen.getvalue().rsplit("\r", 1)[-1]
     # 2 replicas × 16 samples in 0.1 s.
     assert "4/4" in last and "loss 1.6250" in last and "320 samples/s" in last

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from dlojz.base.contract import parse_json
+from dlojz.base.display_hook import QUIET
 from dlojz.base.errors import LabError
 from dlojz.base.files import CHECKOUT, COURSE
 from dlojz.base.language import LANGUAGES, Language, language, one_of, refusal, say
-from dlojz.base.progress_bars import QUIET
 from dlojz.labs.kit.contents import (
     CONTENTS,
     GLOSSARY,

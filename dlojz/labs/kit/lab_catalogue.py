@@ -23,7 +23,8 @@ from dlojz.display.style import BLUE, ORANGE, ORANGE_TINT, SKY_TINT
 from dlojz.labs.kit.contents import LABS, entry_of
 from dlojz.labs.kit.lab import Lab, notebook_language
 from dlojz.labs.kit.source import CALLED, Code, answer_cell, cell_text, open_notebook, read_notebook, source_of, split
-from dlojz.running.run import answer_with, launched_utc
+from dlojz.running.folder import launched_utc
+from dlojz.running.run import answer_with
 
 if TYPE_CHECKING:
     from dlojz.running.run import Run

@@ -21,19 +21,17 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from dlojz.base.language import refusal
+from dlojz.base.table import Table, Tabular
 from dlojz.planner.alpa.mesh import DeviceMesh, ShardingSpec
-
-if TYPE_CHECKING:
-    from dlojz.base.table import Table
 
 ELEMENT_BYTES = 4
 """Of fp32."""
 
 
-class ShownAsTable:
+class ShownAsTable(Tabular):
     """Base of a plan that has a title, columns and rows."""
 
     def title(self) -> str:
@@ -50,16 +48,7 @@ class ShownAsTable:
 
     def table(self) -> Table:
         """All of it as a table of words."""
-        from dlojz.base.table import Table
-
         return Table(self.columns(), tuple(self.rows()), self.title(), align="l")
-
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
-
 
 class OperatorSharding(NamedTuple):
     """One way to shard an operator.

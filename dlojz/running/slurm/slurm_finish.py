@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from typing import Any, Literal
 
 from dlojz.base.errors import LabError
 from dlojz.results.record import read_events
-from dlojz.running.ending import Ending, classify
+from dlojz.running.ending import JOB_LATE, JOB_OOM, Ending, classify
 from dlojz.running.folder import last_line, read_owner, read_tail
 from dlojz.running.slurm.slurm_job import LOG, STOPPED_IN_TIME
 from dlojz.running.slurm.slurm_rank import meeting_file, start_name
@@ -27,9 +26,6 @@ from dlojz.running.state import CANCEL, EVENTS, evidence_of, read_all_events, re
 
 Cause = Literal["cancelled", "timeout"]
 _SAME_MOMENT_S = 5.0
-# Without cgroups only the log says so, and the exit code is that of SIGKILL.
-_MEMORY = re.compile(r"exceeded (?:job |step )?memory limit|oom[-_ ]kill|Out Of Memory", re.IGNORECASE)
-_TIME = re.compile(r"CANCELLED AT \S+ DUE TO TIME LIMIT")
 _KILLED = 128 + signal.SIGKILL
 
 
@@ -46,7 +42,7 @@ def exits_of(folder: Path, start: str) -> dict[int, int]:
 
 def cause_of(folder: Path, code: int, *, stopped: bool, ran_s: float, limit_s: float | None, log: str) -> Cause | None:
     """Find what stopped the job from outside, if anything did."""
-    if code == STOPPED_IN_TIME or _TIME.search(log):
+    if code == STOPPED_IN_TIME or JOB_LATE.search(log):
         return "timeout"
     if (folder / CANCEL).exists():
         return "cancelled"
@@ -76,7 +72,7 @@ def finish(folder: Path, code: int, *, stopped: bool = False, ran_s: float = 0.0
     known: dict[str, Any] = {
         "stopped_by": cause_of(folder, code, stopped=stopped, ran_s=ran_s, limit_s=limit_s, log=log),
         "exit_codes": exits or _whole_tasks_killed(code, told, world_size),
-        "kernel_oom": bool(_MEMORY.search(log)),
+        "kernel_oom": bool(JOB_OOM.search(log)),
         "time_limit_s": limit_s,
         "launcher": f"srun ended with exit code {code}: {last_line(log)}" if code and not exits else "",
     }

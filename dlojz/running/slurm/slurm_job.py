@@ -31,8 +31,7 @@ from dlojz.libraries.library_catalogue import own_python
 from dlojz.results.record import write_atomic
 from dlojz.running.folder import MODULE_PATTERN, Job, read_job
 from dlojz.running.limits import JobRequest, NodeRequest
-from dlojz.running.slurm.slurm_messages import UNCERTAIN, explain_refusal
-from dlojz.running.slurm.slurm_queue import ask, words_of
+from dlojz.running.slurm.slurm_queue import UNCERTAIN, ask, explain_refusal, words_of
 from dlojz.running.state import CANCEL, LOGS
 from dlojz.running.store import record_refusal
 

@@ -1,4 +1,4 @@
-"""Read SLURM's queue: parse squeue and sacct, cache their answers, follow and cancel jobs.
+"""Read SLURM's queue: parse squeue and sacct, cache their answers, follow and cancel jobs, explain its messages.
 
 A job has ended only if the scheduler says so: it names the job's end, or it was asked after the job was submitted,
 answered, and does not know the job any more. Silence, an error or an answer cut short mean `unknown`: the job is
@@ -7,7 +7,8 @@ record that is asked for ends with a special character.
 
 One `squeue` serves all jobs and all processes of a user, by a small file: the scheduler is asked at most once per
 interval, and less and less often while it does not answer. Where there is accounting, `sacct` tells how a job ended
-that the queue has forgotten. No program is run through a shell.
+that the queue has forgotten. No program is run through a shell. The scheduler's own words (why a job waits, why sbatch
+refused it) are always shown; those that are not known stay unexplained, never guessed.
 
 Sources: squeue(1) and sacct(1) of Slurm 22.05, "OUTPUT FORMAT" and "JOB STATE CODES" (`--states=all` also lists jobs
 that ended within the last `MinJobAge` seconds, 300 by default); sbatch(1), section PERFORMANCE: "Do not run sbatch or
@@ -27,9 +28,12 @@ import signal
 import subprocess
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -39,9 +43,9 @@ from pydantic import Field
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
 from dlojz.base.files import cache_folder
-from dlojz.base.language import refusal
+from dlojz.base.language import refusal, say
 from dlojz.results.record import write_atomic
-from dlojz.running.folder import Job, open_regular, visible
+from dlojz.running.folder import Job, launched_utc, open_regular, visible
 
 Standing = Literal["pending", "running", "ended", "unknown"]
 # Characters that nobody types in a name or a comment; a comment may hold a line break.
@@ -631,7 +635,8 @@ def _is_ours(line: QueueLine, job: Job) -> bool:
 
 def _whole(cached: QueueCache, job: Job) -> bool:
     """Return whether the last answer is late enough to know this job."""
-    submitted_s = _seconds(job.submitted_utc) if job.submitted_utc else _born_s(job.name)
+    born = launched_utc(job.name)
+    submitted_s = born.timestamp() if born and not job.submitted_utc else _seconds(job.submitted_utc)
     return bool(cached.asked_s) and cached.asked_s >= submitted_s + SETTLING_S
 
 
@@ -639,14 +644,6 @@ def _seconds(time_utc: str) -> float:
     """Convert a time to seconds since 1970; infinite where it is not known."""
     try:
         return datetime.fromisoformat(time_utc).timestamp()
-    except ValueError:
-        return float("inf")
-
-
-def _born_s(name: str) -> float:
-    """Return the time that a run's name begins with, in seconds since 1970; infinite for another name."""
-    try:
-        return datetime.strptime(f"{name[:15]}+0000", "%Y%m%d-%H%M%S%z").timestamp()
     except ValueError:
         return float("inf")
 
@@ -660,3 +657,66 @@ def _seen(line: QueueLine | None, cached: QueueCache, now_s: float, standing: St
     if line is None:
         return JobView(standing or "unknown", **known)
     return JobView(standing or line.standing, **known, **{name: getattr(line, name) for name in _SHOWN})
+
+
+UNCERTAIN = re.compile(r"[Ss]ocket timed out|[Zz]ero [Bb]ytes were transmitted|did not answer")
+"""Words of sbatch after which nobody knows whether the job was taken."""
+_LIMIT = re.compile(r"(Assoc|QOS)(Grp|Max)([A-Za-z]*)")
+
+
+@cache
+def _messages() -> dict[str, list[dict[str, Any]]]:
+    path = Path(__file__).with_name("data") / "slurm_messages.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def explain_refusal(words: str) -> str:
+    """Explain a refusal of sbatch in one sentence; empty where it is not known."""
+    for one in _messages()["refusal"]:
+        if re.search(one["pattern"], words, re.IGNORECASE):
+            return say(en=one["en"], fr=one["fr"])
+    return ""
+
+
+def explain_reason(reason: str) -> str:
+    """Explain a raw reason of `squeue` in one sentence; empty where there is none."""
+    name = reason.strip().strip("()")
+    if name in ("", "None"):
+        return ""
+    key = name.partition(",")[0].replace(" ", "_").lower()
+    for one in _messages()["reason"]:
+        if any(fnmatchcase(key, pattern) for pattern in one["names"]):
+            return say(en=one["en"], fr=one["fr"])
+    limit = _LIMIT.match(name)
+    if limit:
+        return _explain_limit(*limit.groups())
+    shown = visible(name)[:200]
+    return say(
+        en=f"it waits; the scheduler says why: {shown}.", fr=f"il attend ; raison donnée par l’ordonnanceur : {shown}."
+    )
+
+
+def _explain_limit(owner: str, kind: str, what: str) -> str:
+    """Explain a limit by its owner (account or QoS), whether all its users share it, and what it counts."""
+    en, fr = ("your account", "de votre compte") if owner == "Assoc" else ("the QoS", "de la QoS")
+    shared = kind == "Grp"
+    unit = what.partition("Per")[0].lower()  # WallDurationPerJob counts hours, not jobs
+    counted = next((one for one in _messages()["counted"] if one["part"] in unit), None)
+    counted = counted or {"en": "resources", "fr": "de ressources"}
+    if not shared and any(word in what for word in ("WallDuration", "PerJob", "PerNode", "MinutesPerJob")):
+        return say(
+            en=f"{en} does not give one job so many {counted['en']}: it waits for ever; cancel it and ask for less.",
+            fr=f"la limite {fr} n’accorde pas autant {counted['fr']} à un seul travail : il attendra sans fin ; "
+            "annulez-le et demandez moins.",
+        )
+    if "Minutes" in what and shared:
+        return say(
+            en=f"the hours of {en} are used up: it starts when hours are added.",
+            fr=f"les heures {fr} sont épuisées : il démarrera quand des heures seront ajoutées.",
+        )
+    return say(
+        en=f"{en} has reached its limit of {counted['en']}{' together with all who share it' if shared else ''}: it "
+        "starts when other jobs end.",
+        fr=f"la limite {counted['fr']} {fr} est atteinte{', tous utilisateurs confondus' if shared else ''} : il "
+        "démarrera quand d’autres travaux finiront.",
+    )

@@ -26,7 +26,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.machine import PARENT_VARIABLE, die_with_parent
 from dlojz.processes.forks import fork
 from dlojz.processes.start_rank import fork_main
-from dlojz.results.record import EventLog, read_events, write_atomic
+from dlojz.results.record import append_event, read_events, write_atomic
 from dlojz.running.folder import Job, read_job
 from dlojz.running.slurm.slurm_job import STOPPED_IN_TIME
 from dlojz.running.state import CANCEL, EVENTS, LAUNCHER_EVENTS, LOGS, RECORD
@@ -114,10 +114,7 @@ def open_anew(folder: Path, start: str, nodes: str) -> None:
         array = os.environ.get("SLURM_ARRAY_TASK_ID")
         with contextlib.suppress(OSError, LabError):
             Job(**{**known, "job_id": number, "array_task": int(array) if array else None}).write(folder)
-    with contextlib.suppress(OSError):
-        log = EventLog(folder / EVENTS / LAUNCHER_EVENTS)
-        log.write("started", start=start, nodes=nodes)
-        log.close()
+    append_event(folder / EVENTS / LAUNCHER_EVENTS, "started", start=start, nodes=nodes)
 
 
 def start_name() -> str:
@@ -139,10 +136,8 @@ def keep(folder: Path, module: str) -> int:
     # Before anything heavy is imported, and before there is any other thread.
     pid = fork(lambda: _be_rank(folder, module, rank, start, parent), reset=(signal.SIGTERM,))
     code = _wait(pid, folder / CANCEL if rank == 0 else None)
-    with contextlib.suppress(OSError):
-        log = EventLog(folder / EVENTS / f"task-{rank}.jsonl")
-        log.write("exit", rank=rank, start=start, code=code, time_s=time.time())
-        log.close()
+    exited = {"rank": rank, "start": start, "code": code, "time_s": time.time()}
+    append_event(folder / EVENTS / f"task-{rank}.jsonl", "exit", **exited)
     if code == STOPPED_IN_TIME:
         _wait_for_peers(folder, start)
     return code if code >= 0 else 128 - code

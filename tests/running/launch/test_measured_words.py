@@ -13,8 +13,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.running.folder import Job, read_job
 from dlojz.running.launch import run
 from dlojz.running.run import Run, runs
-from dlojz.running.slurm.slurm_messages import explain_reason
-from dlojz.running.slurm.slurm_queue import view_of
+from dlojz.running.slurm.slurm_queue import explain_reason, view_of
 
 CONFIG = RunConfig.of(model="vit_tiny", dp=2, device="cpu")
 NAMES = ("partition", "memory", "GPUs of a node", "kind of GPU", "constraint", "reservation", "time")

@@ -21,7 +21,7 @@ from dlojz.running.launch import run, submit_many
 from dlojz.running.limits import preview
 from dlojz.running.run import Run
 from dlojz.running.slurm import slurm_job
-from dlojz.running.slurm.slurm_messages import explain_reason, explain_refusal
+from dlojz.running.slurm.slurm_queue import explain_reason, explain_refusal
 
 Program = Callable[[str, str], None]
 CONFIG = RunConfig.of(model="vit_tiny", dp=2, device="cpu")
