@@ -112,7 +112,7 @@ class Drawing:
         )
 
 
-def _element(tag: str, inner: str = "", tip: str = "", **attributes: str | float) -> str:
+def _element(tag: str, inner: str, tip: str, /, **attributes: str | float) -> str:
     """Write an element; every text is escaped but `inner`, which is made of elements or escaped already."""
     title = f"<title>{safe(tip)}</title>" if tip else ""
     looks = "".join(
@@ -136,7 +136,7 @@ def _svg(shape: Shape, ids: Mapping[str, str]) -> Iterator[str]:
             steps = [f"{x:.1f},{y:.1f}" for x, y in points]
             way = f"M{steps[0]} Q{steps[1]} {steps[2]}" if curved else "M" + " L".join(steps)
             look = {"stroke": edge, "stroke_width": line, "stroke_dasharray": _DASHES[dashes], "fill": color}
-            yield _element("path", "", tip, d=way, **look)
+            yield _element("path", "", tip, **look, d=way)
         case Words(x, y, text, size, anchor, color, bold, halo):
             look = {"stroke": halo, "stroke_width": size / 4, "paint_order": "stroke"} if halo else {}
             look.update(font_size=size, text_anchor=anchor, font_weight="bold" if bold else "", fill=color)

@@ -16,8 +16,8 @@ from typing import Any
 import nbformat
 import pytest
 
+from dlojz.base.display_hook import QUIET
 from dlojz.base.language import LANGUAGES, use_language
-from dlojz.base.progress_bars import QUIET
 from dlojz.labs.kit.build import build, execute, own_folders
 from dlojz.labs.kit.exercise import not_done
 from dlojz.labs.kit.source import BEGIN, END
