@@ -138,11 +138,6 @@ class Mistake:
     part: int | None = None
 
 
-def two_hints(en: str, fr: str, nearer_en: str, nearer_fr: str) -> tuple[Said, Said]:
-    """The hints of an exercise, the second nearer to the answer."""
-    return Said(en, fr), Said(nearer_en, nearer_fr)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Exercise:
     """One exercise of a lab.
@@ -151,15 +146,30 @@ class Exercise:
         id: Stable name, as in `lab.check("attention", …)`.
         title: Shown in the table of progress.
         judge: Called with the student's function, in a child process; raises `Wrong` to refuse it.
-        praise: Said when the answer is right: one sentence on what has been gained.
-        hints: Two, the second more precise than the first; neither gives the code.
+        praise_en, praise_fr: Said when the answer is right: one sentence on what has been gained.
+        hint_en, hint_fr: The first hint; like the second, it does not give the code.
+        nearer_en, nearer_fr: The second hint, nearer to the answer.
     """
 
     id: str
     title: Said
     judge: Callable[[Callable[..., Any]], None]
-    praise: Said
-    hints: tuple[Said, Said]
+    praise_en: str
+    praise_fr: str
+    hint_en: str
+    hint_fr: str
+    nearer_en: str
+    nearer_fr: str
+
+    @property
+    def praise(self) -> Said:
+        """What is said when the answer is right."""
+        return Said(self.praise_en, self.praise_fr)
+
+    @property
+    def hints(self) -> tuple[Said, Said]:
+        """Both hints, in the order in which they are given."""
+        return Said(self.hint_en, self.hint_fr), Said(self.nearer_en, self.nearer_fr)
 
 
 def judge(exercise: Exercise, answer: object) -> Verdict:
@@ -272,15 +282,21 @@ class Prediction:
 
     Args:
         id: Stable name, as in `lab.predict("parameters", …)`.
-        question: What to predict, in one sentence.
+        en, fr: What to predict, in one sentence.
         kind: How the number is written.
         tolerance: Relative distance up to which a prediction counts as good.
     """
 
     id: str
-    question: Said
+    en: str
+    fr: str
     kind: Kind
     tolerance: float = 0.1
+
+    @property
+    def question(self) -> Said:
+        """What to predict."""
+        return Said(self.en, self.fr)
 
     @property
     def unit(self) -> str:

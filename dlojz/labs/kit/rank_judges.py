@@ -102,9 +102,7 @@ def _label(name: str) -> Said:
     return {OUTPUT: Said("the output", "la sortie")}.get(name, Said(f"the {name}", f"« {name} »"))
 
 
-def diagnosis(
-    given: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Tensor]], **more: Any
-) -> Said | None:
+def diagnosis(given: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Tensor]], **more: Any) -> Said | None:
     """The fault that explains the first result that is wrong; None where all are right.
 
     Args:

@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 from dlojz.base.table import Table
-from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Verdict, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Verdict, Wrong
 from dlojz.labs.kit.judges import Judge
 from dlojz.prediction.rules_of_thumb import Shape, layer_bytes
 from dlojz.prediction.rules_of_thumb import bytes_per_parameter as form
@@ -103,22 +103,18 @@ BYTES_PER_PARAMETER = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right. And notice: with AdamW, fp32 and bf16 take the same 16 bytes; mixed precision saves activations and "
-        "time, not states.",
-        "Exact. Et remarquez : avec AdamW, fp32 et bf16 prennent les mêmes 16 octets ; la précision mixte économise "
-        "des activations et du temps, pas des états.",
-    ),
-    hints=two_hints(
-        "Four things per parameter: the weight, its gradient, perhaps a master copy, and the optimizer's moments. "
-        "Write the bytes of each in a table, precision by precision.",
-        "Quatre choses par paramètre : le poids, son gradient, parfois une copie maître, et les moments de "
-        "l’optimiseur. Écrivez les octets de chacune dans un tableau, précision par précision.",
-        "Weight, gradient, master copy: 4 + 4 + 0 (fp32, autocast), 2 + 2 + 4 (bf16), 2 + 4 + 4 "
-        "(bf16_fp32_gradients). Then 4 bytes per moment: none, one or two.",
-        "Poids, gradient, copie maître : 4 + 4 + 0 (fp32, autocast), 2 + 2 + 4 (bf16), 2 + 4 + 4 "
-        "(bf16_fp32_gradients). Puis 4 octets par moment : zéro, un ou deux.",
-    ),
+    praise_en="Right. And notice: with AdamW, fp32 and bf16 take the same 16 bytes; mixed precision saves activations "
+    "and time, not states.",
+    praise_fr="Exact. Et remarquez : avec AdamW, fp32 et bf16 prennent les mêmes 16 octets ; la précision mixte "
+    "économise des activations et du temps, pas des états.",
+    hint_en="Four things per parameter: the weight, its gradient, perhaps a master copy, and the optimizer's moments. "
+    "Write the bytes of each in a table, precision by precision.",
+    hint_fr="Quatre choses par paramètre : le poids, son gradient, parfois une copie maître, et les moments de "
+    "l’optimiseur. Écrivez les octets de chacune dans un tableau, précision par précision.",
+    nearer_en="Weight, gradient, master copy: 4 + 4 + 0 (fp32, autocast), 2 + 2 + 4 (bf16), 2 + 4 + 4 "
+    "(bf16_fp32_gradients). Then 4 bytes per moment: none, one or two.",
+    nearer_fr="Poids, gradient, copie maître : 4 + 4 + 0 (fp32, autocast), 2 + 2 + 4 (bf16), 2 + 4 + 4 "
+    "(bf16_fp32_gradients). Puis 4 octets par moment : zéro, un ou deux.",
 )
 
 
@@ -186,17 +182,13 @@ DATA_PARALLEL_BYTES = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: only the last term has dp below it. More GPUs make the activations smaller, never the states.",
-        "Exact : seul le dernier terme est divisé par dp. Plus de GPU, c’est moins d’activations, jamais moins "
-        "d’états.",
-    ),
-    hints=two_hints(
-        "Three terms: the states, DDP's buckets, the activations. Which of them depend on dp, and how?",
-        "Trois termes : les états, les buckets de DDP, les activations. Lesquels dépendent de dp, et comment ?",
-        "16 bytes per parameter, 4 more if dp > 1, and sample_bytes times global_batch // dp.",
-        "16 octets par paramètre, 4 de plus si dp > 1, et sample_bytes fois global_batch // dp.",
-    ),
+    praise_en="Right: only the last term has dp below it. More GPUs make the activations smaller, never the states.",
+    praise_fr="Exact : seul le dernier terme est divisé par dp. Plus de GPU, c’est moins d’activations, jamais moins "
+    "d’états.",
+    hint_en="Three terms: the states, DDP's buckets, the activations. Which of them depend on dp, and how?",
+    hint_fr="Trois termes : les états, les buckets de DDP, les activations. Lesquels dépendent de dp, et comment ?",
+    nearer_en="16 bytes per parameter, 4 more if dp > 1, and sample_bytes times global_batch // dp.",
+    nearer_fr="16 octets par paramètre, 4 de plus si dp > 1, et sample_bytes fois global_batch // dp.",
 )
 
 
@@ -253,16 +245,12 @@ PEAK = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: the largest of the sums, not the sum of the largest.",
-        "Exact : le maximum des sommes, et non la somme des maximums.",
-    ),
-    hints=two_hints(
-        "How many bytes are held at one moment, all categories together?",
-        "Combien d’octets sont occupés à un instant donné, toutes catégories confondues ?",
-        "max over the samples of sum(sample.values()).",
-        "Le max, sur les instants, de sum(sample.values()).",
-    ),
+    praise_en="Right: the largest of the sums, not the sum of the largest.",
+    praise_fr="Exact : le maximum des sommes, et non la somme des maximums.",
+    hint_en="How many bytes are held at one moment, all categories together?",
+    hint_fr="Combien d’octets sont occupés à un instant donné, toutes catégories confondues ?",
+    nearer_en="max over the samples of sum(sample.values()).",
+    nearer_fr="Le max, sur les instants, de sum(sample.values()).",
 )
 
 
@@ -339,20 +327,16 @@ BLOCK_ACTIVATIONS = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: sbh (34 + 5as/h). The first term grows with the tokens, the second with their square.",
-        "Exact : sbh (34 + 5as/h). Le premier terme croît comme le nombre de tokens, le second comme son carré.",
-    ),
-    hints=two_hints(
-        "Go through forward line by line. A linear layer keeps its input; a product of two activations keeps both; "
-        "softmax keeps its result; GELU and LayerNorm keep their input; a sum keeps nothing.",
-        "Suivez forward ligne à ligne. Une couche linéaire garde son entrée ; un produit de deux activations garde les "
-        "deux ; le softmax garde son résultat ; GELU et LayerNorm gardent leur entrée ; une somme ne garde rien.",
-        "Attention: input 2, q and k 4, v 2, input of the output layer 2, mask 1, so 11·sbh, plus 5·as²b. MLP: 2 + "
-        "8 + 8 + 1. Two norms: 2 each.",
-        "Attention : entrée 2, q et k 4, v 2, entrée de la projection de sortie 2, masque 1, soit 11·sbh, plus "
-        "5·as²b. MLP : 2 + 8 + 8 + 1. Deux LayerNorm : 2 chacune.",
-    ),
+    praise_en="Right: sbh (34 + 5as/h). The first term grows with the tokens, the second with their square.",
+    praise_fr="Exact : sbh (34 + 5as/h). Le premier terme croît comme le nombre de tokens, le second comme son carré.",
+    hint_en="Go through forward line by line. A linear layer keeps its input; a product of two activations keeps both; "
+    "softmax keeps its result; GELU and LayerNorm keep their input; a sum keeps nothing.",
+    hint_fr="Suivez forward ligne à ligne. Une couche linéaire garde son entrée ; un produit de deux activations garde "
+    "les deux ; le softmax garde son résultat ; GELU et LayerNorm gardent leur entrée ; une somme ne garde rien.",
+    nearer_en="Attention: input 2, q and k 4, v 2, input of the output layer 2, mask 1, so 11·sbh, plus 5·as²b. MLP: 2 "
+    "+ 8 + 8 + 1. Two norms: 2 each.",
+    nearer_fr="Attention : entrée 2, q et k 4, v 2, entrée de la projection de sortie 2, masque 1, soit 11·sbh, plus "
+    "5·as²b. MLP : 2 + 8 + 8 + 1. Deux LayerNorm : 2 chacune.",
 )
 
 
@@ -443,18 +427,15 @@ LARGEST_BATCH = Exercise(
     id="largest-batch",
     title=Said("the largest batch that fits", "le plus grand batch qui tienne"),
     judge=Judge(largest_batch, cases=_devices, mistakes=_BATCH_MISTAKES, then=_refuse_many_calls),
-    praise=Said(
-        "Right: what is left once the fixed part is paid, divided by what one sample costs.",
-        "Exact : ce qui reste une fois la part fixe payée, divisé par ce que coûte un échantillon.",
-    ),
-    hints=two_hints(
-        "taken_bytes is a line: fixed + slope × batch. How do two of its points give slope and fixed?",
-        "taken_bytes est une droite : fixe + pente × batch. Comment deux points donnent-ils la pente, puis le fixe ?",
-        "slope = (taken_bytes(16) − taken_bytes(8)) / 8, fixed = taken_bytes(8) − 8 × slope; then (limit − fixed) "
-        "// slope, and 0 where that is negative.",
-        "pente = (taken_bytes(16) − taken_bytes(8)) / 8, fixe = taken_bytes(8) − 8 × pente ; puis (limite − fixe) "
-        "// pente, et 0 si c’est négatif.",
-    ),
+    praise_en="Right: what is left once the fixed part is paid, divided by what one sample costs.",
+    praise_fr="Exact : ce qui reste une fois la part fixe payée, divisé par ce que coûte un échantillon.",
+    hint_en="taken_bytes is a line: fixed + slope × batch. How do two of its points give slope and fixed?",
+    hint_fr="taken_bytes est une droite : fixe + pente × batch. Comment deux points donnent-ils la pente, puis le fixe "
+    "?",
+    nearer_en="slope = (taken_bytes(16) − taken_bytes(8)) / 8, fixed = taken_bytes(8) − 8 × slope; then (limit − "
+    "fixed) // slope, and 0 where that is negative.",
+    nearer_fr="pente = (taken_bytes(16) − taken_bytes(8)) / 8, fixe = taken_bytes(8) − 8 × pente ; puis (limite − "
+    "fixe) // pente, et 0 si c’est négatif.",
 )
 
 

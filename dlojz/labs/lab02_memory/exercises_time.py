@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, reader, refuse_nothing
 
 if TYPE_CHECKING:
@@ -209,20 +209,16 @@ CHECKPOINT = Exercise(
     id="checkpoint",
     title=Said("checkpointing by segments", "les points de contrôle par segments"),
     judge=_judge,
-    praise=Said(
-        "Right: the same gradients, and after forward only one tensor per segment is left in memory.",
-        "Exact : les mêmes gradients, et après la passe avant il ne reste en mémoire qu’un tenseur par segment.",
-    ),
-    hints=two_hints(
-        "checkpoint(f, x, use_reentrant=False) returns f(x) and keeps x only. What must f be here, and how many "
-        "times is checkpoint called?",
-        "checkpoint(f, x, use_reentrant=False) renvoie f(x) et ne garde que x. Que doit être f ici, et combien de "
-        "fois appelle-t-on checkpoint ?",
-        "for start in range(0, len(blocks), per_segment): a segment is nn.Sequential(*blocks[start : start + "
-        "per_segment]), which is a function of x.",
-        "for start in range(0, len(blocks), per_segment) : un segment est nn.Sequential(*blocks[start : start + "
-        "per_segment]), qui est une fonction de x.",
-    ),
+    praise_en="Right: the same gradients, and after forward only one tensor per segment is left in memory.",
+    praise_fr="Exact : les mêmes gradients, et après la passe avant il ne reste en mémoire qu’un tenseur par segment.",
+    hint_en="checkpoint(f, x, use_reentrant=False) returns f(x) and keeps x only. What must f be here, and how many "
+    "times is checkpoint called?",
+    hint_fr="checkpoint(f, x, use_reentrant=False) renvoie f(x) et ne garde que x. Que doit être f ici, et combien de "
+    "fois appelle-t-on checkpoint ?",
+    nearer_en="for start in range(0, len(blocks), per_segment): a segment is nn.Sequential(*blocks[start : start + "
+    "per_segment]), which is a function of x.",
+    nearer_fr="for start in range(0, len(blocks), per_segment) : un segment est nn.Sequential(*blocks[start : start + "
+    "per_segment]), qui est une fonction de x.",
 )
 
 
@@ -369,20 +365,16 @@ OFFLOAD = Exercise(
     id="offload",
     title=Said("offloading activations", "le déchargement des activations"),
     judge=_judge_hooks,
-    praise=Said(
-        "Right: autograd keeps numbers, the host keeps the activations, and the gradients have not noticed.",
-        "Exact : autograd garde des numéros, l’hôte garde les activations, et les gradients n’en savent rien.",
-    ),
-    hints=two_hints(
-        "pack returns whatever unpack will need: host.store(tensor), or the tensor itself where it is a weight. "
-        "How does unpack tell the two apart?",
-        "pack renvoie ce dont unpack aura besoin : host.store(tensor), ou le tenseur lui-même s’il s’agit d’un "
-        "poids. Comment unpack distingue-t-il les deux ?",
-        "weights = {p.untyped_storage().data_ptr() for p in model.parameters()}; pack looks there; unpack asks "
-        "isinstance(packed, torch.Tensor).",
-        "weights = {p.untyped_storage().data_ptr() for p in model.parameters()} ; pack y regarde ; unpack teste "
-        "isinstance(packed, torch.Tensor).",
-    ),
+    praise_en="Right: autograd keeps numbers, the host keeps the activations, and the gradients have not noticed.",
+    praise_fr="Exact : autograd garde des numéros, l’hôte garde les activations, et les gradients n’en savent rien.",
+    hint_en="pack returns whatever unpack will need: host.store(tensor), or the tensor itself where it is a weight. "
+    "How does unpack tell the two apart?",
+    hint_fr="pack renvoie ce dont unpack aura besoin : host.store(tensor), ou le tenseur lui-même s’il s’agit d’un "
+    "poids. Comment unpack distingue-t-il les deux ?",
+    nearer_en="weights = {p.untyped_storage().data_ptr() for p in model.parameters()}; pack looks there; unpack asks "
+    "isinstance(packed, torch.Tensor).",
+    nearer_fr="weights = {p.untyped_storage().data_ptr() for p in model.parameters()} ; pack y regarde ; unpack teste "
+    "isinstance(packed, torch.Tensor).",
 )
 
 
@@ -438,14 +430,11 @@ EXPOSED_SECONDS = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: as long as the link keeps up with the computation, memory costs no time at all.",
-        "Exact : tant que le lien suit le calcul, la mémoire gagnée ne coûte aucun temps.",
-    ),
-    hints=two_hints(
-        "How long does one way take? It has forward_s to hide on the way out; and how much on the way back?",
-        "Combien de temps dure un trajet ? Il a forward_s pour se cacher à l’aller ; et combien au retour ?",
-        "max(0, way − forward_s) + max(0, way − 2 · forward_s), where way = moved_bytes / link_bytes_per_s.",
-        "max(0, trajet − forward_s) + max(0, trajet − 2 · forward_s), où trajet = moved_bytes / link_bytes_per_s.",
-    ),
+    praise_en="Right: as long as the link keeps up with the computation, memory costs no time at all.",
+    praise_fr="Exact : tant que le lien suit le calcul, la mémoire gagnée ne coûte aucun temps.",
+    hint_en="How long does one way take? It has forward_s to hide on the way out; and how much on the way back?",
+    hint_fr="Combien de temps dure un trajet ? Il a forward_s pour se cacher à l’aller ; et combien au retour ?",
+    nearer_en="max(0, way − forward_s) + max(0, way − 2 · forward_s), where way = moved_bytes / link_bytes_per_s.",
+    nearer_fr="max(0, trajet − forward_s) + max(0, trajet − 2 · forward_s), où trajet = moved_bytes / "
+    "link_bytes_per_s.",
 )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlojz.labs.kit.example_links import Pair, relative_line, weighted_line
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, reader
 from dlojz.processes.forks import RankAnswer
 
@@ -145,20 +145,18 @@ RING_ALL_REDUCE = Exercise(
         ),
         inspect=_inspect,
     ),
-    praise=Said(
-        "Right, on 2, 3 and 4 ranks: every chunk has gone round the ring twice, once to be summed, once to be shared.",
-        "Exact, sur 2, 3 et 4 rangs : chaque morceau a fait deux tours, un pour être sommé, un pour être diffusé.",
-    ),
-    hints=two_hints(
-        "In step s of the reduce-scatter, rank r sends chunk r − s (modulo size) and receives chunk r − s − 1, "
-        "which it adds to its own. Which does it send in the all-gather?",
-        "À l’étape s du reduce-scatter, le rang r envoie le morceau r − s (modulo size) et reçoit le morceau "
-        "r − s − 1, qu’il ajoute au sien. Lequel envoie-t-il dans l’all-gather ?",
-        "sending = dist.isend(chunk, right), then dist.recv(received, left), then sending.wait(); in step s of the "
-        "all-gather, rank r sends chunk r + 1 − s and receives chunk r − s in place of its own.",
-        "sending = dist.isend(morceau, right), puis dist.recv(received, left), puis sending.wait() ; à l’étape s "
-        "de l’all-gather, le rang r envoie le morceau r + 1 − s et reçoit le morceau r − s à la place du sien.",
-    ),
+    praise_en="Right, on 2, 3 and 4 ranks: every chunk has gone round the ring twice, once to be summed, once to be "
+    "shared.",
+    praise_fr="Exact, sur 2, 3 et 4 rangs : chaque morceau a fait deux tours, un pour être sommé, un pour être "
+    "diffusé.",
+    hint_en="In step s of the reduce-scatter, rank r sends chunk r − s (modulo size) and receives chunk r − s − 1, "
+    "which it adds to its own. Which does it send in the all-gather?",
+    hint_fr="À l’étape s du reduce-scatter, le rang r envoie le morceau r − s (modulo size) et reçoit le morceau "
+    "r − s − 1, qu’il ajoute au sien. Lequel envoie-t-il dans l’all-gather ?",
+    nearer_en="sending = dist.isend(chunk, right), then dist.recv(received, left), then sending.wait(); in step s of "
+    "the all-gather, rank r sends chunk r + 1 − s and receives chunk r − s in place of its own.",
+    nearer_fr="sending = dist.isend(morceau, right), puis dist.recv(received, left), puis sending.wait() ; à l’étape s "
+    "de l’all-gather, le rang r envoie le morceau r + 1 − s et reçoit le morceau r − s à la place du sien.",
 )
 
 
@@ -235,16 +233,13 @@ RING_TIME = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: latency grows with the number of ranks, 2 (p − 1) α; the bytes hardly do, 2 (p − 1) / p · n.",
-        "Exact : la latence croît avec le nombre de rangs, 2 (p − 1) α ; les octets, presque pas : 2 (p − 1) / p · n.",
-    ),
-    hints=two_hints(
-        "How many steps has the ring, and how many bytes does each step carry?",
-        "Combien d’étapes compte l’anneau, et combien d’octets chaque étape transporte-t-elle ?",
-        "2 (size − 1) steps; one step takes alpha_s plus beta_s_per_byte times message_bytes / size.",
-        "2 (size − 1) étapes ; une étape dure alpha_s plus beta_s_per_byte fois message_bytes / size.",
-    ),
+    praise_en="Right: latency grows with the number of ranks, 2 (p − 1) α; the bytes hardly do, 2 (p − 1) / p · n.",
+    praise_fr="Exact : la latence croît avec le nombre de rangs, 2 (p − 1) α ; les octets, presque pas : 2 (p − 1) / p "
+    "· n.",
+    hint_en="How many steps has the ring, and how many bytes does each step carry?",
+    hint_fr="Combien d’étapes compte l’anneau, et combien d’octets chaque étape transporte-t-elle ?",
+    nearer_en="2 (size − 1) steps; one step takes alpha_s plus beta_s_per_byte times message_bytes / size.",
+    nearer_fr="2 (size − 1) étapes ; une étape dure alpha_s plus beta_s_per_byte fois message_bytes / size.",
 )
 
 
@@ -343,20 +338,17 @@ ALPHA_BETA = Exercise(
         told=Said("For the times of {2} ranks", "Pour les durées de {2} rangs"),
         tolerance=FIT_TOLERANCE,
     ),
-    praise=Said(
-        "Right: two numbers now stand for the network, and predict the times you have not measured.",
-        "Exact : deux nombres résument désormais le réseau, et prédisent les durées que vous n’avez pas mesurées.",
-    ),
-    hints=two_hints(
-        "The unknowns are a and b. Each measurement is one row: a + b n = t; divided by t it reads "
-        "a / t + b n / t = 1.",
-        "Les inconnues sont a et b. Chaque mesure est une ligne : a + b n = t ; divisée par t, elle s’écrit "
-        "a / t + b n / t = 1.",
-        "np.linalg.lstsq solves for (a, b) with the columns 1 / t and n / t and ones on the right; then "
-        "α = a / (2 (p − 1)) and β = b p / (2 (p − 1)).",
-        "np.linalg.lstsq donne (a, b), avec pour colonnes 1 / t et n / t et des 1 à droite ; puis "
-        "α = a / (2 (p − 1)) et β = b p / (2 (p − 1)).",
-    ),
+    praise_en="Right: two numbers now stand for the network, and predict the times you have not measured.",
+    praise_fr="Exact : deux nombres résument désormais le réseau, et prédisent les durées que vous n’avez pas "
+    "mesurées.",
+    hint_en="The unknowns are a and b. Each measurement is one row: a + b n = t; divided by t it reads "
+    "a / t + b n / t = 1.",
+    hint_fr="Les inconnues sont a et b. Chaque mesure est une ligne : a + b n = t ; divisée par t, elle s’écrit "
+    "a / t + b n / t = 1.",
+    nearer_en="np.linalg.lstsq solves for (a, b) with the columns 1 / t and n / t and ones on the right; then "
+    "α = a / (2 (p − 1)) and β = b p / (2 (p − 1)).",
+    nearer_fr="np.linalg.lstsq donne (a, b), avec pour colonnes 1 / t et n / t et des 1 à droite ; puis "
+    "α = a / (2 (p − 1)) et β = b p / (2 (p − 1)).",
 )
 
 
@@ -496,19 +488,15 @@ SAMPLER = Exercise(
     id="sampler",
     title=Said("which rank reads which samples", "quel rang lit quels échantillons"),
     judge=_judge,
-    praise=Said(
-        "Right: disjoint, equal, reshuffled with every epoch, without a single communication.",
-        "Exact : des parts disjointes, égales, remélangées à chaque époque, sans la moindre communication.",
-    ),
-    hints=two_hints(
-        "All ranks can compute the same permutation of the whole data set; what is then left to do for one rank?",
-        "Tous les rangs peuvent calculer la même permutation du jeu de données entier ; que reste-t-il alors à "
-        "faire pour un rang ?",
-        "torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)), then every size-th "
-        "index from rank on, and only the first num_samples // size of these.",
-        "torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)), puis un indice "
-        "tous les size à partir de rank, et seulement les num_samples // size premiers.",
-    ),
+    praise_en="Right: disjoint, equal, reshuffled with every epoch, without a single communication.",
+    praise_fr="Exact : des parts disjointes, égales, remélangées à chaque époque, sans la moindre communication.",
+    hint_en="All ranks can compute the same permutation of the whole data set; what is then left to do for one rank?",
+    hint_fr="Tous les rangs peuvent calculer la même permutation du jeu de données entier ; que reste-t-il alors à "
+    "faire pour un rang ?",
+    nearer_en="torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)), then every size-th "
+    "index from rank on, and only the first num_samples // size of these.",
+    nearer_fr="torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)), puis un indice "
+    "tous les size à partir de rank, et seulement les num_samples // size premiers.",
 )
 
 
@@ -584,14 +572,10 @@ LEARNING_RATE = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: as many samples, fewer steps, each so much the longer, once training has found its way.",
-        "Exact : autant d’échantillons, moins de pas, d’autant plus longs, une fois l’entraînement bien engagé.",
-    ),
-    hints=two_hints(
-        "What is the rate at step 0, and what from step warmup_steps on? In between it is a straight line.",
-        "Que vaut le taux au pas 0, et à partir du pas warmup_steps ? Entre les deux, c’est une droite.",
-        "With share = min(1, step / warmup_steps), the rate is base_rate · (1 + (scale − 1) · share).",
-        "Avec share = min(1, step / warmup_steps), le taux vaut base_rate · (1 + (scale − 1) · share).",
-    ),
+    praise_en="Right: as many samples, fewer steps, each so much the longer, once training has found its way.",
+    praise_fr="Exact : autant d’échantillons, moins de pas, d’autant plus longs, une fois l’entraînement bien engagé.",
+    hint_en="What is the rate at step 0, and what from step warmup_steps on? In between it is a straight line.",
+    hint_fr="Que vaut le taux au pas 0, et à partir du pas warmup_steps ? Entre les deux, c’est une droite.",
+    nearer_en="With share = min(1, step / warmup_steps), the rate is base_rate · (1 + (scale − 1) · share).",
+    nearer_fr="Avec share = min(1, step / warmup_steps), le taux vaut base_rate · (1 + (scale − 1) · share).",
 )

@@ -43,7 +43,7 @@ from dlojz.base.language import MEBIBYTE, format_bytes, integer, refusal, say
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import CATEGORY_STYLES, EDGE, PREDICTED_ALPHA, RULE, category_label
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said
 from dlojz.labs.kit.judges import Judge, reader
 from dlojz.labs.kit.quiet_deepspeed import load_deepspeed as load_deepspeed  # noqa: PLC0414
 from dlojz.prediction.compute import checkpoint_bytes
@@ -189,20 +189,17 @@ SHARES_TO_READ = Exercise(
             "Renvoyez une liste de triplets d’entiers, (ancien rang, première position, dernière position exclue)",
         ),
     ),
-    praise=Said(
-        "Right. That is what DCP does for each tensor, and what DeepSpeed leaves to its universal checkpoint.",
-        "Exact. C’est ce que DCP fait pour chaque tenseur, et ce que DeepSpeed laisse à son universal checkpoint.",
-    ),
-    hints=two_hints(
-        "The new share goes from rank · new to (rank + 1) · new in the vector, where new = ceil(elements / "
-        "new_ranks); the share of the old rank r from r · old to (r + 1) · old. Where do the two overlap?",
-        "Dans le vecteur, la nouvelle part va de rank · new à (rank + 1) · new, où new = ceil(elements / "
-        "new_ranks) ; celle de l’ancien rang r, de r · old à (r + 1) · old. Où se recouvrent-elles ?",
-        "For each r: start = max(rank · new, r · old); stop = min((rank + 1) · new, (r + 1) · old, elements). If "
-        "start < stop, the piece is (r, start − r · old, stop − r · old).",
-        "Pour chaque r : start = max(rank · new, r · old) ; stop = min((rank + 1) · new, (r + 1) · old, elements). "
-        "Si start < stop, le morceau est (r, start − r · old, stop − r · old).",
-    ),
+    praise_en="Right. That is what DCP does for each tensor, and what DeepSpeed leaves to its universal checkpoint.",
+    praise_fr="Exact. C’est ce que DCP fait pour chaque tenseur, et ce que DeepSpeed laisse à son universal "
+    "checkpoint.",
+    hint_en="The new share goes from rank · new to (rank + 1) · new in the vector, where new = ceil(elements / "
+    "new_ranks); the share of the old rank r from r · old to (r + 1) · old. Where do the two overlap?",
+    hint_fr="Dans le vecteur, la nouvelle part va de rank · new à (rank + 1) · new, où new = ceil(elements / "
+    "new_ranks) ; celle de l’ancien rang r, de r · old à (r + 1) · old. Où se recouvrent-elles ?",
+    nearer_en="For each r: start = max(rank · new, r · old); stop = min((rank + 1) · new, (r + 1) · old, elements). If "
+    "start < stop, the piece is (r, start − r · old, stop − r · old).",
+    nearer_fr="Pour chaque r : start = max(rank · new, r · old) ; stop = min((rank + 1) · new, (r + 1) · old, "
+    "elements). Si start < stop, le morceau est (r, start − r · old, stop − r · old).",
 )
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, normal, refuse_nothing
 from dlojz.processes.forks import RankAnswer
 
@@ -102,18 +102,14 @@ ZERO_STATES = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right. Stages 1 and 2 end at a floor, 4Ψ and 2Ψ; only stage 3 falls as 1/N.",
-        "Exact. Les stages 1 et 2 butent sur un plancher, 4Ψ et 2Ψ ; seul le stage 3 décroît en 1/N.",
-    ),
-    hints=two_hints(
-        "Write the three parts apart, 2Ψ, 2Ψ and 12Ψ. From which stage on is each divided by the number of ranks?",
-        "Écrivez les trois parts séparément : 2Ψ, 2Ψ et 12Ψ. À partir de quel stage chacune est-elle divisée par "
-        "le nombre de rangs ?",
-        "Optimizer: divided if stage >= 1; gradients: if stage >= 2; weights: if stage >= 3. Then add the three.",
-        "Optimiseur : divisé si stage >= 1 ; gradients : si stage >= 2 ; poids : si stage >= 3. Additionnez "
-        "ensuite les trois.",
-    ),
+    praise_en="Right. Stages 1 and 2 end at a floor, 4Ψ and 2Ψ; only stage 3 falls as 1/N.",
+    praise_fr="Exact. Les stages 1 et 2 butent sur un plancher, 4Ψ et 2Ψ ; seul le stage 3 décroît en 1/N.",
+    hint_en="Write the three parts apart, 2Ψ, 2Ψ and 12Ψ. From which stage on is each divided by the number of ranks?",
+    hint_fr="Écrivez les trois parts séparément : 2Ψ, 2Ψ et 12Ψ. À partir de quel stage chacune est-elle divisée par "
+    "le nombre de rangs ?",
+    nearer_en="Optimizer: divided if stage >= 1; gradients: if stage >= 2; weights: if stage >= 3. Then add the three.",
+    nearer_fr="Optimiseur : divisé si stage >= 1 ; gradients : si stage >= 2 ; poids : si stage >= 3. Additionnez "
+    "ensuite les trois.",
 )
 
 
@@ -256,20 +252,16 @@ SHARD_OPTIMIZER = Exercise(
         ),
         inspect=_inspect_states,
     ),
-    praise=Said(
-        "Right: one N-th of the moments on each rank, and the same weights as one process.",
-        "Exact : un N-ième des moments sur chaque rang, et les mêmes poids qu’un seul processus.",
-    ),
-    hints=two_hints(
-        "weights.chunk(size)[rank] is a view: what the optimizer writes there is written in weights. What do the "
-        "other ranks still lack then?",
-        "weights.chunk(size)[rank] est une vue : ce que l’optimiseur y écrit s’écrit dans weights. Que manque-t-il "
-        "encore aux autres rangs ?",
-        "Once: share = weights.chunk(size)[rank], and the optimizer made of [share]. In each step: share.grad = "
-        "gradient, optimizer.step(), then dist.all_gather_into_tensor(weights, share).",
-        "Une fois : share = weights.chunk(size)[rank], et l’optimiseur créé avec [share]. À chaque pas : "
-        "share.grad = gradient, optimizer.step(), puis dist.all_gather_into_tensor(weights, share).",
-    ),
+    praise_en="Right: one N-th of the moments on each rank, and the same weights as one process.",
+    praise_fr="Exact : un N-ième des moments sur chaque rang, et les mêmes poids qu’un seul processus.",
+    hint_en="weights.chunk(size)[rank] is a view: what the optimizer writes there is written in weights. What do the "
+    "other ranks still lack then?",
+    hint_fr="weights.chunk(size)[rank] est une vue : ce que l’optimiseur y écrit s’écrit dans weights. Que manque-t-il "
+    "encore aux autres rangs ?",
+    nearer_en="Once: share = weights.chunk(size)[rank], and the optimizer made of [share]. In each step: share.grad = "
+    "gradient, optimizer.step(), then dist.all_gather_into_tensor(weights, share).",
+    nearer_fr="Une fois : share = weights.chunk(size)[rank], et l’optimiseur créé avec [share]. À chaque pas : "
+    "share.grad = gradient, optimizer.step(), puis dist.all_gather_into_tensor(weights, share).",
 )
 
 
@@ -376,20 +368,16 @@ SHARD_GRADIENTS = Exercise(
         ),
         inspect=_inspect_volume,
     ),
-    praise=Said(
-        "Right: half an all-reduce, and no rank keeps more of the mean gradient than its share.",
-        "Exact : un demi-all-reduce, et aucun rang ne garde du gradient moyen plus que sa part.",
-    ),
-    hints=two_hints(
-        "Lay the gradients end to end (flatten, torch.cat), and add zeros at the end until their number is a "
-        "multiple of the number of ranks (F.pad).",
-        "Mettez les gradients bout à bout (flatten, torch.cat), et ajoutez des zéros à la fin jusqu’à un multiple "
-        "du nombre de rangs (F.pad).",
-        "-flat.numel() % size zeros are missing. Then dist.reduce_scatter_tensor(share, flat), where share has "
-        "flat.numel() // size elements, and divide by size.",
-        "Il manque -flat.numel() % size zéros. Ensuite, dist.reduce_scatter_tensor(share, flat), où share compte "
-        "flat.numel() // size éléments, puis divisez par size.",
-    ),
+    praise_en="Right: half an all-reduce, and no rank keeps more of the mean gradient than its share.",
+    praise_fr="Exact : un demi-all-reduce, et aucun rang ne garde du gradient moyen plus que sa part.",
+    hint_en="Lay the gradients end to end (flatten, torch.cat), and add zeros at the end until their number is a "
+    "multiple of the number of ranks (F.pad).",
+    hint_fr="Mettez les gradients bout à bout (flatten, torch.cat), et ajoutez des zéros à la fin jusqu’à un multiple "
+    "du nombre de rangs (F.pad).",
+    nearer_en="-flat.numel() % size zeros are missing. Then dist.reduce_scatter_tensor(share, flat), where share has "
+    "flat.numel() // size elements, and divide by size.",
+    nearer_fr="Il manque -flat.numel() % size zéros. Ensuite, dist.reduce_scatter_tensor(share, flat), où share compte "
+    "flat.numel() // size éléments, puis divisez par size.",
 )
 
 
@@ -557,20 +545,16 @@ SHARD_WEIGHTS = Exercise(
         ),
         inspect=_inspect,
     ),
-    praise=Said(
-        "Right: between two layers no rank holds more than its share, of weights and of gradients.",
-        "Exact : entre deux couches, aucun rang ne détient plus que sa part, ni des poids ni des gradients.",
-    ),
-    hints=two_hints(
-        "forward keeps x and share, not the whole weight. What must backward do first, then? With y = x Wᵀ, the "
-        "gradient of W is gradientᵀ x, and that of x is gradient W.",
-        "forward garde x et share, pas le poids entier. Par quoi backward doit-elle alors commencer ? Avec "
-        "y = x Wᵀ, le gradient de W est gradientᵀ x, et celui de x est gradient W.",
-        "forward: context.save_for_backward(x, share), then x @ gather(share).T. backward: "
-        "dist.reduce_scatter_tensor(share_gradient, gradient.T @ x), divided by the number of ranks, and "
-        "gradient @ gather(share).",
-        "forward : context.save_for_backward(x, share), puis x @ gather(share).T. backward : "
-        "dist.reduce_scatter_tensor(share_gradient, gradient.T @ x), divisé par le nombre de rangs, et "
-        "gradient @ gather(share).",
-    ),
+    praise_en="Right: between two layers no rank holds more than its share, of weights and of gradients.",
+    praise_fr="Exact : entre deux couches, aucun rang ne détient plus que sa part, ni des poids ni des gradients.",
+    hint_en="forward keeps x and share, not the whole weight. What must backward do first, then? With y = x Wᵀ, the "
+    "gradient of W is gradientᵀ x, and that of x is gradient W.",
+    hint_fr="forward garde x et share, pas le poids entier. Par quoi backward doit-elle alors commencer ? Avec "
+    "y = x Wᵀ, le gradient de W est gradientᵀ x, et celui de x est gradient W.",
+    nearer_en="forward: context.save_for_backward(x, share), then x @ gather(share).T. backward: "
+    "dist.reduce_scatter_tensor(share_gradient, gradient.T @ x), divided by the number of ranks, and "
+    "gradient @ gather(share).",
+    nearer_fr="forward : context.save_for_backward(x, share), puis x @ gather(share).T. backward : "
+    "dist.reduce_scatter_tensor(share_gradient, gradient.T @ x), divisé par le nombre de rangs, et "
+    "gradient @ gather(share).",
 )

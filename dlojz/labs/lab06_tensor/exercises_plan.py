@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dlojz.base.language import say
 from dlojz.by_hand.collectives.cost import cost_s
 from dlojz.hardware.links import Link
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.rank_judges import (
     COUNTED_AGAIN,
@@ -175,20 +175,17 @@ MBCONV_CHANNELS = Exercise(
         ),
         inspect=_convolution_inspect,
     ),
-    praise=Said(
-        "Right: the depthwise convolution asks nobody, the gate asks for a few numbers, the end for one all-reduce.",
-        "Exact : la convolution depthwise ne demande rien, la porte quelques nombres, la fin un all-reduce.",
-    ),
-    hints=two_hints(
-        "A 1×1 convolution is a linear layer over the channels: expand by columns, project by rows. Which of the "
-        "two is squeeze, and which is excite?",
-        "Une convolution 1×1 est une couche linéaire sur les canaux : expand par colonne, project par ligne. Que "
-        "sont alors squeeze et excite ?",
-        "Four operators: copy(x, axis) before expand; add_up(pooled @ squeeze.T, axis) before its bias; "
-        "copy(…, axis) before excite; add_up of the output of project. The shortcut adds x itself.",
-        "Quatre opérateurs : copy(x, axis) avant expand ; add_up(pooled @ squeeze.T, axis) avant son biais ; "
-        "copy(…, axis) avant excite ; add_up de la sortie de project. Le raccourci ajoute x lui-même.",
-    ),
+    praise_en="Right: the depthwise convolution asks nobody, the gate asks for a few numbers, the end for one "
+    "all-reduce.",
+    praise_fr="Exact : la convolution depthwise ne demande rien, la porte quelques nombres, la fin un all-reduce.",
+    hint_en="A 1×1 convolution is a linear layer over the channels: expand by columns, project by rows. Which of the "
+    "two is squeeze, and which is excite?",
+    hint_fr="Une convolution 1×1 est une couche linéaire sur les canaux : expand par colonne, project par ligne. Que "
+    "sont alors squeeze et excite ?",
+    nearer_en="Four operators: copy(x, axis) before expand; add_up(pooled @ squeeze.T, axis) before its bias; "
+    "copy(…, axis) before excite; add_up of the output of project. The shortcut adds x itself.",
+    nearer_fr="Quatre opérateurs : copy(x, axis) avant expand ; add_up(pooled @ squeeze.T, axis) avant son biais ; "
+    "copy(…, axis) avant excite ; add_up de la sortie de project. Le raccourci ajoute x lui-même.",
 )
 
 
@@ -336,19 +333,16 @@ PARALLELIZE_PLAN = Exercise(
     id="parallelize-plan",
     title=Said("torch's parallelize_module", "parallelize_module de torch"),
     judge=_PlanJudge(_plan_expected, on_ranks=True, trial=_plan_trial, cases=((2, 11),), inspect=_plan_inspect),
-    praise=Said(
-        "Right: seven layers, two styles, and two all-reduces in the forward pass.",
-        "Exact : sept couches, deux styles, et deux all-reduces en passe avant.",
-    ),
-    hints=two_hints(
-        "For each layer: is what it reads whole on every rank, or shared out? Whole: by columns. Shared out: by rows.",
-        "Pour chaque couche : ce qu’elle lit est-il entier sur chaque rang, ou réparti ? Entier : par colonne. "
-        "Réparti : par ligne.",
-        "query, key, value, mlp_gate and mlp_expand read x: ColwiseParallel(). attention_project and mlp_project "
-        "read heads and hidden features: RowwiseParallel().",
-        "query, key, value, mlp_gate et mlp_expand lisent x : ColwiseParallel(). attention_project et mlp_project "
-        "lisent des têtes et des neurones cachés : RowwiseParallel().",
-    ),
+    praise_en="Right: seven layers, two styles, and two all-reduces in the forward pass.",
+    praise_fr="Exact : sept couches, deux styles, et deux all-reduces en passe avant.",
+    hint_en="For each layer: is what it reads whole on every rank, or shared out? Whole: by columns. Shared out: by "
+    "rows.",
+    hint_fr="Pour chaque couche : ce qu’elle lit est-il entier sur chaque rang, ou réparti ? Entier : par colonne. "
+    "Réparti : par ligne.",
+    nearer_en="query, key, value, mlp_gate and mlp_expand read x: ColwiseParallel(). attention_project and mlp_project "
+    "read heads and hidden features: RowwiseParallel().",
+    nearer_fr="query, key, value, mlp_gate et mlp_expand lisent x : ColwiseParallel(). attention_project et "
+    "mlp_project lisent des têtes et des neurones cachés : RowwiseParallel().",
 )
 
 
@@ -433,16 +427,12 @@ LAYER_BYTES = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: four all-reduces of (B, T, D) for each layer and each micro-batch.",
-        "Exact : quatre all-reduces de (B, T, D) par couche et par micro-batch.",
-    ),
-    hints=two_hints(
-        "How many regions has a transformer layer, and how many all-reduces each, forward and backward? What is "
-        "the shape of what is added up?",
-        "Combien de régions une couche de transformer a-t-elle, et combien d’all-reduces chacune, en passes avant "
-        "et arrière ? Quelle est la forme de ce qui est additionné ?",
-        "4 messages of samples · tokens · width · number_bytes, of which a ring sends 2 (ranks − 1) / ranks.",
-        "4 messages de samples · tokens · width · number_bytes, dont un anneau envoie 2 (ranks − 1) / ranks.",
-    ),
+    praise_en="Right: four all-reduces of (B, T, D) for each layer and each micro-batch.",
+    praise_fr="Exact : quatre all-reduces de (B, T, D) par couche et par micro-batch.",
+    hint_en="How many regions has a transformer layer, and how many all-reduces each, forward and backward? What is "
+    "the shape of what is added up?",
+    hint_fr="Combien de régions une couche de transformer a-t-elle, et combien d’all-reduces chacune, en passes avant "
+    "et arrière ? Quelle est la forme de ce qui est additionné ?",
+    nearer_en="4 messages of samples · tokens · width · number_bytes, of which a ring sends 2 (ranks − 1) / ranks.",
+    nearer_fr="4 messages de samples · tokens · width · number_bytes, dont un anneau envoie 2 (ranks − 1) / ranks.",
 )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dlojz.config.layout import AXES, Layout, RankGrid, complete
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Wrong
 from dlojz.labs.kit.judges import Case, Judge, expect_groups, expect_triple, refuse_nothing
 
 SIZES = ((2, 4, 2), (2, 2, 2), (3, 2, 4), (2, 3, 1), (5, 1, 3))
@@ -92,18 +92,16 @@ PLACE = Exercise(
         mistakes=_PLACE_WAYS,
         differs=_other_place,
     ),
-    praise=Said(
-        "Right for every rank of five grids: the number of a rank gives its stage, its replica and its slice.",
-        "Exact pour chaque rang de cinq grilles : le numéro d’un rang donne son étage, sa réplique et sa tranche.",
-    ),
-    hints=two_hints(
-        "The formula is a number written in three digits, like hours, minutes and seconds. Which remainder gives the "
-        "last digit, and what is left then?",
-        "La formule est un nombre à trois chiffres, comme des heures, minutes et secondes. Quel reste donne le dernier "
-        "chiffre, et que reste-t-il ensuite ?",
-        "tp_rank is rank % tp; rank // tp is pp_rank · dp + dp_rank, which you take apart in the same way with dp.",
-        "tp_rank vaut rank % tp ; rank // tp vaut pp_rank · dp + dp_rank, que vous décomposez de même avec dp.",
-    ),
+    praise_en="Right for every rank of five grids: the number of a rank gives its stage, its replica and its slice.",
+    praise_fr="Exact pour chaque rang de cinq grilles : le numéro d’un rang donne son étage, sa réplique et sa "
+    "tranche.",
+    hint_en="The formula is a number written in three digits, like hours, minutes and seconds. Which remainder gives "
+    "the last digit, and what is left then?",
+    hint_fr="La formule est un nombre à trois chiffres, comme des heures, minutes et secondes. Quel reste donne le "
+    "dernier chiffre, et que reste-t-il ensuite ?",
+    nearer_en="tp_rank is rank % tp; rank // tp is pp_rank · dp + dp_rank, which you take apart in the same way with "
+    "dp.",
+    nearer_fr="tp_rank vaut rank % tp ; rank // tp vaut pp_rank · dp + dp_rank, que vous décomposez de même avec dp.",
 )
 
 _DEGREES = ((16, None, 4, 2), (8, None, 2, 1), (24, 3, None, 4), (64, 2, 4, None), (8, 2, 2, 2), (4, 4, 1, None))
@@ -183,20 +181,18 @@ DEGREES = Exercise(
         differs=_other_degrees,
         then=_must_refuse,
     ),
-    praise=Said(
-        "Right: the product of the degrees is the number of processes; where no whole degree fits, you raise an error.",
-        "Exact : le produit des degrés est le nombre de processus ; si aucun degré entier ne convient, vous levez une "
-        "erreur.",
-    ),
-    hints=two_hints(
-        "processes = dp × pp × tp. What must hold of the product of the degrees that are given, so that the third is "
-        "whole?",
-        "processus = dp × pp × tp. Que doit vérifier le produit des degrés donnés pour que le troisième soit entier ?",
-        "known = (dp or 1) * (pp or 1) * (tp or 1); if processes % known, raise ValueError; the missing one is "
-        "processes // known. And where none is missing, known must be processes.",
-        "known = (dp or 1) * (pp or 1) * (tp or 1) ; si processes % known, levez ValueError ; le degré manquant vaut "
-        "processes // known. Et s’il n’en manque aucun, known doit valoir processes.",
-    ),
+    praise_en="Right: the product of the degrees is the number of processes; where no whole degree fits, you raise an "
+    "error.",
+    praise_fr="Exact : le produit des degrés est le nombre de processus ; si aucun degré entier ne convient, vous "
+    "levez une erreur.",
+    hint_en="processes = dp × pp × tp. What must hold of the product of the degrees that are given, so that the third "
+    "is whole?",
+    hint_fr="processus = dp × pp × tp. Que doit vérifier le produit des degrés donnés pour que le troisième soit "
+    "entier ?",
+    nearer_en="known = (dp or 1) * (pp or 1) * (tp or 1); if processes % known, raise ValueError; the missing one is "
+    "processes // known. And where none is missing, known must be processes.",
+    nearer_fr="known = (dp or 1) * (pp or 1) * (tp or 1) ; si processes % known, levez ValueError ; le degré manquant "
+    "vaut processes // known. Et s’il n’en manque aucun, known doit valoir processes.",
 )
 
 
@@ -309,20 +305,17 @@ GROUPS = Exercise(
         mistakes=_GROUP_WAYS,
         differs=_other_groups,
     ),
-    praise=Said(
-        "Right: along each axis, every rank belongs to exactly one group.",
-        "Exact : selon chaque axe, tout rang appartient à exactement un groupe.",
-    ),
-    hints=two_hints(
-        "Hold two of the three places, let the third run: that is one group. Do so for each choice of the two held.",
-        "Fixez deux des trois places, faites varier la troisième : voilà un groupe. Recommencez pour chaque choix des "
-        "deux places fixées.",
-        "From rank to rank along tp it is 1, along dp tp, along pp dp * tp: call that step. A group begins at each "
-        "rank whose place along the axis is 0 (place_of tells it), and is [first + i * step for i in range(degree)].",
-        "D’un rang au suivant, l’écart est de 1 selon tp, de tp selon dp, de dp * tp selon pp : appelez-le step. Un "
-        "groupe commence à chaque rang dont la place selon l’axe est 0 (place_of la donne) ; c’est [first + i * step "
-        "for i in range(degree)].",
-    ),
+    praise_en="Right: along each axis, every rank belongs to exactly one group.",
+    praise_fr="Exact : selon chaque axe, tout rang appartient à exactement un groupe.",
+    hint_en="Hold two of the three places, let the third run: that is one group. Do so for each choice of the two "
+    "held.",
+    hint_fr="Fixez deux des trois places, faites varier la troisième : voilà un groupe. Recommencez pour chaque choix "
+    "des deux places fixées.",
+    nearer_en="From rank to rank along tp it is 1, along dp tp, along pp dp * tp: call that step. A group begins at "
+    "each rank whose place along the axis is 0 (place_of tells it), and is [first + i * step for i in range(degree)].",
+    nearer_fr="D’un rang au suivant, l’écart est de 1 selon tp, de tp selon dp, de dp * tp selon pp : appelez-le step. "
+    "Un groupe commence à chaque rang dont la place selon l’axe est 0 (place_of la donne) ; c’est [first + i * step "
+    "for i in range(degree)].",
 )
 
 
@@ -452,21 +445,18 @@ LAYOUT_3D = Exercise(
     id="layout-3d",
     title=Said("a 3D run from its specification", "une exécution 3D à partir de son cahier des charges"),
     judge=Judge(layout_3d, cases=CASES, trial=_written, differs=_other_layout),
-    praise=Said(
-        "Right for four specifications: the degrees use every process, and a step reads the batch that was asked for.",
-        "Exact pour quatre cahiers des charges : les degrés emploient chaque processus, et un pas lit le batch "
-        "demandé.",
-    ),
-    hints=two_hints(
-        "Which of the three degrees is not given, and what do the processes make of it? Then: how many samples does "
-        "one micro-batch of all replicas read?",
-        "Lequel des trois degrés n’est pas donné, et que vaut-il d’après les processus ? Ensuite : combien "
-        "d’échantillons lit un micro-batch, sur toutes les répliques ?",
-        "dp = processes // (stages * slices); micro_batches = global_batch // (micro_batch * dp); "
-        'dlojz.Layout(dp=…, pp=stages, tp=slices, micro_batch=…, micro_batches=…, engine="by_hand").',
-        "dp = processes // (stages * slices) ; micro_batches = global_batch // (micro_batch * dp) ; "
-        'dlojz.Layout(dp=…, pp=stages, tp=slices, micro_batch=…, micro_batches=…, engine="by_hand").',
-    ),
+    praise_en="Right for four specifications: the degrees use every process, and a step reads the batch that was asked "
+    "for.",
+    praise_fr="Exact pour quatre cahiers des charges : les degrés emploient chaque processus, et un pas lit le batch "
+    "demandé.",
+    hint_en="Which of the three degrees is not given, and what do the processes make of it? Then: how many samples "
+    "does one micro-batch of all replicas read?",
+    hint_fr="Lequel des trois degrés n’est pas donné, et que vaut-il d’après les processus ? Ensuite : combien "
+    "d’échantillons lit un micro-batch, sur toutes les répliques ?",
+    nearer_en="dp = processes // (stages * slices); micro_batches = global_batch // (micro_batch * dp); "
+    'dlojz.Layout(dp=…, pp=stages, tp=slices, micro_batch=…, micro_batches=…, engine="by_hand").',
+    nearer_fr="dp = processes // (stages * slices) ; micro_batches = global_batch // (micro_batch * dp) ; "
+    'dlojz.Layout(dp=…, pp=stages, tp=slices, micro_batch=…, micro_batches=…, engine="by_hand").',
 )
 
 
@@ -588,19 +578,16 @@ BETWEEN_NODES = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: a ring whose ranks are in order enters and leaves each node once, however many of its ranks are there.",
-        "Exact : un anneau dont les rangs sont dans l’ordre entre et sort une fois de chaque nœud, quel que soit le "
-        "nombre de rangs qu’il y a.",
-    ),
-    hints=two_hints(
-        "Two factors: what one rank sends to its neighbour (lab 03), and how many ranks have their neighbour on "
-        "another node. Who is the neighbour of the last?",
-        "Deux facteurs : ce qu’un rang envoie à son voisin (TP 03), et combien de rangs ont leur voisin sur un autre "
-        "nœud. Qui est le voisin du dernier ?",
-        "2 (n − 1)/n · message_bytes for an all-reduce, half of it for the others; times the number of i for which "
-        "group[i] // gpus_per_node differs from group[(i + 1) % n] // gpus_per_node.",
-        "2 (n − 1)/n · message_bytes pour un all-reduce, la moitié pour les autres ; multiplié par le nombre de i pour "
-        "lesquels group[i] // gpus_per_node diffère de group[(i + 1) % n] // gpus_per_node.",
-    ),
+    praise_en="Right: a ring whose ranks are in order enters and leaves each node once, however many of its ranks are "
+    "there.",
+    praise_fr="Exact : un anneau dont les rangs sont dans l’ordre entre et sort une fois de chaque nœud, quel que soit "
+    "le nombre de rangs qu’il y a.",
+    hint_en="Two factors: what one rank sends to its neighbour (lab 03), and how many ranks have their neighbour on "
+    "another node. Who is the neighbour of the last?",
+    hint_fr="Deux facteurs : ce qu’un rang envoie à son voisin (TP 03), et combien de rangs ont leur voisin sur un "
+    "autre nœud. Qui est le voisin du dernier ?",
+    nearer_en="2 (n − 1)/n · message_bytes for an all-reduce, half of it for the others; times the number of i for "
+    "which group[i] // gpus_per_node differs from group[(i + 1) % n] // gpus_per_node.",
+    nearer_fr="2 (n − 1)/n · message_bytes pour un all-reduce, la moitié pour les autres ; multiplié par le nombre de "
+    "i pour lesquels group[i] // gpus_per_node diffère de group[(i + 1) % n] // gpus_per_node.",
 )

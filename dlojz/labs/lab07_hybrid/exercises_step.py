@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dlojz.config.layout import RankGrid
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said
 from dlojz.labs.kit.judges import Judge
 
 if TYPE_CHECKING:
@@ -274,18 +274,14 @@ STEP_2D = Exercise(
     id="hybrid-step",
     title=Said("one step in two dimensions", "un pas en deux dimensions"),
     judge=Judge(_held(RIGHT), on_ranks=True, trial=_trial, cases=CASES, labels=_LABELS, faults=_FAULTS),
-    praise=Said(
-        "Right on 2 × 2 and on 3 × 1 ranks: the gradients equal those of one process that reads the whole batch.",
-        "Exact sur 2 × 2 rangs et sur 3 × 1 : les gradients sont ceux d’un seul processus qui lit tout le batch.",
-    ),
-    hints=two_hints(
-        "For each tensor, ask: which ranks hold a part of the same sum? Terms of one output are on tp; gradients of "
-        "one slice, from other samples, on dp.",
-        "Demandez-vous, pour chaque tenseur : quels rangs détiennent une part de la même somme ? Les termes d’une même "
-        "sortie sont sur tp ; les gradients d’une même tranche, issus d’autres échantillons, sur dp.",
-        "copy(x * scale, tp) before w1; add_up(h @ w2.T, tp), and only then + bias. After backward, for every "
-        "parameter: dp.all_reduce(parameter.grad), then divide by dp.size.",
-        "copy(x * scale, tp) avant w1 ; add_up(h @ w2.T, tp), et seulement ensuite + bias. Après backward, pour chaque "
-        "paramètre : dp.all_reduce(parameter.grad), puis division par dp.size.",
-    ),
+    praise_en="Right on 2 × 2 and on 3 × 1 ranks: the gradients equal those of one process that reads the whole batch.",
+    praise_fr="Exact sur 2 × 2 rangs et sur 3 × 1 : les gradients sont ceux d’un seul processus qui lit tout le batch.",
+    hint_en="For each tensor, ask: which ranks hold a part of the same sum? Terms of one output are on tp; gradients "
+    "of one slice, from other samples, on dp.",
+    hint_fr="Demandez-vous, pour chaque tenseur : quels rangs détiennent une part de la même somme ? Les termes d’une "
+    "même sortie sont sur tp ; les gradients d’une même tranche, issus d’autres échantillons, sur dp.",
+    nearer_en="copy(x * scale, tp) before w1; add_up(h @ w2.T, tp), and only then + bias. After backward, for every "
+    "parameter: dp.all_reduce(parameter.grad), then divide by dp.size.",
+    nearer_fr="copy(x * scale, tp) avant w1 ; add_up(h @ w2.T, tp), et seulement ensuite + bias. Après backward, pour "
+    "chaque paramètre : dp.all_reduce(parameter.grad), puis division par dp.size.",
 )

@@ -206,8 +206,7 @@ def _stages(chosen: Any, table: Mapping[Stage, float], num_micro_batches: int) -
             en=f"stages are triples (first layer, last layer, devices) of the table that hold each of the {layers} "
             f"layers once, in order, but {visible(repr(chosen)[:80])} was received.",
             fr="les étages sont des triplets (première couche, dernière couche, périphériques) de la table, qui "
-            f"contiennent chacune des {layers} couches une fois, dans l’ordre ; reçu : "
-            f"{visible(repr(chosen)[:80])}.",
+            f"contiennent chacune des {layers} couches une fois, dans l’ordre ; reçu : {visible(repr(chosen)[:80])}.",
         )
     if num_micro_batches < 1:
         raise refusal(

@@ -14,7 +14,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import say
 from dlojz.base.machine import patience
 from dlojz.base.table import Table
-from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Verdict, Wrong, show, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Verdict, Wrong, show
 from dlojz.labs.kit.figures import columns, or_to_do
 from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.rank_judges import Undone, same
@@ -152,18 +152,17 @@ DEEPSPEED_LOOP = Exercise(
     id="deepspeed-loop",
     title=Said("the loop for DeepSpeed", "la boucle pour DeepSpeed"),
     judge=_engine_judge,
-    praise=Said(
-        "Right: the weights equal those of the plain loop. The engine divides, counts and zeroes, as its JSON says.",
-        "Exact : les poids sont ceux de la boucle simple. Le moteur divise, compte et remet à zéro, selon son JSON.",
-    ),
-    hints=two_hints(
-        "Which lines of the plain loop need to know the accumulation? The engine knows it from the JSON: these lines "
-        "are its own.",
-        "Quelles lignes de la boucle simple ont besoin de l’accumulation ? Le moteur la connaît par le JSON : ces "
-        "lignes-là lui reviennent.",
-        "Three lines in the loop, without any if: loss = engine(batch), engine.backward(loss), engine.step().",
-        "Trois lignes dans la boucle, sans aucun if : loss = engine(batch), engine.backward(loss), engine.step().",
-    ),
+    praise_en="Right: the weights equal those of the plain loop. The engine divides, counts and zeroes, as its JSON "
+    "says.",
+    praise_fr="Exact : les poids sont ceux de la boucle simple. Le moteur divise, compte et remet à zéro, selon son "
+    "JSON.",
+    hint_en="Which lines of the plain loop need to know the accumulation? The engine knows it from the JSON: these "
+    "lines are its own.",
+    hint_fr="Quelles lignes de la boucle simple ont besoin de l’accumulation ? Le moteur la connaît par le JSON : ces "
+    "lignes-là lui reviennent.",
+    nearer_en="Three lines in the loop, without any if: loss = engine(batch), engine.backward(loss), engine.step().",
+    nearer_fr="Trois lignes dans la boucle, sans aucun if : loss = engine(batch), engine.backward(loss), "
+    "engine.step().",
 )
 
 
@@ -306,22 +305,18 @@ ACCELERATE_LOOP = Exercise(
     id="accelerate-loop",
     title=Said("the loop for Accelerate", "la boucle pour Accelerate"),
     judge=_accelerator_judge,
-    praise=Said(
-        "Right: the loop is yours, and the accelerator decides when the optimizer updates, also at the end of the "
-        "loader.",
-        "Exact : la boucle est la vôtre, et l’accélérateur décide quand l’optimiseur met à jour, à la fin du chargeur "
-        "aussi.",
-    ),
-    hints=two_hints(
-        "prepare takes the three and gives them back, wrapped, in the same order; everything after it uses what it "
-        "gave. What, in the plain loop, depends on the accumulation? It goes.",
-        "prepare prend les trois et les rend, enveloppés, dans le même ordre ; tout ce qui suit se sert de ce qu’il a "
-        "rendu. Qu’est-ce qui, dans la boucle simple, dépend de l’accumulation ? Cela disparaît.",
-        "for batch in loader: with accelerator.accumulate(model): accelerator.backward(model(batch)), then "
-        "optimizer.step() and optimizer.zero_grad(), each time.",
-        "for batch in loader : with accelerator.accumulate(model) : accelerator.backward(model(batch)), puis "
-        "optimizer.step() et optimizer.zero_grad(), à chaque fois.",
-    ),
+    praise_en="Right: the loop is yours, and the accelerator decides when the optimizer updates, also at the end of "
+    "the loader.",
+    praise_fr="Exact : la boucle est la vôtre, et l’accélérateur décide quand l’optimiseur met à jour, à la fin du "
+    "chargeur aussi.",
+    hint_en="prepare takes the three and gives them back, wrapped, in the same order; everything after it uses what it "
+    "gave. What, in the plain loop, depends on the accumulation? It goes.",
+    hint_fr="prepare prend les trois et les rend, enveloppés, dans le même ordre ; tout ce qui suit se sert de ce "
+    "qu’il a rendu. Qu’est-ce qui, dans la boucle simple, dépend de l’accumulation ? Cela disparaît.",
+    nearer_en="for batch in loader: with accelerator.accumulate(model): accelerator.backward(model(batch)), then "
+    "optimizer.step() and optimizer.zero_grad(), each time.",
+    nearer_fr="for batch in loader : with accelerator.accumulate(model) : accelerator.backward(model(batch)), puis "
+    "optimizer.step() et optimizer.zero_grad(), à chaque fois.",
 )
 
 
@@ -475,21 +470,17 @@ GATHER_METRICS = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: every sample once, in order, on every rank, as Accelerate's gather_for_metrics gives.",
-        "Exact : chaque échantillon une fois, dans l’ordre, sur chaque rang, comme le donne gather_for_metrics "
-        "d’Accelerate.",
-    ),
-    hints=two_hints(
-        "Which collective gives every rank the tensors of all, unchanged? And where are the repetitions, once all is "
-        "laid end to end?",
-        "Quelle communication donne à chaque rang les tenseurs de tous, inchangés ? Et où sont les répétitions, une "
-        "fois le tout mis bout à bout ?",
-        "parts = [torch.empty_like(values) for _ in range(dist.get_world_size())], dist.all_gather(parts, values), "
-        "torch.cat(parts), then the first real rows.",
-        "parts = [torch.empty_like(values) for _ in range(dist.get_world_size())], dist.all_gather(parts, values), "
-        "torch.cat(parts), puis les real premières lignes.",
-    ),
+    praise_en="Right: every sample once, in order, on every rank, as Accelerate's gather_for_metrics gives.",
+    praise_fr="Exact : chaque échantillon une fois, dans l’ordre, sur chaque rang, comme le donne gather_for_metrics "
+    "d’Accelerate.",
+    hint_en="Which collective gives every rank the tensors of all, unchanged? And where are the repetitions, once all "
+    "is laid end to end?",
+    hint_fr="Quelle communication donne à chaque rang les tenseurs de tous, inchangés ? Et où sont les répétitions, "
+    "une fois le tout mis bout à bout ?",
+    nearer_en="parts = [torch.empty_like(values) for _ in range(dist.get_world_size())], dist.all_gather(parts, "
+    "values), torch.cat(parts), then the first real rows.",
+    nearer_fr="parts = [torch.empty_like(values) for _ in range(dist.get_world_size())], dist.all_gather(parts, "
+    "values), torch.cat(parts), puis les real premières lignes.",
 )
 
 
