@@ -12,8 +12,7 @@ from dlojz import labs
 from dlojz.base.language import use_language
 from dlojz.cli.main import DONE, REFUSED, main
 from dlojz.labs.kit.contents import LABS
-from dlojz.labs.kit.lab import LabProgress, Predicted
-from dlojz.labs.kit.lab_catalogue import NUMBERS, content_of
+from dlojz.labs.kit.lab import NUMBERS, LabProgress, Predicted, content_of
 from dlojz.labs.kit.progress_page import (
     Advice,
     LabRow,

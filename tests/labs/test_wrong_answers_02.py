@@ -18,14 +18,16 @@ from torch.utils.checkpoint import checkpoint
 from dlojz.base.language import use_language
 from dlojz.labs import lab02_memory
 from dlojz.labs.kit.exercise import judge
-from dlojz.labs.lab02_memory.exercises_states import (
+from dlojz.labs.lab02_memory.exercises import (
     bytes_per_parameter,
+    checkpointed,
     data_parallel_bytes,
+    exposed_seconds,
     largest_batch,
+    offload_hooks,
     peak_bytes,
     transformer_layer_bytes,
 )
-from dlojz.labs.lab02_memory.exercises_time import checkpointed, exposed_seconds, offload_hooks
 
 EXERCISES = {exercise.id: exercise for exercise in lab02_memory.EXERCISES}
 Answer = Callable[..., Any]

@@ -47,8 +47,7 @@ from dlojz.labs.kit.contents import (
     read_rooms,
     total_minutes,
 )
-from dlojz.labs.kit.lab import MAX_NOTEBOOK_BYTES
-from dlojz.labs.kit.lab_catalogue import NUMBERS, content_of
+from dlojz.labs.kit.lab import MAX_NOTEBOOK_BYTES, NUMBERS, content_of
 from dlojz.labs.kit.source import LabSource, compose, french_spaces, read_source
 from dlojz.libraries.library_catalogue import LIBRARIES
 from dlojz.results.record import write_atomic

@@ -16,8 +16,7 @@ from dlojz.base.table import safe, visible
 from dlojz.display.style import BLACK, BLUE, FRAME, INK, SHADE, SKY, WHITE
 from dlojz.labs.kit.contents import LABS, LabEntry
 from dlojz.labs.kit.exercise import Prediction
-from dlojz.labs.kit.lab import LabProgress, Predicted, notebook_language
-from dlojz.labs.kit.lab_catalogue import NUMBERS, content_of
+from dlojz.labs.kit.lab import NUMBERS, LabProgress, Predicted, content_of, notebook_language
 from dlojz.running.store import runs_root
 
 STYLE = (

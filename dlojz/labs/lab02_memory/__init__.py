@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dlojz.labs.kit.exercise import Prediction
-from dlojz.labs.lab02_memory.exercises_states import (
+from dlojz.labs.lab02_memory.exercises import (
     BLOCK_ACTIVATIONS,
     BYTES_PER_PARAMETER,
+    CHECKPOINT,
     DATA_PARALLEL_BYTES,
+    EXPOSED_SECONDS,
     LARGEST_BATCH,
+    OFFLOAD,
     PEAK,
 )
-from dlojz.labs.lab02_memory.exercises_time import CHECKPOINT, EXPOSED_SECONDS, OFFLOAD
 
 EXERCISES = (
     BYTES_PER_PARAMETER,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.example_links import Pair, relative_line, weighted_line
+from dlojz.hardware.links import weighted_line
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, reader
 from dlojz.processes.forks import RankAnswer
@@ -19,6 +19,7 @@ from dlojz.processes.forks import RankAnswer
 if TYPE_CHECKING:
     from torch import Tensor
 
+Pair = tuple[float, float]
 CHUNK = 3
 """Elements of a chunk: more than one, so that a chunk is not taken for an element."""
 _NAME = "sum"
@@ -245,7 +246,7 @@ RING_TIME = Exercise(
 
 def fit_alpha_beta(message_bytes: Sequence[float], seconds: Sequence[float], size: int) -> Pair:
     """α (s) and β (s per byte) of a ring all-reduce of `size` ranks, from its times: t = 2 (p − 1) (α + β n / p)."""
-    return _per_step(relative_line(message_bytes, seconds), size)
+    return _per_step(weighted_line(message_bytes, seconds), size)
 
 
 def _per_step(line: Pair, size: int) -> Pair:
@@ -279,7 +280,7 @@ def _measurements() -> Iterator[tuple[list[float], list[float], int]]:
 
 _FIT_MISTAKES = (
     Mistake(
-        lambda n, t, p: relative_line(n, t),
+        lambda n, t, p: weighted_line(n, t),
         "The line is right, t = a + b n, but it is that of the whole all-reduce: a = 2 (p − 1) α and "
         "b = 2 (p − 1) / p · β; solve for α and β.",
         "La droite est juste, t = a + b n, mais c’est celle de l’all-reduce entier : a = 2 (p − 1) α et "
@@ -312,7 +313,7 @@ _FIT_MISTAKES = (
         "Vous renvoyez β puis α : échangez-les.",
     ),
     Mistake(
-        lambda n, t, p: (relative_line(n, t)[0] / (2 * (p - 1)), relative_line(n, t)[1] / (2 * (p - 1))),
+        lambda n, t, p: (weighted_line(n, t)[0] / (2 * (p - 1)), weighted_line(n, t)[1] / (2 * (p - 1))),
         "α is right. A step carries one chunk of n / p bytes only, so b = 2 (p − 1) / p · β: your β lacks a factor p.",
         "α est juste. Une étape ne transporte qu’un morceau de n / p octets, donc b = 2 (p − 1) / p · β : il "
         "manque un facteur p à votre β.",

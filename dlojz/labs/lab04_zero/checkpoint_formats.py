@@ -45,7 +45,7 @@ from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, p
 from dlojz.display.style import CATEGORY_STYLES, EDGE, PREDICTED_ALPHA, RULE, category_label
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said
 from dlojz.labs.kit.judges import Judge, reader
-from dlojz.labs.kit.quiet_deepspeed import load_deepspeed as load_deepspeed  # noqa: PLC0414
+from dlojz.labs.kit.sandbox import load_deepspeed as load_deepspeed  # noqa: PLC0414
 from dlojz.prediction.compute import checkpoint_bytes
 from dlojz.prediction.shapes import model_shapes
 from dlojz.results.footprint import CATEGORIES, Category

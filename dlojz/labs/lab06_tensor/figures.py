@@ -17,7 +17,7 @@ from dlojz.base.table import Table
 from dlojz.by_hand.tensor.axis import share_bounds
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure
 from dlojz.display.style import BLACK, EDGE, GREY, LINE_STYLES, SHADE, Style
-from dlojz.labs.kit.example_links import NETWORK, NVLINK
+from dlojz.hardware.links import NETWORK, NVLINK
 from dlojz.labs.kit.figures import (
     SHEET_RANKS,
     figure_of,

@@ -15,7 +15,7 @@ from dlojz.display.figures.grid_figures import grid_figure
 from dlojz.display.style import BLACK, CATEGORY_STYLES, EDGE, LINE_STYLES, category_label
 from dlojz.labs.kit.figures import columns, labelled, measured_footprint, or_to_do, panel, pictured
 from dlojz.labs.kit.judges import expect_groups, expect_triple
-from dlojz.labs.lab07_hybrid.exercises_grid import ROUNDS, BetweenNodes
+from dlojz.labs.lab07_hybrid.exercises import ROUNDS, BetweenNodes
 from dlojz.prediction.communication import predict_communication
 from dlojz.prediction.link_traffic import link_traffic
 from dlojz.prediction.shapes import model_shapes, part_of

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from dlojz.base.language import say, shortest, significant
-from dlojz.labs.kit.example_links import relative_line
+from dlojz.hardware.links import weighted_line
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said
 from dlojz.labs.kit.judges import Case, Judge, Numbers, part_by_part
 
@@ -30,7 +30,7 @@ def bounded_line(message_bytes: Sequence[float], seconds: Sequence[float], facto
     negative unknown, the least is on the boundary on which that unknown is 0.
     """
     carried = [factor * n for n in message_bytes]
-    alpha, beta = relative_line(carried, seconds)
+    alpha, beta = weighted_line(carried, seconds)
     if alpha < 0:
         return 0.0, slope_alone(carried, seconds)
     if beta < 0:
@@ -55,17 +55,13 @@ def _carried(way: Callable[[Sequence[float], Sequence[float]], Pair]) -> Callabl
 
 def _absolute(n: Sequence[float], t: Sequence[float]) -> Pair:
     """The line by gaps in seconds, each number at least 0."""
-    mean_n, mean_t = math.fsum(n) / len(n), math.fsum(t) / len(t)
-    beta = math.fsum((x - mean_n) * (y - mean_t) for x, y in zip(n, t, strict=True)) / math.fsum(
-        (x - mean_n) ** 2 for x in n
-    )
-    alpha = mean_t - beta * mean_n
+    alpha, beta = weighted_line(n, t, [1.0] * len(t))
     if alpha < 0:
         return 0.0, math.fsum(x * y for x, y in zip(n, t, strict=True)) / math.fsum(x * x for x in n)
-    return (mean_t, 0.0) if beta < 0 else (alpha, beta)
+    return (math.fsum(t) / len(t), 0.0) if beta < 0 else (alpha, beta)
 
 
-_RELATIVE, _IN_SECONDS = _carried(relative_line), _carried(_absolute)
+_RELATIVE, _IN_SECONDS = _carried(weighted_line), _carried(_absolute)
 
 
 def _cut(n: Sequence[float], t: Sequence[float], factor: float) -> Pair:
