@@ -40,8 +40,8 @@ import torch.nn.functional as F
 
 import dlojz
 from dlojz import data, labs, models
-from dlojz.labs.kit import figures as published
 from dlojz.labs.lab01_big_models import figures
+from dlojz.labs.lab01_big_models import figures as published
 
 lab = labs.start("01")
 

@@ -40,6 +40,7 @@ from torch.distributed.tensor import DTensor
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import MEBIBYTE, format_bytes, integer, refusal, say
+from dlojz.base.table import Table, titles
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import CATEGORY_STYLES, EDGE, PREDICTED_ALPHA, RULE, category_label
@@ -434,53 +435,44 @@ class FileTable:
         """What a rank has written in a format."""
         return sum(file.bytes for file in self.files if (file.format, file.rank) == (kind, rank))
 
-    def predicted_bytes(self, kind: Format, rank: int) -> float:
-        """What a rank was to write, of tensors alone."""
-        return sum(predicted_bytes(self.config, kind, rank).values())
+    def table(self) -> Table:
+        """Lay the files out by format and rank, below the sums of each rank."""
+        named = say(en="rank", fr="rang")
+        rows: list[tuple[str, ...]] = []
+        for kind in self.formats:
+            rows.append((FORMATS[kind],))
+            for rank in range(self.config.layout.dp):
+                expected = sum(predicted_bytes(self.config, kind, rank).values())
+                written = format_bytes(self.written_bytes(kind, rank))
+                rows.append((f"{named} {rank}", written, format_bytes(expected)))
+                own = [file for file in self.files if (file.format, file.rank) == (kind, rank)]
+                rows += [(f"    {file.name}", format_bytes(file.bytes), "") for file in own]
+        return Table(titles(en="|written|tensors predicted", fr="|écrit|tenseurs prédits"), tuple(rows))
 
     def __repr__(self) -> str:
-        width = max(len(file.name) for file in self.files) + 2
-        named, predicted = say(en="rank", fr="rang"), say(en="predicted", fr="prédit")
-        lines: list[str] = []
-        for kind in self.formats:
-            lines.append(FORMATS[kind])
-            for rank in range(self.config.layout.dp):
-                total, expected = self.written_bytes(kind, rank), self.predicted_bytes(kind, rank)
-                sums = f"{format_bytes(total):>10}   ({predicted} {format_bytes(expected)})"
-                lines.append(f"  {f'{named} {rank}':<{width + 4}}{sums}")
-                own = [file for file in self.files if (file.format, file.rank) == (kind, rank)]
-                lines += [f"    {file.name:<{width + 2}}{format_bytes(file.bytes):>10}" for file in own]
-        return "\n".join(lines)
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
 
-class PickleTable:
-    """The pickles of some checkpoints: how many calls loading them would make, and what it would import.
+def pickle_table(folders: Mapping[Format, Path]) -> Table:
+    """Tabulate the pickles of some checkpoints: how many calls loading them would make, and what it would import.
 
     Args:
         folders: of each format.
     """
-
-    def __init__(self, folders: Mapping[Format, Path]) -> None:
-        self.rows = [
-            (file, calls(content), imported(content), refused_by_weights_only(file.path))
-            for file in files(folders)
-            if file.pickled
-            for content in (read(file.path),)
+    rows: list[tuple[str, ...]] = []
+    pickles = [file for file in files(folders) if file.pickled]
+    for kind in folders:
+        own = {file: read(file.path) for file in pickles if file.format == kind}
+        rows.append((FORMATS[kind] if own else FORMATS[kind] + say(en=": no pickle", fr=" : aucun pickle"),))
+        rows += [
+            (f"    {file.path.name}", integer(calls(content)), refused_by_weights_only(file.path))
+            for file, content in own.items()
         ]
-        self.formats = list(folders)
-
-    def __repr__(self) -> str:
-        lines: list[str] = []
-        for kind in self.formats:
-            rows = [row for row in self.rows if row[0].format == kind]
-            lines.append(FORMATS[kind])
-            for file, called, _, refused in rows:
-                count = say(en=f"{integer(called)} calls", fr=f"{integer(called)} appels")
-                lines.append(f"  {file.path.name:<44}{count:>14}   {refused}".rstrip())
-            lines += _by_module({name for _, _, names, _ in rows for name in names})
-            if not rows:
-                lines.append("  " + say(en="no pickle", fr="aucun pickle"))
-        return "\n".join(lines)
+        rows += [(line,) for line in _by_module({name for content in own.values() for name in imported(content)})]
+    return Table(titles(en="|calls|", fr="|appels|"), tuple(rows), align="lrl")
 
 
 def _by_module(names: set[str]) -> list[str]:
