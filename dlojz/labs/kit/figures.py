@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from dlojz.base.errors import LabError
 from dlojz.base.language import MEBIBYTE, minus, refusal, rounded, say
 from dlojz.base.table import Table
 from dlojz.cost_model import Calibration, calibration
@@ -97,6 +98,15 @@ def plot_lines(axes: Axes, x: Sequence[Any], series: Mapping[str, Sequence[float
         axes.plot(x, values, **{"color": color, "linestyle": line, "marker": marker, "label": label, **look})
 
 
+def unmeasured(run: Run) -> LabError:
+    """The refusal of a run that has not come to its end."""
+    return refusal(
+        en=f"the run {run.config.title} was not measured to its end: look at its logs, then run it again.",
+        fr=f"l’exécution {run.config.title} n’a pas été mesurée jusqu’au bout : consultez ses journaux, puis "
+        "relancez-la.",
+    )
+
+
 def measured_footprint(run: Run, rank: int = 0) -> Footprint:
     """What one rank of a run was measured to hold and send.
 
@@ -105,11 +115,7 @@ def measured_footprint(run: Run, rank: int = 0) -> Footprint:
     """
     footprint = run.record.footprint(rank) if run.record is not None else None
     if footprint is None:
-        raise refusal(
-            en=f"the run {run.config.title} was not measured to its end: look at its logs, then run it again.",
-            fr=f"l’exécution {run.config.title} n’a pas été mesurée jusqu’au bout : consultez ses journaux, puis "
-            "relancez-la.",
-        )
+        raise unmeasured(run)
     return footprint
 
 

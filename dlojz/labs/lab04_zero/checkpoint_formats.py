@@ -45,6 +45,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import CATEGORY_STYLES, EDGE, PREDICTED_ALPHA, RULE, category_label
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said
+from dlojz.labs.kit.figures import bar, legend_above
 from dlojz.labs.kit.judges import Judge, reader
 from dlojz.labs.kit.sandbox import load_deepspeed as load_deepspeed  # noqa: PLC0414
 from dlojz.prediction.compute import checkpoint_bytes
@@ -521,26 +522,12 @@ def who_writes_what(table: FileTable) -> LabFigure:
         alt=say(en="Bytes written: ", fr="Octets écrits : ") + ", ".join(told),
     )
     axes = figure.subplots()
-    labelled: set[str] = set()
     for place, (kind, rank) in enumerate(rows):
         left = 0.0
         expected = predicted_bytes(table.config, kind, rank)
         for category in (name for name in CATEGORIES if expected.get(name)):
             size, style = expected[category] / MEBIBYTE, CATEGORY_STYLES[category]
-            label = category_label(category)
-            axes.barh(
-                place - 0.2,
-                size,
-                left=left,
-                height=0.36,
-                color=style.color,
-                hatch=style.hatch,
-                alpha=PREDICTED_ALPHA,
-                edgecolor=EDGE,
-                linewidth=0.4,
-                label=None if label in labelled else label,
-            )
-            labelled.add(label)
+            bar(axes, place - 0.2, size, left, style, PREDICTED_ALPHA, category_label(category))
             left += size
         left = 0.0
         for file in table.files:
@@ -559,7 +546,7 @@ def who_writes_what(table: FileTable) -> LabFigure:
         loc="left",
         fontsize=10,
     )
-    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=4, fontsize=8)
+    legend_above(axes, ncols=4, height=1.08)
     plain(axes)
     return finish(figure)
 

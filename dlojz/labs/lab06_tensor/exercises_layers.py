@@ -29,6 +29,7 @@ from dlojz.labs.kit.rank_judges import (
     gradient,
     normals,
     only,
+    refuse_gathers,
     times_ranks,
 )
 from dlojz.processes.forks import RankAnswer
@@ -187,16 +188,6 @@ def _partial(rank: int, size: int, seed: int) -> Tensor:
     return part
 
 
-def _inspect_row(answers: list[RankAnswer], size: int) -> None:
-    if gathers(answers[0]):
-        raise Wrong(
-            en="The output is right, but something is gathered on the way, and computed on every rank; one "
-            "all-reduce of the partial products is enough.",
-            fr="La sortie est juste, mais quelque chose est rassemblé en chemin, puis calculé sur chaque rang ; un "
-            "seul all-reduce des produits partiels suffit.",
-        )
-
-
 ROW_LINEAR = Exercise(
     id="row-linear",
     title=Said("a linear layer by rows", "une couche linéaire par ligne"),
@@ -235,7 +226,12 @@ ROW_LINEAR = Exercise(
             ),
             Mistake(times_ranks(_row, OF_X), *COUNTED_AGAIN),
         ),
-        inspect=_inspect_row,
+        inspect=refuse_gathers(
+            "The output is right, but something is gathered on the way, and computed on every rank; one "
+            "all-reduce of the partial products is enough.",
+            "La sortie est juste, mais quelque chose est rassemblé en chemin, puis calculé sur chaque rang ; un "
+            "seul all-reduce des produits partiels suffit.",
+        ),
     ),
     praise_en="Right: one all-reduce in the forward pass, nothing in the backward pass, and the bias once.",
     praise_fr="Exact : un all-reduce en passe avant, rien en passe arrière, et le biais une seule fois.",
@@ -459,16 +455,6 @@ def _output(way: str) -> Values:
     return only(_attention_shares, [OUTPUT], way)
 
 
-def _attention_inspect(answers: list[RankAnswer], size: int) -> None:
-    if gathers(answers[0]):
-        raise Wrong(
-            en="Output and gradients are right, but something is gathered: heads do not see each other, so that "
-            "nothing has to be sent between the two projections.",
-            fr="La sortie et les gradients sont justes, mais quelque chose est rassemblé : les têtes ne se voient "
-            "pas, il n’y a donc rien à envoyer entre les deux projections.",
-        )
-
-
 ATTENTION_HEADS = Exercise(
     id="attention-heads",
     title=Said("attention by heads", "l’attention par têtes"),
@@ -518,7 +504,12 @@ ATTENTION_HEADS = Exercise(
             Mistake(only(_attention_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
             Mistake(only(_attention_shares, {OUTPUT: OUTPUT, OF_X: "own x"}), *NO_BACKWARD_SUM),
         ),
-        inspect=_attention_inspect,
+        inspect=refuse_gathers(
+            "Output and gradients are right, but something is gathered: heads do not see each other, so that "
+            "nothing has to be sent between the two projections.",
+            "La sortie et les gradients sont justes, mais quelque chose est rassemblé : les têtes ne se voient "
+            "pas, il n’y a donc rien à envoyer entre les deux projections.",
+        ),
     ),
     praise_en="Right: each rank attends with its own heads, whole; one all-reduce in each direction.",
     praise_fr="Exact : chaque rang calcule l’attention de ses têtes, entières ; un all-reduce dans chaque sens.",

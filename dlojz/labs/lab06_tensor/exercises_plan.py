@@ -27,10 +27,10 @@ from dlojz.labs.kit.rank_judges import (
     OUTPUT,
     TENSOR_CASES,
     added,
-    gathers,
     gradient,
     normals,
     only,
+    refuse_gathers,
     times_ranks,
 )
 from dlojz.models.sizes import LlamaSize
@@ -119,16 +119,6 @@ def _shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Te
     return {name: value.detach() for name, value in values.items()}
 
 
-def _convolution_inspect(answers: list[RankAnswer], size: int) -> None:
-    if gathers(answers[0]):
-        raise Wrong(
-            en="All is right, but channels are gathered on the way: only the few squeezed numbers depend on all "
-            "channels, and these are a sum.",
-            fr="Tout est juste, mais des canaux sont rassemblés en chemin : seuls les quelques nombres comprimés "
-            "dépendent de tous les canaux, et ce sont des sommes.",
-        )
-
-
 MBCONV_CHANNELS = Exercise(
     id="mbconv-channels",
     title=Said("MBConv by channels", "MBConv par canaux"),
@@ -173,7 +163,12 @@ MBCONV_CHANNELS = Exercise(
                 "rangs, alors qu’il est entier sur chacun. Ajoutez le x qui n’est pas passé par copy.",
             ),
         ),
-        inspect=_convolution_inspect,
+        inspect=refuse_gathers(
+            "All is right, but channels are gathered on the way: only the few squeezed numbers depend on all "
+            "channels, and these are a sum.",
+            "Tout est juste, mais des canaux sont rassemblés en chemin : seuls les quelques nombres comprimés "
+            "dépendent de tous les canaux, et ce sont des sommes.",
+        ),
     ),
     praise_en="Right: the depthwise convolution asks nobody, the gate asks for a few numbers, the end for one "
     "all-reduce.",

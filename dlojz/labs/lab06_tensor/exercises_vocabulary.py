@@ -28,6 +28,7 @@ from dlojz.labs.kit.rank_judges import (
     gradient,
     normals,
     only,
+    refuse_gathers,
     times_ranks,
 )
 from dlojz.processes.forks import RankAnswer
@@ -106,17 +107,6 @@ def _added(way: str) -> Callable[[int, int, int], dict[str, Tensor]]:
     return lambda rank, size, seed: {OUTPUT: added(_found(other, size, seed, way) for other in range(size))}
 
 
-def _inspect_table(answers: list[RankAnswer], size: int) -> None:
-    if gathers(answers[0]):
-        raise Wrong(
-            en="The output is right, but the ranks' tables or results are gathered: that brings what was shared out to "
-            "every rank again. Each looks up its own words, and the zeros of the others leave the sum as it is.",
-            fr="La sortie est juste, mais les tables ou les résultats des rangs sont rassemblés : ce qui était "
-            "réparti revient sur chaque rang. Chacun cherche ses propres mots, et les zéros des autres ne changent "
-            "pas la somme.",
-        )
-
-
 VOCABULARY_EMBEDDING = Exercise(
     id="vocabulary-embedding",
     title=Said("the embedding by words", "l’embedding par mots"),
@@ -145,7 +135,13 @@ VOCABULARY_EMBEDDING = Exercise(
                 "rangs : après une somme en passe avant, il n’y a rien à envoyer en passe arrière.",
             ),
         ),
-        inspect=_inspect_table,
+        inspect=refuse_gathers(
+            "The output is right, but the ranks' tables or results are gathered: that brings what was shared out to "
+            "every rank again. Each looks up its own words, and the zeros of the others leave the sum as it is.",
+            "La sortie est juste, mais les tables ou les résultats des rangs sont rassemblés : ce qui était "
+            "réparti revient sur chaque rang. Chacun cherche ses propres mots, et les zéros des autres ne changent "
+            "pas la somme.",
+        ),
     ),
     praise_en="Right: one rank alone knows each word, the others add zeros; one all-reduce of (B, T, D).",
     praise_fr="Exact : un seul rang connaît chaque mot, les autres ajoutent des zéros ; un all-reduce de (B, T, D).",
