@@ -43,8 +43,8 @@ class Judge:
     """Compare an answer with a reference on all cases; raise `Wrong`, with the usual mistake by name.
 
     Args:
-        reference: the right way. On ranks: `reference(rank, size, seed)`, what a rank should hold, tensors by name,
-            computed without communication.
+        reference: the right way; None where `trial` alone refuses what is wrong. On ranks: `reference(rank, size,
+            seed)`, what a rank should hold, tensors by name, computed without communication.
         cases: gives the inputs, several and different, so that no constant passes; may load torch. On ranks: numbers
             of ranks and seeds.
         mistakes: tried in order on an answer that differs from the reference.
@@ -69,7 +69,7 @@ class Judge:
         inspect: looks at calls and JSON data of all ranks where their values are right; raises `Wrong`.
     """
 
-    reference: Callable[..., Any]
+    reference: Callable[..., Any] | None = None
     _: KW_ONLY
     cases: Callable[[], Iterable[Case]] | Sequence[Case] = RANK_CASES
     mistakes: Sequence[Mistake] = ()
@@ -100,6 +100,10 @@ class Judge:
             self.then(answer)
 
     def _judge_here(self, answer: Answer, cases: list[Case]) -> None:
+        if self.reference is None:
+            for case in cases:
+                self._outcome(answer, case)
+            return
         expected = [self._outcome(self.reference, case) for case in cases]
         given = [self._read(self._outcome(answer, case), right) for case, right in zip(cases, expected, strict=True)]
         if self._same(given, expected):
@@ -195,6 +199,7 @@ class Judge:
         )
 
     def _judge_on_ranks(self, answer: Answer, cases: list[Case]) -> None:
+        assert self.reference is not None
         for place, (size, seed) in enumerate(cases):
             answers = self._run(answer, size, seed)
             refuse_errors(answers)
@@ -484,12 +489,26 @@ def read_settings(document: Mapping[str, Any], asked: Said, **base: Any) -> RunC
         ) from None
 
 
-def refuse_settings(given: RunConfig, wanted: RunConfig, asked: Said) -> None:
+def asked_run(config: RunConfig, *names: str) -> Said:
+    """Write fields of a run and of its layout, as `dp=4, zero=2`; the same in both languages."""
+    values = {name: getattr(config if name == "precision" else config.layout, name) for name in names}
+    run = ", ".join(f"{name}={value!r}" for name, value in values.items())
+    return Said(run, run)
+
+
+def check_settings(document: Mapping[str, Any], wanted: RunConfig, asked: Said) -> None:
     """Refuse settings that DeepSpeed would read as another run.
 
+    Args:
+        document: the settings, JSON data.
+        wanted: the run.
+        asked: the run in words.
+
     Raises:
-        Wrong: with the first field that differs, and the key to look at.
+        Wrong: as `read_settings`, or with the first field that differs, and the key to look at.
     """
+    layout = wanted.layout
+    given = read_settings(document, asked, model=wanted.model, dp=layout.dp, pp=layout.pp)
     for name, key in _SETTINGS.items():
         read, right = (getattr(one if name == "precision" else one.layout, name) for one in (given, wanted))
         if read != right:

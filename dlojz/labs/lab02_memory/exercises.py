@@ -557,11 +557,10 @@ def _plain(blocks: Sequence[nn.Module], x: Tensor, per_segment: int) -> Tensor:
     return x
 
 
-def _judge(answer: Callable[..., Any]) -> None:
-    for count, per_segment in _CASES:
-        given, right = _tried(answer, count, per_segment), _tried(_plain, count, per_segment)
-        for refuse in (_judge_output, _judge_gradients, _judge_memory, _judge_runs):
-            refuse(given, right, count, per_segment)
+def _check_checkpointed(answer: Callable[..., Any], count: int, per_segment: int) -> None:
+    given, right = _tried(answer, count, per_segment), _tried(_plain, count, per_segment)
+    for refuse in (_judge_output, _judge_gradients, _judge_memory, _judge_runs):
+        refuse(given, right, count, per_segment)
 
 
 def _judge_output(given: _Trial, right: _Trial, count: int, per_segment: int) -> None:
@@ -655,7 +654,7 @@ def _judge_runs(given: _Trial, right: _Trial, count: int, per_segment: int) -> N
 CHECKPOINT = Exercise(
     id="checkpoint",
     title=Said("checkpointing by segments", "les points de contrôle par segments"),
-    judge=_judge,
+    judge=Judge(cases=_CASES, trial=_check_checkpointed),
     praise_en="Right: the same gradients, and after forward only one tensor per segment is left in memory.",
     praise_fr="Exact : les mêmes gradients, et après la passe avant il ne reste en mémoire qu’un tenseur par segment.",
     hint_en="checkpoint(f, x, use_reentrant=False) returns f(x) and keeps x only. What must f be here, and how many "
@@ -811,7 +810,7 @@ def _judge_hooks(answer: Callable[..., Any]) -> None:
 OFFLOAD = Exercise(
     id="offload",
     title=Said("offloading activations", "le déchargement des activations"),
-    judge=_judge_hooks,
+    judge=Judge(cases=((),), trial=_judge_hooks),
     praise_en="Right: autograd keeps numbers, the host keeps the activations, and the gradients have not noticed.",
     praise_fr="Exact : autograd garde des numéros, l’hôte garde les activations, et les gradients n’en savent rien.",
     hint_en="pack returns whatever unpack will need: host.store(tensor), or the tensor itself where it is a weight. "

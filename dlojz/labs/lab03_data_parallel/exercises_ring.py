@@ -369,15 +369,17 @@ _indices = reader(
 )
 
 
-def _judge(answer: Callable[..., Any]) -> None:
-    for num_samples, size in CASES:
-        epochs = [_shards(answer, num_samples, size, epoch) for epoch in range(EPOCHS)]
-        if _shards(answer, num_samples, size, 0) != epochs[0]:
-            raise Wrong(*_NOT_REPEATED)
-        for shards in epochs:
-            _judge_range(shards, num_samples)
-        _judge_epoch(epochs[0], num_samples, size)
-        _judge_epochs(epochs, num_samples, size)
+def _check_sampler(answer: Callable[..., Any], num_samples: int, size: int) -> None:
+    epochs = [_shards(answer, num_samples, size, epoch) for epoch in range(EPOCHS)]
+    if _shards(answer, num_samples, size, 0) != epochs[0]:
+        raise Wrong(*_NOT_REPEATED)
+    for shards in epochs:
+        _judge_range(shards, num_samples)
+    _judge_epoch(epochs[0], num_samples, size)
+    _judge_epochs(epochs, num_samples, size)
+
+
+def _check_seed(answer: Callable[..., Any]) -> None:
     num_samples, size = CASES[1]
     if _shards(answer, num_samples, size, 0, SEED + 100) == _shards(answer, num_samples, size, 0):
         raise Wrong(*_SEED_UNUSED)
@@ -488,7 +490,7 @@ _SEED_UNUSED = Said(
 SAMPLER = Exercise(
     id="sampler",
     title=Said("which rank reads which samples", "quel rang lit quels échantillons"),
-    judge=_judge,
+    judge=Judge(cases=CASES, trial=_check_sampler, then=_check_seed),
     praise_en="Right: disjoint, equal, reshuffled with every epoch, without a single communication.",
     praise_fr="Exact : des parts disjointes, égales, remélangées à chaque époque, sans la moindre communication.",
     hint_en="All ranks can compute the same permutation of the whole data set; what is then left to do for one rank?",

@@ -13,7 +13,7 @@ from typing import Any
 from dlojz.base.language import MEBIBYTE
 from dlojz.config.run_config import RunConfig
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge, expect_json, read_settings, refuse_settings
+from dlojz.labs.kit.judges import Judge, asked_run, check_settings, expect_json
 
 
 def sent_bytes(weight_bytes: float, ranks: int, stage: int, micro_batches: int) -> float:
@@ -469,23 +469,12 @@ def _json_cases() -> list[tuple[RunConfig, float]]:
     ]
 
 
-def _judge(answer: Callable[..., Any]) -> None:
-    for config, bucket_mib in _json_cases():
-        document = expect_json(answer(config, bucket_mib))
-        _check_batch(document, config)
-        asked = _asked(config)
-        refuse_settings(read_settings(document, asked, model=config.model, dp=config.layout.dp), config, asked)
-        _check_bucket(document["zero_optimization"].get("reduce_bucket_size"), config, bucket_mib)
-
-
-def _asked(config: RunConfig) -> Said:
-    """The run in the words of `RunConfig`."""
-    layout = config.layout
-    run = (
-        f"dp={layout.dp}, zero={layout.zero}, micro_batch={layout.micro_batch}, micro_batches={layout.micro_batches}, "
-        f"precision={config.precision!r}, offload={layout.offload!r}"
-    )
-    return Said(run, run)
+def _check_json(answer: Callable[..., Any], config: RunConfig, bucket_mib: float) -> None:
+    document = expect_json(answer(config, bucket_mib))
+    _check_batch(document, config)
+    asked = asked_run(config, "dp", "zero", "micro_batch", "micro_batches", "precision", "offload")
+    check_settings(document, config, asked)
+    _check_bucket(document["zero_optimization"].get("reduce_bucket_size"), config, bucket_mib)
 
 
 def _check_batch(document: Mapping[str, Any], config: RunConfig) -> None:
@@ -543,7 +532,7 @@ def _check_bucket(given: Any, config: RunConfig, bucket_mib: float) -> None:
 DEEPSPEED_JSON = Exercise(
     id="deepspeed-json",
     title=Said("DeepSpeed's JSON", "le JSON de DeepSpeed"),
-    judge=_judge,
+    judge=Judge(cases=_json_cases, trial=_check_json),
     praise_en="Right: five runs, and DeepSpeed would do each of them as asked.",
     praise_fr="Exact : cinq exécutions, et DeepSpeed ferait chacune comme demandé.",
     hint_en="The top level has the sizes of batches, bf16 and zero_optimization; what is ZeRO's own (stage, bucket, "

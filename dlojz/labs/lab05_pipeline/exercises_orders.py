@@ -268,13 +268,11 @@ def one_f_one_b(rank: int, ranks: int, micro_batches: int) -> list[str]:
     return order
 
 
-def _judge_order(answer: Callable[..., Any]) -> None:
-    for ranks, micro_batches in _ORDER_SIZES:
-        given = [read_order(answer(rank, ranks, micro_batches), rank) for rank in range(ranks)]
-        schedule = schedule_from(given, micro_batches)
-        reference = build("1f1b", ranks, micro_batches)
-        if schedule.orders == reference.orders:
-            continue
+def _check_order(answer: Callable[..., Any], ranks: int, micro_batches: int) -> None:
+    given = [read_order(answer(rank, ranks, micro_batches), rank) for rank in range(ranks)]
+    schedule = schedule_from(given, micro_batches)
+    reference = build("1f1b", ranks, micro_batches)
+    if schedule.orders != reference.orders:
         said = _known(schedule)
         if said:
             raise Wrong(case_of(schedule) + said)
@@ -345,7 +343,7 @@ def _compare(schedule: Schedule, reference: Schedule) -> None:
 ONE_F_ONE_B = Exercise(
     id="one-f-one-b",
     title=Said("1F1B's order", "l’ordre de 1F1B"),
-    judge=_judge_order,
+    judge=Judge(cases=_ORDER_SIZES, trial=_check_order),
     praise_en="Right, for 1 to 8 ranks, with fewer micro-batches than ranks too: as long as GPipe, and far less kept.",
     praise_fr="Exact, de 1 à 8 rangs, et même avec moins de micro-batches que de rangs : aussi long que GPipe, pour "
     "bien moins de mémoire.",
@@ -438,25 +436,24 @@ def under_cap(ranks: int, micro_batches: int, limit: int) -> Schedule:
     return list_schedule(ranks, micro_batches, priority="backward-first", cap=limit)
 
 
-def _cap_judge(answer: Callable[..., Any]) -> None:
-    for ranks, micro_batches, limit in CASES:
-        schedule = read_schedule(answer(ranks, micro_batches, limit), ranks, micro_batches)
-        refuse_invalid(schedule)
-        peaks = peak_activations(schedule)
-        if max(peaks) > limit:
-            rank = peaks.index(max(peaks))
-            raise Wrong(
-                _case(schedule, limit)
-                + say(
-                    en=f"rank {rank} keeps {shortest(max(peaks))}. A forward must wait until a backward has made room: "
-                    "see the argument cap.",
-                    fr=f"le rang {rank} en garde {shortest(max(peaks))}. Une passe avant doit attendre qu’une passe "
-                    "arrière ait fait de la place : voyez l’argument cap.",
-                )
+def _check_cap(answer: Callable[..., Any], ranks: int, micro_batches: int, limit: int) -> None:
+    schedule = read_schedule(answer(ranks, micro_batches, limit), ranks, micro_batches)
+    refuse_invalid(schedule)
+    peaks = peak_activations(schedule)
+    if max(peaks) > limit:
+        rank = peaks.index(max(peaks))
+        raise Wrong(
+            _case(schedule, limit)
+            + say(
+                en=f"rank {rank} keeps {shortest(max(peaks))}. A forward must wait until a backward has made room: "
+                "see the argument cap.",
+                fr=f"le rang {rank} en garde {shortest(max(peaks))}. Une passe avant doit attendre qu’une passe "
+                "arrière ait fait de la place : voyez l’argument cap.",
             )
-        length, best = simulate(schedule).makespan, optimum(ranks, micro_batches, memory_limit=limit).value
-        if length > best:
-            raise Wrong(_case(schedule, limit) + _too_long(length, best, max(peaks), limit))
+        )
+    length, best = simulate(schedule).makespan, optimum(ranks, micro_batches, memory_limit=limit).value
+    if length > best:
+        raise Wrong(_case(schedule, limit) + _too_long(length, best, max(peaks), limit))
 
 
 def _case(schedule: Schedule, limit: int) -> str:
@@ -485,7 +482,7 @@ def _too_long(length: float, best: float, peak: float, limit: int) -> str:
 MEMORY_CAP = Exercise(
     id="memory-cap",
     title=Said("a schedule under a memory limit", "un ordonnancement sous contrainte de mémoire"),
-    judge=_cap_judge,
+    judge=Judge(cases=CASES, trial=_check_cap),
     praise_en="Right: in every case your schedule is as short as the proven optimum.",
     praise_fr="Exact : dans tous les cas, votre ordonnancement est aussi court que l’optimum prouvé.",
     hint_en="list_schedule makes the orders; you only choose what goes first, and how many micro-batches a rank may "
@@ -513,7 +510,7 @@ def unblocked() -> list[list[str]]:
     return [ahead, ahead]
 
 
-def _deadlock_judge(answer: Callable[..., Any]) -> None:
+def _check_unblocked(answer: Callable[..., Any]) -> None:
     schedule = read_schedule(answer(), RANKS, MICRO_BATCHES)
     refuse_invalid(schedule)
     try:
@@ -549,7 +546,7 @@ def _first_sentence(text: str) -> str:
 UNBLOCK = Exercise(
     id="unblock",
     title=Said("repair a deadlock", "réparer un interblocage"),
-    judge=_deadlock_judge,
+    judge=Judge(cases=((),), trial=_check_unblocked),
     praise_en="Right: whenever one rank sends, the other receives. The price is time or memory, which posting both at "
     "once does not ask for.",
     praise_fr="Exact : quand un rang envoie, l’autre reçoit. Le prix se paie en temps ou en mémoire ; poster les deux "
@@ -577,7 +574,7 @@ BEST, DEADLOCK_KEPT = 13, 2
 """The proven optimum of 2 ranks and 4 micro-batches, F = I = W = 1, and what 1F1B's rank 0 keeps."""
 
 
-def _judge_split(answer: Callable[..., Any]) -> None:
+def _check_split(answer: Callable[..., Any]) -> None:
     schedule = read_schedule(answer(), RANKS, MICRO_BATCHES)
     refuse_invalid(schedule)
     if not schedule.splits_backward:
@@ -613,7 +610,7 @@ def _who_waits(schedule: Schedule) -> str:
 ZERO_BUBBLE = Exercise(
     id="zero-bubble",
     title=Said("your own schedule, with the backward split", "votre ordonnancement, passe arrière découpée"),
-    judge=_judge_split,
+    judge=Judge(cases=((),), trial=_check_split),
     praise_en="Right: 13 time units in place of 15, with no more memory. No schedule is shorter.",
     praise_fr="Exact : 13 unités de temps au lieu de 15, sans mémoire de plus. Aucun ordonnancement n’est plus court.",
     hint_en="Start from 1F1B and write each B as I, then W. Where does rank 0 wait for a gradient? Rank 1 could send "

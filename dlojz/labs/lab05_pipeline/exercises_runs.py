@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dlojz.base.language import say, shortest
 from dlojz.config.run_config import RunConfig
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge, expect_json, read_settings, reader, refuse_nothing, refuse_settings
+from dlojz.labs.kit.judges import Judge, asked_run, check_settings, expect_json, reader, refuse_nothing
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
@@ -420,32 +420,22 @@ def course_case() -> RunConfig:
     return RunConfig.of(model="alexnet", engine="deepspeed", pp=2, dp=2, micro_batch=32, micro_batches=8, steps=200)
 
 
-def _json_cases() -> list[RunConfig]:
+def _json_cases() -> list[tuple[RunConfig]]:
     common = {"engine": "deepspeed", "model": "alexnet"}
     return [
-        course_case(),
-        RunConfig.of(pp=4, dp=2, micro_batch=4, micro_batches=16, zero=1, **common),
-        RunConfig.of(pp=2, dp=3, micro_batch=8, micro_batches=6, **common),
-        RunConfig.of(pp=4, dp=1, micro_batch=16, micro_batches=12, **common),
+        (course_case(),),
+        (RunConfig.of(pp=4, dp=2, micro_batch=4, micro_batches=16, zero=1, **common),),
+        (RunConfig.of(pp=2, dp=3, micro_batch=8, micro_batches=6, **common),),
+        (RunConfig.of(pp=4, dp=1, micro_batch=16, micro_batches=12, **common),),
     ]
 
 
-def _json_judge(answer: Callable[..., Any]) -> None:
-    for config in _json_cases():
-        processes, stages, document = _three(answer(config))
-        _check_numbers(processes, stages, config)
-        _check_batch(expect_json(document), config)
-        asked, layout = _asked(config), config.layout
-        given = read_settings(document, Said(asked, asked), model=config.model, dp=layout.dp, pp=layout.pp)
-        refuse_settings(given, config, Said(asked, asked))
-
-
-def _asked(config: RunConfig) -> str:
-    layout = config.layout
-    return (
-        f"pp={layout.pp}, dp={layout.dp}, micro_batch={layout.micro_batch}, micro_batches={layout.micro_batches}, "
-        f"zero={layout.zero}"
-    )
+def _check_json(answer: Callable[..., Any], config: RunConfig) -> None:
+    processes, stages, document = _three(answer(config))
+    asked = asked_run(config, "pp", "dp", "micro_batch", "micro_batches", "zero")
+    _check_numbers(processes, stages, config, asked)
+    _check_batch(expect_json(document), config)
+    check_settings(document, config, asked)
 
 
 def _three(given: Any) -> tuple[Any, Any, Mapping[str, Any]]:
@@ -459,23 +449,23 @@ def _three(given: Any) -> tuple[Any, Any, Mapping[str, Any]]:
     return three
 
 
-def _check_numbers(processes: Any, stages: Any, config: RunConfig) -> None:
+def _check_numbers(processes: Any, stages: Any, config: RunConfig, asked: Said) -> None:
     layout = config.layout
     if stages != layout.pp:
         replicas = stages == layout.dp
         raise Wrong(
-            en=f"Asked for: {_asked(config)}. You give -p {stages}"
+            en=f"Asked for: {asked.en}. You give -p {stages}"
             + (", the replicas" if replicas else "")
             + f"; -p is the number of stages of one pipeline: {layout.pp}.",
-            fr=f"Demandé : {_asked(config)}. Vous donnez -p {stages}"
+            fr=f"Demandé : {asked.fr}. Vous donnez -p {stages}"
             + (", les répliques" if replicas else "")
             + f" ; -p est le nombre d’étages d’un pipeline : {layout.pp}.",
         )
     if processes != layout.world_size:
         raise Wrong(
-            en=f"Asked for: {_asked(config)}. {processes} processes are not enough or too many: each of the "
+            en=f"Asked for: {asked.en}. {processes} processes are not enough or too many: each of the "
             f"{layout.dp} replica(s) is a whole pipeline of {layout.pp} ranks, {layout.world_size} in all.",
-            fr=f"Demandé : {_asked(config)}. {processes} processus, ce n’est pas le bon compte : chacune des "
+            fr=f"Demandé : {asked.fr}. {processes} processus, ce n’est pas le bon compte : chacune des "
             f"{layout.dp} répliques est un pipeline entier de {layout.pp} rangs, soit {layout.world_size} en tout.",
         )
 
@@ -503,7 +493,7 @@ def _check_batch(document: Mapping[str, Any], config: RunConfig) -> None:
 PIPELINE_JSON = Exercise(
     id="pipeline-json",
     title=Said("DeepSpeed's pipeline", "le pipeline de DeepSpeed"),
-    judge=_json_judge,
+    judge=Judge(cases=_json_cases, trial=_check_json),
     praise_en="Right: four runs, the course's among them, and DeepSpeed would do each of them as asked.",
     praise_fr="Exact : quatre exécutions, dont celle du cours, et DeepSpeed ferait chacune comme demandé.",
     hint_en="A replica is a whole pipeline. Which of the three sizes of batches know of the stages at all?",

@@ -416,12 +416,11 @@ def _chains() -> Iterator[tuple[Costs, Matrices]]:
         yield costs, resharding
 
 
-def _judge(answer: Callable[..., Any]) -> None:
-    for costs, resharding in _chains():
-        made = _read(answer([list(one) for one in costs], [[list(row) for row in one] for one in resharding]), costs)
-        _check_rows(made[1], costs)
-        _check_objective(made[0], costs, resharding)
-        _check_optimum(made, costs, resharding)
+def _check_programme(answer: Callable[..., Any], costs: Costs, resharding: Matrices) -> None:
+    made = _read(answer([list(one) for one in costs], [[list(row) for row in one] for one in resharding]), costs)
+    _check_rows(made[1], costs)
+    _check_objective(made[0], costs, resharding)
+    _check_optimum(made, costs, resharding)
 
 
 def _names(costs: Costs) -> set[Name]:
@@ -580,7 +579,7 @@ def _untied(v: int, layer: int, k: int, total: str, chosen: str) -> Said:
 PROGRAMME = Exercise(
     id="sharding-programme",
     title=Said("the choice of strategies as a linear programme", "le choix des stratégies en programme linéaire"),
-    judge=_judge,
+    judge=Judge(cases=_chains, trial=_check_programme),
     praise_en="Right: every choice is allowed, at its true cost, and no solution is cheaper. This is Alpa's inner "
     "level.",
     praise_fr="Exact : chaque choix est permis, à son vrai coût, et aucune solution n’est moins chère. C’est le niveau "

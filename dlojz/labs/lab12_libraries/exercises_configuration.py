@@ -200,26 +200,25 @@ def complete(course: Mapping[str, Any], global_batch: int, ranks: int, fits: int
     }
 
 
-def _course_json_judge(answer: Callable[..., Any]) -> None:
-    for global_batch, ranks, fits in COURSE_JSON_CASES:
-        course = copy.deepcopy(COURSE)
-        document = expect_json(answer(course, global_batch, ranks, fits))
-        asked = _course_json_asked(global_batch, ranks, fits)
-        if course != COURSE:
-            raise Wrong(
-                en="Your function changes the dictionary that it is given: the next file would begin with what this "
-                "one says. Work on a copy, e.g. {**course, …}.",
-                fr="Votre fonction modifie le dictionnaire reçu : le fichier suivant commencerait par ce que dit "
-                "celui-ci. Travaillez sur une copie, par exemple {**course, …}.",
-            )
-        if document.get("zero_optimization") != COURSE["zero_optimization"]:
-            raise Wrong(
-                en="What the course's file says of ZeRO is gone or has changed: keep course, and add to it, at the top "
-                "level.",
-                fr="Ce que le fichier du cours dit de ZeRO a disparu ou changé : gardez course, et complétez-le, au "
-                "premier niveau.",
-            )
-        _check_sizes(document, complete(COURSE, global_batch, ranks, fits), asked, ranks, fits)
+def _check_course_json(answer: Callable[..., Any], global_batch: int, ranks: int, fits: int) -> None:
+    course = copy.deepcopy(COURSE)
+    document = expect_json(answer(course, global_batch, ranks, fits))
+    asked = _course_json_asked(global_batch, ranks, fits)
+    if course != COURSE:
+        raise Wrong(
+            en="Your function changes the dictionary that it is given: the next file would begin with what this "
+            "one says. Work on a copy, e.g. {**course, …}.",
+            fr="Votre fonction modifie le dictionnaire reçu : le fichier suivant commencerait par ce que dit "
+            "celui-ci. Travaillez sur une copie, par exemple {**course, …}.",
+        )
+    if document.get("zero_optimization") != COURSE["zero_optimization"]:
+        raise Wrong(
+            en="What the course's file says of ZeRO is gone or has changed: keep course, and add to it, at the top "
+            "level.",
+            fr="Ce que le fichier du cours dit de ZeRO a disparu ou changé : gardez course, et complétez-le, au "
+            "premier niveau.",
+        )
+    _check_sizes(document, complete(COURSE, global_batch, ranks, fits), asked, ranks, fits)
 
 
 def _course_json_asked(global_batch: int, ranks: int, fits: int) -> Said:
@@ -271,7 +270,7 @@ def _check_sizes(document: Mapping[str, Any], right: Mapping[str, Any], asked: S
 COURSE_JSON = Exercise(
     id="course-json",
     title=Said("the course's JSON, completed", "le JSON du cours, complété"),
-    judge=_course_json_judge,
+    judge=Judge(cases=COURSE_JSON_CASES, trial=_check_course_json),
     praise_en="Right for five clusters: DeepSpeed would run each with the batch that was asked for.",
     praise_fr="Exact pour cinq configurations : DeepSpeed exécuterait chacune avec le batch demandé.",
     hint_en="Each GPU has global_batch / ranks samples per step. Into how many equal parts, at least, must they be cut "

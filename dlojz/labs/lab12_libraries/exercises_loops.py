@@ -59,18 +59,17 @@ def deepspeed_loop(engine: Any, batches: Sequence[Any]) -> None:
         engine.step()
 
 
-def _engine_judge(answer: Callable[..., Any]) -> None:
-    for accumulation, number, seed in ENGINE_CASES:
-        batches = make_batches(number, seed)
-        truth = make_model(seed)
-        plain_loop(truth, make_optimizer(truth), batches, accumulation)
-        engine = EngineStandIn(make_model(seed), accumulation)
-        answer(engine, batches)
-        if not same(weights_of(engine.module), weights_of(truth)):
-            said = _counts(engine, number) or _sizes(engine, accumulation, number)
-            raise Wrong(str(said or _engine_other(accumulation, number)))
-        if engine.backwards < number:
-            raise Wrong(*NOT_REDUCED)
+def _check_engine_loop(answer: Callable[..., Any], accumulation: int, number: int, seed: int) -> None:
+    batches = make_batches(number, seed)
+    truth = make_model(seed)
+    plain_loop(truth, make_optimizer(truth), batches, accumulation)
+    engine = EngineStandIn(make_model(seed), accumulation)
+    answer(engine, batches)
+    if not same(weights_of(engine.module), weights_of(truth)):
+        said = _counts(engine, number) or _sizes(engine, accumulation, number)
+        raise Wrong(str(said or _engine_other(accumulation, number)))
+    if engine.backwards < number:
+        raise Wrong(*NOT_REDUCED)
 
 
 def _counts(engine: EngineStandIn, number: int) -> Said | None:
@@ -145,7 +144,7 @@ def _engine_other(accumulation: int, number: int) -> Said:
 DEEPSPEED_LOOP = Exercise(
     id="deepspeed-loop",
     title=Said("the loop for DeepSpeed", "la boucle pour DeepSpeed"),
-    judge=_engine_judge,
+    judge=Judge(cases=ENGINE_CASES, trial=_check_engine_loop),
     praise_en="Right: the weights equal those of the plain loop. The engine divides, counts and zeroes, as its JSON "
     "says.",
     praise_fr="Exact : les poids sont ceux de la boucle simple. Le moteur divise, compte et remet à zéro, selon son "
@@ -186,17 +185,16 @@ def updates(micro_batches: int, accumulation: int) -> int:
     return -(-micro_batches // accumulation)
 
 
-def _accelerator_judge(answer: Callable[..., Any]) -> None:
-    for accumulation, number, seed in ACCELERATOR_CASES:
-        batches, truth = make_batches(number, seed), make_model(seed)
-        accelerate_loop(AcceleratorStandIn(accumulation), truth, make_optimizer(truth), batches)
-        accelerator, model = AcceleratorStandIn(accumulation), make_model(seed)
-        answer(accelerator, model, make_optimizer(model), batches)
-        said = _unprepared(accelerator)
-        if said is None and not same(weights_of(model), weights_of(truth)):
-            said = _calls(accelerator, accumulation, number) or _accelerator_other(accumulation, number)
-        if said is not None:
-            raise Wrong(*said)
+def _check_accelerator_loop(answer: Callable[..., Any], accumulation: int, number: int, seed: int) -> None:
+    batches, truth = make_batches(number, seed), make_model(seed)
+    accelerate_loop(AcceleratorStandIn(accumulation), truth, make_optimizer(truth), batches)
+    accelerator, model = AcceleratorStandIn(accumulation), make_model(seed)
+    answer(accelerator, model, make_optimizer(model), batches)
+    said = _unprepared(accelerator)
+    if said is None and not same(weights_of(model), weights_of(truth)):
+        said = _calls(accelerator, accumulation, number) or _accelerator_other(accumulation, number)
+    if said is not None:
+        raise Wrong(*said)
 
 
 def _unprepared(accelerator: AcceleratorStandIn) -> Said | None:
@@ -298,7 +296,7 @@ def _accelerator_other(accumulation: int, number: int) -> Said:
 ACCELERATE_LOOP = Exercise(
     id="accelerate-loop",
     title=Said("the loop for Accelerate", "la boucle pour Accelerate"),
-    judge=_accelerator_judge,
+    judge=Judge(cases=ACCELERATOR_CASES, trial=_check_accelerator_loop),
     praise_en="Right: the loop is yours, and the accelerator decides when the optimizer updates, also at the end of "
     "the loader.",
     praise_fr="Exact : la boucle est la vôtre, et l’accélérateur décide quand l’optimiseur met à jour, à la fin du "
