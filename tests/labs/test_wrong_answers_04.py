@@ -367,7 +367,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (states_of_one_part, "you stop sharding those of the stages before"),
         (lambda p, n, stage: (2 * p, 2 * p, 12 * p)[0] / n, "is expected, but your function returns"),
         (lambda p, n, stage: 16 * p / n, "even without ZeRO"),
-        (lambda p, n, stage: 16 * p / n if stage > 0 else 16 * p, "You share out everything from stage 1"),
+        (lambda p, n, stage: 16 * p / n if stage > 0 else 16 * p, "You shard everything from stage 1"),
         (
             lambda p, n, stage: (
                 p * (8 / (n if stage else 1) + 2 / (n if stage > 1 else 1) + 2 / (n if stage > 2 else 1))

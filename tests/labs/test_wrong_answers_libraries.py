@@ -336,7 +336,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (gathering("in turn"), "one sample of each rank in turn"),
         (gathering("last"), "keep the first ones"),
         (gathering("mean"), "You average over the ranks"),
-        (gathering("stacked"), "a dimension of their own"),
+        (gathering("stacked"), "a further dimension"),
         (gathering("alone"), "what is gathered of a batch that is whole"),
         (lambda values, real: None, "returns nothing"),
     ],

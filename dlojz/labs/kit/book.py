@@ -65,7 +65,7 @@ def formula_html(tex: str, *, block: bool) -> str:
 
     Args:
         tex: Without its dollar signs.
-        block: On a line of its own, with fractions at full size.
+        block: On a separate line, with fractions at full size.
     """
     label = safe(" ".join(tex.split()))
     drawn = _drawn(tex.strip(), block)
@@ -115,7 +115,7 @@ def _drawn(tex: str, block: bool) -> tuple[str, float, float, float] | None:
 
 
 def _own_names(svg: str, text: str) -> str:
-    """Ids that no other formula of the page has, and no size of its own: the page gives it."""
+    """Ids that no other formula of the page has, and no size: the page gives it."""
     mark = hashlib.sha256(text.encode()).hexdigest()[:8]
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{mark}-\1"', svg)
     svg = re.sub(r'href="#([^"]+)"', rf'href="#{mark}-\1"', svg)

@@ -1,6 +1,6 @@
 """Exercise, verdict, prediction: what a lab asks, how it answers, and the numbers that students predict.
 
-A judge is called with the student's function, in a child process, on inputs of its own; it compares behaviour with a
+A judge is called with the student's function, in a child process, on the judge's inputs; it compares behaviour with a
 reference and never reads the student's text (`dlojz.labs.kit.judges`). Every value is escaped before it is shown, and
 the box in the notebook says what the text says.
 """

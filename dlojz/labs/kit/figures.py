@@ -86,7 +86,7 @@ def labelled(axes: Axes, x: str, y: str, **legend: Any) -> LabFigure:
 
 
 def plot_lines(axes: Axes, x: Sequence[Any], series: Mapping[str, Sequence[float]], **look: Any) -> None:
-    """Draw one line per series, each in a colour, dashes and marker of its own.
+    """Draw one line per series, each with another colour, dashes and marker.
 
     Args:
         axes: where.

@@ -101,7 +101,7 @@ class Overview:
         """One row per lab, and the sums.
 
         Args:
-            linked: whether the labs lead to their notebooks, which lie beside the one that shows the table.
+            linked: whether the labs lead to their notebooks, which are in the folder of the one that shows the table.
         """
         done, asked = sum(len(one.done) for one in self.standings), sum(len(one.exercises) for one in self.standings)
         made, good = sum(one.made for one in self.standings), sum(one.good for one in self.standings)

@@ -1,7 +1,7 @@
 """Answers on ranks: run them on forked ranks, and recognise the usual faults of parallel code in what ranks hold.
 
 Each result of the ranks is compared with what one process computes, without communication. A fault is named only if it
-explains the values of every rank that is wrong; otherwise the difference is told, with the rank where it is largest.
+explains the values of every rank that is wrong; otherwise the difference is stated, with the rank where it is largest.
 Whatever an answer does on its ranks (wait for ever, exit, loop) ends with a sentence.
 """
 
@@ -344,7 +344,7 @@ def _reordered(value: Any, right: Tensor, size: int, dim: int) -> bool:
 
 
 def _disagree(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
-    """Ranks that should hold the same and do not, each with values of its own."""
+    """Ranks that should hold the same and do not, each with other values."""
     size, expected, given = evidence.size, evidence.expected, evidence.given
     if size < 2 or not all(same(expected[rank], expected[0]) for rank in range(size)):
         return None

@@ -141,7 +141,7 @@ def _child(job: Callable[[], Any], answer_fd: int, print_fd: int, *, cpu_s: int,
     """The child's whole life; it never returns into the kernel's code."""
     code = 1
     try:
-        # What the kernel has thrown away is the kernel's to collect: closing a socket of its own here, in a process
+        # What the kernel has thrown away is the kernel's to collect: closing one of its sockets here, in a process
         # without its threads, could take a wake-up away from it.
         gc.freeze()
         faulthandler.disable()  # it would write to the kernel's own stderr

@@ -34,8 +34,7 @@ GLOBAL_BATCH = Exercise(
             ),
             Mistake(
                 lambda micro, count, dp: micro * count,
-                "That is what one replica reads: the other replicas read as many samples of their own in the "
-                "same step.",
+                "That is what one replica reads: the other replicas read as many other samples in the same step.",
                 "C’est ce que lit une seule réplique : dans le même pas, les autres en lisent autant de leur côté.",
             ),
             Mistake(

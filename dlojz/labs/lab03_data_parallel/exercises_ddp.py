@@ -343,7 +343,7 @@ _BUCKET_MISTAKES = (
     ),
     Mistake(
         lambda sizes, limit: [[index] for index in _backwards(sizes)],
-        "One bucket per gradient: then every small gradient pays a latency of its own.",
+        "One bucket per gradient: then every small gradient pays one latency.",
         "Un bucket par gradient : chaque petit gradient paie alors sa propre latence.",
     ),
     Mistake(

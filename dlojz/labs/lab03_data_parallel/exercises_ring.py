@@ -396,7 +396,7 @@ def _judge_range(shards: Shards, num_samples: int) -> None:
 
 
 def _judge_epoch(shards: Shards, num_samples: int, size: int) -> None:
-    """One epoch: shared out, equally, whole."""
+    """One epoch: divided among the ranks, equally, whole."""
     lengths = [len(shard) for shard in shards]
     if all(sorted(shard) == list(range(num_samples)) for shard in shards) or all(
         set(shard) == set(shards[0]) for shard in shards
@@ -462,12 +462,13 @@ _NOT_REPEATED = Said(
 )
 _ALL_THE_SAME = Said(
     "Every rank reads the same samples: four ranks then learn what one alone would learn, at four times the price. "
-    "Give each rank a part of its own.",
+    "Give each rank another part.",
     "Tous les rangs lisent les mêmes échantillons : à quatre, ils apprennent alors ce qu’un seul apprendrait, pour "
     "quatre fois le prix. Donnez à chaque rang sa propre part.",
 )
 _NOT_SHUFFLED = Said(
-    "The samples are shared out, but not shuffled: data sets are often sorted by class, and the batches would be, too.",
+    "The samples are divided among the ranks, but not shuffled: data sets are often sorted by class, and the batches "
+    "would be, too.",
     "Les échantillons sont répartis, mais pas mélangés : les jeux de données sont souvent triés par classe, et les "
     "batches le seraient aussi.",
 )
@@ -477,8 +478,8 @@ _SAME_EVERY_EPOCH = Said(
     "sampler.set_epoch).",
 )
 _OWN_PART_ONLY = Said(
-    "A rank always reads the same part of the data, in another order: shared out first and shuffled then, the parts "
-    "never mix. Shuffle the whole data set, then share it out.",
+    "A rank always reads the same part of the data, in another order: divided first and shuffled then, the parts "
+    "never mix. Shuffle the whole data set, then divide it.",
     "Un rang lit toujours la même part des données, dans un autre ordre : réparties avant d’être mélangées, les parts "
     "ne se brassent jamais. Mélangez tout le jeu de données, puis répartissez-le.",
 )

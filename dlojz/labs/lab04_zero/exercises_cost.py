@@ -392,7 +392,7 @@ OFFLOAD_TIME = Exercise(
             ),
             Mistake(
                 lambda n, tokens, flops, pcie: _ratio(4, 1, tokens, flops, pcie),
-                "Each rank transfers its own share only, one N-th: every GPU has a link of its own to the host.",
+                "Each rank transfers its own share only, one N-th: every GPU has its link to the host.",
                 "Chaque rang ne transfère que sa part, un N-ième : chaque GPU a son propre lien vers l’hôte.",
             ),
             Mistake(

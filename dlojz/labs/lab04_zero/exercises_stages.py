@@ -22,7 +22,7 @@ WEIGHTS_BYTES, GRADIENTS_BYTES, OPTIMIZER_BYTES = 2, 2, 12
 
 
 def state_bytes(parameters: float, ranks: int, stage: int) -> float:
-    """Bytes of weights, gradients and optimizer on one rank: each part is shared out from a stage on.
+    """Bytes of weights, gradients and optimizer on one rank: each part is sharded from a stage on.
 
     2Ψ + 2Ψ + 12Ψ without ZeRO, 4Ψ + 12Ψ/N for stage 1, 2Ψ + 14Ψ/N for stage 2, 16Ψ/N for stage 3.
 
@@ -38,7 +38,7 @@ def _shared(
     first_stages: Sequence[int],
     parts: Sequence[float] = (WEIGHTS_BYTES, GRADIENTS_BYTES, OPTIMIZER_BYTES),
 ) -> float:
-    """Weights, gradients, optimizer, each shared out from its first stage on."""
+    """Weights, gradients, optimizer, each sharded from its first stage on."""
     pairs = zip(parts, first_stages, strict=True)
     return sum(part * parameters / (ranks if stage >= first else 1) for part, first in pairs)
 
@@ -71,7 +71,7 @@ ZERO_STATES = Exercise(
             ),
             Mistake(
                 lambda p, n, stage: _shared(p, n, stage, (1, 2, 3)),
-                "The order is the other way round: what is largest and needed least often is shared out first, the "
+                "The order is the other way round: what is largest and needed least often is sharded first, the "
                 "optimizer's 12 bytes, then the gradients, then the weights.",
                 "L’ordre est inversé : on répartit d’abord le plus gros et le moins souvent utile, les 12 octets "
                 "de l’optimiseur, puis les gradients, puis les poids.",
@@ -86,18 +86,18 @@ ZERO_STATES = Exercise(
             Mistake(
                 lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (4, 4, 8)),
                 "That is fp32 throughout. In mixed precision weights and gradients take 2 bytes, and the optimizer "
-                "12, with its master copy: 16 as well, but shared out otherwise.",
+                "12, with its master copy: 16 as well, but sharded otherwise.",
                 "C’est du fp32 partout. En précision mixte, poids et gradients prennent 2 octets, et l’optimiseur "
                 "12, copie maître comprise : 16 aussi, mais répartis autrement.",
             ),
             Mistake(
                 lambda p, n, stage: 16 * p / (n if stage else 1),
-                "You share out everything from stage 1 on; only stage 3 does that.",
+                "You shard everything from stage 1 on; only stage 3 does that.",
                 "Vous répartissez tout dès le stage 1 ; seul le stage 3 le fait.",
             ),
             Mistake(
                 lambda p, n, stage: 16 * p / n,
-                "You share out everything in every stage, even without ZeRO (stage 0), where each rank keeps all.",
+                "You shard everything in every stage, even without ZeRO (stage 0), where each rank keeps all.",
                 "Vous répartissez tout à tous les stages, même sans ZeRO (stage 0), où chaque rang garde tout.",
             ),
         ),
@@ -532,7 +532,7 @@ SHARD_WEIGHTS = Exercise(
         mistakes=(
             Mistake(
                 lambda x, share: sharded_linear(x, share, way="averages x"),
-                "You average the gradient of x over the ranks; each rank has read data of its own, so that "
+                "You average the gradient of x over the ranks; each rank has read other data, so that "
                 "gradient is its own too: only the gradient of the weights is averaged.",
                 "Vous moyennez le gradient de x entre les rangs ; or chaque rang a lu ses propres données, et ce "
                 "gradient n’appartient qu’à lui : seul celui des poids est moyenné.",

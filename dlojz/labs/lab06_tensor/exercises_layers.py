@@ -96,7 +96,7 @@ COLUMN_LINEAR = Exercise(
         faults=(
             Mistake(
                 _by_rows,
-                "The wrong dimension is split: you share out the inputs (dim=1 of the weight), which is the split "
+                "The wrong dimension is split: you split the inputs (dim=1 of the weight), which is the split "
                 "by rows. By columns, a rank computes some of the outputs: rows of torch's weight, dim=0.",
                 "Ce n’est pas la bonne dimension : vous partagez les entrées (dim=1 du poids), c’est le découpage par "
                 "ligne. Par colonne, un rang calcule une partie des sorties : des lignes du poids de torch, dim=0.",
@@ -468,7 +468,7 @@ ATTENTION_HEADS = Exercise(
                 _output("naive slice"),
                 "Queries, keys and values are mixed up: the rows of qkv hold all queries, then all keys, then all "
                 "values, and a plain slice of them gives some ranks queries only. View it as (3, heads, H, D), "
-                "and share out the dimension of the heads.",
+                "and split the dimension of the heads.",
                 "Requêtes, clés et valeurs sont mélangées : les lignes de qkv contiennent toutes les requêtes, "
                 "puis toutes les clés, puis toutes les valeurs ; une simple tranche ne donne à certains rangs que "
                 "des requêtes. Voyez-la comme (3, têtes, H, D), et partagez la dimension des têtes.",
@@ -514,7 +514,7 @@ ATTENTION_HEADS = Exercise(
     praise_en="Right: each rank attends with its own heads, whole; one all-reduce in each direction.",
     praise_fr="Exact : chaque rang calcule l’attention de ses têtes, entières ; un all-reduce dans chaque sens.",
     hint_en="A head is the smallest piece that can be computed alone. Give the dimension of the heads a place of its "
-    "own in the shape of qkv, then share it out. project multiplies the heads side by side.",
+    "own in the shape of qkv, then split it. project multiplies the heads side by side.",
     hint_fr="La tête est le plus petit morceau qui se calcule seul. Donnez à la dimension des têtes sa propre place "
     "dans la forme de qkv, puis partagez-la. project multiplie les têtes mises bout à bout.",
     nearer_en="x = copy(x, axis). own = qkv.view(3, heads, -1, width).chunk(axis.size, dim=1)[axis.rank]; q, k, v = "

@@ -44,7 +44,7 @@ NAMES = ("expand", "depthwise", "squeeze", "squeeze_bias", "excite", "excite_bia
 _CUT: dict[str, int | None] = {
     "expand": 0, "depthwise": 0, "squeeze": 1, "squeeze_bias": None, "excite": 0, "excite_bias": 0, "project": 1,
 }  # fmt: skip
-"""The dimension along which each weight is shared out; None: whole on every rank."""
+"""The dimension along which each weight is sharded; None: whole on every rank."""
 _JUDGED = ("depthwise", "squeeze", "squeeze_bias", "project")
 _NAMES = (OUTPUT, OF_X, *(f"gradient of {name}" for name in _JUDGED))
 
@@ -146,7 +146,7 @@ MBCONV_CHANNELS = Exercise(
             Mistake(
                 only(_shares, (OUTPUT, "gradient of squeeze"), "gate not entered"),
                 "The forward pass is right, but the gradient that reaches squeeze comes from this rank's gates "
-                "only: excite is a layer by columns, with a beginning of its own (copy), whose backward adds up.",
+                "only: excite is a layer by columns, with its own beginning (copy), whose backward adds up.",
                 "La passe avant est juste, mais le gradient qui parvient à squeeze ne vient que des portes de ce rang "
                 ": excite est une couche par colonne, avec sa propre entrée (copy), dont la passe arrière additionne.",
             ),
@@ -275,7 +275,7 @@ def _named(plan: Mapping[str, Any]) -> str | None:
     for name in ROWS:
         if isinstance(style(name), ColwiseParallel):
             return say(
-                en=f"{name} is split by columns, but what it reads is shared out already (heads or hidden features of "
+                en=f"{name} is split by columns, but what it reads is sharded already (heads or hidden features of "
                 "this rank): it closes a region, so it goes by rows (RowwiseParallel).",
                 fr=f"{name} est découpée par colonne, alors que ce qu’elle lit est déjà réparti (têtes ou neurones "
                 "cachés de ce rang) : elle ferme une région, donc par ligne (RowwiseParallel).",
@@ -330,8 +330,7 @@ PARALLELIZE_PLAN = Exercise(
     judge=_PlanJudge(_plan_expected, on_ranks=True, trial=_plan_trial, cases=((2, 11),), inspect=_plan_inspect),
     praise_en="Right: seven layers, two styles, and two all-reduces in the forward pass.",
     praise_fr="Exact : sept couches, deux styles, et deux all-reduces en passe avant.",
-    hint_en="For each layer: is what it reads whole on every rank, or shared out? Whole: by columns. Shared out: by "
-    "rows.",
+    hint_en="For each layer: is what it reads whole on every rank, or sharded? Whole: by columns. Sharded: by rows.",
     hint_fr="Pour chaque couche : ce qu’elle lit est-il entier sur chaque rang, ou réparti ? Entier : par colonne. "
     "Réparti : par ligne.",
     nearer_en="query, key, value, mlp_gate and mlp_expand read x: ColwiseParallel(). attention_project and mlp_project "
@@ -404,7 +403,7 @@ LAYER_BYTES = Exercise(
             Mistake(
                 _spoilt(lambda n: 1 / n),
                 "You divide by the number of ranks once more; but what is added up, (B, T, D), is whole on every "
-                "rank: tensor parallelism shares out weights, not this tensor.",
+                "rank: tensor parallelism shards weights, not this tensor.",
                 "Vous divisez une fois de trop par le nombre de rangs ; or ce que l’on additionne, (B, T, D), est "
                 "entier sur chaque rang : le parallélisme de tenseur répartit les poids, pas ce tenseur.",
             ),

@@ -136,7 +136,7 @@ VOCABULARY_EMBEDDING = Exercise(
             ),
         ),
         inspect=refuse_gathers(
-            "The output is right, but the ranks' tables or results are gathered: that brings what was shared out to "
+            "The output is right, but the ranks' tables or results are gathered: that brings what was divided to "
             "every rank again. Each looks up its own words, and the zeros of the others leave the sum as it is.",
             "La sortie est juste, mais les tables ou les résultats des rangs sont rassemblés : ce qui était "
             "réparti revient sur chaque rang. Chacun cherche ses propres mots, et les zéros des autres ne changent "

@@ -81,8 +81,8 @@ def split_layer(ranks: int = 2) -> LabFigure:
         9.0,
         4.6,
         alt=say(
-            en="Y = X W. By columns: X whole, the columns of W and of Y shared out. By rows: the columns of X and the "
-            "rows of W shared out; each rank has a partial product of the shape of Y, and these are added up.",
+            en="Y = X W. By columns: X whole, the columns of W and of Y sharded. By rows: the columns of X and the "
+            "rows of W sharded; each rank has a partial product of the shape of Y, and these are added up.",
             fr="Y = X W. Par colonne : X entier, les colonnes de W et de Y réparties. Par ligne : les colonnes de X et "
             "les lignes de W réparties ; chaque rang a un produit partiel de la forme de Y, et on les additionne.",
         ),

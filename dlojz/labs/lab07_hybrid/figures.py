@@ -122,7 +122,7 @@ def degrees(
         fields: of the run, without its degrees and micro-batches.
         gpus_per_node: of the cluster.
         choices: degrees that make the same number of ranks.
-        samples: of a step, which the replicas share out in micro-batches of one.
+        samples: of a step, which the replicas divide into micro-batches of one.
     """
     rows = []
     for dp, pp, tp in choices:

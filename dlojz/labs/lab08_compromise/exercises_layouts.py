@@ -30,7 +30,7 @@ def rank_bytes(layout: Any, stage: int, parameters: float, micro_batch_bytes: fl
         parameters: of the whole stage, all its slices together.
         micro_batch_bytes: activations that a rank of this stage keeps of one micro-batch.
 
-    Sources: Rajbhandari et al. 2020 (arXiv 1910.02054), §5, for what each ZeRO stage shares out; Narayanan et al. 2021
+    Sources: Rajbhandari et al. 2020 (arXiv 1910.02054), §5, for what each ZeRO stage shards; Narayanan et al. 2021
     (arXiv 2104.04473), §2.2, for the micro-batches in flight.
     """
     own = parameters / layout.tp

@@ -236,7 +236,7 @@ PLACES = Exercise(
             ),
             Mistake(
                 _spoilt("without k"),
-                "The capacity forgets k: there are k × tokens choices to share out among the experts.",
+                "The capacity forgets k: there are k × tokens choices to divide among the experts.",
                 "La capacité oublie k : ce sont k × tokens choix qu’il faut répartir entre les experts.",
             ),
             Mistake(

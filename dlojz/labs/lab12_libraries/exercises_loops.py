@@ -345,7 +345,7 @@ def _data(size: int, seed: int) -> Tensor:
 
 
 def _real(size: int) -> int:
-    """Samples of the last batch: the last rank has one of its own, filled up with repetitions of the first."""
+    """Samples of the last batch: the last rank has one, filled up with repetitions of the first."""
     return (size - 1) * EACH + 1
 
 
@@ -457,7 +457,7 @@ GATHER_METRICS = Exercise(
             ),
             Mistake(
                 _stacked,
-                "The ranks have become a dimension of their own: put their rows end to end (torch.cat), then cut.",
+                "The ranks have become a further dimension: put their rows end to end (torch.cat), then cut.",
                 "Les rangs forment une dimension à part : mettez leurs lignes bout à bout (torch.cat), puis coupez.",
             ),
         ),
