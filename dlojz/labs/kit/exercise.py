@@ -245,6 +245,16 @@ def _too_much_memory() -> str:
     )
 
 
+def unusable(what: str) -> str:
+    """Say that the judge, not the student's code, met an error with an answer."""
+    return say(
+        en=f"The check could not use what your function is or returned ({what}): look at the arguments it takes and "
+        "the type it returns.",
+        fr=f"La vérification n’a pas pu utiliser votre fonction ou son résultat ({what}) : regardez les arguments "
+        "qu’elle prend et le type qu’elle renvoie.",
+    )
+
+
 def _raised(error: BaseException, answer: object) -> str:
     """An exception in one sentence, with the student's line where there is one."""
     name, text = type(error).__name__, str(error).strip().split("\n")[0]
@@ -255,12 +265,7 @@ def _raised(error: BaseException, answer: object) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if isinstance(code, CodeType) and frame.filename == code.co_filename]
     if not own:
-        return say(
-            en=f"The check could not use what your function is or returned ({what}): look at the arguments it takes "
-            "and the type it returns.",
-            fr=f"La vérification n’a pas pu utiliser votre fonction ou son résultat ({what}) : regardez les arguments "
-            "qu’elle prend et le type qu’elle renvoie.",
-        )
+        return unusable(what)
     number, line = own[-1].lineno, own[-1].line
     return say(
         en=f"Your function raised {what}\nat line {number} of its cell: {line}",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import localized, say
 from dlojz.base.machine import patience
-from dlojz.labs.kit.exercise import NotDone, Said, Wrong
+from dlojz.labs.kit.exercise import NotDone, Said, Wrong, unusable
 from dlojz.processes.forks import ForkedError, RankAnswer, spmd
 from dlojz.processes.hang_diagnosis import listed, with_article
 
@@ -482,12 +482,7 @@ def _raised(ranks: list[int], rank: int, error: ForkedError, size: int) -> str:
     what = f"{error.name}: {first}" if first else error.name
     everywhere = len(ranks) == size
     if not error.line:
-        return say(
-            en=f"The check could not use what your function is or returned ({what}): look at the arguments it takes "
-            "and at what it returns.",
-            fr=f"La vérification n’a pas pu utiliser votre fonction ou son résultat ({what}) : regardez les arguments "
-            "qu’elle prend et ce qu’elle renvoie.",
-        )
+        return unusable(what)
     where_en = "every rank" if everywhere else listed(ranks, french=False)
     where_fr = "chaque rang" if everywhere else with_article(listed(ranks, french=True))
     return say(

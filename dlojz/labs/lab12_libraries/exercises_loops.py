@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
@@ -688,7 +688,32 @@ def weights_of(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-class EngineStandIn:
+class PreparedModel:
+    """Stand-in for a prepared model, which counts forward passes."""
+
+    def __init__(self, model: nn.Module, on_backward: Callable[[Tensor], None]) -> None:
+        self.module, self.forwards = model, 0
+        self._on_backward = on_backward
+
+    def __call__(self, batch: Any) -> Tensor:
+        self.forwards += 1
+        loss: Tensor = self.module(batch)
+        loss.register_hook(self._on_backward)
+        return loss
+
+    forward = __call__
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the training mode, as on a module."""
+        self.module.train(mode)
+        return self
+
+    def parameters(self) -> Iterator[Any]:
+        """Parameters of the model."""
+        return self.module.parameters()
+
+
+class EngineStandIn(PreparedModel):
     """Stand-in for what `deepspeed.initialize` gives, on one process.
 
     Args:
@@ -699,23 +724,15 @@ class EngineStandIn:
     """
 
     def __init__(self, model: nn.Module, accumulation: int) -> None:
-        self.module = model
+        super().__init__(model, self._on_own_backward)
         self._optimizer = make_optimizer(model)
         self._accumulation = accumulation
         self._inside = False
-        self.forwards = self.backwards = self.steps = self.zeroed = 0
+        self.backwards = self.steps = self.zeroed = 0
         self.arrived: list[float] = []
         """What each backward brought to its loss: 1 / accumulation, unless the loop divided once more."""
 
-    def __call__(self, batch: Any) -> Tensor:
-        self.forwards += 1
-        loss: Tensor = self.module(batch)
-        loss.register_hook(self._on_backward)
-        return loss
-
-    forward = __call__
-
-    def _on_backward(self, gradient: Tensor) -> None:
+    def _on_own_backward(self, gradient: Tensor) -> None:
         if not self._inside:
             raise Wrong(*BACKWARD_OF_THE_LOSS)
         self.arrived.append(float(gradient))
@@ -753,34 +770,6 @@ class EngineStandIn:
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step` updates."""
         return (self.steps + 1) % self._accumulation == 0
-
-    def train(self, mode: bool = True) -> EngineStandIn:
-        """Set the training mode, as on a module."""
-        self.module.train(mode)
-        return self
-
-
-class PreparedModel:
-    """Stand-in for a prepared model, which counts forward passes."""
-
-    def __init__(self, model: nn.Module, on_backward: Callable[[Tensor], None]) -> None:
-        self.module, self.forwards = model, 0
-        self._on_backward = on_backward
-
-    def __call__(self, batch: Any) -> Tensor:
-        self.forwards += 1
-        loss: Tensor = self.module(batch)
-        loss.register_hook(self._on_backward)
-        return loss
-
-    def train(self, mode: bool = True) -> PreparedModel:
-        """Set the training mode, as on a module."""
-        self.module.train(mode)
-        return self
-
-    def parameters(self) -> Iterator[Any]:
-        """Parameters of the model."""
-        return self.module.parameters()
 
 
 class PreparedOptimizer:
