@@ -120,9 +120,6 @@ class LabProgress:
         return None
 
 
-MAX_NOTEBOOK_BYTES = 64 * 2**20
-
-
 def notebook_language() -> Language:
     """The language of the open notebook.
 
@@ -146,10 +143,8 @@ def _clues() -> Iterator[Language]:
 def _metadata_language(path: Path) -> str | None:
     """What `dlojz labs build` wrote into the notebook; None where the file is no such notebook."""
     try:
-        if path.stat().st_size > MAX_NOTEBOOK_BYTES:
-            return None
-        name = json.loads(path.read_bytes())["metadata"]["dlojz"]["language"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        name = read_notebook(path)["metadata"]["dlojz"]["language"]
+    except (LabError, KeyError, TypeError):
         return None
     return name if isinstance(name, str) else None
 
