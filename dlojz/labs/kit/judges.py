@@ -563,10 +563,8 @@ def expect_triple(given: Any, names: str) -> tuple[int, int, int]:
     three = tuple(given) if isinstance(given, tuple | list) else ()
     if len(three) != 3:
         raise Wrong(
-            say(
-                en=f"Three numbers are expected, {names}, but {shown(given)} was returned.",
-                fr=f"On attend trois nombres, {names}, mais {shown(given)} a été renvoyé.",
-            )
+            en=f"Three numbers are expected, {names}, but {shown(given)} was returned.",
+            fr=f"On attend trois nombres, {names}, mais {shown(given)} a été renvoyé.",
         )
     first, second, third = (_whole(number, names) for number in three)
     return first, second, third
@@ -593,10 +591,8 @@ def expect_groups(given: Any, ranks: int) -> list[tuple[int, ...]]:
         groups.append(tuple(sorted(_whole(rank, say(en="ranks", fr="des rangs")) for rank in group)))
         if len(groups) > MAX_GROUPS:
             raise Wrong(
-                say(
-                    en=f"There are more than {MAX_GROUPS} groups: look for a loop that adds too many.",
-                    fr=f"Il y a plus de {MAX_GROUPS} groupes : cherchez une boucle qui en ajoute trop.",
-                )
+                en=f"There are more than {MAX_GROUPS} groups: look for a loop that adds too many.",
+                fr=f"Il y a plus de {MAX_GROUPS} groupes : cherchez une boucle qui en ajoute trop.",
             )
     _refuse_other_ranks(groups, ranks)
     return sorted(groups)
@@ -608,28 +604,22 @@ def _refuse_other_ranks(groups: list[tuple[int, ...]], ranks: int) -> None:
     for rank in listed:
         if not 0 <= rank < ranks:
             raise Wrong(
-                say(
-                    en=f"There is no rank {rank} among {ranks}: they go from 0 to {ranks - 1}.",
-                    fr=f"Il n’y a pas de rang {rank} parmi {ranks} : ils vont de 0 à {ranks - 1}.",
-                )
+                en=f"There is no rank {rank} among {ranks}: they go from 0 to {ranks - 1}.",
+                fr=f"Il n’y a pas de rang {rank} parmi {ranks} : ils vont de 0 à {ranks - 1}.",
             )
         if listed.count(rank) > 1:
             raise Wrong(
-                say(
-                    en=f"Rank {rank} stands in two groups of one axis (of {ranks} ranks); each rank has exactly one.",
-                    fr=f"Le rang {rank} figure dans deux groupes d’un même axe (sur {ranks} rangs) ; chaque rang en a "
-                    "un seul.",
-                )
+                en=f"Rank {rank} stands in two groups of one axis (of {ranks} ranks); each rank has exactly one.",
+                fr=f"Le rang {rank} figure dans deux groupes d’un même axe (sur {ranks} rangs) ; chaque rang en a "
+                "un seul.",
             )
     missing = sorted(set(range(ranks)) - set(listed))
     if missing:
         raise Wrong(
-            say(
-                en=f"Rank {missing[0]} stands in no group (of {ranks} ranks, {len(listed)} are listed): along each "
-                "axis every rank has its group.",
-                fr=f"Le rang {missing[0]} ne figure dans aucun groupe ({len(listed)} rangs sur {ranks} sont cités) : "
-                "selon chaque axe, tout rang a le sien.",
-            )
+            en=f"Rank {missing[0]} stands in no group (of {ranks} ranks, {len(listed)} are listed): along each "
+            "axis every rank has its group.",
+            fr=f"Le rang {missing[0]} ne figure dans aucun groupe ({len(listed)} rangs sur {ranks} sont cités) : "
+            "selon chaque axe, tout rang a le sien.",
         )
 
 
@@ -645,10 +635,8 @@ def _whole(number: Any, names: str) -> int:
         return operator.index(number)
     except TypeError:
         raise Wrong(
-            say(
-                en=f"Whole numbers are expected ({names}), but {shown(number)} stands among them: divide with // and "
-                "not with /.",
-                fr=f"On attend des nombres entiers ({names}), mais {shown(number)} s’y trouve : divisez par //, et non "
-                "par /.",
-            )
+            en=f"Whole numbers are expected ({names}), but {shown(number)} stands among them: divide with // and "
+            "not with /.",
+            fr=f"On attend des nombres entiers ({names}), mais {shown(number)} s’y trouve : divisez par //, et non "
+            "par /.",
         ) from None

@@ -444,10 +444,8 @@ def refuse_errors(answers: list[RankAnswer]) -> None:
             raise Undone(error.message)
         if error.name == NoTensor.__name__:
             raise Wrong(
-                say(
-                    en=f"Your function returns a {error.message}, but a torch tensor is expected.",
-                    fr=f"Votre fonction renvoie un objet de type {error.message}, mais un tenseur torch est attendu.",
-                )
+                en=f"Your function returns a {error.message}, but a torch tensor is expected.",
+                fr=f"Votre fonction renvoie un objet de type {error.message}, mais un tenseur torch est attendu.",
             )
         raise Wrong(_raised(sorted(own), rank, error, len(answers)))
     if between and not any(error.kind == "lost" for error in ended.values()):

@@ -384,8 +384,6 @@ SHARD_GRADIENTS = Exercise(
 SAMPLES, NARROW, WIDE = 5, 12, 24
 _OUTPUT, _INPUT, _FIRST, _SECOND = "output", "gradient of x", "gradient of share 1", "gradient of share 2"
 LABELS = {
-    _OUTPUT: Said("the output", "la sortie"),
-    _INPUT: Said("the gradient of x", "le gradient de x"),
     _FIRST: Said("the gradient of the first layer's share", "le gradient de la part de la première couche"),
     _SECOND: Said("the gradient of the second layer's share", "le gradient de la part de la seconde couche"),
 }

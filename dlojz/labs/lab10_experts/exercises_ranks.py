@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dlojz.base.language import say
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge
-from dlojz.labs.kit.rank_judges import added, asked_for, normals, same
+from dlojz.labs.kit.rank_judges import OUTPUT, added, asked_for, normals, same
 from dlojz.labs.lab10_experts.exercises_routing import capacity, crowded, places
 from dlojz.models.experts.layer import StepLoad, watch_loads
 from dlojz.processes.forks import RankAnswer
@@ -205,8 +205,6 @@ MIXTURE = Exercise(
 
 EXCHANGE_CASES = ((2, 31), (3, 32))
 LOCAL_EXPERTS, ROOM, WIDTH = 2, 3, 4
-OUTPUT = "output"
-EXCHANGE_LABELS = {OUTPUT: Said("the output", "la sortie")}
 
 
 class WrongShape(ValueError):  # noqa: N818 - what the experts of the check say of what they are given
@@ -344,7 +342,6 @@ EXCHANGE = Exercise(
         on_ranks=True,
         trial=_exchange_trial,
         cases=EXCHANGE_CASES,
-        labels=EXCHANGE_LABELS,
         faults=_EXCHANGE_FAULTS,
         inspect=_inspect_calls,
     ),
