@@ -10,7 +10,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, cast
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -36,7 +36,7 @@ from dlojz.display.style import (
     category_label,
 )
 from dlojz.hardware import Cluster
-from dlojz.labs.kit.exercise import NotDone, Verdict
+from dlojz.labs.kit.exercise import Verdict, or_to_do
 from dlojz.planner.ask import PROFILE_OF_GPU
 from dlojz.prediction import predict
 from dlojz.results.footprint import CATEGORIES, Footprint, Traffic
@@ -232,26 +232,6 @@ SHEET_RANKS = (Style(SKY, ""), Style(ORANGE, "//"), Style(YELLOW, ".."), Style(P
 """How the ranks of a figure are told apart."""
 
 _P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-def or_to_do(make: Callable[_P, _T]) -> Callable[_P, _T | Verdict]:
-    """What a student's function gives, or the sentence of the exercise, as long as that is to do.
-
-    Such a sentence is also given back where it comes as an argument, from another function that is `or_to_do`.
-    """
-
-    @wraps(make)
-    def made(*args: _P.args, **kwargs: _P.kwargs) -> _T | Verdict:
-        to_do = next((one for one in args if isinstance(one, Verdict)), None)
-        if to_do is not None:
-            return to_do
-        try:
-            return make(*args, **kwargs)
-        except NotDone as error:
-            return Verdict("todo", str(error))
-
-    return made
 
 
 @dataclass(frozen=True, eq=False)

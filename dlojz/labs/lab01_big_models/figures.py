@@ -18,7 +18,8 @@ from dlojz.base.table import Table, titles, visible
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import BLACK, BLUE, CATEGORY_STYLES, GREEN, GREY, ORANGE, VERMILION, category_label
-from dlojz.labs.kit.figures import labelled, or_to_do, panel
+from dlojz.labs.kit.exercise import or_to_do
+from dlojz.labs.kit.figures import labelled, panel
 from dlojz.labs.lab01_big_models.exercises import attention_multiply_adds
 from dlojz.prediction import predict
 

@@ -23,16 +23,8 @@ from dlojz.display.style import (
     category_label,
 )
 from dlojz.hardware import Device
-from dlojz.labs.kit.figures import (
-    bar,
-    figure_of,
-    labelled,
-    legend_above,
-    measured_footprint,
-    or_to_do,
-    panel,
-    plot_lines,
-)
+from dlojz.labs.kit.exercise import or_to_do
+from dlojz.labs.kit.figures import bar, figure_of, labelled, legend_above, measured_footprint, panel, plot_lines
 from dlojz.labs.lab04_zero.exercises_cost import compare_with_compute
 from dlojz.prediction import predict
 from dlojz.results.footprint import CATEGORIES, Category, Footprint

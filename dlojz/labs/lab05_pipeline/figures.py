@@ -20,8 +20,8 @@ from dlojz.display.canvas import LabFigure, decimal_marks
 from dlojz.display.figures.partition_figures import overlay_figure, partition_figure
 from dlojz.display.figures.pipeline_figures import compare_figure, schedule_figure
 from dlojz.display.style import BLACK, LINE_STYLES
-from dlojz.labs.kit.exercise import NotDone
-from dlojz.labs.kit.figures import labelled, or_to_do, panel, pictured, plot_lines, unmeasured
+from dlojz.labs.kit.exercise import NotDone, or_to_do
+from dlojz.labs.kit.figures import labelled, panel, pictured, plot_lines, unmeasured
 from dlojz.labs.lab05_pipeline.exercises_orders import read_order, read_schedule, schedule_from
 from dlojz.labs.lab05_pipeline.exercises_runs import FirstFit, StaleSgd, largest_step, smallest_bottleneck
 from dlojz.pipeline.exchange_formats import to_csv

@@ -18,13 +18,13 @@ from dlojz.by_hand.tensor.axis import share_bounds
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure
 from dlojz.display.style import BLACK, EDGE, GREY, LINE_STYLES, SHADE, Style
 from dlojz.hardware.links import NETWORK, NVLINK
+from dlojz.labs.kit.exercise import or_to_do
 from dlojz.labs.kit.figures import (
     SHEET_RANKS,
     figure_of,
     labelled,
     measured_footprint,
     memory_and_messages,
-    or_to_do,
     panel,
     pictured,
     plot_lines,

@@ -13,7 +13,8 @@ from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.figures.grid_figures import grid_figure
 from dlojz.display.style import BLACK, CATEGORY_STYLES, EDGE, LINE_STYLES, category_label
-from dlojz.labs.kit.figures import columns, labelled, measured_footprint, or_to_do, panel, pictured
+from dlojz.labs.kit.exercise import or_to_do
+from dlojz.labs.kit.figures import columns, labelled, measured_footprint, panel, pictured
 from dlojz.labs.kit.judges import expect_groups, expect_triple
 from dlojz.labs.lab07_hybrid.exercises import ROUNDS, BetweenNodes
 from dlojz.prediction.communication import predict_communication

@@ -19,8 +19,8 @@ from dlojz.base.language import format_bytes, percent, say, significant
 from dlojz.base.table import Table
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import BLUE, ORANGE, PREDICTED_ALPHA, SKY
-from dlojz.labs.kit.exercise import Said
-from dlojz.labs.kit.figures import columns, labelled, or_to_do, panel, pictured
+from dlojz.labs.kit.exercise import Said, or_to_do
+from dlojz.labs.kit.figures import columns, labelled, panel, pictured
 from dlojz.labs.lab11_compression.exercises_distill import UNKNOWN
 from dlojz.labs.lab11_compression.exercises_quantize import quantize_affine, quantize_rows
 

@@ -14,7 +14,8 @@ from dlojz.base.language import percent, say
 from dlojz.base.table import Table
 from dlojz.display.canvas import LabFigure
 from dlojz.display.style import LINE_STYLES
-from dlojz.labs.kit.figures import Picture, columns, labelled, or_to_do, panel
+from dlojz.labs.kit.exercise import or_to_do
+from dlojz.labs.kit.figures import Picture, columns, labelled, panel
 from dlojz.labs.lab11_compression.figures import answered
 
 if TYPE_CHECKING:

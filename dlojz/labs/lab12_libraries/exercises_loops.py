@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
 from dlojz.base.machine import patience
-from dlojz.base.table import Table
-from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Verdict, Wrong, show
-from dlojz.labs.kit.figures import columns, or_to_do
+from dlojz.base.table import Table, titles
+from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Verdict, Wrong, or_to_do, show
 from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.rank_judges import Undone, same
 from dlojz.labs.kit.sandbox import load_deepspeed
@@ -623,7 +622,7 @@ def loops(
     except LabError as error:
         return Verdict("wrong", str(error))
     counts = tuple((name, str(updates), str(max(0, micro_batches - updates * accumulation))) for name, updates in made)
-    head = columns(en="loop; updates; micro-batches that wait", fr="boucle; mises à jour; micro-batches en attente")
+    head = titles(en="loop|updates|micro-batches that wait", fr="boucle|mises à jour|micro-batches en attente")
     return Table(head, counts)
 
 
