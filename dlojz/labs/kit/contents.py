@@ -414,6 +414,6 @@ def _read(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def write_measured(found: Mapping[str, Duration] | Mapping[str, Room], path: Path) -> None:
-    """Keep the times or the rooms that were measured, in `MEASURED` or `ROOMS`."""
+def write_measured(found: Mapping[str, Any], path: Path) -> None:
+    """Keep what was measured of each lab: a `Duration` in `MEASURED`, a `Room` in `ROOMS`."""
     write_atomic(path, json.dumps({number: asdict(one) for number, one in sorted(found.items())}, indent=1) + "\n")

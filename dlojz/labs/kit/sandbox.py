@@ -191,15 +191,17 @@ def load_deepspeed() -> Any:
 
     It looks for a compiler and for libraries of the system while it is imported, and says so: that is not shown.
     """
-    import torch
     import torch.distributed as dist
 
-    os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))  # DeepSpeed insists on it, whatever the launcher
     warnings.filterwarnings("ignore", category=FutureWarning)  # of torch, at two collectives that DeepSpeed calls
     with silenced():
-        from dlojz.train.engines import deepspeed
+        import deepspeed
 
-        return deepspeed.load_deepspeed(torch.device("cpu"))
+        # An inference-only shared-memory operator that DeepSpeed would compile for 40 s at its first start.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
 
 
 @contextmanager
