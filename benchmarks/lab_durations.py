@@ -29,6 +29,8 @@ from dlojz.base.errors import LabError
 from dlojz.labs.kit.build import execute
 from dlojz.labs.kit.contents import (
     LABS,
+    MEASURED,
+    ROOMS,
     Duration,
     LabEntry,
     Room,
@@ -36,8 +38,7 @@ from dlojz.labs.kit.contents import (
     optional_libraries,
     read_durations,
     read_rooms,
-    write_durations,
-    write_rooms,
+    write_measured,
 )
 from dlojz.labs.kit.source import compose, read_source
 
@@ -153,9 +154,9 @@ def main() -> None:
             print(f"{entry.number}  {error}", flush=True)
             continue
         print(entry.number, duration, room, flush=True)
-        write_rooms({**read_rooms(), entry.number: room})
+        write_measured({**read_rooms(), entry.number: room}, ROOMS)
         if not asked.room:
-            write_durations({**read_durations(), entry.number: duration})
+            write_measured({**read_durations(), entry.number: duration}, MEASURED)
 
 
 if __name__ == "__main__":

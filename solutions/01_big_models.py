@@ -40,7 +40,6 @@ import torch.nn.functional as F
 
 import dlojz
 from dlojz import data, labs, models
-from dlojz.labs.kit import figures as published
 from dlojz.labs.lab01_big_models import figures
 
 lab = labs.start("01")
@@ -485,7 +484,7 @@ figures.bias_seen_by(relative_bias, bump, side)
 # a few per cent in the operations.
 
 # %%
-table = published.coatnet_table()
+table = figures.coatnet_table()
 table
 
 # %% [markdown] lang="fr"

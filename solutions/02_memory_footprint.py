@@ -44,7 +44,7 @@ import dlojz
 from dlojz import hardware, labs, models
 from dlojz.base.language import format_bytes
 from dlojz.labs.lab02_memory import figures
-from dlojz.labs.lab02_memory.exercises_states import asked, states_table
+from dlojz.labs.lab02_memory.exercises import asked, states_table
 from dlojz.planner import levers
 from dlojz.prediction import rules_of_thumb
 from dlojz.prediction.forecast import forecast
@@ -871,7 +871,7 @@ lab.reveal("offloaded-bytes", offloaded.record.footprint().memory.host_bytes)
 
 # %% name="offload-ratio"
 from dlojz.by_hand.activation_offload import ActivationOffload
-from dlojz.labs.lab02_memory.exercises_time import Host
+from dlojz.labs.lab02_memory.exercises import Host
 
 model = models.build("alexnet_tiny")
 side = models.spec("alexnet_tiny").image_size

@@ -1276,7 +1276,7 @@ pickletools.dis(planted)
 # to be imported.
 
 # %% name="pickles" tags=["nbval-ignore-output"]
-checkpoint_formats.PickleTable(folders)
+checkpoint_formats.pickle_table(folders)
 
 # %% [markdown] lang="fr"
 # Rien de suspect ici : nous les avons écrits nous-mêmes. Mais les fichiers de l’optimiseur nomment des classes de

@@ -888,7 +888,7 @@ lab.predict(
 )
 
 # %% name="reveal-network"
-from dlojz.labs.kit.example_links import NETWORK, NVLINK
+from dlojz.hardware.links import NETWORK, NVLINK
 from dlojz.labs.lab06_tensor.exercises_plan import layer_seconds
 
 gpt3 = {"samples": 1, "tokens": 2048, "width": 12288, "ranks": 8, "number_bytes": 2}

@@ -219,8 +219,8 @@ lab.check("deepspeed-loop", deepspeed_loop)
 
 # %% name="real-engine"
 # %%ranks 2 --with deepspeed_loop,plain_loop
-from dlojz.labs.kit.quiet_deepspeed import load_deepspeed
-from dlojz.labs.lab12_libraries.stand_ins import make_batches, make_model, make_optimizer, weights_of
+from dlojz.labs.kit.sandbox import load_deepspeed
+from dlojz.labs.lab12_libraries.exercises_loops import make_batches, make_model, make_optimizer, weights_of
 
 deepspeed = load_deepspeed()
 deepspeed.utils.logger.setLevel("ERROR")

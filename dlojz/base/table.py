@@ -72,6 +72,7 @@ class Table:
         shares: bars, one for each row, from 0 to 1, after the first column; HTML and terminals show them.
         colors: CSS colour of each bar, grey by default; without bars, of each row's first cell in a terminal.
         notes: sentences below.
+        links: address behind the first cell of each row; HTML alone leads there.
     """
 
     head: tuple[str, ...]
@@ -82,6 +83,7 @@ class Table:
     shares: tuple[float, ...] = ()
     colors: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
 
     def _sides(self) -> str:
         return (self.align + self.align[-1] * len(self.head))[: len(self.head)]
@@ -176,7 +178,11 @@ class Table:
         if self.shares:
             titles.insert(1, "<td></td>")
         rows = []
+        around = (first, end)
         for number, (label, *cells) in enumerate(self.rows):
+            first, end = around
+            if self.links:
+                first, end = f'{first}<a href="{safe(self.links[number])}">', f"</a>{end}"
             if self._is_heading((label, *cells)):
                 rows.append(f'<th colspan="{len(titles)}" style="{left}">{safe(label)}</th>')
                 continue

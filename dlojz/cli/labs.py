@@ -219,7 +219,7 @@ labs.diff("attention"), ou run.diff() pour l’exercice auquel se rattache une e
 )
 def diff_command(given: Given, answer: Answer) -> None:
     """Show an answer beside the solution."""
-    from dlojz.labs.kit.lab_catalogue import diff
+    from dlojz.labs.kit.lab import diff
 
     notebook, exercise = given[WORDS]
     found = diff(exercise, Path(notebook))

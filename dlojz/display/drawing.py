@@ -112,7 +112,7 @@ class Drawing:
         )
 
 
-def _element(tag: str, inner: str, tip: str, /, **attributes: str | float) -> str:
+def _element(tag: str, inner: str = "", tip: str = "", /, **attributes: str | float) -> str:
     """Write an element; every text is escaped but `inner`, which is made of elements or escaped already."""
     title = f"<title>{safe(tip)}</title>" if tip else ""
     looks = "".join(

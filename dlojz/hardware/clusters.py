@@ -37,7 +37,7 @@ _OF_GPU: Final = {
     "thermal_design_power": ("W", "tdp_w"),
     "idle_power": ("W", "idle_w"),
 }
-"""What a cluster's file may say of its own GPU: the unit, and the field of `Device`."""
+"""What a cluster's file may say of the GPU it has: the unit, and the field of `Device`."""
 _KEYS: Final = (
     "title", "gpu", "gpus_per_node", "num_nodes", "intra", "inter", "nics_per_node", "machine", "own_gpu", *_SCALARS,
 )  # fmt: skip

@@ -54,6 +54,13 @@ class Link(NamedTuple):
         return messages * self.latency_s + num_bytes / self.bytes_per_s
 
 
+NVLINK = Link(5e-6, 300e9)
+"""Example of the labs: A100, 600 GB/s in both directions together (NVIDIA A100 datasheet), so 300 each way; the latency
+is an assumption."""
+NETWORK = Link(10e-6, 25e9)
+"""Example of the labs: 200 Gbit/s, shared by the GPUs of a node or not; here each has it to itself."""
+
+
 def bus_factor(collective: Collective, ranks: Any) -> Any:
     """Bytes that cross the wire of one rank for each byte of the message; 0 for one rank alone.
 
@@ -93,6 +100,27 @@ def fit_line(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     if start < 0:
         return 0.0, b1 / bb
     return (a1 / aa, 0.0) if slope < 0 else (start, slope)
+
+
+def weighted_line(
+    xs: Sequence[float], ys: Sequence[float], weights: Sequence[float] | None = None
+) -> tuple[float, float]:
+    """Fit intercept and slope, of any sign, by weighted least squares.
+
+    Args:
+        xs, ys: the points.
+        weights: of the squared residuals; by default 1 / y², so that every measurement weighs the same.
+
+    Source: the normal equations of two unknowns.
+    """
+    weights = [1 / y**2 for y in ys] if weights is None else weights
+    total = math.fsum(weights)
+    x_mean = math.fsum(w * x for w, x in zip(weights, xs, strict=True)) / total
+    y_mean = math.fsum(w * y for w, y in zip(weights, ys, strict=True)) / total
+    covariance = math.fsum(w * (x - x_mean) * (y - y_mean) for w, x, y in zip(weights, xs, ys, strict=True))
+    variance = math.fsum(w * (x - x_mean) ** 2 for w, x in zip(weights, xs, strict=True))
+    slope = covariance / variance
+    return y_mean - slope * x_mean, slope
 
 
 @dataclass(frozen=True)

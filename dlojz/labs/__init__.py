@@ -12,8 +12,7 @@ This package adds nothing to what a notebook can do; it judges, hints and draws.
 from __future__ import annotations
 
 from dlojz.labs.kit.exercise import NotDone
-from dlojz.labs.kit.lab import Lab
-from dlojz.labs.kit.lab_catalogue import NUMBERS, Difference, diff, start
+from dlojz.labs.kit.lab import NUMBERS, Difference, Lab, diff, start
 from dlojz.labs.kit.progress_page import overview
 
 __all__ = ["NUMBERS", "Difference", "Lab", "NotDone", "diff", "overview", "start"]

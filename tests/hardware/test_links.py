@@ -15,8 +15,7 @@ from dlojz.config.layout import RankGrid
 from dlojz.cost_model.calibration import Calibration
 from dlojz.cost_model.passes import collective_s
 from dlojz.hardware import COLLECTIVES, LINKS, Interconnect, Link, bus_factor, cluster, link
-from dlojz.hardware.links import fit_line
-from dlojz.labs.kit.example_links import NETWORK
+from dlojz.hardware.links import NETWORK, fit_line
 from dlojz.labs.lab03_data_parallel.exercises_ring import ring_seconds
 from dlojz.labs.lab04_zero.exercises_cost import zero_3_seconds
 from dlojz.labs.lab06_tensor.exercises_plan import layer_seconds

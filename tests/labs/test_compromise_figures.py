@@ -24,6 +24,7 @@ from dlojz.labs.kit.exercise import Verdict
 from dlojz.labs.kit.figures import Illustrated, Picture
 from dlojz.labs.lab08_compromise import figures
 from dlojz.labs.lab08_compromise.exercises_alpa import chain_cost
+from dlojz.labs.lab08_compromise.figures import FAR, known
 from dlojz.labs.lab08_compromise.figures_published import (
     CHOSEN,
     course_table,
@@ -33,7 +34,6 @@ from dlojz.labs.lab08_compromise.figures_published import (
     splits,
     sweep,
 )
-from dlojz.labs.lab08_compromise.figures_search import FAR, known
 from tests.display.overlap import overlapping
 
 WEEK, YEAR = 7 * SECONDS_PER_DAY, 365.25 * SECONDS_PER_DAY

@@ -28,7 +28,7 @@ from dlojz.labs.kit.contents import (
     neighbours,
     total_minutes,
 )
-from dlojz.labs.kit.lab_catalogue import NUMBERS, content_of
+from dlojz.labs.kit.lab import NUMBERS, content_of
 
 ROOT = Path(__file__).resolve().parents[2]
 # An author may be writing a lab whose source is not there yet.

@@ -160,7 +160,7 @@ def test_tables_and_figure_tell_who_writes_what(folders: dict[formats.Format, Pa
     assert table.written_bytes("dlojz", 0) == 4096 + 2
     assert table.written_bytes("dlojz", 1) == 0
     assert all(file.name in repr(table) for file in table.files)
-    pickles = repr(formats.PickleTable(folders))
+    pickles = str(formats.pickle_table(folders))
     assert "pathlib: PurePosixPath" in pickles
     assert ("aucun pickle" if language == "fr" else "no pickle") in pickles
     figure = who_writes_what(table)

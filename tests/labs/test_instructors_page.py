@@ -23,8 +23,7 @@ from dlojz.labs.kit.contents import (
     read_durations,
     read_rooms,
     total_minutes,
-    write_durations,
-    write_rooms,
+    write_measured,
 )
 from dlojz.libraries.library_catalogue import LIBRARIES
 
@@ -62,9 +61,9 @@ def test_every_lab_was_measured() -> None:
 
 
 def test_measurements_are_read_as_they_were_written(tmp_path: Path) -> None:
-    write_rooms(read_rooms(), tmp_path / "rooms.json")
+    write_measured(read_rooms(), tmp_path / "rooms.json")
     assert read_rooms(tmp_path / "rooms.json") == read_rooms()
-    write_durations(read_durations(), tmp_path / "durations.json")
+    write_measured(read_durations(), tmp_path / "durations.json")
     assert read_durations(tmp_path / "durations.json") == read_durations()
     assert read_rooms(tmp_path / "nowhere.json") == {}
 

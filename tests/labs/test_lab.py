@@ -13,7 +13,7 @@ import torch
 from dlojz import labs
 from dlojz.base.errors import LabError
 from dlojz.base.language import Language, use_language
-from dlojz.labs.kit.exercise import Prediction, Said, Verdict, Wrong
+from dlojz.labs.kit.exercise import Prediction, Verdict, Wrong
 from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.lab import notebook_language
 
@@ -172,26 +172,26 @@ def test_a_prediction_that_is_no_number_is_refused(
     ],
 )
 def test_a_prediction_is_laid_over_the_figure(predicted: float, state: str, words: str) -> None:
-    prediction = Prediction(id="x", question=Said("?", "?"), kind="count", tolerance=0.1)
+    prediction = Prediction(id="x", en="?", fr="?", kind="count", tolerance=0.1)
     verdict = prediction.compare(predicted, 1000)
     assert verdict.state == state
     assert words in verdict.message
 
 
 def test_a_run_that_measured_nothing_gives_no_figure() -> None:
-    prediction = Prediction(id="x", question=Said("?", "?"), kind="bytes")
+    prediction = Prediction(id="x", en="?", fr="?", kind="bytes")
     assert prediction.compare(1000, None).state == "wrong"
 
 
 def test_bytes_are_written_as_each_language_does() -> None:
-    prediction = Prediction(id="x", question=Said("?", "?"), kind="bytes")
+    prediction = Prediction(id="x", en="?", fr="?", kind="bytes")
     assert prediction.format(2 * 2**20) == "2.00 MiB (2,097,152 B)"
     use_language("fr")
     assert prediction.format(2 * 2**20) == "2,00 Mio (2\u202f097\u202f152 octets)"
 
 
 def test_a_large_count_is_written_short_and_in_full() -> None:
-    prediction = Prediction(id="x", question=Said("?", "?"), kind="count")
+    prediction = Prediction(id="x", en="?", fr="?", kind="count")
     assert [prediction.format(value) for value in (9_999, 10_000, -25_000)] == [
         "9999",
         "10.0 k (10,000)",

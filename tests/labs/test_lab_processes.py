@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dlojz.labs.kit.contents import entry_of
-from dlojz.labs.kit.lab_catalogue import NUMBERS, content_of
+from dlojz.labs.kit.lab import NUMBERS, content_of
 from dlojz.labs.kit.source import Code, read_source
 
 ROOT = Path(__file__).resolve().parents[2]

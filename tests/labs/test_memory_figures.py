@@ -17,8 +17,13 @@ from dlojz.labs import NotDone
 from dlojz.labs.kit.exercise import Verdict
 from dlojz.labs.lab02_memory import figures
 from dlojz.labs.lab02_memory import figures as time_figures
-from dlojz.labs.lab02_memory.exercises_states import asked, bytes_per_parameter, data_parallel_bytes, states_table
-from dlojz.labs.lab02_memory.exercises_time import checkpointed
+from dlojz.labs.lab02_memory.exercises import (
+    asked,
+    bytes_per_parameter,
+    checkpointed,
+    data_parallel_bytes,
+    states_table,
+)
 from dlojz.prediction.rules_of_thumb import RULES
 
 DEVICE_LIST = [DEVICES[name] for name in ("v100-32", "h100")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,18 +13,9 @@ from dlojz import labs
 from dlojz.base.language import use_language
 from dlojz.cli.main import DONE, REFUSED, main
 from dlojz.labs.kit.contents import LABS
-from dlojz.labs.kit.lab import LabProgress, Predicted
-from dlojz.labs.kit.lab_catalogue import NUMBERS, content_of
-from dlojz.labs.kit.progress_page import (
-    Advice,
-    LabRow,
-    Overview,
-    is_good,
-    progress_html,
-    progress_page,
-    progress_text,
-    read_overview,
-)
+from dlojz.labs.kit.exercise import Said
+from dlojz.labs.kit.lab import NUMBERS, LabProgress, Predicted, content_of
+from dlojz.labs.kit.progress_page import Overview, Standing, is_good, read_overview
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e"
 
@@ -130,25 +122,25 @@ def test_a_prediction_of_nothing_is_good_only_if_exact() -> None:
     assert not is_good(prediction, Predicted(111.0, 100.0))
 
 
-def hostile_row() -> LabRow:
-    return LabRow(
-        number=HOSTILE, title=HOSTILE, notebook=f'"{HOSTILE}', done=1, exercises=2, predictions=2, made=1, good=1
-    )
-
-
 def test_what_is_shown_is_escaped() -> None:
-    advice = Advice(number=HOSTILE, title=HOSTILE, notebook=f'"{HOSTILE}', exercise=HOSTILE)
-    for shown in (progress_html([hostile_row()], advice), progress_page([hostile_row()], advice)):
+    entry = replace(LABS[0], number=HOSTILE, title=Said(HOSTILE, HOSTILE), file=f'"{HOSTILE}')
+    overview = Overview((Standing(entry=entry, exercises=(("x", HOSTILE),), done={}, predictions=2, made=1, good=1),))
+    for shown in (overview._repr_html_(), overview.page()):
         assert "<img" not in shown
         assert 'href=""' not in shown
         assert "\u202e" not in shown
-    assert "\u202e" not in progress_text([hostile_row()], advice)
+    assert "\u202e" not in str(overview)
 
 
-def test_a_bar_carries_its_numbers_and_full_is_told_by_a_mark() -> None:
-    row = LabRow(number="00", title="t", notebook="", done=2, exercises=2, predictions=0, made=0, good=0)
-    shown = progress_html([row], None)
-    assert "✓ 2 / 2" in shown and "width:100%" in shown and "<a " not in shown
+def test_a_row_carries_its_numbers_and_a_full_bar_is_told_by_a_mark(tmp_path: Path) -> None:
+    finish(tmp_path, "00")
+    finish(tmp_path, "01", leave=2)
+    overview = read_overview(tmp_path)
+    assert overview.table().rows[0][:2] == ("✓ 00 Getting started", "4 / 4")
+    assert overview.table().rows[1][:2] == ("· 01 Big models", "5 / 7")
+    assert overview.table().shares[:3] == (1.0, 5 / 7, 0.0)
+    assert f'<a href="{LABS[0].notebook}">✓ 00 Getting started</a>' in overview._repr_html_()
+    assert "<a " not in overview.page()
 
 
 def test_the_overview_speaks_the_language_of_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,9 @@ def generator(seed: int) -> torch.Generator:
 
 
 def exercise(judged: Callable[..., None]) -> Exercise:
-    said = Said("said", "dit")
-    return Exercise(id="ranks", title=said, judge=judged, praise=Said("Right.", "Juste."), hints=(said, said))
+    hints = {"hint_en": "said", "hint_fr": "dit", "nearer_en": "said", "nearer_fr": "dit"}
+    title = Said("said", "dit")
+    return Exercise(id="ranks", title=title, judge=judged, praise_en="Right.", praise_fr="Juste.", **hints)
 
 
 # ---- the mean over ranks, as data parallelism needs it

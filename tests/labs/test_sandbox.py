@@ -15,8 +15,7 @@ import torch
 
 from dlojz.base.language import use_language
 from dlojz.labs.kit.exercise import NotDone, judge
-from dlojz.labs.kit.quiet_deepspeed import _silent
-from dlojz.labs.kit.sandbox import OUTPUT_BYTES, run_limited
+from dlojz.labs.kit.sandbox import OUTPUT_BYTES, run_limited, silenced
 from dlojz.labs.lab00_getting_started.exercises import GLOBAL_BATCH
 
 
@@ -75,7 +74,7 @@ def test_what_deepspeed_and_its_children_print_is_not_shown_and_all_else_is(capf
     def write() -> None:
         subprocess.run(["sh", "-c", "echo out; echo err >&2"], check=True)
 
-    with _silent():
+    with silenced():
         write()
     assert tuple(capfd.readouterr()) == ("", "")
     write()

@@ -18,14 +18,16 @@ from torch.utils.checkpoint import checkpoint
 from dlojz.base.language import use_language
 from dlojz.labs import lab02_memory
 from dlojz.labs.kit.exercise import judge
-from dlojz.labs.lab02_memory.exercises_states import (
+from dlojz.labs.lab02_memory.exercises import (
     bytes_per_parameter,
+    checkpointed,
     data_parallel_bytes,
+    exposed_seconds,
     largest_batch,
+    offload_hooks,
     peak_bytes,
     transformer_layer_bytes,
 )
-from dlojz.labs.lab02_memory.exercises_time import checkpointed, exposed_seconds, offload_hooks
 
 EXERCISES = {exercise.id: exercise for exercise in lab02_memory.EXERCISES}
 Answer = Callable[..., Any]
@@ -275,7 +277,7 @@ WRONG: tuple[tuple[str, Answer, str], ...] = (
     ("block-activations", lambda s, b, h, a: 30 * s * b * h + 5 * a * s * s * b, "layer norms are missing"),
     ("block-activations", lambda s, b, h, a: 26 * s * b * h + 5 * a * s * s * b, "two tensors of width 4 h"),
     ("block-activations", all_elements, "takes 2 bytes"),
-    ("block-activations", lambda s, b, h, a: s * b * (34 * h + 5 * s), "its own scores"),
+    ("block-activations", lambda s, b, h, a: s * b * (34 * h + 5 * s), "has its scores"),
     ("largest-batch", batch_of_proportion, "there once, whatever the batch"),
     ("largest-batch", batch_without_states, "forget the fixed part"),
     ("largest-batch", batch_rounded_up, "round up"),

@@ -15,17 +15,20 @@ from dlojz.by_hand.tensor.operators import add_up, copy
 from dlojz.config.layout import AXES, Layout, RankGrid
 from dlojz.config.run_config import RunConfig
 from dlojz.labs import lab07_hybrid as lab
-from dlojz.labs.lab07_hybrid.exercises_grid import (
+from dlojz.labs.lab07_hybrid.exercises import (
     CASES,
+    RIGHT,
     ROUNDS,
     SIZES,
     between_nodes,
+    gradients,
     groups_of,
+    hybrid_step,
     layout_3d,
+    make_part,
     missing_degree,
     place_of,
 )
-from dlojz.labs.lab07_hybrid.exercises_step import RIGHT, gradients, hybrid_step, make_part
 from dlojz.prediction.link_traffic import crossing
 from dlojz.results.footprint import Traffic
 from tests.labs.bank import BankTests

@@ -24,18 +24,16 @@ from dlojz.labs.lab12_libraries.exercises_configuration import (
     stage,
 )
 from dlojz.labs.lab12_libraries.exercises_loops import (
+    AcceleratorStandIn,
+    EngineStandIn,
     accelerate_loop,
     deepspeed_loop,
     gather_for_metrics,
-    plain_loop,
-    updates,
-)
-from dlojz.labs.lab12_libraries.stand_ins import (
-    AcceleratorStandIn,
-    EngineStandIn,
     make_batches,
     make_model,
     make_optimizer,
+    plain_loop,
+    updates,
     weights_of,
 )
 from tests.labs.bank import BankTests
@@ -338,7 +336,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (gathering("in turn"), "one sample of each rank in turn"),
         (gathering("last"), "keep the first ones"),
         (gathering("mean"), "You average over the ranks"),
-        (gathering("stacked"), "a dimension of their own"),
+        (gathering("stacked"), "a further dimension"),
         (gathering("alone"), "what is gathered of a batch that is whole"),
         (lambda values, real: None, "returns nothing"),
     ],

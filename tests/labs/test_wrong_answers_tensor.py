@@ -18,8 +18,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from dlojz.by_hand.tensor.operators import add_up, copy, gather_tokens, scatter_tokens, take_tokens
 from dlojz.config.run_config import RunConfig
+from dlojz.hardware.links import NETWORK, NVLINK
 from dlojz.labs import lab06_tensor as lab
-from dlojz.labs.kit.example_links import NETWORK, NVLINK
 from dlojz.labs.lab06_tensor.exercises_plan import compute_seconds, layer_bytes, layer_seconds
 from tests.labs.bank import BankTests
 

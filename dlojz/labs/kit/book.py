@@ -37,8 +37,7 @@ from dlojz.labs.kit.contents import (
     glossary_markdown,
     total_minutes,
 )
-from dlojz.labs.kit.lab import MAX_NOTEBOOK_BYTES
-from dlojz.labs.kit.source import BEGIN, french_spaces
+from dlojz.labs.kit.source import BEGIN, MAX_NOTEBOOK_BYTES, french_spaces
 from dlojz.results.record import write_atomic
 
 EM_POINTS = 11.0

@@ -47,9 +47,8 @@ from dlojz.labs.kit.contents import (
     read_rooms,
     total_minutes,
 )
-from dlojz.labs.kit.lab import MAX_NOTEBOOK_BYTES
-from dlojz.labs.kit.lab_catalogue import NUMBERS, content_of
-from dlojz.labs.kit.source import LabSource, compose, french_spaces, read_source
+from dlojz.labs.kit.lab import NUMBERS, content_of
+from dlojz.labs.kit.source import MAX_NOTEBOOK_BYTES, LabSource, cell_text, compose, french_spaces, read_source
 from dlojz.libraries.library_catalogue import LIBRARIES
 from dlojz.results.record import write_atomic
 
@@ -661,10 +660,10 @@ def repair(path: Path, handed_out: Path | None = None) -> Repaired:
         if found is None:
             returned.append(original["id"])
             result.append(original)
-        elif _STUB.search(_text(original)) and found["cell_type"] == "code":
-            answers += _text(found) != _text(original)
+        elif _STUB.search(cell_text(original)) and found["cell_type"] == "code":
+            answers += cell_text(found) != cell_text(original)
             result.append(found)
-        elif (_text(found), found["cell_type"]) == (_text(original), original["cell_type"]):
+        elif (cell_text(found), found["cell_type"]) == (cell_text(original), original["cell_type"]):
             result.append(found)
         else:
             restored.append(original["id"])
@@ -706,12 +705,7 @@ def _sound(cell: dict[str, Any]) -> dict[str, Any]:
     if isvalid(cell, ref=f"{cell['cell_type']}_cell", version=4, version_minor=5):
         return cell
     code: dict[str, Any] = {"outputs": [], "execution_count": None} if cell["cell_type"] == "code" else {}
-    return {"cell_type": cell["cell_type"], "id": cell["id"], "metadata": {}, "source": _text(cell), **code}
-
-
-def _text(cell: dict[str, Any]) -> str:
-    source = cell.get("source", "")
-    return "".join(map(str, source)) if isinstance(source, list) else str(source)
+    return {"cell_type": cell["cell_type"], "id": cell["id"], "metadata": {}, "source": cell_text(cell), **code}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -401,19 +401,9 @@ def read_durations(path: Path = MEASURED) -> dict[str, Duration]:
     return {number: Duration(**told) for number, told in _read(path).items()}
 
 
-def write_durations(durations: Mapping[str, Duration], path: Path = MEASURED) -> None:
-    """Keep the times that were measured."""
-    _write({number: asdict(one) for number, one in durations.items()}, path)
-
-
 def read_rooms(path: Path = ROOMS) -> dict[str, Room]:
     """Lab → the room of its execution; empty where nothing has been measured."""
     return {number: Room(**told) for number, told in _read(path).items()}
-
-
-def write_rooms(rooms: Mapping[str, Room], path: Path = ROOMS) -> None:
-    """Keep the rooms that were measured."""
-    _write({number: asdict(one) for number, one in rooms.items()}, path)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -424,5 +414,6 @@ def _read(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _write(content: dict[str, dict[str, Any]], path: Path) -> None:
-    write_atomic(path, json.dumps({number: content[number] for number in sorted(content)}, indent=1) + "\n")
+def write_measured(found: Mapping[str, Any], path: Path) -> None:
+    """Keep what was measured of each lab: a `Duration` in `MEASURED`, a `Room` in `ROOMS`."""
+    write_atomic(path, json.dumps({number: asdict(one) for number, one in sorted(found.items())}, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """Exercise, verdict, prediction: what a lab asks, how it answers, and the numbers that students predict.
 
-A judge is called with the student's function, in a child process, on its own inputs; it compares behaviour with a
+A judge is called with the student's function, in a child process, on the judge's inputs; it compares behaviour with a
 reference and never reads the student's text (`dlojz.labs.kit.judges`). Every value is escaped before it is shown, and
 the box in the notebook says what the text says.
 """
@@ -10,8 +10,9 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from types import CodeType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from dlojz.base.language import format_bytes, format_count, format_seconds, integer, percent, say, shortest, significant
 from dlojz.base.table import safe
@@ -19,6 +20,8 @@ from dlojz.display.style import BLUE, NEUTRAL, VERMILION
 from dlojz.labs.kit.sandbox import SandboxOutcome, run_limited
 
 State = Literal["right", "wrong", "todo", "note"]
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 # Blue and orange rather than green and red, and a mark besides: told apart without seeing colours.
 _LOOK: dict[State, tuple[str, str]] = {
@@ -96,6 +99,25 @@ class Verdict:
         return say(en="Your code printed:", fr="Votre code a affiché :")
 
 
+def or_to_do(make: Callable[_P, _T]) -> Callable[_P, _T | Verdict]:
+    """What a student's function gives, or the sentence of the exercise, as long as that is to do.
+
+    Such a sentence is also given back where it comes as an argument, from another function that is `or_to_do`.
+    """
+
+    @wraps(make)
+    def made(*args: _P.args, **kwargs: _P.kwargs) -> _T | Verdict:
+        to_do = next((one for one in args if isinstance(one, Verdict)), None)
+        if to_do is not None:
+            return to_do
+        try:
+            return make(*args, **kwargs)
+        except NotDone as error:
+            return Verdict("todo", str(error))
+
+    return made
+
+
 def show(verdict: Verdict) -> None:
     """Show a verdict in the notebook, or print it where there is none."""
     from IPython.core.getipython import get_ipython
@@ -138,11 +160,6 @@ class Mistake:
     part: int | None = None
 
 
-def two_hints(en: str, fr: str, nearer_en: str, nearer_fr: str) -> tuple[Said, Said]:
-    """The hints of an exercise, the second nearer to the answer."""
-    return Said(en, fr), Said(nearer_en, nearer_fr)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Exercise:
     """One exercise of a lab.
@@ -151,15 +168,30 @@ class Exercise:
         id: Stable name, as in `lab.check("attention", …)`.
         title: Shown in the table of progress.
         judge: Called with the student's function, in a child process; raises `Wrong` to refuse it.
-        praise: Said when the answer is right: one sentence on what has been gained.
-        hints: Two, the second more precise than the first; neither gives the code.
+        praise_en, praise_fr: Said when the answer is right: one sentence on what has been gained.
+        hint_en, hint_fr: The first hint; like the second, it does not give the code.
+        nearer_en, nearer_fr: The second hint, nearer to the answer.
     """
 
     id: str
     title: Said
     judge: Callable[[Callable[..., Any]], None]
-    praise: Said
-    hints: tuple[Said, Said]
+    praise_en: str
+    praise_fr: str
+    hint_en: str
+    hint_fr: str
+    nearer_en: str
+    nearer_fr: str
+
+    @property
+    def praise(self) -> Said:
+        """What is said when the answer is right."""
+        return Said(self.praise_en, self.praise_fr)
+
+    @property
+    def hints(self) -> tuple[Said, Said]:
+        """Both hints, in the order in which they are given."""
+        return Said(self.hint_en, self.hint_fr), Said(self.nearer_en, self.nearer_fr)
 
 
 def judge(exercise: Exercise, answer: object) -> Verdict:
@@ -235,6 +267,16 @@ def _too_much_memory() -> str:
     )
 
 
+def unusable(what: str) -> str:
+    """Say that the judge, not the student's code, met an error with an answer."""
+    return say(
+        en=f"The check could not use what your function is or returned ({what}): look at the arguments it takes and "
+        "the type it returns.",
+        fr=f"La vérification n’a pas pu utiliser votre fonction ou son résultat ({what}) : regardez les arguments "
+        "qu’elle prend et le type qu’elle renvoie.",
+    )
+
+
 def _raised(error: BaseException, answer: object) -> str:
     """An exception in one sentence, with the student's line where there is one."""
     name, text = type(error).__name__, str(error).strip().split("\n")[0]
@@ -245,12 +287,7 @@ def _raised(error: BaseException, answer: object) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if isinstance(code, CodeType) and frame.filename == code.co_filename]
     if not own:
-        return say(
-            en=f"The check could not use what your function is or returned ({what}): look at the arguments it takes "
-            "and the type it returns.",
-            fr=f"La vérification n’a pas pu utiliser votre fonction ou son résultat ({what}) : regardez les arguments "
-            "qu’elle prend et le type qu’elle renvoie.",
-        )
+        return unusable(what)
     number, line = own[-1].lineno, own[-1].line
     return say(
         en=f"Your function raised {what}\nat line {number} of its cell: {line}",
@@ -272,15 +309,21 @@ class Prediction:
 
     Args:
         id: Stable name, as in `lab.predict("parameters", …)`.
-        question: What to predict, in one sentence.
+        en, fr: What to predict, in one sentence.
         kind: How the number is written.
         tolerance: Relative distance up to which a prediction counts as good.
     """
 
     id: str
-    question: Said
+    en: str
+    fr: str
     kind: Kind
     tolerance: float = 0.1
+
+    @property
+    def question(self) -> Said:
+        """What to predict."""
+        return Said(self.en, self.fr)
 
     @property
     def unit(self) -> str:

@@ -7,17 +7,17 @@ to do is answered by its sentence, not by an error.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, cast
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from dlojz import models
-from dlojz.base.language import MEBIBYTE, decimal, format_count, localized, minus, percent, refusal, rounded, say
+from dlojz.base.errors import LabError
+from dlojz.base.language import MEBIBYTE, minus, refusal, rounded, say
 from dlojz.base.table import Table
 from dlojz.cost_model import Calibration, calibration
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
@@ -36,96 +36,13 @@ from dlojz.display.style import (
     category_label,
 )
 from dlojz.hardware import Cluster
-from dlojz.labs.kit.exercise import NotDone, Verdict
+from dlojz.labs.kit.exercise import Verdict, or_to_do
 from dlojz.planner.ask import PROFILE_OF_GPU
 from dlojz.prediction import predict
 from dlojz.results.footprint import CATEGORIES, Footprint, Traffic
 
 if TYPE_CHECKING:
     from dlojz.running.run import Run
-
-
-@dataclass(frozen=True, kw_only=True)
-class Published:
-    """One model as its paper gives it; what the paper calls FLOPs are multiply-adds."""
-
-    parameters: float
-    multiply_adds: float
-    image_size: int
-
-
-# Dai et al. 2021 (arXiv 2106.04803v2), tables 4, 5 and 12. CoAtNet-0 to 2: the rows "strided DConv", which is the
-# variant of `dlojz.models`; for the others the paper gives no such row.
-COATNET = {
-    "coatnet_0": Published(parameters=25e6, multiply_adds=4.6e9, image_size=224),
-    "coatnet_1": Published(parameters=42e6, multiply_adds=8.8e9, image_size=224),
-    "coatnet_2": Published(parameters=75e6, multiply_adds=16.6e9, image_size=224),
-    "coatnet_3": Published(parameters=168e6, multiply_adds=34.7e9, image_size=224),
-    "coatnet_4": Published(parameters=275e6, multiply_adds=189.5e9, image_size=384),
-    "coatnet_5": Published(parameters=688e6, multiply_adds=812e9, image_size=512),
-    "coatnet_6": Published(parameters=1.47e9, multiply_adds=1521e9, image_size=512),
-    "coatnet_7": Published(parameters=2.44e9, multiply_adds=2586e9, image_size=512),
-}
-
-
-@dataclass(frozen=True)
-class PublishedLine:
-    """One model, counted and published."""
-
-    name: str
-    counted: models.ModelSummary
-    published: Published
-
-    @property
-    def parameters_gap(self) -> float:
-        """Relative difference of the parameters."""
-        return self.counted.parameters / self.published.parameters - 1
-
-    @property
-    def multiply_adds_gap(self) -> float:
-        """Relative difference of the multiply-adds."""
-        return self.counted.multiply_adds / self.published.multiply_adds - 1
-
-
-class CoatnetTable:
-    """CoAtNet-0…7: what the package counts beside what the paper prints."""
-
-    def __init__(self, lines: Iterable[PublishedLine]) -> None:
-        self.lines = tuple(lines)
-
-    def __repr__(self) -> str:
-        heads = (
-            say(en="model", fr="modèle"),
-            say(en="image", fr="image"),
-            say(en="parameters (M)", fr="paramètres (M)"),
-            say(en="paper", fr="article"),
-            say(en="gap", fr="écart"),
-            say(en="multiply-adds (G)", fr="mult.-additions (G)"),
-            say(en="paper", fr="article"),
-            say(en="gap", fr="écart"),
-        )
-        rows = tuple(
-            (
-                line.name,
-                f"{line.published.image_size}²",
-                decimal(line.counted.parameters / 1e6, 1),
-                decimal(line.published.parameters / 1e6, 0),
-                percent(line.parameters_gap, signed=True),
-                decimal(line.counted.multiply_adds / 1e9, 1),
-                decimal(line.published.multiply_adds / 1e9, 1),
-                percent(line.multiply_adds_gap, signed=True),
-            )
-            for line in self.lines
-        )
-        return str(Table(heads, rows))
-
-
-def coatnet_table() -> CoatnetTable:
-    """Count CoAtNet-0…7 at the image sizes of the paper and lay them beside its figures."""
-    return CoatnetTable(
-        PublishedLine(name, models.describe(name, published.image_size), published)
-        for name, published in COATNET.items()
-    )
 
 
 Corner = Literal["lower center", "lower left"]
@@ -169,7 +86,7 @@ def labelled(axes: Axes, x: str, y: str, **legend: Any) -> LabFigure:
 
 
 def plot_lines(axes: Axes, x: Sequence[Any], series: Mapping[str, Sequence[float]], **look: Any) -> None:
-    """Draw one line per series, each with its own colour, dashes and marker.
+    """Draw one line per series, each with another colour, dashes and marker.
 
     Args:
         axes: where.
@@ -181,6 +98,15 @@ def plot_lines(axes: Axes, x: Sequence[Any], series: Mapping[str, Sequence[float
         axes.plot(x, values, **{"color": color, "linestyle": line, "marker": marker, "label": label, **look})
 
 
+def unmeasured(run: Run) -> LabError:
+    """The refusal of a run that has not come to its end."""
+    return refusal(
+        en=f"the run {run.config.title} was not measured to its end: look at its logs, then run it again.",
+        fr=f"l’exécution {run.config.title} n’a pas été mesurée jusqu’au bout : consultez ses journaux, puis "
+        "relancez-la.",
+    )
+
+
 def measured_footprint(run: Run, rank: int = 0) -> Footprint:
     """What one rank of a run was measured to hold and send.
 
@@ -189,11 +115,7 @@ def measured_footprint(run: Run, rank: int = 0) -> Footprint:
     """
     footprint = run.record.footprint(rank) if run.record is not None else None
     if footprint is None:
-        raise refusal(
-            en=f"the run {run.config.title} was not measured to its end: look at its logs, then run it again.",
-            fr=f"l’exécution {run.config.title} n’a pas été mesurée jusqu’au bout : consultez ses journaux, puis "
-            "relancez-la.",
-        )
+        raise unmeasured(run)
     return footprint
 
 
@@ -304,84 +226,12 @@ def _stack(axes: Axes, parts: Sequence[Part], place: float, alpha: float) -> Non
         left += size
 
 
-ZERO_PUBLISHED_RANKS = (1, 4, 16, 64, 256, 1024)
-# Rajbhandari et al. 2020 (arXiv 1910.02054), table 1: gigabytes (10⁹) per GPU by number of GPUs, for stages 1, 2 and 3.
-TABLE_1: dict[float, tuple[str, ...]] = {
-    7.5e9: ("120 120 120", "52.5 41.3 30", "35.6 21.6 7.5", "31.4 16.6 1.88", "30.4 15.4 0.47", "30.1 15.1 0.12"),
-    128e9: ("2048 2048 2048", "896 704 512", "608 368 128", "536 284 32", "518 263 8", "513 257 2"),
-    1e12: (
-        "16000 16000 16000",
-        "7000 5500 4000",
-        "4750 2875 1000",
-        "4187 2218 250",
-        "4046 2054 62.5",
-        "4011 2013 15.6",
-    ),
-}
-
-
-class PublishedTable:
-    """ZeRO's table 1, beside what a function of the bytes per rank gives.
-
-    Args:
-        state_bytes: called with parameters, ranks and stage.
-    """
-
-    def __init__(self, state_bytes: Callable[[float, int, int], float]) -> None:
-        self.cells = [
-            (parameters, ranks, stage, printed, state_bytes(parameters, ranks, stage) / 1e9)
-            for parameters, rows in TABLE_1.items()
-            for ranks, row in zip(ZERO_PUBLISHED_RANKS, rows, strict=True)
-            for stage, printed in enumerate(row.split(), start=1)
-        ]
-
-    @property
-    def agreeing(self) -> int:
-        """Cells that agree to the last digit printed; the paper rounds some and cuts others off."""
-        return sum(abs(float(printed) - ours) < _last_digit(printed) for *_, printed, ours in self.cells)
-
-    def __repr__(self) -> str:
-        head = say(en="GB per GPU", fr="Go par GPU")
-        stages = "".join(f"{f'stage {stage}':>19}" for stage in (1, 2, 3))
-        lines = [f"{head:<12}{'N':>6}{stages}   " + say(en="(paper)", fr="(article)")]
-        for start in range(0, len(self.cells), 3):
-            parameters, ranks, *_ = self.cells[start]
-            cells = "".join(
-                f"{decimal(ours, 2):>10} {f'({localized(printed)})':>8}"
-                for *_, printed, ours in self.cells[start : start + 3]
-            )
-            lines.append(f"{format_count(parameters):<12}{ranks:>6}{cells}")
-        agree = say(
-            en=f"{self.agreeing} of {len(self.cells)} cells agree to the last digit printed.",
-            fr=f"Cases égales au dernier chiffre imprimé près : {self.agreeing} sur {len(self.cells)}.",
-        )
-        return "\n".join([*lines, agree])
-
-
-def _last_digit(printed: str) -> float:
-    return float(10.0 ** -len(printed.partition(".")[2]))
-
-
 COLOURS = 255
 """So many that no difference is seen, and a third of the bytes of true colours."""
 SHEET_RANKS = (Style(SKY, ""), Style(ORANGE, "//"), Style(YELLOW, ".."), Style(PURPLE, "\\\\"))
 """How the ranks of a figure are told apart."""
 
 _P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-
-def or_to_do(make: Callable[_P, _T]) -> Callable[_P, _T | Verdict]:
-    """What a student's function gives, or the sentence of the exercise, as long as that is to do."""
-
-    @wraps(make)
-    def made(*args: _P.args, **kwargs: _P.kwargs) -> _T | Verdict:
-        try:
-            return make(*args, **kwargs)
-        except NotDone as error:
-            return Verdict("todo", str(error))
-
-    return made
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,8 +43,8 @@ class Judge:
     """Compare an answer with a reference on all cases; raise `Wrong`, with the usual mistake by name.
 
     Args:
-        reference: the right way. On ranks: `reference(rank, size, seed)`, what a rank should hold, tensors by name,
-            computed without communication.
+        reference: the right way; None where `trial` alone refuses what is wrong. On ranks: `reference(rank, size,
+            seed)`, what a rank should hold, tensors by name, computed without communication.
         cases: gives the inputs, several and different, so that no constant passes; may load torch. On ranks: numbers
             of ranks and seeds.
         mistakes: tried in order on an answer that differs from the reference.
@@ -69,7 +69,7 @@ class Judge:
         inspect: looks at calls and JSON data of all ranks where their values are right; raises `Wrong`.
     """
 
-    reference: Callable[..., Any]
+    reference: Callable[..., Any] | None = None
     _: KW_ONLY
     cases: Callable[[], Iterable[Case]] | Sequence[Case] = RANK_CASES
     mistakes: Sequence[Mistake] = ()
@@ -100,6 +100,10 @@ class Judge:
             self.then(answer)
 
     def _judge_here(self, answer: Answer, cases: list[Case]) -> None:
+        if self.reference is None:
+            for case in cases:
+                self._outcome(answer, case)
+            return
         expected = [self._outcome(self.reference, case) for case in cases]
         given = [self._read(self._outcome(answer, case), right) for case, right in zip(cases, expected, strict=True)]
         if self._same(given, expected):
@@ -195,6 +199,7 @@ class Judge:
         )
 
     def _judge_on_ranks(self, answer: Answer, cases: list[Case]) -> None:
+        assert self.reference is not None
         for place, (size, seed) in enumerate(cases):
             answers = self._run(answer, size, seed)
             refuse_errors(answers)
@@ -484,12 +489,26 @@ def read_settings(document: Mapping[str, Any], asked: Said, **base: Any) -> RunC
         ) from None
 
 
-def refuse_settings(given: RunConfig, wanted: RunConfig, asked: Said) -> None:
+def asked_run(config: RunConfig, *names: str) -> Said:
+    """Write fields of a run and of its layout, as `dp=4, zero=2`; the same in both languages."""
+    values = {name: getattr(config if name == "precision" else config.layout, name) for name in names}
+    run = ", ".join(f"{name}={value!r}" for name, value in values.items())
+    return Said(run, run)
+
+
+def check_settings(document: Mapping[str, Any], wanted: RunConfig, asked: Said) -> None:
     """Refuse settings that DeepSpeed would read as another run.
 
+    Args:
+        document: the settings, JSON data.
+        wanted: the run.
+        asked: the run in words.
+
     Raises:
-        Wrong: with the first field that differs, and the key to look at.
+        Wrong: as `read_settings`, or with the first field that differs, and the key to look at.
     """
+    layout = wanted.layout
+    given = read_settings(document, asked, model=wanted.model, dp=layout.dp, pp=layout.pp)
     for name, key in _SETTINGS.items():
         read, right = (getattr(one if name == "precision" else one.layout, name) for one in (given, wanted))
         if read != right:
@@ -544,10 +563,8 @@ def expect_triple(given: Any, names: str) -> tuple[int, int, int]:
     three = tuple(given) if isinstance(given, tuple | list) else ()
     if len(three) != 3:
         raise Wrong(
-            say(
-                en=f"Three numbers are expected, {names}, but {shown(given)} was returned.",
-                fr=f"On attend trois nombres, {names}, mais {shown(given)} a été renvoyé.",
-            )
+            en=f"Three numbers are expected, {names}, but {shown(given)} was returned.",
+            fr=f"On attend trois nombres, {names}, mais {shown(given)} a été renvoyé.",
         )
     first, second, third = (_whole(number, names) for number in three)
     return first, second, third
@@ -574,10 +591,8 @@ def expect_groups(given: Any, ranks: int) -> list[tuple[int, ...]]:
         groups.append(tuple(sorted(_whole(rank, say(en="ranks", fr="des rangs")) for rank in group)))
         if len(groups) > MAX_GROUPS:
             raise Wrong(
-                say(
-                    en=f"There are more than {MAX_GROUPS} groups: look for a loop that adds too many.",
-                    fr=f"Il y a plus de {MAX_GROUPS} groupes : cherchez une boucle qui en ajoute trop.",
-                )
+                en=f"There are more than {MAX_GROUPS} groups: look for a loop that adds too many.",
+                fr=f"Il y a plus de {MAX_GROUPS} groupes : cherchez une boucle qui en ajoute trop.",
             )
     _refuse_other_ranks(groups, ranks)
     return sorted(groups)
@@ -589,28 +604,22 @@ def _refuse_other_ranks(groups: list[tuple[int, ...]], ranks: int) -> None:
     for rank in listed:
         if not 0 <= rank < ranks:
             raise Wrong(
-                say(
-                    en=f"There is no rank {rank} among {ranks}: they go from 0 to {ranks - 1}.",
-                    fr=f"Il n’y a pas de rang {rank} parmi {ranks} : ils vont de 0 à {ranks - 1}.",
-                )
+                en=f"There is no rank {rank} among {ranks}: they go from 0 to {ranks - 1}.",
+                fr=f"Il n’y a pas de rang {rank} parmi {ranks} : ils vont de 0 à {ranks - 1}.",
             )
         if listed.count(rank) > 1:
             raise Wrong(
-                say(
-                    en=f"Rank {rank} stands in two groups of one axis (of {ranks} ranks); each rank has exactly one.",
-                    fr=f"Le rang {rank} figure dans deux groupes d’un même axe (sur {ranks} rangs) ; chaque rang en a "
-                    "un seul.",
-                )
+                en=f"Rank {rank} stands in two groups of one axis (of {ranks} ranks); each rank has exactly one.",
+                fr=f"Le rang {rank} figure dans deux groupes d’un même axe (sur {ranks} rangs) ; chaque rang en a "
+                "un seul.",
             )
     missing = sorted(set(range(ranks)) - set(listed))
     if missing:
         raise Wrong(
-            say(
-                en=f"Rank {missing[0]} stands in no group (of {ranks} ranks, {len(listed)} are listed): along each "
-                "axis every rank has its group.",
-                fr=f"Le rang {missing[0]} ne figure dans aucun groupe ({len(listed)} rangs sur {ranks} sont cités) : "
-                "selon chaque axe, tout rang a le sien.",
-            )
+            en=f"Rank {missing[0]} stands in no group (of {ranks} ranks, {len(listed)} are listed): along each "
+            "axis every rank has its group.",
+            fr=f"Le rang {missing[0]} ne figure dans aucun groupe ({len(listed)} rangs sur {ranks} sont cités) : "
+            "selon chaque axe, tout rang a le sien.",
         )
 
 
@@ -626,10 +635,8 @@ def _whole(number: Any, names: str) -> int:
         return operator.index(number)
     except TypeError:
         raise Wrong(
-            say(
-                en=f"Whole numbers are expected ({names}), but {shown(number)} stands among them: divide with // and "
-                "not with /.",
-                fr=f"On attend des nombres entiers ({names}), mais {shown(number)} s’y trouve : divisez par //, et non "
-                "par /.",
-            )
+            en=f"Whole numbers are expected ({names}), but {shown(number)} stands among them: divide with // and "
+            "not with /.",
+            fr=f"On attend des nombres entiers ({names}), mais {shown(number)} s’y trouve : divisez par //, et non "
+            "par /.",
         ) from None

@@ -1,187 +1,23 @@
-"""Progress page over all labs, as HTML and as text: exercises done, predictions and how good, what to do next.
+"""Progress over all labs as a table, a page and text: exercises done, predictions and how good, what to do next.
 
-Files of progress are only read, and a damaged one counts as empty. Every text goes through `safe`, and each bar holds
-its two numbers.
+Files of progress are only read, and a damaged one counts as empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dlojz.base.language import language, say, use_language
-from dlojz.base.table import safe, visible
-from dlojz.display.style import BLACK, BLUE, FRAME, INK, SHADE, SKY, WHITE
+from dlojz.base.table import Table, safe, titles, visible
+from dlojz.display.style import BLUE, INK, SKY, WHITE
 from dlojz.labs.kit.contents import LABS, LabEntry
 from dlojz.labs.kit.exercise import Prediction
-from dlojz.labs.kit.lab import LabProgress, Predicted, notebook_language
-from dlojz.labs.kit.lab_catalogue import NUMBERS, content_of
+from dlojz.labs.kit.lab import NUMBERS, LabProgress, Predicted, content_of, notebook_language
 from dlojz.running.store import runs_root
 
-STYLE = (
-    ".dlojz-progress{border-collapse:collapse;margin:.5em 0}"
-    # JupyterLab aligns the cells of its tables to the right: one more class outweighs it.
-    "table.dlojz-progress.dlojz-progress th,table.dlojz-progress.dlojz-progress td{padding:.3em .9em;text-align:left;"
-    f"border-bottom:1px solid {FRAME}}}"
-    f".dlojz-progress .track{{position:relative;width:11em;height:1.35em;background:{SHADE};border-radius:3px}}"
-    ".dlojz-progress .fill{height:100%;border-radius:3px}"
-    f".dlojz-progress .told{{position:absolute;inset:0;text-align:center;line-height:1.35em;color:{BLACK}}}"
-)
-
 PAGE_STYLE = f"body{{font-family:sans-serif;margin:2em;color:{INK};background:{WHITE}}}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabRow:
-    """One lab of the table.
-
-    Args:
-        number, title: Of the lab.
-        notebook: File name, for the link; empty where there is nothing beside the page to lead to.
-        done, exercises: How many exercises are done, of how many; no exercise where the lab is not installed.
-        predictions, made, good: How many predictions there are, were made, and were good.
-    """
-
-    number: str
-    title: str
-    notebook: str
-    done: int
-    exercises: int
-    predictions: int
-    made: int
-    good: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Advice:
-    """What to do next.
-
-    Args:
-        number, title, notebook: Of the lab.
-        exercise: Title of the first exercise that is not done.
-    """
-
-    number: str
-    title: str
-    notebook: str
-    exercise: str
-
-
-def progress_html(rows: Sequence[LabRow], advice: Advice | None) -> str:
-    """The table and the advice, for a notebook."""
-    titles = (say(en="lab", fr="TP"), say(en="exercises", fr="exercices"), say(en="predictions", fr="prédictions"))
-    head = "".join(f'<th scope="col">{safe(title)}</th>' for title in titles)
-    body = "".join(
-        f"<tr><td>{_link(row.notebook, f'{row.number} {row.title}')}</td>"
-        f"<td>{_bar(row)}</td><td>{safe(told_predictions(row))}</td></tr>"
-        for row in rows
-    )
-    return (
-        f"<style>{STYLE}</style>"
-        f'<table class="dlojz-progress"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-        f"<p>{safe(total(rows))}</p>{_advice_html(advice)}"
-    )
-
-
-def progress_page(rows: Sequence[LabRow], advice: Advice | None) -> str:
-    """The same as one page that refers to nothing outside itself."""
-    heading = say(en="Where I stand in the labs", fr="Où j’en suis dans les TP")
-    return (
-        f'<!DOCTYPE html><html lang="{language()}"><head><meta charset="utf-8">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{safe(heading)}</title><style>{PAGE_STYLE}</style></head><body><h1>{safe(heading)}</h1>"
-        f"{progress_html(rows, advice)}</body></html>\n"
-    )
-
-
-def _advice_html(advice: Advice | None) -> str:
-    if advice is None:
-        return f"<p><b>{safe(all_done())}</b></p>"
-    before, after = sentence(advice)
-    return f"<p>{safe(before)} {_link(advice.notebook, named(advice))}{safe(after)}</p>"
-
-
-def _link(target: str, text: str) -> str:
-    return f'<a href="{safe(target)}">{safe(text)}</a>' if target else safe(text)
-
-
-def _bar(row: LabRow) -> str:
-    if not row.exercises:
-        return safe(not_there())
-    percent = 100 * row.done / row.exercises
-    color = BLUE if row.done == row.exercises else SKY
-    # Light under black text; the full bar is told by its mark too.
-    mark = "✓ " if row.done == row.exercises else ""
-    told = safe(f"{mark}{row.done} / {row.exercises}")
-    text = WHITE if row.done == row.exercises else BLACK
-    return (
-        f'<div class="track"><div class="fill" style="width:{percent:.0f}%;background:{safe(color)}"></div>'
-        f'<div class="told" style="color:{safe(text)}">{told}</div></div>'
-    )
-
-
-def progress_text(rows: Sequence[LabRow], advice: Advice | None) -> str:
-    """The same at a terminal."""
-    width = max((len(visible(row.title)) for row in rows), default=0)
-    lines = []
-    for row in rows:
-        told = f"{row.done:>2}/{row.exercises:<2}" if row.exercises else not_there()
-        mark = "✓" if row.exercises and row.done == row.exercises else "·"
-        lines.append(
-            f"{mark} {visible(row.number)} {visible(row.title):<{width}}  {told}  {told_predictions(row)}".rstrip()
-        )
-    if advice is None:
-        closing = all_done()
-    else:
-        before, after = sentence(advice)
-        closing = f"{before} {visible(named(advice))}{visible(after)}"
-    return "\n".join([*lines, total(rows), closing])
-
-
-def total(rows: Sequence[LabRow]) -> str:
-    """All exercises and predictions in one sentence."""
-    done, exercises = sum(row.done for row in rows), sum(row.exercises for row in rows)
-    made, good = sum(row.made for row in rows), sum(row.good for row in rows)
-    return say(
-        en=f"Exercises done: {done} of {exercises}; predictions made: {made}, good at the first try: {good}.",
-        fr=f"Exercices réussis : {done} sur {exercises} ; prédictions faites : {made}, dont bonnes du premier coup : "
-        f"{good}.",
-    )
-
-
-def told_predictions(row: LabRow) -> str:
-    """The predictions of a lab in a few words; empty where there are none."""
-    if not row.predictions:
-        return ""
-    if not row.made:
-        return say(en=f"{row.predictions} to make", fr=f"{row.predictions} à faire")
-    return say(
-        en=f"{row.made} of {row.predictions} made, {row.good} good",
-        fr=f"{row.made} sur {row.predictions} faites, {row.good} bonnes",
-    )
-
-
-def named(advice: Advice) -> str:
-    """The lab of the advice."""
-    return say(en=f"lab {advice.number}, {advice.title}", fr=f"TP {advice.number}, {advice.title}")
-
-
-def sentence(advice: Advice) -> tuple[str, str]:
-    """What stands before and after the lab's name."""
-    return say(en="Next:", fr="La suite :"), f" — {advice.exercise}."
-
-
-def not_there() -> str:
-    """Said of a lab that this installation does not have."""
-    return say(en="not installed", fr="non installé")
-
-
-def all_done() -> str:
-    """Said when nothing is left."""
-    return say(en="Every exercise of every lab is done.", fr="Tous les exercices de tous les TP sont réussis.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +50,23 @@ class Standing:
         """Whether every exercise is done."""
         return bool(self.exercises) and not self.to_do
 
+    @property
+    def told(self) -> tuple[str, str, str]:
+        """Lab, exercises and predictions in words: a row of the table."""
+        done, mark = len(self.exercises) - len(self.to_do), "✓" if self.is_finished else "·"
+        exercises = f"{done} / {len(self.exercises)}" if self.exercises else say(en="not installed", fr="non installé")
+        predictions = say(
+            en=f"{self.made} of {self.predictions} made, {self.good} good",
+            fr=f"{self.made} sur {self.predictions} faites, {self.good} bonnes",
+        )
+        if not self.made:
+            predictions = say(en=f"{self.predictions} to make", fr=f"{self.predictions} à faire")
+        return (
+            visible(f"{mark} {self.entry.number} {self.entry.title}"),
+            exercises,
+            predictions if self.predictions else "",
+        )
+
     def data(self) -> dict[str, Any]:
         """The standing as plain JSON data."""
         return {
@@ -244,39 +97,54 @@ class Overview:
             return max(begun, key=lambda one: max(one.done.values()))
         return open_ones[0] if open_ones else None
 
-    def rows(self) -> list[LabRow]:
-        """One row of the table per lab."""
-        return [
-            LabRow(
-                number=one.entry.number,
-                title=str(one.entry.title),
-                notebook=one.entry.notebook,
-                done=len(one.exercises) - len(one.to_do),
-                exercises=len(one.exercises),
-                predictions=one.predictions,
-                made=one.made,
-                good=one.good,
-            )
-            for one in self.standings
-        ]
+    def table(self, *, linked: bool = True) -> Table:
+        """One row per lab, and the sums.
 
-    def advice(self) -> Advice | None:
-        """What to do next; None where nothing is left."""
-        following = self.next_lab
-        if following is None:
-            return None
-        return Advice(
-            number=following.entry.number,
-            title=str(following.entry.title),
-            notebook=following.entry.notebook,
-            exercise=following.to_do[0][1],
+        Args:
+            linked: whether the labs lead to their notebooks, which are in the folder of the one that shows the table.
+        """
+        done, asked = sum(len(one.done) for one in self.standings), sum(len(one.exercises) for one in self.standings)
+        made, good = sum(one.made for one in self.standings), sum(one.good for one in self.standings)
+        total = say(
+            en=f"Exercises done: {done} of {asked}; predictions made: {made}, good at the first try: {good}.",
+            fr=f"Exercices réussis : {done} sur {asked} ; prédictions faites : {made}, dont bonnes du premier coup : "
+            f"{good}.",
+        )
+        return Table(
+            titles(en="lab|exercises|predictions", fr="TP|exercices|prédictions"),
+            tuple(one.told for one in self.standings),
+            align="l",
+            shares=tuple(1 - len(one.to_do) / len(one.exercises) if one.exercises else 0.0 for one in self.standings),
+            colors=tuple(BLUE if one.is_finished else SKY for one in self.standings),
+            notes=(total,),
+            links=tuple(one.entry.notebook for one in self.standings) if linked else (),
         )
 
+    def _advice(self) -> tuple[str, str, str]:
+        """What stands before the name of the lab to go on with, that name, and what stands after."""
+        following = self.next_lab
+        if following is None:
+            done = say(en="Every exercise of every lab is done.", fr="Tous les exercices de tous les TP sont réussis.")
+            return done, "", ""
+        named = f"{following.entry.number}, {following.entry.title}"
+        return say(en="Next: ", fr="La suite : "), say(en="lab ", fr="TP ") + named, f" — {following.to_do[0][1]}."
+
+    def _html(self, linked: bool) -> str:
+        before, lab, after = map(safe, self._advice())
+        if linked and self.next_lab is not None:
+            lab = f'<a href="{safe(self.next_lab.entry.notebook)}">{lab}</a>'
+        return f"{self.table(linked=linked)._repr_html_()}<p><b>{before}{lab}{after}</b></p>"
+
     def page(self) -> str:
-        """The overview as a separate page, without links to notebooks, which may lie elsewhere."""
-        advice = self.advice()
-        rows = [replace(row, notebook="") for row in self.rows()]
-        return progress_page(rows, advice and replace(advice, notebook=""))
+        """The overview as one page that refers to nothing outside itself, without links to notebooks."""
+        heading = say(en="Where I stand in the labs", fr="Où j’en suis dans les TP")
+        return (
+            f'<!DOCTYPE html><html lang="{language()}"><head><meta charset="utf-8">'
+            "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{safe(heading)}</title><style>{PAGE_STYLE}</style></head><body><h1>{safe(heading)}</h1>"
+            f"{self._html(linked=False)}</body></html>\n"
+        )
 
     def data(self) -> dict[str, Any]:
         """The overview as plain JSON data."""
@@ -285,12 +153,12 @@ class Overview:
         return {"labs": [one.data() for one in self.standings], "next": upcoming}
 
     def __str__(self) -> str:
-        return progress_text(self.rows(), self.advice())
+        return f"{self.table()}\n{visible(''.join(self._advice()))}"
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return progress_html(self.rows(), self.advice())
+        return self._html(linked=True)
 
 
 def overview(*, root: Path | None = None) -> Overview:

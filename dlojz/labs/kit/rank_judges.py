@@ -1,7 +1,7 @@
 """Answers on ranks: run them on forked ranks, and recognise the usual faults of parallel code in what ranks hold.
 
 Each result of the ranks is compared with what one process computes, without communication. A fault is named only if it
-explains the values of every rank that is wrong; otherwise the difference is told, with the rank where it is largest.
+explains the values of every rank that is wrong; otherwise the difference is stated, with the rank where it is largest.
 Whatever an answer does on its ranks (wait for ever, exit, loop) ends with a sentence.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import localized, say
 from dlojz.base.machine import patience
-from dlojz.labs.kit.exercise import NotDone, Said, Wrong
+from dlojz.labs.kit.exercise import NotDone, Said, Wrong, unusable
 from dlojz.processes.forks import ForkedError, RankAnswer, spmd
 from dlojz.processes.hang_diagnosis import listed, with_article
 
@@ -102,9 +102,7 @@ def _label(name: str) -> Said:
     return {OUTPUT: Said("the output", "la sortie")}.get(name, Said(f"the {name}", f"« {name} »"))
 
 
-def diagnosis(
-    given: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Tensor]], **more: Any
-) -> Said | None:
+def diagnosis(given: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Tensor]], **more: Any) -> Said | None:
     """The fault that explains the first result that is wrong; None where all are right.
 
     Args:
@@ -446,10 +444,8 @@ def refuse_errors(answers: list[RankAnswer]) -> None:
             raise Undone(error.message)
         if error.name == NoTensor.__name__:
             raise Wrong(
-                say(
-                    en=f"Your function returns a {error.message}, but a torch tensor is expected.",
-                    fr=f"Votre fonction renvoie un objet de type {error.message}, mais un tenseur torch est attendu.",
-                )
+                en=f"Your function returns a {error.message}, but a torch tensor is expected.",
+                fr=f"Votre fonction renvoie un objet de type {error.message}, mais un tenseur torch est attendu.",
             )
         raise Wrong(_raised(sorted(own), rank, error, len(answers)))
     if between and not any(error.kind == "lost" for error in ended.values()):
@@ -484,12 +480,7 @@ def _raised(ranks: list[int], rank: int, error: ForkedError, size: int) -> str:
     what = f"{error.name}: {first}" if first else error.name
     everywhere = len(ranks) == size
     if not error.line:
-        return say(
-            en=f"The check could not use what your function is or returned ({what}): look at the arguments it takes "
-            "and at what it returns.",
-            fr=f"La vérification n’a pas pu utiliser votre fonction ou son résultat ({what}) : regardez les arguments "
-            "qu’elle prend et ce qu’elle renvoie.",
-        )
+        return unusable(what)
     where_en = "every rank" if everywhere else listed(ranks, french=False)
     where_fr = "chaque rang" if everywhere else with_article(listed(ranks, french=True))
     return say(
@@ -593,6 +584,16 @@ def asked_for(answer: RankAnswer, *names: str) -> list[int]:
 def gathers(answer: RankAnswer) -> list[int]:
     """The same for everything that brings the ranks' tensors side by side."""
     return asked_for(answer, "all_gather", "all_gather_into_tensor", "gather", "broadcast", "all_to_all_single")
+
+
+def refuse_gathers(en: str, fr: str) -> Callable[[list[RankAnswer], int], None]:
+    """Make a judge's `inspect` that refuses answers which bring tensors side by side where a sum is enough."""
+
+    def inspect(answers: list[RankAnswer], size: int) -> None:
+        if gathers(answers[0]):
+            raise Wrong(en, fr)
+
+    return inspect
 
 
 def added(tensors: Iterable[Tensor]) -> Tensor:

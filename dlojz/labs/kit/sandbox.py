@@ -1,4 +1,4 @@
-"""Run a student's function where it can do no harm: in a child of the kernel, with limits.
+"""Sandbox: run a student's function in a child of the kernel, with limits; load DeepSpeed without its messages.
 
 Whatever the function does (loop for ever, exit, fill the memory, flood the output), the kernel gets an answer within
 `WALL_S` seconds (longer on a loaded machine: `dlojz.base.machine`) and stays usable. It is a guard against accidents,
@@ -20,8 +20,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -183,3 +184,39 @@ def _limit(cpu_s: int, memory_bytes: int) -> None:
     if "torch" in sys.modules:
         # OpenMP's threads did not come along with the fork: a parallel region would wait for them for ever.
         sys.modules["torch"].set_num_threads(1)
+
+
+def load_deepspeed() -> Any:
+    """Load DeepSpeed on a rank of a notebook, which has a process group and computes on CPUs.
+
+    It looks for a compiler and for libraries of the system while it is imported, and says so: that is not shown.
+    """
+    import torch.distributed as dist
+
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))  # DeepSpeed insists on it, whatever the launcher
+    warnings.filterwarnings("ignore", category=FutureWarning)  # of torch, at two collectives that DeepSpeed calls
+    with silenced():
+        import deepspeed
+
+        # An inference-only shared-memory operator that DeepSpeed would compile for 40 s at its first start.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Discard what this process, and those it starts, write to the two standard streams."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(number) for number in (1, 2)]
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for number in (1, 2):
+            os.dup2(nothing, number)
+        yield
+    finally:
+        for number, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, number)
+            os.close(before)
+        os.close(nothing)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlojz.labs.kit.exercise import Prediction, Said
+from dlojz.labs.kit.exercise import Prediction
 from dlojz.labs.lab00_getting_started.exercises import GLOBAL_BATCH, RING_BYTES, SAME_TRAINING, STEPS_PER_EPOCH
 
 EXERCISES = (GLOBAL_BATCH, STEPS_PER_EPOCH, RING_BYTES, SAME_TRAINING)
@@ -10,28 +10,26 @@ EXERCISES = (GLOBAL_BATCH, STEPS_PER_EPOCH, RING_BYTES, SAME_TRAINING)
 PREDICTIONS = (
     Prediction(
         id="gradient-bytes",
-        question=Said(
-            "How many bytes does a replica hand to all-reduce in one step?",
-            "Combien d’octets une réplique confie-t-elle à l’all-reduce en un pas ?",
-        ),
+        en="How many bytes does a replica hand to all-reduce in one step?",
+        fr="Combien d’octets une réplique confie-t-elle à l’all-reduce en un pas ?",
         kind="bytes",
     ),
     Prediction(
         id="ddp-optimizer",
-        question=Said(
-            "How many bytes of optimizer states does each replica hold under DDP?",
-            "Combien d’octets d’états de l’optimiseur chaque réplique détient-elle en DDP ?",
-        ),
+        en="How many bytes of optimizer states does each replica hold under DDP?",
+        fr="Combien d’octets d’états de l’optimiseur chaque réplique détient-elle en DDP ?",
         kind="bytes",
     ),
     Prediction(
         id="zero-2-optimizer",
-        question=Said("And under ZeRO-2 on two processes?", "Et en ZeRO-2 sur deux processus ?"),
+        en="And under ZeRO-2 on two processes?",
+        fr="Et en ZeRO-2 sur deux processus ?",
         kind="bytes",
     ),
     Prediction(
         id="zero-2-64",
-        question=Said("And under ZeRO-2 on 64 processes?", "Et en ZeRO-2 sur 64 processus ?"),
+        en="And under ZeRO-2 on 64 processes?",
+        fr="Et en ZeRO-2 sur 64 processus ?",
         kind="bytes",
     ),
 )

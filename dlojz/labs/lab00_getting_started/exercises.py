@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dlojz.config.layout import Layout
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge
 from dlojz.results.footprint import Traffic
 
@@ -34,8 +34,7 @@ GLOBAL_BATCH = Exercise(
             ),
             Mistake(
                 lambda micro, count, dp: micro * count,
-                "That is what one replica reads: the other replicas read as many samples of their own in the "
-                "same step.",
+                "That is what one replica reads: the other replicas read as many other samples in the same step.",
                 "C’est ce que lit une seule réplique : dans le même pas, les autres en lisent autant de leur côté.",
             ),
             Mistake(
@@ -59,16 +58,13 @@ GLOBAL_BATCH = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: micro_batch × micro_batches × dp. Three layouts with the same product train on the same samples.",
-        "Exact : micro_batch × micro_batches × dp. Trois répartitions de même produit lisent les mêmes échantillons.",
-    ),
-    hints=two_hints(
-        "How many samples does one replica read before the optimizer moves?",
-        "Combien d’échantillons une réplique lit-elle avant que l’optimiseur n’avance ?",
-        "One replica reads micro_batches micro-batches of micro_batch samples; there are dp replicas.",
-        "Une réplique lit micro_batches micro-batches de micro_batch échantillons ; il y a dp répliques.",
-    ),
+    praise_en="Right: micro_batch × micro_batches × dp. Three layouts with the same product train on the same samples.",
+    praise_fr="Exact : micro_batch × micro_batches × dp. Trois répartitions de même produit lisent les mêmes "
+    "échantillons.",
+    hint_en="How many samples does one replica read before the optimizer moves?",
+    hint_fr="Combien d’échantillons une réplique lit-elle avant que l’optimiseur n’avance ?",
+    nearer_en="One replica reads micro_batches micro-batches of micro_batch samples; there are dp replicas.",
+    nearer_fr="Une réplique lit micro_batches micro-batches de micro_batch échantillons ; il y a dp répliques.",
 )
 
 
@@ -116,17 +112,13 @@ STEPS_PER_EPOCH = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right. Twice the replicas, half the steps: the optimizer moves half as often per epoch.",
-        "Exact. Deux fois plus de répliques, deux fois moins de pas : l’optimiseur avance deux fois moins souvent "
-        "par époque.",
-    ),
-    hints=two_hints(
-        "How many whole batches can be filled with the samples?",
-        "Combien de batches entiers peut-on remplir avec les échantillons ?",
-        "It is an integer division; what remains is dropped.",
-        "C’est une division entière ; le reste est écarté.",
-    ),
+    praise_en="Right. Twice the replicas, half the steps: the optimizer moves half as often per epoch.",
+    praise_fr="Exact. Deux fois plus de répliques, deux fois moins de pas : l’optimiseur avance deux fois moins "
+    "souvent par époque.",
+    hint_en="How many whole batches can be filled with the samples?",
+    hint_fr="Combien de batches entiers peut-on remplir avec les échantillons ?",
+    nearer_en="It is an integer division; what remains is dropped.",
+    nearer_fr="C’est une division entière ; le reste est écarté.",
 )
 
 
@@ -178,18 +170,15 @@ RING_BYTES = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: 2 (dp − 1) / dp times the message, so never more than twice, however many replicas there are.",
-        "Exact : 2 (dp − 1) / dp fois le message, donc jamais plus du double, quel que soit le nombre de répliques.",
-    ),
-    hints=two_hints(
-        "The message is cut in dp shares. How many stages has the ring in the reduce-scatter, and how many in the "
-        "all-gather?",
-        "Le message est coupé en dp parts. Combien d’étapes compte l’anneau pour le reduce-scatter, et combien "
-        "pour l’all-gather ?",
-        "dp − 1 stages in each of the two halves; at each stage a rank sends message_bytes / dp.",
-        "dp − 1 étapes dans chacune des deux moitiés ; à chaque étape, un rang envoie message_bytes / dp.",
-    ),
+    praise_en="Right: 2 (dp − 1) / dp times the message, so never more than twice, however many replicas there are.",
+    praise_fr="Exact : 2 (dp − 1) / dp fois le message, donc jamais plus du double, quel que soit le nombre de "
+    "répliques.",
+    hint_en="The message is cut in dp shares. How many stages has the ring in the reduce-scatter, and how many in the "
+    "all-gather?",
+    hint_fr="Le message est coupé en dp parts. Combien d’étapes compte l’anneau pour le reduce-scatter, et combien "
+    "pour l’all-gather ?",
+    nearer_en="dp − 1 stages in each of the two halves; at each stage a rank sends message_bytes / dp.",
+    nearer_fr="dp − 1 étapes dans chacune des deux moitiés ; à chaque étape, un rang envoie message_bytes / dp.",
 )
 
 
@@ -258,14 +247,10 @@ SAME_TRAINING = Exercise(
         ),
         then=_refuse_other_lengths,
     ),
-    praise=Said(
-        "Right. Every parallel layout of this course will be held to this measure.",
-        "Exact. Chaque parallélisme de ce cours sera jugé à cette aune.",
-    ),
-    hints=two_hints(
-        "Go through both curves together, step by step; what is the relative gap at one step?",
-        "Parcourez les deux courbes ensemble, pas à pas ; quel est l’écart relatif à un pas donné ?",
-        "The largest of |loss − reference| / |reference| over zip(losses, reference, strict=True).",
-        "Le plus grand des |loss − reference| / |reference| sur zip(losses, reference, strict=True).",
-    ),
+    praise_en="Right. Every parallel layout of this course will be held to this measure.",
+    praise_fr="Exact. Chaque parallélisme de ce cours sera jugé à cette aune.",
+    hint_en="Go through both curves together, step by step; what is the relative gap at one step?",
+    hint_fr="Parcourez les deux courbes ensemble, pas à pas ; quel est l’écart relatif à un pas donné ?",
+    nearer_en="The largest of |loss − reference| / |reference| over zip(losses, reference, strict=True).",
+    nearer_fr="Le plus grand des |loss − reference| / |reference| sur zip(losses, reference, strict=True).",
 )

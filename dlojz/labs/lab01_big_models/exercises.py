@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said
 from dlojz.labs.kit.judges import Judge
 
 
@@ -96,17 +96,13 @@ ATTENTION = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: the same values as torch's scaled_dot_product_attention.",
-        "Exact : les mêmes valeurs que scaled_dot_product_attention de torch.",
-    ),
-    hints=two_hints(
-        "Three steps: scores between every query and every key, softmax over the keys, mean of the values.",
-        "Trois étapes : les scores entre chaque requête et chaque clé, un softmax sur les clés, la moyenne des "
-        "valeurs.",
-        "The scores are q_TD @ k_TD.T divided by the square root of the width, q_TD.shape[-1].",
-        "Les scores sont q_TD @ k_TD.T, divisés par la racine carrée de la largeur, q_TD.shape[-1].",
-    ),
+    praise_en="Right: the same values as torch's scaled_dot_product_attention.",
+    praise_fr="Exact : les mêmes valeurs que scaled_dot_product_attention de torch.",
+    hint_en="Three steps: scores between every query and every key, softmax over the keys, mean of the values.",
+    hint_fr="Trois étapes : les scores entre chaque requête et chaque clé, un softmax sur les clés, la moyenne des "
+    "valeurs.",
+    nearer_en="The scores are q_TD @ k_TD.T divided by the square root of the width, q_TD.shape[-1].",
+    nearer_fr="Les scores sont q_TD @ k_TD.T, divisés par la racine carrée de la largeur, q_TD.shape[-1].",
 )
 
 
@@ -194,20 +190,16 @@ MULTI_HEAD = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right. Each head looks at the image in its own way, and all of them are computed at once.",
-        "Exact. Chaque tête regarde l’image à sa façon, et toutes se calculent en même temps.",
-    ),
-    hints=two_hints(
-        "(x_TD @ qkv_DE).chunk(3, dim=-1) gives queries, keys and values; each is (T, D). Which shape lets "
-        "matrix products run head by head?",
-        "(x_TD @ qkv_DE).chunk(3, dim=-1) donne requêtes, clés et valeurs, chacune de forme (T, D). Quelle forme "
-        "permet de faire les produits matriciels tête par tête ?",
-        "unflatten(-1, (num_heads, -1)).transpose(0, 1) gives (N, T, H); at the end transpose(0, 1).flatten(1) "
-        "comes back to (T, D).",
-        "unflatten(-1, (num_heads, -1)).transpose(0, 1) donne (N, T, H) ; à la fin, transpose(0, 1).flatten(1) "
-        "revient à (T, D).",
-    ),
+    praise_en="Right. Each head looks at the image in its own way, and all of them are computed at once.",
+    praise_fr="Exact. Chaque tête regarde l’image à sa façon, et toutes se calculent en même temps.",
+    hint_en="(x_TD @ qkv_DE).chunk(3, dim=-1) gives queries, keys and values; each is (T, D). Which shape lets "
+    "matrix products run head by head?",
+    hint_fr="(x_TD @ qkv_DE).chunk(3, dim=-1) donne requêtes, clés et valeurs, chacune de forme (T, D). Quelle forme "
+    "permet de faire les produits matriciels tête par tête ?",
+    nearer_en="unflatten(-1, (num_heads, -1)).transpose(0, 1) gives (N, T, H); at the end transpose(0, 1).flatten(1) "
+    "comes back to (T, D).",
+    nearer_fr="unflatten(-1, (num_heads, -1)).transpose(0, 1) donne (N, T, H) ; à la fin, transpose(0, 1).flatten(1) "
+    "revient à (T, D).",
 )
 
 
@@ -271,18 +263,15 @@ BLOCK_PARAMETERS = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: 12 D² + 13 D, whatever the number of heads. Width costs squared, depth only once.",
-        "Exact : 12 D² + 13 D, quel que soit le nombre de têtes. La largeur coûte au carré, la profondeur une fois.",
-    ),
-    hints=two_hints(
-        "Linear layers: D → 3 D and D → D in the attention, D → 4 D and 4 D → D in the MLP. A linear layer a → b "
-        "with bias has a b + b parameters.",
-        "Couches linéaires : D → 3 D et D → D dans l’attention, D → 4 D et 4 D → D dans le MLP. Une couche "
-        "linéaire a → b avec biais a a b + b paramètres.",
-        "Matrices: (3 + 1 + 4 + 4) D². Biases: (3 + 1 + 4 + 1) D. Two layer norms: 2 × 2 D.",
-        "Matrices : (3 + 1 + 4 + 4) D². Biais : (3 + 1 + 4 + 1) D. Deux LayerNorm : 2 × 2 D.",
-    ),
+    praise_en="Right: 12 D² + 13 D, whatever the number of heads. Width costs squared, depth only once.",
+    praise_fr="Exact : 12 D² + 13 D, quel que soit le nombre de têtes. La largeur coûte au carré, la profondeur une "
+    "fois.",
+    hint_en="Linear layers: D → 3 D and D → D in the attention, D → 4 D and 4 D → D in the MLP. A linear layer a → b "
+    "with bias has a b + b parameters.",
+    hint_fr="Couches linéaires : D → 3 D et D → D dans l’attention, D → 4 D et 4 D → D dans le MLP. Une couche "
+    "linéaire a → b avec biais a a b + b paramètres.",
+    nearer_en="Matrices: (3 + 1 + 4 + 4) D². Biases: (3 + 1 + 4 + 1) D. Two layer norms: 2 × 2 D.",
+    nearer_fr="Matrices : (3 + 1 + 4 + 4) D². Biais : (3 + 1 + 4 + 1) D. Deux LayerNorm : 2 × 2 D.",
 )
 
 
@@ -334,19 +323,15 @@ ATTENTION_COST = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: 4 T D² + 2 T² D. Twice the side of the image is four times the tokens, and sixteen times the second "
-        "term.",
-        "Exact : 4 T D² + 2 T² D. Une image deux fois plus large et plus haute, c’est quatre fois plus de tokens, et "
-        "seize fois le second terme.",
-    ),
-    hints=two_hints(
-        "A product of an (a, b) matrix with a (b, c) one takes a b c multiply-adds. There are six products.",
-        "Le produit d’une matrice (a, b) par une matrice (b, c) coûte a b c multiplications-additions. Il y a six "
-        "produits.",
-        "Four projections (T, D) × (D, D), then q kᵀ: (T, D) × (D, T), then (T, T) × (T, D).",
-        "Quatre projections (T, D) × (D, D), puis q kᵀ : (T, D) × (D, T), puis (T, T) × (T, D).",
-    ),
+    praise_en="Right: 4 T D² + 2 T² D. Twice the side of the image is four times the tokens, and sixteen times the "
+    "second term.",
+    praise_fr="Exact : 4 T D² + 2 T² D. Une image deux fois plus large et plus haute, c’est quatre fois plus de "
+    "tokens, et seize fois le second terme.",
+    hint_en="A product of an (a, b) matrix with a (b, c) one takes a b c multiply-adds. There are six products.",
+    hint_fr="Le produit d’une matrice (a, b) par une matrice (b, c) coûte a b c multiplications-additions. Il y a six "
+    "produits.",
+    nearer_en="Four projections (T, D) × (D, D), then q kᵀ: (T, D) × (D, T), then (T, T) × (T, D).",
+    nearer_fr="Quatre projections (T, D) × (D, D), puis q kᵀ : (T, D) × (D, T), puis (T, T) × (T, D).",
 )
 
 
@@ -417,22 +402,18 @@ RELATIVE_BIAS = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right. Two pairs at the same distance share one number, wherever they are: that is how attention gets "
-        "something of a convolution.",
-        "Exact. Deux paires de même décalage partagent un nombre, où qu’elles soient : l’attention reprend ainsi "
-        "quelque chose de la convolution.",
-    ),
-    hints=two_hints(
-        "Token t stands at row t // side and column t % side. What is the difference of rows of all pairs, as a "
-        "(T, T) tensor?",
-        "Le token t est à la ligne t // side et à la colonne t % side. Quelle est la différence des lignes de "
-        "toutes les paires, en un tenseur (T, T) ?",
-        "row[:, None] - row[None, :] + side - 1 is the first index, the same with columns the second; a table "
-        "can be indexed by two tensors at once.",
-        "row[:, None] - row[None, :] + side - 1 est le premier indice, de même avec les colonnes pour le "
-        "second ; une table s’indexe par deux tenseurs à la fois.",
-    ),
+    praise_en="Right. Two pairs at the same distance share one number, wherever they are: that is how attention gets "
+    "something of a convolution.",
+    praise_fr="Exact. Deux paires de même décalage partagent un nombre, où qu’elles soient : l’attention reprend ainsi "
+    "quelque chose de la convolution.",
+    hint_en="Token t stands at row t // side and column t % side. What is the difference of rows of all pairs, as a "
+    "(T, T) tensor?",
+    hint_fr="Le token t est à la ligne t // side et à la colonne t % side. Quelle est la différence des lignes de "
+    "toutes les paires, en un tenseur (T, T) ?",
+    nearer_en="row[:, None] - row[None, :] + side - 1 is the first index, the same with columns the second; a table "
+    "can be indexed by two tensors at once.",
+    nearer_fr="row[:, None] - row[None, :] + side - 1 est le premier indice, de même avec les colonnes pour le "
+    "second ; une table s’indexe par deux tenseurs à la fois.",
 )
 
 
@@ -496,16 +477,12 @@ PATCHES = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: from here on, an image is a sequence like a sentence.",
-        "Exact : à partir d’ici, une image est une séquence comme une phrase.",
-    ),
-    hints=two_hints(
-        "Reshape to five dimensions, so that “which row of patches” and “which row within the patch” are apart.",
-        "Passez à cinq dimensions, pour séparer « quelle ligne de patches » et « quelle ligne dans le patch ».",
-        "reshape(C, H // patch, patch, W // patch, patch), then permute(1, 3, 0, 2, 4), then flatten twice.",
-        "reshape(C, H // patch, patch, W // patch, patch), puis permute(1, 3, 0, 2, 4), puis flatten deux fois.",
-    ),
+    praise_en="Right: from here on, an image is a sequence like a sentence.",
+    praise_fr="Exact : à partir d’ici, une image est une séquence comme une phrase.",
+    hint_en="Reshape to five dimensions, so that “which row of patches” and “which row within the patch” are apart.",
+    hint_fr="Passez à cinq dimensions, pour séparer « quelle ligne de patches » et « quelle ligne dans le patch ».",
+    nearer_en="reshape(C, H // patch, patch, W // patch, patch), then permute(1, 3, 0, 2, 4), then flatten twice.",
+    nearer_fr="reshape(C, H // patch, patch, W // patch, patch), puis permute(1, 3, 0, 2, 4), puis flatten deux fois.",
 )
 
 
@@ -579,16 +556,12 @@ TOKENS = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right. Token 0 will gather what the class needs; the others remember where they come from.",
-        "Exact. Le token 0 rassemblera ce qu’il faut pour la classe ; les autres se souviennent de leur place.",
-    ),
-    hints=two_hints(
-        "Three operations: a matrix product, torch.cat, an addition. In which order, so that the class token gets "
-        "a position too?",
-        "Trois opérations : un produit matriciel, torch.cat, une addition. Dans quel ordre, pour que le token de "
-        "classe reçoive lui aussi une position ?",
-        "torch.cat wants tensors of as many dimensions: class_token_D[None] has shape (1, D).",
-        "torch.cat veut des tenseurs de même nombre de dimensions : class_token_D[None] est de forme (1, D).",
-    ),
+    praise_en="Right. Token 0 will gather what the class needs; the others remember where they come from.",
+    praise_fr="Exact. Le token 0 rassemblera ce qu’il faut pour la classe ; les autres se souviennent de leur place.",
+    hint_en="Three operations: a matrix product, torch.cat, an addition. In which order, so that the class token gets "
+    "a position too?",
+    hint_fr="Trois opérations : un produit matriciel, torch.cat, une addition. Dans quel ordre, pour que le token de "
+    "classe reçoive lui aussi une position ?",
+    nearer_en="torch.cat wants tensors of as many dimensions: class_token_D[None] has shape (1, D).",
+    nearer_fr="torch.cat veut des tenseurs de même nombre de dimensions : class_token_D[None] est de forme (1, D).",
 )

@@ -6,24 +6,101 @@ Each figure tells in words (its `alt`) what it shows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
 from dlojz import models
-from dlojz.base.language import say
-from dlojz.base.table import visible
+from dlojz.base.language import decimal, percent, say
+from dlojz.base.table import Table, titles, visible
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import BLACK, BLUE, CATEGORY_STYLES, GREEN, GREY, ORANGE, VERMILION, category_label
-from dlojz.labs.kit.figures import COATNET, CoatnetTable, labelled, or_to_do, panel
+from dlojz.labs.kit.exercise import or_to_do
+from dlojz.labs.kit.figures import labelled, panel
 from dlojz.labs.lab01_big_models.exercises import attention_multiply_adds
 from dlojz.prediction import predict
 
 GIB = 2**30
 # Memory that NVIDIA's data sheets give for the GPUs of Jean Zay's partitions, in GiB as the driver reports them.
 GPU_MEMORY_GIB = {"V100 16": 16, "V100 32": 32, "A100, H100 80": 80}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """One model as its paper gives it; what the paper calls FLOPs are multiply-adds."""
+
+    parameters: float
+    multiply_adds: float
+    image_size: int
+
+
+# Dai et al. 2021 (arXiv 2106.04803v2), tables 4, 5 and 12. CoAtNet-0 to 2: the rows "strided DConv", which is the
+# variant of `dlojz.models`; for the others the paper gives no such row.
+COATNET = {
+    "coatnet_0": Published(parameters=25e6, multiply_adds=4.6e9, image_size=224),
+    "coatnet_1": Published(parameters=42e6, multiply_adds=8.8e9, image_size=224),
+    "coatnet_2": Published(parameters=75e6, multiply_adds=16.6e9, image_size=224),
+    "coatnet_3": Published(parameters=168e6, multiply_adds=34.7e9, image_size=224),
+    "coatnet_4": Published(parameters=275e6, multiply_adds=189.5e9, image_size=384),
+    "coatnet_5": Published(parameters=688e6, multiply_adds=812e9, image_size=512),
+    "coatnet_6": Published(parameters=1.47e9, multiply_adds=1521e9, image_size=512),
+    "coatnet_7": Published(parameters=2.44e9, multiply_adds=2586e9, image_size=512),
+}
+
+
+@dataclass(frozen=True)
+class PublishedLine:
+    """One model, counted and published."""
+
+    name: str
+    counted: models.ModelSummary
+    published: Published
+
+    @property
+    def parameters_gap(self) -> float:
+        """Relative difference of the parameters."""
+        return self.counted.parameters / self.published.parameters - 1
+
+    @property
+    def multiply_adds_gap(self) -> float:
+        """Relative difference of the multiply-adds."""
+        return self.counted.multiply_adds / self.published.multiply_adds - 1
+
+
+@dataclass(frozen=True)
+class CoatnetTable(Table):
+    """CoAtNet-0…7: what the package counts beside what the paper prints."""
+
+    lines: tuple[PublishedLine, ...] = ()
+
+
+def coatnet_table() -> CoatnetTable:
+    """Count CoAtNet-0…7 at the image sizes of the paper and lay them beside its figures."""
+    lines = tuple(
+        PublishedLine(name, models.describe(name, published.image_size), published)
+        for name, published in COATNET.items()
+    )
+    heads = titles(
+        en="model|image|parameters (M)|paper|gap|multiply-adds (G)|paper|gap",
+        fr="modèle|image|paramètres (M)|article|écart|mult.-additions (G)|article|écart",
+    )
+    rows = tuple(
+        (
+            line.name,
+            f"{line.published.image_size}²",
+            decimal(line.counted.parameters / 1e6, 1),
+            decimal(line.published.parameters / 1e6, 0),
+            percent(line.parameters_gap, signed=True),
+            decimal(line.counted.multiply_adds / 1e9, 1),
+            decimal(line.published.multiply_adds / 1e9, 1),
+            percent(line.multiply_adds_gap, signed=True),
+        )
+        for line in lines
+    )
+    return CoatnetTable(heads, rows, lines=lines)
 
 
 def _plain_numbers(axes: Axes) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dlojz.labs.kit.exercise import Prediction, Said
-from dlojz.labs.lab02_memory.exercises_states import (
+from dlojz.labs.kit.exercise import Prediction
+from dlojz.labs.lab02_memory.exercises import (
     BLOCK_ACTIVATIONS,
     BYTES_PER_PARAMETER,
+    CHECKPOINT,
     DATA_PARALLEL_BYTES,
+    EXPOSED_SECONDS,
     LARGEST_BATCH,
+    OFFLOAD,
     PEAK,
 )
-from dlojz.labs.lab02_memory.exercises_time import CHECKPOINT, EXPOSED_SECONDS, OFFLOAD
 
 EXERCISES = (
     BYTES_PER_PARAMETER,
@@ -26,74 +28,58 @@ EXERCISES = (
 PREDICTIONS = (
     Prediction(
         id="coatnet-7-states",
-        question=Said(
-            "How many bytes of states has CoAtNet-7 with weights and gradients in bf16, and AdamW?",
-            "Combien d’octets occupent les états de CoAtNet-7, poids et gradients en bf16, avec AdamW ?",
-        ),
+        en="How many bytes of states has CoAtNet-7 with weights and gradients in bf16, and AdamW?",
+        fr="Combien d’octets occupent les états de CoAtNet-7, poids et gradients en bf16, avec AdamW ?",
         kind="bytes",
         tolerance=0.01,
     ),
     Prediction(
         id="four-times-the-batch",
-        question=Said(
-            "How many bytes are the activations of vit_tiny with a micro-batch of 64?",
-            "Combien d’octets occupent les activations de vit_tiny avec un micro-batch de 64 ?",
-        ),
+        en="How many bytes are the activations of vit_tiny with a micro-batch of 64?",
+        fr="Combien d’octets occupent les activations de vit_tiny avec un micro-batch de 64 ?",
         kind="bytes",
         tolerance=0.02,
     ),
     Prediction(
         id="layer-kept",
-        question=Said(
-            "How many bytes does this layer keep for backward, s = 1024, b = 4, h = 768, a = 12?",
-            "Combien d’octets cette couche garde-t-elle pour la passe arrière (s = 1024, b = 4, h = 768, a = 12) ?",
-        ),
+        en="How many bytes does this layer keep for backward, s = 1024, b = 4, h = 768, a = 12?",
+        fr="Combien d’octets cette couche garde-t-elle pour la passe arrière (s = 1024, b = 4, h = 768, a = 12) ?",
         kind="bytes",
         tolerance=0.01,
     ),
     Prediction(
         id="fused-kept",
-        question=Said(
-            "And how many with fused attention, which keeps no scores?",
-            "Et combien avec une attention fusionnée, qui ne garde aucun score ?",
-        ),
+        en="And how many with fused attention, which keeps no scores?",
+        fr="Et combien avec une attention fusionnée, qui ne garde aucun score ?",
         kind="bytes",
         tolerance=0.01,
     ),
     Prediction(
         id="v100-batch",
-        question=Said(
-            "Which is the largest micro-batch of CoAtNet-0 that fits on a V100 with 32 GB?",
-            "Quel est le plus grand micro-batch de CoAtNet-0 qui tienne sur un V100 de 32 Go ?",
-        ),
+        en="Which is the largest micro-batch of CoAtNet-0 that fits on a V100 with 32 GB?",
+        fr="Quel est le plus grand micro-batch de CoAtNet-0 qui tienne sur un V100 de 32 Go ?",
         kind="count",
         tolerance=0.02,
     ),
     Prediction(
         id="coatnet-7-replica",
-        question=Said(
-            "How many bytes does a replica of CoAtNet-7 take at its peak, on 64 GPUs with one image each?",
-            "Combien d’octets occupe, à son pic, une réplique de CoAtNet-7 sur 64 GPU, avec une image chacun ?",
-        ),
+        en="How many bytes does a replica of CoAtNet-7 take at its peak, on 64 GPUs with one image each?",
+        fr="Combien d’octets occupe, à son pic, une réplique de CoAtNet-7 sur 64 GPU, avec une image chacun ?",
         kind="bytes",
         tolerance=0.1,
     ),
     Prediction(
         id="recomputed-flops",
-        question=Said(
-            "How many times the operations of a step does full checkpointing take?",
-            "Par combien les points de contrôle complets multiplient-ils les opérations d’un pas ?",
-        ),
+        en="How many times the operations of a step does full checkpointing take?",
+        fr="Par combien les points de contrôle complets multiplient-ils les opérations d’un pas ?",
         kind="ratio",
         tolerance=0.05,
     ),
     Prediction(
         id="offloaded-bytes",
-        question=Said(
-            "How many bytes does vit_tiny keep in host memory when its activations are offloaded (micro-batch of 64)?",
-            "Combien d’octets vit_tiny garde-t-il en mémoire hôte si l’on décharge ses activations (micro-batch de "
-            "64) ?",
-        ),
+        en="How many bytes does vit_tiny keep in host memory when its activations are offloaded (micro-batch of 64)?",
+        fr="Combien d’octets vit_tiny garde-t-il en mémoire hôte si l’on décharge ses activations (micro-batch de "
+        "64) ?",
         kind="bytes",
         tolerance=0.05,
     ),

@@ -15,7 +15,8 @@ from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import BLACK, BLUE, CATEGORY_STYLES, GREY, LINE_STYLES, ORANGE, SKY, VERMILION, category_label
 from dlojz.hardware import Device
-from dlojz.labs.kit.figures import done, labelled, or_to_do, panel, plot_lines
+from dlojz.labs.kit.exercise import or_to_do
+from dlojz.labs.kit.figures import done, labelled, panel, plot_lines
 from dlojz.prediction.forecast import forecast
 from dlojz.prediction.rules_of_thumb import RULES
 from dlojz.results.record import RunRecord

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlojz.labs.kit.exercise import Prediction, Said
+from dlojz.labs.kit.exercise import Prediction
 from dlojz.labs.lab03_data_parallel.exercises_ddp import ACCUMULATION, AVERAGE_GRADIENTS, BUCKETS, OVERLAP
 from dlojz.labs.lab03_data_parallel.exercises_ring import ALPHA_BETA, LEARNING_RATE, RING_ALL_REDUCE, RING_TIME, SAMPLER
 
@@ -21,64 +21,50 @@ EXERCISES = (
 PREDICTIONS = (
     Prediction(
         id="sum-of-ranks",
-        question=Said(
-            "What does rank 3's tensor hold after all-reduce, when each of 4 ranks has filled its own with rank + 1?",
-            "Que contient le tenseur du rang 3 après l’all-reduce si chacun des 4 rangs a mis rank + 1 dans le sien ?",
-        ),
+        en="What does rank 3's tensor hold after all-reduce, when each of 4 ranks has filled its own with rank + 1?",
+        fr="Que contient le tenseur du rang 3 après l’all-reduce si chacun des 4 rangs a mis rank + 1 dans le sien ?",
         kind="count",
         tolerance=0.0,
     ),
     Prediction(
         id="ring-seconds",
-        question=Said(
-            "How many seconds does an all-reduce of 12 MiB take on our four ranks?",
-            "Combien de secondes prend un all-reduce de 12 Mio sur nos quatre rangs ?",
-        ),
+        en="How many seconds does an all-reduce of 12 MiB take on our four ranks?",
+        fr="Combien de secondes prend un all-reduce de 12 Mio sur nos quatre rangs ?",
         kind="seconds",
         tolerance=0.3,
     ),
     Prediction(
         id="latency-ranks",
-        question=Said(
-            "From how many GPUs on does the latency of the ring take more time than the bytes?",
-            "À partir de combien de GPU la latence de l’anneau prend-elle plus de temps que les octets ?",
-        ),
+        en="From how many GPUs on does the latency of the ring take more time than the bytes?",
+        fr="À partir de combien de GPU la latence de l’anneau prend-elle plus de temps que les octets ?",
         kind="count",
         tolerance=0.05,
     ),
     Prediction(
         id="bucket-calls",
-        question=Said(
-            "How many all-reduces per step has coatnet_tiny with buckets of 0.25 MiB?",
-            "Combien d’all-reduce par pas pour coatnet_tiny, avec des buckets de 0,25 Mio ?",
-        ),
+        en="How many all-reduces per step has coatnet_tiny with buckets of 0.25 MiB?",
+        fr="Combien d’all-reduce par pas pour coatnet_tiny, avec des buckets de 0,25 Mio ?",
         kind="count",
         tolerance=0.0,
     ),
     Prediction(
         id="accumulation-saving",
-        question=Said(
-            "How many times fewer bytes per image are communicated with micro_batches=4?",
-            "Combien de fois moins d’octets par image communique-t-on avec micro_batches=4 ?",
-        ),
+        en="How many times fewer bytes per image are communicated with micro_batches=4?",
+        fr="Combien de fois moins d’octets par image communique-t-on avec micro_batches=4 ?",
         kind="ratio",
         tolerance=0.0,
     ),
     Prediction(
         id="distinct-samples",
-        question=Said(
-            "How many different images do 4 ranks read in 20 steps of 16 images each, if the sampler forgets rank?",
-            "Combien d’images différentes lisent 4 rangs en 20 pas de 16 images, si l’échantillonneur oublie rank ?",
-        ),
+        en="How many different images do 4 ranks read in 20 steps of 16 images each, if the sampler forgets rank?",
+        fr="Combien d’images différentes lisent 4 rangs en 20 pas de 16 images, si l’échantillonneur oublie rank ?",
         kind="count",
         tolerance=0.0,
     ),
     Prediction(
         id="bucket-view",
-        question=Said(
-            "How many bytes per rank does gradient_as_bucket_view=True save, for coatnet_tiny in fp32?",
-            "Combien d’octets par rang gradient_as_bucket_view=True économise-t-il, pour coatnet_tiny en fp32 ?",
-        ),
+        en="How many bytes per rank does gradient_as_bucket_view=True save, for coatnet_tiny in fp32?",
+        fr="Combien d’octets par rang gradient_as_bucket_view=True économise-t-il, pour coatnet_tiny en fp32 ?",
         kind="bytes",
         tolerance=0.05,
     ),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import shortest
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, reader
 from dlojz.processes.forks import RankAnswer
 
@@ -151,19 +151,16 @@ AVERAGE_GRADIENTS = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: the same gradients on every rank, those of one process that had read all the batches.",
-        "Exact : sur chaque rang, les mêmes gradients, ceux d’un processus qui aurait lu tous les batches.",
-    ),
-    hints=two_hints(
-        "What does all-reduce leave in a tensor, and what is missing for a mean? Do so for every model.parameters().",
-        "Que laisse l’all-reduce dans un tenseur, et que manque-t-il pour une moyenne ? Faites-le pour chacun des "
-        "model.parameters().",
-        "dist.all_reduce(parameter.grad) works in place; then divide parameter.grad, in place too, by "
-        "dist.get_world_size().",
-        "dist.all_reduce(parameter.grad) travaille en place ; divisez ensuite parameter.grad, en place aussi, par "
-        "dist.get_world_size().",
-    ),
+    praise_en="Right: the same gradients on every rank, those of one process that had read all the batches.",
+    praise_fr="Exact : sur chaque rang, les mêmes gradients, ceux d’un processus qui aurait lu tous les batches.",
+    hint_en="What does all-reduce leave in a tensor, and what is missing for a mean? Do so for every "
+    "model.parameters().",
+    hint_fr="Que laisse l’all-reduce dans un tenseur, et que manque-t-il pour une moyenne ? Faites-le pour chacun des "
+    "model.parameters().",
+    nearer_en="dist.all_reduce(parameter.grad) works in place; then divide parameter.grad, in place too, by "
+    "dist.get_world_size().",
+    nearer_fr="dist.all_reduce(parameter.grad) travaille en place ; divisez ensuite parameter.grad, en place aussi, "
+    "par dist.get_world_size().",
 )
 
 
@@ -250,18 +247,14 @@ ACCUMULATION = Exercise(
         ),
         inspect=_inspect_traffic,
     ),
-    praise=Said(
-        "Right: the gradients of a batch as many times larger, for the communication of a single one.",
-        "Exact : les gradients d’un batch d’autant plus grand, pour le prix d’une seule communication.",
-    ),
-    hints=two_hints(
-        "loss.backward() adds to parameter.grad what is there already. What becomes of a mean of means?",
-        "loss.backward() ajoute à ce que parameter.grad contient déjà. Que devient une moyenne de moyennes ?",
-        "In the loop: the loss divided by len(micro_batches), then backward. After the loop, once: "
-        "average_gradients(model).",
-        "Dans la boucle : la perte divisée par len(micro_batches), puis backward. Après la boucle, une fois : "
-        "average_gradients(model).",
-    ),
+    praise_en="Right: the gradients of a batch as many times larger, for the communication of a single one.",
+    praise_fr="Exact : les gradients d’un batch d’autant plus grand, pour le prix d’une seule communication.",
+    hint_en="loss.backward() adds to parameter.grad what is there already. What becomes of a mean of means?",
+    hint_fr="loss.backward() ajoute à ce que parameter.grad contient déjà. Que devient une moyenne de moyennes ?",
+    nearer_en="In the loop: the loss divided by len(micro_batches), then backward. After the loop, once: "
+    "average_gradients(model).",
+    nearer_fr="Dans la boucle : la perte divisée par len(micro_batches), puis backward. Après la boucle, une fois : "
+    "average_gradients(model).",
 )
 
 
@@ -350,7 +343,7 @@ _BUCKET_MISTAKES = (
     ),
     Mistake(
         lambda sizes, limit: [[index] for index in _backwards(sizes)],
-        "One bucket per gradient: then every small gradient pays its own latency.",
+        "One bucket per gradient: then every small gradient pays one latency.",
         "Un bucket par gradient : chaque petit gradient paie alors sa propre latence.",
     ),
     Mistake(
@@ -401,18 +394,15 @@ BUCKETS = Exercise(
         ),
         then=_refuse_empty_bucket,
     ),
-    praise=Said(
-        "Right: the last layers travel first, while backward goes on with the first ones.",
-        "Exact : les dernières couches voyagent d’abord, pendant que la passe arrière remonte vers les premières.",
-    ),
-    hints=two_hints(
-        "Which gradients does backward finish first: those of the first or of the last parameters?",
-        "Quels gradients la passe arrière termine-t-elle d’abord : ceux des premiers ou des derniers paramètres ?",
-        "Go through reversed(range(len(gradient_bytes))); append, add up, and close the bucket once its sum is "
-        "≥ limit_bytes. Mind the last one.",
-        "Parcourez reversed(range(len(gradient_bytes))) ; ajoutez, cumulez, et fermez le bucket dès que sa somme "
-        "est ≥ limit_bytes. Pensez au dernier.",
-    ),
+    praise_en="Right: the last layers travel first, while backward goes on with the first ones.",
+    praise_fr="Exact : les dernières couches voyagent d’abord, pendant que la passe arrière remonte vers les "
+    "premières.",
+    hint_en="Which gradients does backward finish first: those of the first or of the last parameters?",
+    hint_fr="Quels gradients la passe arrière termine-t-elle d’abord : ceux des premiers ou des derniers paramètres ?",
+    nearer_en="Go through reversed(range(len(gradient_bytes))); append, add up, and close the bucket once its sum is "
+    "≥ limit_bytes. Mind the last one.",
+    nearer_fr="Parcourez reversed(range(len(gradient_bytes))) ; ajoutez, cumulez, et fermez le bucket dès que sa somme "
+    "est ≥ limit_bytes. Pensez au dernier.",
 )
 
 
@@ -570,18 +560,14 @@ OVERLAP = Exercise(
     id="overlap",
     title=Said("communicating during backward", "communiquer pendant la passe arrière"),
     judge=Judge(_mean, on_ranks=True, trial=_trial, local=_own, mistakes=_OVERLAP_MISTAKES, inspect=_inspect),
-    praise=Said(
-        "Right: the first gradients arrive while the others are still being computed.",
-        "Exact : les premiers gradients arrivent pendant que les autres se calculent encore.",
-    ),
-    hints=two_hints(
-        "parameter.register_post_accumulate_grad_hook(f) calls f(parameter) as soon as parameter.grad is final. "
-        "What can f do without waiting?",
-        "parameter.register_post_accumulate_grad_hook(f) appelle f(parameter) dès que parameter.grad est "
-        "définitif. Que peut faire f sans attendre ?",
-        "In the hook: divide parameter.grad by the number of ranks, then keep what dist.all_reduce(parameter.grad, "
-        "async_op=True) returns. In synchronize(): wait() for each, then empty the list.",
-        "Dans le hook : divisez parameter.grad par le nombre de rangs, puis gardez ce que renvoie "
-        "dist.all_reduce(parameter.grad, async_op=True). Dans synchronize() : wait() pour chacun, puis videz la liste.",
-    ),
+    praise_en="Right: the first gradients arrive while the others are still being computed.",
+    praise_fr="Exact : les premiers gradients arrivent pendant que les autres se calculent encore.",
+    hint_en="parameter.register_post_accumulate_grad_hook(f) calls f(parameter) as soon as parameter.grad is final. "
+    "What can f do without waiting?",
+    hint_fr="parameter.register_post_accumulate_grad_hook(f) appelle f(parameter) dès que parameter.grad est "
+    "définitif. Que peut faire f sans attendre ?",
+    nearer_en="In the hook: divide parameter.grad by the number of ranks, then keep what "
+    "dist.all_reduce(parameter.grad, async_op=True) returns. In synchronize(): wait() for each, then empty the list.",
+    nearer_fr="Dans le hook : divisez parameter.grad par le nombre de rangs, puis gardez ce que renvoie "
+    "dist.all_reduce(parameter.grad, async_op=True). Dans synchronize() : wait() pour chacun, puis videz la liste.",
 )

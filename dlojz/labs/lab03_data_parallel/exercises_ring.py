@@ -11,14 +11,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.example_links import Pair, relative_line, weighted_line
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.hardware.links import weighted_line
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, reader
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Pair = tuple[float, float]
 CHUNK = 3
 """Elements of a chunk: more than one, so that a chunk is not taken for an element."""
 _NAME = "sum"
@@ -145,20 +146,18 @@ RING_ALL_REDUCE = Exercise(
         ),
         inspect=_inspect,
     ),
-    praise=Said(
-        "Right, on 2, 3 and 4 ranks: every chunk has gone round the ring twice, once to be summed, once to be shared.",
-        "Exact, sur 2, 3 et 4 rangs : chaque morceau a fait deux tours, un pour être sommé, un pour être diffusé.",
-    ),
-    hints=two_hints(
-        "In step s of the reduce-scatter, rank r sends chunk r − s (modulo size) and receives chunk r − s − 1, "
-        "which it adds to its own. Which does it send in the all-gather?",
-        "À l’étape s du reduce-scatter, le rang r envoie le morceau r − s (modulo size) et reçoit le morceau "
-        "r − s − 1, qu’il ajoute au sien. Lequel envoie-t-il dans l’all-gather ?",
-        "sending = dist.isend(chunk, right), then dist.recv(received, left), then sending.wait(); in step s of the "
-        "all-gather, rank r sends chunk r + 1 − s and receives chunk r − s in place of it.",
-        "sending = dist.isend(morceau, right), puis dist.recv(received, left), puis sending.wait() ; à l’étape s "
-        "de l’all-gather, le rang r envoie le morceau r + 1 − s et reçoit le morceau r − s à la place du sien.",
-    ),
+    praise_en="Right, on 2, 3 and 4 ranks: every chunk has gone round the ring twice, once to be summed, once to be "
+    "shared.",
+    praise_fr="Exact, sur 2, 3 et 4 rangs : chaque morceau a fait deux tours, un pour être sommé, un pour être "
+    "diffusé.",
+    hint_en="In step s of the reduce-scatter, rank r sends chunk r − s (modulo size) and receives chunk r − s − 1, "
+    "which it adds to its own. Which does it send in the all-gather?",
+    hint_fr="À l’étape s du reduce-scatter, le rang r envoie le morceau r − s (modulo size) et reçoit le morceau "
+    "r − s − 1, qu’il ajoute au sien. Lequel envoie-t-il dans l’all-gather ?",
+    nearer_en="sending = dist.isend(chunk, right), then dist.recv(received, left), then sending.wait(); in step s of "
+    "the all-gather, rank r sends chunk r + 1 − s and receives chunk r − s in place of its own.",
+    nearer_fr="sending = dist.isend(morceau, right), puis dist.recv(received, left), puis sending.wait() ; à l’étape s "
+    "de l’all-gather, le rang r envoie le morceau r + 1 − s et reçoit le morceau r − s à la place du sien.",
 )
 
 
@@ -235,22 +234,19 @@ RING_TIME = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: latency grows with the number of ranks, 2 (p − 1) α; the bytes hardly do, 2 (p − 1) / p · n.",
-        "Exact : la latence croît avec le nombre de rangs, 2 (p − 1) α ; les octets, presque pas : 2 (p − 1) / p · n.",
-    ),
-    hints=two_hints(
-        "How many steps has the ring, and how many bytes does each step carry?",
-        "Combien d’étapes compte l’anneau, et combien d’octets chaque étape transporte-t-elle ?",
-        "2 (size − 1) steps; one step takes alpha_s plus beta_s_per_byte times message_bytes / size.",
-        "2 (size − 1) étapes ; une étape dure alpha_s plus beta_s_per_byte fois message_bytes / size.",
-    ),
+    praise_en="Right: latency grows with the number of ranks, 2 (p − 1) α; the bytes hardly do, 2 (p − 1) / p · n.",
+    praise_fr="Exact : la latence croît avec le nombre de rangs, 2 (p − 1) α ; les octets, presque pas : 2 (p − 1) / p "
+    "· n.",
+    hint_en="How many steps has the ring, and how many bytes does each step carry?",
+    hint_fr="Combien d’étapes compte l’anneau, et combien d’octets chaque étape transporte-t-elle ?",
+    nearer_en="2 (size − 1) steps; one step takes alpha_s plus beta_s_per_byte times message_bytes / size.",
+    nearer_fr="2 (size − 1) étapes ; une étape dure alpha_s plus beta_s_per_byte fois message_bytes / size.",
 )
 
 
 def fit_alpha_beta(message_bytes: Sequence[float], seconds: Sequence[float], size: int) -> Pair:
     """α (s) and β (s per byte) of a ring all-reduce of `size` ranks, from its times: t = 2 (p − 1) (α + β n / p)."""
-    return _per_step(relative_line(message_bytes, seconds), size)
+    return _per_step(weighted_line(message_bytes, seconds), size)
 
 
 def _per_step(line: Pair, size: int) -> Pair:
@@ -284,7 +280,7 @@ def _measurements() -> Iterator[tuple[list[float], list[float], int]]:
 
 _FIT_MISTAKES = (
     Mistake(
-        lambda n, t, p: relative_line(n, t),
+        lambda n, t, p: weighted_line(n, t),
         "The line is right, t = a + b n, but it is that of the whole all-reduce: a = 2 (p − 1) α and "
         "b = 2 (p − 1) / p · β; solve for α and β.",
         "La droite est juste, t = a + b n, mais c’est celle de l’all-reduce entier : a = 2 (p − 1) α et "
@@ -317,7 +313,7 @@ _FIT_MISTAKES = (
         "Vous renvoyez β puis α : échangez-les.",
     ),
     Mistake(
-        lambda n, t, p: (relative_line(n, t)[0] / (2 * (p - 1)), relative_line(n, t)[1] / (2 * (p - 1))),
+        lambda n, t, p: (weighted_line(n, t)[0] / (2 * (p - 1)), weighted_line(n, t)[1] / (2 * (p - 1))),
         "α is right. A step carries one chunk of n / p bytes only, so b = 2 (p − 1) / p · β: your β lacks a factor p.",
         "α est juste. Une étape ne transporte qu’un morceau de n / p octets, donc b = 2 (p − 1) / p · β : il "
         "manque un facteur p à votre β.",
@@ -343,20 +339,17 @@ ALPHA_BETA = Exercise(
         told=Said("For the times of {2} ranks", "Pour les durées de {2} rangs"),
         tolerance=FIT_TOLERANCE,
     ),
-    praise=Said(
-        "Right: two numbers now stand for the network, and predict the times you have not measured.",
-        "Exact : deux nombres résument désormais le réseau, et prédisent les durées que vous n’avez pas mesurées.",
-    ),
-    hints=two_hints(
-        "The unknowns are a and b. Each measurement is one row: a + b n = t; divided by t it reads "
-        "a / t + b n / t = 1.",
-        "Les inconnues sont a et b. Chaque mesure est une ligne : a + b n = t ; divisée par t, elle s’écrit "
-        "a / t + b n / t = 1.",
-        "np.linalg.lstsq solves for (a, b) with the columns 1 / t and n / t and ones on the right; then "
-        "α = a / (2 (p − 1)) and β = b p / (2 (p − 1)).",
-        "np.linalg.lstsq donne (a, b), avec pour colonnes 1 / t et n / t et des 1 à droite ; puis "
-        "α = a / (2 (p − 1)) et β = b p / (2 (p − 1)).",
-    ),
+    praise_en="Right: two numbers now stand for the network, and predict the times you have not measured.",
+    praise_fr="Exact : deux nombres résument désormais le réseau, et prédisent les durées que vous n’avez pas "
+    "mesurées.",
+    hint_en="The unknowns are a and b. Each measurement is one row: a + b n = t; divided by t it reads "
+    "a / t + b n / t = 1.",
+    hint_fr="Les inconnues sont a et b. Chaque mesure est une ligne : a + b n = t ; divisée par t, elle s’écrit "
+    "a / t + b n / t = 1.",
+    nearer_en="np.linalg.lstsq solves for (a, b) with the columns 1 / t and n / t and ones on the right; then "
+    "α = a / (2 (p − 1)) and β = b p / (2 (p − 1)).",
+    nearer_fr="np.linalg.lstsq donne (a, b), avec pour colonnes 1 / t et n / t et des 1 à droite ; puis "
+    "α = a / (2 (p − 1)) et β = b p / (2 (p − 1)).",
 )
 
 
@@ -376,15 +369,17 @@ _indices = reader(
 )
 
 
-def _judge(answer: Callable[..., Any]) -> None:
-    for num_samples, size in CASES:
-        epochs = [_shards(answer, num_samples, size, epoch) for epoch in range(EPOCHS)]
-        if _shards(answer, num_samples, size, 0) != epochs[0]:
-            raise Wrong(*_NOT_REPEATED)
-        for shards in epochs:
-            _judge_range(shards, num_samples)
-        _judge_epoch(epochs[0], num_samples, size)
-        _judge_epochs(epochs, num_samples, size)
+def _check_sampler(answer: Callable[..., Any], num_samples: int, size: int) -> None:
+    epochs = [_shards(answer, num_samples, size, epoch) for epoch in range(EPOCHS)]
+    if _shards(answer, num_samples, size, 0) != epochs[0]:
+        raise Wrong(*_NOT_REPEATED)
+    for shards in epochs:
+        _judge_range(shards, num_samples)
+    _judge_epoch(epochs[0], num_samples, size)
+    _judge_epochs(epochs, num_samples, size)
+
+
+def _check_seed(answer: Callable[..., Any]) -> None:
     num_samples, size = CASES[1]
     if _shards(answer, num_samples, size, 0, SEED + 100) == _shards(answer, num_samples, size, 0):
         raise Wrong(*_SEED_UNUSED)
@@ -401,7 +396,7 @@ def _judge_range(shards: Shards, num_samples: int) -> None:
 
 
 def _judge_epoch(shards: Shards, num_samples: int, size: int) -> None:
-    """One epoch: split evenly, complete."""
+    """One epoch: divided among the ranks, equally, whole."""
     lengths = [len(shard) for shard in shards]
     if all(sorted(shard) == list(range(num_samples)) for shard in shards) or all(
         set(shard) == set(shards[0]) for shard in shards
@@ -467,12 +462,13 @@ _NOT_REPEATED = Said(
 )
 _ALL_THE_SAME = Said(
     "Every rank reads the same samples: four ranks then learn what one alone would learn, at four times the price. "
-    "Give each rank a different part.",
+    "Give each rank another part.",
     "Tous les rangs lisent les mêmes échantillons : à quatre, ils apprennent alors ce qu’un seul apprendrait, pour "
     "quatre fois le prix. Donnez à chaque rang sa propre part.",
 )
 _NOT_SHUFFLED = Said(
-    "The samples are split, but not shuffled: data sets are often sorted by class, and the batches would be, too.",
+    "The samples are divided among the ranks, but not shuffled: data sets are often sorted by class, and the batches "
+    "would be, too.",
     "Les échantillons sont répartis, mais pas mélangés : les jeux de données sont souvent triés par classe, et les "
     "batches le seraient aussi.",
 )
@@ -482,8 +478,8 @@ _SAME_EVERY_EPOCH = Said(
     "sampler.set_epoch).",
 )
 _OWN_PART_ONLY = Said(
-    "A rank always reads the same part of the data, in another order: split first and shuffled then, the parts "
-    "never mix. Shuffle the whole data set, then split it.",
+    "A rank always reads the same part of the data, in another order: divided first and shuffled then, the parts "
+    "never mix. Shuffle the whole data set, then divide it.",
     "Un rang lit toujours la même part des données, dans un autre ordre : réparties avant d’être mélangées, les parts "
     "ne se brassent jamais. Mélangez tout le jeu de données, puis répartissez-le.",
 )
@@ -495,20 +491,16 @@ _SEED_UNUSED = Said(
 SAMPLER = Exercise(
     id="sampler",
     title=Said("which rank reads which samples", "quel rang lit quels échantillons"),
-    judge=_judge,
-    praise=Said(
-        "Right: disjoint, equal, reshuffled with every epoch, without a single communication.",
-        "Exact : des parts disjointes, égales, remélangées à chaque époque, sans la moindre communication.",
-    ),
-    hints=two_hints(
-        "All ranks can compute the same permutation of the whole data set; what is then left to do for one rank?",
-        "Tous les rangs peuvent calculer la même permutation du jeu de données entier ; que reste-t-il alors à "
-        "faire pour un rang ?",
-        "torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)), then every size-th "
-        "index from rank on, and only the first num_samples // size of these.",
-        "torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)), puis un indice "
-        "tous les size à partir de rank, et seulement les num_samples // size premiers.",
-    ),
+    judge=Judge(cases=CASES, trial=_check_sampler, then=_check_seed),
+    praise_en="Right: disjoint, equal, reshuffled with every epoch, without a single communication.",
+    praise_fr="Exact : des parts disjointes, égales, remélangées à chaque époque, sans la moindre communication.",
+    hint_en="All ranks can compute the same permutation of the whole data set; what is then left to do for one rank?",
+    hint_fr="Tous les rangs peuvent calculer la même permutation du jeu de données entier ; que reste-t-il alors à "
+    "faire pour un rang ?",
+    nearer_en="torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)), then every size-th "
+    "index from rank on, and only the first num_samples // size of these.",
+    nearer_fr="torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)), puis un indice "
+    "tous les size à partir de rank, et seulement les num_samples // size premiers.",
 )
 
 
@@ -584,14 +576,10 @@ LEARNING_RATE = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: as many samples, fewer steps, each so much the longer, once training has found its way.",
-        "Exact : autant d’échantillons, moins de pas, d’autant plus longs, une fois l’entraînement bien engagé.",
-    ),
-    hints=two_hints(
-        "What is the rate at step 0, and what from step warmup_steps on? In between it is a straight line.",
-        "Que vaut le taux au pas 0, et à partir du pas warmup_steps ? Entre les deux, c’est une droite.",
-        "With share = min(1, step / warmup_steps), the rate is base_rate · (1 + (scale − 1) · share).",
-        "Avec share = min(1, step / warmup_steps), le taux vaut base_rate · (1 + (scale − 1) · share).",
-    ),
+    praise_en="Right: as many samples, fewer steps, each so much the longer, once training has found its way.",
+    praise_fr="Exact : autant d’échantillons, moins de pas, d’autant plus longs, une fois l’entraînement bien engagé.",
+    hint_en="What is the rate at step 0, and what from step warmup_steps on? In between it is a straight line.",
+    hint_fr="Que vaut le taux au pas 0, et à partir du pas warmup_steps ? Entre les deux, c’est une droite.",
+    nearer_en="With share = min(1, step / warmup_steps), the rate is base_rate · (1 + (scale − 1) · share).",
+    nearer_fr="Avec share = min(1, step / warmup_steps), le taux vaut base_rate · (1 + (scale − 1) · share).",
 )

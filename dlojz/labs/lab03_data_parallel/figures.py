@@ -11,7 +11,8 @@ from typing import Any
 from dlojz.base.language import format_bytes, say, shortest
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import BLUE, GREEN, GREY, LINE_STYLES, ORANGE, PURPLE, SKY, VERMILION
-from dlojz.labs.kit.figures import done, labelled, or_to_do, panel, plot_lines
+from dlojz.labs.kit.exercise import or_to_do
+from dlojz.labs.kit.figures import done, labelled, panel, plot_lines
 
 RANKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), (SKY, "v"), (VERMILION, "P"))
 SMOOTHED = 0.1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlojz.labs.kit.exercise import Prediction, Said
+from dlojz.labs.kit.exercise import Prediction
 from dlojz.labs.lab04_zero.checkpoint_formats import SHARES_TO_READ
 from dlojz.labs.lab04_zero.exercises_cost import DEEPSPEED_JSON, OFFLOAD_BYTES, OFFLOAD_TIME, ZERO_TIME, ZERO_VOLUME
 from dlojz.labs.lab04_zero.exercises_stages import SHARD_GRADIENTS, SHARD_OPTIMIZER, SHARD_WEIGHTS, ZERO_STATES
@@ -23,60 +23,48 @@ EXERCISES = (
 PREDICTIONS = (
     Prediction(
         id="zero-3-gpus",
-        question=Said(
-            "How many H100 GPUs with 80 GB does it take at least for the states of 10¹² parameters under ZeRO-3?",
-            "Combien de GPU H100 de 80 Go faut-il au moins pour les états de 10¹² paramètres, en ZeRO-3 ?",
-        ),
+        en="How many H100 GPUs with 80 GB does it take at least for the states of 10¹² parameters under ZeRO-3?",
+        fr="Combien de GPU H100 de 80 Go faut-il au moins pour les états de 10¹² paramètres, en ZeRO-3 ?",
         kind="count",
         tolerance=0.1,
     ),
     Prediction(
         id="share-of-moments",
-        question=Said(
-            "How many bytes of Adam's moments does each of 2 ranks keep for coatnet_tiny, from stage 1 on?",
-            "Combien d’octets de moments d’Adam chacun des 2 rangs garde-t-il pour coatnet_tiny, à partir du stage 1 ?",
-        ),
+        en="How many bytes of Adam's moments does each of 2 ranks keep for coatnet_tiny, from stage 1 on?",
+        fr="Combien d’octets de moments d’Adam chacun des 2 rangs garde-t-il pour coatnet_tiny, à partir du stage 1 ?",
         kind="bytes",
         tolerance=0.01,
     ),
     Prediction(
         id="stage-3-sends",
-        question=Said(
-            "How many bytes does each of 2 ranks send per step under ZeRO-3, for coatnet_tiny in fp32?",
-            "Combien d’octets chacun des 2 rangs envoie-t-il par pas en ZeRO-3, pour coatnet_tiny en fp32 ?",
-        ),
+        en="How many bytes does each of 2 ranks send per step under ZeRO-3, for coatnet_tiny in fp32?",
+        fr="Combien d’octets chacun des 2 rangs envoie-t-il par pas en ZeRO-3, pour coatnet_tiny en fp32 ?",
         kind="bytes",
         tolerance=0.01,
     ),
     Prediction(
         id="host-bytes",
-        question=Said(
-            "How many bytes does each of 2 ranks keep in host memory, for coatnet_tiny in bf16 with its optimizer "
-            "offloaded?",
-            "Combien d’octets chacun des 2 rangs garde-t-il dans la mémoire de l’hôte, pour coatnet_tiny en bf16, "
-            "optimiseur déchargé ?",
-        ),
+        en="How many bytes does each of 2 ranks keep in host memory, for coatnet_tiny in bf16 with its optimizer "
+        "offloaded?",
+        fr="Combien d’octets chacun des 2 rangs garde-t-il dans la mémoire de l’hôte, pour coatnet_tiny en bf16, "
+        "optimiseur déchargé ?",
         kind="bytes",
         tolerance=0.15,
     ),
     Prediction(
         id="offload-tokens",
-        question=Said(
-            "How many tokens must a single GPU read per step for the transfers to take no longer than the computation?",
-            "Combien de tokens un GPU seul doit-il lire par pas pour que les transferts ne durent pas plus que le "
-            "calcul ?",
-        ),
+        en="How many tokens must a single GPU read per step for the transfers to take no longer than the computation?",
+        fr="Combien de tokens un GPU seul doit-il lire par pas pour que les transferts ne durent pas plus que le "
+        "calcul ?",
         kind="count",
         tolerance=0.05,
     ),
     Prediction(
         id="optimizer-file",
-        question=Said(
-            "How many bytes does each of 2 ranks write into its file of the optimizer, with DeepSpeed's ZeRO-2 and "
-            "coatnet_tiny in fp32?",
-            "Combien d’octets chacun des 2 rangs écrit-il dans son fichier de l’optimiseur, avec le ZeRO-2 de "
-            "DeepSpeed et coatnet_tiny en fp32 ?",
-        ),
+        en="How many bytes does each of 2 ranks write into its file of the optimizer, with DeepSpeed's ZeRO-2 and "
+        "coatnet_tiny in fp32?",
+        fr="Combien d’octets chacun des 2 rangs écrit-il dans son fichier de l’optimiseur, avec le ZeRO-2 de "
+        "DeepSpeed et coatnet_tiny en fp32 ?",
         kind="bytes",
         tolerance=0.02,
     ),

@@ -40,12 +40,14 @@ from torch.distributed.tensor import DTensor
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import MEBIBYTE, format_bytes, integer, refusal, say
+from dlojz.base.table import Table, titles
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import CATEGORY_STYLES, EDGE, PREDICTED_ALPHA, RULE, category_label
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said
+from dlojz.labs.kit.figures import bar, legend_above
 from dlojz.labs.kit.judges import Judge, reader
-from dlojz.labs.kit.quiet_deepspeed import load_deepspeed as load_deepspeed  # noqa: PLC0414
+from dlojz.labs.kit.sandbox import load_deepspeed as load_deepspeed  # noqa: PLC0414
 from dlojz.prediction.compute import checkpoint_bytes
 from dlojz.prediction.shapes import model_shapes
 from dlojz.results.footprint import CATEGORIES, Category
@@ -189,20 +191,17 @@ SHARES_TO_READ = Exercise(
             "Renvoyez une liste de triplets d’entiers, (ancien rang, première position, dernière position exclue)",
         ),
     ),
-    praise=Said(
-        "Right. That is what DCP does for each tensor, and what DeepSpeed leaves to its universal checkpoint.",
-        "Exact. C’est ce que DCP fait pour chaque tenseur, et ce que DeepSpeed laisse à son universal checkpoint.",
-    ),
-    hints=two_hints(
-        "The new share goes from rank · new to (rank + 1) · new in the vector, where new = ceil(elements / "
-        "new_ranks); the share of the old rank r from r · old to (r + 1) · old. Where do the two overlap?",
-        "Dans le vecteur, la nouvelle part va de rank · new à (rank + 1) · new, où new = ceil(elements / "
-        "new_ranks) ; celle de l’ancien rang r, de r · old à (r + 1) · old. Où se recouvrent-elles ?",
-        "For each r: start = max(rank · new, r · old); stop = min((rank + 1) · new, (r + 1) · old, elements). If "
-        "start < stop, the piece is (r, start − r · old, stop − r · old).",
-        "Pour chaque r : start = max(rank · new, r · old) ; stop = min((rank + 1) · new, (r + 1) · old, elements). "
-        "Si start < stop, le morceau est (r, start − r · old, stop − r · old).",
-    ),
+    praise_en="Right. That is what DCP does for each tensor, and what DeepSpeed leaves to its universal checkpoint.",
+    praise_fr="Exact. C’est ce que DCP fait pour chaque tenseur, et ce que DeepSpeed laisse à son universal "
+    "checkpoint.",
+    hint_en="The new share goes from rank · new to (rank + 1) · new in the vector, where new = ceil(elements / "
+    "new_ranks); the share of the old rank r from r · old to (r + 1) · old. Where do the two overlap?",
+    hint_fr="Dans le vecteur, la nouvelle part va de rank · new à (rank + 1) · new, où new = ceil(elements / "
+    "new_ranks) ; celle de l’ancien rang r, de r · old à (r + 1) · old. Où se recouvrent-elles ?",
+    nearer_en="For each r: start = max(rank · new, r · old); stop = min((rank + 1) · new, (r + 1) · old, elements). If "
+    "start < stop, the piece is (r, start − r · old, stop − r · old).",
+    nearer_fr="Pour chaque r : start = max(rank · new, r · old) ; stop = min((rank + 1) · new, (r + 1) · old, "
+    "elements). Si start < stop, le morceau est (r, start − r · old, stop − r · old).",
 )
 
 
@@ -437,53 +436,44 @@ class FileTable:
         """What a rank has written in a format."""
         return sum(file.bytes for file in self.files if (file.format, file.rank) == (kind, rank))
 
-    def predicted_bytes(self, kind: Format, rank: int) -> float:
-        """What a rank was to write, of tensors alone."""
-        return sum(predicted_bytes(self.config, kind, rank).values())
+    def table(self) -> Table:
+        """Lay the files out by format and rank, below the sums of each rank."""
+        named = say(en="rank", fr="rang")
+        rows: list[tuple[str, ...]] = []
+        for kind in self.formats:
+            rows.append((FORMATS[kind],))
+            for rank in range(self.config.layout.dp):
+                expected = sum(predicted_bytes(self.config, kind, rank).values())
+                written = format_bytes(self.written_bytes(kind, rank))
+                rows.append((f"{named} {rank}", written, format_bytes(expected)))
+                own = [file for file in self.files if (file.format, file.rank) == (kind, rank)]
+                rows += [(f"    {file.name}", format_bytes(file.bytes), "") for file in own]
+        return Table(titles(en="|written|tensors predicted", fr="|écrit|tenseurs prédits"), tuple(rows))
 
     def __repr__(self) -> str:
-        width = max(len(file.name) for file in self.files) + 2
-        named, predicted = say(en="rank", fr="rang"), say(en="predicted", fr="prédit")
-        lines: list[str] = []
-        for kind in self.formats:
-            lines.append(FORMATS[kind])
-            for rank in range(self.config.layout.dp):
-                total, expected = self.written_bytes(kind, rank), self.predicted_bytes(kind, rank)
-                sums = f"{format_bytes(total):>10}   ({predicted} {format_bytes(expected)})"
-                lines.append(f"  {f'{named} {rank}':<{width + 4}}{sums}")
-                own = [file for file in self.files if (file.format, file.rank) == (kind, rank)]
-                lines += [f"    {file.name:<{width + 2}}{format_bytes(file.bytes):>10}" for file in own]
-        return "\n".join(lines)
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
 
-class PickleTable:
-    """The pickles of some checkpoints: how many calls loading them would make, and what it would import.
+def pickle_table(folders: Mapping[Format, Path]) -> Table:
+    """Tabulate the pickles of some checkpoints: how many calls loading them would make, and what it would import.
 
     Args:
         folders: of each format.
     """
-
-    def __init__(self, folders: Mapping[Format, Path]) -> None:
-        self.rows = [
-            (file, calls(content), imported(content), refused_by_weights_only(file.path))
-            for file in files(folders)
-            if file.pickled
-            for content in (read(file.path),)
+    rows: list[tuple[str, ...]] = []
+    pickles = [file for file in files(folders) if file.pickled]
+    for kind in folders:
+        own = {file: read(file.path) for file in pickles if file.format == kind}
+        rows.append((FORMATS[kind] if own else FORMATS[kind] + say(en=": no pickle", fr=" : aucun pickle"),))
+        rows += [
+            (f"    {file.path.name}", integer(calls(content)), refused_by_weights_only(file.path))
+            for file, content in own.items()
         ]
-        self.formats = list(folders)
-
-    def __repr__(self) -> str:
-        lines: list[str] = []
-        for kind in self.formats:
-            rows = [row for row in self.rows if row[0].format == kind]
-            lines.append(FORMATS[kind])
-            for file, called, _, refused in rows:
-                count = say(en=f"{integer(called)} calls", fr=f"{integer(called)} appels")
-                lines.append(f"  {file.path.name:<44}{count:>14}   {refused}".rstrip())
-            lines += _by_module({name for _, _, names, _ in rows for name in names})
-            if not rows:
-                lines.append("  " + say(en="no pickle", fr="aucun pickle"))
-        return "\n".join(lines)
+        rows += [(line,) for line in _by_module({name for content in own.values() for name in imported(content)})]
+    return Table(titles(en="|calls|", fr="|appels|"), tuple(rows), align="lrl")
 
 
 def _by_module(names: set[str]) -> list[str]:
@@ -532,26 +522,12 @@ def who_writes_what(table: FileTable) -> LabFigure:
         alt=say(en="Bytes written: ", fr="Octets écrits : ") + ", ".join(told),
     )
     axes = figure.subplots()
-    labelled: set[str] = set()
     for place, (kind, rank) in enumerate(rows):
         left = 0.0
         expected = predicted_bytes(table.config, kind, rank)
         for category in (name for name in CATEGORIES if expected.get(name)):
             size, style = expected[category] / MEBIBYTE, CATEGORY_STYLES[category]
-            label = category_label(category)
-            axes.barh(
-                place - 0.2,
-                size,
-                left=left,
-                height=0.36,
-                color=style.color,
-                hatch=style.hatch,
-                alpha=PREDICTED_ALPHA,
-                edgecolor=EDGE,
-                linewidth=0.4,
-                label=None if label in labelled else label,
-            )
-            labelled.add(label)
+            bar(axes, place - 0.2, size, left, style, PREDICTED_ALPHA, category_label(category))
             left += size
         left = 0.0
         for file in table.files:
@@ -570,7 +546,7 @@ def who_writes_what(table: FileTable) -> LabFigure:
         loc="left",
         fontsize=10,
     )
-    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.08), ncols=4, fontsize=8)
+    legend_above(axes, ncols=4, height=1.08)
     plain(axes)
     return finish(figure)
 

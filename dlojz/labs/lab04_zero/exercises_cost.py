@@ -12,8 +12,8 @@ from typing import Any
 
 from dlojz.base.language import MEBIBYTE
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
-from dlojz.labs.kit.judges import Judge, expect_json, read_settings, refuse_settings
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
+from dlojz.labs.kit.judges import Judge, asked_run, check_settings, expect_json
 
 
 def sent_bytes(weight_bytes: float, ranks: int, stage: int, micro_batches: int) -> float:
@@ -107,21 +107,18 @@ ZERO_VOLUME = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: with one micro-batch 2Ψ, 2Ψ, 2Ψ and 3Ψ. Stage 3 costs half as much again; accumulation widens the gap.",
-        "Exact : avec un seul micro-batch, 2Ψ, 2Ψ, 2Ψ et 3Ψ. Le stage 3 coûte moitié plus cher ; l’accumulation creuse "
-        "l’écart.",
-    ),
-    hints=two_hints(
-        "Count, for each stage, how often the whole model goes through a reduce-scatter or an all-gather in one "
-        "step. An all-reduce is one of each.",
-        "Comptez, pour chaque stage, combien de fois le modèle entier passe par un reduce-scatter ou un all-gather "
-        "au cours d’un pas. Un all-reduce, c’est l’un puis l’autre.",
-        "Stages 0 and 1: 2 passes. Stage 2: micro_batches + 1. Stage 3: 3 · micro_batches. Each pass sends "
-        "weight_bytes · (ranks − 1) / ranks.",
-        "Stages 0 et 1 : 2 passages. Stage 2 : micro_batches + 1. Stage 3 : 3 · micro_batches. Chaque passage "
-        "envoie weight_bytes · (ranks − 1) / ranks.",
-    ),
+    praise_en="Right: with one micro-batch 2Ψ, 2Ψ, 2Ψ and 3Ψ. Stage 3 costs half as much again; accumulation widens "
+    "the gap.",
+    praise_fr="Exact : avec un seul micro-batch, 2Ψ, 2Ψ, 2Ψ et 3Ψ. Le stage 3 coûte moitié plus cher ; l’accumulation "
+    "creuse l’écart.",
+    hint_en="Count, for each stage, how often the whole model goes through a reduce-scatter or an all-gather in one "
+    "step. An all-reduce is one of each.",
+    hint_fr="Comptez, pour chaque stage, combien de fois le modèle entier passe par un reduce-scatter ou un all-gather "
+    "au cours d’un pas. Un all-reduce, c’est l’un puis l’autre.",
+    nearer_en="Stages 0 and 1: 2 passes. Stage 2: micro_batches + 1. Stage 3: 3 · micro_batches. Each pass sends "
+    "weight_bytes · (ranks − 1) / ranks.",
+    nearer_fr="Stages 0 et 1 : 2 passages. Stage 2 : micro_batches + 1. Stage 3 : 3 · micro_batches. Chaque passage "
+    "envoie weight_bytes · (ranks − 1) / ranks.",
 )
 
 
@@ -246,19 +243,15 @@ ZERO_TIME = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: 3 (p − 1) latencies per layer, whatever its size. Small layers on many ranks pay little else.",
-        "Exact : 3 (p − 1) latences par couche, quelle que soit sa taille. De petites couches sur beaucoup de rangs ne "
-        "paient presque que cela.",
-    ),
-    hints=two_hints(
-        "How many collectives does one layer need in a forward and a backward pass, and how many steps has each of "
-        "them in a ring?",
-        "De combien de communications collectives une couche a-t-elle besoin en une passe avant et une passe "
-        "arrière, et combien d’étapes chacune compte-t-elle dans un anneau ?",
-        "The sum over the layers of 3 (ranks − 1) · (alpha_s + beta_s_per_byte · n / ranks).",
-        "La somme sur les couches de 3 (ranks − 1) · (alpha_s + beta_s_per_byte · n / ranks).",
-    ),
+    praise_en="Right: 3 (p − 1) latencies per layer, whatever its size. Small layers on many ranks pay little else.",
+    praise_fr="Exact : 3 (p − 1) latences par couche, quelle que soit sa taille. De petites couches sur beaucoup de "
+    "rangs ne paient presque que cela.",
+    hint_en="How many collectives does one layer need in a forward and a backward pass, and how many steps has each of "
+    "them in a ring?",
+    hint_fr="De combien de communications collectives une couche a-t-elle besoin en une passe avant et une passe "
+    "arrière, et combien d’étapes chacune compte-t-elle dans un anneau ?",
+    nearer_en="The sum over the layers of 3 (ranks − 1) · (alpha_s + beta_s_per_byte · n / ranks).",
+    nearer_fr="La somme sur les couches de 3 (ranks − 1) · (alpha_s + beta_s_per_byte · n / ranks).",
 )
 
 
@@ -343,20 +336,17 @@ OFFLOAD_BYTES = Exercise(
             Said("the bytes in host memory", "les octets dans la mémoire de l’hôte"),
         ),
     ),
-    praise=Said(
-        "Right. The host gives more than the device saves: 16 bytes for 14, as gradients are in fp32 there.",
-        "Exact. L’hôte fournit plus que le GPU n’économise : 16 octets pour 14, car les gradients y sont en fp32.",
-    ),
-    hints=two_hints(
-        "List what the update on the host works with, in fp32: four numbers per parameter. What does the device "
-        "still compute with?",
-        "Faites la liste de ce dont la mise à jour a besoin chez l’hôte, en fp32 : quatre nombres par paramètre. "
-        "Et avec quoi le GPU calcule-t-il encore ?",
-        "Per parameter, over the number of ranks: none 16 and 0, optimizer 2 and 4 + 4 + 8, parameters 0 and that "
-        "plus 2.",
-        "Par paramètre, à diviser par le nombre de rangs : none, 16 et 0 ; optimizer, 2 et 4 + 4 + 8 ; parameters, "
-        "0 et la même chose plus 2.",
-    ),
+    praise_en="Right. The host gives more than the device saves: 16 bytes for 14, as gradients are in fp32 there.",
+    praise_fr="Exact. L’hôte fournit plus que le GPU n’économise : 16 octets pour 14, car les gradients y sont en "
+    "fp32.",
+    hint_en="List what the update on the host works with, in fp32: four numbers per parameter. What does the device "
+    "still compute with?",
+    hint_fr="Faites la liste de ce dont la mise à jour a besoin chez l’hôte, en fp32 : quatre nombres par paramètre. "
+    "Et avec quoi le GPU calcule-t-il encore ?",
+    nearer_en="Per parameter, over the number of ranks: none 16 and 0, optimizer 2 and 4 + 4 + 8, parameters 0 and "
+    "that plus 2.",
+    nearer_fr="Par paramètre, à diviser par le nombre de rangs : none, 16 et 0 ; optimizer, 2 et 4 + 4 + 8 ; "
+    "parameters, 0 et la même chose plus 2.",
 )
 
 
@@ -402,7 +392,7 @@ OFFLOAD_TIME = Exercise(
             ),
             Mistake(
                 lambda n, tokens, flops, pcie: _ratio(4, 1, tokens, flops, pcie),
-                "Each rank transfers its own share only, one N-th: every GPU has its own link to the host.",
+                "Each rank transfers its own share only, one N-th: every GPU has its link to the host.",
                 "Chaque rang ne transfère que sa part, un N-ième : chaque GPU a son propre lien vers l’hôte.",
             ),
             Mistake(
@@ -426,19 +416,16 @@ OFFLOAD_TIME = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right, and the size of the model has gone: what counts is how much each GPU computes between two updates.",
-        "Exact, et la taille du modèle a disparu : ce qui compte, c’est le calcul de chaque GPU entre deux mises à "
-        "jour.",
-    ),
-    hints=two_hints(
-        "For Ψ parameters: how many bytes does a rank send and receive, and how many operations does it compute? "
-        "Ψ cancels.",
-        "Pour Ψ paramètres : combien d’octets un rang envoie-t-il et reçoit-il, et combien d’opérations "
-        "calcule-t-il ? Ψ s’élimine.",
-        "Transfers: (2 + 2) / ranks / pcie_bytes_per_s. Computation: 6 · tokens / flops_per_s.",
-        "Transferts : (2 + 2) / ranks / pcie_bytes_per_s. Calcul : 6 · tokens / flops_per_s.",
-    ),
+    praise_en="Right, and the size of the model has gone: what counts is how much each GPU computes between two "
+    "updates.",
+    praise_fr="Exact, et la taille du modèle a disparu : ce qui compte, c’est le calcul de chaque GPU entre deux mises "
+    "à jour.",
+    hint_en="For Ψ parameters: how many bytes does a rank send and receive, and how many operations does it compute? "
+    "Ψ cancels.",
+    hint_fr="Pour Ψ paramètres : combien d’octets un rang envoie-t-il et reçoit-il, et combien d’opérations "
+    "calcule-t-il ? Ψ s’élimine.",
+    nearer_en="Transfers: (2 + 2) / ranks / pcie_bytes_per_s. Computation: 6 · tokens / flops_per_s.",
+    nearer_fr="Transferts : (2 + 2) / ranks / pcie_bytes_per_s. Calcul : 6 · tokens / flops_per_s.",
 )
 
 
@@ -482,23 +469,12 @@ def _json_cases() -> list[tuple[RunConfig, float]]:
     ]
 
 
-def _judge(answer: Callable[..., Any]) -> None:
-    for config, bucket_mib in _json_cases():
-        document = expect_json(answer(config, bucket_mib))
-        _check_batch(document, config)
-        asked = _asked(config)
-        refuse_settings(read_settings(document, asked, model=config.model, dp=config.layout.dp), config, asked)
-        _check_bucket(document["zero_optimization"].get("reduce_bucket_size"), config, bucket_mib)
-
-
-def _asked(config: RunConfig) -> Said:
-    """The run in the words of `RunConfig`."""
-    layout = config.layout
-    run = (
-        f"dp={layout.dp}, zero={layout.zero}, micro_batch={layout.micro_batch}, micro_batches={layout.micro_batches}, "
-        f"precision={config.precision!r}, offload={layout.offload!r}"
-    )
-    return Said(run, run)
+def _check_json(answer: Callable[..., Any], config: RunConfig, bucket_mib: float) -> None:
+    document = expect_json(answer(config, bucket_mib))
+    _check_batch(document, config)
+    asked = asked_run(config, "dp", "zero", "micro_batch", "micro_batches", "precision", "offload")
+    check_settings(document, config, asked)
+    _check_bucket(document["zero_optimization"].get("reduce_bucket_size"), config, bucket_mib)
 
 
 def _check_batch(document: Mapping[str, Any], config: RunConfig) -> None:
@@ -556,19 +532,15 @@ def _check_bucket(given: Any, config: RunConfig, bucket_mib: float) -> None:
 DEEPSPEED_JSON = Exercise(
     id="deepspeed-json",
     title=Said("DeepSpeed's JSON", "le JSON de DeepSpeed"),
-    judge=_judge,
-    praise=Said(
-        "Right: five runs, and DeepSpeed would do each of them as asked.",
-        "Exact : cinq exécutions, et DeepSpeed ferait chacune comme demandé.",
-    ),
-    hints=two_hints(
-        "The top level has the sizes of batches, bf16 and zero_optimization; what is ZeRO's own (stage, bucket, "
-        "offloading) goes into the latter.",
-        "Au premier niveau : les tailles de batch, bf16 et zero_optimization ; tout ce qui est propre à ZeRO "
-        "(stage, bucket, déchargement) va dans cette dernière section.",
-        'zero_optimization: "stage", "reduce_bucket_size" (bucket_mib * 2**20 // 2 in bf16, // 4 in fp32) and, for '
-        'offload "optimizer", "offload_optimizer": {"device": "cpu"}; for "parameters", "offload_param" as well.',
-        'zero_optimization : "stage", "reduce_bucket_size" (bucket_mib * 2**20 // 2 en bf16, // 4 en fp32) et, pour '
-        'offload "optimizer", "offload_optimizer": {"device": "cpu"} ; pour "parameters", "offload_param" en plus.',
-    ),
+    judge=Judge(cases=_json_cases, trial=_check_json),
+    praise_en="Right: five runs, and DeepSpeed would do each of them as asked.",
+    praise_fr="Exact : cinq exécutions, et DeepSpeed ferait chacune comme demandé.",
+    hint_en="The top level has the sizes of batches, bf16 and zero_optimization; what is ZeRO's own (stage, bucket, "
+    "offloading) goes into the latter.",
+    hint_fr="Au premier niveau : les tailles de batch, bf16 et zero_optimization ; tout ce qui est propre à ZeRO "
+    "(stage, bucket, déchargement) va dans cette dernière section.",
+    nearer_en='zero_optimization: "stage", "reduce_bucket_size" (bucket_mib * 2**20 // 2 in bf16, // 4 in fp32) and, '
+    'for offload "optimizer", "offload_optimizer": {"device": "cpu"}; for "parameters", "offload_param" as well.',
+    nearer_fr='zero_optimization : "stage", "reduce_bucket_size" (bucket_mib * 2**20 // 2 en bf16, // 4 en fp32) et, '
+    'pour offload "optimizer", "offload_optimizer": {"device": "cpu"} ; pour "parameters", "offload_param" en plus.',
 )

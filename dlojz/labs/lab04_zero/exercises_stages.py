@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, normal, refuse_nothing
 from dlojz.processes.forks import RankAnswer
 
@@ -22,7 +22,7 @@ WEIGHTS_BYTES, GRADIENTS_BYTES, OPTIMIZER_BYTES = 2, 2, 12
 
 
 def state_bytes(parameters: float, ranks: int, stage: int) -> float:
-    """Bytes of weights, gradients and optimizer on one rank: each part is partitioned from a stage on.
+    """Bytes of weights, gradients and optimizer on one rank: each part is sharded from a stage on.
 
     2Ψ + 2Ψ + 12Ψ without ZeRO, 4Ψ + 12Ψ/N for stage 1, 2Ψ + 14Ψ/N for stage 2, 16Ψ/N for stage 3.
 
@@ -38,7 +38,7 @@ def _shared(
     first_stages: Sequence[int],
     parts: Sequence[float] = (WEIGHTS_BYTES, GRADIENTS_BYTES, OPTIMIZER_BYTES),
 ) -> float:
-    """Weights, gradients, optimizer, each partitioned from its first stage on."""
+    """Weights, gradients, optimizer, each sharded from its first stage on."""
     pairs = zip(parts, first_stages, strict=True)
     return sum(part * parameters / (ranks if stage >= first else 1) for part, first in pairs)
 
@@ -71,7 +71,7 @@ ZERO_STATES = Exercise(
             ),
             Mistake(
                 lambda p, n, stage: _shared(p, n, stage, (1, 2, 3)),
-                "The order is the other way round: what is largest and needed least often is partitioned first, the "
+                "The order is the other way round: what is largest and needed least often is sharded first, the "
                 "optimizer's 12 bytes, then the gradients, then the weights.",
                 "L’ordre est inversé : on répartit d’abord le plus gros et le moins souvent utile, les 12 octets "
                 "de l’optimiseur, puis les gradients, puis les poids.",
@@ -86,34 +86,30 @@ ZERO_STATES = Exercise(
             Mistake(
                 lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (4, 4, 8)),
                 "That is fp32 throughout. In mixed precision weights and gradients take 2 bytes, and the optimizer "
-                "12, with its master copy: 16 as well, but partitioned otherwise.",
+                "12, with its master copy: 16 as well, but sharded otherwise.",
                 "C’est du fp32 partout. En précision mixte, poids et gradients prennent 2 octets, et l’optimiseur "
                 "12, copie maître comprise : 16 aussi, mais répartis autrement.",
             ),
             Mistake(
                 lambda p, n, stage: 16 * p / (n if stage else 1),
-                "You partition everything from stage 1 on; only stage 3 does that.",
+                "You shard everything from stage 1 on; only stage 3 does that.",
                 "Vous répartissez tout dès le stage 1 ; seul le stage 3 le fait.",
             ),
             Mistake(
                 lambda p, n, stage: 16 * p / n,
-                "You partition everything in every stage, even without ZeRO (stage 0), where each rank keeps all.",
+                "You shard everything in every stage, even without ZeRO (stage 0), where each rank keeps all.",
                 "Vous répartissez tout à tous les stages, même sans ZeRO (stage 0), où chaque rang garde tout.",
             ),
         ),
     ),
-    praise=Said(
-        "Right. Stages 1 and 2 end at a floor, 4Ψ and 2Ψ; only stage 3 falls as 1/N.",
-        "Exact. Les stages 1 et 2 butent sur un plancher, 4Ψ et 2Ψ ; seul le stage 3 décroît en 1/N.",
-    ),
-    hints=two_hints(
-        "Write the three parts apart, 2Ψ, 2Ψ and 12Ψ. From which stage on is each divided by the number of ranks?",
-        "Écrivez les trois parts séparément : 2Ψ, 2Ψ et 12Ψ. À partir de quel stage chacune est-elle divisée par "
-        "le nombre de rangs ?",
-        "Optimizer: divided if stage >= 1; gradients: if stage >= 2; weights: if stage >= 3. Then add the three.",
-        "Optimiseur : divisé si stage >= 1 ; gradients : si stage >= 2 ; poids : si stage >= 3. Additionnez "
-        "ensuite les trois.",
-    ),
+    praise_en="Right. Stages 1 and 2 end at a floor, 4Ψ and 2Ψ; only stage 3 falls as 1/N.",
+    praise_fr="Exact. Les stages 1 et 2 butent sur un plancher, 4Ψ et 2Ψ ; seul le stage 3 décroît en 1/N.",
+    hint_en="Write the three parts apart, 2Ψ, 2Ψ and 12Ψ. From which stage on is each divided by the number of ranks?",
+    hint_fr="Écrivez les trois parts séparément : 2Ψ, 2Ψ et 12Ψ. À partir de quel stage chacune est-elle divisée par "
+    "le nombre de rangs ?",
+    nearer_en="Optimizer: divided if stage >= 1; gradients: if stage >= 2; weights: if stage >= 3. Then add the three.",
+    nearer_fr="Optimiseur : divisé si stage >= 1 ; gradients : si stage >= 2 ; poids : si stage >= 3. Additionnez "
+    "ensuite les trois.",
 )
 
 
@@ -256,20 +252,16 @@ SHARD_OPTIMIZER = Exercise(
         ),
         inspect=_inspect_states,
     ),
-    praise=Said(
-        "Right: one N-th of the moments on each rank, and the same weights as one process.",
-        "Exact : un N-ième des moments sur chaque rang, et les mêmes poids qu’un seul processus.",
-    ),
-    hints=two_hints(
-        "weights.chunk(size)[rank] is a view: what the optimizer writes there is written in weights. What do the "
-        "other ranks still lack then?",
-        "weights.chunk(size)[rank] est une vue : ce que l’optimiseur y écrit s’écrit dans weights. Que manque-t-il "
-        "encore aux autres rangs ?",
-        "Once: share = weights.chunk(size)[rank], and the optimizer made of [share]. In each step: share.grad = "
-        "gradient, optimizer.step(), then dist.all_gather_into_tensor(weights, share).",
-        "Une fois : share = weights.chunk(size)[rank], et l’optimiseur créé avec [share]. À chaque pas : "
-        "share.grad = gradient, optimizer.step(), puis dist.all_gather_into_tensor(weights, share).",
-    ),
+    praise_en="Right: one N-th of the moments on each rank, and the same weights as one process.",
+    praise_fr="Exact : un N-ième des moments sur chaque rang, et les mêmes poids qu’un seul processus.",
+    hint_en="weights.chunk(size)[rank] is a view: what the optimizer writes there is written in weights. What do the "
+    "other ranks still lack then?",
+    hint_fr="weights.chunk(size)[rank] est une vue : ce que l’optimiseur y écrit s’écrit dans weights. Que manque-t-il "
+    "encore aux autres rangs ?",
+    nearer_en="Once: share = weights.chunk(size)[rank], and the optimizer made of [share]. In each step: share.grad = "
+    "gradient, optimizer.step(), then dist.all_gather_into_tensor(weights, share).",
+    nearer_fr="Une fois : share = weights.chunk(size)[rank], et l’optimiseur créé avec [share]. À chaque pas : "
+    "share.grad = gradient, optimizer.step(), puis dist.all_gather_into_tensor(weights, share).",
 )
 
 
@@ -376,28 +368,22 @@ SHARD_GRADIENTS = Exercise(
         ),
         inspect=_inspect_volume,
     ),
-    praise=Said(
-        "Right: half an all-reduce, and no rank keeps more of the mean gradient than its share.",
-        "Exact : un demi-all-reduce, et aucun rang ne garde du gradient moyen plus que sa part.",
-    ),
-    hints=two_hints(
-        "Lay the gradients end to end (flatten, torch.cat), and add zeros at the end until their number is a "
-        "multiple of the number of ranks (F.pad).",
-        "Mettez les gradients bout à bout (flatten, torch.cat), et ajoutez des zéros à la fin jusqu’à un multiple "
-        "du nombre de rangs (F.pad).",
-        "-flat.numel() % size zeros are missing. Then dist.reduce_scatter_tensor(share, flat), where share has "
-        "flat.numel() // size elements, and divide by size.",
-        "Il manque -flat.numel() % size zéros. Ensuite, dist.reduce_scatter_tensor(share, flat), où share compte "
-        "flat.numel() // size éléments, puis divisez par size.",
-    ),
+    praise_en="Right: half an all-reduce, and no rank keeps more of the mean gradient than its share.",
+    praise_fr="Exact : un demi-all-reduce, et aucun rang ne garde du gradient moyen plus que sa part.",
+    hint_en="Lay the gradients end to end (flatten, torch.cat), and add zeros at the end until their number is a "
+    "multiple of the number of ranks (F.pad).",
+    hint_fr="Mettez les gradients bout à bout (flatten, torch.cat), et ajoutez des zéros à la fin jusqu’à un multiple "
+    "du nombre de rangs (F.pad).",
+    nearer_en="-flat.numel() % size zeros are missing. Then dist.reduce_scatter_tensor(share, flat), where share has "
+    "flat.numel() // size elements, and divide by size.",
+    nearer_fr="Il manque -flat.numel() % size zéros. Ensuite, dist.reduce_scatter_tensor(share, flat), où share compte "
+    "flat.numel() // size éléments, puis divisez par size.",
 )
 
 
 SAMPLES, NARROW, WIDE = 5, 12, 24
 _OUTPUT, _INPUT, _FIRST, _SECOND = "output", "gradient of x", "gradient of share 1", "gradient of share 2"
 LABELS = {
-    _OUTPUT: Said("the output", "la sortie"),
-    _INPUT: Said("the gradient of x", "le gradient de x"),
     _FIRST: Said("the gradient of the first layer's share", "le gradient de la part de la première couche"),
     _SECOND: Said("the gradient of the second layer's share", "le gradient de la part de la seconde couche"),
 }
@@ -544,7 +530,7 @@ SHARD_WEIGHTS = Exercise(
         mistakes=(
             Mistake(
                 lambda x, share: sharded_linear(x, share, way="averages x"),
-                "You average the gradient of x over the ranks; each rank has read different data, so that "
+                "You average the gradient of x over the ranks; each rank has read other data, so that "
                 "gradient is its own too: only the gradient of the weights is averaged.",
                 "Vous moyennez le gradient de x entre les rangs ; or chaque rang a lu ses propres données, et ce "
                 "gradient n’appartient qu’à lui : seul celui des poids est moyenné.",
@@ -557,20 +543,16 @@ SHARD_WEIGHTS = Exercise(
         ),
         inspect=_inspect,
     ),
-    praise=Said(
-        "Right: between two layers no rank holds more than its share, of weights and of gradients.",
-        "Exact : entre deux couches, aucun rang ne détient plus que sa part, ni des poids ni des gradients.",
-    ),
-    hints=two_hints(
-        "forward keeps x and share, not the whole weight. What must backward do first, then? With y = x Wᵀ, the "
-        "gradient of W is gradientᵀ x, and that of x is gradient W.",
-        "forward garde x et share, pas le poids entier. Par quoi backward doit-elle alors commencer ? Avec "
-        "y = x Wᵀ, le gradient de W est gradientᵀ x, et celui de x est gradient W.",
-        "forward: context.save_for_backward(x, share), then x @ gather(share).T. backward: "
-        "dist.reduce_scatter_tensor(share_gradient, gradient.T @ x), divided by the number of ranks, and "
-        "gradient @ gather(share).",
-        "forward : context.save_for_backward(x, share), puis x @ gather(share).T. backward : "
-        "dist.reduce_scatter_tensor(share_gradient, gradient.T @ x), divisé par le nombre de rangs, et "
-        "gradient @ gather(share).",
-    ),
+    praise_en="Right: between two layers no rank holds more than its share, of weights and of gradients.",
+    praise_fr="Exact : entre deux couches, aucun rang ne détient plus que sa part, ni des poids ni des gradients.",
+    hint_en="forward keeps x and share, not the whole weight. What must backward do first, then? With y = x Wᵀ, the "
+    "gradient of W is gradientᵀ x, and that of x is gradient W.",
+    hint_fr="forward garde x et share, pas le poids entier. Par quoi backward doit-elle alors commencer ? Avec "
+    "y = x Wᵀ, le gradient de W est gradientᵀ x, et celui de x est gradient W.",
+    nearer_en="forward: context.save_for_backward(x, share), then x @ gather(share).T. backward: "
+    "dist.reduce_scatter_tensor(share_gradient, gradient.T @ x), divided by the number of ranks, and "
+    "gradient @ gather(share).",
+    nearer_fr="forward : context.save_for_backward(x, share), puis x @ gather(share).T. backward : "
+    "dist.reduce_scatter_tensor(share_gradient, gradient.T @ x), divisé par le nombre de rangs, et "
+    "gradient @ gather(share).",
 )

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from dlojz.base.language import MEBIBYTE, format_count, say
+from dlojz.base.language import MEBIBYTE, decimal, format_count, localized, say
+from dlojz.base.table import Table, titles
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import (
     BLACK,
@@ -22,17 +23,8 @@ from dlojz.display.style import (
     category_label,
 )
 from dlojz.hardware import Device
-from dlojz.labs.kit.figures import (
-    PublishedTable,
-    bar,
-    figure_of,
-    labelled,
-    legend_above,
-    measured_footprint,
-    or_to_do,
-    panel,
-    plot_lines,
-)
+from dlojz.labs.kit.exercise import or_to_do
+from dlojz.labs.kit.figures import bar, figure_of, labelled, legend_above, measured_footprint, panel, plot_lines
 from dlojz.labs.lab04_zero.exercises_cost import compare_with_compute
 from dlojz.prediction import predict
 from dlojz.results.footprint import CATEGORIES, Category, Footprint
@@ -42,10 +34,50 @@ GIB = 2**30
 SHOWN: tuple[Category, ...] = ("weights", "gradients", "optimizer", "master")
 
 
+ZERO_PUBLISHED_RANKS = (1, 4, 16, 64, 256, 1024)
+# Rajbhandari et al. 2020 (arXiv 1910.02054), table 1: gigabytes (10⁹) per GPU by number of GPUs, for stages 1, 2 and 3.
+TABLE_1: dict[float, tuple[str, ...]] = {
+    7.5e9: ("120 120 120", "52.5 41.3 30", "35.6 21.6 7.5", "31.4 16.6 1.88", "30.4 15.4 0.47", "30.1 15.1 0.12"),
+    128e9: ("2048 2048 2048", "896 704 512", "608 368 128", "536 284 32", "518 263 8", "513 257 2"),
+    1e12: (
+        "16000 16000 16000",
+        "7000 5500 4000",
+        "4750 2875 1000",
+        "4187 2218 250",
+        "4046 2054 62.5",
+        "4011 2013 15.6",
+    ),
+}
+
+
 @or_to_do
-def table_1(state_bytes: Callable[[float, int, int], float]) -> PublishedTable:
-    """ZeRO's table 1 beside the student's function."""
-    return PublishedTable(state_bytes)
+def table_1(state_bytes: Callable[[float, int, int], float]) -> Table:
+    """Lay a function of the bytes per rank beside ZeRO's table 1, and count the cells that agree.
+
+    Args:
+        state_bytes: called with parameters, ranks and stage.
+    """
+    rows, agreeing = [], 0
+    for parameters, printed_rows in TABLE_1.items():
+        for ranks, printed_row in zip(ZERO_PUBLISHED_RANKS, printed_rows, strict=True):
+            cells = []
+            for stage, printed in enumerate(printed_row.split(), start=1):
+                ours = state_bytes(parameters, ranks, stage) / 1e9
+                agreeing += abs(ours - float(printed)) < _last_digit(printed)
+                cells += [decimal(ours, 2), f"({localized(printed)})"]
+            rows.append((format_count(parameters), str(ranks), *cells))
+    count = 3 * len(rows)
+    agree = say(
+        en=f"{agreeing} of {count} cells agree to the last digit printed.",
+        fr=f"Cases égales au dernier chiffre imprimé près : {agreeing} sur {count}.",
+    )
+    paper = "|".join(f"stage {stage}|{say(en='(paper)', fr='(article)')}" for stage in (1, 2, 3))
+    return Table(titles(en=f"GB per GPU|N|{paper}", fr=f"Go par GPU|N|{paper}"), tuple(rows), notes=(agree,))
+
+
+def _last_digit(printed: str) -> float:
+    """One unit of the last digit; the paper rounds some figures and cuts others off."""
+    return float(10.0 ** -len(printed.partition(".")[2]))
 
 
 def _powers_in_full(axes: Axes) -> None:

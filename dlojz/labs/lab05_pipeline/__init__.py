@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlojz.labs.kit.exercise import Prediction, Said
+from dlojz.labs.kit.exercise import Prediction
 from dlojz.labs.lab05_pipeline.exercises_orders import (
     MEMORY_CAP,
     ONE_F_ONE_B,
@@ -29,46 +29,36 @@ EXERCISES = (
 PREDICTIONS = (
     Prediction(
         id="speedup",
-        question=Said(
-            "How many times faster than one GPU is a pipeline of 4 stages with 9 micro-batches?",
-            "Combien de fois plus vite qu’un seul GPU va un pipeline de 4 étages avec 9 micro-batches ?",
-        ),
+        en="How many times faster than one GPU is a pipeline of 4 stages with 9 micro-batches?",
+        fr="Combien de fois plus vite qu’un seul GPU va un pipeline de 4 étages avec 9 micro-batches ?",
         kind="ratio",
         tolerance=0.01,
     ),
     Prediction(
         id="one-slot-less",
-        question=Said(
-            "How long is the shortest step of 4 stages and 8 micro-batches (F = 1, B = 2), 3 of them kept at most?",
-            "Combien dure le pas le plus court de 4 étages et 8 micro-batches (F = 1, B = 2), dont 3 gardés au plus ?",
-        ),
+        en="How long is the shortest step of 4 stages and 8 micro-batches (F = 1, B = 2), 3 of them kept at most?",
+        fr="Combien dure le pas le plus court de 4 étages et 8 micro-batches (F = 1, B = 2), dont 3 gardés au plus ?",
         kind="count",
         tolerance=0.05,
     ),
     Prediction(
         id="boundary-bytes",
-        question=Said(
-            "How many bytes does rank 0 send per step to the next stage?",
-            "Combien d’octets le rang 0 envoie-t-il par pas à l’étage suivant ?",
-        ),
+        en="How many bytes does rank 0 send per step to the next stage?",
+        fr="Combien d’octets le rang 0 envoie-t-il par pas à l’étage suivant ?",
         kind="bytes",
         tolerance=0.01,
     ),
     Prediction(
         id="activations",
-        question=Said(
-            "How many times as many bytes of activations does rank 0 keep under GPipe as under 1F1B?",
-            "Combien de fois plus d’octets d’activations le rang 0 garde-t-il avec GPipe qu’avec 1F1B ?",
-        ),
+        en="How many times as many bytes of activations does rank 0 keep under GPipe as under 1F1B?",
+        fr="Combien de fois plus d’octets d’activations le rang 0 garde-t-il avec GPipe qu’avec 1F1B ?",
         kind="ratio",
         tolerance=0.05,
     ),
     Prediction(
         id="stable-step",
-        question=Said(
-            "By how much must the step be divided when the gradient is 7 updates old (8 stages), compared to 0?",
-            "Par combien diviser le pas quand le gradient a 7 mises à jour de retard (8 étages), au lieu de 0 ?",
-        ),
+        en="By how much must the step be divided when the gradient is 7 updates old (8 stages), compared to 0?",
+        fr="Par combien diviser le pas quand le gradient a 7 mises à jour de retard (8 étages), au lieu de 0 ?",
         kind="ratio",
         tolerance=0.1,
     ),

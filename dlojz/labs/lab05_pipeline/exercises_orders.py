@@ -13,7 +13,7 @@ from typing import Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say, shortest
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, refuse_nothing
 from dlojz.pipeline.closed_forms import fraction, overhead, total_time
 from dlojz.pipeline.optimum.shortest_schedule import optimum
@@ -235,22 +235,18 @@ PIPELINE_BUBBLE = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: m micro-batches of work, p − 1 of bubble, whatever t_f and t_b. Whenever a bubble is quoted, ask: over "
-        "what?",
-        "Exact : m micro-batches de travail, p − 1 de bulle, quels que soient t_f et t_b. Devant une bulle annoncée, "
-        "demandez toujours : rapportée à quoi ?",
-    ),
-    hints=two_hints(
-        "Follow the forward pass on the last stage: when does it get the first micro-batch, and how many has it "
-        "then to pass? The backward is the mirror image. What exceeds the work is the bubble.",
-        "Suivez la passe avant sur le dernier étage : quand reçoit-il le premier micro-batch, et combien en a-t-il "
-        "ensuite à traiter ? La passe arrière en est l’image dans un miroir. Ce qui dépasse le travail est la bulle.",
-        "Length: (p − 1)·t_f until the last stage begins, then m·t_f; the same with t_b. The bubble is (p − 1)("
-        "t_f + t_b): divide it by the length, then by the work, m(t_f + t_b).",
-        "Durée : (p − 1)·t_f avant que le dernier étage commence, puis m·t_f ; de même avec t_b. La bulle est "
-        "(p − 1)(t_f + t_b) : divisez-la par la durée, puis par le travail, m(t_f + t_b).",
-    ),
+    praise_en="Right: m micro-batches of work, p − 1 of bubble, whatever t_f and t_b. Whenever a bubble is quoted, "
+    "ask: over what?",
+    praise_fr="Exact : m micro-batches de travail, p − 1 de bulle, quels que soient t_f et t_b. Devant une bulle "
+    "annoncée, demandez toujours : rapportée à quoi ?",
+    hint_en="Follow the forward pass on the last stage: when does it get the first micro-batch, and how many has it "
+    "then to pass? The backward is the mirror image. What exceeds the work is the bubble.",
+    hint_fr="Suivez la passe avant sur le dernier étage : quand reçoit-il le premier micro-batch, et combien en a-t-il "
+    "ensuite à traiter ? La passe arrière en est l’image dans un miroir. Ce qui dépasse le travail est la bulle.",
+    nearer_en="Length: (p − 1)·t_f until the last stage begins, then m·t_f; the same with t_b. The bubble is (p − 1)("
+    "t_f + t_b): divide it by the length, then by the work, m(t_f + t_b).",
+    nearer_fr="Durée : (p − 1)·t_f avant que le dernier étage commence, puis m·t_f ; de même avec t_b. La bulle est "
+    "(p − 1)(t_f + t_b) : divisez-la par la durée, puis par le travail, m(t_f + t_b).",
 )
 
 
@@ -272,13 +268,11 @@ def one_f_one_b(rank: int, ranks: int, micro_batches: int) -> list[str]:
     return order
 
 
-def _judge_order(answer: Callable[..., Any]) -> None:
-    for ranks, micro_batches in _ORDER_SIZES:
-        given = [read_order(answer(rank, ranks, micro_batches), rank) for rank in range(ranks)]
-        schedule = schedule_from(given, micro_batches)
-        reference = build("1f1b", ranks, micro_batches)
-        if schedule.orders == reference.orders:
-            continue
+def _check_order(answer: Callable[..., Any], ranks: int, micro_batches: int) -> None:
+    given = [read_order(answer(rank, ranks, micro_batches), rank) for rank in range(ranks)]
+    schedule = schedule_from(given, micro_batches)
+    reference = build("1f1b", ranks, micro_batches)
+    if schedule.orders != reference.orders:
         said = _known(schedule)
         if said:
             raise Wrong(case_of(schedule) + said)
@@ -349,22 +343,18 @@ def _compare(schedule: Schedule, reference: Schedule) -> None:
 ONE_F_ONE_B = Exercise(
     id="one-f-one-b",
     title=Said("1F1B's order", "l’ordre de 1F1B"),
-    judge=_judge_order,
-    praise=Said(
-        "Right, for 1 to 8 ranks, with fewer micro-batches than ranks too: as long as GPipe, and far less kept.",
-        "Exact, de 1 à 8 rangs, et même avec moins de micro-batches que de rangs : aussi long que GPipe, pour bien "
-        "moins de mémoire.",
-    ),
-    hints=two_hints(
-        "Rank r first runs p − r forwards (m at most): so many go in before the first gradient comes back to it. "
-        "Then each backward makes room for one more forward.",
-        "Le rang r exécute d’abord p − r passes avant (m au plus) : autant entrent avant que le premier gradient "
-        "lui revienne. Ensuite, chaque passe arrière fait place à une passe avant de plus.",
-        "order = the forwards 0 … w − 1 with w = min(ranks - rank, micro_batches); then, for each micro-batch k: "
-        'add f"B{k}", and f"F{k + w}" if k + w < micro_batches.',
-        "order = les passes avant 0 … w − 1, avec w = min(ranks - rank, micro_batches) ; puis, pour chaque "
-        'micro-batch k : ajoutez f"B{k}", et f"F{k + w}" si k + w < micro_batches.',
-    ),
+    judge=Judge(cases=_ORDER_SIZES, trial=_check_order),
+    praise_en="Right, for 1 to 8 ranks, with fewer micro-batches than ranks too: as long as GPipe, and far less kept.",
+    praise_fr="Exact, de 1 à 8 rangs, et même avec moins de micro-batches que de rangs : aussi long que GPipe, pour "
+    "bien moins de mémoire.",
+    hint_en="Rank r first runs p − r forwards (m at most): so many go in before the first gradient comes back to it. "
+    "Then each backward makes room for one more forward.",
+    hint_fr="Le rang r exécute d’abord p − r passes avant (m au plus) : autant entrent avant que le premier gradient "
+    "lui revienne. Ensuite, chaque passe arrière fait place à une passe avant de plus.",
+    nearer_en="order = the forwards 0 … w − 1 with w = min(ranks - rank, micro_batches); then, for each micro-batch k: "
+    'add f"B{k}", and f"F{k + w}" if k + w < micro_batches.',
+    nearer_fr="order = les passes avant 0 … w − 1, avec w = min(ranks - rank, micro_batches) ; puis, pour chaque "
+    'micro-batch k : ajoutez f"B{k}", et f"F{k + w}" si k + w < micro_batches.',
 )
 
 
@@ -421,20 +411,16 @@ ORDER_KEPT = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right. GPipe's memory grows with the micro-batches, 1F1B's with the ranks: that is all 1F1B gains, and it is "
-        "much.",
-        "Exact. La mémoire de GPipe croît avec les micro-batches, celle de 1F1B avec les rangs : c’est tout ce que "
-        "gagne 1F1B, et c’est beaucoup.",
-    ),
-    hints=two_hints(
-        "A forward takes one, its backward gives it back. How many forwards does each rank run before its first "
-        "backward?",
-        "Une passe avant en prend un, sa passe arrière le rend. Combien de passes avant chaque rang exécute-t-il "
-        "avant sa première passe arrière ?",
-        "GPipe: micro_batches, on every rank. 1F1B: min(ranks - rank, micro_batches).",
-        "GPipe : micro_batches, sur chaque rang. 1F1B : min(ranks - rank, micro_batches).",
-    ),
+    praise_en="Right. GPipe's memory grows with the micro-batches, 1F1B's with the ranks: that is all 1F1B gains, and "
+    "it is much.",
+    praise_fr="Exact. La mémoire de GPipe croît avec les micro-batches, celle de 1F1B avec les rangs : c’est tout ce "
+    "que gagne 1F1B, et c’est beaucoup.",
+    hint_en="A forward takes one, its backward gives it back. How many forwards does each rank run before its first "
+    "backward?",
+    hint_fr="Une passe avant en prend un, sa passe arrière le rend. Combien de passes avant chaque rang exécute-t-il "
+    "avant sa première passe arrière ?",
+    nearer_en="GPipe: micro_batches, on every rank. 1F1B: min(ranks - rank, micro_batches).",
+    nearer_fr="GPipe : micro_batches, sur chaque rang. 1F1B : min(ranks - rank, micro_batches).",
 )
 
 
@@ -450,25 +436,24 @@ def under_cap(ranks: int, micro_batches: int, limit: int) -> Schedule:
     return list_schedule(ranks, micro_batches, priority="backward-first", cap=limit)
 
 
-def _cap_judge(answer: Callable[..., Any]) -> None:
-    for ranks, micro_batches, limit in CASES:
-        schedule = read_schedule(answer(ranks, micro_batches, limit), ranks, micro_batches)
-        refuse_invalid(schedule)
-        peaks = peak_activations(schedule)
-        if max(peaks) > limit:
-            rank = peaks.index(max(peaks))
-            raise Wrong(
-                _case(schedule, limit)
-                + say(
-                    en=f"rank {rank} keeps {shortest(max(peaks))}. A forward must wait until a backward has made room: "
-                    "see the argument cap.",
-                    fr=f"le rang {rank} en garde {shortest(max(peaks))}. Une passe avant doit attendre qu’une passe "
-                    "arrière ait fait de la place : voyez l’argument cap.",
-                )
+def _check_cap(answer: Callable[..., Any], ranks: int, micro_batches: int, limit: int) -> None:
+    schedule = read_schedule(answer(ranks, micro_batches, limit), ranks, micro_batches)
+    refuse_invalid(schedule)
+    peaks = peak_activations(schedule)
+    if max(peaks) > limit:
+        rank = peaks.index(max(peaks))
+        raise Wrong(
+            _case(schedule, limit)
+            + say(
+                en=f"rank {rank} keeps {shortest(max(peaks))}. A forward must wait until a backward has made room: "
+                "see the argument cap.",
+                fr=f"le rang {rank} en garde {shortest(max(peaks))}. Une passe avant doit attendre qu’une passe "
+                "arrière ait fait de la place : voyez l’argument cap.",
             )
-        length, best = simulate(schedule).makespan, optimum(ranks, micro_batches, memory_limit=limit).value
-        if length > best:
-            raise Wrong(_case(schedule, limit) + _too_long(length, best, max(peaks), limit))
+        )
+    length, best = simulate(schedule).makespan, optimum(ranks, micro_batches, memory_limit=limit).value
+    if length > best:
+        raise Wrong(_case(schedule, limit) + _too_long(length, best, max(peaks), limit))
 
 
 def _case(schedule: Schedule, limit: int) -> str:
@@ -497,19 +482,15 @@ def _too_long(length: float, best: float, peak: float, limit: int) -> str:
 MEMORY_CAP = Exercise(
     id="memory-cap",
     title=Said("a schedule under a memory limit", "un ordonnancement sous contrainte de mémoire"),
-    judge=_cap_judge,
-    praise=Said(
-        "Right: in every case your schedule is as short as the proven optimum.",
-        "Exact : dans tous les cas, votre ordonnancement est aussi court que l’optimum prouvé.",
-    ),
-    hints=two_hints(
-        "list_schedule makes the orders; you only choose what goes first, and how many micro-batches a rank may "
-        "keep. GPipe is forward-first without a cap. What gives memory back?",
-        "list_schedule écrit les ordres ; vous choisissez seulement ce qui passe d’abord, et combien de "
-        "micro-batches un rang peut garder. GPipe, c’est forward-first sans cap. Qu’est-ce qui rend la mémoire ?",
-        'Two arguments: priority="backward-first", and cap=limit.',
-        'Deux arguments : priority="backward-first" et cap=limit.',
-    ),
+    judge=Judge(cases=CASES, trial=_check_cap),
+    praise_en="Right: in every case your schedule is as short as the proven optimum.",
+    praise_fr="Exact : dans tous les cas, votre ordonnancement est aussi court que l’optimum prouvé.",
+    hint_en="list_schedule makes the orders; you only choose what goes first, and how many micro-batches a rank may "
+    "keep. GPipe is forward-first without a cap. What gives memory back?",
+    hint_fr="list_schedule écrit les ordres ; vous choisissez seulement ce qui passe d’abord, et combien de "
+    "micro-batches un rang peut garder. GPipe, c’est forward-first sans cap. Qu’est-ce qui rend la mémoire ?",
+    nearer_en='Two arguments: priority="backward-first", and cap=limit.',
+    nearer_fr='Deux arguments : priority="backward-first" et cap=limit.',
 )
 
 
@@ -529,7 +510,7 @@ def unblocked() -> list[list[str]]:
     return [ahead, ahead]
 
 
-def _deadlock_judge(answer: Callable[..., Any]) -> None:
+def _check_unblocked(answer: Callable[..., Any]) -> None:
     schedule = read_schedule(answer(), RANKS, MICRO_BATCHES)
     refuse_invalid(schedule)
     try:
@@ -565,22 +546,19 @@ def _first_sentence(text: str) -> str:
 UNBLOCK = Exercise(
     id="unblock",
     title=Said("repair a deadlock", "réparer un interblocage"),
-    judge=_deadlock_judge,
-    praise=Said(
-        "Right: whenever one rank sends, the other receives. The price is time or memory, which posting both at once "
-        "does not ask for.",
-        "Exact : quand un rang envoie, l’autre reçoit. Le prix se paie en temps ou en mémoire ; poster les deux à la "
-        "fois ne coûte rien de cela.",
-    ),
-    hints=two_hints(
-        "Both ranks send at the same time: rank 0 the output of F1, rank 1 the gradient of B0. What if rank 1 "
-        "first took that output, by running F1 before B0?",
-        "Les deux rangs envoient au même moment : le rang 0 la sortie de F1, le rang 1 le gradient de B0. Et si le "
-        "rang 1 prenait d’abord cette sortie, en exécutant F1 avant B0 ?",
-        "Give both ranks the same order, with two or three forwards at its head, then backwards and forwards in turn.",
-        "Donnez aux deux rangs le même ordre, avec deux ou trois passes avant en tête, puis une passe arrière et "
-        "une passe avant en alternance.",
-    ),
+    judge=Judge(cases=((),), trial=_check_unblocked),
+    praise_en="Right: whenever one rank sends, the other receives. The price is time or memory, which posting both at "
+    "once does not ask for.",
+    praise_fr="Exact : quand un rang envoie, l’autre reçoit. Le prix se paie en temps ou en mémoire ; poster les deux "
+    "à la fois ne coûte rien de cela.",
+    hint_en="Both ranks send at the same time: rank 0 the output of F1, rank 1 the gradient of B0. What if rank 1 "
+    "first took that output, by running F1 before B0?",
+    hint_fr="Les deux rangs envoient au même moment : le rang 0 la sortie de F1, le rang 1 le gradient de B0. Et si le "
+    "rang 1 prenait d’abord cette sortie, en exécutant F1 avant B0 ?",
+    nearer_en="Give both ranks the same order, with two or three forwards at its head, then backwards and forwards in "
+    "turn.",
+    nearer_fr="Donnez aux deux rangs le même ordre, avec deux ou trois passes avant en tête, puis une passe arrière et "
+    "une passe avant en alternance.",
 )
 
 
@@ -596,7 +574,7 @@ BEST, DEADLOCK_KEPT = 13, 2
 """The proven optimum of 2 ranks and 4 micro-batches, F = I = W = 1, and what 1F1B's rank 0 keeps."""
 
 
-def _judge_split(answer: Callable[..., Any]) -> None:
+def _check_split(answer: Callable[..., Any]) -> None:
     schedule = read_schedule(answer(), RANKS, MICRO_BATCHES)
     refuse_invalid(schedule)
     if not schedule.splits_backward:
@@ -632,19 +610,15 @@ def _who_waits(schedule: Schedule) -> str:
 ZERO_BUBBLE = Exercise(
     id="zero-bubble",
     title=Said("your own schedule, with the backward split", "votre ordonnancement, passe arrière découpée"),
-    judge=_judge_split,
-    praise=Said(
-        "Right: 13 time units in place of 15, with no more memory. No schedule is shorter.",
-        "Exact : 13 unités de temps au lieu de 15, sans mémoire de plus. Aucun ordonnancement n’est plus court.",
-    ),
-    hints=two_hints(
-        "Start from 1F1B and write each B as I, then W. Where does rank 0 wait for a gradient? Rank 1 could send "
-        "it sooner if its W came later; but W also gives the memory back.",
-        "Partez de 1F1B et écrivez chaque B comme I, puis W. Où le rang 0 attend-il un gradient ? Le rang 1 "
-        "pourrait l’envoyer plus tôt en retardant ses W ; mais c’est aussi W qui rend la mémoire.",
-        "Rank 0 stays F0 F1 I0 W0 F2 I1 W1 F3 … Rank 1 always keeps one W back: F0 I0 F1 I1 W0 F2 I2 W1 … and its "
-        "last W at the end.",
-        "Le rang 0 reste F0 F1 I0 W0 F2 I1 W1 F3 … Le rang 1 garde toujours un W en réserve : F0 I0 F1 I1 W0 F2 I2 "
-        "W1 … et son dernier W à la fin.",
-    ),
+    judge=Judge(cases=((),), trial=_check_split),
+    praise_en="Right: 13 time units in place of 15, with no more memory. No schedule is shorter.",
+    praise_fr="Exact : 13 unités de temps au lieu de 15, sans mémoire de plus. Aucun ordonnancement n’est plus court.",
+    hint_en="Start from 1F1B and write each B as I, then W. Where does rank 0 wait for a gradient? Rank 1 could send "
+    "it sooner if its W came later; but W also gives the memory back.",
+    hint_fr="Partez de 1F1B et écrivez chaque B comme I, puis W. Où le rang 0 attend-il un gradient ? Le rang 1 "
+    "pourrait l’envoyer plus tôt en retardant ses W ; mais c’est aussi W qui rend la mémoire.",
+    nearer_en="Rank 0 stays F0 F1 I0 W0 F2 I1 W1 F3 … Rank 1 always keeps one W back: F0 I0 F1 I1 W0 F2 I2 W1 … and "
+    "its last W at the end.",
+    nearer_fr="Le rang 0 reste F0 F1 I0 W0 F2 I1 W1 F3 … Le rang 1 garde toujours un W en réserve : F0 I0 F1 I1 W0 F2 "
+    "I2 W1 … et son dernier W à la fin.",
 )

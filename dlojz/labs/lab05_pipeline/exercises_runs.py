@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import say, shortest
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
-from dlojz.labs.kit.judges import Judge, expect_json, read_settings, reader, refuse_nothing, refuse_settings
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
+from dlojz.labs.kit.judges import Judge, asked_run, check_settings, expect_json, reader, refuse_nothing
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
@@ -172,22 +172,18 @@ STAGE_BOUNDARY = Exercise(
         ),
         inspect=_inspect,
     ),
-    praise=Said(
-        "Right, with 2 and 3 ranks: the same gradients as one process, with two messages per boundary.",
-        "Exact, sur 2 et 3 rangs : les mêmes gradients qu’un seul processus, avec deux messages par frontière.",
-    ),
-    hints=two_hints(
-        "Forward: receive (unless you are rank 0), run the stage, send (unless you are the last). Backward: the "
-        "same the other way round. What makes autograd compute a gradient for what was received?",
-        "Passe avant : recevoir (sauf le rang 0), exécuter l’étage, envoyer (sauf le dernier). Passe arrière : de "
-        "même, en sens inverse. Qu’est-ce qui fait calculer à autograd un gradient pour ce qui a été reçu ?",
-        "x = torch.empty(shape, dtype=dtype), dist.recv(x, rank - 1), x.requires_grad_(). After y = stage(x): the "
-        "last rank does loss_of(y).backward(), the others send y.detach(), receive gradient, y.backward(gradient). "
-        "At the end, unless rank 0: dist.send(x.grad, rank - 1).",
-        "x = torch.empty(shape, dtype=dtype), dist.recv(x, rank - 1), x.requires_grad_(). Après y = stage(x) : le "
-        "dernier rang fait loss_of(y).backward() ; les autres envoient y.detach(), reçoivent gradient, font "
-        "y.backward(gradient). À la fin, sauf sur le rang 0 : dist.send(x.grad, rank - 1).",
-    ),
+    praise_en="Right, with 2 and 3 ranks: the same gradients as one process, with two messages per boundary.",
+    praise_fr="Exact, sur 2 et 3 rangs : les mêmes gradients qu’un seul processus, avec deux messages par frontière.",
+    hint_en="Forward: receive (unless you are rank 0), run the stage, send (unless you are the last). Backward: the "
+    "same the other way round. What makes autograd compute a gradient for what was received?",
+    hint_fr="Passe avant : recevoir (sauf le rang 0), exécuter l’étage, envoyer (sauf le dernier). Passe arrière : de "
+    "même, en sens inverse. Qu’est-ce qui fait calculer à autograd un gradient pour ce qui a été reçu ?",
+    nearer_en="x = torch.empty(shape, dtype=dtype), dist.recv(x, rank - 1), x.requires_grad_(). After y = stage(x): "
+    "the last rank does loss_of(y).backward(), the others send y.detach(), receive gradient, y.backward(gradient). At "
+    "the end, unless rank 0: dist.send(x.grad, rank - 1).",
+    nearer_fr="x = torch.empty(shape, dtype=dtype), dist.recv(x, rank - 1), x.requires_grad_(). Après y = stage(x) : "
+    "le dernier rang fait loss_of(y).backward() ; les autres envoient y.detach(), reçoivent gradient, font "
+    "y.backward(gradient). À la fin, sauf sur le rang 0 : dist.send(x.grad, rank - 1).",
 )
 
 
@@ -276,21 +272,18 @@ FIRST_FIT = Exercise(
     id="first-fit",
     title=Said("cut the model into stages", "découper le modèle en étages"),
     judge=Judge(first_fit, cases=_partition_cases, trial=_check_cut),
-    praise=Said(
-        "Right: the fewest stages, so whether k stages suffice for a limit is answered in one pass over the blocks.",
-        "Exact : le moins d’étages possible ; on sait donc en un seul parcours des blocs si k étages suffisent pour "
-        "une limite.",
-    ),
-    hints=two_hints(
-        "Keep the load of the current stage. Before you add a block, ask whether it still fits; if not, note its "
-        "number as a bound and begin a new stage with it.",
-        "Tenez à jour la charge de l’étage en cours. Avant d’ajouter un bloc, demandez s’il tient encore ; sinon, "
-        "notez son numéro comme borne et commencez avec lui un nouvel étage.",
-        "bounds, load = [0], 0; for each block: if load + weight > limit, then bounds.append(block) and load = 0; "
-        "then load += weight. At the end, add len(weights).",
-        "bounds, load = [0], 0 ; pour chaque bloc : si load + weight > limit, alors bounds.append(block) et "
-        "load = 0 ; ensuite load += weight. À la fin, ajoutez len(weights).",
-    ),
+    praise_en="Right: the fewest stages, so whether k stages suffice for a limit is answered in one pass over the "
+    "blocks.",
+    praise_fr="Exact : le moins d’étages possible ; on sait donc en un seul parcours des blocs si k étages suffisent "
+    "pour une limite.",
+    hint_en="Keep the load of the current stage. Before you add a block, ask whether it still fits; if not, note its "
+    "number as a bound and begin a new stage with it.",
+    hint_fr="Tenez à jour la charge de l’étage en cours. Avant d’ajouter un bloc, demandez s’il tient encore ; sinon, "
+    "notez son numéro comme borne et commencez avec lui un nouvel étage.",
+    nearer_en="bounds, load = [0], 0; for each block: if load + weight > limit, then bounds.append(block) and load = "
+    "0; then load += weight. At the end, add len(weights).",
+    nearer_fr="bounds, load = [0], 0 ; pour chaque bloc : si load + weight > limit, alors bounds.append(block) et "
+    "load = 0 ; ensuite load += weight. À la fin, ajoutez len(weights).",
 )
 
 
@@ -391,20 +384,16 @@ STALE_SGD = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right. The same parabola, the same step: with a delay, the weights begin to swing.",
-        "Exact. La même parabole, le même pas : avec un retard, les poids se mettent à osciller.",
-    ),
-    hints=two_hints(
-        "The gradient of w²/2 is w. Keep all weights in a list; each update reads two of them, the newest and the "
-        "one `delay` places before it.",
-        "Le gradient de w²/2 est w. Gardez tous les poids dans une liste ; chaque mise à jour en lit deux, le plus "
-        "récent et celui qui se trouve `delay` places avant.",
-        "weights = [1.0]; for t in range(updates): old = weights[max(t - delay, 0)]; then append weights[t] - step "
-        "* old.",
-        "weights = [1.0] ; for t in range(updates) : old = weights[max(t - delay, 0)] ; puis ajoutez weights[t] - "
-        "step * old.",
-    ),
+    praise_en="Right. The same parabola, the same step: with a delay, the weights begin to swing.",
+    praise_fr="Exact. La même parabole, le même pas : avec un retard, les poids se mettent à osciller.",
+    hint_en="The gradient of w²/2 is w. Keep all weights in a list; each update reads two of them, the newest and the "
+    "one `delay` places before it.",
+    hint_fr="Le gradient de w²/2 est w. Gardez tous les poids dans une liste ; chaque mise à jour en lit deux, le plus "
+    "récent et celui qui se trouve `delay` places avant.",
+    nearer_en="weights = [1.0]; for t in range(updates): old = weights[max(t - delay, 0)]; then append weights[t] - "
+    "step * old.",
+    nearer_fr="weights = [1.0] ; for t in range(updates) : old = weights[max(t - delay, 0)] ; puis ajoutez weights[t] "
+    "- step * old.",
 )
 
 
@@ -431,32 +420,22 @@ def course_case() -> RunConfig:
     return RunConfig.of(model="alexnet", engine="deepspeed", pp=2, dp=2, micro_batch=32, micro_batches=8, steps=200)
 
 
-def _json_cases() -> list[RunConfig]:
+def _json_cases() -> list[tuple[RunConfig]]:
     common = {"engine": "deepspeed", "model": "alexnet"}
     return [
-        course_case(),
-        RunConfig.of(pp=4, dp=2, micro_batch=4, micro_batches=16, zero=1, **common),
-        RunConfig.of(pp=2, dp=3, micro_batch=8, micro_batches=6, **common),
-        RunConfig.of(pp=4, dp=1, micro_batch=16, micro_batches=12, **common),
+        (course_case(),),
+        (RunConfig.of(pp=4, dp=2, micro_batch=4, micro_batches=16, zero=1, **common),),
+        (RunConfig.of(pp=2, dp=3, micro_batch=8, micro_batches=6, **common),),
+        (RunConfig.of(pp=4, dp=1, micro_batch=16, micro_batches=12, **common),),
     ]
 
 
-def _json_judge(answer: Callable[..., Any]) -> None:
-    for config in _json_cases():
-        processes, stages, document = _three(answer(config))
-        _check_numbers(processes, stages, config)
-        _check_batch(expect_json(document), config)
-        asked, layout = _asked(config), config.layout
-        given = read_settings(document, Said(asked, asked), model=config.model, dp=layout.dp, pp=layout.pp)
-        refuse_settings(given, config, Said(asked, asked))
-
-
-def _asked(config: RunConfig) -> str:
-    layout = config.layout
-    return (
-        f"pp={layout.pp}, dp={layout.dp}, micro_batch={layout.micro_batch}, micro_batches={layout.micro_batches}, "
-        f"zero={layout.zero}"
-    )
+def _check_json(answer: Callable[..., Any], config: RunConfig) -> None:
+    processes, stages, document = _three(answer(config))
+    asked = asked_run(config, "pp", "dp", "micro_batch", "micro_batches", "zero")
+    _check_numbers(processes, stages, config, asked)
+    _check_batch(expect_json(document), config)
+    check_settings(document, config, asked)
 
 
 def _three(given: Any) -> tuple[Any, Any, Mapping[str, Any]]:
@@ -470,23 +449,23 @@ def _three(given: Any) -> tuple[Any, Any, Mapping[str, Any]]:
     return three
 
 
-def _check_numbers(processes: Any, stages: Any, config: RunConfig) -> None:
+def _check_numbers(processes: Any, stages: Any, config: RunConfig, asked: Said) -> None:
     layout = config.layout
     if stages != layout.pp:
         replicas = stages == layout.dp
         raise Wrong(
-            en=f"Asked for: {_asked(config)}. You give -p {stages}"
+            en=f"Asked for: {asked.en}. You give -p {stages}"
             + (", the replicas" if replicas else "")
             + f"; -p is the number of stages of one pipeline: {layout.pp}.",
-            fr=f"Demandé : {_asked(config)}. Vous donnez -p {stages}"
+            fr=f"Demandé : {asked.fr}. Vous donnez -p {stages}"
             + (", les répliques" if replicas else "")
             + f" ; -p est le nombre d’étages d’un pipeline : {layout.pp}.",
         )
     if processes != layout.world_size:
         raise Wrong(
-            en=f"Asked for: {_asked(config)}. {processes} processes are not enough or too many: each of the "
+            en=f"Asked for: {asked.en}. {processes} processes are not enough or too many: each of the "
             f"{layout.dp} replica(s) is a whole pipeline of {layout.pp} ranks, {layout.world_size} in all.",
-            fr=f"Demandé : {_asked(config)}. {processes} processus, ce n’est pas le bon compte : chacune des "
+            fr=f"Demandé : {asked.fr}. {processes} processus, ce n’est pas le bon compte : chacune des "
             f"{layout.dp} répliques est un pipeline entier de {layout.pp} rangs, soit {layout.world_size} en tout.",
         )
 
@@ -514,17 +493,13 @@ def _check_batch(document: Mapping[str, Any], config: RunConfig) -> None:
 PIPELINE_JSON = Exercise(
     id="pipeline-json",
     title=Said("DeepSpeed's pipeline", "le pipeline de DeepSpeed"),
-    judge=_json_judge,
-    praise=Said(
-        "Right: four runs, the course's among them, and DeepSpeed would do each of them as asked.",
-        "Exact : quatre exécutions, dont celle du cours, et DeepSpeed ferait chacune comme demandé.",
-    ),
-    hints=two_hints(
-        "A replica is a whole pipeline. Which of the three sizes of batches know of the stages at all?",
-        "Une réplique est un pipeline entier. Lesquelles des trois tailles de batch dépendent-elles des étages ?",
-        "layout.pp * layout.dp processes; -p layout.pp; gradient_accumulation_steps is layout.micro_batches, and "
-        "train_batch_size is layout.global_batch; ZeRO's stage goes into zero_optimization.",
-        "layout.pp * layout.dp processus ; -p layout.pp ; gradient_accumulation_steps vaut layout.micro_batches, "
-        "et train_batch_size vaut layout.global_batch ; le stage de ZeRO va dans zero_optimization.",
-    ),
+    judge=Judge(cases=_json_cases, trial=_check_json),
+    praise_en="Right: four runs, the course's among them, and DeepSpeed would do each of them as asked.",
+    praise_fr="Exact : quatre exécutions, dont celle du cours, et DeepSpeed ferait chacune comme demandé.",
+    hint_en="A replica is a whole pipeline. Which of the three sizes of batches know of the stages at all?",
+    hint_fr="Une réplique est un pipeline entier. Lesquelles des trois tailles de batch dépendent-elles des étages ?",
+    nearer_en="layout.pp * layout.dp processes; -p layout.pp; gradient_accumulation_steps is layout.micro_batches, and "
+    "train_batch_size is layout.global_batch; ZeRO's stage goes into zero_optimization.",
+    nearer_fr="layout.pp * layout.dp processus ; -p layout.pp ; gradient_accumulation_steps vaut layout.micro_batches, "
+    "et train_batch_size vaut layout.global_batch ; le stage de ZeRO va dans zero_optimization.",
 )

@@ -13,15 +13,15 @@ from typing import Any
 from matplotlib.ticker import NullFormatter
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, format_seconds, percent, refusal, say, significant
+from dlojz.base.language import format_bytes, format_seconds, percent, say, significant
 from dlojz.base.table import Table
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks
 from dlojz.display.figures.partition_figures import overlay_figure, partition_figure
 from dlojz.display.pipeline_drawing import compare_figure, schedule_figure
 from dlojz.display.style import BLACK, LINE_STYLES
-from dlojz.labs.kit.exercise import NotDone
-from dlojz.labs.kit.figures import labelled, or_to_do, panel, pictured, plot_lines
+from dlojz.labs.kit.exercise import NotDone, or_to_do
+from dlojz.labs.kit.figures import labelled, panel, pictured, plot_lines, unmeasured
 from dlojz.labs.lab05_pipeline.exercises_orders import read_order, read_schedule, schedule_from
 from dlojz.labs.lab05_pipeline.exercises_runs import FirstFit, StaleSgd, largest_step, smallest_bottleneck
 from dlojz.pipeline.exchange_formats import to_csv
@@ -234,11 +234,7 @@ def overlay_of(run: Run) -> MeasuredOverlay:
         LabError: if the run was not measured to its end.
     """
     if run.record is None:
-        raise refusal(
-            en=f"the run {run.config.title} was not measured to its end: look at its logs, then run it again.",
-            fr=f"l’exécution {run.config.title} n’a pas été mesurée jusqu’au bout : consultez ses journaux, puis "
-            "relancez-la.",
-        )
+        raise unmeasured(run)
     return overlay(schedule_of(run.config.layout), run.record.spans)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.rank_judges import (
     BIAS_EVERYWHERE,
@@ -29,6 +29,7 @@ from dlojz.labs.kit.rank_judges import (
     gradient,
     normals,
     only,
+    refuse_gathers,
     times_ranks,
 )
 from dlojz.processes.forks import RankAnswer
@@ -142,20 +143,17 @@ COLUMN_LINEAR = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: nothing is sent in the forward pass, and one all-reduce of the gradient of x in the backward pass.",
-        "Exact : rien n’est envoyé en passe avant, et un all-reduce du gradient de x en passe arrière.",
-    ),
-    hints=two_hints(
-        "torch keeps the weight as (outputs, inputs): the columns of W are rows of this tensor. Which rank has "
-        "used x? What is the gradient of a tensor that several have used?",
-        "torch range le poids sous la forme (sorties, entrées) : les colonnes de W sont des lignes de ce tenseur. "
-        "Quels rangs ont utilisé x ? Que vaut le gradient d’un tenseur que plusieurs ont utilisé ?",
-        "own = weight.chunk(size)[rank], and the same for the bias; y = x @ own.T + own_bias. Then y_gradient @ "
-        "own is this rank's contribution, which dist.all_reduce adds to the others', in place.",
-        "own = weight.chunk(size)[rank], et de même pour le biais ; y = x @ own.T + own_bias. Ensuite, "
-        "y_gradient @ own est la contribution de ce rang, que dist.all_reduce ajoute aux autres, en place.",
-    ),
+    praise_en="Right: nothing is sent in the forward pass, and one all-reduce of the gradient of x in the backward "
+    "pass.",
+    praise_fr="Exact : rien n’est envoyé en passe avant, et un all-reduce du gradient de x en passe arrière.",
+    hint_en="torch keeps the weight as (outputs, inputs): the columns of W are rows of this tensor. Which rank has "
+    "used x? What is the gradient of a tensor that several have used?",
+    hint_fr="torch range le poids sous la forme (sorties, entrées) : les colonnes de W sont des lignes de ce tenseur. "
+    "Quels rangs ont utilisé x ? Que vaut le gradient d’un tenseur que plusieurs ont utilisé ?",
+    nearer_en="own = weight.chunk(size)[rank], and the same for the bias; y = x @ own.T + own_bias. Then y_gradient @ "
+    "own is this rank's contribution, which dist.all_reduce adds to the others', in place.",
+    nearer_fr="own = weight.chunk(size)[rank], et de même pour le biais ; y = x @ own.T + own_bias. Ensuite, "
+    "y_gradient @ own est la contribution de ce rang, que dist.all_reduce ajoute aux autres, en place.",
 )
 
 
@@ -188,16 +186,6 @@ def _partial(rank: int, size: int, seed: int) -> Tensor:
     x, weight, _, _ = _row_inputs(seed)
     part: Tensor = x.chunk(size, dim=1)[rank] @ weight.chunk(size, dim=1)[rank].T
     return part
-
-
-def _inspect_row(answers: list[RankAnswer], size: int) -> None:
-    if gathers(answers[0]):
-        raise Wrong(
-            en="The output is right, but something is gathered on the way, and computed on every rank; one "
-            "all-reduce of the partial products is enough.",
-            fr="La sortie est juste, mais quelque chose est rassemblé en chemin, puis calculé sur chaque rang ; un "
-            "seul all-reduce des produits partiels suffit.",
-        )
 
 
 ROW_LINEAR = Exercise(
@@ -238,20 +226,22 @@ ROW_LINEAR = Exercise(
             ),
             Mistake(times_ranks(_row, OF_X), *COUNTED_AGAIN),
         ),
-        inspect=_inspect_row,
+        inspect=refuse_gathers(
+            "The output is right, but something is gathered on the way, and computed on every rank; one "
+            "all-reduce of the partial products is enough.",
+            "La sortie est juste, mais quelque chose est rassemblé en chemin, puis calculé sur chaque rang ; un "
+            "seul all-reduce des produits partiels suffit.",
+        ),
     ),
-    praise=Said(
-        "Right: one all-reduce in the forward pass, nothing in the backward pass, and the bias once.",
-        "Exact : un all-reduce en passe avant, rien en passe arrière, et le biais une seule fois.",
-    ),
-    hints=two_hints(
-        "This rank has some of the inputs: it needs the weights that multiply these, for all outputs. What does "
-        "each rank's product lack?",
-        "Ce rang détient une partie des entrées : il lui faut les poids qui les multiplient, pour toutes les "
-        "sorties. Que manque-t-il au produit de chaque rang ?",
-        "y = x_own @ weight.chunk(size, dim=1)[rank].T, then dist.all_reduce(y) in place, and only then + bias.",
-        "y = x_own @ weight.chunk(size, dim=1)[rank].T, puis dist.all_reduce(y) en place, et seulement ensuite + bias.",
-    ),
+    praise_en="Right: one all-reduce in the forward pass, nothing in the backward pass, and the bias once.",
+    praise_fr="Exact : un all-reduce en passe avant, rien en passe arrière, et le biais une seule fois.",
+    hint_en="This rank has some of the inputs: it needs the weights that multiply these, for all outputs. What does "
+    "each rank's product lack?",
+    hint_fr="Ce rang détient une partie des entrées : il lui faut les poids qui les multiplient, pour toutes les "
+    "sorties. Que manque-t-il au produit de chaque rang ?",
+    nearer_en="y = x_own @ weight.chunk(size, dim=1)[rank].T, then dist.all_reduce(y) in place, and only then + bias.",
+    nearer_fr="y = x_own @ weight.chunk(size, dim=1)[rank].T, puis dist.all_reduce(y) en place, et seulement ensuite + "
+    "bias.",
 )
 
 
@@ -375,22 +365,18 @@ ONE_ALL_REDUCE = Exercise(
         ),
         inspect=_mlp_inspect,
     ),
-    praise=Said(
-        "Right: two layers, one all-reduce in each direction, and the gradients of one process.",
-        "Exact : deux couches, un all-reduce dans chaque sens, et les gradients d’un seul processus.",
-    ),
-    hints=two_hints(
-        "The first layer by columns, the second by rows: what one gives is what the other takes. Where is a sum "
-        "missing in forward, and where in backward?",
-        "La première couche par colonne, la seconde par ligne : ce que donne l’une est ce que prend l’autre. Où "
-        "manque-t-il une somme en passe avant, et où en passe arrière ?",
-        "In backward of EnterRegion: gradient = gradient.clone(), dist.all_reduce(gradient), return it. Then: x = "
-        "EnterRegion.apply(x); hidden = F.gelu(x @ expand.T + expand_bias); y = hidden @ project.T; all-reduce y; "
-        "+ project_bias.",
-        "Dans le backward d’EnterRegion : gradient = gradient.clone(), dist.all_reduce(gradient), puis renvoyez-"
-        "le. Ensuite : x = EnterRegion.apply(x) ; hidden = F.gelu(x @ expand.T + expand_bias) ; y = hidden @ "
-        "project.T ; all-reduce de y ; + project_bias.",
-    ),
+    praise_en="Right: two layers, one all-reduce in each direction, and the gradients of one process.",
+    praise_fr="Exact : deux couches, un all-reduce dans chaque sens, et les gradients d’un seul processus.",
+    hint_en="The first layer by columns, the second by rows: what one gives is what the other takes. Where is a sum "
+    "missing in forward, and where in backward?",
+    hint_fr="La première couche par colonne, la seconde par ligne : ce que donne l’une est ce que prend l’autre. Où "
+    "manque-t-il une somme en passe avant, et où en passe arrière ?",
+    nearer_en="In backward of EnterRegion: gradient = gradient.clone(), dist.all_reduce(gradient), return it. Then: x "
+    "= EnterRegion.apply(x); hidden = F.gelu(x @ expand.T + expand_bias); y = hidden @ project.T; all-reduce y; + "
+    "project_bias.",
+    nearer_fr="Dans le backward d’EnterRegion : gradient = gradient.clone(), dist.all_reduce(gradient), puis renvoyez-"
+    "le. Ensuite : x = EnterRegion.apply(x) ; hidden = F.gelu(x @ expand.T + expand_bias) ; y = hidden @ "
+    "project.T ; all-reduce de y ; + project_bias.",
 )
 
 
@@ -469,16 +455,6 @@ def _output(way: str) -> Values:
     return only(_attention_shares, [OUTPUT], way)
 
 
-def _attention_inspect(answers: list[RankAnswer], size: int) -> None:
-    if gathers(answers[0]):
-        raise Wrong(
-            en="Output and gradients are right, but something is gathered: heads do not see each other, so that "
-            "nothing has to be sent between the two projections.",
-            fr="La sortie et les gradients sont justes, mais quelque chose est rassemblé : les têtes ne se voient "
-            "pas, il n’y a donc rien à envoyer entre les deux projections.",
-        )
-
-
 ATTENTION_HEADS = Exercise(
     id="attention-heads",
     title=Said("attention by heads", "l’attention par têtes"),
@@ -528,22 +504,23 @@ ATTENTION_HEADS = Exercise(
             Mistake(only(_attention_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
             Mistake(only(_attention_shares, {OUTPUT: OUTPUT, OF_X: "own x"}), *NO_BACKWARD_SUM),
         ),
-        inspect=_attention_inspect,
+        inspect=refuse_gathers(
+            "Output and gradients are right, but something is gathered: heads do not see each other, so that "
+            "nothing has to be sent between the two projections.",
+            "La sortie et les gradients sont justes, mais quelque chose est rassemblé : les têtes ne se voient "
+            "pas, il n’y a donc rien à envoyer entre les deux projections.",
+        ),
     ),
-    praise=Said(
-        "Right: each rank attends with its own heads, whole; one all-reduce in each direction.",
-        "Exact : chaque rang calcule l’attention de ses têtes, entières ; un all-reduce dans chaque sens.",
-    ),
-    hints=two_hints(
-        "A head is the smallest piece that can be computed alone. Give the heads their own dimension "
-        "in the shape of qkv, then split it. project multiplies the heads side by side.",
-        "La tête est le plus petit morceau qui se calcule seul. Donnez à la dimension des têtes sa propre place "
-        "dans la forme de qkv, puis partagez-la. project multiplie les têtes mises bout à bout.",
-        "x = copy(x, axis). own = qkv.view(3, heads, -1, width).chunk(axis.size, dim=1)[axis.rank]; q, k, v = "
-        'torch.einsum("btd,pnhd->pbnth", x, own). After the attention: .transpose(1, 2).flatten(2), times '
-        "project.chunk(axis.size, dim=1)[axis.rank].T, then add_up(…, axis).",
-        "x = copy(x, axis). own = qkv.view(3, heads, -1, width).chunk(axis.size, dim=1)[axis.rank] ; q, k, v = "
-        'torch.einsum("btd,pnhd->pbnth", x, own). Après l’attention : .transpose(1, 2).flatten(2), fois '
-        "project.chunk(axis.size, dim=1)[axis.rank].T, puis add_up(…, axis).",
-    ),
+    praise_en="Right: each rank attends with its own heads, whole; one all-reduce in each direction.",
+    praise_fr="Exact : chaque rang calcule l’attention de ses têtes, entières ; un all-reduce dans chaque sens.",
+    hint_en="A head is the smallest piece that can be computed alone. Give the dimension of the heads a place of its "
+    "own in the shape of qkv, then split it. project multiplies the heads side by side.",
+    hint_fr="La tête est le plus petit morceau qui se calcule seul. Donnez à la dimension des têtes sa propre place "
+    "dans la forme de qkv, puis partagez-la. project multiplie les têtes mises bout à bout.",
+    nearer_en="x = copy(x, axis). own = qkv.view(3, heads, -1, width).chunk(axis.size, dim=1)[axis.rank]; q, k, v = "
+    'torch.einsum("btd,pnhd->pbnth", x, own). After the attention: .transpose(1, 2).flatten(2), times '
+    "project.chunk(axis.size, dim=1)[axis.rank].T, then add_up(…, axis).",
+    nearer_fr="x = copy(x, axis). own = qkv.view(3, heads, -1, width).chunk(axis.size, dim=1)[axis.rank] ; q, k, v = "
+    'torch.einsum("btd,pnhd->pbnth", x, own). Après l’attention : .transpose(1, 2).flatten(2), fois '
+    "project.chunk(axis.size, dim=1)[axis.rank].T, puis add_up(…, axis).",
 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dlojz.base.language import say
 from dlojz.by_hand.collectives.cost import cost_s
 from dlojz.hardware.links import Link
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.rank_judges import (
     COUNTED_AGAIN,
@@ -27,10 +27,10 @@ from dlojz.labs.kit.rank_judges import (
     OUTPUT,
     TENSOR_CASES,
     added,
-    gathers,
     gradient,
     normals,
     only,
+    refuse_gathers,
     times_ranks,
 )
 from dlojz.models.sizes import LlamaSize
@@ -44,7 +44,7 @@ NAMES = ("expand", "depthwise", "squeeze", "squeeze_bias", "excite", "excite_bia
 _CUT: dict[str, int | None] = {
     "expand": 0, "depthwise": 0, "squeeze": 1, "squeeze_bias": None, "excite": 0, "excite_bias": 0, "project": 1,
 }  # fmt: skip
-"""The dimension along which each weight is split; None: whole on every rank."""
+"""The dimension along which each weight is sharded; None: whole on every rank."""
 _JUDGED = ("depthwise", "squeeze", "squeeze_bias", "project")
 _NAMES = (OUTPUT, OF_X, *(f"gradient of {name}" for name in _JUDGED))
 
@@ -119,16 +119,6 @@ def _shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Te
     return {name: value.detach() for name, value in values.items()}
 
 
-def _convolution_inspect(answers: list[RankAnswer], size: int) -> None:
-    if gathers(answers[0]):
-        raise Wrong(
-            en="All is right, but channels are gathered on the way: only the few squeezed numbers depend on all "
-            "channels, and these are a sum.",
-            fr="Tout est juste, mais des canaux sont rassemblés en chemin : seuls les quelques nombres comprimés "
-            "dépendent de tous les canaux, et ce sont des sommes.",
-        )
-
-
 MBCONV_CHANNELS = Exercise(
     id="mbconv-channels",
     title=Said("MBConv by channels", "MBConv par canaux"),
@@ -156,7 +146,7 @@ MBCONV_CHANNELS = Exercise(
             Mistake(
                 only(_shares, (OUTPUT, "gradient of squeeze"), "gate not entered"),
                 "The forward pass is right, but the gradient that reaches squeeze comes from this rank's gates "
-                "only: excite is column-parallel and begins with its own copy, whose backward adds up.",
+                "only: excite is a layer by columns, with its own beginning (copy), whose backward adds up.",
                 "La passe avant est juste, mais le gradient qui parvient à squeeze ne vient que des portes de ce rang "
                 ": excite est une couche par colonne, avec sa propre entrée (copy), dont la passe arrière additionne.",
             ),
@@ -173,22 +163,24 @@ MBCONV_CHANNELS = Exercise(
                 "rangs, alors qu’il est entier sur chacun. Ajoutez le x qui n’est pas passé par copy.",
             ),
         ),
-        inspect=_convolution_inspect,
+        inspect=refuse_gathers(
+            "All is right, but channels are gathered on the way: only the few squeezed numbers depend on all "
+            "channels, and these are a sum.",
+            "Tout est juste, mais des canaux sont rassemblés en chemin : seuls les quelques nombres comprimés "
+            "dépendent de tous les canaux, et ce sont des sommes.",
+        ),
     ),
-    praise=Said(
-        "Right: the depthwise convolution asks nobody, the gate asks for a few numbers, the end for one all-reduce.",
-        "Exact : la convolution depthwise ne demande rien, la porte quelques nombres, la fin un all-reduce.",
-    ),
-    hints=two_hints(
-        "A 1×1 convolution is a linear layer over the channels: expand by columns, project by rows. Which of the "
-        "two is squeeze, and which is excite?",
-        "Une convolution 1×1 est une couche linéaire sur les canaux : expand par colonne, project par ligne. Que "
-        "sont alors squeeze et excite ?",
-        "Four operators: copy(x, axis) before expand; add_up(pooled @ squeeze.T, axis) before its bias; "
-        "copy(…, axis) before excite; add_up of the output of project. The shortcut adds x itself.",
-        "Quatre opérateurs : copy(x, axis) avant expand ; add_up(pooled @ squeeze.T, axis) avant son biais ; "
-        "copy(…, axis) avant excite ; add_up de la sortie de project. Le raccourci ajoute x lui-même.",
-    ),
+    praise_en="Right: the depthwise convolution asks nobody, the gate asks for a few numbers, the end for one "
+    "all-reduce.",
+    praise_fr="Exact : la convolution depthwise ne demande rien, la porte quelques nombres, la fin un all-reduce.",
+    hint_en="A 1×1 convolution is a linear layer over the channels: expand by columns, project by rows. Which of the "
+    "two is squeeze, and which is excite?",
+    hint_fr="Une convolution 1×1 est une couche linéaire sur les canaux : expand par colonne, project par ligne. Que "
+    "sont alors squeeze et excite ?",
+    nearer_en="Four operators: copy(x, axis) before expand; add_up(pooled @ squeeze.T, axis) before its bias; "
+    "copy(…, axis) before excite; add_up of the output of project. The shortcut adds x itself.",
+    nearer_fr="Quatre opérateurs : copy(x, axis) avant expand ; add_up(pooled @ squeeze.T, axis) avant son biais ; "
+    "copy(…, axis) avant excite ; add_up de la sortie de project. Le raccourci ajoute x lui-même.",
 )
 
 
@@ -283,8 +275,8 @@ def _named(plan: Mapping[str, Any]) -> str | None:
     for name in ROWS:
         if isinstance(style(name), ColwiseParallel):
             return say(
-                en=f"{name} is column-parallel, but what it reads is split already (heads or hidden features of "
-                "this rank): it closes a region, so it must be row-parallel (RowwiseParallel).",
+                en=f"{name} is split by columns, but what it reads is sharded already (heads or hidden features of "
+                "this rank): it closes a region, so it goes by rows (RowwiseParallel).",
                 fr=f"{name} est découpée par colonne, alors que ce qu’elle lit est déjà réparti (têtes ou neurones "
                 "cachés de ce rang) : elle ferme une région, donc par ligne (RowwiseParallel).",
             )
@@ -336,19 +328,15 @@ PARALLELIZE_PLAN = Exercise(
     id="parallelize-plan",
     title=Said("torch's parallelize_module", "parallelize_module de torch"),
     judge=_PlanJudge(_plan_expected, on_ranks=True, trial=_plan_trial, cases=((2, 11),), inspect=_plan_inspect),
-    praise=Said(
-        "Right: seven layers, two styles, and two all-reduces in the forward pass.",
-        "Exact : sept couches, deux styles, et deux all-reduces en passe avant.",
-    ),
-    hints=two_hints(
-        "For each layer: is what it reads whole on every rank, or split? Whole: column-parallel. Split: row-parallel.",
-        "Pour chaque couche : ce qu’elle lit est-il entier sur chaque rang, ou réparti ? Entier : par colonne. "
-        "Réparti : par ligne.",
-        "query, key, value, mlp_gate and mlp_expand read x: ColwiseParallel(). attention_project and mlp_project "
-        "read heads and hidden features: RowwiseParallel().",
-        "query, key, value, mlp_gate et mlp_expand lisent x : ColwiseParallel(). attention_project et mlp_project "
-        "lisent des têtes et des neurones cachés : RowwiseParallel().",
-    ),
+    praise_en="Right: seven layers, two styles, and two all-reduces in the forward pass.",
+    praise_fr="Exact : sept couches, deux styles, et deux all-reduces en passe avant.",
+    hint_en="For each layer: is what it reads whole on every rank, or sharded? Whole: by columns. Sharded: by rows.",
+    hint_fr="Pour chaque couche : ce qu’elle lit est-il entier sur chaque rang, ou réparti ? Entier : par colonne. "
+    "Réparti : par ligne.",
+    nearer_en="query, key, value, mlp_gate and mlp_expand read x: ColwiseParallel(). attention_project and mlp_project "
+    "read heads and hidden features: RowwiseParallel().",
+    nearer_fr="query, key, value, mlp_gate et mlp_expand lisent x : ColwiseParallel(). attention_project et "
+    "mlp_project lisent des têtes et des neurones cachés : RowwiseParallel().",
 )
 
 
@@ -415,7 +403,7 @@ LAYER_BYTES = Exercise(
             Mistake(
                 _spoilt(lambda n: 1 / n),
                 "You divide by the number of ranks once more; but what is added up, (B, T, D), is whole on every "
-                "rank: tensor parallelism splits weights, not this tensor.",
+                "rank: tensor parallelism shards weights, not this tensor.",
                 "Vous divisez une fois de trop par le nombre de rangs ; or ce que l’on additionne, (B, T, D), est "
                 "entier sur chaque rang : le parallélisme de tenseur répartit les poids, pas ce tenseur.",
             ),
@@ -433,16 +421,12 @@ LAYER_BYTES = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: four all-reduces of (B, T, D) for each layer and each micro-batch.",
-        "Exact : quatre all-reduces de (B, T, D) par couche et par micro-batch.",
-    ),
-    hints=two_hints(
-        "How many regions has a transformer layer, and how many all-reduces each, forward and backward? What is "
-        "the shape of what is added up?",
-        "Combien de régions une couche de transformer a-t-elle, et combien d’all-reduces chacune, en passes avant "
-        "et arrière ? Quelle est la forme de ce qui est additionné ?",
-        "4 messages of samples · tokens · width · number_bytes, of which a ring sends 2 (ranks − 1) / ranks.",
-        "4 messages de samples · tokens · width · number_bytes, dont un anneau envoie 2 (ranks − 1) / ranks.",
-    ),
+    praise_en="Right: four all-reduces of (B, T, D) for each layer and each micro-batch.",
+    praise_fr="Exact : quatre all-reduces de (B, T, D) par couche et par micro-batch.",
+    hint_en="How many regions has a transformer layer, and how many all-reduces each, forward and backward? What is "
+    "the shape of what is added up?",
+    hint_fr="Combien de régions une couche de transformer a-t-elle, et combien d’all-reduces chacune, en passes avant "
+    "et arrière ? Quelle est la forme de ce qui est additionné ?",
+    nearer_en="4 messages of samples · tokens · width · number_bytes, of which a ring sends 2 (ranks − 1) / ranks.",
+    nearer_fr="4 messages de samples · tokens · width · number_bytes, dont un anneau envoie 2 (ranks − 1) / ranks.",
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.rank_judges import (
     COUNTED_AGAIN,
@@ -28,6 +28,7 @@ from dlojz.labs.kit.rank_judges import (
     gradient,
     normals,
     only,
+    refuse_gathers,
     times_ranks,
 )
 from dlojz.processes.forks import RankAnswer
@@ -106,17 +107,6 @@ def _added(way: str) -> Callable[[int, int, int], dict[str, Tensor]]:
     return lambda rank, size, seed: {OUTPUT: added(_found(other, size, seed, way) for other in range(size))}
 
 
-def _inspect_table(answers: list[RankAnswer], size: int) -> None:
-    if gathers(answers[0]):
-        raise Wrong(
-            en="The output is right, but the ranks' tables or results are gathered: that brings what was split to "
-            "every rank again. Each looks up its own words, and the zeros of the others leave the sum as it is.",
-            fr="La sortie est juste, mais les tables ou les résultats des rangs sont rassemblés : ce qui était "
-            "réparti revient sur chaque rang. Chacun cherche ses propres mots, et les zéros des autres ne changent "
-            "pas la somme.",
-        )
-
-
 VOCABULARY_EMBEDDING = Exercise(
     id="vocabulary-embedding",
     title=Said("the embedding by words", "l’embedding par mots"),
@@ -145,22 +135,24 @@ VOCABULARY_EMBEDDING = Exercise(
                 "rangs : après une somme en passe avant, il n’y a rien à envoyer en passe arrière.",
             ),
         ),
-        inspect=_inspect_table,
+        inspect=refuse_gathers(
+            "The output is right, but the ranks' tables or results are gathered: that brings what was divided to "
+            "every rank again. Each looks up its own words, and the zeros of the others leave the sum as it is.",
+            "La sortie est juste, mais les tables ou les résultats des rangs sont rassemblés : ce qui était "
+            "réparti revient sur chaque rang. Chacun cherche ses propres mots, et les zéros des autres ne changent "
+            "pas la somme.",
+        ),
     ),
-    praise=Said(
-        "Right: one rank alone knows each word, the others add zeros; one all-reduce of (B, T, D).",
-        "Exact : un seul rang connaît chaque mot, les autres ajoutent des zéros ; un all-reduce de (B, T, D).",
-    ),
-    hints=two_hints(
-        "start = axis.rank * len(table). Which tokens are this rank's? Look those up, and see to it that the "
-        "others give 0.",
-        "start = axis.rank * len(table). Quels tokens appartiennent à ce rang ? Cherchez ceux-là, et faites en "
-        "sorte que les autres donnent 0.",
-        "elsewhere = (tokens < start) | (tokens >= start + len(table)); found = table[(tokens - "
-        "start).masked_fill(elsewhere, 0)]; found.masked_fill(elsewhere.unsqueeze(-1), 0), then add_up(…, axis).",
-        "elsewhere = (tokens < start) | (tokens >= start + len(table)) ; found = table[(tokens - "
-        "start).masked_fill(elsewhere, 0)] ; found.masked_fill(elsewhere.unsqueeze(-1), 0), puis add_up(…, axis).",
-    ),
+    praise_en="Right: one rank alone knows each word, the others add zeros; one all-reduce of (B, T, D).",
+    praise_fr="Exact : un seul rang connaît chaque mot, les autres ajoutent des zéros ; un all-reduce de (B, T, D).",
+    hint_en="start = axis.rank * len(table). Which tokens are this rank's? Look those up, and see to it that the "
+    "others give 0.",
+    hint_fr="start = axis.rank * len(table). Quels tokens appartiennent à ce rang ? Cherchez ceux-là, et faites en "
+    "sorte que les autres donnent 0.",
+    nearer_en="elsewhere = (tokens < start) | (tokens >= start + len(table)); found = table[(tokens - "
+    "start).masked_fill(elsewhere, 0)]; found.masked_fill(elsewhere.unsqueeze(-1), 0), then add_up(…, axis).",
+    nearer_fr="elsewhere = (tokens < start) | (tokens >= start + len(table)) ; found = table[(tokens - "
+    "start).masked_fill(elsewhere, 0)] ; found.masked_fill(elsewhere.unsqueeze(-1), 0), puis add_up(…, axis).",
 )
 
 
@@ -260,22 +252,18 @@ VOCABULARY_LOSS = Exercise(
         ),
         inspect=_inspect_logits,
     ),
-    praise=Said(
-        "Right: three numbers per token cross the ranks, whatever the vocabulary.",
-        "Exact : trois nombres par token passent entre les rangs, quel que soit le vocabulaire.",
-    ),
-    hints=two_hints(
-        "loss = log Σ exp(logit − m) − (logit of the target − m). m: the largest over the ranks (it needs no "
-        "gradient). The sum and the target's logit: added up over the ranks, as in the embedding.",
-        "perte = log Σ exp(logit − m) − (logit de la cible − m). m : le plus grand sur les rangs (sans gradient). "
-        "La somme et le logit de la cible : additionnés sur les rangs, comme dans l’embedding.",
-        "m = axis.all_reduce(logits.detach().amax(-1), largest=True). total = add_up((logits - m.unsqueeze(-1))."
-        "exp().sum(-1), axis). The target: gather along -1 with (targets - start).masked_fill(elsewhere, 0), zero "
-        "elsewhere, add_up. Then (total.log() - target).mean().",
-        "m = axis.all_reduce(logits.detach().amax(-1), largest=True). total = add_up((logits - m.unsqueeze(-1))."
-        "exp().sum(-1), axis). La cible : gather selon -1 avec (targets - start).masked_fill(elsewhere, 0), zéro "
-        "ailleurs, add_up. Enfin (total.log() - target).mean().",
-    ),
+    praise_en="Right: three numbers per token cross the ranks, whatever the vocabulary.",
+    praise_fr="Exact : trois nombres par token passent entre les rangs, quel que soit le vocabulaire.",
+    hint_en="loss = log Σ exp(logit − m) − (logit of the target − m). m: the largest over the ranks (it needs no "
+    "gradient). The sum and the target's logit: added up over the ranks, as in the embedding.",
+    hint_fr="perte = log Σ exp(logit − m) − (logit de la cible − m). m : le plus grand sur les rangs (sans gradient). "
+    "La somme et le logit de la cible : additionnés sur les rangs, comme dans l’embedding.",
+    nearer_en="m = axis.all_reduce(logits.detach().amax(-1), largest=True). total = add_up((logits - m.unsqueeze(-1))."
+    "exp().sum(-1), axis). The target: gather along -1 with (targets - start).masked_fill(elsewhere, 0), zero "
+    "elsewhere, add_up. Then (total.log() - target).mean().",
+    nearer_fr="m = axis.all_reduce(logits.detach().amax(-1), largest=True). total = add_up((logits - m.unsqueeze(-1))."
+    "exp().sum(-1), axis). La cible : gather selon -1 avec (targets - start).masked_fill(elsewhere, 0), zéro "
+    "ailleurs, add_up. Enfin (total.log() - target).mean().",
 )
 
 
@@ -447,22 +435,18 @@ SEQUENCE_PARALLEL = Exercise(
         ),
         inspect=_inspect,
     ),
-    praise=Said(
-        "Right, with and without: the all-reduce in two halves, the norm's gradients added up, each mask where it "
-        "belongs.",
-        "Exact, avec et sans : l’all-reduce en deux moitiés, les gradients de la norme additionnés, chaque masque à sa "
-        "place.",
-    ),
-    hints=two_hints(
-        "The region wants all tokens, and its end is a sum of which each rank keeps its own. Who sees all tokens "
-        "when the norm is computed, and what follows for its weights? Are the tokens that are dropped the same on "
-        "all ranks?",
-        "La région veut tous les tokens, et se termine par une somme dont chaque rang garde sa part. Qui voit tous "
-        "les tokens quand la norme se calcule, et qu’en résulte-t-il pour ses poids ? Les tokens soumis au dropout "
-        "sont-ils les mêmes sur tous les rangs ?",
-        "With: weight and bias through copy(…, axis), norm, gather_tokens, region, scatter_tokens, dropout "
-        '"split". Without: norm, copy, region, add_up, dropout "replicated". Then + x.',
-        "Avec : weight et bias à travers copy(…, axis), norme, gather_tokens, region, scatter_tokens, dropout "
-        '"split". Sans : norme, copy, region, add_up, dropout "replicated". Enfin + x.',
-    ),
+    praise_en="Right, with and without: the all-reduce in two halves, the norm's gradients added up, each mask where "
+    "it belongs.",
+    praise_fr="Exact, avec et sans : l’all-reduce en deux moitiés, les gradients de la norme additionnés, chaque "
+    "masque à sa place.",
+    hint_en="The region wants all tokens, and its end is a sum of which each rank keeps its own. Who sees all tokens "
+    "when the norm is computed, and what follows for its weights? Are the tokens that are dropped the same on "
+    "all ranks?",
+    hint_fr="La région veut tous les tokens, et se termine par une somme dont chaque rang garde sa part. Qui voit tous "
+    "les tokens quand la norme se calcule, et qu’en résulte-t-il pour ses poids ? Les tokens soumis au dropout "
+    "sont-ils les mêmes sur tous les rangs ?",
+    nearer_en="With: weight and bias through copy(…, axis), norm, gather_tokens, region, scatter_tokens, dropout "
+    '"split". Without: norm, copy, region, add_up, dropout "replicated". Then + x.',
+    nearer_fr="Avec : weight et bias à travers copy(…, axis), norme, gather_tokens, region, scatter_tokens, dropout "
+    '"split". Sans : norme, copy, region, add_up, dropout "replicated". Enfin + x.',
 )

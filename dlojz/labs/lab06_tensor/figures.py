@@ -17,14 +17,14 @@ from dlojz.base.table import Table
 from dlojz.by_hand.tensor.axis import share_bounds
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure
 from dlojz.display.style import BLACK, EDGE, GREY, LINE_STYLES, SHADE, Style
-from dlojz.labs.kit.example_links import NETWORK, NVLINK
+from dlojz.hardware.links import NETWORK, NVLINK
+from dlojz.labs.kit.exercise import or_to_do
 from dlojz.labs.kit.figures import (
     SHEET_RANKS,
     figure_of,
     labelled,
     measured_footprint,
     memory_and_messages,
-    or_to_do,
     panel,
     pictured,
     plot_lines,
@@ -81,8 +81,8 @@ def split_layer(ranks: int = 2) -> LabFigure:
         9.0,
         4.6,
         alt=say(
-            en="Y = X W. Column-parallel: X whole, the columns of W and of Y split. Row-parallel: the columns of X and "
-            "the rows of W split; each rank has a partial product of the shape of Y, and these are added up.",
+            en="Y = X W. By columns: X whole, the columns of W and of Y sharded. By rows: the columns of X and the "
+            "rows of W sharded; each rank has a partial product of the shape of Y, and these are added up.",
             fr="Y = X W. Par colonne : X entier, les colonnes de W et de Y réparties. Par ligne : les colonnes de X et "
             "les lignes de W réparties ; chaque rang a un produit partiel de la forme de Y, et on les additionne.",
         ),

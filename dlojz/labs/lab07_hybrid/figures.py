@@ -13,9 +13,10 @@ from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.grid_drawing import grid_figure
 from dlojz.display.style import BLACK, CATEGORY_STYLES, EDGE, LINE_STYLES, category_label
-from dlojz.labs.kit.figures import columns, labelled, measured_footprint, or_to_do, panel, pictured
+from dlojz.labs.kit.exercise import or_to_do
+from dlojz.labs.kit.figures import columns, labelled, measured_footprint, panel, pictured
 from dlojz.labs.kit.judges import expect_groups, expect_triple
-from dlojz.labs.lab07_hybrid.exercises_grid import ROUNDS, BetweenNodes
+from dlojz.labs.lab07_hybrid.exercises import ROUNDS, BetweenNodes
 from dlojz.prediction.communication import predict_communication
 from dlojz.prediction.link_traffic import link_traffic
 from dlojz.prediction.shapes import model_shapes, part_of
@@ -122,7 +123,7 @@ def degrees(
         fields: of the run, without its degrees and micro-batches.
         gpus_per_node: of the cluster.
         choices: degrees that make the same number of ranks.
-        samples: of a step, which the replicas split into micro-batches of one.
+        samples: of a step, which the replicas divide into micro-batches of one.
     """
     rows = []
     for dp, pp, tp in choices:

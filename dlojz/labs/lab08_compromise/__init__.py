@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlojz.labs.kit.exercise import Prediction, Said
+from dlojz.labs.kit.exercise import Prediction
 from dlojz.labs.lab08_compromise.exercises_alpa import PROGRAMME, STAGES
 from dlojz.labs.lab08_compromise.exercises_evidence import BOUNDED_FIT, HELD_OUT, PAIRED
 from dlojz.labs.lab08_compromise.exercises_layouts import BEST_SPLIT, CHOOSE, PARETO, RANK_BYTES
@@ -12,40 +12,32 @@ EXERCISES = (RANK_BYTES, BOUNDED_FIT, BEST_SPLIT, CHOOSE, PARETO, PROGRAMME, STA
 PREDICTIONS = (
     Prediction(
         id="training-days",
-        question=Said(
-            "How many days does it take to train 175 billion parameters on 300 billion tokens, with 1,024 A100s at 140 "
-            "TFLOP/s each?",
-            "Combien de jours faut-il pour entraîner 175 milliards de paramètres sur 300 milliards de tokens, avec 1 "
-            "024 A100 à 140 TFLOP/s chacun ?",
-        ),
+        en="How many days does it take to train 175 billion parameters on 300 billion tokens, with 1,024 A100s at 140 "
+        "TFLOP/s each?",
+        fr="Combien de jours faut-il pour entraîner 175 milliards de paramètres sur 300 milliards de tokens, avec 1 "
+        "024 A100 à 140 TFLOP/s chacun ?",
         kind="count",
         tolerance=0.03,
     ),
     Prediction(
         id="perceptron-cost",
-        question=Said(
-            "What does the cheapest sharding of six dense layers cost, in the unit of the mesh?",
-            "Combien coûte la découpe la moins chère de six couches denses, dans l’unité du maillage ?",
-        ),
+        en="What does the cheapest sharding of six dense layers cost, in the unit of the mesh?",
+        fr="Combien coûte la découpe la moins chère de six couches denses, dans l’unité du maillage ?",
         kind="count",
         tolerance=0.001,
     ),
     Prediction(
         id="many-micro-batches",
-        question=Said(
-            "How long is the shortest step of eight equal layers on 4 GPUs with 64 micro-batches?",
-            "Combien dure le plus court pas de huit couches égales sur 4 GPU, avec 64 micro-batches ?",
-        ),
+        en="How long is the shortest step of eight equal layers on 4 GPUs with 64 micro-batches?",
+        fr="Combien dure le plus court pas de huit couches égales sur 4 GPU, avec 64 micro-batches ?",
         kind="count",
         tolerance=0.001,
     ),
     Prediction(
         id="slowest-here",
-        question=Said(
-            "On this machine, how many times longer is a step of the slowest layout than one of the fastest?",
-            "Sur cette machine, combien de fois plus long est le pas de la configuration la plus lente que celui de la "
-            "plus rapide ?",
-        ),
+        en="On this machine, how many times longer is a step of the slowest layout than one of the fastest?",
+        fr="Sur cette machine, combien de fois plus long est le pas de la configuration la plus lente que celui de la "
+        "plus rapide ?",
         kind="ratio",
         tolerance=0.3,
     ),

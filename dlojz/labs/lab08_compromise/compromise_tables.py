@@ -16,7 +16,8 @@ from dlojz.hardware import cluster
 from dlojz.hardware.decoder_size import flops_per_sequence
 from dlojz.hardware.evidence import Measurement
 from dlojz.hardware.links import Collective, Interconnect, bus_factor
-from dlojz.labs.kit.figures import columns, or_to_do, pictured
+from dlojz.labs.kit.exercise import or_to_do
+from dlojz.labs.kit.figures import columns, pictured
 from dlojz.labs.lab08_compromise.exercises_alpa import KNOWN, StageTimes, perceptron, plan_of, solve
 from dlojz.labs.lab08_compromise.exercises_evidence import MeasuredRow
 from dlojz.labs.lab08_compromise.exercises_layouts import LayoutRow

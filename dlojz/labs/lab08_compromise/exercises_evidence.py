@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from dlojz.base.language import say, shortest, significant
-from dlojz.labs.kit.example_links import relative_line
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, two_hints
+from dlojz.hardware.links import weighted_line
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said
 from dlojz.labs.kit.judges import Case, Judge, Numbers, part_by_part
 
 Pair = tuple[float, float]
@@ -30,7 +30,7 @@ def bounded_line(message_bytes: Sequence[float], seconds: Sequence[float], facto
     negative unknown, the least is on the boundary on which that unknown is 0.
     """
     carried = [factor * n for n in message_bytes]
-    alpha, beta = relative_line(carried, seconds)
+    alpha, beta = weighted_line(carried, seconds)
     if alpha < 0:
         return 0.0, slope_alone(carried, seconds)
     if beta < 0:
@@ -55,17 +55,13 @@ def _carried(way: Callable[[Sequence[float], Sequence[float]], Pair]) -> Callabl
 
 def _absolute(n: Sequence[float], t: Sequence[float]) -> Pair:
     """The line by gaps in seconds, each number at least 0."""
-    mean_n, mean_t = math.fsum(n) / len(n), math.fsum(t) / len(t)
-    beta = math.fsum((x - mean_n) * (y - mean_t) for x, y in zip(n, t, strict=True)) / math.fsum(
-        (x - mean_n) ** 2 for x in n
-    )
-    alpha = mean_t - beta * mean_n
+    alpha, beta = weighted_line(n, t, [1.0] * len(t))
     if alpha < 0:
         return 0.0, math.fsum(x * y for x, y in zip(n, t, strict=True)) / math.fsum(x * x for x in n)
-    return (mean_t, 0.0) if beta < 0 else (alpha, beta)
+    return (math.fsum(t) / len(t), 0.0) if beta < 0 else (alpha, beta)
 
 
-_RELATIVE, _IN_SECONDS = _carried(relative_line), _carried(_absolute)
+_RELATIVE, _IN_SECONDS = _carried(weighted_line), _carried(_absolute)
 
 
 def _cut(n: Sequence[float], t: Sequence[float], factor: float) -> Pair:
@@ -152,20 +148,17 @@ BOUNDED_FIT = Exercise(
         mistakes=(*part_by_part(_FIT_WAYS, 2), *_FACTOR_WAYS),
         tolerance=0.005,
     ),
-    praise=Said(
-        "Right: both numbers stay physical for every collective, even outside the range of the measurements.",
-        "Exact : les deux nombres restent physiques pour toutes les collectives, même hors de l’intervalle mesuré.",
-    ),
-    hints=two_hints(
-        "As in lab 03, one row per measurement, divided by its time: α · 1/t + β · factor·n/t = 1. What is new: both "
-        "unknowns at least 0. Look at scipy.optimize.nnls.",
-        "Comme au TP 03, une ligne par mesure, divisée par sa durée : α · 1/t + β · factor·n/t = 1. La nouveauté : les "
-        "deux inconnues sont positives ou nulles. Voyez scipy.optimize.nnls.",
-        "nnls(rows, ones)[0] gives (α, β), where rows has the columns 1/t and factor·n/t. By hand: if α < 0, take α = "
-        "0 and the best β alone, Σ x ÷ Σ x² with x = factor·n/t.",
-        "nnls(rows, ones)[0] donne (α, β), où rows a pour colonnes 1/t et factor·n/t. À la main : si α < 0, prenez α = "
-        "0 et le meilleur β seul, Σ x ÷ Σ x² avec x = factor·n/t.",
-    ),
+    praise_en="Right: both numbers stay physical for every collective, even outside the range of the measurements.",
+    praise_fr="Exact : les deux nombres restent physiques pour toutes les collectives, même hors de l’intervalle "
+    "mesuré.",
+    hint_en="As in lab 03, one row per measurement, divided by its time: α · 1/t + β · factor·n/t = 1. What is new: "
+    "both unknowns at least 0. Look at scipy.optimize.nnls.",
+    hint_fr="Comme au TP 03, une ligne par mesure, divisée par sa durée : α · 1/t + β · factor·n/t = 1. La nouveauté : "
+    "les deux inconnues sont positives ou nulles. Voyez scipy.optimize.nnls.",
+    nearer_en="nnls(rows, ones)[0] gives (α, β), where rows has the columns 1/t and factor·n/t. By hand: if α < 0, "
+    "take α = 0 and the best β alone, Σ x ÷ Σ x² with x = factor·n/t.",
+    nearer_fr="nnls(rows, ones)[0] donne (α, β), où rows a pour colonnes 1/t et factor·n/t. À la main : si α < 0, "
+    "prenez α = 0 et le meilleur β seul, Σ x ÷ Σ x² avec x = factor·n/t.",
 )
 
 
@@ -288,20 +281,16 @@ PAIRED = Exercise(
         ),
         tolerance=1e-6,
     ),
-    praise=Said(
-        "Right: the ratio does not depend on the load of the machine, and p says how far to trust its sign.",
-        "Exact : le rapport ne dépend pas de la charge de la machine, et p dit à quel point se fier à son signe.",
-    ),
-    hints=two_hints(
-        "Go round by round: in each, one of the two wins. How often would a coin, tossed once per round, come down at "
-        "least as one-sided?",
-        "Allez tour par tour : à chacun, l’une des deux gagne. À quelle fréquence une pièce, lancée une fois par tour, "
-        "tomberait-elle au moins aussi souvent du même côté ?",
-        "n = rounds that are no tie, w = the larger number of wins: p = min(1, 2 · Σ_{k ≥ w} math.comb(n, k) / 2ⁿ). "
-        "The ratio is statistics.median of second / first.",
-        "n = tours sans ex æquo, w = le plus grand nombre de victoires : p = min(1, 2 · Σ_{k ≥ w} math.comb(n, k) / "
-        "2ⁿ). Le rapport est statistics.median de seconde / première.",
-    ),
+    praise_en="Right: the ratio does not depend on the load of the machine, and p says how far to trust its sign.",
+    praise_fr="Exact : le rapport ne dépend pas de la charge de la machine, et p dit à quel point se fier à son signe.",
+    hint_en="Go round by round: in each, one of the two wins. How often would a coin, tossed once per round, come down "
+    "at least as one-sided?",
+    hint_fr="Allez tour par tour : à chacun, l’une des deux gagne. À quelle fréquence une pièce, lancée une fois par "
+    "tour, tomberait-elle au moins aussi souvent du même côté ?",
+    nearer_en="n = rounds that are no tie, w = the larger number of wins: p = min(1, 2 · Σ_{k ≥ w} math.comb(n, k) / "
+    "2ⁿ). The ratio is statistics.median of second / first.",
+    nearer_fr="n = tours sans ex æquo, w = le plus grand nombre de victoires : p = min(1, 2 · Σ_{k ≥ w} math.comb(n, "
+    "k) / 2ⁿ). Le rapport est statistics.median de seconde / première.",
 )
 
 
@@ -455,19 +444,16 @@ HELD_OUT = Exercise(
         ),
         tolerance=1e-6,
     ),
-    praise=Said(
-        "Right: a model is judged on rows that it was not fitted on, and against what a constant rate achieves there.",
-        "Exact : un modèle se juge sur des lignes qui n’ont pas servi à l’ajuster, face à ce qu’y obtient un débit "
-        "constant.",
-    ),
-    hints=two_hints(
-        "Two lists: the rows that were fitted on, and the others. From which does the constant take its rate, and on "
-        "which are both judged?",
-        "Deux listes : les lignes ajustées et les autres. Sur laquelle la constante prend-elle son débit, et sur "
-        "laquelle juge-t-on les deux ?",
-        "rate = statistics.median(work / measured_s) of the fitted rows; the constant predicts work / rate. Both "
-        "errors are the mean of abs(predicted / measured − 1) over the rows that are not fitted.",
-        "rate = statistics.median(work / measured_s) des lignes ajustées ; la constante prédit work / rate. Les deux "
-        "erreurs sont la moyenne de abs(prédit / mesuré − 1) sur les lignes non ajustées.",
-    ),
+    praise_en="Right: a model is judged on rows that it was not fitted on, and against what a constant rate achieves "
+    "there.",
+    praise_fr="Exact : un modèle se juge sur des lignes qui n’ont pas servi à l’ajuster, face à ce qu’y obtient un "
+    "débit constant.",
+    hint_en="Two lists: the rows that were fitted on, and the others. From which does the constant take its rate, and "
+    "on which are both judged?",
+    hint_fr="Deux listes : les lignes ajustées et les autres. Sur laquelle la constante prend-elle son débit, et sur "
+    "laquelle juge-t-on les deux ?",
+    nearer_en="rate = statistics.median(work / measured_s) of the fitted rows; the constant predicts work / rate. Both "
+    "errors are the mean of abs(predicted / measured − 1) over the rows that are not fitted.",
+    nearer_fr="rate = statistics.median(work / measured_s) des lignes ajustées ; la constante prédit work / rate. Les "
+    "deux erreurs sont la moyenne de abs(prédit / mesuré − 1) sur les lignes non ajustées.",
 )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlojz.base.language import say, significant
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Case, Judge, Numbers, part_by_part, refuse_nothing, shown
 from dlojz.planner.space import PlannedLayout
 
@@ -30,7 +30,7 @@ def rank_bytes(layout: Any, stage: int, parameters: float, micro_batch_bytes: fl
         parameters: of the whole stage, all its slices together.
         micro_batch_bytes: activations that a rank of this stage keeps of one micro-batch.
 
-    Sources: Rajbhandari et al. 2020 (arXiv 1910.02054), §5, for what each ZeRO stage partitions; Narayanan et al. 2021
+    Sources: Rajbhandari et al. 2020 (arXiv 1910.02054), §5, for what each ZeRO stage shards; Narayanan et al. 2021
     (arXiv 2104.04473), §2.2, for the micro-batches in flight.
     """
     own = parameters / layout.tp
@@ -191,22 +191,18 @@ RANK_BYTES = Exercise(
         ),
         tolerance=1e-6,
     ),
-    praise=Said(
-        "Right: the states depend on the ZeRO stage, the activations on the place in the pipeline. The first stage "
-        "decides whether a layout fits.",
-        "Exact : les états dépendent du niveau de ZeRO, les activations de la place dans le pipeline. C’est le premier "
-        "étage qui décide si une configuration tient.",
-    ),
-    hints=two_hints(
-        "Four products. Which of 2, 4 and 12 bytes per parameter does each ZeRO stage divide by dp? And how many "
-        "micro-batches has stage `stage` begun when its first gradient comes back?",
-        "Quatre produits. Lesquels des 2, 4 et 12 octets par paramètre chaque niveau de ZeRO divise-t-il par dp ? Et "
-        "combien de micro-batches l’étage `stage` a-t-il commencés quand lui revient son premier gradient ?",
-        "With own = parameters / layout.tp: 2·own (÷ dp if zero ≥ 3), 4·own (÷ dp if zero ≥ 2), 12·own (÷ dp if zero ≥ "
-        "1), and micro_batch_bytes · min(pp − stage, micro_batches).",
-        "Avec own = parameters / layout.tp : 2·own (÷ dp si zero ≥ 3), 4·own (÷ dp si zero ≥ 2), 12·own (÷ dp si zero "
-        "≥ 1), et micro_batch_bytes · min(pp − stage, micro_batches).",
-    ),
+    praise_en="Right: the states depend on the ZeRO stage, the activations on the place in the pipeline. The first "
+    "stage decides whether a layout fits.",
+    praise_fr="Exact : les états dépendent du niveau de ZeRO, les activations de la place dans le pipeline. C’est le "
+    "premier étage qui décide si une configuration tient.",
+    hint_en="Four products. Which of 2, 4 and 12 bytes per parameter does each ZeRO stage divide by dp? And how many "
+    "micro-batches has stage `stage` begun when its first gradient comes back?",
+    hint_fr="Quatre produits. Lesquels des 2, 4 et 12 octets par paramètre chaque niveau de ZeRO divise-t-il par dp ? "
+    "Et combien de micro-batches l’étage `stage` a-t-il commencés quand lui revient son premier gradient ?",
+    nearer_en="With own = parameters / layout.tp: 2·own (÷ dp if zero ≥ 3), 4·own (÷ dp if zero ≥ 2), 12·own (÷ dp if "
+    "zero ≥ 1), and micro_batch_bytes · min(pp − stage, micro_batches).",
+    nearer_fr="Avec own = parameters / layout.tp : 2·own (÷ dp si zero ≥ 3), 4·own (÷ dp si zero ≥ 2), 12·own (÷ dp si "
+    "zero ≥ 1), et micro_batch_bytes · min(pp − stage, micro_batches).",
 )
 
 
@@ -377,23 +373,19 @@ BEST_SPLIT = Exercise(
         mistakes=(*_SPLIT_WAYS, *part_by_part(_SPLIT_WAYS, 3), _SHARE),
         tolerance=1e-6,
     ),
-    praise=Said(
-        "Right for thirty clusters: stages cost bubble, replicas cost all-reduce, and the link decides which is "
-        "cheaper.",
-        "Exact pour trente clusters : les étages coûtent en bulle, les répliques en all-reduce, et le lien décide du "
-        "moins cher.",
-    ),
-    hints=two_hints(
-        "For each pp that divides gpus and fits: dp = gpus // pp. How long does a stage take for one micro-batch, and "
-        "how many such times does the last stage wait? How many bytes of gradients does a rank have?",
-        "Pour chaque pp qui divise gpus et qui tient : dp = gpus // pp. Combien dure un micro-batch sur un étage, et "
-        "combien de ces durées le dernier étage attend-il ? Combien d’octets de gradients a un rang ?",
-        "bubble = (pp − 1) · work_s / pp; all_reduce = 2 (dp − 1)(α + β · 2 · parameters / (pp · dp)); keep the pp "
-        "with the least sum, of those for which dp divides micro_batches and 16 · parameters / pp fits.",
-        "bubble = (pp − 1) · work_s / pp ; all_reduce = 2 (dp − 1)(α + β · 2 · parameters / (pp · dp)) ; gardez le pp "
-        "dont la somme est la plus petite, parmi ceux pour lesquels dp divise micro_batches et 16 · parameters / pp "
-        "tient.",
-    ),
+    praise_en="Right for thirty clusters: stages cost bubble, replicas cost all-reduce, and the link decides which is "
+    "cheaper.",
+    praise_fr="Exact pour trente clusters : les étages coûtent en bulle, les répliques en all-reduce, et le lien "
+    "décide du moins cher.",
+    hint_en="For each pp that divides gpus and fits: dp = gpus // pp. How long does a stage take for one micro-batch, "
+    "and how many such times does the last stage wait? How many bytes of gradients does a rank have?",
+    hint_fr="Pour chaque pp qui divise gpus et qui tient : dp = gpus // pp. Combien dure un micro-batch sur un étage, "
+    "et combien de ces durées le dernier étage attend-il ? Combien d’octets de gradients a un rang ?",
+    nearer_en="bubble = (pp − 1) · work_s / pp; all_reduce = 2 (dp − 1)(α + β · 2 · parameters / (pp · dp)); keep the "
+    "pp with the least sum, of those for which dp divides micro_batches and 16 · parameters / pp fits.",
+    nearer_fr="bubble = (pp − 1) · work_s / pp ; all_reduce = 2 (dp − 1)(α + β · 2 · parameters / (pp · dp)) ; gardez "
+    "le pp dont la somme est la plus petite, parmi ceux pour lesquels dp divise micro_batches et 16 · parameters / pp "
+    "tient.",
 )
 
 
@@ -540,22 +532,18 @@ CHOOSE = Exercise(
     id="choose-layout",
     title=Said("the fastest that can run", "la plus rapide qui puisse tourner"),
     judge=Judge(choose, cases=_questions, trial=_row_of, mistakes=_CHOICE_WAYS, differs=_other_choice),
-    praise=Said(
-        "Right on four clusters: you keep the layouts that can run, then compare samples per second.",
-        "Exact sur quatre clusters : vous gardez les configurations qui peuvent tourner, puis comparez les "
-        "échantillons par seconde.",
-    ),
-    hints=two_hints(
-        "Filter, then choose. Three things rule a layout out: its ranks are not the GPUs, its tp does not divide the "
-        "heads, its memory is not there. And what is fast: a short step, or many samples per second?",
-        "Filtrez, puis choisissez. Trois choses écartent une configuration : ses rangs ne sont pas les GPU, son tp ne "
-        "divise pas les têtes, sa mémoire manque. Et qu’est-ce qui est rapide : un pas court, ou beaucoup "
-        "d’échantillons par seconde ?",
-        "able = [one for one in layouts if one.dp * one.tp * one.pp == gpus and heads % one.tp == 0 and "
-        "one.memory_bytes <= capacity_bytes]; then max(able, key=…) with dp · micro_batch · micro_batches ÷ step_s.",
-        "able = [one for one in layouts if one.dp * one.tp * one.pp == gpus and heads % one.tp == 0 and "
-        "one.memory_bytes <= capacity_bytes] ; puis max(able, key=…) avec dp · micro_batch · micro_batches ÷ step_s.",
-    ),
+    praise_en="Right on four clusters: you keep the layouts that can run, then compare samples per second.",
+    praise_fr="Exact sur quatre clusters : vous gardez les configurations qui peuvent tourner, puis comparez les "
+    "échantillons par seconde.",
+    hint_en="Filter, then choose. Three things rule a layout out: its ranks are not the GPUs, its tp does not divide "
+    "the heads, its memory is not there. And what is fast: a short step, or many samples per second?",
+    hint_fr="Filtrez, puis choisissez. Trois choses écartent une configuration : ses rangs ne sont pas les GPU, son tp "
+    "ne divise pas les têtes, sa mémoire manque. Et qu’est-ce qui est rapide : un pas court, ou beaucoup "
+    "d’échantillons par seconde ?",
+    nearer_en="able = [one for one in layouts if one.dp * one.tp * one.pp == gpus and heads % one.tp == 0 and "
+    "one.memory_bytes <= capacity_bytes]; then max(able, key=…) with dp · micro_batch · micro_batches ÷ step_s.",
+    nearer_fr="able = [one for one in layouts if one.dp * one.tp * one.pp == gpus and heads % one.tp == 0 and "
+    "one.memory_bytes <= capacity_bytes] ; puis max(able, key=…) avec dp · micro_batch · micro_batches ÷ step_s.",
 )
 
 
@@ -672,14 +660,12 @@ PARETO = Exercise(
     id="pareto-front",
     title=Said("the Pareto front", "le front de Pareto"),
     judge=Judge(pareto, cases=_clouds, trial=_places, mistakes=_FRONT_WAYS, differs=_other_front),
-    praise=Said(
-        "Right: each of the other points is dominated by one of these.",
-        "Exact : chacun des autres points est dominé par l’un de ceux-ci.",
-    ),
-    hints=two_hints(
-        "When does one point beat another? In what may they be equal, and in what must they differ?",
-        "Quand un point en bat-il un autre ? Sur quoi peuvent-ils être égaux, sur quoi doivent-ils différer ?",
-        "q beats p if all(a <= b for a, b in zip(q, p)) and q != p; keep the places of the points that nobody beats.",
-        "q bat p si all(a <= b for a, b in zip(q, p)) et q != p ; gardez les places des points que personne ne bat.",
-    ),
+    praise_en="Right: each of the other points is dominated by one of these.",
+    praise_fr="Exact : chacun des autres points est dominé par l’un de ceux-ci.",
+    hint_en="When does one point beat another? In what may they be equal, and in what must they differ?",
+    hint_fr="Quand un point en bat-il un autre ? Sur quoi peuvent-ils être égaux, sur quoi doivent-ils différer ?",
+    nearer_en="q beats p if all(a <= b for a, b in zip(q, p)) and q != p; keep the places of the points that nobody "
+    "beats.",
+    nearer_fr="q bat p si all(a <= b for a, b in zip(q, p)) et q != p ; gardez les places des points que personne ne "
+    "bat.",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlojz.labs.kit.exercise import Prediction, Said
+from dlojz.labs.kit.exercise import Prediction
 from dlojz.labs.lab09_optimizers.exercises_compression import (
     COMPRESS_SIGNS,
     COMPRESSED_ALL_REDUCE,
@@ -27,66 +27,52 @@ EXERCISES = (
 PREDICTIONS = (
     Prediction(
         id="what-arrives",
-        question=Said(
-            "What arrives on average of the first gradient, once compressed?",
-            "Que reçoit-on en moyenne du premier gradient, une fois compressé ?",
-        ),
+        en="What arrives on average of the first gradient, once compressed?",
+        fr="Que reçoit-on en moyenne du premier gradient, une fois compressé ?",
         kind="ratio",
         tolerance=0.05,
     ),
     Prediction(
         id="times-fewer",
-        question=Said(
-            "How many times fewer bytes does the whole run send, its warm-up included?",
-            "Combien de fois moins d’octets l’entraînement entier envoie-t-il, warm-up compris ?",
-        ),
+        en="How many times fewer bytes does the whole run send, its warm-up included?",
+        fr="Combien de fois moins d’octets l’entraînement entier envoie-t-il, warm-up compris ?",
         kind="ratio",
         tolerance=0.05,
     ),
     Prediction(
         id="share-saved",
-        question=Said(
-            "What share of the bytes of AdamW's all-reduce does a compressed step save, from 0 to 1?",
-            "Quelle part des octets de l’all-reduce d’AdamW un pas compressé économise-t-il, entre 0 et 1 ?",
-        ),
+        en="What share of the bytes of AdamW's all-reduce does a compressed step save, from 0 to 1?",
+        fr="Quelle part des octets de l’all-reduce d’AdamW un pas compressé économise-t-il, entre 0 et 1 ?",
         kind="ratio",
         tolerance=0.005,
     ),
     Prediction(
         id="error-bytes",
-        question=Said(
-            "How many bytes does each of 2 ranks keep more than with AdamW, for the errors?",
-            "Combien d’octets chacun des 2 rangs garde-t-il de plus qu’avec AdamW, pour les erreurs ?",
-        ),
+        en="How many bytes does each of 2 ranks keep more than with AdamW, for the errors?",
+        fr="Combien d’octets chacun des 2 rangs garde-t-il de plus qu’avec AdamW, pour les erreurs ?",
         kind="bytes",
         tolerance=0.01,
     ),
     Prediction(
         id="fused-gain",
-        question=Said(
-            "How many times faster can the fused update be at most, where memory sets the pace?",
-            "Combien de fois plus vite la mise à jour fusionnée peut-elle aller au mieux, quand la mémoire fixe le "
-            "rythme ?",
-        ),
+        en="How many times faster can the fused update be at most, where memory sets the pace?",
+        fr="Combien de fois plus vite la mise à jour fusionnée peut-elle aller au mieux, quand la mémoire fixe le "
+        "rythme ?",
         kind="ratio",
         tolerance=0.02,
     ),
     Prediction(
         id="gradients-at-once",
-        question=Said(
-            "How many bytes of gradients are there at once, at most, with the update in the backward pass?",
-            "Combien d’octets de gradients sont présents en même temps, au plus, avec la mise à jour dans la passe "
-            "arrière ?",
-        ),
+        en="How many bytes of gradients are there at once, at most, with the update in the backward pass?",
+        fr="Combien d’octets de gradients sont présents en même temps, au plus, avec la mise à jour dans la passe "
+        "arrière ?",
         kind="bytes",
         tolerance=0.01,
     ),
     Prediction(
         id="diloco-bytes",
-        question=Said(
-            "How many bytes does each of 2 ranks send per step, on average, with DiLoCo?",
-            "Combien d’octets chacun des 2 rangs envoie-t-il par pas, en moyenne, avec DiLoCo ?",
-        ),
+        en="How many bytes does each of 2 ranks send per step, on average, with DiLoCo?",
+        fr="Combien d’octets chacun des 2 rangs envoie-t-il par pas, en moyenne, avec DiLoCo ?",
         kind="bytes",
         tolerance=0.01,
     ),

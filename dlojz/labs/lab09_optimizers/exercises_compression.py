@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import refusal
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, expect_several, normal
 from dlojz.labs.kit.rank_judges import TENSOR_CASES
 from dlojz.processes.forks import RankAnswer
@@ -128,16 +128,12 @@ COMPRESS_SIGNS = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: one bit per number in place of 32, and one scale for all.",
-        "Exact : un bit par nombre au lieu de 32, et une échelle pour tous.",
-    ),
-    hints=two_hints(
-        "Two parts: a tensor of +1 and −1, and one single number by which it is multiplied.",
-        "Deux morceaux : un tenseur de +1 et de −1, et un seul nombre qui le multiplie.",
-        "torch.where(condition, 1.0, -1.0) gives the signs, values.abs().mean() the scale.",
-        "torch.where(condition, 1.0, -1.0) donne les signes, values.abs().mean() l’échelle.",
-    ),
+    praise_en="Right: one bit per number in place of 32, and one scale for all.",
+    praise_fr="Exact : un bit par nombre au lieu de 32, et une échelle pour tous.",
+    hint_en="Two parts: a tensor of +1 and −1, and one single number by which it is multiplied.",
+    hint_fr="Deux morceaux : un tenseur de +1 et de −1, et un seul nombre qui le multiplie.",
+    nearer_en="torch.where(condition, 1.0, -1.0) gives the signs, values.abs().mean() the scale.",
+    nearer_fr="torch.where(condition, 1.0, -1.0) donne les signes, values.abs().mean() l’échelle.",
 )
 
 SIGN_BIAS = Exercise(
@@ -186,16 +182,12 @@ SIGN_BIAS = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: compression is biased, and averaging over more steps does not remove this bias.",
-        "Exact : la compression est biaisée, et moyenner sur davantage de pas ne supprime pas ce biais.",
-    ),
-    hints=two_hints(
-        "Compress each row by itself, and look at two means over the rows.",
-        "Compressez chaque ligne séparément, et comparez deux moyennes sur les lignes.",
-        "torch.stack([compress(row) for row in draws]) has the shape of draws; its mean(0), less draws.mean(0).",
-        "torch.stack([compress(row) for row in draws]) a la forme de draws ; son mean(0), moins draws.mean(0).",
-    ),
+    praise_en="Right: compression is biased, and averaging over more steps does not remove this bias.",
+    praise_fr="Exact : la compression est biaisée, et moyenner sur davantage de pas ne supprime pas ce biais.",
+    hint_en="Compress each row by itself, and look at two means over the rows.",
+    hint_fr="Compressez chaque ligne séparément, et comparez deux moyennes sur les lignes.",
+    nearer_en="torch.stack([compress(row) for row in draws]) has the shape of draws; its mean(0), less draws.mean(0).",
+    nearer_fr="torch.stack([compress(row) for row in draws]) a la forme de draws ; son mean(0), moins draws.mean(0).",
 )
 
 
@@ -317,16 +309,13 @@ ERROR_FEEDBACK = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: nothing is lost. Summed over all steps, the messages plus the last error equal the values.",
-        "Exact : rien n’est perdu. Sommés sur tous les pas, les messages plus la dernière erreur égalent les valeurs.",
-    ),
-    hints=two_hints(
-        "What do you mean to say this time? The new numbers, and what is left from before. Compress that.",
-        "Que voulez-vous dire cette fois ? Les nouveaux nombres, et ce qui restait. C’est cela que l’on compresse.",
-        "With meant = values + error: told = compress(meant), and the new error is meant - told.",
-        "Avec meant = values + error : told = compress(meant), et la nouvelle erreur vaut meant - told.",
-    ),
+    praise_en="Right: nothing is lost. Summed over all steps, the messages plus the last error equal the values.",
+    praise_fr="Exact : rien n’est perdu. Sommés sur tous les pas, les messages plus la dernière erreur égalent les "
+    "valeurs.",
+    hint_en="What do you mean to say this time? The new numbers, and what is left from before. Compress that.",
+    hint_fr="Que voulez-vous dire cette fois ? Les nouveaux nombres, et ce qui restait. C’est cela que l’on compresse.",
+    nearer_en="With meant = values + error: told = compress(meant), and the new error is meant - told.",
+    nearer_fr="Avec meant = values + error : told = compress(meant), et la nouvelle erreur vaut meant - told.",
 )
 
 
@@ -412,19 +401,16 @@ COMPRESSED_BYTES = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: Ψ/8 bytes take the place of 4Ψ, and the scales add one part in 64.",
-        "Exact : Ψ/8 octets remplacent 4Ψ, et les échelles y ajoutent un soixante-quatrième.",
-    ),
-    hints=two_hints(
-        "How many numbers does a server serve, how many bytes is its message, how many messages leave a rank, and how "
-        "many times?",
-        "Combien de nombres un serveur sert-il, combien d’octets fait son message, combien de messages quittent un "
-        "rang, et combien de fois ?",
-        "chunk = 8 · ⌈⌈parameters / ranks⌉ / 8⌉; message = chunk / 8 + 4 · ⌈chunk / 2048⌉; ranks − 1 messages, twice.",
-        "chunk = 8 · ⌈⌈parameters / ranks⌉ / 8⌉ ; message = chunk / 8 + 4 · ⌈chunk / 2048⌉ ; ranks − 1 messages, deux "
-        "fois.",
-    ),
+    praise_en="Right: Ψ/8 bytes take the place of 4Ψ, and the scales add one part in 64.",
+    praise_fr="Exact : Ψ/8 octets remplacent 4Ψ, et les échelles y ajoutent un soixante-quatrième.",
+    hint_en="How many numbers does a server serve, how many bytes is its message, how many messages leave a rank, and "
+    "how many times?",
+    hint_fr="Combien de nombres un serveur sert-il, combien d’octets fait son message, combien de messages quittent un "
+    "rang, et combien de fois ?",
+    nearer_en="chunk = 8 · ⌈⌈parameters / ranks⌉ / 8⌉; message = chunk / 8 + 4 · ⌈chunk / 2048⌉; ranks − 1 messages, "
+    "twice.",
+    nearer_fr="chunk = 8 · ⌈⌈parameters / ranks⌉ / 8⌉ ; message = chunk / 8 + 4 · ⌈chunk / 2048⌉ ; ranks − 1 messages, "
+    "deux fois.",
 )
 
 
@@ -658,20 +644,17 @@ COMPRESSED_ALL_REDUCE = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: only bytes are sent, all ranks hold the same mean, and both errors are kept.",
-        "Exact : seuls des octets sont envoyés, tous les rangs ont la même moyenne, et les deux erreurs sont gardées.",
-    ),
-    hints=two_hints(
-        "Four moments: add the error and write one message per chunk; exchange them; average what has come, with the "
-        "server's error, and write one message; gather the servers' messages. At each writing, take what was said away "
-        "from the error.",
-        "Quatre moments : ajouter l’erreur et écrire un message par morceau ; les échanger ; moyenner ce qui est "
-        "arrivé, avec l’erreur du serveur, et écrire un message ; rassembler ceux des serveurs. À chaque écriture, "
-        "retranchez de l’erreur ce qui a été dit.",
-        "told = torch.stack([write(chunk) for chunk in worker_error.view(size, -1)]) after worker_error += values; "
-        "dist.all_to_all_single(received, told) puts into row i what rank i has told you.",
-        "told = torch.stack([write(chunk) for chunk in worker_error.view(size, -1)]), après worker_error += values ; "
-        "dist.all_to_all_single(received, told) met dans la ligne i ce que le rang i vous a dit.",
-    ),
+    praise_en="Right: only bytes are sent, all ranks hold the same mean, and both errors are kept.",
+    praise_fr="Exact : seuls des octets sont envoyés, tous les rangs ont la même moyenne, et les deux erreurs sont "
+    "gardées.",
+    hint_en="Four moments: add the error and write one message per chunk; exchange them; average what has come, with "
+    "the server's error, and write one message; gather the servers' messages. At each writing, take what was said away "
+    "from the error.",
+    hint_fr="Quatre moments : ajouter l’erreur et écrire un message par morceau ; les échanger ; moyenner ce qui est "
+    "arrivé, avec l’erreur du serveur, et écrire un message ; rassembler ceux des serveurs. À chaque écriture, "
+    "retranchez de l’erreur ce qui a été dit.",
+    nearer_en="told = torch.stack([write(chunk) for chunk in worker_error.view(size, -1)]) after worker_error += "
+    "values; dist.all_to_all_single(received, told) puts into row i what rank i has told you.",
+    nearer_fr="told = torch.stack([write(chunk) for chunk in worker_error.view(size, -1)]), après worker_error += "
+    "values ; dist.all_to_all_single(received, told) met dans la ligne i ce que le rang i vous a dit.",
 )

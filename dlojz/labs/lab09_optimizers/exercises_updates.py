@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, expect_several, normal
 from dlojz.labs.kit.rank_judges import TENSOR_CASES, asked_for
 from dlojz.processes.forks import RankAnswer
@@ -118,20 +118,18 @@ FREEZE_STEP = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: the variance is frozen once its norm has been stable over the whole memory of the moving average.",
-        "Exact : la variance est gelée quand sa norme est restée stable sur toute la mémoire de la moyenne glissante.",
-    ),
-    hints=two_hints(
-        "How far back does a moving average with decay β2 remember? Compare the norm now with the one then, the "
-        "smaller over the larger.",
-        "Jusqu’où remonte la mémoire d’une moyenne glissante de facteur β2 ? Comparez la norme d’alors et celle de "
-        "maintenant, la plus petite sur la plus grande.",
-        "delta = round(1 / (1 - beta2)); the first step from delta on where min(a, b) / max(a, b) >= threshold, with a "
-        "= norms[step - delta] and b = norms[step]; else len(norms).",
-        "delta = round(1 / (1 - beta2)) ; le premier pas, à partir de delta, où min(a, b) / max(a, b) >= threshold, "
-        "avec a = norms[step - delta] et b = norms[step] ; sinon len(norms).",
-    ),
+    praise_en="Right: the variance is frozen once its norm has been stable over the whole memory of the moving "
+    "average.",
+    praise_fr="Exact : la variance est gelée quand sa norme est restée stable sur toute la mémoire de la moyenne "
+    "glissante.",
+    hint_en="How far back does a moving average with decay β2 remember? Compare the norm now with the one then, the "
+    "smaller over the larger.",
+    hint_fr="Jusqu’où remonte la mémoire d’une moyenne glissante de facteur β2 ? Comparez la norme d’alors et celle de "
+    "maintenant, la plus petite sur la plus grande.",
+    nearer_en="delta = round(1 / (1 - beta2)); the first step from delta on where min(a, b) / max(a, b) >= threshold, "
+    "with a = norms[step - delta] and b = norms[step]; else len(norms).",
+    nearer_fr="delta = round(1 / (1 - beta2)) ; le premier pas, à partir de delta, où min(a, b) / max(a, b) >= "
+    "threshold, avec a = norms[step - delta] et b = norms[step] ; sinon len(norms).",
 )
 
 
@@ -261,20 +259,16 @@ FUSED_TRAFFIC = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: fusion does not change the operations, only the bytes that are moved.",
-        "Exact : la fusion ne change pas les opérations, seulement les octets déplacés.",
-    ),
-    hints=two_hints(
-        "One kernel per operation: everything named, once each (set), read or written. One for all: which states must "
-        "come from memory, and which must go back?",
-        "Un noyau par opération : tout ce qui est nommé, une fois chacun (set), lu ou écrit. Un seul pour toutes : "
-        "quels états doivent venir de la mémoire, et lesquels doivent y retourner ?",
-        "Go through the operations with two sets: to `read` add the states read that are not in `written` yet, then to "
-        "`written` the states written. Fused: 4 · (len(read) + len(written)).",
-        "Parcourez les opérations avec deux ensembles : ajoutez à `read` les états lus qui ne sont pas encore dans "
-        "`written`, puis à `written` les états écrits. Fusionné : 4 · (len(read) + len(written)).",
-    ),
+    praise_en="Right: fusion does not change the operations, only the bytes that are moved.",
+    praise_fr="Exact : la fusion ne change pas les opérations, seulement les octets déplacés.",
+    hint_en="One kernel per operation: everything named, once each (set), read or written. One for all: which states "
+    "must come from memory, and which must go back?",
+    hint_fr="Un noyau par opération : tout ce qui est nommé, une fois chacun (set), lu ou écrit. Un seul pour toutes : "
+    "quels états doivent venir de la mémoire, et lesquels doivent y retourner ?",
+    nearer_en="Go through the operations with two sets: to `read` add the states read that are not in `written` yet, "
+    "then to `written` the states written. Fused: 4 · (len(read) + len(written)).",
+    nearer_fr="Parcourez les opérations avec deux ensembles : ajoutez à `read` les états lus qui ne sont pas encore "
+    "dans `written`, puis à `written` les états écrits. Fusionné : 4 · (len(read) + len(written)).",
 )
 
 
@@ -464,18 +458,14 @@ UPDATE_IN_BACKWARD = Exercise(
         ),
         then=_frugal,
     ),
-    praise=Said(
-        "Right: the same weights, and never more gradients than one layer has.",
-        "Exact : les mêmes poids, et jamais plus de gradients que n’en a une couche.",
-    ),
-    hints=two_hints(
-        "One optimizer per parameter, made once. In the hook: its step, then the gradient freed.",
-        "Un optimiseur par paramètre, créé une fois. Dans le hook : son step, puis le gradient libéré.",
-        "def update(parameter, optimizer=optimizer): optimizer.step(); parameter.grad = None — registered by "
-        "parameter.register_post_accumulate_grad_hook(update), in the loop.",
-        "def update(parameter, optimizer=optimizer): optimizer.step(); parameter.grad = None — enregistré par "
-        "parameter.register_post_accumulate_grad_hook(update), dans la boucle.",
-    ),
+    praise_en="Right: the same weights, and never more gradients than one layer has.",
+    praise_fr="Exact : les mêmes poids, et jamais plus de gradients que n’en a une couche.",
+    hint_en="One optimizer per parameter, made once. In the hook: its step, then the gradient freed.",
+    hint_fr="Un optimiseur par paramètre, créé une fois. Dans le hook : son step, puis le gradient libéré.",
+    nearer_en="def update(parameter, optimizer=optimizer): optimizer.step(); parameter.grad = None — registered by "
+    "parameter.register_post_accumulate_grad_hook(update), in the loop.",
+    nearer_fr="def update(parameter, optimizer=optimizer): optimizer.step(); parameter.grad = None — enregistré par "
+    "parameter.register_post_accumulate_grad_hook(update), dans la boucle.",
 )
 
 
@@ -646,20 +636,16 @@ OUTER_STEP = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: one all-reduce for a whole round of local steps.",
-        "Exact : un all-reduce pour tout un tour de pas locaux.",
-    ),
-    hints=two_hints(
-        "The way all have gone on average, turned round, is the gradient: anchor − mean(weights). Then a step of SGD "
-        "with Nesterov momentum, from the anchor.",
-        "Le chemin moyen parcouru, retourné, tient lieu de gradient : anchor − moyenne(weights). Puis un pas de SGD "
-        "avec momentum de Nesterov, à partir de l’ancre.",
-        "gradient = anchor − weights, all-reduced and divided by size; momentum.mul_(decay).add_(gradient); anchor −= "
-        "rate · (gradient + decay · momentum); weights.copy_(anchor).",
-        "gradient = anchor − weights, après all-reduce et division par size ; momentum.mul_(decay).add_(gradient) ; "
-        "anchor −= rate · (gradient + decay · momentum) ; weights.copy_(anchor).",
-    ),
+    praise_en="Right: one all-reduce for a whole round of local steps.",
+    praise_fr="Exact : un all-reduce pour tout un tour de pas locaux.",
+    hint_en="The way all have gone on average, turned round, is the gradient: anchor − mean(weights). Then a step of "
+    "SGD with Nesterov momentum, from the anchor.",
+    hint_fr="Le chemin moyen parcouru, retourné, tient lieu de gradient : anchor − moyenne(weights). Puis un pas de "
+    "SGD avec momentum de Nesterov, à partir de l’ancre.",
+    nearer_en="gradient = anchor − weights, all-reduced and divided by size; momentum.mul_(decay).add_(gradient); "
+    "anchor −= rate · (gradient + decay · momentum); weights.copy_(anchor).",
+    nearer_fr="gradient = anchor − weights, après all-reduce et division par size ; "
+    "momentum.mul_(decay).add_(gradient) ; anchor −= rate · (gradient + decay · momentum) ; weights.copy_(anchor).",
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlojz.labs.kit.exercise import Prediction, Said
+from dlojz.labs.kit.exercise import Prediction
 from dlojz.labs.lab10_experts.exercises_ranks import EXCHANGE, EXCHANGE_BYTES, MIXTURE, PARITY
 from dlojz.labs.lab10_experts.exercises_routing import BALANCE, GATE, PACING, PLACES, TWO_LEVEL
 
@@ -11,49 +11,39 @@ EXERCISES = (GATE, PLACES, MIXTURE, BALANCE, TWO_LEVEL, EXCHANGE, PARITY, EXCHAN
 PREDICTIONS = (
     Prediction(
         id="active-parameters",
-        question=Said(
-            "How many parameters of Mixtral 8x7B does one token meet?",
-            "Combien de paramètres de Mixtral 8x7B un token rencontre-t-il ?",
-        ),
+        en="How many parameters of Mixtral 8x7B does one token meet?",
+        fr="Combien de paramètres de Mixtral 8x7B un token rencontre-t-il ?",
         kind="count",
         tolerance=0.02,
     ),
     Prediction(
         id="dropped-share",
-        question=Said(
-            "Which share of the tokens is dropped, from 0 to 1, if all of them choose the same one of 8 experts, with "
-            "a capacity factor of 1.25?",
-            "Quelle part des tokens est abandonnée, de 0 à 1, si tous choisissent le même des 8 experts, avec un "
-            "facteur de capacité de 1,25 ?",
-        ),
+        en="Which share of the tokens is dropped, from 0 to 1, if all of them choose the same one of 8 experts, with "
+        "a capacity factor of 1.25?",
+        fr="Quelle part des tokens est abandonnée, de 0 à 1, si tous choisissent le même des 8 experts, avec un "
+        "facteur de capacité de 1,25 ?",
         kind="ratio",
         tolerance=0.01,
     ),
     Prediction(
         id="exchange-sent",
-        question=Said(
-            "How many bytes does each of 2 ranks send per step by all-to-all, for moe_tiny with ep=2?",
-            "Combien d’octets chacun des 2 rangs envoie-t-il par pas en all-to-all, pour moe_tiny avec ep=2 ?",
-        ),
+        en="How many bytes does each of 2 ranks send per step by all-to-all, for moe_tiny with ep=2?",
+        fr="Combien d’octets chacun des 2 rangs envoie-t-il par pas en all-to-all, pour moe_tiny avec ep=2 ?",
         kind="bytes",
         tolerance=0.01,
     ),
     Prediction(
         id="expert-weights",
-        question=Said(
-            "How many bytes of weights does each of 2 ranks keep, for moe_tiny in fp32 with ep=2?",
-            "Combien d’octets de poids chacun des 2 rangs garde-t-il, pour moe_tiny en fp32 avec ep=2 ?",
-        ),
+        en="How many bytes of weights does each of 2 ranks keep, for moe_tiny in fp32 with ep=2?",
+        fr="Combien d’octets de poids chacun des 2 rangs garde-t-il, pour moe_tiny en fp32 avec ep=2 ?",
         kind="bytes",
         tolerance=0.01,
     ),
     Prediction(
         id="curriculum-tokens",
-        question=Said(
-            "How many tokens do the 40 steps read during which samples grow from 16 to 128 tokens, 4 samples a step?",
-            "Combien de tokens lisent les 40 pas pendant lesquels les échantillons passent de 16 à 128 tokens, à 4 "
-            "échantillons par pas ?",
-        ),
+        en="How many tokens do the 40 steps read during which samples grow from 16 to 128 tokens, 4 samples a step?",
+        fr="Combien de tokens lisent les 40 pas pendant lesquels les échantillons passent de 16 à 128 tokens, à 4 "
+        "échantillons par pas ?",
         kind="count",
         tolerance=0.1,
     ),

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge
-from dlojz.labs.kit.rank_judges import added, asked_for, normals, same
+from dlojz.labs.kit.rank_judges import OUTPUT, added, asked_for, normals, same
 from dlojz.labs.lab10_experts.exercises_routing import capacity, crowded, places
 from dlojz.models.experts.layer import StepLoad, watch_loads
 from dlojz.processes.forks import RankAnswer
@@ -190,27 +190,21 @@ MIXTURE = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: dispatch, compute, combine. The experts receive one dense tensor.",
-        "Exact : répartir, calculer, recombiner. Les experts reçoivent un seul tenseur dense.",
-    ),
-    hints=two_hints(
-        "Three times: fill a tensor (E, C, D) of zeros with the tokens that have a place; give it to experts, once; "
-        "bring back each result, times its weight, to the token it came from.",
-        "Trois temps : remplir un tenseur (E, C, D) de zéros avec les tokens qui ont une place ; le donner à experts, "
-        "une fois ; ramener chaque résultat, fois son poids, au token dont il vient.",
-        "token, choice = (places >= 0).nonzero(as_tuple=True); where = chosen[token, choice], places[token, choice]; "
-        "buffer[where] = x[token]; y.index_add(0, token, weight × experts(buffer)[where]).",
-        "token, choice = (places >= 0).nonzero(as_tuple=True) ; where = chosen[token, choice], places[token, choice] ; "
-        "buffer[where] = x[token] ; y.index_add(0, token, poids × experts(buffer)[where]).",
-    ),
+    praise_en="Right: dispatch, compute, combine. The experts receive one dense tensor.",
+    praise_fr="Exact : répartir, calculer, recombiner. Les experts reçoivent un seul tenseur dense.",
+    hint_en="Three times: fill a tensor (E, C, D) of zeros with the tokens that have a place; give it to experts, "
+    "once; bring back each result, times its weight, to the token it came from.",
+    hint_fr="Trois temps : remplir un tenseur (E, C, D) de zéros avec les tokens qui ont une place ; le donner à "
+    "experts, une fois ; ramener chaque résultat, fois son poids, au token dont il vient.",
+    nearer_en="token, choice = (places >= 0).nonzero(as_tuple=True); where = chosen[token, choice], places[token, "
+    "choice]; buffer[where] = x[token]; y.index_add(0, token, weight × experts(buffer)[where]).",
+    nearer_fr="token, choice = (places >= 0).nonzero(as_tuple=True) ; where = chosen[token, choice], places[token, "
+    "choice] ; buffer[where] = x[token] ; y.index_add(0, token, poids × experts(buffer)[where]).",
 )
 
 
 EXCHANGE_CASES = ((2, 31), (3, 32))
 LOCAL_EXPERTS, ROOM, WIDTH = 2, 3, 4
-OUTPUT = "output"
-EXCHANGE_LABELS = {OUTPUT: Said("the output", "la sortie")}
 
 
 class WrongShape(ValueError):  # noqa: N818 - what the experts of the check say of what they are given
@@ -348,24 +342,19 @@ EXCHANGE = Exercise(
         on_ranks=True,
         trial=_exchange_trial,
         cases=EXCHANGE_CASES,
-        labels=EXCHANGE_LABELS,
         faults=_EXCHANGE_FAULTS,
         inspect=_inspect_calls,
     ),
-    praise=Said(
-        "Right on 2 and on 3 ranks: there and back, each token goes to one rank only.",
-        "Exact sur 2 et sur 3 rangs : à l’aller comme au retour, chaque token ne va qu’à un rang.",
-    ),
-    hints=two_hints(
-        "The rows of buffer are already in the order of the ranks that hold the experts. After the all-to-all, piece i "
-        "comes from rank i: of which shape is it, and where must the dimension of experts stand?",
-        "Les lignes de buffer sont déjà dans l’ordre des rangs qui détiennent les experts. Après l’all-to-all, le "
-        "morceau i vient du rang i : quelle est sa forme, et où doit se trouver la dimension des experts ?",
-        "arrived.view(size, own, C, D).transpose(0, 1).reshape(own, size * C, D) for own_experts; then .view(own, "
-        "size, C, D).transpose(0, 1).contiguous(), and the second all-to-all into a tensor like buffer.",
-        "arrived.view(size, own, C, D).transpose(0, 1).reshape(own, size * C, D) pour own_experts ; puis .view(own, "
-        "size, C, D).transpose(0, 1).contiguous(), et le second all-to-all vers un tenseur comme buffer.",
-    ),
+    praise_en="Right on 2 and on 3 ranks: there and back, each token goes to one rank only.",
+    praise_fr="Exact sur 2 et sur 3 rangs : à l’aller comme au retour, chaque token ne va qu’à un rang.",
+    hint_en="The rows of buffer are already in the order of the ranks that hold the experts. After the all-to-all, "
+    "piece i comes from rank i: of which shape is it, and where must the dimension of experts stand?",
+    hint_fr="Les lignes de buffer sont déjà dans l’ordre des rangs qui détiennent les experts. Après l’all-to-all, le "
+    "morceau i vient du rang i : quelle est sa forme, et où doit se trouver la dimension des experts ?",
+    nearer_en="arrived.view(size, own, C, D).transpose(0, 1).reshape(own, size * C, D) for own_experts; then "
+    ".view(own, size, C, D).transpose(0, 1).contiguous(), and the second all-to-all into a tensor like buffer.",
+    nearer_fr="arrived.view(size, own, C, D).transpose(0, 1).reshape(own, size * C, D) pour own_experts ; puis "
+    ".view(own, size, C, D).transpose(0, 1).contiguous(), et le second all-to-all vers un tenseur comme buffer.",
 )
 
 
@@ -529,20 +518,17 @@ PARITY = Exercise(
     judge=Judge(
         expected, on_ranks=True, trial=_parity_trial, cases=PARITY_CASES, labels=PARITY_LABELS, faults=_PARITY_FAULTS
     ),
-    praise=Said(
-        "Right with two copies of each expert and with one: the gradients equal those of data parallelism.",
-        "Exact avec deux copies de chaque expert et avec une seule : les gradients égalent ceux du Data Parallelism.",
-    ),
-    hints=two_hints(
-        "For each gradient, ask: which ranks hold the same parameter? These add up. Then: over how many losses is the "
-        "mean taken? Divide by that number, for experts too.",
-        "Pour chaque gradient, demandez-vous : quels rangs détiennent le même paramètre ? Ceux-là additionnent. Puis : "
-        "de combien de pertes prend-on la moyenne ? C’est par ce nombre que l’on divise, pour les experts aussi.",
-        "shared: dist.all_reduce(gradient); own: dist.all_reduce(gradient, group=replicas); both divided by "
-        "dist.get_world_size(), in place (/=).",
-        "shared : dist.all_reduce(gradient) ; own : dist.all_reduce(gradient, group=replicas) ; les deux divisés par "
-        "dist.get_world_size(), en place (/=).",
-    ),
+    praise_en="Right with two copies of each expert and with one: the gradients equal those of data parallelism.",
+    praise_fr="Exact avec deux copies de chaque expert et avec une seule : les gradients égalent ceux du Data "
+    "Parallelism.",
+    hint_en="For each gradient, ask: which ranks hold the same parameter? These add up. Then: over how many losses is "
+    "the mean taken? Divide by that number, for experts too.",
+    hint_fr="Pour chaque gradient, demandez-vous : quels rangs détiennent le même paramètre ? Ceux-là additionnent. "
+    "Puis : de combien de pertes prend-on la moyenne ? C’est par ce nombre que l’on divise, pour les experts aussi.",
+    nearer_en="shared: dist.all_reduce(gradient); own: dist.all_reduce(gradient, group=replicas); both divided by "
+    "dist.get_world_size(), in place (/=).",
+    nearer_fr="shared : dist.all_reduce(gradient) ; own : dist.all_reduce(gradient, group=replicas) ; les deux divisés "
+    "par dist.get_world_size(), en place (/=).",
 )
 
 
@@ -633,20 +619,16 @@ EXCHANGE_BYTES = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: the volume depends on k, the capacity factor and the tokens, not on the number of experts.",
-        "Exact : le volume dépend de k, du facteur de capacité et des tokens, non du nombre d’experts.",
-    ),
-    hints=two_hints(
-        "How large is the tensor (E, C, D) of a rank? How many times does it travel, forward and backward? Which share "
-        "of it stays?",
-        "Quelle est la taille du tenseur (E, C, D) d’un rang ? Combien de fois voyage-t-il, en passes avant et arrière "
-        "? Quelle part en reste sur place ?",
-        "room = math.ceil(factor * k * tokens / experts); 4 * experts * room * width * number_bytes * (ranks - 1) / "
-        "ranks.",
-        "room = math.ceil(factor * k * tokens / experts) ; 4 * experts * room * width * number_bytes * (ranks - 1) / "
-        "ranks.",
-    ),
+    praise_en="Right: the volume depends on k, the capacity factor and the tokens, not on the number of experts.",
+    praise_fr="Exact : le volume dépend de k, du facteur de capacité et des tokens, non du nombre d’experts.",
+    hint_en="How large is the tensor (E, C, D) of a rank? How many times does it travel, forward and backward? Which "
+    "share of it stays?",
+    hint_fr="Quelle est la taille du tenseur (E, C, D) d’un rang ? Combien de fois voyage-t-il, en passes avant et "
+    "arrière ? Quelle part en reste sur place ?",
+    nearer_en="room = math.ceil(factor * k * tokens / experts); 4 * experts * room * width * number_bytes * (ranks - "
+    "1) / ranks.",
+    nearer_fr="room = math.ceil(factor * k * tokens / experts) ; 4 * experts * room * width * number_bytes * (ranks - "
+    "1) / ranks.",
 )
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, refuse_nothing
 from dlojz.labs.kit.rank_judges import same
 
@@ -133,18 +133,15 @@ GATE = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: every weight depends on the probabilities; only through them does a gradient reach the router.",
-        "Exact : chaque poids dépend des probabilités ; ce n’est que par elles qu’un gradient parvient au routeur.",
-    ),
-    hints=two_hints(
-        "First the probabilities of all experts, then the k largest of them. What would the weight of one single "
-        "expert be, divided by the sum of the weights?",
-        "D’abord les probabilités de tous les experts, puis les k plus grandes. Que vaudrait le poids d’un seul "
-        "expert, divisé par la somme des poids ?",
-        "weights, chosen = logits.softmax(-1).topk(k); if k > 1, weights / weights.sum(-1, keepdim=True).",
-        "weights, chosen = logits.softmax(-1).topk(k) ; si k > 1, weights / weights.sum(-1, keepdim=True).",
-    ),
+    praise_en="Right: every weight depends on the probabilities; only through them does a gradient reach the router.",
+    praise_fr="Exact : chaque poids dépend des probabilités ; ce n’est que par elles qu’un gradient parvient au "
+    "routeur.",
+    hint_en="First the probabilities of all experts, then the k largest of them. What would the weight of one single "
+    "expert be, divided by the sum of the weights?",
+    hint_fr="D’abord les probabilités de tous les experts, puis les k plus grandes. Que vaudrait le poids d’un seul "
+    "expert, divisé par la somme des poids ?",
+    nearer_en="weights, chosen = logits.softmax(-1).topk(k); if k > 1, weights / weights.sum(-1, keepdim=True).",
+    nearer_fr="weights, chosen = logits.softmax(-1).topk(k) ; si k > 1, weights / weights.sum(-1, keepdim=True).",
 )
 
 
@@ -239,7 +236,7 @@ PLACES = Exercise(
             ),
             Mistake(
                 _spoilt("without k"),
-                "The capacity forgets k: there are k × tokens choices to distribute among the experts.",
+                "The capacity forgets k: there are k × tokens choices to divide among the experts.",
                 "La capacité oublie k : ce sont k × tokens choix qu’il faut répartir entre les experts.",
             ),
             Mistake(
@@ -267,20 +264,17 @@ PLACES = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: the tensors have a fixed size, whatever the router does; tokens without a place are dropped.",
-        "Exact : les tenseurs ont une taille fixe, quoi que fasse le routeur ; les tokens sans place sont abandonnés.",
-    ),
-    hints=two_hints(
-        "For each choice, in order (all first ones, then all second ones): how many before it have taken the same "
-        "expert? A loop with a counter per expert does; so does a cumulative sum of one_hot.",
-        "Pour chaque choix, dans l’ordre (tous les premiers, puis tous les seconds) : combien avant lui ont pris le "
-        "même expert ? Une boucle avec un compteur par expert convient ; une somme cumulée de one_hot aussi.",
-        "taken = F.one_hot(chosen.T.flatten(), experts); place = (taken.cumsum(0) * taken).sum(1) - 1; -1 where place "
-        ">= math.ceil(factor * k * tokens / experts); then view(k, tokens).T.",
-        "taken = F.one_hot(chosen.T.flatten(), experts) ; place = (taken.cumsum(0) * taken).sum(1) - 1 ; -1 là où "
-        "place >= math.ceil(factor * k * tokens / experts) ; enfin view(k, tokens).T.",
-    ),
+    praise_en="Right: the tensors have a fixed size, whatever the router does; tokens without a place are dropped.",
+    praise_fr="Exact : les tenseurs ont une taille fixe, quoi que fasse le routeur ; les tokens sans place sont "
+    "abandonnés.",
+    hint_en="For each choice, in order (all first ones, then all second ones): how many before it have taken the same "
+    "expert? A loop with a counter per expert does; so does a cumulative sum of one_hot.",
+    hint_fr="Pour chaque choix, dans l’ordre (tous les premiers, puis tous les seconds) : combien avant lui ont pris "
+    "le même expert ? Une boucle avec un compteur par expert convient ; une somme cumulée de one_hot aussi.",
+    nearer_en="taken = F.one_hot(chosen.T.flatten(), experts); place = (taken.cumsum(0) * taken).sum(1) - 1; -1 where "
+    "place >= math.ceil(factor * k * tokens / experts); then view(k, tokens).T.",
+    nearer_fr="taken = F.one_hot(chosen.T.flatten(), experts) ; place = (taken.cumsum(0) * taken).sum(1) - 1 ; -1 là "
+    "où place >= math.ceil(factor * k * tokens / experts) ; enfin view(k, tokens).T.",
 )
 
 
@@ -411,21 +405,18 @@ BALANCE = Exercise(
         ),
         then=_check_gradient,
     ),
-    praise=Said(
-        "Right: the counts say where the tokens go, the probabilities carry the gradient. The loss is 1 at best, E at "
-        "worst.",
-        "Exact : les comptes disent où vont les tokens, les probabilités portent le gradient. La perte vaut 1 au "
-        "mieux, E au pire.",
-    ),
-    hints=two_hints(
-        "f: how often each expert is chosen, divided by the number of choices. P: the mean over the tokens of each "
-        "expert's probability. Which of the two has a gradient?",
-        "f : combien de fois chaque expert est choisi, divisé par le nombre de choix. P : la moyenne sur les tokens de "
-        "la probabilité de chaque expert. Lequel des deux a un gradient ?",
-        "f = F.one_hot(chosen, experts).float().mean((0, 1)); P = logits.softmax(-1).mean(0); experts * (f * P).sum().",
-        "f = F.one_hot(chosen, experts).float().mean((0, 1)) ; P = logits.softmax(-1).mean(0) ; experts * (f * "
-        "P).sum().",
-    ),
+    praise_en="Right: the counts say where the tokens go, the probabilities carry the gradient. The loss is 1 at best, "
+    "E at worst.",
+    praise_fr="Exact : les comptes disent où vont les tokens, les probabilités portent le gradient. La perte vaut 1 au "
+    "mieux, E au pire.",
+    hint_en="f: how often each expert is chosen, divided by the number of choices. P: the mean over the tokens of each "
+    "expert's probability. Which of the two has a gradient?",
+    hint_fr="f : combien de fois chaque expert est choisi, divisé par le nombre de choix. P : la moyenne sur les "
+    "tokens de la probabilité de chaque expert. Lequel des deux a un gradient ?",
+    nearer_en="f = F.one_hot(chosen, experts).float().mean((0, 1)); P = logits.softmax(-1).mean(0); experts * (f * "
+    "P).sum().",
+    nearer_fr="f = F.one_hot(chosen, experts).float().mean((0, 1)) ; P = logits.softmax(-1).mean(0) ; experts * (f * "
+    "P).sum().",
 )
 
 
@@ -552,20 +543,16 @@ TWO_LEVEL = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: two small choices replace a large one, and a token stays within one group.",
-        "Exact : deux petits choix remplacent un grand, et un token reste dans un seul groupe.",
-    ),
-    hints=two_hints(
-        "The best group of each token, by argmax; then the logits of that group's experts only: unflatten the experts "
-        "into (groups, experts per group).",
-        "Le meilleur groupe de chaque token, par argmax ; puis les logits des seuls experts de ce groupe : unflatten "
-        "coupe les experts en (groupes, experts par groupe).",
-        "inside = expert_logits.unflatten(1, (groups, -1))[torch.arange(tokens), group]; choose(inside, k); weights "
-        "times the group's probability; numbers plus group × experts per group.",
-        "inside = expert_logits.unflatten(1, (groups, -1))[torch.arange(tokens), group] ; choose(inside, k) ; poids "
-        "fois la probabilité du groupe ; numéros plus groupe × experts par groupe.",
-    ),
+    praise_en="Right: two small choices replace a large one, and a token stays within one group.",
+    praise_fr="Exact : deux petits choix remplacent un grand, et un token reste dans un seul groupe.",
+    hint_en="The best group of each token, by argmax; then the logits of that group's experts only: unflatten the "
+    "experts into (groups, experts per group).",
+    hint_fr="Le meilleur groupe de chaque token, par argmax ; puis les logits des seuls experts de ce groupe : "
+    "unflatten coupe les experts en (groupes, experts par groupe).",
+    nearer_en="inside = expert_logits.unflatten(1, (groups, -1))[torch.arange(tokens), group]; choose(inside, k); "
+    "weights times the group's probability; numbers plus group × experts per group.",
+    nearer_fr="inside = expert_logits.unflatten(1, (groups, -1))[torch.arange(tokens), group] ; choose(inside, k) ; "
+    "poids fois la probabilité du groupe ; numéros plus groupe × experts par groupe.",
 )
 
 
@@ -675,18 +662,14 @@ PACING = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: these are the lengths of DeepSpeed's scheduler.",
-        "Exact : ce sont les longueurs de l’ordonnanceur de DeepSpeed.",
-    ),
-    hints=two_hints(
-        "Which share of the way has been gone at step t, between 0 and 1? Its root, then a length between start and "
-        "end, then the multiple below.",
-        "Quelle part du chemin est parcourue au pas t, entre 0 et 1 ? Sa racine, puis une longueur entre start et end, "
-        "puis le multiple inférieur.",
-        "length = math.floor(start + (end - start) * min(t / steps, 1) ** (1 / degree)); then length - length % "
-        "multiple.",
-        "length = math.floor(start + (end - start) * min(t / steps, 1) ** (1 / degree)) ; puis length - length % "
-        "multiple.",
-    ),
+    praise_en="Right: these are the lengths of DeepSpeed's scheduler.",
+    praise_fr="Exact : ce sont les longueurs de l’ordonnanceur de DeepSpeed.",
+    hint_en="Which share of the way has been gone at step t, between 0 and 1? Its root, then a length between start "
+    "and end, then the multiple below.",
+    hint_fr="Quelle part du chemin est parcourue au pas t, entre 0 et 1 ? Sa racine, puis une longueur entre start et "
+    "end, puis le multiple inférieur.",
+    nearer_en="length = math.floor(start + (end - start) * min(t / steps, 1) ** (1 / degree)); then length - length % "
+    "multiple.",
+    nearer_fr="length = math.floor(start + (end - start) * min(t / steps, 1) ** (1 / degree)) ; puis length - length % "
+    "multiple.",
 )

@@ -18,8 +18,9 @@ from dlojz.base.table import Table
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.figures.training_figures import curriculum_figure, expert_load_figure, pacing_figure
 from dlojz.display.style import BLACK, EDGE, GREY, LINE_STYLES, ORANGE, SKY, VERMILION, WHITE, Style
-from dlojz.labs.kit.example_links import NETWORK, NVLINK
-from dlojz.labs.kit.figures import SHEET_RANKS, Picture, columns, memory_and_messages, or_to_do, pictured
+from dlojz.hardware.links import NETWORK, NVLINK
+from dlojz.labs.kit.exercise import or_to_do
+from dlojz.labs.kit.figures import SHEET_RANKS, Picture, columns, memory_and_messages, pictured
 from dlojz.labs.lab10_experts.exercises_ranks import EXPERTS, MixtureTrial
 from dlojz.labs.lab10_experts.exercises_ranks import train_mixture as train_mixture  # noqa: PLC0414
 from dlojz.labs.lab10_experts.exercises_routing import capacity

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, gradient_of, normal, refuse_nothing
 from dlojz.labs.kit.rank_judges import same
 
@@ -145,22 +145,18 @@ SOFT_LOSS = Exercise(
         ),
         then=_check_gradients,
     ),
-    praise=Said(
-        "Right: the loss is zero when the student answers like the teacher, and its gradients keep their size at any "
-        "temperature.",
-        "Exact : la perte est nulle quand l’étudiant répond comme le professeur, et ses gradients gardent leur ampleur "
-        "à toute température.",
-    ),
-    hints=two_hints(
-        "Two softmaxes of logits divided by T: probabilities p for the teacher, whose gradient you cut; logarithms log "
-        "q for the student. Then Σ p (log p − log q).",
-        "Deux softmax de logits divisés par T : des probabilités p pour le professeur, dont vous coupez le gradient ; "
-        "des logarithmes log q pour l’étudiant. Puis Σ p (log p − log q).",
-        'T**2 * F.kl_div(log_q, p, reduction="batchmean"), where log_q = (student / T).log_softmax(-1) and '
-        "p = (teacher.detach() / T).softmax(-1).",
-        'T**2 * F.kl_div(log_q, p, reduction="batchmean"), où log_q = (student / T).log_softmax(-1) et '
-        "p = (teacher.detach() / T).softmax(-1).",
-    ),
+    praise_en="Right: the loss is zero when the student answers like the teacher, and its gradients keep their size at "
+    "any temperature.",
+    praise_fr="Exact : la perte est nulle quand l’étudiant répond comme le professeur, et ses gradients gardent leur "
+    "ampleur à toute température.",
+    hint_en="Two softmaxes of logits divided by T: probabilities p for the teacher, whose gradient you cut; logarithms "
+    "log q for the student. Then Σ p (log p − log q).",
+    hint_fr="Deux softmax de logits divisés par T : des probabilités p pour le professeur, dont vous coupez le "
+    "gradient ; des logarithmes log q pour l’étudiant. Puis Σ p (log p − log q).",
+    nearer_en='T**2 * F.kl_div(log_q, p, reduction="batchmean"), where log_q = (student / T).log_softmax(-1) and '
+    "p = (teacher.detach() / T).softmax(-1).",
+    nearer_fr='T**2 * F.kl_div(log_q, p, reduction="batchmean"), où log_q = (student / T).log_softmax(-1) et '
+    "p = (teacher.detach() / T).softmax(-1).",
 )
 
 
@@ -298,18 +294,14 @@ MIXED_LOSS = Exercise(
         ),
         then=_check_labels,
     ),
-    praise=Said(
-        "Right: one loss for images with a label and for images without.",
-        "Exact : une seule perte pour les images étiquetées et pour les autres.",
-    ),
-    hints=two_hints(
-        "known = labels != -1 tells which samples have a label; student[known] and labels[known] are theirs. What if "
-        "there is none?",
-        "known = labels != -1 dit quels échantillons ont une étiquette ; student[known] et labels[known] sont les "
-        "leurs. Et s’il n’y en a aucun ?",
-        "alpha * soft_loss(…) for all samples; then, if known.any(), add (1 - alpha) * F.cross_entropy(student[known], "
-        "labels[known]).",
-        "alpha * soft_loss(…) pour tous les échantillons ; puis, si known.any(), ajoutez (1 - alpha) * "
-        "F.cross_entropy(student[known], labels[known]).",
-    ),
+    praise_en="Right: one loss for images with a label and for images without.",
+    praise_fr="Exact : une seule perte pour les images étiquetées et pour les autres.",
+    hint_en="known = labels != -1 tells which samples have a label; student[known] and labels[known] are theirs. What "
+    "if there is none?",
+    hint_fr="known = labels != -1 dit quels échantillons ont une étiquette ; student[known] et labels[known] sont les "
+    "leurs. Et s’il n’y en a aucun ?",
+    nearer_en="alpha * soft_loss(…) for all samples; then, if known.any(), add (1 - alpha) * "
+    "F.cross_entropy(student[known], labels[known]).",
+    nearer_fr="alpha * soft_loss(…) pour tous les échantillons ; puis, si known.any(), ajoutez (1 - alpha) * "
+    "F.cross_entropy(student[known], labels[known]).",
 )

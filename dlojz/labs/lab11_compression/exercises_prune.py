@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said
 from dlojz.labs.kit.judges import Judge, expect_mask, expect_several, expect_tensor, normal
 
 if TYPE_CHECKING:
@@ -112,20 +112,16 @@ GLOBAL_MASKS = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: with one threshold for all layers, a layer of large weights keeps more of them.",
-        "Exact : avec un seuil commun à toutes, une couche de grands poids en garde davantage.",
-    ),
-    hints=two_hints(
-        "Put all magnitudes into one long tensor, mark the smallest ones, then cut it into pieces of the layers' "
-        "shapes.",
-        "Mettez toutes les valeurs absolues dans un long tenseur, marquez les plus petites, puis découpez-le selon les "
-        "formes des couches.",
-        "sizes = torch.cat([w.abs().flatten() for w in weights]); keep[sizes.argsort()[:round(sparsity * len(sizes))]] "
-        "= 0; keep.split([w.numel() for w in weights]), each viewed as its weight.",
-        "sizes = torch.cat([w.abs().flatten() for w in weights]) ; keep[sizes.argsort()[:round(sparsity * "
-        "len(sizes))]] = 0 ; keep.split([w.numel() for w in weights]), chacun mis à la forme de son poids.",
-    ),
+    praise_en="Right: with one threshold for all layers, a layer of large weights keeps more of them.",
+    praise_fr="Exact : avec un seuil commun à toutes, une couche de grands poids en garde davantage.",
+    hint_en="Put all magnitudes into one long tensor, mark the smallest ones, then cut it into pieces of the layers' "
+    "shapes.",
+    hint_fr="Mettez toutes les valeurs absolues dans un long tenseur, marquez les plus petites, puis découpez-le selon "
+    "les formes des couches.",
+    nearer_en="sizes = torch.cat([w.abs().flatten() for w in weights]); keep[sizes.argsort()[:round(sparsity * "
+    "len(sizes))]] = 0; keep.split([w.numel() for w in weights]), each viewed as its weight.",
+    nearer_fr="sizes = torch.cat([w.abs().flatten() for w in weights]) ; keep[sizes.argsort()[:round(sparsity * "
+    "len(sizes))]] = 0 ; keep.split([w.numel() for w in weights]), chacun mis à la forme de son poids.",
 )
 
 
@@ -257,18 +253,15 @@ TWO_OF_FOUR = Exercise(
             Mistake(_strict, *_TIES),
         ),
     ),
-    praise=Said(
-        "Right: exactly two of four, everywhere: half of the numbers, and two bits for the place of each.",
-        "Exact : deux sur quatre, partout : la moitié des nombres, et deux bits pour la place de chacun.",
-    ),
-    hints=two_hints(
-        "weight.abs().unflatten(1, (-1, 4)) has the shape (outputs, groups, 4); topk works on the last dimension.",
-        "weight.abs().unflatten(1, (-1, 4)) est de forme (sorties, groupes, 4) ; topk porte sur la dernière dimension.",
-        "torch.zeros_like(groups).scatter(2, groups.topk(2).indices, 1.0) writes a 1 in two places of each group; "
-        "flatten(1) gives the shape of the weight back.",
-        "torch.zeros_like(groups).scatter(2, groups.topk(2).indices, 1.0) écrit un 1 à deux places de chaque groupe ; "
-        "flatten(1) redonne la forme du poids.",
-    ),
+    praise_en="Right: exactly two of four, everywhere: half of the numbers, and two bits for the place of each.",
+    praise_fr="Exact : deux sur quatre, partout : la moitié des nombres, et deux bits pour la place de chacun.",
+    hint_en="weight.abs().unflatten(1, (-1, 4)) has the shape (outputs, groups, 4); topk works on the last dimension.",
+    hint_fr="weight.abs().unflatten(1, (-1, 4)) est de forme (sorties, groupes, 4) ; topk porte sur la dernière "
+    "dimension.",
+    nearer_en="torch.zeros_like(groups).scatter(2, groups.topk(2).indices, 1.0) writes a 1 in two places of each "
+    "group; flatten(1) gives the shape of the weight back.",
+    nearer_fr="torch.zeros_like(groups).scatter(2, groups.topk(2).indices, 1.0) écrit un 1 à deux places de chaque "
+    "groupe ; flatten(1) redonne la forme du poids.",
 )
 
 
@@ -325,18 +318,15 @@ SR_STE = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: a pruned weight receives the whole gradient, and decays to zero unless the gradient keeps it up.",
-        "Exact : un poids coupé reçoit tout le gradient, et décroît vers zéro si le gradient ne le maintient pas.",
-    ),
-    hints=two_hints(
-        "Two terms: the gradient, which passes straight through the mask; and the derivative of (decay / 2) × the sum "
-        "of the squares of the pruned weights.",
-        "Deux termes : le gradient, qui traverse le masque tel quel ; et la dérivée de (decay / 2) × la somme des "
-        "carrés des poids coupés.",
-        "gradient + decay * (1 − mask) * weight.",
-        "La somme de gradient et de decay * (1 − mask) * weight.",
-    ),
+    praise_en="Right: a pruned weight receives the whole gradient, and decays to zero unless the gradient keeps it up.",
+    praise_fr="Exact : un poids coupé reçoit tout le gradient, et décroît vers zéro si le gradient ne le maintient "
+    "pas.",
+    hint_en="Two terms: the gradient, which passes straight through the mask; and the derivative of (decay / 2) × the "
+    "sum of the squares of the pruned weights.",
+    hint_fr="Deux termes : le gradient, qui traverse le masque tel quel ; et la dérivée de (decay / 2) × la somme des "
+    "carrés des poids coupés.",
+    nearer_en="gradient + decay * (1 − mask) * weight.",
+    nearer_fr="La somme de gradient et de decay * (1 − mask) * weight.",
 )
 
 
@@ -428,19 +418,15 @@ PERMUTATION = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: the order of the hidden units does not change the output, so one may choose the order that suits the "
-        "mask.",
-        "Exact : l’ordre des unités cachées ne change pas la sortie ; on peut donc choisir celui qui convient au "
-        "masque.",
-    ),
-    hints=two_hints(
-        "A hidden unit is a row of expand, an element of bias, and a column of project: all three move together.",
-        "Une unité cachée, c’est une ligne de expand, un élément de bias et une colonne de project : les trois se "
-        "déplacent ensemble.",
-        "expand[order], bias[order], project[:, order].",
-        "Dans l’ordre : expand[order], bias[order], project[:, order].",
-    ),
+    praise_en="Right: the order of the hidden units does not change the output, so one may choose the order that suits "
+    "the mask.",
+    praise_fr="Exact : l’ordre des unités cachées ne change pas la sortie ; on peut donc choisir celui qui convient au "
+    "masque.",
+    hint_en="A hidden unit is a row of expand, an element of bias, and a column of project: all three move together.",
+    hint_fr="Une unité cachée, c’est une ligne de expand, un élément de bias et une colonne de project : les trois se "
+    "déplacent ensemble.",
+    nearer_en="expand[order], bias[order], project[:, order].",
+    nearer_fr="Dans l’ordre : expand[order], bias[order], project[:, order].",
 )
 
 
@@ -581,18 +567,14 @@ TICKET = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: the trained weights choose the mask; training starts again from the initial weights.",
-        "Exact : les poids entraînés choisissent le masque ; l’entraînement repart des poids initiaux.",
-    ),
-    hints=two_hints(
-        "Two different sets of weights serve for two things: trained to choose which go, start to begin again. How do "
-        "you keep removed weights from being chosen once more?",
-        "Deux jeux de poids servent à deux choses : trained pour choisir ceux qui partent, start pour recommencer. "
-        "Comment éviter que des poids enlevés soient choisis de nouveau ?",
-        "sizes = torch.where(mask > 0, trained.abs(), torch.inf).flatten(): what is removed is never small. Then as in "
-        "the global mask, with round(rate * mask.sum()) of them.",
-        "sizes = torch.where(mask > 0, trained.abs(), torch.inf).flatten() : ce qui est enlevé n’est jamais petit. "
-        "Puis comme pour le masque global, en enlevant round(rate * mask.sum()) poids.",
-    ),
+    praise_en="Right: the trained weights choose the mask; training starts again from the initial weights.",
+    praise_fr="Exact : les poids entraînés choisissent le masque ; l’entraînement repart des poids initiaux.",
+    hint_en="Two different sets of weights serve for two things: trained to choose which go, start to begin again. How "
+    "do you keep removed weights from being chosen once more?",
+    hint_fr="Deux jeux de poids servent à deux choses : trained pour choisir ceux qui partent, start pour recommencer. "
+    "Comment éviter que des poids enlevés soient choisis de nouveau ?",
+    nearer_en="sizes = torch.where(mask > 0, trained.abs(), torch.inf).flatten(): what is removed is never small. Then "
+    "as in the global mask, with round(rate * mask.sum()) of them.",
+    nearer_fr="sizes = torch.where(mask > 0, trained.abs(), torch.inf).flatten() : ce qui est enlevé n’est jamais "
+    "petit. Puis comme pour le masque global, en enlevant round(rate * mask.sum()) poids.",
 )

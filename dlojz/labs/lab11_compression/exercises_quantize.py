@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, expect_int8, expect_several, expect_tensor, gradient_of, normal
 
 if TYPE_CHECKING:
@@ -155,21 +155,18 @@ AFFINE = Exercise(
     id="affine",
     title=Said("a range that is not centred", "un intervalle qui n’est pas centré"),
     judge=Judge(quantize_affine, trial=_affine_trial, cases=_affine_cases, mistakes=_AFFINE_MISTAKES),
-    praise=Said(
-        "Right: every whole number is used, zero stays exactly zero, and values outside of the range are clamped.",
-        "Exact : tous les entiers servent, zéro reste exactement zéro, et les valeurs hors de l’intervalle sont "
-        "bornées.",
-    ),
-    hints=two_hints(
-        "low must become −2^(bits − 1), high 2^(bits − 1) − 1: that gives the scale, then the zero-point, which is the "
-        "whole number that stands for 0.",
-        "low doit devenir −2^(bits − 1), et high 2^(bits − 1) − 1 : cela donne l’échelle, puis le point zéro, qui est "
-        "l’entier qui représente 0.",
-        "scale = (high − low) / (2**bits − 1); zero_point = −2**(bits − 1) − round(low / scale); q = (x / "
-        "scale).round() + zero_point, clamped, in torch.int8.",
-        "scale = (high − low) / (2**bits − 1) ; zero_point = −2**(bits − 1) − round(low / scale) ; q = (x / "
-        "scale).round() + zero_point, borné, en torch.int8.",
-    ),
+    praise_en="Right: every whole number is used, zero stays exactly zero, and values outside of the range are "
+    "clamped.",
+    praise_fr="Exact : tous les entiers servent, zéro reste exactement zéro, et les valeurs hors de l’intervalle sont "
+    "bornées.",
+    hint_en="low must become −2^(bits − 1), high 2^(bits − 1) − 1: that gives the scale, then the zero-point, which is "
+    "the whole number that stands for 0.",
+    hint_fr="low doit devenir −2^(bits − 1), et high 2^(bits − 1) − 1 : cela donne l’échelle, puis le point zéro, qui "
+    "est l’entier qui représente 0.",
+    nearer_en="scale = (high − low) / (2**bits − 1); zero_point = −2**(bits − 1) − round(low / scale); q = (x / "
+    "scale).round() + zero_point, clamped, in torch.int8.",
+    nearer_fr="scale = (high − low) / (2**bits − 1) ; zero_point = −2**(bits − 1) − round(low / scale) ; q = (x / "
+    "scale).round() + zero_point, borné, en torch.int8.",
 )
 
 
@@ -304,18 +301,14 @@ ROWS = Exercise(
     id="rows",
     title=Said("weights in whole numbers", "des poids entiers"),
     judge=Judge(quantize_rows, trial=_rows_trial, cases=_rows_cases, mistakes=_ROWS_MISTAKES),
-    praise=Said(
-        "Right: a byte per weight, and a row of small weights is as precise as a row of large ones.",
-        "Exact : un octet par poids, et une ligne de petits poids est aussi précise qu’une ligne de grands.",
-    ),
-    hints=two_hints(
-        "With 8 bits the largest magnitude of a row becomes 127: what is then one unit worth?",
-        "Avec 8 bits, la plus grande valeur absolue d’une ligne devient 127 : que vaut alors une unité ?",
-        "scale = weight.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1); q = (weight / scale).round(), in "
-        "torch.int8.",
-        "scale = weight.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1) ; q = (weight / scale).round(), en "
-        "torch.int8.",
-    ),
+    praise_en="Right: a byte per weight, and a row of small weights is as precise as a row of large ones.",
+    praise_fr="Exact : un octet par poids, et une ligne de petits poids est aussi précise qu’une ligne de grands.",
+    hint_en="With 8 bits the largest magnitude of a row becomes 127: what is then one unit worth?",
+    hint_fr="Avec 8 bits, la plus grande valeur absolue d’une ligne devient 127 : que vaut alors une unité ?",
+    nearer_en="scale = weight.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1); q = (weight / scale).round(), in "
+    "torch.int8.",
+    nearer_fr="scale = weight.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1) ; q = (weight / scale).round(), en "
+    "torch.int8.",
 )
 
 
@@ -468,17 +461,16 @@ INTEGER_LINEAR = Exercise(
         ),
         then=_check_products,
     ),
-    praise=Said(
-        "Right: the product is exact; the correction depends on the weights alone, so it is computed once and for all.",
-        "Exact : le produit ne perd rien ; la correction ne dépend que des poids, on la calcule une fois pour toutes.",
-    ),
-    hints=two_hints(
-        "Expand Σ x_scale (x_q − x_zero) × w_scale w_q: what can be taken out of the sum, and which two sums remain?",
-        "Développez Σ x_scale (x_q − x_zero) × w_scale w_q : que peut-on sortir de la somme, et quelles sont les deux "
-        "sommes qui restent ?",
-        "sums = x_q.int() @ w_q.int().T − x_zero * w_q.int().sum(1); then x_scale * w_scale.T * sums.",
-        "sums = x_q.int() @ w_q.int().T − x_zero * w_q.int().sum(1) ; puis x_scale * w_scale.T * sums.",
-    ),
+    praise_en="Right: the product is exact; the correction depends on the weights alone, so it is computed once and "
+    "for all.",
+    praise_fr="Exact : le produit ne perd rien ; la correction ne dépend que des poids, on la calcule une fois pour "
+    "toutes.",
+    hint_en="Expand Σ x_scale (x_q − x_zero) × w_scale w_q: what can be taken out of the sum, and which two sums "
+    "remain?",
+    hint_fr="Développez Σ x_scale (x_q − x_zero) × w_scale w_q : que peut-on sortir de la somme, et quelles sont les "
+    "deux sommes qui restent ?",
+    nearer_en="sums = x_q.int() @ w_q.int().T − x_zero * w_q.int().sum(1); then x_scale * w_scale.T * sums.",
+    nearer_fr="sums = x_q.int() @ w_q.int().T − x_zero * w_q.int().sum(1) ; puis x_scale * w_scale.T * sums.",
 )
 
 
@@ -584,18 +576,14 @@ STRAIGHT_THROUGH = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: forward computes with rounded weights, and the gradient passes through the rounding.",
-        "Exact : la passe avant calcule avec des poids arrondis, et le gradient traverse l’arrondi.",
-    ),
-    hints=two_hints(
-        "backward receives the gradient of what forward has returned, and returns that of what forward has received: "
-        "as if forward had done nothing. The clamp is left to autograd.",
-        "backward reçoit le gradient de ce que forward a renvoyé, et renvoie celui de ce que forward a reçu : comme si "
-        "forward n’avait rien fait. Le clamp reste l’affaire d’autograd.",
-        "return gradient in backward; then high = 2 ** (bits - 1) - 1 and Round.apply(weight / scale).clamp(-high, "
-        "high) * scale.",
-        "return gradient dans backward ; puis high = 2 ** (bits - 1) - 1 et Round.apply(weight / scale).clamp(-high, "
-        "high) * scale.",
-    ),
+    praise_en="Right: forward computes with rounded weights, and the gradient passes through the rounding.",
+    praise_fr="Exact : la passe avant calcule avec des poids arrondis, et le gradient traverse l’arrondi.",
+    hint_en="backward receives the gradient of what forward has returned, and returns that of what forward has "
+    "received: as if forward had done nothing. The clamp is left to autograd.",
+    hint_fr="backward reçoit le gradient de ce que forward a renvoyé, et renvoie celui de ce que forward a reçu : "
+    "comme si forward n’avait rien fait. Le clamp reste l’affaire d’autograd.",
+    nearer_en="return gradient in backward; then high = 2 ** (bits - 1) - 1 and Round.apply(weight / "
+    "scale).clamp(-high, high) * scale.",
+    nearer_fr="return gradient dans backward ; puis high = 2 ** (bits - 1) - 1 et Round.apply(weight / "
+    "scale).clamp(-high, high) * scale.",
 )

@@ -19,8 +19,8 @@ from dlojz.base.language import format_bytes, percent, say, significant
 from dlojz.base.table import Table
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import BLUE, ORANGE, PREDICTED_ALPHA, SKY
-from dlojz.labs.kit.exercise import Said, Verdict
-from dlojz.labs.kit.figures import columns, labelled, or_to_do, panel, pictured
+from dlojz.labs.kit.exercise import Said, or_to_do
+from dlojz.labs.kit.figures import columns, labelled, panel, pictured
 from dlojz.labs.lab11_compression.exercises_distill import UNKNOWN
 from dlojz.labs.lab11_compression.exercises_quantize import quantize_affine, quantize_rows
 
@@ -224,10 +224,9 @@ def _count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def helps(trained: Students | Verdict) -> Table | Verdict:
+@or_to_do
+def helps(trained: Students) -> Table:
     """Answer whether the teacher helps with few labels, with all of them, and beyond DistilBERT's mark."""
-    if isinstance(trained, Verdict):
-        return trained
     questions = (
         (
             say(
@@ -457,10 +456,9 @@ class Accuracies(dict[int, float]):
         return self.sheet()._repr_html_()
 
 
-def post_training_seen(found: Accuracies | Verdict) -> Table | Verdict:
+@or_to_do
+def post_training_seen(found: Accuracies) -> Table:
     """Answer how much is lost in 8, 4 and 2 bits."""
-    if isinstance(found, Verdict):
-        return found
     questions = [
         (say(en=f"in {bits} bits, less than 2 points are lost", fr=f"en {bits} bits, on perd moins de 2 points"),
          found[32] - found[bits] < 0.02)
@@ -469,10 +467,9 @@ def post_training_seen(found: Accuracies | Verdict) -> Table | Verdict:
     return answered(questions)
 
 
-def aware_training_table(found: tuple[float, float, float] | Verdict) -> Table | Verdict:
+@or_to_do
+def aware_training_table(found: tuple[float, float, float]) -> Table:
     """Tabulate the three accuracies of a training that sees the rounding."""
-    if isinstance(found, Verdict):
-        return found
     head = columns(
         en=f"32 bits; {FEW_BITS} bits, no training; {FEW_BITS} bits, trained",
         fr=f"32 bits; {FEW_BITS} bits, sans entraînement; {FEW_BITS} bits, entraîné",
@@ -480,10 +477,9 @@ def aware_training_table(found: tuple[float, float, float] | Verdict) -> Table |
     return Table(head, (tuple(percent(one) for one in found),))
 
 
-def aware_training_seen(found: tuple[float, float, float] | Verdict) -> Table | Verdict:
+@or_to_do
+def aware_training_seen(found: tuple[float, float, float]) -> Table:
     """Answer whether two epochs bring back nine tenths of the teacher's accuracy."""
-    if isinstance(found, Verdict):
-        return found
     teacher, before, after = found
     return answered(
         [

@@ -14,8 +14,8 @@ from dlojz.base.language import percent, say
 from dlojz.base.table import Table
 from dlojz.display.canvas import LabFigure
 from dlojz.display.style import LINE_STYLES
-from dlojz.labs.kit.exercise import Verdict
-from dlojz.labs.kit.figures import Picture, columns, labelled, or_to_do, panel
+from dlojz.labs.kit.exercise import or_to_do
+from dlojz.labs.kit.figures import Picture, columns, labelled, panel
 from dlojz.labs.lab11_compression.figures import answered
 
 if TYPE_CHECKING:
@@ -154,10 +154,9 @@ def spared(
     )
 
 
-def pruned_seen(found: Pruned | Verdict) -> Table | Verdict:
+@or_to_do
+def pruned_seen(found: Pruned) -> Table:
     """Answer how much accuracy is lost at several sparsities, without and with fine-tuning."""
-    if isinstance(found, Verdict):
-        return found
     whole = found.at_once[0.0]
     questions = (
         (

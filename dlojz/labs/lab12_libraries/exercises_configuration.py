@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import significant
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Case, Judge, expect_json, read_settings, refuse_nothing
 from dlojz.results.footprint import Footprint
 
@@ -156,20 +156,16 @@ MEGATRON_ARGUMENTS = Exercise(
         read=_numbers,
         differs=_other_arguments,
     ),
-    praise=Said(
-        "Right: the command line does not give dp; it follows from the number of GPUs.",
-        "Exact : la ligne de commande ne donne pas dp ; il découle du nombre de GPU.",
-    ),
-    hints=two_hints(
-        "Which options are there always? Degrees that are left out are 1. dp is left over: gpus over what one replica "
-        "takes.",
-        "Quelles options sont toujours là ? Un degré absent vaut 1. dp est ce qui reste : gpus divisé par ce qu’occupe "
-        "une réplique.",
-        "dict(zip(words, words[1:])) gives each option its value; .get(option, default). The default global batch is "
-        "micro × dp, so that there is one micro-batch.",
-        "dict(zip(words, words[1:])) associe à chaque option sa valeur ; .get(option, défaut). Le batch global par "
-        "défaut est micro × dp, soit un seul micro-batch.",
-    ),
+    praise_en="Right: the command line does not give dp; it follows from the number of GPUs.",
+    praise_fr="Exact : la ligne de commande ne donne pas dp ; il découle du nombre de GPU.",
+    hint_en="Which options are there always? Degrees that are left out are 1. dp is left over: gpus over what one "
+    "replica takes.",
+    hint_fr="Quelles options sont toujours là ? Un degré absent vaut 1. dp est ce qui reste : gpus divisé par ce "
+    "qu’occupe une réplique.",
+    nearer_en="dict(zip(words, words[1:])) gives each option its value; .get(option, default). The default global "
+    "batch is micro × dp, so that there is one micro-batch.",
+    nearer_fr="dict(zip(words, words[1:])) associe à chaque option sa valeur ; .get(option, défaut). Le batch global "
+    "par défaut est micro × dp, soit un seul micro-batch.",
 )
 
 
@@ -204,26 +200,25 @@ def complete(course: Mapping[str, Any], global_batch: int, ranks: int, fits: int
     }
 
 
-def _course_json_judge(answer: Callable[..., Any]) -> None:
-    for global_batch, ranks, fits in COURSE_JSON_CASES:
-        course = copy.deepcopy(COURSE)
-        document = expect_json(answer(course, global_batch, ranks, fits))
-        asked = _course_json_asked(global_batch, ranks, fits)
-        if course != COURSE:
-            raise Wrong(
-                en="Your function changes the dictionary that it is given: the next file would begin with what this "
-                "one says. Work on a copy, e.g. {**course, …}.",
-                fr="Votre fonction modifie le dictionnaire reçu : le fichier suivant commencerait par ce que dit "
-                "celui-ci. Travaillez sur une copie, par exemple {**course, …}.",
-            )
-        if document.get("zero_optimization") != COURSE["zero_optimization"]:
-            raise Wrong(
-                en="What the course's file says of ZeRO is gone or has changed: keep course, and add to it, at the top "
-                "level.",
-                fr="Ce que le fichier du cours dit de ZeRO a disparu ou changé : gardez course, et complétez-le, au "
-                "premier niveau.",
-            )
-        _check_sizes(document, complete(COURSE, global_batch, ranks, fits), asked, ranks, fits)
+def _check_course_json(answer: Callable[..., Any], global_batch: int, ranks: int, fits: int) -> None:
+    course = copy.deepcopy(COURSE)
+    document = expect_json(answer(course, global_batch, ranks, fits))
+    asked = _course_json_asked(global_batch, ranks, fits)
+    if course != COURSE:
+        raise Wrong(
+            en="Your function changes the dictionary that it is given: the next file would begin with what this "
+            "one says. Work on a copy, e.g. {**course, …}.",
+            fr="Votre fonction modifie le dictionnaire reçu : le fichier suivant commencerait par ce que dit "
+            "celui-ci. Travaillez sur une copie, par exemple {**course, …}.",
+        )
+    if document.get("zero_optimization") != COURSE["zero_optimization"]:
+        raise Wrong(
+            en="What the course's file says of ZeRO is gone or has changed: keep course, and add to it, at the top "
+            "level.",
+            fr="Ce que le fichier du cours dit de ZeRO a disparu ou changé : gardez course, et complétez-le, au "
+            "premier niveau.",
+        )
+    _check_sizes(document, complete(COURSE, global_batch, ranks, fits), asked, ranks, fits)
 
 
 def _course_json_asked(global_batch: int, ranks: int, fits: int) -> Said:
@@ -275,21 +270,17 @@ def _check_sizes(document: Mapping[str, Any], right: Mapping[str, Any], asked: S
 COURSE_JSON = Exercise(
     id="course-json",
     title=Said("the course's JSON, completed", "le JSON du cours, complété"),
-    judge=_course_json_judge,
-    praise=Said(
-        "Right for five clusters: DeepSpeed would run each with the batch that was asked for.",
-        "Exact pour cinq configurations : DeepSpeed exécuterait chacune avec le batch demandé.",
-    ),
-    hints=two_hints(
-        "Each GPU has global_batch / ranks samples per step. Into how many equal parts, at least, must they be cut for "
-        "each part to fit?",
-        "Chaque GPU a global_batch / ranks échantillons par pas. En combien de parts égales, au moins, faut-il les "
-        "couper pour que chacune tienne ?",
-        "The micro-batch is the largest divisor of global_batch // ranks that is at most fits; "
-        "gradient_accumulation_steps is how many of them make up the samples of a GPU.",
-        "Le micro-batch est le plus grand diviseur de global_batch // ranks qui ne dépasse pas fits ; "
-        "gradient_accumulation_steps est leur nombre dans les échantillons d’un GPU.",
-    ),
+    judge=Judge(cases=COURSE_JSON_CASES, trial=_check_course_json),
+    praise_en="Right for five clusters: DeepSpeed would run each with the batch that was asked for.",
+    praise_fr="Exact pour cinq configurations : DeepSpeed exécuterait chacune avec le batch demandé.",
+    hint_en="Each GPU has global_batch / ranks samples per step. Into how many equal parts, at least, must they be cut "
+    "for each part to fit?",
+    hint_fr="Chaque GPU a global_batch / ranks échantillons par pas. En combien de parts égales, au moins, faut-il les "
+    "couper pour que chacune tienne ?",
+    nearer_en="The micro-batch is the largest divisor of global_batch // ranks that is at most fits; "
+    "gradient_accumulation_steps is how many of them make up the samples of a GPU.",
+    nearer_fr="Le micro-batch est le plus grand diviseur de global_batch // ranks qui ne dépasse pas fits ; "
+    "gradient_accumulation_steps est leur nombre dans les échantillons d’un GPU.",
 )
 
 
@@ -392,21 +383,17 @@ MEGATRON_QKV = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: whole heads on each rank, each with its q, k and v. A checkpoint is converted in this way.",
-        "Exact : des têtes entières sur chaque rang, chacune avec ses q, k et v. C’est ainsi qu’on convertit un "
-        "checkpoint.",
-    ),
-    hints=two_hints(
-        "Give the rows their true dimensions with view: which of Q, K, V; which head; which row of the head. Which two "
-        "of them must change places?",
-        "Rendez aux lignes leurs vraies dimensions avec view : lequel de Q, K, V ; quelle tête ; quelle ligne de la "
-        "tête. Lesquelles doivent changer de place ?",
-        "weight.view(3, heads, -1, width).transpose(0, 1), back to (3 · width, width) with reshape, then "
-        "chunk(tp)[rank].",
-        "weight.view(3, heads, -1, width).transpose(0, 1), retour à (3 · width, width) par reshape, puis "
-        "chunk(tp)[rank].",
-    ),
+    praise_en="Right: whole heads on each rank, each with its q, k and v. A checkpoint is converted in this way.",
+    praise_fr="Exact : des têtes entières sur chaque rang, chacune avec ses q, k et v. C’est ainsi qu’on convertit un "
+    "checkpoint.",
+    hint_en="Give the rows their true dimensions with view: which of Q, K, V; which head; which row of the head. Which "
+    "two of them must change places?",
+    hint_fr="Rendez aux lignes leurs vraies dimensions avec view : lequel de Q, K, V ; quelle tête ; quelle ligne de "
+    "la tête. Lesquelles doivent changer de place ?",
+    nearer_en="weight.view(3, heads, -1, width).transpose(0, 1), back to (3 · width, width) with reshape, then "
+    "chunk(tp)[rank].",
+    nearer_fr="weight.view(3, heads, -1, width).transpose(0, 1), retour à (3 · width, width) par reshape, puis "
+    "chunk(tp)[rank].",
 )
 
 
@@ -529,17 +516,13 @@ READ_TRAFFIC = Exercise(
         read=_stage_number,
         differs=_other_stage,
     ),
-    praise=Said(
-        "Right: you recognise eight layouts of four programs by their messages alone.",
-        "Exact : vous reconnaissez huit répartitions de quatre programmes à leurs seuls messages.",
-    ),
-    hints=two_hints(
-        "Gradients have to be reduced in any case. What tells the stages apart is how often the weights travel.",
-        "Les gradients doivent être réduits dans tous les cas. Ce qui distingue les stages, c’est combien de fois les "
-        "poids voyagent.",
-        "gathered = messages.get('all_gather', 0) / weight_bytes: about 0, about 1, or 2 and more. Leave room for "
-        "padding and for small messages.",
-        "gathered = messages.get('all_gather', 0) / weight_bytes : environ 0, environ 1, ou bien 2 et plus. Laissez de "
-        "la marge pour le remplissage et les petits messages.",
-    ),
+    praise_en="Right: you recognise eight layouts of four programs by their messages alone.",
+    praise_fr="Exact : vous reconnaissez huit répartitions de quatre programmes à leurs seuls messages.",
+    hint_en="Gradients have to be reduced in any case. What tells the stages apart is how often the weights travel.",
+    hint_fr="Les gradients doivent être réduits dans tous les cas. Ce qui distingue les stages, c’est combien de fois "
+    "les poids voyagent.",
+    nearer_en="gathered = messages.get('all_gather', 0) / weight_bytes: about 0, about 1, or 2 and more. Leave room "
+    "for padding and for small messages.",
+    nearer_fr="gathered = messages.get('all_gather', 0) / weight_bytes : environ 0, environ 1, ou bien 2 et plus. "
+    "Laissez de la marge pour le remplissage et les petits messages.",
 )

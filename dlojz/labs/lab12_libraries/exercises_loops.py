@@ -1,37 +1,30 @@
 """Exercises of lab 12 on loops for DeepSpeed and Accelerate, metrics over ranks, and the updates that a loop makes.
 
 A loop is right if it ends with the weights of the plain loop, or of Accelerate's recipe. The engine and the accelerator
-of a check are stand-ins that behave like the libraries on one process; `loops` counts updates with the libraries
-themselves, in a process of their own, and names the stand-in where Accelerate is not installed.
+of a check are stand-ins, which record what a loop does and end with the weights of the real libraries (DeepSpeed 0.19
+with ZeRO stage 0, Accelerate 1.15), as the tests check. `loops` counts updates with the libraries themselves, in
+another process, and names the stand-in where Accelerate is not installed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
 from dlojz.base.machine import patience
-from dlojz.base.table import Table
-from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Verdict, Wrong, show, two_hints
-from dlojz.labs.kit.figures import columns, or_to_do
+from dlojz.base.table import Table, titles
+from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Verdict, Wrong, or_to_do, show
 from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.rank_judges import Undone, same
-from dlojz.labs.lab12_libraries.stand_ins import (
-    SAMPLES,
-    AcceleratorStandIn,
-    EngineStandIn,
-    make_batches,
-    make_model,
-    make_optimizer,
-    weights_of,
-)
+from dlojz.labs.kit.sandbox import load_deepspeed
 from dlojz.libraries.library_catalogue import LIBRARIES, absence
 from dlojz.processes.forks import ForkedError, spmd
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 ENGINE_CASES = ((1, 3, 61), (4, 8, 62), (2, 5, 63))
 """Accumulation, micro-batches and seed; the last leaves one micro-batch for the next step."""
@@ -65,18 +58,17 @@ def deepspeed_loop(engine: Any, batches: Sequence[Any]) -> None:
         engine.step()
 
 
-def _engine_judge(answer: Callable[..., Any]) -> None:
-    for accumulation, number, seed in ENGINE_CASES:
-        batches = make_batches(number, seed)
-        truth = make_model(seed)
-        plain_loop(truth, make_optimizer(truth), batches, accumulation)
-        engine = EngineStandIn(make_model(seed), accumulation)
-        answer(engine, batches)
-        if not same(weights_of(engine.module), weights_of(truth)):
-            said = _counts(engine, number) or _sizes(engine, accumulation, number)
-            raise Wrong(str(said or _engine_other(accumulation, number)))
-        if engine.backwards < number:
-            raise Wrong(*NOT_REDUCED)
+def _check_engine_loop(answer: Callable[..., Any], accumulation: int, number: int, seed: int) -> None:
+    batches = make_batches(number, seed)
+    truth = make_model(seed)
+    plain_loop(truth, make_optimizer(truth), batches, accumulation)
+    engine = EngineStandIn(make_model(seed), accumulation)
+    answer(engine, batches)
+    if not same(weights_of(engine.module), weights_of(truth)):
+        said = _counts(engine, number) or _sizes(engine, accumulation, number)
+        raise Wrong(str(said or _engine_other(accumulation, number)))
+    if engine.backwards < number:
+        raise Wrong(*NOT_REDUCED)
 
 
 def _counts(engine: EngineStandIn, number: int) -> Said | None:
@@ -151,19 +143,18 @@ def _engine_other(accumulation: int, number: int) -> Said:
 DEEPSPEED_LOOP = Exercise(
     id="deepspeed-loop",
     title=Said("the loop for DeepSpeed", "la boucle pour DeepSpeed"),
-    judge=_engine_judge,
-    praise=Said(
-        "Right: the weights equal those of the plain loop. The engine divides, counts and zeroes, as its JSON says.",
-        "Exact : les poids sont ceux de la boucle simple. Le moteur divise, compte et remet à zéro, selon son JSON.",
-    ),
-    hints=two_hints(
-        "Which lines of the plain loop need to know the accumulation? The engine knows it from the JSON: these lines "
-        "are its own.",
-        "Quelles lignes de la boucle simple ont besoin de l’accumulation ? Le moteur la connaît par le JSON : ces "
-        "lignes-là lui reviennent.",
-        "Three lines in the loop, without any if: loss = engine(batch), engine.backward(loss), engine.step().",
-        "Trois lignes dans la boucle, sans aucun if : loss = engine(batch), engine.backward(loss), engine.step().",
-    ),
+    judge=Judge(cases=ENGINE_CASES, trial=_check_engine_loop),
+    praise_en="Right: the weights equal those of the plain loop. The engine divides, counts and zeroes, as its JSON "
+    "says.",
+    praise_fr="Exact : les poids sont ceux de la boucle simple. Le moteur divise, compte et remet à zéro, selon son "
+    "JSON.",
+    hint_en="Which lines of the plain loop need to know the accumulation? The engine knows it from the JSON: these "
+    "lines are its own.",
+    hint_fr="Quelles lignes de la boucle simple ont besoin de l’accumulation ? Le moteur la connaît par le JSON : ces "
+    "lignes-là lui reviennent.",
+    nearer_en="Three lines in the loop, without any if: loss = engine(batch), engine.backward(loss), engine.step().",
+    nearer_fr="Trois lignes dans la boucle, sans aucun if : loss = engine(batch), engine.backward(loss), "
+    "engine.step().",
 )
 
 
@@ -193,17 +184,16 @@ def updates(micro_batches: int, accumulation: int) -> int:
     return -(-micro_batches // accumulation)
 
 
-def _accelerator_judge(answer: Callable[..., Any]) -> None:
-    for accumulation, number, seed in ACCELERATOR_CASES:
-        batches, truth = make_batches(number, seed), make_model(seed)
-        accelerate_loop(AcceleratorStandIn(accumulation), truth, make_optimizer(truth), batches)
-        accelerator, model = AcceleratorStandIn(accumulation), make_model(seed)
-        answer(accelerator, model, make_optimizer(model), batches)
-        said = _unprepared(accelerator)
-        if said is None and not same(weights_of(model), weights_of(truth)):
-            said = _calls(accelerator, accumulation, number) or _accelerator_other(accumulation, number)
-        if said is not None:
-            raise Wrong(*said)
+def _check_accelerator_loop(answer: Callable[..., Any], accumulation: int, number: int, seed: int) -> None:
+    batches, truth = make_batches(number, seed), make_model(seed)
+    accelerate_loop(AcceleratorStandIn(accumulation), truth, make_optimizer(truth), batches)
+    accelerator, model = AcceleratorStandIn(accumulation), make_model(seed)
+    answer(accelerator, model, make_optimizer(model), batches)
+    said = _unprepared(accelerator)
+    if said is None and not same(weights_of(model), weights_of(truth)):
+        said = _calls(accelerator, accumulation, number) or _accelerator_other(accumulation, number)
+    if said is not None:
+        raise Wrong(*said)
 
 
 def _unprepared(accelerator: AcceleratorStandIn) -> Said | None:
@@ -305,23 +295,19 @@ def _accelerator_other(accumulation: int, number: int) -> Said:
 ACCELERATE_LOOP = Exercise(
     id="accelerate-loop",
     title=Said("the loop for Accelerate", "la boucle pour Accelerate"),
-    judge=_accelerator_judge,
-    praise=Said(
-        "Right: the loop is yours, and the accelerator decides when the optimizer updates, also at the end of the "
-        "loader.",
-        "Exact : la boucle est la vôtre, et l’accélérateur décide quand l’optimiseur met à jour, à la fin du chargeur "
-        "aussi.",
-    ),
-    hints=two_hints(
-        "prepare takes the three and gives them back, wrapped, in the same order; everything after it uses what it "
-        "gave. What, in the plain loop, depends on the accumulation? It goes.",
-        "prepare prend les trois et les rend, enveloppés, dans le même ordre ; tout ce qui suit se sert de ce qu’il a "
-        "rendu. Qu’est-ce qui, dans la boucle simple, dépend de l’accumulation ? Cela disparaît.",
-        "for batch in loader: with accelerator.accumulate(model): accelerator.backward(model(batch)), then "
-        "optimizer.step() and optimizer.zero_grad(), each time.",
-        "for batch in loader : with accelerator.accumulate(model) : accelerator.backward(model(batch)), puis "
-        "optimizer.step() et optimizer.zero_grad(), à chaque fois.",
-    ),
+    judge=Judge(cases=ACCELERATOR_CASES, trial=_check_accelerator_loop),
+    praise_en="Right: the loop is yours, and the accelerator decides when the optimizer updates, also at the end of "
+    "the loader.",
+    praise_fr="Exact : la boucle est la vôtre, et l’accélérateur décide quand l’optimiseur met à jour, à la fin du "
+    "chargeur aussi.",
+    hint_en="prepare takes the three and gives them back, wrapped, in the same order; everything after it uses what it "
+    "gave. What, in the plain loop, depends on the accumulation? It goes.",
+    hint_fr="prepare prend les trois et les rend, enveloppés, dans le même ordre ; tout ce qui suit se sert de ce "
+    "qu’il a rendu. Qu’est-ce qui, dans la boucle simple, dépend de l’accumulation ? Cela disparaît.",
+    nearer_en="for batch in loader: with accelerator.accumulate(model): accelerator.backward(model(batch)), then "
+    "optimizer.step() and optimizer.zero_grad(), each time.",
+    nearer_fr="for batch in loader : with accelerator.accumulate(model) : accelerator.backward(model(batch)), puis "
+    "optimizer.step() et optimizer.zero_grad(), à chaque fois.",
 )
 
 
@@ -470,26 +456,22 @@ GATHER_METRICS = Exercise(
             ),
             Mistake(
                 _stacked,
-                "The ranks have become a dimension of their own: put their rows end to end (torch.cat), then cut.",
+                "The ranks have become a further dimension: put their rows end to end (torch.cat), then cut.",
                 "Les rangs forment une dimension à part : mettez leurs lignes bout à bout (torch.cat), puis coupez.",
             ),
         ),
     ),
-    praise=Said(
-        "Right: every sample once, in order, on every rank, as Accelerate's gather_for_metrics gives.",
-        "Exact : chaque échantillon une fois, dans l’ordre, sur chaque rang, comme le donne gather_for_metrics "
-        "d’Accelerate.",
-    ),
-    hints=two_hints(
-        "Which collective gives every rank the tensors of all, unchanged? And where are the repetitions, once all is "
-        "laid end to end?",
-        "Quelle communication donne à chaque rang les tenseurs de tous, inchangés ? Et où sont les répétitions, une "
-        "fois le tout mis bout à bout ?",
-        "parts = [torch.empty_like(values) for _ in range(dist.get_world_size())], dist.all_gather(parts, values), "
-        "torch.cat(parts), then the first real rows.",
-        "parts = [torch.empty_like(values) for _ in range(dist.get_world_size())], dist.all_gather(parts, values), "
-        "torch.cat(parts), puis les real premières lignes.",
-    ),
+    praise_en="Right: every sample once, in order, on every rank, as Accelerate's gather_for_metrics gives.",
+    praise_fr="Exact : chaque échantillon une fois, dans l’ordre, sur chaque rang, comme le donne gather_for_metrics "
+    "d’Accelerate.",
+    hint_en="Which collective gives every rank the tensors of all, unchanged? And where are the repetitions, once all "
+    "is laid end to end?",
+    hint_fr="Quelle communication donne à chaque rang les tenseurs de tous, inchangés ? Et où sont les répétitions, "
+    "une fois le tout mis bout à bout ?",
+    nearer_en="parts = [torch.empty_like(values) for _ in range(dist.get_world_size())], dist.all_gather(parts, "
+    "values), torch.cat(parts), then the first real rows.",
+    nearer_fr="parts = [torch.empty_like(values) for _ in range(dist.get_world_size())], dist.all_gather(parts, "
+    "values), torch.cat(parts), puis les real premières lignes.",
 )
 
 
@@ -525,8 +507,6 @@ def deepspeed_updates(loop: Loop, micro_batches: int, accumulation: int) -> int:
     """
 
     def count() -> int:
-        from dlojz.labs.kit.quiet_deepspeed import load_deepspeed
-
         deepspeed = load_deepspeed()
         deepspeed.utils.logger.setLevel("ERROR")
         settings = {
@@ -642,5 +622,245 @@ def loops(
     except LabError as error:
         return Verdict("wrong", str(error))
     counts = tuple((name, str(updates), str(max(0, micro_batches - updates * accumulation))) for name, updates in made)
-    head = columns(en="loop; updates; micro-batches that wait", fr="boucle; mises à jour; micro-batches en attente")
+    head = titles(en="loop|updates|micro-batches that wait", fr="boucle|mises à jour|micro-batches en attente")
     return Table(head, counts)
+
+
+LEARNING_RATE = 0.5
+SAMPLES, WIDTH, CLASSES = 4, 6, 3
+
+BACKWARD_OF_THE_LOSS = Said(
+    "You call loss.backward(): the engine does not see it, so it neither divides by the accumulation nor reduces "
+    "gradients over the ranks (without ZeRO, DeepSpeed refuses it): engine.backward(loss).",
+    "Vous appelez loss.backward() : le moteur ne le voit pas, donc ne divise pas par l’accumulation et ne réduit pas "
+    "les gradients entre les rangs (sans ZeRO, DeepSpeed refuse) : engine.backward(loss).",
+)
+OPTIMIZER_BY_HAND = Said(
+    "You use engine.optimizer yourself: under ZeRO it is no longer the one you know, and the engine no longer counts "
+    "its micro-batches. engine.step() updates when it is time, and zeroes the gradients.",
+    "Vous utilisez engine.optimizer vous-même : avec ZeRO, ce n’est plus celui que vous connaissez, et le moteur ne "
+    "compte plus ses micro-batches. engine.step() met à jour au bon moment, et remet les gradients à zéro.",
+)
+
+
+def make_model(seed: int) -> nn.Module:
+    """Make a small network whose `forward(batch)` is the mean loss of the batch, like the course's engine."""
+    import torch
+    from torch import nn
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
+
+        def forward(self, batch: Any) -> Tensor:
+            inputs, classes = batch
+            return nn.functional.cross_entropy(self.network(inputs), classes)
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Loss()
+
+
+def make_batches(number: int, seed: int) -> list[Any]:
+    """Make micro-batches of inputs and classes."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (3 * torch.randn(SAMPLES, WIDTH, generator=generator), torch.randint(CLASSES, (SAMPLES,), generator=generator))
+        for _ in range(number)
+    ]
+
+
+def make_optimizer(model: nn.Module) -> Any:
+    """Make plain SGD, in which, unlike in Adam, a gradient that is too large shows in the weights."""
+    import torch
+
+    return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    """Concatenate all weights in one vector."""
+    import torch
+
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+class PreparedModel:
+    """Stand-in for a prepared model, which counts forward passes."""
+
+    def __init__(self, model: nn.Module, on_backward: Callable[[Tensor], None]) -> None:
+        self.module, self.forwards = model, 0
+        self._on_backward = on_backward
+
+    def __call__(self, batch: Any) -> Tensor:
+        self.forwards += 1
+        loss: Tensor = self.module(batch)
+        loss.register_hook(self._on_backward)
+        return loss
+
+    forward = __call__
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the training mode, as on a module."""
+        self.module.train(mode)
+        return self
+
+    def parameters(self) -> Iterator[Any]:
+        """Parameters of the model."""
+        return self.module.parameters()
+
+
+class EngineStandIn(PreparedModel):
+    """Stand-in for what `deepspeed.initialize` gives, on one process.
+
+    Args:
+        accumulation: `gradient_accumulation_steps` of the JSON.
+
+    Source: DeepSpeed 0.19, `runtime/engine.py`: `backward` divides by the accumulation, `step` counts micro-batches
+    and updates at every last one.
+    """
+
+    def __init__(self, model: nn.Module, accumulation: int) -> None:
+        super().__init__(model, self._on_own_backward)
+        self._optimizer = make_optimizer(model)
+        self._accumulation = accumulation
+        self._inside = False
+        self.backwards = self.steps = self.zeroed = 0
+        self.arrived: list[float] = []
+        """What each backward brought to its loss: 1 / accumulation, unless the loop divided once more."""
+
+    def _on_own_backward(self, gradient: Tensor) -> None:
+        if not self._inside:
+            raise Wrong(*BACKWARD_OF_THE_LOSS)
+        self.arrived.append(float(gradient))
+
+    def backward(self, loss: Tensor) -> Tensor:
+        """Compute the gradients of this micro-batch's share of the mean."""
+        self._inside = True
+        self.backwards += 1
+        share = loss / self._accumulation
+        share.backward()
+        self._inside = False
+        return share
+
+    def step(self) -> None:
+        """Count a micro-batch; update and zero where it is the last of a step."""
+        self.steps += 1
+        if self.steps % self._accumulation == 0:
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+
+    def zero_grad(self) -> None:
+        """Zero the accumulated gradients."""
+        self.zeroed += 1
+        self._optimizer.zero_grad()
+
+    @property
+    def optimizer(self) -> Any:
+        """Refuse access to the engine's optimizer."""
+        raise Wrong(*OPTIMIZER_BY_HAND)
+
+    def gradient_accumulation_steps(self) -> int:
+        """Micro-batches of a step."""
+        return self._accumulation
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the next `step` updates."""
+        return (self.steps + 1) % self._accumulation == 0
+
+
+class PreparedOptimizer:
+    """Stand-in for a prepared optimizer, which does nothing while gradients are accumulated."""
+
+    def __init__(self, optimizer: Any, accelerator: AcceleratorStandIn) -> None:
+        self._optimizer, self._accelerator = optimizer, accelerator
+        self.param_groups = optimizer.param_groups
+        self.steps = self.zeroed = 0
+
+    def step(self) -> None:
+        """Update, after the last micro-batch of a step."""
+        self.steps += 1
+        if self._accelerator.sync_gradients:
+            self._optimizer.step()
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Zero, after the last micro-batch of a step."""
+        self.zeroed += 1
+        if self._accelerator.sync_gradients:
+            self._optimizer.zero_grad()
+
+
+class PreparedLoader:
+    """Stand-in for a prepared loader, which knows its last micro-batch."""
+
+    def __init__(self, batches: Sequence[Any], accelerator: AcceleratorStandIn) -> None:
+        self._batches, self._accelerator = batches, accelerator
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        self._accelerator.at_the_end = False
+        for number, batch in enumerate(self._batches, start=1):
+            self._accelerator.at_the_end = number == len(self._batches)
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+class AcceleratorStandIn:
+    """Stand-in for `Accelerator(gradient_accumulation_steps=…)` on one process.
+
+    Source: Accelerate 1.15, `accelerator.py` (`_do_sync`, `accumulate`, `backward`) and `optimizer.py`.
+    """
+
+    def __init__(self, accumulation: int) -> None:
+        self.gradient_accumulation_steps = accumulation
+        self.sync_gradients, self.at_the_end = True, False
+        self.accumulated = self.backwards = self._step = 0
+        self.arrived: list[float] = []
+        self.outside = 0
+        """Backward passes that the accelerator has not seen."""
+        self._inside = False
+        self.model: PreparedModel | None = None
+        self.optimizer: PreparedOptimizer | None = None
+        self.loader: PreparedLoader | None = None
+
+    def prepare(self, *things: Any) -> Any:
+        """Wrap each thing, in the order given."""
+        prepared = tuple(self._prepared(thing) for thing in things)
+        return prepared[0] if len(prepared) == 1 else prepared
+
+    def _prepared(self, thing: Any) -> Any:
+        if hasattr(thing, "param_groups"):
+            self.optimizer = PreparedOptimizer(thing, self)
+            return self.optimizer
+        if isinstance(thing, list):
+            self.loader = PreparedLoader(thing, self)
+            return self.loader
+        self.model = PreparedModel(thing, self._on_backward)
+        return self.model
+
+    def _on_backward(self, gradient: Tensor) -> None:
+        self.outside += not self._inside
+        self.arrived.append(float(gradient))
+
+    @contextmanager
+    def accumulate(self, *models: Any) -> Iterator[None]:
+        """Enter one micro-batch; gradients synchronise at every last one and at the end of the loader."""
+        self.accumulated += 1
+        if self.at_the_end:
+            self._step, self.sync_gradients = 0, True
+        else:
+            self._step += 1
+            self.sync_gradients = self._step % self.gradient_accumulation_steps == 0
+        yield
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of this micro-batch's share of the mean."""
+        self.backwards += 1
+        self._inside = True
+        (loss / self.gradient_accumulation_steps).backward()
+        self._inside = False

@@ -23,8 +23,8 @@ from dlojz.base.table import Table, safe
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.figures.library_figures import DASH, all_lines_words, difference_words
 from dlojz.display.style import BLACK, BLUE, LINE_STYLES, ORANGE_TINT, REMARK, VERMILION, WHITE
-from dlojz.labs.kit.exercise import Verdict, show
-from dlojz.labs.kit.figures import columns, measured_footprint, memory_and_messages, or_to_do, pictured
+from dlojz.labs.kit.exercise import Verdict, or_to_do, show
+from dlojz.labs.kit.figures import columns, measured_footprint, memory_and_messages, pictured
 from dlojz.labs.lab12_libraries.exercises_configuration import COURSE, messages_of
 from dlojz.labs.lab12_libraries.exercises_loops import loops as loops  # noqa: PLC0414
 from dlojz.labs.lab12_libraries.exercises_loops import updates_made as updates_made  # noqa: PLC0414

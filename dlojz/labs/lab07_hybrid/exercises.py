@@ -1,20 +1,29 @@
-"""Exercises of lab 07 on the grid: place of a rank, missing degree, groups, bytes between nodes, a 3D layout.
+"""Exercises of lab 07: place of a rank, missing degree, groups, bytes between nodes, a 3D layout, a 2D step.
 
 The references are `dlojz.config.layout` and, for the bytes of a ring, the flows of `dlojz.prediction.link_traffic`.
-The order of groups, and of the ranks within one, does not matter.
+The order of groups, and of the ranks within one, does not matter. The gradients of the step, which runs on real ranks,
+are compared with those of one process that reads the whole batch through the whole layer; what a wrong way gives is
+computed in one process, without communication.
+
+Shape suffixes: D width of the residual stream, H hidden width of one rank, B samples of one replica.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlojz.config.layout import AXES, Layout, RankGrid, complete
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Wrong, two_hints
+from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Wrong
 from dlojz.labs.kit.judges import Case, Judge, expect_groups, expect_triple, refuse_nothing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SIZES = ((2, 4, 2), (2, 2, 2), (3, 2, 4), (2, 3, 1), (5, 1, 3))
 """(dp, pp, tp): the course's picture, this lab's, and degrees that all differ."""
@@ -92,18 +101,16 @@ PLACE = Exercise(
         mistakes=_PLACE_WAYS,
         differs=_other_place,
     ),
-    praise=Said(
-        "Right for every rank of five grids: the number of a rank gives its stage, its replica and its slice.",
-        "Exact pour chaque rang de cinq grilles : le numéro d’un rang donne son étage, sa réplique et sa tranche.",
-    ),
-    hints=two_hints(
-        "The formula is a number written in three digits, like hours, minutes and seconds. Which remainder gives the "
-        "last digit, and what is left then?",
-        "La formule est un nombre à trois chiffres, comme des heures, minutes et secondes. Quel reste donne le dernier "
-        "chiffre, et que reste-t-il ensuite ?",
-        "tp_rank is rank % tp; rank // tp is pp_rank · dp + dp_rank, which you take apart in the same way with dp.",
-        "tp_rank vaut rank % tp ; rank // tp vaut pp_rank · dp + dp_rank, que vous décomposez de même avec dp.",
-    ),
+    praise_en="Right for every rank of five grids: the number of a rank gives its stage, its replica and its slice.",
+    praise_fr="Exact pour chaque rang de cinq grilles : le numéro d’un rang donne son étage, sa réplique et sa "
+    "tranche.",
+    hint_en="The formula is a number written in three digits, like hours, minutes and seconds. Which remainder gives "
+    "the last digit, and what is left then?",
+    hint_fr="La formule est un nombre à trois chiffres, comme des heures, minutes et secondes. Quel reste donne le "
+    "dernier chiffre, et que reste-t-il ensuite ?",
+    nearer_en="tp_rank is rank % tp; rank // tp is pp_rank · dp + dp_rank, which you take apart in the same way with "
+    "dp.",
+    nearer_fr="tp_rank vaut rank % tp ; rank // tp vaut pp_rank · dp + dp_rank, que vous décomposez de même avec dp.",
 )
 
 _DEGREES = ((16, None, 4, 2), (8, None, 2, 1), (24, 3, None, 4), (64, 2, 4, None), (8, 2, 2, 2), (4, 4, 1, None))
@@ -183,20 +190,18 @@ DEGREES = Exercise(
         differs=_other_degrees,
         then=_must_refuse,
     ),
-    praise=Said(
-        "Right: the product of the degrees is the number of processes; where no whole degree fits, you raise an error.",
-        "Exact : le produit des degrés est le nombre de processus ; si aucun degré entier ne convient, vous levez une "
-        "erreur.",
-    ),
-    hints=two_hints(
-        "processes = dp × pp × tp. What must hold of the product of the degrees that are given, so that the third is "
-        "whole?",
-        "processus = dp × pp × tp. Que doit vérifier le produit des degrés donnés pour que le troisième soit entier ?",
-        "known = (dp or 1) * (pp or 1) * (tp or 1); if processes % known, raise ValueError; the missing one is "
-        "processes // known. And where none is missing, known must be processes.",
-        "known = (dp or 1) * (pp or 1) * (tp or 1) ; si processes % known, levez ValueError ; le degré manquant vaut "
-        "processes // known. Et s’il n’en manque aucun, known doit valoir processes.",
-    ),
+    praise_en="Right: the product of the degrees is the number of processes; where no whole degree fits, you raise an "
+    "error.",
+    praise_fr="Exact : le produit des degrés est le nombre de processus ; si aucun degré entier ne convient, vous "
+    "levez une erreur.",
+    hint_en="processes = dp × pp × tp. What must hold of the product of the degrees that are given, so that the third "
+    "is whole?",
+    hint_fr="processus = dp × pp × tp. Que doit vérifier le produit des degrés donnés pour que le troisième soit "
+    "entier ?",
+    nearer_en="known = (dp or 1) * (pp or 1) * (tp or 1); if processes % known, raise ValueError; the missing one is "
+    "processes // known. And where none is missing, known must be processes.",
+    nearer_fr="known = (dp or 1) * (pp or 1) * (tp or 1) ; si processes % known, levez ValueError ; le degré manquant "
+    "vaut processes // known. Et s’il n’en manque aucun, known doit valoir processes.",
 )
 
 
@@ -309,20 +314,17 @@ GROUPS = Exercise(
         mistakes=_GROUP_WAYS,
         differs=_other_groups,
     ),
-    praise=Said(
-        "Right: along each axis, every rank belongs to exactly one group.",
-        "Exact : selon chaque axe, tout rang appartient à exactement un groupe.",
-    ),
-    hints=two_hints(
-        "Hold two of the three places, let the third run: that is one group. Do so for each choice of the two held.",
-        "Fixez deux des trois places, faites varier la troisième : voilà un groupe. Recommencez pour chaque choix des "
-        "deux places fixées.",
-        "From rank to rank along tp it is 1, along dp tp, along pp dp * tp: call that step. A group begins at each "
-        "rank whose place along the axis is 0 (place_of tells it), and is [first + i * step for i in range(degree)].",
-        "D’un rang au suivant, l’écart est de 1 selon tp, de tp selon dp, de dp * tp selon pp : appelez-le step. Un "
-        "groupe commence à chaque rang dont la place selon l’axe est 0 (place_of la donne) ; c’est [first + i * step "
-        "for i in range(degree)].",
-    ),
+    praise_en="Right: along each axis, every rank belongs to exactly one group.",
+    praise_fr="Exact : selon chaque axe, tout rang appartient à exactement un groupe.",
+    hint_en="Hold two of the three places, let the third run: that is one group. Do so for each choice of the two "
+    "held.",
+    hint_fr="Fixez deux des trois places, faites varier la troisième : voilà un groupe. Recommencez pour chaque choix "
+    "des deux places fixées.",
+    nearer_en="From rank to rank along tp it is 1, along dp tp, along pp dp * tp: call that step. A group begins at "
+    "each rank whose place along the axis is 0 (place_of tells it), and is [first + i * step for i in range(degree)].",
+    nearer_fr="D’un rang au suivant, l’écart est de 1 selon tp, de tp selon dp, de dp * tp selon pp : appelez-le step. "
+    "Un groupe commence à chaque rang dont la place selon l’axe est 0 (place_of la donne) ; c’est [first + i * step "
+    "for i in range(degree)].",
 )
 
 
@@ -452,21 +454,18 @@ LAYOUT_3D = Exercise(
     id="layout-3d",
     title=Said("a 3D run from its specification", "une exécution 3D à partir de son cahier des charges"),
     judge=Judge(layout_3d, cases=CASES, trial=_written, differs=_other_layout),
-    praise=Said(
-        "Right for four specifications: the degrees use every process, and a step reads the batch that was asked for.",
-        "Exact pour quatre cahiers des charges : les degrés emploient chaque processus, et un pas lit le batch "
-        "demandé.",
-    ),
-    hints=two_hints(
-        "Which of the three degrees is not given, and what do the processes make of it? Then: how many samples does "
-        "one micro-batch of all replicas read?",
-        "Lequel des trois degrés n’est pas donné, et que vaut-il d’après les processus ? Ensuite : combien "
-        "d’échantillons lit un micro-batch, sur toutes les répliques ?",
-        "dp = processes // (stages * slices); micro_batches = global_batch // (micro_batch * dp); "
-        'dlojz.Layout(dp=…, pp=stages, tp=slices, micro_batch=…, micro_batches=…, engine="by_hand").',
-        "dp = processes // (stages * slices) ; micro_batches = global_batch // (micro_batch * dp) ; "
-        'dlojz.Layout(dp=…, pp=stages, tp=slices, micro_batch=…, micro_batches=…, engine="by_hand").',
-    ),
+    praise_en="Right for four specifications: the degrees use every process, and a step reads the batch that was asked "
+    "for.",
+    praise_fr="Exact pour quatre cahiers des charges : les degrés emploient chaque processus, et un pas lit le batch "
+    "demandé.",
+    hint_en="Which of the three degrees is not given, and what do the processes make of it? Then: how many samples "
+    "does one micro-batch of all replicas read?",
+    hint_fr="Lequel des trois degrés n’est pas donné, et que vaut-il d’après les processus ? Ensuite : combien "
+    "d’échantillons lit un micro-batch, sur toutes les répliques ?",
+    nearer_en="dp = processes // (stages * slices); micro_batches = global_batch // (micro_batch * dp); "
+    'dlojz.Layout(dp=…, pp=stages, tp=slices, micro_batch=…, micro_batches=…, engine="by_hand").',
+    nearer_fr="dp = processes // (stages * slices) ; micro_batches = global_batch // (micro_batch * dp) ; "
+    'dlojz.Layout(dp=…, pp=stages, tp=slices, micro_batch=…, micro_batches=…, engine="by_hand").',
 )
 
 
@@ -588,19 +587,283 @@ BETWEEN_NODES = Exercise(
             ),
         ),
     ),
-    praise=Said(
-        "Right: a ring whose ranks are in order enters and leaves each node once, however many of its ranks are there.",
-        "Exact : un anneau dont les rangs sont dans l’ordre entre et sort une fois de chaque nœud, quel que soit le "
-        "nombre de rangs qu’il y a.",
+    praise_en="Right: a ring whose ranks are in order enters and leaves each node once, however many of its ranks are "
+    "there.",
+    praise_fr="Exact : un anneau dont les rangs sont dans l’ordre entre et sort une fois de chaque nœud, quel que soit "
+    "le nombre de rangs qu’il y a.",
+    hint_en="Two factors: what one rank sends to its neighbour (lab 03), and how many ranks have their neighbour on "
+    "another node. Who is the neighbour of the last?",
+    hint_fr="Deux facteurs : ce qu’un rang envoie à son voisin (TP 03), et combien de rangs ont leur voisin sur un "
+    "autre nœud. Qui est le voisin du dernier ?",
+    nearer_en="2 (n − 1)/n · message_bytes for an all-reduce, half of it for the others; times the number of i for "
+    "which group[i] // gpus_per_node differs from group[(i + 1) % n] // gpus_per_node.",
+    nearer_fr="2 (n − 1)/n · message_bytes pour un all-reduce, la moitié pour les autres ; multiplié par le nombre de "
+    "i pour lesquels group[i] // gpus_per_node diffère de group[(i + 1) % n] // gpus_per_node.",
+)
+
+
+HIDDEN, WIDTH, SAMPLES = 3, 4, 5
+"""Hidden features of one rank, width of the stream, samples of one replica."""
+NAMES = ("scale", "w1", "w2", "bias")
+Part = dict[str, "Tensor"]
+
+
+def make_part(rank: int, dp: int, tp: int, seed: int) -> tuple[Part, Tensor, Tensor]:
+    """Make a rank's parameters, samples and targets from the seed."""
+    place = RankGrid(dp=dp, tp=tp).coordinates(rank)
+    whole = _whole(dp, tp, seed)
+    part = {name: value.clone().requires_grad_() for name, value in _sliced(whole, place.tp).items() if name in NAMES}
+    rows = slice(place.dp * SAMPLES, (place.dp + 1) * SAMPLES)
+    return part, whole["x"][rows], whole["targets"][rows]
+
+
+def _whole(dp: int, tp: int, seed: int) -> Part:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"scale": (WIDTH,), "w1": (tp * HIDDEN, WIDTH), "w2": (WIDTH, tp * HIDDEN), "bias": (WIDTH,),
+              "x": (dp * SAMPLES, WIDTH), "targets": (dp * SAMPLES, WIDTH)}  # fmt: skip
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def _sliced(whole: Mapping[str, Tensor], number: int) -> Part:
+    columns = slice(number * HIDDEN, (number + 1) * HIDDEN)
+    return {**whole, "w1": whole["w1"][columns], "w2": whole["w2"][:, columns]}
+
+
+@dataclass(frozen=True)
+class StepVariant:
+    """Variant of the step, right or wrong; the right one by default.
+
+    Args:
+        added: axis over which the outputs are added up, `world` or empty.
+        copied: axis over which the gradient of the input is added up.
+        reduced: axis over which gradients are added up.
+        divided: by what they are divided then: an axis, `world` or nothing.
+        bias_each: whether every rank adds the bias before the sum.
+        only_slices: whether the parameters that are whole everywhere are left out of the average.
+    """
+
+    added: str = "tp"
+    copied: str = "tp"
+    reduced: str = "dp"
+    divided: str = "dp"
+    bias_each: bool = False
+    only_slices: bool = False
+
+
+@cache
+def gradients(dp: int, tp: int, seed: int, way: StepVariant) -> list[Part]:
+    """Compute in one process what each rank would hold after this variant of the step."""
+    grid = RankGrid(dp=dp, tp=tp)
+    parts = [make_part(rank, dp, tp, seed) for rank in range(grid.world_size)]
+    # What enters the layer stands alone, so that its gradient can be added up as `copy` does.
+    inputs = [(x * part["scale"]).detach().requires_grad_() for part, x, _ in parts]
+    terms = [
+        (entering @ part["w1"].T).relu() @ part["w2"].T + way.bias_each * part["bias"]
+        for entering, (part, _, _) in zip(inputs, parts, strict=True)
+    ]
+    for rank, (part, _, targets) in enumerate(parts):
+        others = [terms[other].detach() for other in _group(grid, rank, way.added) if other != rank]
+        y = sum(others, terms[rank]) + (not way.bias_each) * part["bias"]
+        ((y - targets) ** 2).mean().backward()
+    found: list[Part] = []
+    for rank, (part, x, _) in enumerate(parts):
+        entered = _sum([_gradient(inputs[other]) for other in _group(grid, rank, way.copied)])
+        own = {name: _gradient(part[name]) for name in ("w1", "w2", "bias")}
+        found.append({"scale": (entered * x).sum(0), **own})
+    return [_averaged(found, rank, grid, way) for rank in range(grid.world_size)]
+
+
+def _gradient(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+def _averaged(found: list[Part], rank: int, grid: RankGrid, way: StepVariant) -> Part:
+    group, by = _group(grid, rank, way.reduced), len(_group(grid, rank, way.divided))
+    averaged = {name: _sum([found[other][name] for other in group]) / by for name in NAMES}
+    if way.only_slices:
+        averaged |= {name: found[rank][name] for name in ("scale", "bias")}
+    return {f"gradient of {name}": value for name, value in averaged.items()}
+
+
+def _sum(tensors: list[Tensor]) -> Tensor:
+    import torch
+
+    return torch.stack(tensors).sum(0)
+
+
+def _group(grid: RankGrid, rank: int, axis: str) -> tuple[int, ...]:
+    if axis == "world":
+        return tuple(range(grid.world_size))
+    return grid.group_of(rank, axis) if axis else (rank,)
+
+
+STEP_DEGREES = {4: (2, 2), 3: (3, 1)}
+"""(dp, tp) by number of ranks; in the second case the two differ, so that none stands for the other."""
+STEP_CASES = ((4, 21), (3, 22))
+_LABELS = {f"gradient of {name}": Said(f"the gradient of {name}", f"le gradient de {name}") for name in NAMES}
+
+
+def hybrid_step(part: Part, x: Tensor, targets: Tensor, dp: Any, tp: Any) -> None:
+    """Run forward and backward of this rank's slice and average its gradients over the replicas.
+
+    Args:
+        part: `scale` (D,) and `bias` (D,), whole on every rank; `w1` (H, D) and `w2` (D, H), this rank's slices.
+        x: (B, D), the samples of this replica, the same on all its tensor ranks.
+        targets: (B, D), likewise.
+        dp: the axis of the replicas, a `dlojz.by_hand.tensor.axis.TensorAxis`.
+        tp: the axis of the slices.
+
+    Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3, for the layer; §3 "Hybrid Model and Data Parallelism" for
+    gradients, all-reduced over the ranks of the data axis alone.
+    """
+    import torch
+
+    from dlojz.by_hand.tensor.operators import add_up, copy
+
+    # In backward, `copy` adds up over tp what each slice has found for its input: (B, D).
+    h_BH = torch.relu(copy(x * part["scale"], tp) @ part["w1"].T)
+    # Who: the ranks of tp. What: their terms of the output. How much: (B, D).
+    y_BD = add_up(h_BH @ part["w2"].T, tp) + part["bias"]
+    ((y_BD - targets) ** 2).mean().backward()
+    for parameter in part.values():
+        # Who: the ranks of dp, which hold the same slice. What: its gradient. How much: its bytes.
+        dp.all_reduce(parameter.grad)
+        parameter.grad /= dp.size
+
+
+RIGHT = StepVariant()
+
+
+def _held(way: StepVariant) -> Callable[[int, int, int], Part]:
+    return lambda rank, size, seed: gradients(*STEP_DEGREES[size], seed, way)[rank]
+
+
+_FAULTS = (
+    Mistake(
+        lambda rank, size, seed: {name: 0 * value for name, value in _held(RIGHT)(rank, size, seed).items()},
+        "No parameter has a gradient: call backward on the loss.",
+        "Aucun paramètre n’a de gradient : appelez backward sur la perte.",
     ),
-    hints=two_hints(
-        "Two factors: what one rank sends to its neighbour (lab 03), and how many ranks have their neighbour on "
-        "another node. Who is the neighbour of the last?",
-        "Deux facteurs : ce qu’un rang envoie à son voisin (TP 03), et combien de rangs ont leur voisin sur un autre "
-        "nœud. Qui est le voisin du dernier ?",
-        "2 (n − 1)/n · message_bytes for an all-reduce, half of it for the others; times the number of i for which "
-        "group[i] // gpus_per_node differs from group[(i + 1) % n] // gpus_per_node.",
-        "2 (n − 1)/n · message_bytes pour un all-reduce, la moitié pour les autres ; multiplié par le nombre de i pour "
-        "lesquels group[i] // gpus_per_node diffère de group[(i + 1) % n] // gpus_per_node.",
+    Mistake(
+        _held(StepVariant(reduced="world", divided="world")),
+        "The gradients are averaged over all ranks: that mixes slices of different columns. Only the ranks of dp hold "
+        "the same slice; give the collective that axis.",
+        "Les gradients sont moyennés sur tous les rangs : cela mélange des tranches de colonnes différentes. Seuls les "
+        "rangs de dp détiennent la même tranche ; donnez cet axe à la communication collective.",
     ),
+    Mistake(
+        _held(StepVariant(added="dp", copied="dp", reduced="tp", divided="tp")),
+        "The two axes are swapped: you add up outputs of different samples over dp, and average different slices over "
+        "tp.",
+        "Les deux axes sont échangés : vous additionnez sur dp les sorties d’échantillons différents, et moyennez sur "
+        "tp des tranches différentes.",
+    ),
+    Mistake(
+        _held(StepVariant(reduced="tp", divided="tp")),
+        "The gradients are averaged over tp: these ranks hold different slices. The replicas, which hold the same one, "
+        "are the ranks of dp.",
+        "Les gradients sont moyennés sur tp : ces rangs détiennent des tranches différentes. Les répliques, qui "
+        "détiennent la même, sont les rangs de dp.",
+    ),
+    Mistake(
+        _held(StepVariant(divided="world")),
+        "The gradients are summed over dp, but divided by all ranks: those of tp are slices, not replicas, and are no "
+        "reason to divide.",
+        "Les gradients sont sommés sur dp, mais divisés par le nombre de tous les rangs : ceux de tp sont des "
+        "tranches, non des répliques, et ne donnent pas lieu à division.",
+    ),
+    Mistake(
+        _held(StepVariant(divided="tp")),
+        "The gradients are summed over dp, but divided by tp.size: the mean is over the replicas, dp.size.",
+        "Les gradients sont sommés sur dp, mais divisés par tp.size : la moyenne se fait sur les répliques, dp.size.",
+    ),
+    Mistake(
+        _held(StepVariant(divided="")),
+        "The gradients are summed over the replicas, dp.size times too large: each loss is a mean over its own "
+        "samples, so divide by dp.size.",
+        "Les gradients sont sommés sur les répliques, dp.size fois trop grands : chaque perte est une moyenne sur ses "
+        "échantillons, divisez donc par dp.size.",
+    ),
+    Mistake(
+        _held(StepVariant(reduced="", divided="")),
+        "The layer is right, but the replicas drift apart: average every gradient over dp after backward.",
+        "La couche est juste, mais les répliques s’éloignent : après la passe arrière, faites la moyenne de chaque "
+        "gradient sur dp.",
+    ),
+    Mistake(
+        _held(StepVariant(copied="")),
+        "Only scale is wrong: each slice finds a part of its gradient alone. What enters the column-parallel layer "
+        "goes through copy(…, tp), whose backward adds these parts up.",
+        "Seul scale est faux : chaque tranche n’en trouve qu’une partie du gradient. Ce qui entre dans la couche "
+        "découpée par colonne passe par copy(…, tp), dont la passe arrière additionne ces parties.",
+    ),
+    Mistake(
+        _held(StepVariant(added="", copied="")),
+        "Each rank uses its own term of the output alone: add the terms up over tp before the loss, and pass what "
+        "enters through copy.",
+        "Chaque rang n’utilise que son propre terme de la sortie : additionnez les termes sur tp avant la perte, et "
+        "faites passer l’entrée par copy.",
+    ),
+    Mistake(
+        _held(StepVariant(added="")),
+        "Each rank uses its own term of the output alone: the second layer is split by rows, so add its terms up over "
+        "tp before the loss.",
+        "Chaque rang n’utilise que son propre terme de la sortie : la seconde couche est découpée par ligne, "
+        "additionnez donc ses termes sur tp avant la perte.",
+    ),
+    Mistake(
+        _held(StepVariant(bias_each=True)),
+        "The bias is added on every rank before the sum over tp, so it counts tp.size times: add it once, after "
+        "add_up.",
+        "Le biais est ajouté sur chaque rang avant la somme sur tp, il compte donc tp.size fois : ajoutez-le une fois, "
+        "après add_up.",
+    ),
+    Mistake(
+        _held(StepVariant(only_slices=True)),
+        "scale and bias are left out of the average: they are whole on every rank, but each replica finds their "
+        "gradient from its own samples.",
+        "scale et bias sont oubliés dans la moyenne : ils sont entiers sur chaque rang, mais chaque réplique trouve "
+        "leur gradient à partir de ses seuls échantillons.",
+    ),
+)
+
+
+def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Tensor | None]]:
+    import torch
+    import torch.distributed as dist
+
+    from dlojz.by_hand.tensor.axis import TensorAxis
+
+    dp, tp = STEP_DEGREES[size]
+    grid, axes = RankGrid(dp=dp, tp=tp), {}
+    for axis in ("dp", "tp"):
+        for group in grid.groups(axis):
+            made = dist.new_group(list(group))  # every rank makes every group, and keeps its own
+            if rank in group:
+                axes[axis] = TensorAxis(made)
+    part, x, targets = make_part(rank, dp, tp, seed)
+    answer(part, x, targets, axes["dp"], axes["tp"])
+    grads = {f"gradient of {name}": part[name].grad for name in NAMES}
+    if not any(grad is not None for grad in grads.values()):  # all zero: the first fault names it
+        grads = {f"gradient of {name}": torch.zeros_like(part[name]) for name in NAMES}
+    return None, grads
+
+
+STEP_2D = Exercise(
+    id="hybrid-step",
+    title=Said("one step in two dimensions", "un pas en deux dimensions"),
+    judge=Judge(_held(RIGHT), on_ranks=True, trial=_trial, cases=STEP_CASES, labels=_LABELS, faults=_FAULTS),
+    praise_en="Right on 2 × 2 and on 3 × 1 ranks: the gradients equal those of one process that reads the whole batch.",
+    praise_fr="Exact sur 2 × 2 rangs et sur 3 × 1 : les gradients sont ceux d’un seul processus qui lit tout le batch.",
+    hint_en="For each tensor, ask: which ranks hold a part of the same sum? Terms of one output are on tp; gradients "
+    "of one slice, from other samples, on dp.",
+    hint_fr="Demandez-vous, pour chaque tenseur : quels rangs détiennent une part de la même somme ? Les termes d’une "
+    "même sortie sont sur tp ; les gradients d’une même tranche, issus d’autres échantillons, sur dp.",
+    nearer_en="copy(x * scale, tp) before w1; add_up(h @ w2.T, tp), and only then + bias. After backward, for every "
+    "parameter: dp.all_reduce(parameter.grad), then divide by dp.size.",
+    nearer_fr="copy(x * scale, tp) avant w1 ; add_up(h @ w2.T, tp), et seulement ensuite + bias. Après backward, pour "
+    "chaque paramètre : dp.all_reduce(parameter.grad), puis division par dp.size.",
 )
