@@ -332,7 +332,7 @@ BLOCK_ACTIVATIONS = Exercise(
             ),
             Mistake(
                 lambda s, b, h, a: 34 * s * b * h + 5 * s * s * b,
-                "Each head has its scores: a·s²·b elements, not s²·b.",
+                "Each head has its own scores: a·s²·b elements, not s²·b.",
                 "Chaque tête a ses propres scores : a·s²·b éléments, et non s²·b.",
             ),
         ),
