@@ -94,6 +94,11 @@ def _own_gpu(file: ConstantsFile) -> tuple[Gpu, dict[str, Constant]]:
     if "memory" in own:
         device = replace(device, memory_bytes=int(own["memory"].value), source=own["memory"].source)
     others: dict[str, Any] = {_GPU_FIELDS[key]: one.value for key, one in own.items() if key in _GPU_FIELDS}
+    # Of a card that is held at less power, the clock follows: P grows as f·V², and V as f.
+    if "thermal_design_power" in own:
+        clock = min(1.0, (own["thermal_design_power"].value - found.idle_w) / (found.tdp_w - found.idle_w)) ** (1 / 3)
+        others["peak_flops"] = {key: value * clock for key, value in found.peak_flops.items()}
+        others["attention_flops"] = {key: value * clock for key, value in found.attention_flops.items()}
     changed = replace(found, device=device, constants={**found.constants, **own}, **others)
     return changed, {f"own_gpu.{key}": constant for key, constant in own.items()}
 

@@ -126,7 +126,16 @@ SCALARS: Final = {
 }
 """Constants of a GPU's file besides its peaks, with their units."""
 _OPTIONAL: Final = {"memory": "B"}
-_KEYS: Final = ("title", "peak", *SCALARS, *_OPTIONAL)
+_KEYS: Final = ("title", "peak", "attention", *SCALARS, *_OPTIONAL)
+AttentionKernel = Literal["flash2", "flash1", "flash3", "cudnn"]
+ATTENTION_KERNELS: Final = get_args(AttentionKernel)
+"""Generations of fused attention: FlashAttention-2 (what torch's `scaled_dot_product_attention` runs), FlashAttention
+and its first kernel in Triton, FlashAttention-3, cuDNN's."""
+HEAD_SIZES: Final = (64, 128)
+"""Sizes of a head for which the rates of fused attention are published."""
+_ATTENTION: Final = tuple(
+    f"{kernel}_{way}_{size}" for kernel in ATTENTION_KERNELS for way in ("forward", "backward") for size in HEAD_SIZES
+)
 
 
 @dataclass(frozen=True)
@@ -142,6 +151,8 @@ class Gpu:
         num_sms: multiprocessors, over which the tiles of a product are distributed.
         tdp_w: thermal design power.
         idle_w: power without work.
+        attention_flops: rate of fused attention at long sequences in FLOP/s, by kernel, pass and head size
+            (`flash2_forward_128`); absent where nobody has published it.
         constants: each figure with its source.
     """
 
@@ -153,6 +164,7 @@ class Gpu:
     num_sms: int
     tdp_w: float
     idle_w: float
+    attention_flops: Mapping[str, float]
     constants: Mapping[str, Constant]
 
 
@@ -168,6 +180,9 @@ def read_gpu(path: Path) -> Gpu:
     file.keys(PRECISIONS, peaks)
     constants = {f"peak.{key}": file.constant(key, "FLOP/s", peaks, f"peak.{key}") for key in peaks}
     constants |= {key: file.constant(key, unit) for key, unit in SCALARS.items()}
+    fused = file.table("attention") if "attention" in file.content else {}
+    file.keys(_ATTENTION, fused)
+    constants |= {f"attention.{key}": file.constant(key, "FLOP/s", fused, f"attention.{key}") for key in fused}
     device = DEVICES.get(path.stem)
     if device is None:
         memory = file.constant("memory", _OPTIONAL["memory"])
@@ -182,6 +197,7 @@ def read_gpu(path: Path) -> Gpu:
         int(constants["multiprocessors"].value),
         constants["thermal_design_power"].value,
         constants["idle_power"].value,
+        {key: constants[f"attention.{key}"].value for key in fused},
         constants,
     )
 
