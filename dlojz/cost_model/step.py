@@ -142,17 +142,17 @@ def gathered_s(
     gradients, halves = weights * layouts.gradient_bytes, layouts.element_bytes * weights
 
     def of(collective: Collective, message: Reals, interfaces: Reals | float = np.inf, pieces: Any = 1.0) -> Reals:
+        one = message / pieces
         return pieces * collective_s(
-            collective, cluster, calibration, message / pieces, ranks, stride, interfaces, layouts.relayed
-        )  # fmt: skip
+            collective, cluster, calibration, one, ranks, stride, interfaces, layouts.relayed
+        )
 
     interfaces, pieces = habit(layouts, "gather_interfaces"), units * habit(layouts, "gathers_per_layer")
     reduce_all = of("all_reduce", gradients)
-    scatter = of("reduce_scatter", gradients)
-    gather = of("all_gather", halves)
-    by_unit = habit(layouts, "reduces_in_gradient_type") > 0  # FSDP, where stages 2 and 3 differ in when they gather
-    scatter = np.where(by_unit, of("reduce_scatter", gradients, pieces=pieces), scatter)
-    gather = np.where(by_unit, of("all_gather", halves, pieces=pieces), gather)
+    # FSDP sends unit by unit in stages 2 and 3, which differ in when they gather.
+    by_unit = np.where(habit(layouts, "reduces_in_gradient_type") > 0, pieces, 1.0)
+    scatter = of("reduce_scatter", gradients, pieces=by_unit)
+    gather = of("all_gather", halves, pieces=by_unit)
     reduced = np.where(habit(layouts, "reduces_in_gradient_type") > 0, gradients, halves)
     gather_units = of("all_gather", halves, interfaces, pieces)
     for_layer = 2 * gather_units + of("reduce_scatter", reduced, interfaces, pieces)
