@@ -941,24 +941,24 @@ lab.check("held-out", held_out_errors)
 # lab.hint("held-out")
 
 # %% [markdown] lang="fr"
-# Sur les tables publiées que livre le paquet. La colonne « modèles jamais vus » est plus sévère encore : pour chaque
-# modèle (largeur × profondeur), l’ajustement est refait sans **aucune** de ses lignes.
+# Sur les tables publiées que livre le paquet. La colonne « tableau écarté » est plus sévère encore : l’ajustement est
+# refait sans **aucune** ligne du tableau, donc sans son logiciel.
 
 # %% [markdown] lang="en"
-# On the published tables that the package ships. The column “unseen models” is stricter still: for each model (width ×
-# depth) the fit is made again without **any** of its rows.
+# On the published tables that the package ships. The column “table left out” is stricter still: the fit is made again
+# without **any** row of the table, so without its software.
 
 # %% name="held-out-tables"
 published = ("sc21-1", "sc21-2", "jean-zay-a100", "vtrain-multi", "megatron-h100", "jean-zay-v100")
 tables.held_out(held_out_errors, published)
 
 # %% [markdown] lang="fr"
-# Partout, il apporte quelque chose. Une exception existe, et elle est livrée avec le reste : MT-NLG, sur lequel rien
-# n’a jamais été ajusté.
+# Partout, il apporte quelque chose. Une exception existe, et elle est livrée avec le reste : MT-NLG, que l’ajustement
+# n’a jamais vu.
 
 # %% [markdown] lang="en"
-# Everywhere it adds something. There is one exception, and it is shipped with the rest: MT-NLG, to which nothing was
-# ever fitted.
+# Everywhere it adds something. There is one exception, and it is shipped with the rest: MT-NLG, which no fit has ever
+# seen.
 
 # %% name="mt-nlg"
 figures.errors("mt-nlg")
@@ -971,13 +971,13 @@ print(round(unseen.mean, 3), round(unseen.trivial, 3))
 # **Expliquez.** Trois lignes, toutes un quart trop lentes pour le modèle, qui connaît pourtant la même machine, la même
 # taille et la même configuration chez Narayanan et al. : que ne peut-il pas savoir ? (Le logiciel. Un débit constant
 # fait mieux ici, par chance.) Voilà pourquoi chaque durée du planificateur porte un **intervalle**, tiré des erreurs
-# sur les lignes mises de côté, et **la mesure publiée la plus proche**. Et ce que l’on sait des lignes de Jean Zay dont
+# sur des tableaux jamais vus, et **la mesure publiée la plus proche**. Et ce que l’on sait des lignes de Jean Zay dont
 # l’écart dépasse 10 % :
 
 # %% [markdown] lang="en"
 # **Explain.** Three rows, all a quarter slower than the model says, which yet knows the same machine, size and layout
 # from Narayanan et al.: what can it not know? (The software. A constant rate does better here, by luck.) That is why
-# each time of the planner carries an **interval**, from its errors on held-out rows, and **the closest published
+# each time of the planner carries an **interval**, from its errors on tables never seen, and **the closest published
 # measurement**. And what is known of the rows of Jean Zay that are more than 10% off:
 
 # %% name="errors"

@@ -17,6 +17,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal
 from dlojz.hardware import Precision
 from dlojz.hardware.evidence import Measurement
+from dlojz.hardware.gpus import ATTENTION_KERNELS
 
 Integers = NDArray[np.int64]
 Reals = NDArray[np.float64]
@@ -24,12 +25,18 @@ Reals = NDArray[np.float64]
 CHECKPOINTING: Final = ("none", "selective", "full")
 SCHEDULES: Final = ("1f1b", "interleaved", "gpipe", "zb-h1")
 OFFLOAD: Final = ("none", "optimizer", "parameters")
-ENGINES: Final = ("megatron", "megatron-deepspeed", "deepspeed", "megatron-core", "torchtitan", "nemo", "llama")
+ENGINES: Final = (
+    "megatron", "megatron-deepspeed", "deepspeed", "megatron-core", "torchtitan", "nemo", "llama", "composer",
+)  # fmt: skip
+LOSSES: Final = ("megatron", "torch", "fused", "fused, two metrics")
+"""How the cross-entropy is computed: pass by pass over split logits, by torch's kernels, in one kernel, or in one with
+torch's forward twice more for metrics of training."""
 WORDS: Final[dict[str, tuple[str, ...]]] = {
     "checkpointing": CHECKPOINTING,
     "schedule": SCHEDULES,
     "offload": OFFLOAD,
     "engine": ENGINES,
+    "attention_kernel": ATTENTION_KERNELS,
 }
 SEPARATE_ACCUMULATION: Final = ("sc21-1", "sc21-2", "jean-zay-a100", "jean-zay-v100", "vtrain-multi")
 """Tables from before Megatron could add to gradients within a product (`--gradient-accumulation-fusion`, 2022)."""
@@ -41,8 +48,9 @@ Source: bigscience-workshop/bigscience, chronicles-prequel.md, "dealing with JZ 
 _DEFAULTS: Final[dict[str, Any]] = {
     "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "zero": 0, "zero_shards": 0, "micro_batch": 1, "micro_batches": 1,
     "chunks": 1, "sequence_parallel": 0, "fused_attention": 0, "embedding_slots": 0, "overlap": 0, "gradient_bytes": 2,
-    "fused_accumulation": 1, "blocking": 0, "eager": 0, "asynchronous": 0,
+    "fused_accumulation": 1, "blocking": 0, "eager": 0, "asynchronous": 0, "relayed": 1,
     "checkpointing": "none", "schedule": "1f1b", "offload": "none", "engine": "megatron",
+    "attention_kernel": "flash2",
 }  # fmt: skip
 
 
@@ -62,10 +70,13 @@ class Layouts:
         gradient_bytes: of an element of the accumulated gradients, 2 or 4.
         fused_accumulation: 1 where the product of a weight's gradient adds to what is there (Megatron since 2022).
         blocking: 1 where the host waits for each kernel (`CUDA_LAUNCH_BLOCKING=1`).
-        eager: 1 where each operation on a tensor is a separate kernel, not fused by hand or by a compiler.
+        eager: 1 where each operation on a tensor is a separate kernel; 0 where they are fused by hand or by
+            torch.compile, which is taken to fuse all passes between two products, and to speed up nothing else.
         asynchronous: 1 where tensor-parallel messages run in pieces beside the products (async TP).
+        relayed: 1 where NCCL reaches a card through the GPU beside it (PXN, since 2.12, 2022).
         checkpointing, schedule, offload, engine: places in `CHECKPOINTING`, `SCHEDULES`, `OFFLOAD`, `ENGINES`.
-        precision: of the products, one for all.
+        attention_kernel: place in `ATTENTION_KERNELS`, of a fused attention.
+        precision: of the products, one for all; with fp8 attention, logits and messages stay in bf16.
     """
 
     dp: Integers
@@ -87,10 +98,12 @@ class Layouts:
     blocking: Integers
     eager: Integers
     asynchronous: Integers
+    relayed: Integers
     checkpointing: Integers
     schedule: Integers
     offload: Integers
     engine: Integers
+    attention_kernel: Integers
     precision: Precision = "fp16"
 
     @classmethod
@@ -136,12 +149,14 @@ class Layouts:
             gradient_bytes=[4 if row.gradient_precision == "fp32" else 2 for row in rows],
             fused_accumulation=[int(row.table not in SEPARATE_ACCUMULATION) for row in rows],
             blocking=[int(row.table == "jean-zay-a100" and row.gpus >= BLOCKED_FROM_GPUS) for row in rows],
+            relayed=[int(row.table not in SEPARATE_ACCUMULATION) for row in rows],
             eager=[int(row.series == "eager") for row in rows],
             asynchronous=[int(row.series == "asynchronous tensor parallelism") for row in rows],
             checkpointing=[row.checkpointing for row in rows],
             schedule=[row.schedule if row.schedule in SCHEDULES else "1f1b" for row in rows],
             offload=[row.offload for row in rows],
             engine=[row.engine for row in rows],
+            attention_kernel=[row.attention_kernel for row in rows],
         )
 
     def __len__(self) -> int:
@@ -198,6 +213,13 @@ class LibraryHabits:
             attention's core alone.
         reduces_each: whether gradients are reduced after every micro-batch with ZeRO-2, and weights gathered again for
             each micro-batch of a pipeline with ZeRO-3.
+        loss: how the cross-entropy is computed, one of `LOSSES`.
+        casts: bytes that a cast to fp8 moves per element of a factor and product; each factor is in two products, so
+            that 2 are a kernel that reads 16 bit and writes both layouts.
+        reduces_in_gradient_type: whether ZeRO-3 reduces gradients in the type that they are accumulated in, else in
+            that of the weights.
+        stops_early: whether full checkpointing stops computing again once it has all that the backward reads.
+        gathers_per_layer: messages that ZeRO-3 gathers a layer's weights in.
         source: where it says so.
     """
 
@@ -207,6 +229,11 @@ class LibraryHabits:
     blocking: bool = True
     selective_share: float = 0.0
     reduces_each: bool = False
+    loss: str = "megatron"
+    casts: float = 2.0
+    reduces_in_gradient_type: bool = False
+    stops_early: bool = False
+    gathers_per_layer: int = 1
     source: str
 
 
@@ -215,13 +242,16 @@ HABITS: Final[dict[str, LibraryHabits]] = {
     "megatron-deepspeed": LibraryHabits(
         gather_interfaces=1,
         reduces_each=True,
+        gathers_per_layer=4,
         source="deepspeed/runtime/pipe/engine.py: is_pipe_partitioned = is_model_parallel; with a pipeline it refuses "
         "ZeRO-2 and 3, so that how it gathers and reduces then is deepspeed's",
     ),
     "deepspeed": LibraryHabits(
         gather_interfaces=1,
         reduces_each=True,
-        source="ZeRO-3 gathers one parameter at a time over all ranks: one ring, one interface per node",
+        gathers_per_layer=4,
+        source="ZeRO-3 gathers one parameter at a time over all ranks: one ring, one interface per node; "
+        "a layer has four matrices",
     ),
     "megatron-core": LibraryHabits(
         hidden_tensor=0.5,
@@ -230,16 +260,34 @@ HABITS: Final[dict[str, LibraryHabits]] = {
     ),
     "torchtitan": LibraryHabits(
         selective_share=0.5,
-        source="Liang et al. 2024 (arXiv 2410.06511), §2.1 vanilla TP, §2.3 every second product kept",
+        loss="torch",
+        casts=3.0,
+        reduces_in_gradient_type=True,
+        stops_early=True,
+        source="Liang et al. 2024 (arXiv 2410.06511), §2.1 vanilla TP, gradients reduced in fp32, §2.3 every second "
+        "product kept, §2.4 blocks compiled one by one (the loss is not); torch's checkpoint without reentrance; "
+        "torchao's dynamic scaling reads once more for amax",
     ),
-    "nemo": LibraryHabits(hidden_tensor=0.5, blocking=False, source="as megatron-core"),
+    "nemo": LibraryHabits(
+        hidden_tensor=0.5,
+        blocking=False,
+        source="as megatron-core; its fused cross-entropy scripts the same passes (core/fusions)",
+    ),
     "llama": LibraryHabits(
         blocking=False, source="Llama 3 (arXiv 2407.21783), §3.3.2: asynchronous point-to-point"
+    ),
+    "composer": LibraryHabits(
+        loss="fused, two metrics",
+        reduces_in_gradient_type=True,
+        stops_early=True,
+        source="mosaicml/llm-foundry: FSDP with one unit per block, `fused_crossentropy`; mosaicml/composer: mixed "
+        "precision DEFAULT reduces in fp32; metrics of training in `_eval_train_metrics`; checkpoint not reentrant",
     ),
 }
 
 
 def habit(layouts: Layouts, name: str) -> Reals:
-    """Look up one habit of each layout's engine, as a number."""
-    of_engine = np.array([float(getattr(HABITS[engine], name)) for engine in ENGINES])
+    """Look up one habit of each layout's engine, as a number; of words their places."""
+    values = [getattr(HABITS[engine], name) for engine in ENGINES]
+    of_engine = np.array([float(LOSSES.index(one) if isinstance(one, str) else one) for one in values])
     return of_engine[layouts.engine]

@@ -99,6 +99,31 @@ def members(cluster: Cluster, ranks: ArrayLike, stride: ArrayLike) -> tuple[Real
     return inside.astype(float), np.ceil(np.asarray(ranks) / inside)
 
 
+RING_STEP_S: Final = (1.9e-6, 4.0e-6)
+"""Latency of a step of a ring within a node and between two, for messages large enough for the protocol LL128.
+
+Source: NVIDIA/nccl, `src/graph/tuning.cc`, `hwLat` (NVLink and network, ring, LL128)."""
+
+
+PROCESSOR_LINK_BYTES_PER_S: Final = 16e9
+"""From a network card through the processors to a GPU that is not beside it.
+
+Source: NVIDIA/nccl, `src/graph/topo.h`, `AMD_BW` (a DGX A100 has AMD's processors)."""
+
+
+def ring_s(ranks: ArrayLike, inside: ArrayLike, nodes: ArrayLike) -> Reals:
+    """Latency of a gather or reduce-scatter around one ring over all ranks, which grows with their number.
+
+    NCCL runs both on rings only: (n − G) steps within nodes and G − 1 between them.
+
+    Source: NVIDIA/nccl, `src/graph/tuning.cc`, `ncclTopoTuneModel`: (nsteps − nInterSteps)·intraLat +
+    nInterSteps·interLat, nsteps = nRanks − 1.
+    """
+    across = np.asarray(nodes, float) - 1
+    near, far = RING_STEP_S
+    return np.maximum(np.asarray(ranks, float) - 1 - across, 0) * near + across * far
+
+
 def collective_s(
     collective: Collective,
     cluster: Cluster,
@@ -107,6 +132,7 @@ def collective_s(
     ranks: ArrayLike,
     stride: ArrayLike = 1,
     interfaces: ArrayLike = np.inf,
+    relayed: ArrayLike = 1,
 ) -> Reals:
     """Seconds of a collective over `ranks` GPUs that are `stride` apart, while all groups like it do the same.
 
@@ -118,8 +144,12 @@ def collective_s(
         message_bytes: the whole message, as gathered.
         ranks, stride: of the group.
         interfaces: most network interfaces of a node that one group can use.
+        relayed: 0 where NCCL cannot hand a message to the GPU beside a card (PXN, before NCCL 2.12). A ring then enters
+            and leaves a node by one card and two GPUs; where GPUs share a card, only one of a group with a stride is
+            beside it, and the other reaches it through the processors.
 
-    Source: §3.1 of nccl-tests' PERFORMANCE.md for bus bandwidth; sharing of interfaces: counted.
+    Source: NVIDIA, "Doubling all2all Performance with NCCL 2.12" (PXN); two GPUs share a PCIe switch in a DGX A100;
+    §3.1 of nccl-tests' PERFORMANCE.md for bus bandwidth; sharing of interfaces: counted.
     """
     ranks, message = np.asarray(ranks, float), np.asarray(message_bytes, float)
     inside, nodes = members(cluster, ranks, stride)
@@ -128,7 +158,13 @@ def collective_s(
     groups = cluster.gpus_per_node / inside
     node = cluster.inter.bytes_per_s(collective, np.maximum(nodes, 2))
     share = np.minimum(node / groups, np.asarray(interfaces, float) * WIRE * cluster.nic_bytes_per_s)
-    between = Link(cluster.inter.alpha_s(collective, np.maximum(nodes, 2)), share * calibration.inter_efficiency)
+    shared = cluster.nics_per_node < cluster.gpus_per_node
+    detour = (np.asarray(relayed) == 0) & (inside > 1) & (np.asarray(stride) > 1) & shared
+    share = share * np.where(detour, min(1.0, PROCESSOR_LINK_BYTES_PER_S / cluster.nic_bytes_per_s), 1.0)
+    start = cluster.inter.alpha_s(collective, np.maximum(nodes, 2))
+    if collective in ("all_gather", "reduce_scatter"):
+        start = np.maximum(start, ring_s(ranks, inside, nodes))
+    between = Link(start, share * calibration.inter_efficiency)
     across = between.seconds(bus_factor(collective, ranks) * message)
     return np.where(ranks <= 1, 0.0, np.where(nodes > 1, np.maximum(across, local), local))
 
@@ -218,16 +254,17 @@ def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
     """Find the distinct cuts of many layouts, and the index of each layout's cut."""
     names = (
         "micro_batch", "tp", "cp", "sequence_parallel", "fused_attention", "gradient_bytes", "fused_accumulation",
-        "blocking", "eager", "ep",
+        "blocking", "eager", "ep", "attention_kernel",
     )  # fmt: skip
     columns = [getattr(layouts, name) for name in names]
+    columns += [habit(layouts, "loss").astype(np.int64), habit(layouts, "casts").astype(np.int64)]
     key = np.zeros(len(layouts), np.int64)
     for column in columns:
         key = key * (int(column.max(initial=0)) + 1) + column
     _, first, place = np.unique(key, return_index=True, return_inverse=True)
     cuts = [
-        Cut(mb, tp, cp, bool(sp), bool(fused), size, bool(adds), bool(blocks), bool(eager), ep)
-        for mb, tp, cp, sp, fused, size, adds, blocks, eager, ep in zip(
+        Cut(mb, tp, cp, bool(sp), bool(fused), size, bool(adds), bool(blocks), bool(eager), ep, *rest)
+        for mb, tp, cp, sp, fused, size, adds, blocks, eager, ep, *rest in zip(
             *(column[first].tolist() for column in columns), strict=True
         )
     ]
@@ -236,17 +273,24 @@ def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
 
 def kind_times(
     kind: Kind, cut: Cut, cluster: Cluster, calibration: Calibration, precision: Precision, decoder: bool = True
-) -> tuple[float, float, float]:
-    """Seconds of one layer: forward, backward, and the forward that selective checkpointing computes again.
+) -> tuple[float, float, float, float]:
+    """Seconds of one layer: forward, backward, the forward that selective checkpointing computes again, and its tail.
 
-    That is attention's core in a decoder, and in a block of an image model all that is no product.
+    Selective checkpointing computes attention's core of a decoder again, and of a block of an image model all that is
+    no product. The tail is the last product and what follows it, whose results no backward reads: torch's checkpoint
+    stops before it.
 
-    Source: Korthikanti et al. 2022, §5; `dlojz.models.blocks.run_checkpointed` keeps products, convolutions, attention.
+    Source: Korthikanti et al. 2022, §5; `dlojz.models.blocks.run_checkpointed` keeps products, convolutions, attention;
+    PyTorch, `torch/utils/checkpoint.py`, `set_checkpoint_early_stop`.
     """
     operators = kind.operators(cut)
-    seconds = partial(operators_s, gpu=cluster.gpu, calibration=calibration, precision=precision, blocking=cut.blocking)
-    again = [one for one in operators if (one.core if decoder else not one.forward)]
-    return *seconds(operators), seconds(again)[0]
+    seconds = partial(
+        operators_s, gpu=cluster.gpu, calibration=calibration, precision=precision, blocking=cut.blocking,
+        cast_bytes=cut.cast_bytes,
+    )  # fmt: skip
+    again = [one for one in operators if (one.core if decoder else not one.forward and not one.fused)]
+    last = max((place for place, one in enumerate(operators) if one.forward), default=len(operators))
+    return *seconds(operators), seconds(again)[0], seconds(operators[last:])[0]
 
 
 def message_times(
@@ -291,16 +335,17 @@ def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibratio
     cuts, place = cuts_of(layouts)
     precision, decoder = layouts.precision, workload.size is not None
     kinds = workload.kinds
-    table = np.zeros((5, len(kinds), len(cuts)))
+    table = np.zeros((6, len(kinds), len(cuts)))
     for column, cut in enumerate(cuts):
         for row, kind in enumerate(kinds):
-            table[:3, row, column] = kind_times(kind, cut, cluster, calibration, precision, decoder)
-            table[3:, row, column] = message_times(kind, cut, cluster, calibration, precision)
-    forward, backward, core, message, message_back = table[:, :, place]
+            table[:4, row, column] = kind_times(kind, cut, cluster, calibration, precision, decoder)
+            table[4:, row, column] = message_times(kind, cut, cluster, calibration, precision)
+    forward, backward, core, tail, message, message_back = table[:, :, place]
     exposed = 1.0 - np.maximum(habit(layouts, "hidden_tensor"), ASYNCHRONOUS * layouts.asynchronous)
     inner = np.array([kind.recomputed for kind in kinds])[:, None]
     full = inner * (layouts.checkpointing == CHECKPOINTING.index("full"))
     selective = inner * (layouts.checkpointing == CHECKPOINTING.index("selective"))
     share = habit(layouts, "selective_share") if decoder else np.zeros(len(layouts))
-    again = full * forward + selective * np.where(share > 0, share * forward, core)
+    again = full * (forward - habit(layouts, "stops_early") * tail)
+    again += selective * np.where(share > 0, share * forward, core)
     return Passes(forward, backward, again, message * exposed, (message_back + full * message) * exposed)

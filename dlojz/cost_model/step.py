@@ -11,7 +11,7 @@ Symbols: p stages, m micro-batches, v chunks, F and B a stage's forward and back
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from dlojz.base.language import refusal
 from dlojz.cost_model.calibration import Calibration
 from dlojz.cost_model.layout_memory import CONTEXT_BYTES, Memories, memories_of
 from dlojz.cost_model.layouts import OFFLOAD, SCHEDULES, Integers, Layouts, Reals, habit
-from dlojz.cost_model.passes import Passes, StageCosts, collective_s, neighbour_s, passes_of, stages_of
+from dlojz.cost_model.passes import Passes, StageCosts, collective_s, members, neighbour_s, passes_of, stages_of
 from dlojz.cost_model.workload import Workload
 from dlojz.hardware import Cluster, Collective
 from dlojz.pipeline.schedule import Costs
@@ -28,6 +28,10 @@ from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import Timeline
 from dlojz.pipeline.simulator import simulate as play
 
+UPDATE_KERNELS: Final = 24
+"""Launches of a layer's update: two for each of its twelve tensors."""
+MEETINGS: Final = 3
+"""Scalars that all ranks reduce in a step: norm, overflow, loss."""
 ADAM_BYTES = 34
 """Per parameter: master copy and two moments read and written in fp32 (24), gradient read (4 at most), weight written
 (2), gradient read once more for the norm (4)."""
@@ -81,42 +85,77 @@ def ramp(layouts: Layouts, forward: Reals, backward: Reals) -> Reals:
 def boundary_s(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Reals:
     """Seconds that a stage spends per micro-batch and direction on its boundary: the message, and synchronising.
 
-    With v chunks there are v boundaries. Where messages are not waited for, only the synchronisation is left.
+    With v chunks there are v boundaries. Where messages are not waited for, the share 1 − overlap of them that takes
+    multiprocessors and bandwidth from the products is left, and no synchronisation.
     """
     elements = max(kind.elements for kind in workload.kinds)
     message = layouts.element_bytes * elements * layouts.micro_batch / layouts.cp
     group = layouts.dp * layouts.cp * layouts.tp
     sent = neighbour_s(cluster, calibration, message, layouts.pp, group, habit(layouts, "sliced"), layouts.tp)
+    blocking = habit(layouts, "blocking")
     waits = np.where(layouts.pp > 1, calibration.micro_batch_s, 0.0)
-    return layouts.chunks * (sent * habit(layouts, "blocking") + waits)
+    return layouts.chunks * np.where(blocking > 0, sent + waits, (1 - calibration.overlap) * sent)
+
+
+class DataMessages(NamedTuple):
+    """Seconds of data parallelism's messages, by when they run.
+
+    Attributes:
+        once: per step, before or after it (weights).
+        every: per micro-batch, beside forward and backward.
+        last: beside the last backward (gradients).
+        edge: share of each that nothing can hide: the first gather, and the last reduction.
+    """
+
+    once: Reals
+    every: Reals
+    last: Reals
+    edge: Reals
 
 
 def gathered_s(
-    weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Calibration, ep: Integers | int = 1
-) -> tuple[Reals, Reals, Reals]:
-    """Seconds of data parallelism: (once per step, before or after; per micro-batch, beside it; last backward's).
+    weights: Reals,
+    cluster: Cluster,
+    layouts: Layouts,
+    calibration: Calibration,
+    units: Reals | float = 1.0,
+    edge: Reals | float = 0.0,
+    ep: Integers | int = 1,
+) -> DataMessages:
+    """Seconds of data parallelism's messages.
 
     With Ψ weights of the stage: an all-reduce of the gradients (ZeRO-0), their reduce-scatter and an all-gather of the
     weights (1 and 2; with 2, DeepSpeed does the former after every micro-batch), with 3 two all-gathers of the weights
     and one reduce-scatter for every micro-batch, unless a pipeline keeps the weights gathered (torchtitan, Llama 3).
+    ZeRO-3 gathers and reduces unit by unit (a layer, or each of its matrices), each with the latency of a message.
 
     Args:
         weights: of the stage, on one rank.
+        units: layers of the stage.
+        edge: share of the weights that are gathered before the first product, and reduced after the last one.
         ep: expert-parallel ranks, neighbours on the data axis, over which these weights are split already.
 
-    Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §7; ZeRO-2 under accumulation: DeepSpeed, `stage_1_and_2.py`.
+    Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §7; ZeRO-2 under accumulation: DeepSpeed, `stage_1_and_2.py`;
+    units: Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277), §3.2 and §4.2.
     """
     ranks, stride = layouts.dp * layouts.cp / ep, layouts.tp * ep
     gradients, halves = weights * layouts.gradient_bytes, layouts.element_bytes * weights
 
-    def of(collective: Collective, message: Reals, interfaces: Reals | float = np.inf) -> Reals:
-        return collective_s(collective, cluster, calibration, message, ranks, stride, interfaces)
+    def of(collective: Collective, message: Reals, interfaces: Reals | float = np.inf, pieces: Any = 1.0) -> Reals:
+        one = message / pieces
+        return pieces * collective_s(
+            collective, cluster, calibration, one, ranks, stride, interfaces, layouts.relayed
+        )
 
-    interfaces = habit(layouts, "gather_interfaces")
+    interfaces, pieces = habit(layouts, "gather_interfaces"), units * habit(layouts, "gathers_per_layer")
     reduce_all = of("all_reduce", gradients)
-    scatter = of("reduce_scatter", gradients)
-    gather = of("all_gather", halves)
-    for_layer = 2 * of("all_gather", halves, interfaces) + of("reduce_scatter", halves, interfaces)
+    # FSDP sends unit by unit in stages 2 and 3, which differ in when they gather.
+    by_unit = np.where(habit(layouts, "reduces_in_gradient_type") > 0, pieces, 1.0)
+    scatter = of("reduce_scatter", gradients, pieces=by_unit)
+    gather = of("all_gather", halves, pieces=by_unit)
+    reduced = np.where(habit(layouts, "reduces_in_gradient_type") > 0, gradients, halves)
+    gather_units = of("all_gather", halves, interfaces, pieces)
+    for_layer = 2 * gather_units + of("reduce_scatter", reduced, interfaces, pieces)
     zero = layouts.zero
     # Where the engine keeps gradients, and gathered weights, whole over the micro-batches, it communicates once.
     each = (habit(layouts, "reduces_each") > 0) & (layouts.micro_batches > 1)
@@ -124,23 +163,23 @@ def gathered_s(
     every = np.where(regathers, for_layer, np.where((zero == 2) & each, scatter, 0.0))
     once = np.where((zero > 0) & ~regathers, gather, 0.0)
     last = np.where(zero == 0, reduce_all, np.where(every > 0, 0.0, scatter))
-    return once, every, last
+    # Of ZeRO-3's three messages, the second gather is asked for while the loss is computed.
+    bare = edge * np.where(regathers, 1 - gather_units / np.maximum(for_layer, 1e-30), 1.0)
+    return DataMessages(once, every, last, bare)
 
 
-def exposed_s(message_s: Reals, computation_s: Reals, overlap: Reals) -> Reals:
-    """Seconds that communication adds to the computation it runs beside: (C^q + M^q)^(1/q) − C, q = 1/(1 − overlap).
+def exposed_s(message_s: Reals, computation_s: Reals, overlap: Reals, edge: Reals | float = 0.0) -> Reals:
+    """Seconds that communication adds to the computation it runs beside: E + max(0, M − C) + (1 − overlap)·min(M, C).
 
-    Without overlap it adds all of M, with perfect overlap max(C, M) − C; in between the loss is greatest where both
-    take as long, because neither then waits long enough for the other's delays to vanish.
+    E is the share of the messages with nothing beside it, M the others. Even hidden messages take multiprocessors and
+    the memory's bandwidth from the products beside them: a share 1 − overlap of their time is never hidden.
 
-    Source: our choice of a curve between both limits; ZeRO-3 in Narayanan et al. 2021, table 2, lies on q ≈ 1.6 to 2.
+    Source: Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277), §3.3; NCCL's channels occupy a multiprocessor each
+    (20 to 32 of 108 or 132). Nothing is hidden where `overlap` is 0.
     """
-    if not overlap.any():
-        return message_s
-    order = 1 / (1 - overlap)
-    longer = np.maximum(np.maximum(message_s, computation_s), 1e-30)
-    shorter = np.minimum(message_s, computation_s) / longer
-    return longer * (1 + shorter**order) ** (1 - overlap) - computation_s
+    bare = np.where(overlap > 0, edge, 0.0) * message_s
+    beside = message_s - bare
+    return bare + np.maximum(beside - computation_s, 0) + (1 - overlap) * np.minimum(beside, computation_s)
 
 
 def update_s(weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Reals:
@@ -155,6 +194,19 @@ def update_s(weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Ca
     host = own * (4 / HOST_LINK_BYTES_PER_S + ADAM_BYTES * cluster.gpus_per_node / HOST_MEMORY_BYTES_PER_S)
     moved = layouts.offload != OFFLOAD.index("none")
     return np.where(moved, host, own * ADAM_BYTES / memory) + 4 * weights / memory
+
+
+def launched_s(layers: float, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Reals:
+    """Seconds once per step that the host launches the update, and that all ranks wait for each other.
+
+    Each of a layer's tensors is a few kernels (gradient copied, scaled, weight copied back; Adam takes many tensors at
+    once), and norm, overflow and loss are a scalar all-reduce over all ranks each.
+
+    Source: Megatron-LM, `optimizer/optimizer.py`, `_copy_model_grads_to_main_grads` and `clip_grads.py`; counted.
+    """
+    meeting = collective_s("all_reduce", cluster, calibration, 4.0, layouts.gpus)
+    launched = UPDATE_KERNELS * layers * calibration.launch_s + MEETINGS * meeting
+    return np.where(layouts.blocking > 0, 0.0, launched)  # where the host waits for each kernel, these are in each
 
 
 def fetched_s(weights: Reals, layouts: Layouts) -> Reals:
@@ -204,24 +256,33 @@ def parts_of(
         counts @ each
         for each in (passes.forward, passes.backward, passes.again, passes.tensor_forward + passes.tensor_backward)
     )
+    parameters = np.array([kind.parameters for kind in workload.kinds], float)
     experts = float((counts @ np.array([kind.expert_parameters for kind in workload.kinds], float)).max()) / layouts.ep
-    once, every, last = gathered_s(weights - experts, cluster, layouts, calibration)
+    units = float(counts.sum(axis=1).max())
+    # The root's unit (embedding) and the first layer are gathered before any product.
+    first = parameters[0] * (stages.order.size == 1) + parameters[min(1, parameters.size - 1)]
+    edge = np.minimum(first / layouts.tp / np.maximum(weights, 1.0), 1.0)
+    once, every, last, edge = gathered_s(weights - experts, cluster, layouts, calibration, units, edge)
     if experts.any():
-        of_experts = gathered_s(experts, cluster, layouts, calibration, layouts.ep)
-        once, every, last = (one + other for one, other in zip((once, every, last), of_experts, strict=True))
+        of_experts = gathered_s(experts, cluster, layouts, calibration, units, 0.0, layouts.ep)
+        once, every, last = once + of_experts.once, every + of_experts.every, last + of_experts.last
     # ZeRO shards experts over fewer ranks, as if a rank held those of all ep ranks.
     updated = weights + np.where(layouts.zero > 0, experts * (layouts.ep - 1), 0.0)
     every = every + fetched_s(weights, layouts)
-    overlap = np.where((layouts.overlap > 0) | (layouts.zero == 3), calibration.overlap, 0.0)
+    # Messages take multiprocessors by the channels they run on, and channels by the members that a node has.
+    inside = members(cluster, layouts.dp * layouts.cp, layouts.tp)[0]
+    taken = (1 - calibration.overlap) * inside / cluster.gpus_per_node
+    hides = ((layouts.overlap > 0) | (layouts.zero == 3)) & (calibration.overlap > 0)
+    overlap = np.where(hides, 1 - taken, 0.0)
     work = forward + backward + again + tensor + 2 * boundary
     slowest = np.argmax(work, axis=0)[None, :]
     pick = lambda table: np.take_along_axis(table, slowest, 0)[0]  # noqa: E731
     m = layouts.micro_batches
     heavy = pick(work)
     total = (stages.times[:, None] * work).sum(axis=0)
-    exposed = exposed_s(every, heavy, overlap)
-    after = exposed_s(last, pick(backward), overlap)
-    before = exposed_s(once, pick(forward), overlap)
+    exposed = exposed_s(every, heavy, overlap, edge)
+    after = exposed_s(last, pick(backward), overlap, edge)
+    before = exposed_s(once, pick(forward), overlap, edge)
     rest = (total - heavy) * ramp(layouts, pick(forward), pick(backward + again))
     return Parts(
         forward=m * pick(forward),
@@ -232,7 +293,7 @@ def parts_of(
         bubble=rest,
         data=before + m * exposed + after,
         optimizer=update_s(updated, cluster, layouts, calibration),
-        constant=np.full(len(layouts), calibration.step_s),
+        constant=calibration.step_s + launched_s(units, cluster, layouts, calibration),
     )
 
 

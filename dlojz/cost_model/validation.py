@@ -1,7 +1,8 @@
 """Validate the cost model against published measurements: seconds and memory, row by row.
 
-An error called held out comes from rows that no parameter was fitted on; the trivial model, a constant rate per GPU,
-gets the same half to fit its one number. Of memory, the reserve and what one layer takes were fitted on the first half
+An error called held out comes from rows that no parameter was fitted on; one with the table left out from a fit that
+saw no row of it, nor of its software. The trivial model, a constant rate per GPU, gets half of the table to fit its
+one number. Of memory, the reserve and what one layer takes were fitted on the first half
 of Jean Zay's readings; an out-of-memory row is found if the prediction is above what the GPU has.
 """
 
@@ -19,17 +20,17 @@ import numpy as np
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of
-from dlojz.cost_model.calibration import FOLDER, calibration
-from dlojz.cost_model.fit import RECIPES, completed, is_fitted, model_of, predicted_s, rows_of, usable
+from dlojz.cost_model.calibration import FOLDER, Calibration, calibration
+from dlojz.cost_model.fit import RECIPES, completed, is_fitted, leave_table_out, predicted_s, usable
 from dlojz.cost_model.layout_memory import Memories
-from dlojz.cost_model.layouts import Layouts
+from dlojz.cost_model.layouts import Layouts, Reals
 from dlojz.cost_model.step import memories
 from dlojz.cost_model.workload import decoder_workload
 from dlojz.hardware import cluster
 from dlojz.hardware.decoder_size import flops_per_sequence
 from dlojz.hardware.evidence import TABLES, Measurement, table
 
-NEVER_FITTED: Final = {"mt-nlg": "a100"}
+NEVER_FITTED: Final = {"mt-nlg": "a100", "mpt-a100": "a100", "mpt-h100": "h100", "mpt-h100-fp8": "h100"}
 """Tables of which no row was fitted on, and the profile that predicts them."""
 PROFILE_OF: Final = {name: key for key, one in RECIPES.items() for name in one.tables} | NEVER_FITTED
 """The profile that predicts each table's times."""
@@ -87,6 +88,7 @@ class RowResult:
     Attributes:
         row: as published, completed where it leaves something out.
         measured_s, predicted_s: seconds of a step.
+        left_out_s: by the fit without this table.
         trivial_s: of the trivial model.
         held_out: whether nothing was fitted on it.
     """
@@ -94,6 +96,7 @@ class RowResult:
     row: Measurement
     measured_s: float
     predicted_s: float
+    left_out_s: float
     trivial_s: float
     held_out: bool
 
@@ -101,6 +104,11 @@ class RowResult:
     def error(self) -> float:
         """Predicted over measured, less one."""
         return self.predicted_s / self.measured_s - 1
+
+    @property
+    def left_out_error(self) -> float:
+        """The same by the fit without this table."""
+        return self.left_out_s / self.measured_s - 1
 
 
 @dataclass(frozen=True)
@@ -111,13 +119,11 @@ class TableResult:
         name: of the table.
         profile: the calibration that predicted it.
         rows: all usable ones.
-        left_out: mean absolute error on each model's rows, of a fit that saw no row of that model; empty if not run.
     """
 
     name: str
     profile: str
     rows: tuple[RowResult, ...]
-    left_out: dict[str, float]
 
     @property
     def held(self) -> tuple[RowResult, ...]:
@@ -159,12 +165,14 @@ class TableResult:
         )
 
     @property
-    def left_out_mean(self) -> float | None:
-        """Mean over all rows of the error of fits without their model; None if those fits were not made."""
-        known = [one for one in self.rows if model_of(one.row) in self.left_out]
-        if not known:
-            return None
-        return statistics.fmean(self.left_out[model_of(one.row)] for one in known)
+    def left_out_mean(self) -> float:
+        """Mean absolute error of all rows, by the fit without this table."""
+        return statistics.fmean(abs(one.left_out_error) for one in self.rows)
+
+    @property
+    def left_out_worst(self) -> float:
+        """Greatest absolute error of a row, by the fit without this table."""
+        return max(abs(one.left_out_error) for one in self.rows)
 
     @property
     def goal(self) -> Goal | None:
@@ -194,6 +202,7 @@ class TableResult:
             "trivial": self.trivial,
             "rank_correlation": None if math.isnan(self.rank_correlation) else self.rank_correlation,
             "left_out_mean": self.left_out_mean,
+            "left_out_worst": self.left_out_worst,
             "goal": goal._asdict() if goal else None,
             "reached": self.reached,
             "tool": tool._asdict() if tool else None,
@@ -223,32 +232,25 @@ def validate(name: str) -> TableResult:
     if name not in PROFILE_OF:
         raise LabError(one_of("table", name, validated()))
     profile = PROFILE_OF[name]
-    parameters = calibration(profile)
+    parameters, left = calibration(profile), without_table(name)
     found = usable(table(name))
     rows = [completed(row, parameters) for row in found]
     predicted = predicted_s(rows, parameters)
     fitted = [name not in NEVER_FITTED and is_fitted(row) for row in found]
     measured = [row.seconds or math.nan for row in rows]
+    alone = predicted_s([completed(row, left) for row in found], left)
     rates = [_flops(row) / row.gpus / seconds for row, seconds in zip(rows, measured, strict=True)]
-    known_rates = [one for one, known in zip(rates, fitted, strict=True) if known]
-    rate = statistics.median(known_rates or _rates_of(profile))
+    rate = statistics.median(one for one, row in zip(rates, found, strict=True) if is_fitted(row))
     results = tuple(
-        RowResult(row, seconds, float(guess), _flops(row) / row.gpus / rate, not known)
-        for row, seconds, guess, known in zip(rows, measured, predicted, fitted, strict=True)
+        RowResult(row, seconds, float(guess), float(other), _flops(row) / row.gpus / rate, not known)
+        for row, seconds, guess, other, known in zip(rows, measured, predicted, alone, fitted, strict=True)
     )
-    return TableResult(name, profile, results, {} if name in NEVER_FITTED else _left_out().get(profile, {}))
+    return TableResult(name, profile, results)
 
 
 def validated() -> tuple[str, ...]:
     """Names of all tables that `validate` knows, in the order in which they are shown."""
     return tuple(name for name in PROFILE_OF if name in TABLES)
-
-
-@cache
-def _rates_of(profile: str) -> tuple[float, ...]:
-    """FLOP/s per GPU of all rows that a profile was fitted on: what a table without any such row is guessed from."""
-    rows = [row for row in rows_of(profile) if is_fitted(row)]
-    return tuple(_flops(row) / row.gpus / row.seconds for row in rows if row.seconds)
 
 
 def _flops(row: Measurement) -> float:
@@ -257,13 +259,89 @@ def _flops(row: Measurement) -> float:
     return float(row.global_batch * counted)
 
 
+LEFT_OUT: Final = FOLDER.with_name("table_left_out.json")
+"""Parameters of the fits that saw no row of a table, by its name."""
+
+
 @cache
-def _left_out() -> dict[str, dict[str, float]]:
-    path = FOLDER.with_name("leave_one_out.json")
-    if not path.is_file():
-        return {}
-    known: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))
-    return known
+def without_table(name: str) -> Calibration:
+    """Read the calibration that saw no row of a table; the shipped one where none of its rows was fitted on."""
+    if name in NEVER_FITTED:
+        return calibration(NEVER_FITTED[name])
+    known: dict[str, dict[str, float]] = json.loads(LEFT_OUT.read_text(encoding="utf-8"))
+    return Calibration(PROFILE_OF[name], **known[name])
+
+
+def write_left_out() -> None:
+    """Fit every profile again without each of its tables, and keep the parameters."""
+    made = {name: leave_table_out(name, key).values for key, one in RECIPES.items() for name in one.tables}
+    LEFT_OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+
+
+class Interval(NamedTuple):
+    """Factors on a predicted time between which four in five measured ones are, of software that was never seen.
+
+    Attributes:
+        rows: of how many measurements.
+        low, high: the factors.
+        mean: mean absolute error of these rows, as a share.
+        coverage: share of a table's rows within the interval that all other tables give, mean over the tables.
+    """
+
+    rows: int
+    low: float
+    high: float
+    mean: float
+    coverage: float
+
+
+def interval(profile: str, share: float = 0.8) -> Interval:
+    """Find the interval of a profile from fits that saw no row of the table predicted.
+
+    Each table weighs the same, but one of less than `FULL_WEIGHT` rows as its rows.
+
+    Each table is covered by the interval of all the others, and the interval is widened until that comes to `share`.
+    Stragglers only add time, so that its upper part is the wider one.
+
+    Args:
+        profile: its name.
+        share: of the rows to be covered.
+    """
+    results = [validate(name) for name in validated() if PROFILE_OF[name] == profile]
+    tables = [np.array([row.measured_s / row.left_out_s for row in one.rows]) for one in results]
+    if len(results) == 1:  # nothing else was measured on these GPUs: the half that was held out
+        tables = [np.array([row.measured_s / row.predicted_s for row in results[0].held])]
+    for level in np.arange(share, 1.0, 0.005):
+        covered = []
+        for place, own in enumerate(tables):
+            low, high = _quantiles(tables[:place] + tables[place + 1 :] or [own], level)
+            covered.append(float(((low <= own) & (own <= high)).mean()))
+        coverage = float(np.average(covered, weights=[_weight(own) for own in tables]))
+        if coverage >= share:
+            break
+    low, high = _quantiles(tables, level)
+    pooled = np.concatenate(tables)
+    mean = float(np.abs(1 / pooled - 1).mean())
+    return Interval(pooled.size, low, high, mean, coverage)
+
+
+FULL_WEIGHT: Final = 10
+"""Rows from which a table weighs as much as any other in an interval."""
+
+
+def _weight(table_rows: Reals) -> int:
+    return min(table_rows.size, FULL_WEIGHT)
+
+
+def _quantiles(tables: Sequence[Reals], level: float) -> tuple[float, float]:
+    """The (1 − level)/2 and (1 + level)/2 quantiles of all tables' values, each table with its weight."""
+    values = np.concatenate(tables)
+    weights = np.concatenate([np.full(one.size, _weight(one) / one.size) for one in tables])
+    weights = weights / weights.sum()
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order]) - weights[order] / 2
+    low, high = np.interp([(1 - level) / 2, (1 + level) / 2], reached, values[order])
+    return float(low), float(high)
 
 
 READINGS = "jean-zay-a100"

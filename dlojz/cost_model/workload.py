@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from dlojz import models
 from dlojz.base.language import refusal
 from dlojz.cost_model.calibration import Calibration
-from dlojz.cost_model.layouts import element_bytes
+from dlojz.cost_model.layouts import LOSSES, element_bytes
 from dlojz.hardware import Device, Precision
 from dlojz.hardware.decoder_size import DecoderSize
+from dlojz.hardware.gpus import ATTENTION_KERNELS, HEAD_SIZES, AttentionKernel
 from dlojz.models.sizes import GPTSize, LlamaSize
 
 if TYPE_CHECKING:
@@ -46,10 +47,17 @@ ALIGNED: Final = 8
 
 Source: NVIDIA, same document, §2.2 ("Tensor Core Requirements").
 """
-CAST_BYTES: Final = 2
+CAST_BYTES: Final = 2.0
 """Per element of a factor in fp8: written as it is and transposed; it is read by the operator before it, which casts.
 
 Source: NVIDIA Transformer Engine, "Using FP8": fused casts of norms and activations, and the transposed copy on Hopper.
+"""
+HALF_SPEED_ROWS: Final = 256
+"""Rows and columns of scores at which fused attention reaches half its rate: blocks on the diagonal are computed whole,
+and few rows fill few multiprocessors.
+
+Source: FlashAttention-3 (arXiv 2407.08608), figures 5 and 6: of the rate at 16 384 tokens, 57 to 67 % at 512, 78 to
+81 % at 1024, 89 to 90 % at 2048, 95 to 96 % at 4096 (FlashAttention-2, heads of 128).
 """
 
 
@@ -86,6 +94,48 @@ class Product(NamedTuple):
         return self._replace(m=m, n=k, k=n), self._replace(m=k, n=n, k=m)
 
 
+class FusedAttention(NamedTuple):
+    """Attention in one kernel, which never writes the scores.
+
+    Attributes:
+        rows, columns: of the scores of one head: queries, and keys that they meet.
+        width: of a head.
+        heads, kv_heads: of queries, and of keys and values, times the samples.
+        kernel: generation, one of `ATTENTION_KERNELS`.
+        causal: whether what the mask hides is skipped: half of the scores.
+    """
+
+    rows: int
+    columns: int
+    width: int
+    heads: int
+    kv_heads: int
+    kernel: AttentionKernel = "flash2"
+    causal: bool = True
+
+    def flops(self, backward: bool = False) -> float:
+        """Operations of one pass: two products forward, five backward, where scores are computed again.
+
+        Source: Dao 2023, FlashAttention-2 (arXiv 2307.08691), §3.1 and §4.1.
+        """
+        forward = 4.0 * self.heads * self.rows * self.columns * self.width * (0.5 if self.causal else 1.0)
+        return forward * FUSED_BACKWARD if backward else forward
+
+    def moved_bytes(self, backward: bool = False) -> float:
+        """Bytes read and written in 16 bit: queries, keys, values, output, and 4 of statistics per row.
+
+        Backward reads the output and its gradient besides, writes the three gradients, and adds up that of the queries
+        in fp32.
+
+        Source: Dao 2023, algorithms 1 and 2.
+        """
+        of_queries, of_keys = self.heads * self.rows * self.width, 2 * self.kv_heads * self.columns * self.width
+        statistics = 4.0 * self.heads * self.rows
+        if backward:
+            return (2 * 3 + 4 + 4 + 2) * of_queries + 2 * 2 * of_keys + 3 * statistics
+        return 2 * 2 * of_queries + 2 * of_keys + statistics
+
+
 @dataclass(frozen=True)
 class LayerOperator:
     """Operator of a layer, forward and backward.
@@ -96,6 +146,7 @@ class LayerOperator:
         forward_bytes, backward_bytes: moved to and from memory beside the products.
         kernels: launched forward; backward about twice as many.
         core: part of attention's core, which selective recomputation runs again.
+        fused: attention in one kernel.
     """
 
     name: str
@@ -105,6 +156,12 @@ class LayerOperator:
     backward_bytes: float = 0.0
     kernels: int = 1
     core: bool = False
+    fused: FusedAttention | None = None
+
+    @property
+    def flops(self) -> float:
+        """Operations of the forward."""
+        return sum(one.flops for one in self.forward) + (self.fused.flops() if self.fused else 0.0)
 
 
 def product_operator(name: str, product: Product, *, kernels: int = 1, core: bool = False) -> LayerOperator:
@@ -134,10 +191,36 @@ def wave_efficiency(product: Product, num_sms: int) -> float:
     return best
 
 
-def product_s(product: Product, gpu: Device, calibration: Calibration, precision: Precision) -> float:
+def fused_attention_s(
+    one: FusedAttention, gpu: Device, calibration: Calibration, precision: Precision, backward: bool = False
+) -> float:
+    """Seconds of fused attention: the slower of computing at its kernel's published rate and of moving its bytes.
+
+    Between heads of 64 and 128 the rate is interpolated, beyond it is that of the nearer. Where nobody has published a
+    rate for the GPU it is `attention_efficiency` of the peak.
+    """
+    way = "backward" if backward else "forward"
+    small, large = (gpu.attention_flops.get(f"{one.kernel}_{way}_{size}") for size in HEAD_SIZES)
+    if small is None or large is None:
+        reached = gpu.peak_flops["bf16" if precision == "fp8" else precision] * calibration.attention_efficiency
+    else:
+        share = min(max((one.width - HEAD_SIZES[0]) / (HEAD_SIZES[1] - HEAD_SIZES[0]), 0.0), 1.0)
+        reached = small + share * (large - small)
+    blocks = math.sqrt(one.rows * one.columns)
+    computing = one.flops(backward) / (reached * blocks / (blocks + HALF_SPEED_ROWS))
+    memory = gpu.memory_bytes_per_s * calibration.memory_efficiency * 2 / element_bytes(precision)
+    return max(computing, one.moved_bytes(backward) / memory)
+
+
+def product_s(
+    product: Product, gpu: Device, calibration: Calibration, precision: Precision, cast_bytes: float = CAST_BYTES
+) -> float:
     """Seconds of a product: the slower of computing and of moving its matrices once (roofline).
 
-    With fp8 the products of attention stay in bf16 (Transformer Engine's default).
+    With fp8 the products of attention stay in bf16 (Transformer Engine's default), and both factors are cast first.
+
+    Args:
+        cast_bytes: per element of a factor, beside what the operators around it read and write.
 
     Source: Williams, Waterman, Patterson 2009, "Roofline" (CACM 52), with the peak multiplied by the efficiencies.
     """
@@ -145,10 +228,12 @@ def product_s(product: Product, gpu: Device, calibration: Calibration, precision
     efficiency = reach * wave_efficiency(product, gpu.num_sms)
     if product.n % ALIGNED or product.k % ALIGNED:  # rows of the three matrices are k and n long
         efficiency *= calibration.unaligned
-    efficiency *= product.k / (product.k + calibration.product_start)
     peak = gpu.peak_flops["bf16" if product.attention and precision == "fp8" else precision]
+    # A tile's beginning and end take as long at any speed: in fp8 as long as twice as many elements.
+    start = calibration.product_start * (peak / gpu.peak_flops["bf16"] if precision == "fp8" else 1.0)
+    efficiency *= product.k / (product.k + start)
     memory = gpu.memory_bytes_per_s * calibration.memory_efficiency
-    cast = CAST_BYTES * (product.m + product.n) * product.k if precision == "fp8" and not product.attention else 0.0
+    cast = cast_bytes * (product.m + product.n) * product.k if precision == "fp8" and not product.attention else 0.0
     moved = product.moved_bytes * element_bytes(precision) / 2
     return max(product.flops / (peak * efficiency), moved / memory) + cast / memory
 
@@ -160,6 +245,7 @@ def operators_s(
     precision: Precision,
     *,
     blocking: bool = False,
+    cast_bytes: float = CAST_BYTES,
 ) -> tuple[float, float]:
     """Seconds of operators, forward and backward, each at least as long as the host takes to launch its kernels.
 
@@ -171,8 +257,11 @@ def operators_s(
     memory = gpu.memory_bytes_per_s * calibration.memory_efficiency * 2 / element_bytes(precision)
     kernels = 0
     for one in operators:
-        forward += sum(product_s(each, gpu, calibration, precision) for each in one.forward)
-        backward += sum(product_s(each, gpu, calibration, precision) for each in one.backward)
+        forward += sum(product_s(each, gpu, calibration, precision, cast_bytes) for each in one.forward)
+        backward += sum(product_s(each, gpu, calibration, precision, cast_bytes) for each in one.backward)
+        if one.fused is not None:
+            forward += fused_attention_s(one.fused, gpu, calibration, precision)
+            backward += fused_attention_s(one.fused, gpu, calibration, precision, backward=True)
         forward += one.forward_bytes / memory
         backward += one.backward_bytes / memory
         kernels += one.kernels
@@ -191,6 +280,15 @@ EAGER_ROTATION_BYTES: Final = (20, 20)
 RESIDUAL_BYTES: Final = (7, 11)
 """Bias, dropout and residual in one kernel: two reads, one write, a mask; backward also adds two gradients."""
 GELU_BYTES: Final = (4, 8)
+BIAS_BYTES: Final = 2
+"""Backward, of each result of a product with a bias whose gradient is summed up in a kernel by itself."""
+EAGER_RESIDUAL_BYTES: Final = (6, 6)
+"""Without dropout: two reads, one write; backward adds two gradients."""
+EAGER_LAYER_NORM_BYTES: Final = (4, 10)
+"""In one kernel of torch forward, which rereads a row from the cache; backward reads gradient and input in two kernels,
+one for its result, one for its weights.
+
+Source: PyTorch, `aten/src/ATen/native/cuda/layer_norm_kernel.cu`; counted."""
 GATE_BYTES: Final = (6, 12)
 EAGER_GATE_BYTES: Final = (10, 18)
 """Per element of one of the two halves: both read, one written."""
@@ -200,9 +298,18 @@ DROPOUT_BYTES: Final = (5, 5)
 TRANSPOSE_BYTES: Final = (4, 4)
 ROW_BYTES: Final = (8, 8)
 """Rows set to zero and filled, or read and added up with their weights: written twice, or read twice; counted."""
-LOSS_BYTES: Final = (18, 10)
-"""Logits are written in 16 bit, read into fp32 (6); maximum, exponential and sum pass over fp32 (12); backward writes
-fp32 and rounds (10)."""
+LOSS_BYTES: Final = {"megatron": (38, 14), "torch": (22, 26), "fused": (4, 4), "fused, two metrics": (48, 4)}
+"""Per logit, whose 16 bits the product writes; every pass reads or writes all of them.
+
+`megatron`: into fp32 (6), maximum (4), less it (8), exponential (8), sum (4), divided (8); backward scales in place (8)
+and rounds (6). `torch`: into fp32 (6), log-softmax reads three times and writes (16); backward fills the gradient with
+zeros (4), log-softmax reads gradient twice and result once and writes (16), rounds (6). `fused`: read twice; backward
+reads and writes. Two metrics: twice the forward of `torch` more.
+
+Source: Megatron-LM, `core/tensor_parallel/cross_entropy.py`; PyTorch, `aten/src/ATen/native/cuda/SoftMax.cu`;
+FlashAttention, `csrc/xentropy`; mosaicml/composer, `_eval_train_metrics`. Passes over rows that no cache holds,
+counted.
+"""
 COLLECTIVE_KERNELS: Final = 2
 """Launches for a layer's two collectives forward; backward as many again."""
 FUSED_BACKWARD: Final = 2.5
@@ -232,14 +339,27 @@ def accumulation(parameters: float, cut: Cut) -> LayerOperator:
     return LayerOperator("gradient accumulation", backward_bytes=moved, kernels=0)
 
 
+def ring_merge(queries: float, keys: float, cp: int) -> LayerOperator:
+    """Partial results of a ring added up in fp32 after each of its cp steps: outputs, and backward all gradients.
+
+    Each is read in 16 bit, its sum read and written in fp32, and the statistics' weights applied in a pass more.
+
+    Source: Liu et al. 2023, Ring Attention (arXiv 2310.01889), algorithm 1; bytes counted.
+    """
+    return LayerOperator(
+        "sums of the ring", forward_bytes=cp * 18 * queries, backward_bytes=cp * 10 * (queries + 2 * keys), core=True
+    )  # fmt: skip
+
+
 def attention_core(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
     """Scores, softmax, dropout and context of one layer; or one fused kernel that skips what the mask hides."""
     heads, width = math.ceil(size.heads / cut.tp), size.head_size
     rows, columns, batch = math.ceil(size.sequence_length / cut.cp), size.sequence_length, cut.micro_batch * heads
     if cut.fused_attention:
-        forward = (Product(rows, columns, width, batch, True, 0.5), Product(rows, width, columns, batch, True, 0.5))
-        more = tuple(each._replace(work=each.work * FUSED_BACKWARD) for each in forward)
-        return (LayerOperator("fused attention", forward, more, core=True),)
+        keys = cut.micro_batch * math.ceil(size.kv_heads / cut.tp)
+        fused = FusedAttention(rows, columns, width, batch, keys, ATTENTION_KERNELS[cut.attention_kernel])
+        found = (LayerOperator("fused attention", fused=fused, core=True),)
+        return found if cut.cp == 1 else (*found, ring_merge(rows * width * batch, rows * width * keys, cut.cp))
     scores = batch * rows * columns
     return (
         product_operator("scores", Product(rows, columns, width, batch, attention=True), core=True),
@@ -295,7 +415,13 @@ def layer_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
     weights = h * (queries + 2 * keys) + queries * h + h * mlp_in + w * h
     if size.experts:
         weights = size.layer_parameters - size.expert_parameters * (cut.ep - 1) // cut.ep
-    norm = _pass("norm", whole, EAGER_NORM_BYTES if cut.eager else NORM_BYTES, kernels=8 if cut.eager else 1)
+    if cut.eager:
+        layer_norm = size.biased
+        norm = _pass("norm", whole, EAGER_LAYER_NORM_BYTES if layer_norm else EAGER_NORM_BYTES, 1 if layer_norm else 8)
+        residual = _pass("residual", whole, EAGER_RESIDUAL_BYTES)
+    else:
+        norm, residual = _pass("norm", whole, NORM_BYTES), _pass("residual", whole, RESIDUAL_BYTES)
+    biased = n * (queries + 2 * keys + mlp_in + 2 * h) if cut.eager and size.biased else 0.0
     gate = EAGER_GATE_BYTES if cut.eager else GATE_BYTES
     activation = _pass("gate", n * w, gate) if size.gated else _pass("GeLU", n * w, GELU_BYTES)
     rotation = EAGER_ROTATION_BYTES if cut.eager else ROTATION_BYTES
@@ -312,10 +438,11 @@ def layer_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
         _pass("rotation", rotated, rotation, kernels=1 if rotated else 0),
         *attention_core(size, cut),
         product_operator("projection", Product(n, h, queries), kernels=2),
-        _pass("residual", whole, RESIDUAL_BYTES),
+        residual,
         norm,
         *(mixture_operators(size, cut) if size.experts else mlp),
-        _pass("residual", whole, RESIDUAL_BYTES),
+        residual,
+        _pass("gradients of biases", biased, (0, BIAS_BYTES), kernels=0),
         accumulation(weights, cut),
         LayerOperator("collectives", kernels=COLLECTIVE_KERNELS if cut.tp > 1 else 0),
     )
@@ -347,7 +474,7 @@ def logit_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
     return (
         _pass("norm", whole, NORM_BYTES),
         product_operator("logits", Product(n, v, size.hidden)),
-        _pass("cross-entropy", n * v, LOSS_BYTES, kernels=6),
+        _pass("cross-entropy", n * v, LOSS_BYTES[LOSSES[cut.loss]], kernels=6),
         accumulation(v * size.hidden, cut),
     )
 
@@ -365,6 +492,9 @@ class Cut(NamedTuple):
         blocking: the host waits for each kernel (`CUDA_LAUNCH_BLOCKING=1`).
         eager: norms, rotations and gates are many kernels, in fp32.
         ep: ranks that share the experts of a mixture.
+        attention_kernel: place in `ATTENTION_KERNELS`.
+        loss: place in `LOSSES`.
+        cast_bytes: per element of a factor of a product in fp8.
     """
 
     micro_batch: int
@@ -377,6 +507,9 @@ class Cut(NamedTuple):
     blocking: bool = False
     eager: bool = False
     ep: int = 1
+    attention_kernel: int = 0
+    loss: int = 0
+    cast_bytes: float = CAST_BYTES
 
 
 @dataclass(frozen=True)
@@ -431,9 +564,7 @@ class Workload:
     def flops(self, cut: Cut | None = None) -> float:
         """Operations of one forward of one rank, attention whole."""
         cut = cut or Cut(1)
-        return sum(
-            kind.count * product.flops for kind in self.kinds for one in kind.operators(cut) for product in one.forward
-        )
+        return sum(kind.count * one.flops for kind in self.kinds for one in kind.operators(cut))
 
 
 @cache

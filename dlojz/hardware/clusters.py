@@ -96,6 +96,11 @@ def _own_gpu(file: ConstantsFile) -> tuple[Device, dict[str, Constant]]:
     changed: dict[str, Any] = {_OF_GPU[key][1]: one.value for key, one in own.items()}
     if "memory" in own:
         changed["memory_bytes"] = int(own["memory"].value)
+    # Of a card that is held at less power, the clock follows: P grows as f·V², and V as f.
+    if "thermal_design_power" in own:
+        clock = min(1.0, (own["thermal_design_power"].value - found.idle_w) / (found.tdp_w - found.idle_w)) ** (1 / 3)
+        changed["peak_flops"] = {key: value * clock for key, value in found.peak_flops.items()}
+        changed["attention_flops"] = {key: value * clock for key, value in found.attention_flops.items()}
     made = replace(found, constants={**found.constants, **own}, **changed)
     return made, {f"own_gpu.{key}": constant for key, constant in own.items()}
 

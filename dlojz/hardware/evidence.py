@@ -18,10 +18,13 @@ from typing import Any, Final, Literal, get_args
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, say
 from dlojz.hardware.decoder_size import DecoderSize, Formula, flops_per_sequence
+from dlojz.hardware.gpus import ATTENTION_KERNELS, AttentionKernel
 
 Checkpointing = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "fp16", "bf16", "fp8"]
-Engine = Literal["megatron", "megatron-deepspeed", "deepspeed", "megatron-core", "torchtitan", "nemo", "llama"]
+Engine = Literal[
+    "megatron", "megatron-deepspeed", "deepspeed", "megatron-core", "torchtitan", "nemo", "llama", "composer"
+]
 MemoryReading = Literal["nvidia-smi", "reserved", "allocated", "states", "activations", ""]
 Outcome = Literal["ran", "oom"]
 
@@ -56,6 +59,7 @@ class Measurement:
         offload: what lies in the host's memory: `none`, `optimizer` or `parameters`.
         engine: what ran it.
         fused_attention: whether attention is one kernel that never writes the scores (FlashAttention).
+        attention_kernel: generation of that kernel.
         overlap: whether data-parallel communication runs beside the backward.
         step_s: of one step; None if not printed.
         forward_s: of the forward alone, where it is printed apart.
@@ -95,6 +99,7 @@ class Measurement:
     offload: str
     engine: Engine
     fused_attention: bool
+    attention_kernel: AttentionKernel
     overlap: bool
     step_s: float | None
     forward_s: float | None
@@ -137,6 +142,7 @@ NONE = "-"
 _DEFAULTS: Final[dict[str, str]] = {
     "dp": "1", "tp": "1", "pp": "1", "cp": "1", "zero": "0", "schedule": "", "chunks": "1", "partition": "layers",
     "sequence_parallel": "no", "gradient_precision": "fp32", "offload": "none", "fused_attention": "no",
+    "attention_kernel": "flash2",
     "overlap": "no", "micro_batch": NONE, "step_s": NONE, "forward_s": NONE, "backward_s": NONE, "tflops_per_gpu": NONE,
     "formula": "", "memory_bytes": NONE, "memory_reading": "", "memory_share": NONE, "outcome": "ran", "series": "",
     "excluded": "", "note": "",
@@ -146,6 +152,7 @@ _LEGAL: Final[dict[str, tuple[str, ...]]] = {
     "precision": get_args(Precision),
     "gradient_precision": get_args(Precision),
     "engine": get_args(Engine),
+    "attention_kernel": ATTENTION_KERNELS,
     "formula": get_args(Formula),
     "memory_reading": get_args(MemoryReading),
     "outcome": get_args(Outcome),

@@ -40,6 +40,15 @@ _SCALARS: Final = {
 """Constants of a file besides the peaks, with their units."""
 _OF_CUDA: Final = {"cublas_workspace": "B"}
 """The same, of GPUs alone."""
+AttentionKernel = Literal["flash2", "flash1", "flash3", "cudnn"]
+ATTENTION_KERNELS: Final = get_args(AttentionKernel)
+"""Generations of fused attention: FlashAttention-2 (what torch's `scaled_dot_product_attention` runs), FlashAttention
+and its first kernel in Triton, FlashAttention-3, cuDNN's."""
+HEAD_SIZES: Final = (64, 128)
+"""Sizes of a head for which the rates of fused attention are published."""
+_ATTENTION: Final = tuple(
+    f"{kernel}_{way}_{size}" for kernel in ATTENTION_KERNELS for way in ("forward", "backward") for size in HEAD_SIZES
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,8 @@ class Device:
         num_sms: multiprocessors, over which the tiles of a product are distributed.
         tdp_w: thermal design power.
         idle_w: power without work.
+        attention_flops: rate of fused attention at long sequences in FLOP/s, by kernel, pass and head size
+            (`flash2_forward_128`); absent where nobody has published it.
         constants: each figure with its source.
     """
 
@@ -73,6 +84,7 @@ class Device:
     num_sms: int
     tdp_w: float
     idle_w: float
+    attention_flops: Mapping[str, float] = field(hash=False)
     constants: Mapping[str, Constant] = field(hash=False)
 
     def allocatable_bytes(self, processes: int = 1) -> int:
@@ -98,11 +110,14 @@ def read_gpu(path: Path) -> Device:
     file = ConstantsFile.read(path)
     on_cuda = path.stem != CPU
     scalars = {**_SCALARS, **_OF_CUDA} if on_cuda else _SCALARS
-    file.keys(("title", "peak", *scalars))
+    file.keys(("title", "peak", "attention", *scalars))
     peaks = file.table("peak")
     file.keys(PRECISIONS, peaks)
     constants = {f"peak.{key}": file.constant(key, "FLOP/s", peaks, f"peak.{key}") for key in peaks}
     constants |= {key: file.constant(key, unit) for key, unit in scalars.items()}
+    fused = file.table("attention") if "attention" in file.content else {}
+    file.keys(_ATTENTION, fused)
+    constants |= {f"attention.{key}": file.constant(key, "FLOP/s", fused, f"attention.{key}") for key in fused}
     return Device(
         name=path.stem,
         title=file.text("title"),
@@ -115,6 +130,7 @@ def read_gpu(path: Path) -> Device:
         num_sms=int(constants["multiprocessors"].value),
         tdp_w=constants["thermal_design_power"].value,
         idle_w=constants["idle_power"].value,
+        attention_flops={key: constants[f"attention.{key}"].value for key in fused},
         constants=constants,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -11,8 +12,10 @@ from dlojz.cost_model.calibration import Calibration
 from dlojz.cost_model.passes import kind_times, message_times
 from dlojz.cost_model.workload import (
     Cut,
+    FusedAttention,
     LayerOperator,
     Product,
+    fused_attention_s,
     layer_operators,
     operators_s,
     padded_vocabulary,
@@ -23,6 +26,7 @@ from dlojz.cost_model.workload import (
 from dlojz.hardware import cluster, gpu
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.hardware.evidence import table
+from dlojz.hardware.gpus import ATTENTION_KERNELS
 
 A100 = gpu("a100-80")
 PLAIN = Calibration("plain", unaligned=0.1, product_start=0.0)
@@ -102,7 +106,7 @@ def test_a_layer_of_the_22_billion_model_takes_its_published_time(name: str) -> 
     row = next(one for one in table("korthikanti-4") if one.row.endswith(f"/{name}"))
     found, kind, selene = calibration("a100"), workload(row.size).kinds[1], cluster("selene")
     cut = Cut(4, 8, sequence_parallel=row.sequence_parallel)
-    forward, backward, core = kind_times(kind, cut, selene, found, "fp16")
+    forward, backward, core, _ = kind_times(kind, cut, selene, found, "fp16")
     message, message_back = message_times(kind, cut, selene, found)
     again = {"none": 0.0, "selective": core, "full": forward + message}[row.checkpointing]
     assert row.forward_s is not None and row.backward_s is not None
@@ -133,3 +137,30 @@ def test_fused_attention_skips_the_scores_in_memory() -> None:
     plain, fused = (kind_times(kind, Cut(4, 8, fused_attention=one), selene, found, "fp16") for one in (False, True))
     assert fused[0] < plain[0] and fused[1] < plain[1]
     assert math.isfinite(fused[2])
+
+
+def test_fused_attention_takes_its_published_rate_and_its_bytes() -> None:
+    """16 384 tokens, heads of 128, causal: the rate of the kernel's figure less its half-speed rows; no tiles."""
+    one = FusedAttention(16384, 16384, 128, 32, 8)
+    assert one.flops() == 2 * 32 * 16384**2 * 128 and one.flops(backward=True) == 2.5 * one.flops()
+    assert one.moved_bytes() == 2 * 16384 * 128 * (2 * 32 + 2 * 8) + 4 * 32 * 16384
+    h100 = gpu("h100")
+    for kernel in ATTENTION_KERNELS:
+        seconds = fused_attention_s(one._replace(kernel=kernel), h100, PLAIN, "bf16")
+        rate = h100.attention_flops[f"{kernel}_forward_128"] * 16384 / (16384 + 256)
+        assert seconds == pytest.approx(one.flops() / rate)
+    fast = replace(h100, attention_flops=dict.fromkeys(h100.attention_flops, 1e18))
+    memory = h100.memory_bytes_per_s * PLAIN.memory_efficiency
+    assert fused_attention_s(one, fast, PLAIN, "bf16", True) == pytest.approx(one.moved_bytes(True) / memory)
+    causal, whole = (fused_attention_s(each, h100, PLAIN, "bf16") for each in (one, one._replace(causal=False)))
+    assert whole == pytest.approx(2 * causal)
+
+
+def test_heads_between_published_sizes_and_gpus_without_a_rate() -> None:
+    heads = [FusedAttention(4096, 4096, size, 32, 32) for size in (64, 96, 128, 256)]
+    sizes = [fused_attention_s(one, A100, PLAIN, "bf16") / one.width for one in heads]
+    assert sizes[0] > sizes[1] > sizes[2] == pytest.approx(sizes[3])
+    v100, one = gpu("v100-32"), FusedAttention(4096, 4096, 64, 32, 32)
+    assert not v100.attention_flops
+    reached = v100.peak_flops["fp16"] * PLAIN.attention_efficiency * 4096 / (4096 + 256)
+    assert fused_attention_s(one, v100, PLAIN, "fp16") == pytest.approx(one.flops() / reached)

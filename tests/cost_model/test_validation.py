@@ -13,23 +13,26 @@ from dlojz.base.errors import LabError
 from dlojz.cli.plan import validate_command
 from dlojz.cost_model.layouts import Layouts
 from dlojz.cost_model.step import memories
-from dlojz.cost_model.validation import GOALS, TOOLS, spearman, validate, validate_memory, validated
+from dlojz.cost_model.validation import GOALS, TOOLS, interval, spearman, validate, validate_memory, validated
 from dlojz.cost_model.workload import decoder_workload
 from dlojz.hardware.evidence import measurements, table
 
 ROOT = Path(__file__).resolve().parents[2]
 LAST = {
-    "korthikanti-5": 0.0206,
-    "sc21-1": 0.0191,
-    "sc21-2": 0.0400,
-    "jean-zay-a100": 0.0416,
-    "vtrain-multi": 0.0556,
-    "megatron-h100": 0.0368,
-    "torchtitan": 0.0504,
-    "llama-3": 0.0434,
-    "nemo-h100": 0.0435,
-    "jean-zay-v100": 0.1509,
-    "mt-nlg": 0.2503,
+    "korthikanti-5": 0.0192,
+    "sc21-1": 0.0209,
+    "sc21-2": 0.0392,
+    "jean-zay-a100": 0.0422,
+    "vtrain-multi": 0.0597,
+    "megatron-h100": 0.0169,
+    "torchtitan": 0.0793,
+    "llama-3": 0.0130,
+    "nemo-h100": 0.0711,
+    "jean-zay-v100": 0.1485,
+    "mt-nlg": 0.2549,
+    "mpt-a100": 0.0477,
+    "mpt-h100": 0.0419,
+    "mpt-h100-fp8": 0.0444,
 }
 """Mean absolute errors on held-out rows when last looked at."""
 
@@ -50,11 +53,23 @@ def test_jean_zays_layouts_are_ranked_as_measured() -> None:
     assert validate("jean-zay-a100").rank_correlation >= 0.85
 
 
-def test_models_never_seen_are_predicted_decently() -> None:
-    """Fits that saw no row of a model, on all rows of that model."""
-    for name in ("korthikanti-5", "sc21-1", "jean-zay-a100", "vtrain-multi"):
-        unseen = validate(name).left_out_mean
-        assert unseen is not None and unseen <= 0.10
+def test_software_never_seen_is_predicted_decently() -> None:
+    """Fits that saw no row of a table; MPT's FSDP runs were never fitted on, and a constant rate had half of them."""
+    for name in ("korthikanti-5", "sc21-1", "jean-zay-a100", "vtrain-multi", "megatron-h100"):
+        assert validate(name).left_out_mean <= 0.08
+    for name in ("mpt-a100", "mpt-h100"):
+        result = validate(name)
+        long = [abs(one.error) for one in result.rows if one.row.size.sequence_length >= 16384]
+        assert result.left_out_mean == result.mean <= 0.06 and sum(long) / len(long) <= 0.08
+        assert result.mean < result.trivial
+
+
+@pytest.mark.parametrize("profile", ["a100", "h100"])
+def test_four_in_five_runs_of_other_software_are_within_the_interval(profile: str) -> None:
+    """Each table by the interval of all others; its slow side is the wider one, because stragglers only add."""
+    found = interval(profile)
+    assert 0.75 <= found.coverage <= 0.85
+    assert found.high - 1 > 1 - found.low > 0
 
 
 def test_memory_meets_its_goals() -> None:
@@ -102,7 +117,8 @@ def test_the_page_prints_what_is_computed(name: str) -> None:
         told(result.worst),
         told(goal.mean) if goal else "",
         told(result.trivial),
-        told(result.left_out_mean) or "never fitted",
+        told(result.left_out_mean),
+        told(result.left_out_worst),
         f"{tool.name} {told(tool.mean)}" if tool else "",
     ]
     lines = (ROOT / "docs" / "validation.md").read_text(encoding="utf-8").splitlines()
@@ -128,12 +144,6 @@ def test_the_page_tells_memory_and_ranks_as_computed(page: str) -> None:
 
 
 def test_the_page_tells_what_was_chosen_after_errors_were_seen_with_their_figures(page: str) -> None:
-    shaped = [row for row in validate("sc21-2").rows if row.row.zero == 3]
-    held = [row for row in shaped if row.held_out]
-    assert len(shaped) == 6 and "the six ZeRO-3 rows of sc21-2, of which two are held out" in page
-    names = ", ".join(f"`{row.row.row.partition('/')[2]}`" for row in held)
-    errors = " and ".join(f"{100 * abs(row.error):.1f}" for row in held)
-    assert f"({names}); these two are {errors} % off" in page
     offloaded = [row.error for row in validate("jean-zay-v100").rows if row.row.offload != "none"]
     assert len(offloaded) == 7 and f"from −{-100 * min(offloaded):.0f} to +{100 * max(offloaded):.0f} %" in page
     elsewhere = [row for name in validated() if name != "jean-zay-v100" for row in table(name) if row.offload != "none"]

@@ -55,7 +55,12 @@ def test_jean_zay_is_the_machine_that_jobs_are_sent_to() -> None:
 
 def test_a_cluster_may_have_a_gpu_of_its_own() -> None:
     own, usual = cluster("grand_teton_96").gpu, gpu("h100")
-    assert own.tdp_w == 500 and usual.tdp_w == 700 and own.peak_flops == usual.peak_flops
+    assert own.tdp_w == 500 and usual.tdp_w == 700
+    clock = ((500 - 70) / (700 - 70)) ** (1 / 3)  # held at less power, of which 70 W are drawn idle
+    for name, peak in usual.peak_flops.items():
+        assert own.peak_flops[name] == pytest.approx(clock * peak)
+    for name, rate in usual.attention_flops.items():
+        assert own.attention_flops[name] == pytest.approx(clock * rate)
     assert own.memory_bytes > usual.memory_bytes
     assert cluster("grand-teton 96") is cluster("grand_teton_96")
 

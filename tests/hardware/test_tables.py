@@ -24,7 +24,10 @@ ROWS = {  # all rows, and those that may be used
     "sc21-1": (10, 10),
     "sc21-2": (12, 12),
     "torchtitan": (16, 16),
-    "vtrain-multi": (109, 108),
+    "vtrain-multi": (109, 109),
+    "mpt-a100": (61, 61),
+    "mpt-h100": (70, 70),
+    "mpt-h100-fp8": (7, 7),
 }
 ALL = measurements()
 
@@ -118,6 +121,13 @@ def test_activations_of_korthikanti_follow_from_its_table_2(name: str) -> None:
         assert one.memory_bytes == pytest.approx(layer * in_flight, rel=0.01)
 
 
+def test_mpt_sizes_have_the_parameters_that_their_table_prints() -> None:
+    printed = {"125m-2048-8": 125311488, "13b-32768-8": 13011240960, "70b-2048-64": 64862437376}
+    for name, number in printed.items():
+        assert row(f"mpt-a100/{name}").size.num_parameters == number
+    assert [len(table(name)) for name in ("mpt-a100", "mpt-h100", "mpt-h100-fp8")] == [61, 70, 7]
+
+
 def test_out_of_memory_rows_are_there() -> None:
     lost = {one.row.partition("/")[2] for one in table("jean-zay-a100") if one.outcome == "oom"}
     assert lost == {"793", "806", "807", "917", "918", "957"}
@@ -128,7 +138,7 @@ def test_known_faults_of_the_tables_are_named() -> None:
         assert not row(f"jean-zay-a100/{line}").usable
     assert row("jean-zay-a100/634").memory_bytes is None and row("jean-zay-a100/635").memory_bytes == 56e9
     assert row("jean-zay-a100/648").dp == 4
-    assert "needs 128 GPUs" in row("vtrain-multi/15").excluded
+    assert row("vtrain-multi/15").usable and row("vtrain-multi/15").pp == 1
     assert "needs 32 GPUs" in row("jean-zay-v100/megatron-18B-pp8-mbs4-B256-0526").excluded
     swapped, same = row("jean-zay-a100/669"), row("jean-zay-a100/608")
     assert (swapped.step_s, swapped.tflops_per_gpu) == (same.tflops_per_gpu, same.step_s)

@@ -350,20 +350,19 @@ def evidence(name: str) -> list[MeasuredRow]:
 
 @or_to_do
 def held_out(errors: Answer, names: Sequence[str]) -> Table:
-    """Tabulate errors of the model and of a constant rate by the student's function, and of unseen models."""
+    """Tabulate errors of the model and of a constant rate by the student's function, and with the table left out."""
     rows = []
     for name in names:
         result = validate(name)
         model, constant = errors(evidence(name))
-        unseen = "—" if result.left_out_mean is None else percent(result.left_out_mean)
         adds = say(en="yes", fr="oui") if model < constant else say(en="no", fr="non")
         both = (
             f"{percent(one)} | {percent(other)}" for one, other in ((model, result.mean), (constant, result.trivial))
         )
-        rows.append((name, f"{len(result.held)} / {len(result.rows)}", *both, unseen, adds))
+        rows.append((name, f"{len(result.held)} / {len(result.rows)}", *both, percent(result.left_out_mean), adds))
     head = columns(
-        en="yours | the package; held out / rows; model; constant rate; unseen models; does it add anything?",
-        fr="vous | le paquet; mises de côté / lignes; modèle; débit constant; modèles jamais vus; apporte-t-il quelque "
+        en="yours | the package; held out / rows; model; constant rate; table left out; does it add anything?",
+        fr="vous | le paquet; mises de côté / lignes; modèle; débit constant; tableau écarté; apporte-t-il quelque "
         "chose ?",
     )
     return Table(head, tuple(rows))
