@@ -21,7 +21,7 @@ from dlojz.hardware.evidence import Measurement
 Integers = NDArray[np.int64]
 Reals = NDArray[np.float64]
 
-CHECKPOINTING: Final = ("none", "selective", "full")
+CHECKPOINTING: Final = ("none", "selective", "full", "every_second")
 SCHEDULES: Final = ("1f1b", "interleaved", "gpipe", "zb-h1")
 OFFLOAD: Final = ("none", "optimizer", "parameters")
 ENGINES: Final = ("megatron", "megatron-deepspeed", "deepspeed", "megatron-core", "torchtitan", "nemo", "llama")
@@ -41,7 +41,7 @@ Source: bigscience-workshop/bigscience, chronicles-prequel.md, "dealing with JZ 
 _DEFAULTS: Final[dict[str, Any]] = {
     "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "zero": 0, "zero_shards": 0, "micro_batch": 1, "micro_batches": 1,
     "chunks": 1, "sequence_parallel": 0, "fused_attention": 0, "embedding_slots": 0, "overlap": 0, "gradient_bytes": 2,
-    "fused_accumulation": 1, "blocking": 0, "eager": 0, "asynchronous": 0,
+    "fused_accumulation": 1, "blocking": 0, "eager": 0, "asynchronous": 0, "dropout": 1, "fused_loss": 0,
     "checkpointing": "none", "schedule": "1f1b", "offload": "none", "engine": "megatron",
 }  # fmt: skip
 
@@ -64,6 +64,8 @@ class Layouts:
         blocking: 1 where the host waits for each kernel (`CUDA_LAUNCH_BLOCKING=1`).
         eager: 1 where each operation on a tensor is a separate kernel, not fused by hand or by a compiler.
         asynchronous: 1 where tensor-parallel messages run in pieces beside the products (async TP).
+        dropout: 1 where dropout follows the embedding, the attention and the MLP, whose masks are kept.
+        fused_loss: 1 where the cross-entropy is one kernel that writes nothing in fp32 (flash-attn's, Liger's).
         checkpointing, schedule, offload, engine: places in `CHECKPOINTING`, `SCHEDULES`, `OFFLOAD`, `ENGINES`.
         precision: of the products, one for all.
     """
@@ -87,6 +89,8 @@ class Layouts:
     blocking: Integers
     eager: Integers
     asynchronous: Integers
+    dropout: Integers
+    fused_loss: Integers
     checkpointing: Integers
     schedule: Integers
     offload: Integers
@@ -138,6 +142,7 @@ class Layouts:
             blocking=[int(row.table == "jean-zay-a100" and row.gpus >= BLOCKED_FROM_GPUS) for row in rows],
             eager=[int(row.series == "eager") for row in rows],
             asynchronous=[int(row.series == "asynchronous tensor parallelism") for row in rows],
+            dropout=[int(row.size.biased) for row in rows],  # GPT and BLOOM were trained with it, Llama without
             checkpointing=[row.checkpointing for row in rows],
             schedule=[row.schedule if row.schedule in SCHEDULES else "1f1b" for row in rows],
             offload=[row.offload for row in rows],
@@ -198,6 +203,11 @@ class LibraryHabits:
             attention's core alone.
         reduces_each: whether gradients are reduced after every micro-batch with ZeRO-2, and weights gathered again for
             each micro-batch of a pipeline with ZeRO-3.
+        flat_buffers: whether the optimizer's messages pass through flat buffers of the whole stage's weights, which
+            ZeRO does not shard.
+        root_unit: whether ZeRO-2 and 3 are FSDP's: fp32 shards are the master copy, and embedding and logits are one
+            unit, gathered for the whole step.
+        logit_bytes: at the loss, per logit, unless the loss is fused.
         source: where it says so.
     """
 
@@ -207,20 +217,27 @@ class LibraryHabits:
     blocking: bool = True
     selective_share: float = 0.0
     reduces_each: bool = False
+    flat_buffers: bool = False
+    root_unit: bool = False
+    logit_bytes: int = 10
     source: str
 
 
 HABITS: Final[dict[str, LibraryHabits]] = {
-    "megatron": LibraryHabits(source="Narayanan et al. 2021, §4.1: scatter/gather; collectives not overlapped"),
+    "megatron": LibraryHabits(
+        flat_buffers=True, source="Narayanan et al. 2021, §4.1: scatter/gather; collectives not overlapped"
+    ),
     "megatron-deepspeed": LibraryHabits(
         gather_interfaces=1,
         reduces_each=True,
+        flat_buffers=True,
         source="deepspeed/runtime/pipe/engine.py: is_pipe_partitioned = is_model_parallel; with a pipeline it refuses "
         "ZeRO-2 and 3, so that how it gathers and reduces then is deepspeed's",
     ),
     "deepspeed": LibraryHabits(
         gather_interfaces=1,
         reduces_each=True,
+        flat_buffers=True,
         source="ZeRO-3 gathers one parameter at a time over all ranks: one ring, one interface per node",
     ),
     "megatron-core": LibraryHabits(
@@ -230,7 +247,10 @@ HABITS: Final[dict[str, LibraryHabits]] = {
     ),
     "torchtitan": LibraryHabits(
         selective_share=0.5,
-        source="Liang et al. 2024 (arXiv 2410.06511), §2.1 vanilla TP, §2.3 every second product kept",
+        root_unit=True,
+        logit_bytes=14,
+        source="Liang et al. 2024 (arXiv 2410.06511), §2.1 vanilla TP, §2.3 every second product kept; torchtitan, "
+        "parallelize_llama.py: fully_shard of each block, then of the model",
     ),
     "nemo": LibraryHabits(hidden_tensor=0.5, blocking=False, source="as megatron-core"),
     "llama": LibraryHabits(

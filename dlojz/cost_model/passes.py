@@ -300,7 +300,8 @@ def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibratio
     exposed = 1.0 - np.maximum(habit(layouts, "hidden_tensor"), ASYNCHRONOUS * layouts.asynchronous)
     inner = np.array([kind.recomputed for kind in kinds])[:, None]
     full = inner * (layouts.checkpointing == CHECKPOINTING.index("full"))
-    selective = inner * (layouts.checkpointing == CHECKPOINTING.index("selective"))
-    share = habit(layouts, "selective_share") if decoder else np.zeros(len(layouts))
+    alternate = layouts.checkpointing == CHECKPOINTING.index("every_second")
+    selective = inner * (alternate | (layouts.checkpointing == CHECKPOINTING.index("selective")))
+    share = np.where(alternate, 0.5, habit(layouts, "selective_share")) if decoder else np.zeros(len(layouts))
     again = full * forward + selective * np.where(share > 0, share * forward, core)
     return Passes(forward, backward, again, message * exposed, (message_back + full * message) * exposed)
