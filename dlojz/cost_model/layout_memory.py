@@ -52,8 +52,8 @@ Unfused: Megatron-LM, `tensor_parallel/cross_entropy.py`, in 16 bit, in fp32, th
 `F.cross_entropy` of `logits.float()`: in 16 bit, the softmax, both gradients in fp32 (2 + 4 + 4 + 4).
 """
 FSDP_UNIT_BYTES: Final = (2, 2, 2, 4)
-"""Per parameter of a layer in its backward: gathered; the next one's, gathered ahead; the gradient; the former layer's
-gradient in fp32, being reduced.
+"""Per parameter of a layer in its backward, in 16 bit: gathered; the next one's, gathered ahead; the gradient. And the
+former layer's gradient in fp32, being reduced.
 
 Source: torch, `distributed/fsdp/_fully_shard/_fsdp_param_group.py`, as in `dlojz.prediction.engine_memory_sharded`.
 """
@@ -126,7 +126,7 @@ def layer_activation_bytes(workload: Workload, layouts: Layouts) -> Reals:
     hidden: float = (6 if size.gated else 4) * size.mlp_width
     if size.experts:  # of each row its input, the hidden layer, and the output that is weighed
         hidden = routed_rows(size) * (hidden + 4 * h) + (1 - 1 / size.every) * hidden
-    split = (4 * h + 4 * keys + hidden) / t
+    split = (4 * size.queries + 4 * keys + hidden) / t
     core = (layouts.fused_attention > 0) | (layouts.checkpointing == CHECKPOINTING.index("selective"))
     scores = np.where(core, 0.0, (2.0 + 3 * masks) * size.heads * size.sequence_length / t)
     full = 2 * h / np.where(layouts.sequence_parallel > 0, t, 1)
@@ -148,7 +148,7 @@ def alternate_product_bytes(size: DecoderSize, layouts: Layouts) -> Reals:
     """
     h, keys, t = size.hidden, size.kv_heads * size.head_size, layouts.tp
     mlp = routed_rows(size) + 1 - 1 / size.every if size.experts else 1.0
-    split = 2 * (h + keys + h) + 4 * size.heads + 2 * size.mlp_width * mlp
+    split = 2 * (size.queries + keys + size.queries) + 4 * size.heads + 2 * size.mlp_width * mlp
     down = 2 * h * mlp if size.gated else 0.0  # the seventh; of a plain MLP the sixth
     return split / t + down + np.where((layouts.sequence_parallel > 0) & (t > 1), 4 * h / t, 0.0)
 
@@ -226,7 +226,8 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Real
         held: micro-batches' worth of them that are kept at most.
         weights: of the stage, on one rank.
     """
-    own, gradients, adam, host = states_of(weights, layouts, spread_of(workload, layouts, counts, weights))
+    spread = spread_of(workload, layouts, counts, weights)
+    own, gradients, adam, host = states_of(weights, layouts, spread)
     size = workload.size
     is_deepspeed = layouts.engine == ENGINES.index("megatron-deepspeed")
     flat = habit(layouts, "flat_buffers") > 0
@@ -235,7 +236,7 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Real
         + np.where(flat, np.minimum(TEMPORARY_BYTES, 2.0 * weights), 0.0)
         + np.where(is_deepspeed, 2.0 * BUCKET_ELEMENTS * (layouts.gradient_bytes - 2), 0.0)
     )
-    updated = weights / np.where(layouts.zero >= 1, layouts.zero_shards, 1)
+    updated = weights / np.where(layouts.zero >= 1, layouts.zero_shards / spread, 1)
     update = np.where(flat | (layouts.offload != OFFLOAD.index("none")), 0.0, UPDATE_BYTES * updated)
     none = np.zeros(len(layouts))
     if size is None:
@@ -252,20 +253,21 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Real
     full = layouts.checkpointing == CHECKPOINTING.index("full")
     live = tokens * size.hidden / split * np.where(full, LIVE_BYTES - 2 * (1 - masks), KEPT_LIVE_BYTES)
     is_fsdp = (habit(layouts, "root_unit") > 0) & (layouts.zero >= 2)
-    layer = size.layer_parameters / layouts.tp
+    layer = (size.layer_parameters - size.expert_parameters * (1 - 1 / layouts.ep)) / layouts.tp
     # ZeRO-3 gathers the weights of this layer and the next, and holds this one's whole gradient.
     others = 3.0 * layouts.element_bytes * (layouts.zero == 3)
     live = live + layer * np.where(is_fsdp, _unit_bytes(layouts), others)
     ends = counts[0] * size.embedding_parameters
     ends = ends + counts[2] * size.vocabulary * size.hidden * (not size.tied or counts[0] == 0)
     root = np.where(is_fsdp, ends / layouts.tp, 0.0)
-    gathered = FSDP_ROOT_BYTES[0] * root * (layouts.zero == 3)
-    update = np.maximum(update, gathered + sum(FSDP_ROOT_BYTES[1:]) * root)
+    words = layouts.element_bytes / 2
+    gathered = FSDP_ROOT_BYTES[0] * words * root * (layouts.zero == 3)
+    update = np.maximum(update, gathered + (FSDP_ROOT_BYTES[1] * words + FSDP_ROOT_BYTES[2]) * root)
     states = own, gradients, adam
     return _fullest(
         [
             Memories(*states, kept, embedding + loss, gathered, reserve, host),
-            Memories(*states, kept, embedding, gathered + FSDP_ROOT_BYTES[1] * root + live, reserve, host),
+            Memories(*states, kept, embedding, gathered + FSDP_ROOT_BYTES[1] * words * root + live, reserve, host),
             Memories(*states, none, none, update, reserve, host),
         ]
     )
@@ -274,7 +276,8 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Real
 def _unit_bytes(layouts: Layouts) -> Reals:
     """Bytes per parameter of a layer in its backward with FSDP; with ZeRO-2 its weights are among the states."""
     gathered, ahead, gradient, reduced = FSDP_UNIT_BYTES
-    return gradient + reduced + np.where(layouts.zero == 3, gathered + ahead, 0.0)
+    whole = gradient + np.where(layouts.zero == 3, gathered + ahead, 0.0)
+    return whole * layouts.element_bytes / 2 + reduced
 
 
 def _image_activations(workload: Workload, layouts: Layouts, counts: Reals) -> tuple[Reals, Reals]:

@@ -21,6 +21,7 @@ BYTES = 256
 
 _SWITCH = "Fedus et al. 2021, arXiv 2101.03961"
 _LLAMA_3 = "arXiv 2407.21783"
+_V3 = "DeepSeek-AI 2024, arXiv 2412.19437"
 _MIXTRAL = "Jiang et al. 2024, arXiv 2401.04088"
 _MIXTRAL_22B = "Mistral AI 2024, configuration of the released weights"
 
@@ -66,6 +67,8 @@ _CLASSES = {
     sizes.AlexNetSize: ("alexnet", "AlexNet"),
     sizes.GPTSize: ("gpt", "GPT"),
     sizes.LlamaSize: ("llama", "Llama"),
+    sizes.QwenSize: ("qwen_deepseek", "Qwen"),
+    sizes.DeepSeekSize: ("qwen_deepseek", "DeepSeek"),
 }
 """Module and class of a model, by the type of its size."""
 
@@ -115,6 +118,9 @@ _alexnet = partial(_image, "Krizhevsky 2014, arXiv 1404.5997", 1, 63)  # below, 
 _gpt = partial(_text, "Radford et al. 2019, Language Models are Unsupervised Multitask Learners")
 _llama = partial(_text, "Touvron et al. 2023, arXiv 2307.09288")
 
+_qwen = partial(_text, "Qwen Team 2025, arXiv 2505.09388")
+_deepseek = partial(_text, "DeepSeek-AI 2024, arXiv 2405.04434")
+
 ENTRIES = (
     _coatnet("coatnet_tiny", 64, "CoAtNet for CPUs: every kind of block, a step in tens of milliseconds", 10),
     _coatnet("coatnet_0", 224, "smallest CoAtNet of the paper"),
@@ -151,4 +157,12 @@ ENTRIES = (
     _text(
         _MIXTRAL_22B, "mixtral_8x22b", 65536, 32000, "Mixtral 8x22B: 8 experts in every block, 2 of which a token meets"
     ),
+    _qwen("qwen_tiny", 128, BYTES, "Qwen-3 for CPUs, byte by byte: queries and keys normalised, heads of 48"),
+    _qwen("qwen_3_8b", 32768, 151936, "Qwen3 8B"),
+    _qwen("qwen_3_32b", 32768, 151936, "Qwen3 32B"),
+    _qwen("qwen_3_30b_a3b", 32768, 151936, "Qwen3 30B-A3B: 128 experts in every block, 8 of which a token meets"),
+    _qwen("qwen_3_235b_a22b", 32768, 151936, "Qwen3 235B-A22B: 128 experts in every block, 8 of which a token meets"),
+    _deepseek("deepseek_tiny", 128, BYTES, "DeepSeek for CPUs, byte by byte: latent attention, a shared expert and 8"),
+    _deepseek("deepseek_v2_lite", 4096, 102400, "DeepSeek-V2-Lite: 2 shared experts and 64, 6 of which a token meets"),
+    _text(_V3, "deepseek_v3", 4096, 129280, "DeepSeek-V3: a shared expert and 256, 8 of which a token meets"),
 )
