@@ -36,7 +36,7 @@ from dlojz.config.schedules import (
     stages_of,
 )
 from dlojz.models.experts.routing import routing_refusal
-from dlojz.models.sizes import AlexNetSize, CoAtNetSize, GPTSize, LlamaSize, ViTSize
+from dlojz.models.sizes import AlexNetSize, CoAtNetSize, DeepSeekSize, GPTSize, LlamaSize, QwenSize, ViTSize
 
 Subject = TypeVar("Subject")
 Subject_contra = TypeVar("Subject_contra", contravariant=True)
@@ -401,7 +401,7 @@ def _input_problem(config: RunFields) -> Facts | None:
 def _splits(config: RunFields) -> list[tuple[str, str, int]]:
     """List what `tp` must divide: its name in English and in French, and how many there are."""
     size = models.spec(config.model).size
-    return [] if isinstance(size, AlexNetSize) else list(_shared_out(size))
+    return list(_shared_out(size)) if isinstance(size, CoAtNetSize | ViTSize | GPTSize | LlamaSize) else []
 
 
 def _shared_out(size: CoAtNetSize | ViTSize | GPTSize | LlamaSize) -> Iterator[tuple[str, str, int]]:
@@ -571,6 +571,10 @@ def _of_multiples(name: str, applies: Callable[[RunFields], Facts | None]) -> Ru
     )
 
 
+WHOLE_ONLY: Final = (AlexNetSize, QwenSize, DeepSeekSize)
+"""Sizes of the models whose layers no rank holds in part."""
+
+
 def _refused_elsewhere(name: str, applies: Callable[[RunFields], Facts | None]) -> Rule[RunFields]:
     """Make a rule with the sentence of another module, which refuses the same."""
     return Rule(name, applies, en="{sentence}", fr="{sentence}")
@@ -578,8 +582,8 @@ def _refused_elsewhere(name: str, applies: Callable[[RunFields], Facts | None]) 
 
 _TENSOR: Final[tuple[Rule[RunFields], ...]] = (
     Rule(
-        "AlexNet has no tensor-parallel form",
-        lambda config: config.layout.tp > 1 and isinstance(models.spec(config.model).size, AlexNetSize),
+        "the model has no tensor-parallel form",
+        lambda config: config.layout.tp > 1 and isinstance(models.spec(config.model).size, WHOLE_ONLY),
         en="tp={layout.tp} was received, but {config.model} has no tensor-parallel form: use a model of the coatnet, "
         "vit, gpt or llama families, or tp=1.",
         fr="tp={layout.tp} a été reçu, mais {config.model} n’a pas de forme Tensor Parallel : prenez un modèle des "

@@ -213,12 +213,13 @@ class PrecisionFields(Contract):
 class MemoryFields(Contract):
     """Save memory: recompute activations, or keep something in host memory or on disk."""
 
-    checkpointing: Literal["none", "selective", "full"] = _field(
+    checkpointing: Literal["none", "selective", "every_second", "full"] = _field(
         "none",
         "activation checkpointing: recompute in backward every block (full), or all but its matrix products, "
-        "convolutions and attention (selective)",
-        "points de contrôle d’activations : recalculer chaque bloc pendant la passe arrière (full), ou tout sauf ses "
-        "produits de matrices, convolutions et attention (selective)",
+        "convolutions and attention (selective), or these and every second product (every_second, torchtitan's)",
+        "points de contrôle d’activations : recalculer chaque bloc pendant la passe arrière (full), tout sauf ses "
+        "produits de matrices, convolutions et attention (selective), ou cela et un produit sur deux (every_second, "
+        "celui de torchtitan)",
     )
     offload: Literal["none", "optimizer", "parameters", "activations"] = _field(
         "none",

@@ -74,7 +74,7 @@ class RunConfig(RunFields):
         spec = models.spec(given.get("model", cls.model_fields["model"].default))
         filled = dict(given)
         size = "image_size" if spec.family == "image" else "sequence_length"
-        _default(filled, "data", datasets.default_for(spec.family))
+        _default(filled, "data", datasets.default_for(spec.family, spec.num_classes))
         _default(filled, size, getattr(spec, size))
         experts = getattr(spec.size, "experts", None)
         for name, value in experts.defaults().items() if experts else ():

@@ -1,7 +1,11 @@
 """Bytes on the fullest rank of a layout, by category, in closed form.
 
-The formulas of `dlojz.prediction.rules_of_thumb` for many layouts at once (the tests compare both). "Allocated" is what
-tensors hold; "nvidia-smi" adds the reserve: CUDA's context, NCCL's buffers, and fragments of the allocator.
+The formulas of `dlojz.prediction.rules_of_thumb` for many layouts at once (the tests compare both). A rank's peak is
+the largest of three moments of its step: at the loss, with the logits; in the backward of a layer, with that layer
+computed again and its weights gathered; at the end, with the optimizer's temporaries and no activations.
+
+"Allocated" is what tensors hold; "nvidia-smi" adds the reserve: CUDA's context, NCCL's buffers, and fragments of the
+allocator.
 
 Symbols: s, b, h, a, t, p, m as in `dlojz.prediction.rules_of_thumb`; w width of the MLP; k width of keys.
 """
@@ -14,15 +18,32 @@ from typing import Final
 
 import numpy as np
 
-from dlojz.cost_model.layouts import CHECKPOINTING, ENGINES, OFFLOAD, SCHEDULES, Layouts, Reals, habit
+from dlojz.cost_model.layouts import (
+    CHECKPOINTING,
+    ENGINES,
+    LOSSES,
+    OFFLOAD,
+    SCHEDULES,
+    Layouts,
+    Reals,
+    alternates,
+    habit,
+    losses,
+)
 from dlojz.cost_model.passes import StageCosts
 from dlojz.cost_model.workload import Cut, Workload, routed_rows
+from dlojz.hardware.decoder_size import DecoderSize
 
 CONTEXT_BYTES: Final = 2.2e9
 """CUDA's context, NCCL and cuBLAS, of one rank: 0.5 + 1.6 + 0.1 GB, as `dlojz.hardware.gpus` has them."""
 TEMPORARY_BYTES: Final = 4.3e9
-"""The optimizer's temporaries and what the allocator keeps for them, at most; a small model's are as large as its
-weights. Fitted on half of the Jean Zay readings, whose ranks all hold more than 2 billion weights."""
+"""Flat buffers of the optimizer's messages and what the allocator keeps for them, at most; a small model's are as large
+as its weights. Fitted on half of the Jean Zay readings, whose ranks all hold more than 2 billion weights."""
+UPDATE_BYTES: Final = 4
+"""Per parameter of the shard: the optimizer's temporary, a root of the second moment in fp32.
+
+Source: torch, `optim/adamw.py`, `_multi_tensor_adamw`: `exp_avg_sq_sqrt`.
+"""
 BUCKET_ELEMENTS: Final = 500_000_000
 """That DeepSpeed reduces at a time; with fp32 gradients its bucket and the copy are 2 bytes per element larger.
 
@@ -34,8 +55,23 @@ what the allocator keeps besides in pieces that do not fit. Fitted on the same h
 the number of heads nor on the tensor-parallel degree."""
 KEPT_LIVE_BYTES: Final = 20
 """The same where the layer's tensors are kept anyway: gradients of two of them. Counted."""
-LOGIT_BYTES: Final = 10
-"""Per logit: 16-bit logits and their gradient, fp32 of the cross-entropy, softmax kept (2 + 4 + 4)."""
+LOGIT_BYTES: Final = {"megatron": 10, "torch": 14, "fused": 4, "fused, two metrics": 4}
+"""At the loss, per logit. `megatron`: in 16 bit, in fp32, the exponentials (2 + 4 + 4). `torch`, `F.cross_entropy` of
+`logits.float()`: in 16 bit, the softmax, both gradients in fp32 (2 + 4 + 4 + 4). `fused`: in 16 bit, and its gradient
+(2 + 2); what metrics of training take for themselves is not counted.
+
+Source: Megatron-LM, `tensor_parallel/cross_entropy.py`; flash-attention, `losses/cross_entropy.py`: the kernel reads
+16-bit logits and writes their gradient alone.
+"""
+FSDP_UNIT_BYTES: Final = (2, 2, 2, 4)
+"""Per parameter of a layer in its backward, in 16 bit: gathered; the next one's, gathered ahead; the gradient. And the
+former layer's gradient in fp32, being reduced.
+
+Source: torch, `distributed/fsdp/_fully_shard/_fsdp_param_group.py`, as in `dlojz.prediction.engine_memory_sharded`.
+"""
+FSDP_ROOT_BYTES: Final = (2, 2, 4)
+"""Per parameter of embedding and logits: gathered for the whole step; the gradient until backward ends; in fp32, being
+reduced, at the end."""
 ADAM_STATES: Final = 12
 """Master copy and two moments. Source: Rajbhandari et al. 2020, §3.1."""
 FP32_ADAM_STATES: Final = 8
@@ -49,8 +85,8 @@ class Memories:
     Attributes:
         weights, gradients, optimizer: model states; the optimizer's include the master copy.
         activations: what layers keep for their backward, of all micro-batches in flight.
-        edges: what embedding and logits keep.
-        live: one layer computed again, and buffers of messages and of gathered weights.
+        edges: what embedding and logits keep at the peak.
+        live: at the peak, one layer computed again, buffers of messages and of gathered weights, or the optimizer's.
         reserve: beside tensors.
         host: in the host's memory, of one rank; not part of the total.
     """
@@ -88,7 +124,7 @@ def layer_activation_bytes(workload: Workload, layouts: Layouts) -> Reals:
     """Bytes that one layer of a decoder keeps for its backward.
 
     sbh(10 + 24/t + 5as/(ht)) for the classic layer, all over t with sequence parallelism; without the last term where
-    attention's core is computed again or fused; 2sbh with full checkpointing.
+    attention's core is computed again or fused; 2sbh with full checkpointing. Without dropout 2sbh and 3as²b/t less.
 
     Source: Korthikanti et al. 2022, table 2; for gated MLPs, grouped queries and experts the same count of saved
     inputs.
@@ -97,18 +133,34 @@ def layer_activation_bytes(workload: Workload, layouts: Layouts) -> Reals:
     assert size is not None
     t, tokens = layouts.tp, layouts.micro_batch * size.sequence_length / layouts.cp
     h, keys = size.hidden, size.kv_heads * size.head_size
-    whole = (10 if size.biased else 8) * h / np.where(layouts.sequence_parallel > 0, t, 1)
+    masks = layouts.dropout * size.biased
+    whole = (8 + 2 * masks) * h / np.where(layouts.sequence_parallel > 0, t, 1)
     hidden: float = (6 if size.gated else 4) * size.mlp_width
     if size.experts:  # of each row its input, the hidden layer, and the output that is weighed
         hidden = routed_rows(size) * (hidden + 4 * h) + (1 - 1 / size.every) * hidden
-    split = (4 * h + 4 * keys + hidden) / t
+    split = (4 * size.queries + 4 * keys + hidden) / t
     core = (layouts.fused_attention > 0) | (layouts.checkpointing == CHECKPOINTING.index("selective"))
-    scores = np.where(core, 0.0, 5.0 * size.heads * size.sequence_length / t)
+    scores = np.where(core, 0.0, (2.0 + 3 * masks) * size.heads * size.sequence_length / t)
     full = 2 * h / np.where(layouts.sequence_parallel > 0, t, 1)
     kept = whole + split + scores
-    share = np.where(layouts.checkpointing == CHECKPOINTING.index("selective"), habit(layouts, "selective_share"), 0.0)
-    kept = full * (share > 0) + (1 - share) * kept
+    kept = np.where(alternates(layouts), full + alternate_product_bytes(size, layouts), kept)
     return tokens * np.where(layouts.checkpointing == CHECKPOINTING.index("full"), full, kept)
+
+
+def alternate_product_bytes(size: DecoderSize, layouts: Layouts) -> Reals:
+    """Bytes per token of what a layer keeps beside its input where every second product is computed again.
+
+    Kept are the results of the products with odd numbers (of queries, keys, values, projection, gate, up, down), and
+    attention's output with its row statistics in fp32. A row-parallel product's result is whole on every rank; with
+    sequence parallelism what becomes of it in the two reduce-scatters is kept too.
+
+    Source: torchtitan, `parallelisms/parallelize_llama.py`, `_apply_ac_to_transformer_block`: selective, "op".
+    """
+    h, keys, t = size.hidden, size.kv_heads * size.head_size, layouts.tp
+    mlp = routed_rows(size) + 1 - 1 / size.every if size.experts else 1.0
+    split = 2 * (size.queries + keys + size.queries) + 4 * size.heads + 2 * size.mlp_width * mlp
+    down = 2 * h * mlp if size.gated else 0.0  # the seventh; of a plain MLP the sixth
+    return split / t + down + np.where((layouts.sequence_parallel > 0) & (t > 1), 4 * h / t, 0.0)
 
 
 def states_of(weights: Reals, layouts: Layouts, spread: Reals | float = 1.0) -> tuple[Reals, Reals, Reals, Reals]:
@@ -116,7 +168,7 @@ def states_of(weights: Reals, layouts: Layouts, spread: Reals | float = 1.0) -> 
 
     16-bit weights (or fp32 ones, which need no master copy), gradients of `gradient_bytes`, 12 of Adam; sharded from
     stage 3, 2 and 1 on. DeepSpeed's pipeline engine keeps an fp32 gradient of its shard; where it accumulates in fp32
-    it keeps the 16-bit gradients too.
+    it keeps the 16-bit gradients too. FSDP's shards are fp32, and their own master copy: 4 + 4 + 8.
 
     Args:
         weights: on one rank, before ZeRO shards them.
@@ -140,6 +192,9 @@ def states_of(weights: Reals, layouts: Layouts, spread: Reals | float = 1.0) -> 
     of_adam = np.where(offloaded, 0.0, of_adam)
     of_gradient = np.where(offloaded & (zero >= 2), 0.0, of_gradient)
     of_weight = np.where(moved == OFFLOAD.index("parameters"), 0.0, of_weight)
+    shards = (habit(layouts, "fsdp") > 0) & (zero == 3)
+    of_weight, of_gradient = np.where(shards, 4 / d, of_weight), np.where(shards, 4 / d, of_gradient)
+    of_adam = np.where(shards, FP32_ADAM_STATES / d, of_adam)
     return weights * of_weight, weights * of_gradient, weights * of_adam, weights * host
 
 
@@ -159,6 +214,11 @@ def memories_of(workload: Workload, layouts: Layouts, stages: StageCosts, weight
         stage_memory(workload, layouts, counts, in_flight(layouts, int(first)), own)
         for counts, first, own in zip(stages.counts, stages.first, weights, strict=True)
     ]
+    return _fullest(made)
+
+
+def _fullest(made: list[Memories]) -> Memories:
+    """Take the one with the most bytes, place by place; of equal ones the first."""
     fullest = made[0]
     for other in made[1:]:
         more = other.total_bytes > fullest.total_bytes
@@ -176,28 +236,58 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Real
         held: micro-batches' worth of them that are kept at most.
         weights: of the stage, on one rank.
     """
-    own, gradients, adam, host = states_of(weights, layouts, spread_of(workload, layouts, counts, weights))
+    spread = spread_of(workload, layouts, counts, weights)
+    own, gradients, adam, host = states_of(weights, layouts, spread)
     size = workload.size
     is_deepspeed = layouts.engine == ENGINES.index("megatron-deepspeed")
-    temporary = np.minimum(TEMPORARY_BYTES, 2.0 * weights)
+    flat = habit(layouts, "flat_buffers") > 0
     reserve = (
-        CONTEXT_BYTES + temporary + np.where(is_deepspeed, 2.0 * BUCKET_ELEMENTS * (layouts.gradient_bytes - 2), 0.0)
+        CONTEXT_BYTES
+        + np.where(flat, np.minimum(TEMPORARY_BYTES, 2.0 * weights), 0.0)
+        + np.where(is_deepspeed, 2.0 * BUCKET_ELEMENTS * (layouts.gradient_bytes - 2), 0.0)
     )
+    updated = weights / np.where(layouts.zero >= 1, layouts.zero_shards / spread, 1)
+    update = np.where(flat | (layouts.offload != OFFLOAD.index("none")), 0.0, UPDATE_BYTES * updated)
+    none = np.zeros(len(layouts))
     if size is None:
         kept, live = _image_activations(workload, layouts, counts)
-        return Memories(own, gradients, adam, kept * held, np.zeros(len(layouts)), live, reserve, host)
+        return Memories(own, gradients, adam, kept * held, none, np.maximum(live, update), reserve, host)
     # Activations are counted in 16 bit.
     tokens = layouts.micro_batch * size.sequence_length / layouts.cp * (layouts.element_bytes / 2)
     split = np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
+    masks = layouts.dropout * size.biased
     kept = counts[1] * held * layer_activation_bytes(workload, layouts) * (layouts.element_bytes / 2)
-    edges = counts[0] * tokens * size.hidden / split * held + counts[2] * tokens * (
-        LOGIT_BYTES * size.vocabulary / layouts.tp + 4 * size.hidden / split
-    )
+    embedding = counts[0] * tokens * size.hidden / split * held * masks
+    of_logit = np.array([LOGIT_BYTES[one] for one in LOSSES], float)[losses(layouts)]
+    loss = counts[2] * tokens * (of_logit * size.vocabulary / layouts.tp + 4 * size.hidden / split)
     full = layouts.checkpointing == CHECKPOINTING.index("full")
-    live = tokens * size.hidden / split * np.where(full, LIVE_BYTES, KEPT_LIVE_BYTES)
+    live = tokens * size.hidden / split * np.where(full, LIVE_BYTES - 2 * (1 - masks), KEPT_LIVE_BYTES)
+    is_fsdp = (habit(layouts, "fsdp") > 0) & (layouts.zero >= 2)
+    layer = (size.layer_parameters - size.expert_parameters * (1 - 1 / layouts.ep)) / layouts.tp
     # ZeRO-3 gathers the weights of this layer and the next, and holds this one's whole gradient.
-    live = live + np.where(layouts.zero == 3, 3 * layouts.element_bytes * size.layer_parameters / layouts.tp, 0.0)
-    return Memories(own, gradients, adam, kept, edges, live, reserve, host)
+    others = 3.0 * layouts.element_bytes * (layouts.zero == 3)
+    live = live + layer * np.where(is_fsdp, _unit_bytes(layouts), others)
+    ends = counts[0] * size.embedding_parameters
+    ends = ends + counts[2] * size.vocabulary * size.hidden * (not size.tied or counts[0] == 0)
+    root = np.where(is_fsdp, ends / layouts.tp, 0.0)
+    words = layouts.element_bytes / 2
+    gathered = FSDP_ROOT_BYTES[0] * words * root * (layouts.zero == 3)
+    update = np.maximum(update, gathered + (FSDP_ROOT_BYTES[1] * words + FSDP_ROOT_BYTES[2]) * root)
+    states = own, gradients, adam
+    return _fullest(
+        [
+            Memories(*states, kept, embedding + loss, gathered, reserve, host),
+            Memories(*states, kept, embedding, gathered + FSDP_ROOT_BYTES[1] * words * root + live, reserve, host),
+            Memories(*states, none, none, update, reserve, host),
+        ]
+    )
+
+
+def _unit_bytes(layouts: Layouts) -> Reals:
+    """Bytes per parameter of a layer in its backward with FSDP; with ZeRO-2 its weights are among the states."""
+    gathered, ahead, gradient, reduced = FSDP_UNIT_BYTES
+    whole = gradient + np.where(layouts.zero == 3, gathered + ahead, 0.0)
+    return whole * layouts.element_bytes / 2 + reduced
 
 
 def _image_activations(workload: Workload, layouts: Layouts, counts: Reals) -> tuple[Reals, Reals]:
@@ -210,7 +300,7 @@ def _image_activations(workload: Workload, layouts: Layouts, counts: Reals) -> t
     """
     kept, live = np.zeros(len(layouts)), np.zeros(len(layouts))
     full = layouts.checkpointing == CHECKPOINTING.index("full")
-    selective = layouts.checkpointing == CHECKPOINTING.index("selective")
+    selective = np.isin(layouts.checkpointing, [CHECKPOINTING.index(one) for one in ("selective", "every_second")])
     for kind, count in zip(workload.kinds, counts, strict=True):
         samples = layouts.micro_batch * (layouts.element_bytes / 2)
         whole, given = (samples * one for one in kept_bytes(workload, kind.name))

@@ -22,7 +22,7 @@ from dlojz.hardware.gpus import ATTENTION_KERNELS
 Integers = NDArray[np.int64]
 Reals = NDArray[np.float64]
 
-CHECKPOINTING: Final = ("none", "selective", "full")
+CHECKPOINTING: Final = ("none", "selective", "full", "every_second")
 SCHEDULES: Final = ("1f1b", "interleaved", "gpipe", "zb-h1")
 OFFLOAD: Final = ("none", "optimizer", "parameters")
 ENGINES: Final = (
@@ -48,7 +48,7 @@ Source: bigscience-workshop/bigscience, chronicles-prequel.md, "dealing with JZ 
 _DEFAULTS: Final[dict[str, Any]] = {
     "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "zero": 0, "zero_shards": 0, "micro_batch": 1, "micro_batches": 1,
     "chunks": 1, "sequence_parallel": 0, "fused_attention": 0, "embedding_slots": 0, "overlap": 0, "gradient_bytes": 2,
-    "fused_accumulation": 1, "blocking": 0, "eager": 0, "asynchronous": 0, "relayed": 1,
+    "fused_accumulation": 1, "blocking": 0, "eager": 0, "asynchronous": 0, "relayed": 1, "dropout": 1, "fused_loss": 0,
     "checkpointing": "none", "schedule": "1f1b", "offload": "none", "engine": "megatron",
     "attention_kernel": "flash2",
 }  # fmt: skip
@@ -74,6 +74,8 @@ class Layouts:
             torch.compile, which is taken to fuse all passes between two products, and to speed up nothing else.
         asynchronous: 1 where tensor-parallel messages run in pieces beside the products (async TP).
         relayed: 1 where NCCL reaches a card through the GPU beside it (PXN, since 2.12, 2022).
+        dropout: 1 where dropout follows the embedding, the attention and the MLP, whose masks are kept.
+        fused_loss: 1 where the cross-entropy is one kernel that writes nothing in fp32 (flash-attn's, Liger's).
         checkpointing, schedule, offload, engine: places in `CHECKPOINTING`, `SCHEDULES`, `OFFLOAD`, `ENGINES`.
         attention_kernel: place in `ATTENTION_KERNELS`, of a fused attention.
         precision: of the products, one for all; with fp8 attention, logits and messages stay in bf16.
@@ -99,6 +101,8 @@ class Layouts:
     eager: Integers
     asynchronous: Integers
     relayed: Integers
+    dropout: Integers
+    fused_loss: Integers
     checkpointing: Integers
     schedule: Integers
     offload: Integers
@@ -152,6 +156,8 @@ class Layouts:
             relayed=[int(row.table not in SEPARATE_ACCUMULATION) for row in rows],
             eager=[int(row.series == "eager") for row in rows],
             asynchronous=[int(row.series == "asynchronous tensor parallelism") for row in rows],
+            # GPT and BLOOM were trained with it, Llama and MPT (Composer) without.
+            dropout=[int(row.size.biased and row.engine != "composer") for row in rows],
             checkpointing=[row.checkpointing for row in rows],
             schedule=[row.schedule if row.schedule in SCHEDULES else "1f1b" for row in rows],
             offload=[row.offload for row in rows],
@@ -209,17 +215,19 @@ class LibraryHabits:
         hidden_tensor: share of the tensor-parallel messages that run beside products.
         gather_interfaces: network interfaces of a node that gathering weights (ZeRO-3) can use.
         blocking: whether a stage waits for its neighbour's message before it computes.
-        selective_share: with selective checkpointing, share of the layer's forward that is computed again; 0:
-            attention's core alone.
+        alternates: whether its selective checkpointing computes every second product again, else attention's core.
         reduces_each: whether gradients are reduced after every micro-batch with ZeRO-2, and weights gathered again for
             each micro-batch of a pipeline with ZeRO-3.
         loss: how the cross-entropy is computed, one of `LOSSES`.
         casts: bytes that a cast to fp8 moves per element of a factor and product; each factor is in two products, so
             that 2 are a kernel that reads 16 bit and writes both layouts.
-        reduces_in_gradient_type: whether ZeRO-3 reduces gradients in the type that they are accumulated in, else in
-            that of the weights.
         stops_early: whether full checkpointing stops computing again once it has all that the backward reads.
         gathers_per_layer: messages that ZeRO-3 gathers a layer's weights in.
+        flat_buffers: whether the optimizer's messages pass through flat buffers of the whole stage's weights, which
+            ZeRO does not shard.
+        fsdp: whether ZeRO-2 and 3 are FSDP's: fp32 shards are the master copy; layers are sent one by one, and
+            gradients reduced in the type that they are accumulated in (else in that of the weights, with ZeRO-3);
+            embedding and logits are one unit, gathered for the whole step.
         source: where it says so.
     """
 
@@ -227,22 +235,26 @@ class LibraryHabits:
     hidden_tensor: float = 0.0
     gather_interfaces: float = np.inf
     blocking: bool = True
-    selective_share: float = 0.0
+    alternates: bool = False
     reduces_each: bool = False
     loss: str = "megatron"
     casts: float = 2.0
-    reduces_in_gradient_type: bool = False
     stops_early: bool = False
     gathers_per_layer: int = 1
+    flat_buffers: bool = False
+    fsdp: bool = False
     source: str
 
 
 HABITS: Final[dict[str, LibraryHabits]] = {
-    "megatron": LibraryHabits(source="Narayanan et al. 2021, §4.1: scatter/gather; collectives not overlapped"),
+    "megatron": LibraryHabits(
+        flat_buffers=True, source="Narayanan et al. 2021, §4.1: scatter/gather; collectives not overlapped"
+    ),
     "megatron-deepspeed": LibraryHabits(
         gather_interfaces=1,
         reduces_each=True,
         gathers_per_layer=4,
+        flat_buffers=True,
         source="deepspeed/runtime/pipe/engine.py: is_pipe_partitioned = is_model_parallel; with a pipeline it refuses "
         "ZeRO-2 and 3, so that how it gathers and reduces then is deepspeed's",
     ),
@@ -250,6 +262,7 @@ HABITS: Final[dict[str, LibraryHabits]] = {
         gather_interfaces=1,
         reduces_each=True,
         gathers_per_layer=4,
+        flat_buffers=True,
         source="ZeRO-3 gathers one parameter at a time over all ranks: one ring, one interface per node; "
         "a layer has four matrices",
     ),
@@ -259,14 +272,15 @@ HABITS: Final[dict[str, LibraryHabits]] = {
         source="Megatron-LM README: --tp-comm-overlap, --overlap-p2p-communication",
     ),
     "torchtitan": LibraryHabits(
-        selective_share=0.5,
+        alternates=True,
         loss="torch",
         casts=3.0,
-        reduces_in_gradient_type=True,
         stops_early=True,
+        fsdp=True,
         source="Liang et al. 2024 (arXiv 2410.06511), §2.1 vanilla TP, gradients reduced in fp32, §2.3 every second "
-        "product kept, §2.4 blocks compiled one by one (the loss is not); torch's checkpoint without reentrance; "
-        "torchao's dynamic scaling reads once more for amax",
+        "product kept, §2.4 blocks compiled one by one (the loss is not); torchtitan, parallelize_llama.py: "
+        "fully_shard of each block, then of the model; torch's checkpoint without reentrance; torchao's dynamic "
+        "scaling reads once more for amax",
     ),
     "nemo": LibraryHabits(
         hidden_tensor=0.5,
@@ -278,8 +292,8 @@ HABITS: Final[dict[str, LibraryHabits]] = {
     ),
     "composer": LibraryHabits(
         loss="fused, two metrics",
-        reduces_in_gradient_type=True,
         stops_early=True,
+        fsdp=True,
         source="mosaicml/llm-foundry: FSDP with one unit per block, `fused_crossentropy`; mosaicml/composer: mixed "
         "precision DEFAULT reduces in fp32; metrics of training in `_eval_train_metrics`; checkpoint not reentrant",
     ),
@@ -291,3 +305,18 @@ def habit(layouts: Layouts, name: str) -> Reals:
     values = [getattr(HABITS[engine], name) for engine in ENGINES]
     of_engine = np.array([float(LOSSES.index(one) if isinstance(one, str) else one) for one in values])
     return of_engine[layouts.engine]
+
+
+def losses(layouts: Layouts) -> Integers:
+    """Look up how each layout's cross-entropy is computed, places in `LOSSES`: as its engine does, unless it is fused.
+    """
+    own = habit(layouts, "loss").astype(np.int64)
+    fuses = (layouts.fused_loss > 0) & np.isin(own, [LOSSES.index(one) for one in ("megatron", "torch")])
+    return np.where(fuses, LOSSES.index("fused"), own)
+
+
+def alternates(layouts: Layouts) -> NDArray[np.bool_]:
+    """Tell which layouts compute every second product again: by that word, or by their engine's selective policy."""
+    selective = layouts.checkpointing == CHECKPOINTING.index("selective")
+    by_word: NDArray[np.bool_] = layouts.checkpointing == CHECKPOINTING.index("every_second")
+    return by_word | (selective & (habit(layouts, "alternates") > 0))

@@ -21,7 +21,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dlojz.cost_model.calibration import Calibration
-from dlojz.cost_model.layouts import CHECKPOINTING, Integers, Layouts, Reals, element_bytes, habit
+from dlojz.cost_model.layouts import (
+    CHECKPOINTING,
+    Integers,
+    Layouts,
+    Reals,
+    alternates,
+    element_bytes,
+    habit,
+    losses,
+)
 from dlojz.cost_model.workload import Cut, Kind, Workload, operators_s
 from dlojz.hardware import Cluster, Collective, Link, Precision, bus_factor
 from dlojz.pipeline.partition import exact
@@ -230,6 +239,8 @@ def neighbour_s(
 ASYNCHRONOUS = 0.3
 """Share of tensor-parallel messages that hides where they are cut up. Approximate: torchtitan gained 5 to 9 % of a step
 of which about a fifth is such messages (Liang et al. 2024, 70 B)."""
+ALTERNATE_SHARE: Final = 0.5
+"""Of a layer's forward, what is computed again where every second product is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,7 +268,7 @@ def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
         "blocking", "eager", "ep", "attention_kernel",
     )  # fmt: skip
     columns = [getattr(layouts, name) for name in names]
-    columns += [habit(layouts, "loss").astype(np.int64), habit(layouts, "casts").astype(np.int64)]
+    columns += [losses(layouts), habit(layouts, "casts").astype(np.int64)]
     key = np.zeros(len(layouts), np.int64)
     for column in columns:
         key = key * (int(column.max(initial=0)) + 1) + column
@@ -344,8 +355,8 @@ def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibratio
     exposed = 1.0 - np.maximum(habit(layouts, "hidden_tensor"), ASYNCHRONOUS * layouts.asynchronous)
     inner = np.array([kind.recomputed for kind in kinds])[:, None]
     full = inner * (layouts.checkpointing == CHECKPOINTING.index("full"))
-    selective = inner * (layouts.checkpointing == CHECKPOINTING.index("selective"))
-    share = habit(layouts, "selective_share") if decoder else np.zeros(len(layouts))
+    alternate = alternates(layouts)
+    selective = inner * (alternate | (layouts.checkpointing == CHECKPOINTING.index("selective")))
     again = full * (forward - habit(layouts, "stops_early") * tail)
-    again += selective * np.where(share > 0, share * forward, core)
+    again += selective * np.where(alternate & decoder, ALTERNATE_SHARE * forward, core)
     return Passes(forward, backward, again, message * exposed, (message_back + full * message) * exposed)

@@ -150,10 +150,11 @@ def gathered_s(
     interfaces, pieces = habit(layouts, "gather_interfaces"), units * habit(layouts, "gathers_per_layer")
     reduce_all = of("all_reduce", gradients)
     # FSDP sends unit by unit in stages 2 and 3, which differ in when they gather.
-    by_unit = np.where(habit(layouts, "reduces_in_gradient_type") > 0, pieces, 1.0)
+    fsdp = habit(layouts, "fsdp") > 0
+    by_unit = np.where(fsdp, pieces, 1.0)
     scatter = of("reduce_scatter", gradients, pieces=by_unit)
     gather = of("all_gather", halves, pieces=by_unit)
-    reduced = np.where(habit(layouts, "reduces_in_gradient_type") > 0, gradients, halves)
+    reduced = np.where(fsdp, gradients, halves)
     gather_units = of("all_gather", halves, interfaces, pieces)
     for_layer = 2 * gather_units + of("reduce_scatter", reduced, interfaces, pieces)
     zero = layouts.zero

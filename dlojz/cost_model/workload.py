@@ -31,7 +31,7 @@ from dlojz.cost_model.layouts import LOSSES, element_bytes
 from dlojz.hardware import Device, Precision
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.hardware.gpus import ATTENTION_KERNELS, HEAD_SIZES, AttentionKernel
-from dlojz.models.sizes import GPTSize, LlamaSize
+from dlojz.models.sizes import GPTSize, LlamaSize, QwenSize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -619,8 +619,15 @@ def workload(model: DecoderSize | str, image_size: int | None = None, sequence_l
     spec = models.spec(model)
     models.check_input(model, image_size=image_size, sequence_length=sequence_length)
     size = spec.size
-    if isinstance(size, GPTSize | LlamaSize):
+    if isinstance(size, GPTSize | LlamaSize | QwenSize):
         return decoder_workload(_decoder_size(size, spec.num_classes, sequence_length or spec.sequence_length or 1))
+    if spec.family == "text":
+        raise refusal(
+            en=f"the time of {model} is not predicted: its latent attention is in no cost model here; use a model of "
+            "the gpt, llama or qwen families.",
+            fr=f"le temps de {model} n’est pas prédit : aucun modèle de coût ici n’a son attention latente ; prenez un "
+            "modèle des familles gpt, llama ou qwen.",
+        )
     return _image_workload(model, image_size or spec.image_size or 1, spec.num_classes)
 
 
@@ -659,12 +666,14 @@ class BlockWork(NamedTuple):
     traced: tuple[Traced, ...]
 
 
-def _decoder_size(size: GPTSize | LlamaSize, vocabulary: int, tokens: int) -> DecoderSize:
+def _decoder_size(size: GPTSize | LlamaSize | QwenSize, vocabulary: int, tokens: int) -> DecoderSize:
     known: dict[str, Any] = {"layers": size.depth, "hidden": size.width, "heads": size.num_heads, "tied": False}
     if size.experts is not None:
         known |= {"experts": size.experts.num_experts, "top_k": size.experts.top_k, "every": size.experts.every}
         known["capacity_factor"] = size.experts.capacity_factor
-    if isinstance(size, LlamaSize):
+    if isinstance(size, QwenSize):
+        known["head_width"] = size.head_dim
+    if isinstance(size, LlamaSize | QwenSize):
         known |= {"mlp_width": size.mlp_width, "kv_heads": size.num_kv_heads, "gated": True}
         known |= {"biased": False, "positions": "none"}
     return DecoderSize(**known, vocabulary=vocabulary, sequence_length=tokens)

@@ -48,9 +48,18 @@ def names() -> list[str]:
     return list(_CATALOGUE)
 
 
-def default_for(family: Family) -> str:
-    """Choose the data set that suits a family of models and needs no download."""
-    return "digits" if family == "image" else "text"
+def default_for(family: Family, vocabulary_size: int = 256) -> str:
+    """Choose the data set that suits a model and needs no download.
+
+    Text is read byte by byte; a model with another vocabulary reads random tokens, so that it keeps its size.
+
+    Args:
+        family: of the model.
+        vocabulary_size: of a text model.
+    """
+    if family == "image":
+        return "digits"
+    return "text" if vocabulary_size == num_classes("text") else "synthetic"
 
 
 def check(name: str, *, family: Family, model: str) -> None:

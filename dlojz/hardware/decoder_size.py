@@ -38,6 +38,7 @@ class DecoderSize:
         top_k: experts that see each token.
         every: of so many layers one has a mixture.
         capacity_factor: rows that the experts compute, in units of what the tokens need.
+        head_width: of one attention head; 0 stands for hidden / heads, another one is Qwen's.
 
     Raises:
         LabError: if a number is not positive, or the heads do not divide what they must.
@@ -58,6 +59,7 @@ class DecoderSize:
     top_k: int = 1
     every: int = 1
     capacity_factor: float = 1.0
+    head_width: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mlp_width", self.mlp_width or 4 * self.hidden)
@@ -68,7 +70,7 @@ class DecoderSize:
                     en=f"{name} must be at least 1, but {getattr(self, name)} was received.",
                     fr=f"{name} doit être au moins égal à 1, mais {getattr(self, name)} a été reçu.",
                 )
-        for divisor, dividend in (("heads", "hidden"), ("kv_heads", "heads")):
+        for divisor, dividend in (("heads", "hidden"), ("kv_heads", "heads"))[bool(self.head_width) :]:
             if getattr(self, dividend) % getattr(self, divisor):
                 raise refusal(
                     en=f"{divisor} must divide {dividend}, but {getattr(self, dividend)} is no multiple of "
@@ -82,7 +84,12 @@ class DecoderSize:
     @property
     def head_size(self) -> int:
         """Width of one attention head."""
-        return self.hidden // self.heads
+        return self.head_width or self.hidden // self.heads
+
+    @property
+    def queries(self) -> int:
+        """Width of the queries of all heads: hidden, unless `head_width` says otherwise."""
+        return self.heads * self.head_size
 
     @property
     def layer_weights(self) -> int:
@@ -90,7 +97,7 @@ class DecoderSize:
 
         With experts, the mean over the layers, of which a token meets `top_k` and the gate in each mixture.
         """
-        attention = 2 * self.hidden**2 + 2 * self.hidden * self.kv_heads * self.head_size
+        attention = 2 * self.hidden * self.queries + 2 * self.hidden * self.kv_heads * self.head_size
         mlp = (3 if self.gated else 2) * self.hidden * self.mlp_width
         if not self.experts:
             return attention + mlp
@@ -112,8 +119,8 @@ class DecoderSize:
         if self.experts:
             return self._mixed_parameters
         if not self.biased:
-            return self.layer_weights + 2 * self.hidden
-        attention = 2 * self.hidden + 2 * self.kv_heads * self.head_size
+            return self.layer_weights + 2 * self.hidden + 2 * self.head_width  # norms of queries and keys
+        attention = self.hidden + self.queries + 2 * self.kv_heads * self.head_size
         mlp = (2 if self.gated else 1) * self.mlp_width + self.hidden
         return self.layer_weights + attention + mlp + 4 * self.hidden
 
@@ -148,7 +155,7 @@ def forward_layer_flops(size: DecoderSize) -> int:
     Source: Narayanan et al., SC21, appendix.
     """
     tokens = size.sequence_length
-    return 2 * tokens * size.layer_weights + 4 * tokens**2 * size.hidden
+    return 2 * tokens * size.layer_weights + 4 * tokens**2 * size.queries
 
 
 def logit_flops(size: DecoderSize) -> int:
@@ -180,7 +187,7 @@ def flops_per_sequence(size: DecoderSize, formula: Formula) -> int:
         case "model":
             return 3 * size.layers * forward_layer_flops(size) + 3 * logit_flops(size)
         case "causal":
-            unseen = 2 * size.sequence_length**2 * size.hidden
+            unseen = 2 * size.sequence_length**2 * size.queries
             return 3 * size.layers * (forward_layer_flops(size) - unseen) + 3 * logit_flops(size)
         case "layers":
             return 8 * size.sequence_length * size.layers * size.layer_parameters

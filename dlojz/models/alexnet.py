@@ -50,7 +50,7 @@ class AlexNet(BlockList):
         image_size: Side of the square image in pixels, at least 63; fixes the first dense layer.
         num_classes: Number of logits per image.
         in_channels: 1 for grey images, 3 for colour.
-        checkpointing: Recomputation in the backward pass: none, selective or full (see `BlockList`).
+        checkpointing: Recomputation in the backward pass (see `BlockList`).
     """
 
     def __init__(

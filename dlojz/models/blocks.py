@@ -26,8 +26,9 @@ from dlojz.base.language import one_of
 from dlojz.models.experts.layer import MixtureOfExperts
 from dlojz.models.experts.routing import Routing
 
-Checkpointing = Literal["none", "selective", "full"]
-LEVELS: tuple[Checkpointing, ...] = ("none", "selective", "full")
+Checkpointing = Literal["none", "selective", "every_second", "full"]
+LEVELS: tuple[Checkpointing, ...] = ("none", "selective", "every_second", "full")
+_ALTERNATING = ("mm", "addmm")
 _KEPT = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 _KEPT_ATTENTION = "_scaled_dot_product_"
 
@@ -38,13 +39,16 @@ class BlockList(nn.Module):
     Args:
         blocks: Modules in the order of the forward pass, stem and head included.
         checkpointing: What the backward pass computes again: nothing (`none`, or False), each block from its input
-            (`full`, or True), or all but its matrix products, convolutions and attention (`selective`).
+            (`full`, or True), all but its matrix products, convolutions and attention (`selective`), or these and every
+            second product of a layer (`every_second`).
 
     Raises:
         LabError: another word for `checkpointing`.
 
     Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174), section 4, for full
-    checkpointing; Korthikanti et al. 2022 (arXiv 2205.05198), section 5, for choosing what is cheap to compute again.
+    checkpointing; Korthikanti et al. 2022 (arXiv 2205.05198), section 5, for choosing what is cheap to compute again;
+    Liang et al. 2024 (arXiv 2410.06511), section 2.3, and torchtitan's `_apply_ac_to_transformer_block` ("op"), for
+    every second product.
     """
 
     def __init__(self, blocks: Iterable[nn.Module], *, checkpointing: Checkpointing | bool = "none") -> None:
@@ -55,9 +59,8 @@ class BlockList(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Run all blocks: ``x_BCHW`` (images) or ``tokens_BT`` (text) to logits."""
         recompute = self.checkpointing != "none" and self.training and torch.is_grad_enabled()
-        selective = self.checkpointing == "selective"
         for block in self.blocks:
-            x = run_checkpointed(block, x, selective=selective) if recompute else block(x)
+            x = run_checkpointed(block, x, self.checkpointing) if recompute else block(x)
         return x
 
 
@@ -74,17 +77,19 @@ def level_of(checkpointing: Checkpointing | bool) -> Checkpointing:
     return checkpointing
 
 
-def run_checkpointed(block: nn.Module, x: Tensor, *, selective: bool = False) -> Tensor:
+def run_checkpointed(block: nn.Module, x: Tensor, level: Checkpointing = "full") -> Tensor:
     """Run one block and keep its input only; the backward pass runs it again.
 
-    Outputs, gradients and BatchNorm's running statistics are those of ``block(x)``. Selective also keeps the outputs of
-    matrix products, convolutions and attention: only norms, activation functions, casts and sums are computed again.
+    Outputs, gradients and BatchNorm's running statistics are those of ``block(x)``. `selective` also keeps the outputs
+    of matrix products, convolutions and attention: only norms, activation functions, casts and sums are computed again;
+    `every_second` keeps them too, but of the products of two matrices the first, the third and so on alone.
     """
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        if not selective:
+        if level == "full":
             return nullcontext(), _batch_norm_statistics_kept(block)
-        keeping, giving_back = create_selective_checkpoint_contexts(_policy)
+        policy = _EverySecondProduct() if level == "every_second" else _policy
+        keeping, giving_back = create_selective_checkpoint_contexts(policy)
         return keeping, _both(_batch_norm_statistics_kept(block), giving_back)
 
     output: Tensor = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
@@ -93,6 +98,20 @@ def run_checkpointed(block: nn.Module, x: Tensor, *, selective: bool = False) ->
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if _is_kept(operator) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class _EverySecondProduct:
+    """Policy of one block: of its products of two matrices, keep those with odd numbers."""
+
+    def __init__(self) -> None:
+        self._products = {True: 0, False: 0}
+
+    def __call__(self, context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if operator.overloadpacket.__name__ in _ALTERNATING:
+            self._products[context.is_recompute] += 1
+            if self._products[context.is_recompute] % 2 == 0:
+                return CheckpointPolicy.PREFER_RECOMPUTE
+        return _policy(context, operator)
 
 
 @lru_cache(maxsize=1024)

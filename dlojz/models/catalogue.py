@@ -24,8 +24,9 @@ BYTES = 256
 
 _SWITCH = "Fedus et al. 2021, arXiv 2101.03961"
 _LLAMA_3 = "arXiv 2407.21783"
+_V3 = "DeepSeek-AI 2024, arXiv 2412.19437"
 _MIXTRAL = "Jiang et al. 2024, arXiv 2401.04088"
-_MIXTRAL_22B = "Mistral AI 2024, configuration of the released weights"
+_22B = "Mistral AI 2024, configuration of the released weights"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class ModelSpec:
         name: Name for ``build`` and the command line.
         family: ``image`` (pixels to classes) or ``text`` (tokens to tokens).
         summary: Description in a few words.
-        source: Paper that describes it.
+        source: Paper that describes it, and gives the dimensions in ``size``.
         size: Dimensions; plain data, no torch.
         build: Constructor, with the options that ``build`` has checked.
         num_classes: Default number of classes, or vocabulary of text.
@@ -45,8 +46,6 @@ class ModelSpec:
         smallest_image: Image sizes are at least this.
         sequence_length: Default tokens per sample; None for images.
         in_channels: Default channels of the images; None for text.
-
-    Source: the paper in ``source``, for the dimensions in ``size``.
     """
 
     name: str
@@ -69,6 +68,8 @@ _CLASSES = {
     sizes.AlexNetSize: ("alexnet", "AlexNet"),
     sizes.GPTSize: ("gpt", "GPT"),
     sizes.LlamaSize: ("llama", "Llama"),
+    sizes.QwenSize: ("qwen_deepseek", "Qwen"),
+    sizes.DeepSeekSize: ("qwen_deepseek", "DeepSeek"),
 }
 """Module and class of a model, by the type of its size."""
 
@@ -117,6 +118,8 @@ _vit = partial(_image, "Dosovitskiy et al. 2020, arXiv 2010.11929", 1, 1)
 _alexnet = partial(_image, "Krizhevsky 2014, arXiv 1404.5997", 1, 63)  # below, the last pooling has nothing to pool
 _gpt = partial(_text, "Radford et al. 2019, Language Models are Unsupervised Multitask Learners")
 _llama = partial(_text, "Touvron et al. 2023, arXiv 2307.09288")
+_qwen = partial(_text, "Qwen Team 2025, arXiv 2505.09388")
+_deepseek = partial(_text, "DeepSeek-AI 2024, arXiv 2405.04434")
 
 _ENTRIES = (
     _coatnet("coatnet_tiny", 64, "CoAtNet for CPUs: every kind of block, a step in tens of milliseconds", 10),
@@ -151,9 +154,15 @@ _ENTRIES = (
     _text(_LLAMA_3, "llama_3_70b", 8192, 128256, "Llama 3 70B"),
     _text(_LLAMA_3, "llama_3_1_405b", 8192, 128256, "Llama 3.1 405B"),
     _text(_MIXTRAL, "mixtral_8x7b", 32768, 32000, "Mixtral 8x7B: 8 experts in every block, 2 of which a token meets"),
-    _text(
-        _MIXTRAL_22B, "mixtral_8x22b", 65536, 32000, "Mixtral 8x22B: 8 experts in every block, 2 of which a token meets"
-    ),
+    _text(_22B, "mixtral_8x22b", 65536, 32000, "Mixtral 8x22B: 8 experts in every block, 2 of which a token meets"),
+    _qwen("qwen_tiny", 128, BYTES, "Qwen-3 for CPUs, byte by byte: queries and keys normalised, heads of 48"),
+    _qwen("qwen_3_8b", 32768, 151936, "Qwen3 8B"),
+    _qwen("qwen_3_32b", 32768, 151936, "Qwen3 32B"),
+    _qwen("qwen_3_30b_a3b", 32768, 151936, "Qwen3 30B-A3B: 128 experts in every block, 8 of which a token meets"),
+    _qwen("qwen_3_235b_a22b", 32768, 151936, "Qwen3 235B-A22B: 128 experts in every block, 8 of which a token meets"),
+    _deepseek("deepseek_tiny", 128, BYTES, "DeepSeek for CPUs, byte by byte: latent attention, a shared expert and 8"),
+    _deepseek("deepseek_v2_lite", 4096, 102400, "DeepSeek-V2-Lite: 2 shared experts and 64, 6 of which a token meets"),
+    _text(_V3, "deepseek_v3", 4096, 129280, "DeepSeek-V3: a shared expert and 256, 8 of which a token meets"),
 )
 _CATALOGUE = {entry.name: entry for entry in _ENTRIES}
 
@@ -216,7 +225,7 @@ def build(
         sequence_length: Tokens per sample; by default the catalogue's.
         num_classes: Classes of images, or vocabulary of text; by default the catalogue's.
         in_channels: Channels of the images; by default 3.
-        checkpointing: Recomputation in the backward pass: none, selective or full (False: none, True: full).
+        checkpointing: Recomputation in the backward pass (see `BlockList`; False: none, True: full).
         routing: Of the mixtures of experts; by default the catalogue's.
 
     Returns:

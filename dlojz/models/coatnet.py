@@ -41,7 +41,7 @@ class CoAtNet(BlockList):
         image_size: Side of the square image in pixels, a multiple of 32; fixes the relative position tables.
         num_classes: Number of logits per image.
         in_channels: 1 for grey images, 3 for colour.
-        checkpointing: Recomputation in the backward pass: none, selective or full (see `BlockList`).
+        checkpointing: Recomputation in the backward pass (see `BlockList`).
 
     Source: arXiv 2106.04803, section 2.2 and table 3.
     """

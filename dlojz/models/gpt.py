@@ -32,7 +32,7 @@ class GPT(BlockList):
         size: Width, depth, heads.
         sequence_length: Longest sequence in tokens, at least 1; fixes the position table.
         vocabulary_size: Number of different tokens (256 for bytes).
-        checkpointing: Recomputation in the backward pass: none, selective or full (see `BlockList`).
+        checkpointing: Recomputation in the backward pass (see `BlockList`).
         routing: Of the mixtures of experts, in the blocks that ``size.experts`` chooses; None without.
     """
 

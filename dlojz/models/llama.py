@@ -30,7 +30,7 @@ class Llama(BlockList):
         size: Width, depth, heads, key-value heads, MLP width.
         sequence_length: Kept for symmetry with the other models; rotary positions need no table.
         vocabulary_size: Number of different tokens (256 for bytes).
-        checkpointing: Recomputation in the backward pass: none, selective or full (see `BlockList`).
+        checkpointing: Recomputation in the backward pass (see `BlockList`).
         routing: Of the mixtures of experts, in the blocks that ``size.experts`` chooses; None without.
     """
 

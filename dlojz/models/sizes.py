@@ -56,6 +56,9 @@ class ExpertsSize:
         every: the last of so many blocks has a mixture, the others an MLP; 1 is all of them.
         capacity_factor: tokens that an expert takes, in units of its fair share.
         balance_loss: weight of the loss that balances the load.
+        mlp_width: of an expert's hidden layer; 0 is that of the decoder's MLPs.
+        shared: experts beside them that see every token.
+        dense: blocks at the beginning that have no mixture.
     """
 
     num_experts: int
@@ -63,6 +66,9 @@ class ExpertsSize:
     every: int = 1
     capacity_factor: float = 1.25
     balance_loss: float = 0.01
+    mlp_width: int = 0
+    shared: int = 0
+    dense: int = 0
 
     def defaults(self) -> dict[str, int | float]:
         """Default routing under the names of a run's fields."""
@@ -80,7 +86,7 @@ class ExpertsSize:
 
     def has_mixture(self, block: int) -> bool:
         """Whether a block of the decoder, counted from 0, has a mixture."""
-        return (block + 1) % self.every == 0
+        return block >= self.dense and (block + 1) % self.every == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +110,45 @@ class LlamaSize:
     mlp_width: int
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
+    experts: ExpertsSize | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenSize:
+    """Dimensions of a Qwen-3-like decoder; heads are ``head_dim`` wide, whatever its width."""
+
+    width: int
+    depth: int
+    num_heads: int
+    num_kv_heads: int
+    mlp_width: int
+    head_dim: int = 128
+    rope_theta: float = 1_000_000.0
+    norm_eps: float = 1e-6
+    experts: ExpertsSize | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSeekSize:
+    """Dimensions of a DeepSeek-like decoder.
+
+    Args:
+        latent: width of the vector that keys and values of a token are made of.
+        query_latent: the same of its queries; 0 where they are made of the token itself.
+        head_dim: width of a head's values, and of the part of its keys that is not rotated.
+        rotated_dim: width of the rotated part.
+    """
+
+    width: int
+    depth: int
+    num_heads: int
+    mlp_width: int
+    latent: int
+    query_latent: int = 0
+    head_dim: int = 128
+    rotated_dim: int = 64
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-6
     experts: ExpertsSize | None = None
 
 
@@ -210,6 +255,41 @@ LLAMA_SIZES: dict[str, LlamaSize] = {
     ),
 }
 
-Size = CoAtNetSize | ViTSize | AlexNetSize | GPTSize | LlamaSize
+_OF_128 = ExpertsSize(num_experts=128, top_k=8, balance_loss=0.001)
+# Qwen Team 2025 (arXiv 2505.09388), tables 1 and 2, and the configurations released with the weights; tiny is ours.
+QWEN_SIZES: dict[str, QwenSize] = {
+    "qwen_tiny": QwenSize(width=128, depth=4, num_heads=4, num_kv_heads=2, mlp_width=352, head_dim=48),
+    "qwen_3_8b": QwenSize(width=4096, depth=36, num_heads=32, num_kv_heads=8, mlp_width=12288),
+    "qwen_3_32b": QwenSize(width=5120, depth=64, num_heads=64, num_kv_heads=8, mlp_width=25600),
+    "qwen_3_30b_a3b": QwenSize(
+        width=2048, depth=48, num_heads=32, num_kv_heads=4, mlp_width=768, experts=_OF_128
+    ),
+    "qwen_3_235b_a22b": QwenSize(
+        width=4096, depth=94, num_heads=64, num_kv_heads=4, mlp_width=1536, experts=_OF_128
+    ),
+}
+
+# DeepSeek-AI 2024 (arXiv 2405.04434), appendix B, for Lite; (arXiv 2412.19437), section 4.2, for V3; tiny is ours.
+DEEPSEEK_SIZES: dict[str, DeepSeekSize] = {
+    "deepseek_tiny": DeepSeekSize(
+        width=128, depth=4, num_heads=4, mlp_width=352, latent=32, query_latent=48, head_dim=32, rotated_dim=16,
+        experts=ExpertsSize(num_experts=8, top_k=2, mlp_width=64, shared=1, dense=1),
+    ),
+    "deepseek_v2_lite": DeepSeekSize(
+        width=2048, depth=27, num_heads=16, mlp_width=10944, latent=512,
+        experts=ExpertsSize(num_experts=64, top_k=6, mlp_width=1408, shared=2, dense=1),
+    ),
+    "deepseek_v3": DeepSeekSize(
+        width=7168, depth=61, num_heads=128, mlp_width=18432, latent=512, query_latent=1536,
+        experts=ExpertsSize(num_experts=256, top_k=8, mlp_width=2048, shared=1, dense=3),
+    ),
+}  # fmt: skip
+
+Size = CoAtNetSize | ViTSize | AlexNetSize | GPTSize | LlamaSize | QwenSize | DeepSeekSize
 IMAGE_SIZES: dict[str, CoAtNetSize | ViTSize | AlexNetSize] = {**COATNET_SIZES, **VIT_SIZES, **ALEXNET_SIZES}
-TEXT_SIZES: dict[str, GPTSize | LlamaSize] = {**GPT_SIZES, **LLAMA_SIZES}
+TEXT_SIZES: dict[str, GPTSize | LlamaSize | QwenSize | DeepSeekSize] = {
+    **GPT_SIZES,
+    **LLAMA_SIZES,
+    **QWEN_SIZES,
+    **DEEPSEEK_SIZES,
+}

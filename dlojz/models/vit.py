@@ -29,7 +29,7 @@ class ViT(BlockList):
         image_size: Side of the square image in pixels, a multiple of the patch side; fixes the position table.
         num_classes: Number of logits per image.
         in_channels: 1 for grey images, 3 for colour.
-        checkpointing: Recomputation in the backward pass: none, selective or full (see `BlockList`).
+        checkpointing: Recomputation in the backward pass (see `BlockList`).
     """
 
     def __init__(

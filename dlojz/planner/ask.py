@@ -165,6 +165,7 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     precision: str | None = None,
     engines: str | Sequence[str] | None = None,
     fused_attention: bool | None = None,
+    fused_loss: bool = False,
     steps: int | None = None,
     hours: float | None = None,
     limit: str = "",
@@ -182,6 +183,7 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
         precision: bf16, fp16 or fp32; by default bf16 where the GPU has it.
         engines: libraries to search; by default those that run the model.
         fused_attention: whether attention is one kernel; by default from A100 on.
+        fused_loss: whether the cross-entropy is one kernel, as flash-attn's and Liger's are.
         steps, hours: of the training, and within which time it must end; layouts that take longer are refused.
         limit: name of that limit, e.g. of a QoS.
         calibration: profile or file; by default that of the GPU's generation.
@@ -211,8 +213,9 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     )
     flash = site.gpu.name.split("-")[0] in FLASH_FROM if fused_attention is None else fused_attention
     question = Question(
-        asked, site, _calibration(site, calibration), batch, numbers, found_precision, names, flash, steps, hours, limit
-    )
+        asked, site, _calibration(site, calibration), batch, numbers, found_precision, names, flash, fused_loss,
+        steps, hours, limit,
+    )  # fmt: skip
     refusal = batch_refusal(question)
     if refusal:
         raise LabError(refusal)

@@ -48,6 +48,7 @@ def megatron_arguments(
     words += ["--max-position-embeddings", size.sequence_length, "--train-iters", steps or 1000]
     if size.kv_heads != size.heads:
         words += ["--group-query-attention", "--num-query-groups", size.kv_heads]
+    words += ["--kv-channels", size.head_width, "--qk-layernorm"] if size.head_width else []
     words += ["--swiglu"] * size.gated + ["--untie-embeddings-and-output-weights"] * (not size.tied)
     words += [] if size.biased else ["--disable-bias-linear", "--normalization", "RMSNorm"]
     words += ["--position-embedding-type", "learned_absolute" if size.positions == "learned" else "rope"]
@@ -88,7 +89,10 @@ def torchtitan_arguments(one: PlannedLayout, sequence_length: int | None, layers
     words += ["--parallelism.context_parallel_degree", one.cp] if one.cp > 1 else []
     if sequence_length is not None:
         words += ["--training.seq_len", sequence_length]
-    words += ["--activation_checkpoint.mode", one.checkpointing]
+    if one.checkpointing in ("selective", "every_second"):  # its other policy, the default, keeps every second layer
+        words += ["--activation_checkpoint.mode", "selective", "--activation_checkpoint.selective_ac_option", "op"]
+    else:
+        words += ["--activation_checkpoint.mode", one.checkpointing]
     if one.pp > 1:
         words += ["--parallelism.pipeline_parallel_microbatch_size", one.micro_batch]
         words += ["--parallelism.pipeline_parallel_layers_per_stage", -(-layers // (one.pp * one.chunks))]

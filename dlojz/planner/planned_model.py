@@ -197,6 +197,7 @@ class Offer:
         fp32_gradients: precisions in which gradients are accumulated in fp32.
         context: ZeRO stages with context parallelism (of decoders whose attention is one kernel).
         experts: ZeRO stages with expert parallelism, without and with a pipeline.
+        dropout: whether its GPT has dropout by default.
         source: where it says so.
     """
 
@@ -213,6 +214,7 @@ class Offer:
     fp32_gradients: tuple[Precision, ...] = ("fp16", "bf16", "fp8")
     context: tuple[int, ...] = ()
     experts: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    dropout: bool = False
     source: str
 
     def gradient_bytes(self, precision: Precision) -> int:
@@ -234,8 +236,10 @@ OFFERS: Final[dict[str, Offer]] = {
         uneven=False,
         context=(0, 1),
         experts=((0, 1), (0, 1)),
-        source="Megatron-LM, megatron/training/arguments.py: --use-distributed-optimizer is ZeRO-1; fp32 main "
-        "gradients; --context-parallel-size, which Transformer Engine has for fused attention alone",
+        dropout=True,
+        source="Megatron-LM, megatron/training/arguments.py: --hidden-dropout, 0.1 by default; "
+        "--use-distributed-optimizer is ZeRO-1; fp32 main gradients; --context-parallel-size, which Transformer Engine "
+        "has for fused attention alone",
     ),
     "megatron-deepspeed": Offer(
         costed=("deepspeed", "megatron-deepspeed"),  # without a pipeline it is DeepSpeed's own ZeRO
@@ -245,6 +249,7 @@ OFFERS: Final[dict[str, Offer]] = {
         sequence=False,
         overlap=False,
         fp32_gradients=("bf16",),
+        dropout=True,
         source="bigscience-workshop/Megatron-DeepSpeed; DeepSpeed's pipeline engine refuses ZeRO-2 and 3",
     ),
     "deepspeed": Offer(

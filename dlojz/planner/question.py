@@ -38,6 +38,7 @@ class Question:
         precision: of the products.
         engines: of `dlojz.planner.planned_model.OFFERS`.
         fused_attention: whether attention is one kernel.
+        fused_loss: whether the cross-entropy is one kernel.
         steps: of the training, where it is known.
         hours: within which it must end; None without a limit.
         limit: what the limit is, e.g. `qos_gpu_a100-t3`; empty without a name.
@@ -51,6 +52,7 @@ class Question:
     precision: Precision
     engines: tuple[str, ...]
     fused_attention: bool
+    fused_loss: bool = False
     steps: int | None = None
     hours: float | None = None
     limit: str = ""
@@ -72,9 +74,11 @@ class Question:
             given: values of columns to take instead of all.
             gpus: numbers to try instead.
         """
+        numbers = gpus or self.gpus
         return space_of(
-            self.subject, gpus or self.gpus, self.batch, self.engines, self.precision, self.fused_attention, given
-        )
+            self.subject, numbers, self.batch, self.engines, self.precision, self.fused_attention, given,
+            fused_loss=self.fused_loss,
+        )  # fmt: skip
 
 
 def whole(name: str, value: object, most: int) -> int:

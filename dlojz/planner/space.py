@@ -115,6 +115,7 @@ class Space:
         codes: why each combination is out, degrees × options; 0 where its bytes decide.
         precision: of the products.
         fused_attention: whether attention is one kernel.
+        fused_loss: whether the cross-entropy is one kernel.
     """
 
     subject: Subject
@@ -124,6 +125,7 @@ class Space:
     codes: NDArray[np.uint8]
     precision: Precision
     fused_attention: bool
+    fused_loss: bool = False
 
     @property
     def words(self) -> dict[str, tuple[str, ...]]:
@@ -149,7 +151,9 @@ class Space:
             engine=costed[engine, (found["pp"] > 1).astype(int)],
             overlap=np.array([int(one.overlap) for one in offers])[engine],
             gradient_bytes=np.array([one.gradient_bytes(self.precision) for one in offers])[engine],
+            dropout=np.array([int(one.dropout) for one in offers])[engine],
             fused_attention=np.full(engine.size, int(self.fused_attention)),
+            fused_loss=np.full(engine.size, int(self.fused_loss)),
         )
 
 
@@ -306,6 +310,8 @@ def space_of(
     precision: Precision,
     fused_attention: bool,
     given: Mapping[str, Sequence[int]] | None = None,
+    *,
+    fused_loss: bool = False,
 ) -> Space:
     """Build the space of a question, with the reasons that are known without bytes or seconds.
 
@@ -317,6 +323,7 @@ def space_of(
         precision: of the products.
         fused_attention: whether attention is one kernel.
         given: values of columns to take instead of all.
+        fused_loss: whether the cross-entropy is one kernel.
     """
     given = given or {}
     degrees = degrees_of(subject, gpus, batch, given)
@@ -324,7 +331,7 @@ def space_of(
     codes = np.zeros((degrees["dp"].size, options["zero"].size), np.uint8)
     for name, out in _rules(subject, degrees, options, [OFFERS[one] for one in names], batch, fused_attention):
         codes[(codes == 0) & out] = CODE[name]
-    return Space(subject, degrees, options, tuple(names), codes, precision, fused_attention)
+    return Space(subject, degrees, options, tuple(names), codes, precision, fused_attention, fused_loss)
 
 
 def _rules(
@@ -435,6 +442,7 @@ def checkpointing_words(kind: str) -> str:
     return {
         "none": say(en="everything kept", fr="tout gardé"),
         "selective": say(en="selective recomputation", fr="recalcul sélectif"),
+        "every_second": say(en="every second product recomputed", fr="un produit sur deux recalculé"),
         "full": say(en="full recomputation", fr="recalcul complet"),
     }[kind]
 

@@ -48,7 +48,7 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
     of what is not split. Normalisations and activation functions are not counted, nor the scores that fused attention
     kernels recompute in backward (2 % for the lab's small text models); the unneeded gradient of the images is. Full
     checkpointing recomputes the forward pass but for the end of each block (see `_not_recomputed`), selective
-    checkpointing no product.
+    checkpointing no product, or every second one.
 
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, for the factors 3 and, at most, 4.
     """
@@ -61,9 +61,9 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
         config.model, config.image_size, sequence_length=config.sequence_length, num_classes=config.num_classes
     )
     sample_flops = 3 * summary.flops
-    if layout.checkpointing == "full":
+    if layout.checkpointing in ("full", "every_second"):
         flops_of = _flops_by_module(config.model, config.image_size, config.sequence_length, config.num_classes, WHOLE)
-        sample_flops += summary.flops - sum(flops_of.get(name, 0) for name in _not_recomputed(config))
+        sample_flops += sum(_recomputed_flops(config, flops_of).values())
     return float(sample_flops * layout.micro_batch * layout.micro_batches) * _share(config, rank)
 
 
@@ -83,9 +83,7 @@ def _mixed_flops(config: RunConfig, rank: int) -> float:
         samples=layout.micro_batch,
     )
     forward = flops_of[""]
-    again = 0
-    if layout.checkpointing == "full":
-        again = forward - sum(flops_of.get(name, 0) for name in _not_recomputed(config))
+    again = sum(_recomputed_flops(config, flops_of).values())
     return float(3 * forward + again) * layout.micro_batches * _share(config, rank)
 
 
@@ -97,10 +95,8 @@ def _split_flops(config: RunConfig, rank: int) -> float:
     bounds = bounds_of(config, model_shapes(config)) if config.layout.pp > 1 else (0, num_blocks(model_shapes(config)))
     own = [block for stage in rank_stages(config, rank) for block in range(*bounds[stage : stage + 2])]
     forward = sum(flops_of.get(f"blocks.{block}", 0) for block in own)
-    again = 0
-    if config.layout.checkpointing == "full":
-        last = {name: int(name.split(".")[1]) for name in _not_recomputed(config)}
-        again = forward - sum(own.count(block) * flops_of.get(name, 0) for name, block in last.items())
+    again_of = _recomputed_flops(config, flops_of)
+    again = sum(again_of.get(block, 0) for block in own)
     pipes = schedule_of(config.layout).pipes if config.layout.pp > 1 else 1
     return float(3 * forward + again) / pipes
 
@@ -116,6 +112,32 @@ def _share(config: RunConfig, rank: int) -> float:
     own = sum(sum(flops[slice(*bounds[stage : stage + 2])]) for stage in rank_stages(config, rank))
     # A bidirectional pipeline sends half of the micro-batches each way.
     return float(own / sum(flops)) / schedule_of(config.layout).pipes
+
+
+def _recomputed_flops(config: RunConfig, flops_of: dict[str, int]) -> dict[int, int]:
+    """FLOPs of each block that backward computes again.
+
+    Args:
+        config: the run.
+        flops_of: each module's forward, in the order in which they are called.
+    """
+    kind = config.layout.checkpointing
+    if kind not in ("full", "every_second"):
+        return {}
+    shapes = model_shapes(config)
+    skipped = _not_recomputed(config)
+    matrices = {one.module for one in shapes.parameters if len(one.shape) == 2 and one.name.endswith(".weight")}
+    found = {}
+    for number in range(num_blocks(shapes)):
+        block = f"blocks.{number}"
+        own = [name for name in flops_of if name == block or name.startswith(f"{block}.")]
+        if kind == "full":
+            spared = sum(flops_of[name] for name in own if name in skipped)
+            found[number] = flops_of.get(block, 0) - spared
+        else:
+            second = [name for name in own if name in matrices][1::2]
+            found[number] = sum(flops_of[name] for name in second if name not in skipped)
+    return found
 
 
 def _not_recomputed(config: RunConfig) -> tuple[str, ...]:

@@ -510,7 +510,7 @@ def forms_beside(forecast: Forecast) -> tuple[Beside, ...]:
     shape, layers = found
     traced = layer_trace_bytes(forecast, layers)
     forms = [_korthikanti(forecast.config, shape), _as_run(forecast.config, shape)]
-    if forecast.config.layout.tp == 1:
+    if forecast.config.layout.tp == 1 and forecast.config.layout.checkpointing != "every_second":
         forms.append(_infinity(forecast.config, shape))
     return tuple(
         Beside(name, formula, about, source, round(num_bytes), traced)
@@ -521,8 +521,10 @@ def forms_beside(forecast: Forecast) -> tuple[Beside, ...]:
 Form = tuple[str, str, Fraction, str, str]
 
 
-def _korthikanti(config: RunConfig, shape: Shape) -> Form:
+def _korthikanti(config: RunConfig, shape: Shape) -> Form | None:
     layout = config.layout
+    if layout.checkpointing == "every_second":
+        return None
     split = layout.tp > 1
     formula = {
         "none": "sbh(10 + 24/t) + 5·as²b/t" if split else "34·sbh + 5·as²b",
@@ -548,7 +550,8 @@ def _korthikanti(config: RunConfig, shape: Shape) -> Form:
 def _as_run(config: RunConfig, shape: Shape) -> Form | None:
     """The same with what our transformers are: no dropout, attention that keeps no scores, the run's precision."""
     layout = config.layout
-    if layout.checkpointing == "selective" or layout.tp > 1 or isinstance(models.spec(config.model).size, LlamaSize):
+    is_llama = isinstance(models.spec(config.model).size, LlamaSize)
+    if layout.checkpointing in ("selective", "every_second") or layout.tp > 1 or is_llama:
         return None  # other tensors are kept: those of matrix products, whole inputs, a gated MLP
     words = 2 if config.precision == "fp32" else 1
     per_sbh = words * (2 if layout.checkpointing == "full" else 34 - MASKS_PER_SBH)

@@ -55,7 +55,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "an NVMe disk takes what ZeRO-3 offloads": {"nvme_path": "/nvme"},
     "gradients in fp32 are DeepSpeed's": {"fp32_gradients": True},
     "a model reads its data": {"data": "cifar"},
-    "AlexNet has no tensor-parallel form": {"tp": 2, "model": "alexnet"},
+    "the model has no tensor-parallel form": {"tp": 2, "model": "alexnet"},
     "tp divides heads and widths": {"tp": 3},
     "sequence parallelism is of texts": {"sequence_parallel": True, "tp": 2},
     "tp divides the sequence": {**GPT, "tp": 2, "sequence_parallel": True, "sequence_length": 63},

@@ -7,6 +7,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
+from dlojz import models
+from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import Layouts, calibration, estimate, memories, workload
 from dlojz.cost_model.layout_memory import in_flight, layer_activation_bytes, states_of
@@ -127,3 +129,37 @@ def test_a_process_without_a_gpu_has_no_context() -> None:
     layout = Layouts.of("fp32")
     made = estimate(workload("gpt_tiny"), cluster("local"), layout, calibration("a100"))
     assert made.memory.reserve[0] == pytest.approx(2 * workload("gpt_tiny").num_parameters, rel=0.01)
+
+
+def test_every_second_product_is_recomputed() -> None:
+    """Llama 3 8B, per token and layer: input, queries, values, attention and its statistics, gate, down."""
+    llama = DecoderSize(
+        32, 4096, 32, 128256, 8192, mlp_width=14336, kv_heads=8, gated=True, tied=False, biased=False, positions="none"
+    )
+    layout = Layouts.of("bf16", fused_attention=1, checkpointing="every_second")
+    of_token = 2 * (4096 + 4096 + 1024 + 4096 + 14336 + 4096) + 4 * 32
+    assert layer_activation_bytes(workload(llama), layout)[0] == 8192 * of_token
+    titan = Layouts.of("bf16", fused_attention=1, checkpointing="selective", engine="torchtitan")
+    assert layer_activation_bytes(workload(llama), titan)[0] == 8192 * of_token
+
+
+def test_the_loss_and_a_layer_are_not_held_together() -> None:
+    full, longer = (
+        memories(workload(SIZE), Layouts.of(tp=8, checkpointing="full", micro_batch=1, fused_loss=fused))
+        for fused in (1, 0)
+    )
+    tokens, masks = 2048, 2048 * 6144
+    assert full.edges[0] == masks and full.live[0] == 50 * tokens * 6144  # a layer's backward: the logits have gone
+    at_loss = tokens * (10 * 51200 / 8 + 4 * 6144)
+    assert longer.edges[0] + longer.live[0] == masks + max(50 * tokens * 6144, at_loss)
+
+
+@pytest.mark.parametrize("model", ["qwen_3_8b", "qwen_3_30b_a3b"])
+def test_a_decoder_with_wider_heads_has_its_parameters(model: str) -> None:
+    width = workload(model).size.hidden  # type: ignore[union-attr]
+    assert workload(model).num_parameters + width == models.describe(model).parameters  # the last norm
+
+
+def test_the_time_of_latent_attention_is_not_told() -> None:
+    with pytest.raises(LabError, match="the time of deepseek_v3 is not predicted: its latent attention is in no cost"):
+        workload("deepseek_v3")

@@ -15,7 +15,15 @@ from dlojz.hardware.clusters import Machine, machine
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.planner.answer import Choice, Plan
 from dlojz.planner.ask import plan
-from dlojz.planner.export import batch_script, deepspeed_document, documents, program, torchrun_arguments
+from dlojz.planner.export import (
+    batch_script,
+    deepspeed_document,
+    documents,
+    megatron_arguments,
+    program,
+    torchrun_arguments,
+)
+from dlojz.planner.space import PlannedLayout
 from dlojz.runnable import check_runnable
 
 from .trainers_arguments import read_megatron, read_torchtitan
@@ -152,6 +160,8 @@ def test_torchtitan_and_torchrun_read_theirs_back(llama: Plan, fields: dict[str,
     shard, replicate = (read[f"parallelism.data_parallel_{name}_degree"] for name in ("shard", "replicate"))
     assert shard * replicate == one.dp and (shard > 1) == (one.zero > 0 and one.dp > 1)
     assert read["training.global_batch_size"] == 64
+    by_operator = read.get("activation_checkpoint.selective_ac_option") == "op"
+    assert by_operator == (read["activation_checkpoint.mode"] == "selective")
     if one.pp > 1:
         size = read["parallelism.pipeline_parallel_microbatch_size"]
         assert size == one.micro_batch and read["training.local_batch_size"] // size == one.micro_batches
@@ -225,3 +235,10 @@ def test_what_the_lab_does_not_run_is_no_run(llama: Plan, gpt2: Plan, site: Mach
         batch_script(gpt2.best, site)
     assert set(llama.best.documents()) >= {"arguments.txt", "torchrun.txt"}
     assert isinstance(llama.best, Choice)
+
+
+def test_heads_of_a_width_of_their_own_are_told_to_megatron() -> None:
+    size = DecoderSize(4, 2048, 32, 151936, 4096, kv_heads=4, gated=True, biased=False, head_width=128)
+    layout = PlannedLayout(engine="megatron-core", micro_batch=1)
+    read = read_megatron(megatron_arguments(layout, size, "bf16", True, None))
+    assert read["kv_channels"] == 128 and read["qk_layernorm"]

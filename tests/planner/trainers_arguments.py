@@ -14,12 +14,13 @@ _NUMBERS: Final = (
     "num-virtual-stages-per-pipeline-rank",
     "micro-batch-size", "global-batch-size", "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads",
     "expert-model-parallel-size", "num-experts", "moe-router-topk", "moe-layer-freq",
-    "num-query-groups", "seq-length", "max-position-embeddings", "recompute-num-layers", "train-iters", "zero-stage",
+    "num-query-groups", "kv-channels", "seq-length", "max-position-embeddings", "recompute-num-layers", "train-iters",
+    "zero-stage",
 )  # fmt: skip
 _SWITCHES: Final = (
     "sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather", "use-flash-attn",
     "group-query-attention", "swiglu", "untie-embeddings-and-output-weights", "disable-bias-linear", "bf16", "fp16",
-    "deepspeed", "checkpoint-activations", "accumulate-allreduce-grads-in-fp32",
+    "deepspeed", "qk-layernorm", "checkpoint-activations", "accumulate-allreduce-grads-in-fp32",
 )  # fmt: skip
 _WORDS: Final[dict[str, tuple[str, ...]]] = {
     "recompute-granularity": ("full", "selective"),
@@ -43,6 +44,7 @@ _TITAN: Final[dict[str, Any]] = {
     "parallelism.pipeline_parallel_schedule": ("1F1B", "GPipe", "Interleaved1F1B", "PipelineScheduleMulti"),
     "parallelism.pipeline_parallel_schedule_csv": str,
     "activation_checkpoint.mode": ("none", "selective", "full"),
+    "activation_checkpoint.selective_ac_option": ("1", "2", "op"),
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -267,3 +267,18 @@ def test_stage_0_of_deepspeed_reduces_all_gradients_at_once_after_the_last_micro
     whole = 4 * model_shapes(config).num_parameters
     sent = [number for number, delta in forecast(config).events if delta == -whole]
     assert len(sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "read_gib", "tolerance"),
+    [
+        ({"dp": 8, "sequence_length": 8192, "micro_batch": 2, "checkpointing": "every_second"}, 82.4, 0.03),
+        ({"dp": 128, "sequence_length": 8192, "micro_batch": 2, "checkpointing": "every_second"}, 67.0, 0.11),
+        ({"dp": 8, "sequence_length": 32768, "micro_batch": 1, "checkpointing": "full"}, 83.9, 0.03),
+    ],
+)
+def test_torchtitan_s_reserved_memory(fields: dict[str, Any], read_gib: float, tolerance: float) -> None:
+    """Liang et al. 2024 (arXiv 2410.06511), Llama 3 8B on H100, eager, and with full checkpointing compiled."""
+    config = RunConfig.of(model="llama_3_8b", precision="bf16", zero=3, device="cuda", **fields)
+    assert config.num_classes == 128256
+    assert (forecast(config, 0, "h100").memory.reserved_bytes or 0) / 2**30 == pytest.approx(read_gib, rel=tolerance)

@@ -16,6 +16,8 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.data.datasets import ensure_torchvision_imports
+from dlojz.models.qwen_deepseek import LatentAttention
+from dlojz.models.sizes import DEEPSEEK_SIZES
 from dlojz.prediction.rules_of_thumb import Shape, layer_bytes
 from dlojz.prediction.trace import Compute, trace
 from dlojz.train.dispatch_trace import StorageTrace
@@ -56,6 +58,9 @@ CASES: dict[str, Case] = {
     "vit": (lambda: models.build("vit_tiny"), images(64)),
     "gpt": (lambda: models.build("gpt_tiny"), tokens(128)),
     "llama": (lambda: models.build("llama_tiny"), tokens(64)),
+    "llama-every-second": (lambda: models.build("llama_tiny", checkpointing="every_second"), tokens(64)),
+    "qwen": (lambda: models.build("qwen_tiny"), tokens(64)),
+    "latent": (lambda: LatentAttention(DEEPSEEK_SIZES["deepseek_tiny"]), lambda: torch.zeros(2, 32, 128)),
     "coatnet-checkpointed": (lambda: models.build("coatnet_tiny", checkpointing="full"), images(64)),
     "vit-selective": (lambda: models.build("vit_tiny", checkpointing="selective"), images(64)),
     "gpt-checkpointed": (lambda: models.build("gpt_tiny", checkpointing="full"), tokens(64)),

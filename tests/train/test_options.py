@@ -33,6 +33,8 @@ MIXED = {"optimizer": "adamw", "precision": "bf16"}
 CASES: dict[str, dict[str, Any]] = {
     "reference": {},
     "selective-ddp": {**SELECTIVE},
+    "every-second-ddp": {"checkpointing": "every_second"},
+    "every-second-fsdp2": {"zero": 3, "checkpointing": "every_second"},
     "selective-by-hand-3": {**BY_HAND, "zero": 3, **SELECTIVE},
     "selective-fsdp2": {"zero": 3, **SELECTIVE},
     "selective-zero-3": {**DEEPSPEED, "zero": 3, **SELECTIVE},

@@ -123,7 +123,7 @@ class Calculator(Panel):
             return widgets.SelectionSlider(options=options, value=value, description=label, continuous_update=False)
 
         gpus = [("CPU", CPU), *((known.title, name) for name, known in DEVICES.items())]
-        recomputed = ["none", "selective", "full"]
+        recomputed = ["none", "selective", "every_second", "full"]
         controls = {
             "model": choice(say(en="model", fr="modèle"), models.names(), config.model),
             "size": whole("", config.image_size or config.sequence_length or 1, 2**20),
