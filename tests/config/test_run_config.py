@@ -11,7 +11,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
-from dlojz.config.schedules import settled_step
+from dlojz.config.schedules import meets, settled_step
 from dlojz.prediction.forecast import forecast
 from dlojz.runnable import check_runnable
 
@@ -96,6 +96,8 @@ def test_the_processes_must_be_the_product_of_the_degrees() -> None:
         layout.check_processes(2)
     with pytest.raises(LabError, match="use 4 processes"):
         Layout(tp=4).check_processes(3)
+    with pytest.raises(LabError, match="use dp=1"):
+        Layout(dp=2, tp=4).check_processes(4)
 
 
 def test_what_a_run_uses_is_shown_without_what_it_leaves_alone() -> None:
@@ -251,6 +253,17 @@ def test_the_step_that_counts_is_one_that_sends_what_later_ones_send(
     fields: dict[str, Any], first_step: int, settled: int
 ) -> None:
     assert settled_step(RunConfig.of(**fields), first_step) == settled
+
+
+def test_replicas_meet_every_h_steps_behind_the_warm_up_and_at_the_end() -> None:
+    assert [step for step in range(12) if meets(step, 3, 2, 12)] == [4, 7, 10, 11]
+
+
+def test_powersgd_has_1024_columns_at_most() -> None:
+    fields = {"dp": 2, "gradient_compression": "powersgd"}
+    assert RunConfig.of(**fields, powersgd_rank=1024).layout.powersgd_rank == 1024
+    with pytest.raises(LabError, match="1024"):
+        RunConfig.of(**fields, powersgd_rank=1025)
 
 
 @pytest.mark.parametrize(

@@ -160,8 +160,10 @@ def test_the_last_block_of_an_8_bit_moment_has_a_scale_too() -> None:
 
 
 def test_a_compressing_optimizer_keeps_its_errors() -> None:
-    """1-bit Adam on 10 elements over 2 ranks: two moments, one step count, and the errors of 2 chunks as a worker and of
-    1 as a server, of 5 elements each, padded to a byte of signs."""
+    """1-bit Adam on 10 elements over 2 ranks: two moments, one step count, and the errors of 3 chunks.
+
+    Two chunks as a worker and one as a server, of 5 elements each, padded to a byte of signs.
+    """
     config = RunConfig.of(dp=2, engine="by_hand", optimizer="one_bit_adam", warmup_steps=1)
     assert optimizer_bytes(config, [10]) == 4 * (2 * 10 + 1) + 4 * 3 * 8
 
