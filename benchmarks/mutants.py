@@ -121,15 +121,15 @@ _UNITS = {1024: "1000", 1000: "1024", 2**20: "10**6", 10**6: "2**20", 10**9: "2*
 class _Rules(ast.NodeVisitor):
     """All changes that the rules make in one module."""
 
-    def __init__(self, room: Room, path: str, source: bytes) -> None:
-        self._room, self._path, self._source = room, path, source
-        self._lines = source.split(b"\n")
-        starts = [0]
+    def __init__(self, room: Room, path: str) -> None:
+        self._room, self._path, self._source = room, path, (ROOT / path).read_bytes()
+        self._lines = self._source.split(b"\n")
+        self._starts = [0]
         for line in self._lines:
-            starts.append(starts[-1] + len(line) + 1)
-        self._starts = starts
+            self._starts.append(self._starts[-1] + len(line) + 1)
         self._function: list[str] = []
         self.found: list[Mutant] = []
+        self.visit(ast.parse(self._source))
 
     def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
         assert node.end_lineno is not None and node.end_col_offset is not None
@@ -139,42 +139,48 @@ class _Rules(ast.NodeVisitor):
         start, end = self._span(node)
         return self._source[start:end].decode()
 
-    def _replace(self, kind: Kind, node: ast.expr | ast.stmt, text: str, last: ast.expr | None = None) -> None:
-        start, end = self._span(node)
-        self._between(kind, node.lineno, start, self._span(last)[1] if last else end, text)
+    def _replace(self, kind: Kind, node: ast.expr | ast.stmt, text: str) -> None:
+        self._between(kind, node, *self._span(node), text)
 
-    def _between(self, kind: Kind, number: int, start: int, end: int, text: str) -> None:
+    def _operator(self, kind: Kind, whole: ast.expr, left: ast.expr, right: ast.expr, text: str) -> None:
+        """Another operator between two operands, which may stand in parentheses."""
+        start, end = self._span(left)[1], self._span(right)[0]
+        between = self._source[start:end].decode()
+        self._between(kind, whole, start, end, re.sub(r"^(\)*\s*).*?(\s*\(*)$", rf"\g<1>{text}\g<2>", between))
+
+    def _between(self, kind: Kind, node: ast.expr | ast.stmt, start: int, end: int, text: str) -> None:
         changed = self._source[:start] + text.encode() + self._source[end:]
-        last = bisect_left(self._starts, end) - 1
-        old = b" ".join(line.strip() for line in self._lines[number - 1 : last + 1]).decode()
-        first = self._starts[number - 1]
+        first, last = node.lineno - 1, bisect_left(self._starts, end) - 1
         stop = self._starts[last + 1] - 1 + len(changed) - len(self._source)
-        new = b" ".join(line.strip() for line in changed[first:stop].split(b"\n")).decode()
+        old, new = (
+            b" ".join(line.strip() for line in lines).decode()
+            for lines in (self._lines[first : last + 1], changed[self._starts[first] : stop].split(b"\n"))
+        )
         function = ".".join(self._function) or "module"
         said = re.sub(r"\s", "", f"{function}|{kind}|{old}|{new}")
         key = hashlib.sha256(said.encode()).hexdigest()[:16]
-        self.found.append(Mutant(self._room, self._path, number, function, kind, start, end, text, old, new, key))
+        self.found.append(
+            Mutant(self._room, self._path, node.lineno, function, kind, start, end, text, old, new, key)
+        )
 
     # what is left out
 
-    def _visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    def visit(self, node: ast.AST) -> None:
+        """What is told to the type checker, texts and imports stay."""
+        if not isinstance(node, ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
+            super().visit(node)
+
+    def _visit_named(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        """Annotations and decorators are no code of the function, or of the class."""
         if _SHOWN.match(node.name) or any("overload" in ast.dump(one) for one in node.decorator_list):
             return
+        defaults = [] if isinstance(node, ast.ClassDef) else [*node.args.defaults, *filter(None, node.args.kw_defaults)]
         self._function.append(node.name)
-        for default in (*node.args.defaults, *(one for one in node.args.kw_defaults if one)):
-            self.visit(default)
-        for statement in node.body:
-            self.visit(statement)
+        for part in (*defaults, *node.body):
+            self.visit(part)
         self._function.pop()
 
-    visit_FunctionDef = visit_AsyncFunctionDef = _visit_function  # noqa: N815 - names of ast
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        """Annotations and decorators are no code of the class."""
-        self._function.append(node.name)
-        for statement in node.body:
-            self.visit(statement)
-        self._function.pop()
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _visit_named  # noqa: N815 - names of ast
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         """Only the value."""
@@ -187,17 +193,6 @@ class _Rules(ast.NodeVisitor):
         lists = isinstance(node.value, ast.Tuple | ast.List) and names.isupper()  # sizes that are measured, say
         if not _WAITING.search(names.lower()) and "__all__" not in names and not lists:
             self.visit(node.value)
-
-    def visit_Assert(self, node: ast.Assert) -> None:
-        """What is told to the type checker stays."""
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Texts stay."""
-
-    def visit_Import(self, node: ast.Import) -> None:
-        """Imports stay."""
-
-    visit_ImportFrom = visit_Import  # type: ignore[assignment]  # noqa: N815
 
     def visit_keyword(self, node: ast.keyword) -> None:
         """Arguments that say how long to wait stay."""
@@ -214,8 +209,7 @@ class _Rules(ast.NodeVisitor):
         """A statement that is a call."""
         if isinstance(node.value, ast.Constant):
             return
-        called = _called(node.value)
-        if called and any(_CALLS.match(name) for name in called):
+        if any(_CALLS.match(name) for name in _called(node.value)):
             self._replace("missing call", node, "pass")
         self.visit(node.value)
 
@@ -227,7 +221,7 @@ class _Rules(ast.NodeVisitor):
         end = self._span(node.func)[1]
         several = len(node.args) > 1 or name not in ("max", "min") or isinstance(node.func, ast.Attribute)
         if name in _SWAPPED and (several or not any(key.arg == "default" for key in node.keywords)):
-            self._between("max for min", node.lineno, end - len(name), end, _SWAPPED[name])
+            self._between("max for min", node, end - len(name), end, _SWAPPED[name])
         if isinstance(node.func, ast.Name) and name in ("any", "all"):
             self._replace("any for all", node.func, "all" if name == "any" else "any")
         if not re.search("sleep|lru_cache|field$|Field$|compile$", name):
@@ -237,33 +231,29 @@ class _Rules(ast.NodeVisitor):
         """ReduceOp.MAX."""
         if node.attr in ("MAX", "MIN"):
             end = self._span(node)[1]
-            self._between("max for min", node.lineno, end - 3, end, _SWAPPED[node.attr])
+            self._between("max for min", node, end - 3, end, _SWAPPED[node.attr])
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         """Signs, terms, factors."""
-        left, right = self._text(node.left), self._text(node.right)
-        start, end = self._span(node)
-        numbers = not any(_is_text(side) for side in (node.left, node.right))
-        tiny = any(isinstance(one, ast.Constant) and _tiny(one.value) for one in ast.walk(node))
-        if isinstance(node.op, ast.Add | ast.Sub) and numbers and not tiny:
-            swapped = "-" if isinstance(node.op, ast.Add) else "+"
-            inner_start, inner_end = self._span(node.left)[1], self._span(node.right)[0]
-            between = self._source[inner_start:inner_end].decode()
-            operator = "+" if swapped == "-" else "-"
-            self._between("sign", node.lineno, inner_start, inner_end, between.replace(operator, swapped, 1))
-            self._between("dropped term", node.lineno, start, end, left)
-            if isinstance(node.op, ast.Add):
-                self._between("dropped term", node.lineno, start, end, right)
-        joins = isinstance(node.op, ast.Div) and _PATHS.search(self._text(node))
-        if isinstance(node.op, ast.Mult | ast.Div) and numbers and not tiny and not joins:
-            self._between("factor", node.lineno, start, end, f"(2 * ({left}) {_operator(node.op)} ({right}))")
-            self._between("factor", node.lineno, start, end, f"({left})")
-        if isinstance(node.op, ast.FloorDiv):
-            self._between("off by one", node.lineno, start, end, f"({self._text(node)} + 1)")
-        if isinstance(node.op, ast.Pow) and self._text(node) in ("2**20", "10**9", "2**30", "10**6", "2**10", "10**3"):
-            self._between("unit", node.lineno, start, end, _UNITS[eval(self._text(node))])
-            return
+        whole, left, right = self._text(node), self._text(node.left), self._text(node.right)
+        plain = not _is_text(node) and not _has_tiny(node)
+        match node.op:
+            case ast.Add() | ast.Sub() if plain:
+                adds = isinstance(node.op, ast.Add)
+                self._operator("sign", node, node.left, node.right, "-" if adds else "+")
+                self._replace("dropped term", node, left)
+                if adds:
+                    self._replace("dropped term", node, right)
+            case ast.Mult() | ast.Div() if plain and not (isinstance(node.op, ast.Div) and _PATHS.search(whole)):
+                operator = "*" if isinstance(node.op, ast.Mult) else "/"
+                self._replace("factor", node, f"(2 * ({left}) {operator} ({right}))")
+                self._replace("factor", node, f"({left})")
+            case ast.FloorDiv():
+                self._replace("off by one", node, f"({whole} + 1)")
+            case ast.Pow() if whole in ("2**20", "10**9", "2**30", "10**6", "2**10", "10**3"):
+                self._replace("unit", node, _UNITS[eval(whole)])
+                return
         self.generic_visit(node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
@@ -280,27 +270,17 @@ class _Rules(ast.NodeVisitor):
 
     def visit_Compare(self, node: ast.Compare) -> None:
         """Edges; `==` and `in` the other way round."""
-        tiny = any(isinstance(one, ast.Constant) and _tiny(one.value) for one in ast.walk(node))
-        left = node.left
-        for operator, right in zip(node.ops, node.comparators, strict=True):
-            start, end = self._span(left)[1], self._span(right)[0]
-            after = _EDGES[type(operator)]
-            if not (tiny and after in ("<", "<=", ">", ">=")) and "\n" not in self._source[start:end].decode():
-                between = self._source[start:end].decode()
-                spaced = re.sub(r"^(\)*\s*).*?(\s*\(*)$", rf"\g<1>{after}\g<2>", between)
-                self._between("edge", node.lineno, start, end, spaced)
-            left = right
+        tiny = _has_tiny(node)
+        for left, operator, right in zip((node.left, *node.comparators), node.ops, node.comparators, strict=False):
+            if not (tiny and isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE)):
+                self._operator("edge", node, left, right, _EDGES[type(operator)])
         self.generic_visit(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
         """`and` for `or`, where both sides are conditions."""
-        conditions = (ast.Compare, ast.BoolOp, ast.UnaryOp)
-        if all(isinstance(value, conditions) for value in node.values[:2]):
-            start, end = self._span(node.values[0])[1], self._span(node.values[1])[0]
-            between = self._source[start:end].decode()
-            operator, other = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
-            if len(node.values) == 2:
-                self._between("and for or", node.lineno, start, end, between.replace(operator, other, 1))
+        conditions = all(isinstance(value, ast.Compare | ast.BoolOp | ast.UnaryOp) for value in node.values)
+        if conditions and len(node.values) == 2:
+            self._operator("and for or", node, *node.values, "or" if isinstance(node.op, ast.And) else "and")
         self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> None:
@@ -325,10 +305,10 @@ class _Rules(ast.NodeVisitor):
         """A sum of which only the last term is kept, or one with the wrong sign."""
         if not _is_text(node.value):
             start, end = self._span(node.target)[1], self._span(node.value)[0]
-            self._between("lost accumulation", node.lineno, start, end, " = ")
+            self._between("lost accumulation", node, start, end, " = ")
             signs = {ast.Add: " -= ", ast.Sub: " += ", ast.Mult: " += ", ast.Div: " *= "}
             if sign := signs.get(type(node.op)):
-                self._between("sign", node.lineno, start, end, sign)
+                self._between("sign", node, start, end, sign)
         self.visit(node.value)
 
     def visit_Constant(self, node: ast.Constant) -> None:
@@ -350,29 +330,27 @@ def _called(node: ast.expr) -> list[str]:
     """Names of what is called, also in `unwatched(dist.all_reduce)(x)` and `send(x).wait()`."""
     names = []
     while isinstance(node, ast.Call):
-        names.append(_name(node.func))
-        if isinstance(node.func, ast.Call):
-            names += [_name(one) for one in node.func.args]
+        names += [_name(node.func), *(map(_name, node.func.args) if isinstance(node.func, ast.Call) else ())]
         node = node.func.value if isinstance(node.func, ast.Attribute) else node.func
     return names
 
 
-def _operator(node: ast.operator) -> str:
-    return {"Mult": "*", "Div": "/"}[type(node).__name__]
+_COLLECTIONS = (ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp)
+_TEXTS = ("say", "str", "list", "tuple", "join", "sorted", "repr")
 
 
 def _is_text(node: ast.expr) -> bool:
     """Whether an operand is written as a text or a collection, which have no sign."""
     if isinstance(node, ast.BinOp):
         return _is_text(node.left) or _is_text(node.right)
-    collections = (ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp)
-    if isinstance(node, collections) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)):
-        return True
-    return isinstance(node, ast.Call) and _name(node.func) in ("say", "str", "list", "tuple", "join", "sorted", "repr")
+    text = isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+    return text or isinstance(node, _COLLECTIONS) or (isinstance(node, ast.Call) and _name(node.func) in _TEXTS)
 
 
-def _tiny(value: object) -> bool:
-    return isinstance(value, float) and 0 < abs(value) < 1e-5
+def _has_tiny(node: ast.expr) -> bool:
+    """Whether a number as small as a rounding error is added or compared."""
+    numbers = (one.value for one in ast.walk(node) if isinstance(one, ast.Constant))
+    return any(isinstance(value, float) and 0 < abs(value) < 1e-5 for value in numbers)
 
 
 def _prints(body: Sequence[ast.stmt]) -> bool:
@@ -421,10 +399,7 @@ def mutants_of(room: Room) -> list[Mutant]:
     for path in files_of(f"dlojz/{room}/**/*.py"):
         if _DRAWN_MODULES.search(path) or path.endswith("__init__.py"):
             continue
-        source = (ROOT / path).read_bytes()
-        rules = _Rules(room, path, source)
-        rules.visit(ast.parse(source))
-        for mutant in rules.found:
+        for mutant in _Rules(room, path).found:
             if not _means_the_same(mutant):
                 found.setdefault(mutant.key, mutant)
     return [found[key] for key in sorted(found)]
@@ -723,14 +698,15 @@ class Results:
         """Which of some tests sees a mutant; empty if none does."""
         left = sorted(tests, key=lambda name: tests[name])
         while left:
+            limit_s = 60 + 10 * sum(tests[name] for name in left)
             with tree.changed({mutant.path: mutant.changed()}):
-                said, by, _ = tree.pytest(left, 60 + 10 * sum(tests[name] for name in left))
+                said, by, _ = tree.pytest(left, limit_s)
             if said in ("green", "none"):
                 return ""
             again = [by] if by in left else left
-            if said == "late" or tree.pytest(again)[0] == "green":
+            if tree.pytest(again, limit_s)[0] == "green":
                 return by
-            left = [name for name in left if name not in again]  # red on its own without the mutant, too
+            left = [name for name in left if name not in again]  # red or late without the mutant, too
         return ""
 
     def run(self, tree: Tree, mutant: Mutant) -> dict[str, Any]:
