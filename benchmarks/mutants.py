@@ -224,7 +224,7 @@ class _Rules(ast.NodeVisitor):
             self._between("max for min", node, end - len(name), end, _SWAPPED[name])
         if isinstance(node.func, ast.Name) and name in ("any", "all"):
             self._replace("any for all", node.func, "all" if name == "any" else "any")
-        if not re.search("sleep|lru_cache|field$|Field$|compile$", name):
+        if not re.search("sleep|lru_cache|field$|Field$|compile$|^randn?$", name):
             self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
