@@ -319,7 +319,7 @@ def a_list(x: Tensor, *more: Any) -> list[Tensor]:
 def test_the_rank_that_is_farthest_off_is_named() -> None:
     right = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])]
     given = [right[0] + torch.tensor([0.5, 0.0]), right[1] + torch.tensor([0.0, 2.0])]
-    said = diagnose(RankEvidence("loss", Said("the loss", "la loss"), given, right))
+    said = diagnose(RankEvidence(name="loss", label=Said("the loss", "la loss"), given=given, expected=right))
     assert said is not None
     assert said.en.endswith("wrong on ranks 0 and 1: up to 2 away from what one process computes (rank 1).")
 
