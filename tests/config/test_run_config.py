@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
+from dlojz.config.fields import explicit_bounds
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import meets, settled_step
@@ -33,6 +34,8 @@ from dlojz.runnable import check_runnable
             {"offload": "optimizer"},
             "offload='optimizer' is DeepSpeed's, from ZeRO-1 on.*use engine='deepspeed', zero=1",
         ),
+        ({"offload": "optimizer", "engine": "deepspeed", "dp": 2}, "from ZeRO-1 on.*use engine='deepspeed', zero=1"),
+        ({"offload": "parameters", "zero": 3, "dp": 2}, "from ZeRO-3 on.*use engine='deepspeed', zero=3"),
         ({"nvme_path": "/nvme"}, "nvme_path takes what DeepSpeed ZeRO-3 offloads.*use zero=3"),
         ({"dp": 2, "zero": 3, "bucket_mib": 1}, "FSDP2 has no such buckets: use it with DDP"),
         ({"dp": 2, "engine": "deepspeed", "bucket_mib": 1}, "DeepSpeed ZeRO-0 has no such buckets"),
@@ -257,6 +260,17 @@ def test_the_step_that_counts_is_one_that_sends_what_later_ones_send(
 
 def test_replicas_meet_every_h_steps_behind_the_warm_up_and_at_the_end() -> None:
     assert [step for step in range(12) if meets(step, 3, 2, 12)] == [4, 7, 10, 11]
+
+
+def test_a_fourth_of_the_steps_warms_a_compressing_optimizer_up() -> None:
+    fields = {"dp": 2, "engine": "by_hand", "optimizer": "one_bit_adam"}
+    assert [RunConfig.of(**fields, steps=steps).warmup_steps for steps in (2, 40)] == [1, 10]
+
+
+def test_a_list_of_first_blocks_is_read_or_is_none() -> None:
+    assert explicit_bounds("at:3, 7") == (3, 7)
+    assert explicit_bounds("at:3,x") == ()
+    assert explicit_bounds("flops") is None
 
 
 def test_powersgd_has_1024_columns_at_most() -> None:
