@@ -97,6 +97,12 @@ def test_hostile_answers_are_text(tmp_path: Path) -> None:
     assert "<script" not in title
 
 
+def test_lines_too_wide_for_two_columns_stand_below_one_another() -> None:
+    mine, theirs = "x" * 60, "z" * 60
+    shown = repr(Difference("attention", "n.ipynb", ("y", mine, "y"), ("y", theirs, "y")))
+    assert shown.splitlines()[-4:] == ["  y", f"- {mine}", f"+ {theirs}", "  y"]
+
+
 def test_an_endless_answer_is_cut(tmp_path: Path) -> None:
     found = diff("attention", answered(tmp_path, "\n".join(f"    x = {n}" for n in range(10_000))))
     assert len(found.answer) == 400
