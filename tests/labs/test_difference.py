@@ -17,7 +17,8 @@ from dlojz.base.language import use_language
 from dlojz.cli.main import DONE, REFUSED, main
 from dlojz.labs.kit.exercise import NotDone
 from dlojz.labs.kit.lab import Difference, diff
-from dlojz.running.run import Run, answer_with, launched_utc
+from dlojz.running.folder import launched_utc
+from dlojz.running.run import Run, answer_with
 from dlojz.running.store import claim
 
 ROOT = Path(dlojz.__file__).parent.parent
