@@ -1,23 +1,23 @@
 """Which small wrong changes the tests see: mutation testing, with changes chosen by rule.
 
-    python benchmarks/mutants.py --most 126 --resume mutants.json
-    python benchmarks/mutants.py --room pipeline --most 40 --jobs 2
+    python benchmarks/mutants.py --resume mutants.json
+    python benchmarks/mutants.py --room pipeline --most 40
 
 A mutant is the package with one small wrong change: `<` for `<=`, `max` for `min`, a term of a sum left out, a missing
-all-reduce, 1000 for 1024 (all in `KINDS`). Mutants are drawn with a fixed seed, spread over rooms, kinds and functions.
-Each is made in a temporary copy of the tree, never in the checkout, and the tests of its room run on it: first the
-files that import or name the changed module, then the rest of the room, then those outside that know the module (where
-they are few), the fastest first. Each file runs once without a mutant, with a probe at each changed statement: files
-that never reach a statement cannot see a change of it, and are left out; tests that reach it run first.
+all-reduce, 1000 for 1024 (all in `KINDS`). Of each room they are drawn kind after kind, by a hash of the function's
+name, the kind, and the line before and after: code that moves or changes elsewhere leaves the sample as it is.
 
-A mutant is killed when a test fails that is green without it, twice: a test that fails once by chance is no kill. What
-survives is a test to write, or a change that means the same: read it before you write.
+Each is made in a temporary copy of the tree, never in the checkout. Test files run in this order: those that import or
+name the changed module, those of the room that import another one of its folder, the rest of the room, and those
+outside that know the module, where they are few. Each file runs once without a mutant, with a probe at each changed
+statement; of each, only the tests that reach the statement run, the fastest first, until one fails. A mutant is killed
+when that test is green without it. What survives is a test to write, or code without effect: read it before you write.
 
-Left out are docstrings, annotations, messages (`say`, `raise`, `print`, logs), `__repr__`, drawing, decorators, times
-to wait, and changes that mean the same by rule (see `_means_the_same`).
+Left out are docstrings, annotations, messages (`say`, `print`, logs), `__repr__`, drawing, decorators, times to wait,
+and changes that mean the same by rule (see `_means_the_same`).
 
 Exit code 1 if fewer than 95 % are killed. With `--resume`, results are kept as they come, and a second call goes on:
-what was killed stays so until its module changes, what survived runs again once tests have changed.
+what was killed stays so, what survived runs again once tests of the room have changed.
 
 Source: DeMillo, Lipton and Sayward 1978, "Hints on test data selection", IEEE Computer 11(4); Just et al. 2014, "Are
 mutants a valid substitute for real faults in software testing?", FSE.
@@ -29,7 +29,6 @@ import ast
 import hashlib
 import json
 import os
-import random
 import re
 import select
 import shutil
@@ -41,43 +40,20 @@ import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
-from operator import itemgetter
 from pathlib import Path
-from queue import Queue
-from threading import Lock
 from typing import Annotated, Any, Literal, get_args
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 GOAL = 0.95
 LONGEST_S = 1500.0
-"""How long test files may take without a mutant."""
-FIRST = 40
-"""Tests that reach a mutant and run before whole files, the fastest of them."""
-SLOW_S = 25.0
-"""Test files that take longer run last."""
-
-# -- rooms: their modules and their tests, as globs from the root; a leading "!" takes away
-
-Room = Literal["prediction", "cost_model", "pipeline", "by_hand", "config", "running", "labs/kit"]
-ROOMS: tuple[Room, ...] = get_args(Room)
-Globs = tuple[str, ...]
-
-
-def globs_of(room: Room) -> tuple[Globs, Globs]:
-    """Modules and test files of a room."""
-    tests = room.split("/")[0]  # those of the labs' kit stand with the labs'
-    return (f"dlojz/{room}/**/*.py",), (f"tests/{tests}/**/test_*.py",)
-
-
+"""How long a test file may take without a mutant."""
 FEW = 6
 """What more test files outside its room import is a word that everybody uses, and none of them is about it."""
 SLOW = tuple(
@@ -85,6 +61,8 @@ SLOW = tuple(
 )
 """Tests outside a room that are not run, though they import a changed module: trainings, notebooks, a network."""
 
+Room = Literal["prediction", "cost_model", "pipeline", "by_hand", "config", "running", "labs/kit"]
+ROOMS: tuple[Room, ...] = get_args(Room)
 Kind = Literal[
     "sign", "factor", "off by one", "edge", "max for min", "any for all", "unit", "dropped term", "missing call",
     "error swallowed", "dropped branch", "and for or", "lost accumulation", "true for false",
@@ -107,6 +85,11 @@ class Mutant:
     old: str
     new: str
     key: str
+
+    def changed(self) -> bytes:
+        """The module with this change."""
+        source = (ROOT / self.path).read_bytes()
+        return source[: self.start] + self.text.encode() + source[self.end :]
 
 
 # -- the rules
@@ -138,15 +121,15 @@ _UNITS = {1024: "1000", 1000: "1024", 2**20: "10**6", 10**6: "2**20", 10**9: "2*
 class _Rules(ast.NodeVisitor):
     """All changes that the rules make in one module."""
 
-    def __init__(self, room: Room, path: str, source: bytes) -> None:
-        self._room, self._path, self._source = room, path, source
-        self._lines = source.split(b"\n")
-        starts = [0]
+    def __init__(self, room: Room, path: str) -> None:
+        self._room, self._path, self._source = room, path, (ROOT / path).read_bytes()
+        self._lines = self._source.split(b"\n")
+        self._starts = [0]
         for line in self._lines:
-            starts.append(starts[-1] + len(line) + 1)
-        self._starts = starts
+            self._starts.append(self._starts[-1] + len(line) + 1)
         self._function: list[str] = []
         self.found: list[Mutant] = []
+        self.visit(ast.parse(self._source))
 
     def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
         assert node.end_lineno is not None and node.end_col_offset is not None
@@ -156,41 +139,48 @@ class _Rules(ast.NodeVisitor):
         start, end = self._span(node)
         return self._source[start:end].decode()
 
-    def _replace(self, kind: Kind, node: ast.expr | ast.stmt, text: str, last: ast.expr | None = None) -> None:
-        start, end = self._span(node)
-        self._between(kind, node.lineno, start, self._span(last)[1] if last else end, text)
+    def _replace(self, kind: Kind, node: ast.expr | ast.stmt, text: str) -> None:
+        self._between(kind, node, *self._span(node), text)
 
-    def _between(self, kind: Kind, number: int, start: int, end: int, text: str) -> None:
+    def _operator(self, kind: Kind, whole: ast.expr, left: ast.expr, right: ast.expr, text: str) -> None:
+        """Another operator between two operands, which may stand in parentheses."""
+        start, end = self._span(left)[1], self._span(right)[0]
+        between = self._source[start:end].decode()
+        self._between(kind, whole, start, end, re.sub(r"^(\)*\s*).*?(\s*\(*)$", rf"\g<1>{text}\g<2>", between))
+
+    def _between(self, kind: Kind, node: ast.expr | ast.stmt, start: int, end: int, text: str) -> None:
         changed = self._source[:start] + text.encode() + self._source[end:]
-        last = bisect_left(self._starts, end) - 1
-        old = b" ".join(line.strip() for line in self._lines[number - 1 : last + 1]).decode()
-        first = self._starts[number - 1]
+        first, last = node.lineno - 1, bisect_left(self._starts, end) - 1
         stop = self._starts[last + 1] - 1 + len(changed) - len(self._source)
-        new = b" ".join(line.strip() for line in changed[first:stop].split(b"\n")).decode()
+        old, new = (
+            b" ".join(line.strip() for line in lines).decode()
+            for lines in (self._lines[first : last + 1], changed[self._starts[first] : stop].split(b"\n"))
+        )
         function = ".".join(self._function) or "module"
-        key = hashlib.sha256(self._path.encode() + changed).hexdigest()[:16]
-        self.found.append(Mutant(self._room, self._path, number, function, kind, start, end, text, old, new, key))
+        said = re.sub(r"\s", "", f"{function}|{kind}|{old}|{new}")
+        key = hashlib.sha256(said.encode()).hexdigest()[:16]
+        self.found.append(
+            Mutant(self._room, self._path, node.lineno, function, kind, start, end, text, old, new, key)
+        )
 
     # what is left out
 
-    def _visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    def visit(self, node: ast.AST) -> None:
+        """What is told to the type checker, texts and imports stay."""
+        if not isinstance(node, ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
+            super().visit(node)
+
+    def _visit_named(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        """Annotations and decorators are no code of the function, or of the class."""
         if _SHOWN.match(node.name) or any("overload" in ast.dump(one) for one in node.decorator_list):
             return
+        defaults = [] if isinstance(node, ast.ClassDef) else [*node.args.defaults, *filter(None, node.args.kw_defaults)]
         self._function.append(node.name)
-        for default in (*node.args.defaults, *(one for one in node.args.kw_defaults if one)):
-            self.visit(default)
-        for statement in node.body:
-            self.visit(statement)
+        for part in (*defaults, *node.body):
+            self.visit(part)
         self._function.pop()
 
-    visit_FunctionDef = visit_AsyncFunctionDef = _visit_function  # noqa: N815 - names of ast
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        """Annotations and decorators are no code of the class."""
-        self._function.append(node.name)
-        for statement in node.body:
-            self.visit(statement)
-        self._function.pop()
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _visit_named  # noqa: N815 - names of ast
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         """Only the value."""
@@ -203,17 +193,6 @@ class _Rules(ast.NodeVisitor):
         lists = isinstance(node.value, ast.Tuple | ast.List) and names.isupper()  # sizes that are measured, say
         if not _WAITING.search(names.lower()) and "__all__" not in names and not lists:
             self.visit(node.value)
-
-    def visit_Assert(self, node: ast.Assert) -> None:
-        """What is told to the type checker stays."""
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Texts stay."""
-
-    def visit_Import(self, node: ast.Import) -> None:
-        """Imports stay."""
-
-    visit_ImportFrom = visit_Import  # type: ignore[assignment]  # noqa: N815
 
     def visit_keyword(self, node: ast.keyword) -> None:
         """Arguments that say how long to wait stay."""
@@ -230,8 +209,7 @@ class _Rules(ast.NodeVisitor):
         """A statement that is a call."""
         if isinstance(node.value, ast.Constant):
             return
-        called = _called(node.value)
-        if called and any(_CALLS.match(name) for name in called):
+        if any(_CALLS.match(name) for name in _called(node.value)):
             self._replace("missing call", node, "pass")
         self.visit(node.value)
 
@@ -243,43 +221,39 @@ class _Rules(ast.NodeVisitor):
         end = self._span(node.func)[1]
         several = len(node.args) > 1 or name not in ("max", "min") or isinstance(node.func, ast.Attribute)
         if name in _SWAPPED and (several or not any(key.arg == "default" for key in node.keywords)):
-            self._between("max for min", node.lineno, end - len(name), end, _SWAPPED[name])
+            self._between("max for min", node, end - len(name), end, _SWAPPED[name])
         if isinstance(node.func, ast.Name) and name in ("any", "all"):
             self._replace("any for all", node.func, "all" if name == "any" else "any")
-        if not re.search("sleep|lru_cache|field$|Field$|compile$", name):
+        if not re.search("sleep|lru_cache|field$|Field$|compile$|^randn?$", name):
             self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         """ReduceOp.MAX."""
         if node.attr in ("MAX", "MIN"):
             end = self._span(node)[1]
-            self._between("max for min", node.lineno, end - 3, end, _SWAPPED[node.attr])
+            self._between("max for min", node, end - 3, end, _SWAPPED[node.attr])
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         """Signs, terms, factors."""
-        left, right = self._text(node.left), self._text(node.right)
-        start, end = self._span(node)
-        numbers = not any(_is_text(side) for side in (node.left, node.right))
-        tiny = any(isinstance(one, ast.Constant) and _tiny(one.value) for one in ast.walk(node))
-        if isinstance(node.op, ast.Add | ast.Sub) and numbers and not tiny:
-            swapped = "-" if isinstance(node.op, ast.Add) else "+"
-            inner_start, inner_end = self._span(node.left)[1], self._span(node.right)[0]
-            between = self._source[inner_start:inner_end].decode()
-            operator = "+" if swapped == "-" else "-"
-            self._between("sign", node.lineno, inner_start, inner_end, between.replace(operator, swapped, 1))
-            self._between("dropped term", node.lineno, start, end, left)
-            if isinstance(node.op, ast.Add):
-                self._between("dropped term", node.lineno, start, end, right)
-        joins = isinstance(node.op, ast.Div) and _PATHS.search(self._text(node))
-        if isinstance(node.op, ast.Mult | ast.Div) and numbers and not tiny and not joins:
-            self._between("factor", node.lineno, start, end, f"(2 * ({left}) {_operator(node.op)} ({right}))")
-            self._between("factor", node.lineno, start, end, f"({left})")
-        if isinstance(node.op, ast.FloorDiv):
-            self._between("off by one", node.lineno, start, end, f"({self._text(node)} + 1)")
-        if isinstance(node.op, ast.Pow) and self._text(node) in ("2**20", "10**9", "2**30", "10**6", "2**10", "10**3"):
-            self._between("unit", node.lineno, start, end, _UNITS[eval(self._text(node))])
-            return
+        whole, left, right = self._text(node), self._text(node.left), self._text(node.right)
+        plain = not _is_text(node) and not _has_tiny(node)
+        match node.op:
+            case ast.Add() | ast.Sub() if plain:
+                adds = isinstance(node.op, ast.Add)
+                self._operator("sign", node, node.left, node.right, "-" if adds else "+")
+                self._replace("dropped term", node, left)
+                if adds:
+                    self._replace("dropped term", node, right)
+            case ast.Mult() | ast.Div() if plain and not (isinstance(node.op, ast.Div) and _PATHS.search(whole)):
+                operator = "*" if isinstance(node.op, ast.Mult) else "/"
+                self._replace("factor", node, f"(2 * ({left}) {operator} ({right}))")
+                self._replace("factor", node, f"({left})")
+            case ast.FloorDiv():
+                self._replace("off by one", node, f"({whole} + 1)")
+            case ast.Pow() if whole in ("2**20", "10**9", "2**30", "10**6", "2**10", "10**3"):
+                self._replace("unit", node, _UNITS[eval(whole)])
+                return
         self.generic_visit(node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
@@ -296,27 +270,17 @@ class _Rules(ast.NodeVisitor):
 
     def visit_Compare(self, node: ast.Compare) -> None:
         """Edges; `==` and `in` the other way round."""
-        tiny = any(isinstance(one, ast.Constant) and _tiny(one.value) for one in ast.walk(node))
-        left = node.left
-        for operator, right in zip(node.ops, node.comparators, strict=True):
-            start, end = self._span(left)[1], self._span(right)[0]
-            after = _EDGES[type(operator)]
-            if not (tiny and after in ("<", "<=", ">", ">=")) and "\n" not in self._source[start:end].decode():
-                between = self._source[start:end].decode()
-                spaced = re.sub(r"^(\)*\s*).*?(\s*\(*)$", rf"\g<1>{after}\g<2>", between)
-                self._between("edge", node.lineno, start, end, spaced)
-            left = right
+        tiny = _has_tiny(node)
+        for left, operator, right in zip((node.left, *node.comparators), node.ops, node.comparators, strict=False):
+            if not (tiny and isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE)):
+                self._operator("edge", node, left, right, _EDGES[type(operator)])
         self.generic_visit(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
         """`and` for `or`, where both sides are conditions."""
-        conditions = (ast.Compare, ast.BoolOp, ast.UnaryOp)
-        if all(isinstance(value, conditions) for value in node.values[:2]):
-            start, end = self._span(node.values[0])[1], self._span(node.values[1])[0]
-            between = self._source[start:end].decode()
-            operator, other = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
-            if len(node.values) == 2:
-                self._between("and for or", node.lineno, start, end, between.replace(operator, other, 1))
+        conditions = all(isinstance(value, ast.Compare | ast.BoolOp | ast.UnaryOp) for value in node.values)
+        if conditions and len(node.values) == 2:
+            self._operator("and for or", node, *node.values, "or" if isinstance(node.op, ast.And) else "and")
         self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> None:
@@ -341,10 +305,10 @@ class _Rules(ast.NodeVisitor):
         """A sum of which only the last term is kept, or one with the wrong sign."""
         if not _is_text(node.value):
             start, end = self._span(node.target)[1], self._span(node.value)[0]
-            self._between("lost accumulation", node.lineno, start, end, " = ")
+            self._between("lost accumulation", node, start, end, " = ")
             signs = {ast.Add: " -= ", ast.Sub: " += ", ast.Mult: " += ", ast.Div: " *= "}
             if sign := signs.get(type(node.op)):
-                self._between("sign", node.lineno, start, end, sign)
+                self._between("sign", node, start, end, sign)
         self.visit(node.value)
 
     def visit_Constant(self, node: ast.Constant) -> None:
@@ -366,29 +330,27 @@ def _called(node: ast.expr) -> list[str]:
     """Names of what is called, also in `unwatched(dist.all_reduce)(x)` and `send(x).wait()`."""
     names = []
     while isinstance(node, ast.Call):
-        names.append(_name(node.func))
-        if isinstance(node.func, ast.Call):
-            names += [_name(one) for one in node.func.args]
+        names += [_name(node.func), *(map(_name, node.func.args) if isinstance(node.func, ast.Call) else ())]
         node = node.func.value if isinstance(node.func, ast.Attribute) else node.func
     return names
 
 
-def _operator(node: ast.operator) -> str:
-    return {"Mult": "*", "Div": "/"}[type(node).__name__]
+_COLLECTIONS = (ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp)
+_TEXTS = ("say", "str", "list", "tuple", "join", "sorted", "repr")
 
 
 def _is_text(node: ast.expr) -> bool:
     """Whether an operand is written as a text or a collection, which have no sign."""
     if isinstance(node, ast.BinOp):
         return _is_text(node.left) or _is_text(node.right)
-    collections = (ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp)
-    if isinstance(node, collections) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)):
-        return True
-    return isinstance(node, ast.Call) and _name(node.func) in ("say", "str", "list", "tuple", "join", "sorted", "repr")
+    text = isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+    return text or isinstance(node, _COLLECTIONS) or (isinstance(node, ast.Call) and _name(node.func) in _TEXTS)
 
 
-def _tiny(value: object) -> bool:
-    return isinstance(value, float) and 0 < abs(value) < 1e-5
+def _has_tiny(node: ast.expr) -> bool:
+    """Whether a number as small as a rounding error is added or compared."""
+    numbers = (one.value for one in ast.walk(node) if isinstance(one, ast.Constant))
+    return any(isinstance(value, float) and 0 < abs(value) < 1e-5 for value in numbers)
 
 
 def _prints(body: Sequence[ast.stmt]) -> bool:
@@ -421,68 +383,57 @@ def _means_the_same(mutant: Mutant) -> bool:
 # -- choosing
 
 
-def files_of(patterns: Iterable[str], root: Path = ROOT) -> list[str]:
-    """Files that the globs name, as paths from the root."""
-    found: set[str] = set()
-    for pattern in patterns:
-        names = {path.relative_to(root).as_posix() for path in root.glob(pattern.lstrip("!")) if path.is_file()}
-        found = found - names if pattern.startswith("!") else found | names
-    return sorted(found)
+def files_of(pattern: str) -> list[str]:
+    """Files that a glob names, as paths from the root."""
+    return sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern) if path.is_file())
 
 
-def room_of(name: Room) -> tuple[list[str], list[str]]:
-    """Modules and test files of a room, where it is now."""
-    modules, tests = globs_of(name)
-    return files_of(modules), files_of(tests)
+def tests_in(room: Room) -> list[str]:
+    """Test files of a room; those of the labs' kit stand with the labs'."""
+    return files_of(f"tests/{room.split('/')[0]}/**/test_*.py")
 
 
 def mutants_of(room: Room) -> list[Mutant]:
-    """All mutants of a room that the rules make."""
-    found = []
-    for path in room_of(room)[0]:
+    """All mutants of a room that the rules make, in the order of their keys."""
+    found: dict[str, Mutant] = {}
+    for path in files_of(f"dlojz/{room}/**/*.py"):
         if _DRAWN_MODULES.search(path) or path.endswith("__init__.py"):
             continue
-        source = (ROOT / path).read_bytes()
-        rules = _Rules(room, path, source)
-        rules.visit(ast.parse(source))
-        found += [mutant for mutant in rules.found if not _means_the_same(mutant)]
-    return found
+        for mutant in _Rules(room, path).found:
+            if not _means_the_same(mutant):
+                found.setdefault(mutant.key, mutant)
+    return [found[key] for key in sorted(found)]
 
 
-def sample(mutants: Sequence[Mutant], most: int, seed: int) -> list[Mutant]:
+def sample(mutants: Iterable[Mutant], most: int) -> list[Mutant]:
     """So many mutants of one room, kind after kind, and of one function again only when all others have one.
 
-    A longer sample begins with the shorter one of the same seed.
+    A longer sample begins with the shorter one.
     """
-    draw = random.Random(f"{seed} {mutants[0].room}" if mutants else seed)
-    queues: dict[Kind, list[Mutant]] = {kind: [one for one in mutants if one.kind == kind] for kind in KINDS}
-    kinds = [kind for kind in KINDS if queues[kind]]
-    draw.shuffle(kinds)
-    for kind in kinds:
-        draw.shuffle(queues[kind])
-    taken: Counter[str] = Counter()
+    queues: dict[Kind, list[Mutant]] = {kind: [] for kind in KINDS}
+    for mutant in mutants:
+        queues[mutant.kind].append(mutant)
+    taken: Counter[tuple[str, str]] = Counter()
     chosen: list[Mutant] = []
     while len(chosen) < most and any(queues.values()):
-        for kind in kinds:
-            if not queues[kind] or len(chosen) == most:
+        for queue in queues.values():
+            if not queue or len(chosen) == most:
                 continue
-            best = min(queues[kind], key=lambda one: (taken[f"{one.path} {one.function}"], taken[one.path]))
-            queues[kind].remove(best)
-            if not _is_a_change(best):
-                continue
-            taken.update((f"{best.path} {best.function}", best.path))
-            chosen.append(best)
+            best = min(queue, key=lambda one: taken[one.path, one.function])
+            queue.remove(best)
+            if _is_a_change(best):
+                taken[best.path, best.function] += 1
+                chosen.append(best)
     return chosen
 
 
 def _is_a_change(mutant: Mutant) -> bool:
     """Whether it can be read, and is another program."""
-    source = (ROOT / mutant.path).read_bytes()
     try:
-        changed = ast.parse(source[: mutant.start] + mutant.text.encode() + source[mutant.end :])
+        changed = ast.parse(mutant.changed())
     except (SyntaxError, ValueError):
         return False
-    return ast.dump(changed) != ast.dump(ast.parse(source))
+    return ast.dump(changed) != ast.dump(ast.parse((ROOT / mutant.path).read_bytes()))
 
 
 @cache
@@ -498,83 +449,24 @@ def imported_by(test: str) -> frozenset[str]:
 
 
 def tests_of(mutant: Mutant) -> list[list[str]]:
-    """Test files in the order in which they run.
-
-    The module's own examples and those of the room that know it; those that know another one of its folder; the room's
-    others; and those outside that know the module, where they are few.
-    """
-    dotted, room = mutant.path.removesuffix(".py").replace("/", "."), room_of(mutant.room)[1]
-    stem = Path(mutant.path).stem
+    """Test files in four groups, in the order in which they run; the module's own examples are in the first."""
+    dotted, room = mutant.path.removesuffix(".py").replace("/", "."), tests_in(mutant.room)
 
     def knows(test: str) -> bool:
-        return dotted in imported_by(test) or Path(test).stem == f"test_{stem}"
+        return dotted in imported_by(test) or Path(test).stem == f"test_{Path(mutant.path).stem}"
 
-    every = files_of(["tests/**/test_*.py"])
-    outside = [one for one in every if one not in room and not one.startswith(SLOW) and knows(one)]
-    folder = dotted.rpartition(".")[0] + "."
-    beside = [one for one in room if not knows(one) and any(name.startswith(folder) for name in imported_by(one))]
-    examples = [mutant.path] if ">>> " in (ROOT / mutant.path).read_text(encoding="utf-8") else []
-    return [
-        examples + [one for one in room if knows(one)],
-        beside,
-        [one for one in room if not knows(one) and one not in beside],
-        outside if len(outside) <= FEW else [],
+    outside = [
+        one for one in files_of("tests/**/test_*.py") if one not in room and not one.startswith(SLOW) and knows(one)
     ]
+    folder = dotted.rpartition(".")[0] + "."
+    near = [one for one in room if knows(one)]
+    beside = [one for one in room if one not in near and any(name.startswith(folder) for name in imported_by(one))]
+    examples = [mutant.path] if ">>> " in (ROOT / mutant.path).read_text(encoding="utf-8") else []
+    rest = [one for one in room if one not in near and one not in beside]
+    return [examples + near, beside, rest, outside if len(outside) <= FEW else []]
 
 
 # -- running
-
-
-@dataclass
-class Result:
-    """What became of a mutant: `killed`, `survived` or `no tests`; and which test saw it first."""
-
-    verdict: str
-    by: str
-    seconds: float
-    tests: str
-
-
-class Results:
-    """What is known so far, in memory and, with a path, in a file that is written whole each time."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path, self._lock = path, Lock()
-        stored = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
-        self.baseline: dict[str, dict[str, float | bool | str]] = stored.get("baseline", {})
-        self.results = {key: Result(**value) for key, value in stored.get("results", {}).items()}
-        self.mutants: dict[str, dict[str, object]] = stored.get("mutants", {})
-        self.reached: dict[str, dict[str, Any]] = stored.get("reached", {})
-
-    def put(self, key: str, mutant: Mutant, result: Result) -> None:
-        """Keep one result."""
-        with self._lock:
-            self.results[key], self.mutants[key] = result, asdict(mutant)
-        self.write()
-
-    def write(self) -> None:
-        """To the file, if there is one."""
-        if self._path is None:
-            return
-        with self._lock:
-            content = {
-                "baseline": self.baseline,
-                "results": {key: asdict(result) for key, result in self.results.items()},
-                "mutants": self.mutants,
-                "reached": self.reached,
-            }
-            beside = self._path.with_suffix(".new")
-            beside.write_text(json.dumps(content, indent=1), encoding="utf-8")
-            beside.replace(self._path)
-
-
-@cache
-def digest_of(patterns: tuple[str, ...]) -> str:
-    """Of the content of files, to see whether they have changed."""
-    digest = hashlib.sha256()
-    for path in files_of(patterns):
-        digest.update(path.encode() + (ROOT / path).read_bytes())
-    return digest.hexdigest()[:16]
 
 
 SERVER = """
@@ -626,8 +518,8 @@ def reached(key):
 class Tree:
     """A copy of the tree in which one file at a time is wrong."""
 
-    def __init__(self, folder: Path, number: int) -> None:
-        self.folder = folder / f"tree-{number}"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "tree"
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=ROOT,
@@ -639,8 +531,8 @@ class Tree:
                 (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.folder / name)
         self._stamp = int(time.time()) - 10**7
-        self._cache = folder / f"cache-{number}"
-        self._reached = folder / f"reached-{number}"
+        self._cache, self._reached = folder / "cache", folder / "reached"
+        self._log, self._times = folder / "log", folder / "times"
         self._server = subprocess.Popen(
             [sys.executable, "-c", SERVER],
             cwd=self.folder,
@@ -649,12 +541,7 @@ class Tree:
             stdout=subprocess.PIPE,
         )
 
-    def _ask(self, task: dict[str, object]) -> None:
-        assert self._server.stdin is not None
-        self._server.stdin.write(json.dumps(task).encode() + b"\n")
-        self._server.stdin.flush()
-
-    def _answer(self) -> str:
+    def _answer(self) -> int:
         """One line, unbuffered: what is not read yet must be seen by `select`."""
         assert self._server.stdout is not None
         line = b""
@@ -662,7 +549,7 @@ class Tree:
             if not (read := os.read(self._server.stdout.fileno(), 1)):
                 raise SystemExit("the process that runs the tests has ended: look for what was printed above.")
             line += read
-        return line.decode()
+        return int(line)
 
     @contextmanager
     def changed(self, files: Mapping[str, bytes]) -> Iterator[None]:
@@ -680,52 +567,47 @@ class Tree:
         (self.folder / path).write_bytes(content)
         os.utime(self.folder / path, (self._stamp, self._stamp))
 
-    def pytest(self, tests: Sequence[str], limit_s: float, without: Iterable[str] = ()) -> tuple[str, str, float]:
-        """Run test files until one test fails: `green`, `red`, `late` or `none`; which test; seconds."""
+    def pytest(self, tests: Sequence[str], limit_s: float = LONGEST_S) -> tuple[str, str, float]:
+        """Run tests until one fails: `green`, `red`, `late` or `none`; which test; seconds."""
         begun = time.monotonic()
-        options = ("-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "--show-capture=no")
-        away = [f"--deselect={test}" for test in without]
-        log = self.folder.with_suffix(".log")
-        times = str(self.folder.with_suffix(".times"))
-        self._ask({"arguments": [*options, *away, *tests], "log": str(log), "times": times})
-        group = int(self._answer())
-        assert self._server.stdout is not None
+        arguments = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "--show-capture=no", *tests]
+        task = json.dumps({"arguments": arguments, "log": str(self._log), "times": str(self._times)})
+        assert self._server.stdin is not None and self._server.stdout is not None
+        self._server.stdin.write(task.encode() + b"\n")
+        self._server.stdin.flush()
+        group = self._answer()
         late = not select.select([self._server.stdout], [], [], limit_s)[0]
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)  # also what a test has left running
-        code = int(self._answer())
-        output = log.read_text(encoding="utf-8", errors="replace")
-        seconds = time.monotonic() - begun
-        if late:
-            return "late", f"not done after {limit_s:.0f} s", seconds
-        if code == 0:
-            return "green", "", seconds
-        if code == 5:
-            return "none", "", seconds
+        code, seconds = self._answer(), time.monotonic() - begun
+        output = self._log.read_text(encoding="utf-8", errors="replace")
+        if late or code in (0, 5):
+            return "late" if late else "none" if code else "green", f"not done after {limit_s:.0f} s", seconds
         told = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", output, re.MULTILINE)
         return "red", told[1] if told else f"pytest ended with {code}", seconds
 
-    def probe(self, test: str, probed: Mapping[str, bytes]) -> tuple[str, str, float, dict[str, dict[str, float]]]:
-        """Run one test file on probed modules: what `pytest` says, and per key the tests that reach it, with seconds.
+    def probe(self, test: str, mutants: Sequence[Mutant]) -> dict[str, Any]:
+        """Run one test file on probed modules: whether it is green, its seconds, and per key the tests that reach it.
 
-        What is stored from earlier runs is deleted first, and a test run on its own knows no other file's caches.
+        What is stored from earlier runs is deleted first, so that nothing is read that would be computed.
         """
         shutil.rmtree(self._cache, ignore_errors=True)
         self._reached.unlink(missing_ok=True)
         (self.folder / "mutant_probe.py").write_text(PROBE.format(path=str(self._reached)), encoding="utf-8")
-        with self.changed(probed):
-            said, by, seconds = self.pytest([test], LONGEST_S)
-        took_s: Counter[str] = Counter()
-        for line in self.folder.with_suffix(".times").read_text(encoding="utf-8").splitlines():
+        with self.changed(probed(mutants)):
+            said, by, seconds = self.pytest([test])
+        took_s: dict[str, float] = defaultdict(float)
+        for line in self._times.read_text(encoding="utf-8").splitlines():
             duration, _, name = line.partition(" ")
-            took_s[name] += float(duration)  # type: ignore[assignment]
-        found: dict[str, dict[str, float]] = defaultdict(dict)
+            took_s[name] += float(duration)
+        keys: dict[str, dict[str, float]] = {one.key: {} for one in mutants}
         lines = self._reached.read_text(encoding="utf-8").splitlines() if self._reached.exists() else []
         for line in lines:
             key, _, told = line.partition(" ")
             name = told.rpartition(" (")[0]
-            found[key] |= {name: round(float(took_s[name]), 2)} if name in took_s else {}
-        return said, by, seconds, dict(found)
+            if name in took_s:
+                keys[key][name] = round(took_s[name], 2)
+        return {"green": said in ("green", "none"), "by": by, "seconds": round(seconds, 1), "keys": keys}
 
 
 def probed(mutants: Iterable[Mutant]) -> dict[str, bytes]:
@@ -733,8 +615,7 @@ def probed(mutants: Iterable[Mutant]) -> dict[str, bytes]:
     lines: dict[str, list[bytes]] = {}
     places = {(mutant.path, place, mutant.key) for mutant in mutants if (place := _statement(mutant))}
     for path, (number, column), key in sorted(places, reverse=True):
-        if path not in lines:
-            lines[path] = (ROOT / path).read_bytes().split(b"\n")
+        lines.setdefault(path, (ROOT / path).read_bytes().split(b"\n"))
         probe = f'import mutant_probe; mutant_probe.reached("{key}")'
         lines[path].insert(number - 1, b" " * column + probe.encode())
     return {path: b"\n".join(one) for path, one in lines.items()}
@@ -744,23 +625,17 @@ def probed(mutants: Iterable[Mutant]) -> dict[str, bytes]:
 def _statements(path: str) -> list[tuple[int, int, int]]:
     """Statements within functions before which a line can be put: first and last line, column."""
     source = (ROOT / path).read_bytes()
-    lines, found = source.split(b"\n"), []
-
-    def visit(node: ast.AST, inside: bool) -> None:
-        for child in ast.iter_child_nodes(node):
-            if inside and isinstance(child, ast.stmt):
-                first = min([child.lineno, *(one.lineno for one in getattr(child, "decorator_list", ()))])
-                before, after = lines[first - 1][: child.col_offset], lines[first - 1][child.col_offset :]
+    lines, found = source.split(b"\n"), set()
+    for function in ast.walk(ast.parse(source)):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for node in (one for statement in function.body for one in ast.walk(statement)):
+            if isinstance(node, ast.stmt):
+                first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+                before, after = lines[first - 1][: node.col_offset], lines[first - 1][node.col_offset :]
                 if not before.strip() and not after.startswith(b"elif"):
-                    assert child.end_lineno is not None
-                    found.append((first, child.end_lineno, child.col_offset))
-            visit(child, inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
-
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            for statement in node.body:
-                visit(ast.Module([statement], []), inside=True)
-    return sorted(set(found))
+                    found.add((first, node.end_lineno or first, node.col_offset))
+    return sorted(found)
 
 
 def _statement(mutant: Mutant) -> tuple[int, int] | None:
@@ -769,218 +644,156 @@ def _statement(mutant: Mutant) -> tuple[int, int] | None:
     return around[-1] if around else None
 
 
-class Runner:
-    """Runs mutants on copies of the tree."""
+@cache
+def digest_of(files: tuple[str, ...]) -> str:
+    """Of the content of files, to see whether they have changed."""
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.encode() + (ROOT / path).read_bytes())
+    return digest.hexdigest()[:16]
 
-    def __init__(self, trees: Sequence[Tree], results: Results, keep_going: bool, chosen: Sequence[Mutant]) -> None:
-        self._free: Queue[Tree] = Queue()
-        for tree in trees:
-            self._free.put(tree)
-        self._results, self._keep_going, self._chosen = results, keep_going, chosen
-        self._one: dict[str, Lock] = defaultdict(Lock)
-        self._code = digest_of(("dlojz/**/*.py", "tests/**/*.py", "!tests/**/test_*.py"))
 
-    def _clean(self, tree: Tree, test: str) -> bool:
-        """Whether a test file is green without a mutant; its seconds are measured when first asked."""
-        key = f"{self._code} {digest_of((test,))}"
-        known = self._results.baseline.get(test)
-        if known is None or known["of"] != key:
-            said, by, seconds = tree.pytest([test], LONGEST_S)
-            known = self._timed(test, said in ("green", "none"), by, seconds)
-        return bool(known["green"])
+class Results:
+    """Runs mutants, and keeps what is known: with a path, in a file that is written whole each time.
 
-    def _timed(self, test: str, green: bool, by: str, seconds: float) -> dict[str, float | bool | str]:
-        of = f"{self._code} {digest_of((test,))}"
-        known: dict[str, float | bool | str] = {"of": of, "green": green, "seconds": round(seconds, 1), "by": by}
-        self._results.baseline[test] = known
-        self._results.write()
-        if not green and not self._keep_going:
-            raise SystemExit(f"{test} is red without a mutant ({by}): mend it, or leave it out with --keep-going.")
-        return known
+    `mutants` has what became of each key: verdict, the test that saw it, seconds, the tests that ran; `files` has per
+    test file its seconds without a mutant, and per key the tests that reach it.
+    """
 
-    def _is_slow(self, test: str) -> bool:
-        """Whether a file takes long; of one that has not been timed, its length is a guess."""
-        known = self._results.baseline.get(test)
-        return (float(known["seconds"]) if known else _guess_s(test)) > SLOW_S
+    def __init__(self, path: Path | None, chosen: Sequence[Mutant], nearest: bool) -> None:
+        self._path, self._chosen, self._nearest = path, chosen, nearest
+        stored = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
+        self._files: dict[str, dict[str, Any]] = stored.get("files", {})
+        self._mutants: dict[str, dict[str, Any]] = stored.get("mutants", {})
 
-    def _reaching(self, tree: Tree, mutant: Mutant, test: str) -> dict[str, float] | None:
-        """Tests of a file that reach what a mutant changes, with seconds; None if none can.
+    def _write(self) -> None:
+        if self._path:
+            beside = self._path.with_suffix(".new")
+            beside.write_text(json.dumps({"files": self._files, "mutants": self._mutants}, indent=1), encoding="utf-8")
+            beside.replace(self._path)
 
-        Without tests, but not None: the whole file may see it.
-        """
-        of, name = f"{self._code} {digest_of((test,))}", f"{mutant.room} {test}"
-        with self._one[test]:
-            known = self._results.reached.get(name)
-            if known is None or known["of"] != of or mutant.key not in known["keys"]:
-                mine = [one for one in self._chosen if one.room == mutant.room and _known(self._results, one) is None]
-                said, by, seconds, found = tree.probe(test, probed(mine))
-                if said in ("green", "none"):
-                    self._timed(test, True, by, seconds)
-                    keys = {one.key: found.get(one.key) if _statement(one) else {} for one in mine}
-                else:  # red with probes: it may be green without, and what it reaches is not known
-                    self._clean(tree, test)
-                    keys = {one.key: {} for one in mine}
-                known = self._results.reached[name] = {"of": of, "keys": keys}
-                self._results.write()
-        return dict(known["keys"][mutant.key]) if known["keys"][mutant.key] is not None else None
+    def _groups(self, mutant: Mutant) -> list[list[str]]:
+        groups = tests_of(mutant)
+        return [group for group in (groups[:1] if self._nearest else groups) if group]
 
-    def _seen(self, tree: Tree, mutant: Mutant, tests: Mapping[str, float], chance: set[str]) -> str:
-        """Which test sees a mutant; empty if none does. What fails runs again, without the mutant and with it."""
-        original = (ROOT / mutant.path).read_bytes()
-        wrong = {mutant.path: original[: mutant.start] + mutant.text.encode() + original[mutant.end :]}
-        limit_s = 60 + 5 * sum(tests.values())
-        while True:
-            with tree.changed(wrong):
-                said, by, seconds = tree.pytest([*tests], limit_s, chance)
+    def of(self, mutant: Mutant) -> dict[str, Any] | None:
+        """A result that still holds."""
+        found = self._mutants.get(mutant.key)
+        tests = digest_of(tuple(test for group in self._groups(mutant) for test in group))
+        return found if found and (found["verdict"] == "killed" or found["tests"] == tests) else None
+
+    def _reaching(self, tree: Tree, mutant: Mutant, test: str) -> dict[str, float]:
+        """Tests of a file that reach what a mutant changes, or the file itself where that is in no function."""
+        known, of = self._files.get(test), digest_of((test,))
+        if known is None or known["of"] != of or mutant.key not in known["keys"]:
+            open_ones = [one for one in self._chosen if not self.of(one)]
+            known = self._files[test] = {"of": of, **tree.probe(test, open_ones)}
+            self._write()
+        if not known["green"]:
+            return {}
+        found: dict[str, float] = known["keys"][mutant.key]
+        return found if _statement(mutant) else {test: known["seconds"]}
+
+    def _seen(self, tree: Tree, mutant: Mutant, tests: Mapping[str, float]) -> str:
+        """Which of some tests sees a mutant; empty if none does."""
+        left = sorted(tests, key=lambda name: tests[name])
+        while left:
+            limit_s = 60 + 10 * sum(tests[name] for name in left)
+            with tree.changed({mutant.path: mutant.changed()}):
+                said, by, _ = tree.pytest(left, limit_s)
             if said in ("green", "none"):
                 return ""
-            if said == "late":
-                # Late counts as killed where the same tests are done in a fraction of the time.
-                needed_s = 60 + 5 * tree.pytest([*tests], LONGEST_S, chance)[2]
-                if seconds >= needed_s:
-                    return by
-                limit_s = needed_s
-                continue
-            file = by.partition("::")[0]
-            known = (tree.folder / file).is_file()
-            for again in ([by], [file]) if known else ([*tests],):
-                with tree.changed(wrong):
-                    red = tree.pytest(again, LONGEST_S, chance)[0] == "red"
-                if red and (again == [by] or tree.pytest(again, LONGEST_S, chance)[0] in ("green", "none")):
-                    return by  # its file is green without
-            if not known or by == file:
-                return ""
-            chance.add(by)  # it fails without the mutant too, or passes with it
+            again = [by] if by in left else left
+            if tree.pytest(again, limit_s)[0] == "green":
+                return by
+            left = [name for name in left if name not in again]  # red or late without the mutant, too
+        return ""
 
-    def run(self, mutant: Mutant) -> Result:
-        """What becomes of one mutant: first the tests that reach it, then their files; the slow files last."""
-        tree, begun, by = self._free.get(), time.monotonic(), ""
-        groups = [group for group in tests_of(mutant) if group]
-        parts = [[test for test in group if self._is_slow(test) == slow] for slow in (False, True) for group in groups]
-        try:
-            chance: set[str] = set()
-            for part in parts:
-                reach = {test: found for test in part if (found := self._reaching(tree, mutant, test)) is not None}
-                known = self._results.baseline
-                green = {test: float(known[test]["seconds"]) for test in reach if known[test]["green"]}
-                files = dict(sorted(green.items(), key=itemgetter(1)))
-                alone = {name: seconds for test in files for name, seconds in reach[test].items()}
-                first = dict(sorted(alone.items(), key=itemgetter(1))[:FIRST])
-                if (first and (by := self._seen(tree, mutant, first, chance))) or (
-                    files and (by := self._seen(tree, mutant, files, chance))
-                ):
-                    break
-        finally:
-            self._free.put(tree)
-        verdict = "killed" if by else "survived" if groups else "no tests"
-        return Result(verdict, by, round(time.monotonic() - begun, 1), _tests_digest(mutant))
-
-
-def _guess_s(test: str) -> float:
-    """Seconds that a test file may take: more where it starts processes."""
-    text = (ROOT / test).read_text(encoding="utf-8")
-    return len(text) / 2000 + 10 * len(re.findall(r"\b(spmd|Popen|subprocess\.run|run_here|dlojz\.run)\(", text))
-
-
-def _tests_digest(mutant: Mutant) -> str:
-    return digest_of(tuple(test for group in tests_of(mutant) for test in group))
-
-
-def _known(results: Results, mutant: Mutant) -> Result | None:
-    """A result that still holds."""
-    found = results.results.get(mutant.key)
-    if found and (found.verdict == "killed" or found.tests == _tests_digest(mutant)):
+    def run(self, tree: Tree, mutant: Mutant) -> dict[str, Any]:
+        """What becomes of one mutant."""
+        begun, by, groups = time.monotonic(), "", self._groups(mutant)
+        for group in groups:
+            reaching: dict[str, float] = {}
+            for test in sorted(group, key=lambda one: self._files.get(one, {}).get("seconds", 0.0)):
+                reaching |= self._reaching(tree, mutant, test)
+            if by := self._seen(tree, mutant, reaching):
+                break
+        found = self._mutants[mutant.key] = {
+            "verdict": "killed" if by else "survived",
+            "by": by,
+            "seconds": round(time.monotonic() - begun, 1),
+            "tests": digest_of(tuple(test for group in groups for test in group)),
+            **asdict(mutant),
+        }
+        self._write()
         return found
-    return None
+
+    def red(self) -> list[str]:
+        """Test files that are red without a mutant, and were left out."""
+        return [f"{test} ({known['by']})" for test, known in self._files.items() if not known["green"]]
 
 
 # -- telling
 
 
-def told(pairs: Sequence[tuple[Mutant, Result | None]], console: Console) -> float:
+def _said(mutant: Mutant) -> str:
+    return f"{mutant.path}:{mutant.line} {mutant.function} — {mutant.kind}\n  - {mutant.old}\n  + {mutant.new}"
+
+
+def told(chosen: Sequence[Mutant], results: Results, console: Console) -> float:
     """Print survivors and the table per room; return the share of those run that were killed."""
-    for mutant, result in pairs:
-        if result and result.verdict != "killed":
-            console.print(
-                f"\n{mutant.path}:{mutant.line} {mutant.function} — {mutant.kind} ({result.verdict})\n"
-                f"  - {mutant.old}\n  + {mutant.new}",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
-    table = Table("room", *(("mutants", "run", "killed", "survived", "no tests", "killed %", "s each")))
-    for room in (*dict.fromkeys(mutant.room for mutant, _ in pairs), "all"):
-        mine = [result for mutant, result in pairs if room in (mutant.room, "all")]
+    found = {mutant: results.of(mutant) for mutant in chosen}
+    for mutant, result in found.items():
+        if result and result["verdict"] != "killed":
+            console.print(f"\n{_said(mutant)}", markup=False, highlight=False, soft_wrap=True)
+    for line in results.red():
+        console.print(f"\nred without a mutant, left out: {line}", markup=False)
+    table = Table("room", "mutants", "run", "killed", "survived", "killed %", "s each")
+    share = 0.0
+    for room in (*dict.fromkeys(mutant.room for mutant in chosen), "all"):
+        mine = [result for mutant, result in found.items() if room in (mutant.room, "all")]
         done = [result for result in mine if result]
-        counted = Counter(result.verdict for result in done)
-        share = f"{100 * counted['killed'] / len(done):.0f}" if done else "—"
-        each = f"{sum(result.seconds for result in done) / len(done):.0f}" if done else "—"
-        figures = (len(mine), len(done), counted["killed"], counted["survived"], counted["no tests"])
-        table.add_row(room, *map(str, figures), share, each)
-    console.print()
+        killed = sum(result["verdict"] == "killed" for result in done)
+        share = killed / len(done) if done else 0.0
+        each = f"{sum(result['seconds'] for result in done) / len(done):.0f}" if done else "—"
+        table.add_row(room, *map(str, (len(mine), len(done), killed, len(done) - killed)), f"{100 * share:.0f}", each)
     console.print(table)
-    done = [result for _, result in pairs if result]
-    return sum(result.verdict == "killed" for result in done) / len(done) if done else 0.0
+    return share
 
 
 def main(
     room: tuple[Room, ...] = (),
     most: int = 126,
-    seed: int = 18,
-    jobs: int = 1,
-    keep_going: bool = False,
     resume: Path | None = None,
+    nearest: bool = False,
     listed: Annotated[bool, tyro.conf.arg(name="list")] = False,
 ) -> int:
     """Make small wrong changes, run the tests on each, and list those that no test sees.
 
     Args:
         room: rooms to take them from; by default all seven.
-        most: mutants in all, shared evenly among the rooms. The same seed with more of them begins with the same.
-        seed: of the draw.
-        jobs: mutants at a time, each in a copy of its own; tests start processes themselves, so not all cores.
-        keep_going: leave out test files that are not green without a mutant, instead of stopping at the first.
+        most: mutants in all, shared evenly among the rooms.
         resume: a JSON file in which results are kept as they come, and from which a run goes on.
-        listed: print the mutants that would run, and run none.
+        nearest: run only the test files that import or name the changed module.
+        listed: print the mutants and run none.
     """
-    rooms = room or ROOMS
-    console = Console()
-    share = [most // len(rooms) + (number < most % len(rooms)) for number in range(len(rooms))]
-    chosen = [
-        mutant for name, count in zip(rooms, share, strict=True) for mutant in sample(mutants_of(name), count, seed)
-    ]
-    results = Results(resume)
+    rooms, console = room or ROOMS, Console()
+    each, more = divmod(most, len(rooms))
+    chosen = [one for n, name in enumerate(rooms) for one in sample(mutants_of(name), each + (n < more))]
     if listed:
         for mutant in chosen:
-            console.print(
-                f"{mutant.path}:{mutant.line} {mutant.function} — {mutant.kind}\n  - {mutant.old}\n  + {mutant.new}",
-                markup=False, highlight=False, soft_wrap=True,
-            )  # fmt: skip
+            console.print(_said(mutant), markup=False, highlight=False, soft_wrap=True)
         return 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the copies go, and what is known is told
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    shown = Progress(*columns, console=console)
-    with tempfile.TemporaryDirectory(prefix="dlojz-mutants-") as folder, shown as progress:
-        runner = Runner([Tree(Path(folder), number) for number in range(jobs)], results, keep_going, chosen)
-        task = progress.add_task("mutants", total=len(chosen))
-
-        def one(mutant: Mutant) -> None:
-            if _known(results, mutant) is None:
-                results.put(mutant.key, mutant, runner.run(mutant))
-            survived = sum(found.verdict != "killed" for each in chosen if (found := _known(results, each)))
-            progress.update(task, advance=1, description=f"{mutant.room}, {survived} survived")
-
-        with ThreadPoolExecutor(jobs) as pool:
-            try:
-                for future in [pool.submit(one, mutant) for mutant in chosen]:
-                    future.result()
-            except KeyboardInterrupt:
-                pool.shutdown(wait=False, cancel_futures=True)
-                console.print("interrupted: what follows is what was run")
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-    return 0 if told([(mutant, _known(results, mutant)) for mutant in chosen], console) >= GOAL else 1
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the copy goes, and what is known is told
+    results = Results(resume, chosen, nearest)
+    with tempfile.TemporaryDirectory(prefix="dlojz-mutants-") as folder, suppress(KeyboardInterrupt):
+        tree = Tree(Path(folder))
+        for number, mutant in enumerate(chosen, 1):
+            if results.of(mutant) is None:
+                result = results.run(tree, mutant)
+                told_as = f"{result['verdict']} in {result['seconds']} s {result['by']}"
+                console.print(f"{number}/{len(chosen)} {mutant.path}:{mutant.line} {told_as}", markup=False)
+    return 0 if told(chosen, results, console) >= GOAL else 1
 
 
 if __name__ == "__main__":

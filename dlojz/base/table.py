@@ -160,8 +160,9 @@ class Table:
             return titles, 2
         for place, (column, side) in enumerate(zip(columns, self._sides(), strict=True)):
             if side == "r":
-                widths[place] = max(map(cell_len, [*column, *titles[place].split()]), default=1)
-                titles[place] = textwrap.fill(titles[place], widths[place], break_on_hyphens=False)
+                title = titles[place].replace(" / ", "\u00a0/ ")  # a unit's stroke stays at its word
+                widths[place] = max(map(cell_len, [*column, *title.split(" ")]), default=1)
+                titles[place] = textwrap.fill(title, widths[place], break_on_hyphens=False)
             elif place >= self.whole:
                 widths[place] = max(map(cell_len, " ".join([titles[place], *column]).split()), default=0)
         return titles, 2 if sum(widths) + 2 * len(widths) <= width else 1

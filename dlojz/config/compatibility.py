@@ -415,7 +415,8 @@ def _shared_out(size: CoAtNetSize | ViTSize | GPTSize | LlamaSize) -> Iterator[t
     yield "attention heads", "têtes d’attention", size.num_heads
     if isinstance(size, LlamaSize):
         yield "key-value heads", "têtes de clés et valeurs", size.num_kv_heads
-    yield "hidden features", "neurones cachés", 4 * size.width if isinstance(size, GPTSize) else size.mlp_width
+    if not isinstance(size, GPTSize):  # whose hidden features are 4 × its width, which its heads divide
+        yield "hidden features", "neurones cachés", size.mlp_width
 
 
 def _uneven_tensor(config: RunFields) -> Facts | None:

@@ -398,6 +398,6 @@ def _equal(costs: Costs) -> tuple[float, ...] | None:
         return None
     names = ("forward", "backward_input", "backward_weight", "backward")
     forward, for_input, for_weight, backward = (costs.of_stage(one, 0) for one in names)
-    both = forward + backward if costs.overlapped is None else costs.of_stage("overlapped", 0)
+    both = costs.of_stage("overlapped", 0)
     kept = (costs.of_stage(one, 0) for one in ("kept_for_input", "kept_for_weight"))
     return (forward, for_input, for_weight, backward, costs.delay(0, 1), both, *kept)

@@ -525,10 +525,9 @@ class Costs:
             LabError: if the field holds fewer values than there are stages.
         """
         value = getattr(self, name)
-        if value is None:
-            if name == "backward":
-                return self.of_stage("backward_input", stage) + self.of_stage("backward_weight", stage)
-            raise ValueError(f"{name} has no value: it is the sum of its parts")
+        if value is None:  # the sum of its parts
+            parts = ("backward_input", "backward_weight") if name == "backward" else ("forward", "backward")
+            return sum(self.of_stage(part, stage) for part in parts)
         if not isinstance(value, tuple):
             return float(value)
         if stage >= len(value):

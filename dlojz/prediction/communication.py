@@ -246,8 +246,7 @@ def predict_communication(config: RunConfig, shapes: ModelShapes, rank: int = 0)
         rule += pipeline_traffic(config, shapes, rank)
     if layout.dp > 1 and (layout.pp == 1 or layout.engine == "deepspeed"):
         rule += TRAFFIC[config.engine_spec.traffic](config, part)
-    if layout.tp > 1:
-        rule += tensor_traffic(config, shapes, rank)
+    rule += tensor_traffic(config, shapes, rank)
     return tuple(sorted([control, *rule], key=lambda t: (t.collective, t.group)))
 
 

@@ -44,5 +44,13 @@ def test_a_storage_crosses_once_each_way_where_it_is_large_enough(minimum_bytes:
         assert torch.equal(own, plain)
 
 
+@pytest.mark.parametrize(("elements", "moved"), [(255, 0), (256, 1024)])
+def test_a_kibibyte_moves_by_default_and_no_less(elements: int, moved: int) -> None:
+    model = nn.Tanh()
+    with ActivationOffload(model) as offload:
+        output = model(torch.ones(elements, requires_grad=True))
+    assert (output.numel(), offload.offloaded_bytes) == (elements, moved)
+
+
 def test_what_is_empty_never_moves() -> None:
     assert trained(0, rows=0)[1] == (0, 0, 0)

@@ -156,6 +156,12 @@ def test_each_rule_is_reached_and_says_so_in_both_languages(rule: Rule[Any]) -> 
     assert not any("{" in sentence or "\n" in sentence for sentence in sentences)
 
 
+@pytest.mark.parametrize("fields", [EXPERTS, {**MOE, "dp": 2, "engine": "deepspeed"}])
+def test_a_gate_of_the_labs_own_has_all_its_losses(fields: dict[str, Any]) -> None:
+    """Where no expert parallelism of DeepSpeed's brings its gate."""
+    assert broken_by({**fields, "z_loss": 0.1}) is None
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_both_sentences_of_a_rule_tell_of_the_same_values(rule: Rule[Any]) -> None:
     """What is received is said in both; French may leave out what its grammar has twice."""

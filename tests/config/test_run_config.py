@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
+from dlojz.config.fields import explicit_bounds
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
-from dlojz.config.schedules import settled_step
+from dlojz.config.schedules import meets, settled_step
 from dlojz.prediction.forecast import forecast
 from dlojz.runnable import check_runnable
 
@@ -33,6 +34,8 @@ from dlojz.runnable import check_runnable
             {"offload": "optimizer"},
             "offload='optimizer' is DeepSpeed's, from ZeRO-1 on.*use engine='deepspeed', zero=1",
         ),
+        ({"offload": "optimizer", "engine": "deepspeed", "dp": 2}, "from ZeRO-1 on.*use engine='deepspeed', zero=1"),
+        ({"offload": "parameters", "zero": 3, "dp": 2}, "from ZeRO-3 on.*use engine='deepspeed', zero=3"),
         ({"nvme_path": "/nvme"}, "nvme_path takes what DeepSpeed ZeRO-3 offloads.*use zero=3"),
         ({"dp": 2, "zero": 3, "bucket_mib": 1}, "FSDP2 has no such buckets: use it with DDP"),
         ({"dp": 2, "engine": "deepspeed", "bucket_mib": 1}, "DeepSpeed ZeRO-0 has no such buckets"),
@@ -96,6 +99,8 @@ def test_the_processes_must_be_the_product_of_the_degrees() -> None:
         layout.check_processes(2)
     with pytest.raises(LabError, match="use 4 processes"):
         Layout(tp=4).check_processes(3)
+    with pytest.raises(LabError, match="use dp=1"):
+        Layout(dp=2, tp=4).check_processes(4)
 
 
 def test_what_a_run_uses_is_shown_without_what_it_leaves_alone() -> None:
@@ -251,6 +256,28 @@ def test_the_step_that_counts_is_one_that_sends_what_later_ones_send(
     fields: dict[str, Any], first_step: int, settled: int
 ) -> None:
     assert settled_step(RunConfig.of(**fields), first_step) == settled
+
+
+def test_replicas_meet_every_h_steps_behind_the_warm_up_and_at_the_end() -> None:
+    assert [step for step in range(12) if meets(step, 3, 2, 12)] == [4, 7, 10, 11]
+
+
+def test_a_fourth_of_the_steps_warms_a_compressing_optimizer_up() -> None:
+    fields = {"dp": 2, "engine": "by_hand", "optimizer": "one_bit_adam"}
+    assert [RunConfig.of(**fields, steps=steps).warmup_steps for steps in (2, 40)] == [1, 10]
+
+
+def test_a_list_of_first_blocks_is_read_or_is_none() -> None:
+    assert explicit_bounds("at:3, 7") == (3, 7)
+    assert explicit_bounds("at:3,x") == ()
+    assert explicit_bounds("flops") is None
+
+
+def test_powersgd_has_1024_columns_at_most() -> None:
+    fields = {"dp": 2, "gradient_compression": "powersgd"}
+    assert RunConfig.of(**fields, powersgd_rank=1024).layout.powersgd_rank == 1024
+    with pytest.raises(LabError, match="1024"):
+        RunConfig.of(**fields, powersgd_rank=1025)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from dlojz.base.errors import LabError
 from dlojz.by_hand.collectives.running import TimedMessage
 from dlojz.config.run_config import RunConfig
+from dlojz.cost_model import measuring
 from dlojz.cost_model.calibration import Calibration
 from dlojz.cost_model.measured_machine import (
     Measured,
@@ -119,6 +120,36 @@ def test_a_message_between_gpus_has_arrived_when_the_clock_stops(monkeypatch: py
     points = _neighbours(torch.device("cuda"), repeats=1)
     once = ["barrier", "send", "synchronize"]
     assert done == ["get_rank", "get_world_size", *[*once * 3, "all_reduce"] * len(points)]
+
+
+def test_the_slowest_rank_says_how_long_a_call_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank takes half a second: ten calls fill a window of five."""
+    monkeypatch.setattr(measuring, "_ranks", lambda: 2)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(dist, "all_reduce", lambda told, op: told.fill_(0.5))
+    calls: list[None] = []
+    assert measuring._call_s(lambda: calls.append(None), 5.0) == 0.5
+    assert len(calls) == 2 + 10
+
+
+def test_ranks_meet_for_four_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 · 3 windows of 0.05 s, of 5 ms for each message; at least 41 of them; and one that tells how long they took."""
+    sent: list[int] = []
+    for where, name, answer in (
+        (measuring, "_ranks", 2),
+        (measuring, "_pairs", []),
+        (measuring, "chain", None),
+        (measuring, "_call_s", 1.0),
+        (dist, "get_world_size", 2),
+        (torch, "mm", None),
+    ):
+        monkeypatch.setattr(where, name, lambda *_, answer=answer, **__: answer)
+    monkeypatch.setattr(dist, "all_reduce", lambda message: sent.append(message.numel()))
+    assert [one.what for one in measuring.measure_engines(windows=3, window_s=0.05)] == ["chain", "meeting"]
+    assert sent == [2**14] * 120 + [120]
+    sent.clear()
+    measuring.measure_engines(windows=1, window_s=0.05)
+    assert sent == [2**14] * 41 + [41]
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,16 @@ def test_a_layers_activations_are_korthikantis(tp: int, sequence_parallel: bool,
     assert layer_activation_bytes(workload(SIZE), layout)[0] == pytest.approx(float(exact), rel=1e-12)
 
 
+def test_every_second_layer_has_experts_and_the_others_an_mlp() -> None:
+    """One token of width 4, 16 between the layers of an MLP, 2 of 4 experts in every second layer.
+
+    On average a token has one row among experts (its input 8, its hidden layer 64, its output 8) and half an MLP (32);
+    besides 40 that tp keeps whole, 32 of attention, and 5 of its scores.
+    """
+    size = DecoderSize(2, 4, 1, 8, 1, experts=4, top_k=2, every=2)
+    assert layer_activation_bytes(workload(size), Layouts.of())[0] == 8 + 64 + 8 + 32 + 40 + 32 + 5
+
+
 @pytest.mark.parametrize(("pp", "chunks"), [(1, 1), (8, 1), (8, 3), (16, 3)])
 def test_the_first_stage_keeps_as_many_layers_as_the_paper_says(pp: int, chunks: int) -> None:
     layout = Layouts.of(pp=pp, chunks=chunks, micro_batches=4 * pp, schedule="interleaved" if chunks > 1 else "1f1b")

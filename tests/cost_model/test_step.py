@@ -83,6 +83,18 @@ def test_embedding_and_logits_may_count_as_layers() -> None:
     assert stages.counts[stages.order][:, 1].tolist() == [5.0] + [6.0] * 10 + [5.0]
 
 
+def test_experts_are_reduced_among_the_ranks_that_hold_the_same() -> None:
+    """69,120 weights that all four ranks hold, 264,704 of experts, which ep ranks divide; gradients of 2 bytes."""
+    model = workload(DecoderSize(2, 64, 4, 512, 32, experts=4))
+    alone, divided = (
+        estimate(model, SELENE, Layouts.of(dp=4, ep=ep, engine="deepspeed"), FOUND).parts.data[0] for ep in (4, 2)
+    )
+    dense_s = float(collective_s("all_reduce", SELENE, FOUND, 2.0 * 69_120, 4))
+    experts_s = float(collective_s("all_reduce", SELENE, FOUND, 264_704.0, 2, 2))
+    assert alone == pytest.approx(dense_s)
+    assert divided == pytest.approx(dense_s + experts_s)
+
+
 @pytest.mark.parametrize(("tp", "dp", "pp"), [(1, 32, 1), (8, 4, 1), (4, 4, 2)])
 def test_gradients_take_the_time_of_a_ring_over_the_nodes_cards(tp: int, dp: int, pp: int) -> None:
     """Every node's cards carry 8/L rings of 2(n − 1)/n·M bytes; L = 8/tp members of a group are in one node."""

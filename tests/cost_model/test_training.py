@@ -39,6 +39,7 @@ def test_blooms_energy_and_carbon() -> None:
     """Luccioni et al. 2023: 1,082,990 GPU-hours, 433,196 kWh, 24.7 t; 256,646 kWh idle."""
     made = bill(cluster("jean_zay_a100"), 384, 1_082_990 / 384 * 3600)
     assert made.gpu_hours == pytest.approx(1_082_990)
+    assert made.days == pytest.approx(1_082_990 / 384 / 24)
     assert made.energy_kwh == pytest.approx(433_196, rel=1e-6)
     assert made.carbon_kg == pytest.approx(24_690, rel=1e-3)
     assert made.idle_kwh == pytest.approx(256_646, rel=1e-6)

@@ -211,6 +211,11 @@ def test_a_formula_that_cannot_be_drawn_is_shown_as_its_tex() -> None:
     assert shown == r'<div class="formula"><code class="tex">\begin{cases} a &lt; b \end{cases}</code></div>'
 
 
+def test_a_formula_in_a_sentence_stays_in_its_line() -> None:
+    assert 'class="math"' in markdown_html("so $x$ is") and 'class="formula"' not in markdown_html("so $x$ is")
+    assert 'class="formula"' in markdown_html("$$x$$")
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [(r"\sum_{\text{samples}}", r"\sum_{\text{classes}}"), (r"\prod_{abcdef}^{b}", r"\sum_{ghijkl}")],

@@ -10,7 +10,8 @@ import nbformat
 import pytest
 
 from dlojz.base.errors import LabError
-from dlojz.labs.kit.build import build
+from dlojz.labs.kit.build import _how_long, build
+from dlojz.labs.kit.contents import Duration
 
 SOURCE = """\
 # %% [markdown] lang="fr"
@@ -171,3 +172,9 @@ def test_an_unknown_lab_or_language_is_refused(built: Path, request_: dict[str, 
 def test_a_folder_without_sources_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="holds no lab"):
         build(root=tmp_path)
+
+
+@pytest.mark.parametrize(("load", "busy"), [(4.0, False), (4.1, True)])
+def test_times_of_a_machine_with_more_than_two_programs_per_core_say_so(load: float, busy: bool) -> None:
+    told = _how_long({"01": Duration(elapsed_s=9, processor_s=8, cores=2, load=load, libraries=(), date="2026-11-23")})
+    assert "on 2 cores" in told and ("other work" in told) == busy

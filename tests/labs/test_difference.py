@@ -17,7 +17,8 @@ from dlojz.base.language import use_language
 from dlojz.cli.main import DONE, REFUSED, main
 from dlojz.labs.kit.exercise import NotDone
 from dlojz.labs.kit.lab import Difference, diff
-from dlojz.running.run import Run, answer_with, launched_utc
+from dlojz.running.folder import launched_utc
+from dlojz.running.run import Run, answer_with
 from dlojz.running.store import claim
 
 ROOT = Path(dlojz.__file__).parent.parent
@@ -95,6 +96,12 @@ def test_hostile_answers_are_text(tmp_path: Path) -> None:
     assert "\u202e" not in page + repr(found)
     title = Difference("attention", "<script>.ipynb", ("a",), ("b",))._repr_html_()
     assert "<script" not in title
+
+
+def test_lines_too_wide_for_two_columns_stand_below_one_another() -> None:
+    mine, theirs = "x" * 60, "z" * 60
+    shown = repr(Difference("attention", "n.ipynb", ("y", mine, "y"), ("y", theirs, "y")))
+    assert shown.splitlines()[-4:] == ["  y", f"- {mine}", f"+ {theirs}", "  y"]
 
 
 def test_an_endless_answer_is_cut(tmp_path: Path) -> None:

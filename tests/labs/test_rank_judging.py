@@ -15,6 +15,7 @@ from torch import Tensor
 from dlojz.base.language import use_language
 from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, judge
 from dlojz.labs.kit.judges import Judge
+from dlojz.labs.kit.rank_judges import RankEvidence, diagnose
 from dlojz.processes.forks import RankAnswer
 
 ROWS, WIDTH_IN, WIDTH_OUT = 5, 24, 12
@@ -314,6 +315,14 @@ def nothing(x: Tensor, *more: Any) -> None:
 
 def a_list(x: Tensor, *more: Any) -> list[Tensor]:
     return [x]
+
+
+def test_the_rank_that_is_farthest_off_is_named() -> None:
+    right = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])]
+    given = [right[0] + torch.tensor([0.5, 0.0]), right[1] + torch.tensor([0.0, 2.0])]
+    said = diagnose(RankEvidence(name="loss", label=Said("the loss", "la loss"), given=given, expected=right))
+    assert said is not None
+    assert said.en.endswith("wrong on ranks 0 and 1: up to 2 away from what one process computes (rank 1).")
 
 
 WRONG: list[tuple[Exercise, Callable[..., Any], str]] = [

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -58,6 +59,15 @@ def test_a_check_gives_two_gibibytes() -> None:
     """As the sentence says that refuses more; what is never written takes addresses and no memory."""
     assert run_limited(lambda: len(bytearray(2_060_000_000))).answer == 2_060_000_000
     assert run_limited(lambda: len(bytearray(2_400_000_000))).end == "died"
+
+
+def test_a_file_of_a_check_has_64_mebibytes_at_most(tmp_path: Path) -> None:
+    def grow(num_bytes: int) -> None:
+        with open(tmp_path / "file", "wb") as file:
+            file.truncate(num_bytes)
+
+    assert run_limited(lambda: grow(64 * 2**20)).end == "answered"
+    assert run_limited(lambda: grow(64 * 2**20 + 1)).end == "died"
 
 
 def test_a_flood_is_cut() -> None:

@@ -112,3 +112,11 @@ def test_buckets() -> None:
     assert filled(MEBIBYTE // 4 - 1, 1, 1) == [2, 1]
     assert deepspeed_buckets([1_999_999, 1, 1]) == 2
     assert deepspeed_buckets([5_000_000, 1]) == 2
+
+
+def test_gradients_of_experts_go_among_the_ranks_that_hold_the_same() -> None:
+    """moe_tiny: 2 mixtures of 8 experts of 131,712 parameters, of which two ranks hold half each; 613,888 others."""
+    footprint = predict(RunConfig.of(model="moe_tiny", dp=4, ep=2, engine="by_hand"))
+    sent = {one.group: (one.group_size, one.message_bytes) for one in footprint.communication}
+    assert sent["dp"] == (4, 4 * 613_888)
+    assert sent["edp"] == (2, 4 * 2 * 4 * 131_712)

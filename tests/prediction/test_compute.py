@@ -6,9 +6,15 @@ from dlojz import models, predict
 from dlojz.config.run_config import RunConfig
 
 
-def test_a_step_is_three_forward_passes_per_sample() -> None:
-    config = RunConfig.of(model="coatnet_0", data="synthetic", micro_batch=8, micro_batches=3, dp=2)
-    assert predict(config).step_flops == 3 * 24 * models.describe("coatnet_0").flops
+@pytest.mark.parametrize(("model", "data"), [("coatnet_0", "synthetic"), ("moe_tiny", None)])
+def test_a_step_is_three_forward_passes_per_sample(model: str, data: str | None) -> None:
+    config = RunConfig.of(model=model, data=data, micro_batch=8, micro_batches=3, dp=2)
+    assert predict(config).step_flops == 3 * 24 * models.describe(model).flops
+
+
+def test_ranks_that_split_the_layers_compute_the_model_once() -> None:
+    whole = predict(RunConfig.of(model="gpt_tiny")).step_flops or 0
+    assert [predict(RunConfig.of(model="gpt_tiny", tp=2), rank).step_flops for rank in (0, 1)] == [whole / 2, whole / 2]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -226,6 +227,20 @@ def test_three_dimensions_together() -> None:
 def test_what_cannot_be_forecast(fields: dict[str, object], rank: int, device: str | None, words: str) -> None:
     with pytest.raises(LabError, match=words):
         forecast(RunConfig.of(**SMALL, **fields), rank, device)
+
+
+def test_the_moment_of_the_peak_is_told() -> None:
+    found = forecast(RunConfig.of(**SMALL))
+
+    def told(phase: str | None, module: str = "blocks.2") -> str:
+        memory = found.memory.model_copy(update={"peak_moment": phase})
+        return replace(found, memory=memory, peak_micro_batch=3, peak_module=module).moment
+
+    assert told("forward") == "forward of micro-batch 3, in blocks.2"
+    assert told("backward") == "backward of micro-batch 3, in blocks.2"
+    assert told("backward", module="") == "loss backward of micro-batch 3"
+    assert told("optimizer") == "optimizer step"
+    assert told(None) == "between two steps"
 
 
 def test_a_second_question_is_answered_from_memory() -> None:

@@ -14,6 +14,7 @@ from dlojz.prediction.states import (
     optimizer_bytes,
     padded_parameters,
     predict_states,
+    renewed_bytes,
     touching_elements,
     zero_by_hand_shares,
 )
@@ -158,6 +159,21 @@ def test_the_last_block_of_an_8_bit_moment_has_a_scale_too() -> None:
     assert optimizer_bytes(config, [256, 1]) == 2 * (257 + 2 * 4)
 
 
+def test_a_compressing_optimizer_keeps_its_errors() -> None:
+    """1-bit Adam on 10 elements over 2 ranks: two moments, one step count, and the errors of 3 chunks.
+
+    Two chunks as a worker and one as a server, of 5 elements each, padded to a byte of signs.
+    """
+    config = RunConfig.of(dp=2, engine="by_hand", optimizer="one_bit_adam", warmup_steps=1)
+    assert optimizer_bytes(config, [10]) == 4 * (2 * 10 + 1) + 4 * 3 * 8
+
+
+def test_powersgd_renews_the_errors_of_its_largest_bucket() -> None:
+    """vit_tiny's 827,786 gradients: the first bucket closes after 265,482, at 1 MiB; the second holds the rest."""
+    config = RunConfig.of(model="vit_tiny", dp=2, gradient_compression="powersgd", steps=20)
+    assert renewed_bytes(config, model_shapes(config)) == 4 * (827_786 - 265_482)
+
+
 def test_fp32_gradients_are_the_gradients_alone() -> None:
     """Stages 1 to 3 keep the share of what they shard; the paper's 2Ψ of gradients become 4Ψ."""
     for stage in range(4):
@@ -173,8 +189,9 @@ def test_buffers_stay_fp32_under_autocast() -> None:
             predict(RunConfig.of(dp=2, engine=engine, zero=zero, precision=precision)).memory.buffers_bytes or 0
             for precision in ("fp32", "fp16")
         )
-        integers = model_shapes(RunConfig.of()).integer_buffer_bytes
-        assert full - integers == expected * (half - integers)
+        shapes = model_shapes(RunConfig.of())
+        assert (shapes.float_buffer_elements, shapes.integer_buffer_bytes) == (1408, 10 * 8)
+        assert (full, half) == (4 * 1408 + 80, 4 // expected * 1408 + 80)
 
 
 def test_what_is_not_predicted_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,21 @@ def test_a_run_that_lasts(config: RunConfig, make_folder: Callable[..., Path], t
         run.wait(timeout_s=0.01)
     assert "is asked to stop" in run.cancel()
     assert (run.folder / "cancel").exists()
+
+
+def test_who_waits_looks_until_the_run_has_ended(
+    config: RunConfig, make_folder: Callable[..., Path], told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, looks = Run(make_folder(config, {0: told(2)}, alive=True)), []
+    ended = make_folder(config, {0: told(2)}) / "launch.json"
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        (run.folder / "launch.json").write_bytes(ended.read_bytes())
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert run.wait(timeout_s=600).state == "failed"
+    assert len(looks) == 1
 
 
 def test_a_run_that_has_ended(config: RunConfig, make_folder: Callable[..., Path], told: Told) -> None:

@@ -217,7 +217,7 @@ class Zero(nn.Module):
             handle.remove()
 
     def _check_gradients(self) -> None:
-        if all(share.grad is None for share in self.shares):
+        if self.shares[0].grad is None:  # backward gives all shares theirs
             raise refusal(
                 en="step() found no gradient: call backward(loss) first.",
                 fr="step() n’a trouvé aucun gradient : appelez d’abord backward(loss).",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model.measured_machine import read_measured
+from dlojz.running import measure
 from dlojz.running.measure import calibrated, measure_rounds, measure_steps
 
 
@@ -25,6 +28,19 @@ def test_layouts_take_turns_on_the_same_ranks() -> None:
 
 def test_one_process_and_medians() -> None:
     assert len(measure_steps([of(micro_batch=2)], rounds=3)) == 1
+
+
+def test_libraries_run_anew_from_the_second_round_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    again: list[bool] = []
+
+    def run(config: RunConfig, **more: Any) -> SimpleNamespace:
+        again.append(more["again"])
+        return SimpleNamespace(record=None)
+
+    monkeypatch.setattr(measure, "run", run)
+    monkeypatch.setattr(measure, "rows", lambda records, **_: records)
+    assert list(measure.run_libraries(["torch"], rounds=3, model="gpt_tiny")) == ["torch"]
+    assert again == [False, True, True]
 
 
 @pytest.mark.parametrize("rounds", [0, 1001])

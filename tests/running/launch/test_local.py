@@ -16,6 +16,24 @@ from dlojz.running.launch import run
 from dlojz.running.run import runs
 
 
+def test_the_launcher_has_a_session_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the terminal that asked for the run does not reach it."""
+    started: list[dict[str, Any]] = []
+
+    class Launcher:
+        pid = os.getpid()
+
+        def __init__(self, command: list[str], **more: Any) -> None:
+            started.append(more)
+
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setattr(subprocess, "Popen", Launcher)
+    run(model="coatnet_tiny", root=tmp_path, wait=False)
+    assert [one["start_new_session"] for one in started] == [True]
+
+
 @pytest.mark.parametrize(("language", "words"), [("en", "cannot be started"), ("fr", "ne peut pas être démarré")])
 def test_a_launcher_that_cannot_be_started_leaves_no_run_that_seems_to_wait(
     language: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
+from dlojz.processes.forks import fork
 from dlojz.results.record import read_record
 from dlojz.running.folder import Job, read_job
 from dlojz.running.slurm import slurm_rank
@@ -145,6 +147,12 @@ def test_a_rank_that_saved_waits_until_all_have_ended(folder: Path, monkeypatch:
     tell(folder, 0, SAVED, code=0)
     slurm_rank._wait_for_peers(folder, "7-0")
     assert len(waits) == 3
+
+
+def test_a_cancel_request_ends_the_rank(folder: Path) -> None:
+    (folder / "cancel").touch()
+    pid = fork(lambda: (time.sleep(5), os._exit(7))[1])
+    assert slurm_rank._wait(pid, folder / "cancel") == -signal.SIGTERM
 
 
 def test_memory_is_told_by_the_scheduler_s_words(folder: Path) -> None:
