@@ -9,6 +9,7 @@ import pytest
 
 from dlojz.base.errors import LabError
 from dlojz.cost_model import Layouts, calibration, estimate, simulate, workload
+from dlojz.cost_model.layouts import LOSSES, losses
 from dlojz.cost_model.passes import collective_s, neighbour_s, stages_of
 from dlojz.cost_model.step import HOST_LINK_BYTES_PER_S, exposed_s, gathered_s
 from dlojz.hardware import cluster
@@ -160,6 +161,15 @@ def test_torchs_checkpoint_does_not_compute_the_last_product_again() -> None:
         for one in ("composer", "megatron")
     )
     assert torch.recompute[0] < 0.85 * megatron.recompute[0]
+
+
+def test_a_loss_is_fused_by_its_engine_or_by_the_layout() -> None:
+    engines = ["megatron", "torchtitan", "composer"]
+    plain, fused = (losses(Layouts.of(engine=engines, fused_loss=one)) for one in (0, 1))
+    assert [LOSSES[one] for one in plain] == ["megatron", "torch", "fused, two metrics"]
+    assert [LOSSES[one] for one in fused] == ["fused", "fused", "fused, two metrics"]
+    forward = estimate(workload(SIZE), SELENE, Layouts.of(fused_loss=[0, 1]), FOUND).parts.forward
+    assert forward[1] < forward[0]
 
 
 def test_offloaded_weights_cross_the_hosts_link_twice_per_micro_batch() -> None:
