@@ -89,7 +89,7 @@ def test_a_dry_run_predicts_every_point_and_writes_nothing(
     assert ddp["most_hours"] == 2 and ddp["predicted_message_bytes"] > alone["predicted_message_bytes"] == 0
     assert main(["bench", tiny, "--dry-run", "--root", str(tmp_path / "runs")]) == DONE
     told = capfd.readouterr()
-    assert "not run yet" in told.out and "at most 3 GPU-hours. Nothing was started." in told.err
+    assert "not run" in told.out and "at most 3 GPU-hours. Nothing was started." in told.err
     assert not (tmp_path / "runs").exists()
 
 
