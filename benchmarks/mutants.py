@@ -470,7 +470,8 @@ def tests_of(mutant: Mutant) -> list[list[str]]:
 
 
 SERVER = """
-import importlib, json, os, sys
+import ctypes, importlib, json, os, psutil, sys
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: what a test leaves running becomes this process's child
 for name in (
     "hypothesis.extra.numpy", "matplotlib.figure", "nbclient", "nbval.kernel", "numpy", "psutil", "pydantic", "pytest",
     "rich.table", "scipy.optimize", "torch.distributed", "torch.utils.checkpoint", "torch.fx", "tyro",
@@ -496,7 +497,15 @@ for line in sys.stdin:
                 print(report.duration, report.nodeid, file=times, flush=True)
         sys.exit(importlib.import_module("pytest").main(task["arguments"], plugins=[Times()]))
     print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    while left := psutil.Process().children(recursive=True):
+        for process in left:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                pass
+        psutil.wait_procs(left, timeout=1)
+    print(code, flush=True)
 """
 """Runs pytest in a fork of a process that has imported what takes long and no mutant changes."""
 

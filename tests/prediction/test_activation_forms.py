@@ -34,6 +34,11 @@ def test_the_parts_of_a_layer() -> None:
         "layer_norm": 4 * sbh,
     }
     assert 5 * GPT_3.scores == 80 * sbh
+    assert layer_parts(GPT_3, tp=2) == {
+        "attention": (3 + Fraction(8, 2)) * sbh + 5 * 96 * 2048**2 // 2,
+        "mlp": (3 + Fraction(16, 2)) * sbh,
+        "layer_norm": 4 * sbh,
+    }
 
 
 @given(shape=SHAPES, tp=st.integers(1, 64))
