@@ -603,7 +603,7 @@ class Tree:
         return "red", told[1] if told else f"pytest ended with {code}", seconds
 
     def probe(self, test: str, mutants: Sequence[Mutant]) -> dict[str, Any]:
-        """Run one test file on probed modules: whether it is green, its seconds, and per key the tests that reach it."""
+        """Run one test file on probed modules: whether it is green, its seconds, per key the tests that reach it."""
         self._reached.unlink(missing_ok=True)
         (self.folder / "mutant_probe.py").write_text(PROBE.format(path=str(self._reached)), encoding="utf-8")
         with self.changed(probed(mutants)):
