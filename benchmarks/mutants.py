@@ -470,7 +470,8 @@ def tests_of(mutant: Mutant) -> list[list[str]]:
 
 
 SERVER = """
-import importlib, json, os, sys
+import ctypes, importlib, json, os, psutil, sys
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: what a test leaves running becomes this process's child
 for name in (
     "hypothesis.extra.numpy", "matplotlib.figure", "nbclient", "nbval.kernel", "numpy", "psutil", "pydantic", "pytest",
     "rich.table", "scipy.optimize", "torch.distributed", "torch.utils.checkpoint", "torch.fx", "tyro",
@@ -496,7 +497,15 @@ for line in sys.stdin:
                 print(report.duration, report.nodeid, file=times, flush=True)
         sys.exit(importlib.import_module("pytest").main(task["arguments"], plugins=[Times()]))
     print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    while left := psutil.Process().children(recursive=True):
+        for process in left:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                pass
+        psutil.wait_procs(left, timeout=1)
+    print(code, flush=True)
 """
 """Runs pytest in a fork of a process that has imported what takes long and no mutant changes."""
 
@@ -508,9 +517,12 @@ def reached(key):
     test = os.environ.get("PYTEST_CURRENT_TEST", "")
     if (key, test) not in _seen:
         _seen.add((key, test))
-        file = os.open({path!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(file, f"{{key}} {{test}}\\n".encode())
-        os.close(file)
+        try:
+            file = os.open({path!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(file, f"{{key}} {{test}}\\n".encode())
+            os.close(file)
+        except OSError:
+            pass
 """
 """A module that notes which test reaches a statement, also in processes that the test starts."""
 
@@ -568,7 +580,11 @@ class Tree:
         os.utime(self.folder / path, (self._stamp, self._stamp))
 
     def pytest(self, tests: Sequence[str], limit_s: float = LONGEST_S) -> tuple[str, str, float]:
-        """Run tests until one fails: `green`, `red`, `late` or `none`; which test; seconds."""
+        """Run tests until one fails: `green`, `red`, `late` or `none`; which test; seconds.
+
+        What is stored from earlier runs is deleted first, so that nothing is read that would be computed.
+        """
+        shutil.rmtree(self._cache, ignore_errors=True)
         begun = time.monotonic()
         arguments = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "--show-capture=no", *tests]
         task = json.dumps({"arguments": arguments, "log": str(self._log), "times": str(self._times)})
@@ -587,11 +603,7 @@ class Tree:
         return "red", told[1] if told else f"pytest ended with {code}", seconds
 
     def probe(self, test: str, mutants: Sequence[Mutant]) -> dict[str, Any]:
-        """Run one test file on probed modules: whether it is green, its seconds, and per key the tests that reach it.
-
-        What is stored from earlier runs is deleted first, so that nothing is read that would be computed.
-        """
-        shutil.rmtree(self._cache, ignore_errors=True)
+        """Run one test file on probed modules: whether it is green, its seconds, per key the tests that reach it."""
         self._reached.unlink(missing_ok=True)
         (self.folder / "mutant_probe.py").write_text(PROBE.format(path=str(self._reached)), encoding="utf-8")
         with self.changed(probed(mutants)):

@@ -325,14 +325,13 @@ lab.check("course-json", complete)
 # Et maintenant la commande du cours, avec votre fichier (`torchrun` à la place de `srun`, et un modèle plus petit que
 # celui de la diapositive). Le micro-batch y figure deux fois, en `-b` pour le chargeur de données et dans le
 # JSON pour le moteur : c’est à vous qu’il revient de les accorder. Au bout de chaque micro-batch, le rang 0 affiche sa
-# perte. Le fichier du cours ne dit rien de l’écrêtage : DeepSpeed écrête donc. (La toute première fois, il compile un
-# opérateur : jusqu’à une minute.)
+# perte. Le fichier du cours ne dit rien de l’écrêtage : DeepSpeed écrête donc.
 
 # %% [markdown] lang="en"
 # And now the course's command, with your file (`torchrun` in the place of `srun`, and a smaller model than the
 # slide's). The micro-batch is in it twice, as `-b` for the data loader and in the JSON for the engine: it is up to you
 # that they agree. At the end of each micro-batch, rank 0 prints its loss. The course's file says nothing of clipping:
-# so DeepSpeed clips. (The very first time, it compiles an operator: up to a minute.)
+# so DeepSpeed clips.
 
 # %% name="course-command" tags=["nbval-ignore-output"]
 course_command(complete)

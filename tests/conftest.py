@@ -1,7 +1,7 @@
 """What every test starts from, and which tests go together when several processes run them (`make test`: pytest-xdist).
 
-The tests of one file run in one process, one after the other, and so do those of a room that shares what is dear to
-start. What takes longest begins first: what waits for a scheduler, the notebooks lab by lab, then the trainings.
+The tests of one file run in one process, one after the other, and so do those of a room that shares what takes
+long to start. What takes longest begins first: what waits for a scheduler, the notebooks lab by lab, then trainings.
 """
 
 from __future__ import annotations

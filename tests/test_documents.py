@@ -12,6 +12,7 @@ from dlojz.cli.main import DONE, main
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("slurm/*.md"), *ROOT.glob("docs/*.md")])
+FOLDERS_OF_USERS = {"runs/", "quarantine/", "train.py"}
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -32,6 +33,15 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
         if anchor:
             headings = re.findall(r"^#+\s+(.*)$", destination.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in {slug(heading) for heading in headings}, f"{path.name}: no heading for #{anchor}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_rooms_that_a_document_names_exist(path: Path) -> None:
+    """Written as `file.py` or `room/`, from any folder on."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    known = "".join(f"\0/{name}" for name in tracked.split("\0"))
+    named = set(re.findall(r"`([a-z_0-9/]+(?:\.py|/))`", path.read_text(encoding="utf-8"))) - FOLDERS_OF_USERS
+    assert [name for name in sorted(named) if f"/{name}" not in known] == []
 
 
 def test_every_command_of_the_readme_exists(capsys: pytest.CaptureFixture[str]) -> None:

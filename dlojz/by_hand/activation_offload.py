@@ -52,9 +52,8 @@ class ActivationOffload:
         # after the engine's own have gathered.
         self._hooks: list[Any] = []
         for part in module.modules():
-            if any(True for _ in part.parameters(recurse=False)) or any(True for _ in part.buffers(recurse=False)):
-                self._hooks.append(part.register_forward_pre_hook(self._enter_module))
-                self._hooks.append(part.register_forward_hook(self._leave_module, always_call=True))
+            self._hooks.append(part.register_forward_pre_hook(self._enter_module))
+            self._hooks.append(part.register_forward_hook(self._leave_module, always_call=True))
 
     def __enter__(self) -> ActivationOffload:
         self._context = ExitStack()

@@ -217,7 +217,7 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
     ranks = []
     for values in (np.asarray(one, float), np.asarray(other, float)):
         _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-        ranks.append((np.cumsum(count) - (count - 1) / 2)[place])
+        ranks.append((np.cumsum(count) - count / 2)[place])  # from 0.5: a constant changes no correlation
     if len(one) < 2 or min(np.ptp(each) for each in ranks) == 0:
         return math.nan
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])

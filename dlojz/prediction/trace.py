@@ -176,8 +176,7 @@ class CudaOverrides(TorchFunctionMode):
         if func is F.dropout or func is torch.dropout:
             return _dropout(*args, **kwargs)
         if self._autocast and func in IN_FP32:
-            with torch.autocast("cpu", enabled=False):
-                return func(*tree_map(_to_fp32, args), **tree_map(_to_fp32, kwargs))
+            return func(*tree_map(_to_fp32, args), **tree_map(_to_fp32, kwargs))
         return func(*args, **kwargs)
 
 

@@ -185,7 +185,7 @@ def write(key: Hashable, data: dict[str, Any]) -> None:
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
         with os.fdopen(handle, "wb") as raw, gzip.open(raw, "wt", compresslevel=1, encoding="utf-8") as file:
-            json.dump(told, file, separators=(",", ":"))
+            file.write(json.dumps(told, separators=(",", ":")))  # `json.dump` encodes in Python, ten times slower
         os.replace(temporary, path)
         _prune(path.parent)
     except OSError as error:

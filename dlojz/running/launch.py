@@ -13,6 +13,7 @@ its environment has `replayed_from`, and its folder names another worker, so tha
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import secrets
@@ -24,7 +25,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -36,36 +37,49 @@ from dlojz.config.run_config import RunConfig
 from dlojz.data import check_available
 from dlojz.hardware.clusters import Machine
 from dlojz.libraries.library_catalogue import check_checkpoints, own_python
+from dlojz.processes.standby import Standby
 from dlojz.results.record import RunRecord, read_record, write_atomic, write_record
 from dlojz.runnable import check_runnable
+from dlojz.running import supervisor
 from dlojz.running.folder import DEFAULT_WORKER, JOB_FILE, Job, read_owner
 from dlojz.running.limits import JobRequest, NodeRequest, admit, chosen
 from dlojz.running.run import Run
 from dlojz.running.slurm import slurm_job
 from dlojz.running.slurm.slurm_job import SCRIPT, Array, array_script, job_script, prepare, recorded, send
 from dlojz.running.slurm.slurm_queue import explain_refusal
-from dlojz.running.state import LOGS, RECORD
+from dlojz.running.state import LOGS, RECORD, read_config
 from dlojz.running.store import claim, record_refusal, runs_root
 from dlojz.train.checkpoint_files import CheckpointPolicy
 
+_standby: Standby | None = None
+_standby_lock = threading.Lock()
 
-def start(folder: Path) -> int:
-    """Start the launcher of a run folder, detached; return its process number.
+
+def start(folder: Path) -> None:
+    """Start the launcher of a run folder, detached: forked by the process that stands by, where the ranks are forked.
 
     Raises:
         LabError: if it cannot be started; the run is recorded as failed then.
     """
+    config = read_config(folder)
+    forked = supervisor.on_cpu(config.device) and sys.platform.startswith("linux")
     try:
         with open(folder / LOGS / "launcher.log", "ab") as log:
-            process = subprocess.Popen(
-                # -P: a student's random.py in the current folder must not shadow the standard library's.
-                [sys.executable, "-P", "-m", "dlojz.running.supervisor", str(folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=_environment(),
-            )
+            if forked:
+                _launch_from_standby(folder, config, log)
+            else:
+                process = subprocess.Popen(
+                    # -P: a student's random.py in the current folder must not shadow the standard library's.
+                    [sys.executable, "-P", "-m", supervisor.__name__, str(folder)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    env=_environment(),
+                )
+                _hand_over(folder, process.pid)
+                # Without a wait the launcher stays a zombie as long as the notebook lives.
+                threading.Thread(target=process.wait, daemon=True).start()
     except OSError as error:
         why = say(
             en=f"the launcher of {folder.name} cannot be started: {error.strerror or error}.",
@@ -73,14 +87,34 @@ def start(folder: Path) -> int:
         )
         record_refusal(folder, why)  # or the run would seem to wait as long as this process lives
         raise LabError(why) from None
+
+
+def _launch_from_standby(folder: Path, config: RunConfig, log: IO[bytes]) -> None:
+    """Have the launcher forked by this process's standby; the first run starts it, and one in a new environment."""
+    global _standby
+    environment = _environment()
+    supervisor.prepare(environment, config.layout.world_size, "cpu", cores_available())  # torch reads some of it once
+    with _standby_lock:
+        for _ in range(2):
+            if _standby is None or not _standby.serves(environment):
+                if _standby is not None:
+                    _standby.close()
+                _standby = Standby(environment, log)
+            _hand_over(folder, _standby.pid)
+            try:
+                _standby.launch(folder, supervisor.__name__, environment, supervisor.common_modules(config))
+                return
+            except BrokenPipeError:  # it was killed since the last run
+                _standby = None
+    raise OSError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def _hand_over(folder: Path, pid: int) -> None:
+    """Name the process that drives a run from now on; the launcher writes this too, some time later."""
     owner = read_owner(folder)
-    # The launcher writes this too, some time later.
     with contextlib.suppress(psutil.NoSuchProcess, OSError):
         if owner is not None:
-            owner.handed_to(process.pid).write(folder)
-    # Without a wait the launcher stays a zombie as long as the notebook lives.
-    threading.Thread(target=process.wait, daemon=True).start()
-    return process.pid
+            owner.handed_to(pid).write(folder)
 
 
 def _environment() -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 The ranks meet through a file of the run folder, have no more threads than cores, and no variable of an enclosing SLURM
 step that would give them another identity. On CPUs the launcher imports once what every rank needs, and forks, while it
-has one thread and no process group: a rank then starts in milliseconds. Where there may be a GPU every rank is a new
-Python process, since a CUDA driver does not survive a fork.
+has one thread and no process group: a rank then starts in milliseconds. Most launchers are themselves forked, by
+`dlojz.processes.standby`. Where there may be a GPU every rank is a new Python process, since a CUDA driver does not
+survive a fork.
 
 However the launcher ends, short of SIGKILL, a record is written and no process of the run is left; after a SIGKILL no
 rank is left either, and the record is rebuilt from the events.
@@ -57,7 +58,7 @@ _IDENTITY = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK
 _STORE = "store"  # through which the ranks meet, see `dlojz.train.loop.init_process_group`
 _GPU_DEVICES = ("nvidia*", "kfd", "dxg")
 # The first optimizer of a process loads torch._dynamo, which takes as long as torch itself.
-_COMMON = ("torch", "torch._dynamo", "idr_torch", "dlojz.train.loop")
+_COMMON = ("torch", "torch._dynamo", "idr_torch")
 _OF_DATA = {"digits": ("sklearn.datasets",)}
 # Every ZeRO stage asks whether its optimizer is Muon, whose module brings torch's compiler.
 _OF_DEEPSPEED = ("deepspeed", "deepspeed.runtime.zero.stage_1_and_2", "deepspeed.runtime.zero.stage3")
@@ -140,6 +141,14 @@ def run_ranks(folder: Path, config: RunConfig, worker_module: str, stop: Callabl
             (folder / _STORE).unlink(missing_ok=True)
 
 
+def common_modules(config: RunConfig) -> list[str]:
+    """Return the modules that every rank of a run imports and that are none of this package."""
+    names = [*_COMMON, *_OF_DATA.get(config.data_name, ())]
+    if config.layout.engine == "deepspeed":
+        names += [*_OF_DEEPSPEED, *(_OF_ZERO if config.layout.zero else ())]
+    return names
+
+
 def load(config: RunConfig, stop: Callable[[], bool] = lambda: False) -> None:
     """Import what would take each rank seconds; none of it starts a thread or looks for a GPU.
 
@@ -147,9 +156,7 @@ def load(config: RunConfig, stop: Callable[[], bool] = lambda: False) -> None:
         config: the run's.
         stop: polled before every import.
     """
-    names = [*_COMMON, *_OF_DATA.get(config.data_name, ())]
-    if config.layout.engine == "deepspeed":
-        names += [*_OF_DEEPSPEED, *(_OF_ZERO if config.layout.zero else ())]
+    names = [*common_modules(config), "dlojz.train.loop"]
     if config.library != "none":
         from dlojz.libraries.library_catalogue import LIBRARIES
 

@@ -80,7 +80,7 @@ def pieces(attack: str) -> dict[str, str]:
         "run that is followed": run_html(followed),
         "diagnosis": diagnosis._repr_html_(),
         "cost": cost._repr_html_(),
-        "board": board_html([attack], [[attack]]).partition("<body>")[2],
+        "board": board_html(Table((attack,), ((attack,),))).partition("<body>")[2],
         "campaign": html(campaign, CampaignPlan((point,), ((attack, attack),)), [result], Path(), {}).partition(
             "<body>"
         )[2],

@@ -81,12 +81,13 @@ def test_an_impossible_point_stops_the_whole_campaign_before_it_starts(
 
 
 def test_a_dry_run_predicts_every_point_and_writes_nothing(
-    tiny: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiny: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["bench", tiny, "--dry-run", "--json", "--root", str(tmp_path / "runs")]) == DONE
     alone, ddp = json.loads(capfd.readouterr().out)
     assert alone["predicted_to_fit"] and alone["state"] == "waiting" and alone["most_hours"] == 1
     assert ddp["most_hours"] == 2 and ddp["predicted_message_bytes"] > alone["predicted_message_bytes"] == 0
+    monkeypatch.setenv("COLUMNS", "200")
     assert main(["bench", tiny, "--dry-run", "--root", str(tmp_path / "runs")]) == DONE
     told = capfd.readouterr()
     assert "not run yet" in told.out and "at most 3 GPU-hours. Nothing was started." in told.err

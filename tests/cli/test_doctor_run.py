@@ -66,7 +66,7 @@ def test_the_same_as_json_and_in_french(failed: Run, root: Path, capfd: pytest.C
     assert told["out_of_memory"] is True and told["source"] == "predicted" and len(told["levers"]) == 3
     use_language("fr")
     assert main(["doctor", failed.run_id, "--root", str(root)]) == DONE
-    printed = capfd.readouterr().out
+    printed = " ".join(capfd.readouterr().out.split())
     assert "a épuisé la mémoire" in printed and "Les leviers les moins coûteux" in printed
 
 

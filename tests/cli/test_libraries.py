@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +82,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, Path]:
     figure, answer = folder / "libraries.png", folder / "answer.json"
     words = ["--only", "torch,deepspeed,colossalai", "--model", "coatnet_tiny", "--micro-batch", "4", "--steps", "4"]
     words += ["--rounds", "1", "--zero", "2", "--root", str(folder / "runs"), "--figure", str(figure), "--json"]
-    with pytest.MonkeyPatch.context() as patch:
-        told: list[str] = []
-        patch.setattr("dlojz.cli.options._write", lambda descriptor, data: told.append(json.dumps(data)))
-        assert main(["libraries", "--run", *words]) == DONE
-    answer.write_text(told[0])
-    return json.loads(told[0]), figure, folder / "runs"
+    command = [sys.executable, "-m", "dlojz", "libraries", "--run", *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    answer.write_text(done.stdout)
+    return json.loads(done.stdout), figure, folder / "runs"
 
 
 def test_runs_side_by_side_are_runs_as_any_other(told: tuple[Any, Path, Path]) -> None:

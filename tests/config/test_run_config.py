@@ -298,3 +298,9 @@ def test_a_layout_has_the_name_that_a_person_gives_to_it(fields: dict[str, Any],
 def test_the_degrees_are_told_with_those_of_experts_where_there_are_some() -> None:
     assert Layout(dp=4, tp=2, engine="by_hand").degrees == "dp=4, tp=2, pp=1"
     assert Layout(dp=4, ep=2, engine="by_hand").degrees == "dp=4, tp=1, pp=1, ep=2"
+
+
+@pytest.mark.parametrize(("steps", "whole_after"), [(1, 1), (2, 1), (20, 10), (21, 10)])
+def test_a_curriculum_is_whole_after_half_of_the_run(steps: int, whole_after: int) -> None:
+    config = RunConfig.of(model="gpt_tiny", curriculum="linear", steps=steps)
+    assert config.curriculum_steps == whole_after

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from dlojz.running import launch as launching
 from dlojz.running.folder import read_owner
 from dlojz.running.launch import run
 from dlojz.running.run import Run, runs
@@ -55,9 +56,14 @@ class Ward:
         return self
 
     def launcher(self) -> int:
-        owner = read_owner(self.run.folder)
-        assert owner is not None
-        return owner.pid
+        """The process that drives the run, once it has been forked by the one that stands by for all runs."""
+
+        def forked() -> int:
+            owner = read_owner(self.run.folder)
+            assert owner is not None
+            return 0 if launching._standby is not None and owner.pid == launching._standby.pid else owner.pid
+
+        return until(forked)
 
     def processes(self) -> list[psutil.Process]:
         """Every process of the run that is alive: launcher, ranks, helpers."""

@@ -277,7 +277,7 @@ WRONG: tuple[tuple[str, Answer, str], ...] = (
     ("block-activations", lambda s, b, h, a: 30 * s * b * h + 5 * a * s * s * b, "layer norms are missing"),
     ("block-activations", lambda s, b, h, a: 26 * s * b * h + 5 * a * s * s * b, "two tensors of width 4 h"),
     ("block-activations", all_elements, "takes 2 bytes"),
-    ("block-activations", lambda s, b, h, a: s * b * (34 * h + 5 * s), "has its scores"),
+    ("block-activations", lambda s, b, h, a: s * b * (34 * h + 5 * s), "has its own scores"),
     ("largest-batch", batch_of_proportion, "there once, whatever the batch"),
     ("largest-batch", batch_without_states, "forget the fixed part"),
     ("largest-batch", batch_rounded_up, "round up"),

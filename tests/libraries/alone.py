@@ -1,6 +1,5 @@
 """Starts a program as its user would, `python PROGRAM WORDS…`, on a machine that has been made ready for it.
 
-DeepSpeed compiles for 40 s, at its first start on a machine, a shared-memory operator that serves inference alone;
 `--forced-fsdp` lets Accelerate take its way of a GPU on a CPU, where by itself it leaves its plugins aside; `--descent`
 has AdamW make steps that grow with the gradient, so that losses tell a gradient that is twice too large.
 """
@@ -11,11 +10,6 @@ import importlib
 import runpy
 import sys
 from typing import Any
-
-
-def without_inference_operator() -> None:
-    deepspeed = importlib.import_module("deepspeed")
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def as_on_a_gpu() -> None:
@@ -60,7 +54,5 @@ if __name__ == "__main__":
     if "--descent" in words:
         words.remove("--descent")
         by_descent()
-    if "deepspeed" in words[0]:
-        without_inference_operator()
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")

@@ -79,3 +79,16 @@ def test_each_backward_is_timed_without_gradients_to_add_to() -> None:
     block.register_forward_pre_hook(lambda *_: before.append(block.weight.grad is given.grad is None))
     assert len(list(_durations(block, given, 2))) == 2
     assert before == [True] * 3 and block.weight.grad is not None
+
+
+def test_a_gpu_is_waited_for_before_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told what to do and does it later; here no GPU is, and what waits for it is counted."""
+    waited: list[None] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(None))
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    given = torch.ones(4, 3).as_subclass(OnGpu).requires_grad_()
+    assert len(list(_durations(torch.nn.Linear(3, 2), given, 2))) == 2
+    assert len(waited) == 3 + 4 + 4

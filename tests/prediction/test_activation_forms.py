@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlojz import models
 from dlojz.base.errors import LabError
+from dlojz.config.run_config import RunConfig
 from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import peak_activations
+from dlojz.prediction.forecast import forecast, forms_beside
 from dlojz.prediction.rules_of_thumb import (
     Shape,
     infinity_checkpoint_bytes,
@@ -31,6 +34,11 @@ def test_the_parts_of_a_layer() -> None:
         "layer_norm": 4 * sbh,
     }
     assert 5 * GPT_3.scores == 80 * sbh
+    assert layer_parts(GPT_3, tp=2) == {
+        "attention": (3 + Fraction(8, 2)) * sbh + 5 * 96 * 2048**2 // 2,
+        "mlp": (3 + Fraction(16, 2)) * sbh,
+        "layer_norm": 4 * sbh,
+    }
 
 
 @given(shape=SHAPES, tp=st.integers(1, 64))
@@ -77,3 +85,20 @@ def test_interleaving_holds_more_on_the_first_rank(stages: int, chunks: int) -> 
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(LabError, match="unknown checkpointing 'half'"):
         layer_bytes(GPT_3, checkpointing="half")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_papers_forms_of_a_run_are_laid_beside_the_trace(tp: int) -> None:
+    """ViT-tiny on 64 x 64: 8 x 8 patches and the class token."""
+    config = RunConfig.of(model="vit_tiny", tp=tp, micro_batch=2)
+    size = models.spec("vit_tiny").size
+    sbh = 65 * 2 * size.width
+    told = {one.name: one.formula_bytes for one in forms_beside(forecast(config))}
+    scores = 5 * size.num_heads * 65**2 * 2
+    if tp == 1:
+        assert told["Korthikanti"] == 34 * sbh + scores
+        assert told["the same as run here"] == 2 * 32 * sbh
+        assert set(told) == {"Korthikanti", "the same as run here", "ZeRO-Infinity"}
+    else:
+        assert told == {"Korthikanti": 22 * sbh + scores // 2}
+    assert forms_beside(forecast(RunConfig.of(model="coatnet_tiny"))) == ()

@@ -19,6 +19,7 @@ from dlojz.data.datasets import ensure_torchvision_imports
 from dlojz.models.qwen_deepseek import LatentAttention
 from dlojz.models.sizes import DEEPSEEK_SIZES
 from dlojz.prediction.rules_of_thumb import Shape, layer_bytes
+from dlojz.prediction.storage_tracker import StorageTracker
 from dlojz.prediction.trace import Compute, trace
 from dlojz.train.dispatch_trace import StorageTrace
 
@@ -219,3 +220,25 @@ def test_a_large_model_is_traced_without_its_memory() -> None:
         batch = torch.empty(1, 512, dtype=torch.long)
     traced = trace(model, batch, compute="bf16")
     assert traced.peak_bytes > 13e9, "its gradients alone"
+
+
+def test_a_storage_is_counted_once_with_the_bytes_it_has_now() -> None:
+    grown: list[tuple[int, int]] = []
+
+    class Counter(StorageTracker):
+        def grown(self, number: int, delta_bytes: int) -> None:
+            grown.append((number, delta_bytes))
+
+    tracker, first, second = Counter(), torch.zeros(10), torch.zeros(3)
+    for tensor in (first, second, first.view(2, 5), first):
+        tracker.follow(tensor.untyped_storage())
+    assert grown == [(0, 40), (1, 12)] and tracker.live_bytes == {0: 40, 1: 12}
+    first.untyped_storage().resize_(100)
+    assert tracker.follow(first.untyped_storage()) == 0
+    tracker.follow(first.untyped_storage())
+    assert grown[2:] == [(0, 60)] and tracker.live_bytes == {0: 100, 1: 12}
+    del first, tensor
+    gc.collect()
+    assert grown[3:] == [(0, -100)] and tracker.live_bytes == {1: 12}
+    tracker.abandon(second.untyped_storage())
+    assert grown[4:] == [(1, -12)] and not tracker.live_bytes

@@ -65,6 +65,15 @@ def test_a_launcher_that_vanished_after_the_last_rank_had_completed(
     assert read_state(folder)[0] == "completed"
 
 
+def test_a_run_is_running_once_one_of_its_ranks_has_told(
+    config: RunConfig, make_folder: MakeFolder, told: Told
+) -> None:
+    folder = make_folder(config, {0: told(1), 1: []}, alive=True)
+    assert read_state(folder)[0] == "running"
+    (folder / "events" / "rank-0.jsonl").write_text("")
+    assert read_state(folder)[0] == "queued"
+
+
 def test_a_process_number_used_again_is_not_the_launcher(config: RunConfig, make_folder: MakeFolder) -> None:
     folder = make_folder(config, alive=True)
     owner = read_owner(folder)

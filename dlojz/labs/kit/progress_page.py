@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dlojz.base.language import language, say, use_language
-from dlojz.base.table import Table, safe, titles, visible
+from dlojz.base.table import Table, safe, tables_html, titles, visible
 from dlojz.display.style import BLUE, INK, SKY, WHITE
 from dlojz.labs.kit.contents import LABS, LabEntry
 from dlojz.labs.kit.exercise import Prediction
@@ -130,10 +130,11 @@ class Overview:
         return say(en="Next: ", fr="La suite : "), say(en="lab ", fr="TP ") + named, f" — {following.to_do[0][1]}."
 
     def _html(self, linked: bool) -> str:
-        before, lab, after = map(safe, self._advice())
+        advice = self._advice()
+        lab = safe(advice[1])
         if linked and self.next_lab is not None:
             lab = f'<a href="{safe(self.next_lab.entry.notebook)}">{lab}</a>'
-        return f"{self.table(linked=linked)._repr_html_()}<p><b>{before}{lab}{after}</b></p>"
+        return tables_html([self.table(linked=linked)]) + f"<p><b>{safe(advice[0])}{lab}{safe(advice[2])}</b></p>"
 
     def page(self) -> str:
         """The overview as one page that refers to nothing outside itself, without links to notebooks."""

@@ -275,8 +275,8 @@ def _named(plan: Mapping[str, Any]) -> str | None:
     for name in ROWS:
         if isinstance(style(name), ColwiseParallel):
             return say(
-                en=f"{name} is split by columns, but what it reads is sharded already (heads or hidden features of "
-                "this rank): it closes a region, so it goes by rows (RowwiseParallel).",
+                en=f"{name} is column-parallel, but what it reads is sharded already (heads or hidden features of this "
+                "rank): it closes a region, so it must be row-parallel (RowwiseParallel).",
                 fr=f"{name} est découpée par colonne, alors que ce qu’elle lit est déjà réparti (têtes ou neurones "
                 "cachés de ce rang) : elle ferme une région, donc par ligne (RowwiseParallel).",
             )

@@ -19,6 +19,7 @@ def main(words: Sequence[str] | None = None) -> deepspeed.DeepSpeedEngine:
     parser = deepspeed.add_config_arguments(parser)
     args = parser.parse_args(words)
     args.deepspeed_config = completed(args)  # with -b and --accumulation, which the course's file leaves out
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for inference alone, and takes 40 s to compile
     deepspeed.init_distributed()
 
     model = course_training.build_model(args)

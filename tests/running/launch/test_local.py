@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import subprocess
 from pathlib import Path
@@ -12,8 +13,14 @@ import pytest
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
+from dlojz.running import launch
 from dlojz.running.launch import run
 from dlojz.running.run import runs
+
+
+@pytest.fixture(autouse=True)
+def nobody_stands_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_standby", None)
 
 
 def test_the_launcher_has_a_session_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +28,7 @@ def test_the_launcher_has_a_session_of_its_own(tmp_path: Path, monkeypatch: pyte
     started: list[dict[str, Any]] = []
 
     class Launcher:
-        pid = os.getpid()
+        pid, returncode, stdin = os.getpid(), None, io.BytesIO()
 
         def __init__(self, command: list[str], **more: Any) -> None:
             started.append(more)

@@ -150,8 +150,13 @@ def test_a_rank_that_saved_waits_until_all_have_ended(folder: Path, monkeypatch:
 
 
 def test_a_cancel_request_ends_the_rank(folder: Path) -> None:
-    (folder / "cancel").touch()
-    pid = fork(lambda: (time.sleep(5), os._exit(7))[1])
+    def rank() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the process of the tests does with it
+        (folder / "cancel").touch()
+        time.sleep(60)
+        os._exit(7)
+
+    pid = fork(rank)
     assert slurm_rank._wait(pid, folder / "cancel") == -signal.SIGTERM
 
 
