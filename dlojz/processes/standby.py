@@ -1,7 +1,7 @@
 """Stand by to launch runs: a process that has imported what takes seconds, and forks a launcher for each run.
 
-Each process that starts runs has one. It ends when that process does; the runs go on. Of this package it imports
-nothing before it forks, so that a launcher has the code as it is when its run starts. It has one thread, and may fork.
+Each process that starts runs has one. It ends when that process does; the runs go on. Of this package it has imported
+no more than `fork` when it forks, so that a launcher has the code as it is when its run starts. It has one thread.
 
 Run as `python -m dlojz.processes.standby`, with one request on each line of stdin.
 """
@@ -16,13 +16,15 @@ import signal
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import psutil
+
+from dlojz.processes.forks import fork
 
 _ANEW = ("DLOJZ_", "PYTEST_", "PWD", "OLDPWD", "_")
 """How variables begin that nothing reads while it is imported: a launcher has those of its own run."""
@@ -98,34 +100,22 @@ def serve() -> None:
         for name in request["preloaded"]:
             with suppress(Exception):  # the ranks report in their logs what cannot be imported
                 importlib.import_module(name)
-        if os.fork() == 0:
-            _become(**request)
+        fork(partial(_become, **request), reset=(signal.SIGCHLD,))
     os._exit(0)  # without the second that torch takes to end
 
 
 def _become(folder: str, module: str, preloaded: Sequence[str], environment: dict[str, str], current: str) -> NoReturn:
     """Become the launcher, in the child."""
-    code = 1
-    try:
-        os.setsid()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.environ.clear()
-        os.environ.update(environment)
-        _redirect(Path(folder, "logs", "launcher.log"))
-        _sign(Path(folder, "launch.json"))
-        if current:
-            os.chdir(current)
-        sys.argv = [module, folder]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else bool(end.code)
-        print(end.code or "", file=sys.stderr)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    _redirect(Path(folder, "logs", "launcher.log"))
+    _sign(Path(folder, "launch.json"))
+    if current:
+        os.chdir(current)
+    sys.argv = [module, folder]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    os._exit(0)
 
 
 def _redirect(log: Path) -> None:
