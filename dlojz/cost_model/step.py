@@ -94,7 +94,8 @@ def boundary_s(workload: Workload, cluster: Cluster, layouts: Layouts, calibrati
     sent = neighbour_s(cluster, calibration, message, layouts.pp, group, habit(layouts, "sliced"), layouts.tp)
     blocking = habit(layouts, "blocking")
     waits = np.where(layouts.pp > 1, calibration.micro_batch_s, 0.0)
-    return layouts.chunks * np.where(blocking > 0, sent + waits, (1 - calibration.overlap) * sent)
+    left: Reals = np.where(blocking > 0, sent + waits, (1 - calibration.overlap) * sent)
+    return layouts.chunks * left
 
 
 class DataMessages(NamedTuple):

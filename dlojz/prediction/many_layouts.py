@@ -8,7 +8,9 @@ peak is the largest sum over the slots:
 
 Activations of a slot are linear in the micro-batch: two traces, of `SAMPLED` samples, give the line. The engine's part
 comes from its memory model on the gradients and marks of the trace alone. The two maxima of a slot need not coincide,
-so the sum is an upper bound; tests/prediction/test_many_layouts.py holds it within 5 % of the forecast.
+so the sum is an upper bound; tests/prediction/test_many_layouts.py holds it within 5 % of the forecast. The backward of
+the last block is a slot for each of its gradients: with a large vocabulary, the gradient of the logits and that of the
+head are each larger than all else, and the one is released before the engine reduces the other.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ from dlojz.results.footprint import CATEGORIES, Category
 
 Reals = NDArray[np.float64]
 Slot = tuple[str, str]
-"""A phase of the step and a block; the block is empty in the loss and outside of the passes."""
+"""A phase of the step and a block; the block is empty in the loss and outside of the passes. In backward the last block
+is followed by the number of its gradients that are ready (`blocks.12.@3`)."""
 
 Held = tuple[tuple[int, float], ...]
 """Stages of a rank (their places among its own), and the micro-batches whose activations each holds."""
@@ -290,8 +293,10 @@ class _Part(NamedTuple):
     def slot_of(self, slot: Slot) -> Slot:
         """A slot by the place of its block among the rank's, so that alike ranks have equal ones."""
         phase, block = slot
-        number = _number(block)
-        return (phase, block if number < 0 else str(self.places.get(number, block))) if self.own else slot
+        number, more = _number(block), block.split(".")[2:]
+        if not self.own or number < 0:
+            return slot
+        return (phase, ".".join((str(self.places.get(number, block)), *more)))
 
     @property
     def places(self) -> dict[int, int]:
@@ -395,7 +400,7 @@ class _Curve:
         self.slots: dict[Slot, int] = {}
         self.trace = trace
         self.delta = np.array([one.delta_bytes for one in moves], float)
-        slots = [(one.phase, block_of(one.module)) for one in moves]
+        slots = [(one.phase, _place_of(one.module)) for one in moves]
         self.slot = np.array([self.slots.setdefault(one, len(self.slots)) for one in slots])
         self.storage = np.array([one.storage for one in moves])
         kept = trace.kept
@@ -403,7 +408,7 @@ class _Curve:
         block_of_storage = {one: _number(block_of(name)) for one, name in trace.module_of.items()}
         self.num_blocks = 1 + max(_number(block) for _, block in self.slots)
         last = self.num_blocks  # the loss stands after the last block
-        numbers = [block_of_storage[one.storage] for one in moves]
+        numbers = [block_of_storage.get(one.storage, -1) for one in moves]
         self.block = np.array([last if number < 0 else number for number in numbers])
         data = {one.storage for one in moves if one.phase == "data"}
         self.is_data = np.array([one.storage in data for one in moves])
@@ -447,6 +452,32 @@ class _Curve:
         return most, np.maximum.reduceat(fullest, self.starts)
 
 
+def _in_slots(trace: MemoryTrace) -> MemoryTrace:
+    """The trace with the slots of the last block's backward as its modules, each begun by an allocation of nothing."""
+    last = f"blocks.{max(_number(block_of(module)) for module in trace.module_of.values())}"
+    events: list[Allocation | TraceMark] = []
+    ready, phase, here = 0, "", ""
+    for event in trace.events:
+        if isinstance(event, Allocation):
+            phase = event.phase
+            # In no module: of the last block too, once its backward has begun (the gradient of its head, recomputed).
+            here = block_of(event.module) or (here if phase == "backward" else "")
+            own = phase == "backward" and here == last
+            events.append(replace(event, module=f"{last}.@{ready}") if own else event)
+            continue
+        if phase == "backward" and block_of(event.name) == last:
+            ready, here = ready + (event.what == "ready"), last
+            events.append(Allocation(-2, 0, "backward", f"{last}.@{ready}"))
+        events.append(event)
+    return replace(trace, events=tuple(events))
+
+
+def _place_of(module: str) -> str:
+    """Block of a slot: that of a module, and the number of gradients that `_in_slots` has written behind it."""
+    parts = module.split(".")
+    return ".".join(parts[: 3 if len(parts) > 2 and parts[2].startswith("@") else 2])
+
+
 def _number(block: str) -> int:
     """Number of a block by its name; -1 for what is in none."""
     return int(block.split(".")[1]) if block.startswith("blocks.") else -1
@@ -455,7 +486,7 @@ def _number(block: str) -> int:
 def _curve_of(config: RunConfig) -> _Curve:
     key = key_of(config, 0, on_gpu=True)
     if key not in _CURVES:
-        _CURVES[key] = _Curve(trace_of(config, 0, on_gpu=True))
+        _CURVES[key] = _Curve(_in_slots(trace_of(config, 0, on_gpu=True)))
     return _CURVES[key]
 
 
@@ -482,7 +513,7 @@ class _SlotLedger(Ledger):
     def _note(self) -> None:
         number = self.detail[0]
         place = "last" if number == self.last else "first" if number == 0 else "between"
-        slot = (place, (self.moment, block_of(self.detail[1])))
+        slot = (place, (self.moment, _place_of(self.detail[1])))
         if self._total_bytes > self.most.get(slot, (-1, {}))[0]:
             self.most[slot] = (self._total_bytes, dict(self._by_category))
 
@@ -526,7 +557,7 @@ _SKELETONS: dict[Hashable, MemoryTrace] = {}
 def _skeleton_of(config: RunConfig, rank: int) -> MemoryTrace:
     key = key_of(config, rank, on_gpu=True)
     if key not in _SKELETONS:
-        _SKELETONS[key] = _skeleton(trace_of(config, rank, on_gpu=True))
+        _SKELETONS[key] = _skeleton(_in_slots(trace_of(config, rank, on_gpu=True)))
     return _SKELETONS[key]
 
 
@@ -539,7 +570,7 @@ def _skeleton(trace: MemoryTrace) -> MemoryTrace:
         if isinstance(event, TraceMark):
             events.append(event)
             continue
-        here = (event.phase, block_of(event.module))
+        here = (event.phase, _place_of(event.module))
         if event.storage in gradients:
             events.append(event)
         elif here != slot:
