@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -28,6 +30,9 @@ from dlojz.processes.forks import fork
 
 _ANEW = ("DLOJZ_", "PYTEST_", "PWD", "OLDPWD", "_")
 """How variables begin that nothing reads while it is imported: a launcher has those of its own run."""
+
+IDLE_S = 600.0
+"""Seconds without a run after which it gives its memory back: 200 MB, and many notebooks share a machine."""
 
 
 class Standby:
@@ -92,10 +97,12 @@ def _lasting(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(_ANEW)}
 
 
-def serve() -> None:
-    """Fork a launcher for each request on stdin, until it is closed."""
+def serve(idle_s: float = IDLE_S) -> None:
+    """Fork a launcher for each request on stdin, until it is closed, or nothing is asked for so many seconds."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no launcher that has ended stays a zombie
-    for line in sys.stdin:
+    # Unbuffered: a line that was read ahead would not be seen by `select`.
+    requests = FileIO(0, closefd=False)
+    while select.select([requests], [], [], idle_s)[0] and (line := requests.readline()):
         request = json.loads(line)
         for name in request["preloaded"]:
             with suppress(Exception):  # the ranks report in their logs what cannot be imported

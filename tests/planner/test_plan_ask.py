@@ -135,16 +135,18 @@ def test_a_training_of_known_length_has_its_bill() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "site", "gpus", "batch", "leaf"),
+    ("model", "site", "gpus", "batch", "engines", "leaf"),
     [
-        ("gpt2", "jean_zay_a100", 8, 64, "data"),
-        ("llama_2_7b", "dgx_h100", 8, 64, "zero"),
-        ("megatron-18b", "selene", 256, 992, "tensor"),
-        ("bloom-176b", "jean_zay_a100", 384, 1920, "hybrid"),
+        ("gpt2", "jean_zay_a100", 8, 64, None, "data"),
+        ("llama_2_7b", "dgx_h100", 8, 64, "deepspeed", "zero"),  # all engines: a minute of traces more
+        ("megatron-18b", "selene", 256, 992, None, "tensor"),
+        ("bloom-176b", "jean_zay_a100", 384, 1920, None, "hybrid"),
     ],
 )
-def test_the_tree_ends_where_the_course_says(model: str, site: str, gpus: int, batch: int, leaf: str) -> None:
-    tree = plan(model, site, gpus=gpus, batch=batch, simulate=1).tree
+def test_the_tree_ends_where_the_course_says(
+    model: str, site: str, gpus: int, batch: int, engines: str | None, leaf: str
+) -> None:
+    tree = plan(model, site, gpus=gpus, batch=batch, engines=engines, simulate=1).tree
     assert tree.leaf == leaf and set(tree.families) == set(FAMILIES)
     assert all(one.figures for one in tree.branches) and tree.families[tree.found].step_s <= tree.families[leaf].step_s
     assert repr(tree).count("\n") == len(tree.branches) and tree.as_dict()["leaf"] == leaf

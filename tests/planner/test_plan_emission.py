@@ -169,7 +169,9 @@ def test_torchtitan_and_torchrun_read_theirs_back(llama: Plan, fields: dict[str,
 
 
 def test_context_parallelism_is_read_back_and_is_no_run_of_the_lab() -> None:
-    made = plan(LLAMA, "jean_zay_a100", gpus=16, batch=64, sequence_length=32768, simulate=1)
+    made = plan(
+        LLAMA, "jean_zay_a100", gpus=16, batch=64, sequence_length=32768, engines=("torch", "megatron-core"), simulate=1
+    )
     core = made.choose(engine="megatron-core", cp=2)
     assert read_megatron(program(core)[1:])["context_parallel_size"] == 2
     titan = made.choose(engine="torch", cp=4, zero=3)
@@ -178,7 +180,7 @@ def test_context_parallelism_is_read_back_and_is_no_run_of_the_lab() -> None:
     degrees = [read[f"parallelism.{name}_degree"] for name in ("data_parallel_shard", "tensor_parallel")]
     assert 4 * degrees[0] * degrees[1] * titan.candidate.pp == 16
     assert "context_parallel_size" not in read_megatron(program(made.choose(engine="megatron-core", cp=1))[1:])
-    own = plan("llama_2_7b", "jean_zay_h100", gpus=16, batch=16, sequence_length=65536, engines="torch", simulate=1)
+    own = plan("llama_tiny", "jean_zay_h100", gpus=2, batch=2, sequence_length=65536, engines="torch", simulate=1)
     shared, whole = own.choose(cp=2), own.choose(cp=1)
     with pytest.raises(LabError, match=r"context parallelism over 2 ranks is no run of this lab.*choose\(cp=1\)"):
         shared.config()

@@ -111,6 +111,12 @@ def test_it_ends_with_the_process_that_made_it_and_the_run_goes_on(worker: Path,
     assert not psutil.pid_exists(int(pid))
 
 
+def test_it_gives_its_memory_back_when_nothing_is_asked_for() -> None:
+    program = "from dlojz.processes.standby import serve; serve(0.2)"
+    waiting = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+    assert waiting.wait(60) == 0
+
+
 def test_a_fork_of_its_maker_has_another(worker: Path) -> None:
     """Two processes that write into one pipe would mix their requests."""
     tried()
