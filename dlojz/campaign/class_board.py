@@ -50,7 +50,6 @@ class Student:
         name: of the folder, or its pseudonym.
         done: lab → number of exercises done.
         lab: of the exercise that was done last; empty where none is.
-        exercise: that exercise.
         best: one per model, the highest throughput first.
         runs: finished runs that were measured, not replayed.
         replays: runs that were replayed.

@@ -52,10 +52,6 @@ def drive(
     """Run what has not been run yet and wait for all of it.
 
     Args:
-        outlooks: one per point.
-        root: folder of the runs.
-        again: run everything anew.
-        asked: of the scheduler, for all points.
         told: called with all results whenever one of them has changed.
 
     Raises:

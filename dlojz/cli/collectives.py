@@ -33,11 +33,6 @@ WALL_S = 300.0
 def calibrate(given: Given, size: int, answer: Answer) -> None:
     """Time a collective on forked processes, fit α and β, answer.
 
-    Args:
-        given: the options.
-        size: number of ranks.
-        answer: what shows the result.
-
     Raises:
         LabError: if there are too few ranks, more than the cores can run at once, or a file cannot be written.
     """

@@ -177,7 +177,6 @@ def permute_query_key(block: TransformerBlock, head: int, order: Tensor) -> None
     """Reorder the dimensions in which one head compares queries and keys, in place: q · k is a sum over them.
 
     Args:
-        block: whose head it is.
         head: from 0.
         order: of the H dimensions of a head.
     """
@@ -189,7 +188,6 @@ def permute_value_output(block: TransformerBlock, head: int, order: Tensor) -> N
     """Reorder the dimensions of one head's values in place, and what reads them after the attention.
 
     Args:
-        block: whose head it is.
         head: from 0.
         order: of the H dimensions of a head.
     """

@@ -323,7 +323,6 @@ def sparse_speed(
         sparsities: shares of zeros, from 0 to below 1.
         rounds: of timing.
         device: `cpu` (float32) or `cuda` (float16, and 2:4 beside the others where the GPU has it).
-        seed: of the weights and inputs.
 
     Raises:
         LabError: if a sparsity is out of its range, or the device is a GPU and there is none.

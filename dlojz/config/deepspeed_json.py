@@ -241,7 +241,6 @@ def optimizer_fields(section: Mapping[str, Any], stage: int) -> dict[str, Any]:
 
     Args:
         section: with `type` and `params`, whose types were checked.
-        stage: ZeRO stage.
 
     Raises:
         LabError: for an optimizer that does not exist, that ZeRO cannot shard, or that the lab has not; for a rate

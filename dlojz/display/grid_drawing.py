@@ -82,9 +82,6 @@ class GridScene:
         title: axis, groups, and whether they leave their node.
         width: of the picture, in cells.
         height: likewise.
-        nodes: frames.
-        cells: one per rank.
-        joins: lines along groups.
     """
 
     title: str
@@ -175,7 +172,6 @@ def grid_drawing(
     """Draw a grid: one panel for each axis of more than one rank, or for one axis alone; below, the bytes of a step.
 
     Args:
-        grid: the ranks.
         crossing: what a step sends on its links, for the bars; without it there are none.
         axis: pp, dp or tp.
         titled: whether size, advice and the meaning of the signs are written above.

@@ -143,7 +143,6 @@ def readable(scene: Scene, letters: float) -> list[tuple[Bar, str]]:
     """Choose what is written into the bars: labels, or micro-batches alone, or nothing.
 
     Args:
-        scene: what is drawn.
         letters: how many fit into the whole time axis.
     """
     if not scene.bars or len(scene.bars) > MOST_TEXTS:
@@ -378,7 +377,6 @@ def schedule_drawing(scenes: Sequence[Scene], title: str, captions: Sequence[str
 
     Args:
         scenes: with times of the same unit.
-        title: of all, above them.
         captions: one or several lines above each.
         alt: what is shown, in words.
     """
@@ -537,8 +535,6 @@ def facts_of(
 
     Args:
         timeline: simulated or measured.
-        critical: find the critical path.
-        idle: find the causes of idle time.
         bounds: the lower bound, and the optimum where it is stored; both need costs, so a measured timeline has none.
         memory_limit: that of the optimum, in stage-micro-batches.
     """

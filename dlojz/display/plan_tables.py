@@ -110,7 +110,6 @@ def plan_table(plan: Plan, most: int = 12) -> RenderableType:
     """Lay a plan out for a terminal.
 
     Args:
-        plan: the answer.
         most: layouts of each list.
     """
     first, *others = _plan_tables(plan, most)
@@ -121,7 +120,6 @@ def plan_html(plan: Plan, most: int = 8) -> str:
     """Lay a plan out for a notebook.
 
     Args:
-        plan: the answer.
         most: layouts of each list.
     """
     return tables_html(_plan_tables(plan, most))

@@ -49,8 +49,6 @@ class Cluster:
 
     Args:
         name: of its file.
-        title: as it is shown.
-        gpu: of its nodes.
         gpus_per_node: on one node.
         num_nodes: that a job may have at most.
         intra: link between the GPUs of a node.

@@ -170,7 +170,6 @@ def flops_per_sequence(size: DecoderSize, formula: Formula) -> int:
     """Operations of one sequence in one step, as the table of that formula counts them.
 
     Args:
-        size: of the model.
         formula: `recompute`: layers four times, logits three times, which is 96 s l h² (1 + s/6h + V/16lh), of
             Narayanan et al., SC21, equation 3, and of the Jean Zay rows since 21 February 2022; `model`: both three
             times, 72 s l h² (1 + s/6h + V/12lh), of Korthikanti et al. 2022, appendix A, of PaLM's model FLOPs and of

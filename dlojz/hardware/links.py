@@ -128,8 +128,6 @@ class Interconnect:
     """A link as measured: latency α and bus bandwidth of each collective by number of ranks.
 
     Args:
-        name: of its file.
-        title: as it is shown.
         alpha: seconds of an empty message, by collective and number of ranks.
         bandwidth: bus bandwidth in B/s, by collective and number of ranks.
         constants: each figure with its source, `all_reduce.bandwidth.8`.
@@ -145,7 +143,6 @@ class Interconnect:
         """Seconds of one collective: α(n) + factor(n) · bytes / bandwidth(n); nothing for one rank alone.
 
         Args:
-            collective: its name.
             ranks: how many take part; a number or a numpy array of them.
             message_bytes: of the whole message, at least 0; a number or a numpy array.
 
@@ -159,7 +156,6 @@ class Interconnect:
         """Latency of the whole collective; between and beyond known numbers of ranks, linear in log₂ n.
 
         Args:
-            collective: its name.
             ranks: a number or a numpy array of them, at least 1; one alone takes nothing.
 
         Raises:
@@ -172,7 +168,6 @@ class Interconnect:
         """Bus bandwidth; between known numbers of ranks linear in log₂ n, beyond the last that of the last.
 
         Args:
-            collective: its name.
             ranks: a number or a numpy array of them, at least 1; for one alone, that of two.
 
         Raises:

@@ -310,13 +310,11 @@ class ClosedForm:
     """Figures of one schedule by its formulas; None where they are not exact.
 
     Attributes:
-        name: the schedule.
         makespan, span: as in `Timeline`, in the unit of the costs.
         ideal: work per rank (their mean), in the same unit.
         peaks: per rank, the activations kept at most, in stage-micro-batches.
         hops: messages between ranks in an iteration, forward and backward, each one boundary activation.
         formula: what comes on top of the work, in symbols.
-        source: where it comes from.
         domain: where it is exact, in one sentence.
     """
 

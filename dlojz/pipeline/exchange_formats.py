@@ -94,7 +94,6 @@ def from_csv(text: str, name: str = "custom") -> Schedule:
 
     Args:
         text: rows and cells as `to_csv` writes them; empty cells and torch's communication cells are read over.
-        name: name of the schedule.
 
     Returns:
         A schedule that can be executed: `validity.check` has passed it.

@@ -59,7 +59,6 @@ class Timeline:
     """Times of all actions, numbered as `schedule.actions`.
 
     Attributes:
-        schedule: what was executed.
         starts, ends: one value per action, in the unit of the costs; in seconds where measured.
         costs: what was assumed; None where the times were measured.
         origin: "simulated" or "measured".

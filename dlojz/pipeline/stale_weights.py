@@ -406,7 +406,6 @@ def train(
     """Train on a small problem by SGD with stale weights; every stage makes `updates` updates.
 
     Args:
-        problem: what is learnt.
         delays: per stage; `Delays.of(version_audit(schedule))`.
         learning_rate: α.
         updates: how many.

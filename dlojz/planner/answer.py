@@ -150,7 +150,6 @@ class HeldOutErrors(NamedTuple):
     """Errors of a profile's fits on tables that they saw no row of.
 
     Attributes:
-        rows: how many.
         low, high: factors on a predicted time between which `SHARE` of the measured ones were.
         mean: mean absolute error, as a share.
     """
@@ -193,15 +192,12 @@ class Choice(ChosenLayout):
     """Admitted layout with its seconds, bytes and energy.
 
     Attributes:
-        candidate: the layout.
-        question: that it answers.
         place: among the admitted, from 0.
         estimated_s: seconds of a step in closed form.
         parts: seconds by part, which add up to it.
         memory: bytes on the fullest GPU by category.
         energy_j: of a step, all GPUs, in joules.
         simulation: the simulated step; None without one.
-        found: the search.
     """
 
     place: int
@@ -414,8 +410,6 @@ class RefusedLayouts(Sequence[LayoutVerdict]):
     """Refused layouts; each verdict is made when it is indexed.
 
     Attributes:
-        question: that was asked.
-        found: the search.
         places: flat places of the refused layouts.
     """
 
@@ -478,7 +472,6 @@ class Plan:
     """Answer of `dlojz.plan`.
 
     Attributes:
-        question: that was asked.
         found: the search: every layout with its code, the admitted ones in order.
         simulations: of the fastest ones, by place.
     """

@@ -33,12 +33,7 @@ NOT_CLUSTERS: Final = ("local",)
 
 
 class FittingCluster(NamedTuple):
-    """Cluster, and how many of its GPUs a model fits on.
-
-    Attributes:
-        cluster: which.
-        gpus: how many of it.
-    """
+    """Cluster, and how many of its GPUs a model fits on."""
 
     cluster: Cluster
     gpus: int

@@ -45,11 +45,9 @@ class LayoutChange:
     """Change from one layout to another, with its effect.
 
     Attributes:
-        to: the other layout.
         changed: name → (from, to).
         memory_delta_bytes: on the fullest GPU; nan where the first layout has no meaning.
         step_ratio: its step over the first one's (as if that one fitted); nan likewise.
-        step_s: its step.
         fits: whether it is admitted.
     """
 
@@ -387,7 +385,6 @@ class LayoutVerdict:
     """Verdict on one layout.
 
     Attributes:
-        candidate: the layout.
         reason: one of `dlojz.planner.space.NAMES`; empty if it is admitted.
         sentence: why, with its figures.
         change: the smallest one that would admit it; None if it is admitted, or nothing is.
@@ -506,7 +503,6 @@ def beside(found: SearchResult, made: SearchResult) -> LayoutVerdict:
     """Judge a layout that fits but has a value which the search does not try.
 
     Args:
-        found: the search.
         made: a search of that value alone.
     """
     candidate = candidates_of(made.space, made.admitted[0])[0]

@@ -30,12 +30,8 @@ class Question:
     """Question to the planner.
 
     Attributes:
-        subject: the model.
-        cluster: on what.
-        calibration: of its GPUs.
         batch: samples of one step.
         gpus: numbers of GPUs to try.
-        precision: of the products.
         engines: of `dlojz.planner.planned_model.OFFERS`.
         fused_attention: whether attention is one kernel.
         fused_loss: whether the cross-entropy is one kernel.

@@ -74,8 +74,6 @@ def search(space: Space, cluster: Cluster, calibration: Calibration, *, step_lim
 
     Args:
         space: what may be.
-        cluster: on what.
-        calibration: of its GPUs.
         step_limit_s: a step that takes longer does not end within the time allowed.
     """
     codes = space.codes.copy()
@@ -167,13 +165,7 @@ PARTS: Final = tuple(field.name for field in fields(Memories) if field.name != "
 
 
 def rank_memories(space: Space, one: PlannedLayout, device: Device) -> list[RankMemory]:
-    """Memory of a rank of every stage of one layout.
-
-    Args:
-        space: that it belongs to.
-        one: the layout.
-        device: the GPU.
-    """
+    """Memory of a rank of every stage of one layout."""
     forecast = forecast_ranks(space, one, device)
     if forecast is not None:
         return forecast

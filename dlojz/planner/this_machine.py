@@ -38,7 +38,6 @@ class LocalChoice:
     """Layout that this machine can run, with its predicted step.
 
     Attributes:
-        config: the run.
         parts: predicted seconds by part, which add up to the step.
     """
 
@@ -88,9 +87,7 @@ class Here:
 
     Attributes:
         model: name in the catalogue.
-        ranks: processes.
         batch: samples of one step.
-        machine: the measurements behind it.
         rows: what can be run, fastest first.
         refused: what cannot, by title, each with the sentence that says why.
     """
@@ -203,7 +200,6 @@ def plan_here(model: str, ranks: int = 2, batch: int = 16, *, measured: Measured
 
     Args:
         model: name in the catalogue.
-        ranks: processes.
         batch: samples of one step.
         measured: the machine's measurements; by default the user's file (`dlojz calibrate`).
 

@@ -31,9 +31,7 @@ class Branch:
     """One question of the tree.
 
     Attributes:
-        question: as it is asked.
         figures: name and value of what decides.
-        yes: the answer.
     """
 
     question: str
@@ -65,7 +63,6 @@ class Tree:
     """Path down the decision tree, and its leaf.
 
     Attributes:
-        branches: in order.
         leaf: of `FAMILIES`.
         families: all of them, as searched.
     """

@@ -186,7 +186,6 @@ class RankCluster(ABC):
         """Start `size` fresh ranks, in place of those there are.
 
         Args:
-            size: number of ranks.
             progress: called again and again meanwhile.
 
         Raises:

@@ -114,7 +114,6 @@ class RanksMagics:
     """Magics of one notebook.
 
     Args:
-        shell: of IPython.
         ranks: the variable `ranks` of the notebook.
     """
 

@@ -255,11 +255,7 @@ Column = tuple[str, Sequence[Mapping[str, Any]], bool]
 
 
 class CellOutput:
-    """Output of a cell, one column per rank.
-
-    Args:
-        answers: of all ranks.
-    """
+    """Output of a cell, one column per rank."""
 
     def __init__(self, answers: Iterable[CellAnswer]) -> None:
         self._columns = list(_merged(answers))

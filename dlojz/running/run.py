@@ -39,9 +39,6 @@ _SETTLE_S = 30.0
 class Run(RunFolder, Tabular):
     """Handle of one run.
 
-    Args:
-        folder: run folder.
-
     Raises:
         LabError: if the folder holds neither a readable configuration nor a readable record.
     """

@@ -426,7 +426,6 @@ def job_words(job: Job, view: JobView | None) -> dict[str, str]:
     """Describe a run's job: number, why it waits, when it starts, and whether the scheduler still answers.
 
     Args:
-        job: of the run.
         view: what the scheduler says of it; None once the run has ended.
     """
     number = job.number or (view.number if view else "") or say(en="(no number yet)", fr="(pas encore de numéro)")
@@ -485,7 +484,6 @@ class RunWatch:
     """Panel of a run: a widget in a notebook, HTML where there is none, text in a terminal.
 
     Args:
-        run: the run to watch.
         live: draw a widget that follows the run; by default in a notebook that somebody looks at.
         every_s: seconds between two looks, > 0.
     """

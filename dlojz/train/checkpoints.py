@@ -43,10 +43,7 @@ class CheckpointManager:
     """Checkpoints of one run, on one rank.
 
     Args:
-        config: the run.
-        folder: run folder.
         policy: when checkpoints are written, and how many are kept.
-        events: this rank's.
         engine: holds the state.
         control: the lab's own group, of the CPU; None with one process.
     """

@@ -23,7 +23,6 @@ class Algorithm(NamedTuple):
 
     Args:
         collective: what it computes.
-        title: its name in the reader's language.
         num_chunks: into how many chunks it cuts the message, for a number of ranks.
         steps: one rank's steps: of the rank, the number of ranks and the ranks of one node.
         two_level: whether it distinguishes nodes.

@@ -143,7 +143,6 @@ class TimedMessage(NamedTuple):
     Args:
         message_bytes: the whole tensor that is reduced, gathered or exchanged.
         time_s: until the slowest rank has finished.
-        size: number of ranks.
         collective: one of torch's collectives (`all_reduce`) or of our algorithms (`ring_all_reduce`).
     """
 

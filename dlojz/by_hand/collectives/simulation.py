@@ -49,8 +49,6 @@ class Simulation(NamedTuple):
     """States of the ranks before the first step and after each, and the messages.
 
     Args:
-        name: the algorithm.
-        size: number of ranks.
         states: one more than there are steps; `states[k][rank][chunk]` after k steps.
         transfers: the messages of each step.
     """

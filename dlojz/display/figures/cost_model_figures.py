@@ -41,7 +41,6 @@ def calibrate_figure(measured: Measured, sites: Sequence[MeasuredSite], path: st
     """Draw what was measured on each number of ranks, with what the parameters say of it.
 
     Args:
-        measured: the machine.
         sites: what its measurements came to, by number of ranks.
     """
     figure = new_figure(13.0, 8.0, alt=description(measured, sites))

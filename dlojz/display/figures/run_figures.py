@@ -69,7 +69,6 @@ def footprint_figure(
     """Draw a forecast at its peak: stacked by category against the device's limit, and block by block.
 
     Args:
-        forecast: of one rank.
         limit_bytes: memory of the device, drawn as a line; by default that of the forecast's device, if any.
     """
     if limit_bytes is None and forecast.device is not None:

@@ -368,9 +368,6 @@ class FormatFile:
 def files(folders: Mapping[Format, Path]) -> list[FormatFile]:
     """The files of some checkpoints, the largest of each rank first.
 
-    Args:
-        folders: of each format.
-
     Raises:
         LabError: if a folder is not there.
     """
@@ -421,12 +418,7 @@ def predicted_bytes(config: RunConfig, kind: Format, rank: int) -> dict[Category
 
 
 class FileTable:
-    """The files of some checkpoints: who has written each, and its bytes; each rank's sum beside what was predicted.
-
-    Args:
-        folders: of each format.
-        config: the run that they are of.
-    """
+    """The files of some checkpoints: who has written each, and its bytes; each rank's sum beside what was predicted."""
 
     def __init__(self, folders: Mapping[Format, Path], config: RunConfig) -> None:
         self.config, self.files = config, files(folders)
@@ -458,11 +450,7 @@ class FileTable:
 
 
 def pickle_table(folders: Mapping[Format, Path]) -> Table:
-    """Tabulate the pickles of some checkpoints: how many calls loading them would make, and what it would import.
-
-    Args:
-        folders: of each format.
-    """
+    """Tabulate the pickles of some checkpoints: how many calls loading them would make, and what it would import."""
     rows: list[tuple[str, ...]] = []
     pickles = [file for file in files(folders) if file.pickled]
     for kind in folders:

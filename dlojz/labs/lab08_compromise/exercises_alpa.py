@@ -257,12 +257,7 @@ Programme = tuple[dict[Name, float], list[Row]]
 
 @dataclass(frozen=True)
 class Solution:
-    """Optimum of a programme.
-
-    Attributes:
-        cost: of the objective.
-        values: of each variable.
-    """
+    """Optimum of a programme."""
 
     cost: float
     values: dict[Name, float]

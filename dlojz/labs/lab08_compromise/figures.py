@@ -321,7 +321,6 @@ def known(one: RowResult, among: Sequence[RowResult] = ()) -> str:
     """Say what is known of a row that the cost model misses.
 
     Args:
-        one: the row.
         among: all rows of its table, to look for a neighbour with another micro-batch.
 
     Source: `docs/validation.md`; the head and the notes of the row's table.

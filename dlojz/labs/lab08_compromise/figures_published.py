@@ -241,8 +241,6 @@ class Training(NamedTuple):
     """Whole training of one model.
 
     Attributes:
-        parameters: of the model.
-        gpus: how many.
         degrees: dp, tp, pp and cp of the cost model's layout; empty where none fits.
         formula_s: 8TP/(nX).
         model_s: of the cost model; None where no layout fits.

@@ -508,8 +508,6 @@ def simulated(  # noqa: PLR0913 - each is one way to go wrong
     """Compute in one process what each rank holds after all rounds.
 
     Args:
-        size: ranks.
-        seed: of their weights.
         sign: of the outer gradient.
         add: whether the ranks' differences are added up rather than averaged.
         alone: whether each rank takes its own difference for all ranks'.

@@ -675,7 +675,6 @@ def train_mixture(*, balance_loss: float, steps: int = 40, seed: int = 3) -> Mix
     Args:
         balance_loss: weight of the balance loss, 0 for none.
         steps: of AdamW.
-        seed: of weights and samples.
     """
     import torch
     import torch.nn.functional as F

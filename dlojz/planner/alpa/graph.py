@@ -55,8 +55,6 @@ class OperatorSharding(NamedTuple):
 
     Args:
         name: which letter each axis shards, such as `i→0, k→1`; empty if all devices compute the same.
-        inputs: specs of the operands.
-        output: spec of the result.
         reduced_axes: axes along which the parts of a sum are added up by an all-reduce.
         message_bytes: of that all-reduce, on each device; 0 if there is none.
         cost: of that all-reduce, in the unit of the mesh.

@@ -59,8 +59,6 @@ class PipelinePlan(ShownAsTable):
     Args:
         stages: from the first layer to the last.
         micro_batches: B of a step.
-        nodes: of the cluster.
-        gpus_per_node: of the cluster.
         memory_bytes: of one device; infinite if there is no limit.
         tried: candidates of t_max for which the dynamic programme was run, of so many `candidates`.
     """
@@ -162,11 +160,9 @@ class StageTable:
     """Costs of all stages, and the dynamic programme over them.
 
     Args:
-        options: costs of a stage.
         layers: K.
         micro_batches: B.
         shapes: submeshes that a stage may have.
-        devices: of the cluster.
     """
 
     def __init__(

@@ -55,8 +55,6 @@ class ShardingPlan(ShownAsTable):
     """Sharding plan: a choice for every tensor.
 
     Args:
-        graph: what is computed.
-        mesh: on what.
         algorithms: of each tensor how it is made.
         communications: all collectives of one micro-batch and of the update.
         micro_batches: in a step.
@@ -167,8 +165,6 @@ def choices(graph: OperatorGraph, mesh: DeviceMesh, *, micro_batches: int = 1) -
     """List what can be chosen for each tensor of a graph, and what it costs.
 
     Args:
-        graph: its operators.
-        mesh: the devices.
         micro_batches: gradients of weights are communicated once for so many; their cost is divided by it.
 
     Raises:
@@ -211,7 +207,6 @@ def shard(graph: OperatorGraph, mesh: DeviceMesh, *, micro_batches: int = 1) -> 
 
     Args:
         graph: operators of a training step, for one micro-batch.
-        mesh: the devices.
         micro_batches: accumulated before the update.
 
     Returns:

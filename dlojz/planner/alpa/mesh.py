@@ -192,7 +192,6 @@ class Move(NamedTuple):
         axis: of the mesh, along which groups of devices exchange.
         message_bytes: what one such group holds together, once.
         cost: in the unit of the mesh.
-        result: the spec afterwards.
     """
 
     collective: str
