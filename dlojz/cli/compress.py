@@ -550,7 +550,7 @@ def catalogue() -> Table:
         summary = Lines("\n  ".join(filter(None, (one.summary(), options))))
         rows.append((family_title(one.family) if one.family != before else "", one.name, summary))
         before = one.family
-    return Table(titles(en="family|method|", fr="famille|méthode|"), tuple(rows), align="l", whole=2)
+    return Table(titles(en="family; method; ", fr="famille; méthode; "), tuple(rows), align="l", whole=2)
 
 
 def catalogue_document() -> list[dict[str, Any]]:

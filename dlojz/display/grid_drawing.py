@@ -15,6 +15,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlojz.base.language import format_bytes, format_seconds, refusal, say
+from dlojz.base.table import titles
 from dlojz.config.layout import AXES, DEFAULT_ORDER, RankGrid, RankPlace
 from dlojz.display.drawing import Box, Dashes, Drawing, Line, Shape, Words
 from dlojz.display.style import EDGE, GREY, INK, PALE, SERIES, SKY, VERMILION
@@ -365,14 +366,9 @@ def crossing_rows(crossing: Crossing) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def crossing_titles() -> tuple[str, str, str, str]:
+def crossing_titles() -> tuple[str, ...]:
     """Name the columns of `crossing_rows`."""
-    return (
-        say(en="axis", fr="axe"),
-        say(en="collective", fr="collective"),
-        say(en="inside a node", fr="dans un nœud"),
-        say(en="between nodes", fr="entre nœuds"),
-    )
+    return titles(en="axis; collective; inside a node; between nodes", fr="axe; collective; dans un nœud; entre nœuds")
 
 
 def order_rows(placed: Mapping[str, Crossing]) -> list[tuple[str, ...]]:

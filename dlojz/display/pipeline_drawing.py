@@ -27,7 +27,7 @@ from dlojz.base.language import (
     significant,
     spaced_percent,
 )
-from dlojz.base.table import Table, visible
+from dlojz.base.table import Table, titles, visible
 from dlojz.display.drawing import LETTER, Box, Dashes, Drawing, Line, Shape, Stroke, Words, legend_of
 from dlojz.display.style import (
     BASELINE,
@@ -777,13 +777,9 @@ def headline(model: str, weighed: BlockWeights, stages: int) -> str:
 
 def stages_table(cut: Partition, weighed: BlockWeights) -> Table:
     """List the stages: blocks, load, share of the mean, what the blocks are."""
-    head = (
-        say(en="stage", fr="étage"),
-        say(en="blocks", fr="blocs"),
-        say(en="load", fr="charge"),
-        say(en="÷ mean", fr="÷ moyenne"),
-        "",
-        say(en="what they are", fr="ce qu’ils sont"),
+    head = titles(
+        en="stage; blocks; load; ÷ mean; ; what they are",
+        fr="étage; blocs; charge; ÷ moyenne; ; ce qu’ils sont",
     )
     rows = []
     mean = sum(cut.loads) / cut.num_stages
@@ -802,13 +798,9 @@ def stages_table(cut: Partition, weighed: BlockWeights) -> Table:
 def methods_table(cuts: Mapping[str, Partition], weighed: BlockWeights, micro_batches: int) -> Table:
     """List each method's bottleneck and step over those of the first, which is the optimum."""
     best = next(iter(cuts.values()))
-    head = (
-        say(en="method", fr="méthode"),
-        say(en="bottleneck", fr="goulot"),
-        say(en="÷ optimum", fr="÷ optimum"),
-        say(en="imbalance", fr="déséquilibre"),
-        say(en=f"step, m={micro_batches}", fr=f"pas, m={micro_batches}"),
-        say(en="blocks per stage", fr="blocs par étage"),
+    head = titles(
+        en=f"method; bottleneck; ÷ optimum; imbalance; step, m={micro_batches}; blocks per stage",
+        fr=f"méthode; goulot; ÷ optimum; déséquilibre; pas, m={micro_batches}; blocs par étage",
     )
     shortest = total_time(best.loads, micro_batches)
     rows = tuple(
@@ -845,11 +837,9 @@ def counts_table(counts: Iterable[HowOften]) -> Table:
     """List how often each tool misses the optimum over random cases, and its worst one."""
     counts = list(counts)
     cases = counts[0].cases
-    head = (
-        say(en=f"over {integer(cases)} random cases", fr=f"sur {integer(cases)} cas aléatoires"),
-        say(en="not optimal", fr="non optimal"),
-        say(en="worst ÷ optimum", fr="pire ÷ optimum"),
-        say(en="worst case", fr="pire cas"),
+    head = titles(
+        en=f"over {integer(cases)} random cases; not optimal; worst ÷ optimum; worst case",
+        fr=f"sur {integer(cases)} cas aléatoires; non optimal; pire ÷ optimum; pire cas",
     )
     rows = []
     for each in counts:

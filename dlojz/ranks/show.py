@@ -347,7 +347,8 @@ class RankStatus(Tabular):
         if not self.rows:
             return Table((), (), say(en="no ranks are running", fr="aucun rang n’est en cours"))
         head = titles(
-            en="rank|process|device|own memory|variables", fr="rang|processus|périphérique|mémoire propre|variables"
+            en="rank; process; device; own memory; variables",
+            fr="rang; processus; périphérique; mémoire propre; variables",
         )
         rows = [
             (str(rank), str(row["pid"]), row["device"], format_bytes(row["memory_bytes"]), str(row["variables"]))

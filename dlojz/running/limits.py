@@ -248,8 +248,8 @@ class Preview(Tabular):
         asked, site = self.allocation, self.machine
         gpus = say(en="GPUs", fr="GPU") if site.device != "cpu" else say(en="places", fr="places")
         names = titles(
-            en="machine|run|asks for|time limit|costs at most|normalised|QoS|account|reservation",
-            fr="machine|exécution|demande|limite de temps|coûte au plus|normalisées|QoS|compte|réservation",
+            en="machine; run; asks for; time limit; costs at most; normalised; QoS; account; reservation",
+            fr="machine; exécution; demande; limite de temps; coûte au plus; normalisées; QoS; compte; réservation",
         )
         values = (
             f"{site.name}: {site.title}",

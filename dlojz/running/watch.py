@@ -203,8 +203,8 @@ def run_text(view: RunView) -> str:
 def facts_of(view: RunView, *more: tuple[str, str]) -> Table:
     """List what is known in words, names and values; further ones follow."""
     names = titles(
-        en="why|waiting|expected start|job|scheduler|loss|step|estimated end|time left to the job",
-        fr="raison|attente|début estimé|travail|ordonnanceur|perte|pas|fin estimée|temps restant au travail",
+        en="why; waiting; expected start; job; scheduler; loss; step; estimated end; time left to the job",
+        fr="raison; attente; début estimé; travail; ordonnanceur; perte; pas; fin estimée; temps restant au travail",
     )
     running, left = view.state == "running", format_seconds(view.remaining_s)
     values = (

@@ -13,7 +13,7 @@ from typing import Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
-from dlojz.base.table import Table, safe
+from dlojz.base.table import Table, safe, titles
 from dlojz.display.canvas import LabFigure, figure_of
 from dlojz.display.drawing import Drawing
 from dlojz.display.pipeline_drawing import (
@@ -310,9 +310,7 @@ def _limit(text: Any) -> float | None:
 
 
 def _colour_names() -> tuple[str, ...]:
-    return (
-        say(en="kind", fr="genre"),
-        "micro-batch",
-        say(en="chunk", fr="étage du rang"),
-        say(en="weight version", fr="version des poids"),
+    return titles(
+        en="kind; micro-batch; chunk; weight version",
+        fr="genre; micro-batch; étage du rang; version des poids",
     )

@@ -111,7 +111,7 @@ class Overview:
             f"{good}.",
         )
         return Table(
-            titles(en="lab|exercises|predictions", fr="TP|exercices|prédictions"),
+            titles(en="lab; exercises; predictions", fr="TP; exercices; prédictions"),
             tuple(one.told for one in self.standings),
             align="l",
             shares=tuple(1 - len(one.to_do) / len(one.exercises) if one.exercises else 0.0 for one in self.standings),

@@ -440,7 +440,7 @@ class FileTable:
                 rows.append((f"{named} {rank}", written, format_bytes(expected)))
                 own = [file for file in self.files if (file.format, file.rank) == (kind, rank)]
                 rows += [(f"    {file.name}", format_bytes(file.bytes), "") for file in own]
-        return Table(titles(en="|written|tensors predicted", fr="|écrit|tenseurs prédits"), tuple(rows))
+        return Table(titles(en="; written; tensors predicted", fr="; écrit; tenseurs prédits"), tuple(rows))
 
     def __repr__(self) -> str:
         return str(self.table())
@@ -461,7 +461,7 @@ def pickle_table(folders: Mapping[Format, Path]) -> Table:
             for file, content in own.items()
         ]
         rows += [(line,) for line in _by_module({name for content in own.values() for name in imported(content)})]
-    return Table(titles(en="|calls|", fr="|appels|"), tuple(rows), align="lrl")
+    return Table(titles(en="; calls; ", fr="; appels; "), tuple(rows), align="lrl")
 
 
 def _by_module(names: set[str]) -> list[str]:

@@ -20,13 +20,13 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from dlojz.base.language import brief_percent, decimal, refusal, rounded, say
-from dlojz.base.table import Table, visible
+from dlojz.base.table import Table, titles, visible
 from dlojz.cost_model.validation import RowResult, TableResult, validate
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import BLACK, BLUE, EDGE, GREY, LINE_STYLES, ORANGE, SERIES, SHADE, VERMILION, YELLOW
 from dlojz.hardware.evidence import Measurement
 from dlojz.labs.kit.exercise import Said
-from dlojz.labs.kit.figures import HEAT, PLATE, columns, given, illustrated, logarithmic, pictured, short, thousands
+from dlojz.labs.kit.figures import HEAT, PLATE, given, illustrated, logarithmic, pictured, short, thousands
 from dlojz.labs.lab08_compromise.exercises_alpa import Chain, chain_cost
 from dlojz.labs.lab08_compromise.figures_published import bloom as bloom  # noqa: PLC0414
 from dlojz.labs.lab08_compromise.figures_published import bubble_or_all_reduce as bubble_or_all_reduce  # noqa: PLC0414
@@ -471,7 +471,7 @@ def _title(found: TableResult) -> str:
 
 
 def _sheet(found: TableResult, reasons: dict[str, tuple[str, list[RowResult]]]) -> Table:
-    head = columns(
+    head = titles(
         en="row; dp · tp · pp; micro-batch; measured; predicted; error; half; what is known",
         fr="ligne; dp · tp · pp; micro-batch; mesuré; prédit; erreur; moitié; ce qu’on en sait",
     )
@@ -656,7 +656,7 @@ def _loss_words(pairs: Sequence[tuple[LocalChoice, float]], loss: float) -> str:
 
 def _neighbours_sheet(pairs: Sequence[tuple[LocalChoice, float]]) -> Table:
     fastest = min(value for _, value in pairs)
-    head = columns(
+    head = titles(
         en="layout; predicted; measured; predicted over measured; over the fastest",
         fr="configuration; prédit; mesuré; prédit sur mesuré; sur la plus rapide",
     )

@@ -622,7 +622,7 @@ def loops(
     except LabError as error:
         return Verdict("wrong", str(error))
     counts = tuple((name, str(updates), str(max(0, micro_batches - updates * accumulation))) for name, updates in made)
-    head = titles(en="loop|updates|micro-batches that wait", fr="boucle|mises à jour|micro-batches en attente")
+    head = titles(en="loop; updates; micro-batches that wait", fr="boucle; mises à jour; micro-batches en attente")
     return Table(head, counts)
 
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, refusal, say, significant
+from dlojz.base.table import titles
 from dlojz.planner.alpa.graph import ShownAsTable
 from dlojz.planner.alpa.mesh import Submesh, submeshes, tiled
 
@@ -101,15 +102,9 @@ class PipelinePlan(ShownAsTable):
 
     def columns(self) -> tuple[str, ...]:
         """Headings of the table."""
-        return (
-            say(en="stage", fr="étage"),
-            say(en="layers", fr="couches"),
-            say(en="submesh", fr="sous-maillage"),
-            say(en="used as", fr="utilisé en"),
-            "GPU",
-            say(en="time", fr="temps"),
-            say(en="in flight", fr="en vol"),
-            say(en="memory per device", fr="mémoire par périphérique"),
+        return titles(
+            en="stage; layers; submesh; used as; GPU; time; in flight; memory per device",
+            fr="étage; couches; sous-maillage; utilisé en; GPU; temps; en vol; mémoire par périphérique",
         )
 
     def rows(self) -> list[tuple[str, ...]]:

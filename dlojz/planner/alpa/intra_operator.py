@@ -23,6 +23,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from dlojz.base.language import format_bytes, refusal, say, significant
+from dlojz.base.table import titles
 from dlojz.planner.alpa.graph import Node, OperatorGraph, OperatorSharding, ShownAsTable
 from dlojz.planner.alpa.mesh import DeviceMesh, ShardingSpec, all_specs, resharding_matrix, resharding_moves
 
@@ -87,13 +88,9 @@ class ShardingPlan(ShownAsTable):
 
     def columns(self) -> tuple[str, ...]:
         """Headings of the table."""
-        return (
-            say(en="tensor", fr="tenseur"),
-            say(en="operator", fr="opérateur"),
-            say(en="sharded", fr="réparti"),
-            say(en="spec", fr="découpe"),
-            say(en="communication", fr="communication"),
-            say(en="cost", fr="coût"),
+        return titles(
+            en="tensor; operator; sharded; spec; communication; cost",
+            fr="tenseur; opérateur; réparti; découpe; communication; coût",
         )
 
     def rows(self) -> list[tuple[str, ...]]:
