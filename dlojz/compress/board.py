@@ -254,7 +254,10 @@ class _Made(NamedTuple):
             method=self.name,
             family=self.family,
             seed=seed,
-            options={name: value if _is_plain(value) else str(value) for name, value in self.options.items()},
+            options={
+                name: value if value is None or isinstance(value, str | int | float | bool) else str(value)
+                for name, value in self.options.items()
+            },
             accuracy=accuracy(shrunk.model, task),
             parameters=shrunk.parameters,
             predicted_bytes=shrunk.predicted_bytes,
@@ -277,10 +280,6 @@ class _Made(NamedTuple):
             ),
             notes=shrunk.notes,
         )
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, str | int | float | bool)
 
 
 def _finite(value: float | None) -> float | None:

@@ -217,8 +217,9 @@ def permute_stream(model: nn.Module, order: Tensor) -> None:
         for module in block.children():
             if isinstance(module, nn.LayerNorm):
                 _take_rows(module, order)
-        for writer in _writers(block):
-            _take_rows(writer, order)
+        if isinstance(block, TransformerBlock):
+            _take_rows(block.attention_project, order)
+            _take_rows(block.mlp_project, order)
         for reader in _readers(block):
             _take_columns(reader, order)
 
@@ -287,10 +288,6 @@ def _stream_blocks(model: nn.Module) -> list[nn.Module]:
             "permute_dense_pair prend deux couches denses consécutives quelconques.",
         )
     return blocks
-
-
-def _writers(block: nn.Module) -> list[nn.Linear]:
-    return [block.attention_project, block.mlp_project] if isinstance(block, TransformerBlock) else []
 
 
 def _readers(block: nn.Module) -> list[nn.Linear]:

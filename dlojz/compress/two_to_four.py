@@ -353,7 +353,11 @@ def sparse_speed(
         except (LabError, RuntimeError, NotImplementedError) as error:
             if not x_BI.is_cuda and form != "semi_structured":
                 raise
-            warnings.warn(_left_out(form, sparsity, _first_line(error)), stacklevel=2)
+            told = say(
+                en=f"{form} with {percent(sparsity, 0)} of zeros was left out: {_first_line(error)}",
+                fr=f"{form} avec {percent(sparsity, 0)} de zéros a été laissé de côté : {_first_line(error)}",
+            )
+            warnings.warn(told, stacklevel=2)
             continue
         share = size / (dense_OI.numel() * dtype.itemsize)
         found.append(
@@ -369,13 +373,6 @@ def _check_device(device: str) -> None:
             fr=f"{device!r} demande un GPU NVIDIA dont torch puisse se servir, et il n’y en a pas ici : prenez "
             "'cpu'.",
         )
-
-
-def _left_out(form: Form, sparsity: float, why: str) -> str:
-    return say(
-        en=f"{form} with {percent(sparsity, 0)} of zeros was left out: {why}",
-        fr=f"{form} avec {percent(sparsity, 0)} de zéros a été laissé de côté : {why}",
-    )
 
 
 def _first_line(error: Exception) -> str:

@@ -419,7 +419,8 @@ class LayoutVerdict:
         if self.change is not None:
             words = self.change.words
             lines.append(say(en=f"Smallest change: {words}.", fr=f"Plus petit changement : {words}."))
-        lines += [f"  {_fits(one.fits)} {one.words}" for one in self.levers]
+        marks = {True: say(en="fits:", fr="suffit :"), False: say(en="not enough:", fr="insuffisant :")}
+        lines += [f"  {marks[one.fits]} {one.words}" for one in self.levers]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -440,10 +441,6 @@ class LayoutVerdict:
             "step_s": None if math.isnan(self.step_s) else self.step_s,
             "memory_bytes": None if math.isnan(self.memory_bytes) else self.memory_bytes,
         }
-
-
-def _fits(yes: bool) -> str:
-    return say(en="fits:", fr="suffit :") if yes else say(en="not enough:", fr="insuffisant :")
 
 
 def refused(

@@ -254,7 +254,7 @@ class PipelinePanel(Panel):
 
 
 def _answer(chosen: Mapping[str, Any], written: str | None) -> ScheduleAnswer:
-    limit = _limit(chosen["memory_limit"])
+    limit = _number(str(chosen["memory_limit"])) if str(chosen["memory_limit"]).strip() else None
     look = {key: chosen[key] for key in ("color_by", "critical", "idle")}
     if written is not None:
         return answer_of_csv(written, lambda stages: _costs(chosen, stages), limit, **look)
@@ -303,10 +303,6 @@ def _number(word: str) -> float:
             "séparés par des virgules.",
         )
     return value
-
-
-def _limit(text: Any) -> float | None:
-    return _number(str(text)) if str(text).strip() else None
 
 
 def _colour_names() -> tuple[str, ...]:

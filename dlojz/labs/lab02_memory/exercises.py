@@ -49,10 +49,6 @@ def _fp32_moments(precision: str, optimizer: str) -> int:
     return 4 * _MOMENTS[optimizer]
 
 
-def _moments_as_weights(precision: str, optimizer: str) -> int:
-    return _RIGHT[precision][0] * _MOMENTS[optimizer]
-
-
 BYTES_PER_PARAMETER = Exercise(
     id="bytes-per-parameter",
     title=Said("bytes per parameter", "octets par paramètre"),
@@ -68,7 +64,7 @@ BYTES_PER_PARAMETER = Exercise(
                 "en fp32, sans laquelle les petites mises à jour disparaîtraient à l’arrondi.",
             ),
             Mistake(
-                _variant(_RIGHT, _moments_as_weights),
+                _variant(_RIGHT, lambda precision, optimizer: _RIGHT[precision][0] * _MOMENTS[optimizer]),
                 "You keep the moments in the precision of the weights; the optimizer keeps them in fp32, 4 bytes "
                 "each, whatever the weights are in.",
                 "Vous gardez les moments dans la précision des poids ; l’optimiseur les garde en fp32, 4 octets "

@@ -279,10 +279,6 @@ _GROUP_WAYS = (
 )
 
 
-def _read_groups(answer: Callable[..., Any], axis: str, dp: int, pp: int, tp: int) -> list[tuple[int, ...]]:
-    return expect_groups(answer(axis, dp, pp, tp), dp * pp * tp)
-
-
 def _other_groups(case: Case, given: list[tuple[int, ...]], right: list[tuple[int, ...]]) -> Said:
     axis, dp, pp, tp = case
     grid = RankGrid(dp=dp, pp=pp, tp=tp)
@@ -310,7 +306,7 @@ GROUPS = Exercise(
     judge=Judge(
         groups_of,
         cases=[(axis, *size) for size in SIZES for axis in ("tp", "dp", "pp")],
-        trial=_read_groups,
+        trial=lambda answer, axis, dp, pp, tp: expect_groups(answer(axis, dp, pp, tp), dp * pp * tp),
         mistakes=_GROUP_WAYS,
         differs=_other_groups,
     ),

@@ -125,10 +125,6 @@ def _way(
     return found
 
 
-def _right_total(added: float, t_max: float, micro_batches: int) -> float:
-    return added + (micro_batches - 1) * t_max
-
-
 def _unlimited(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> float:
     """The least sum whatever t_max, with the smallest t_max besides."""
     pairs = list(_least_sums(time_of, layers, gpus, spare=False, single=False))
@@ -198,7 +194,7 @@ _STAGE_WAYS = (
         part=0,
     ),
     Mistake(
-        _way(_right_total, spare=True),
+        _way(lambda added, t_max, b: added + (b - 1) * t_max, spare=True),
         "Your plans leave GPUs without work: at the end of the recursion, no layer and no GPU may be left.",
         "Vos plans laissent des GPU sans travail : à la fin de la récursion, il ne doit rester ni couche ni GPU.",
         part=0,

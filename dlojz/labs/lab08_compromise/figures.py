@@ -79,7 +79,8 @@ def mlp_sharding(costs: Chain, solution: Any = None, **others: Any) -> LabFigure
         shift = 0.30 - 0.14 * place
         left.plot(
             range(layers), [k + shift for k in path], color=color, linestyle=dashes, marker=marker, linewidth=2,
-            markersize=6, markeredgecolor="white", label=_sum(name, totals[name]),
+            markersize=6, markeredgecolor="white",
+            label=say(en=f"{name}: {rounded(totals[name], 4)}", fr=f"{name} : {rounded(totals[name], 4)}"),
         )  # fmt: skip
         for layer, (here, there) in enumerate(pairwise(path)):
             paid = costs.resharding[layer][here][there]
@@ -114,10 +115,6 @@ _NAMES = {
 def _usual(name: str, **others: str) -> str:
     """A usual name in the reader's language; another one as it is."""
     return others.get(name) or str(_NAMES.get(name, visible(name).replace("_", " ")))
-
-
-def _sum(name: str, total: float) -> str:
-    return say(en=f"{name}: {rounded(total, 4)}", fr=f"{name} : {rounded(total, 4)}")
 
 
 def _path(solution: Any, costs: Chain) -> list[int]:

@@ -191,10 +191,6 @@ def _apart(operations: Sequence[Operation], states: Collection[str]) -> int:
     return update_traffic(operations, states)[0]
 
 
-def _together(operations: Sequence[Operation], states: Collection[str]) -> int:
-    return update_traffic(operations, states)[1]
-
-
 def _all_names(operations: Sequence[Operation], states: Collection[str]) -> int:
     everything = {name for reads, writes in operations for name in (*reads, *writes)}
     return update_traffic(operations, everything)[1]
@@ -225,7 +221,7 @@ FUSED_TRAFFIC = Exercise(
             Mistake(
                 lambda operations, states: (
                     BYTES * sum(len(reads) + len(writes) for reads, writes in operations),
-                    _together(operations, states),
+                    update_traffic(operations, states)[1],
                 ),
                 "An operation that names a tensor twice (g · g) reads it once.",
                 "Une opération qui nomme deux fois le même tenseur (g · g) ne le lit qu’une fois.",
