@@ -320,11 +320,6 @@ def thousands(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
 
 
-def columns(en: str, fr: str) -> tuple[str, ...]:
-    """Titles of a table's columns in the reader's language, separated by semicolons."""
-    return tuple(say(en=en, fr=fr).split("; "))
-
-
 def given(value: Any, *arguments: Any) -> Any:
     """A value, or what a student's function gives for it."""
     return value(*arguments) if callable(value) else value

@@ -468,17 +468,6 @@ _CASES = ((6, 2), (7, 3), (5, 1), (8, 4))  # blocks, blocks per segment
 _TOLERANCE = 1e-5
 
 
-def checkpointed(blocks: Sequence[nn.Module], x: Tensor, per_segment: int) -> Tensor:
-    """Run the blocks, keeping for backward the input of each segment only; backward runs the segment again."""
-    from torch import nn
-    from torch.utils.checkpoint import checkpoint
-
-    for start in range(0, len(blocks), per_segment):
-        segment = nn.Sequential(*blocks[start : start + per_segment])
-        x = checkpoint(segment, x, use_reentrant=False)
-    return x
-
-
 @dataclass
 class _Trial:
     """What a forward pass leaves in memory, and what backward gives."""

@@ -362,28 +362,6 @@ Matrices = list[list[list[float]]]
 Objective = dict[Name, float]
 
 
-def programme(costs: Costs, resharding: Matrices) -> Programme:
-    """Make objective and equations of the choice of one strategy per layer of a chain.
-
-    s[v, k] says whether layer v takes strategy k; e[v, k, j] whether layer v takes k and layer v + 1 takes j. The row
-    and column sums of e are the s of its two ends: the product s·s, made linear.
-
-    Args:
-        costs: of each layer, the communication of each strategy.
-        resharding: between layers v and v + 1, what each pair of strategies costs.
-
-    Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.2, equation 1, in the form of `dlojz.planner.alpa.intra_operator`.
-    """
-    objective: Objective = {("s", v, k): cost for v, some in enumerate(costs) for k, cost in enumerate(some)}
-    equations: list[Row] = [({("s", v, k): 1.0 for k in range(len(some))}, 1.0) for v, some in enumerate(costs)]
-    for v, matrix in enumerate(resharding):
-        makers, readers = range(len(costs[v])), range(len(costs[v + 1]))
-        objective |= {("e", v, k, j): matrix[k][j] for k in makers for j in readers}
-        equations += [({("s", v, k): -1.0} | {("e", v, k, j): 1.0 for j in readers}, 0.0) for k in makers]
-        equations += [({("s", v + 1, j): -1.0} | {("e", v, k, j): 1.0 for k in makers}, 0.0) for j in readers]
-    return objective, equations
-
-
 def _same(one: float, other: float, tolerance: float = 1e-6) -> bool:
     return math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-12)
 

@@ -320,23 +320,6 @@ LABELS = {
 }
 
 
-def gather_for_metrics(values: Tensor, real: int) -> Tensor:
-    """Gather the values of all ranks in order, without those that only fill the last batch.
-
-    Args:
-        values: of this rank, (samples of a rank, …), as many on each.
-        real: how many rows, of all ranks together, are no repetitions.
-
-    Source: Accelerate 1.15, `Accelerator.gather_for_metrics`, which knows `real` from its loader.
-    """
-    import torch
-    import torch.distributed as dist
-
-    parts = [torch.empty_like(values) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, values)  # Who: all ranks. What: this rank's values. How much: their bytes.
-    return torch.cat(parts)[:real]
-
-
 def _data(size: int, seed: int) -> Tensor:
     import torch
 
