@@ -14,7 +14,7 @@ from dlojz.by_hand.tensor.operators import add_up, copy
 from dlojz.config.run_config import RunConfig
 from dlojz.labs.lab04_zero.exercises_cost import bucket_elements
 from dlojz.labs.lab07_hybrid.exercises import Part
-from dlojz.labs.lab08_compromise.exercises_alpa import Costs, Matrices, Objective, Programme, Row
+from dlojz.labs.lab08_compromise.exercises_alpa import Costs, Matrices, Name, Programme, Row
 from dlojz.pipeline.orders.zero_bubble import list_schedule
 from dlojz.pipeline.schedule import Schedule
 from dlojz.pipeline.schedule_catalogue import build
@@ -149,7 +149,7 @@ def programme(costs: Costs, resharding: Matrices) -> Programme:
 
     Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.2, equation 1, in the form of `dlojz.planner.alpa.intra_operator`.
     """
-    objective: Objective = {("s", v, k): cost for v, some in enumerate(costs) for k, cost in enumerate(some)}
+    objective: dict[Name, float] = {("s", v, k): cost for v, some in enumerate(costs) for k, cost in enumerate(some)}
     equations: list[Row] = [({("s", v, k): 1.0 for k in range(len(some))}, 1.0) for v, some in enumerate(costs)]
     for v, matrix in enumerate(resharding):
         makers, readers = range(len(costs[v])), range(len(costs[v + 1]))

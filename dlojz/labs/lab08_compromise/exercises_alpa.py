@@ -359,7 +359,6 @@ def perceptron(batch: int, width: int, layers: int, mesh: DeviceMesh, element_by
 
 Costs = list[list[float]]
 Matrices = list[list[list[float]]]
-Objective = dict[Name, float]
 
 
 def _same(one: float, other: float, tolerance: float = 1e-6) -> bool:
