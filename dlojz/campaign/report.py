@@ -91,10 +91,9 @@ def measured(results: Sequence[Result]) -> Table:
 
 def brief(results: Sequence[Result]) -> Table:
     """Lay out the measurements for a terminal: predicted and measured in one cell."""
-    head = (
-        *titles(en="#; point; state", fr="#; point; état"),
-        say(en="memory: predicted | measured", fr="mémoire : prédite | mesurée"),
-        *titles(en="limit; samples/s; step; scaling", fr="limite; échant./s; pas; échelle"),
+    head = titles(
+        en="#; point; state; memory: predicted | measured; limit; samples/s; step; scaling",
+        fr="#; point; état; mémoire : prédite | mesurée; limite; échant./s; pas; échelle",
     )
     rows = ((*row[:3], f"{row[4]} | {row[5]}", *row[6:9], row[11]) for row in measured(results).rows)
     return Table(head, tuple(rows), align="lllr")

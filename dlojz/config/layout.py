@@ -17,7 +17,6 @@ Megatron-LM, `megatron/core/parallel_state.py`, `initialize_model_parallel` (the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
@@ -210,10 +209,6 @@ class RankGrid:
         """The ranks of each node."""
         starts = range(0, self.world_size, self.gpus_per_node)
         return tuple(tuple(range(start, min(start + self.gpus_per_node, self.world_size))) for start in starts)
-
-    def nodes_of(self, group: Sequence[int]) -> tuple[int, ...]:
-        """The nodes that a group touches, in order."""
-        return tuple(sorted({self.node_of(rank) for rank in group}))
 
     def links(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """The groups along an axis that span nodes, so that their communication leaves a node.

@@ -51,7 +51,7 @@ from dlojz.pipeline.optimum.shortest_schedule import optimum
 from dlojz.pipeline.partition import Partition, total_time
 from dlojz.pipeline.schedule import KINDS, Action, Schedule
 from dlojz.pipeline.simulator import UNIT_COSTS, Timeline, memory_curves
-from dlojz.pipeline.stale_weights import version_of_action
+from dlojz.pipeline.stale_weights import version_audit
 
 if TYPE_CHECKING:
     from dlojz.display.canvas import LabFigure
@@ -544,7 +544,7 @@ def facts_of(
     if idle:
         facts["idle"] = tuple(Band(gap.rank, gap.start, gap.end, gap.cause) for gap in gaps(timeline))
     if timeline.schedule.asynchronous:
-        facts["versions"] = version_of_action(timeline.schedule)
+        facts["versions"] = version_audit(timeline.schedule).versions
     if bounds and timeline.costs is not None:
         facts["lower_bound"] = lower_bound(timeline.schedule, timeline.costs)
         facts["optimum"] = known_optimum(timeline, memory_limit)
@@ -708,29 +708,14 @@ def schedule_figure(  # noqa: PLR0913 - each is one more thing that can be drawn
     return _figure(scene_drawing(scene), path)
 
 
-def compare_figure(
-    first: Timeline,
-    second: Timeline,
-    path: str | Path | None = None,
-    *,
-    color_by: str = "kind",
-    memory: bool = True,
-    memory_limit: float | None = None,
-    critical: bool = False,
-    seconds: bool | None = None,
-) -> LabFigure:
+def compare_figure(first: Timeline, second: Timeline, path: str | Path | None = None) -> LabFigure:
     """Draw two schedules under one another on one time axis, with the difference of their makespans.
 
     Args:
         first, second: timelines with times of the same unit.
-        path, color_by, memory, memory_limit, critical, seconds: as in `schedule_figure`.
     """
-    scenes = []
-    for timeline in (first, second):
-        facts = facts_of(timeline, critical=critical, bounds=False)
-        look: dict[str, Any] = {"color_by": color_by, "memory": memory, "memory_limit": memory_limit}
-        scenes.append(scene_of(timeline, seconds=seconds, **look, **facts))
-    inside = in_seconds(first, seconds)
+    scenes = [scene_of(one, **facts_of(one, critical=False, bounds=False)) for one in (first, second)]
+    inside = in_seconds(first)
     longer = second.makespan - first.makespan
     difference = amount(abs(longer), inside) + unit_words(inside)
     relative = spaced_percent(longer / first.makespan if first.makespan else 0.0, signed=True)

@@ -127,11 +127,6 @@ def weights_of(schedule: Schedule) -> Weights:
     return _BY_NAME.get(schedule.name, "stashing")
 
 
-def version_of_action(schedule: Schedule, weights: Weights | None = None) -> tuple[int | None, ...]:
-    """Return the weight version of each action, numbered as `schedule.actions`: the `versions` of its audit."""
-    return version_audit(schedule, weights).versions
-
-
 def version_audit(schedule: Schedule, weights: Weights | None = None) -> Audit:
     """Count the versions that a schedule's actions use, keep and mix.
 

@@ -82,9 +82,9 @@ def shortest_step(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -
     return (plan_of(time_of, layers, gpus, micro_batches).step_s,)
 
 
-def _least_sums(time_of: TimeOf, layers: int, gpus: int, *, spare: bool, single: bool) -> Iterator[tuple[float, float]]:
+def _least_sums(time_of: TimeOf, layers: int, gpus: int, *, spare: bool) -> Iterator[tuple[float, float]]:
     """(t_max, least sum of stages none slower) for every t_max that a stage could have."""
-    sizes = [1] if single else [2**power for power in range(gpus.bit_length())]
+    sizes = [2**power for power in range(gpus.bit_length())]
     times = {
         (first, last, size): time_of(first, last, size)
         for first in range(layers)
@@ -109,15 +109,13 @@ def _least_sums(time_of: TimeOf, layers: int, gpus: int, *, spare: bool, single:
         yield t_max, least(0, gpus)
 
 
-def _way(
-    total: Callable[[float, float, int], float], *, spare: bool = False, single: bool = False
-) -> Callable[..., float]:
+def _way(total: Callable[[float, float, int], float], *, spare: bool = False) -> Callable[..., float]:
     """A wrong total of sum, maximum and micro-batches, or a wrong space of plans."""
 
     def found(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> float:
         pairs = [
             pair
-            for pair in _least_sums(time_of, layers, gpus, spare=spare, single=single)
+            for pair in _least_sums(time_of, layers, gpus, spare=spare)
             if math.isfinite(pair[0]) and math.isfinite(pair[1])
         ]
         return min((total(added, t_max, micro_batches) for t_max, added in pairs), default=math.nan)
@@ -127,7 +125,7 @@ def _way(
 
 def _unlimited(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> float:
     """The least sum whatever t_max, with the smallest t_max besides."""
-    pairs = list(_least_sums(time_of, layers, gpus, spare=False, single=False))
+    pairs = list(_least_sums(time_of, layers, gpus, spare=False))
     return pairs[-1][1] + (micro_batches - 1) * pairs[0][0]
 
 
