@@ -191,4 +191,3 @@ def unfit_backend(plan: CampaignPlan, on: Backend) -> str:
         fr=f"les {cores_available()} cœurs de cette machine portent {most} processus au plus, mais ces points en "
         f"demandent plus : {listed}. Rien n’a été lancé.",
     )
-

@@ -362,9 +362,7 @@ def _idle(timeline: Timeline) -> dict[str, float]:
     return {cause: sum(causes[cause] for causes in of_rank) for cause in CAUSES}
 
 
-def compare_rows(
-    names: Sequence[str], size: tuple[int, int], given: Given
-) -> tuple[list[ScheduleRow], list[str]]:
+def compare_rows(names: Sequence[str], size: tuple[int, int], given: Given) -> tuple[list[ScheduleRow], list[str]]:
     """Simulate schedules at one size, in the order named.
 
     Args:

@@ -163,9 +163,7 @@ def _method(
     return Method(name, family, f"{family}:{function}", lambda: say(en=en, fr=fr), options, needs)
 
 
-_distillation = partial(
-    _method, "distillation", student="vit_mini", initialise="random", epochs=12, learning_rate=1e-3
-)
+_distillation = partial(_method, "distillation", student="vit_mini", initialise="random", epochs=12, learning_rate=1e-3)
 DISTILLATION_METHODS = (
     _distillation(
         "student_alone",

@@ -225,8 +225,7 @@ def gradual(start: Start, *, sparsity: float, epochs: int, learning_rate: float,
     settings = Settings(epochs, learning_rate, seed=start.seed)
     if every < 1:
         raise refusal(
-            en=f"every is the number of steps between two renewals of the masks, at least 1, but {every} was "
-            "received.",
+            en=f"every is the number of steps between two renewals of the masks, at least 1, but {every} was received.",
             fr=f"every est le nombre de pas entre deux renouvellements des masques, au moins 1, mais {every} a été "
             "reçu.",
         )

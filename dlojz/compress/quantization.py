@@ -326,9 +326,7 @@ def torchao(start: Start, form: Form) -> Shrunk:
 
 
 @torch.inference_mode()
-def _measured_errors(
-    start: Start, model: nn.Module, bits: Callable[[nn.Linear], float]
-) -> tuple[LayerError, ...]:
+def _measured_errors(start: Start, model: nn.Module, bits: Callable[[nn.Linear], float]) -> tuple[LayerError, ...]:
     """Each layer fed by the teacher; nothing foresees what a library rounds, nor what training moves away."""
     seen = observe(start.teacher, start.task.inputs_NCHW[:_ERROR_SAMPLES])
     inner, dtype = (model.model, torch.bfloat16) if isinstance(model, Narrow) else (model, torch.float32)

@@ -369,8 +369,7 @@ def _check_device(device: str) -> None:
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise refusal(
             en=f"the device {device!r} needs an NVIDIA GPU that torch can use, and there is none here: use 'cpu'.",
-            fr=f"{device!r} demande un GPU NVIDIA dont torch puisse se servir, et il n’y en a pas ici : prenez "
-            "'cpu'.",
+            fr=f"{device!r} demande un GPU NVIDIA dont torch puisse se servir, et il n’y en a pas ici : prenez 'cpu'.",
         )
 
 

@@ -229,8 +229,7 @@ def _check_hours(steps: int | None, hours: float | None) -> None:
     if hours is not None and steps is None:
         raise refusal(
             en="hours limits a training, so steps must say how long it is, but none was received: give steps=….",
-            fr="hours limite un entraînement : steps doit donner sa longueur, mais rien n’a été reçu ; donnez "
-            "steps=….",
+            fr="hours limite un entraînement : steps doit donner sa longueur, mais rien n’a été reçu ; donnez steps=….",
         )
 
 

@@ -186,6 +186,7 @@ def _versions() -> dict[str, str]:
 
 def _on_cores(number: int, pace: dict[str, Any], watch: Watch | None) -> Any:
     """Measure on forked ranks, the first of which reports its progress."""
+
     def measured(rank: int, size: int) -> Any:
         if rank or watch is None:
             return [list(part) for part in measure_rank(**pace)]

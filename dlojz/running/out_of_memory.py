@@ -140,6 +140,8 @@ WORTH = 0.02
 """Share of what is taken that a lever has to save to be proposed."""
 NEAR = 0.7
 """Share of the limit from which a peak explains that memory ran out; the process itself and caches take the rest."""
+
+
 @dataclass(frozen=True)
 class PostMortem:
     """Memory of the fullest rank of a run, its limit and the levers.

@@ -38,9 +38,7 @@ class Algorithm(NamedTuple):
 def _algorithm(
     collective: Collective, en: str, fr: str, num_chunks: Callable[[int], int], steps: Callable[[int, int], Steps]
 ) -> Algorithm:
-    return Algorithm(
-        collective, lambda: say(en=en, fr=fr), num_chunks, lambda rank, size, per_node: steps(rank, size)
-    )
+    return Algorithm(collective, lambda: say(en=en, fr=fr), num_chunks, lambda rank, size, per_node: steps(rank, size))
 
 
 def _on_ring(walk: Callable[[int, range, list[tuple[int, ...]]], Steps]) -> Callable[[int, int], Steps]:

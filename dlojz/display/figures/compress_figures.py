@@ -436,9 +436,7 @@ def speed_figure(speeds: Sequence[SparseSpeed], where: str, path: str | Path | N
     plain(axes)
     caption(
         axes,
-        x=say(
-            en="share of zeros (the scale opens towards 100 %)", fr="part de zéros (l’échelle s’ouvre vers 100 %)"
-        ),
+        x=say(en="share of zeros (the scale opens towards 100 %)", fr="part de zéros (l’échelle s’ouvre vers 100 %)"),
         y=say(en="duration ÷ that of the dense layer", fr="durée ÷ celle de la couche dense"),
         title=f"{visible(where)}\n{_verdict(speeds)}",
         size=9,

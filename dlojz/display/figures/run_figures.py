@@ -63,9 +63,7 @@ def far_limit(limit_bytes: int, highest_bytes: float) -> str:
     )
 
 
-def footprint_figure(
-    forecast: Forecast, path: str | Path | None = None, limit_bytes: int | None = None
-) -> LabFigure:
+def footprint_figure(forecast: Forecast, path: str | Path | None = None, limit_bytes: int | None = None) -> LabFigure:
     """Draw a forecast at its peak: stacked by category against the device's limit, and block by block.
 
     Args:

@@ -87,9 +87,7 @@ def splits(best_split: Answer, model: str, gpus: int, tp: int, batch: int, site:
     rows = []
     for link, sharing in connections:
         alpha, beta = float(link.alpha_s("all_reduce", 2)) / 2, sharing / float(link.bytes_per_s("all_reduce", 8))
-        own = best_split(
-            gpus // tp, batch, work_s, size.num_parameters / tp, place.gpu.memory_bytes, alpha, beta
-        )
+        own = best_split(gpus // tp, batch, work_s, size.num_parameters / tp, place.gpu.memory_bytes, alpha, beta)
         pp, bubble_s, reduce_s = own
         rows.append(
             (

@@ -50,6 +50,7 @@ class ShownAsTable(Tabular):
         """All of it as a table of words."""
         return Table(self.columns(), tuple(self.rows()), self.title(), align="l")
 
+
 class OperatorSharding(NamedTuple):
     """One way to shard an operator.
 

@@ -119,8 +119,9 @@ def _communications(
         per_step = node.kind == "gradient"
         share = micro_batches if per_step else 1
         if one.reduced_axes:
-            yield PlannedCollective(name, "", "all_reduce", one.reduced_axes, one.message_bytes, one.cost / share,
-                per_step)
+            yield PlannedCollective(
+                name, "", "all_reduce", one.reduced_axes, one.message_bytes, one.cost / share, per_step
+            )
         wanted = [(reader.name, algorithms[reader.name].inputs[place]) for reader, place in graph.readers(name)]
         wanted += [(weight, algorithms[weight].output) for gradient, weight in graph.ties if gradient == name]
         for reader, spec in wanted:

@@ -171,7 +171,6 @@ class ShardingSpec:
         return tensor_bytes / mesh.size(self.axes)
 
 
-
 def all_specs(shape: Sequence[int], mesh: DeviceMesh) -> tuple[ShardingSpec, ...]:
     """List the specs that a tensor of this shape can have on a mesh, the replicated one first, without axes of 1."""
     dims: list[int | None] = [None, *range(len(shape))]
