@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
+from dlojz.base.contract import check_at_least
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal
 
@@ -64,12 +65,8 @@ class DecoderSize:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mlp_width", self.mlp_width or 4 * self.hidden)
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
-        for name in ("layers", "hidden", "heads", "vocabulary", "sequence_length", "mlp_width", "kv_heads"):
-            if getattr(self, name) < 1:
-                raise refusal(
-                    en=f"{name} must be at least 1, but {getattr(self, name)} was received.",
-                    fr=f"{name} doit être au moins égal à 1, mais {getattr(self, name)} a été reçu.",
-                )
+        counts = ("layers", "hidden", "heads", "vocabulary", "sequence_length", "mlp_width", "kv_heads")
+        check_at_least(1, **{name: getattr(self, name) for name in counts})
         for divisor, dividend in (("heads", "hidden"), ("kv_heads", "heads"))[bool(self.head_width) :]:
             if getattr(self, dividend) % getattr(self, divisor):
                 raise refusal(

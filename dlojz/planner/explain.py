@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from dlojz.base.contract import check_whole
 from dlojz.base.display_hook import html_of
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, one_of, refusal, say, shortest
@@ -21,7 +22,7 @@ from dlojz.cost_model import CHECKPOINTING, Parts, step_parts
 from dlojz.cost_model.layouts import WORDS, Integers
 from dlojz.planner.planned_memory import layout_memories
 from dlojz.planner.planned_model import OFFERS
-from dlojz.planner.question import MOST_BATCH, MOST_GPUS, Question, whole
+from dlojz.planner.question import MOST_BATCH, MOST_GPUS, Question
 from dlojz.planner.search import SearchResult, fullest, rank_memories, search
 from dlojz.planner.space import (
     CODE,
@@ -533,7 +534,7 @@ def checked(fields: Mapping[str, Any], space: Space) -> dict[str, int]:
         if name not in FIELDS:
             raise LabError(one_of("field", name, FIELDS))
         if name not in legal:
-            found[name] = whole(name, value, {"micro_batch": MOST_BATCH, "chunks": 1024}.get(name, MOST_GPUS))
+            found[name] = check_whole(name, value, {"micro_batch": MOST_BATCH, "chunks": 1024}.get(name, MOST_GPUS))
         elif value not in legal[name] or (name == "zero" and isinstance(value, bool)):
             raise LabError(one_of(name, value, tuple(map(str, legal[name]))))
         else:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dlojz import models
+from dlojz.base.contract import check_whole
 from dlojz.base.display_hook import figure_of, html_of
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, refusal, say
@@ -21,7 +22,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import SCHEDULES, Parts
 from dlojz.cost_model.measured_machine import Measured, local_parts, read_measured
 from dlojz.planner.answer import seconds
-from dlojz.planner.question import MOST_BATCH, whole
+from dlojz.planner.question import MOST_BATCH
 from dlojz.planner.space import divisors, gigabytes, layout_words, part_words
 from dlojz.runnable import check_runnable
 
@@ -211,7 +212,7 @@ def plan_here(model: str, ranks: int = 2, batch: int = 16, *, measured: Measured
         `plan_here("coatnet_tiny", ranks=2, batch=16)`
     """
     models.spec(model)
-    ranks, batch = whole("ranks", ranks, 64), whole("batch", batch, MOST_BATCH)
+    ranks, batch = check_whole("ranks", ranks, 64), check_whole("batch", batch, MOST_BATCH)
     machine = read_measured() if measured is None else measured
     machine.setup(ranks)
     _check_memory(model, machine)
