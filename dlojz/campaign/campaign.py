@@ -42,7 +42,6 @@ class Exclusion(Contract):
 
     Args:
         match: field → value, or a list of values any of which matches; a point must match all of them.
-        reason: shown in the report.
     """
 
     match: dict[str, Value | list[Value]] = Field(min_length=1)

@@ -367,7 +367,6 @@ def compare_rows(names: Sequence[str], size: tuple[int, int], given: Given) -> t
 
     Args:
         names: schedules; none for all of the catalogue, the smallest bubble first, but those that the size excludes.
-        size: ranks, micro-batches.
         given: options that tell the costs.
 
     Returns:

@@ -102,21 +102,13 @@ def _plan_tables(plan: Plan, most: int) -> tuple[Table, ...]:
 
 
 def plan_table(plan: Plan, most: int = 12) -> RenderableType:
-    """Lay a plan out for a terminal.
-
-    Args:
-        most: layouts of each list.
-    """
+    """Lay a plan out for a terminal."""
     first, *others = _plan_tables(plan, most)
     return Group(first, *(part for table in others for part in ("", table)))
 
 
 def plan_html(plan: Plan, most: int = 8) -> str:
-    """Lay a plan out for a notebook.
-
-    Args:
-        most: layouts of each list.
-    """
+    """Lay a plan out for a notebook."""
     return tables_html(_plan_tables(plan, most))
 
 

@@ -49,7 +49,6 @@ class Cluster:
 
     Args:
         name: of its file.
-        gpus_per_node: on one node.
         num_nodes: that a job may have at most.
         intra: link between the GPUs of a node.
         inter: link between nodes; its bandwidth is that of all cards of a node together.

@@ -26,7 +26,6 @@ class DecoderSize:
     Args:
         layers: Transformer layers, at least 1.
         hidden: width, a multiple of `heads`.
-        heads: attention heads.
         vocabulary: entries of the embedding, without padding.
         sequence_length: tokens of one sequence.
         mlp_width: of the MLP between its layers; 0 stands for 4 × hidden.

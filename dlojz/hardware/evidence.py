@@ -52,7 +52,6 @@ class Measurement:
         precision: of the matrix products.
         gradient_precision: that gradients are accumulated in.
         offload: what lies in the host's memory: `none`, `optimizer` or `parameters`.
-        engine: what ran it.
         fused_attention: whether attention is one kernel that never writes the scores (FlashAttention).
         attention_kernel: generation of that kernel.
         overlap: whether data-parallel communication runs beside the backward.

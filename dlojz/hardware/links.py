@@ -20,8 +20,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
+from dlojz.base.contract import check_at_least
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal
+from dlojz.base.language import one_of
 from dlojz.hardware.constants import Constant, ConstantsFile
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p"]
@@ -49,7 +50,6 @@ class Link(NamedTuple):
 
         Args:
             num_bytes: of all messages together.
-            messages: how many.
         """
         return messages * self.latency_s + num_bytes / self.bytes_per_s
 
@@ -201,11 +201,7 @@ def _each(of: Callable[[int], float], ranks: Any) -> Any:
 
 
 def _counted(of: Callable[[int], float], ranks: int) -> float:
-    if ranks < 1:
-        raise refusal(
-            en=f"ranks must be at least 1, but {ranks} was received.",
-            fr=f"ranks doit être au moins égal à 1, mais {ranks} a été reçu.",
-        )
+    check_at_least(1, ranks=ranks)
     return of(ranks)
 
 

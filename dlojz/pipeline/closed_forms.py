@@ -46,8 +46,6 @@ class Law(NamedTuple):
         excess, span_excess: makespan and span beyond m·v·(F + B); None out of the domain.
         peaks: per rank, activations kept at most; None out of the domain.
         boundaries: boundaries between stages that lie between ranks.
-        formula: the excess in symbols.
-        source: where it comes from.
         domain: where it is exact, in the reader's language.
         saved: work that a rank saves on average by doing two things at once.
     """

@@ -540,7 +540,6 @@ class MeasuredOverlay(NamedTuple):
     """A step as measured and as simulated with the measured means.
 
     Attributes:
-        measured: the step.
         simulated: the same schedule with the calibrated costs.
         costs: those.
     """

@@ -403,7 +403,6 @@ def train(
     Args:
         delays: per stage; `Delays.of(version_audit(schedule))`.
         learning_rate: α.
-        updates: how many.
         reschedule_over: PipeMare's T1: α_i(k) = α / τ_i^(1 − k/K) for the first K updates: the staler a stage, the
             smaller its first steps. None: not applied.
         correct: PipeMare's T2: the backward reads w − (τ_fwd − τ_bkwd) δ, an estimate of what the forward read, where

@@ -58,7 +58,6 @@ class NearestMeasurement:
     """Published measurement that is closest to a planned layout.
 
     Attributes:
-        row: as published.
         distance: in doublings and unlike choices, at least 0.
         measured_s: seconds of its step.
         predicted_s: by the same calibration that planned.
@@ -583,11 +582,7 @@ class Plan:
         return html_of(self)
 
     def table(self, most: int = 12) -> RenderableType:
-        """Lay out the best layouts, the Pareto front and the refusals for a terminal.
-
-        Args:
-            most: lines of each part.
-        """
+        """Lay out the best layouts, the Pareto front and the refusals for a terminal."""
         return table_of(self, most)
 
     def figure(self, path: str | Path | None = None) -> Figure:
@@ -599,11 +594,7 @@ class Plan:
         return figure_of(self, path)
 
     def as_dict(self, most: int = 12) -> dict[str, Any]:
-        """Plain data, for JSON.
-
-        Args:
-            most: layouts of each list.
-        """
+        """Plain data, for JSON."""
         question, best = self.question, self.best
         evidence = best.evidence
         return {

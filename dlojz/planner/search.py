@@ -32,7 +32,6 @@ class SearchResult:
     """Result of a search.
 
     Attributes:
-        space: that was searched.
         codes: why each layout is out; 0 for those admitted.
         admitted: flat places of the admitted layouts, fastest first.
         parts, memory: of these, in this order.
@@ -73,7 +72,6 @@ def search(space: Space, cluster: Cluster, calibration: Calibration, *, step_lim
     """Search a whole space: bytes and seconds of every layout.
 
     Args:
-        space: what may be.
         step_limit_s: a step that takes longer does not end within the time allowed.
     """
     codes = space.codes.copy()

@@ -136,11 +136,7 @@ class Here:
         ]
 
     def table(self, most: int = 12) -> list[tuple[str, str, str]]:
-        """The best of each kind as texts: layout, predicted step, how much longer than the best.
-
-        Args:
-            most: lines at most.
-        """
+        """The best of each kind as texts: layout, predicted step, how much longer than the best."""
         return [
             (one.title, seconds(one.step_s), f"+{decimal(100 * (one.step_s / self.best.step_s - 1), 0)} %")
             for one in self.kinds()[:most]
@@ -171,11 +167,7 @@ class Here:
         return figure_of(self, given, path)
 
     def as_dict(self, most: int = 12) -> dict[str, Any]:
-        """Plain data, for JSON.
-
-        Args:
-            most: layouts of the list.
-        """
+        """Plain data, for JSON."""
         return {
             "model": self.model,
             "ranks": self.ranks,

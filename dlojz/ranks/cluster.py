@@ -71,7 +71,6 @@ class ControllerChannel:
 
     Args:
         file: connection file that the controller has written.
-        events: queue for the answers.
     """
 
     def __init__(self, file: Path, events: queue.SimpleQueue[Event]) -> None:

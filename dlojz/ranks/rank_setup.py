@@ -551,7 +551,6 @@ def refuse_too_many(size: int, *, cores: int | None = None, available_bytes: int
     """Refuse more ranks than the machine bears.
 
     Args:
-        size: number of ranks.
         cores: of this process; by default those it has.
         available_bytes: memory that is free; by default what the system says.
 

@@ -30,12 +30,10 @@ class CellFailure:
 
     Args:
         name: class of the exception; empty where the process ended.
-        message: its text.
         kind: for a fault between ranks its kind; `exit` where the process ended, `limit` or `stopped` where it was
             interrupted by the time limit or by the student; else empty.
         lines: line number (0: not of this cell), text and function of the student's own lines that led to it.
         exit_code: of a process that ended; negative for a signal, None where it is not known.
-        limit_s: that was exceeded.
     """
 
     name: str
@@ -75,7 +73,6 @@ class RanksError(RuntimeError):
     """Error of a cell that failed on some ranks; the message names them.
 
     Args:
-        answers: of all ranks.
         hint: a sentence that may help.
     """
 

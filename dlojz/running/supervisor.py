@@ -148,11 +148,7 @@ def common_modules(config: RunConfig) -> list[str]:
 
 
 def load(config: RunConfig, stop: Callable[[], bool] = lambda: False) -> None:
-    """Import what would take each rank seconds; none of it starts a thread or looks for a GPU.
-
-    Args:
-        stop: polled before every import.
-    """
+    """Import what would take each rank seconds; none of it starts a thread or looks for a GPU."""
     names = [*common_modules(config), "dlojz.train.loop"]
     if config.library != "none":
         from dlojz.libraries.library_catalogue import LIBRARIES

@@ -333,11 +333,7 @@ _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
 class Tracker:
-    """Incremental reader of a run's state.
-
-    Args:
-        run: whose folder is read.
-    """
+    """Incremental reader of a run's state."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run

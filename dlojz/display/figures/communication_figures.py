@@ -267,7 +267,6 @@ def stepper(name: str = "ring_all_reduce", size: int = 4) -> Any:
     """Show a widget: choose an algorithm and a number of ranks, then go through the steps.
 
     Args:
-        name: the algorithm shown first.
         size: the number of ranks shown first, 1 to 16.
 
     Returns:

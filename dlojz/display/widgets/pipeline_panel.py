@@ -40,7 +40,6 @@ class ScheduleAnswer:
     Attributes:
         timeline: the simulation; None where the schedule cannot be executed.
         problems: what is wrong, in sentences; empty if nothing is.
-        drawing: of the timeline.
         bounds: the lower bound and the proven optimum of its makespan, where they are known.
     """
 

@@ -46,7 +46,6 @@ class PlannerAnswer:
 
     Attributes:
         plan: the planner's answer; None where it refuses.
-        show: the view.
         verdict: on the layout asked about; None in the other views.
         refusal: why there is no plan, or no verdict.
         asked: the fields of that layout.
@@ -154,7 +153,6 @@ def answered(
 
     Args:
         fields: model, cluster, gpus, batch.
-        show: the view, of `SHOWN`.
         layout: fields of the layout asked about, in the view "why".
         quick: by the closed form, nothing simulated yet.
     """

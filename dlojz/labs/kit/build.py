@@ -593,7 +593,6 @@ class Repaired:
     """What was done to a notebook.
 
     Args:
-        path: the notebook.
         restored: ids of the cells whose text was not the one handed out.
         returned: ids of the cells that were missing.
         answers: how many answers were kept.
@@ -630,7 +629,6 @@ def repair(path: Path, handed_out: Path | None = None) -> Repaired:
     """Restore every cell of a notebook that is not an answer.
 
     Args:
-        path: The student's notebook.
         handed_out: The notebook it was made from; by default the one of the same name in `notebooks/` of the course,
             in the language of the student's (its metadata, else the name of its folder, else the general choice).
 

@@ -55,7 +55,6 @@ def panel(width_in: float, height_in: float, en: str, fr: str) -> Axes:
 
     Args:
         width_in, height_in: size in inches.
-        en, fr: what the figure shows.
     """
     return new_figure(width_in, height_in, alt=say(en=en, fr=fr)).subplots()
 
@@ -166,7 +165,6 @@ def memory_and_messages(
     """Rank 0 of runs: memory by category, and bytes sent by collective; predicted in pale above.
 
     Args:
-        titles: a name for each.
         opening: how the figure told in words begins.
         shown: which traffic is drawn.
         at_peak: what each category holds at the moment of the peak, so that a bar is as long as the peak is high;

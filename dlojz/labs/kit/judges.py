@@ -322,9 +322,7 @@ def expect_several(returned: object, names: str, count: int) -> tuple[Any, ...]:
     """Read what a function returned that gives several things.
 
     Args:
-        returned: by the answer.
         names: of the things, as a sentence quotes them, e.g. `(q, scale)`.
-        count: how many.
 
     Raises:
         Wrong: if they are not so many.

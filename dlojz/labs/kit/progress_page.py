@@ -25,7 +25,6 @@ class Standing:
     """One lab as a student has left it.
 
     Args:
-        entry: The lab.
         exercises: Id and title of each, in the order of the notebook; empty where the lab is not installed.
         done: Exercise → when it was first done (UTC, ISO 8601).
         predictions: How many the lab asks for.

@@ -399,7 +399,6 @@ def predicted_bytes(config: RunConfig, kind: Format, rank: int) -> dict[Category
 
     Args:
         config: the run: a model in fp32 with Adam, data-parallel.
-        kind: the format.
         rank: 0 to dp − 1.
     """
     shapes, ranks = model_shapes(config), config.layout.dp

@@ -312,7 +312,6 @@ class Chain:
     """Chain of layers, each of which takes one of several strategies.
 
     Attributes:
-        strategies: their names.
         costs: of each layer, the communication of each strategy.
         resharding: between each layer and the next, what every pair of strategies costs.
     """

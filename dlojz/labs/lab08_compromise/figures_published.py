@@ -471,7 +471,6 @@ def splits(
     Args:
         model: of the catalogue, or a published decoder.
         cluster: of `dlojz.hardware`.
-        gpus: in all.
         batch: samples of one step.
         tp: tensor-parallel ranks; by default as many as a node has and the model allows, 1 for an image model.
         micro_batch, zero, checkpointing: the same for all.

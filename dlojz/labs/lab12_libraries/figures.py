@@ -46,8 +46,6 @@ class Listing:
     """Program, line by line.
 
     Args:
-        name: of its file.
-        lines: its text.
         new: numbers, from 0, of the lines of code that the program it is compared with does not have.
     """
 

@@ -237,10 +237,8 @@ class OperatorGraph:
         """Add an operator, and return the name of its result.
 
         Args:
-            name: of the result.
             equation: one letter per index, such as `ik,kj,+j->ij` (see `TensorOperator`).
             operands: names of the tensors that it reads, in the order of the equation.
-            kind: of the node.
 
         Raises:
             LabError: an operand that does not exist or whose shape does not fit the equation.

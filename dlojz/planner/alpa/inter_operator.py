@@ -35,7 +35,6 @@ class PlannedStage(NamedTuple):
     """Stage of a pipeline plan.
 
     Args:
-        first: its first layer.
         last: its last layer, included.
         submesh: nodes × GPUs that run it.
         time_s: forward and backward of one micro-batch.

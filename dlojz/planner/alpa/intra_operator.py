@@ -33,7 +33,6 @@ class PlannedCollective:
     """Collective of a sharding plan.
 
     Args:
-        tensor: tensor that is communicated.
         reader: the operator that wants it so; empty if it belongs to the operator that makes the tensor.
         collective: `all_reduce`, `all_gather` or `all_to_all`.
         axes: of the mesh, along which groups of devices exchange.
