@@ -30,6 +30,7 @@ class ColumnParallelConv(nn.Module):
 
     Args:
         whole: the convolution to split, with one group or as many as channels.
+        axis: the ranks that share it.
     """
 
     def __init__(self, whole: nn.Conv2d, axis: TensorAxis) -> None:
@@ -45,7 +46,12 @@ class ColumnParallelConv(nn.Module):
 
 
 class RowParallelConv(nn.Module):
-    """Convolution of which each rank holds the weights of some input channels; it ends the region."""
+    """Convolution of which each rank holds the weights of some input channels; it ends the region.
+
+    Args:
+        whole: the convolution to split.
+        axis: the ranks that share it.
+    """
 
     def __init__(self, whole: nn.Conv2d, axis: TensorAxis) -> None:
         super().__init__()
@@ -63,7 +69,12 @@ class RowParallelConv(nn.Module):
 
 
 class ParallelBatchNorm(nn.BatchNorm2d):
-    """Batch norm over this rank's channels."""
+    """Batch norm over this rank's channels.
+
+    Args:
+        whole: the norm of all channels.
+        axis: the ranks that share it.
+    """
 
     def __init__(self, whole: nn.BatchNorm2d, axis: TensorAxis) -> None:
         start, end = share_bounds(whole.num_features, axis.size, axis.rank)
@@ -76,7 +87,12 @@ class ParallelBatchNorm(nn.BatchNorm2d):
 
 
 class ParallelSqueezeExcitation(nn.Module):
-    """Gate of each of this rank's channels, from the means of all channels."""
+    """Gate of each of this rank's channels, from the means of all channels.
+
+    Args:
+        whole: the module to split.
+        axis: the ranks that share it.
+    """
 
     def __init__(self, whole: SqueezeExcitation, axis: TensorAxis) -> None:
         super().__init__()
@@ -94,7 +110,12 @@ class ParallelSqueezeExcitation(nn.Module):
 
 
 class ParallelMBConvBlock(nn.Module):
-    """MBConv block of which each rank computes some hidden channels; the residual connection is whole on each."""
+    """MBConv block of which each rank computes some hidden channels; the residual connection is whole on each.
+
+    Args:
+        whole: the block to split.
+        axis: the ranks that share it.
+    """
 
     def __init__(self, whole: MBConvBlock, axis: TensorAxis) -> None:
         super().__init__()
@@ -118,6 +139,10 @@ class ParallelStem(nn.Module):
     """First two convolutions of CoAtNet, the first by output channels, the second by input channels.
 
     Images need no gradient: nothing is sent in backward.
+
+    Args:
+        whole: the block to split.
+        axis: the ranks that share it.
     """
 
     def __init__(self, whole: Stem, axis: TensorAxis) -> None:
