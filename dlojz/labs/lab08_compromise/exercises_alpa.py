@@ -19,6 +19,7 @@ import numpy as np
 from dlojz.base.language import say, significant
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Case, Judge, refuse_nothing, shown
+from dlojz.planner.alpa.graph import ELEMENT_BYTES
 from dlojz.planner.alpa.inter_operator import PipelinePlan, StageOption, pipeline
 from dlojz.planner.alpa.mesh import DeviceMesh, ShardingSpec, resharding_cost
 
@@ -321,7 +322,7 @@ class Chain:
     resharding: list[list[list[float]]]
 
 
-def perceptron(batch: int, width: int, layers: int, mesh: DeviceMesh, element_bytes: int = 4) -> Chain:
+def perceptron(batch: int, width: int, layers: int, mesh: DeviceMesh) -> Chain:
     """Price a multi-layer perceptron as a chain: forward, backward and the gradients of its weights.
 
     A layer is split by columns (its outputs), by rows (its inputs), or along the batch. By columns it reads the whole
@@ -333,15 +334,14 @@ def perceptron(batch: int, width: int, layers: int, mesh: DeviceMesh, element_by
         width: of every layer, in and out.
         layers: at least 1.
         mesh: the devices; axis 1 is used.
-        element_bytes: 4 for fp32.
 
     Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.1; Shoeybi et al. 2019 (arXiv 1909.08053), §3, for the two splits.
     """
-    message, matrix = batch * width * element_bytes, width * width * element_bytes
+    message, matrix = batch * width * ELEMENT_BYTES, width * width * ELEMENT_BYTES
     reads = [ShardingSpec.named(one) for one in ("RR", "RS1", "S1R")]
     makes = [ShardingSpec.named(one) for one in ("RS1", "RR", "S1R")]
     activation, weights = mesh.all_reduce(message, (1,)), mesh.all_reduce(matrix, (1,))
-    bias = mesh.all_reduce(width * element_bytes, (1,))
+    bias = mesh.all_reduce(width * ELEMENT_BYTES, (1,))
     costs = [[activation if layer else 0.0, activation, weights + bias] for layer in range(layers)]
     # Forward from what one makes to what the next reads; backward the gradient, the other way.
     between = [
