@@ -364,8 +364,7 @@ def mlp(batch: int, width: int, layers: int) -> OperatorGraph:
     """Build the graph of a training step of a perceptron: dense layers with biases, in fp32.
 
     Args:
-        batch: samples of a micro-batch.
-        width: of every layer, in and out.
+        batch, width: samples of a micro-batch; features of every layer, in and out.
         layers: at least 1.
 
     Raises:
