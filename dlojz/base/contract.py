@@ -59,6 +59,20 @@ def check_at_least(least: float, **values: float) -> None:
             )
 
 
+def check_whole(name: str, value: object, most: int) -> int:
+    """Check a whole number from 1 to `most`.
+
+    Raises:
+        LabError: naming it.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise refusal(
+            en=f"{name} must be a whole number from 1 to {most}, but {value!r} was received.",
+            fr=f"{name} doit être un nombre entier de 1 à {most}, mais {value!r} a été reçu.",
+        )
+    return value
+
+
 def explain(error: ValidationError, legal_keys: Iterable[str]) -> str:
     """Say all that is wrong, one sentence per fault, in the order of the fields."""
     legal_keys = list(legal_keys)

@@ -39,8 +39,8 @@ def markdown_safe(text: object) -> str:
 
 
 def titles(*, en: str, fr: str) -> tuple[str, ...]:
-    """Titles of columns in the reader's language, written with `|` between them."""
-    return tuple(title.strip() for title in say(en=en, fr=fr).split("|"))
+    """Titles of columns in the reader's language, written with `;` between them."""
+    return tuple(title.strip() for title in say(en=en, fr=fr).split(";"))
 
 
 class Lines(str):

@@ -81,10 +81,6 @@ class Ring:
 
     Args:
         group: the ranks; by default all. One process sends nothing.
-
-    Attributes:
-        rank: this rank's number in the ring.
-        size: how many ranks it has.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:

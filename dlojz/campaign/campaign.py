@@ -42,7 +42,6 @@ class Exclusion(Contract):
 
     Args:
         match: field → value, or a list of values any of which matches; a point must match all of them.
-        reason: shown in the report.
     """
 
     match: dict[str, Value | list[Value]] = Field(min_length=1)
@@ -112,8 +111,7 @@ class Campaign(Contract):
                 if key in taken:
                     raise refusal(
                         en=f"the axes {taken[key]!r} and {axis!r} both set {key!r}: let one of them do it.",
-                        fr=f"les axes {taken[key]!r} et {axis!r} fixent tous deux {key!r} : laissez-le à "
-                        "l’un d’eux.",
+                        fr=f"les axes {taken[key]!r} et {axis!r} fixent tous deux {key!r} : laissez-le à l’un d’eux.",
                     )
                 taken[key] = axis
         return self
@@ -278,8 +276,7 @@ def _combinations(campaign: Campaign, machine: str | None) -> Iterator[tuple[dic
     machines = _machines(campaign, machine)
     if any(not NAME.fullmatch(str(name)) for name in machines):
         raise refusal(
-            en="a machine is named with at most 40 letters, digits, '-', '_' and '.', but "
-            f"{machines!r} was received.",
+            en=f"a machine is named with at most 40 letters, digits, '-', '_' and '.', but {machines!r} was received.",
             fr="une machine se nomme par au plus 40 lettres, chiffres, « - », « _ » et « . », mais "
             f"{machines!r} a été reçu.",
         )
@@ -342,8 +339,7 @@ def _check(campaign: Campaign, points: list[CampaignPoint], unused: list[Exclusi
     if unused:
         raise refusal(
             en=f"the exclusion {unused[0].match} matches no point of the campaign: correct it, or take it out.",
-            fr=f"l’exclusion {unused[0].match} ne correspond à aucun point de la campagne : corrigez-la ou "
-            "retirez-la.",
+            fr=f"l’exclusion {unused[0].match} ne correspond à aucun point de la campagne : corrigez-la ou retirez-la.",
         )
     if not points:
         raise refusal(

@@ -50,7 +50,6 @@ class Student:
         name: of the folder, or its pseudonym.
         done: lab → number of exercises done.
         lab: of the exercise that was done last; empty where none is.
-        exercise: that exercise.
         best: one per model, the highest throughput first.
         runs: finished runs that were measured, not replayed.
         replays: runs that were replayed.
@@ -279,15 +278,13 @@ def pseudonyms(path: Path | None = None) -> Callable[[str], str]:
     except OSError as error:
         raise refusal(
             en=f"the key of the pseudonyms, {path}, cannot be used: {error.strerror}; give another with --key.",
-            fr=f"la clé des pseudonymes, {path}, est inutilisable : {error.strerror} ; donnez-en une autre avec "
-            "--key.",
+            fr=f"la clé des pseudonymes, {path}, est inutilisable : {error.strerror} ; donnez-en une autre avec --key.",
         ) from None
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
         raise refusal(
             en=f"the file {path} holds no key of {KEY_BYTES} bytes: remove it, and a new one is made.",
-            fr=f"le fichier {path} ne contient pas de clé de {KEY_BYTES} octets : supprimez-le, une autre sera "
-            "créée.",
+            fr=f"le fichier {path} ne contient pas de clé de {KEY_BYTES} octets : supprimez-le, une autre sera créée.",
         )
     return lambda name: f"P-{hmac.new(key, os.fsencode(name), 'sha256').hexdigest()[:DIGITS]}"

@@ -52,10 +52,6 @@ def drive(
     """Run what has not been run yet and wait for all of it.
 
     Args:
-        outlooks: one per point.
-        root: folder of the runs.
-        again: run everything anew.
-        asked: of the scheduler, for all points.
         told: called with all results whenever one of them has changed.
 
     Raises:
@@ -195,4 +191,3 @@ def unfit_backend(plan: CampaignPlan, on: Backend) -> str:
         fr=f"les {cores_available()} cœurs de cette machine portent {most} processus au plus, mais ces points en "
         f"demandent plus : {listed}. Rien n’a été lancé.",
     )
-

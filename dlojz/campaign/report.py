@@ -43,8 +43,8 @@ def state_label(result: Result) -> str:
 def foreseen(results: Sequence[Result]) -> Table:
     """Lay out the predictions: what a dry run shows."""
     head = titles(
-        en="#|point|machine|ranks|memory per rank|limit|fits|messages per step|GPU-h at most|state",
-        fr="#|point|machine|rangs|mémoire par rang|limite|tient|messages par pas|h GPU au plus|état",
+        en="#; point; machine; ranks; memory per rank; limit; fits; messages per step; GPU-h at most; state",
+        fr="#; point; machine; rangs; mémoire par rang; limite; tient; messages par pas; h GPU au plus; état",
     )
     rows = tuple(
         (
@@ -67,10 +67,10 @@ def foreseen(results: Sequence[Result]) -> Table:
 def measured(results: Sequence[Result]) -> Table:
     """Lay out the measurements with their predictions."""
     head = titles(
-        en="#|point|state|ranks|memory, predicted|memory, measured|limit|samples/s|step|messages, predicted|messages, "
-        "measured|efficiency",
-        fr="#|point|état|rangs|mémoire prédite|mémoire mesurée|limite|échantillons/s|pas|messages prédits|messages "
-        "mesurés|efficacité",
+        en="#; point; state; ranks; memory, predicted; memory, measured; limit; samples/s; step; messages, predicted; "
+        "messages, measured; efficiency",
+        fr="#; point; état; rangs; mémoire prédite; mémoire mesurée; limite; échantillons/s; pas; messages prédits; "
+        "messages mesurés; efficacité",
     )
     rows = tuple(
         (
@@ -91,10 +91,9 @@ def measured(results: Sequence[Result]) -> Table:
 
 def brief(results: Sequence[Result]) -> Table:
     """Lay out the measurements for a terminal: predicted and measured in one cell."""
-    head = (
-        *titles(en="#|point|state", fr="#|point|état"),
-        say(en="memory: predicted | measured", fr="mémoire : prédite | mesurée"),
-        *titles(en="limit|samples/s|step|scaling", fr="limite|échant./s|pas|échelle"),
+    head = titles(
+        en="#; point; state; memory: predicted | measured; limit; samples/s; step; scaling",
+        fr="#; point; état; mémoire : prédite | mesurée; limite; échant./s; pas; échelle",
     )
     rows = ((*row[:3], f"{row[4]} | {row[5]}", *row[6:9], row[11]) for row in measured(results).rows)
     return Table(head, tuple(rows), align="lllr")

@@ -77,7 +77,6 @@ def outlook(point: CampaignPoint, time_limit_s: float | None, asked: Asked = NOT
 
     Args:
         time_limit_s: of its run, > 0.
-        asked: of the scheduler.
 
     Raises:
         LabError: if there is no machine file of that name, or it is not legal.

@@ -33,11 +33,6 @@ WALL_S = 300.0
 def calibrate(given: Given, size: int, answer: Answer) -> None:
     """Time a collective on forked processes, fit α and β, answer.
 
-    Args:
-        given: the options.
-        size: number of ranks.
-        answer: what shows the result.
-
     Raises:
         LabError: if there are too few ranks, more than the cores can run at once, or a file cannot be written.
     """
@@ -76,7 +71,7 @@ def calibrate(given: Given, size: int, answer: Answer) -> None:
         )
         for point in calibration.points
     )
-    head = titles(en="message|measured|fitted", fr="message|mesuré|ajusté")
+    head = titles(en="message; measured; fitted", fr="message; mesuré; ajusté")
     answer(Table(head, rows, align="r"))
     lines = [say(en=f"{collective}, {size} ranks: ", fr=f"{collective}, {size} rangs : ") + summary(calibration)]
     answer("\n".join([*lines, *filter(None, [dominance(calibration)])]))
@@ -201,7 +196,7 @@ def _list(given: Given, size: int, answer: Answer) -> None:
         (name, algorithm(name).title(), str(cost.rounds), _times(cost.moved), _times(cost.added))
         for name, cost in costs.items()
     )
-    head = titles(en="name||rounds|moved|added", fr="nom||étapes|déplacé|additionné")
+    head = titles(en="name; ; rounds; moved; added", fr="nom; ; étapes; déplacé; additionné")
     answer(Table(head, rows, align="llr", whole=1))
     nodes = node_size(size, per_node)
     answer(
@@ -365,7 +360,7 @@ def _table(sites: list[MeasuredSite]) -> Table:
         for ranks, kind, number, median, largest in residual_rows(sites)
     )
     head = titles(
-        en="ranks|measured|points|median residual|largest", fr="rangs|mesuré|points|résidu médian|le plus grand"
+        en="ranks; measured; points; median residual; largest", fr="rangs; mesuré; points; résidu médian; le plus grand"
     )
     return Table(head, rows, align="rlr", whole=2)
 

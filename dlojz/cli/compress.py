@@ -103,10 +103,6 @@ TRUTHS = {"true": True, "false": False}
 def settings_of(texts: Sequence[str], methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Parse `METHOD.OPTION=VALUE`, several of them with commas between, to the options of each method.
 
-    Args:
-        texts: as they were typed.
-        methods: those of the board.
-
     Raises:
         LabError: for anything else, for a method that is not on the board, an option that it does not have, a value of
             another type, or an option that is set twice.
@@ -439,7 +435,6 @@ def table(board: Board, width: int = 100) -> Table:
     """Lay out the board: one line per method, the teacher first, a star before those on the Pareto front.
 
     Args:
-        board: what is shown.
         width: characters of a line; where they are too few, the weights are left out, then what was foreseen of time
             and the rounds' spread, so that nothing of what stays is cut.
     """
@@ -555,7 +550,7 @@ def catalogue() -> Table:
         summary = Lines("\n  ".join(filter(None, (one.summary(), options))))
         rows.append((family_title(one.family) if one.family != before else "", one.name, summary))
         before = one.family
-    return Table(titles(en="family|method|", fr="famille|méthode|"), tuple(rows), align="l", whole=2)
+    return Table(titles(en="family; method; ", fr="famille; méthode; "), tuple(rows), align="l", whole=2)
 
 
 def catalogue_document() -> list[dict[str, Any]]:

@@ -161,7 +161,6 @@ def agree(place: LaunchedRank, make: Callable[[], Path]) -> Path:
     """Agree on one run folder among all processes.
 
     Args:
-        place: this process.
         make: makes the folder; called by the first process only.
 
     Raises:

@@ -259,7 +259,7 @@ def _verdict(checks: list[Check]) -> str:
 
 
 def _table(checks: list[Check]) -> Table:
-    words = dict(zip(MARKS, titles(en="ok|warning|problem", fr="ok|attention|problème"), strict=True))
+    words = dict(zip(MARKS, titles(en="ok; warning; problem", fr="ok; attention; problème"), strict=True))
     rows = (
         (
             f"{MARKS[check.state][0]} {words[check.state]}",

@@ -67,11 +67,9 @@ def show_grid(
     """Print a grid: ranks, groups, advice, bytes by link.
 
     Args:
-        grid: the ranks.
         found: traffic by order, that of the grid among them; empty where it is not known.
         unknown: why it is not known.
         links: inside a node and between nodes, for seconds.
-        answer: prints.
         run: whose bytes they are, in words.
     """
     from dlojz.display import grid_drawing as words

@@ -47,7 +47,7 @@ def show_list(given: Given, answer: Answer) -> None:
         for entry in LABS
     ]
     rows.append((say(en="all", fr="tous"), duration(total_minutes()), "", ""))
-    head = titles(en="lab|time|after|processes", fr="TP|durée|après|processus")
+    head = titles(en="lab; time; after; processes", fr="TP; durée; après; processus")
     answer(Table(head, tuple(rows), align="lllr"))
 
 

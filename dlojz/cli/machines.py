@@ -130,7 +130,7 @@ def _machines_table(found: list[Machine]) -> Table:
         places = "GPU" if site.device != "cpu" else say(en="ranks", fr="rangs")
         most = say(en=f"{site.max_nodes} nodes, ", fr=f"{site.max_nodes} nœuds, ") + f"{shortest(site.max_hours)} h"
         rows.append((site.name + mark, site.title, site.device, f"{site.gpus_per_node} {places}", most))
-    head = titles(en="machine|what it is|device|node|at most", fr="machine|description|appareil|nœud|au plus")
+    head = titles(en="machine; what it is; device; node; at most", fr="machine; description; appareil; nœud; au plus")
     return Table(head, tuple(rows), align="l", whole=1)
 
 
@@ -265,7 +265,9 @@ def _queue_table(jobs: list[JobView], known: set[str]) -> Table:
     for job in sorted(jobs, key=lambda one: one.standing == "ended"):
         name = job.name if job.name in known else f"({job.name})"  # not one of these runs
         rows.append((job.number, name, _state(job), _why(job), time_words(job.left) or DASH, job.nodes or DASH))
-    head = titles(en="job|run|state|why|time left|nodes", fr="travail|exécution|état|raison|temps restant|nœuds")
+    head = titles(
+        en="job; run; state; why; time left; nodes", fr="travail; exécution; état; raison; temps restant; nœuds"
+    )
     return Table(head, tuple(rows), align="l", whole=1)
 
 

@@ -190,8 +190,8 @@ def models_command(given: Given, answer: Answer) -> None:
         answer([asdict(model) for model in described])
         return
     head = titles(
-        en="model|parameters|active|FLOPs|multiply-adds|input|blocks",
-        fr="modèle|paramètres|actifs|FLOPs|mult.-additions|entrée|blocs",
+        en="model; parameters; active; FLOPs; multiply-adds; input; blocks",
+        fr="modèle; paramètres; actifs; FLOPs; mult.-additions; entrée; blocs",
     )
     rows = []
     for model in described:

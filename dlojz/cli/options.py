@@ -65,8 +65,6 @@ class Flag:
 
     Args:
         name: key of its value.
-        en: help in English.
-        fr: help in French.
         metavar: what the help shows for the value; empty for a switch.
         default: value where it is not given.
         least, most: smallest and largest legal number.
@@ -237,12 +235,7 @@ def _parsed(option: str, word: str, kind: type[int] | type[float]) -> int | floa
 
 
 class Given(dict[str, Any]):
-    """Values of the options that were given, by name; `given[name]` of another one is its default.
-
-    Args:
-        values: as they were given.
-        defaults: of all options.
-    """
+    """Values of the options that were given, by name; `given[name]` of another one is its default."""
 
     def __init__(self, values: dict[str, Any], defaults: dict[str, Any]) -> None:
         super().__init__(values)
@@ -386,7 +379,6 @@ def check_writable(given: Given, pictures: Sequence[str], files: Sequence[str] =
     """Refuse a picture or a file that could not be written, before minutes are spent on it.
 
     Args:
-        given: options.
         pictures: names of those that name a picture, which is written in place.
         files: names of those that name another file, which is replaced.
 

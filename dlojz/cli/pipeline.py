@@ -362,14 +362,11 @@ def _idle(timeline: Timeline) -> dict[str, float]:
     return {cause: sum(causes[cause] for causes in of_rank) for cause in CAUSES}
 
 
-def compare_rows(
-    names: Sequence[str], size: tuple[int, int], given: Given
-) -> tuple[list[ScheduleRow], list[str]]:
+def compare_rows(names: Sequence[str], size: tuple[int, int], given: Given) -> tuple[list[ScheduleRow], list[str]]:
     """Simulate schedules at one size, in the order named.
 
     Args:
         names: schedules; none for all of the catalogue, the smallest bubble first, but those that the size excludes.
-        size: ranks, micro-batches.
         given: options that tell the costs.
 
     Returns:
@@ -418,8 +415,8 @@ def compare_table(rows: Sequence[ScheduleRow]) -> Table:
         torch = "—" if torch_refusal(schedule) else say(en="yes", fr="oui")
         cells.append((name, str(schedule.chunks), *times, *shares, amount(peak) + (" !" if over else ""), torch))
     head = titles(
-        en="schedule|chunks|makespan|span|bound|fraction|overhead|peak|torch",
-        fr="ordonnancement|étages/rang|makespan|span|borne|fraction|surcoût|pic|torch",
+        en="schedule; chunks; makespan; span; bound; fraction; overhead; peak; torch",
+        fr="ordonnancement; étages/rang; makespan; span; borne; fraction; surcoût; pic; torch",
     )
     return Table(head, tuple(cells), whole=1)
 
@@ -453,7 +450,8 @@ def listing(as_json: bool) -> Any:
             for name, one in SCHEDULES.items()
         ]
     rows = tuple((name, one.title(), one.limits(), one.source) for name, one in SCHEDULES.items())
-    return Table(titles(en="name||what limits it|source", fr="nom||ce qui le limite|source"), rows, align="l", whole=1)
+    head = titles(en="name; ; what limits it; source", fr="nom; ; ce qui le limite; source")
+    return Table(head, rows, align="l", whole=1)
 
 
 CASES, SEED = 4000, 0

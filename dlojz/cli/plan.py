@@ -309,7 +309,7 @@ def _table(made: Any, top: int, measured_s: list[float]) -> Table:
     from dlojz.planner.answer import seconds
 
     head = titles(
-        en="layout|predicted step|to the best|measured", fr="configuration|itération prédite|au meilleur|mesurée"
+        en="layout; predicted step; to the best; measured", fr="configuration; itération prédite; au meilleur; mesurée"
     )
     rows = []
     for place, row in enumerate(made.table(top)):

@@ -344,7 +344,7 @@ def _table(found: Iterable[dict[str, Any]]) -> Table:
         loss = DASH if run["last_loss"] is None else decimal(run["last_loss"], 4)
         done = f"{run['steps']}/{run['asked_steps']}"
         rows.append((run["run_id"], run["title"], status_label(run["state"]), done, loss, _age(run["age_s"])))
-    head = titles(en="run|title|state|steps|last loss|age", fr="exécution|titre|état|pas|perte|âge")
+    head = titles(en="run; title; state; steps; last loss; age", fr="exécution; titre; état; pas; perte; âge")
     return Table(head, tuple(rows), align="l", whole=1)  # a name is copied whole
 
 

@@ -133,7 +133,7 @@ def _list(given: Given, answer: Answer) -> None:
     if given["json"]:
         answer([{"name": name, "title": title} for name, title in found])
     else:
-        answer(Table(titles(en="campaign|title", fr="campagne|titre"), tuple(found), align="l", whole=1))
+        answer(Table(titles(en="campaign; title", fr="campagne; titre"), tuple(found), align="l", whole=1))
 
 
 def _backend(given: Given, plan: CampaignPlan) -> Backend:
@@ -299,9 +299,9 @@ def board_command(given: Given, answer: Answer) -> None:
 def board_table(students: Sequence[Student]) -> Table:
     """Lay out the board, one row per student."""
     head = titles(
-        en="student|last exercise|done, by lab|best runs|runs|GPU-hours|last activity (UTC)|remarks",
-        fr="étudiant|dernier exercice|réussis, par TP|meilleures exécutions|exécutions|heures GPU|dernière activité "
-        "(UTC)|remarques",
+        en="student; last exercise; done, by lab; best runs; runs; GPU-hours; last activity (UTC); remarks",
+        fr="étudiant; dernier exercice; réussis, par TP; meilleures exécutions; exécutions; heures GPU; dernière "
+        "activité (UTC); remarques",
     )
     return Table(head, tuple(map(_row, students)), align="l")
 

@@ -56,12 +56,6 @@ def check_fit(chosen: Method, options: Mapping[str, Any], teacher: str, task: Ta
     Distillation, and whatever was given other options, is rehearsed: one step on an untrained teacher. Of 2:4 the
     shapes are enough, and all other methods take any model.
 
-    Args:
-        chosen: the method.
-        options: of it, over its defaults.
-        teacher: model of the catalogue.
-        task: what it will learn.
-
     Raises:
         LabError: in one sentence; where it is the model that does not fit, it names the methods of the family that do.
     """
@@ -78,14 +72,7 @@ def check_fit(chosen: Method, options: Mapping[str, Any], teacher: str, task: Ta
 
 
 def misfit(chosen: Method, options: Mapping[str, Any], teacher: str, task: Task) -> str | None:
-    """Say why a method cannot be applied to a model; None if it can.
-
-    Args:
-        chosen: the method.
-        options: of it, over its defaults.
-        teacher: model of the catalogue.
-        task: what it will learn.
-    """
+    """Say why a method cannot be applied to a model; None if it can."""
     try:
         if chosen.family == "distillation":
             _rehearse(chosen, options, teacher, task)
@@ -183,7 +170,6 @@ def make_board(request: BoardRequest, task: Task | None = None, watch: Watch | N
     """Train the teachers, apply every method to each, and measure what comes of it.
 
     Args:
-        request: what is made.
         task: what is learnt and judged; by default the digits.
         watch: told what is under way.
 
@@ -268,7 +254,10 @@ class _Made(NamedTuple):
             method=self.name,
             family=self.family,
             seed=seed,
-            options={name: value if _is_plain(value) else str(value) for name, value in self.options.items()},
+            options={
+                name: value if value is None or isinstance(value, str | int | float | bool) else str(value)
+                for name, value in self.options.items()
+            },
             accuracy=accuracy(shrunk.model, task),
             parameters=shrunk.parameters,
             predicted_bytes=shrunk.predicted_bytes,
@@ -291,10 +280,6 @@ class _Made(NamedTuple):
             ),
             notes=shrunk.notes,
         )
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, str | int | float | bool)
 
 
 def _finite(value: float | None) -> float | None:

@@ -184,8 +184,8 @@ def _line(board: Board, name: str) -> BoardLine:
 
 
 _MEDIANS = sorted(
-    BoardTrial.model_fields.keys() & BoardLine.model_fields.keys()
-    - {"method", "family", "predicted_latency_ratio", "notes"}
+    BoardTrial.model_fields.keys()
+    & BoardLine.model_fields.keys() - {"method", "family", "predicted_latency_ratio", "notes"}
 )
 """Numbers of a trial of which a line has the median."""
 

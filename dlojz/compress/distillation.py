@@ -64,7 +64,6 @@ def soft_loss(student_BK: Tensor, teacher_BK: Tensor, temperature: float) -> Ten
     """Compute T² times the Kullback-Leibler divergence of the softened probabilities, in nats.
 
     Args:
-        student_BK: logits of the student.
         teacher_BK: logits of the teacher; no gradient reaches them.
         temperature: T, by which both are divided.
 
@@ -169,7 +168,6 @@ class Mixture:
         """Compute the part of the loss that the logits decide; what has weight 0 is not computed.
 
         Args:
-            student_BK: logits of the student.
             teacher_BK: logits of the teacher; None where no weight needs them.
             labels_B: true classes, `UNKNOWN` where nobody has told them; not read where their weight is 0.
         """
@@ -196,7 +194,6 @@ class Distilled:
 
     Args:
         student: in evaluation mode.
-        losses: of every step.
         notes: what a reader must know of it, a sentence each.
     """
 
@@ -209,10 +206,7 @@ def new_student(name: str, teacher: nn.Module, task: Task, seed: int, initialise
     """Build an untrained student of the catalogue.
 
     Args:
-        name: in the catalogue of models.
         teacher: whose blocks it may begin with.
-        task: what it is to answer.
-        seed: of its weights.
         initialise: `random`, or `teacher`: its blocks are copies of as many of the teacher's, evenly spread.
 
     Raises:
@@ -314,12 +308,9 @@ def distil(
     """Train a student in place on what a teacher answers.
 
     Args:
-        student: what is trained.
         teacher: what it learns from; not changed.
         task: the images, and the labels where `mixture` gives them weight.
-        settings: how long and how fast.
         mixture: of what the loss is made; by default 0.9 of softened probabilities at T = 4 and 0.1 of the labels.
-        progress: told after each step.
 
     Raises:
         LabError: if hidden states are to be matched that have nothing in common but their width, or not even that.

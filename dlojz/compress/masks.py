@@ -69,7 +69,6 @@ def magnitude_masks(weights_by_name: Mapping[str, Tensor], sparsity: float, *, p
     """Mask the smallest magnitudes of several weights.
 
     Args:
-        weights_by_name: of the layers.
         sparsity: share of the weights that go.
         per_layer: each layer loses the same share; else the smallest of all layers together go, and a layer whose
             weights are small loses more than the others.
@@ -198,8 +197,6 @@ class CubicSchedule:
         """Make a schedule for a training of so many steps: pruned first, while the learning rate is high.
 
         Args:
-            steps: of the training.
-            final: sparsity at the end.
             every: steps between renewals; fewer where the training is too short for one.
             pruned_share: of the steps, until the last renewal.
         """

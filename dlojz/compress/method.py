@@ -34,10 +34,8 @@ class Start:
     Args:
         teacher: trained, in evaluation mode; it is not changed.
         teacher_name: in the catalogue of models.
-        task: what it was trained for.
         seed: of whatever is drawn.
         options: of the method, by name, over its defaults.
-        progress: told as long work goes on.
         timed_images: of an answer that will be timed, for which a method foresees how long it takes.
     """
 
@@ -60,7 +58,6 @@ class LayerError:
     """Signal to noise of one layer of a smaller model against the teacher's.
 
     Args:
-        name: of the layer.
         predicted_sqnr_db: signal to noise in decibels, foreseen before it was computed; None where nothing foresees
             it.
         measured_sqnr_db: the same, measured.
@@ -166,9 +163,7 @@ def _method(
     return Method(name, family, f"{family}:{function}", lambda: say(en=en, fr=fr), options, needs)
 
 
-_distillation = partial(
-    _method, "distillation", student="vit_mini", initialise="random", epochs=12, learning_rate=1e-3
-)
+_distillation = partial(_method, "distillation", student="vit_mini", initialise="random", epochs=12, learning_rate=1e-3)
 DISTILLATION_METHODS = (
     _distillation(
         "student_alone",

@@ -177,7 +177,6 @@ def permute_query_key(block: TransformerBlock, head: int, order: Tensor) -> None
     """Reorder the dimensions in which one head compares queries and keys, in place: q · k is a sum over them.
 
     Args:
-        block: whose head it is.
         head: from 0.
         order: of the H dimensions of a head.
     """
@@ -189,7 +188,6 @@ def permute_value_output(block: TransformerBlock, head: int, order: Tensor) -> N
     """Reorder the dimensions of one head's values in place, and what reads them after the attention.
 
     Args:
-        block: whose head it is.
         head: from 0.
         order: of the H dimensions of a head.
     """
@@ -219,8 +217,9 @@ def permute_stream(model: nn.Module, order: Tensor) -> None:
         for module in block.children():
             if isinstance(module, nn.LayerNorm):
                 _take_rows(module, order)
-        for writer in _writers(block):
-            _take_rows(writer, order)
+        if isinstance(block, TransformerBlock):
+            _take_rows(block.attention_project, order)
+            _take_rows(block.mlp_project, order)
         for reader in _readers(block):
             _take_columns(reader, order)
 
@@ -289,10 +288,6 @@ def _stream_blocks(model: nn.Module) -> list[nn.Module]:
             "permute_dense_pair prend deux couches denses consécutives quelconques.",
         )
     return blocks
-
-
-def _writers(block: nn.Module) -> list[nn.Linear]:
-    return [block.attention_project, block.mlp_project] if isinstance(block, TransformerBlock) else []
 
 
 def _readers(block: nn.Module) -> list[nn.Linear]:

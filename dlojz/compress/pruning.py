@@ -96,10 +96,7 @@ class Race:
 
     Args:
         model_name: in the catalogue.
-        task: what is learnt.
-        settings: of each training.
         rewind_step: k, steps of the dense training that a ticket starts after; 0: its first weights.
-        seed: of the first weights.
         per_layer: whether each layer loses the same share.
 
     Raises:
@@ -151,10 +148,8 @@ def train_ticket(
     """Train from the first weights, masked after `race.rewind_step` steps.
 
     Args:
-        race: the training.
         ticket: what stays; None: everything, the dense training.
         seed: of the first weights, where they are not the race's.
-        progress: told after each step.
 
     Returns:
         The trained model, its layers plain, with zeros.
@@ -182,7 +177,6 @@ def winning_tickets(
     The first training is dense; what it and each later one end in says what goes next.
 
     Args:
-        race: the training.
         levels: rising sparsities (see `sparsities`).
         progress: told after each step of all trainings.
         dense: what the dense training has ended in, where that is known already.
@@ -231,8 +225,7 @@ def gradual(start: Start, *, sparsity: float, epochs: int, learning_rate: float,
     settings = Settings(epochs, learning_rate, seed=start.seed)
     if every < 1:
         raise refusal(
-            en=f"every is the number of steps between two renewals of the masks, at least 1, but {every} was "
-            "received.",
+            en=f"every is the number of steps between two renewals of the masks, at least 1, but {every} was received.",
             fr=f"every est le nombre de pas entre deux renouvellements des masques, au moins 1, mais {every} a été "
             "reçu.",
         )

@@ -91,7 +91,6 @@ class QuantizationAwareLinear(nn.Module):
 
     Args:
         linear: where its weights start; not changed.
-        scheme: of the weights.
         choice: how their range is chosen.
     """
 
@@ -202,7 +201,6 @@ def post_training(
     """Quantize a trained model as it is, without any training.
 
     Args:
-        start: the teacher and its task.
         bits: of a weight, from 2 to 8.
         symmetric: without zero points.
         per_channel: a scale for each output of a layer.
@@ -240,7 +238,6 @@ def post_training_tuned(
     """Quantize, then train what is still real: scales, biases, norms, positions; the integers stay what they are.
 
     Args:
-        start: the teacher and its task.
         bits: of a weight, from 2 to 8.
         per_channel: a scale for each output of a layer.
         weight_range: how the range of the weights is chosen.
@@ -293,7 +290,6 @@ def torchao(start: Start, form: Form) -> Shrunk:
     """Quantize with torchao.
 
     Args:
-        start: the teacher and its task.
         form: one of `dlojz.compress.torchao.FORMS`.
 
     Raises:
@@ -330,9 +326,7 @@ def torchao(start: Start, form: Form) -> Shrunk:
 
 
 @torch.inference_mode()
-def _measured_errors(
-    start: Start, model: nn.Module, bits: Callable[[nn.Linear], float]
-) -> tuple[LayerError, ...]:
+def _measured_errors(start: Start, model: nn.Module, bits: Callable[[nn.Linear], float]) -> tuple[LayerError, ...]:
     """Each layer fed by the teacher; nothing foresees what a library rounds, nor what training moves away."""
     seen = observe(start.teacher, start.task.inputs_NCHW[:_ERROR_SAMPLES])
     inner, dtype = (model.model, torch.bfloat16) if isinstance(model, Narrow) else (model, torch.float32)

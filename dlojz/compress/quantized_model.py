@@ -124,7 +124,6 @@ class QuantizedLinear(nn.Module):
 
     Args:
         linear: the layer whose weights are quantized; it is not changed.
-        scheme: of the weights.
         choice: how the range of the weights is chosen.
         activations: what its inputs become before the product.
         activation_range: lowest and highest input that calibration allows for; only for `static`.
@@ -236,7 +235,6 @@ def quantize_model(
 
     Args:
         model: not changed.
-        scheme: of the weights.
         choice: how the range of the weights is chosen.
         activations: what the inputs of these layers become.
         activation_choice: how the range of static inputs is chosen.
@@ -355,7 +353,6 @@ def layer_shares(teacher: nn.Module, images_NCHW: Tensor, rounds: int = ROUNDS) 
 
     Args:
         teacher: in evaluation mode.
-        images_NCHW: the batch.
         rounds: answers, after one that is not timed.
     """
     started_s: dict[str, float] = {}
@@ -408,7 +405,6 @@ def speed_forecast(
         teacher: in evaluation mode, on a CPU.
         quantized: its layers bear the teacher's names and work in float32; those of the same shape are timed once.
         images_NCHW: the batch that will be timed.
-        rounds: of each timing.
     """
     shares, shapes = known_shares(teacher, images_NCHW, rounds)
     layers = linear_layers(teacher)
@@ -451,9 +447,7 @@ def predicted_sqnr_db(
     What is clamped is no part of it, nor is a grid so coarse that most values fall on one point.
 
     Args:
-        linear: the teacher's layer.
         inputs_MI: what enters it.
-        scheme: of its weights.
         choice: how their range is chosen.
         input_step: Δ of the inputs' grid, ``(M, 1)`` or ``(1, 1)``; None where they stay real.
     """

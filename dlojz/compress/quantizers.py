@@ -85,7 +85,6 @@ def parameters_from_range(minimum: Tensor, maximum: Tensor, scheme: Scheme) -> t
     Args:
         minimum: of the values, any shape.
         maximum: of the values, the same shape.
-        scheme: of the grid.
 
     Returns:
         The scale (float32, at least 2⁻²³) and the zero point (int32, from quant_min to quant_max), of that shape.
@@ -141,7 +140,6 @@ def value_range(values_CV: Tensor, scheme: Scheme, choice: RangeChoice = "min_ma
 
     Args:
         values_CV: what the grid is to hold.
-        scheme: of the grid.
         choice: one of `RANGES`.
 
     Raises:

@@ -46,7 +46,6 @@ class Task:
     """Classification task: samples to learn from, and held-out samples that judge.
 
     Args:
-        name: of the data set.
         image_size: pixels of a side.
         inputs_NCHW: images that are learnt from.
         labels_N: their classes; `UNKNOWN` where nobody has told it.
@@ -193,11 +192,8 @@ def fit(
 
     Args:
         model: what is trained; it ends in evaluation mode.
-        task: what it learns.
-        settings: how long and how fast.
         loss: what is made small.
         after_step: what follows an update, such as putting pruned weights back to zero.
-        progress: told after each step.
     """
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(learning, lr=settings.learning_rate, weight_decay=0.01)
@@ -331,8 +327,6 @@ def trained_teacher(
     A kept one is used only if its checksum, settings and shapes are those asked for; else it is replaced.
 
     Args:
-        name: of the model.
-        task: what it learns.
         settings: how long, how fast, and the seed of its weights.
         folder: where it is kept and looked for; None: it is trained, and kept nowhere.
         progress: told after each step of a training; never, if one was kept.

@@ -310,7 +310,6 @@ def sparse_speed(
     *,
     rounds: int = 30,
     device: str = "cpu",
-    seed: int = 0,
 ) -> list[SparseSpeed]:
     """Time one dense layer with more and more zeros, in every form that the device has.
 
@@ -323,13 +322,12 @@ def sparse_speed(
         sparsities: shares of zeros, from 0 to below 1.
         rounds: of timing.
         device: `cpu` (float32) or `cuda` (float16, and 2:4 beside the others where the GPU has it).
-        seed: of the weights and inputs.
 
     Raises:
         LabError: if a sparsity is out of its range, or the device is a GPU and there is none.
     """
     _check_device(device)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     dtype = torch.float16 if torch.device(device).type == "cuda" else torch.float32
     dense_OI = torch.randn(outputs, inputs, generator=generator)
     x_BI = torch.randn(batch, inputs, generator=generator).to(device, dtype)
@@ -354,7 +352,11 @@ def sparse_speed(
         except (LabError, RuntimeError, NotImplementedError) as error:
             if not x_BI.is_cuda and form != "semi_structured":
                 raise
-            warnings.warn(_left_out(form, sparsity, _first_line(error)), stacklevel=2)
+            told = say(
+                en=f"{form} with {percent(sparsity, 0)} of zeros was left out: {_first_line(error)}",
+                fr=f"{form} avec {percent(sparsity, 0)} de zéros a été laissé de côté : {_first_line(error)}",
+            )
+            warnings.warn(told, stacklevel=2)
             continue
         share = size / (dense_OI.numel() * dtype.itemsize)
         found.append(
@@ -367,16 +369,8 @@ def _check_device(device: str) -> None:
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise refusal(
             en=f"the device {device!r} needs an NVIDIA GPU that torch can use, and there is none here: use 'cpu'.",
-            fr=f"{device!r} demande un GPU NVIDIA dont torch puisse se servir, et il n’y en a pas ici : prenez "
-            "'cpu'.",
+            fr=f"{device!r} demande un GPU NVIDIA dont torch puisse se servir, et il n’y en a pas ici : prenez 'cpu'.",
         )
-
-
-def _left_out(form: Form, sparsity: float, why: str) -> str:
-    return say(
-        en=f"{form} with {percent(sparsity, 0)} of zeros was left out: {why}",
-        fr=f"{form} avec {percent(sparsity, 0)} de zéros a été laissé de côté : {why}",
-    )
 
 
 def _first_line(error: Exception) -> str:

@@ -55,7 +55,6 @@ class Rule(Generic[Subject_contra]):
         applies: whether a subject breaks it, or, where it does, what its sentence says besides the fields.
         en: the sentence in English, as a format of `config`, `layout` and those facts: what is wrong, the value
             received, what would work.
-        fr: the same in French.
         scope: what it forbids.
     """
 

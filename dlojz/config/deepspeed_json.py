@@ -241,7 +241,6 @@ def optimizer_fields(section: Mapping[str, Any], stage: int) -> dict[str, Any]:
 
     Args:
         section: with `type` and `params`, whose types were checked.
-        stage: ZeRO stage.
 
     Raises:
         LabError: for an optimizer that does not exist, that ZeRO cannot shard, or that the lab has not; for a rate
@@ -274,7 +273,7 @@ def optimizer_fields(section: Mapping[str, Any], stage: int) -> dict[str, Any]:
 def _rate(rule: str, key: str, value: Any) -> dict[str, Any]:
     """Read one entry of `params`."""
     own = {"lr": "learning_rate", "weight_decay": "weight_decay"}
-    if value == "auto" or (key in (*own, "momentum") and (isinstance(value, bool) or not _is_number(value))):
+    if value == "auto" or (key in (*own, "momentum") and type(value) not in (int, float)):
         raise refusal(
             en=f"optimizer.params.{key} must be a number, but {value!r} was received.",
             fr=f"optimizer.params.{key} doit être un nombre, mais {value!r} a été reçu.",
@@ -293,10 +292,6 @@ def _rate(rule: str, key: str, value: Any) -> dict[str, Any]:
     if value != fixed[key]:
         raise _fixed(key, value, fixed[key])
     return {}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
 
 
 def _fixed(key: str, value: Any, fixed: Any) -> LabError:

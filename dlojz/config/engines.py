@@ -45,8 +45,6 @@ class EngineSpec:
         name: `STRATEGY`, or `STRATEGY+FORM` where a form has its own engine.
         provider: who implements it.
         zero: ZeRO stages that it runs.
-        en: its title in English.
-        fr: its title in French.
         trainer: `module.Class` that trains with it, in `dlojz.train.engines.base`.
         states: what counts the weights, gradients and optimizer states that a rank keeps.
         traffic: what counts the collectives along the data axis.
@@ -252,9 +250,6 @@ def strategy_of(provider: str, zero: int, *, replicas: bool, pipeline: bool) -> 
     """Return the engine along the data axis of a legal layout.
 
     Args:
-        provider: the layout's `engine`.
-        zero: its ZeRO stage.
-        replicas: whether it has several.
         pipeline: whether each is a pipeline; torch's averages the gradients of its stages itself.
     """
     if provider != "torch" or zero:

@@ -279,9 +279,7 @@ class OptimizerFields(Contract):
         "pas que chaque réplique fait seule avec local_sgd et diloco ; par défaut 8",
     )
     learning_rate: float = _field(1e-3, "constant learning rate", "taux d’apprentissage, constant", gt=0)
-    weight_decay: float = _field(
-        0.0, "decoupled; L2 for sgd and momentum", "découplé ; L2 pour sgd et momentum", ge=0
-    )
+    weight_decay: float = _field(0.0, "decoupled; L2 for sgd and momentum", "découplé ; L2 pour sgd et momentum", ge=0)
 
 
 class GradientFields(Contract):

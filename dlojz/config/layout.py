@@ -17,7 +17,6 @@ Megatron-LM, `megatron/core/parallel_state.py`, `initialize_model_parallel` (the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
@@ -26,6 +25,7 @@ from typing import Literal, NamedTuple, Self, get_args
 
 from pydantic import model_validator
 
+from dlojz.base.contract import check_whole
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, say
 from dlojz.config.compatibility import LAYOUT, check
@@ -109,7 +109,7 @@ class RankGrid:
 
     def __post_init__(self) -> None:
         for name in (*AXES, "gpus_per_node"):
-            _check_degree(name, getattr(self, name))
+            check_whole(name, getattr(self, name), MAX_DEGREE)
         if self.order not in ORDERS:
             raise LabError(one_of("order", self.order, ORDERS))
         if self.world_size > MAX_RANKS:
@@ -211,10 +211,6 @@ class RankGrid:
         starts = range(0, self.world_size, self.gpus_per_node)
         return tuple(tuple(range(start, min(start + self.gpus_per_node, self.world_size))) for start in starts)
 
-    def nodes_of(self, group: Sequence[int]) -> tuple[int, ...]:
-        """The nodes that a group touches, in order."""
-        return tuple(sorted({self.node_of(rank) for rank in group}))
-
     def links(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """The groups along an axis that span nodes, so that their communication leaves a node.
 
@@ -267,10 +263,10 @@ def complete(
             divide it; the sentence says what would work.
     """
     given = {"dp": dp, "pp": pp, "tp": tp}
-    _check_degree("processes", processes)
+    check_whole("processes", processes, MAX_DEGREE)
     for name, degree in given.items():
         if degree is not None:
-            _check_degree(name, degree)
+            check_whole(name, degree, MAX_DEGREE)
     missing = [name for name, degree in given.items() if degree is None]
     known = {name: degree for name, degree in given.items() if degree is not None}
     told, product = ", ".join(f"{name}={degree}" for name, degree in known.items()), prod(known.values())
@@ -306,11 +302,3 @@ def _degrees_refusal(processes: int, given: dict[str, int | None], told: str, pr
         en=f"{told} make {product} processes (dp × pp × tp), but {processes} were received: use {works}.",
         fr=f"{told} font {product} processus (dp × pp × tp), mais {processes} ont été reçus : prenez {works}.",
     )
-
-
-def _check_degree(name: str, degree: object) -> None:
-    if isinstance(degree, bool) or not isinstance(degree, int) or not 1 <= degree <= MAX_DEGREE:
-        raise refusal(
-            en=f"{name} must be a whole number from 1 to {MAX_DEGREE}, but {degree!r} was received.",
-            fr=f"{name} doit être un nombre entier de 1 à {MAX_DEGREE}, mais {degree!r} a été reçu.",
-        )

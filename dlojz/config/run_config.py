@@ -247,7 +247,6 @@ def fallback_note(config: RunConfig, wrapped_in: str) -> str:
     """Note what a library did instead of the layout asked for, in one sentence; empty where it did that.
 
     Args:
-        config: the run.
         wrapped_in: class that the library has put the model in, as a record tells it.
     """
     sharded = config.layout.zero or config.layout.engine == "deepspeed"

@@ -97,7 +97,6 @@ def meets(step: int, local_steps: int, warmup_steps: int = 0, total_steps: int |
     """Whether the replicas average after a step, from 0: after every H-th one behind the warm-up, and at the end.
 
     Args:
-        step: in question.
         local_steps: H, at least 1.
         warmup_steps: steps of the first stage, in which gradients are averaged; all replicas hold the same weights.
         total_steps: steps of the run, where they are known.
@@ -122,8 +121,6 @@ def settled_step(config: RunFields, first_step: int = 0, *, at_least: int = 0) -
     one after which the replicas meet.
 
     Args:
-        config: the run.
-        first_step: of the attempt.
         at_least: the first step that counts for other reasons.
     """
     last, step = config.steps - 1, max(first_step + SETTLING_STEPS, at_least)
@@ -310,7 +307,6 @@ def length_at(config: RunFields, step: int) -> int:
     """Compute tokens per sample of one step of a run, the same on all ranks.
 
     Args:
-        config: a run on text.
         step: from 0.
 
     Raises:

@@ -52,10 +52,6 @@ def default_for(family: Family, vocabulary_size: int = 256) -> str:
     """Choose the data set that suits a model and needs no download.
 
     Text is read byte by byte; a model with another vocabulary reads random tokens, so that it keeps its size.
-
-    Args:
-        family: of the model.
-        vocabulary_size: of a text model.
     """
     if family == "image":
         return "digits"

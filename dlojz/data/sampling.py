@@ -29,7 +29,6 @@ class MicroBatchSampler(Sampler[list[int]]):
     micro-batches to the replicas in turn. What does not fill a global batch is left out of the epoch.
 
     Args:
-        num_samples: size of the data set.
         micro_batch: samples per micro-batch.
         global_batch: samples per step over all replicas.
         dp: replicas; dp_rank: this one, from 0.

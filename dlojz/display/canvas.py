@@ -154,7 +154,6 @@ def plain(axes: Axes, grid: str = "both") -> None:
     """Draw frame and grid so that they leave the eye to the data.
 
     Args:
-        axes: of a panel.
         grid: along which axis its lines are drawn: x, y or both.
     """
     axes.spines[["top", "right"]].set_visible(False)
@@ -203,13 +202,10 @@ def stack(
     """Draw one bar piece by piece, each with its colour and hatch; empty pieces are left out.
 
     Args:
-        axes: of a panel.
         place: of the bar, on the other axis.
         parts: length and look of each piece.
-        width: of the bar.
         start: where the first piece begins.
         upright: whether the bar stands.
-        look: for all pieces, such as `alpha`.
 
     Returns:
         Where the last piece ends.

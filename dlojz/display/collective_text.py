@@ -23,7 +23,6 @@ def transfer_words(transfer: Transfer, whole: bool = False) -> str:
     """Say a message: who sends which chunks to whom, and whether they are added or kept.
 
     Args:
-        transfer: the message.
         whole: whether the algorithm does not cut its message, so that a chunk is all of it.
 
     Example:

@@ -79,7 +79,6 @@ class Drawing:
     Attributes:
         width, height: of the sheet, in points.
         alt: what it shows, in words.
-        shapes: what is drawn.
     """
 
     width: float
@@ -155,10 +154,8 @@ def legend_of(entries: Mapping[str, Style | Stroke], width: float, top: float, s
     """Arrange a legend in lines: a swatch or a stroke before each label.
 
     Args:
-        entries: looks by label.
         width: of the sheet, in points.
         top: middle of its first line.
-        size: of the letters.
     """
     shapes: list[Shape] = []
     x = left = 10.0

@@ -15,6 +15,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlojz.base.language import format_bytes, format_seconds, refusal, say
+from dlojz.base.table import titles
 from dlojz.config.layout import AXES, DEFAULT_ORDER, RankGrid, RankPlace
 from dlojz.display.drawing import Box, Dashes, Drawing, Line, Shape, Words
 from dlojz.display.style import EDGE, GREY, INK, PALE, SERIES, SKY, VERMILION
@@ -82,9 +83,6 @@ class GridScene:
         title: axis, groups, and whether they leave their node.
         width: of the picture, in cells.
         height: likewise.
-        nodes: frames.
-        cells: one per rank.
-        joins: lines along groups.
     """
 
     title: str
@@ -175,7 +173,6 @@ def grid_drawing(
     """Draw a grid: one panel for each axis of more than one rank, or for one axis alone; below, the bytes of a step.
 
     Args:
-        grid: the ranks.
         crossing: what a step sends on its links, for the bars; without it there are none.
         axis: pp, dp or tp.
         titled: whether size, advice and the meaning of the signs are written above.
@@ -369,14 +366,9 @@ def crossing_rows(crossing: Crossing) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def crossing_titles() -> tuple[str, str, str, str]:
+def crossing_titles() -> tuple[str, ...]:
     """Name the columns of `crossing_rows`."""
-    return (
-        say(en="axis", fr="axe"),
-        say(en="collective", fr="collective"),
-        say(en="inside a node", fr="dans un nœud"),
-        say(en="between nodes", fr="entre nœuds"),
-    )
+    return titles(en="axis; collective; inside a node; between nodes", fr="axe; collective; dans un nœud; entre nœuds")
 
 
 def order_rows(placed: Mapping[str, Crossing]) -> list[tuple[str, ...]]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dlojz.base.language import brief_percent, decimal, format_bytes, format_count, say
-from dlojz.base.table import Table, visible
+from dlojz.base.table import Table, titles, visible
 from dlojz.display.style import CATEGORY_STYLES, category_label, needed_label
 from dlojz.display.tables import beyond_peak
 from dlojz.planner.levers import Lever, taken_bytes
@@ -247,14 +247,9 @@ def _formulas_table(caption: str, measured: str, labels: Sequence[str], beside: 
 def levers_part(levers: Sequence[Lever], now_bytes: int, limit_bytes: int | None = None) -> Table:
     """List what each single change would save, the largest saving first."""
     yes, no = say(en="yes", fr="oui"), say(en="no", fr="non")
-    head = (
-        "",
-        say(en="takes", fr="prend"),
-        say(en="saves", fr="économise"),
-        "",
-        say(en="to host RAM", fr="en RAM hôte"),
-        say(en="fits", fr="tient"),
-        say(en="can be run", fr="exécutable"),
+    head = titles(
+        en="; takes; saves; ; to host RAM; fits; can be run",
+        fr="; prend; économise; ; en RAM hôte; tient; exécutable",
     )
     rows = [
         (

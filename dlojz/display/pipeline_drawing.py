@@ -27,7 +27,7 @@ from dlojz.base.language import (
     significant,
     spaced_percent,
 )
-from dlojz.base.table import Table, visible
+from dlojz.base.table import Table, titles, visible
 from dlojz.display.drawing import LETTER, Box, Dashes, Drawing, Line, Shape, Stroke, Words, legend_of
 from dlojz.display.style import (
     BASELINE,
@@ -51,7 +51,7 @@ from dlojz.pipeline.optimum.shortest_schedule import optimum
 from dlojz.pipeline.partition import Partition, total_time
 from dlojz.pipeline.schedule import KINDS, Action, Schedule
 from dlojz.pipeline.simulator import UNIT_COSTS, Timeline, memory_curves
-from dlojz.pipeline.stale_weights import version_of_action
+from dlojz.pipeline.stale_weights import version_audit
 
 if TYPE_CHECKING:
     from dlojz.display.canvas import LabFigure
@@ -143,7 +143,6 @@ def readable(scene: Scene, letters: float) -> list[tuple[Bar, str]]:
     """Choose what is written into the bars: labels, or micro-batches alone, or nothing.
 
     Args:
-        scene: what is drawn.
         letters: how many fit into the whole time axis.
     """
     if not scene.bars or len(scene.bars) > MOST_TEXTS:
@@ -378,7 +377,6 @@ def schedule_drawing(scenes: Sequence[Scene], title: str, captions: Sequence[str
 
     Args:
         scenes: with times of the same unit.
-        title: of all, above them.
         captions: one or several lines above each.
         alt: what is shown, in words.
     """
@@ -537,8 +535,6 @@ def facts_of(
 
     Args:
         timeline: simulated or measured.
-        critical: find the critical path.
-        idle: find the causes of idle time.
         bounds: the lower bound, and the optimum where it is stored; both need costs, so a measured timeline has none.
         memory_limit: that of the optimum, in stage-micro-batches.
     """
@@ -548,7 +544,7 @@ def facts_of(
     if idle:
         facts["idle"] = tuple(Band(gap.rank, gap.start, gap.end, gap.cause) for gap in gaps(timeline))
     if timeline.schedule.asynchronous:
-        facts["versions"] = version_of_action(timeline.schedule)
+        facts["versions"] = version_audit(timeline.schedule).versions
     if bounds and timeline.costs is not None:
         facts["lower_bound"] = lower_bound(timeline.schedule, timeline.costs)
         facts["optimum"] = known_optimum(timeline, memory_limit)
@@ -712,29 +708,14 @@ def schedule_figure(  # noqa: PLR0913 - each is one more thing that can be drawn
     return _figure(scene_drawing(scene), path)
 
 
-def compare_figure(
-    first: Timeline,
-    second: Timeline,
-    path: str | Path | None = None,
-    *,
-    color_by: str = "kind",
-    memory: bool = True,
-    memory_limit: float | None = None,
-    critical: bool = False,
-    seconds: bool | None = None,
-) -> LabFigure:
+def compare_figure(first: Timeline, second: Timeline, path: str | Path | None = None) -> LabFigure:
     """Draw two schedules under one another on one time axis, with the difference of their makespans.
 
     Args:
         first, second: timelines with times of the same unit.
-        path, color_by, memory, memory_limit, critical, seconds: as in `schedule_figure`.
     """
-    scenes = []
-    for timeline in (first, second):
-        facts = facts_of(timeline, critical=critical, bounds=False)
-        look: dict[str, Any] = {"color_by": color_by, "memory": memory, "memory_limit": memory_limit}
-        scenes.append(scene_of(timeline, seconds=seconds, **look, **facts))
-    inside = in_seconds(first, seconds)
+    scenes = [scene_of(one, **facts_of(one, critical=False, bounds=False)) for one in (first, second)]
+    inside = in_seconds(first)
     longer = second.makespan - first.makespan
     difference = amount(abs(longer), inside) + unit_words(inside)
     relative = spaced_percent(longer / first.makespan if first.makespan else 0.0, signed=True)
@@ -781,13 +762,9 @@ def headline(model: str, weighed: BlockWeights, stages: int) -> str:
 
 def stages_table(cut: Partition, weighed: BlockWeights) -> Table:
     """List the stages: blocks, load, share of the mean, what the blocks are."""
-    head = (
-        say(en="stage", fr="étage"),
-        say(en="blocks", fr="blocs"),
-        say(en="load", fr="charge"),
-        say(en="÷ mean", fr="÷ moyenne"),
-        "",
-        say(en="what they are", fr="ce qu’ils sont"),
+    head = titles(
+        en="stage; blocks; load; ÷ mean; ; what they are",
+        fr="étage; blocs; charge; ÷ moyenne; ; ce qu’ils sont",
     )
     rows = []
     mean = sum(cut.loads) / cut.num_stages
@@ -806,13 +783,9 @@ def stages_table(cut: Partition, weighed: BlockWeights) -> Table:
 def methods_table(cuts: Mapping[str, Partition], weighed: BlockWeights, micro_batches: int) -> Table:
     """List each method's bottleneck and step over those of the first, which is the optimum."""
     best = next(iter(cuts.values()))
-    head = (
-        say(en="method", fr="méthode"),
-        say(en="bottleneck", fr="goulot"),
-        say(en="÷ optimum", fr="÷ optimum"),
-        say(en="imbalance", fr="déséquilibre"),
-        say(en=f"step, m={micro_batches}", fr=f"pas, m={micro_batches}"),
-        say(en="blocks per stage", fr="blocs par étage"),
+    head = titles(
+        en=f"method; bottleneck; ÷ optimum; imbalance; step, m={micro_batches}; blocks per stage",
+        fr=f"méthode; goulot; ÷ optimum; déséquilibre; pas, m={micro_batches}; blocs par étage",
     )
     shortest = total_time(best.loads, micro_batches)
     rows = tuple(
@@ -849,11 +822,9 @@ def counts_table(counts: Iterable[HowOften]) -> Table:
     """List how often each tool misses the optimum over random cases, and its worst one."""
     counts = list(counts)
     cases = counts[0].cases
-    head = (
-        say(en=f"over {integer(cases)} random cases", fr=f"sur {integer(cases)} cas aléatoires"),
-        say(en="not optimal", fr="non optimal"),
-        say(en="worst ÷ optimum", fr="pire ÷ optimum"),
-        say(en="worst case", fr="pire cas"),
+    head = titles(
+        en=f"over {integer(cases)} random cases; not optimal; worst ÷ optimum; worst case",
+        fr=f"sur {integer(cases)} cas aléatoires; non optimal; pire ÷ optimum; pire cas",
     )
     rows = []
     for each in counts:

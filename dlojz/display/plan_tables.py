@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group, RenderableType
 
 from dlojz.base.language import brief_percent, decimal, say
-from dlojz.base.table import Table, safe, tables_html
+from dlojz.base.table import Table, safe, tables_html, titles
 from dlojz.cost_model import Parts, step_parts
 from dlojz.display.style import MEMORY_STYLES, TIME_STYLES
 from dlojz.planner.answer import seconds
@@ -32,13 +32,9 @@ MOST_FRONT: Final = 16
 
 def layouts_table(title: str, layouts: Iterable[Choice], notes: tuple[str, ...] = ()) -> Table:
     """List layouts: step, cost, energy, memory; the step of a simulated one is marked by a star."""
-    head = (
-        say(en="layout", fr="configuration"),
-        say(en="step (s)", fr="itération (s)"),
-        say(en="GPU-h / 1000", fr="h GPU / 1000"),
-        "kWh / 1000",
-        say(en="fullest GPU", fr="GPU le plus rempli"),
-        say(en="free", fr="libre"),
+    head = titles(
+        en="layout; step (s); GPU-h / 1000; kWh / 1000; fullest GPU; free",
+        fr="configuration; itération (s); h GPU / 1000; kWh / 1000; GPU le plus rempli; libre",
     )
     rows = (
         (
@@ -67,10 +63,9 @@ def fastest_table(plan: Plan, most: int) -> Table:
 
 def refusals_table(plan: Plan) -> Table:
     """List the reasons of refusal: how many layouts each refuses, one of them, and its smallest change."""
-    head = (
-        say(en="refused because", fr="refusées parce que"),
-        say(en="layouts", fr="configurations"),
-        say(en="for example, and the smallest change", fr="par exemple, et le plus petit changement"),
+    head = titles(
+        en="refused because; layouts; for example, and the smallest change",
+        fr="refusées parce que; configurations; par exemple, et le plus petit changement",
     )
     rows = (
         (reason_words(name), decimal(number, 0), plan.refused.by(name).nearest().in_one_line)
@@ -107,23 +102,13 @@ def _plan_tables(plan: Plan, most: int) -> tuple[Table, ...]:
 
 
 def plan_table(plan: Plan, most: int = 12) -> RenderableType:
-    """Lay a plan out for a terminal.
-
-    Args:
-        plan: the answer.
-        most: layouts of each list.
-    """
+    """Lay a plan out for a terminal."""
     first, *others = _plan_tables(plan, most)
     return Group(first, *(part for table in others for part in ("", table)))
 
 
 def plan_html(plan: Plan, most: int = 8) -> str:
-    """Lay a plan out for a notebook.
-
-    Args:
-        plan: the answer.
-        most: layouts of each list.
-    """
+    """Lay a plan out for a notebook."""
     return tables_html(_plan_tables(plan, most))
 
 
@@ -139,11 +124,7 @@ def verdict_html(verdict: LayoutVerdict) -> str:
 
 def here_html(here: Here) -> str:
     """Write the plan for this machine as HTML: what was asked, and the best layout of each kind."""
-    head = (
-        say(en="layout", fr="configuration"),
-        say(en="predicted step", fr="itération prédite"),
-        say(en="to the best", fr="au meilleur"),
-    )
+    head = titles(en="layout; predicted step; to the best", fr="configuration; itération prédite; au meilleur")
     title = say(en="best layout of each kind", fr="la meilleure configuration de chaque sorte")
     kinds = Table(head, tuple(here.table()), title, align="l")
     return tables_html([Table(("", ""), tuple(here.lines()), align="l"), kinds])

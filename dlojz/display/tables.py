@@ -88,7 +88,6 @@ def grid(comparison: Comparison, compact: bool = False) -> ComparisonGrid:
     """Lay a comparison out as text; lines that no run has a figure for are left out.
 
     Args:
-        comparison: what to lay out.
         compact: fewer digits, for narrow terminals.
     """
     rows = comparison.rows

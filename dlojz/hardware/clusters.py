@@ -49,9 +49,6 @@ class Cluster:
 
     Args:
         name: of its file.
-        title: as it is shown.
-        gpu: of its nodes.
-        gpus_per_node: on one node.
         num_nodes: that a job may have at most.
         intra: link between the GPUs of a node.
         inter: link between nodes; its bandwidth is that of all cards of a node together.
@@ -155,10 +152,8 @@ def cluster(name: str | Path) -> Cluster:
         path = Path(name).expanduser()
         if not path.is_file():
             raise refusal(
-                en=f"there is no hardware file {str(name)!r}: copy "
-                f"hardware/data/clusters/{CLUSTERS_TEMPLATE}.toml.",
-                fr=f"il n’y a pas de fichier {str(name)!r} : copiez "
-                f"hardware/data/clusters/{CLUSTERS_TEMPLATE}.toml.",
+                en=f"there is no hardware file {str(name)!r}: copy hardware/data/clusters/{CLUSTERS_TEMPLATE}.toml.",
+                fr=f"il n’y a pas de fichier {str(name)!r} : copiez hardware/data/clusters/{CLUSTERS_TEMPLATE}.toml.",
             )
         return read_cluster(path)
     key = str(name).strip().lower().replace(" ", "_").replace("-", "_")
@@ -235,8 +230,7 @@ class Machine(Contract):
         for name in self.environment:
             if not _VARIABLE.fullmatch(name):
                 raise refusal(
-                    en=f"environment holds the name {name!r}, but a variable's name is made of letters, digits "
-                    "and _.",
+                    en=f"environment holds the name {name!r}, but a variable's name is made of letters, digits and _.",
                     fr=f"environment contient le nom {name!r}, or un nom de variable est fait de lettres, de "
                     "chiffres et de _.",
                 )

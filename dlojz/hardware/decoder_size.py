@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
+from dlojz.base.contract import check_at_least
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal
 
@@ -25,7 +26,6 @@ class DecoderSize:
     Args:
         layers: Transformer layers, at least 1.
         hidden: width, a multiple of `heads`.
-        heads: attention heads.
         vocabulary: entries of the embedding, without padding.
         sequence_length: tokens of one sequence.
         mlp_width: of the MLP between its layers; 0 stands for 4 × hidden.
@@ -64,12 +64,8 @@ class DecoderSize:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mlp_width", self.mlp_width or 4 * self.hidden)
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
-        for name in ("layers", "hidden", "heads", "vocabulary", "sequence_length", "mlp_width", "kv_heads"):
-            if getattr(self, name) < 1:
-                raise refusal(
-                    en=f"{name} must be at least 1, but {getattr(self, name)} was received.",
-                    fr=f"{name} doit être au moins égal à 1, mais {getattr(self, name)} a été reçu.",
-                )
+        counts = ("layers", "hidden", "heads", "vocabulary", "sequence_length", "mlp_width", "kv_heads")
+        check_at_least(1, **{name: getattr(self, name) for name in counts})
         for divisor, dividend in (("heads", "hidden"), ("kv_heads", "heads"))[bool(self.head_width) :]:
             if getattr(self, dividend) % getattr(self, divisor):
                 raise refusal(
@@ -170,7 +166,6 @@ def flops_per_sequence(size: DecoderSize, formula: Formula) -> int:
     """Operations of one sequence in one step, as the table of that formula counts them.
 
     Args:
-        size: of the model.
         formula: `recompute`: layers four times, logits three times, which is 96 s l h² (1 + s/6h + V/16lh), of
             Narayanan et al., SC21, equation 3, and of the Jean Zay rows since 21 February 2022; `model`: both three
             times, 72 s l h² (1 + s/6h + V/12lh), of Korthikanti et al. 2022, appendix A, of PaLM's model FLOPs and of

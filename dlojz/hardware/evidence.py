@@ -38,12 +38,7 @@ class Measurement:
         row: a stable name, `table/line`.
         source: document, and table or line in it.
         cluster: of `dlojz.hardware`.
-        size: of the model.
         gpus: in all; dp × tp × pp × cp.
-        dp: replicas.
-        tp: tensor-parallel degree.
-        pp: pipeline stages.
-        cp: context-parallel degree.
         zero: stage, 0 to 3.
         zero_shards: ranks that states are sharded over; dp where the table does not say otherwise.
         micro_batch: sequences of one forward; None if it is not printed.
@@ -57,7 +52,6 @@ class Measurement:
         precision: of the matrix products.
         gradient_precision: that gradients are accumulated in.
         offload: what lies in the host's memory: `none`, `optimizer` or `parameters`.
-        engine: what ran it.
         fused_attention: whether attention is one kernel that never writes the scores (FlashAttention).
         attention_kernel: generation of that kernel.
         overlap: whether data-parallel communication runs beside the backward.

@@ -20,8 +20,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
+from dlojz.base.contract import check_at_least
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal
+from dlojz.base.language import one_of
 from dlojz.hardware.constants import Constant, ConstantsFile
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p"]
@@ -49,7 +50,6 @@ class Link(NamedTuple):
 
         Args:
             num_bytes: of all messages together.
-            messages: how many.
         """
         return messages * self.latency_s + num_bytes / self.bytes_per_s
 
@@ -128,8 +128,6 @@ class Interconnect:
     """A link as measured: latency α and bus bandwidth of each collective by number of ranks.
 
     Args:
-        name: of its file.
-        title: as it is shown.
         alpha: seconds of an empty message, by collective and number of ranks.
         bandwidth: bus bandwidth in B/s, by collective and number of ranks.
         constants: each figure with its source, `all_reduce.bandwidth.8`.
@@ -145,7 +143,6 @@ class Interconnect:
         """Seconds of one collective: α(n) + factor(n) · bytes / bandwidth(n); nothing for one rank alone.
 
         Args:
-            collective: its name.
             ranks: how many take part; a number or a numpy array of them.
             message_bytes: of the whole message, at least 0; a number or a numpy array.
 
@@ -159,7 +156,6 @@ class Interconnect:
         """Latency of the whole collective; between and beyond known numbers of ranks, linear in log₂ n.
 
         Args:
-            collective: its name.
             ranks: a number or a numpy array of them, at least 1; one alone takes nothing.
 
         Raises:
@@ -172,7 +168,6 @@ class Interconnect:
         """Bus bandwidth; between known numbers of ranks linear in log₂ n, beyond the last that of the last.
 
         Args:
-            collective: its name.
             ranks: a number or a numpy array of them, at least 1; for one alone, that of two.
 
         Raises:
@@ -206,11 +201,7 @@ def _each(of: Callable[[int], float], ranks: Any) -> Any:
 
 
 def _counted(of: Callable[[int], float], ranks: int) -> float:
-    if ranks < 1:
-        raise refusal(
-            en=f"ranks must be at least 1, but {ranks} was received.",
-            fr=f"ranks doit être au moins égal à 1, mais {ranks} a été reçu.",
-        )
+    check_at_least(1, ranks=ranks)
     return of(ranks)
 
 

@@ -142,8 +142,6 @@ def data_loader(args: argparse.Namespace, rank: int = 0, world_size: int = 1) ->
     """Load this replica's micro-batches `(inputs, targets)` of the whole training; rank 0 of 1 has every replica's.
 
     Args:
-        args: the command line.
-        rank: number of the replica.
         world_size: replicas. Micro-batch j of replica r is number j · world_size + r of all.
     """
     config = _config(args)

@@ -322,7 +322,6 @@ def words_of(config: RunConfig, deepspeed_file: Path = PLACEHOLDER) -> list[str]
     """List the options for this run that differ from their defaults, as a user would type them.
 
     Args:
-        config: the run.
         deepspeed_file: DeepSpeed's configuration, where the library reads one.
     """
     layout = config.layout

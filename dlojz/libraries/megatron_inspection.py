@@ -22,13 +22,7 @@ from dlojz.train.engines.base import Inventory
 
 
 class SeenMegatron(SeenTorch):
-    """Engine around a rank's part of a `GPTModel` in Megatron-core's `DistributedDataParallel`.
-
-    Args:
-        config: the run.
-        module: the wrapped model.
-        device: where it trains.
-    """
+    """Engine around a rank's part of a `GPTModel` in Megatron-core's `DistributedDataParallel`."""
 
     def __init__(self, config: RunConfig, module: nn.Module, device: torch.device) -> None:
         super().__init__(config, module, device)

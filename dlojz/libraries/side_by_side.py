@@ -119,12 +119,8 @@ def rows(
     for name in names or tuple(LIBRARIES):
         told: Rounds = records.get(name, ())
         why = (refused or {}).get(name) or _why(name, told)
-        found.append(_measured(name, told, base) if any(map(_has_losses, told)) else _silent(name, why))
+        found.append(_measured(name, told, base) if _last(told) is not None else _silent(name, why))
     return found
-
-
-def _has_losses(record: RunRecord | None) -> bool:
-    return record is not None and bool(record.losses)
 
 
 def _last(told: Rounds) -> RunRecord | None:
@@ -171,6 +167,7 @@ def _measured(name: str, told: Rounds, base: Rounds) -> LibraryRow:
     known = [seconds for seconds in step_s if seconds is not None]
     otherwise = fallback_note(last.config, last.environment.get("wrapped_in", ""))
     version = last.environment.get("library", "").removeprefix(one.title).strip()
+    hashes = last.weights_sha256, plain.weights_sha256 if plain else None
     return LibraryRow(
         name=name,
         title=one.title,
@@ -181,7 +178,7 @@ def _measured(name: str, told: Rounds, base: Rounds) -> LibraryRow:
         note=" ".join(sentence for sentence in (otherwise, _not_done(told)) if sentence),
         losses=last.losses,
         difference=largest_difference(last.losses, plain.losses) if plain else None,
-        same_weights=_same(last.weights_sha256, plain.weights_sha256) if plain else None,
+        same_weights=hashes[0] == hashes[1] if all(hashes) else None,
         states_bytes=(_states(predicted), _states(measured)),
         peak_bytes=(
             predicted.memory.peak_bytes if predicted else None,
@@ -222,10 +219,6 @@ def _predicted(config: RunConfig) -> Footprint | None:
 
 def _states(footprint: Footprint | None) -> int | None:
     return footprint.memory.states_bytes if footprint else None
-
-
-def _same(mine: str | None, other: str | None) -> bool | None:
-    return mine == other if mine and other else None
 
 
 def _timed(record: RunRecord) -> Sequence[float]:

@@ -56,9 +56,7 @@ class SeenTorch(Engine):
     """Engine around a model that torch trains, built by a program.
 
     Args:
-        config: the run.
         module: the outermost module, which the program calls.
-        device: where it trains.
     """
 
     def __init__(self, config: RunConfig, module: nn.Module, device: torch.device) -> None:
@@ -140,10 +138,7 @@ class ProgramWatch:
     """Report the calls of one rank's program to the probes and to the event file.
 
     Args:
-        config: the run.
-        events: this rank's event file.
         probes: of this rank, started.
-        device: of this rank.
         control: the lab's own group; None with one process.
         stop: whether this rank is asked to stop.
     """

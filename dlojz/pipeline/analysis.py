@@ -288,8 +288,6 @@ def lower_bound_of(
     """Return the lower bound of the makespan without a schedule.
 
     Args:
-        ranks: number of ranks.
-        micro_batches: micro-batches of a step.
         costs: times, in any unit.
         placement: rank of each stage; by default stage s is on rank s.
         split: whether backwards may be split.

@@ -46,8 +46,6 @@ class Law(NamedTuple):
         excess, span_excess: makespan and span beyond m·v·(F + B); None out of the domain.
         peaks: per rank, activations kept at most; None out of the domain.
         boundaries: boundaries between stages that lie between ranks.
-        formula: the excess in symbols.
-        source: where it comes from.
         domain: where it is exact, in the reader's language.
         saved: work that a rank saves on average by doing two things at once.
     """
@@ -180,10 +178,6 @@ def _few(x: Case, ahead: int) -> float:
     return x.k * min(ahead, x.m * x.v)
 
 
-def _interleaved_peaks(x: Case) -> list[float]:
-    return [_few(x, (x.v - 1) * x.g + 2 * (x.p - 1 - rank) + 1) for rank in range(x.p)]
-
-
 def _interleaved_zb_peaks(x: Case) -> list[float] | None:
     return [((x.v - 1) * x.g + x.p - r) * x.k + r * x.w for r in range(x.p)] if x.m >= x.p else None
 
@@ -218,7 +212,8 @@ LAWS: dict[str, Law] = {
         "Zhuang et al. 2023, arXiv 2211.05322", _only("c ≤ (F+B)/2", "c ≤ (F+B)/2"),
     ),
     "interleaved": Law(
-        lambda x: _loops(x, x.g), lambda x: _loops(x, x.g), _interleaved_peaks, _looping,
+        lambda x: _loops(x, x.g), lambda x: _loops(x, x.g),
+        _per_rank(lambda x, r: _few(x, (x.v - 1) * x.g + 2 * (x.p - 1 - r) + 1)), _looping,
         "(p−1)(F+B) + 2(vp−1)c", "Narayanan et al. 2021, arXiv 2104.04473, §2.2; hops: simulated",
         _only("groups of p and c ≤ F, B", "groupes de p et c ≤ F, B"),
     ),
@@ -310,13 +305,11 @@ class ClosedForm:
     """Figures of one schedule by its formulas; None where they are not exact.
 
     Attributes:
-        name: the schedule.
         makespan, span: as in `Timeline`, in the unit of the costs.
         ideal: work per rank (their mean), in the same unit.
         peaks: per rank, the activations kept at most, in stage-micro-batches.
         hops: messages between ranks in an iteration, forward and backward, each one boundary activation.
         formula: what comes on top of the work, in symbols.
-        source: where it comes from.
         domain: where it is exact, in one sentence.
     """
 

@@ -94,7 +94,6 @@ def from_csv(text: str, name: str = "custom") -> Schedule:
 
     Args:
         text: rows and cells as `to_csv` writes them; empty cells and torch's communication cells are read over.
-        name: name of the schedule.
 
     Returns:
         A schedule that can be executed: `validity.check` has passed it.
@@ -397,9 +396,9 @@ def _versions(timeline: Timeline) -> dict[int, int]:
     """Weight version of each action of an asynchronous schedule; empty for others."""
     if not timeline.schedule.asynchronous:
         return {}
-    from dlojz.pipeline.stale_weights import version_of_action
+    from dlojz.pipeline.stale_weights import version_audit
 
-    versions = enumerate(version_of_action(timeline.schedule))
+    versions = enumerate(version_audit(timeline.schedule).versions)
     return {number: version for number, version in versions if version is not None}
 
 

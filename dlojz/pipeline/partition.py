@@ -158,8 +158,7 @@ def total_time(loads: Sequence[Weight], micro_batches: int) -> float:
     """
     if isinstance(micro_batches, bool) or not isinstance(micro_batches, int) or micro_batches < 1:
         raise refusal(
-            en=f"a step has at least 1 micro-batch, but {micro_batches!r} was received: give a whole number from "
-            "1 on.",
+            en=f"a step has at least 1 micro-batch, but {micro_batches!r} was received: give a whole number from 1 on.",
             fr=f"un pas compte au moins 1 micro-batch, mais {micro_batches!r} a été reçu : donnez un entier à "
             "partir de 1.",
         )
@@ -186,9 +185,7 @@ def check_stages(num_blocks: int, stages: int) -> None:
             + (f"use {num_blocks} stages or fewer." if num_blocks else "give a list with blocks in it."),
             fr=f"il faut au moins un bloc par étage, mais {stages} étages ont été demandés et le nombre de blocs "
             f"est {num_blocks} : "
-            + (
-                f"prenez {num_blocks} étages au plus." if num_blocks else "donnez une liste qui contient des blocs."
-            ),
+            + (f"prenez {num_blocks} étages au plus." if num_blocks else "donnez une liste qui contient des blocs."),
         )
 
 

@@ -234,7 +234,6 @@ def how_often(peer: str, cases: int = 4000, seed: int = 0) -> HowOften:
     Args:
         peer: one of `PEERS`.
         cases: at least 1; 4,000 take a second or two.
-        seed: of the generator.
 
     Raises:
         LabError: unknown peer, or fewer than 1 case.

@@ -50,7 +50,6 @@ class Deferred(NamedTuple):
     """State between the two halves of a split backward.
 
     Attributes:
-        module: the stage.
         input_gradient: result of the first half; None for a first stage.
         cuts: where the second half goes on; None where it is the whole backward.
         output, gradient: start of the backward, where it is still to be done as a whole.
@@ -67,7 +66,6 @@ def backward_for_input(module: nn.Module, entered: Tensor, output: Tensor, gradi
     """Compute the gradient of the stage's input: the first half.
 
     Args:
-        module: the stage.
         entered: its input; that of a first stage needs no gradient, and nothing is computed yet.
         output: its output, or the loss.
         gradient: gradient of the output; None for a loss.

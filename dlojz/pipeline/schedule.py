@@ -139,12 +139,10 @@ class ActionGraph:
     """Compiled dependencies; actions are numbered rank after rank, and number `actions` stands for "nothing".
 
     Attributes:
-        actions: number of actions.
-        order: all of them, each after everything it waits for.
+        order: all actions, each after everything it waits for.
         previous: for each, the one before it on its rank.
         needs: for each, the one on another rank (or stage) whose output it reads.
         also: further (action, needed action) pairs: of overlapped actions, and loads that a backward waits for.
-        rank: rank of each action.
     """
 
     actions: int

@@ -25,9 +25,6 @@ class ScheduleEntry:
 
     Attributes:
         name: key in the catalogue.
-        title: name in the reader's language.
-        source: publication.
-        limits: limits, in one sentence.
         function: function of `dlojz.pipeline.orders` that writes it, as "module.function".
         family: whether the optimizer waits for the whole batch, or stages update while micro-batches are in flight.
         chunks: default stages of a rank.
@@ -355,7 +352,6 @@ def build(
 
     Args:
         name: a name of `SCHEDULES`, or an alias.
-        ranks: number of ranks.
         micro_batches: micro-batches of a step, over all pipes.
         chunks: stages per rank, where the schedule leaves the choice.
         token_slices: slices of each sequence (TeraPipe); 4 by default.

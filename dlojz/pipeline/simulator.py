@@ -59,7 +59,6 @@ class Timeline:
     """Times of all actions, numbered as `schedule.actions`.
 
     Attributes:
-        schedule: what was executed.
         starts, ends: one value per action, in the unit of the costs; in seconds where measured.
         costs: what was assumed; None where the times were measured.
         origin: "simulated" or "measured".
@@ -470,20 +469,16 @@ def measured_timeline(
         for number, action in enumerate(order, schedule.first_of_rank[rank]):
             times = [found.get((rank, str(element))) for element in action.elements]
             if any(time is None for time in times):
-                raise LabError(_not_timed(action, rank, wanted))
+                raise refusal(
+                    en=f"the record has no time for {action} of rank {rank} in step {wanted}: it is of another "
+                    "schedule, or ended before that step; run it again.",
+                    fr=f"l’enregistrement n’a pas de temps pour {action} du rang {rank} au pas {wanted} : il vient "
+                    "d’un autre ordonnancement, ou s’est terminé avant ; relancez l’exécution.",
+                )
             starts[number] = min(time[0] for time in times if time)
             ends[number] = max(time[1] for time in times if time)
     origin = starts.min() if len(starts) else 0.0
     return Timeline(schedule, starts - origin, ends - origin, origin="measured")
-
-
-def _not_timed(action: Action, rank: int, step: int | None) -> str:
-    return say(
-        en=f"the record has no time for {action} of rank {rank} in step {step}: it is of another schedule, or ended "
-        "before that step; run it again.",
-        fr=f"l’enregistrement n’a pas de temps pour {action} du rang {rank} au pas {step} : il vient d’un autre "
-        "ordonnancement, ou s’est terminé avant ; relancez l’exécution.",
-    )
 
 
 def calibrated(timelines: Iterable[Timeline], latency: float | None = None) -> Costs:
@@ -545,7 +540,6 @@ class MeasuredOverlay(NamedTuple):
     """A step as measured and as simulated with the measured means.
 
     Attributes:
-        measured: the step.
         simulated: the same schedule with the calibrated costs.
         costs: those.
     """

@@ -127,11 +127,6 @@ def weights_of(schedule: Schedule) -> Weights:
     return _BY_NAME.get(schedule.name, "stashing")
 
 
-def version_of_action(schedule: Schedule, weights: Weights | None = None) -> tuple[int | None, ...]:
-    """Return the weight version of each action, numbered as `schedule.actions`: the `versions` of its audit."""
-    return version_audit(schedule, weights).versions
-
-
 def version_audit(schedule: Schedule, weights: Weights | None = None) -> Audit:
     """Count the versions that a schedule's actions use, keep and mix.
 
@@ -406,10 +401,8 @@ def train(
     """Train on a small problem by SGD with stale weights; every stage makes `updates` updates.
 
     Args:
-        problem: what is learnt.
         delays: per stage; `Delays.of(version_audit(schedule))`.
         learning_rate: α.
-        updates: how many.
         reschedule_over: PipeMare's T1: α_i(k) = α / τ_i^(1 − k/K) for the first K updates: the staler a stage, the
             smaller its first steps. None: not applied.
         correct: PipeMare's T2: the backward reads w − (τ_fwd − τ_bkwd) δ, an estimate of what the forward read, where

@@ -43,7 +43,6 @@ def check_executable(schedule: Schedule, *, asynchronous: bool = False) -> None:
     """Refuse schedules that the lab's runtimes do not execute.
 
     Args:
-        schedule: any.
         asynchronous: whether the runtime with weight versions is asked.
 
     Raises:
@@ -306,7 +305,6 @@ def problems(schedule: Schedule, memory_limit: float | None = None, costs: Costs
     """List what is wrong with a schedule, at most five sentences; empty if it is valid.
 
     Args:
-        schedule: what to check.
         memory_limit: activations that a rank may keep, in stage-micro-batches; None: any number.
         costs: memory kept by each stage.
     """

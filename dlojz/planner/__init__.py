@@ -26,4 +26,5 @@ def __getattr__(name: str) -> Any:
 
     return getattr(importlib.import_module(f"dlojz.planner.{_HOME_OF[name]}"), name)
 
+
 __all__ = ["Choice", "LayoutVerdict", "Plan", "plan"]

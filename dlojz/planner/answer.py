@@ -58,7 +58,6 @@ class NearestMeasurement:
     """Published measurement that is closest to a planned layout.
 
     Attributes:
-        row: as published.
         distance: in doublings and unlike choices, at least 0.
         measured_s: seconds of its step.
         predicted_s: by the same calibration that planned.
@@ -150,7 +149,6 @@ class HeldOutErrors(NamedTuple):
     """Errors of a profile's fits on tables that they saw no row of.
 
     Attributes:
-        rows: how many.
         low, high: factors on a predicted time between which `SHARE` of the measured ones were.
         mean: mean absolute error, as a share.
     """
@@ -193,15 +191,12 @@ class Choice(ChosenLayout):
     """Admitted layout with its seconds, bytes and energy.
 
     Attributes:
-        candidate: the layout.
-        question: that it answers.
         place: among the admitted, from 0.
         estimated_s: seconds of a step in closed form.
         parts: seconds by part, which add up to it.
         memory: bytes on the fullest GPU by category.
         energy_j: of a step, all GPUs, in joules.
         simulation: the simulated step; None without one.
-        found: the search.
     """
 
     place: int
@@ -414,8 +409,6 @@ class RefusedLayouts(Sequence[LayoutVerdict]):
     """Refused layouts; each verdict is made when it is indexed.
 
     Attributes:
-        question: that was asked.
-        found: the search.
         places: flat places of the refused layouts.
     """
 
@@ -478,7 +471,6 @@ class Plan:
     """Answer of `dlojz.plan`.
 
     Attributes:
-        question: that was asked.
         found: the search: every layout with its code, the admitted ones in order.
         simulations: of the fastest ones, by place.
     """
@@ -590,11 +582,7 @@ class Plan:
         return html_of(self)
 
     def table(self, most: int = 12) -> RenderableType:
-        """Lay out the best layouts, the Pareto front and the refusals for a terminal.
-
-        Args:
-            most: lines of each part.
-        """
+        """Lay out the best layouts, the Pareto front and the refusals for a terminal."""
         return table_of(self, most)
 
     def figure(self, path: str | Path | None = None) -> Figure:
@@ -606,11 +594,7 @@ class Plan:
         return figure_of(self, path)
 
     def as_dict(self, most: int = 12) -> dict[str, Any]:
-        """Plain data, for JSON.
-
-        Args:
-            most: layouts of each list.
-        """
+        """Plain data, for JSON."""
         question, best = self.question, self.best
         evidence = best.evidence
         return {

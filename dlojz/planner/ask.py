@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from dlojz.base.contract import check_whole
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, refusal, say, shortest
 from dlojz.cost_model import Calibration
@@ -25,7 +26,7 @@ from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.planner.answer import Plan
 from dlojz.planner.planned_memory import layout_memories, searched_memories
 from dlojz.planner.planned_model import chosen, subject
-from dlojz.planner.question import FLASH_FROM, MOST_BATCH, Question, batch_refusal, check_gpus, check_precision, whole
+from dlojz.planner.question import FLASH_FROM, MOST_BATCH, Question, batch_refusal, check_gpus, check_precision
 from dlojz.planner.search import MOST_SIMULATED, SearchResult, search, simulate_fastest
 from dlojz.planner.space import PlannedLayout, candidates_of, columns_of, gigabytes, reason_counts, reason_words
 
@@ -33,12 +34,7 @@ NOT_CLUSTERS: Final = ("local",)
 
 
 class FittingCluster(NamedTuple):
-    """Cluster, and how many of its GPUs a model fits on.
-
-    Attributes:
-        cluster: which.
-        gpus: how many of it.
-    """
+    """Cluster, and how many of its GPUs a model fits on."""
 
     cluster: Cluster
     gpus: int
@@ -201,8 +197,8 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     if not numbers:
         raise LabError(say(en="gpus must name a number, but none was received.", fr="gpus doit donner un nombre."))
     numbers = tuple(dict.fromkeys(check_gpus(site, one) for one in numbers))
-    batch = whole("batch", batch, MOST_BATCH)
-    steps = None if steps is None else whole("steps", steps, 2**40)
+    batch = check_whole("batch", batch, MOST_BATCH)
+    steps = None if steps is None else check_whole("steps", steps, 2**40)
     _check_hours(steps, hours)
     found_precision = check_precision(site, precision)
     asked = subject(model, image_size=image_size, sequence_length=sequence_length)
@@ -234,8 +230,7 @@ def _check_hours(steps: int | None, hours: float | None) -> None:
     if hours is not None and steps is None:
         raise refusal(
             en="hours limits a training, so steps must say how long it is, but none was received: give steps=….",
-            fr="hours limite un entraînement : steps doit donner sa longueur, mais rien n’a été reçu ; donnez "
-            "steps=….",
+            fr="hours limite un entraînement : steps doit donner sa longueur, mais rien n’a été reçu ; donnez steps=….",
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from dlojz.base.contract import check_whole
 from dlojz.base.display_hook import html_of
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, one_of, refusal, say, shortest
@@ -21,7 +22,7 @@ from dlojz.cost_model import CHECKPOINTING, Parts, step_parts
 from dlojz.cost_model.layouts import WORDS, Integers
 from dlojz.planner.planned_memory import layout_memories
 from dlojz.planner.planned_model import OFFERS
-from dlojz.planner.question import MOST_BATCH, MOST_GPUS, Question, whole
+from dlojz.planner.question import MOST_BATCH, MOST_GPUS, Question
 from dlojz.planner.search import SearchResult, fullest, rank_memories, search
 from dlojz.planner.space import (
     CODE,
@@ -45,11 +46,9 @@ class LayoutChange:
     """Change from one layout to another, with its effect.
 
     Attributes:
-        to: the other layout.
         changed: name → (from, to).
         memory_delta_bytes: on the fullest GPU; nan where the first layout has no meaning.
         step_ratio: its step over the first one's (as if that one fitted); nan likewise.
-        step_s: its step.
         fits: whether it is admitted.
     """
 
@@ -387,7 +386,6 @@ class LayoutVerdict:
     """Verdict on one layout.
 
     Attributes:
-        candidate: the layout.
         reason: one of `dlojz.planner.space.NAMES`; empty if it is admitted.
         sentence: why, with its figures.
         change: the smallest one that would admit it; None if it is admitted, or nothing is.
@@ -422,7 +420,8 @@ class LayoutVerdict:
         if self.change is not None:
             words = self.change.words
             lines.append(say(en=f"Smallest change: {words}.", fr=f"Plus petit changement : {words}."))
-        lines += [f"  {_fits(one.fits)} {one.words}" for one in self.levers]
+        marks = {True: say(en="fits:", fr="suffit :"), False: say(en="not enough:", fr="insuffisant :")}
+        lines += [f"  {marks[one.fits]} {one.words}" for one in self.levers]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -443,10 +442,6 @@ class LayoutVerdict:
             "step_s": None if math.isnan(self.step_s) else self.step_s,
             "memory_bytes": None if math.isnan(self.memory_bytes) else self.memory_bytes,
         }
-
-
-def _fits(yes: bool) -> str:
-    return say(en="fits:", fr="suffit :") if yes else say(en="not enough:", fr="insuffisant :")
 
 
 def refused(
@@ -506,7 +501,6 @@ def beside(found: SearchResult, made: SearchResult) -> LayoutVerdict:
     """Judge a layout that fits but has a value which the search does not try.
 
     Args:
-        found: the search.
         made: a search of that value alone.
     """
     candidate = candidates_of(made.space, made.admitted[0])[0]
@@ -540,7 +534,7 @@ def checked(fields: Mapping[str, Any], space: Space) -> dict[str, int]:
         if name not in FIELDS:
             raise LabError(one_of("field", name, FIELDS))
         if name not in legal:
-            found[name] = whole(name, value, {"micro_batch": MOST_BATCH, "chunks": 1024}.get(name, MOST_GPUS))
+            found[name] = check_whole(name, value, {"micro_batch": MOST_BATCH, "chunks": 1024}.get(name, MOST_GPUS))
         elif value not in legal[name] or (name == "zero" and isinstance(value, bool)):
             raise LabError(one_of(name, value, tuple(map(str, legal[name]))))
         else:

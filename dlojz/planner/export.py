@@ -35,8 +35,6 @@ def megatron_arguments(
     """Arguments of `pretrain_gpt.py` for engines megatron-core and megatron-deepspeed, without data and tokenizer.
 
     Args:
-        one: the layout.
-        size: of the decoder.
         precision: bf16 or fp16; fp32 has no flag.
         flash: whether attention is one kernel.
         steps: of the training; 1000 without it.
@@ -240,7 +238,6 @@ def batch_script(choice: ChosenLayout, site: Machine, *, hours: float = 1.0, acc
     """Write the job script of a layout on a machine, for `sbatch`.
 
     Args:
-        choice: the layout.
         site: the machine, of `dlojz.hardware.clusters`.
         hours: time limit.
         account: whose hours are billed; its ending is the machine's.

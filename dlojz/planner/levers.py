@@ -34,7 +34,6 @@ class Lever:
 
     Args:
         name: short, e.g. `checkpointing`; `change` says it in words.
-        config: the changed configuration.
         taken_bytes: with it; `saved_bytes` less than without it (negative: it takes more).
         host_bytes: what it moves to host memory.
     """

@@ -52,7 +52,6 @@ def layout_memories(space: Space, columns: Mapping[str, Integers], device: Devic
     Args:
         space: that the layouts belong to.
         columns: theirs, of `DEGREES` and `OPTIONS`.
-        device: the GPU.
     """
     size = columns["dp"].size
     made = {field.name: np.zeros(size) for field in fields(Memories)}

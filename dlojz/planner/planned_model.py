@@ -45,8 +45,6 @@ class Subject:
     """Model to plan for.
 
     Attributes:
-        name: as it is shown.
-        workload: what it computes.
         catalogue: its name in the catalogue of models; empty for sizes alone.
         image_size, sequence_length: of its samples; None where the other is meant.
         num_layers: that a pipeline can cut between: decoder layers, or blocks of an image model.
@@ -187,7 +185,6 @@ class Offer:
         costed: its name in the cost model, without and with a pipeline.
         zero: stages without a pipeline.
         zero_pipeline: stages with one.
-        schedules: of a pipeline.
         checkpointing: kinds; with a split backward (zb-h1) `none` alone.
         tensor: tensor parallelism for decoders, for image models.
         sequence: sequence parallelism.

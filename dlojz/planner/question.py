@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from dlojz.base.contract import check_whole
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, say
 from dlojz.cost_model import Calibration
@@ -30,12 +31,8 @@ class Question:
     """Question to the planner.
 
     Attributes:
-        subject: the model.
-        cluster: on what.
-        calibration: of its GPUs.
         batch: samples of one step.
         gpus: numbers of GPUs to try.
-        precision: of the products.
         engines: of `dlojz.planner.planned_model.OFFERS`.
         fused_attention: whether attention is one kernel.
         fused_loss: whether the cross-entropy is one kernel.
@@ -81,27 +78,13 @@ class Question:
         )  # fmt: skip
 
 
-def whole(name: str, value: object, most: int) -> int:
-    """Check a whole number of at least 1.
-
-    Raises:
-        LabError: if it is none, or beyond reason.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise refusal(
-            en=f"{name} must be a whole number from 1 to {most}, but {value!r} was received.",
-            fr=f"{name} doit être un nombre entier de 1 à {most}, mais {value!r} a été reçu.",
-        )
-    return value
-
-
 def check_gpus(cluster: Cluster, number: object) -> int:
     """Check a number of GPUs against a cluster.
 
     Raises:
         LabError: if it does not fill whole nodes, or there are not so many.
     """
-    wanted, full = whole("gpus", number, MOST_GPUS), cluster.gpus_per_node
+    wanted, full = check_whole("gpus", number, MOST_GPUS), cluster.gpus_per_node
     if wanted > full and wanted % full:
         below = wanted - wanted % full
         raise refusal(

@@ -32,7 +32,6 @@ class SearchResult:
     """Result of a search.
 
     Attributes:
-        space: that was searched.
         codes: why each layout is out; 0 for those admitted.
         admitted: flat places of the admitted layouts, fastest first.
         parts, memory: of these, in this order.
@@ -73,9 +72,6 @@ def search(space: Space, cluster: Cluster, calibration: Calibration, *, step_lim
     """Search a whole space: bytes and seconds of every layout.
 
     Args:
-        space: what may be.
-        cluster: on what.
-        calibration: of its GPUs.
         step_limit_s: a step that takes longer does not end within the time allowed.
     """
     codes = space.codes.copy()
@@ -167,13 +163,7 @@ PARTS: Final = tuple(field.name for field in fields(Memories) if field.name != "
 
 
 def rank_memories(space: Space, one: PlannedLayout, device: Device) -> list[RankMemory]:
-    """Memory of a rank of every stage of one layout.
-
-    Args:
-        space: that it belongs to.
-        one: the layout.
-        device: the GPU.
-    """
+    """Memory of a rank of every stage of one layout."""
     forecast = forecast_ranks(space, one, device)
     if forecast is not None:
         return forecast

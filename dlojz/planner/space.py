@@ -108,12 +108,10 @@ class Space:
     """Degrees × options.
 
     Attributes:
-        subject: the model.
         degrees: columns of `DEGREES`, one row each.
         options: columns of `OPTIONS`, one row each; words are their places in `words`.
         names: of the engines searched.
         codes: why each combination is out, degrees × options; 0 where its bytes decide.
-        precision: of the products.
         fused_attention: whether attention is one kernel.
         fused_loss: whether the cross-entropy is one kernel.
     """
@@ -199,8 +197,6 @@ def run_config_of(subject: Subject, precision: Precision, one: PlannedLayout, **
     """Convert a layout of a model of the catalogue to a `RunConfig`.
 
     Args:
-        subject: the model.
-        precision: of the products.
         one: the layout; its engine is one of the lab's, its cp is 1.
         **others: other fields of `RunConfig`, or other values.
 
@@ -316,11 +312,9 @@ def space_of(
     """Build the space of a question, with the reasons that are known without bytes or seconds.
 
     Args:
-        subject: what is trained.
         gpus: numbers of GPUs to try.
         batch: samples of one step.
         names: of the engines, of `OFFERS`.
-        precision: of the products.
         fused_attention: whether attention is one kernel.
         given: values of columns to take instead of all.
         fused_loss: whether the cross-entropy is one kernel.

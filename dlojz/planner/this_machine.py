@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dlojz import models
+from dlojz.base.contract import check_whole
 from dlojz.base.display_hook import figure_of, html_of
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, refusal, say
@@ -21,7 +22,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import SCHEDULES, Parts
 from dlojz.cost_model.measured_machine import Measured, local_parts, read_measured
 from dlojz.planner.answer import seconds
-from dlojz.planner.question import MOST_BATCH, whole
+from dlojz.planner.question import MOST_BATCH
 from dlojz.planner.space import divisors, gigabytes, layout_words, part_words
 from dlojz.runnable import check_runnable
 
@@ -38,7 +39,6 @@ class LocalChoice:
     """Layout that this machine can run, with its predicted step.
 
     Attributes:
-        config: the run.
         parts: predicted seconds by part, which add up to the step.
     """
 
@@ -88,9 +88,7 @@ class Here:
 
     Attributes:
         model: name in the catalogue.
-        ranks: processes.
         batch: samples of one step.
-        machine: the measurements behind it.
         rows: what can be run, fastest first.
         refused: what cannot, by title, each with the sentence that says why.
     """
@@ -138,11 +136,7 @@ class Here:
         ]
 
     def table(self, most: int = 12) -> list[tuple[str, str, str]]:
-        """The best of each kind as texts: layout, predicted step, how much longer than the best.
-
-        Args:
-            most: lines at most.
-        """
+        """The best of each kind as texts: layout, predicted step, how much longer than the best."""
         return [
             (one.title, seconds(one.step_s), f"+{decimal(100 * (one.step_s / self.best.step_s - 1), 0)} %")
             for one in self.kinds()[:most]
@@ -173,11 +167,7 @@ class Here:
         return figure_of(self, given, path)
 
     def as_dict(self, most: int = 12) -> dict[str, Any]:
-        """Plain data, for JSON.
-
-        Args:
-            most: layouts of the list.
-        """
+        """Plain data, for JSON."""
         return {
             "model": self.model,
             "ranks": self.ranks,
@@ -203,7 +193,6 @@ def plan_here(model: str, ranks: int = 2, batch: int = 16, *, measured: Measured
 
     Args:
         model: name in the catalogue.
-        ranks: processes.
         batch: samples of one step.
         measured: the machine's measurements; by default the user's file (`dlojz calibrate`).
 
@@ -215,7 +204,7 @@ def plan_here(model: str, ranks: int = 2, batch: int = 16, *, measured: Measured
         `plan_here("coatnet_tiny", ranks=2, batch=16)`
     """
     models.spec(model)
-    ranks, batch = whole("ranks", ranks, 64), whole("batch", batch, MOST_BATCH)
+    ranks, batch = check_whole("ranks", ranks, 64), check_whole("batch", batch, MOST_BATCH)
     machine = read_measured() if measured is None else measured
     machine.setup(ranks)
     _check_memory(model, machine)

@@ -31,9 +31,7 @@ class Branch:
     """One question of the tree.
 
     Attributes:
-        question: as it is asked.
         figures: name and value of what decides.
-        yes: the answer.
     """
 
     question: str
@@ -65,7 +63,6 @@ class Tree:
     """Path down the decision tree, and its leaf.
 
     Attributes:
-        branches: in order.
         leaf: of `FAMILIES`.
         families: all of them, as searched.
     """
@@ -166,9 +163,7 @@ def _alone(question: Question, found: SearchResult, zero: int = 0, checkpointing
     """Bytes of a rank of plain data parallelism with micro-batches of one sample."""
     gpus, engine = max(question.gpus), question.engines[0]
     one = PlannedLayout(dp=gpus, zero=zero, micro_batch=1, checkpointing=checkpointing, engine=engine)
-    return float(
-        layout_memories(found.space, columns_of([one], found.space), question.cluster.gpu).total_bytes[0]
-    )
+    return float(layout_memories(found.space, columns_of([one], found.space), question.cluster.gpu).total_bytes[0])
 
 
 def tree_of(question: Question, found: SearchResult) -> Tree:

@@ -204,8 +204,7 @@ def _missing(states: Sequence[State], rank: int, gone: list[int]) -> RankFault:
     if call["op"] == "send":
         return _fault(
             kind,
-            en=f"Missing receiver: rank {rank} sends to rank {first}, but rank {first} has ended without "
-            "receiving.",
+            en=f"Missing receiver: rank {rank} sends to rank {first}, but rank {first} has ended without receiving.",
             fr=f"Destinataire manquant : le rang {rank} envoie au rang {first}, mais le rang {first} a terminé "
             "sans recevoir.",
         )

@@ -39,7 +39,6 @@ class Standby:
     """Process that stands by, started in an environment that a library may read while it is imported.
 
     Args:
-        environment: variables of the process.
         log: file for what it prints before its first fork.
 
     Raises:
@@ -72,7 +71,6 @@ class Standby:
         Args:
             folder: the run's; `launch.json` there names this process, and then the launcher.
             module: module of the launcher, run as `python -m MODULE FOLDER`.
-            environment: the launcher's variables.
             preloaded: modules that are imported before the fork, if they can be.
 
         Raises:

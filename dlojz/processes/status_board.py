@@ -26,7 +26,6 @@ class StatusBoard:
     Args:
         path: the file made by `create`.
         rank: whose region this process writes.
-        size: number of ranks.
     """
 
     def __init__(self, path: Path, rank: int, size: int) -> None:

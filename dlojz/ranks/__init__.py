@@ -34,4 +34,5 @@ def load_ipython_extension(shell: Any) -> None:
 
     register(shell)
 
+
 __all__ = ["Ranks", "RanksError", "load_ipython_extension"]

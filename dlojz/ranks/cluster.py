@@ -71,7 +71,6 @@ class ControllerChannel:
 
     Args:
         file: connection file that the controller has written.
-        events: queue for the answers.
     """
 
     def __init__(self, file: Path, events: queue.SimpleQueue[Event]) -> None:
@@ -186,7 +185,6 @@ class RankCluster(ABC):
         """Start `size` fresh ranks, in place of those there are.
 
         Args:
-            size: number of ranks.
             progress: called again and again meanwhile.
 
         Raises:

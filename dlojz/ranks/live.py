@@ -57,7 +57,6 @@ class RankPool:
 
     Args:
         cluster: where they live; started.
-        size: number of ranks.
     """
 
     def __init__(self, cluster: RankCluster, size: int) -> None:
@@ -101,7 +100,6 @@ class RankPool:
         """Run a cell; return the answers of all ranks, by rank, failures included.
 
         Args:
-            code: of the cell.
             limit_s: seconds after which ranks that still run are interrupted.
             packed: what is sent along (see `payload`).
 
@@ -454,7 +452,6 @@ class Ranks:
         """Run code on every rank and show the output.
 
         Args:
-            code: as in a cell.
             limit_s: seconds after which ranks that still run are interrupted.
             packed: what is sent along (see `payload`).
 

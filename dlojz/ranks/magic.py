@@ -32,8 +32,6 @@ class RanksCommand:
     Args:
         command: `run` for a cell; else `start`, `stop`, `status` or `restart`.
         size: number of ranks; None: as many as there are.
-        names: variables to send along.
-        limit_s: of the cell.
         force: whether to start more ranks than the machine bears.
     """
 
@@ -114,7 +112,6 @@ class RanksMagics:
     """Magics of one notebook.
 
     Args:
-        shell: of IPython.
         ranks: the variable `ranks` of the notebook.
     """
 

@@ -182,8 +182,7 @@ class RankContext:
 
     Args:
         rank: from 0.
-        size: number of ranks.
-        local_size: how many of them run on this machine.
+        local_size: how many ranks run on this machine.
         local_rank: this one's number among those.
     """
 
@@ -377,7 +376,6 @@ def run(code: str, number: int, limit_s: float, language: str, payload: dict[str
     """Run a cell on this rank.
 
     Args:
-        code: of the cell.
         number: of the cell, the same on every rank.
         limit_s: seconds the whole cell may take; a collective waits at most half of it for ranks that still compute.
         language: of the reader.
@@ -553,7 +551,6 @@ def refuse_too_many(size: int, *, cores: int | None = None, available_bytes: int
     """Refuse more ranks than the machine bears.
 
     Args:
-        size: number of ranks.
         cores: of this process; by default those it has.
         available_bytes: memory that is free; by default what the system says.
 
@@ -602,7 +599,6 @@ def be_a_rank(folder: Path, name: str) -> NoReturn:
     """Serve the notebook until the supervisor ends; never return into the supervisor's code.
 
     Args:
-        folder: of this set of ranks.
         name: by which the notebook addresses this process; no other ever had it.
     """
     global streams
@@ -657,7 +653,6 @@ def main(folder: Path, host: str = "127.0.0.1") -> None:
     """Run ipyparallel's controller until the parent ends.
 
     Args:
-        folder: of this set of ranks.
         host: name or address on which the ranks reach this machine.
     """
     die_with_parent()

@@ -30,12 +30,10 @@ class CellFailure:
 
     Args:
         name: class of the exception; empty where the process ended.
-        message: its text.
         kind: for a fault between ranks its kind; `exit` where the process ended, `limit` or `stopped` where it was
             interrupted by the time limit or by the student; else empty.
         lines: line number (0: not of this cell), text and function of the student's own lines that led to it.
         exit_code: of a process that ended; negative for a signal, None where it is not known.
-        limit_s: that was exceeded.
     """
 
     name: str
@@ -75,7 +73,6 @@ class RanksError(RuntimeError):
     """Error of a cell that failed on some ranks; the message names them.
 
     Args:
-        answers: of all ranks.
         hint: a sentence that may help.
     """
 
@@ -255,11 +252,7 @@ Column = tuple[str, Sequence[Mapping[str, Any]], bool]
 
 
 class CellOutput:
-    """Output of a cell, one column per rank.
-
-    Args:
-        answers: of all ranks.
-    """
+    """Output of a cell, one column per rank."""
 
     def __init__(self, answers: Iterable[CellAnswer]) -> None:
         self._columns = list(_merged(answers))
@@ -351,7 +344,8 @@ class RankStatus(Tabular):
         if not self.rows:
             return Table((), (), say(en="no ranks are running", fr="aucun rang n’est en cours"))
         head = titles(
-            en="rank|process|device|own memory|variables", fr="rang|processus|périphérique|mémoire propre|variables"
+            en="rank; process; device; own memory; variables",
+            fr="rang; processus; périphérique; mémoire propre; variables",
         )
         rows = [
             (str(rank), str(row["pid"]), row["device"], format_bytes(row["memory_bytes"]), str(row["variables"]))

@@ -159,7 +159,6 @@ class DamagedRecordError(LabError):
     """Error: a record that cannot be used, and that no newer version would read either.
 
     Args:
-        path: of the record.
         why: what is wrong, without a full stop, in the reader's language.
     """
 

@@ -168,8 +168,7 @@ class Symptoms:
 
     Args:
         status, reason: how the run ended, and the sentence of its record.
-        steps: number of finished steps.
-        losses: of those.
+        losses: of the finished steps.
         logs: printed text, by rank; None is the launcher and the scheduler's job.
         calls: by rank, the collectives that it recorded when it failed.
     """

@@ -71,7 +71,6 @@ class EndEvidence:
     """Evidence of the end of a run.
 
     Args:
-        world_size: number of ranks.
         stopped_by: why the launcher stopped it, if it did.
         exit_codes: by rank, negative for a signal; only of ranks that ended by themselves, and only non-zero ones.
         ends: status and sentence of the `end` event, by rank.

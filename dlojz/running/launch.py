@@ -183,6 +183,7 @@ def _marked(record: RunRecord, run_id: str) -> RunRecord:
 
 def _none_of(config: RunConfig) -> str:
     """Write the message for a configuration without record."""
+
     def flat(one: RunConfig) -> dict[str, object]:
         content = one.to_dict()
         return {**content, **content.pop("layout")}

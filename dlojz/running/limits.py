@@ -90,15 +90,13 @@ def allocate(
     return allocation, [refusal for refusal in refusals if refusal]
 
 
-def admit(
-    machine: Machine, config: RunConfig, request: JobRequest, environment: Mapping[str, str] | None = None
-) -> NodeRequest:
+def admit(machine: Machine, config: RunConfig, request: JobRequest) -> NodeRequest:
     """Compute what the run takes on this machine.
 
     Raises:
         LabError: if the machine would refuse it, or let it wait for ever, with all reasons.
     """
-    allocation, refusals = allocate(machine, config, request, environment)
+    allocation, refusals = allocate(machine, config, request)
     if refusals:
         raise LabError(" ".join(refusals))
     return allocation
@@ -248,8 +246,8 @@ class Preview(Tabular):
         asked, site = self.allocation, self.machine
         gpus = say(en="GPUs", fr="GPU") if site.device != "cpu" else say(en="places", fr="places")
         names = titles(
-            en="machine|run|asks for|time limit|costs at most|normalised|QoS|account|reservation",
-            fr="machine|exécution|demande|limite de temps|coûte au plus|normalisées|QoS|compte|réservation",
+            en="machine; run; asks for; time limit; costs at most; normalised; QoS; account; reservation",
+            fr="machine; exécution; demande; limite de temps; coûte au plus; normalisées; QoS; compte; réservation",
         )
         values = (
             f"{site.name}: {site.title}",

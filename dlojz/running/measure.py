@@ -86,7 +86,6 @@ def run_libraries(
         names: libraries of the catalogue; by default all.
         rounds: at least 1; the ratios of step times are taken within a round.
         again: make new runs in the first round too; the later rounds are new in any case.
-        root: folder of the runs.
         on_run: called before each run.
         **fields: of `RunConfig` and `Layout`, given flat, but for the library.
 
@@ -186,6 +185,7 @@ def _versions() -> dict[str, str]:
 
 def _on_cores(number: int, pace: dict[str, Any], watch: Watch | None) -> Any:
     """Measure on forked ranks, the first of which reports its progress."""
+
     def measured(rank: int, size: int) -> Any:
         if rank or watch is None:
             return [list(part) for part in measure_rank(**pace)]

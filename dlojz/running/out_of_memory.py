@@ -140,16 +140,16 @@ WORTH = 0.02
 """Share of what is taken that a lever has to save to be proposed."""
 NEAR = 0.7
 """Share of the limit from which a peak explains that memory ran out; the process itself and caches take the rest."""
+
+
 @dataclass(frozen=True)
 class PostMortem:
     """Memory of the fullest rank of a run, its limit and the levers.
 
     Args:
-        record: of the run.
         out_of_memory: whether it ended for lack of memory.
         measured: whether `memory` was measured; it is predicted otherwise.
         rank: the fullest one known.
-        memory: of that rank.
         limit_bytes, limit_of: limit of a rank, and whose limit that is; None where it is not known.
         levers: the cheapest that help, those that can be run first; only for a run out of memory.
     """

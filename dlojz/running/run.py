@@ -39,9 +39,6 @@ _SETTLE_S = 30.0
 class Run(RunFolder, Tabular):
     """Handle of one run.
 
-    Args:
-        folder: run folder.
-
     Raises:
         LabError: if the folder holds neither a readable configuration nor a readable record.
     """
@@ -244,7 +241,7 @@ class Run(RunFolder, Tabular):
         """Lay out its state: names and values."""
         losses, record = self.losses, self.record
         done = f"{len(losses)}/{self.config.steps}, loss {losses[-1]:.4f}" if losses else ""
-        names = titles(en="run|asked|state|steps|why|replayed", fr="run|demandé|état|pas|raison|rejouée")
+        names = titles(en="run; asked; state; steps; why; replayed", fr="run; demandé; état; pas; raison; rejouée")
         ended = (record.reason, record.replayed_from) if record else ("", "")
         return facts(*zip(names, (self.run_id, self.config.title, self.state, done, *ended), strict=True))
 

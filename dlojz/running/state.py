@@ -222,7 +222,6 @@ def job_state(
     Args:
         owner: who submits it; as long as that process lives, a job just sent that has no number is about to get one.
         events: of every rank that has written any.
-        world_size: number of ranks.
     """
     believed: Literal["queued", "running"] = "running" if any(events.values()) else "queued"
     if not job.job_id and owner is not None and owner.is_alive(folder) and _just_sent(job):
@@ -465,9 +464,6 @@ def is_final(state: str) -> bool:
 
 class RunFolder:
     """Run read from its folder: configuration, state, losses, record.
-
-    Args:
-        folder: run folder.
 
     Raises:
         LabError: if the folder holds neither a readable configuration nor a readable record.

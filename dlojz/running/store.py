@@ -181,8 +181,7 @@ def claim(
     except OSError as error:
         what = error.strerror or error
         raise refusal(
-            en=f"runs cannot be written in {root}: {what}. Set root= or $DLOJZ_RUNS to a folder that you can "
-            "write.",
+            en=f"runs cannot be written in {root}: {what}. Set root= or $DLOJZ_RUNS to a folder that you can write.",
             fr=f"les exécutions ne peuvent pas être écrites dans {root} : {what}. Indiquez par root= ou "
             "$DLOJZ_RUNS un dossier où vous pouvez écrire.",
         ) from None

@@ -112,8 +112,6 @@ def run_ranks(folder: Path, config: RunConfig, worker_module: str, stop: Callabl
     """Start the ranks and wait until all have ended, or one has failed (then the others are stopped).
 
     Args:
-        folder: the run's.
-        config: the run's.
         worker_module: module that every rank runs.
         stop: polled; whether the run is to end.
 
@@ -150,12 +148,7 @@ def common_modules(config: RunConfig) -> list[str]:
 
 
 def load(config: RunConfig, stop: Callable[[], bool] = lambda: False) -> None:
-    """Import what would take each rank seconds; none of it starts a thread or looks for a GPU.
-
-    Args:
-        config: the run's.
-        stop: polled before every import.
-    """
+    """Import what would take each rank seconds; none of it starts a thread or looks for a GPU."""
     names = [*common_modules(config), "dlojz.train.loop"]
     if config.library != "none":
         from dlojz.libraries.library_catalogue import LIBRARIES
@@ -246,9 +239,6 @@ class Stop:
     """Stop request of a run: a signal, a cancel request, or the time limit.
 
     It is polled and never raised, since an exception within an import may be swallowed.
-
-    Args:
-        folder: the run's.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -203,8 +203,8 @@ def run_text(view: RunView) -> str:
 def facts_of(view: RunView, *more: tuple[str, str]) -> Table:
     """List what is known in words, names and values; further ones follow."""
     names = titles(
-        en="why|waiting|expected start|job|scheduler|loss|step|estimated end|time left to the job",
-        fr="raison|attente|début estimé|travail|ordonnanceur|perte|pas|fin estimée|temps restant au travail",
+        en="why; waiting; expected start; job; scheduler; loss; step; estimated end; time left to the job",
+        fr="raison; attente; début estimé; travail; ordonnanceur; perte; pas; fin estimée; temps restant au travail",
     )
     running, left = view.state == "running", format_seconds(view.remaining_s)
     values = (
@@ -333,11 +333,7 @@ _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
 class Tracker:
-    """Incremental reader of a run's state.
-
-    Args:
-        run: whose folder is read.
-    """
+    """Incremental reader of a run's state."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
@@ -426,7 +422,6 @@ def job_words(job: Job, view: JobView | None) -> dict[str, str]:
     """Describe a run's job: number, why it waits, when it starts, and whether the scheduler still answers.
 
     Args:
-        job: of the run.
         view: what the scheduler says of it; None once the run has ended.
     """
     number = job.number or (view.number if view else "") or say(en="(no number yet)", fr="(pas encore de numéro)")
@@ -485,7 +480,6 @@ class RunWatch:
     """Panel of a run: a widget in a notebook, HTML where there is none, text in a terminal.
 
     Args:
-        run: the run to watch.
         live: draw a widget that follows the run; by default in a notebook that somebody looks at.
         every_s: seconds between two looks, > 0.
     """

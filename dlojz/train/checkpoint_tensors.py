@@ -60,8 +60,6 @@ class CheckpointWriter:
 
     Args:
         checkpoints: folder of all checkpoints of the run; made if missing.
-        config: the run.
-        step: steps that are finished.
         needed_bytes: of all its tensors, as predicted; checked before anything is written.
         file_bytes: a file is closed once it has so many.
 

@@ -43,11 +43,7 @@ class CheckpointManager:
     """Checkpoints of one run, on one rank.
 
     Args:
-        config: the run.
-        folder: run folder.
         policy: when checkpoints are written, and how many are kept.
-        events: this rank's.
-        engine: holds the state.
         control: the lab's own group, of the CPU; None with one process.
     """
 
@@ -136,7 +132,6 @@ class CheckpointManager:
         """Save a checkpoint where one is due, or the run is to stop; returns why it ends, else nothing.
 
         Args:
-            done: steps that are finished.
             stop: whether any rank must stop; the same on all ranks. A run that is finished is not stopped.
         """
         stop = stop and done < self._config.steps

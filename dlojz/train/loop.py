@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from dlojz import data as datasets
@@ -100,11 +100,6 @@ def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def load_weights(path: Path) -> dict[str, Tensor]:
-    """Read the weights that `save_weights` has written."""
-    return load_file(path, device=str(torch.device("cpu")))
 
 
 FOOTPRINT_EVERY = 10

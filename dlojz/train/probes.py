@@ -161,9 +161,6 @@ class Probes:
     """Probes of one rank.
 
     Args:
-        config: the run.
-        rank: this rank.
-        device: where it trains.
         control: the group of the lab's own bookkeeping, counted apart; None with one process.
     """
 

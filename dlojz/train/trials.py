@@ -213,7 +213,6 @@ def train_trial(
         tokens: train until so many were read, to compare trials with and without curriculum; by default the run's
             steps.
         evaluations: of the held-out loss, at least 1.
-        tell: called after each step.
 
     Raises:
         LabError: if the run is not one process with adamw on the lab's prose.

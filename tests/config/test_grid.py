@@ -32,7 +32,7 @@ def test_the_picture_of_the_course() -> None:
     stages = [{PICTURE.coordinates(rank).pp for rank in node} for node in PICTURE.nodes]
     assert stages == [{0, 1}, {2, 3}]
     assert PICTURE.coordinates(13) == (3, 0, 1) and PICTURE.rank_of(pp=3, dp=0, tp=1) == 13
-    assert PICTURE.nodes_of((3, 7, 11, 15)) == (0, 1)
+    assert [PICTURE.node_of(rank) for rank in (3, 7, 11, 15)] == [0, 0, 1, 1]
 
 
 def test_the_example_of_sagemaker() -> None:

@@ -20,11 +20,11 @@ from dlojz.labs.lab02_memory import figures as time_figures
 from dlojz.labs.lab02_memory.exercises import (
     asked,
     bytes_per_parameter,
-    checkpointed,
     data_parallel_bytes,
     states_table,
 )
 from dlojz.prediction.rules_of_thumb import RULES
+from tests.labs.answers import checkpointed
 
 DEVICE_LIST = [DEVICES[name] for name in ("v100-32", "h100")]
 

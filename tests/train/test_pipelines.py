@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dlojz.base.errors import LabError
 from dlojz.compare import compare, overlay_of
@@ -21,7 +22,7 @@ from dlojz.prediction import predict
 from dlojz.results.footprint import Footprint
 from dlojz.results.record import RunRecord, Span, read_events
 from dlojz.runnable import check_runnable
-from dlojz.train.loop import load_weights, offset_to_first
+from dlojz.train.loop import offset_to_first
 
 SMALL: dict[str, Any] = {
     "model": "coatnet_tiny",
@@ -122,7 +123,7 @@ def test_a_pipeline_trains_as_one_process_does(runs: Path, processes: int, name:
     serial = runs / "1" / config_of(run).model
     own, alone = ([one["loss"] for one in events(folder, 0, "step")] for folder in (run, serial))
     assert own == pytest.approx(alone, rel=1e-5)
-    weights, expected = load_weights(run / "weights.safetensors"), load_weights(serial / "weights.safetensors")
+    weights, expected = load_file(run / "weights.safetensors"), load_file(serial / "weights.safetensors")
     assert weights.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(weights[key], value, rtol=0, atol=1e-5)

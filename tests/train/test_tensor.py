@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dlojz import predict
 from dlojz.config.run_config import RunConfig
@@ -19,7 +20,6 @@ from dlojz.prediction.shapes import model_shapes, part_of
 from dlojz.results.footprint import STATES, Footprint
 from dlojz.results.record import read_events
 from dlojz.runnable import check_runnable
-from dlojz.train.loop import load_weights
 from tests.train.counted import GLOO_THREADS
 
 COATNET = {"model": "coatnet_tiny", "image_size": 32}
@@ -114,7 +114,7 @@ def test_a_split_run_trains_as_one_process_does(runs: Path, processes: int, name
     own, alone = ([one["loss"] for one in events(folder, 0, "step")] for folder in (run, serial))
     assert len(own) == SMALL["steps"]
     assert own == pytest.approx(alone, rel=1e-5)
-    weights, expected = load_weights(run / "weights.safetensors"), load_weights(serial / "weights.safetensors")
+    weights, expected = load_file(run / "weights.safetensors"), load_file(serial / "weights.safetensors")
     assert weights.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(weights[key], value, rtol=0, atol=1e-5, msg=key)

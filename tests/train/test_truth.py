@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dlojz import predict
 from dlojz.config.run_config import RunConfig
 from dlojz.prediction.shapes import model_shapes
 from dlojz.results.footprint import STATES, Footprint
 from dlojz.results.record import read_events
-from dlojz.train.loop import load_weights
 
 SMALL = {
     "image_size": 32,
@@ -195,8 +195,8 @@ def test_parallel_equals_serial(measured: Measured, layout: str, like: str) -> N
     serial_losses = measured.losses(like, 1)
     assert len(serial_losses) == 5
     assert measured.losses(name, 2) == pytest.approx(serial_losses, rel=1e-5)
-    serial = load_weights(measured.folder(like, 1) / "weights.safetensors")
-    parallel = load_weights(measured.folder(name, 2) / "weights.safetensors")
+    serial = load_file(measured.folder(like, 1) / "weights.safetensors")
+    parallel = load_file(measured.folder(name, 2) / "weights.safetensors")
     assert parallel.keys() == serial.keys()
     start = RunConfig.of(**SMALL)
     from dlojz.train.loop import build_model

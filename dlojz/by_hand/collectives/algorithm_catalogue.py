@@ -23,7 +23,6 @@ class Algorithm(NamedTuple):
 
     Args:
         collective: what it computes.
-        title: its name in the reader's language.
         num_chunks: into how many chunks it cuts the message, for a number of ranks.
         steps: one rank's steps: of the rank, the number of ranks and the ranks of one node.
         two_level: whether it distinguishes nodes.
@@ -39,9 +38,7 @@ class Algorithm(NamedTuple):
 def _algorithm(
     collective: Collective, en: str, fr: str, num_chunks: Callable[[int], int], steps: Callable[[int, int], Steps]
 ) -> Algorithm:
-    return Algorithm(
-        collective, lambda: say(en=en, fr=fr), num_chunks, lambda rank, size, per_node: steps(rank, size)
-    )
+    return Algorithm(collective, lambda: say(en=en, fr=fr), num_chunks, lambda rank, size, per_node: steps(rank, size))
 
 
 def _on_ring(walk: Callable[[int, range, list[tuple[int, ...]]], Steps]) -> Callable[[int, int], Steps]:

@@ -40,7 +40,6 @@ class Send(NamedTuple):
     """Message out.
 
     Args:
-        to: rank that receives it.
         chunks: numbers of the chunks in it, in their order.
     """
 
@@ -52,7 +51,6 @@ class Receive(NamedTuple):
     """Message in.
 
     Args:
-        source: rank that sends it.
         chunks: places of its chunks, in their order.
         add: whether each is added to what is held there, or replaces it.
     """
@@ -200,8 +198,6 @@ def folded(
     """Fold the surplus ranks in and out around the steps of `core`.
 
     Args:
-        rank: this rank.
-        size: number of ranks.
         chunks: all chunks of the message.
         core: steps of the rank with a new number, given the ranks by their new numbers.
         num_rounds: how many steps `core` has.

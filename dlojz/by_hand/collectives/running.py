@@ -49,8 +49,7 @@ def run(name: str, tensor: Tensor, group: Any = None, *, per_node: int | None = 
     chosen = algorithm(name)
     if not (dist.is_available() and dist.is_initialized()):
         raise refusal(
-            en=f"{name} needs ranks that share a process group, and there is none here: "
-            "run it in a `%%ranks` cell.",
+            en=f"{name} needs ranks that share a process group, and there is none here: run it in a `%%ranks` cell.",
             fr=f"{name} demande des rangs qui partagent un groupe de processus, et il n’y en a pas ici : "
             "exécutez-le dans une cellule `%%ranks`.",
         )
@@ -143,7 +142,6 @@ class TimedMessage(NamedTuple):
     Args:
         message_bytes: the whole tensor that is reduced, gathered or exchanged.
         time_s: until the slowest rank has finished.
-        size: number of ranks.
         collective: one of torch's collectives (`all_reduce`) or of our algorithms (`ring_all_reduce`).
     """
 

@@ -49,8 +49,6 @@ class Simulation(NamedTuple):
     """States of the ranks before the first step and after each, and the messages.
 
     Args:
-        name: the algorithm.
-        size: number of ranks.
         states: one more than there are steps; `states[k][rank][chunk]` after k steps.
         transfers: the messages of each step.
     """
@@ -155,10 +153,8 @@ def lockstep(
                 sent = states[-1][transfer.source][chunk]  # as it was when the step began
                 if sent.value is None:
                     raise refusal(
-                        en=f"step {number + 1}: rank {transfer.source} sends chunk {chunk}, "
-                        "which it does not hold.",
-                        fr=f"étape {number + 1} : le rang {transfer.source} envoie le morceau {chunk}, "
-                        "qu’il n’a pas.",
+                        en=f"step {number + 1}: rank {transfer.source} sends chunk {chunk}, which it does not hold.",
+                        fr=f"étape {number + 1} : le rang {transfer.source} envoie le morceau {chunk}, qu’il n’a pas.",
                     )
                 held = state[transfer.to][place]
                 joined = Held((held.value or 0) + sent.value, tuple(sorted(held.ranks + sent.ranks)))

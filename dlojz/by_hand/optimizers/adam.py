@@ -41,8 +41,6 @@ class OneBitAdam(Communicating):
     """1-bit Adam, with decoupled decay of the weights. How it is used: see `Communicating`.
 
     Args:
-        params: parameters, or groups of them.
-        lr: learning rate.
         warmup_steps: T_w, steps of plain Adam.
         betas: decay of the first and of the second moment, per step.
         eps: added to the root of the variance.
@@ -108,7 +106,6 @@ class ZeroOneAdam(Communicating):
     """0/1 Adam, with decoupled decay of the weights. How it is used: see `Communicating`.
 
     Args:
-        params: parameters, or groups of them.
         lr: γ, learning rate; constant between two synchronisations, or not.
         warmup_steps: step from which the variance is not renewed any more, and synchronisations become rarer.
         betas: decay of the first and of the second moment, per step (of the second: per renewal).

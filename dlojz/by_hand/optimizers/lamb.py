@@ -70,8 +70,6 @@ class Lamb(torch.optim.Optimizer):
     """LAMB on one process, or on gradients that have been averaged.
 
     Args:
-        params: parameters, or groups of them.
-        lr: learning rate.
         betas: decay of the first and of the second moment, per step.
         eps: added to the root of the variance.
         weight_decay: decoupled, inside the norm of the update.

@@ -154,7 +154,6 @@ class LocalSGD(LocalSteps, torch.optim.SGD):
     gradient, which Adam's are not, and only as long as all replicas start from one x: not for H = 2.
 
     Args:
-        params: parameters, or groups of them.
         lr: γ, learning rate.
         local_steps: H, steps from one meeting to the next, at least 1.
         warmup_steps: steps at the start in which gradients are averaged (Lin et al.'s post-local SGD); by default none.
@@ -192,7 +191,6 @@ class DiLoCo(LocalSteps, torch.optim.AdamW):
     """AdamW on each replica alone, and after H steps one step of SGD with Nesterov's momentum on the mean change.
 
     Args:
-        params: parameters, or groups of them.
         lr: of the inner AdamW.
         local_steps: H, steps from one meeting to the next, at least 1.
         outer_lr: of the outer step.

@@ -27,10 +27,6 @@ class TensorAxis:
         rank: number of the pretended rank.
         size: how many ranks are pretended.
         sequence_parallel: outside of the parallel regions each rank holds T / n tokens of every sequence, not all.
-
-    Attributes:
-        rank: this rank's number on the axis.
-        size: how many ranks it has.
     """
 
     def __init__(

@@ -46,8 +46,6 @@ class ColumnParallelLinear(nn.Module):
     Its input is whole on every rank and has passed `operators.enter`, once for all layers that read it.
 
     Args:
-        whole: the layer to split.
-        axis: the ranks that share it.
         gather_output: give all outputs to every rank (one all-gather of them), not each rank its own.
     """
 
@@ -66,12 +64,7 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """Linear layer of which each rank holds the weights of some inputs; it ends the region.
-
-    Args:
-        whole: the layer to split.
-        axis: the ranks that share it.
-    """
+    """Linear layer of which each rank holds the weights of some inputs; it ends the region."""
 
     def __init__(self, whole: nn.Linear, axis: TensorAxis) -> None:
         super().__init__()
@@ -94,7 +87,6 @@ class VocabularyParallelEmbedding(nn.Module):
 
     Args:
         whole: the table to split, V × D.
-        axis: the ranks that share it.
     """
 
     def __init__(self, whole: nn.Embedding, axis: TensorAxis) -> None:
@@ -115,12 +107,7 @@ class VocabularyParallelEmbedding(nn.Module):
 
 
 class ParallelEmbedding(nn.Module):
-    """First block of GPT: the token vectors split along the vocabulary, the positions whole on every rank.
-
-    Args:
-        whole: the block to split.
-        axis: the ranks that share it.
-    """
+    """First block of GPT: the token vectors split along the vocabulary, the positions whole on every rank."""
 
     def __init__(self, whole: gpt.Embedding, axis: TensorAxis) -> None:
         super().__init__()
@@ -179,12 +166,7 @@ def vocabulary_parallel_cross_entropy(logits_BTv: Tensor, targets_BT: Tensor, st
 
 
 class SequenceNorm(nn.Module):
-    """Layer norm, or root-mean-square norm, over this rank's tokens; all tokens without sequence parallelism.
-
-    Args:
-        whole: the norm.
-        axis: the ranks that share the sequence.
-    """
+    """Layer norm, or root-mean-square norm, over this rank's tokens; all tokens without sequence parallelism."""
 
     def __init__(self, whole: nn.LayerNorm | nn.RMSNorm, axis: TensorAxis) -> None:
         super().__init__()

@@ -67,7 +67,6 @@ def split_model(model: BlockList, axis: TensorAxis, pattern: str = EVERYTHING) -
 
     Args:
         model: the whole model, with the same weights on all ranks of the axis.
-        axis: the ranks that share it.
         pattern: regular expression; parts whose names it matches anywhere are split (see `parts_of`), all by default.
 
     Raises:

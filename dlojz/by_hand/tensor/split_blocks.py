@@ -39,7 +39,6 @@ class ParallelTransformerBlock(nn.Module):
 
     Args:
         whole: the block to split; its norms are used as they are.
-        axis: the ranks that share it.
         attention: split the attention; else every rank computes all of it.
         mlp: the same for the MLP.
     """
@@ -69,12 +68,7 @@ class ParallelTransformerBlock(nn.Module):
 
 
 class ParallelHead(nn.Module):
-    """Last block of a text model: norm, then the logits of this rank's words.
-
-    Args:
-        whole: the block to split.
-        axis: the ranks that share the vocabulary.
-    """
+    """Last block of a text model: norm, then the logits of this rank's words."""
 
     def __init__(self, whole: VocabularyHead, axis: TensorAxis) -> None:
         super().__init__()
@@ -94,7 +88,6 @@ class ParallelLlamaBlock(nn.Module):
 
     Args:
         whole: the block to split; its norms are used as they are.
-        axis: the ranks that share it.
         attention: split the attention; else every rank computes all of it.
         mlp: the same for the MLP.
     """
@@ -127,12 +120,7 @@ class ParallelLlamaBlock(nn.Module):
 
 
 class ParallelRelativeAttention(nn.Module):
-    """CoAtNet attention of which each rank computes some heads, with their position biases.
-
-    Args:
-        whole: the module to split.
-        axis: the ranks that share it.
-    """
+    """CoAtNet attention of which each rank computes some heads, with their position biases."""
 
     def __init__(self, whole: RelativeAttention, axis: TensorAxis) -> None:
         super().__init__()
@@ -155,8 +143,6 @@ class ParallelAttentionBlock(nn.Module):
     """CoAtNet attention block of which each rank computes some heads and some hidden features.
 
     Args:
-        whole: the block to split.
-        axis: the ranks that share it.
         attention: split the attention; else every rank computes all of it.
         mlp: the same for the MLP.
     """
@@ -182,12 +168,7 @@ class ParallelAttentionBlock(nn.Module):
 
 
 class ParallelCoAtNetHead(nn.Module):
-    """Classifier of CoAtNet: its hidden layer by columns, the logits by rows, so that every rank has all of them.
-
-    Args:
-        whole: the block to split.
-        axis: the ranks that share it.
-    """
+    """Classifier of CoAtNet: its hidden layer by columns, the logits by rows, so that every rank has all of them."""
 
     def __init__(self, whole: PoolingHead, axis: TensorAxis) -> None:
         super().__init__()

@@ -36,8 +36,6 @@ class CampaignMark:
         series: what the point shares with those of other batches, to which it is joined.
         family: what it shares with those on other numbers of ranks.
         batch: its place on the axis of the batch.
-        ranks: number of processes.
-        state: of the run.
         predicted_bytes: memory of the heaviest rank; None where not known, as every figure below.
         measured_bytes: the same.
         limit_bytes: what a rank may take.
@@ -238,7 +236,6 @@ def batch_figure(marks: Sequence[CampaignMark], batch_label: str, path: str | Pa
     """Draw throughput and memory against the batch, with the limit of the device.
 
     Args:
-        marks: the points.
         batch_label: what the axis counts, in words.
     """
     figure = campaign_canvas(

@@ -267,7 +267,6 @@ def stepper(name: str = "ring_all_reduce", size: int = 4) -> Any:
     """Show a widget: choose an algorithm and a number of ranks, then go through the steps.
 
     Args:
-        name: the algorithm shown first.
         size: the number of ranks shown first, 1 to 16.
 
     Returns:
@@ -364,9 +363,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
 _DASHES = ("-", "--", "-.", ":")
 
 
-def communication_figure(
-    ways: Sequence[Reduction], path: str | Path | None = None, *, latency_s: float = LATENCY_S
-) -> LabFigure:
+def communication_figure(ways: Sequence[Reduction], path: str | Path | None = None) -> LabFigure:
     """Draw the bytes that a rank sends per step against the final loss, and the step's time over slow and fast links.
 
     Left: a point per way, on a logarithmic axis of bytes: how far its loss is above that of `Way.against`, seed by seed
@@ -376,7 +373,6 @@ def communication_figure(
 
     Args:
         ways: see `dlojz.prediction.link_traffic`; those without losses are not drawn on the left.
-        latency_s: α of the links.
 
     Raises:
         LabError: without a way that has losses, or without what it is held against.
@@ -406,7 +402,7 @@ def communication_figure(
     columns = figure.subplots(1, 2) if timed else [figure.subplots()]
     _pareto(columns[0], ways, judged)
     if timed:
-        _links(columns[1], ways, timed, latency_s)
+        _links(columns[1], ways, timed)
     handles, labels = columns[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6 if timed else 4, frameon=False, fontsize=9)
     return finish(figure, path)
@@ -455,12 +451,12 @@ def _pareto(axes: Axes, ways: Sequence[Reduction], judged: Mapping[str, Reductio
     plain(axes)
 
 
-def _links(axes: Axes, ways: Sequence[Reduction], timed: Sequence[Reduction], latency_s: float) -> None:
+def _links(axes: Axes, ways: Sequence[Reduction], timed: Sequence[Reduction]) -> None:
     """The right panel."""
     gbits = _spread(*LINKS_GBIT)
     for way in timed:
         color, marker, dashes = _look(ways, way)
-        taken = [1e3 * ((way.step_s or 0) + way.link_s(latency_s, gbit * 1e9 / 8)) for gbit in gbits]
+        taken = [1e3 * ((way.step_s or 0) + way.link_s(LATENCY_S, gbit * 1e9 / 8)) for gbit in gbits]
         face = "white" if way.plain else color
         axes.plot(gbits, taken, dashes, color=color, marker=marker, markevery=10, markersize=5, markerfacecolor=face)
     logarithmic(axes, "x", marks=(1.0,))
@@ -468,7 +464,7 @@ def _links(axes: Axes, ways: Sequence[Reduction], timed: Sequence[Reduction], la
     axes.yaxis.set_minor_locator(NullLocator())
     bandwidth = say(en="bandwidth of the link (Gbit/s)", fr="débit du lien (Gbit/s)")
     caption(axes, x=bandwidth, y=say(en="step (ms)", fr="pas (ms)"))
-    microseconds = f"{1e6 * latency_s:g}"
+    microseconds = f"{1e6 * LATENCY_S:g}"
     title = say(
         en=f"The step over slower links, predicted\n(measured here, plus α–β with α = {microseconds} µs)",
         fr=f"Le pas sur des liens plus lents, prédit\n(mesuré ici, plus α–β avec α = {microseconds} µs)",

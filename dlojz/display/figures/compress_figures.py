@@ -82,9 +82,6 @@ def compress_figure(board: Board, path: str | Path | None = None) -> LabFigure:
     Full: measured, median over the seeds; thin bars: all seeds (upright) and half of the rounds (across). Hollow:
     predicted. The dashed line joins what nothing beats in the two quantities of the panel; a ring marks what nothing
     beats in accuracy, size and time together. A method has the same number everywhere.
-
-    Args:
-        board: of any methods and seeds.
     """
     lines = board.lines()
     high = max(4.9, 1.5 + 0.25 * (len(lines) + len(_families(lines))))
@@ -346,9 +343,7 @@ def schedule_figure(
     """Draw a gradual pruning: the cubic, the steps in which the masks follow it, the zeros counted, the loss below.
 
     Args:
-        schedule: what is predicted.
         measured: (step, share of zeros) after each renewal (see `GradualPruning.measured`).
-        steps: of the whole training.
         losses: of every step; none: no second panel.
     """
     figure = new_figure(9.0, 5.4 if losses else 3.8, alt=_schedule_description(schedule, measured))
@@ -441,9 +436,7 @@ def speed_figure(speeds: Sequence[SparseSpeed], where: str, path: str | Path | N
     plain(axes)
     caption(
         axes,
-        x=say(
-            en="share of zeros (the scale opens towards 100 %)", fr="part de zéros (l’échelle s’ouvre vers 100 %)"
-        ),
+        x=say(en="share of zeros (the scale opens towards 100 %)", fr="part de zéros (l’échelle s’ouvre vers 100 %)"),
         y=say(en="duration ÷ that of the dense layer", fr="durée ÷ celle de la couche dense"),
         title=f"{visible(where)}\n{_verdict(speeds)}",
         size=9,

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
 from dlojz.base.language import brief_percent, decimal, say, shortest, spaced_percent
-from dlojz.base.table import Table, visible
+from dlojz.base.table import Table, titles, visible
 from dlojz.display.canvas import LabFigure, caption, decimal_marks, finish, logarithmic, new_figure, plain
 from dlojz.display.style import BASELINE, BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 
@@ -41,7 +41,6 @@ def calibrate_figure(measured: Measured, sites: Sequence[MeasuredSite], path: st
     """Draw what was measured on each number of ranks, with what the parameters say of it.
 
     Args:
-        measured: the machine.
         sites: what its measurements came to, by number of ranks.
     """
     figure = new_figure(13.0, 8.0, alt=description(measured, sites))
@@ -239,16 +238,9 @@ def validation_table(results: Sequence[TableResult]) -> Table:
     """List the errors of all tables."""
     from dlojz.cost_model.validation import TOOLS
 
-    head = (
-        say(en="table", fr="tableau"),
-        say(en="rows", fr="lignes"),
-        say(en="error", fr="erreur"),
-        "max",
-        say(en="goal", fr="objectif"),
-        "trivial",
-        say(en="table left out", fr="tableau écarté"),
-        say(en="rank corr.", fr="corr. rang"),
-        say(en="published tool", fr="outil publié"),
+    head = titles(
+        en="table; rows; error; max; goal; trivial; table left out; rank corr.; published tool",
+        fr="tableau; lignes; erreur; max; objectif; trivial; tableau écarté; corr. rang; outil publié",
     )
     rows = []
     for one in results:
@@ -279,14 +271,9 @@ def validation_table(results: Sequence[TableResult]) -> Table:
 
 def rows_table(result: TableResult) -> Table:
     """List every row of one table."""
-    head = (
-        say(en="row", fr="ligne"),
-        "dp·tp·pp·cp",
-        "micro-batch",
-        say(en="measured", fr="mesuré"),
-        say(en="predicted", fr="prédit"),
-        say(en="error", fr="erreur"),
-        "",
+    head = titles(
+        en="row; dp·tp·pp·cp; micro-batch; measured; predicted; error; ",
+        fr="ligne; dp·tp·pp·cp; micro-batch; mesuré; prédit; erreur; ",
     )
     rows = (
         (

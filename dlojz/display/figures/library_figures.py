@@ -166,9 +166,6 @@ def libraries_figure(rows: Sequence[LibraryRow], path: str | Path | None = None)
     Lines of code, those that are not plain torch's in full colour; the peak of memory of rank 0, predicted (light)
     above measured, in MiB; the bytes that a step communicates, likewise; the time of a step over plain torch's in the
     same round, a dot for the median, a bar for the quartiles. Beneath each name: the largest difference of a loss.
-
-    Args:
-        rows: the libraries, in order.
     """
     figure = new_figure(12.0, 1.3 + 0.75 * max(1, len(rows)), alt=description(rows))
     panels = figure.subplots(1, 4, sharey=True, squeeze=False)[0]

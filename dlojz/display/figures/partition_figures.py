@@ -199,7 +199,6 @@ def bubble_points(name: str, ranks: int, micro_batches: Sequence[int], costs: Co
 
     Args:
         name: a schedule of the catalogue.
-        ranks: number of ranks.
         micro_batches: sizes to try.
         costs: times, in any unit.
 
@@ -231,8 +230,6 @@ def bubble_figure(
 
     Args:
         names: schedules of the catalogue.
-        ranks: number of ranks.
-        micro_batches: numbers of micro-batches.
         costs: times, in any unit.
 
     Raises:

@@ -65,11 +65,7 @@ SLOWEST = 12.0
 
 
 def plan_figure(plan: Plan, path: str | Path | None = None) -> LabFigure:
-    """Draw a plan: the front of compromises, the memory of every stage, the waterfall of the step, the refusals.
-
-    Args:
-        plan: the answer.
-    """
+    """Draw a plan: the front of compromises, the memory of every stage, the waterfall of the step, the refusals."""
     best, model = plan.best, plan.question.subject.name
     took = f"{best.time_words}, {gigabytes(best.memory_bytes)}"
     alt = say(
@@ -124,8 +120,6 @@ def _front(axes: Axes, plan: Plan, heights: NDArray[np.float64], height_of: Call
     """Step time against another quantity: layouts by engine, the Pareto front, the best.
 
     Args:
-        axes: of a panel.
-        plan: the answer.
         heights: the other quantity, of every layout.
         height_of: the same, of one layout.
     """
@@ -246,7 +240,6 @@ def beside_figure(
     """Draw a layout asked about over the best one: seconds of a step by part, bytes of the fullest GPU by category.
 
     Args:
-        plan: the answer.
         verdict: on the layout asked about.
         times: its seconds, by part.
         held: its bytes, by category.
@@ -283,7 +276,6 @@ def here_figure(here: Here, measured_s: Mapping[str, float], path: str | Path | 
     """Draw the best layout of each kind on this machine, stacked by part, the measured step as a diamond.
 
     Args:
-        here: the plan for this machine.
         measured_s: measured seconds of a step by title; may be empty.
     """
     shown = here.kinds()[:MOST_LAYOUTS]

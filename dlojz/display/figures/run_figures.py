@@ -63,13 +63,10 @@ def far_limit(limit_bytes: int, highest_bytes: float) -> str:
     )
 
 
-def footprint_figure(
-    forecast: Forecast, path: str | Path | None = None, limit_bytes: int | None = None
-) -> LabFigure:
+def footprint_figure(forecast: Forecast, path: str | Path | None = None, limit_bytes: int | None = None) -> LabFigure:
     """Draw a forecast at its peak: stacked by category against the device's limit, and block by block.
 
     Args:
-        forecast: of one rank.
         limit_bytes: memory of the device, drawn as a line; by default that of the forecast's device, if any.
     """
     if limit_bytes is None and forecast.device is not None:

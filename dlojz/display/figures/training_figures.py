@@ -145,8 +145,7 @@ def _gap_words(relative: float) -> str:
 def _medians(columns: Sequence[Sequence[float]]) -> list[float]:
     """The median over the seeds, step by step; a seed that diverged counts as the largest."""
     return [
-        median(value if math.isfinite(value) else math.inf for value in values)
-        for values in zip(*columns, strict=True)
+        median(value if math.isfinite(value) else math.inf for value in values) for values in zip(*columns, strict=True)
     ]
 
 

@@ -40,7 +40,6 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any], others:
     """Fill in the defaults of a panel's fields.
 
     Args:
-        given: fields, by name.
         defaults: those that a panel always has.
         others: names of further legal fields.
 
@@ -75,7 +74,6 @@ class Panel:
     """Controls in columns, the answer below.
 
     Args:
-        widgets: ipywidgets.
         controls: by the field that each sets.
         in_column: controls of a column.
         label_width, control_width: CSS widths; ipywidgets cuts longer labels short.

@@ -13,7 +13,7 @@ from typing import Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
-from dlojz.base.table import Table, safe
+from dlojz.base.table import Table, safe, titles
 from dlojz.display.canvas import LabFigure, figure_of
 from dlojz.display.drawing import Drawing
 from dlojz.display.pipeline_drawing import (
@@ -40,7 +40,6 @@ class ScheduleAnswer:
     Attributes:
         timeline: the simulation; None where the schedule cannot be executed.
         problems: what is wrong, in sentences; empty if nothing is.
-        drawing: of the timeline.
         bounds: the lower bound and the proven optimum of its makespan, where they are known.
     """
 
@@ -254,7 +253,7 @@ class PipelinePanel(Panel):
 
 
 def _answer(chosen: Mapping[str, Any], written: str | None) -> ScheduleAnswer:
-    limit = _limit(chosen["memory_limit"])
+    limit = _number(str(chosen["memory_limit"])) if str(chosen["memory_limit"]).strip() else None
     look = {key: chosen[key] for key in ("color_by", "critical", "idle")}
     if written is not None:
         return answer_of_csv(written, lambda stages: _costs(chosen, stages), limit, **look)
@@ -305,14 +304,8 @@ def _number(word: str) -> float:
     return value
 
 
-def _limit(text: Any) -> float | None:
-    return _number(str(text)) if str(text).strip() else None
-
-
 def _colour_names() -> tuple[str, ...]:
-    return (
-        say(en="kind", fr="genre"),
-        "micro-batch",
-        say(en="chunk", fr="étage du rang"),
-        say(en="weight version", fr="version des poids"),
+    return titles(
+        en="kind; micro-batch; chunk; weight version",
+        fr="genre; micro-batch; étage du rang; version des poids",
     )

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from dlojz import models
+from dlojz.base.contract import check_whole
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, one_of, say
 from dlojz.base.table import Table, tables_html
@@ -24,7 +25,7 @@ from dlojz.display.widgets.panel import Panel, import_widgets, status_html
 from dlojz.hardware import CLUSTERS, cluster
 from dlojz.planner.ask import NOT_CLUSTERS, plan
 from dlojz.planner.planned_model import OFFERS, published
-from dlojz.planner.question import MOST_BATCH, MOST_GPUS, whole
+from dlojz.planner.question import MOST_BATCH, MOST_GPUS
 from dlojz.planner.search import simulate_fastest
 from dlojz.planner.space import checkpointing_words
 
@@ -46,7 +47,6 @@ class PlannerAnswer:
 
     Attributes:
         plan: the planner's answer; None where it refuses.
-        show: the view.
         verdict: on the layout asked about; None in the other views.
         refusal: why there is no plan, or no verdict.
         asked: the fields of that layout.
@@ -154,7 +154,6 @@ def answered(
 
     Args:
         fields: model, cluster, gpus, batch.
-        show: the view, of `SHOWN`.
         layout: fields of the layout asked about, in the view "why".
         quick: by the closed form, nothing simulated yet.
     """
@@ -308,15 +307,15 @@ def _check(question: Mapping[str, Any], show: str, layout: Mapping[str, Any]) ->
     for name, legal in known.items():
         if question[name] not in legal:
             raise LabError(one_of(name, question[name], legal))
-    whole("gpus", question["gpus"], MOST_GPUS)
-    whole("batch", question["batch"], MOST_BATCH)
+    check_whole("gpus", question["gpus"], MOST_GPUS)
+    check_whole("batch", question["batch"], MOST_BATCH)
     if show not in SHOWN:
         raise LabError(one_of("show", show, SHOWN))
     for name, value in layout.items():
         if name not in FREE:
             raise LabError(one_of("field", name, FREE))
         if name in NUMBERS:
-            whole(name, value, MOST_GPUS)
+            check_whole(name, value, MOST_GPUS)
         elif value not in WORDS[name]:
             raise LabError(one_of(name, value, WORDS[name]))
 

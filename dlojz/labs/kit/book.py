@@ -164,7 +164,6 @@ class Shelf:
     """The pages of one language.
 
     Args:
-        language: Of all texts.
         notebooks: File names of the notebooks that have a page in the book.
         both: Whether each page has its twin in the other language.
     """
@@ -184,13 +183,7 @@ class Shelf:
 
 
 def notebook_page(notebook: Any, file: str, title: str, shelf: Shelf) -> str:
-    """One executed notebook as a page.
-
-    Args:
-        notebook: With its outputs.
-        file: Name of the page.
-        title: Of the window.
-    """
+    """One executed notebook as a page."""
     marked = copy.deepcopy(notebook)
     for cell in marked.cells:
         if cell.cell_type == "code" and BEGIN in cell.source:
@@ -371,8 +364,6 @@ class Book:
 
     Args:
         folder: Of the book; its first page is `index.html`.
-        pages: How many there are.
-        size_bytes: Of all pages.
         missing: Labs without a solution to show.
     """
 

@@ -312,15 +312,17 @@ def with_table(text: str) -> str:
 def instructors_labs_table() -> str:
     """The labs as a Markdown table for who teaches, how its figures were measured, what a hub needs, and choices."""
     times, rooms = read_durations(), read_rooms()
+    disk = _mib(sum(one.runs_bytes for one in rooms.values())) if _is_whole(rooms) else "—"
     lines = [
         "| lab | class | exercises, predictions | after | ranks | solution executes in | memory | processes | disk "
         "| campaign |",
         "|:--|:--|--:|:--|--:|--:|--:|--:|--:|:--|",
         *(_row(entry, times.get(entry.number), rooms.get(entry.number)) for entry in LABS),
-        f"| all | {duration(total_minutes())} | | | | {_sum(times)} | | | {_disk(rooms)} | |",
+        f"| all | {duration(total_minutes())} | | | | {_sum(times)} | | | {disk} | |",
     ]
-    texts = [_how_long(times), _how_much(rooms), *([_hub(rooms)] if rooms else [])]
-    return "\n\n".join(["\n".join(lines), *map(_filled, texts), _programmes()]) + "\n"
+    texts = (_how_long(times), _how_much(rooms), *([_hub(rooms)] if rooms else []))
+    filled = (textwrap.fill(text, 120, break_on_hyphens=False) for text in texts)
+    return "\n\n".join(["\n".join(lines), *filled, _programmes()]) + "\n"
 
 
 def _row(entry: LabEntry, time: Duration | None, room: Room | None) -> str:
@@ -358,10 +360,6 @@ def _sum(times: Mapping[str, Duration]) -> str:
         return "—"
     elapsed_s = sum(one.elapsed_s for one in times.values())
     return f"{elapsed_s / 60:.0f} min ({sum(one.processor_s for one in times.values()) / 60:.0f} min)"
-
-
-def _disk(rooms: Mapping[str, Room]) -> str:
-    return _mib(sum(one.runs_bytes for one in rooms.values())) if _is_whole(rooms) else "—"
 
 
 def _how_long(times: Mapping[str, Duration]) -> str:
@@ -419,10 +417,6 @@ def _programmes() -> str:
         without = f"; {listed(one.without, 'en')} first for those who do not know attention" if one.without else ""
         lines.append(f"- **{one.days.en.capitalize()}** ({duration(one.minutes)} of lab): {labs}{without}.")
     return "\n".join(lines)
-
-
-def _filled(text: str) -> str:
-    return textwrap.fill(text, 120, break_on_hyphens=False)
 
 
 @dataclass(frozen=True)
@@ -599,7 +593,6 @@ class Repaired:
     """What was done to a notebook.
 
     Args:
-        path: the notebook.
         restored: ids of the cells whose text was not the one handed out.
         returned: ids of the cells that were missing.
         answers: how many answers were kept.
@@ -636,7 +629,6 @@ def repair(path: Path, handed_out: Path | None = None) -> Repaired:
     """Restore every cell of a notebook that is not an answer.
 
     Args:
-        path: The student's notebook.
         handed_out: The notebook it was made from; by default the one of the same name in `notebooks/` of the course,
             in the language of the student's (its metadata, else the name of its folder, else the general choice).
 

@@ -130,7 +130,6 @@ class Programme:
 
     Args:
         days: How long, as a heading says it.
-        numbers: Its labs.
         without: Those that its labs build on and that it leaves out, for who knows what they teach.
     """
 
@@ -170,8 +169,6 @@ def linked(notebook: Any, stem: str, language: Language, *, student: bool) -> An
 
     Args:
         notebook: As composed from its source.
-        stem: Of the source.
-        language: Of the notebook.
         student: A solution lies in another folder than the page of contents, and links to it from there.
     """
     import nbformat.v4

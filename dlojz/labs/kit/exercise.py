@@ -150,7 +150,6 @@ class Mistake:
 
     Args:
         way: called as the reference is.
-        en, fr: the sentence.
         part: which of several numbers it is the wrong way to, from 0; None: to all that the answer returns.
     """
 

@@ -55,7 +55,6 @@ def panel(width_in: float, height_in: float, en: str, fr: str) -> Axes:
 
     Args:
         width_in, height_in: size in inches.
-        en, fr: what the figure shows.
     """
     return new_figure(width_in, height_in, alt=say(en=en, fr=fr)).subplots()
 
@@ -75,8 +74,6 @@ def labelled(axes: Axes, x: str, y: str, **legend: Any) -> LabFigure:
     """Finish a figure of one panel, with titles of both axes and a legend without frame.
 
     Args:
-        axes: the panel, drawn.
-        x, y: titles.
         legend: further options of its legend.
     """
     axes.set_xlabel(x)
@@ -89,10 +86,8 @@ def plot_lines(axes: Axes, x: Sequence[Any], series: Mapping[str, Sequence[float
     """Draw one line per series, each with another colour, dashes and marker.
 
     Args:
-        axes: where.
         x: of all points.
         series: label to values.
-        look: further options of each line.
     """
     for (label, values), (color, line, marker) in zip(series.items(), LINE_STYLES, strict=False):
         axes.plot(x, values, **{"color": color, "linestyle": line, "marker": marker, "label": label, **look})
@@ -139,7 +134,6 @@ def legend_above(axes: Axes, *, ncols: int, height: float = 1.0, loc: Corner = "
     """A legend above the axes in which each name stands once.
 
     Args:
-        axes: what it is of.
         ncols: columns.
         height: its lower edge, in heights of the axes.
         loc: its corner that is put there.
@@ -171,11 +165,8 @@ def memory_and_messages(
     """Rank 0 of runs: memory by category, and bytes sent by collective; predicted in pale above.
 
     Args:
-        runs: measured ones.
-        titles: a name for each.
         opening: how the figure told in words begins.
         shown: which traffic is drawn.
-        ncols: columns of the legends.
         at_peak: what each category holds at the moment of the peak, so that a bar is as long as the peak is high;
             by default the largest that each one takes, which need not be at one moment.
 
@@ -325,11 +316,6 @@ def logarithmic(axis: Axis, marks: tuple[float, ...] = (1.0,)) -> None:
 def thousands(axis: Axis) -> None:
     """Plain numbers on a linear axis, with the marks of the reader's language."""
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-
-
-def columns(en: str, fr: str) -> tuple[str, ...]:
-    """Titles of a table's columns in the reader's language, separated by semicolons."""
-    return tuple(say(en=en, fr=fr).split("; "))
 
 
 def given(value: Any, *arguments: Any) -> Any:

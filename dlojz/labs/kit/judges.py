@@ -322,9 +322,7 @@ def expect_several(returned: object, names: str, count: int) -> tuple[Any, ...]:
     """Read what a function returned that gives several things.
 
     Args:
-        returned: by the answer.
         names: of the things, as a sentence quotes them, e.g. `(q, scale)`.
-        count: how many.
 
     Raises:
         Wrong: if they are not so many.
@@ -501,7 +499,6 @@ def check_settings(document: Mapping[str, Any], wanted: RunConfig, asked: Said) 
 
     Args:
         document: the settings, JSON data.
-        wanted: the run.
         asked: the run in words.
 
     Raises:
@@ -553,7 +550,6 @@ def expect_triple(given: Any, names: str) -> tuple[int, int, int]:
     """Read three whole numbers.
 
     Args:
-        given: what the student's function returned.
         names: what the three are, as a student reads it, e.g. `(pp, dp, tp)`.
 
     Raises:
@@ -572,10 +568,6 @@ def expect_triple(given: Any, names: str) -> tuple[int, int, int]:
 
 def expect_groups(given: Any, ranks: int) -> list[tuple[int, ...]]:
     """Read groups of ranks, each sorted, in the order of their first ranks.
-
-    Args:
-        given: what the student's function returned.
-        ranks: how many ranks there are.
 
     Raises:
         Wrong: for nothing, for something that is no list of lists of ranks, for a rank that does not exist, is in two

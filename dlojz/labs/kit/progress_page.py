@@ -25,7 +25,6 @@ class Standing:
     """One lab as a student has left it.
 
     Args:
-        entry: The lab.
         exercises: Id and title of each, in the order of the notebook; empty where the lab is not installed.
         done: Exercise → when it was first done (UTC, ISO 8601).
         predictions: How many the lab asks for.
@@ -111,7 +110,7 @@ class Overview:
             f"{good}.",
         )
         return Table(
-            titles(en="lab|exercises|predictions", fr="TP|exercices|prédictions"),
+            titles(en="lab; exercises; predictions", fr="TP; exercices; prédictions"),
             tuple(one.told for one in self.standings),
             align="l",
             shares=tuple(1 - len(one.to_do) / len(one.exercises) if one.exercises else 0.0 for one in self.standings),

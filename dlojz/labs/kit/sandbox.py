@@ -56,16 +56,13 @@ class SandboxOutcome:
     limit_s: float = WALL_S
 
 
-def run_limited(
-    job: Callable[[], Any], *, wall_s: float | None = None, memory_bytes: int = MEMORY_BYTES
-) -> SandboxOutcome:
+def run_limited(job: Callable[[], Any], *, wall_s: float | None = None) -> SandboxOutcome:
     """Run `job` in a forked child and bring back its JSON answer.
 
     Args:
         job: Called without arguments in the child; must return JSON data.
         wall_s: Seconds after which the child is ended, with all it has started; by default `WALL_S`, on a loaded
             machine as many times more as there is work per core.
-        memory_bytes: Address space the child may map beyond the kernel's own.
     """
     limit_s = WALL_S * patience() if wall_s is None else wall_s
     answer_read, answer_write = os.pipe()
@@ -74,7 +71,7 @@ def run_limited(
     def child() -> NoReturn:
         os.close(answer_read)
         os.close(print_read)
-        _child(job, answer_write, print_write, cpu_s=int(limit_s) + 1, memory_bytes=memory_bytes)
+        _child(job, answer_write, print_write, cpu_s=int(limit_s) + 1)
 
     _end_history_thread()
     pid = fork(child, reset=(signal.SIGINT, signal.SIGTERM))
@@ -137,7 +134,7 @@ def _listen(limits: dict[int, int], deadline: float) -> tuple[Literal["too_long"
     return None, texts
 
 
-def _child(job: Callable[[], Any], answer_fd: int, print_fd: int, *, cpu_s: int, memory_bytes: int) -> NoReturn:
+def _child(job: Callable[[], Any], answer_fd: int, print_fd: int, *, cpu_s: int) -> NoReturn:
     """The child's whole life; it never returns into the kernel's code."""
     code = 1
     try:
@@ -147,7 +144,7 @@ def _child(job: Callable[[], Any], answer_fd: int, print_fd: int, *, cpu_s: int,
         faulthandler.disable()  # it would write to the kernel's own stderr
         os.setsid()
         _separate_streams(print_fd)
-        _limit(cpu_s, memory_bytes)
+        _limit(cpu_s)
         answer = json.dumps(job()).encode()
         sys.stdout.flush()
         while answer:
@@ -171,11 +168,11 @@ def _separate_streams(print_fd: int) -> None:
     builtins.input = no_keyboard
 
 
-def _limit(cpu_s: int, memory_bytes: int) -> None:
+def _limit(cpu_s: int) -> None:
     mapped_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     for name, limit in (
         (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_AS, mapped_bytes + memory_bytes),
+        (resource.RLIMIT_AS, mapped_bytes + MEMORY_BYTES),
         (resource.RLIMIT_FSIZE, FILE_BYTES),
         (resource.RLIMIT_CORE, 0),
     ):

@@ -13,16 +13,13 @@ from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge
 from dlojz.results.footprint import Traffic
 
-
-def _global_batch(micro_batch: int, micro_batches: int, dp: int) -> int:
-    return Layout.from_dict({"micro_batch": micro_batch, "micro_batches": micro_batches, "dp": dp}).global_batch
-
-
 GLOBAL_BATCH = Exercise(
     id="global-batch",
     title=Said("the global batch", "la taille de batch globale"),
     judge=Judge(
-        _global_batch,
+        lambda micro_batch, micro_batches, dp: (
+            Layout.from_dict({"micro_batch": micro_batch, "micro_batches": micro_batches, "dp": dp}).global_batch
+        ),
         cases=((16, 1, 2), (8, 4, 3), (5, 3, 7), (1, 1, 1)),
         mistakes=(
             Mistake(
@@ -68,15 +65,11 @@ GLOBAL_BATCH = Exercise(
 )
 
 
-def _steps_per_epoch(num_samples: int, global_batch: int) -> int:
-    return num_samples // global_batch
-
-
 STEPS_PER_EPOCH = Exercise(
     id="steps-per-epoch",
     title=Said("the number of steps per epoch", "le nombre de pas par époque"),
     judge=Judge(
-        _steps_per_epoch,
+        lambda num_samples, global_batch: num_samples // global_batch,
         cases=((1797, 32), (1000, 250), (100, 36), (64, 64)),
         mistakes=(
             Mistake(

@@ -143,10 +143,6 @@ def _scaled_by_width(x_TD: Any, qkv_DE: Any, out_DD: Any, num_heads: int) -> Any
     return _concatenate(_weights(q, k, x_TD.shape[-1]) @ v) @ out_DD
 
 
-def _not_transposed_back(x_TD: Any, qkv_DE: Any, out_DD: Any, num_heads: int) -> Any:
-    return _heads(x_TD, qkv_DE, num_heads).reshape(x_TD.shape) @ out_DD
-
-
 MULTI_HEAD = Exercise(
     id="multi-head",
     title=Said("multi-head attention", "l’attention multi-têtes"),
@@ -173,7 +169,7 @@ MULTI_HEAD = Exercise(
                 "Les scores sont divisés par √D ; une tête a la largeur H = D / num_heads, divisez donc par √H.",
             ),
             Mistake(
-                _not_transposed_back,
+                lambda x_TD, qkv_DE, out_DD, heads: _heads(x_TD, qkv_DE, heads).reshape(x_TD.shape) @ out_DD,
                 "The heads are joined without transposing back: (N, T, H) becomes (T, N, H) first, then (T, D).",
                 "Les têtes sont recollées sans transposition : (N, T, H) redevient d’abord (T, N, H), puis (T, D).",
             ),

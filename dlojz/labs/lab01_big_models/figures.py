@@ -84,8 +84,8 @@ def coatnet_table() -> CoatnetTable:
         for name, published in COATNET.items()
     )
     heads = titles(
-        en="model|image|parameters (M)|paper|gap|multiply-adds (G)|paper|gap",
-        fr="modèle|image|paramètres (M)|article|écart|mult.-additions (G)|article|écart",
+        en="model; image; parameters (M); paper; gap; multiply-adds (G); paper; gap",
+        fr="modèle; image; paramètres (M); article; écart; mult.-additions (G); article; écart",
     )
     rows = tuple(
         (

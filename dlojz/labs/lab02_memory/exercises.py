@@ -49,10 +49,6 @@ def _fp32_moments(precision: str, optimizer: str) -> int:
     return 4 * _MOMENTS[optimizer]
 
 
-def _moments_as_weights(precision: str, optimizer: str) -> int:
-    return _RIGHT[precision][0] * _MOMENTS[optimizer]
-
-
 BYTES_PER_PARAMETER = Exercise(
     id="bytes-per-parameter",
     title=Said("bytes per parameter", "octets par paramètre"),
@@ -68,7 +64,7 @@ BYTES_PER_PARAMETER = Exercise(
                 "en fp32, sans laquelle les petites mises à jour disparaîtraient à l’arrondi.",
             ),
             Mistake(
-                _variant(_RIGHT, _moments_as_weights),
+                _variant(_RIGHT, lambda precision, optimizer: _RIGHT[precision][0] * _MOMENTS[optimizer]),
                 "You keep the moments in the precision of the weights; the optimizer keeps them in fp32, 4 bytes "
                 "each, whatever the weights are in.",
                 "Vous gardez les moments dans la précision des poids ; l’optimiseur les garde en fp32, 4 octets "
@@ -470,17 +466,6 @@ def states_table(bytes_per_parameter: Callable[[str, str], float]) -> Table | Ve
 _CHECKPOINT_SAMPLES, _CHECKPOINT_WIDTH = 4, 6
 _CASES = ((6, 2), (7, 3), (5, 1), (8, 4))  # blocks, blocks per segment
 _TOLERANCE = 1e-5
-
-
-def checkpointed(blocks: Sequence[nn.Module], x: Tensor, per_segment: int) -> Tensor:
-    """Run the blocks, keeping for backward the input of each segment only; backward runs the segment again."""
-    from torch import nn
-    from torch.utils.checkpoint import checkpoint
-
-    for start in range(0, len(blocks), per_segment):
-        segment = nn.Sequential(*blocks[start : start + per_segment])
-        x = checkpoint(segment, x, use_reentrant=False)
-    return x
 
 
 @dataclass

@@ -278,7 +278,6 @@ def segments(
     """What the student's forward keeps for backward, and its peak, by the length of the segments; traced.
 
     Args:
-        checkpointed: the student's function.
         blocks: modules, of one length of input and output.
         x: what the first reads.
         lengths: blocks per segment, each to be traced.

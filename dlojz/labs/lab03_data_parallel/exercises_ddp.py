@@ -118,10 +118,6 @@ def _mean_gradients(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     }
 
 
-def _own_gradients(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    return true_gradients(seed, [batch_of(rank, seed)])
-
-
 AVERAGE_GRADIENTS = Exercise(
     id="average-gradients",
     title=Said("averaging the gradients", "la moyenne des gradients"),
@@ -129,7 +125,7 @@ AVERAGE_GRADIENTS = Exercise(
         _mean_gradients,
         on_ranks=True,
         trial=_backward_trial,
-        local=_own_gradients,
+        local=lambda rank, size, seed: true_gradients(seed, [batch_of(rank, seed)]),
         labels={_WEIGHTS: Said("the weights of a rank", "les poids d’un rang")},
         mistakes=(
             Mistake(
@@ -470,10 +466,6 @@ def _mean(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     return true_gradients(seed, [batch_of(other, seed, STEPS - 1) for other in range(size)])
 
 
-def _own(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    return true_gradients(seed, [batch_of(rank, seed, STEPS - 1)])
-
-
 def overlap(model: nn.Module, *, divide: str = "before", wait: bool = True) -> Synchronize:
     """Send each gradient as soon as backward has finished with it; the function returned waits for all of them.
 
@@ -559,7 +551,14 @@ _OVERLAP_MISTAKES = (
 OVERLAP = Exercise(
     id="overlap",
     title=Said("communicating during backward", "communiquer pendant la passe arrière"),
-    judge=Judge(_mean, on_ranks=True, trial=_trial, local=_own, mistakes=_OVERLAP_MISTAKES, inspect=_inspect),
+    judge=Judge(
+        _mean,
+        on_ranks=True,
+        trial=_trial,
+        local=lambda rank, size, seed: true_gradients(seed, [batch_of(rank, seed, STEPS - 1)]),
+        mistakes=_OVERLAP_MISTAKES,
+        inspect=_inspect,
+    ),
     praise_en="Right: the first gradients arrive while the others are still being computed.",
     praise_fr="Exact : les premiers gradients arrivent pendant que les autres se calculent encore.",
     hint_en="parameter.register_post_accumulate_grad_hook(f) calls f(parameter) as soon as parameter.grad is final. "

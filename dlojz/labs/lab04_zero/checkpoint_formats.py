@@ -368,9 +368,6 @@ class FormatFile:
 def files(folders: Mapping[Format, Path]) -> list[FormatFile]:
     """The files of some checkpoints, the largest of each rank first.
 
-    Args:
-        folders: of each format.
-
     Raises:
         LabError: if a folder is not there.
     """
@@ -402,7 +399,6 @@ def predicted_bytes(config: RunConfig, kind: Format, rank: int) -> dict[Category
 
     Args:
         config: the run: a model in fp32 with Adam, data-parallel.
-        kind: the format.
         rank: 0 to dp − 1.
     """
     shapes, ranks = model_shapes(config), config.layout.dp
@@ -421,12 +417,7 @@ def predicted_bytes(config: RunConfig, kind: Format, rank: int) -> dict[Category
 
 
 class FileTable:
-    """The files of some checkpoints: who has written each, and its bytes; each rank's sum beside what was predicted.
-
-    Args:
-        folders: of each format.
-        config: the run that they are of.
-    """
+    """The files of some checkpoints: who has written each, and its bytes; each rank's sum beside what was predicted."""
 
     def __init__(self, folders: Mapping[Format, Path], config: RunConfig) -> None:
         self.config, self.files = config, files(folders)
@@ -448,7 +439,7 @@ class FileTable:
                 rows.append((f"{named} {rank}", written, format_bytes(expected)))
                 own = [file for file in self.files if (file.format, file.rank) == (kind, rank)]
                 rows += [(f"    {file.name}", format_bytes(file.bytes), "") for file in own]
-        return Table(titles(en="|written|tensors predicted", fr="|écrit|tenseurs prédits"), tuple(rows))
+        return Table(titles(en="; written; tensors predicted", fr="; écrit; tenseurs prédits"), tuple(rows))
 
     def __repr__(self) -> str:
         return str(self.table())
@@ -458,11 +449,7 @@ class FileTable:
 
 
 def pickle_table(folders: Mapping[Format, Path]) -> Table:
-    """Tabulate the pickles of some checkpoints: how many calls loading them would make, and what it would import.
-
-    Args:
-        folders: of each format.
-    """
+    """Tabulate the pickles of some checkpoints: how many calls loading them would make, and what it would import."""
     rows: list[tuple[str, ...]] = []
     pickles = [file for file in files(folders) if file.pickled]
     for kind in folders:
@@ -473,7 +460,7 @@ def pickle_table(folders: Mapping[Format, Path]) -> Table:
             for file, content in own.items()
         ]
         rows += [(line,) for line in _by_module({name for content in own.values() for name in imported(content)})]
-    return Table(titles(en="|calls|", fr="|appels|"), tuple(rows), align="lrl")
+    return Table(titles(en="; calls; ", fr="; appels; "), tuple(rows), align="lrl")
 
 
 def _by_module(names: set[str]) -> list[str]:

@@ -429,30 +429,6 @@ OFFLOAD_TIME = Exercise(
 )
 
 
-def deepspeed_settings(config: RunConfig, bucket_mib: float) -> dict[str, Any]:
-    """DeepSpeed's configuration for a run, in its own words.
-
-    Args:
-        config: of which stage, offloading, precision and sizes of batches are said.
-        bucket_mib: MiB of gradients that are reduced together; DeepSpeed counts elements.
-
-    Source: deepspeed.ai, "DeepSpeed Configuration JSON".
-    """
-    layout = config.layout
-    zero: dict[str, Any] = {"stage": layout.zero, "reduce_bucket_size": bucket_elements(config, bucket_mib)}
-    if layout.offload in ("optimizer", "parameters"):
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if layout.offload == "parameters":
-        zero["offload_param"] = {"device": "cpu"}
-    return {
-        "train_batch_size": layout.global_batch,
-        "train_micro_batch_size_per_gpu": layout.micro_batch,
-        "gradient_accumulation_steps": layout.micro_batches,
-        "bf16": {"enabled": config.precision == "bf16"},
-        "zero_optimization": zero,
-    }
-
-
 def bucket_elements(config: RunConfig, bucket_mib: float) -> int:
     """Gradients in a bucket of so many MiB: of 2 bytes each in bf16, 4 in fp32."""
     return int(bucket_mib * MEBIBYTE) // (2 if config.precision == "bf16" else 4)

@@ -71,8 +71,8 @@ def table_1(state_bytes: Callable[[float, int, int], float]) -> Table:
         en=f"{agreeing} of {count} cells agree to the last digit printed.",
         fr=f"Cases égales au dernier chiffre imprimé près : {agreeing} sur {count}.",
     )
-    paper = "|".join(f"stage {stage}|{say(en='(paper)', fr='(article)')}" for stage in (1, 2, 3))
-    return Table(titles(en=f"GB per GPU|N|{paper}", fr=f"Go par GPU|N|{paper}"), tuple(rows), notes=(agree,))
+    paper = "; ".join(f"stage {stage}; {say(en='(paper)', fr='(article)')}" for stage in (1, 2, 3))
+    return Table(titles(en=f"GB per GPU; N; {paper}", fr=f"Go par GPU; N; {paper}"), tuple(rows), notes=(agree,))
 
 
 def _last_digit(printed: str) -> float:

@@ -17,7 +17,6 @@ from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, refuse_nothing
 from dlojz.pipeline.closed_forms import fraction, overhead, total_time
 from dlojz.pipeline.optimum.shortest_schedule import optimum
-from dlojz.pipeline.orders.zero_bubble import list_schedule
 from dlojz.pipeline.schedule import Action, Costs, Schedule, parse_action
 from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import peak_activations, simulate
@@ -254,20 +253,6 @@ _ORDER_SIZES = ((4, 8), (2, 4), (3, 7), (1, 3), (4, 2), (8, 16), (5, 5))
 """Ranks and micro-batches: fewer micro-batches than ranks, and one rank, among them."""
 
 
-def one_f_one_b(rank: int, ranks: int, micro_batches: int) -> list[str]:
-    """1F1B's order of a rank: min(p − r, m) forwards, then a backward and a forward in turn, then the backwards left.
-
-    Source: Fan et al. 2021 (arXiv 2007.01045), §4; Narayanan et al. 2021 (arXiv 2006.09503), §2.2.
-    """
-    warm_up = min(ranks - rank, micro_batches)
-    order = [f"F{number}" for number in range(warm_up)]
-    for number in range(micro_batches):
-        order.append(f"B{number}")
-        if warm_up + number < micro_batches:
-            order.append(f"F{warm_up + number}")
-    return order
-
-
 def _check_order(answer: Callable[..., Any], ranks: int, micro_batches: int) -> None:
     given = [read_order(answer(rank, ranks, micro_batches), rank) for rank in range(ranks)]
     schedule = schedule_from(given, micro_batches)
@@ -428,14 +413,6 @@ CASES = ((4, 8, 3), (4, 8, 2), (3, 6, 2), (4, 6, 4), (2, 6, 1), (4, 8, 8))
 """Ranks, micro-batches, and how many of them each rank may keep."""
 
 
-def under_cap(ranks: int, micro_batches: int, limit: int) -> Schedule:
-    """The shortest schedule that keeps within a limit: backwards first, and forwards only as long as there is room.
-
-    For F = 1, B = 2, p ≤ 4 and m ≤ 8 this is the proven optimum (`dlojz.pipeline.optimum.shortest_schedule`).
-    """
-    return list_schedule(ranks, micro_batches, priority="backward-first", cap=limit)
-
-
 def _check_cap(answer: Callable[..., Any], ranks: int, micro_batches: int, limit: int) -> None:
     schedule = read_schedule(answer(ranks, micro_batches, limit), ranks, micro_batches)
     refuse_invalid(schedule)
@@ -500,16 +477,6 @@ LIMIT = 3
 BLOCKING = Costs(sends="rendezvous")
 
 
-def unblocked() -> list[list[str]]:
-    """An order of 2 ranks and 4 micro-batches that runs with blocking sends and keeps at most 3 micro-batches.
-
-    A rank that sends must find the other one receiving. In 1F1B both ranks send between their first backward and the
-    forward that follows: one more forward before it, on the last rank as on the first, and they take turns.
-    """
-    ahead = ["F0", "F1", "F2", "B0", "F3", "B1", "B2", "B3"]
-    return [ahead, ahead]
-
-
 def _check_unblocked(answer: Callable[..., Any]) -> None:
     schedule = read_schedule(answer(), RANKS, MICRO_BATCHES)
     refuse_invalid(schedule)
@@ -560,14 +527,6 @@ UNBLOCK = Exercise(
     nearer_fr="Donnez aux deux rangs le même ordre, avec deux ou trois passes avant en tête, puis une passe arrière et "
     "une passe avant en alternance.",
 )
-
-
-def without_bubble() -> list[list[str]]:
-    """ZB-H1 for 2 ranks and 4 micro-batches: 13 time units, which is the lower bound; each rank keeps 2.
-
-    Source: Qi et al. 2024 (arXiv 2401.10241), §2.1.
-    """
-    return [[str(action) for action in order] for order in build("zb-h1", RANKS, MICRO_BATCHES).orders]
 
 
 BEST, DEADLOCK_KEPT = 13, 2

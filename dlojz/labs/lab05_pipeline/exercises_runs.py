@@ -397,24 +397,6 @@ STALE_SGD = Exercise(
 )
 
 
-def deepspeed_pipeline(config: RunConfig) -> tuple[int, int, dict[str, Any]]:
-    """Processes to start, what follows `-p`, and DeepSpeed's JSON, for a pipeline with replicas.
-
-    Source: deepspeed.ai, "Pipeline Parallelism" (tutorial: AlexNet, `-p 2`) and "DeepSpeed Configuration JSON".
-    """
-    layout = config.layout
-    return (
-        layout.pp * layout.dp,
-        layout.pp,
-        {
-            "train_batch_size": layout.micro_batch * layout.micro_batches * layout.dp,
-            "train_micro_batch_size_per_gpu": layout.micro_batch,
-            "gradient_accumulation_steps": layout.micro_batches,
-            "zero_optimization": {"stage": layout.zero},
-        },
-    )
-
-
 def course_case() -> RunConfig:
     """The course's run: AlexNet, 2 stages × 2 replicas, 8 micro-batches, 200 steps."""
     return RunConfig.of(model="alexnet", engine="deepspeed", pp=2, dp=2, micro_batch=32, micro_batches=8, steps=200)

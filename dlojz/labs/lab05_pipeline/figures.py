@@ -14,7 +14,7 @@ from matplotlib.ticker import NullFormatter
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, format_seconds, percent, say, significant
-from dlojz.base.table import Table
+from dlojz.base.table import Table, titles
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks
 from dlojz.display.figures.partition_figures import overlay_figure, partition_figure
@@ -60,13 +60,9 @@ def bubbles(
                 *(" | ".join(map(percent, pair)) for pair in shares),
             )
             rows.append((name, str(ranks), str(micro_batches), *cells))
-    head = (
-        say(en="formula | simulated", fr="formule | simulé"),
-        "p",
-        "m",
-        say(en="step", fr="pas"),
-        say(en="fraction", fr="fraction"),
-        say(en="overhead", fr="surcoût"),
+    head = titles(
+        en="formula | simulated; p; m; step; fraction; overhead",
+        fr="formule | simulé; p; m; pas; fraction; surcoût",
     )
     return Table(head, tuple(rows))
 
@@ -171,15 +167,9 @@ def all_schedules(names: Sequence[str], ranks: int, micro_batches: int, **option
                 entry(name).limits(),
             )
         )  # fmt: skip
-    head = (
-        say(en="schedule", fr="ordonnancement"),
-        say(en="makespan", fr="durée"),
-        say(en="span", fr="portée"),
-        say(en="bubble", fr="bulle"),
-        say(en="kept", fr="gardés"),
-        say(en="weights", fr="poids"),
-        "messages",
-        say(en="price", fr="prix"),
+    head = titles(
+        en="schedule; makespan; span; bubble; kept; weights; messages; price",
+        fr="ordonnancement; durée; portée; bulle; gardés; poids; messages; prix",
     )
     return Table(head, tuple(rows))
 
@@ -259,12 +249,9 @@ def steps(runs: Sequence[Run]) -> Table:
                 percent(both.measured.bubble_fraction),
             )
         )
-    head = (
-        say(en="schedule", fr="ordonnancement"),
-        say(en="step, predicted", fr="pas prédit"),
-        say(en="measured", fr="mesuré"),
-        say(en="bubble, predicted", fr="bulle prédite"),
-        say(en="measured", fr="mesurée"),
+    head = titles(
+        en="schedule; step, predicted; measured; bubble, predicted; measured",
+        fr="ordonnancement; pas prédit; mesuré; bulle prédite; mesurée",
     )
     return Table(head, tuple(rows))
 
@@ -296,12 +283,9 @@ def memory(kept: Callable[[str, int, int, int], int], runs: Sequence[Run]) -> Ta
             rows.append(
                 (str(layout.schedule), str(rank), str(count), format_bytes(measured), format_bytes(measured / count))
             )
-    head = (
-        say(en="schedule", fr="ordonnancement"),
-        say(en="rank", fr="rang"),
-        say(en="kept", fr="gardés"),
-        say(en="activations", fr="activations"),
-        say(en="per micro-batch", fr="par micro-batch"),
+    head = titles(
+        en="schedule; rank; kept; activations; per micro-batch",
+        fr="ordonnancement; rang; gardés; activations; par micro-batch",
     )
     return Table(head, tuple(rows))
 
@@ -331,14 +315,9 @@ def traffic(run: Run) -> Table:
                 sums.get(("dp", "all_reduce"), "0"),
             )
         )
-    head = (
-        say(en="rank", fr="rang"),
-        say(en="stage", fr="étage"),
-        say(en="replica", fr="réplique"),
-        say(en="weights", fr="poids"),
-        say(en="sent", fr="envoyé"),
-        say(en="received", fr="reçu"),
-        "all-reduce",
+    head = titles(
+        en="rank; stage; replica; weights; sent; received; all-reduce",
+        fr="rang; étage; réplique; poids; envoyé; reçu; all-reduce",
     )
     return Table(head, tuple(rows))
 
@@ -388,12 +367,9 @@ def staleness(ranks: int, micro_batches: int, names: Sequence[str] = ASYNCHRONOU
                 say(en="no", fr="non") if audit.mixed else say(en="yes", fr="oui"),
             )
         )
-    head = (
-        say(en="method", fr="méthode"),
-        say(en="delay, forward", fr="retard, passe avant"),
-        say(en="backward", fr="passe arrière"),
-        say(en="versions kept", fr="versions gardées"),
-        say(en="a true gradient?", fr="un vrai gradient ?"),
+    head = titles(
+        en="method; delay, forward; backward; versions kept; a true gradient?",
+        fr="méthode; retard, passe avant; passe arrière; versions gardées; un vrai gradient ?",
     )
     return Table(head, tuple(rows))
 

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from dlojz.base.language import format_bytes, say, significant
-from dlojz.base.table import Table
+from dlojz.base.table import Table, titles
 from dlojz.by_hand.tensor.axis import share_bounds
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure
 from dlojz.display.style import BLACK, EDGE, GREY, LINE_STYLES, SHADE, Style
@@ -258,14 +258,9 @@ def counted(runs: Sequence[Run], group: str = "tp") -> Table:
             messages = [format_bytes(one.message_bytes) if one else "0" for one in both]
             sent = format_bytes(found[name].sent_bytes) if name in found else "0"
             rows.append((_title(run), name.replace("_", "-"), *calls, *messages, sent))
-    head = (
-        say(en="run", fr="exécution"),
-        say(en="collective", fr="communication"),
-        say(en="calls, predicted", fr="appels prédits"),
-        say(en="counted", fr="comptés"),
-        say(en="messages, predicted", fr="messages prédits"),
-        say(en="counted", fr="comptés"),
-        say(en="sent", fr="envoyé"),
+    head = titles(
+        en="run; collective; calls, predicted; counted; messages, predicted; counted; sent",
+        fr="exécution; communication; appels prédits; comptés; messages prédits; comptés; envoyé",
     )
     return Table(head, tuple(rows))
 

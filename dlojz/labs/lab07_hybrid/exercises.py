@@ -279,10 +279,6 @@ _GROUP_WAYS = (
 )
 
 
-def _read_groups(answer: Callable[..., Any], axis: str, dp: int, pp: int, tp: int) -> list[tuple[int, ...]]:
-    return expect_groups(answer(axis, dp, pp, tp), dp * pp * tp)
-
-
 def _other_groups(case: Case, given: list[tuple[int, ...]], right: list[tuple[int, ...]]) -> Said:
     axis, dp, pp, tp = case
     grid = RankGrid(dp=dp, pp=pp, tp=tp)
@@ -310,7 +306,7 @@ GROUPS = Exercise(
     judge=Judge(
         groups_of,
         cases=[(axis, *size) for size in SIZES for axis in ("tp", "dp", "pp")],
-        trial=_read_groups,
+        trial=lambda answer, axis, dp, pp, tp: expect_groups(answer(axis, dp, pp, tp), dp * pp * tp),
         mistakes=_GROUP_WAYS,
         differs=_other_groups,
     ),
@@ -704,34 +700,6 @@ STEP_DEGREES = {4: (2, 2), 3: (3, 1)}
 """(dp, tp) by number of ranks; in the second case the two differ, so that none stands for the other."""
 STEP_CASES = ((4, 21), (3, 22))
 _LABELS = {f"gradient of {name}": Said(f"the gradient of {name}", f"le gradient de {name}") for name in NAMES}
-
-
-def hybrid_step(part: Part, x: Tensor, targets: Tensor, dp: Any, tp: Any) -> None:
-    """Run forward and backward of this rank's slice and average its gradients over the replicas.
-
-    Args:
-        part: `scale` (D,) and `bias` (D,), whole on every rank; `w1` (H, D) and `w2` (D, H), this rank's slices.
-        x: (B, D), the samples of this replica, the same on all its tensor ranks.
-        targets: (B, D), likewise.
-        dp: the axis of the replicas, a `dlojz.by_hand.tensor.axis.TensorAxis`.
-        tp: the axis of the slices.
-
-    Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3, for the layer; §3 "Hybrid Model and Data Parallelism" for
-    gradients, all-reduced over the ranks of the data axis alone.
-    """
-    import torch
-
-    from dlojz.by_hand.tensor.operators import add_up, copy
-
-    # In backward, `copy` adds up over tp what each slice has found for its input: (B, D).
-    h_BH = torch.relu(copy(x * part["scale"], tp) @ part["w1"].T)
-    # Who: the ranks of tp. What: their terms of the output. How much: (B, D).
-    y_BD = add_up(h_BH @ part["w2"].T, tp) + part["bias"]
-    ((y_BD - targets) ** 2).mean().backward()
-    for parameter in part.values():
-        # Who: the ranks of dp, which hold the same slice. What: its gradient. How much: its bytes.
-        dp.all_reduce(parameter.grad)
-        parameter.grad /= dp.size
 
 
 RIGHT = StepVariant()

@@ -7,14 +7,14 @@ from functools import lru_cache
 from typing import Any
 
 from dlojz.base.language import byte_units, format_bytes, percent, say
-from dlojz.base.table import Table
+from dlojz.base.table import Table, titles
 from dlojz.config.layout import DEFAULT_ORDER, RankGrid
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.grid_drawing import grid_figure
 from dlojz.display.style import BLACK, CATEGORY_STYLES, EDGE, LINE_STYLES, category_label
 from dlojz.labs.kit.exercise import or_to_do
-from dlojz.labs.kit.figures import columns, labelled, measured_footprint, panel, pictured
+from dlojz.labs.kit.figures import labelled, measured_footprint, panel, pictured
 from dlojz.labs.kit.judges import expect_groups, expect_triple
 from dlojz.labs.lab07_hybrid.exercises import ROUNDS, BetweenNodes
 from dlojz.prediction.communication import predict_communication
@@ -49,7 +49,7 @@ def places(
     for rank in ranks:
         stage, replica, piece = expect_triple(place_of(rank, dp, pp, tp), "(pp_rank, dp_rank, tp_rank)")
         rows.append((*map(str, (rank, stage, replica, piece)), str((stage * dp + replica) * tp + piece)))
-    head = columns(
+    head = titles(
         en="rank; pp_rank; dp_rank; tp_rank; (pp_rank · dp + dp_rank) · tp + tp_rank",
         fr="rang; pp_rank; dp_rank; tp_rank; (pp_rank · dp + dp_rank) · tp + tp_rank",
     )
@@ -78,7 +78,7 @@ def crossings(between_nodes: BetweenNodes, config: RunConfig, gpus_per_node: int
             theirs = crossing.bytes_of(axis, between=True)
             own = "" if axis == "pp" else format_bytes(_own(between_nodes, config, grid, axis))
             rows.append((order, axis, own, format_bytes(theirs), format_bytes(crossing.bytes_of(axis, between=False))))
-    head = columns(
+    head = titles(
         en="order (innermost first); axis; between nodes: yours; the package; inside nodes",
         fr="ordre (du plus intérieur); axe; entre nœuds : chez vous; le paquet; dans les nœuds",
     )
@@ -144,7 +144,7 @@ def degrees(
                 format_bytes(between / (dp * pp * tp)),
             )
         )
-    head = columns(
+    head = titles(
         en="dp × pp × tp; states of the fullest rank; bubble; sent inside, per rank; between nodes, per rank",
         fr="dp × pp × tp; états du rang le plus chargé; bulle; envoyé dans le nœud, par rang; entre nœuds, par rang",
     )
@@ -225,7 +225,7 @@ def volumes(runs: Sequence[Run]) -> Table:
                     say(en="yes", fr="oui") if equal else say(en="NO", fr="NON"),
                 )
             )
-    head = columns(
+    head = titles(
         en="run; axis; collective; calls; predicted; counted; equal on all ranks",
         fr="exécution; axe; communication; appels; prédit; compté; égaux sur tous les rangs",
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from dlojz.base.language import decimal, format_bytes, percent, say, significant
-from dlojz.base.table import Table
+from dlojz.base.table import Table, titles
 from dlojz.cost_model.measured_machine import Measured, link_of
 from dlojz.cost_model.validation import validate
 from dlojz.display.canvas import LabFigure
@@ -17,7 +17,7 @@ from dlojz.hardware.decoder_size import flops_per_sequence
 from dlojz.hardware.evidence import Measurement
 from dlojz.hardware.links import Collective, Interconnect, bus_factor
 from dlojz.labs.kit.exercise import or_to_do
-from dlojz.labs.kit.figures import columns, pictured
+from dlojz.labs.kit.figures import pictured
 from dlojz.labs.lab08_compromise.exercises_alpa import KNOWN, StageTimes, perceptron, plan_of, solve
 from dlojz.labs.lab08_compromise.exercises_evidence import MeasuredRow
 from dlojz.labs.lab08_compromise.exercises_layouts import LayoutRow
@@ -69,7 +69,7 @@ def links(fit: Answer, measured: Measured, ranks: int) -> Table:
         theirs = float(found.alpha_s(name, ranks)), float(found.bytes_per_s(name, ranks))
         bandwidth = f"{decimal(1 / beta / 1e9, 2)} | {decimal(theirs[1] / 1e9, 2)}" if beta else "—"
         rows.append((name, decimal(factor, 2), f"{seconds(alpha)} | {seconds(theirs[0])}", bandwidth))
-    head = columns(en="yours | the package; factor; α; 1/β, GB/s", fr="vous | le paquet; facteur; α; 1/β, Go/s")
+    head = titles(en="yours | the package; factor; α; 1/β, GB/s", fr="vous | le paquet; facteur; α; 1/β, Go/s")
     return Table(head, tuple(rows))
 
 
@@ -87,9 +87,7 @@ def splits(best_split: Answer, model: str, gpus: int, tp: int, batch: int, site:
     rows = []
     for link, sharing in connections:
         alpha, beta = float(link.alpha_s("all_reduce", 2)) / 2, sharing / float(link.bytes_per_s("all_reduce", 8))
-        own = best_split(
-            gpus // tp, batch, work_s, size.num_parameters / tp, place.gpu.memory_bytes, alpha, beta
-        )
+        own = best_split(gpus // tp, batch, work_s, size.num_parameters / tp, place.gpu.memory_bytes, alpha, beta)
         pp, bubble_s, reduce_s = own
         rows.append(
             (
@@ -97,7 +95,7 @@ def splits(best_split: Answer, model: str, gpus: int, tp: int, batch: int, site:
                 seconds(bubble_s), seconds(reduce_s), seconds(batch * tp / gpus * work_s),
             )
         )  # fmt: skip
-    head = columns(
+    head = titles(
         en="link; GB/s of a rank; pp; dp; bubble; all-reduce; work",
         fr="lien; Go/s d’un rang; pp; dp; bulle; all-reduce; travail",
     )
@@ -141,7 +139,7 @@ def chosen(choose: Answer, layouts: Sequence[LayoutRow], gpus: int, heads: int, 
         )
         for one in dict.fromkeys((own, *able[:7]))
     ]
-    head = columns(
+    head = titles(
         en="layout; sequences per step; step; sequences per s; fullest GPU",
         fr="configuration; séquences par pas; pas; séquences par s; GPU le plus rempli",
     )
@@ -213,7 +211,7 @@ def trees(questions: Iterable[tuple[str, int, int]], site: str = "jean_zay_a100"
         rows.append(
             (model, str(gpus), str(batch), family_words(tree.leaf), family_words(tree.found), f"+{percent(slower)}")
         )
-    head = columns(
+    head = titles(
         en="model; GPU; batch; the tree; the search; the tree's way is longer by",
         fr="modèle; GPU; batch; l’arbre; la recherche; la voie de l’arbre est plus longue de",
     )
@@ -241,7 +239,7 @@ def by_batch(programme: Answer, batches: Iterable[int], width: int, layers: int,
                 decimal(shard(mlp(batch, width, layers), mesh).cost, 0),
             )
         )
-    head = columns(
+    head = titles(
         en="batch; strategies (C columns, R rows, B batch); your programme; the package, operator by operator",
         fr="batch; stratégies (C colonnes, L lignes, B batch); votre programme; le paquet, opérateur par opérateur",
     )
@@ -260,7 +258,7 @@ def known_steps(shortest_step: Answer) -> Table:
         efficiency = " ".join(decimal(one, 2) for one in times.efficiency)
         both = f"{significant(own, 5)} | {significant(plan.step_s, 5)}"
         rows.append((name, f"[{work}]", efficiency, str(gpus), str(micro_batches), both, cut))
-    head = columns(
+    head = titles(
         en="case; work; efficiency of 1, 2, 4… GPUs; GPU; B; yours | the package; stages: layers × GPUs",
         fr="cas; travail; efficacité de 1, 2, 4… GPU; GPU; B; vous | le paquet; étages : couches × GPU",
     )
@@ -298,7 +296,7 @@ def duels(compare_rounds: Answer, rows: Sequence[LocalChoice], rounds: Sequence[
         else:
             verdict = say(en="the first is slower", fr="la première est plus lente")
         lines.append((row.title, decimal(row.step_s / rows[0].step_s, 2), decimal(ratio, 2), decimal(p, 4), verdict))
-    head = columns(
+    head = titles(
         en=f"against {rows[0].title}; predicted ratio; measured ratio; p; verdict",
         fr=f"face à {rows[0].title}; rapport prédit; rapport mesuré; p; verdict",
     )
@@ -360,7 +358,7 @@ def held_out(errors: Answer, names: Sequence[str]) -> Table:
             f"{percent(one)} | {percent(other)}" for one, other in ((model, result.mean), (constant, result.trivial))
         )
         rows.append((name, f"{len(result.held)} / {len(result.rows)}", *both, percent(result.left_out_mean), adds))
-    head = columns(
+    head = titles(
         en="yours | the package; held out / rows; model; constant rate; table left out; does it add anything?",
         fr="vous | le paquet; mises de côté / lignes; modèle; débit constant; tableau écarté; apporte-t-il quelque "
         "chose ?",

@@ -19,6 +19,7 @@ import numpy as np
 from dlojz.base.language import say, significant
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Case, Judge, refuse_nothing, shown
+from dlojz.planner.alpa.graph import ELEMENT_BYTES
 from dlojz.planner.alpa.inter_operator import PipelinePlan, StageOption, pipeline
 from dlojz.planner.alpa.mesh import DeviceMesh, ShardingSpec, resharding_cost
 
@@ -82,9 +83,9 @@ def shortest_step(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -
     return (plan_of(time_of, layers, gpus, micro_batches).step_s,)
 
 
-def _least_sums(time_of: TimeOf, layers: int, gpus: int, *, spare: bool, single: bool) -> Iterator[tuple[float, float]]:
+def _least_sums(time_of: TimeOf, layers: int, gpus: int, *, spare: bool) -> Iterator[tuple[float, float]]:
     """(t_max, least sum of stages none slower) for every t_max that a stage could have."""
-    sizes = [1] if single else [2**power for power in range(gpus.bit_length())]
+    sizes = [2**power for power in range(gpus.bit_length())]
     times = {
         (first, last, size): time_of(first, last, size)
         for first in range(layers)
@@ -109,15 +110,13 @@ def _least_sums(time_of: TimeOf, layers: int, gpus: int, *, spare: bool, single:
         yield t_max, least(0, gpus)
 
 
-def _way(
-    total: Callable[[float, float, int], float], *, spare: bool = False, single: bool = False
-) -> Callable[..., float]:
+def _way(total: Callable[[float, float, int], float], *, spare: bool = False) -> Callable[..., float]:
     """A wrong total of sum, maximum and micro-batches, or a wrong space of plans."""
 
     def found(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> float:
         pairs = [
             pair
-            for pair in _least_sums(time_of, layers, gpus, spare=spare, single=single)
+            for pair in _least_sums(time_of, layers, gpus, spare=spare)
             if math.isfinite(pair[0]) and math.isfinite(pair[1])
         ]
         return min((total(added, t_max, micro_batches) for t_max, added in pairs), default=math.nan)
@@ -125,13 +124,9 @@ def _way(
     return found
 
 
-def _right_total(added: float, t_max: float, micro_batches: int) -> float:
-    return added + (micro_batches - 1) * t_max
-
-
 def _unlimited(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> float:
     """The least sum whatever t_max, with the smallest t_max besides."""
-    pairs = list(_least_sums(time_of, layers, gpus, spare=False, single=False))
+    pairs = list(_least_sums(time_of, layers, gpus, spare=False))
     return pairs[-1][1] + (micro_batches - 1) * pairs[0][0]
 
 
@@ -198,7 +193,7 @@ _STAGE_WAYS = (
         part=0,
     ),
     Mistake(
-        _way(_right_total, spare=True),
+        _way(lambda added, t_max, b: added + (b - 1) * t_max, spare=True),
         "Your plans leave GPUs without work: at the end of the recursion, no layer and no GPU may be left.",
         "Vos plans laissent des GPU sans travail : à la fin de la récursion, il ne doit rester ni couche ni GPU.",
         part=0,
@@ -257,12 +252,7 @@ Programme = tuple[dict[Name, float], list[Row]]
 
 @dataclass(frozen=True)
 class Solution:
-    """Optimum of a programme.
-
-    Attributes:
-        cost: of the objective.
-        values: of each variable.
-    """
+    """Optimum of a programme."""
 
     cost: float
     values: dict[Name, float]
@@ -323,7 +313,6 @@ class Chain:
     """Chain of layers, each of which takes one of several strategies.
 
     Attributes:
-        strategies: their names.
         costs: of each layer, the communication of each strategy.
         resharding: between each layer and the next, what every pair of strategies costs.
     """
@@ -333,7 +322,7 @@ class Chain:
     resharding: list[list[list[float]]]
 
 
-def perceptron(batch: int, width: int, layers: int, mesh: DeviceMesh, element_bytes: int = 4) -> Chain:
+def perceptron(batch: int, width: int, layers: int, mesh: DeviceMesh) -> Chain:
     """Price a multi-layer perceptron as a chain: forward, backward and the gradients of its weights.
 
     A layer is split by columns (its outputs), by rows (its inputs), or along the batch. By columns it reads the whole
@@ -345,15 +334,14 @@ def perceptron(batch: int, width: int, layers: int, mesh: DeviceMesh, element_by
         width: of every layer, in and out.
         layers: at least 1.
         mesh: the devices; axis 1 is used.
-        element_bytes: 4 for fp32.
 
     Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.1; Shoeybi et al. 2019 (arXiv 1909.08053), §3, for the two splits.
     """
-    message, matrix = batch * width * element_bytes, width * width * element_bytes
+    message, matrix = batch * width * ELEMENT_BYTES, width * width * ELEMENT_BYTES
     reads = [ShardingSpec.named(one) for one in ("RR", "RS1", "S1R")]
     makes = [ShardingSpec.named(one) for one in ("RS1", "RR", "S1R")]
     activation, weights = mesh.all_reduce(message, (1,)), mesh.all_reduce(matrix, (1,))
-    bias = mesh.all_reduce(width * element_bytes, (1,))
+    bias = mesh.all_reduce(width * ELEMENT_BYTES, (1,))
     costs = [[activation if layer else 0.0, activation, weights + bias] for layer in range(layers)]
     # Forward from what one makes to what the next reads; backward the gradient, the other way.
     between = [
@@ -368,29 +356,6 @@ def perceptron(batch: int, width: int, layers: int, mesh: DeviceMesh, element_by
 
 Costs = list[list[float]]
 Matrices = list[list[list[float]]]
-Objective = dict[Name, float]
-
-
-def programme(costs: Costs, resharding: Matrices) -> Programme:
-    """Make objective and equations of the choice of one strategy per layer of a chain.
-
-    s[v, k] says whether layer v takes strategy k; e[v, k, j] whether layer v takes k and layer v + 1 takes j. The row
-    and column sums of e are the s of its two ends: the product s·s, made linear.
-
-    Args:
-        costs: of each layer, the communication of each strategy.
-        resharding: between layers v and v + 1, what each pair of strategies costs.
-
-    Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.2, equation 1, in the form of `dlojz.planner.alpa.intra_operator`.
-    """
-    objective: Objective = {("s", v, k): cost for v, some in enumerate(costs) for k, cost in enumerate(some)}
-    equations: list[Row] = [({("s", v, k): 1.0 for k in range(len(some))}, 1.0) for v, some in enumerate(costs)]
-    for v, matrix in enumerate(resharding):
-        makers, readers = range(len(costs[v])), range(len(costs[v + 1]))
-        objective |= {("e", v, k, j): matrix[k][j] for k in makers for j in readers}
-        equations += [({("s", v, k): -1.0} | {("e", v, k, j): 1.0 for j in readers}, 0.0) for k in makers]
-        equations += [({("s", v + 1, j): -1.0} | {("e", v, k, j): 1.0 for k in makers}, 0.0) for j in readers]
-    return objective, equations
 
 
 def _same(one: float, other: float, tolerance: float = 1e-6) -> bool:

@@ -20,13 +20,13 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from dlojz.base.language import brief_percent, decimal, refusal, rounded, say
-from dlojz.base.table import Table, visible
+from dlojz.base.table import Table, titles, visible
 from dlojz.cost_model.validation import RowResult, TableResult, validate
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import BLACK, BLUE, EDGE, GREY, LINE_STYLES, ORANGE, SERIES, SHADE, VERMILION, YELLOW
 from dlojz.hardware.evidence import Measurement
 from dlojz.labs.kit.exercise import Said
-from dlojz.labs.kit.figures import HEAT, PLATE, columns, given, illustrated, logarithmic, pictured, short, thousands
+from dlojz.labs.kit.figures import HEAT, PLATE, given, illustrated, logarithmic, pictured, short, thousands
 from dlojz.labs.lab08_compromise.exercises_alpa import Chain, chain_cost
 from dlojz.labs.lab08_compromise.figures_published import bloom as bloom  # noqa: PLC0414
 from dlojz.labs.lab08_compromise.figures_published import bubble_or_all_reduce as bubble_or_all_reduce  # noqa: PLC0414
@@ -79,7 +79,8 @@ def mlp_sharding(costs: Chain, solution: Any = None, **others: Any) -> LabFigure
         shift = 0.30 - 0.14 * place
         left.plot(
             range(layers), [k + shift for k in path], color=color, linestyle=dashes, marker=marker, linewidth=2,
-            markersize=6, markeredgecolor="white", label=_sum(name, totals[name]),
+            markersize=6, markeredgecolor="white",
+            label=say(en=f"{name}: {rounded(totals[name], 4)}", fr=f"{name} : {rounded(totals[name], 4)}"),
         )  # fmt: skip
         for layer, (here, there) in enumerate(pairwise(path)):
             paid = costs.resharding[layer][here][there]
@@ -114,10 +115,6 @@ _NAMES = {
 def _usual(name: str, **others: str) -> str:
     """A usual name in the reader's language; another one as it is."""
     return others.get(name) or str(_NAMES.get(name, visible(name).replace("_", " ")))
-
-
-def _sum(name: str, total: float) -> str:
-    return say(en=f"{name}: {rounded(total, 4)}", fr=f"{name} : {rounded(total, 4)}")
 
 
 def _path(solution: Any, costs: Chain) -> list[int]:
@@ -321,7 +318,6 @@ def known(one: RowResult, among: Sequence[RowResult] = ()) -> str:
     """Say what is known of a row that the cost model misses.
 
     Args:
-        one: the row.
         among: all rows of its table, to look for a neighbour with another micro-batch.
 
     Source: `docs/validation.md`; the head and the notes of the row's table.
@@ -472,7 +468,7 @@ def _title(found: TableResult) -> str:
 
 
 def _sheet(found: TableResult, reasons: dict[str, tuple[str, list[RowResult]]]) -> Table:
-    head = columns(
+    head = titles(
         en="row; dp · tp · pp; micro-batch; measured; predicted; error; half; what is known",
         fr="ligne; dp · tp · pp; micro-batch; mesuré; prédit; erreur; moitié; ce qu’on en sait",
     )
@@ -657,7 +653,7 @@ def _loss_words(pairs: Sequence[tuple[LocalChoice, float]], loss: float) -> str:
 
 def _neighbours_sheet(pairs: Sequence[tuple[LocalChoice, float]]) -> Table:
     fastest = min(value for _, value in pairs)
-    head = columns(
+    head = titles(
         en="layout; predicted; measured; predicted over measured; over the fastest",
         fr="configuration; prédit; mesuré; prédit sur mesuré; sur la plus rapide",
     )

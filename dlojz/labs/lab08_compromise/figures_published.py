@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, say
-from dlojz.base.table import Table
+from dlojz.base.table import Table, titles
 from dlojz.cost_model import Bill, Layouts, bill, calibration, estimate, training_s
 from dlojz.cost_model.step import SECONDS_PER_DAY
 from dlojz.cost_model.validation import PROFILE_OF, validate
@@ -27,7 +27,7 @@ from dlojz.display.style import BLACK, BLUE, EDGE, MEMORY_STYLES, ORANGE, TIME_S
 from dlojz.hardware import cluster
 from dlojz.hardware import cluster as cluster_named
 from dlojz.hardware.evidence import Measurement, table
-from dlojz.labs.kit.figures import PLATE, calibration_of, columns, illustrated, logarithmic, thousands
+from dlojz.labs.kit.figures import PLATE, calibration_of, illustrated, logarithmic, thousands
 from dlojz.planner.answer import HeldOutErrors, held_out, seconds
 from dlojz.planner.ask import plan
 from dlojz.planner.planned_model import Subject, subject
@@ -199,7 +199,7 @@ def _memories(axes: Axes, found: tuple[Neighbour, ...]) -> None:
 
 
 def _bloom_sheet(found: tuple[Neighbour, ...]) -> Table:
-    head = columns(
+    head = titles(
         en="layout; measured; predicted; interval; memory read; memory predicted",
         fr="configuration; mesuré; prédit; intervalle; mémoire lue; mémoire prédite",
     )
@@ -241,8 +241,6 @@ class Training(NamedTuple):
     """Whole training of one model.
 
     Attributes:
-        parameters: of the model.
-        gpus: how many.
         degrees: dp, tp, pp and cp of the cost model's layout; empty where none fits.
         formula_s: 8TP/(nX).
         model_s: of the cost model; None where no layout fits.
@@ -406,7 +404,7 @@ def _giants_sheet(trainings: tuple[Training, ...]) -> Table:
         )
         for one in trainings
     ]
-    head = columns(
+    head = titles(
         en="parameters; GPU; dp · tp · pp; 8TP/(nX); cost model; published FLOP/s; thousand GPU-hours; MWh of the GPUs",
         fr="paramètres; GPU; dp · tp · pp; 8TP/(nX); modèle de coût; FLOP/s publiés; milliers d’heures GPU; MWh des "
         "GPU",
@@ -473,7 +471,6 @@ def splits(
     Args:
         model: of the catalogue, or a published decoder.
         cluster: of `dlojz.hardware`.
-        gpus: in all.
         batch: samples of one step.
         tp: tensor-parallel ranks; by default as many as a node has and the model allows, 1 for an image model.
         micro_batch, zero, checkpointing: the same for all.

@@ -503,8 +503,6 @@ def simulated(
     """Compute in one process what each rank holds after all calls.
 
     Args:
-        size: ranks.
-        seed: of their values.
         keep_worker: whether the workers' errors are kept.
         keep_server: whether the servers' errors are kept.
         share: by which a server multiplies each message; by default 1/size.

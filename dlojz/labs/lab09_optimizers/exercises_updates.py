@@ -191,10 +191,6 @@ def _apart(operations: Sequence[Operation], states: Collection[str]) -> int:
     return update_traffic(operations, states)[0]
 
 
-def _together(operations: Sequence[Operation], states: Collection[str]) -> int:
-    return update_traffic(operations, states)[1]
-
-
 def _all_names(operations: Sequence[Operation], states: Collection[str]) -> int:
     everything = {name for reads, writes in operations for name in (*reads, *writes)}
     return update_traffic(operations, everything)[1]
@@ -225,7 +221,7 @@ FUSED_TRAFFIC = Exercise(
             Mistake(
                 lambda operations, states: (
                     BYTES * sum(len(reads) + len(writes) for reads, writes in operations),
-                    _together(operations, states),
+                    update_traffic(operations, states)[1],
                 ),
                 "An operation that names a tensor twice (g · g) reads it once.",
                 "Une opération qui nomme deux fois le même tenseur (g · g) ne le lit qu’une fois.",
@@ -508,8 +504,6 @@ def simulated(  # noqa: PLR0913 - each is one way to go wrong
     """Compute in one process what each rank holds after all rounds.
 
     Args:
-        size: ranks.
-        seed: of their weights.
         sign: of the outer gradient.
         add: whether the ranks' differences are added up rather than averaged.
         alone: whether each rank takes its own difference for all ranks'.

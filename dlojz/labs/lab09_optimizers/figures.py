@@ -153,7 +153,6 @@ def freezing(
         norms: of the variance after every step, one row per seed, never frozen.
         ends: by the step in which the variance was frozen, the final loss of each seed, NaN where it diverged; the
             largest of these steps is that of the training which never froze it.
-        freeze_step: the student's function.
         beta2: decay of the variance.
         threshold: of the criterion.
     """

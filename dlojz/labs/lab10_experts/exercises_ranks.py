@@ -92,10 +92,6 @@ def _mixtures() -> Iterator[tuple[Any, ...]]:
         yield x_TD, weights_TK, chosen_TK, places(chosen_TK, experts, factor), asked, (experts, room)
 
 
-def _unweighted(x: Tensor, weights: Tensor, *rest: Any) -> Tensor:
-    return mixture(x, weights.new_ones(weights.shape), *rest)
-
-
 def _with_itself(x: Tensor, weights: Tensor, chosen: Tensor, kept: Tensor, experts: Experts, shape: Any) -> Tensor:
     """A token that no expert has seen comes out as it went in."""
     lost_T = (kept < 0).all(1, keepdim=True)
@@ -151,7 +147,7 @@ MIXTURE = Exercise(
         cases=_mixtures,
         mistakes=(
             Mistake(
-                _unweighted,
+                lambda x, weights, *rest: mixture(x, weights.new_ones(weights.shape), *rest),
                 "The experts' outputs are added up without their weights: multiply each by that of its choice.",
                 "Les sorties des experts sont additionnées sans leurs poids : multipliez chacune par celui de son "
                 "choix.",
@@ -675,7 +671,6 @@ def train_mixture(*, balance_loss: float, steps: int = 40, seed: int = 3) -> Mix
     Args:
         balance_loss: weight of the balance loss, 0 for none.
         steps: of AdamW.
-        seed: of weights and samples.
     """
     import torch
     import torch.nn.functional as F

@@ -14,13 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from dlojz.base.language import language, percent, say, shortest, significant
-from dlojz.base.table import Table
+from dlojz.base.table import Table, titles
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.figures.training_figures import curriculum_figure, expert_load_figure, pacing_figure
 from dlojz.display.style import BLACK, EDGE, GREY, LINE_STYLES, ORANGE, SKY, VERMILION, WHITE, Style
 from dlojz.hardware.links import NETWORK, NVLINK
 from dlojz.labs.kit.exercise import or_to_do
-from dlojz.labs.kit.figures import SHEET_RANKS, Picture, columns, memory_and_messages, pictured
+from dlojz.labs.kit.figures import SHEET_RANKS, Picture, memory_and_messages, pictured
 from dlojz.labs.lab10_experts.exercises_ranks import EXPERTS, MixtureTrial
 from dlojz.labs.lab10_experts.exercises_ranks import train_mixture as train_mixture  # noqa: PLC0414
 from dlojz.labs.lab10_experts.exercises_routing import capacity
@@ -236,7 +236,7 @@ def beside_package(choose: Choose, place: Place, mix: Mix) -> Table:
             gaps = [float((y_TD - other).abs().max()) for other in (layer(x_TD.unsqueeze(0))[0], dense_TD)]
             dropped = float((places_TK < 0).float().mean())
             rows.append((significant(factor, 4), percent(dropped), *(_rounded(gap) for gap in gaps)))
-    head = columns(
+    head = titles(
         en="capacity factor; dropped; from the package's layer; from the dense mixture",
         fr="facteur de capacité; abandonnés; écart avec la couche du paquet; écart avec le mélange dense",
     )
@@ -273,7 +273,7 @@ def loads_table(*trials: MixtureTrial) -> Table:
         (_name(trial), percent(trial.busiest_share), significant(trial.idle_experts, 2), percent(trial.dropped_share))
         for trial in trials
     )
-    head = columns(
+    head = titles(
         en=f"training; busiest expert; idle experts, of {EXPERTS}; tokens dropped",
         fr=f"entraînement; expert le plus chargé; experts oisifs, sur {EXPERTS}; tokens abandonnés",
     )
@@ -326,7 +326,7 @@ def over_links(exchange_bytes: ExchangeBytes) -> Table:
                 percent(seconds / (seconds + computing)),
             )
         )
-    head = columns(
+    head = titles(
         en="link; bandwidth; all-to-all; experts; share of the two",
         fr="lien; débit; all-to-all; experts; part dans le total",
     )
@@ -370,7 +370,7 @@ def trials_table(trajectories: Mapping[str, Trajectory]) -> Table:
         )
         for name, one in trajectories.items()
     )
-    head = columns(
+    head = titles(
         en="trial; steps; tokens; loss on other text; largest √v; seconds",
         fr="essai; pas; tokens; perte sur un autre texte; plus grand √v; secondes",
     )

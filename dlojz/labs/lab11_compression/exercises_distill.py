@@ -168,8 +168,6 @@ def mixed_loss(student_BK: Tensor, teacher_BK: Tensor, labels_B: Tensor, tempera
     """Mix the soft loss of all samples (alpha) with the cross-entropy of the labelled ones (1 − alpha).
 
     Args:
-        student_BK: logits.
-        teacher_BK: logits.
         labels_B: classes, `UNKNOWN` where there is none; where nobody has one, the second term is 0.
         temperature: of the soft loss alone.
         alpha: from 0 to 1.

@@ -503,14 +503,6 @@ def _forgets(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tenso
     return next_ticket(start, trained, torch.ones_like(mask), rate)[0]
 
 
-def _by_start(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:
-    return next_ticket(start, start, mask, rate)[0]
-
-
-def _ticket_largest_go(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:
-    return next_ticket(start, 1 / trained, mask, rate)[0]
-
-
 def _not_rewound(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Ticket:
     new_mask, _ = next_ticket(start, trained, mask, rate)
     return new_mask, trained * new_mask
@@ -555,13 +547,13 @@ TICKET = Exercise(
                 "Le masque des tours précédents est oublié : ce qui avait été enlevé revient.",
             ),
             Mistake(
-                _with_mask(_by_start),
+                _with_mask(lambda start, trained, mask, rate: next_ticket(start, start, mask, rate)[0]),
                 "You compare the weights before training: what training has made of them tells which ones matter.",
                 "Vous comparez les poids d’avant l’entraînement : c’est ce que l’entraînement en a fait qui dit "
                 "lesquels comptent.",
             ),
             Mistake(
-                _with_mask(_ticket_largest_go),
+                _with_mask(lambda start, trained, mask, rate: next_ticket(start, 1 / trained, mask, rate)[0]),
                 "The largest weights go: the smallest ones must.",
                 "Ce sont les plus grands poids qui partent : il faut que ce soient les plus petits.",
             ),

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dlojz.base.language import format_bytes, percent, say, significant
-from dlojz.base.table import Table
+from dlojz.base.table import Table, titles
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import BLUE, ORANGE, PREDICTED_ALPHA, SKY
 from dlojz.labs.kit.exercise import Said, or_to_do
-from dlojz.labs.kit.figures import columns, labelled, panel, pictured
+from dlojz.labs.kit.figures import labelled, panel, pictured
 from dlojz.labs.lab11_compression.exercises_distill import UNKNOWN
 from dlojz.labs.lab11_compression.exercises_quantize import quantize_affine, quantize_rows
 
@@ -61,7 +61,7 @@ def board_table(board: Board) -> Table:
         )
         for line in board.lines()
     )
-    head = columns(
+    head = titles(
         en="method; accuracy; bytes: predicted | file; size; latency; Pareto front",
         fr="méthode; exactitude; octets : prédits | fichier; taille; latence; front de Pareto",
     )
@@ -160,7 +160,7 @@ class Students:
         ]
         published = percent(DISTILBERT_SHARE), percent(DISTILBERT_KEPT), "–"
         rows.append((say(en="DistilBERT (published)", fr="DistilBERT (publié)"), *published))
-        head = columns(
+        head = titles(
             en="what is learnt from; parameters; accuracy kept, median; lowest – highest",
             fr="données d’apprentissage; paramètres; exactitude gardée, médiane; min – max",
         )
@@ -329,7 +329,7 @@ def observed(seen: Tensor, images: int) -> Table:
         images: how many were run through.
     """
     rows, inputs = seen.shape
-    head = columns(
+    head = titles(
         en="images × positions; values per position; below zero; above zero",
         fr="images × positions; valeurs par position; négatives; positives",
     )
@@ -364,7 +364,7 @@ def calibrated(affine: Affine, seen: Tensor, bits: int) -> Table:
                 f"{significant(sqnr_db(seen, back))} dB",
             )
         )
-    head = columns(
+    head = titles(
         en=f"calibration, {bits} bits; range; clamped; scale; signal to noise",
         fr=f"calibrage, {bits} bits; intervalle; borné; échelle; signal sur bruit",
     )
@@ -470,7 +470,7 @@ def post_training_seen(found: Accuracies) -> Table:
 @or_to_do
 def aware_training_table(found: tuple[float, float, float]) -> Table:
     """Tabulate the three accuracies of a training that sees the rounding."""
-    head = columns(
+    head = titles(
         en=f"32 bits; {FEW_BITS} bits, no training; {FEW_BITS} bits, trained",
         fr=f"32 bits; {FEW_BITS} bits, sans entraînement; {FEW_BITS} bits, entraîné",
     )

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import percent, say
-from dlojz.base.table import Table
+from dlojz.base.table import Table, titles
 from dlojz.display.canvas import LabFigure
 from dlojz.display.style import LINE_STYLES
 from dlojz.labs.kit.exercise import or_to_do
-from dlojz.labs.kit.figures import Picture, columns, labelled, panel
+from dlojz.labs.kit.figures import Picture, labelled, panel
 from dlojz.labs.lab11_compression.figures import answered
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ class Gradual:
 
     def table(self) -> Table:
         """Table with one row per number of epochs, below that of the teacher."""
-        head = columns(
+        head = titles(
             en=f"training; {percent(SPARSITY)} of zeros, gradually; {percent(SPARSITY)} at once",
             fr=f"entraînement; {percent(SPARSITY)} de zéros, peu à peu; {percent(SPARSITY)} d’un coup",
         )
@@ -363,7 +363,7 @@ def refined(two_of_four: TwoOfFour, sr_ste: SrSte, teacher: nn.Module, task: Tas
         moved = sum(int((now[place] & (first[place] == 0)).sum()) for place in first)
         share = percent(moved / sum(float(mask.sum()) for mask in first.values()))
         rows.append((name, percent(accuracy(model, task)), share))
-    head = columns(
+    head = titles(
         en="weights; accuracy; kept places that are new", fr="poids; exactitude; places gardées qui sont nouvelles"
     )
     return Table(head, tuple(rows))
@@ -447,7 +447,7 @@ def in_order(two_of_four: TwoOfFour, reorder: Reorder, teacher: nn.Module, image
             apart = float((model(images) - teacher(images)).abs().max())
         same = say(en="yes", fr="oui") if apart < TOLERANCE else say(en="no", fr="non")
         rows.append((str(number), percent(before), percent(kept(project.weight.detach())), same))
-    head = columns(
+    head = titles(
         en="block; magnitude kept by 2:4; in a better order; same output",
         fr="bloc; magnitude gardée par 2:4; dans un meilleur ordre; même sortie",
     )

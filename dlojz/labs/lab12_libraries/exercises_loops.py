@@ -320,23 +320,6 @@ LABELS = {
 }
 
 
-def gather_for_metrics(values: Tensor, real: int) -> Tensor:
-    """Gather the values of all ranks in order, without those that only fill the last batch.
-
-    Args:
-        values: of this rank, (samples of a rank, …), as many on each.
-        real: how many rows, of all ranks together, are no repetitions.
-
-    Source: Accelerate 1.15, `Accelerator.gather_for_metrics`, which knows `real` from its loader.
-    """
-    import torch
-    import torch.distributed as dist
-
-    parts = [torch.empty_like(values) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, values)  # Who: all ranks. What: this rank's values. How much: their bytes.
-    return torch.cat(parts)[:real]
-
-
 def _data(size: int, seed: int) -> Tensor:
     import torch
 
@@ -359,10 +342,6 @@ def _filled(size: int, seed: int) -> Tensor:
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
     mine = slice(rank * EACH, (rank + 1) * EACH)
     return {WHOLE: answer(_data(size, seed)[mine], size * EACH), LAST: answer(_filled(size, seed)[mine], _real(size))}
-
-
-def _expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    return {WHOLE: _data(size, seed), LAST: _filled(size, seed)[: _real(size)]}
 
 
 def _all(values: Tensor) -> list[Tensor]:
@@ -417,7 +396,7 @@ GATHER_METRICS = Exercise(
     id="gather-metrics",
     title=Said("a metric over all ranks", "une mesure sur tous les rangs"),
     judge=Judge(
-        _expected,
+        lambda rank, size, seed: {WHOLE: _data(size, seed), LAST: _filled(size, seed)[: _real(size)]},
         on_ranks=True,
         trial=_trial,
         labels=LABELS,
@@ -622,7 +601,7 @@ def loops(
     except LabError as error:
         return Verdict("wrong", str(error))
     counts = tuple((name, str(updates), str(max(0, micro_batches - updates * accumulation))) for name, updates in made)
-    head = titles(en="loop|updates|micro-batches that wait", fr="boucle|mises à jour|micro-batches en attente")
+    head = titles(en="loop; updates; micro-batches that wait", fr="boucle; mises à jour; micro-batches en attente")
     return Table(head, counts)
 
 

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import decimal, format_bytes, say, significant
 from dlojz.base.machine import patience
-from dlojz.base.table import Table, safe
+from dlojz.base.table import Table, safe, titles
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.figures.library_figures import DASH, all_lines_words, difference_words
 from dlojz.display.style import BLACK, BLUE, LINE_STYLES, ORANGE_TINT, REMARK, VERMILION, WHITE
 from dlojz.labs.kit.exercise import Verdict, or_to_do, show
-from dlojz.labs.kit.figures import columns, measured_footprint, memory_and_messages, pictured
+from dlojz.labs.kit.figures import measured_footprint, memory_and_messages, pictured
 from dlojz.labs.lab12_libraries.exercises_configuration import COURSE, messages_of
 from dlojz.labs.lab12_libraries.exercises_loops import loops as loops  # noqa: PLC0414
 from dlojz.labs.lab12_libraries.exercises_loops import updates_made as updates_made  # noqa: PLC0414
@@ -46,8 +46,6 @@ class Listing:
     """Program, line by line.
 
     Args:
-        name: of its file.
-        lines: its text.
         new: numbers, from 0, of the lines of code that the program it is compared with does not have.
     """
 
@@ -139,7 +137,7 @@ def catalogue() -> Table:
     for name, one in LIBRARIES.items():
         here = one.version or say(en="yes", fr="oui") if one.installed else one.command
         listed.append((one.title, here, all_lines_words(name), one.runs(), one.hides()))
-    head = columns(
+    head = titles(
         en="library; installed, or by; lines of code; its program runs; it hides",
         fr="bibliothèque; installée, ou par; lignes de code; son programme exécute; elle cache",
     )
@@ -264,7 +262,7 @@ def table(*runs: Run | None) -> Table:
         )
     silent = [name for name in LIBRARIES if name not in {run.config.library for run in there}]
     not_run = [(LIBRARIES[name].title, all_lines_words(name), absence(name) or DASH, *[DASH] * 4) for name in silent]
-    head = columns(
+    head = titles(
         en="program; lines of code; largest gap of a loss; states, predicted | measured; peak, predicted | measured; "
         "sent per step, predicted | counted; step, over torch’s (one run)",
         fr="programme; lignes de code; plus grand écart de perte; états, prédit | mesuré; pic, prédit | mesuré; envoyé "
@@ -287,7 +285,7 @@ def two_choices(run: Run, other: Run) -> Table:
         held = (memory.optimizer_bytes, memory.states_bytes, (memory.at_peak_bytes or {}).get("workspace"),
                 memory.peak_bytes, sent(footprint))  # fmt: skip
         measured.append((title(one), answer, *map(format_bytes, held)))
-    head = columns(
+    head = titles(
         en="program; the same losses, to 10⁻⁵; optimizer states; all states; temporaries and buckets, at the peak; "
         "peak; sent per step",
         fr="programme; mêmes pertes, à 10⁻⁵ près; états d’optimiseur; tous les états; temporaires et tampons, au "

@@ -46,8 +46,6 @@ def optimum(
     """Find the shortest schedule that exists.
 
     Args:
-        ranks: number of ranks.
-        micro_batches: micro-batches of a step.
         costs: times and memory per micro-batch; sends do not block.
         placement: rank of each stage; by default stage s is on rank s.
         split: whether the backward is split into its part for the input and its part for the weights.

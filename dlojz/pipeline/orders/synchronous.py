@@ -221,7 +221,6 @@ def interleaved(ranks: int, micro_batches: int, chunks: int = 2, group: int | No
     chunk (k div g) mod v and to micro-batch (k div gv)·g + k mod g; the k-th backward to chunk v − 1 − that.
 
     Args:
-        ranks: number of ranks p.
         micro_batches: m. Without `group`, m must be a multiple of max(1, m div p), as in torch; multiples of p always
             are.
         chunks: stages per rank v, at least 2.
@@ -298,8 +297,6 @@ def put_off(
     """Order 1F1B with split backwards, `lag[r]` of whose weight parts rank r postpones to the end.
 
     Args:
-        name: the schedule's name.
-        ranks, micro_batches: their numbers.
         chunks: stages per rank.
         group: micro-batches that pass a chunk together.
         ahead: forwards that each rank runs before it begins to alternate.

@@ -50,13 +50,12 @@ class ShownAsTable(Tabular):
         """All of it as a table of words."""
         return Table(self.columns(), tuple(self.rows()), self.title(), align="l")
 
+
 class OperatorSharding(NamedTuple):
     """One way to shard an operator.
 
     Args:
         name: which letter each axis shards, such as `i→0, k→1`; empty if all devices compute the same.
-        inputs: specs of the operands.
-        output: spec of the result.
         reduced_axes: axes along which the parts of a sum are added up by an all-reduce.
         message_bytes: of that all-reduce, on each device; 0 if there is none.
         cost: of that all-reduce, in the unit of the mesh.
@@ -238,10 +237,8 @@ class OperatorGraph:
         """Add an operator, and return the name of its result.
 
         Args:
-            name: of the result.
             equation: one letter per index, such as `ik,kj,+j->ij` (see `TensorOperator`).
             operands: names of the tensors that it reads, in the order of the equation.
-            kind: of the node.
 
         Raises:
             LabError: an operand that does not exist or whose shape does not fit the equation.
@@ -367,8 +364,7 @@ def mlp(batch: int, width: int, layers: int) -> OperatorGraph:
     """Build the graph of a training step of a perceptron: dense layers with biases, in fp32.
 
     Args:
-        batch: samples of a micro-batch.
-        width: of every layer, in and out.
+        batch, width: samples of a micro-batch; features of every layer, in and out.
         layers: at least 1.
 
     Raises:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, refusal, say, significant
+from dlojz.base.table import titles
 from dlojz.planner.alpa.graph import ShownAsTable
 from dlojz.planner.alpa.mesh import Submesh, submeshes, tiled
 
@@ -34,7 +35,6 @@ class PlannedStage(NamedTuple):
     """Stage of a pipeline plan.
 
     Args:
-        first: its first layer.
         last: its last layer, included.
         submesh: nodes × GPUs that run it.
         time_s: forward and backward of one micro-batch.
@@ -59,8 +59,6 @@ class PipelinePlan(ShownAsTable):
     Args:
         stages: from the first layer to the last.
         micro_batches: B of a step.
-        nodes: of the cluster.
-        gpus_per_node: of the cluster.
         memory_bytes: of one device; infinite if there is no limit.
         tried: candidates of t_max for which the dynamic programme was run, of so many `candidates`.
     """
@@ -103,15 +101,9 @@ class PipelinePlan(ShownAsTable):
 
     def columns(self) -> tuple[str, ...]:
         """Headings of the table."""
-        return (
-            say(en="stage", fr="étage"),
-            say(en="layers", fr="couches"),
-            say(en="submesh", fr="sous-maillage"),
-            say(en="used as", fr="utilisé en"),
-            "GPU",
-            say(en="time", fr="temps"),
-            say(en="in flight", fr="en vol"),
-            say(en="memory per device", fr="mémoire par périphérique"),
+        return titles(
+            en="stage; layers; submesh; used as; GPU; time; in flight; memory per device",
+            fr="étage; couches; sous-maillage; utilisé en; GPU; temps; en vol; mémoire par périphérique",
         )
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -162,11 +154,9 @@ class StageTable:
     """Costs of all stages, and the dynamic programme over them.
 
     Args:
-        options: costs of a stage.
         layers: K.
         micro_batches: B.
         shapes: submeshes that a stage may have.
-        devices: of the cluster.
     """
 
     def __init__(

@@ -23,6 +23,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from dlojz.base.language import format_bytes, refusal, say, significant
+from dlojz.base.table import titles
 from dlojz.planner.alpa.graph import Node, OperatorGraph, OperatorSharding, ShownAsTable
 from dlojz.planner.alpa.mesh import DeviceMesh, ShardingSpec, all_specs, resharding_matrix, resharding_moves
 
@@ -32,7 +33,6 @@ class PlannedCollective:
     """Collective of a sharding plan.
 
     Args:
-        tensor: tensor that is communicated.
         reader: the operator that wants it so; empty if it belongs to the operator that makes the tensor.
         collective: `all_reduce`, `all_gather` or `all_to_all`.
         axes: of the mesh, along which groups of devices exchange.
@@ -55,8 +55,6 @@ class ShardingPlan(ShownAsTable):
     """Sharding plan: a choice for every tensor.
 
     Args:
-        graph: what is computed.
-        mesh: on what.
         algorithms: of each tensor how it is made.
         communications: all collectives of one micro-batch and of the update.
         micro_batches: in a step.
@@ -89,13 +87,9 @@ class ShardingPlan(ShownAsTable):
 
     def columns(self) -> tuple[str, ...]:
         """Headings of the table."""
-        return (
-            say(en="tensor", fr="tenseur"),
-            say(en="operator", fr="opérateur"),
-            say(en="sharded", fr="réparti"),
-            say(en="spec", fr="découpe"),
-            say(en="communication", fr="communication"),
-            say(en="cost", fr="coût"),
+        return titles(
+            en="tensor; operator; sharded; spec; communication; cost",
+            fr="tenseur; opérateur; réparti; découpe; communication; coût",
         )
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -124,8 +118,9 @@ def _communications(
         per_step = node.kind == "gradient"
         share = micro_batches if per_step else 1
         if one.reduced_axes:
-            yield PlannedCollective(name, "", "all_reduce", one.reduced_axes, one.message_bytes, one.cost / share,
-                per_step)
+            yield PlannedCollective(
+                name, "", "all_reduce", one.reduced_axes, one.message_bytes, one.cost / share, per_step
+            )
         wanted = [(reader.name, algorithms[reader.name].inputs[place]) for reader, place in graph.readers(name)]
         wanted += [(weight, algorithms[weight].output) for gradient, weight in graph.ties if gradient == name]
         for reader, spec in wanted:
@@ -167,8 +162,6 @@ def choices(graph: OperatorGraph, mesh: DeviceMesh, *, micro_batches: int = 1) -
     """List what can be chosen for each tensor of a graph, and what it costs.
 
     Args:
-        graph: its operators.
-        mesh: the devices.
         micro_batches: gradients of weights are communicated once for so many; their cost is divided by it.
 
     Raises:
@@ -211,7 +204,6 @@ def shard(graph: OperatorGraph, mesh: DeviceMesh, *, micro_batches: int = 1) -> 
 
     Args:
         graph: operators of a training step, for one micro-batch.
-        mesh: the devices.
         micro_batches: accumulated before the update.
 
     Returns:

@@ -171,7 +171,6 @@ class ShardingSpec:
         return tensor_bytes / mesh.size(self.axes)
 
 
-
 def all_specs(shape: Sequence[int], mesh: DeviceMesh) -> tuple[ShardingSpec, ...]:
     """List the specs that a tensor of this shape can have on a mesh, the replicated one first, without axes of 1."""
     dims: list[int | None] = [None, *range(len(shape))]
@@ -192,7 +191,6 @@ class Move(NamedTuple):
         axis: of the mesh, along which groups of devices exchange.
         message_bytes: what one such group holds together, once.
         cost: in the unit of the mesh.
-        result: the spec afterwards.
     """
 
     collective: str

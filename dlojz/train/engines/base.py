@@ -239,7 +239,6 @@ class Engine:
     Args:
         config: the run; its layout gives the number of micro-batches.
         model: the whole model, with the same weights on every rank.
-        device: where to train.
     """
 
     left_out = ""

@@ -58,9 +58,7 @@ class ExpertShare(TensorShare):
     """Share of a rank of a model with sharded experts: of theirs a block, of all else the whole.
 
     Args:
-        config: the run.
         model: the whole model, before its experts are sharded.
-        axes: this rank's place.
         loss: mean loss of whole logits.
     """
 

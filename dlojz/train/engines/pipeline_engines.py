@@ -57,7 +57,6 @@ class PipelineEngine(Engine):
     Args:
         config: the run; its layout names the schedule and the cut.
         model: the whole model, with the same weights on every rank; only this rank's stages stay.
-        device: where to train.
     """
 
     def __init__(self, config: RunConfig, model: nn.Module, device: torch.device) -> None:

@@ -58,9 +58,7 @@ class TensorShare:
     """Share of a rank of a model along the tensor axis; with tp=1 all of it.
 
     Args:
-        config: the run.
         model: the whole model, with the same weights on every rank; its blocks are replaced.
-        axes: this rank's place.
         loss: mean loss of whole logits.
 
     Attributes:
@@ -142,8 +140,7 @@ def parallelize(config: RunConfig, blocks: BlockList, axis: TensorAxis, mesh: De
     Args:
         config: the run; its layout says which parts are split, and whether the sequence is.
         blocks: the whole model, with the same weights on every rank.
-        axis: the ranks that share it.
-        mesh: the same ranks, for torch.
+        mesh: the ranks of the axis, for torch.
         loss: mean loss of whole logits.
 
     Returns:
