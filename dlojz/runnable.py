@@ -13,6 +13,7 @@ from pathlib import Path
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, refusal
 from dlojz.config.compatibility import check
+from dlojz.config.fields import block_choices
 from dlojz.config.run_compatibility import NO_LIBRARY, PIPELINE, RUN, PipelineRun
 from dlojz.config.run_config import RunConfig
 from dlojz.pipeline.exchange_formats import torch_refusal
@@ -33,12 +34,26 @@ def check_runnable(config: RunConfig) -> None:
         from dlojz.libraries.library_catalogue import require
 
         require(config.library)
+    if config.layout.activation_plan:
+        check_plan(config)
     if config.layout.tp > 1:
         check_tensor(config)
     if config.layout.pp > 1:
         check_pipeline(config)
     if config.layout.nvme_path is not None:
         check_nvme(config)
+
+
+def check_plan(config: RunConfig) -> None:
+    """Refuse an activation plan that has not one choice for each block of its model.
+
+    Raises:
+        LabError: naming both numbers.
+    """
+    from dlojz.prediction.shapes import build_on_meta
+
+    sizes = (config.model, config.image_size, config.sequence_length, config.num_classes)
+    build_on_meta(*sizes, routing=config.routing).plan_activations(block_choices(config.layout.activation_plan))
 
 
 def check_pipeline(config: RunConfig) -> None:

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from dlojz.config.fields import LayoutFields, block_choices
 
 MINIMUM_BYTES = 1024
 """Smaller storages stay on the device: moving them saves nothing (the limit of torchtune's `OffloadActivations`)."""
@@ -33,9 +35,12 @@ class ActivationOffload:
     Args:
         module: its parameters and buffers stay on the device; it gets hooks, which `close` removes.
         minimum_bytes: storages smaller than this stay on the device, at least 0.
+        within: parts of the module, none in another, that alone have theirs moved; by default all of it.
     """
 
-    def __init__(self, module: nn.Module, minimum_bytes: int = MINIMUM_BYTES) -> None:
+    def __init__(
+        self, module: nn.Module, minimum_bytes: int = MINIMUM_BYTES, within: Sequence[nn.Module] | None = None
+    ) -> None:
         self.offloaded_bytes = 0
         """Bytes that are in host memory now."""
         self.most_bytes = 0
@@ -43,6 +48,8 @@ class ActivationOffload:
         self.moved_bytes = 0
         """Bytes that have crossed in both directions since `begin_step`."""
         self._minimum_bytes = minimum_bytes
+        self._within = None if within is None else {id(part) for part in within}
+        self._is_within = within is None
         self._known: dict[int, tuple[Any, int, torch.dtype, weakref.ref[_Moved]]] = {}
         self._moved: weakref.WeakSet[_Moved] = weakref.WeakSet()
         self._states: list[list[int]] = []
@@ -82,15 +89,19 @@ class ActivationOffload:
 
     def _enter_module(self, part: nn.Module, inputs: Any) -> None:
         if self._context is not None:
+            self._is_within |= id(part) in (self._within or ())
             states = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
             self._states.append([_key(tensor) for tensor in states if _is_plain(tensor)])
 
     def _leave_module(self, part: nn.Module, inputs: Any, output: Any) -> None:
         if self._context is not None and self._states:
             self._states.pop()
+            self._is_within &= id(part) not in (self._within or ())
 
     def _pack(self, tensor: Tensor) -> Tensor | _Saved:
-        if not _is_plain(tensor) or tensor.untyped_storage().nbytes() < max(1, self._minimum_bytes):
+        if not self._is_within or not _is_plain(tensor):
+            return tensor
+        if tensor.untyped_storage().nbytes() < max(1, self._minimum_bytes):
             return tensor
         key = _key(tensor)
         if any(key in states for states in self._states):
@@ -143,6 +154,20 @@ class ActivationOffload:
 
     def _forget(self, num_bytes: int) -> None:
         self.offloaded_bytes -= num_bytes
+
+
+def planned_offload(module: nn.Module) -> ActivationOffload:
+    """Offload within the blocks whose activation plan says so (see `BlockList.plan_activations`), and nowhere else."""
+    return ActivationOffload(
+        module, within=[part for part in module.modules() if getattr(part, "activations", "") == "offload"]
+    )
+
+
+def offload_of(layout: LayoutFields, module: nn.Module) -> ActivationOffload | None:
+    """Make the offloading of activations that a layout asks for; None where it asks for none."""
+    if layout.offload == "activations":
+        return ActivationOffload(module)
+    return planned_offload(module) if "offload" in block_choices(layout.activation_plan) else None
 
 
 class _Moved:

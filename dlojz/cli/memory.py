@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dlojz import models
-from dlojz.base.language import format_count, say
+from dlojz.base.language import format_count, refusal, say
 from dlojz.base.table import Table, titles
 from dlojz.cli.options import (
     JSON,
@@ -21,11 +22,12 @@ from dlojz.cli.options import (
     tell_written,
     verb,
 )
-from dlojz.config.run_config import RunConfig
+from dlojz.config.run_config import RunConfig, command_of
 from dlojz.display.tables import DASH
 from dlojz.hardware import DEVICES, Device, device
 
 if TYPE_CHECKING:
+    from dlojz.planner.activation_budget import BudgetPlan
     from dlojz.planner.levers import Fit, Lever
     from dlojz.prediction.forecast import Forecast
 
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
     f"""
     --fit {"|".join(DEVICES)}  find the largest micro-batch that fits into this GPU, and what each lever saves
         // chercher le plus grand micro-batch qui tient sur ce GPU, et ce que chaque levier économise
+    --budget SIZE  bytes that a rank may take, e.g. 30GiB: keep, recompute or offload each block's activations, in the
+        least time; --png draws memory against time
+        // octets que peut prendre un rang, p. ex. 30GiB : garder, recalculer ou décharger les activations de chaque
+        bloc, dans le moindre temps ; --png trace la mémoire contre le temps
     --rank INT  rank whose memory is told (default: the one that takes most)
         // rang dont on donne la mémoire (par défaut : le plus chargé)
     """,
@@ -51,19 +57,21 @@ if TYPE_CHECKING:
 Describes the rank that takes most: its peak and the moment of it, by category, by block and by module; what is
 allocated, reserved and shown by nvidia-smi; beside it the field's rules of thumb and the papers' formulas. --fit finds
 the largest micro-batch that fits into a GPU, and what each lever would save (checkpointing, ZeRO, offload, precision,
-tp, pp). Layouts that no engine runs yet are predicted too. Nothing is allocated: a model of 400 billion parameters will
-do.""",
+tp, pp). --budget chooses block by block what becomes of the activations, and prints the command that runs it. Layouts
+that no engine runs yet are predicted too. Nothing is allocated: a model of 400 billion parameters will do.""",
     fr="""Prédire avant toute exécution ce que contient la mémoire d’un rang : tient-elle, et qu’est-ce qui la remplit ?
 
 Décrit le rang le plus chargé : son pic et le moment de ce pic, par catégorie, par bloc et par module ; ce qui est
 alloué, réservé et vu par nvidia-smi ; à côté, les règles usuelles et les formules des articles. --fit cherche le plus
 grand micro-batch qui tient sur un GPU, et ce que chaque levier économiserait (points de contrôle, ZeRO, déchargement,
-précision, tp, pp). Les découpages qu’aucun moteur n’exécute encore sont prédits aussi. Rien n’est alloué : un modèle de
+précision, tp, pp). --budget décide bloc par bloc de ce que deviennent les activations, et donne la commande qui
+l’exécute. Les découpages qu’aucun moteur n’exécute encore sont prédits aussi. Rien n’est alloué : un modèle de
 400 milliards de paramètres convient.""",
     examples="""
     dlojz memory coatnet_tiny --dp 2 # what a run on this machine will hold // ce que contiendra une exécution ici
     dlojz memory coatnet_7 --dp 8 --micro-batch 4 --fit v100-32
     dlojz memory gpt2_xl --dp 8 --zero 2 --engine deepspeed --precision bf16 --fit a100-80 --png gpt2.png
+    dlojz memory llama_3_8b --dp 8 --zero 3 --precision bf16 --micro-batch 1 --device h100 --budget 60GiB
     dlojz memory llama_3_70b --tp 8 --pp 4 --device h100 --json
     dlojz memory vit_b_16 --device a100-40 --snapshot vit.html # open it in a browser // à ouvrir dans un navigateur
     """,
@@ -73,6 +81,9 @@ def memory_command(given: Given, answer: Answer) -> None:
     fit_device = device(given["fit"]) if "fit" in given else None
     target = target_device(given) or (fit_device if "device" not in given else None)
     config = config_of(given)
+    if "budget" in given:
+        _budget(config, target, given, answer)
+        return
     from dlojz.prediction.forecast import forecast, heaviest
 
     told = heaviest(config, target) if given["rank"] is None else forecast(config, given["rank"], target)
@@ -84,17 +95,67 @@ def memory_command(given: Given, answer: Answer) -> None:
         _print(answer, told, fit_device, fit, levers)
 
 
+def _budget(config: RunConfig, target: Device | None, given: Given, answer: Answer) -> None:
+    """Choose what becomes of each block's activations, and print or write the choice."""
+    if "fit" in given:
+        raise refusal(
+            en="--budget plans for one batch and --fit looks for the largest one: give one of the two.",
+            fr="--budget fait un plan pour un batch et --fit cherche le plus grand : donnez l’un des deux.",
+        )
+    budget_bytes = _bytes_of(given["budget"])
+    from dlojz.display import memory_tables as sheet
+    from dlojz.planner.activation_budget import plan_activations
+    from dlojz.prediction.forecast import check_rank
+
+    rank = given["rank"] or 0
+    check_rank(config, rank)
+    plan = plan_activations(config, budget_bytes, rank, target)
+    _write_files(plan.forecast, None, given, plan)
+    if given["json"]:
+        seconds, flops, moved = plan.tables.costs(plan.choices)
+        added = {"seconds": seconds, "flops": flops, "moved_bytes": moved}
+        own = {"limit_bytes": budget_bytes, "kept_peak_bytes": plan.kept_peak_bytes, "added": added}
+        answer({**_document(plan.forecast, None, None, ()), "budget": own})
+        return
+    answer(sheet.headline(plan.forecast))
+    answer(sheet.budget_sentence(plan) + "\n")
+    answer(sheet.budget_part(plan))
+    answer("\n" + say(en="To run it: ", fr="Pour l’exécuter : ") + command_of(plan.config))
+
+
+_SIZE = re.compile(r"(\d+(?:[.,]\d+)?)\s*([KMGT]?)(i?)[BO]?", re.IGNORECASE)
+
+
+def _bytes_of(word: str) -> int:
+    """Parse a size such as `30GiB` (powers of 1,024), `30GB` (powers of 1,000) or bytes without a unit.
+
+    Raises:
+        LabError: if it is none.
+    """
+    found = _SIZE.fullmatch(word.strip())
+    if found is None:
+        raise refusal(
+            en=f"--budget takes a size such as 30GiB or 800MB, but {word!r} was received.",
+            fr=f"--budget attend une taille telle que 30GiB ou 800MB, mais {word!r} a été reçu.",
+        )
+    number, prefix, binary = found.groups()
+    return int(float(number.replace(",", ".")) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
+
+
 def _advice(config: RunConfig, target: Device) -> tuple[Fit, tuple[Lever, ...]]:
     from dlojz.planner.levers import largest_batch, levers
 
     return largest_batch(config, target), levers(config, target)
 
 
-def _write_files(told: Forecast, fit_device: Device | None, given: Given) -> None:
+def _write_files(told: Forecast, fit_device: Device | None, given: Given, plan: BudgetPlan | None = None) -> None:
     if "png" in given:
-        from dlojz.display.figures.run_figures import footprint_figure
+        from dlojz.display.figures.run_figures import activation_curve_figure, footprint_figure
 
-        footprint_figure(told, given["png"], limit_bytes=fit_device.memory_bytes if fit_device else None)
+        if plan is not None:
+            activation_curve_figure(plan, given["png"])
+        else:
+            footprint_figure(told, given["png"], limit_bytes=fit_device.memory_bytes if fit_device else None)
         tell_written(given["png"])
     if "snapshot" in given:
         from dlojz.prediction.allocator import write_snapshot

@@ -22,7 +22,15 @@ from dlojz import data as datasets
 from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
-from dlojz.config.fields import PARTITION_METHODS, PATTERN, ExpertFields, LayoutFields, RunFields, explicit_bounds
+from dlojz.config.fields import (
+    PARTITION_METHODS,
+    PATTERN,
+    ExpertFields,
+    LayoutFields,
+    RunFields,
+    block_choices,
+    explicit_bounds,
+)
 from dlojz.config.schedules import (
     COMMUNICATING,
     IN_PASSES,
@@ -161,6 +169,22 @@ def _uneven_experts(layout: LayoutFields) -> Facts | None:
 def _unhooked(layout: LayoutFields) -> bool:
     """Whether gradients are compressed where torch's DDP has no hook for it."""
     return layout.gradient_compression != "none" and not (layout.engine_spec.torch_buckets and layout.tp == 1)
+
+
+def _beside_plan(layout: LayoutFields) -> Facts | None:
+    """Find what an activation plan decides already."""
+    if not layout.activation_plan:
+        return None
+    asked = {"checkpointing": "none", **({"offload": "none"} if layout.offload == "activations" else {})}
+    return first_set(layout, asked)
+
+
+def _split_beside_plan(layout: LayoutFields) -> Facts | None:
+    """Find a split that an activation plan is not for."""
+    if not layout.activation_plan:
+        return None
+    gathers = layout.engine == "deepspeed" and layout.zero == 3
+    return first_set(layout, {"tp": 1, "pp": 1, "ep": 1} | ({"zero": 2} if gathers else {}))
 
 
 def _offload_stage(layout: LayoutFields) -> Facts | None:
@@ -368,6 +392,30 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
         fr="offload={layout.offload!r} est une option de DeepSpeed, à partir de ZeRO-{least}, mais {layout.title} a "
         "été reçu : prenez engine='deepspeed', zero={zero}, ou offload='activations', que tous les moteurs savent "
         "faire.",
+    ),
+    Rule(
+        "an activation plan lists runs of blocks",
+        lambda layout: bool(layout.activation_plan) and not block_choices(layout.activation_plan),
+        en="activation_plan={layout.activation_plan!r} is no list of choices with their numbers of blocks: write one "
+        "such as 'keep:3,recompute:12,offload:1'.",
+        fr="activation_plan={layout.activation_plan!r} n’est pas une liste de choix avec leur nombre de blocs : "
+        "écrivez par exemple 'keep:3,recompute:12,offload:1'.",
+    ),
+    Rule(
+        "an activation plan decides alone",
+        _beside_plan,
+        en="{name}={value!r} was received beside activation_plan, which already decides it block by block: use "
+        "{name}={plain!r}, or leave activation_plan out.",
+        fr="{name}={value!r} a été reçu avec activation_plan, qui en décide déjà bloc par bloc : prenez "
+        "{name}={plain!r}, ou retirez activation_plan.",
+    ),
+    Rule(
+        "an activation plan is for whole blocks",
+        _split_beside_plan,
+        en="{name}={value} was received with activation_plan, which is for models whose blocks are whole on each rank: "
+        "use {name}={plain}, or checkpointing instead.",
+        fr="{name}={value} a été reçu avec activation_plan, qui vaut pour des modèles dont chaque rang a les blocs "
+        "entiers : prenez {name}={plain}, ou plutôt checkpointing.",
     ),
     Rule(
         "an NVMe disk takes what ZeRO-3 offloads",

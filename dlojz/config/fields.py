@@ -61,6 +61,17 @@ def explicit_bounds(partition: str) -> tuple[int, ...] | None:
     return tuple(int(part) for part in parts) if all(re.fullmatch(r"\s*\d{1,6}\s*", part) for part in parts) else ()
 
 
+BLOCK_CHOICES: Final = ("keep", "recompute", "offload")
+"""What a run can do with the activations of a block until its backward."""
+_RUN_OF_BLOCKS = re.compile(rf"\s*({'|'.join(BLOCK_CHOICES)}):([1-9]\d{{0,3}})\s*")
+
+
+def block_choices(plan: str) -> tuple[str, ...]:
+    """Read an activation plan such as `keep:3,recompute:12`: one choice per block; none if it is malformed."""
+    runs = [_RUN_OF_BLOCKS.fullmatch(part) for part in plan.split(",")]
+    return tuple(found[1] for found in runs if found for _ in range(int(found[2]))) if all(runs) else ()
+
+
 def _field(default: Any, en: str, fr: str, **bounds: Any) -> Any:
     """A field with its help in both languages."""
     return Field(default, description=en, json_schema_extra={"fr": fr}, **bounds)
@@ -227,6 +238,13 @@ class MemoryFields(Contract):
         "(DeepSpeed ZeRO-3: the weights too), activations (any engine)",
         "ce qui est gardé dans la mémoire de l’hôte : optimizer (DeepSpeed ZeRO 1-3 : ses états et la copie "
         "maîtresse), parameters (DeepSpeed ZeRO-3 : aussi les poids), activations (tous les moteurs)",
+    )
+    activation_plan: str = _field(
+        "",
+        "what is done with each block's activations, in the order of the blocks, e.g. keep:3,recompute:12,offload:1 "
+        "(`dlojz memory --budget` chooses one)",
+        "ce que deviennent les activations de chaque bloc, dans l’ordre des blocs, par exemple "
+        "keep:3,recompute:12,offload:1 (`dlojz memory --budget` en choisit un)",
     )
     nvme_path: str | None = _field(
         None,

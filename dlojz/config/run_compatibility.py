@@ -28,6 +28,7 @@ ONE_WAY: Final[dict[str, object]] = {"precision": "fp32", "optimizer": "adamw", 
 ONE_WAY_OF_LAYOUT: Final[dict[str, object]] = {
     "ep": 1,
     "checkpointing": "none",
+    "activation_plan": "",
     "offload": "none",
     "bucket_mib": None,
     "gradient_as_bucket_view": False,

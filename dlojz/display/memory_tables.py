@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
-from dlojz.base.language import brief_percent, decimal, format_bytes, format_count, say
+from dlojz.base.language import brief_percent, decimal, format_bytes, format_count, format_seconds, say
 from dlojz.base.table import Table, titles, visible
+from dlojz.config.fields import BLOCK_CHOICES
 from dlojz.display.style import CATEGORY_STYLES, category_label, needed_label
 from dlojz.display.tables import beyond_peak
 from dlojz.planner.levers import Lever, taken_bytes
 from dlojz.results.footprint import CATEGORIES
 
 if TYPE_CHECKING:
+    from dlojz.planner.activation_budget import BudgetPlan
     from dlojz.planner.levers import Fit
     from dlojz.prediction.forecast import Beside, Forecast
 
@@ -269,6 +272,59 @@ def levers_part(levers: Sequence[Lever], now_bytes: int, limit_bytes: int | None
         fr=f"Leviers, chacun seul (actuellement : {format_bytes(now_bytes)})",
     )
     return Table(tuple(head[column] for column in kept), tuple(tuple(row[c] for c in kept) for row in rows), caption)
+
+
+def choice_label(choice: str) -> str:
+    """Name what becomes of a block's activations (a word of `BLOCK_CHOICES`)."""
+    return {
+        "keep": say(en="keep", fr="garder"),
+        "recompute": say(en="recompute", fr="recalculer"),
+        "offload": say(en="offload", fr="décharger"),
+    }[choice]
+
+
+def budget_sentence(plan: BudgetPlan) -> str:
+    """Say the budget, the peak under it, and what a step pays for it."""
+    seconds, flops, moved = plan.tables.costs(plan.choices)
+    peak, kept = format_bytes(plan.peak_bytes), format_bytes(plan.kept_peak_bytes)
+    paid, again, copied = format_seconds(seconds), format_count(flops, "FLOP"), format_bytes(moved)
+    return say(
+        en=f"Budget: {format_bytes(plan.budget_bytes)}. Peak: {peak} (with everything kept: {kept}); a step takes "
+        f"{paid} more: {again} recomputed, {copied} moved to host memory and back.",
+        fr=f"Budget : {format_bytes(plan.budget_bytes)}. Pic : {peak} (tout gardé : {kept}) ; un pas prend {paid} de "
+        f"plus : {again} recalculés, {copied} déplacés vers la mémoire de l’hôte et retour.",
+    )
+
+
+def budget_part(plan: BudgetPlan) -> Table:
+    """List the choice for each block; neighbours with equal choices stand together."""
+    tables, rows, first = plan.tables, [], 0
+    for choice, run in groupby(plan.choices):
+        end = first + len(list(run))
+        block = slice(first, end), choice
+        rows.append(
+            (
+                f"blocks.{first}" + (f" … {end - 1} (×{end - first})" if end - first > 1 else ""),
+                choice_label(BLOCK_CHOICES[choice]),
+                format_bytes(tables.held[1][block].sum()),
+                format_count(tables.flops[block].sum(), "FLOP"),
+                format_bytes(tables.moved_bytes[block].sum()),
+                format_seconds(tables.seconds[block].sum()),
+            )
+        )
+        first = end
+    head = titles(
+        en="|choice|held until backward|recomputed|moved|time",
+        fr="|choix|gardé jusqu’à la passe arrière|recalculé|déplacé|temps",
+    )
+    computed, *memory = tables.speeds
+    read, copied = (format_count(speed, say(en="B/s", fr="o/s")) for speed in memory[:2])
+    rate, waited = format_count(computed, "FLOP/s"), brief_percent(tables.speeds.exposed)
+    note = say(
+        en=f"Time at {rate}, memory at {read}; copies at {copied}, of which {waited} is waited for.",
+        fr=f"Temps à {rate}, mémoire à {read} ; copies à {copied}, dont on attend {waited}.",
+    )
+    return Table(head, tuple(rows), say(en="Choice per block", fr="Choix par bloc"), align="llrrrr", notes=(note,))
 
 
 def forecast_parts(forecast: Forecast) -> tuple[Table, ...]:

@@ -11,7 +11,7 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of
+from dlojz.base.language import one_of, refusal
 from dlojz.models.experts.layer import MixtureOfExperts
 from dlojz.models.experts.routing import Routing
 
@@ -58,10 +58,29 @@ class BlockList(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Run all blocks: ``x_BCHW`` (images) or ``tokens_BT`` (text) to logits."""
-        recompute = self.checkpointing != "none" and self.training and torch.is_grad_enabled()
+        graph = self.training and torch.is_grad_enabled()
         for block in self.blocks:
-            x = run_checkpointed(block, x, self.checkpointing) if recompute else block(x)
+            level = "full" if getattr(block, "activations", "") == "recompute" else self.checkpointing
+            x = run_checkpointed(block, x, level) if graph and level != "none" else block(x)
         return x
+
+    def plan_activations(self, choices: Sequence[str]) -> None:
+        """Note in each block what becomes of its activations: `keep`, `recompute`, or `offload`.
+
+        Blocks that offload do so where the forward pass runs within `dlojz.by_hand.activation_offload.planned_offload`.
+
+        Raises:
+            LabError: if the choices are not as many as the blocks.
+        """
+        if len(choices) != len(self.blocks):
+            raise refusal(
+                en=f"an activation plan has a choice for each of the model's {len(self.blocks)} blocks, but "
+                f"{len(choices)} were received.",
+                fr=f"un plan d’activations fait un choix pour chacun des {len(self.blocks)} blocs du modèle, mais il y "
+                f"en a {len(choices)}.",
+            )
+        for block, choice in zip(self.blocks, choices, strict=True):
+            block.activations = choice  # type: ignore[assignment]
 
 
 def level_of(checkpointing: Checkpointing | bool) -> Checkpointing:

@@ -21,6 +21,7 @@ from functools import lru_cache
 from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of
+from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import LOCAL, PLAIN, LengthStretch, first_whole_step, stretches, total_tokens, whole_length
 from dlojz.models.experts.routing import Routing
@@ -61,10 +62,20 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
         config.model, config.image_size, sequence_length=config.sequence_length, num_classes=config.num_classes
     )
     sample_flops = 3 * summary.flops
-    if layout.checkpointing in ("full", "every_second"):
-        flops_of = _flops_by_module(config.model, config.image_size, config.sequence_length, config.num_classes, WHOLE)
-        sample_flops += sum(_recomputed_flops(config, flops_of).values())
+    if layout.checkpointing in ("full", "every_second") or layout.activation_plan:
+        again = sum(recomputed_flops(config).values())
+        return (float(sample_flops * layout.micro_batch * layout.micro_batches) + again) * _share(config, rank)
     return float(sample_flops * layout.micro_batch * layout.micro_batches) * _share(config, rank)
+
+
+def recomputed_flops(config: RunConfig) -> dict[int, float]:
+    """Count the FLOPs of a step that recompute each block in backward, in one process; empty where none is."""
+    layout = config.layout
+    sizes = (config.model, config.image_size, config.sequence_length, config.num_classes)
+    samples = layout.micro_batch if config.experts is not None else 1  # capacities are rounded up
+    flops_of = _flops_by_module(*sizes, WHOLE, routing=config.routing, samples=samples)
+    times = layout.micro_batch * layout.micro_batches / samples
+    return {block: times * flops for block, flops in _recomputed_flops(config, flops_of).items()}
 
 
 def _mixed_flops(config: RunConfig, rank: int) -> float:
@@ -121,8 +132,8 @@ def _recomputed_flops(config: RunConfig, flops_of: dict[str, int]) -> dict[int, 
         config: the run.
         flops_of: each module's forward, in the order in which they are called.
     """
-    kind = config.layout.checkpointing
-    if kind not in ("full", "every_second"):
+    kind, chosen = config.layout.checkpointing, block_choices(config.layout.activation_plan)
+    if kind not in ("full", "every_second") and not chosen:
         return {}
     shapes = model_shapes(config)
     skipped = _not_recomputed(config)
@@ -131,7 +142,9 @@ def _recomputed_flops(config: RunConfig, flops_of: dict[str, int]) -> dict[int, 
     for number in range(num_blocks(shapes)):
         block = f"blocks.{number}"
         own = [name for name in flops_of if name == block or name.startswith(f"{block}.")]
-        if kind == "full":
+        if chosen and chosen[number] != "recompute":
+            continue
+        if kind != "every_second":
             spared = sum(flops_of[name] for name in own if name in skipped)
             found[number] = flops_of.get(block, 0) - spared
         else:

@@ -140,7 +140,7 @@ class StepReplay:
         gradient is a view of a larger tensor."""
         self._in_flight_bytes = in_flight_bytes
         self._samples_bytes = samples_bytes
-        self._states = states
+        self.states = states
         self._is_gradient = {
             event.storage: event.name
             for event in trace.events
@@ -194,7 +194,7 @@ class StepReplay:
         for category in STATES:
             if category == "gradients" and not self.overlay.gradients_stay:
                 continue
-            own = self._states.category(category) or 0
+            own = self.states.category(category) or 0
             if category == "weights":
                 own -= self.overlay.gathered_bytes()
             if category == "optimizer":
@@ -360,44 +360,65 @@ def heaviest(config: RunConfig, device: Device | str | None = None) -> Forecast:
     return max(forecasts, key=lambda one: one.memory.needed_bytes or 0)
 
 
-@lru_cache(maxsize=256)
-def _forecast(config: RunConfig, rank: int, device: Device | None) -> Forecast:
+def replay_of(
+    config: RunConfig,
+    rank: int,
+    device: Device | None,
+    ledger: Ledger | None = None,
+    retold: Callable[[MemoryTrace], MemoryTrace] = lambda trace: trace,
+) -> StepReplay:
+    """Prepare the replay of a rank's step, to be run.
+
+    Args:
+        config: the run.
+        rank: one that it has.
+        device: a GPU; None for the CPU.
+        ledger: to write in; by default a new one.
+        retold: changes the rank's trace beforehand.
+    """
     shapes = model_shapes(config)
     part = part_of(config, shapes, rank)
     dp_rank = axes_of(config, rank)[0]
     states = offload_states(config, part, predict_states(config, part, dp_rank), dp_rank)
     trace = trace_of_rank(config, trace_of(config, rank, on_gpu=device is not None), shapes, rank)
-    overlay = overlay_of(config, part, dp_rank=dp_rank, on_gpu=device is not None)
     step = StepReplay(
         config,
-        trace,
+        retold(trace),
         states,
-        overlay,
+        overlay_of(config, part, dp_rank=dp_rank, on_gpu=device is not None),
         in_flight_bytes=in_flight_bytes(config, trace, shapes, rank),
         samples_bytes=samples_bytes(config, rank),
+        ledger=ledger,
     )
     if device is not None:
         for handle in range(CUBLAS_HANDLES):
             step.ledger.hold(("cublas", handle), "workspace", device.cublas_workspace_bytes)
+    return step
+
+
+@lru_cache(maxsize=256)
+def _forecast(config: RunConfig, rank: int, device: Device | None) -> Forecast:
+    step = replay_of(config, rank, device)
     ledger = step.run()
     samples = ledger.samples()  # of one step: for a GPU another is run below
     return Forecast(
         config=config,
         rank=rank,
         device=device,
-        memory=_memory(config, ledger, states, step, device),
+        memory=_memory(config, ledger, step, device),
         peak_micro_batch=ledger.peak_detail[0] + 1,
         peak_module=ledger.peak_detail[1],
         at_peak_by_block=ledger.peak_by_block(),
-        activations_by_module=trace.by_module,
+        activations_by_module=step.trace.by_module,
         in_flight=micro_batches_in_flight(config, rank),
         samples=samples,
         movements=tuple(ledger.movements),
     )
 
 
-def _memory(config: RunConfig, ledger: Ledger, states: Memory, step: StepReplay, device: Device | None) -> Memory:
+def _memory(config: RunConfig, ledger: Ledger, step: StepReplay, device: Device | None) -> Memory:
     """The ledger's figures; the states from their closed forms, which the ledger sees only in part."""
+    states = step.states
     known: dict[str, object] = {f"{category}_bytes": states.category(category) for category in STATES}
     known["gradients_bytes"] = max(states.gradients_bytes or 0, step.gradient_bytes)
     known["host_bytes"] = (states.host_bytes or 0) + ledger.most_host_bytes

@@ -452,7 +452,7 @@ class _Curve:
         return most, np.maximum.reduceat(fullest, self.starts)
 
 
-def _in_slots(trace: MemoryTrace) -> MemoryTrace:
+def in_slots(trace: MemoryTrace) -> MemoryTrace:
     """The trace with the slots of the last block's backward as its modules, each begun by an allocation of nothing."""
     last = f"blocks.{max(_number(block_of(module)) for module in trace.module_of.values())}"
     events: list[Allocation | TraceMark] = []
@@ -473,7 +473,7 @@ def _in_slots(trace: MemoryTrace) -> MemoryTrace:
 
 
 def _place_of(module: str) -> str:
-    """Block of a slot: that of a module, and the number of gradients that `_in_slots` has written behind it."""
+    """Block of a slot: that of a module, and the number of gradients that `in_slots` has written behind it."""
     parts = module.split(".")
     return ".".join(parts[: 3 if len(parts) > 2 and parts[2].startswith("@") else 2])
 
@@ -486,7 +486,7 @@ def _number(block: str) -> int:
 def _curve_of(config: RunConfig) -> _Curve:
     key = key_of(config, 0, on_gpu=True)
     if key not in _CURVES:
-        _CURVES[key] = _Curve(_in_slots(trace_of(config, 0, on_gpu=True)))
+        _CURVES[key] = _Curve(in_slots(trace_of(config, 0, on_gpu=True)))
     return _CURVES[key]
 
 
@@ -557,7 +557,7 @@ _SKELETONS: dict[Hashable, MemoryTrace] = {}
 def _skeleton_of(config: RunConfig, rank: int) -> MemoryTrace:
     key = key_of(config, rank, on_gpu=True)
     if key not in _SKELETONS:
-        _SKELETONS[key] = _skeleton(_in_slots(trace_of(config, rank, on_gpu=True)))
+        _SKELETONS[key] = _skeleton(in_slots(trace_of(config, rank, on_gpu=True)))
     return _SKELETONS[key]
 
 

@@ -26,8 +26,9 @@ import torch
 from torch import nn
 
 from dlojz import models
-from dlojz.by_hand.activation_offload import ActivationOffload
+from dlojz.by_hand.activation_offload import ActivationOffload, planned_offload
 from dlojz.by_hand.tensor.split import parallel_loss
+from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList, Checkpointing, mean_loss
 from dlojz.models.experts.routing import Routing
@@ -176,7 +177,7 @@ class _Expansion:
             if not backward and (event.phase if isinstance(event, Allocation) else event.what) == "backward":
                 backward, block = True, last
             if isinstance(event, TraceMark) and event.what in ("forward", "backward"):
-                at = _block_number(event.name)
+                at = block_number(event.name)
                 if at is not None and at != block:
                     if at != block + (-1 if backward else 1):
                         raise _UnlikeError
@@ -195,7 +196,7 @@ class _Expansion:
         return self.stands_for[block] if block >= 0 else block
 
     def _name(self, name: str, seen_from: int, whole: int) -> str:
-        block = _block_number(name)
+        block = block_number(name)
         if block is None:
             return name
         rest = name.split(".", 2)[2:]
@@ -248,7 +249,7 @@ class _Expansion:
                 kept |= {number} if event.storage in short.kept else set()
                 on_host |= {number} if event.storage in short.on_host else set()
         output_of: dict[str, int] = {}
-        named = {name: _block_number(name) for name in short.output_of}
+        named = {name: block_number(name) for name in short.output_of}
         for at, model in enumerate(self.model_of):
             for name, storage in short.output_of.items():
                 if named[name] == model or (named[name] is None and at == self.count):
@@ -294,7 +295,8 @@ def _check_none_is_left(swept: set[_Place]) -> None:
         raise _UnlikeError
 
 
-def _block_number(name: str) -> int | None:
+def block_number(name: str) -> int | None:
+    """Number of the block in which a module is, by its path; None for one in no block."""
     parts = name.split(".", 2)
     return int(parts[1]) if parts[0] == "blocks" and len(parts) > 1 else None
 
@@ -309,6 +311,7 @@ class TraceKey(NamedTuple):
     checkpointing: Checkpointing
     micro_batch: int
     compute: Compute
+    activation_plan: str
     offloaded: bool
     split: Split
     on_gpu: bool
@@ -345,6 +348,7 @@ def key_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> TraceKe
         config.layout.checkpointing,
         config.layout.micro_batch,
         compute_of(config),
+        config.layout.activation_plan,
         config.layout.offload == "activations",
         split_of(config, axes_of(config, rank)[1]),
         on_gpu,
@@ -370,6 +374,8 @@ def _traced(key: TraceKey) -> MemoryTrace:
         routing=key.routing,
         ep=key.ep,
     )
+    if key.activation_plan:
+        model.plan_activations(block_choices(key.activation_plan))
     inputs = sample_inputs(key.model, key.micro_batch, image_size=key.image_size, sequence_length=key.sequence_length)
     text = models.spec(key.model).family == "text"
     targets = torch.empty(inputs.shape if text else key.micro_batch, dtype=torch.long, device="meta")
@@ -378,7 +384,7 @@ def _traced(key: TraceKey) -> MemoryTrace:
         compute=key.compute,
         targets=targets,
         loss=mean_loss if key.split == WHOLE else parallel_loss(model),
-        around_forward=ActivationOffload if key.offloaded else None,
+        around_forward=ActivationOffload if key.offloaded else planned_offload if key.activation_plan else None,
         on_gpu=key.on_gpu,
         in_megatron=key.in_megatron,
     )

@@ -30,6 +30,7 @@ from dlojz import data as datasets
 from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.machine import StopRequest, ignore_stop_signal
+from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import length_at
 from dlojz.data.sampling import CutToLength, MicroBatchSampler, micro_batches
@@ -270,6 +271,8 @@ def build_model(config: RunConfig) -> torch.nn.Module:
         checkpointing=config.layout.checkpointing,
         routing=config.routing,
     )
+    if config.layout.activation_plan:
+        model.plan_activations(block_choices(config.layout.activation_plan))
     for _, mixture in mixtures(model):
         mixture.auxiliary_scale = 1 / config.layout.micro_batches
     return model

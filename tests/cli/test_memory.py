@@ -96,6 +96,24 @@ def test_files_are_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     assert str(picture) in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("language", ["en", "fr"])
+def test_a_budget_is_met_block_by_block(language: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What is printed, the document and the command to type are of one plan."""
+    use_language(language)
+    picture, words = tmp_path / "curve.png", ["gpt_tiny", "--micro-batch", "8", "--budget", "45MiB"]
+    told = _json(capfd, *words)
+    config = RunConfig.from_dict(told["config"])
+    limit = told["budget"]["limit_bytes"]
+    assert told["memory"]["peak_bytes"] <= limit == 45 * 2**20 < told["budget"]["kept_peak_bytes"]
+    assert main(["memory", *words, "--png", str(picture)]) == DONE
+    printed = capfd.readouterr().out
+    assert command_of(config) in printed and config.layout.activation_plan in printed
+    assert format_bytes(told["memory"]["peak_bytes"]) in printed
+    assert {"en": "offload", "fr": "décharger"}[language] in printed
+    assert all(len(line) <= 100 for line in printed.splitlines()[3:-1])
+    assert picture.read_bytes().startswith(PNG)
+
+
 @pytest.mark.parametrize(
     "line, expected",
     [
@@ -109,6 +127,11 @@ def test_files_are_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
         ("gpt_tiny --png step.docx", ["needs an ending"]),
         ("gpt_tiny --offload optimizer", ["DeepSpeed's", "zero=1"]),
         ("gpt_tiny --image-size 32", ["image_size"]),
+        ("gpt_tiny --budget much", ["--budget takes a size such as 30GiB", "'much'"]),
+        ("gpt_tiny --budget 1MiB", ["1.00 MiB is too small", "the smallest budget that works is"]),
+        ("gpt_tiny --budget 1GiB --pp 2", ["pp=2 was received with activation_plan", "use pp=1"]),
+        ("gpt_tiny --budget 1GiB --checkpointing full", ["checkpointing='full'", "activation_plan"]),
+        ("gpt_tiny --budget 1GiB --fit a100-80", ["give one of the two"]),
     ],
 )
 def test_refusals(line: str, expected: list[str], capfd: pytest.CaptureFixture[str]) -> None:
@@ -127,6 +150,7 @@ def test_refusals(line: str, expected: list[str], capfd: pytest.CaptureFixture[s
         {"model": "vit_tiny", "dp": 2, "gradient_as_bucket_view": True, "bucket_mib": 0.5, "learning_rate": 0.25},
         {"engine": "single", "micro_batch": 3, "precision": "bf16", "keep_weights": True, "data": "synthetic"},
         {"dp": 2, "zero": 3, "engine": "deepspeed", "offload": "optimizer", "nvme_path": "/a path/with spaces"},
+        {"activation_plan": "keep:3,recompute:6,offload:1"},
     ],
 )
 def test_the_command_to_type_asks_for_the_same_configuration(fields: dict[str, Any]) -> None:

@@ -7,14 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, use_language
 from dlojz.config.run_config import RunConfig
-from dlojz.display.figures.run_figures import FARTHEST, compare_figure, far_limit, footprint_figure
+from dlojz.display.figures.run_figures import (
+    FARTHEST,
+    activation_curve_figure,
+    compare_figure,
+    far_limit,
+    footprint_figure,
+)
 from dlojz.display.memory_tables import block_part, category_part, grouped_blocks, module_part
 from dlojz.display.widgets.calculator import Calculator, calculator, still_calculator
+from dlojz.planner.activation_budget import plan_activations
 from dlojz.prediction.forecast import Forecast, forecast, heaviest
 from dlojz.results.footprint import CATEGORIES
 from dlojz.results.record import RunRecord
@@ -47,6 +55,20 @@ def test_the_stacks_are_as_high_as_their_bytes(on_gpu: Forecast) -> None:
     longest = max(sum(held.values()) for _, held in grouped_blocks(on_gpu))
     ends = [bar.get_x() + bar.get_width() for bar in figure.axes[1].patches]  # type: ignore[attr-defined]
     assert max(ends) == pytest.approx(longest / 2**30)
+
+
+def test_the_curve_of_a_budget_is_drawn_with_the_plan() -> None:
+    """Time falls to nothing as memory grows; every row has a bar for each run of equal choices."""
+    config = RunConfig.of(model="gpt_tiny", micro_batch=8)
+    plan = plan_activations(config, int(0.8 * (forecast(config).memory.peak_bytes or 0)))
+    figure = activation_curve_figure(plan)
+    left, right = figure.axes
+    line, diamond, budget = left.lines
+    assert np.asarray(line.get_ydata())[-1] == 0 and np.asarray(line.get_ydata())[0] > 0
+    assert np.asarray(diamond.get_xdata())[0] <= np.asarray(budget.get_xdata())[0]
+    ends = {bar.get_x() + bar.get_width() for bar in right.patches}  # type: ignore[attr-defined]
+    assert max(ends) == len(plan.choices) and format_bytes(plan.kept_peak_bytes) in figure.alt
+    assert not overlapping(figure)
 
 
 def test_a_near_limit_is_drawn_and_a_far_one_is_told(on_cpu: Forecast) -> None:

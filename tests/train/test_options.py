@@ -27,6 +27,7 @@ from dlojz.runnable import check_runnable
 
 SMALL = {"image_size": 32, "micro_batch": 4, "learning_rate": 0.01, "optimizer": "sgd", "dp": 2}
 SELECTIVE, ACTIVATIONS = {"checkpointing": "selective"}, {"offload": "activations"}
+PLAN = {"activation_plan": "recompute:3,keep:2,offload:4,keep:1"}
 DEEPSPEED, BY_HAND = {"engine": "deepspeed"}, {"engine": "by_hand"}
 MIXED = {"optimizer": "adamw", "precision": "bf16"}
 # One case of each engine and stage that communicates or gathers in its own way.
@@ -44,6 +45,9 @@ CASES: dict[str, dict[str, Any]] = {
     "activations-fsdp2-3": {"zero": 3, **ACTIVATIONS},
     "activations-zero-3": {**DEEPSPEED, "zero": 3, **ACTIVATIONS},
     "both-fsdp2": {"zero": 3, **ACTIVATIONS, **SELECTIVE},
+    "plan-ddp": {**PLAN},
+    "plan-fsdp2-3": {"zero": 3, **PLAN},
+    "plan-zero-2": {**DEEPSPEED, "zero": 2, **PLAN},
     "optimizer-zero-1": {**DEEPSPEED, "zero": 1, "offload": "optimizer"},
     "optimizer-zero-3": {**DEEPSPEED, "zero": 3, "offload": "optimizer"},
     "accumulated-reference": {"micro_batches": 2},

@@ -90,6 +90,15 @@ RUNS |= {
     "ddp.alexnet": {**SMALL, **ALEXNET, "bucket_mib": 0.25},
     "ddp.alexnet-bf16": {**SMALL, **ALEXNET, "bucket_mib": 0.01, "precision": "bf16"},
 }
+# Blocks kept, recomputed and offloaded side by side: in the last case each after each.
+RUNS |= {
+    "ddp.plan": {**SMALL, "dp": 2, "micro_batches": 2, "activation_plan": "recompute:4,offload:3,keep:3"},
+    "fsdp2-zero3.llama-plan": {**SMALL, **LLAMA, "dp": 2, "activation_plan": "offload:2,recompute:3,keep:1"},
+    "ddp.llama-plan": {
+        **{**SMALL, **LLAMA, "dp": 2, "precision": "bf16", "optimizer": "adamw"},
+        "activation_plan": "keep:1,recompute:1,offload:1,keep:1,offload:1,recompute:1",
+    },
+}
 RUNS |= {
     f"deepspeed-zero{stage}.alexnet": {**SMALL, **LAYOUTS[f"deepspeed-zero{stage}"], **ALEXNET} for stage in (1, 2)
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +19,27 @@ from matplotlib.ticker import MaxNLocator
 from dlojz.base.errors import LabError
 from dlojz.base.language import byte_scale, decimal, format_bytes, format_seconds, gap_text, say
 from dlojz.base.table import visible
-from dlojz.display.canvas import LabFigure, caption, finish, key, new_figure, note, plain, stack, swatch
-from dlojz.display.memory_tables import grouped_blocks, headline, peak_sentence
+from dlojz.config.fields import BLOCK_CHOICES
+from dlojz.display.canvas import (
+    LabFigure,
+    caption,
+    decimal_marks,
+    finish,
+    key,
+    new_figure,
+    note,
+    plain,
+    stack,
+    swatch,
+)
+from dlojz.display.memory_tables import choice_label, grouped_blocks, headline, peak_sentence
 from dlojz.display.style import (
     BLACK,
     BLUE,
     CATEGORY_STYLES,
     COLLECTIVE_STYLES,
     EDGE,
+    FILLS,
     FRAME,
     LINE_STYLES,
     OTHER,
@@ -42,6 +56,7 @@ from dlojz.results.record import RunRecord, Span
 
 if TYPE_CHECKING:
     from dlojz.compare import Comparison, PredictedMeasured, RunRow
+    from dlojz.planner.activation_budget import BudgetPlan
     from dlojz.prediction.forecast import Forecast
 
 MOST_BARS = 10
@@ -139,6 +154,46 @@ def _blocks(axes: Axes, blocks: list[tuple[str, dict[str, int]]]) -> None:
     caption(axes, x=unit, title=say(en="What fills it, by block", fr="Ce qui le remplit, par bloc"))
     plain(axes, "x")
     axes.tick_params(axis="y", length=0)
+
+
+def activation_curve_figure(plan: BudgetPlan, path: str | Path | None = None) -> LabFigure:
+    """Draw memory against time under all budgets, with the plan among them, and each block's choice.
+
+    Args:
+        plan: of one budget; its tables give the curve.
+    """
+    curve = plan.curve()
+    unit, scale = byte_scale(curve[-1].peak_bytes)
+    seconds = [point.seconds for point in curve]
+    time_unit, per_second = ("s", 1.0) if max(seconds) >= 1 else ("ms", 1e3)
+    title, most = visible(plan.config.title), format_seconds(max(seconds))
+    ends = [format_bytes(point.peak_bytes) for point in (curve[0], curve[-1])]
+    alt = say(
+        en=f"Memory against time of {title}: from {ends[0]} and {most} more per step to {ends[1]} with every block "
+        "kept.",
+        fr=f"Mémoire et temps de {title} : de {ends[0]} et {most} de plus par pas à {ends[1]}, tous les blocs gardés.",
+    )
+    figure = new_figure(12.0, 4.6, alt)
+    left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.3))
+    left.plot([point.peak_bytes / scale for point in curve], [one * per_second for one in seconds], BLUE, marker="o")
+    at = plan.peak_bytes / scale, plan.tables.costs(plan.choices)[0] * per_second
+    left.plot(*at, color=BLACK, marker="D", markersize=9, markerfacecolor="none", linestyle="")
+    left.axvline(plan.budget_bytes / scale, **LIMIT_LOOK)
+    caption(left, x=say(en=f"peak of a rank, {unit}", fr=f"pic d’un rang, {unit}"))
+    caption(left, y=say(en=f"time added to a step, {time_unit}", fr=f"temps ajouté à un pas, {time_unit}"))
+    plain(left)
+    decimal_marks(left.xaxis, left.yaxis)
+    styles = FILLS[: len(BLOCK_CHOICES)]
+    for row, point in enumerate(curve):
+        stack(right, row, [(float(len(list(run))), styles[choice]) for choice, run in groupby(point.choices)], 0.8)
+    right.set_yticks(range(len(curve)), [format_bytes(point.peak_bytes) for point in curve])
+    right.set(xlim=(0, len(plan.choices)), ylim=(-0.6, len(curve) - 0.4))
+    caption(right, x=say(en="block", fr="bloc"), y=say(en="peak", fr="pic"))
+    figure.suptitle(title, fontsize=11)
+    handles: list[Artist] = [swatch(*pair) for pair in zip(styles, map(choice_label, BLOCK_CHOICES), strict=True)]
+    handles.append(key(say(en="budget: ", fr="budget : ") + format_bytes(plan.budget_bytes), **LIMIT_LOOK))
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9, handleheight=1.2)
+    return finish(figure, path)
 
 
 BAR = 0.36

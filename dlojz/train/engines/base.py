@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from dlojz.by_hand.activation_offload import ActivationOffload
+from dlojz.by_hand.activation_offload import offload_of
 from dlojz.by_hand.optimizers.in_backward import InBackward, MakeOptimizer
 from dlojz.by_hand.optimizers.lamb import Lamb
 from dlojz.by_hand.zero.flat import FlatWeights
@@ -252,7 +252,7 @@ class Engine:
         self.module = model
         self.model = self.wrap(model)
         self.optimizer = self.make_optimizer()
-        self.offload = ActivationOffload(model) if config.layout.offload == "activations" else None
+        self.offload = offload_of(config.layout, model)
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """Distribute the model over the ranks, on the device; here it stays whole."""

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from dlojz.base.language import refusal
-from dlojz.by_hand.activation_offload import ActivationOffload
+from dlojz.by_hand.activation_offload import offload_of
 from dlojz.config.deepspeed_json import deepspeed_json
 from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList, mean_loss
@@ -157,7 +157,7 @@ class DeepSpeedEngine(Engine):
             model=self.module, optimizer=optimizer, config=deepspeed_json(config), dist_init_required=False
         )
         self.share = TensorShare(config, self.module, self.axes, mean_loss)
-        self.offload = ActivationOffload(self.module) if config.layout.offload == "activations" else None
+        self.offload = offload_of(config.layout, self.module)
 
     def autocast(self) -> AbstractContextManager[object]:
         return nullcontext()  # the weights themselves are bf16
