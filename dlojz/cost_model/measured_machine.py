@@ -565,7 +565,7 @@ def local_parts(machine: Measured, config: RunConfig) -> Parts:
             f"engine={layout.engine!r} a été reçu.",
         )
     image = models.spec(config.model).family == "image"
-    here = _site(machine, layout.world_size, image)
+    here = _site(machine, layout.world_size, image, config.precision)
     parts = _computed(machine, config, image)
     held = tensors_of(config.model, config.image_size, config.sequence_length, config.num_classes)
     tensor, pipeline = _met(here, config, parts)
@@ -585,8 +585,8 @@ def local_step_s(machine: Measured, config: RunConfig) -> float:
 
 
 @lru_cache(maxsize=16)
-def _site(machine: Measured, ranks: int, image: bool) -> MeasuredSite:
-    return site(machine, ranks, image=image)
+def _site(machine: Measured, ranks: int, image: bool, precision: Precision) -> MeasuredSite:
+    return site(machine, ranks, image=image, precision=precision)
 
 
 def _computed(machine: Measured, config: RunConfig, image: bool) -> Parts:
@@ -604,7 +604,7 @@ def _computed(machine: Measured, config: RunConfig, image: bool) -> Parts:
     work = workload(config.model, config.image_size, config.sequence_length)
 
     def of(ranks: int) -> Parts:
-        here = _site(machine, ranks, image)
+        here = _site(machine, ranks, image, config.precision)
         made = step_parts(work, here.cluster, columns, here.calibration)
         return replace(made, **{name: here.chained * getattr(made, name) for name in COMPUTING})
 
