@@ -468,7 +468,7 @@ def kernel_table(found: Sequence[Measurement]) -> Table | None:
     for unit, result, _ in found:
         if unit.id == "time-calibration":
             for timed in Measured.from_dict(result).setups[0].timings:
-                if timed.what == "product":
+                if timed.what in ("product", "attention", "convolution"):
                     m, n, k, times = timed.size
                     rate = format_count(2 * m * n * k * times / timed.seconds, "FLOP/s")
                 elif timed.what == "pass":

@@ -550,7 +550,6 @@ def update_forms(config: RunConfig, place: Place, rank: int, size: int) -> JSON:
     del rank, size
     from dlojz.train.trials import measure_forms
 
-    dist.destroy_process_group()
     return [asdict(one) for one in measure_forms(config, rounds=3 if place.stand_in else 15)]
 
 
