@@ -392,7 +392,7 @@ def marked_tests() -> list[str]:
     return sorted(
         str(path.relative_to(ROOT))
         for path in (ROOT / "tests").rglob("test_*.py")
-        if "pytest.mark.gpu" in path.read_text(encoding="utf-8")
+        if "@pytest.mark.gpu" in path.read_text(encoding="utf-8")
     )
 
 
