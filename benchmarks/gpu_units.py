@@ -5,7 +5,7 @@ A unit is a function of the place, the rank and the number of ranks that returns
 Measurements hold no prediction: a record stays true when a forecast is corrected.
 
 The stand-in is this machine's CPU with tiny models. It goes through every line that needs no CUDA, and its memory is
-that of the probe, which the forecast equals to the byte.
+that of the probe, which the forecast equals but for some bytes.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from dlojz.base.language import MEBIBYTE
 from dlojz.base.machine import cores_available, processor_name
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
+from dlojz.hardware.gpus import HEAD_SIZES
 from dlojz.models.meta import sample_inputs
 from dlojz.prediction.allocator import CachingAllocator, replay
 from dlojz.prediction.forecast import forecast
@@ -52,7 +53,7 @@ from dlojz.train.probes import TRACED_STEPS, Probes
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 GIBIBYTE: Final = 2**30
-CAP_BYTES: Final = {False: 16 * GIBIBYTE, True: 96 * MEBIBYTE}
+CAP_BYTES: Final = {False: 16 * GIBIBYTE, True: 32 * MEBIBYTE}
 """Limit of memory while the largest batch is looked for: on every GPU the same, and that of the stand-in."""
 CLEAN_STEPS: Final = 2
 TIMED_STEPS: Final = 8
@@ -70,7 +71,7 @@ class Place:
     Args:
         gpu: the driver's name, or the processor's of a stand-in.
         memory_bytes: of the GPU, as CUDA gives it, or of the machine.
-        versions: of torch, CUDA, Python and dlojz.
+        versions: of torch, CUDA, cuDNN, Python and dlojz, and of the GPU's instructions (`capability`).
         stand_in: whether the CPU stands in for a GPU.
     """
 
@@ -94,13 +95,15 @@ class Place:
     def device(self) -> Device | None:
         """The GPU as the forecast takes it, with the memory that it really has; None for the CPU.
 
-        One that `dlojz.hardware` does not list is taken as an A100: what the forecast reads besides the memory is
-        cuBLAS's workspace, which all GPUs before Hopper have in common.
+        One that `dlojz.hardware` does not list is taken as an A100, or as an H100 from Hopper on: what the forecast
+        reads besides the memory is cuBLAS's workspace, which has two sizes.
         """
         if self.stand_in:
             return None
         listed = gpu_name(self.gpu, self.memory_bytes)
-        found = hardware.device("a100-80" if listed == hardware.CPU else listed)
+        if listed == "cpu":
+            listed = "h100" if float(self.versions.get("capability", 0)) >= 9 else "a100-80"
+        found = hardware.device(listed)
         return replace(found, title=self.gpu, memory_bytes=self.memory_bytes)
 
 
@@ -149,7 +152,12 @@ def look() -> dict[str, JSON]:
     return {
         "gpu": properties.name,
         "memory_bytes": torch.cuda.mem_get_info(0)[1],
-        "versions": versions() | {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())},
+        "versions": versions()
+        | {
+            "cuda": str(torch.version.cuda),
+            "cudnn": str(torch.backends.cudnn.version()),
+            "capability": f"{properties.major}.{properties.minor}",
+        },
     }
 
 
@@ -293,8 +301,10 @@ def largest(fits: Callable[[int], bool], most: int = MOST_BATCH) -> int:
         most: beyond which nothing is tried.
     """
     low, high = 0, 1
-    while high <= most and fits(high):
+    while fits(high):
         low, high = high, 2 * high
+        if high > most:
+            return low
     while high - low > max(1, low // 64):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -432,7 +442,7 @@ def attention(place: Place, rank: int, size: int) -> JSON:
     kernels = [SDPBackend.MATH] if place.stand_in else [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]
     rows = []
     for (samples, heads, tokens), head, causal, kernel in itertools.product(
-        ATTENTION[place.stand_in], hardware.gpus.HEAD_SIZES, (False, True), kernels
+        ATTENTION[place.stand_in], HEAD_SIZES, (False, True), kernels
     ):
         shape = (samples, heads, tokens, head)
         query, key, value = (

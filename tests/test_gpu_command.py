@@ -225,6 +225,8 @@ def test_a_gpu_is_the_one_that_is_listed_with_its_own_memory() -> None:
     assert found is not None and (found.name, found.memory_bytes) == ("h100", H100.memory_bytes)
     assert unknown is not None and (unknown.title, unknown.memory_bytes) == ("NVIDIA L4", 23_000_000_000)
     assert unknown.cublas_workspace_bytes == 8_519_680 < found.cublas_workspace_bytes
+    newer = replace(H100, gpu="NVIDIA B200", versions={"capability": "10.0"}).device
+    assert newer is not None and newer.cublas_workspace_bytes == found.cublas_workspace_bytes
     assert gpu_units.stand_in().device is None
 
 
@@ -319,7 +321,7 @@ def by_id(*ids: str) -> list[Unit]:
     return [found[one] for one in ids]
 
 
-def test_steps_of_the_stand_in_take_the_bytes_of_the_forecast(real: Records) -> None:
+def test_steps_of_the_stand_in_take_the_bytes_of_the_forecast_but_for_some(real: Records) -> None:
     asked = by_id("memory-gpt_tiny-bf16", "memory-gpt_tiny-fp32-full", "memory-coatnet_tiny-fp32",
                   "batch-gpt_tiny-fp32")  # fmt: skip
     assert names(measure(asked, real, **FOREVER))[1:] == [[], []]
@@ -328,7 +330,7 @@ def test_steps_of_the_stand_in_take_the_bytes_of_the_forecast(real: Records) -> 
     assert len(found) == 4
     for one in found[:3]:
         assert one.predicted is not None and one.result["allocator"] is None
-        assert one.result["traced"]["peak_bytes"] == one.predicted["peak_bytes"]
+        assert one.result["traced"]["peak_bytes"] == pytest.approx(one.predicted["peak_bytes"], abs=16)
         assert one.result["step_s"]["least"] > 0
     assert found[3].predicted == {"batch": found[3].result["batch"]} and found[3].result["batch"] > 1
 
