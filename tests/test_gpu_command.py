@@ -240,6 +240,79 @@ def test_what_is_asked_of_torch_exists() -> None:
     assert "tests/prediction/test_allocator.py" in gpu_units.marked_tests()
 
 
+class Cuda:
+    """Stands in for `torch.cuda`: notes what is called, answers with figures."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
+        self.called: list[tuple[Any, ...]] = []
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, name, self._noting(name, answer))
+
+    def _noting(self, name: str, answer: Any) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            self.called.append((name, *given))
+            return answer
+
+        return call
+
+
+def test_the_peaks_are_those_since_the_reset_and_the_context_is_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(
+        monkeypatch, synchronize=None, reset_peak_memory_stats=None, max_memory_allocated=700, memory_reserved=850,
+        memory_stats={"requested_bytes.all.peak": 690, "num_alloc_retries": 2}, mem_get_info=(4000, 5350),
+        max_memory_reserved=900,
+    )  # fmt: skip
+    found = gpu_units._allocated(lambda: cuda.called.append(("train",)))
+    assert cuda.called[:4] == [("synchronize",), ("reset_peak_memory_stats",), ("train",), ("synchronize",)]
+    assert found == {
+        "allocated_bytes": 700, "requested_bytes": 690, "reserved_bytes": 900, "retries": 2, "context_bytes": 500,
+    }  # fmt: skip
+
+
+def test_a_gpu_is_looked_at_with_its_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = type("Properties", (), {"name": "NVIDIA L4", "major": 8, "minor": 9})
+    Cuda(monkeypatch, is_available=True, get_device_properties=properties, mem_get_info=(1, 23_000_000_000))
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    found = Place(**gpu_units.look())
+    assert (found.gpu, found.memory_bytes, found.slug) == ("NVIDIA L4", 23_000_000_000, "gpu-nvidia-l4")
+    assert (found.versions["cuda"], found.versions["capability"]) == ("12.8", "8.9")
+    Cuda(monkeypatch, is_available=False)
+    assert gpu_units.look() == {"why": f"torch {torch.__version__} (CUDA 12.8) finds no GPU"}
+
+
+def test_on_a_gpu_the_largest_batch_is_tried_under_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(monkeypatch, set_per_process_memory_fraction=None, synchronize=None, empty_cache=None)
+    full = torch.cuda.OutOfMemoryError
+    trained: list[int] = []
+
+    class Engine:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+
+    def train(engine: Any, samples: Iterator[Any], steps: int) -> None:
+        trained.append(len(next(samples)[0]))
+        if trained[-1] > 5:
+            raise full("CUDA out of memory")
+
+    monkeypatch.setattr(gpu_units, "built", lambda config, device: Engine)
+    monkeypatch.setattr(gpu_units, "_train", train)
+    config = RunConfig.of(model="vit_tiny", data="synthetic", device="cuda")
+    found = gpu_units.largest_batch(config, replace(H100, memory_bytes=2**35), 0, 1)
+    assert cuda.called[0] == ("set_per_process_memory_fraction", 0.5)
+    assert cuda.called.count(("empty_cache",)) == len(trained) == 6
+    assert found == {
+        "cap_bytes": 2**34, "batch": 5, "tried": {"1": True, "2": True, "4": True, "5": True, "6": False, "8": False},
+    }  # fmt: skip
+
+
+def test_a_step_that_does_not_fit_is_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(config: RunConfig, place: Place) -> dict[str, Any]:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
+
+    monkeypatch.setattr(gpu_units, "_step", full)
+    found = gpu_units.step(RunConfig.of(model="vit_tiny"), H100, 0, 1)
+    assert found == {"out_of_memory": "CUDA out of memory. Tried to allocate 2.00 GiB."}
+
+
 # ---- tables
 
 
@@ -322,7 +395,7 @@ def by_id(*ids: str) -> list[Unit]:
 
 
 def test_steps_of_the_stand_in_take_the_bytes_of_the_forecast_but_for_some(real: Records) -> None:
-    asked = by_id("memory-gpt_tiny-bf16", "memory-gpt_tiny-fp32-full", "memory-coatnet_tiny-fp32",
+    asked = by_id("memory-gpt_tiny-bf16", "memory-gpt_tiny-bf16-full", "memory-coatnet_tiny-fp32",
                   "batch-gpt_tiny-fp32")  # fmt: skip
     assert names(measure(asked, real, **FOREVER))[1:] == [[], []]
     gpu.predict_all(asked, real, workers=2)
