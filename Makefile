@@ -10,7 +10,7 @@ PROXY_VERSION := 5.3.0
 PROXY := $(VENV)/node/node_modules/.bin/configurable-http-proxy
 export DLOJZ_RUNS ?= $(CURDIR)/runs
 
-.PHONY: help demo test check lint lab book libraries colossalai hub cluster cluster-stop clean
+.PHONY: help demo test check lint lab book libraries colossalai hub cluster cluster-stop gpu clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make hub    a JupyterHub with two students on this machine, to see the labs as they do"
 	@echo "make cluster  a SLURM with two nodes on this machine, to try jobs on (root, Debian); make cluster-stop ends it"
 	@echo "make test   all checks: lint, types, tests on real processes, notebooks executed again"
+	@echo "make gpu    what only a GPU can tell, in 9 minutes, beside what is predicted: on a machine with one and torch with CUDA"
 	@echo "make check  for everyday work: lint, types, the house, pure tests, one real training, one notebook (minutes)"
 	@echo "make clean  remove the environments (.venv, .venv-colossalai); runs/ is kept"
 	@echo "All of them set up what they need on first use: Python 3.11 or newer is all that must be there."
@@ -116,6 +117,12 @@ cluster: $(READY)
 
 cluster-stop:
 	@$(BIN)/python slurm/cluster.py stop
+
+# Nothing is installed: it is for a machine that has torch with CUDA already, perhaps without a network. Its options:
+# make gpu GPU="--only memory --minutes 5".
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+gpu:
+	@$(GPU_PYTHON) benchmarks/gpu.py $(GPU)
 
 lint: $(READY)
 	@$(BIN)/ruff check -q . && $(BIN)/mypy --no-error-summary

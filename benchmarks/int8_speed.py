@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-import tyro
 from torch import Tensor, nn
 from torch.utils import mkldnn
 
@@ -236,4 +235,6 @@ def main(
 
 
 if __name__ == "__main__":
+    import tyro  # gpu_units.py uses what is above, where nothing else needs tyro
+
     tyro.cli(main)

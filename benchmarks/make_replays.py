@@ -1,6 +1,7 @@
 """The records that `on="replay"` shows: runs of the labs' configurations, measured here and shipped with the package.
 
     python benchmarks/make_replays.py --root /tmp/replays
+    python benchmarks/make_replays.py --gpu benchmarks/records/gpu-NAME    # ships what `make gpu` has run at full size
 
 Each configuration is really run, on at most two processes, one after the other, `--tries` times, and the fastest run is
 kept: the one that the machine's other work disturbed least. Runs already in the root count. What is kept of a record is
@@ -14,11 +15,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 import dlojz
 from dlojz.config.run_config import RunConfig
 from dlojz.results.record import RunRecord, write_atomic, write_record
+from dlojz.results.record import read_record as read_shipped
 
 FOLDER = Path(dlojz.__file__ or "").parent / "running" / "replays"
 KEPT_STEPS, KEPT_SAMPLES = 2, 60
@@ -78,26 +78,47 @@ def rate(record: RunRecord) -> float:
     return (footprint.samples_per_s if footprint else None) or 0.0
 
 
-def main(root: Path, tries: int = 3) -> None:
-    """Run everything and write the records."""
+def ship(record: RunRecord) -> None:
+    """Write a record into the package."""
+    path = FOLDER / f"{record.config.hash}.json"
+    write_record(path, trimmed(record))
+    write_atomic(path, json.dumps(json.loads(path.read_text(encoding="utf-8")), ensure_ascii=False))  # on one line
+    size = path.stat().st_size
+    print(f"{record.config.title}: {path.name}, {size} bytes, {rate(record):.0f} samples/s", flush=True)
+
+
+def recorded(folder: Path) -> list[RunRecord]:
+    """The runs that `make gpu` has kept in a folder."""
+    from benchmarks.gpu import read_record
+
+    kept = [read_record(path) for path in sorted(folder.glob("replays-*.json"))]
+    return [RunRecord.from_dict(one.result) for one in kept if one.state == "done"]
+
+
+def main(root: Path | None = None, tries: int = 3, gpu: Path | None = None) -> None:
+    """Run everything and write the records; with `gpu` nothing is run, and the records of that folder are written."""
     FOLDER.mkdir(exist_ok=True)
-    for config in configs():
-        record = fastest(config, root, tries)
-        path = FOLDER / f"{config.hash}.json"
-        write_record(path, trimmed(record))
-        write_atomic(path, json.dumps(json.loads(path.read_text(encoding="utf-8")), ensure_ascii=False))  # on one line
-        print(f"{config.title}: {path.name}, {path.stat().st_size} bytes, {rate(record):.0f} samples/s", flush=True)
-    kept = {f"{config.hash}.json" for config in configs()}
+    if (root is None) == (gpu is None):
+        raise SystemExit("Give either --root, the folder of the runs to make, or --gpu, a folder of `make gpu`.")
+    if gpu is not None:
+        for record in recorded(gpu):
+            ship(record)
+    else:
+        for config in configs():
+            ship(fastest(config, Path(root or ""), tries))
+    own = {f"{config.hash}.json" for config in configs()}
     total = 0
     for path in FOLDER.glob("*.json"):
-        if path.name not in kept:
+        if path.name not in own and read_shipped(path).config.device != "cuda":
             path.unlink()
         else:
             total += path.stat().st_size
-    print(f"{len(kept)} records, {total} bytes")
+    print(f"{len(list(FOLDER.glob('*.json')))} records, {total} bytes")
     if total > MOST_BYTES:
         raise SystemExit(f"{total} bytes are more than the {MOST_BYTES} that may be shipped: keep less of each.")
 
 
 if __name__ == "__main__":
+    import tyro  # gpu_units.py uses what is above, where nothing else needs tyro
+
     tyro.cli(main)

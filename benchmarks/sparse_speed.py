@@ -15,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-import tyro
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say, use_language
@@ -67,4 +66,6 @@ def main(rounds: int = 50, threads: int = 1, device: str = "cpu", out: str = "")
 
 
 if __name__ == "__main__":
+    import tyro  # gpu_units.py uses what is above, where nothing else needs tyro
+
     tyro.cli(main)

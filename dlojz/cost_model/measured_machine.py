@@ -396,14 +396,17 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
     """
     setup = measured.setup(ranks)
     launch_s = statistics.median(one.seconds for one in setup.timings if one.what == "launch")
-    kinds = ("product", "attention", "convolution") if image else ("product", "attention")
+    on_gpu = measured.gpu != "cpu"
+    # On a GPU a convolution in fp32 is computed in TF32, and launches wait for no product.
+    kinds = ("product", "attention", "convolution") if image and not on_gpu else ("product", "attention")
+    begun_s = 0.0 if on_gpu else launch_s
     some = [one for one in setup.timings if one.what in kinds and one.precision == precision]
     if not any(one.what == "product" for one in some):
         raise refusal(
             en=f"products in {precision} were not measured on this machine: use fp32.",
             fr=f"les produits en {precision} n’ont pas été mesurés sur cette machine : prenez fp32.",
         )
-    products = [(_product(one), max(one.seconds - launch_s, LEAST_LEFT * one.seconds)) for one in some]
+    products = [(_product(one), max(one.seconds - begun_s, LEAST_LEFT * one.seconds)) for one in some]
     passes = [(float(one.size[0]), one.seconds) for one in setup.timings if one.what == "pass"]
     chip = _chip(measured, products, passes, precision)
     found = _with_start(
@@ -425,7 +428,7 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
     engines = {kind: _engine(setup, kind) for kind in ENGINES if any(one.what == kind for one in setup.timings)}
     meeting_s = statistics.median([one.seconds for one in setup.timings if one.what == "meeting"] or [0.0])
     residuals = (
-        *(_of_product(one, fair, chip, found, launch_s) for one, fair in zip(some, products, strict=True)),
+        *(_of_product(one, fair, chip, found, begun_s) for one, fair in zip(some, products, strict=True)),
         *_residuals(setup, chip, found, update, connection),
     )
     beyond = min(max(chained(setup.timings) or 1.0, 1 / MOST_CHAINED), MOST_CHAINED)
@@ -565,7 +568,7 @@ def local_parts(machine: Measured, config: RunConfig) -> Parts:
             f"engine={layout.engine!r} a été reçu.",
         )
     image = models.spec(config.model).family == "image"
-    here = _site(machine, layout.world_size, image)
+    here = _site(machine, layout.world_size, image, config.precision)
     parts = _computed(machine, config, image)
     held = tensors_of(config.model, config.image_size, config.sequence_length, config.num_classes)
     tensor, pipeline = _met(here, config, parts)
@@ -585,8 +588,8 @@ def local_step_s(machine: Measured, config: RunConfig) -> float:
 
 
 @lru_cache(maxsize=16)
-def _site(machine: Measured, ranks: int, image: bool) -> MeasuredSite:
-    return site(machine, ranks, image=image)
+def _site(machine: Measured, ranks: int, image: bool, precision: Precision) -> MeasuredSite:
+    return site(machine, ranks, image=image, precision=precision)
 
 
 def _computed(machine: Measured, config: RunConfig, image: bool) -> Parts:
@@ -599,12 +602,13 @@ def _computed(machine: Measured, config: RunConfig, image: bool) -> Parts:
     columns = Layouts.of(
         precision=config.precision, dp=layout.dp, tp=layout.tp, pp=layout.pp, zero=layout.zero,
         micro_batch=layout.micro_batch, micro_batches=layout.micro_batches, checkpointing=layout.checkpointing,
-        schedule=layout.schedule or "1f1b", chunks=_chunks(config), gradient_bytes=4, blocking=1, engine=ENGINE,
+        schedule=layout.schedule or "1f1b", chunks=_chunks(config), gradient_bytes=4, engine=ENGINE,
+        blocking=int(machine.gpu == "cpu"),
     )  # fmt: skip
     work = workload(config.model, config.image_size, config.sequence_length)
 
     def of(ranks: int) -> Parts:
-        here = _site(machine, ranks, image)
+        here = _site(machine, ranks, image, config.precision)
         made = step_parts(work, here.cluster, columns, here.calibration)
         return replace(made, **{name: here.chained * getattr(made, name) for name in COMPUTING})
 

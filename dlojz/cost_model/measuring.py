@@ -23,6 +23,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from dlojz.by_hand.collectives.running import TimedMessage, measure
@@ -41,10 +42,17 @@ PASSES: Final = (2**16, 2**18, 2**20)
 """Elements of a tensor that is read and written."""
 PRODUCTS_ON_GPU: Final = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (8192, 4096, 4096),
                           (8192, 12288, 4096), (8192, 8192, 8192))  # fmt: skip
+ATTENTION_ON_GPU: Final = ((1024, 1024, 64, 64), (1024, 64, 1024, 64), (4096, 4096, 128, 8))
+CONVOLUTIONS_ON_GPU: Final = ((64, 64, 56, 3), (128, 128, 28, 3), (256, 256, 14, 3), (96, 384, 56, 1),
+                              (384, 1536, 14, 1))  # fmt: skip
+IMAGES_ON_GPU: Final = 64
+PASSES_ON_GPU: Final = (2**24, 2**26, 2**27)
+"""Beyond what the caches of a GPU hold."""
 HALF: Final = ((512, 512, 512), (2048, 128, 128))
 """Products that are timed in bf16 too; on a GPU all of them are."""
 UPDATES: Final = ((8, 256), (64, 256), (8, 65536), (64, 16384))
 """Tensors and elements of each."""
+UPDATES_ON_GPU: Final = (*UPDATES, (8, 2**23), (64, 2**21))
 MESSAGES: Final = (2**10, 2**14, 2**17, 2**20, 2**22)
 COLLECTIVES: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 LEAST_REPEATS: Final = 11
@@ -191,25 +199,33 @@ def _products(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
         for m, n, k in some:
             left, right = torch.randn(m, k, device=device, dtype=kind), torch.randn(k, n, device=device, dtype=kind)
             yield Timed("product", (m, n, k, 1), 1.0, f"{m}×{n}×{k}", precision), times(torch.mm, left, right)
-    for m, n, k, heads in ATTENTION:
-        left, right = torch.randn(heads, m, k, device=device), torch.randn(heads, k, n, device=device)
-        yield Timed("attention", (m, n, k, heads), 1.0, f"{heads}×({m}×{n}×{k})"), times(torch.bmm, left, right)
+        for m, n, k, heads in (ATTENTION_ON_GPU if on_gpu else ATTENTION if precision == "fp32" else ()):
+            left = torch.randn(heads, m, k, device=device, dtype=kind)
+            right = torch.randn(heads, k, n, device=device, dtype=kind)
+            label = f"{heads}×({m}×{n}×{k})"
+            yield Timed("attention", (m, n, k, heads), 1.0, label, precision), times(torch.bmm, left, right)
 
 
 def _convolutions(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
     import torch
     import torch.nn.functional as F
 
-    for inside, outside, side, kernel in CONVOLUTIONS:
-        x = torch.randn(IMAGES, inside, side, side, device=device, requires_grad=True)
-        weight = torch.randn(outside, inside, kernel, kernel, device=device, requires_grad=True)
-        gradient = torch.randn(IMAGES, outside, side, side, device=device)
+    on_gpu = device.type == "cuda"
+    images = IMAGES_ON_GPU if on_gpu else IMAGES
+    precisions: tuple[Precision, ...] = ("fp32", "bf16") if on_gpu else ("fp32",)
+    sizes = CONVOLUTIONS_ON_GPU if on_gpu else CONVOLUTIONS
+    for precision, (inside, outside, side, kernel) in itertools.product(precisions, sizes):
+        make = partial(torch.randn, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+        x = make(images, inside, side, side, requires_grad=True)
+        weight = make(outside, inside, kernel, kernel, requires_grad=True)
+        gradient = make(images, outside, side, side)
 
         def call(x: Any = x, weight: Any = weight, gradient: Any = gradient, padding: int = kernel // 2) -> None:
             torch.autograd.grad(F.conv2d(x, weight, padding=padding), (x, weight), gradient)
 
-        size = (IMAGES * side * side, outside, inside * kernel * kernel, 1)
-        yield Timed("convolution", size, 1 / 3, f"{inside}→{outside} {side}² {kernel}×{kernel}"), call
+        size = (images * side * side, outside, inside * kernel * kernel, 1)
+        label = f"{inside}→{outside} {side}² {kernel}×{kernel}"
+        yield Timed("convolution", size, 1 / 3, label, precision), call
 
 
 def _passes(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
@@ -218,7 +234,7 @@ def _passes(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
     import torch.nn.functional as F
 
     size_bytes = 4
-    for elements in PASSES:
+    for elements in PASSES_ON_GPU if device.type == "cuda" else PASSES:
         x = torch.randn(elements // 128, 128, device=device, requires_grad=True)
         gradient = torch.randn_like(x)
         gain = torch.ones(128, device=device, requires_grad=True)
@@ -259,7 +275,7 @@ def _launches(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
 def _updates(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
     import torch
 
-    for tensors, elements in UPDATES:
+    for tensors, elements in UPDATES_ON_GPU if device.type == "cuda" else UPDATES:
         held = [torch.randn(elements, device=device, requires_grad=True) for _ in range(tensors)]
         for one in held:
             one.grad = torch.randn_like(one)

@@ -23,6 +23,7 @@ Family = Literal["image", "text"]
 BYTES = 256
 
 _SWITCH = "Fedus et al. 2021, arXiv 2101.03961"
+_TINYLLAMA = "Zhang et al. 2024, arXiv 2401.02385"
 _LLAMA_3 = "arXiv 2407.21783"
 _V3 = "DeepSeek-AI 2024, arXiv 2412.19437"
 _MIXTRAL = "Jiang et al. 2024, arXiv 2401.04088"
@@ -147,6 +148,7 @@ _ENTRIES = (
     _gpt("gpt2_large", 1024, 50257, "GPT-2 large, with an untied output layer"),
     _gpt("gpt2_xl", 1024, 50257, "GPT-2 XL, with an untied output layer"),
     _llama("llama_tiny", 128, BYTES, "Llama for CPUs, byte by byte: rotary positions, SwiGLU, grouped queries"),
+    _text(_TINYLLAMA, "tinyllama_1b", 2048, 32000, "TinyLlama 1.1B: a Llama that one GPU trains"),
     _llama("llama_2_7b", 4096, 32000, "Llama 2 7B"),
     _llama("llama_2_13b", 4096, 32000, "Llama 2 13B"),
     _llama("llama_2_70b", 4096, 32000, "Llama 2 70B, with grouped queries"),

@@ -227,6 +227,7 @@ GPT_SIZES: dict[str, GPTSize] = {
 # no token, for which no capacity is large enough but that of all tokens: 1.25 is ours, and so is the balance loss.
 LLAMA_SIZES: dict[str, LlamaSize] = {
     "llama_tiny": LlamaSize(width=128, depth=4, num_heads=4, num_kv_heads=2, mlp_width=352),
+    "tinyllama_1b": LlamaSize(width=2048, depth=22, num_heads=32, num_kv_heads=4, mlp_width=5632),
     "llama_2_7b": LlamaSize(width=4096, depth=32, num_heads=32, num_kv_heads=32, mlp_width=11008),
     "llama_2_13b": LlamaSize(width=5120, depth=40, num_heads=40, num_kv_heads=40, mlp_width=13824),
     "llama_2_70b": LlamaSize(width=8192, depth=80, num_heads=64, num_kv_heads=8, mlp_width=28672),

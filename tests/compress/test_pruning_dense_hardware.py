@@ -102,6 +102,7 @@ def test_the_bytes_of_2_of_4_are_those_of_its_packing(monkeypatch: pytest.Monkey
     assert (found.form, found.sparsity, found.bytes_ratio) == ("semi_structured", 0.5, 17 / 32)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(
     not (torch.cuda.is_available() and has_semi_structured("cuda")), reason="needs an NVIDIA GPU since Ampere"
 )

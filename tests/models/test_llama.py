@@ -16,6 +16,7 @@ from dlojz.models.sizes import DEEPSEEK_SIZES, LLAMA_SIZES, QWEN_SIZES
 
 # Source: the released weights.
 EXACT = {
+    "tinyllama_1b": 1_100_048_384,
     "llama_2_7b": 6_738_415_616,
     "llama_2_13b": 13_015_864_320,
     "llama_2_70b": 68_976_648_192,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -205,3 +207,33 @@ def test_a_limit_is_kept_and_changes_nothing_where_it_is_not_reached(
         assert bound == free and allocator.retries == 0
     else:
         assert allocator.retries > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("seed", range(4))
+def test_on_a_gpu_torch_allocates_and_reserves_the_same(seed: int) -> None:
+    drawn = random.Random(seed)
+    events: list[Event] = []
+    live: dict[int, int] = {}
+    for number in range(400):
+        if live and drawn.random() < 0.48:
+            storage = drawn.choice(list(live))
+            events.append((storage, -live.pop(storage)))
+        else:
+            live[number] = drawn.randint(*drawn.choice(((1, 4096), (4096, MIB), (MIB, 48 * MIB))))
+            events.append((number, live[number]))
+    torch._C._cuda_clearCublasWorkspaces()  # of tests before this one
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    held: dict[int, torch.Tensor] = {}
+    for storage, delta_bytes in events:
+        if delta_bytes > 0:
+            held[storage] = torch.empty(delta_bytes, dtype=torch.uint8, device="cuda")
+        else:
+            del held[storage]
+    told = replay(events)
+    assert before == (0, 0)
+    assert torch.cuda.max_memory_allocated() == told.allocated_peak_bytes
+    assert torch.cuda.max_memory_reserved() == told.reserved_peak_bytes

@@ -132,6 +132,7 @@ def test_nothing_is_drawn_outside_of_training() -> None:
     assert torch.equal(mask(states, "split"), mask(RandomStates(0, 0), "split"))
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_its_generator_is_the_streams_too() -> None:
     torch.cuda.manual_seed(4)
