@@ -314,8 +314,8 @@ def budget_part(plan: BudgetPlan) -> Table:
         )
         first = end
     head = titles(
-        en="|choice|held until backward|recomputed|moved|time",
-        fr="|choix|gardé jusqu’à la passe arrière|recalculé|déplacé|temps",
+        en="; choice; held until backward; recomputed; moved; time",
+        fr="; choix; gardé jusqu’à la passe arrière; recalculé; déplacé; temps",
     )
     computed, *memory = tables.speeds
     read, copied = (format_count(speed, say(en="B/s", fr="o/s")) for speed in memory[:2])
