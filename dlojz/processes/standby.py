@@ -29,7 +29,7 @@ import psutil
 from dlojz.processes.forks import fork
 
 _ANEW = ("DLOJZ_", "PYTEST_", "PWD", "OLDPWD", "_")
-"""How variables begin that nothing reads while it is imported: a launcher has those of its own run."""
+"""How variables begin that nothing reads while it is imported: each launcher has those of its run."""
 
 IDLE_S = 600.0
 """Seconds without a run after which it gives its memory back: 200 MB, and many notebooks share a machine."""
@@ -115,7 +115,8 @@ def _become(folder: str, module: str, preloaded: Sequence[str], environment: dic
     os.environ.clear()
     os.environ.update(environment)
     _redirect(Path(folder, "logs", "launcher.log"))
-    _sign(Path(folder, "launch.json"))
+    with suppress(OSError):  # on a full disk the launcher runs all the same, as it does where it signs itself
+        _sign(Path(folder, "launch.json"))
     if current:
         os.chdir(current)
     sys.argv = [module, folder]
@@ -134,8 +135,11 @@ def _sign(owner: Path) -> None:
     """Name this process as the one that drives the run: if the package cannot be imported, the run is seen to end."""
     mine = {"pid": os.getpid(), "process_start_s": psutil.Process().create_time()}
     draft = owner.with_suffix(f".{os.getpid()}")
-    draft.write_text(json.dumps(json.loads(owner.read_bytes()) | mine), encoding="utf-8")
-    draft.replace(owner)
+    try:
+        draft.write_text(json.dumps(json.loads(owner.read_bytes()) | mine), encoding="utf-8")
+        draft.replace(owner)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def test_each_backward_is_timed_without_gradients_to_add_to() -> None:
 
 
 def test_a_gpu_is_waited_for_before_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told what to do and does it later; here no GPU is, and what waits for it is counted."""
+    """Its kernels are queued and run later; here is no GPU, and the calls that wait for one are counted."""
     waited: list[None] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(None))
 
