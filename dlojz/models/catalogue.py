@@ -198,15 +198,17 @@ def check_input(name: str, image_size: int | None = None, sequence_length: int |
     """
     entry = spec(name)
     if entry.family == "image":
-        if sequence_length is not None:
-            raise LabError(_other_family(entry, "images", "sequence_length", sequence_length, "image_size"))
-        if image_size is not None:
-            _check_image_size(entry, image_size)
+        reads, own, size, other, refused = "images", "image_size", image_size, "sequence_length", sequence_length
     else:
-        if image_size is not None:
-            raise LabError(_other_family(entry, "text", "image_size", image_size, "sequence_length"))
-        if sequence_length is not None:
-            _check_positive(entry, "sequence_length", sequence_length)
+        reads, own, size, other, refused = "text", "sequence_length", sequence_length, "image_size", image_size
+    if refused is not None:
+        raise LabError(
+            f"{name} reads {reads}: {other} has no meaning for it, but {refused!r} was received: "
+            f"give {own}, or leave it out."
+        )
+    if size is not None:
+        _check_positive(entry, own, size)
+        _check_image_size(entry, size)
 
 
 def build(
@@ -283,20 +285,12 @@ def _check_positive(entry: ModelSpec, what: str, value: object) -> None:
 
 
 def _check_image_size(entry: ModelSpec, image_size: int) -> None:
-    _check_positive(entry, "image_size", image_size)
     multiple, smallest = entry.image_multiple, max(entry.smallest_image, entry.image_multiple)
-    if image_size >= smallest and image_size % multiple == 0:
+    if entry.family == "text" or (image_size >= smallest and image_size % multiple == 0):
         return
     below = image_size // multiple * multiple
     near = [f"{size}" for size in (below, below + multiple) if size >= smallest] or [f"{smallest}"]
     rule = f"a multiple of {multiple}" if multiple > 1 else f"at least {smallest}"
     raise LabError(
         f"image_size of {entry.name} must be {rule} (pixels), but {image_size} was received: use {' or '.join(near)}."
-    )
-
-
-def _other_family(entry: ModelSpec, reads: str, what: str, value: object, instead: str) -> str:
-    return (
-        f"{entry.name} reads {reads}: {what} has no meaning for it, but {value!r} was received: "
-        f"give {instead}, or leave it out."
     )

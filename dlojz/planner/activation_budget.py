@@ -105,7 +105,7 @@ class BlockTables:
     @property
     def num_blocks(self) -> int:
         """Number of blocks."""
-        return self.held.shape[1]
+        return int(self.held.shape[1])
 
     def peak_bytes(self, choices: Any) -> Reals:
         """Peak of each row of choices (numbers, one per block)."""
@@ -368,8 +368,8 @@ def activation_curve(tables: BlockTables, points: int = POINTS) -> tuple[CurvePo
         tables: of a run (`block_tables`).
         points: at least 2.
     """
-    ends = [float(tables.peak_bytes(one)[0]) for one in (least_memory(tables), [KEEP] * tables.num_blocks)]
-    found = [cheapest(tables, budget * (1 + GAP / 100)) for budget in np.linspace(*ends, points)]
+    least, most = (float(tables.peak_bytes(one)[0]) for one in (least_memory(tables), [KEEP] * tables.num_blocks))
+    found = [cheapest(tables, budget * (1 + GAP / 100)) for budget in np.linspace(least, most, points)]
     return tuple(
         CurvePoint(float(tables.peak_bytes(one)[0]), *tables.costs(one), one) for one in found if one is not None
     )
