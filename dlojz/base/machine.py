@@ -13,7 +13,8 @@ import platform
 import resource
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -113,6 +114,26 @@ def die_with_parent() -> bool:
     if tied and expected.isdecimal() and os.getppid() != int(expected):
         os._exit(1)
     return tied
+
+
+@contextmanager
+def c_output_discarded() -> Iterator[None]:
+    """Discard what C code prints to standard output meanwhile.
+
+    HiGHS prints a line of its debugging that no option turns off, which would stand in a JSON answer.
+    """
+    libc = ctypes.CDLL(None)
+    sys.stdout.flush()
+    libc.fflush(None)
+    kept = os.dup(1)
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    try:
+        yield
+    finally:
+        libc.fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def adopt_orphans() -> bool:

@@ -33,6 +33,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from dlojz import hardware
 from dlojz.base.language import MEBIBYTE, format_bytes, refusal
+from dlojz.base.machine import c_output_discarded
 from dlojz.config.fields import BLOCK_CHOICES
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model.step import HOST_LINK_BYTES_PER_S
@@ -263,13 +264,14 @@ def _solved(costs: Reals, limits: LinearConstraint, count: int) -> tuple[int, ..
     whole = count * len(BLOCK_CHOICES)
     real = costs.size - whole
     one_each = np.pad(np.kron(np.eye(count), np.ones(len(BLOCK_CHOICES))), ((0, 0), (0, real)))
-    answer = milp(
-        costs / max(float(np.abs(costs).max()), 1e-30),
-        constraints=[limits, LinearConstraint(one_each, 1, 1)],
-        integrality=np.append(np.ones(whole), np.zeros(real)),
-        bounds=Bounds(0, np.append(np.ones(whole), np.full(real, np.inf))),
-        options={"mip_rel_gap": GAP},
-    )
+    with c_output_discarded():
+        answer = milp(
+            costs / max(float(np.abs(costs).max()), 1e-30),
+            constraints=[limits, LinearConstraint(one_each, 1, 1)],
+            integrality=np.append(np.ones(whole), np.zeros(real)),
+            bounds=Bounds(0, np.append(np.ones(whole), np.full(real, np.inf))),
+            options={"mip_rel_gap": GAP},
+        )
     if answer.x is None:
         return None
     return tuple(int(choice) for choice in answer.x[:whole].reshape(count, -1).argmax(axis=1))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import pytest
 
 import dlojz.base.machine
-from dlojz.base.machine import MOST, patience
+from dlojz.base.machine import MOST, c_output_discarded, patience
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,12 @@ def test_the_factor_is_the_work_per_core(
 def test_a_machine_that_tells_nothing_is_taken_for_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dlojz.base.machine, "_LOAD", tmp_path / "none")
     assert patience() == 1.0
+
+
+def test_c_output_is_discarded(capfd):
+    libc = ctypes.CDLL(None)
+    print("before")
+    with c_output_discarded():
+        libc.puts(b"a line of a C library")
+    print("after")
+    assert capfd.readouterr().out == "before\nafter\n"

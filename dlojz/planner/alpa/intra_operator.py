@@ -23,6 +23,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from dlojz.base.language import format_bytes, refusal, say, significant
+from dlojz.base.machine import c_output_discarded
 from dlojz.base.table import titles
 from dlojz.planner.alpa.graph import Node, OperatorGraph, OperatorSharding, ShownAsTable
 from dlojz.planner.alpa.mesh import DeviceMesh, ShardingSpec, all_specs, resharding_matrix, resharding_moves
@@ -263,13 +264,14 @@ class _Problem:
         matrix = coo_array((values, (numbers, columns)), shape=(len(self.rows), self.size))
         whole = np.arange(self.size) < self.num_whole
         right = [row[1] for row in self.rows]
-        answer = milp(
-            objective,
-            constraints=LinearConstraint(matrix.tocsr(), right, right),
-            integrality=whole.astype(int),
-            bounds=Bounds(0, np.where(whole, 1.0, np.inf)),
-            options={"mip_rel_gap": 0.0},
-        )
+        with c_output_discarded():
+            answer = milp(
+                objective,
+                constraints=LinearConstraint(matrix.tocsr(), right, right),
+                integrality=whole.astype(int),
+                bounds=Bounds(0, np.where(whole, 1.0, np.inf)),
+                options={"mip_rel_gap": 0.0},
+            )
         return {
             name: int(np.argmax(answer.x[start : start + self.options[name]])) for name, start in self.start.items()
         }
