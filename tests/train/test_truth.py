@@ -93,7 +93,7 @@ RUNS |= {
 # Blocks kept, recomputed and offloaded side by side: in the last case each after each.
 RUNS |= {
     "ddp.plan": {**SMALL, "dp": 2, "micro_batches": 2, "activation_plan": "recompute:4,offload:3,keep:3"},
-    "fsdp2-zero3.llama-plan": {**SMALL, **LLAMA, "dp": 2, "activation_plan": "offload:2,recompute:3,keep:1"},
+    "fsdp2-zero3.llama-plan": {**SMALL, **LLAMA, "dp": 2, "zero": 3, "activation_plan": "offload:2,recompute:3,keep:1"},
     "ddp.llama-plan": {
         **{**SMALL, **LLAMA, "dp": 2, "precision": "bf16", "optimizer": "adamw"},
         "activation_plan": "keep:1,recompute:1,offload:1,keep:1,offload:1,recompute:1",
