@@ -33,7 +33,7 @@ from dlojz.cli.options import (
     tell_written,
     verb,
 )
-from dlojz.config.run_config import RunConfig
+from dlojz.config.run_config import RunConfig, vocabulary_note
 from dlojz.config.schedules import COMPRESSED, no_effect_note
 from dlojz.display.tables import DASH, status_label
 from dlojz.results.record import STATUSES
@@ -92,6 +92,8 @@ def run_command(given: Given, answer: Answer) -> int:
 
     if config.optimizer in COMPRESSED and config.layout.dp == 1:
         tell(no_effect_note(config.optimizer))
+    if note := vocabulary_note(config):
+        tell(note)
     run = launch(
         config,
         on=given["on"],

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from dlojz.base.language import refusal
 from dlojz.compress.two_to_four import GROUP, check_groups
 from dlojz.models import gpt, vit
-from dlojz.models.blocks import TransformerBlock, VocabularyHead
+from dlojz.models.blocks import TransformerBlock, VocabularyHead, tied_names
 
 _FOURS = list(combinations(range(2 * GROUP), GROUP))
 _ALONE = [four for four in _FOURS if 0 in four]  # the other four of the eight are the other group: 35 ways
@@ -206,6 +206,7 @@ def permute_stream(model: nn.Module, order: Tensor) -> None:
     Raises:
         LabError: if the model is another.
     """
+    tied = tied_names(model)
     for block in _stream_blocks(model):
         if isinstance(block, vit.PatchEmbedding):
             _take_rows(block.project, order)
@@ -220,8 +221,9 @@ def permute_stream(model: nn.Module, order: Tensor) -> None:
         if isinstance(block, TransformerBlock):
             _take_rows(block.attention_project, order)
             _take_rows(block.mlp_project, order)
-        for reader in _readers(block):
-            _take_columns(reader, order)
+        if not (tied and isinstance(block, VocabularyHead)):  # a tied head is the embedding, which has been reordered
+            for reader in _readers(block):
+                _take_columns(reader, order)
 
 
 def check_permutable(model: nn.Module) -> None:

@@ -521,6 +521,11 @@ def has_experts(model: str) -> bool:
     return getattr(models.spec(model).size, "experts", None) is not None
 
 
+def has_tied_head(config: RunFields) -> bool:
+    """Whether the output layer of a run's model is its token embedding."""
+    return bool(getattr(models.spec(config.model).size, "tied_head", False))
+
+
 def _without_experts(config: RunFields) -> Facts | None:
     if has_experts(config.model):
         return None

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from dlojz import models
 from dlojz.base.language import say
-from dlojz.config.compatibility import LAYOUT, LEGAL, Facts, Rule, first_set
+from dlojz.config.compatibility import LAYOUT, LEGAL, Facts, Rule, first_set, has_tied_head
 from dlojz.config.engines import pipeline_stages, program_layouts
 from dlojz.config.fields import ASYNCHRONOUS, RunFields
 from dlojz.config.schedules import COMMUNICATING
@@ -158,6 +158,16 @@ LIBRARY: Final[tuple[Rule[RunFields], ...]] = (
         f"vit, gpt ou llama{_OR_NONE['fr']}",
     ),
     _library(
+        "programs shard block by block",
+        lambda config: config.layout.zero >= 2 and config.layout.engine == "torch" and has_tied_head(config),
+        en="zero={layout.zero} was received with {config.model}, whose embedding and head are one matrix, but the "
+        "program of library={config.library!r} shards block by block, which would make two of it: use a model with a "
+        f"separate head such as gpt_tiny, zero=0{_OR_NONE['en']}",
+        fr="zero={layout.zero} a été reçu avec {config.model}, dont l’embedding et la tête sont une seule matrice, "
+        "mais le programme de library={config.library!r} découpe bloc par bloc, ce qui en ferait deux : prenez un "
+        f"modèle à tête séparée comme gpt_tiny, zero=0{_OR_NONE['fr']}",
+    ),
+    _library(
         "programs have their own layouts",
         _no_program,
         en="engine={layout.engine!r}, zero={layout.zero} was received, but the program of library={config.library!r} "
@@ -278,6 +288,17 @@ RUN: Final[tuple[Rule[RunFields], ...]] = (
         "as 1f1b, or tp=1.",
         fr="tp={layout.tp} ne s’exécute pas dans le pipeline asynchrone {layout.schedule} : prenez un ordonnancement "
         "synchrone tel que 1f1b, ou tp=1.",
+    ),
+    _run(
+        "asynchronous pipelines tie no head",
+        lambda config: config.layout.schedule in ASYNCHRONOUS and has_tied_head(config),
+        en="embedding and head of {config.model} are one matrix, of which first and last stage hold a copy each, and "
+        "the asynchronous pipeline {layout.schedule} updates each stage alone, so that the copies would differ: use a "
+        "synchronous schedule such as 1f1b, or a model with a separate head such as gpt_tiny.",
+        fr="l’embedding et la tête de {config.model} sont une seule matrice, dont le premier et le dernier étage ont "
+        "chacun une copie, et le pipeline asynchrone {layout.schedule} met chaque étage à jour seul, si bien que les "
+        "copies divergeraient : prenez un ordonnancement synchrone tel que 1f1b, ou un modèle à tête séparée comme "
+        "gpt_tiny.",
     ),
 )
 """What no engine of this version runs, though it can be predicted."""

@@ -18,7 +18,7 @@ from dlojz import data as datasets
 from dlojz import models
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import integer, one_of, say
 from dlojz.config.compatibility import LEGAL, check
 from dlojz.config.engines import ENGINES, EngineSpec, Form
 from dlojz.config.fields import RunFields
@@ -231,6 +231,27 @@ def command_of(config: RunConfig, command: str = "run") -> str:
             if value is not True:
                 words.append(str(value))
     return shlex.join(words)
+
+
+def vocabulary_note(config: RunConfig) -> str:
+    """Say with what vocabulary a text model is trained, in one sentence; empty for images, and for models of bytes."""
+    spec = models.spec(config.model)
+    if spec.family == "image" or spec.num_classes == datasets.num_classes("text"):
+        return ""
+    words, whole = integer(config.num_classes), integer(spec.num_classes)
+    if words == whole:
+        return say(
+            en=f"{config.model} is trained with its own vocabulary of {words} tokens, on random ones "
+            f"(data={config.data_name}).",
+            fr=f"{config.model} s’entraîne avec son propre vocabulaire de {words} tokens, tirés au hasard "
+            f"(data={config.data_name}).",
+        )
+    return say(
+        en=f"{config.model} is trained with the {words} tokens of data={config.data_name}, not with the {whole} of its "
+        "own vocabulary: it has fewer parameters.",
+        fr=f"{config.model} s’entraîne avec les {words} tokens de data={config.data_name}, et non avec les {whole} de "
+        "son propre vocabulaire : il a moins de paramètres.",
+    )
 
 
 LIBRARY_TITLES = {

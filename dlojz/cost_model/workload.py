@@ -667,7 +667,8 @@ class BlockWork(NamedTuple):
 
 
 def _decoder_size(size: GPTSize | LlamaSize | QwenSize, vocabulary: int, tokens: int) -> DecoderSize:
-    known: dict[str, Any] = {"layers": size.depth, "hidden": size.width, "heads": size.num_heads, "tied": False}
+    known: dict[str, Any] = {"layers": size.depth, "hidden": size.width, "heads": size.num_heads}
+    known["tied"] = size.tied_head
     if size.experts is not None:
         known |= {"experts": size.experts.num_experts, "top_k": size.experts.top_k, "every": size.experts.every}
         known["capacity_factor"] = size.experts.capacity_factor

@@ -275,6 +275,7 @@ def axis_title(axis: str) -> str:
         "dp": "Data Parallelism",
         "pp": "Pipeline Parallelism",
         "twins": say(en="two copies of a stage", fr="deux copies d’un étage"),
+        "tied": say(en="two copies of a tied embedding", fr="deux copies d’un embedding partagé"),
         "control": say(en="the lab’s own bookkeeping", fr="la comptabilité du TP"),
     }.get(axis, axis)
 

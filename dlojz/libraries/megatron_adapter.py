@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dlojz.models.blocks import TransformerBlock
+from dlojz.models.blocks import TransformerBlock, tied_names
 from dlojz.models.gpt import GPT, Embedding
 
 
@@ -125,9 +125,10 @@ def model_options(whole: nn.Module) -> dict[str, Any]:
 
 
 def table_options(whole: nn.Module) -> dict[str, Any]:
-    """Options of `GPTModel` for the tables of the lab's `GPT`: words, and learnt positions."""
+    """Options of `GPTModel` for the tables of the lab's `GPT`: words, learnt positions, whether the head is tied."""
     embedding = cast(Embedding, cast(GPT, whole).blocks[0])
     return {
+        "share_embeddings_and_output_weights": bool(tied_names(whole)),
         "vocab_size": embedding.token.num_embeddings,
         "max_sequence_length": embedding.position.num_embeddings,
         "position_embedding_type": "learned_absolute",

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor, nn
 
+from dlojz.config.compatibility import has_tied_head
 from dlojz.config.run_config import RunConfig
 from dlojz.libraries.megatron_adapter import own_parameters
 from dlojz.libraries.watched_training import SeenTorch
@@ -33,7 +34,9 @@ class SeenMegatron(SeenTorch):
     def group_names(self) -> dict[str, str]:
         """Axis of each of Megatron's process groups; the norm of the gradient goes to all ranks of a replica."""
         replica = "pp" if self.config.layout.pp > 1 else "tp"
+        tied = [(parallel_state.get_embedding_group(), "tied")] if has_tied_head(self.config) else []
         groups = (
+            *tied,
             (parallel_state.get_model_parallel_group(), replica),
             (parallel_state.get_tensor_model_parallel_group(), "tp"),
             (parallel_state.get_data_parallel_group(with_context_parallel=True), "dp"),

@@ -11,7 +11,7 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, Literal
@@ -239,17 +239,53 @@ class TransformerBlock(nn.Module):
 
 
 class VocabularyHead(nn.Module):
-    """Head of a text model: norm, then one logit per word of the vocabulary, ``x_BTD`` to ``logits_BTV``."""
+    """Head of a text model: norm, then one logit per word of the vocabulary, ``x_BTD`` to ``logits_BTV``.
 
-    def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, vocabulary_size: int) -> None:
+    Args:
+        norm: Over the width D.
+        vocabulary_size: V.
+        tied: Token embedding whose weight, ``(V, D)``, is that of the output layer too; None for a separate weight.
+
+    Source: Press & Wolf 2017, "Using the Output Embedding to Improve Language Models" (arXiv 1608.05859).
+    """
+
+    def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, vocabulary_size: int, tied: nn.Embedding | None = None) -> None:
         super().__init__()
         self.norm = norm
         self.output = nn.Linear(norm.normalized_shape[0], vocabulary_size, bias=False)
+        if tied is not None:
+            self.output.weight = tied.weight
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """``(B, T, width)`` to ``(B, T, vocabulary_size)``."""
         logits_BTV: Tensor = self.output(self.norm(x_BTD))
         return logits_BTV
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Map every further name of a shared parameter to its first name: that of a tied head to the embedding's."""
+    first: dict[nn.Parameter, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: first[one] for name, one in named if first.setdefault(one, name) != name}
+
+
+def tie(model: nn.Module, names: Mapping[str, str]) -> None:
+    """Share parameters (again): `names` as `tied_names` gives them."""
+    for name, first in names.items():
+        _set_parameter(model, name, model.get_parameter(first))
+
+
+def untie(model: nn.Module) -> dict[str, str]:
+    """Copy a shared parameter for each of its further names; returns what `tied_names` gave before."""
+    names = tied_names(model)
+    for name in names:
+        _set_parameter(model, name, nn.Parameter(model.get_parameter(name).detach().clone()))
+    return names
+
+
+def _set_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    owner, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(owner), leaf, parameter)
 
 
 def initialise_transformer(module: nn.Module) -> None:

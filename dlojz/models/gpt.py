@@ -1,9 +1,9 @@
 """GPT: a causal decoder with learned positions.
 
-``tokens_BT`` (integers) in, ``logits_BTV`` out; the logits of a token depend on no later token. The output layer has
-separate weights, unlike GPT-2's, which reuses the embedding: in a pipeline, first and last block are on different
-devices. A size with experts has mixtures instead of some MLPs; if these send a token to several experts and drop
-choices, a later token can be the cause (see `dlojz.models.experts.gate.rows`).
+``tokens_BT`` (integers) in, ``logits_BTV`` out; the logits of a token depend on no later token. Where the size has a
+tied head (GPT-2's have), the weight of the output layer is the token embedding. A size with experts has mixtures
+instead of some MLPs; if these send a token to several experts and drop choices, a later token can be the cause (see
+`dlojz.models.experts.gate.rows`).
 
 Shape suffixes: B batch, T tokens, D width, V vocabulary.
 
@@ -57,10 +57,12 @@ class GPT(BlockList):
             )
             for index in range(size.depth)
         ]
+        embedding = Embedding(vocabulary_size, sequence_length, size.width)
+        tied = embedding.token if size.tied_head else None
         blocks = [
-            Embedding(vocabulary_size, sequence_length, size.width),
+            embedding,
             *decoder,
-            VocabularyHead(nn.LayerNorm(size.width, eps=NORM_EPS), vocabulary_size),
+            VocabularyHead(nn.LayerNorm(size.width, eps=NORM_EPS), vocabulary_size, tied),
         ]
         super().__init__(blocks, checkpointing=checkpointing)
         self.apply(initialise_transformer)

@@ -44,10 +44,12 @@ class Llama(BlockList):
         routing: Routing | None = None,
     ) -> None:
         mixed = [size.experts is not None and size.experts.has_mixture(index) for index in range(size.depth)]
+        embedding = nn.Embedding(vocabulary_size, size.width)
+        tied = embedding if size.tied_head else None
         blocks = [
-            nn.Embedding(vocabulary_size, size.width),
+            embedding,
             *(LlamaBlock(size, routing if has_mixture else None) for has_mixture in mixed),
-            VocabularyHead(nn.RMSNorm(size.width, eps=size.norm_eps), vocabulary_size),
+            VocabularyHead(nn.RMSNorm(size.width, eps=size.norm_eps), vocabulary_size, tied),
         ]
         super().__init__(blocks, checkpointing=checkpointing)
         self.sequence_length = sequence_length

@@ -91,11 +91,12 @@ class ExpertsSize:
 
 @dataclass(frozen=True, kw_only=True)
 class GPTSize:
-    """Dimensions of a GPT; its MLP, and each of its experts, is four times as wide as its stream."""
+    """Dimensions of a GPT; MLP and experts are four times as wide; `tied_head`: the output reuses the embedding."""
 
     width: int
     depth: int
     num_heads: int
+    tied_head: bool = False
     experts: ExpertsSize | None = None
 
 
@@ -108,6 +109,7 @@ class LlamaSize:
     num_heads: int
     num_kv_heads: int
     mlp_width: int
+    tied_head: bool = False
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
     experts: ExpertsSize | None = None
@@ -123,6 +125,7 @@ class QwenSize:
     num_kv_heads: int
     mlp_width: int
     head_dim: int = 128
+    tied_head: bool = False
     rope_theta: float = 1_000_000.0
     norm_eps: float = 1e-6
     experts: ExpertsSize | None = None
@@ -216,10 +219,11 @@ GPT_SIZES: dict[str, GPTSize] = {
     "gpt_tiny": GPTSize(width=128, depth=4, num_heads=4),
     # Ours, for CPUs: gpt_tiny with experts in every second block, a habit of Lepikhin et al. 2020 (arXiv 2006.16668).
     "moe_tiny": GPTSize(width=128, depth=4, num_heads=4, experts=ExpertsSize(num_experts=8, top_k=1, every=2)),
-    "gpt2": GPTSize(width=768, depth=12, num_heads=12),
-    "gpt2_medium": GPTSize(width=1024, depth=24, num_heads=16),
-    "gpt2_large": GPTSize(width=1280, depth=36, num_heads=20),
-    "gpt2_xl": GPTSize(width=1600, depth=48, num_heads=25),
+    "gpt2_tiny": GPTSize(width=128, depth=4, num_heads=4, tied_head=True),
+    "gpt2": GPTSize(width=768, depth=12, num_heads=12, tied_head=True),
+    "gpt2_medium": GPTSize(width=1024, depth=24, num_heads=16, tied_head=True),
+    "gpt2_large": GPTSize(width=1280, depth=36, num_heads=20, tied_head=True),
+    "gpt2_xl": GPTSize(width=1600, depth=48, num_heads=25, tied_head=True),
 }
 
 # Touvron et al. 2023 (arXiv 2307.09288), table 1 and appendix A.2.1; Llama Team 2024 (arXiv 2407.21783), table 3; Jiang
@@ -259,15 +263,13 @@ LLAMA_SIZES: dict[str, LlamaSize] = {
 _OF_128 = ExpertsSize(num_experts=128, top_k=8, balance_loss=0.001)
 # Qwen Team 2025 (arXiv 2505.09388), tables 1 and 2, and the configurations released with the weights; tiny is ours.
 QWEN_SIZES: dict[str, QwenSize] = {
-    "qwen_tiny": QwenSize(width=128, depth=4, num_heads=4, num_kv_heads=2, mlp_width=352, head_dim=48),
+    "qwen_tiny": QwenSize(width=128, depth=4, num_heads=4, num_kv_heads=2, mlp_width=352, head_dim=48, tied_head=True),
+    "qwen_3_0_6b": QwenSize(width=1024, depth=28, num_heads=16, num_kv_heads=8, mlp_width=3072, tied_head=True),
+    "qwen_3_4b": QwenSize(width=2560, depth=36, num_heads=32, num_kv_heads=8, mlp_width=9728, tied_head=True),
     "qwen_3_8b": QwenSize(width=4096, depth=36, num_heads=32, num_kv_heads=8, mlp_width=12288),
     "qwen_3_32b": QwenSize(width=5120, depth=64, num_heads=64, num_kv_heads=8, mlp_width=25600),
-    "qwen_3_30b_a3b": QwenSize(
-        width=2048, depth=48, num_heads=32, num_kv_heads=4, mlp_width=768, experts=_OF_128
-    ),
-    "qwen_3_235b_a22b": QwenSize(
-        width=4096, depth=94, num_heads=64, num_kv_heads=4, mlp_width=1536, experts=_OF_128
-    ),
+    "qwen_3_30b_a3b": QwenSize(width=2048, depth=48, num_heads=32, num_kv_heads=4, mlp_width=768, experts=_OF_128),
+    "qwen_3_235b_a22b": QwenSize(width=4096, depth=94, num_heads=64, num_kv_heads=4, mlp_width=1536, experts=_OF_128),
 }
 
 # DeepSeek-AI 2024 (arXiv 2405.04434), appendix B, for Lite; (arXiv 2412.19437), section 4.2, for V3; tiny is ours.

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from dlojz import models
 from dlojz.base.language import refusal
 from dlojz.by_hand.optimizers.sent_bytes import message_bytes
+from dlojz.config.compatibility import has_tied_head
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import sending_interval
@@ -62,12 +63,14 @@ from dlojz.prediction.shapes import (
     part_of,
     rank_stages,
     split_of,
+    untied_shapes,
 )
 from dlojz.prediction.states import (
     compute_bytes,
     ddp_buckets,
     hook_traffic,
     padded_parameters,
+    zero_3_units,
     zero_by_hand_shares,
 )
 from dlojz.results.footprint import Collective, Traffic
@@ -131,23 +134,26 @@ def _zero_by_hand(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     # Weights: after the update once, in fp32; in stage 3 for every forward and every backward, in the type computed in.
     # A checkpointed block is computed again while its weights are gathered for its backward: no third time.
     gathers, each = (2 * layout.micro_batches, compute_bytes(config)) if layout.zero == 3 else (1, FP32_BYTES)
+    # A tied matrix stays whole from the beginning of forward to the end of backward.
+    kept = layout.zero == 3 and bool(zero_3_units(shapes)[1])
+    spared = layout.micro_batches * kept
     return [
         _dp(config, "reduce_scatter", reductions * flats, reductions * FP32_BYTES * whole),
-        _dp(config, "all_gather", gathers * flats, gathers * each * whole),
+        _dp(config, "all_gather", gathers * flats - spared, each * (gathers * whole - spared * layout.dp * shares[-1])),
     ]
 
 
 def _fsdp2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     layout = config.layout
     whole = layout.dp * sum(parameter.padded_rows_numel(layout.dp) for parameter in shapes.parameters)
-    blocks = len(list(shapes.blocks()))
-    # Below torch's pipeline each block is gathered and reduced once per step. Else once per micro-batch, where ZeRO-3
+    units = len(list(shapes.units()))
+    # Below torch's pipeline each unit is gathered and reduced once per step. Else once per micro-batch, where ZeRO-3
     # frees the weights after forward and gathers them again for backward; ZeRO-2 keeps them.
     times = 1 if layout.pp > 1 else layout.micro_batches
     gathers = times * (2 if layout.zero == 3 and layout.pp == 1 else 1)
     return [
-        _dp(config, "all_gather", gathers * blocks, gathers * compute_bytes(config) * whole),
-        _dp(config, "reduce_scatter", times * blocks, times * FP32_BYTES * whole),
+        _dp(config, "all_gather", gathers * units, gathers * compute_bytes(config) * whole),
+        _dp(config, "reduce_scatter", times * units, times * FP32_BYTES * whole),
     ]
 
 
@@ -177,8 +183,10 @@ def _zero_1_or_2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
 
 def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     layout, each = config.layout, compute_bytes(config)
+    reduced = layout.dp * sum(parameter.padded_numel(layout.dp) for parameter in shapes.parameters)
+    of_modules = untied_shapes(config) if has_tied_head(config) else shapes  # gathered for each of its two modules
     padded_of_module: dict[str, int] = {}
-    for parameter in shapes.parameters:
+    for parameter in of_modules.parameters:
         padded = parameter.padded_numel(layout.dp) * layout.dp
         padded_of_module[parameter.module] = padded_of_module.get(parameter.module, 0) + padded
     whole, modules = sum(padded_of_module.values()), len(padded_of_module)
@@ -187,7 +195,7 @@ def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     if layout.checkpointing != "none":
         # Once more to recompute; but torch ends the recomputation of a block inside its last module, whose weights are
         # then still there for its backward.
-        last_modules = {block[-1].module for block in shapes.blocks()}
+        last_modules = {block[-1].module for block in of_modules.blocks()}
         gathered += whole - sum(padded_of_module[module] for module in last_modules)
         gathers += modules - len(last_modules)
     buckets = deepspeed_buckets(
@@ -196,7 +204,7 @@ def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     times = layout.micro_batches
     return [
         _dp(config, "all_gather", times * gathers, times * each * gathered),
-        _dp(config, "reduce_scatter", times * buckets, times * each * whole),
+        _dp(config, "reduce_scatter", times * buckets, times * each * reduced),
         _dp(config, "all_reduce", 1, 8),  # the gradient's norm, in fp64
     ]
 
@@ -571,6 +579,9 @@ def pipeline_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[
     numel = {stage: _numel(own, range(bounds[stage], bounds[stage + 1])) for _, stage in held}
     if schedule.pipes > 1:
         traffic.append(_of("all_reduce", "twins", 2, [FP32_BYTES * numel[stage] for _, stage in held]))
+    first, last = schedule.placement[0][0], schedule.placement[0][-1]
+    if has_tied_head(config) and schedule.pipes == 1 and pipeline_rank in {first, last} and first != last:
+        traffic.append(_of("all_reduce", "tied", 2, [_tied_bytes(config, rank)]))
     if layout.engine_spec.gathers_per_step:
         traffic += _fsdp2(config, own)
     elif layout.dp > 1 and layout.engine != "deepspeed":
@@ -578,6 +589,14 @@ def pipeline_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[
     if layout.engine == "deepspeed" and (layout.zero or config.precision != "fp32"):
         traffic.append(_of("all_reduce", "pp", layout.pp, [FP32_BYTES]))  # the gradient's norm, over the stages too
     return [one for one in traffic if one.count]
+
+
+def _tied_bytes(config: RunConfig, rank: int) -> int:
+    """Bytes of the gradient of a tied embedding on a pipeline's first or last stage; with FSDP2, of its shard."""
+    dp_rank, tp_rank, _ = axes_of(config, rank)
+    output = untied_shapes(config, split_of(config, tp_rank)).parameters[-1]
+    dp, shards = config.layout.dp, config.layout.engine_spec.gathers_per_step
+    return FP32_BYTES * (output.rows_numel(dp, dp_rank) if shards else output.numel)
 
 
 def _messages(

@@ -38,6 +38,7 @@ from dlojz.prediction.shapes import (
     num_blocks,
     rank_stages,
     split_of,
+    untied_shapes,
 )
 from dlojz.prediction.states import MOMENTS, NUMBERS, compute_bytes, error_bytes
 
@@ -161,7 +162,7 @@ def _not_recomputed(config: RunConfig) -> tuple[str, ...]:
     """
     # A mixture weighs what its experts give, and so needs all of it again.
     mixed = {one.block for one in model_shapes(config).parameters if one.is_expert}
-    last = [block[-1].module for block in model_shapes(config).blocks() if block[-1].block not in mixed]
+    last = [block[-1].module for block in untied_shapes(config).blocks() if block[-1].block not in mixed]
     if not config.layout.engine_spec.saves_inputs_late:
         return tuple(last)
     convolutions = {parameter.module for parameter in model_shapes(config).parameters if len(parameter.shape) == 4}

@@ -8,15 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dlojz.config.compatibility import has_tied_head
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
 from dlojz.config.run_config import RunConfig
 from dlojz.prediction.engine_memory import ByHand, EngineMemory, Moments
-from dlojz.prediction.shapes import FP32_BYTES, ModelShapes, ParameterShape, expert_buckets, fill_buckets
+from dlojz.prediction.shapes import (
+    FP32_BYTES,
+    ModelShapes,
+    ParameterShape,
+    expert_buckets,
+    fill_buckets,
+    untied_shapes,
+)
 from dlojz.prediction.states import (
     ZERO_BUCKET_BYTES,
     compute_bytes,
     deepspeed_sizes,
     touching_names,
+    zero_3_units,
     zero_by_hand_shares,
 )
 from dlojz.results.footprint import Category
@@ -33,10 +42,12 @@ class FSDP2(EngineMemory):
     def __init__(self, config: RunConfig, shapes: ModelShapes) -> None:
         super().__init__(config, shapes)
         dp = config.layout.dp
-        self.units = {f"blocks.{block[0].block}": block for block in shapes.blocks()}
+        self.units = {f"blocks.{unit[-1].block}": unit for unit in shapes.units()}
+        self.unit_of = {f"blocks.{one.block}": name for name, unit in self.units.items() for one in unit}
+        self.tied = {name for name, unit in self.units.items() if any(one.tied for one in unit)}
         self.order = list(self.units)
         self.padded = {
-            name: dp * sum(parameter.padded_rows_numel(dp) for parameter in block) for name, block in self.units.items()
+            name: dp * sum(parameter.padded_rows_numel(dp) for parameter in unit) for name, unit in self.units.items()
         }
         self.each = compute_bytes(config)
         self.current: str | None = None
@@ -57,12 +68,13 @@ class FSDP2(EngineMemory):
             step.ledger.hold(("weights", unit), category, self.each * self.padded[unit], unit)
 
     def forward(self, step: Moments, module: str) -> None:
-        if module not in self.units or self.current is not None:
+        unit = self.unit_of.get(module)
+        if unit is None or self.current is not None or step.ledger.holds(("weights", unit)):
             return
-        self.gather(step, module)
-        self.copy_out(step, module)
+        self.gather(step, unit)
+        self.copy_out(step, unit)
         for former in self.order:  # a buffer waits for the next unit's, so that copy and gathering may overlap
-            if former != module:
+            if former != unit:
                 step.ledger.drop(("gather", former))
 
     def forwarded(self, step: Moments, module: str) -> None:
@@ -70,10 +82,14 @@ class FSDP2(EngineMemory):
             step.ledger.drop(("weights", module))
 
     def backward(self, step: Moments, module: str) -> None:
-        if module not in self.units or module == self.current:
+        unit = self.unit_of.get(module)
+        if unit is None or module == self.current:
             return
-        self.finish(step)
-        self.current = module
+        if self.current not in self.tied:  # whose gradient is whole at the end of backward
+            self.finish(step)
+        self.current = unit
+        if unit != module:  # the embedding: gathered for the head's backward
+            return
         for former in self.order:
             if former != module:
                 step.ledger.drop(("gather", former))
@@ -107,6 +123,9 @@ class FSDP2(EngineMemory):
 
     def end_backward(self, step: Moments) -> None:
         self.finish(step)
+        for unit in self.tied - {self.current}:
+            self.current = unit
+            self.finish(step)
         self.current = None
         step.ledger.drop("reduce")
         for unit in self.order:
@@ -221,9 +240,11 @@ class DeepSpeed3(DeepSpeed12):
         self.keeps_gradients = False
         dp = config.layout.dp
         self.whole: dict[str, int] = {}
-        for parameter in shapes.parameters:
+        of_modules = untied_shapes(config) if has_tied_head(config) else shapes
+        for parameter in of_modules.parameters:
             padded = dp * parameter.padded_numel(dp)
             self.whole[parameter.module] = self.whole.get(parameter.module, 0) + padded
+        self.head = of_modules.parameters[-1].module if has_tied_head(config) else ""
 
     def standing(self) -> Mapping[str, tuple[Category, int]]:
         return {"bucket": ("workspace", self.each * DEEPSPEED_BUCKET_ELEMENTS)}
@@ -242,6 +263,8 @@ class DeepSpeed3(DeepSpeed12):
 
     def backward(self, step: Moments, module: str) -> None:
         self.gather(step, module)
+        if self.head != module:  # its gradient is ready with the embedding's only
+            step.ledger.drop(("weights", self.head))
 
     def flush(self, step: Moments) -> None:
         step.ledger.hold_briefly("reduce", "workspace", 2 * self.each * sum(one.numel for one in self.filled))
@@ -355,31 +378,34 @@ class ZeroStage3Memory(ZeroStage2Memory):
     def __init__(self, config: RunConfig, shapes: ModelShapes) -> None:
         super().__init__(config, shapes)
         self.each = compute_bytes(config)
-        self.units = [f"blocks.{block[0].block}" for block in shapes.blocks()]
+        self.units = [f"blocks.{unit[0].block}" for unit in zero_3_units(shapes)[0]]
         self.in_backward = False
 
     def make_buckets(self) -> list[list[ParameterShape]]:
-        """One per block, from the last on."""
-        return [list(block) for block in self.shapes.blocks()][::-1]
+        """One per unit, from the last on; then what two blocks share."""
+        units, rest = zero_3_units(self.shapes)
+        return [*units[::-1], rest] if rest else units[::-1]
 
     def standing(self) -> Mapping[str, tuple[Category, int]]:
         return {}
 
-    def gather(self, step: Moments, unit: int) -> None:
-        """All-gather a unit's weights, unless they are there."""
-        if not 0 <= unit < len(self.units) or step.ledger.holds(("weights", unit)):
+    def gather(self, step: Moments, unit: int, name: str = "") -> None:
+        """All-gather a unit's weights, unless they are there; number −1 is what belongs to no unit."""
+        if unit >= len(self.units) or step.ledger.holds(("weights", unit)):
             return
         share = self.shares[len(self.units) - 1 - unit]
-        step.ledger.hold(("weights", unit), "workspace", self.each * self.config.layout.dp * share, self.units[unit])
+        step.ledger.hold(("weights", unit), "workspace", self.each * self.config.layout.dp * share, name)
         if self.each < FP32_BYTES:
             step.ledger.hold_briefly("cast", "workspace", self.each * share)
 
     def forward(self, step: Moments, module: str) -> None:
+        if not module and len(self.buckets) > len(self.units):
+            self.gather(step, -1)
         if module in self.units:
             unit = self.units.index(module)
-            self.gather(step, unit)
-            if not self.in_backward:
-                self.gather(step, unit + 1)
+            self.gather(step, unit, module)
+            if not self.in_backward and unit + 1 < len(self.units):
+                self.gather(step, unit + 1, self.units[unit + 1])
 
     def forwarded(self, step: Moments, module: str) -> None:
         if module in self.units and not self.in_backward:
@@ -392,8 +418,9 @@ class ZeroStage3Memory(ZeroStage2Memory):
     def backward(self, step: Moments, module: str) -> None:
         if module in self.units:
             unit = self.units.index(module)
-            self.gather(step, unit)
-            self.gather(step, unit - 1)
+            self.gather(step, unit, module)
+            if unit:
+                self.gather(step, unit - 1, self.units[unit - 1])
 
     def reduce_next(self, step: Moments) -> None:
         """Free the unit's weights, then reduce as stage 2."""
@@ -403,7 +430,7 @@ class ZeroStage3Memory(ZeroStage2Memory):
     def end_backward(self, step: Moments) -> None:
         super().end_backward(step)
         self.in_backward = False
-        for unit in range(len(self.units)):
+        for unit in range(-1, len(self.units)):
             step.ledger.drop(("weights", unit))
 
 

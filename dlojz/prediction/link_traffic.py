@@ -54,7 +54,7 @@ class Flow(NamedTuple):
 
     Args:
         group: mesh axis (dp, tp, pp), `ep` and `edp` (parts of dp, see `EXPERT_GROUPS`), `twins` (the two copies of a
-            stage, along pp) or `control` (the lab's own).
+            stage, along pp), `tied` (those of a tied embedding, along pp) or `control` (the lab's own).
         collective: its name.
         source: the rank that sends.
         target: the rank that receives.
@@ -127,15 +127,18 @@ def _members(name: str, rank: int, grid: RankGrid, told_size: int) -> tuple[int,
     if name == "twins":  # a bidirectional pipeline holds each stage on two ranks, as far from one end as from the other
         stages, place = grid.group_of(rank, "pp"), grid.coordinates(rank).pp
         return tuple(sorted({stages[place], stages[grid.pp - 1 - place]}))
+    if name == "tied":  # the first stage and the last
+        stages = grid.group_of(rank, "pp")
+        return stages[0], stages[-1]
     if name == "control":
         return tuple(range(grid.world_size))
     raise refusal(
-        en=f"the group {name!r} is none of a grid: use pp, dp, tp, ep, edp, twins or control.",
-        fr=f"le groupe {name!r} n’est pas d’une grille : prenez pp, dp, tp, ep, edp, twins ou control.",
+        en=f"the group {name!r} is none of a grid: use pp, dp, tp, ep, edp, twins, tied or control.",
+        fr=f"le groupe {name!r} n’est pas d’une grille : prenez pp, dp, tp, ep, edp, twins, tied ou control.",
     )
 
 
-PARTS_OF = {"pp": ("twins",), "dp": EXPERT_GROUPS}
+PARTS_OF = {"pp": ("twins", "tied"), "dp": EXPERT_GROUPS}
 """Groups that belong to an axis."""
 
 
@@ -173,7 +176,7 @@ class Crossing:
         sums: dict[tuple[str, str], list[Fraction]] = {}
         for flow in self.flows:
             sums.setdefault((flow.group, flow.collective), [Fraction(0)] * 2)[self.crosses(flow)] += flow.num_bytes
-        first = [*AXES, *EXPERT_GROUPS, "twins", "control"]
+        first = [*AXES, *EXPERT_GROUPS, "twins", "tied", "control"]
         ranked = sorted(sums.items(), key=lambda item: (first.index(item[0][0]), item[0][1]))
         return tuple(LinkTraffic(*key, round(inside), round(between)) for key, (inside, between) in ranked)
 

@@ -28,9 +28,10 @@ from torch import nn
 from dlojz import models
 from dlojz.by_hand.activation_offload import ActivationOffload, planned_offload
 from dlojz.by_hand.tensor.split import parallel_loss
+from dlojz.config.compatibility import has_tied_head
 from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
-from dlojz.models.blocks import BlockList, Checkpointing, mean_loss
+from dlojz.models.blocks import BlockList, Checkpointing, mean_loss, untie
 from dlojz.models.experts.routing import Routing
 from dlojz.models.meta import sample_inputs
 from dlojz.pipeline.partition_baselines import schedule_of
@@ -318,6 +319,7 @@ class TraceKey(NamedTuple):
     routing: Routing | None
     ep: int
     in_megatron: bool
+    untied: bool
 
 
 def compute_of(config: RunConfig) -> Compute:
@@ -355,6 +357,7 @@ def key_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> TraceKe
         config.routing,
         config.layout.ep,
         config.library == "megatron",
+        config.layout.pp > 1 and has_tied_head(config),
     )
 
 
@@ -374,6 +377,8 @@ def _traced(key: TraceKey) -> MemoryTrace:
         routing=key.routing,
         ep=key.ep,
     )
+    if key.untied:
+        untie(model)
     if key.activation_plan:
         model.plan_activations(block_choices(key.activation_plan))
     inputs = sample_inputs(key.model, key.micro_batch, image_size=key.image_size, sequence_length=key.sequence_length)

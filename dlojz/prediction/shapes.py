@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dlojz import models
 from dlojz.base.language import MEBIBYTE
+from dlojz.config.compatibility import has_tied_head
 from dlojz.config.engines import ENGINES, STRATEGIES
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
@@ -54,6 +55,8 @@ class ParameterShape:
     """Name of the module that owns it directly."""
     is_expert: bool = False
     """Whether its first dimension counts the experts of a mixture."""
+    tied: bool = False
+    """Whether the last block, the head, computes with it too."""
 
     @property
     def numel(self) -> int:
@@ -95,6 +98,15 @@ class ModelShapes:
         """Parameters block by block, blocks without any left out."""
         for number in sorted({parameter.block for parameter in self.parameters}):
             yield tuple(parameter for parameter in self.parameters if parameter.block == number)
+
+    def units(self) -> Iterator[tuple[ParameterShape, ...]]:
+        """Parameters as FSDP2 shards them: block by block, but the first and the last together where they are tied."""
+        blocks = list(self.blocks())
+        if not any(parameter.tied for parameter in self.parameters):
+            yield from blocks
+            return
+        yield from blocks[1:-1]
+        yield (*blocks[0], *blocks[-1])
 
 
 def bucket_bytes_of(config: RunConfig) -> int:
@@ -162,8 +174,14 @@ def split_of(config: RunConfig, tp_rank: int = 0) -> Split:
 
 
 def model_shapes(config: RunConfig) -> ModelShapes:
-    """Read the shapes of the whole model of a run."""
+    """Read the shapes of the whole model of a run, a tied matrix once."""
     return _shapes(config.model, config.image_size, config.sequence_length, config.num_classes, WHOLE, config.routing)
+
+
+def untied_shapes(config: RunConfig, split: Split = WHOLE) -> ModelShapes:
+    """Read the shapes of all blocks, or of a rank's part of them, with the matrix that a tied head computes with."""
+    sizes = (config.model, config.image_size, config.sequence_length, config.num_classes)
+    return _shapes(*sizes, split, config.routing, untied=has_tied_head(config))
 
 
 def share_shapes(config: RunConfig, tp_rank: int) -> ModelShapes:
@@ -216,13 +234,24 @@ def _shapes(
     num_classes: int,
     split: Split,
     routing: Routing | None = None,
+    untied: bool = False,
 ) -> ModelShapes:
+    from dlojz.models.blocks import tied_names, untie
     from dlojz.models.experts.layer import expert_parameters
 
     built = build_on_meta(model, image_size, sequence_length, num_classes, split, routing=routing)
-    experts = frozenset(expert_parameters(built))
+    if untied:
+        untie(built)
+    experts, tied = frozenset(expert_parameters(built)), frozenset(tied_names(built).values())
     parameters = tuple(
-        ParameterShape(name, tuple(parameter.shape), int(name.split(".")[1]), name.rpartition(".")[0], name in experts)
+        ParameterShape(
+            name,
+            tuple(parameter.shape),
+            block=int(name.split(".")[1]),
+            module=name.rpartition(".")[0],
+            is_expert=name in experts,
+            tied=name in tied,
+        )
         for name, parameter in built.named_parameters()
     )
     buffers = tuple(
@@ -352,9 +381,14 @@ def rank_stages(config: RunConfig, rank: int) -> tuple[int, ...]:
 
 
 def part_of(config: RunConfig, shapes: ModelShapes, rank: int) -> ModelShapes:
-    """Select the part of a whole model that a rank holds, before data parallelism shards it further."""
+    """Select the part of a whole model that a rank holds, before data parallelism shards it further.
+
+    The last stage of a pipeline holds a copy of a tied embedding.
+    """
     layout = config.layout
-    if layout.tp > 1:
+    if layout.pp > 1 and has_tied_head(config):
+        shapes = untied_shapes(config, split_of(config, axes_of(config, rank)[1]))
+    elif layout.tp > 1:
         shapes = share_shapes(config, axes_of(config, rank)[1])
     if layout.ep > 1:
         shapes = share_experts(shapes, layout.ep)

@@ -206,10 +206,16 @@ def _zero_3(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
     )
 
 
+def zero_3_units(shapes: ModelShapes) -> tuple[list[list[ParameterShape]], list[ParameterShape]]:
+    """Group parameters by unit of the lab's stage 3, block by block, and those in no unit, as two blocks share them."""
+    units = [[parameter for parameter in block if not parameter.tied] for block in shapes.blocks()]
+    return [unit for unit in units if unit], [parameter for parameter in shapes.parameters if parameter.tied]
+
+
 def zero_by_hand_shares(config: RunConfig, shapes: ModelShapes) -> list[int]:
     """List the elements of one rank's share of each flat tensor of the lab's ZeRO, padding included.
 
-    Stage 1 has one flat tensor, stage 2 one per bucket, from the last parameter on, stage 3 one per block, in the order
+    Stage 1 has one flat tensor, stage 2 one per bucket, from the last parameter on, stage 3 one per unit, in the order
     in which gradients are reduced; each is padded to a multiple of the ranks.
     """
     stage, dp = config.layout.zero, config.layout.dp
@@ -219,7 +225,8 @@ def zero_by_hand_shares(config: RunConfig, shapes: ModelShapes) -> list[int]:
         buckets = fill_buckets(reversed(shapes.parameters), ZERO_BUCKET_BYTES)
         flats = [sum(parameter.numel for parameter in bucket) for bucket in buckets]
     else:
-        flats = [sum(parameter.numel for parameter in block) for block in shapes.blocks()][::-1]
+        units, rest = zero_3_units(shapes)
+        flats = [sum(parameter.numel for parameter in unit) for unit in (*units[::-1], rest) if unit]
     return [-(-elements // dp) for elements in flats]
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -36,6 +36,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
+from dlojz.models.blocks import tied_names
 from dlojz.prediction.shapes import FP32_BYTES
 from dlojz.prediction.storage_tracker import StorageTracker
 
@@ -340,14 +341,41 @@ def _traced(
             raise LabError(_refusal(error)) from error
     for parameter in parameters.values():
         parameter.grad = None
+    shared = set(tied_names(module).values())
     return MemoryTrace(
-        tuple(follower.events),
+        tuple(summed_in_place(follower.events, shared) if on_gpu else follower.events),
         kept,
         on_host,
         follower.bytes_of,
         follower.module_of,
         follower.output_of,
     )
+
+
+def summed_in_place(events: list[Allocation | TraceMark], shared: set[str]) -> list[Allocation | TraceMark]:
+    """Let autograd add the second gradient of a shared parameter into the first one's memory, as without any mode.
+
+    Under a dispatch mode (here, and in the probe of a run on the CPU) their sum is a third tensor.
+
+    Source: torch 2.13, `csrc/autograd/input_buffer.cpp`, `can_accumulate_inplace`.
+    """
+    sums = {event.storage: event.name for event in events if isinstance(event, TraceMark) and event.name in shared}
+    for number in sums:
+        at = next((i for i, one in enumerate(events) if isinstance(one, Allocation) and one.storage == number), -1)
+        made = events[at]
+        if at < 0 or not isinstance(made, Allocation):
+            continue
+        parts = [
+            one.storage
+            for one in events[at + 1 :]
+            if isinstance(one, Allocation) and one.delta_bytes == -made.delta_bytes and one.storage != number
+        ][:2]
+        if len(parts) < 2:
+            continue
+        first = min(parts)
+        rest = [one for one in events[at + 1 :] if not (isinstance(one, Allocation) and one.storage == first)]
+        events = [*events[:at], *(replace(one, storage=first) if one.storage == number else one for one in rest)]
+    return events
 
 
 def _sum_of_all(output: Any) -> Tensor:

@@ -99,6 +99,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "Megatron-core is asked for 1f1b": {**MEGATRON, "pp": 2, "schedule": "zb-h1"},
     "Megatron-core's stages are equal": {**MEGATRON, "pp": 3},
     "Colossal-AI synchronizes BatchNorm": {"library": "colossalai"},
+    "programs shard block by block": {"model": "gpt2_tiny", "library": "torch", "zero": 3, "dp": 2},
     "programs have their own layouts": {"library": "torch", "engine": "by_hand"},
     "LAMB needs whole layers": {"tp": 2, "optimizer": "lamb"},
     "some values are only predicted": {"precision": "fp16"},
@@ -109,6 +110,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "DeepSpeed's gate has two losses less": {**EXPERTS, "engine": "deepspeed", "z_loss": 0.1},
     "DeepSpeed trains no tensor-parallel layers": {"tp": 2, "engine": "deepspeed"},
     "asynchronous pipelines have whole layers": {"pp": 4, "schedule": "pipedream", "tp": 2},
+    "asynchronous pipelines tie no head": {"model": "gpt2_tiny", "pp": 2, "schedule": "pipedream"},
     "some values are not run in a pipeline": {
         **{"pp": 2, "micro_batches": 2, "schedule": "zb-h1"},
         "checkpointing": "full",

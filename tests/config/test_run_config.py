@@ -11,7 +11,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.config.fields import explicit_bounds
 from dlojz.config.layout import Layout
-from dlojz.config.run_config import RunConfig
+from dlojz.config.run_config import RunConfig, vocabulary_note
 from dlojz.config.schedules import meets, settled_step
 from dlojz.prediction.forecast import forecast
 from dlojz.runnable import check_runnable
@@ -304,3 +304,10 @@ def test_the_degrees_are_told_with_those_of_experts_where_there_are_some() -> No
 def test_a_curriculum_is_whole_after_half_of_the_run(steps: int, whole_after: int) -> None:
     config = RunConfig.of(model="gpt_tiny", curriculum="linear", steps=steps)
     assert config.curriculum_steps == whole_after
+
+
+def test_the_vocabulary_that_a_text_model_trains_with_is_said() -> None:
+    own, other = (vocabulary_note(RunConfig.of(model="gpt2", **fields)) for fields in ({}, {"data": "text"}))
+    assert own == "gpt2 is trained with its own vocabulary of 50,257 tokens, on random ones (data=synthetic)."
+    assert other.startswith("gpt2 is trained with the 256 tokens of data=text, not with the 50,257 of its own")
+    assert vocabulary_note(RunConfig.of(model="gpt_tiny")) == vocabulary_note(RunConfig.of(model="vit_tiny")) == ""

@@ -22,12 +22,16 @@ LAYOUTS: dict[str, Fields] = {
     "pp": {"pp": 2, "engine": "by_hand"},
     "tp-pp": {"tp": 2, "pp": 2, "engine": "by_hand"},
     "dp-tp": {"dp": 2, "tp": 2, "engine": "by_hand"},
+    "tied-dp": {"dp": 2, "model": "gpt2_tiny"},
+    "tied-tp-pp": {"tp": 2, "pp": 2, "engine": "by_hand", "model": "gpt2_tiny"},
 }
 UNMOVED: Fields = {"learning_rate": 1e-60, "steps": 1}
 """An update that is less than any number: the weights at the end are those of the beginning, to the bit."""
 FIELDS: dict[str, Fields] = {
     "alone": TEXT,
     "two": {**TEXT, "dp": 2},
+    "tied-alone": {**TEXT, "model": "gpt2_tiny"},
+    "tied-two": {**TEXT, "dp": 2, "model": "gpt2_tiny"},
     "unmoved": {**TEXT, **UNMOVED},
     **{name: {**TEXT, **layout, "library": "megatron"} for name, layout in LAYOUTS.items()},
     "long": {**TEXT, "sequence_length": 256, "micro_batch": 2, "library": "megatron"},
@@ -61,7 +65,8 @@ def sent(footprint: Footprint) -> tuple[Counter[tuple[str, str]], Counter[tuple[
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_it_gives_the_losses_of_the_labs_own_engine(runs: Runs, name: str) -> None:
     """However the model is split: those of one process on the same samples, or of two replicas."""
-    own = runs.told("whole/two" if "dp" in name else "whole/alone", "step", "loss")
+    like = ("tied-" if "tied" in name else "") + ("two" if "dp" in name else "alone")
+    own = runs.told(f"whole/{like}", "step", "loss")
     written = runs.told(f"whole/{name}", "step", "loss")
     assert len(written) == 4 and written == pytest.approx(own, abs=TOLERANCE)
     assert written[0] - written[-1] > 0.1

@@ -6,20 +6,41 @@ import pytest
 import torch
 
 from dlojz import models
+from dlojz.models.blocks import VocabularyHead, tie, tied_names, untie
 
-# Source: the released GPT-2 weights, whose output layer is the embedding; ours has its own, of vocabulary × width.
+# Source: the released weights of GPT-2 and Qwen3, whose output layer is the embedding.
 RELEASED = {
-    "gpt2": (124_439_808, 768),
-    "gpt2_medium": (354_823_168, 1024),
-    "gpt2_large": (774_030_080, 1280),
-    "gpt2_xl": (1_557_611_200, 1600),
+    "gpt2": 124_439_808,
+    "gpt2_medium": 354_823_168,
+    "gpt2_large": 774_030_080,
+    "gpt2_xl": 1_557_611_200,
+    "qwen_3_0_6b": 596_049_920,
+    "qwen_3_4b": 4_022_468_096,
 }
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_parameters_are_those_released_plus_the_output_layer(name: str) -> None:
-    released, width = RELEASED[name]
-    assert models.describe(name).parameters == released + 50257 * width
+def test_parameters_are_those_released(name: str) -> None:
+    assert models.describe(name).parameters == RELEASED[name]
+
+
+def test_a_tied_head_computes_with_the_embedding_and_costs_the_same() -> None:
+    tied, untied = models.build("gpt2_tiny"), models.build("gpt_tiny")
+    head = tied.blocks[-1]
+    assert isinstance(head, VocabularyHead) and head.output.weight is tied.get_parameter("blocks.0.token.weight")
+    assert tied_names(tied) == {"blocks.5.output.weight": "blocks.0.token.weight"} and tied_names(untied) == {}
+    counted = [models.describe(name) for name in ("gpt2_tiny", "gpt_tiny")]
+    assert counted[1].parameters - counted[0].parameters == 256 * 128 and counted[0].flops == counted[1].flops
+
+
+def test_an_untied_model_has_two_equal_matrices_until_it_is_tied_again() -> None:
+    model = models.build("qwen_tiny")
+    first, copied = "blocks.0.weight", "blocks.5.output.weight"
+    assert untie(model) == {copied: first}
+    matrix, copy = model.get_parameter(first), model.get_parameter(copied)
+    assert matrix is not copy and torch.equal(matrix, copy)
+    tie(model, {copied: first})
+    assert model.get_parameter(copied) is matrix
 
 
 @pytest.mark.parametrize("name", ["gpt_tiny", "llama_tiny"])

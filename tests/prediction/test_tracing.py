@@ -242,3 +242,12 @@ def test_a_storage_is_counted_once_with_the_bytes_it_has_now() -> None:
     assert grown[3:] == [(0, -100)] and tracker.live_bytes == {1: 12}
     tracker.abandon(second.untyped_storage())
     assert grown[4:] == [(1, -12)] and not tracker.live_bytes
+
+
+def test_a_gpu_adds_the_two_gradients_of_a_tied_matrix_in_place() -> None:
+    """At the end of backward all gradients are there: of V × D two, and under a dispatch mode their sum besides."""
+    model, tokens_BT = models.build("gpt2_tiny"), torch.zeros(1, 2, dtype=torch.long)
+    on_cpu, on_gpu = (trace(model, tokens_BT, on_gpu=chosen) for chosen in (False, True))
+    matrix_bytes, parameter_bytes = 4 * 256 * 128, 4 * sum(one.numel() for one in model.parameters())
+    assert on_gpu.peak_bytes == pytest.approx(parameter_bytes + matrix_bytes, rel=0.02)
+    assert on_cpu.peak_bytes - on_gpu.peak_bytes == pytest.approx(matrix_bytes, rel=0.05)

@@ -9,7 +9,7 @@ Source: the choice by pattern is SageMaker's (`smp.tensor_parallelism`, SageMake
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from dlojz.by_hand.tensor.split_blocks import (
     ParallelTransformerBlock,
 )
 from dlojz.models import coatnet, gpt, llama
-from dlojz.models.blocks import BlockList, TransformerBlock, VocabularyHead
+from dlojz.models.blocks import BlockList, TransformerBlock, VocabularyHead, tie, tied_names
 
 EVERYTHING = ""
 """The pattern that every part's name matches."""
@@ -70,12 +70,15 @@ def split_model(model: BlockList, axis: TensorAxis, pattern: str = EVERYTHING) -
         pattern: regular expression; parts whose names it matches anywhere are split (see `parts_of`), all by default.
 
     Raises:
-        LabError: if no part matches; or there are too few heads, channels or features for the ranks.
+        LabError: if no part matches; or one alone of two that share a matrix; or there are too few heads, channels or
+            features for the ranks.
     """
     names = list(parts_of(model))
     chosen = {name for name in names if re.search(pattern, name)}
     if not chosen:
         raise LabError(_nothing_matches(type(model).__name__, pattern, names))
+    tied = tied_names(model)
+    check_tied(chosen, names, tied, pattern)
     if axis.sequence_parallel and chosen != set(names):
         raise refusal(
             en=f"sequence_parallel needs every part split, as a whole one would miss the other ranks' tokens, but "
@@ -94,7 +97,30 @@ def split_model(model: BlockList, axis: TensorAxis, pattern: str = EVERYTHING) -
             name, parallel = _WHOLES[type(block)]
             if own + name in chosen:
                 model.blocks[number] = parallel(block, axis)
+    tie(model, tied)  # embedding and head have the same rows of the one matrix
     return model
+
+
+def check_tied(chosen: set[str], names: Sequence[str], tied: Mapping[str, str], pattern: str) -> None:
+    """Refuse to split only one of the two parts that share a matrix.
+
+    Args:
+        chosen: the parts that are split, of `names`.
+        tied: the names of the shared parameter, as `tied_names` gives them.
+
+    Raises:
+        LabError: if the embedding is split and the tied head is not, or the other way round.
+    """
+    ends = {names[0], names[-1]}
+    if tied and len(ends & chosen) == 1:
+        (split,), (whole,) = ends & chosen, ends - chosen
+        raise refusal(
+            en=f"embedding and head share one matrix, but the pattern {pattern!r} splits {split} and leaves {whole} "
+            "whole: write a pattern that matches both, e.g. embedding|head, or none of them.",
+            fr=f"l’embedding et la tête partagent une seule matrice, mais le motif {pattern!r} découpe {split} et "
+            f"laisse {whole} entière : écrivez un motif qui vaut pour les deux, par exemple embedding|head, ou pour "
+            "aucune.",
+        )
 
 
 def parallel_loss(model: BlockList) -> Callable[[Tensor, Tensor], Tensor]:

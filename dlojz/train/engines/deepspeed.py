@@ -306,6 +306,7 @@ class DeepSpeedPipelineEngine(PipelineEngine, DeepSpeedEngine):
         if tuple(pipe.parts) != self.bounds:
             raise RuntimeError(f"DeepSpeed has cut the model at {pipe.parts}, but {self.bounds} was predicted.")
         self.module = pipe
+        pipe.get_tied_weights_and_groups = self._tied_weights
         self.model, self.optimizer, *_ = deepspeed.initialize(
             model=pipe,
             optimizer=make_optimizer(self.config, pipe.parameters()),
@@ -313,6 +314,14 @@ class DeepSpeedPipelineEngine(PipelineEngine, DeepSpeedEngine):
             dist_init_required=False,
         )
         self._observe(self.model)
+
+    def _tied_weights(self) -> list[tuple[Tensor, Any]]:
+        """List this rank's copy of a tied embedding, whose gradient DeepSpeed adds to the other's before the update.
+
+        DeepSpeed ties whole layers (`TiedLayerSpec`); here the embedding and the head share one of their parameters.
+        """
+        tied = set(self._first_names.values()) if self._tied_group is not None else set()
+        return [(parameter, self._tied_group) for name, parameter, _ in self.named() if name in tied]
 
     def _observe(self, engine: Any) -> None:
         """Route DeepSpeed's forward and backward instructions through `perform`, numbered as they come."""
@@ -364,7 +373,8 @@ class DeepSpeedPipelineEngine(PipelineEngine, DeepSpeedEngine):
     def named(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield the parameters: DeepSpeed numbers the blocks of a stage as the model does."""
         for name, parameter in self.module.named_parameters():
-            yield f"blocks.{name}", parameter, parameter
+            whole = f"blocks.{name}"
+            yield self._first_names.get(whole, whole), parameter, parameter
 
     def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         """Gather one kind of state; a stage's own ranks make each tensor whole first."""

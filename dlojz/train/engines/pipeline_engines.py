@@ -34,7 +34,7 @@ from dlojz.base.errors import LabError
 from dlojz.by_hand.tensor.axis import TensorAxis
 from dlojz.by_hand.tensor.split import split_model
 from dlojz.config.run_config import RunConfig
-from dlojz.models.blocks import BlockList, mean_loss
+from dlojz.models.blocks import BlockList, mean_loss, untie
 from dlojz.models.meta import sample_inputs
 from dlojz.pipeline.exchange_formats import to_csv, torch_refusal
 from dlojz.pipeline.partition_baselines import schedule_of
@@ -71,6 +71,7 @@ class PipelineEngine(Engine):
         self._names = [name for name, _ in blocks.named_parameters()]
         self._shapes = [(tuple(one.shape), one.dtype) for one in blocks.parameters()]
         self.share = TensorShare(config, blocks, self.axes, mean_loss)
+        self._first_names = untie(blocks)
         stages = stage_modules(blocks, self.bounds)
         self.boundaries = self._boundaries(stages)
         self.modules: dict[StageKey, BlockList] = {
@@ -82,6 +83,7 @@ class PipelineEngine(Engine):
         self.module = nn.ModuleList(self.modules.values())
         self.model = self.module
         self.offload = None
+        self._tied_group = self._make_tied_group()
         self.build(blocks)
 
     def _boundaries(self, stages: Sequence[BlockList]) -> list[Boundary]:
@@ -135,10 +137,46 @@ class PipelineEngine(Engine):
         Who: the dp ranks that hold the same stages. What: all gradients of one stage in one flat tensor, all-reduced
         (sum, then divided). How much: 4 bytes per parameter of the stage and step.
         """
+        self.add_tied_gradients()
         if self.config.layout.dp == 1:
             return
         for module in self.modules.values():
             average([parameter.grad for parameter in module.parameters()], self.dp_group)
+
+    def add_tied_gradients(self) -> None:
+        """Add the gradients of the two copies of a tied embedding, on the first stage and in the head of the last.
+
+        Who: the ranks of these two stages, once per step. What: the gradient of the embedding, all-reduced (sum). How
+        much: 4 bytes × V × D, or this rank's share of them; nothing is sent where one rank holds both.
+
+        Source: Narayanan et al. 2021 (arXiv 2104.04473), §2.3, and Megatron-LM's embedding group.
+        """
+        copies: dict[str, list[Tensor]] = {}
+        for name, parameter, _ in self.named():
+            if name in self._first_names.values() and parameter.grad is not None:
+                copies.setdefault(name, []).append(local(parameter.grad))
+        for first, *others in copies.values():
+            for other in others:
+                other.copy_(first.add_(other))
+            if self._tied_group is not None:
+                dist.all_reduce(first, group=self._tied_group)
+
+    def _make_tied_group(self) -> dist.ProcessGroup | None:
+        """Make the group of the two ranks that hold a copy of a tied embedding each; None for all other ranks."""
+        first, last = self.schedule.placement[0][0], self.schedule.placement[0][-1]
+        if not self._first_names or first == last or self.schedule.pipes > 1:
+            return None
+        layout, own = self.config.layout, None
+        for place in range(layout.dp * layout.tp):
+            ranks = [self.axes.world_rank(one) + place for one in (first, last)]
+            group = dist.new_group(ranks)
+            own = group if dist.get_rank() in ranks else own
+        return own
+
+    @property
+    def group_names(self) -> dict[str, str]:
+        named = super().group_names
+        return named if self._tied_group is None else {**named, str(self._tied_group.group_name): "tied"}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter of the model, broadcast by the rank that holds its stage; a collective call."""
@@ -163,14 +201,18 @@ class PipelineEngine(Engine):
         return {name: parameter.detach() for name, parameter, _ in self.named()}
 
     def named(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yield the parameters of this rank's stages by their name in the whole model; both copies of a twin stage."""
+        """Yield the parameters of this rank's stages by their name in the whole model; both copies of a twin stage.
+
+        The copy of a tied embedding in the last stage has the embedding's name.
+        """
         for (_, stage), module in self.modules.items():
             for name, parameter in module.named_parameters():
                 yield self._whole_name(name, stage), parameter, parameter
 
     def _whole_name(self, name: str, stage: int) -> str:
         _, number, rest = name.split(".", 2)
-        return f"blocks.{int(number) + self.bounds[stage]}.{rest}"
+        whole = f"blocks.{int(number) + self.bounds[stage]}.{rest}"
+        return self._first_names.get(whole, whole)
 
     def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         """Yield one kind of state; each tensor is broadcast by the rank that holds its stage."""
@@ -382,8 +424,10 @@ class TorchPipelineEngine(PipelineEngine):
 
     def reduce_gradients(self) -> None:
         if self.config.layout.zero:
-            return  # FSDP2 has done so
+            self.add_tied_gradients()
+            return  # FSDP2 has averaged them
         self.share.settle(self.module.parameters())
+        self.add_tied_gradients()
         if self.config.layout.dp > 1:
             for module in self.modules.values():
                 gradients = (parameter.grad for parameter in module.parameters())

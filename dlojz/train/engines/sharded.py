@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from dlojz.by_hand.zero import Zero, ZeroStage1, ZeroStage2, ZeroStage3
 from dlojz.config.run_config import RunConfig
+from dlojz.models.blocks import tied_names
 from dlojz.train.checkpoint_tensors import CheckpointTensors
 from dlojz.train.engines.base import (
     WEIGHTS,
@@ -35,7 +36,7 @@ from dlojz.train.engines.base import (
 
 
 def shard(config: RunConfig, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Shard a flat list of blocks over the data axis, one unit per block; in place.
+    """Shard a flat list of blocks over the data axis, one unit per block (embedding and tied head: one); in place.
 
     Args:
         config: the run; its layout says whether gathered weights are freed after forward.
@@ -53,9 +54,17 @@ def shard(config: RunConfig, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     # it. How much: see dlojz.prediction.communication, which equals the count to the byte.
     # Each call moves one block to the device and shards it there, so that the whole model is never on one GPU.
     reshard = config.layout.zero == 3
-    for block in cast(nn.ModuleList, module.blocks):
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    for unit in _units(module):
+        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     return cast(nn.Module, fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard))
+
+
+def _units(module: nn.Module) -> list[list[nn.Module]]:
+    """Group the blocks by unit: two that share a parameter are one, whole from the first's forward to the last's."""
+    blocks = list(cast(nn.ModuleList, module.blocks))
+    ends = {int(name.split(".")[1]) for pair in tied_names(module).items() for name in pair}
+    alone = [[block] for number, block in enumerate(blocks) if number not in ends]
+    return [*alone, [blocks[number] for number in sorted(ends)]] if ends else alone
 
 
 class FSDP2Engine(Engine):

@@ -45,10 +45,10 @@ from torch.func import functional_call
 from dlojz.base.language import refusal
 from dlojz.by_hand.tensor.axis import TensorAxis, gather_whole, own_slice, share_bounds, split_dims
 from dlojz.by_hand.tensor.layers import vocabulary_parallel_cross_entropy
-from dlojz.by_hand.tensor.split import parallel_loss, parts_of, split_model
+from dlojz.by_hand.tensor.split import check_tied, parallel_loss, parts_of, split_model
 from dlojz.config.run_config import RunConfig
 from dlojz.models import coatnet, gpt, llama
-from dlojz.models.blocks import BlockList, TransformerBlock, VocabularyHead
+from dlojz.models.blocks import BlockList, TransformerBlock, VocabularyHead, tie, tied_names
 from dlojz.train.axes import Axes
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -152,11 +152,13 @@ def parallelize(config: RunConfig, blocks: BlockList, axis: TensorAxis, mesh: De
         LabError: if no part of the model that torch can split matches the pattern.
     """
     chosen = torch_parts(blocks, config.layout.tensor_parts)
+    tied = tied_names(blocks)
     for number, block in enumerate(blocks.blocks):
         halves = {part.rpartition(".")[2] for part in chosen if part.startswith(f"blocks.{number}.")}
         _split(block, halves, axis, mesh)
         if config.layout.async_tensor_parallel and halves:
             _overlap(block, axis)
+    tie(blocks, tied)  # embedding and head have the same rows of the one matrix
     head = blocks.blocks[-1]
     if not isinstance(head, VocabularyHead) or f"blocks.{len(blocks.blocks) - 1}.head" not in chosen:
         return loss
@@ -305,7 +307,7 @@ def torch_parts(model: BlockList, pattern: str = "") -> set[str]:
         pattern: regular expression, as in `dlojz.by_hand.tensor.split.split_model`; by default everything.
 
     Raises:
-        LabError: if none is left, with some that could be.
+        LabError: if none is left, with some that could be; or one alone of two that share a matrix.
     """
     names = [name for name in parts_of(model) if not name.endswith(NOT_TORCHS)]
     chosen = {name for name in names if re.search(pattern, name)}
@@ -317,6 +319,7 @@ def torch_parts(model: BlockList, pattern: str = "") -> set[str]:
             fr=f"engine='torch' ne découpe aucune partie de {of} qui corresponde à {pattern!r} : il sait découper "
             f"{_some(names)} ; seul engine='by_hand' découpe les convolutions.",
         )
+    check_tied(chosen, names, tied_names(model), pattern)
     return chosen
 
 

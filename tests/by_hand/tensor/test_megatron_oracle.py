@@ -9,7 +9,7 @@ else is adapted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -274,14 +274,14 @@ def cross_entropy(axis: TensorAxis) -> dict[str, Any]:
 # ---- a whole GPT
 
 
-def gpt(axis: TensorAxis) -> dict[str, Any]:
+def gpt(axis: TensorAxis, tied: bool = False) -> dict[str, Any]:
     """Loss, and the gradient of every parameter."""
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     torch.manual_seed(0)
-    whole = GPT(SIZE_OF_GPT, sequence_length=T, vocabulary_size=V)
+    whole = GPT(replace(SIZE_OF_GPT, tied_head=tied), sequence_length=T, vocabulary_size=V)
     theirs = GPTModel(
         TransformerConfig(**model_options(whole), tensor_model_parallel_size=SIZE),
         get_gpt_layer_local_spec(normalization="LayerNorm"),
@@ -316,6 +316,7 @@ PLAIN: dict[str, Callable[[TensorAxis], dict[str, Any]]] = {
     "embedding": embedding,
     "cross_entropy": cross_entropy,
     "gpt": gpt,
+    "gpt, tied": partial(gpt, tied=True),
 }
 WITH_SEQUENCE = {"column": column, "row": row, "mlp": mlp, "embedding": embedding}
 
@@ -344,7 +345,7 @@ def answers() -> list[dict[str, Any]]:
 
 EXACT = (*OPERATORS, "embedding", "embedding, sequence")
 """Each element is one rank's, moved or added to zeros: there is nothing to round in another order."""
-SINGLE = ("cross_entropy", "gpt")
+SINGLE = ("cross_entropy", "gpt", "gpt, tied")
 ROUNDINGS = 16
 """How many units in the last place of the largest number the order of the sums may cost; 1 to 4 were seen."""
 CASES = (*PLAIN, *(f"{name}, sequence" for name in WITH_SEQUENCE))
