@@ -348,7 +348,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
             predicted=_at(serial_losses, len(losses) - 1), measured=_at(losses, len(losses) - 1)
         ),
         samples_per_s=PredictedMeasured(
-            predicted=serial_rate and serial_rate * layout.dp * _pipeline_speedup(config),
+            predicted=serial_rate and serial_rate * layout.replicas * _pipeline_speedup(config),
             measured=measured.samples_per_s if measured else None,
         ),
         step_s=measured.phases.step_s if measured else None,

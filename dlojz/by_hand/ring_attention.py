@@ -31,7 +31,7 @@ al. 2022, "FlashAttention" (arXiv 2205.14135), appendix B.2, for the backward pa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 import torch.distributed as dist
@@ -97,7 +97,7 @@ class Ring:
         for step in range(self.size):
             arrived = self._pass_on(here, _KEYS_AND_VALUES) if step < self.size - 1 else None
             yield (self.rank - step) % self.size, here[0], here[1]
-            here = arrived() if arrived else here
+            here, arrived = arrived() if arrived else here, None  # what was sent is held no longer
 
     def pass_gradients(self, dkv_2BGSH: Tensor) -> Callable[[], Tensor]:
         """Send gradients after their keys and values; see `_pass_on`."""
@@ -106,15 +106,7 @@ class Ring:
     def _pass_on(self, outgoing: Tensor, tag: int) -> Callable[[], Tensor]:
         """Send to the next rank; the function returned waits for the tensor of the rank before, of the same shape."""
         incoming = torch.empty_like(outgoing)
-        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        # Who: every rank, to the one after it. What: two tensors in one, (2, B, G, S, H). How much: its bytes. Send and
-        # receive are posted together: if all ranks sent first and waited, none would ever receive.
-        works = dist.batch_isend_irecv(
-            [
-                dist.P2POp(dist.isend, outgoing, group=self.group, group_peer=after, tag=tag),
-                dist.P2POp(dist.irecv, incoming, group=self.group, group_peer=before, tag=tag),
-            ]
-        )
+        works = self._exchange(outgoing, incoming, tag)
 
         def arrived() -> Tensor:
             for work in works:
@@ -123,16 +115,50 @@ class Ring:
 
         return arrived
 
+    def _exchange(self, outgoing: Tensor, incoming: Tensor, tag: int) -> list[Any]:
+        """Begin to send and to receive; what is returned waits for the end, and holds the tensors until then."""
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        # Who: every rank, to the one after it. What: two tensors in one, (2, B, G, S, H). How much: its bytes. Send and
+        # receive are posted together: if all ranks sent first and waited, none would ever receive.
+        return dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, outgoing, group=self.group, group_peer=after, tag=tag),
+                dist.P2POp(dist.irecv, incoming, group=self.group, group_peer=before, tag=tag),
+            ]
+        )
+
+
+class PretendedRing(Ring):
+    """Ring of which one rank alone exists: it sends nothing, so that this rank's memory can be traced.
+
+    What it receives has the right shapes, and no values.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.group, self.rank, self.size = None, rank, size
+
+    def _exchange(self, outgoing: Tensor, incoming: Tensor, tag: int) -> list[Any]:
+        return [_Sent(outgoing)]
+
+
+class _Sent(NamedTuple):
+    """A message that is held as one under way is."""
+
+    outgoing: Tensor
+
+    def wait(self) -> None:
+        """Nothing."""
+
 
 def ring_attention(
     q_BNSH: Tensor,
     k_BGSH: Tensor,
     v_BGSH: Tensor,
-    group: dist.ProcessGroup | None = None,
+    ring: Ring | None = None,
     causal: bool = True,
     order: Order = "contiguous",
 ) -> Tensor:
-    """Compute attention of this rank's queries over the keys and values of all ranks of a group.
+    """Compute attention of this rank's queries over the keys and values of all ranks of a ring.
 
     Scores are `q·k / √H`. Scores and sums are float32 (float64 for float64) whatever the type of the messages. Each of
     n ranks sends (n − 1)·2·B·G·S·H elements forward; backward the same again, and as many gradients (`ring_bytes`).
@@ -145,7 +171,7 @@ def ring_attention(
         q_BNSH: queries of this rank's tokens, positions applied.
         k_BGSH: keys of the same tokens; query head i reads key-value head i // (N / G).
         v_BGSH: values, of the shape of the keys.
-        group: the ranks that share the sequence; by default all. One process communicates nothing.
+        ring: the ranks that share the sequence; by default all. One process communicates nothing.
         causal: whether a token sees only itself and those before it.
         order: which tokens of the sequence the ranks hold.
 
@@ -156,7 +182,7 @@ def ring_attention(
         LabError: if the shapes do not fit together, or the tokens cannot be cut into the chunks of the order.
     """
     _check(q_BNSH, k_BGSH, v_BGSH, len(chunks_of(0, 1, order)))
-    return cast(Tensor, _RingAttention.apply(q_BNSH, k_BGSH, v_BGSH, _Blocks(Ring(group), causal, order)))
+    return cast(Tensor, _RingAttention.apply(q_BNSH, k_BGSH, v_BGSH, _Blocks(ring or Ring(), causal, order)))
 
 
 class _RingAttention(torch.autograd.Function):
@@ -176,6 +202,7 @@ class _RingAttention(torch.autograd.Function):
                     both = torch.logaddexp(lse[a], block_lse)
                     out[a] = out[a] * (lse[a] - both).exp() + block_out * (block_lse - both).exp()
                     lse[a] = both
+                del k, v, keys, values  # before the next ones set out
             output_BNSH = blocks.heads(out, q_BNSH)
         ctx.blocks = blocks
         ctx.save_for_backward(q_BNSH, k_BGSH, v_BGSH, output_BNSH, *lse)
@@ -207,6 +234,7 @@ class _RingAttention(torch.autograd.Function):
                 else:
                     # What the ranks before have found for these keys has followed them here; added to, it goes on.
                     arrived = blocks.ring.pass_gradients(dkv_2BGSH + arrived() if arrived else dkv_2BGSH)
+                del k, v, keys, values
             dk_BGSH, dv_BGSH = own_2BGSH + arrived() if arrived else own_2BGSH
         return blocks.heads(dq, q_BNSH), dk_BGSH.to(k_BGSH.dtype), dv_BGSH.to(v_BGSH.dtype), None
 

@@ -4,8 +4,9 @@ Of all the rules that a subject breaks, the first one of its list speaks. Rules 
 catalogue's models. What exists but no engine runs, or no library's program, is listed in `compatibility_run`.
 
 Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3, for heads; Korthikanti et al. 2022 (arXiv 2205.05198), §4.2.2, for
-the sequence; Fedus et al. 2021 (arXiv 2101.03961), §2, and Lepikhin et al. 2020 (arXiv 2006.16668), §3, for experts;
-torch 2.13, `distributed/algorithms/ddp_comm_hooks`, for gradients; Li et al. 2021 (arXiv 2108.06084) and DeepSpeed's
+the sequence; Llama Team 2024 (arXiv 2407.21783), §3.3.2, for the 2 × cp chunks of context parallelism; Fedus et al.
+2021 (arXiv 2101.03961), §2, and Lepikhin et al. 2020 (arXiv 2006.16668), §3, for experts; torch 2.13,
+`distributed/algorithms/ddp_comm_hooks`, for gradients; Li et al. 2021 (arXiv 2108.06084) and DeepSpeed's
 `CurriculumScheduler` for curricula; Jiang et al. 2021 (arXiv 2104.00237) for updates within the passes.
 """
 
@@ -344,6 +345,22 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
         "zero={layout.zero} a été reçu : prenez zero=0, ou ep=1.",
     ),
     Rule(
+        "context parallelism is beside the data axis",
+        lambda layout: layout.cp > 1 and max(layout.tp, layout.pp, layout.ep) > 1,
+        en="context parallelism is combined with data parallelism alone here, but cp={layout.cp} was received with "
+        "tp={layout.tp}, pp={layout.pp}, ep={layout.ep}: use tp=1, pp=1, ep=1, or cp=1.",
+        fr="le Context Parallelism ne se combine ici qu’avec le parallélisme de données, mais cp={layout.cp} a été "
+        "reçu avec tp={layout.tp}, pp={layout.pp}, ep={layout.ep} : prenez tp=1, pp=1, ep=1, ou cp=1.",
+    ),
+    Rule(
+        "context-parallel ranks keep states whole",
+        lambda layout: layout.cp > 1 and not layout.engine_spec.torch_buckets and layout.strategy != "by_hand",
+        en="context parallelism is run with DDP (engine='torch' or 'by_hand', zero=0), but cp={layout.cp} was received "
+        "with engine={layout.engine!r}, zero={layout.zero}: use one of these, or cp=1.",
+        fr="le Context Parallelism s’exécute avec DDP (engine='torch' ou 'by_hand', zero=0), mais cp={layout.cp} a été "
+        "reçu avec engine={layout.engine!r}, zero={layout.zero} : prenez l’un d’eux, ou cp=1.",
+    ),
+    Rule(
         "the size of buckets is DDP's",
         lambda layout: layout.bucket_mib is not None and not layout.engine_spec.takes_bucket_mib,
         en="bucket_mib={layout.bucket_mib:g} was received, but {layout.title} has no such buckets: use it with DDP "
@@ -484,10 +501,32 @@ def _uneven_sequence(config: RunFields) -> Facts | None:
     return {"near": max(tp, length - length % tp)}
 
 
+CHUNKS: Final = 2
+"""Chunks of a sequence that a context-parallel rank holds: an early one and a late one, so that all are as busy."""
+
+
+def _uneven_context(config: RunFields) -> Facts | None:
+    """Find the nearest context-parallel degrees whose chunks come out even."""
+    cp, length = config.layout.cp, config.sequence_length
+    if cp == 1 or length is None or length % (CHUNKS * cp) == 0:
+        return None
+    works = [degree for degree in range(2, length // CHUNKS + 1) if length % (CHUNKS * degree) == 0]
+    below, above = [one for one in works if one < cp][-1:] or [1], [one for one in works if one > cp][:1]
+    named = [f"cp={degree}" for degree in below + above]
+    return {"chunks": CHUNKS * cp, "works": say(en=" or ", fr=" ou ").join(named)}
+
+
+def _uneven_context_lengths(config: RunFields) -> Facts | None:
+    multiple, chunks = config.curriculum_multiple, CHUNKS * config.layout.cp
+    if config.curriculum == "none" or config.layout.cp == 1 or multiple % chunks == 0:
+        return None
+    return {"chunks": chunks, "works": math.lcm(multiple, chunks)}
+
+
 def _averages_elsewhere(config: RunFields) -> bool:
     """Whether an optimizer that averages over the ranks meets something else that does."""
     layout = config.layout
-    alone = layout.engine_spec.leaves_averaging and max(layout.tp, layout.pp, layout.ep) == 1
+    alone = layout.engine_spec.leaves_averaging and max(layout.tp, layout.pp, layout.cp, layout.ep) == 1
     return config.optimizer in COMMUNICATING and not alone
 
 
@@ -665,6 +704,32 @@ _TENSOR: Final[tuple[Rule[RunFields], ...]] = (
         "juste : prenez sequence_length={near} ou un autre multiple de {layout.tp}.",
     ),
 )
+_CONTEXT: Final[tuple[Rule[RunFields], ...]] = (
+    Rule(
+        "context parallelism is of texts",
+        lambda config: config.layout.cp > 1 and config.sequence_length is None,
+        en="cp={layout.cp} divides the tokens of a text, but {config.model} reads images: use a gpt, llama or qwen "
+        "model, or cp=1.",
+        fr="cp={layout.cp} répartit les tokens d’un texte, mais {config.model} lit des images : prenez un modèle gpt, "
+        "llama ou qwen, ou cp=1.",
+    ),
+    Rule(
+        "context-parallel ranks have no experts",
+        lambda config: config.layout.cp > 1 and has_experts(config.model),
+        en="cp={layout.cp} was received with {config.model}, whose experts would be given other tokens than in one "
+        "process, as a rank sees its own alone: use a dense model such as llama_tiny, or cp=1.",
+        fr="cp={layout.cp} a été reçu avec {config.model}, dont les experts recevraient d’autres tokens que dans un "
+        "seul processus, car un rang ne voit que les siens : prenez un modèle dense comme llama_tiny, ou cp=1.",
+    ),
+    Rule(
+        "cp divides the sequence",
+        _uneven_context,
+        en="cp={layout.cp} does not divide sequence_length={config.sequence_length} into 2 × cp = {chunks} equal "
+        "chunks: use {works}, or a sequence_length that {chunks} divides.",
+        fr="cp={layout.cp} ne divise pas sequence_length={config.sequence_length} en 2 × cp = {chunks} parts égales : "
+        "prenez {works}, ou un sequence_length que {chunks} divise.",
+    ),
+)
 _OPTIMIZER: Final[tuple[Rule[RunFields], ...]] = (
     Rule(
         "warm-up steps need a first stage",
@@ -686,9 +751,9 @@ _OPTIMIZER: Final[tuple[Rule[RunFields], ...]] = (
         "an optimizer averages alone",
         _averages_elsewhere,
         en="optimizer={config.optimizer!r} averages over the ranks itself, so that nothing else may, but "
-        "{layout.title} was received: use engine='by_hand', zero=0, tp=1, pp=1, ep=1.",
+        "{layout.title} was received: use engine='by_hand', zero=0, tp=1, pp=1, cp=1, ep=1.",
         fr="optimizer={config.optimizer!r} moyenne lui-même entre les rangs, donc rien d’autre ne doit le faire, mais "
-        "{layout.title} a été reçu : prenez engine='by_hand', zero=0, tp=1, pp=1, ep=1.",
+        "{layout.title} a été reçu : prenez engine='by_hand', zero=0, tp=1, pp=1, cp=1, ep=1.",
     ),
     _refused_elsewhere("stages and local steps are within the run", _bad_stages),
 )
@@ -802,6 +867,14 @@ _CURRICULUM: Final[tuple[Rule[RunFields], ...]] = (
         "multiples de {config.curriculum_multiple} : prenez curriculum_multiple={works}.",
     ),
     Rule(
+        "cp divides every length",
+        _uneven_context_lengths,
+        en="cp={layout.cp} divides each length into 2 × cp = {chunks} chunks, but lengths are multiples of "
+        "{config.curriculum_multiple}: use curriculum_multiple={works}.",
+        fr="cp={layout.cp} divise chaque longueur en 2 × cp = {chunks} parts, mais les longueurs sont des multiples de "
+        "{config.curriculum_multiple} : prenez curriculum_multiple={works}.",
+    ),
+    Rule(
         "a pacing starts below the whole length",
         lambda config: _paced(config) and (config.curriculum_start or math.inf) >= (config.sequence_length or 0),
         en="a curriculum ends longer than it starts, but curriculum_start={config.curriculum_start} and "
@@ -864,6 +937,7 @@ LEGAL: Final[tuple[Rule[RunFields], ...]] = (
     ),
     _refused_elsewhere("a model reads its data", _input_problem),
     *_TENSOR,
+    *_CONTEXT,
     *_OPTIMIZER,
     *_UPDATE,
     *_EXPERTS,

@@ -182,6 +182,13 @@ class ParallelismFields(Contract):
         "rangs du pipeline : le modèle est découpé en étages, dans l’ordre",
         most=MAX_DEGREE,
     )
+    cp: int = _count(
+        1,
+        "context-parallel ranks: each computes its part of every sample's tokens; keys and values go round a ring",
+        "rangs de Context Parallelism : chacun calcule sa part des tokens de chaque échantillon ; clés et valeurs font "
+        "le tour d’un anneau",
+        most=MAX_DEGREE,
+    )
     ep: int = _count(
         1,
         "expert-parallel ranks: the experts of a mixture are divided among so many of the dp replicas",
@@ -482,7 +489,12 @@ class LayoutFields(TensorFields, GradientFields, MemoryFields, PipelineFields, B
     @property
     def world_size(self) -> int:
         """Number of processes: the product of the degrees."""
-        return self.dp * self.tp * self.pp
+        return self.replicas * self.tp * self.pp
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same weights, and average their gradients: of all samples, and of all their tokens."""
+        return self.dp * self.cp
 
     @property
     def global_batch(self) -> int:
@@ -492,12 +504,13 @@ class LayoutFields(TensorFields, GradientFields, MemoryFields, PipelineFields, B
     @property
     def degrees(self) -> str:
         """The degrees in words, e.g. `dp=2, tp=1, pp=1`."""
-        return f"dp={self.dp}, tp={self.tp}, pp={self.pp}" + (f", ep={self.ep}" if self.ep > 1 else "")
+        more = "".join(f", {name}={degree}" for name, degree in (("cp", self.cp), ("ep", self.ep)) if degree > 1)
+        return f"dp={self.dp}, tp={self.tp}, pp={self.pp}{more}"
 
     @property
     def strategy(self) -> Strategy:
         """The name of the engine that runs this layout along its data-parallel axis."""
-        return strategy_of(self.engine, self.zero, replicas=self.dp > 1, pipeline=self.pp > 1)
+        return strategy_of(self.engine, self.zero, replicas=self.replicas > 1, pipeline=self.pp > 1)
 
     @property
     def engine_spec(self) -> EngineSpec:
@@ -508,7 +521,7 @@ class LayoutFields(TensorFields, GradientFields, MemoryFields, PipelineFields, B
     def title(self) -> str:
         """The name a person gives to this layout, e.g. `DeepSpeed ZeRO-2`."""
         rest = self._pipeline_title() if self.pp > 1 else self.engine_spec.title(self.zero) + self._compression_title()
-        rest += f", EP × {self.ep}" if self.ep > 1 else ""
+        rest += "".join(f", {name} × {n}" for name, n in (("CP", self.cp), ("EP", self.ep)) if n > 1)
         return self._tensor_title(rest) if self.tp > 1 else rest
 
     def _compression_title(self) -> str:

@@ -55,7 +55,7 @@ class Layout(LayoutFields):
         """
         if processes == self.world_size:
             return
-        rest = self.tp * self.pp
+        rest = self.tp * self.pp * self.cp
         fits = processes >= rest and processes % rest == 0
         works = f"dp={processes // rest}" if fits else f"{self.world_size} " + say(en="processes", fr="processus")
         raise refusal(

@@ -26,6 +26,7 @@ SPLITS: Final[dict[str, tuple[str, ...]]] = {"megatron": ("tp", "pp")}
 ONE_WAY: Final[dict[str, object]] = {"precision": "fp32", "optimizer": "adamw", "update": "auto", "curriculum": "none"}
 """Fields for which the programs have one value only."""
 ONE_WAY_OF_LAYOUT: Final[dict[str, object]] = {
+    "cp": 1,
     "ep": 1,
     "checkpointing": "none",
     "activation_plan": "",

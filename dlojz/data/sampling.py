@@ -96,6 +96,7 @@ class CutToLength(Iterator[tuple[Tensor, Tensor]]):
         length_at: tokens per sample of a step, from the step's number; None leaves samples as they are, uncounted.
         micro_batches: of one step.
         first_step: the step that the first micro-batch belongs to.
+        own: cuts a rank's part of the tokens out of whole samples, of inputs and of targets; by default all.
     """
 
     def __init__(
@@ -105,7 +106,9 @@ class CutToLength(Iterator[tuple[Tensor, Tensor]]):
         *,
         micro_batches: int,
         first_step: int = 0,
+        own: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
+        self._own = own
         self._batches, self._length_at, self._micro_batches = batches, length_at, micro_batches
         self._read = first_step * micro_batches
         self._tokens = 0
@@ -120,9 +123,9 @@ class CutToLength(Iterator[tuple[Tensor, Tensor]]):
             # A copy: a view would keep the storage of the whole sample.
             inputs_BT, targets_BT = inputs_BT[:, :length].contiguous(), targets_BT[:, :length].contiguous()
         self._tokens += inputs_BT.numel()
-        return inputs_BT, targets_BT
+        return (inputs_BT, targets_BT) if self._own is None else (self._own(inputs_BT), self._own(targets_BT))
 
     def take_tokens(self) -> int:
-        """Return the tokens of this replica since the last call; 0 for images."""
+        """Return the tokens of this replica, on whichever of its ranks, since the last call; 0 for images."""
         tokens, self._tokens = self._tokens, 0
         return tokens

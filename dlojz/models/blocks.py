@@ -177,6 +177,25 @@ def merge_heads(x_BNTH: Tensor) -> Tensor:
     return x_BNTH.transpose(1, 2).flatten(start_dim=-2)
 
 
+class SequenceShare:
+    """Tokens of each sequence that a process holds, and how they attend to each other: here all of them, in one kernel.
+
+    Context parallelism (`dlojz.by_hand.context_parallel`) puts another one in its place, in each module that asks it.
+    """
+
+    def positions(self, tokens: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the positions in the sequence of this process's tokens, shape ``(T,)``."""
+        return torch.arange(tokens, device=device, dtype=dtype)
+
+    def attend(self, q_BNTH: Tensor, k_BGTH: Tensor, v_BGTH: Tensor, *, causal: bool = True) -> Tensor:
+        """Compute attention: ``BNTH``; with fewer keys than queries, a group of queries reads one."""
+        grouped = q_BNTH.shape[1] > k_BGTH.shape[1]
+        return F.scaled_dot_product_attention(q_BNTH, k_BGTH, v_BGTH, is_causal=causal, enable_gqa=grouped)
+
+
+WHOLE_SEQUENCE = SequenceShare()
+
+
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy in fp32, averaged over samples (and over positions of a text)."""
     return F.cross_entropy(logits.float().reshape(-1, logits.shape[-1]), targets.reshape(-1))
@@ -196,6 +215,8 @@ class TransformerBlock(nn.Module):
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3; pre-norm: Xiong et al. 2020 (arXiv 2002.04745).
     """
+
+    sequence = WHOLE_SEQUENCE
 
     def __init__(
         self,
@@ -226,7 +247,7 @@ class TransformerBlock(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         """``(B, T, width)`` to the same shape."""
         q_BNTH, k_BNTH, v_BNTH = split_heads(self.qkv(self.norm1(x_BTD)), self.head_dim)
-        attended_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, is_causal=self.causal)
+        attended_BNTH = self.sequence.attend(q_BNTH, k_BNTH, v_BNTH, causal=self.causal)
         x_BTD = x_BTD + self.attention_project(merge_heads(attended_BNTH))
         return x_BTD + self._feed_forward(self.norm2(x_BTD))
 

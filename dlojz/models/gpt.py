@@ -17,7 +17,14 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dlojz.models.blocks import BlockList, Checkpointing, TransformerBlock, VocabularyHead, initialise_transformer
+from dlojz.models.blocks import (
+    WHOLE_SEQUENCE,
+    BlockList,
+    Checkpointing,
+    TransformerBlock,
+    VocabularyHead,
+    initialise_transformer,
+)
 from dlojz.models.experts.routing import Routing
 from dlojz.models.sizes import GPTSize
 
@@ -76,6 +83,8 @@ class GPT(BlockList):
 class Embedding(nn.Module):
     """Token and position vectors, added: ``tokens_BT`` to ``x_BTD``."""
 
+    sequence = WHOLE_SEQUENCE
+
     def __init__(self, vocabulary_size: int, sequence_length: int, width: int) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary_size, width)
@@ -83,6 +92,6 @@ class Embedding(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """``(B, T)`` integers below ``vocabulary_size``, T at most ``sequence_length``, to ``(B, T, width)``."""
-        position_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        position_T = self.sequence.positions(tokens_BT.shape[1], tokens_BT.device, torch.long)
         x_BTD: Tensor = self.token(tokens_BT) + self.position(position_T)
         return x_BTD

@@ -17,7 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.models.blocks import BlockList, Checkpointing, VocabularyHead, initialise_transformer, merge_heads
+from dlojz.models.blocks import (
+    WHOLE_SEQUENCE,
+    BlockList,
+    Checkpointing,
+    SequenceShare,
+    VocabularyHead,
+    initialise_transformer,
+    merge_heads,
+)
 from dlojz.models.experts.layer import MixtureOfExperts
 from dlojz.models.experts.routing import Routing
 from dlojz.models.sizes import LlamaSize
@@ -62,6 +70,8 @@ class LlamaBlock(nn.Module):
     With a `routing`, a mixture of experts replaces the MLP.
     """
 
+    sequence = WHOLE_SEQUENCE
+
     def __init__(self, size: LlamaSize, routing: Routing | None = None) -> None:
         super().__init__()
         self.head_dim = size.width // size.num_heads
@@ -92,12 +102,21 @@ class LlamaBlock(nn.Module):
 
     def _attend(self, x_BTD: Tensor) -> Tensor:
         projections = self.query, self.key, self.value
-        heads_BTD = attended_heads(x_BTD, projections, head_dim=self.head_dim, theta=self.rope_theta)
+        heads_BTD = attended_heads(
+            x_BTD, projections, head_dim=self.head_dim, theta=self.rope_theta, sequence=self.sequence
+        )
         output_BTD: Tensor = self.attention_project(heads_BTD)
         return output_BTD
 
 
-def attended_heads(x_BTD: Tensor, projections: Iterable[nn.Module], *, head_dim: int, theta: float) -> Tensor:
+def attended_heads(
+    x_BTD: Tensor,
+    projections: Iterable[nn.Module],
+    *,
+    head_dim: int,
+    theta: float,
+    sequence: SequenceShare = WHOLE_SEQUENCE,
+) -> Tensor:
     """Compute causal attention of some heads and concatenate their outputs: ``(B, T, D)`` to ``(B, T, N * H)``.
 
     Args:
@@ -105,34 +124,29 @@ def attended_heads(x_BTD: Tensor, projections: Iterable[nn.Module], *, head_dim:
         projections: to queries, keys and values; with fewer keys than queries, a group of queries reads one.
         head_dim: width of a head.
         theta: base of the rotary positions.
+        sequence: which tokens these are, and how they attend.
 
     Source: Ainslie et al. 2023, "GQA" (arXiv 2305.13245), §2.
     """
     q_BNTH, k_BGTH, v_BGTH = (project(x_BTD).unflatten(-1, (-1, head_dim)).transpose(1, 2) for project in projections)
-    attended_BNTH = F.scaled_dot_product_attention(
-        rotate(q_BNTH, theta),
-        rotate(k_BGTH, theta),
-        v_BGTH,
-        is_causal=True,
-        enable_gqa=q_BNTH.shape[1] > k_BGTH.shape[1],
-    )
+    # A key is rotated where its token stands, before it travels to other ranks.
+    attended_BNTH = sequence.attend(rotate(q_BNTH, theta, sequence), rotate(k_BGTH, theta, sequence), v_BGTH)
     return merge_heads(attended_BNTH)
 
 
-def rotate(x_BNTH: Tensor, theta: float, position_T: Tensor | None = None) -> Tensor:
+def rotate(x_BNTH: Tensor, theta: float, sequence: SequenceShare = WHOLE_SEQUENCE) -> Tensor:
     """Rotate pair i of each head, (x[i], x[i + H/2]), by the angle ``position × theta^(-2i/H)``.
 
     The product of two rotated vectors depends on their distance only. The positions are 0 … T − 1 by default; those of
-    a part of a longer sequence can be given, shape (T,).
+    part of a longer sequence are given by `sequence`.
 
     Source: Su et al. 2021, "RoFormer" (arXiv 2104.09864), section 3.2; pairs as halves, like Hugging Face's Llama.
     """
     half = x_BNTH.shape[-1] // 2
     # In float32 whatever the precision of x: bfloat16 cannot tell positions above 256 apart.
-    if position_T is None:
-        position_T = torch.arange(x_BNTH.shape[-2], device=x_BNTH.device, dtype=torch.float32)
+    position_T = sequence.positions(x_BNTH.shape[-2], x_BNTH.device)
     frequency_H = theta ** (-torch.arange(half, device=x_BNTH.device, dtype=torch.float32) / half)
-    angle_TH = position_T.float()[:, None] * frequency_H
+    angle_TH = position_T[:, None] * frequency_H
     cos_TH, sin_TH = angle_TH.cos(), angle_TH.sin()
     first, second = x_BNTH.float().split(half, dim=-1)
     turned_BNTH = torch.cat((first * cos_TH - second * sin_TH, second * cos_TH + first * sin_TH), dim=-1)

@@ -17,7 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.models.blocks import BlockList, Checkpointing, VocabularyHead, initialise_transformer, merge_heads
+from dlojz.models.blocks import (
+    WHOLE_SEQUENCE,
+    BlockList,
+    Checkpointing,
+    VocabularyHead,
+    initialise_transformer,
+    merge_heads,
+)
 from dlojz.models.experts.layer import MixtureOfExperts
 from dlojz.models.experts.routing import Routing
 from dlojz.models.llama import rotate
@@ -119,6 +126,8 @@ class QwenAttention(nn.Module):
     Source: Qwen Team 2025 (arXiv 2505.09388), section 2: QK-Norm (Dehghani et al. 2023, arXiv 2302.05442).
     """
 
+    sequence = WHOLE_SEQUENCE
+
     def __init__(self, size: QwenSize) -> None:
         super().__init__()
         self.head_dim, self.rope_theta = size.head_dim, size.rope_theta
@@ -134,12 +143,10 @@ class QwenAttention(nn.Module):
         q_BTNH, k_BTGH, v_BTGH = (
             linear(x_BTD).unflatten(-1, (-1, self.head_dim)) for linear in (self.query, self.key, self.value)
         )
-        attended_BNTH = F.scaled_dot_product_attention(
-            rotate(self.query_norm(q_BTNH).transpose(1, 2), self.rope_theta),
-            rotate(self.key_norm(k_BTGH).transpose(1, 2), self.rope_theta),
+        attended_BNTH = self.sequence.attend(
+            rotate(self.query_norm(q_BTNH).transpose(1, 2), self.rope_theta, self.sequence),
+            rotate(self.key_norm(k_BTGH).transpose(1, 2), self.rope_theta, self.sequence),
             v_BTGH.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=q_BTNH.shape[2] > k_BTGH.shape[2],
         )
         output_BTD: Tensor = self.project(merge_heads(attended_BNTH))
         return output_BTD
@@ -154,6 +161,8 @@ class LatentAttention(nn.Module):
 
     Source: DeepSeek-AI 2024 (arXiv 2405.04434), section 2.1 and equations 37 to 47.
     """
+
+    sequence = WHOLE_SEQUENCE
 
     def __init__(self, size: DeepSeekSize) -> None:
         super().__init__()
@@ -174,14 +183,14 @@ class LatentAttention(nn.Module):
         latent_BTL = self.query_norm(self.query_down(x_BTD)) if size.query_latent else x_BTD
         q_BNTH = self.query(latent_BTL).unflatten(-1, (size.num_heads, -1)).transpose(1, 2)
         plain_BNTH, turned_BNTR = q_BNTH.split((size.head_dim, size.rotated_dim), dim=-1)
-        q_BNTH = torch.cat((plain_BNTH, rotate(turned_BNTR, size.rope_theta)), dim=-1)
+        q_BNTH = torch.cat((plain_BNTH, rotate(turned_BNTR, size.rope_theta, self.sequence)), dim=-1)
         latent_BTL, shared_BTR = self.latent_down(x_BTD).split((size.latent, size.rotated_dim), dim=-1)
         kv_BNTH = self.latent_up(self.latent_norm(latent_BTL)).unflatten(-1, (size.num_heads, -1)).transpose(1, 2)
         k_BNTH, v_BNTH = kv_BNTH.chunk(2, dim=-1)
-        shared_BNTR = rotate(shared_BTR[:, None], size.rope_theta).expand(-1, size.num_heads, -1, -1)
+        shared_BNTR = rotate(shared_BTR[:, None], size.rope_theta, self.sequence).expand(-1, size.num_heads, -1, -1)
         k_BNTH = torch.cat((k_BNTH, shared_BNTR), dim=-1)
         # A fused kernel takes values as wide as keys: zeros are added and cut off, as DeepSeek's own code does.
         v_BNTH = F.pad(v_BNTH, (0, size.rotated_dim))
-        attended_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, is_causal=True)
+        attended_BNTH = self.sequence.attend(q_BNTH, k_BNTH, v_BNTH)
         output_BTD: Tensor = self.project(merge_heads(attended_BNTH[..., : size.head_dim]))
         return output_BTD

@@ -23,6 +23,11 @@ CUDA's autocast normalises in fp32, so that CoAtNet's attention then enters fp32
 
 Shape suffixes: B batch, T tokens, D width, C channels, H and W of the feature map, Q squeezed channels, K classes.
 
+**Context axis.** In each attention layer keys and values of T / n tokens go round a ring of n ranks, n − 1 messages
+forward, and backward as many with their gradients behind them, in fp32 (`dlojz.by_hand.context_parallel.ring_bytes`).
+Gradients of weights are averaged along the data and the context axis together. Source: Liu et al. 2023, "Ring
+Attention" (arXiv 2310.01889), §3; Llama Team 2024 (arXiv 2407.21783), §3.3.2.
+
 **Pipeline.** Counted from the schedule and the shapes of the boundaries, which the blocks give on fake tensors. A
 micro-batch crosses a boundary between two ranks twice: its activation there, its gradient back. Source: Huang et al.
 2019, "GPipe" (arXiv 1811.06965), §2.2; Li & Hoefler 2021, "Chimera" (arXiv 2107.06925), §3.2, for the two copies of
@@ -59,6 +64,7 @@ from dlojz.prediction.shapes import (
     exchange_traffic,
     fill_buckets,
     gradient_traffic,
+    keys_of,
     model_shapes,
     part_of,
     rank_stages,
@@ -211,7 +217,7 @@ def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
 
 def _dp(config: RunConfig, collective: Collective, count: int, message_bytes: int) -> Traffic:
     return Traffic(
-        collective=collective, group="dp", group_size=config.layout.dp, count=count, message_bytes=message_bytes
+        collective=collective, group="dp", group_size=config.layout.replicas, count=count, message_bytes=message_bytes
     )
 
 
@@ -252,21 +258,22 @@ def predict_communication(config: RunConfig, shapes: ModelShapes, rank: int = 0)
     rule: list[Traffic] = []
     if layout.pp > 1:
         rule += pipeline_traffic(config, shapes, rank)
-    if layout.dp > 1 and (layout.pp == 1 or layout.engine == "deepspeed"):
+    if layout.replicas > 1 and (layout.pp == 1 or layout.engine == "deepspeed"):
         rule += TRAFFIC[config.engine_spec.traffic](config, part)
     rule += tensor_traffic(config, shapes, rank)
+    rule += context_traffic(config)
     return tuple(sorted([control, *rule], key=lambda t: (t.collective, t.group)))
 
 
 def communication_by_place(config: RunConfig) -> dict[tuple[int, int], tuple[Traffic, ...]]:
-    """Predict the traffic of all ranks: by position along (pp, tp), as the replicas of a data axis send the same.
+    """Predict the traffic of all ranks: by position along (pp, tp), as those of data and context axes send the same.
 
     Raises:
         LabError: as `predict_communication`.
     """
     layout, shapes = config.layout, model_shapes(config)
     return {
-        (pp, tp): predict_communication(config, shapes, pp * layout.dp * layout.tp + tp)
+        (pp, tp): predict_communication(config, shapes, pp * layout.replicas * layout.tp + tp)
         for pp in range(layout.pp)
         for tp in range(layout.tp)
     }
@@ -521,6 +528,32 @@ def tensor_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Tr
         for name, number in count.items()
         if number
     ]
+
+
+def context_traffic(config: RunConfig) -> list[Traffic]:
+    """Predict one rank's traffic along the context axis in a steady step: the rings of all attention layers."""
+    import torch
+
+    from dlojz.by_hand.context_parallel import ring_bytes
+
+    layout = config.layout
+    if layout.cp == 1:
+        return []
+    keys = keys_of(config)
+    dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
+    tokens = (config.sequence_length or 0) // layout.cp
+    ring = ring_bytes(layout.cp, layout.micro_batch, keys.heads, tokens, keys.width, dtype)
+    forwards = 1 if layout.checkpointing == "none" else 2
+    rings = keys.layers * layout.micro_batches
+    messages = rings * (layout.cp - 1) * (forwards + 2)
+    num_bytes = rings * (forwards * ring.forward + ring.backward)
+    return [
+        Traffic(collective=name, group="cp", group_size=layout.cp, count=messages, message_bytes=num_bytes)
+        for name in _BOTH_WAYS
+    ]
+
+
+_BOTH_WAYS: tuple[Collective, ...] = ("send", "recv")
 
 
 class _Passes(NamedTuple):

@@ -34,6 +34,7 @@ from dlojz.prediction.shapes import (
     axes_of,
     bounds_of,
     build_on_meta,
+    keys_of,
     model_shapes,
     num_blocks,
     rank_stages,
@@ -46,17 +47,19 @@ from dlojz.prediction.states import MOMENTS, NUMBERS, compute_bytes, error_bytes
 def step_flops(config: RunConfig, rank: int = 0) -> float:
     """Count the FLOPs of one rank in one step: forward once, backward twice as much, and recomputation.
 
-    A pipeline rank computes the blocks of its stages; a tensor-parallel one its part of each layer, and all
-    of what is not split. Normalisations and activation functions are not counted, nor the scores that fused attention
-    kernels recompute in backward (2 % for the lab's small text models); the unneeded gradient of the images is. Full
-    checkpointing recomputes the forward pass but for the end of each block (see `_not_recomputed`), selective
-    checkpointing no product, or every second one.
+    A pipeline rank computes the blocks of its stages; a tensor-parallel one its part of each layer, and all of what is
+    not split; a context-parallel one its tokens (see `_context_flops`). Normalisations and activation functions are not
+    counted, nor the scores that fused attention kernels recompute in backward (2 % for the lab's small text models);
+    the unneeded gradient of the images is. Full checkpointing recomputes the forward pass but for the end of each block
+    (see `_not_recomputed`), selective checkpointing no product, or every second one.
 
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, for the factors 3 and, at most, 4.
     """
     layout = config.layout
     if config.experts is not None:
         return _mixed_flops(config, rank)
+    if layout.cp > 1:
+        return _context_flops(config) * layout.micro_batch * layout.micro_batches
     if layout.tp > 1:
         return _split_flops(config, rank) * layout.micro_batch * layout.micro_batches
     summary = models.describe(
@@ -111,6 +114,29 @@ def _split_flops(config: RunConfig, rank: int) -> float:
     again = sum(again_of.get(block, 0) for block in own)
     pipes = schedule_of(config.layout).pipes if config.layout.pp > 1 else 1
     return float(3 * forward + again) / pipes
+
+
+RING_PASSES = 3.5
+"""FLOPs of ring attention forward and backward, of those forward: two products there, and here five, the scores' again.
+"""
+
+
+def _context_flops(config: RunConfig) -> float:
+    """FLOPs of one sample on a rank that computes S = T / cp of its tokens, of which it holds two chunks.
+
+    Attention over S tokens alone, 4·S²·N·H operations with N heads of width H, gives way to that of the pairs of chunks
+    that causality leaves, each a quarter of it: 2·cp + 1 on every rank.
+    """
+    cp, length = config.layout.cp, (config.sequence_length or 0) // config.layout.cp
+    flops_of = _flops_by_module(config.model, None, length, config.num_classes, WHOLE)
+    again = sum(_recomputed_flops(config, flops_of).values())
+    from dlojz.by_hand.context_parallel import pairs_computed  # loads torch
+
+    keys = keys_of(config)
+    alone = 4 * length**2 * keys.queries * keys.width * keys.layers
+    ring = pairs_computed(cp, "zigzag")[0] / 4 * alone
+    passes = RING_PASSES + (config.layout.checkpointing == "full")
+    return 3 * flops_of[""] + again - (3 + passes - RING_PASSES) * alone + passes * ring
 
 
 def _share(config: RunConfig, rank: int) -> float:

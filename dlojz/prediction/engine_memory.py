@@ -308,7 +308,7 @@ class ByHand(EngineMemory):
         self.missing = [len(bucket) for bucket in self.in_bucket]
 
     def ready(self, step: Moments, parameter: ParameterShape) -> None:
-        if not step.last or self.config.layout.dp == 1:
+        if not step.last or self.config.layout.replicas == 1:
             return
         number = self.bucket_of[parameter.name]
         self.missing[number] -= 1
@@ -494,7 +494,7 @@ class ByHandInForward(InForward, ByHand):
 
 def by_hand_in_backward(config: RunConfig, shapes: ModelShapes) -> EngineMemory:
     """Build the memory of DDP by hand that updates in backward; one process sends nothing and has no buckets."""
-    return (ByHandInBackward if config.layout.dp > 1 else InBackwardMemory)(config, shapes)
+    return (ByHandInBackward if config.layout.replicas > 1 else InBackwardMemory)(config, shapes)
 
 
 class Megatron(EngineMemory):

@@ -324,7 +324,8 @@ def forecast(config: RunConfig, rank: int = 0, device: Device | str | None = Non
 
     Args:
         config: the run; every legal layout, also those that no engine runs yet.
-        rank: from 0 to the world size; tensor parallelism innermost, pipeline outermost.
+        rank: from 0 to the world size; tensor parallelism innermost, then context
+            parallelism, pipeline outermost.
         device: a GPU or its name (see `dlojz.hardware`); by default the CPU, where the engines run in the labs.
 
     Raises:
@@ -355,7 +356,7 @@ def heaviest(config: RunConfig, device: Device | str | None = None) -> Forecast:
         LabError: as `forecast`.
     """
     layout = config.layout
-    first_of_stage = range(0, layout.world_size, layout.dp * layout.tp)
+    first_of_stage = range(0, layout.world_size, layout.replicas * layout.tp)
     forecasts = [forecast(config, rank, device) for rank in first_of_stage]
     return max(forecasts, key=lambda one: one.memory.needed_bytes or 0)
 

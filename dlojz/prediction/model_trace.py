@@ -27,6 +27,8 @@ from torch import nn
 
 from dlojz import models
 from dlojz.by_hand.activation_offload import ActivationOffload, planned_offload
+from dlojz.by_hand.context_parallel import RingShare, share_sequences
+from dlojz.by_hand.ring_attention import PretendedRing
 from dlojz.by_hand.tensor.split import parallel_loss
 from dlojz.config.compatibility import has_tied_head
 from dlojz.config.fields import block_choices
@@ -40,11 +42,13 @@ from dlojz.pipeline.simulator import peak_activations
 from dlojz.prediction.shapes import (
     AUTOCAST,
     WHOLE,
+    Context,
     ModelShapes,
     Split,
     axes_of,
     bounds_of,
     build_on_meta,
+    context_of,
     model_shapes,
     rank_stages,
     split_of,
@@ -320,6 +324,7 @@ class TraceKey(NamedTuple):
     ep: int
     in_megatron: bool
     untied: bool
+    context: Context
 
 
 def compute_of(config: RunConfig) -> Compute:
@@ -358,6 +363,7 @@ def key_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> TraceKe
         config.layout.ep,
         config.library == "megatron",
         config.layout.pp > 1 and has_tied_head(config),
+        context_of(config, rank),
     )
 
 
@@ -379,9 +385,12 @@ def _traced(key: TraceKey) -> MemoryTrace:
     )
     if key.untied:
         untie(model)
+    if key.context.size > 1:
+        share_sequences(model, RingShare(PretendedRing(key.context.rank, key.context.size)))
     if key.activation_plan:
         model.plan_activations(block_choices(key.activation_plan))
-    inputs = sample_inputs(key.model, key.micro_batch, image_size=key.image_size, sequence_length=key.sequence_length)
+    tokens = key.sequence_length and key.sequence_length // key.context.size
+    inputs = sample_inputs(key.model, key.micro_batch, image_size=key.image_size, sequence_length=tokens)
     text = models.spec(key.model).family == "text"
     targets = torch.empty(inputs.shape if text else key.micro_batch, dtype=torch.long, device="meta")
     how = partial(

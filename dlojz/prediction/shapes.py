@@ -19,13 +19,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlojz import models
-from dlojz.base.language import MEBIBYTE
+from dlojz.base.language import MEBIBYTE, refusal
 from dlojz.config.compatibility import has_tied_head
 from dlojz.config.engines import ENGINES, STRATEGIES
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
 from dlojz.models.experts.routing import all_to_all_bytes
-from dlojz.models.sizes import CoAtNetSize
+from dlojz.models.sizes import CoAtNetSize, DeepSeekSize, GPTSize, LlamaSize, QwenSize
 from dlojz.pipeline.partition_baselines import schedule_of, stage_bounds
 from dlojz.results.footprint import Collective, Traffic
 
@@ -154,6 +154,20 @@ class Split(NamedTuple):
 
 
 WHOLE = Split()
+
+
+class Context(NamedTuple):
+    """Context-parallel part of each sequence that a rank computes.
+
+    Attributes:
+        size: ranks that share the sequences.
+        rank: this one's place in the ring.
+    """
+
+    size: int = 1
+    rank: int = 0
+
+
 CONVOLUTIONS = "(stem|convolution)$"
 """Parts that torch's engine leaves whole on each rank."""
 
@@ -344,7 +358,44 @@ def _traffic(collective: Collective, group: str, size: int, count: int, message_
 def axes_of(config: RunConfig, rank: int) -> tuple[int, int, int]:
     """Return the position of a rank along the axes (dp, tp, pp)."""
     layout = config.layout
-    return rank // layout.tp % layout.dp, rank % layout.tp, rank // (layout.tp * layout.dp)
+    inner = layout.tp * layout.cp
+    return rank // inner % layout.dp, rank % layout.tp, rank // (inner * layout.dp)
+
+
+def context_of(config: RunConfig, rank: int) -> Context:
+    """Return the part of each sequence that a rank of a run computes."""
+    layout = config.layout
+    return Context(layout.cp, rank // layout.tp % layout.cp)
+
+
+class Keys(NamedTuple):
+    """Attention of a text model: its layers, and in each heads of keys and of queries, as wide as the values."""
+
+    layers: int
+    heads: int
+    queries: int
+    width: int
+
+
+def keys_of(config: RunConfig) -> Keys:
+    """Read the attention of a run's text model, which context parallelism sends round a ring.
+
+    Raises:
+        LabError: if the model is none of text.
+    """
+    size = models.spec(config.model).size
+    if isinstance(size, DeepSeekSize):
+        return Keys(size.depth, size.num_heads, size.num_heads, size.head_dim + size.rotated_dim)
+    if isinstance(size, QwenSize):
+        return Keys(size.depth, size.num_kv_heads, size.num_heads, size.head_dim)
+    if isinstance(size, GPTSize | LlamaSize):
+        heads = size.num_kv_heads if isinstance(size, LlamaSize) else size.num_heads
+        return Keys(size.depth, heads, size.num_heads, size.width // size.num_heads)
+    raise refusal(
+        en=f"{config.model} reads images, and has no keys that go round a ring: use a text model such as llama_tiny.",
+        fr=f"{config.model} lit des images, et n’a pas de clés qui fassent le tour d’un anneau : prenez un modèle de "
+        "texte comme llama_tiny.",
+    )
 
 
 def num_blocks(shapes: ModelShapes) -> int:

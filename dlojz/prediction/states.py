@@ -385,8 +385,8 @@ def hook_traffic(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
         count, message_bytes = MESSAGES * len(found), FP32_BYTES * sum(bucket.sent for bucket in found)
     else:
         count, message_bytes = len(ddp_buckets(config, shapes)), HALF_BYTES * shapes.num_parameters
-    dp = config.layout.dp
-    return [Traffic(collective="all_reduce", group="dp", group_size=dp, count=count, message_bytes=message_bytes)]
+    size = config.layout.replicas
+    return [Traffic(collective="all_reduce", group="dp", group_size=size, count=count, message_bytes=message_bytes)]
 
 
 def kept_bytes(config: RunConfig, shapes: ModelShapes) -> int:

@@ -33,7 +33,15 @@ PHASES: Final = ("data", "forward", "backward")
 MAX_BYTES: Final = 64 * 2**20
 """Limit of a file: the largest model of the catalogue takes less than one MB."""
 UNREAD_DAYS: Final = 30
-SOURCES: Final = ("models", "by_hand/tensor", "by_hand/activation_offload.py", "prediction", "train/engines/base.py")
+SOURCES: Final = (
+    "models",
+    "by_hand/tensor",
+    "by_hand/activation_offload.py",
+    "by_hand/context_parallel.py",
+    "by_hand/ring_attention.py",
+    "prediction",
+    "train/engines/base.py",
+)
 """Parts of the package that decide the contents of a trace."""
 Parsed = TypeVar("Parsed")
 _reported: set[str] = set()

@@ -87,8 +87,9 @@ class Traffic(Contract):
 
     collective: Collective
     group: str = Field(
-        description="mesh axis the group runs along: dp, tp, pp; ep (ranks that divide the experts) or edp (ranks "
-        "that hold the same experts); or control (the lab's own)"
+        description="mesh axis the group runs along: dp (with cp > 1 all that average gradients), tp, pp; cp (ranks "
+        "that share the sequences); ep (ranks that divide the experts) or edp (ranks that hold the same experts); or "
+        "control (the lab's own)"
     )
     group_size: int = Field(ge=1, description="ranks in the group")
     count: int | None = Field(None, ge=0, description="calls per step")

@@ -326,7 +326,8 @@ def _turns(configs: Sequence[RunConfig], rounds: int) -> Callable[[int, int], li
         made: list[tuple[Any, Any, int]] = []
         for config in configs:
             engine = base.build(config, loop.build_model(config), torch.device("cpu"))
-            made.append((engine, loop.open_batches(config, engine.axes.dp_rank), config.layout.micro_batches))
+            batches = loop.open_batches(config, engine.axes.dp_rank, cp_rank=engine.axes.cp_rank)
+            made.append((engine, batches, config.layout.micro_batches))
         times_s: list[list[float]] = [[] for _ in made]
         for number in range(rounds + WARM):
             order = range(len(made))

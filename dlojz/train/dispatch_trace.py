@@ -104,9 +104,9 @@ _FUNCTIONAL = {
 }
 
 _BETWEEN_STAGES = ("send", "recv")
-_OF_ACTIVATIONS = ("pp", "tp", "ep")
-"""Messages from stage to stage, or between the ranks that share a layer or its experts, are activations, not
-communication buffers."""
+_OF_ACTIVATIONS = ("pp", "tp", "ep", "cp")
+"""Messages from stage to stage, or between the ranks that share a layer, its experts or a sequence, are activations,
+not communication buffers."""
 
 
 def _flash_for_cpu(query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any = None, **kwargs: Any) -> int:

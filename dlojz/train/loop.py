@@ -30,6 +30,7 @@ from dlojz import data as datasets
 from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.machine import StopRequest, ignore_stop_signal
+from dlojz.by_hand.context_parallel import own_tokens
 from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import length_at
@@ -241,8 +242,11 @@ def open_dataset(config: RunConfig) -> Any:
     )
 
 
-def open_batches(config: RunConfig, dp_rank: int, first_step: int = 0) -> CutToLength:
-    """Open this replica's endless micro-batches from a step on, their samples as long as their step has them."""
+def open_batches(config: RunConfig, dp_rank: int, first_step: int = 0, *, cp_rank: int = 0) -> CutToLength:
+    """Open this replica's endless micro-batches from a step on, their samples as long as their step has them.
+
+    With context parallelism this rank's tokens of each sample, in zigzag order.
+    """
     layout = config.layout
     dataset = open_dataset(config)
     sampler = MicroBatchSampler(
@@ -257,7 +261,8 @@ def open_batches(config: RunConfig, dp_rank: int, first_step: int = 0) -> CutToL
     workers = 4 if config.data_name == "imagenet" else 0
     whole = micro_batches(dataset, sampler, num_workers=workers, worker_init_fn=ignore_stop_signal)
     length_of = partial(length_at, config) if config.sequence_length is not None else None
-    return CutToLength(whole, length_of, micro_batches=layout.micro_batches, first_step=first_step)
+    own = partial(own_tokens, rank=cp_rank, size=layout.cp, order="zigzag") if layout.cp > 1 else None
+    return CutToLength(whole, length_of, micro_batches=layout.micro_batches, first_step=first_step, own=own)
 
 
 def build_model(config: RunConfig) -> torch.nn.Module:
@@ -371,7 +376,7 @@ def train(
         keeper = CheckpointManager(config, folder, read_policy(folder), events, engine, control)
         with probes.loading():
             first_step = keeper.resume()
-            batches = open_batches(config, rank // layout.tp % layout.dp, first_step)
+            batches = open_batches(config, engine.axes.dp_rank, first_step, cp_rank=engine.axes.cp_rank)
         probes.begin_at(first_step)
         ended: tuple[Status, str] = ("completed", "")
         if control is not None:

@@ -27,8 +27,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from dlojz.by_hand.activation_offload import offload_of
+from dlojz.by_hand.context_parallel import RingShare, share_sequences
 from dlojz.by_hand.optimizers.in_backward import InBackward, MakeOptimizer
 from dlojz.by_hand.optimizers.lamb import Lamb
+from dlojz.by_hand.ring_attention import Ring
 from dlojz.by_hand.zero.flat import FlatWeights
 from dlojz.config.fields import ASYNCHRONOUS
 from dlojz.config.run_config import RunConfig
@@ -249,6 +251,8 @@ class Engine:
         self.device = device
         self.axes = Axes(config.layout, device)
         self.share = TensorShare(config, model, self.axes, mean_loss)
+        if config.layout.cp > 1:
+            share_sequences(model, RingShare(Ring(self.axes.group("cp"))))
         self.module = model
         self.model = self.wrap(model)
         self.optimizer = self.make_optimizer()

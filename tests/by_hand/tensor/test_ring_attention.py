@@ -10,14 +10,23 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dlojz import models
 from dlojz.base.errors import LabError
-from dlojz.by_hand.context_parallel import ContextParallel, own_tokens, pairs_computed, positions_of, ring_bytes
-from dlojz.by_hand.ring_attention import ORDERS, Order, ring_attention
+from dlojz.by_hand.context_parallel import (
+    RingShare,
+    own_tokens,
+    pairs_computed,
+    positions_of,
+    ring_bytes,
+    share_sequences,
+)
+from dlojz.by_hand.ddp import DataParallel
+from dlojz.by_hand.ring_attention import ORDERS, Order, PretendedRing, Ring, ring_attention
 from dlojz.models.blocks import Checkpointing
-from dlojz.models.llama import Llama
+from dlojz.models.qwen_deepseek import DeepSeek
+from dlojz.models.sizes import DeepSeekSize
 from dlojz.processes.forks import RankAnswer, spmd
 from dlojz.train.dispatch_trace import StorageTrace
 
@@ -131,11 +140,21 @@ def test_zigzag_gives_every_rank_as_much_to_compute(size: int) -> None:
         assert sorted(positions.tolist()) == list(range(6 * size))
 
 
-def llama(checkpointing: Checkpointing = "none") -> Llama:
+def llama(checkpointing: Checkpointing = "none") -> nn.Module:
     torch.manual_seed(1)
-    model = models.build("llama_tiny", sequence_length=32, checkpointing=checkpointing)
-    assert isinstance(model, Llama)
-    return model
+    return models.build("llama_tiny", sequence_length=32, checkpointing=checkpointing)
+
+
+def deepseek(checkpointing: Checkpointing = "none") -> nn.Module:
+    """Without experts: latent attention, whose values are padded to the width of the keys."""
+    torch.manual_seed(1)
+    size = DeepSeekSize(width=64, depth=4, num_heads=2, mlp_width=96, latent=16, head_dim=24, rotated_dim=8)
+    return DeepSeek(size, sequence_length=32, vocabulary_size=256, checkpointing=checkpointing)
+
+
+BUILD = {"llama": llama, "deepseek": deepseek}
+KEYS = {"llama": (2, 32), "deepseek": (2, 32)}
+"""Key-value heads, and the width of each."""
 
 
 def sequences(step: int) -> tuple[Tensor, Tensor]:
@@ -144,8 +163,8 @@ def sequences(step: int) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache
-def trained_by_one() -> tuple[list[float], dict[str, Tensor]]:
-    model, losses = llama(), []
+def trained_by_one(name: str) -> tuple[list[float], dict[str, Tensor]]:
+    model, losses = BUILD[name](), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(STEPS):
         tokens, targets = sequences(step)
@@ -158,38 +177,46 @@ def trained_by_one() -> tuple[list[float], dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("size", "order", "checkpointing"),
-    [(2, "contiguous", "full"), (2, "zigzag", "selective"), (4, "contiguous", "none")],
+    ("name", "size", "order", "checkpointing"),
+    [
+        ("llama", 2, "contiguous", "full"),
+        ("llama", 2, "zigzag", "selective"),
+        ("llama", 4, "contiguous", "none"),
+        ("deepseek", 2, "zigzag", "none"),
+    ],
 )
-def test_a_decoder_trains_as_one_process(size: int, order: Order, checkpointing: Checkpointing) -> None:
-    """Five steps; rank 0's weights win at the start, the model is wrapped twice, the bytes are those predicted."""
+def test_a_decoder_trains_as_one_process(name: str, size: int, order: Order, checkpointing: Checkpointing) -> None:
+    """Five steps; rank 0's weights win at the start, sequences are shared twice, the bytes are those predicted."""
 
     def ranks(rank: int, size: int) -> Any:
-        model = llama(checkpointing)
+        model = BUILD[name](checkpointing)
         if rank:
             for parameter in model.parameters():
                 parameter.detach().mul_(rank + 2)
-        ContextParallel(model, order="zigzag" if order == "contiguous" else "contiguous")
-        parallel, losses = ContextParallel(model, order=order), []
+        share_sequences(model, RingShare(PretendedRing(0, size), "zigzag" if order == "contiguous" else "contiguous"))
+        parallel, losses = DataParallel(share_sequences(model, RingShare(Ring(), order))), []
         optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
         trace = StorageTrace({})
         for step in range(STEPS):
             with trace if step == 1 else nullcontext():
-                loss = parallel.loss(*sequences(step))
+                tokens, targets = (own_tokens(whole, rank, size, order) for whole in sequences(step))
+                loss = F.cross_entropy(parallel(tokens).flatten(0, 1), targets.flatten())
                 loss.backward()
                 parallel.synchronize()
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(float(parallel.mean(loss)))
+            mean = loss.detach().clone()
+            dist.all_reduce(mean)
+            losses.append(float(mean) / size)
         sums = dict.fromkeys(("send", "recv", "all_reduce"), 0)
         for call in trace.trace.calls:
             sums[call.collective] += call.message_bytes
         return [losses, sums], dict(model.named_parameters())
 
     answers = spmd(ranks, size)
-    losses, weights = trained_by_one()
-    # llama_tiny: 4 blocks, 2 key-value heads of 32.
-    ring = ring_bytes(size, 2, 2, 32 // size, 32, torch.float32)
+    losses, weights = trained_by_one(name)
+    heads, width = KEYS[name]
+    ring = ring_bytes(size, 2, heads, 32 // size, width, torch.float32)
     block_bytes = ring.forward * (1 if checkpointing == "none" else 2) + ring.backward
     parameters = sum(weight.numel() for weight in weights.values())
     for found, sums in values(answers):
@@ -198,8 +225,18 @@ def test_a_decoder_trains_as_one_process(size: int, order: Order, checkpointing:
         assert sums["all_reduce"] == 4 * parameters  # bytes of an fp32 gradient
     for answer in answers:
         assert answer.tensors.keys() == weights.keys()
-        for name, weight in weights.items():
-            torch.testing.assert_close(answer.tensors[name], weight, rtol=1e-5, atol=1e-6)
+        for key, weight in weights.items():
+            torch.testing.assert_close(answer.tensors[key], weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_pretended_ring_moves_shapes_alone(order: Order) -> None:
+    """Nothing is sent, and the rank whose keys are its own sees nobody else's shapes but its own."""
+    q, k, v, _ = (own_tokens(x.transpose(1, 2), 1, 3, order).transpose(1, 2) for x in inputs(KV_HEADS))
+    with StorageTrace({}) as trace:
+        output = ring_attention(q.requires_grad_(), k, v, PretendedRing(1, 3), order=order)
+        output.sum().backward()
+    assert output.shape == q.shape and q.grad is not None and not trace.trace.calls
 
 
 def test_a_group_shares_among_its_own_ranks() -> None:
@@ -208,7 +245,7 @@ def test_a_group_shares_among_its_own_ranks() -> None:
     def ranks(rank: int, size: int) -> Any:
         groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
         q, k, v, _ = (own_tokens(x.transpose(1, 2), rank % 2, 2).transpose(1, 2) for x in inputs(KV_HEADS))
-        return None, {"output": ring_attention(q, k, v * (1 + rank // 2), groups[rank // 2])}
+        return None, {"output": ring_attention(q, k, v * (1 + rank // 2), Ring(groups[rank // 2]))}
 
     answers = spmd(ranks, 4)
     values(answers)
@@ -232,9 +269,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ring_attention(q, q[:, :4], q[:, :4])
     with pytest.raises(LabError, match="23 tokens per rank cannot be cut into 2 equal chunks"):
         ring_attention(q[:, :, 1:], k[:, :, 1:], v[:, :, 1:], order="zigzag")
-    with pytest.raises(LabError, match="GPT has no block of the Llama-like decoder"):
-        ContextParallel(models.build("gpt_tiny", sequence_length=32))  # type: ignore[arg-type]
-    with pytest.raises(LabError, match="Linear has no block of the Llama-like decoder"):
-        ContextParallel(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
-    with pytest.raises(LabError, match="call loss.backward"):
-        ContextParallel(llama()).synchronize()
+    with pytest.raises(LabError, match="Linear has no attention over a sequence"):
+        share_sequences(nn.Linear(2, 2), RingShare(Ring()))
+    with pytest.raises(LabError, match="unknown order 'striped'"):
+        RingShare(Ring(), "striped")  # type: ignore[arg-type]
