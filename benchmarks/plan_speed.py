@@ -2,9 +2,10 @@
 
     taskset -c 0 python benchmarks/plan_speed.py
 
-One core, medians of `--tries`, seconds of the processor, so that another load does not count. The goals: 500,000 layouts per second with memory, the answer for 1 T parameters on
-3072 GPUs, the fastest layouts simulated, in less than two seconds; and 100,000 layouts of a catalogue model, whose
-memory is the forecast's, in less than five where its traces are kept.
+One core, medians of `--tries`, in seconds of the processor, so that another load does not count. The goals: 500,000
+layouts per second with memory, the answer for 1 T parameters on 3072 GPUs, the fastest layouts simulated, in less than
+two seconds; and 100,000 layouts of a catalogue model, whose memory is the forecast's, in less than five where its
+traces are kept.
 """
 
 from __future__ import annotations

@@ -57,11 +57,23 @@ KEPT_LIVE_BYTES: Final = 20
 """The same where the layer's tensors are kept anyway: gradients of two of them. Counted."""
 LOGIT_BYTES: Final = {"megatron": 10, "torch": 14, "fused": 4, "fused, two metrics": 4}
 """At the loss, per logit. `megatron`: in 16 bit, in fp32, the exponentials (2 + 4 + 4). `torch`, `F.cross_entropy` of
-`logits.float()`: in 16 bit, the softmax, both gradients in fp32 (2 + 4 + 4 + 4). `fused`: in 16 bit, and its gradient
-(2 + 2); what metrics of training take for themselves is not counted.
+`logits.float()`: in 16 bit, the softmax, both gradients in fp32 (2 + 4 + 4 + 4); a loop that deletes the logits before
+the backward, as torchtitan's does, needs 2 less. `fused`: in 16 bit, and its gradient (2 + 2); what metrics of training
+take for themselves is not counted.
 
 Source: Megatron-LM, `tensor_parallel/cross_entropy.py`; flash-attention, `losses/cross_entropy.py`: the kernel reads
 16-bit logits and writes their gradient alone.
+"""
+SPLIT_LOGIT_BYTES: Final = 4
+"""More per logit where torch's loss is split over tensor-parallel ranks: (gradient + exponential) · factor are tensors.
+
+Source: torch, `distributed/tensor/parallel/loss.py`, `_nll_loss_and_log_softmax_backward`.
+"""
+IN_PLACE_LOGIT_BYTES: Final = 4
+"""Less per logit where the exponentials are written over the fp32 logits.
+
+Source: Megatron-LM, `core/tensor_parallel/cross_entropy.py`, `calculate_predicted_logits`, which the fused form of
+`core/fusions/fused_cross_entropy.py` compiles.
 """
 FSDP_UNIT_BYTES: Final = (2, 2, 2, 4)
 """Per parameter of a layer in its backward, in 16 bit: gathered; the next one's, gathered ahead; the gradient. And the
@@ -127,14 +139,17 @@ def layer_activation_bytes(workload: Workload, layouts: Layouts) -> Reals:
     attention's core is computed again or fused; 2sbh with full checkpointing. Without dropout 2sbh and 3as²b/t less.
 
     Source: Korthikanti et al. 2022, table 2; for gated MLPs, grouped queries and experts the same count of saved
-    inputs.
+    inputs. Transformer Engine's layers keep the same: `LayerNormLinear` input and normed input, `LayerNormMLP` these
+    and both sides of the activation (`pytorch/module/layernorm_linear.py` and `layernorm_mlp.py`,
+    `save_for_backward`), fused attention queries, keys, values, output and statistics. torch's DTensor keeps the normed
+    inputs as they were gathered, where Megatron gathers them again.
     """
     size = workload.size
     assert size is not None
     t, tokens = layouts.tp, layouts.micro_batch * size.sequence_length / layouts.cp
     h, keys = size.hidden, size.kv_heads * size.head_size
     masks = layouts.dropout * size.biased
-    whole = (8 + 2 * masks) * h / np.where(layouts.sequence_parallel > 0, t, 1)
+    whole = (4 + 2 * masks) * h / np.where(layouts.sequence_parallel > 0, t, 1) + 4 * h / _gathered_split(layouts)
     hidden: float = (6 if size.gated else 4) * size.mlp_width
     if size.experts:  # of each row its input, the hidden layer, and the output that is weighed
         hidden = routed_rows(size) * (hidden + 4 * h) + (1 - 1 / size.every) * hidden
@@ -152,15 +167,25 @@ def alternate_product_bytes(size: DecoderSize, layouts: Layouts) -> Reals:
 
     Kept are the results of the products with odd numbers (of queries, keys, values, projection, gate, up, down), and
     attention's output with its row statistics in fp32. A row-parallel product's result is whole on every rank; with
-    sequence parallelism what becomes of it in the two reduce-scatters is kept too.
+    sequence parallelism what becomes of it in the two reduce-scatters is kept too. No backward reads the last product's
+    result: eager torch keeps it nevertheless, a compiler does not.
 
-    Source: torchtitan, `parallelisms/parallelize_llama.py`, `_apply_ac_to_transformer_block`: selective, "op".
+    Source: torchtitan, `parallelisms/parallelize_llama.py`, `_apply_ac_to_transformer_block`: selective, "op"; torch,
+    `utils/checkpoint.py`, `_CachingTorchDispatchMode`, and `_functorch/partitioners.py`, which saves what the backward
+    needs.
     """
     h, keys, t = size.hidden, size.kv_heads * size.head_size, layouts.tp
     mlp = routed_rows(size) + 1 - 1 / size.every if size.experts else 1.0
     split = 2 * (size.queries + keys + size.queries) + 4 * size.heads + 2 * size.mlp_width * mlp
     down = 2 * h * mlp if size.gated else 0.0  # the seventh; of a plain MLP the sixth
-    return split / t + down + np.where((layouts.sequence_parallel > 0) & (t > 1), 4 * h / t, 0.0)
+    scattered = np.where((layouts.sequence_parallel > 0) & (t > 1), 2 * h / t, 0.0)
+    return split / t + scattered + (layouts.eager > 0) * (down + scattered)
+
+
+def _gathered_split(layouts: Layouts) -> Reals:
+    """Ranks over which the input of a column-parallel layer is split while it is kept for the backward."""
+    parted = (layouts.sequence_parallel > 0) & (habit(layouts, "keeps_gathered") == 0)
+    return np.where(parted, layouts.tp, 1).astype(float)
 
 
 def states_of(weights: Reals, layouts: Layouts, spread: Reals | float = 1.0) -> tuple[Reals, Reals, Reals, Reals]:
@@ -219,9 +244,11 @@ def memories_of(workload: Workload, layouts: Layouts, stages: StageCosts, weight
 
 def _fullest(made: list[Memories]) -> Memories:
     """Take the one with the most bytes, place by place; of equal ones the first."""
-    fullest = made[0]
+    fullest, most = made[0], made[0].total_bytes
     for other in made[1:]:
-        more = other.total_bytes > fullest.total_bytes
+        total = other.total_bytes
+        more = total > most
+        most = np.maximum(total, most)
         fullest = Memories(
             *(np.where(more, getattr(other, field.name), getattr(fullest, field.name)) for field in fields(Memories))
         )
@@ -258,8 +285,12 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Real
     masks = layouts.dropout * size.biased
     kept = counts[1] * held * layer_activation_bytes(workload, layouts) * (layouts.element_bytes / 2)
     embedding = counts[0] * tokens * size.hidden / split * held * masks
-    of_logit = np.array([LOGIT_BYTES[one] for one in LOSSES], float)[losses(layouts)]
-    loss = counts[2] * tokens * (of_logit * size.vocabulary / layouts.tp + 4 * size.hidden / split)
+    kinds = losses(layouts)
+    of_logit = np.array([LOGIT_BYTES[one] for one in LOSSES], float)[kinds]
+    of_logit += SPLIT_LOGIT_BYTES * ((kinds == LOSSES.index("torch")) & (layouts.tp > 1))
+    of_logit -= IN_PLACE_LOGIT_BYTES * (kinds == LOSSES.index("megatron")) * habit(layouts, "in_place_loss")
+    inputs = 2 * size.hidden * (1 / split + 1 / _gathered_split(layouts))
+    loss = counts[2] * tokens * (of_logit * size.vocabulary / layouts.tp + inputs)
     full = layouts.checkpointing == CHECKPOINTING.index("full")
     live = tokens * size.hidden / split * np.where(full, LIVE_BYTES - 2 * (1 - masks), KEPT_LIVE_BYTES)
     is_fsdp = (habit(layouts, "fsdp") > 0) & (layouts.zero >= 2)

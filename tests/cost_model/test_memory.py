@@ -142,15 +142,30 @@ def test_a_process_without_a_gpu_has_no_context() -> None:
 
 
 def test_every_second_product_is_recomputed() -> None:
-    """Llama 3 8B, per token and layer: input, queries, values, attention and its statistics, gate, down."""
+    """Llama 3 8B, per token and layer: input, queries, values, attention and its statistics, gate; eager also down."""
     llama = DecoderSize(
         32, 4096, 32, 128256, 8192, mlp_width=14336, kv_heads=8, gated=True, tied=False, biased=False, positions="none"
     )
-    layout = Layouts.of("bf16", fused_attention=1, checkpointing="every_second")
-    of_token = 2 * (4096 + 4096 + 1024 + 4096 + 14336 + 4096) + 4 * 32
-    assert layer_activation_bytes(workload(llama), layout)[0] == 8192 * of_token
+    of_token = 2 * (4096 + 4096 + 1024 + 4096 + 14336) + 4 * 32
+    for eager in (0, 1):
+        layout = Layouts.of("bf16", fused_attention=1, checkpointing="every_second", eager=eager)
+        assert layer_activation_bytes(workload(llama), layout)[0] == 8192 * (of_token + eager * 2 * 4096)
     titan = Layouts.of("bf16", fused_attention=1, checkpointing="selective", engine="torchtitan")
     assert layer_activation_bytes(workload(llama), titan)[0] == 8192 * of_token
+
+
+def test_torch_keeps_gathered_inputs_and_a_split_loss_takes_more() -> None:
+    """Per token, 8 ranks with sequence parallelism: Megatron keeps an eighth of the two normed inputs of a layer."""
+    size, ranks = DecoderSize(4, 1024, 16, 51200, 2048, biased=False), 8
+    plain = {"precision": "bf16", "tp": ranks, "sequence_parallel": 1, "fused_attention": 1, "dropout": 0}
+    layouts = {name: Layouts.of(engine=name, **plain) for name in ("megatron", "megatron-core", "torchtitan")}  # type: ignore[arg-type]
+    kept = {name: float(layer_activation_bytes(workload(size), one)[0]) for name, one in layouts.items()}
+    assert kept["megatron"] == kept["megatron-core"] == 2048 * 32 * 1024 / ranks
+    assert kept["torchtitan"] - kept["megatron"] == 2048 * 4 * 1024 * (1 - 1 / ranks)
+    edges = {name: float(memories(workload(size), one).edges[0]) / 2048 for name, one in layouts.items()}
+    assert edges["megatron"] == (10 * 51200 + 4 * 1024) / ranks
+    assert edges["megatron-core"] == (6 * 51200 + 4 * 1024) / ranks, "exponentials over the logits"
+    assert edges["torchtitan"] == 18 * 51200 / ranks + 2 * 1024 * (1 + 1 / ranks)
 
 
 def test_the_loss_and_a_layer_are_not_held_together() -> None:
