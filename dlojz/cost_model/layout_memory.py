@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlojz.cost_model.layouts import (
     CHECKPOINTING,
@@ -193,13 +194,16 @@ def states_of(weights: Reals, layouts: Layouts, spread: Reals | float = 1.0) -> 
 
     16-bit weights (or fp32 ones, which need no master copy), gradients of `gradient_bytes`, 12 of Adam; sharded from
     stage 3, 2 and 1 on. DeepSpeed's pipeline engine keeps an fp32 gradient of its shard; where it accumulates in fp32
-    it keeps the 16-bit gradients too. FSDP's shards are fp32, and their own master copy: 4 + 4 + 8.
+    it keeps the 16-bit gradients too. FSDP's shards are fp32, and their own master copy: 4 + 4 + 8; in a pipeline
+    its weights stay gathered, and with several micro-batches the gradients whole in fp32 until the last one.
 
     Args:
         weights: on one rank, before ZeRO shards them.
         spread: factor of `spread_of`: experts split over ep ranks are sharded over so many ranks fewer.
 
-    Source: Rajbhandari et al. 2020, §5; DeepSpeed, `stage_1_and_2.py` and `bf16_optimizer.py`; offload as in
+    Source: Rajbhandari et al. 2020, §5; DeepSpeed, `stage_1_and_2.py` and `bf16_optimizer.py`; torchtitan,
+    `parallelize_llama.py`, `reshard_after_forward` (Llama 3, §3.3.2, does the same), and torch,
+    `distributed/pipelining/stage.py`, `set_requires_gradient_sync`; offload as in
     `dlojz.prediction.rules_of_thumb.bytes_per_parameter`.
     """
     d = layouts.zero_shards / spread
@@ -220,7 +224,16 @@ def states_of(weights: Reals, layouts: Layouts, spread: Reals | float = 1.0) -> 
     shards = (habit(layouts, "fsdp") > 0) & (zero == 3)
     of_weight, of_gradient = np.where(shards, 4 / d, of_weight), np.where(shards, 4 / d, of_gradient)
     of_adam = np.where(shards, FP32_ADAM_STATES / d, of_adam)
+    of_weight = of_weight + stays_gathered(layouts) * element
+    accumulates = (zero >= 2) & (layouts.pp > 1) & (layouts.micro_batches > 1)
+    of_gradient = of_gradient + np.where(accumulates & (habit(layouts, "fsdp") > 0), 4.0, 0.0)
     return weights * of_weight, weights * of_gradient, weights * of_adam, weights * host
+
+
+def stays_gathered(layouts: Layouts) -> NDArray[np.bool_]:
+    """Tell where FSDP keeps a pipeline stage's weights gathered from its first micro-batch to its last."""
+    kept: NDArray[np.bool_] = (habit(layouts, "fsdp") > 0) & (layouts.zero == 3) & (layouts.pp > 1)
+    return kept
 
 
 def spread_of(workload: Workload, layouts: Layouts, counts: Reals, weights: Reals) -> Reals | float:
@@ -302,22 +315,25 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Real
     ends = ends + counts[2] * size.vocabulary * size.hidden * (not size.tied or counts[0] == 0)
     root = np.where(is_fsdp, ends / layouts.tp, 0.0)
     words = layouts.element_bytes / 2
-    gathered = FSDP_ROOT_BYTES[0] * words * root * (layouts.zero == 3)
+    gathered = FSDP_ROOT_BYTES[0] * words * root * ((layouts.zero == 3) & ~stays_gathered(layouts))
     update = np.maximum(update, gathered + (FSDP_ROOT_BYTES[1] * words + FSDP_ROOT_BYTES[2]) * root)
+    # torch's DDP copies gradients into buckets that stay (csrc/distributed/c10d/reducer.cpp, `initialize_buckets`).
+    is_ddp = (habit(layouts, "fsdp") > 0) & (layouts.zero == 0) & (layouts.dp * layouts.cp > 1)
+    buffers = gathered + np.where(is_ddp, layouts.gradient_bytes * weights, 0.0)
     states = own, gradients, adam
     return _fullest(
         [
-            Memories(*states, kept, embedding + loss, gathered, reserve, host),
-            Memories(*states, kept, embedding, gathered + FSDP_ROOT_BYTES[1] * words * root + live, reserve, host),
-            Memories(*states, none, none, update, reserve, host),
+            Memories(*states, kept, embedding + loss, buffers, reserve, host),
+            Memories(*states, kept, embedding, buffers + FSDP_ROOT_BYTES[1] * words * root + live, reserve, host),
+            Memories(*states, none, none, update + buffers - gathered, reserve, host),
         ]
     )
 
 
 def _unit_bytes(layouts: Layouts) -> Reals:
-    """Bytes per parameter of a layer in its backward with FSDP; with ZeRO-2 its weights are among the states."""
+    """Bytes per parameter of a layer in its backward with FSDP; weights that stay gathered are among the states."""
     gathered, ahead, gradient, reduced = FSDP_UNIT_BYTES
-    whole = gradient + np.where(layouts.zero == 3, gathered + ahead, 0.0)
+    whole = gradient + np.where((layouts.zero == 3) & ~stays_gathered(layouts), gathered + ahead, 0.0)
     return whole * layouts.element_bytes / 2 + reduced
 
 
