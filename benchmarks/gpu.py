@@ -29,7 +29,14 @@ from benchmarks import gpu_units  # noqa: E402
 from benchmarks.gpu_units import NoGpuError, Place, Unit  # noqa: E402
 from dlojz.base.contract import parse_json  # noqa: E402
 from dlojz.base.errors import LabError  # noqa: E402
-from dlojz.base.language import format_bytes, format_count, format_seconds, gap_text, spaced_percent  # noqa: E402
+from dlojz.base.language import (  # noqa: E402
+    format_bytes,
+    format_count,
+    format_seconds,
+    gap_text,
+    say,
+    spaced_percent,
+)
 from dlojz.base.machine import cores_available  # noqa: E402
 from dlojz.base.table import Table  # noqa: E402
 from dlojz.cli.options import console, progress_bar  # noqa: E402
@@ -208,8 +215,12 @@ def find_place(stand_in: bool) -> Place:
     found = answer.value or {"why": failure(answer, COLLECTIVE_S)}
     if "why" in found:
         raise NoGpuError(
-            f"this needs an NVIDIA GPU that torch can use, but {found['why']}: run it on a machine with one, or try "
-            "the command itself with --stand-in."
+            say(
+                en=f"this needs an NVIDIA GPU that torch can use, but {found['why']}: run it on a machine with one, or "
+                "try the command itself with --stand-in.",
+                fr=f"il faut un GPU NVIDIA que torch puisse utiliser ({found['why']}) : lancez la commande sur une "
+                "machine qui en a un, ou essayez-la avec --stand-in.",
+            )
         )
     return Place(**found)
 

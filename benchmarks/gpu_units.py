@@ -37,7 +37,7 @@ from torch.distributed import distributed_c10d
 import dlojz
 from dlojz import hardware
 from dlojz.base.errors import LabError
-from dlojz.base.language import MEBIBYTE
+from dlojz.base.language import MEBIBYTE, say
 from dlojz.base.machine import cores_available, processor_name
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
@@ -145,9 +145,11 @@ class NoGpuError(Exception):
 def look() -> dict[str, JSON]:
     """Look at the GPU, in a process that may initialise CUDA; what `Place` takes, or `why` there is none."""
     if torch.version.cuda is None:
-        return {"why": f"torch {torch.__version__} is built without CUDA"}
+        version = torch.__version__
+        return {"why": say(en=f"torch {version} is built without CUDA", fr=f"torch {version} est sans CUDA")}
     if not torch.cuda.is_available():
-        return {"why": f"torch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU"}
+        version = f"torch {torch.__version__} (CUDA {torch.version.cuda})"
+        return {"why": say(en=f"{version} finds no GPU", fr=f"{version} ne trouve pas de GPU")}
     properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": properties.name,

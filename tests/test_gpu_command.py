@@ -17,6 +17,7 @@ import torch.distributed as dist
 from benchmarks import gpu, gpu_units
 from benchmarks.gpu import Outcome, Record, Records, measure
 from benchmarks.gpu_units import Place, Unit
+from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
 from dlojz.processes.forks import ForkedError, RankAnswer, spmd
 
@@ -174,11 +175,21 @@ def test_each_unit_has_a_process_that_no_other_is_harmed_by(records: Records) ->
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_without_a_gpu_it_says_so_in_one_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("language", "opening"),
+    [
+        ("en", "make gpu: this needs an NVIDIA GPU that torch can use, but torch "),
+        ("fr", "make gpu: il faut un GPU NVIDIA que torch puisse utiliser (torch "),
+    ],
+)
+def test_without_a_gpu_it_says_so_in_one_sentence(
+    language: str, opening: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    use_language(language)
     assert gpu.main(["--records", str(tmp_path)]) == 1
     told = capsys.readouterr()
     assert told.out == "" and told.err.count("\n") == 1
-    assert told.err.startswith("make gpu: this needs an NVIDIA GPU that torch can use, but torch ")
+    assert told.err.startswith(opening) and "--stand-in" in told.err
     assert list(tmp_path.iterdir()) == []
 
 

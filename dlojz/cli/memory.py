@@ -162,7 +162,7 @@ def _write_files(told: Forecast, fit_device: Device | None, given: Given, plan: 
 
         labels = [(what, phase.rstrip(")")) for what, _, phase in (m.label.rpartition(" (") for m in told.movements)]
         limit = told.device.allocatable_bytes(told.config.layout.world_size) if told.device else None
-        write_snapshot(given["snapshot"], told.events, labels, limit_bytes=limit)
+        write_snapshot(given["snapshot"], told.events, labels, limit_bytes=limit, streams=told.streams)
         note = say(en=" (open it in a browser)", fr=" (à ouvrir dans un navigateur)")
         tell_written(given["snapshot"], "snapshot", "instantané", note)
 
@@ -203,6 +203,7 @@ def _document(told: Forecast, fit_device: Device | None, fit: Fit | None, levers
         "rank": told.rank,
         "device": told.device.name if told.device else "cpu",
         "memory": told.memory.to_dict(),
+        "expandable_reserved_bytes": told.expandable_reserved_bytes,
         "moment": told.moment,
         "micro_batches_in_flight": told.in_flight,
         "taken_bytes": taken_bytes(told),

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlojz.cost_model.layouts import (
     CHECKPOINTING,
@@ -57,11 +58,23 @@ KEPT_LIVE_BYTES: Final = 20
 """The same where the layer's tensors are kept anyway: gradients of two of them. Counted."""
 LOGIT_BYTES: Final = {"megatron": 10, "torch": 14, "fused": 4, "fused, two metrics": 4}
 """At the loss, per logit. `megatron`: in 16 bit, in fp32, the exponentials (2 + 4 + 4). `torch`, `F.cross_entropy` of
-`logits.float()`: in 16 bit, the softmax, both gradients in fp32 (2 + 4 + 4 + 4). `fused`: in 16 bit, and its gradient
-(2 + 2); what metrics of training take for themselves is not counted.
+`logits.float()`: in 16 bit, the softmax, both gradients in fp32 (2 + 4 + 4 + 4); a loop that deletes the logits before
+the backward, as torchtitan's does, needs 2 less. `fused`: in 16 bit, and its gradient (2 + 2); what metrics of training
+take for themselves is not counted.
 
 Source: Megatron-LM, `tensor_parallel/cross_entropy.py`; flash-attention, `losses/cross_entropy.py`: the kernel reads
 16-bit logits and writes their gradient alone.
+"""
+SPLIT_LOGIT_BYTES: Final = 4
+"""More per logit where torch's loss is split over tensor-parallel ranks: (gradient + exponential) · factor are tensors.
+
+Source: torch, `distributed/tensor/parallel/loss.py`, `_nll_loss_and_log_softmax_backward`.
+"""
+IN_PLACE_LOGIT_BYTES: Final = 4
+"""Less per logit where the exponentials are written over the fp32 logits.
+
+Source: Megatron-LM, `core/tensor_parallel/cross_entropy.py`, `calculate_predicted_logits`, which the fused form of
+`core/fusions/fused_cross_entropy.py` compiles.
 """
 FSDP_UNIT_BYTES: Final = (2, 2, 2, 4)
 """Per parameter of a layer in its backward, in 16 bit: gathered; the next one's, gathered ahead; the gradient. And the
@@ -127,14 +140,17 @@ def layer_activation_bytes(workload: Workload, layouts: Layouts) -> Reals:
     attention's core is computed again or fused; 2sbh with full checkpointing. Without dropout 2sbh and 3as²b/t less.
 
     Source: Korthikanti et al. 2022, table 2; for gated MLPs, grouped queries and experts the same count of saved
-    inputs.
+    inputs. Transformer Engine's layers keep the same: `LayerNormLinear` input and normed input, `LayerNormMLP` these
+    and both sides of the activation (`pytorch/module/layernorm_linear.py` and `layernorm_mlp.py`,
+    `save_for_backward`), fused attention queries, keys, values, output and statistics. torch's DTensor keeps the normed
+    inputs as they were gathered, where Megatron gathers them again.
     """
     size = workload.size
     assert size is not None
     t, tokens = layouts.tp, layouts.micro_batch * size.sequence_length / layouts.cp
     h, keys = size.hidden, size.kv_heads * size.head_size
     masks = layouts.dropout * size.biased
-    whole = (8 + 2 * masks) * h / np.where(layouts.sequence_parallel > 0, t, 1)
+    whole = (4 + 2 * masks) * h / np.where(layouts.sequence_parallel > 0, t, 1) + 4 * h / _gathered_split(layouts)
     hidden: float = (6 if size.gated else 4) * size.mlp_width
     if size.experts:  # of each row its input, the hidden layer, and the output that is weighed
         hidden = routed_rows(size) * (hidden + 4 * h) + (1 - 1 / size.every) * hidden
@@ -152,15 +168,25 @@ def alternate_product_bytes(size: DecoderSize, layouts: Layouts) -> Reals:
 
     Kept are the results of the products with odd numbers (of queries, keys, values, projection, gate, up, down), and
     attention's output with its row statistics in fp32. A row-parallel product's result is whole on every rank; with
-    sequence parallelism what becomes of it in the two reduce-scatters is kept too.
+    sequence parallelism what becomes of it in the two reduce-scatters is kept too. No backward reads the last product's
+    result: eager torch keeps it nevertheless, a compiler does not.
 
-    Source: torchtitan, `parallelisms/parallelize_llama.py`, `_apply_ac_to_transformer_block`: selective, "op".
+    Source: torchtitan, `parallelisms/parallelize_llama.py`, `_apply_ac_to_transformer_block`: selective, "op"; torch,
+    `utils/checkpoint.py`, `_CachingTorchDispatchMode`, and `_functorch/partitioners.py`, which saves what the backward
+    needs.
     """
     h, keys, t = size.hidden, size.kv_heads * size.head_size, layouts.tp
     mlp = routed_rows(size) + 1 - 1 / size.every if size.experts else 1.0
     split = 2 * (size.queries + keys + size.queries) + 4 * size.heads + 2 * size.mlp_width * mlp
     down = 2 * h * mlp if size.gated else 0.0  # the seventh; of a plain MLP the sixth
-    return split / t + down + np.where((layouts.sequence_parallel > 0) & (t > 1), 4 * h / t, 0.0)
+    scattered = np.where((layouts.sequence_parallel > 0) & (t > 1), 2 * h / t, 0.0)
+    return split / t + scattered + (layouts.eager > 0) * (down + scattered)
+
+
+def _gathered_split(layouts: Layouts) -> Reals:
+    """Ranks over which the input of a column-parallel layer is split while it is kept for the backward."""
+    parted = (layouts.sequence_parallel > 0) & (habit(layouts, "keeps_gathered") == 0)
+    return np.where(parted, layouts.tp, 1).astype(float)
 
 
 def states_of(weights: Reals, layouts: Layouts, spread: Reals | float = 1.0) -> tuple[Reals, Reals, Reals, Reals]:
@@ -168,13 +194,16 @@ def states_of(weights: Reals, layouts: Layouts, spread: Reals | float = 1.0) -> 
 
     16-bit weights (or fp32 ones, which need no master copy), gradients of `gradient_bytes`, 12 of Adam; sharded from
     stage 3, 2 and 1 on. DeepSpeed's pipeline engine keeps an fp32 gradient of its shard; where it accumulates in fp32
-    it keeps the 16-bit gradients too. FSDP's shards are fp32, and their own master copy: 4 + 4 + 8.
+    it keeps the 16-bit gradients too. FSDP's shards are fp32, and their own master copy: 4 + 4 + 8; in a pipeline
+    its weights stay gathered, and with several micro-batches the gradients whole in fp32 until the last one.
 
     Args:
         weights: on one rank, before ZeRO shards them.
         spread: factor of `spread_of`: experts split over ep ranks are sharded over so many ranks fewer.
 
-    Source: Rajbhandari et al. 2020, §5; DeepSpeed, `stage_1_and_2.py` and `bf16_optimizer.py`; offload as in
+    Source: Rajbhandari et al. 2020, §5; DeepSpeed, `stage_1_and_2.py` and `bf16_optimizer.py`; torchtitan,
+    `parallelize_llama.py`, `reshard_after_forward` (Llama 3, §3.3.2, does the same), and torch,
+    `distributed/pipelining/stage.py`, `set_requires_gradient_sync`; offload as in
     `dlojz.prediction.rules_of_thumb.bytes_per_parameter`.
     """
     d = layouts.zero_shards / spread
@@ -195,7 +224,16 @@ def states_of(weights: Reals, layouts: Layouts, spread: Reals | float = 1.0) -> 
     shards = (habit(layouts, "fsdp") > 0) & (zero == 3)
     of_weight, of_gradient = np.where(shards, 4 / d, of_weight), np.where(shards, 4 / d, of_gradient)
     of_adam = np.where(shards, FP32_ADAM_STATES / d, of_adam)
+    of_weight = of_weight + stays_gathered(layouts) * element
+    accumulates = (zero >= 2) & (layouts.pp > 1) & (layouts.micro_batches > 1)
+    of_gradient = of_gradient + np.where(accumulates & (habit(layouts, "fsdp") > 0), 4.0, 0.0)
     return weights * of_weight, weights * of_gradient, weights * of_adam, weights * host
+
+
+def stays_gathered(layouts: Layouts) -> NDArray[np.bool_]:
+    """Tell where FSDP keeps a pipeline stage's weights gathered from its first micro-batch to its last."""
+    kept: NDArray[np.bool_] = (habit(layouts, "fsdp") > 0) & (layouts.zero == 3) & (layouts.pp > 1)
+    return kept
 
 
 def spread_of(workload: Workload, layouts: Layouts, counts: Reals, weights: Reals) -> Reals | float:
@@ -219,9 +257,11 @@ def memories_of(workload: Workload, layouts: Layouts, stages: StageCosts, weight
 
 def _fullest(made: list[Memories]) -> Memories:
     """Take the one with the most bytes, place by place; of equal ones the first."""
-    fullest = made[0]
+    fullest, most = made[0], made[0].total_bytes
     for other in made[1:]:
-        more = other.total_bytes > fullest.total_bytes
+        total = other.total_bytes
+        more = total > most
+        most = np.maximum(total, most)
         fullest = Memories(
             *(np.where(more, getattr(other, field.name), getattr(fullest, field.name)) for field in fields(Memories))
         )
@@ -258,8 +298,12 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Real
     masks = layouts.dropout * size.biased
     kept = counts[1] * held * layer_activation_bytes(workload, layouts) * (layouts.element_bytes / 2)
     embedding = counts[0] * tokens * size.hidden / split * held * masks
-    of_logit = np.array([LOGIT_BYTES[one] for one in LOSSES], float)[losses(layouts)]
-    loss = counts[2] * tokens * (of_logit * size.vocabulary / layouts.tp + 4 * size.hidden / split)
+    kinds = losses(layouts)
+    of_logit = np.array([LOGIT_BYTES[one] for one in LOSSES], float)[kinds]
+    of_logit += SPLIT_LOGIT_BYTES * ((kinds == LOSSES.index("torch")) & (layouts.tp > 1))
+    of_logit -= IN_PLACE_LOGIT_BYTES * (kinds == LOSSES.index("megatron")) * habit(layouts, "in_place_loss")
+    inputs = 2 * size.hidden * (1 / split + 1 / _gathered_split(layouts))
+    loss = counts[2] * tokens * (of_logit * size.vocabulary / layouts.tp + inputs)
     full = layouts.checkpointing == CHECKPOINTING.index("full")
     live = tokens * size.hidden / split * np.where(full, LIVE_BYTES - 2 * (1 - masks), KEPT_LIVE_BYTES)
     is_fsdp = (habit(layouts, "fsdp") > 0) & (layouts.zero >= 2)
@@ -271,22 +315,25 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Real
     ends = ends + counts[2] * size.vocabulary * size.hidden * (not size.tied or counts[0] == 0)
     root = np.where(is_fsdp, ends / layouts.tp, 0.0)
     words = layouts.element_bytes / 2
-    gathered = FSDP_ROOT_BYTES[0] * words * root * (layouts.zero == 3)
+    gathered = FSDP_ROOT_BYTES[0] * words * root * ((layouts.zero == 3) & ~stays_gathered(layouts))
     update = np.maximum(update, gathered + (FSDP_ROOT_BYTES[1] * words + FSDP_ROOT_BYTES[2]) * root)
+    # torch's DDP copies gradients into buckets that stay (csrc/distributed/c10d/reducer.cpp, `initialize_buckets`).
+    is_ddp = (habit(layouts, "fsdp") > 0) & (layouts.zero == 0) & (layouts.dp * layouts.cp > 1)
+    buffers = gathered + np.where(is_ddp, layouts.gradient_bytes * weights, 0.0)
     states = own, gradients, adam
     return _fullest(
         [
-            Memories(*states, kept, embedding + loss, gathered, reserve, host),
-            Memories(*states, kept, embedding, gathered + FSDP_ROOT_BYTES[1] * words * root + live, reserve, host),
-            Memories(*states, none, none, update, reserve, host),
+            Memories(*states, kept, embedding + loss, buffers, reserve, host),
+            Memories(*states, kept, embedding, buffers + FSDP_ROOT_BYTES[1] * words * root + live, reserve, host),
+            Memories(*states, none, none, update + buffers - gathered, reserve, host),
         ]
     )
 
 
 def _unit_bytes(layouts: Layouts) -> Reals:
-    """Bytes per parameter of a layer in its backward with FSDP; with ZeRO-2 its weights are among the states."""
+    """Bytes per parameter of a layer in its backward with FSDP; weights that stay gathered are among the states."""
     gathered, ahead, gradient, reduced = FSDP_UNIT_BYTES
-    whole = gradient + np.where(layouts.zero == 3, gathered + ahead, 0.0)
+    whole = gradient + np.where((layouts.zero == 3) & ~stays_gathered(layouts), gathered + ahead, 0.0)
     return whole * layouts.element_bytes / 2 + reduced
 
 

@@ -171,7 +171,14 @@ class Layouts:
     def __getitem__(self, index: Any) -> Layouts:
         """Select layouts by an index that numpy takes."""
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "precision"}
-        return Layouts(**{name: np.atleast_1d(one[index]) for name, one in own.items()}, precision=self.precision)
+        shape = np.atleast_1d(self.dp[index]).shape
+        chosen = {  # a value that all layouts share is not copied for each
+            name: np.broadcast_to(one[:1] if one.size else 0, shape)
+            if one.strides == (0,)
+            else np.atleast_1d(one[index])
+            for name, one in own.items()
+        }
+        return Layouts(**chosen, precision=self.precision)
 
     @property
     def gpus(self) -> Integers:
@@ -219,6 +226,9 @@ class LibraryHabits:
         reduces_each: whether gradients are reduced after every micro-batch with ZeRO-2, and weights gathered again for
             each micro-batch of a pipeline with ZeRO-3.
         loss: how the cross-entropy is computed, one of `LOSSES`.
+        in_place_loss: whether Megatron's loss writes the exponentials over the logits.
+        keeps_gathered: whether, with sequence parallelism, a column-parallel layer keeps its gathered input for the
+            backward, else its own part, which it gathers again.
         casts: bytes that a cast to fp8 moves per element of a factor and product; each factor is in two products, so
             that 2 are a kernel that reads 16 bit and writes both layouts.
         stops_early: whether full checkpointing stops computing again once it has all that the backward reads.
@@ -238,6 +248,8 @@ class LibraryHabits:
     alternates: bool = False
     reduces_each: bool = False
     loss: str = "megatron"
+    in_place_loss: bool = False
+    keeps_gathered: bool = False
     casts: float = 2.0
     stops_early: bool = False
     gathers_per_layer: int = 1
@@ -269,11 +281,13 @@ HABITS: Final[dict[str, LibraryHabits]] = {
     "megatron-core": LibraryHabits(
         hidden_tensor=0.5,
         blocking=False,
-        source="Megatron-LM README: --tp-comm-overlap, --overlap-p2p-communication",
+        in_place_loss=True,
+        source="Megatron-LM README: --tp-comm-overlap, --overlap-p2p-communication; core/tensor_parallel",
     ),
     "torchtitan": LibraryHabits(
         alternates=True,
         loss="torch",
+        keeps_gathered=True,
         casts=3.0,
         stops_early=True,
         fsdp=True,
@@ -285,6 +299,7 @@ HABITS: Final[dict[str, LibraryHabits]] = {
     "nemo": LibraryHabits(
         hidden_tensor=0.5,
         blocking=False,
+        in_place_loss=True,
         source="as megatron-core; its fused cross-entropy scripts the same passes (core/fusions)",
     ),
     "llama": LibraryHabits(

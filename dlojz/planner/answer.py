@@ -27,6 +27,7 @@ from dlojz.hardware import cluster
 from dlojz.hardware.evidence import Measurement, measurements
 from dlojz.planner.explain import LayoutVerdict, changes_from_fastest, matching, refused, verdict_of
 from dlojz.planner.export import ChosenLayout, documents, run_config
+from dlojz.planner.levers import MARGINAL
 from dlojz.planner.planned_memory import RankMemory
 from dlojz.planner.question import Question
 from dlojz.planner.search import PARTS, SearchResult, front_of, rank_memories
@@ -181,9 +182,6 @@ def write_held_out() -> None:
 
 
 JOULES_PER_KWH = 3.6e6
-MARGINAL = 0.9
-"""Share of a GPU's memory from which a layout is called marginal: readings scatter by some percent, and the allocator
-that frees and asks again has slowed published runs by 15 to 25 % (MPT, 30 B on 8 GPUs)."""
 
 
 @dataclass(frozen=True, eq=False)

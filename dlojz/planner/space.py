@@ -150,8 +150,8 @@ class Space:
             overlap=np.array([int(one.overlap) for one in offers])[engine],
             gradient_bytes=np.array([one.gradient_bytes(self.precision) for one in offers])[engine],
             dropout=np.array([int(one.dropout) for one in offers])[engine],
-            fused_attention=np.full(engine.size, int(self.fused_attention)),
-            fused_loss=np.full(engine.size, int(self.fused_loss)),
+            fused_attention=int(self.fused_attention),
+            fused_loss=int(self.fused_loss),
         )
 
 

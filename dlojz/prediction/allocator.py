@@ -1,17 +1,18 @@
 """Simulate PyTorch's CUDA caching allocator, and export a predicted step as a memory snapshot.
 
 The allocator cuts *segments* from the device (`cudaMalloc`), splits them into *blocks* and keeps what is freed: memory
-is lost to rounding, and to free blocks too small for the next request (fragmentation). Modelled are one device, one
-stream and the default settings: segments, blocks, best fit, splitting, joining. Not modelled: blocks that wait for a
-second stream (`record_stream`), private pools of CUDA graphs, expandable segments, `max_split_size_mb`,
-`roundup_power2_divisions`, `garbage_collection_threshold`. With the same requests in the same order, the sums are those
-of `torch.cuda.memory_reserved` and `memory_allocated`; the CUDA context, NCCL and cuBLAS handles are not in them.
-Neither a GPU nor torch is needed.
+is lost to rounding, and to free blocks too small for the next request (fragmentation). Modelled are one device, the
+default settings (segments, blocks, best fit, splitting, joining), the pools of each stream, and, without a limit,
+expandable segments. Not modelled: blocks that wait for a second stream (`record_stream`), private pools of CUDA graphs,
+`max_split_size_mb`, `roundup_power2_divisions`, `garbage_collection_threshold`. With the same requests in the same
+order, the sums are those of `torch.cuda.memory_reserved` and `memory_allocated`; the CUDA context, NCCL and cuBLAS
+handles are not in them. Neither a GPU nor torch is needed.
 
 Replay the events of a whole step twice, as a second step finds what the first has left cached.
 
 Source: torch, `c10/cuda/CUDACachingAllocator.cpp` (`malloc`, `get_free_block`, `alloc_found_block`, `free_block`,
-`try_merge_blocks`, `release_cached_blocks`) and, in 2.13, `c10/core/AllocatorConfig.h` for the sizes. A snapshot has
+`should_split`, `try_merge_blocks`, `release_cached_blocks`, `try_allocate_expandable_block`, `map_block`) and, in 2.13,
+`c10/core/AllocatorConfig.h` for the sizes. A snapshot has
 the format of `torch.cuda.memory._snapshot()`: `segments` at the end, and `device_traces` with every action.
 """
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,8 @@ OWN_SEGMENT_BYTES: Final = 10 * 2**20
 """From this on, a request gets its own segment (`kMinLargeAlloc`) …"""
 SEGMENT_ROUNDING_BYTES: Final = 2 * 2**20
 """… rounded up to a multiple of this (`kRoundLarge`)."""
+EXPANDABLE_BYTES: Final = 2**40
+"""Addresses kept free for an expandable segment."""
 FIRST_ADDRESS: Final = 0x7F0000000000
 """Addresses tell blocks apart, and which of two equal ones comes first."""
 
@@ -82,12 +85,14 @@ class CachedBlock:
 
 
 class Pool:
-    """Pool of the small blocks, or of the large ones."""
+    """Pool of a stream's small blocks, or of its large ones."""
 
-    __slots__ = ("blocks", "free", "is_small", "segments")
+    __slots__ = ("blocks", "free", "is_small", "segments", "stream", "tail")
 
-    def __init__(self, *, is_small: bool) -> None:
-        self.is_small = is_small
+    def __init__(self, *, is_small: bool, stream: int = 0) -> None:
+        self.is_small, self.stream = is_small, stream
+        self.tail: CachedBlock | None = None
+        """The last block of an expandable segment: the one that can grow."""
         self.free: list[tuple[int, int]] = []
         """Size and address of the free blocks, sorted: the first that is large enough is the best fit."""
         self.blocks: dict[int, CachedBlock] = {}
@@ -122,6 +127,8 @@ class Pool:
             block.size_bytes += after.size_bytes
             if block.next is not None:
                 block.next.previous = block
+        if block.next is None:
+            self.tail = block
 
 
 class CachingAllocator:
@@ -130,34 +137,47 @@ class CachingAllocator:
     Args:
         limit_bytes: most bytes of all segments together; None is no limit.
         listener: receives each action.
+        expandable: whether a pool has one segment, which grows at its end (`expandable_segments:True`), so that free
+            memory there is never too small for a request. It has no limit.
     """
 
-    def __init__(self, *, limit_bytes: int | None = None, listener: Listener | None = None) -> None:
+    def __init__(
+        self, *, limit_bytes: int | None = None, listener: Listener | None = None, expandable: bool = False
+    ) -> None:
         self.limit_bytes = limit_bytes
         self.listener = listener
+        self.expandable = expandable
         self.event = 0
         """Number of the current event, for the listener."""
         self.allocated_bytes = self.reserved_bytes = self.requested_bytes = 0
         self.device_allocations = self.retries = 0
-        self.small, self.large = Pool(is_small=True), Pool(is_small=False)
+        self._pools: dict[tuple[int, bool], Pool] = {}
         self._next_address = FIRST_ADDRESS
 
-    def malloc(self, size_bytes: int) -> CachedBlock:
+    def malloc(self, size_bytes: int, stream: int = 0) -> CachedBlock:
         """Allocate at least 1 byte: the smallest free block that is large enough, else one from the device.
+
+        Args:
+            size_bytes: asked for.
+            stream: in whose pools it is found, and to which it returns.
 
         Raises:
             OutOfDeviceMemoryError: if a limit is reached.
         """
         wanted_bytes = -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
-        pool = self.small if wanted_bytes <= SMALL_BYTES else self.large
-        block = self._cached(pool, wanted_bytes) or self._new(pool, wanted_bytes)
+        is_small = wanted_bytes <= SMALL_BYTES
+        pool = self._pools.setdefault((stream, is_small), Pool(is_small=is_small, stream=stream))
+        new = self._grown if self.expandable else self._new
+        block = self._cached(pool, wanted_bytes) or new(pool, wanted_bytes)
         rest_bytes = block.size_bytes - wanted_bytes
         # A smaller rest is not kept apart: it counts as allocated.
-        if rest_bytes and (pool.is_small or rest_bytes > SMALL_BYTES):
+        if rest_bytes and (pool.is_small or self.expandable or rest_bytes > SMALL_BYTES):
             remainder = CachedBlock(block.address + wanted_bytes, rest_bytes, pool)
             remainder.previous, remainder.next = block, block.next
             if block.next is not None:
                 block.next.previous = remainder
+            else:
+                pool.tail = remainder
             block.next, block.size_bytes = remainder, wanted_bytes
             pool.add(remainder)
         block.in_use = True
@@ -180,16 +200,17 @@ class CachingAllocator:
 
     def release_cached(self) -> None:
         """Return all segments without a block in use to the device (`torch.cuda.empty_cache`)."""
-        for pool in (self.large, self.small):
+        for pool in self._pools.values():
             for block in [block for block in pool.blocks.values() if block.previous is None and block.next is None]:
                 pool.take(block)
+                pool.tail = None
                 del pool.segments[block.address]
                 self._has_reserved("segment_free", block.address, -block.size_bytes)
 
     def segments(self) -> list[list[CachedBlock]]:
         """List the blocks of each segment, both by address."""
         found: list[list[CachedBlock]] = []
-        for pool in (self.small, self.large):
+        for pool in self._pools.values():
             for block in pool.segments.values():
                 found.append([block])
                 while (following := found[-1][-1].next) is not None:
@@ -201,7 +222,35 @@ class CachingAllocator:
         at = bisect_left(pool.free, (wanted_bytes, 0))
         if at == len(pool.free):
             return None
+        # A block that can grow counts as large as it may become: any other that is large enough fits better.
+        grows = self.expandable and pool.tail is pool.blocks[pool.free[at][1]]
+        at += grows and at + 1 < len(pool.free)
         return pool.blocks.pop(pool.free.pop(at)[1])
+
+    def _grown(self, pool: Pool, wanted_bytes: int) -> CachedBlock:
+        """The free end of a pool's expandable segment, or a block after it, with what it lacks mapped from the device.
+        """
+        former = pool.tail
+        is_free = former is not None and not former.in_use
+        lacking_bytes = wanted_bytes - (former.size_bytes if former is not None and is_free else 0)
+        page_bytes = SMALL_SEGMENT_BYTES if pool.is_small else LARGE_SEGMENT_BYTES
+        more_bytes = -(-lacking_bytes // page_bytes) * page_bytes
+        if former is not None and is_free:
+            pool.take(former)
+            former.size_bytes += more_bytes
+            block = former
+        else:
+            address = self._next_address if former is None else former.address + former.size_bytes
+            block = CachedBlock(address, more_bytes, pool)
+            block.previous = former
+            if former is None:
+                pool.segments[address] = block
+                self._next_address += EXPANDABLE_BYTES
+            else:
+                former.next = block
+        pool.tail = block
+        self._has_reserved("segment_map", block.address, more_bytes)
+        return block
 
     def _new(self, pool: Pool, wanted_bytes: int) -> CachedBlock:
         """A block from the device; where the limit is reached, after the release of cached segments."""
@@ -249,7 +298,9 @@ class Replay:
     out_of_memory_event: int | None
 
 
-def replay(events: Iterable[Event], allocator: CachingAllocator | None = None) -> Replay:
+def replay(
+    events: Iterable[Event], allocator: CachingAllocator | None = None, streams: Mapping[int, int] | None = None
+) -> Replay:
     """Replay allocations and releases through the allocator; costs about 3 µs per event.
 
     A storage that grows or shrinks while it exists is allocated anew before the former block is freed, as torch's
@@ -258,11 +309,13 @@ def replay(events: Iterable[Event], allocator: CachingAllocator | None = None) -
     Args:
         events: in their order.
         allocator: a fresh one, e.g. with a limit; left as it is after the last event.
+        streams: of the storages that another stream than the first (0) has allocated.
 
     Raises:
         LabError: if a storage shrinks by more than it holds.
     """
     allocator = allocator or CachingAllocator()
+    streams = streams or {}
     held: dict[int, CachedBlock] = {}
     requested = allocated = reserved = 0
     for number, (storage, delta_bytes) in enumerate(events):
@@ -279,7 +332,7 @@ def replay(events: Iterable[Event], allocator: CachingAllocator | None = None) -
             )
         if size_bytes:
             try:
-                held[storage] = allocator.malloc(size_bytes)
+                held[storage] = allocator.malloc(size_bytes, streams.get(storage, 0))
             except OutOfDeviceMemoryError:
                 return Replay(requested, allocated, reserved, number)
             held[storage].storage = storage
@@ -298,7 +351,11 @@ Label = tuple[str, str]
 
 
 def snapshot(
-    events: Iterable[Event], labels: Iterable[Label] | None = None, *, limit_bytes: int | None = None
+    events: Iterable[Event],
+    labels: Iterable[Label] | None = None,
+    *,
+    limit_bytes: int | None = None,
+    streams: Mapping[int, int] | None = None,
 ) -> dict[str, Any]:
     """Build the snapshot of allocations and releases, in the format of `torch.cuda.memory._snapshot()`.
 
@@ -308,6 +365,7 @@ def snapshot(
         events: storage and the bytes by which it grows or shrinks, in their order.
         labels: block and phase of each event; the viewer shows them as stack of an allocation.
         limit_bytes: of the allocator. Where memory runs out, the trace ends with `oom`.
+        streams: as in `replay`.
 
     Raises:
         LabError: if there are not as many labels as events, or if a storage shrinks by more than it holds.
@@ -321,6 +379,7 @@ def snapshot(
             "été reçus.",
         )
     frames = {label: [{"filename": label[0], "line": 0, "name": label[1]}] for label in dict.fromkeys(named)}
+    streams = streams or {}
     trace: list[dict[str, Any]] = []
     frames_at: dict[int, list[dict[str, Any]]] = {}
 
@@ -330,12 +389,12 @@ def snapshot(
             frames_at[address] = of_event
         # torch's trace has two entries of a release: requested, and completed once no stream uses the block.
         for name in ("free_requested", "free_completed") if action == "free" else (action,):
-            trace.append(_entry(name, event, address, size_bytes, of_event))
+            trace.append(_entry(name, event, address, size_bytes, of_event, streams.get(events[event][0], 0)))
 
     allocator = CachingAllocator(limit_bytes=limit_bytes, listener=note)
-    failed = replay(events, allocator).out_of_memory_event
+    failed = replay(events, allocator, streams).out_of_memory_event
     if failed is not None:
-        entry = _entry("oom", failed, 0, events[failed][1], frames[named[failed]])
+        entry = _entry("oom", failed, 0, events[failed][1], frames[named[failed]], streams.get(events[failed][0], 0))
         trace.append({**entry, "device_free": (limit_bytes or 0) - allocator.reserved_bytes})
     return {
         "segments": [_segment(blocks, frames_at) for blocks in allocator.segments()],
@@ -345,12 +404,14 @@ def snapshot(
     }
 
 
-def _entry(action: str, event: int, address: int, size_bytes: int, frames: list[dict[str, Any]]) -> dict[str, Any]:
+def _entry(
+    action: str, event: int, address: int, size_bytes: int, frames: list[dict[str, Any]], stream: int
+) -> dict[str, Any]:
     return {
         "action": action,
         "addr": address,
         "size": size_bytes,
-        "stream": 0,
+        "stream": stream,
         "time_us": event,
         "frames": frames,
     }
@@ -366,7 +427,7 @@ def _segment(blocks: Sequence[CachedBlock], frames_at: dict[int, list[dict[str, 
         "allocated_size": in_use_bytes,
         "active_size": in_use_bytes,
         "requested_size": sum(block.requested_bytes for block in used),
-        "stream": 0,
+        "stream": blocks[0].pool.stream,
         "segment_type": "small" if blocks[0].pool.is_small else "large",
         "is_expandable": False,
         "frames": [],
@@ -389,6 +450,7 @@ def write_snapshot(
     labels: Iterable[Label] | None = None,
     *,
     limit_bytes: int | None = None,
+    streams: Mapping[int, int] | None = None,
 ) -> Path:
     """Write the snapshot as an HTML page with torch's viewer, which the page fetches from the network.
 
@@ -403,7 +465,7 @@ def write_snapshot(
             en=f"a snapshot is written to a file named .html, but {str(target)!r} was received.",
             fr=f"un instantané s’écrit dans un fichier .html, mais {str(target)!r} a été reçu.",
         )
-    taken = snapshot(events, labels, limit_bytes=limit_bytes)
+    taken = snapshot(events, labels, limit_bytes=limit_bytes, streams=streams)
     from torch.cuda._memory_viz import trace_plot
 
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")

@@ -33,11 +33,15 @@ _ON_HOST = -1
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """Bytes allocated (or released, where negative) under a key, with the label that a memory viewer shows."""
+    """Bytes allocated (or released, where negative) under a key, with the label that a memory viewer shows.
+
+    `stream` is the CUDA stream that allocates them: the caching allocator has a pool for each.
+    """
 
     key: int
     delta_bytes: int
     label: str
+    stream: int = 0
 
 
 class Ledger:
@@ -63,23 +67,23 @@ class Ledger:
         self._peak_blocks: Counter[tuple[str, Category]] = Counter()
         self._history: list[tuple[str, Category, int]] = []
 
-    def hold(self, key: Any, category: Category, num_bytes: int, block: str = "") -> None:
-        """Hold bytes under a key; what the key held before is replaced."""
+    def hold(self, key: Any, category: Category, num_bytes: int, block: str = "", stream: int = 0) -> None:
+        """Hold bytes under a key, allocated by a stream; what the key held before is replaced."""
         self.drop(key)
         if num_bytes <= 0:
             return
         self._keys += 1
         self._held[key] = (category, block, num_bytes, self._keys)
         self._move(category, block, num_bytes)
-        self.movements.append(Movement(self._keys, num_bytes, f"{category}: {block or key} ({self.moment})"))
+        self.movements.append(Movement(self._keys, num_bytes, f"{category}: {block or key} ({self.moment})", stream))
         if self._total_bytes > self.peak_bytes:
             self.peak_bytes, self.peak_moment = self._total_bytes, self.moment
             self.peak_detail = self.detail
             self._at_peak, self._peak_blocks = self._by_category.copy(), self._by_block.copy()
 
-    def hold_briefly(self, key: Any, category: Category, num_bytes: int, block: str = "") -> None:
+    def hold_briefly(self, key: Any, category: Category, num_bytes: int, block: str = "", stream: int = 0) -> None:
         """Hold bytes and drop them at once: a temporary."""
-        self.hold(key, category, num_bytes, block)
+        self.hold(key, category, num_bytes, block, stream)
         self.drop(key)
 
     def drop(self, key: Any) -> None:

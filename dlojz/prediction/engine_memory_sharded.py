@@ -30,6 +30,9 @@ from dlojz.prediction.states import (
 )
 from dlojz.results.footprint import Category
 
+COPY_IN_STREAM, REDUCE_STREAM = 1, 2
+"""Streams of FSDP2 that allocate: gathered buffers, and what is reduced (`foreach_all_gather`, `foreach_reduce`)."""
+
 
 class FSDP2(EngineMemory):
     """Engine memory of FSDP2: a block's weights are gathered, copied out, and freed; gradients are reduced in fp32.
@@ -59,7 +62,8 @@ class FSDP2(EngineMemory):
         """All-gather the shards of a unit into one buffer."""
         if step.ledger.holds(("weights", unit)) or step.ledger.holds(("gather", unit)):
             return
-        step.ledger.hold(("gather", unit), "workspace", self.each * self.padded[unit] * (self.config.layout.dp > 1))
+        num_bytes = self.each * self.padded[unit] * (self.config.layout.dp > 1)
+        step.ledger.hold(("gather", unit), "workspace", num_bytes, stream=COPY_IN_STREAM)
 
     def copy_out(self, step: Moments, unit: str) -> None:
         """Copy a unit's weights out of the buffer."""
@@ -114,9 +118,9 @@ class FSDP2(EngineMemory):
         # The shard is there before the gradients go: autograd still holds these when the unit's last hook runs.
         shard_bytes = FP32_BYTES * self.padded[unit] // self.config.layout.dp
         if step.ledger.holds(("shard", unit)):  # accumulated into the shard of the former micro-batch
-            step.ledger.hold_briefly("reduced", "workspace", shard_bytes, unit)
+            step.ledger.hold_briefly("reduced", "workspace", shard_bytes, unit, REDUCE_STREAM)
         else:
-            step.ledger.hold(("shard", unit), "gradients", shard_bytes, unit)
+            step.ledger.hold(("shard", unit), "gradients", shard_bytes, unit, REDUCE_STREAM)
         step.ledger.drop("joined")
         for parameter in self.units[unit]:
             step.free_gradient(parameter.name)

@@ -10,10 +10,10 @@ Rules of thumb and the papers' closed forms are compared with the categories tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from statistics import median_low
 
 from dlojz import hardware, models
@@ -21,7 +21,7 @@ from dlojz.base.language import refusal, say
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
 from dlojz.models.sizes import GPTSize, LlamaSize, ViTSize
-from dlojz.prediction.allocator import replay
+from dlojz.prediction.allocator import CachingAllocator, replay
 from dlojz.prediction.communication import samples_bytes
 from dlojz.prediction.engine_memory import (
     DDP,
@@ -303,6 +303,19 @@ class Forecast:
         return tuple((movement.key, movement.delta_bytes) for movement in self.movements)
 
     @property
+    def streams(self) -> dict[int, int]:
+        """Streams of the storages that another one than the first allocates."""
+        return _streams(self.movements)
+
+    @cached_property
+    def expandable_reserved_bytes(self) -> int | None:
+        """Bytes reserved where segments can grow (`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`); None on a CPU.
+        """
+        if self.device is None:
+            return None
+        return replay(self.events, CachingAllocator(expandable=True), self.streams).reserved_peak_bytes
+
+    @property
     def moment(self) -> str:
         """Describe the moment of the peak, e.g. `backward of micro-batch 3, in blocks.2`."""
         phase = self.memory.peak_moment or ""
@@ -417,6 +430,11 @@ def _forecast(config: RunConfig, rank: int, device: Device | None) -> Forecast:
     )
 
 
+def _streams(movements: Iterable[Movement]) -> dict[int, int]:
+    """Streams of the storages that another one than the first has allocated."""
+    return {movement.key: movement.stream for movement in movements if movement.stream}
+
+
 def _memory(config: RunConfig, ledger: Ledger, step: StepReplay, device: Device | None) -> Memory:
     """The ledger's figures; the states from their closed forms, which the ledger sees only in part."""
     states = step.states
@@ -427,7 +445,8 @@ def _memory(config: RunConfig, ledger: Ledger, step: StepReplay, device: Device 
     if device is not None:
         step.run()  # a second step finds what the first has left cached
         processes = config.layout.world_size
-        replayed = replay([(movement.key, movement.delta_bytes) for movement in ledger.movements])
+        events = [(movement.key, movement.delta_bytes) for movement in ledger.movements]
+        replayed = replay(events, streams=_streams(ledger.movements))
         known["reserved_bytes"] = replayed.reserved_peak_bytes
         known["device_bytes"] = replayed.reserved_peak_bytes + device.memory_bytes - device.allocatable_bytes(processes)
     return ledger.memory().model_copy(update=known)

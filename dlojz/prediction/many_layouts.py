@@ -501,10 +501,10 @@ class _SlotLedger(Ledger):
         self.last = micro_batches - 1
         self.most: dict[tuple[str, Slot], tuple[int, dict[Category, int]]] = {}
 
-    def hold(self, key: Any, category: Category, num_bytes: int, block: str = "") -> None:
+    def hold(self, key: Any, category: Category, num_bytes: int, block: str = "", stream: int = 0) -> None:
         """Hold as a ledger does; a slot without any allocation is noted too."""
         self._note()
-        super().hold(key, category, num_bytes, block)
+        super().hold(key, category, num_bytes, block, stream)
 
     def _move(self, category: Category, block: str, delta_bytes: int) -> None:
         super()._move(category, block, delta_bytes)

@@ -14,6 +14,7 @@ from dlojz.base.language import format_bytes, use_language
 from dlojz.cli.main import DONE, REFUSED, main
 from dlojz.cli.options import config_flags, parse
 from dlojz.config.run_config import RunConfig, command_of
+from dlojz.display.memory_tables import verdict
 from dlojz.planner.levers import taken_bytes
 from dlojz.prediction.forecast import heaviest
 
@@ -140,6 +141,37 @@ def test_refusals(line: str, expected: list[str], capfd: pytest.CaptureFixture[s
     assert told.out == "" and told.err.startswith("dlojz: ") and told.err.count("\n") == 1
     for words in expected:
         assert words in told.err
+
+
+@pytest.mark.parametrize(
+    ("language", "words"),
+    [
+        ("en", ["a budget of 1.00 MiB is too small", "of it states", "the smallest budget that works is"]),
+        ("fr", ["un budget de 1,00 Mio est trop petit", "d’états", "le plus petit budget possible est"]),
+    ],
+)
+def test_a_budget_below_the_states_is_refused_and_the_smallest_one_works(
+    language: str, words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    use_language(language)
+    assert main(["memory", "gpt_tiny", "--budget", "1MiB"]) == REFUSED
+    told = capfd.readouterr().err
+    assert told.count("\n") == 1 and all(one in told for one in words)
+    smallest = told.rstrip(".\n").split()[-1]
+    assert main(["memory", "gpt_tiny", "--budget", smallest]) == DONE
+
+
+@pytest.mark.parametrize("language", ["en", "fr"])
+def test_a_nearly_full_gpu_is_named_as_a_risk(language: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Above nine tenths the verdict says what that has cost; below it says nothing."""
+    use_language(language)
+    risk = {"en": "free what it caches", "fr": "rendre ce qu’il garde"}[language]
+    limit = 10 * 2**30
+    assert risk not in verdict(int(0.9 * limit), limit, "GPU") and risk not in verdict(limit + 1, limit, "GPU")
+    assert risk in verdict(int(0.91 * limit), limit, "GPU") and "91" in verdict(int(0.91 * limit), limit, "GPU")
+    assert main(["memory", "vit_b_16", "--device", "h100"]) == DONE
+    told = capfd.readouterr().out
+    assert risk not in told and "expandable_segments:True" in told
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
 from dlojz.cost_model import Layouts, calibration, estimate, simulate, workload
 from dlojz.cost_model.layouts import LOSSES, losses
 from dlojz.cost_model.passes import collective_s, neighbour_s, stages_of
@@ -222,6 +223,18 @@ def test_zero_3_collapses_as_published() -> None:
 def test_bad_layouts_are_refused_in_one_sentence(columns: dict[str, object], words: str) -> None:
     with pytest.raises(LabError, match=words):
         Layouts.of(**columns)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("language", "words"), [("en", "unknown attention_kernel 'flash9'"), ("fr", "attention_kernel 'flash9'")]
+)
+def test_an_unknown_attention_kernel_is_answered_by_those_that_are_known(language: str, words: str) -> None:
+    use_language(language)
+    with pytest.raises(LabError) as refused:
+        Layouts.of(attention_kernel="flash9")
+    told = str(refused.value)
+    assert words in told and "flash2" in told and "\n" not in told
+    assert ("valeur inconnue" in told) == (language == "fr")
 
 
 def test_simulate_takes_one_layout() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dlojz.cost_model import Layouts, memories, workload
+from dlojz.cost_model import Layouts, calibration, memories, workload
+from dlojz.cost_model.fit import completed
 from dlojz.cost_model.layout_memory import CONTEXT_BYTES
 from dlojz.hardware import cluster
 from dlojz.hardware.decoder_size import DecoderSize
@@ -86,10 +87,27 @@ def test_fsdp_s_shards_are_their_own_master_copy_and_its_root_stays_gathered() -
     assert longer.live[0] == 4 * root + 10 * unit + 4 * 4096 * 48 * 7168
 
 
+def told_share(row: Measurement) -> float:
+    """Bytes in closed form over what the allocator had reserved, less 1; fragments and pools are not in the former."""
+    told = memories(workload(row.size), Layouts.from_measurements([row])).total_bytes[0] - CONTEXT_BYTES
+    return float(told / np.float64(row.memory_bytes or 0.0) - 1)
+
+
 def test_torchtitan_s_reserved_memory_is_met_without_compilation_of_the_loss() -> None:
-    """Liang et al. 2024, 8 B on H100: what the allocator had reserved, read; fragments are not forecast here."""
-    rows = [row for row in table("torchtitan") if row.memory_bytes and row.row.partition("/")[2].startswith("8B")]
-    assert len(rows) == 10
-    for row in rows:
-        told = memories(workload(row.size), Layouts.from_measurements([row])).total_bytes[0] - CONTEXT_BYTES
-        assert -0.09 < told / np.float64(row.memory_bytes or 0.0) - 1 < 0.01, row.row
+    """Liang et al. 2024, 8 B on H100: always too little by what the allocator reserves beyond the peak."""
+    rows = {row.row.partition("/")[2]: row for row in table("torchtitan") if row.memory_bytes}
+    small = {name: told_share(row) for name, row in rows.items() if name.startswith("8B")}
+    assert len(small) == 10
+    for name, share in small.items():
+        assert -0.09 < share < -0.04, name
+    for name in ("70B-fp8", "70B-fp8-async"):  # 60 % of what is told is the loss, split over 8 ranks
+        assert -0.15 < told_share(rows[name]) < 0, name
+    for name in ("405B-1f1b", "405B-interleaved"):  # the micro-batch is not printed
+        assert -0.15 < told_share(completed(rows[name], calibration("h100"))) < 0, name
+    # A compiler does not keep what no backward reads: the result of each layer's last product.
+    for gpus, read_gib in ((8, 5.4), (128, 5.0)):
+        eager, compiled = (
+            memories(workload(row.size), Layouts.from_measurements([row])).total_bytes[0]
+            for row in (rows[f"8B-fsdp{gpus}-eager"], rows[f"8B-fsdp{gpus}-compile"])
+        )
+        assert eager - compiled == 32 * 2 * 8192 * 2 * 4096 == 4 * 2**30 < read_gib * 2**30

@@ -143,6 +143,30 @@ def test_events_that_do_not_begin_at_the_beginning_are_refused() -> None:
         replay([(7, -600)])
 
 
+@pytest.mark.parametrize(
+    ("events", "reserved_mib"),
+    [
+        ([(0, 30), (1, 40)], 80),  # two pages of 20; the 10 that are left, and two more pages
+        ([(0, 30), (1, 40), (0, -30), (2, 35)], 120),  # the hole of 30 is too small: the end grows from 10 by 40
+        ([(0, 30), (1, 40), (0, -30), (2, 8), (3, 11)], 80),  # the hole before the end of 10, which can grow
+        ([(0, 30), (0, -30), (1, 60)], 60),  # the free end grows
+        ([(0, 30), (1, 40), (1, -40), (2, 90)], 120),  # what is freed joins the end
+    ],
+)
+def test_an_expandable_segment_grows_at_its_end(events: list[Event], reserved_mib: int) -> None:
+    found = [(storage, delta * MIB) for storage, delta in events]
+    assert replay(found, CachingAllocator(expandable=True)).reserved_peak_bytes == reserved_mib * MIB
+
+
+def test_each_stream_has_its_own_pools() -> None:
+    """What a stream has freed, another does not take."""
+    events = [(0, 30 * MIB), (0, -30 * MIB), (1, 30 * MIB)]
+    for expandable, one, two in ((False, 30, 60), (True, 40, 80)):
+        allocators = [CachingAllocator(expandable=expandable) for _ in range(2)]
+        assert replay(events, allocators[0]).reserved_peak_bytes == one * MIB
+        assert replay(events, allocators[1], {1: 1}).reserved_peak_bytes == two * MIB
+
+
 SIZES = st.one_of(st.integers(1, 4096), st.integers(1, 3 * MIB), st.integers(MIB, 64 * MIB))
 
 
@@ -160,14 +184,17 @@ def check(allocator: CachingAllocator) -> None:
     assert allocator.reserved_bytes == sum(block.size_bytes for block in blocks)
     assert allocator.allocated_bytes == sum(block.size_bytes for block in blocks if block.in_use)
     free = sorted((block.size_bytes, block.address) for block in blocks if not block.in_use)
-    assert sorted(allocator.small.free + allocator.large.free) == free
+    pools = {id(block.pool): block.pool for block in blocks}.values()
+    assert sorted(itertools.chain.from_iterable(pool.free for pool in pools)) == free
     assert allocator.reserved_bytes >= allocator.allocated_bytes >= allocator.requested_bytes
 
 
 @settings(max_examples=60, deadline=None)
-@given(requests=st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 10**6)), max_size=60))
-def test_blocks_never_overlap_and_sums_hold(requests: list[tuple[int, bool, int]]) -> None:
-    allocator, held = CachingAllocator(), []
+@given(
+    requests=st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 10**6)), max_size=60), expandable=st.booleans()
+)
+def test_blocks_never_overlap_and_sums_hold(requests: list[tuple[int, bool, int]], expandable: bool) -> None:
+    allocator, held = CachingAllocator(expandable=expandable), []
     for size_bytes, frees, which in requests:
         held.append(allocator.malloc(size_bytes))
         if frees:

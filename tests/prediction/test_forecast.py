@@ -285,15 +285,20 @@ def test_stage_0_of_deepspeed_reduces_all_gradients_at_once_after_the_last_micro
 
 
 @pytest.mark.parametrize(
-    ("fields", "read_gib", "tolerance"),
+    ("fields", "read_gib"),
     [
-        ({"dp": 8, "sequence_length": 8192, "micro_batch": 2, "checkpointing": "every_second"}, 82.4, 0.03),
-        ({"dp": 128, "sequence_length": 8192, "micro_batch": 2, "checkpointing": "every_second"}, 67.0, 0.11),
-        ({"dp": 8, "sequence_length": 32768, "micro_batch": 1, "checkpointing": "full"}, 83.9, 0.03),
+        ({"dp": 8, "sequence_length": 8192, "micro_batch": 2, "checkpointing": "every_second"}, 82.4),
+        ({"dp": 128, "sequence_length": 8192, "micro_batch": 2, "checkpointing": "every_second"}, 67.0),
+        ({"dp": 8, "sequence_length": 32768, "micro_batch": 1, "checkpointing": "full"}, 83.9),
     ],
 )
-def test_torchtitan_s_reserved_memory(fields: dict[str, Any], read_gib: float, tolerance: float) -> None:
-    """Liang et al. 2024 (arXiv 2410.06511), Llama 3 8B on H100, eager, and with full checkpointing compiled."""
+def test_torchtitan_s_reserved_memory(fields: dict[str, Any], read_gib: float) -> None:
+    """Liang et al. 2024 (arXiv 2410.06511), Llama 3 8B on H100, eager, and with full checkpointing compiled.
+
+    Its script sets `expandable_segments:True` (torchtitan, run_llama_train.sh).
+    """
     config = RunConfig.of(model="llama_3_8b", precision="bf16", zero=3, device="cuda", **fields)
     assert config.num_classes == 128256
-    assert (forecast(config, 0, "h100").memory.reserved_bytes or 0) / 2**30 == pytest.approx(read_gib, rel=tolerance)
+    told = forecast(config, 0, "h100")
+    assert -0.07 < (told.expandable_reserved_bytes or 0) / 2**30 / read_gib - 1 < 0
+    assert (told.expandable_reserved_bytes or 0) < (told.memory.reserved_bytes or 0)
