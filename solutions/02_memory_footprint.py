@@ -11,7 +11,8 @@
 # - compter les activations d’une couche, à la main puis par une trace, et expliquer la différence ;
 # - trouver le plus grand batch qui tienne sur un GPU donné ;
 # - montrer pourquoi le *Data Parallelism* ne sauve pas un modèle trop gros ;
-# - échanger du temps contre de la mémoire : points de contrôle d’activation et déchargement (*offload*).
+# - échanger du temps contre de la mémoire : points de contrôle d’activation, déchargement (*offload*), et les deux
+#   ensemble sous un budget d’octets.
 #
 # Comptez une heure. Ψ désigne le nombre de paramètres ; `s` le nombre de tokens, `b` la taille du micro-batch, `h` la
 # largeur du modèle, `a` le nombre de têtes d’attention. 1 Gio = 2³⁰ octets.
@@ -29,7 +30,7 @@
 # - count the activations of a layer, by hand, then by a trace, and explain the difference;
 # - find the largest batch that fits on a given GPU;
 # - show why data parallelism does not save a model that is too big;
-# - give time for memory: activation checkpointing and offloading.
+# - give time for memory: activation checkpointing, offloading, and both together under a budget of bytes.
 #
 # Allow an hour. Ψ is the number of parameters; `s` the number of tokens, `b` the size of the micro-batch, `h` the width
 # of the model, `a` the number of attention heads. 1 GiB = 2³⁰ bytes.
@@ -46,6 +47,7 @@ from dlojz.base.language import format_bytes
 from dlojz.labs.lab02_memory import figures
 from dlojz.labs.lab02_memory.exercises import asked, states_table
 from dlojz.planner import levers
+from dlojz.planner.activation_budget import plan_activations
 from dlojz.prediction import rules_of_thumb
 from dlojz.prediction.forecast import forecast
 from dlojz.prediction.trace import trace
@@ -734,33 +736,38 @@ lab.predict(
 # %% name="run-checkpointing" tags=["nbval-ignore-output"]
 full = dlojz.run(vit_64.config, checkpointing="full")
 selective = dlojz.run(vit_64.config, checkpointing="selective")
+every_second = dlojz.run(vit_64.config, checkpointing="every_second")
 full
 
 # %% name="reveal-recomputed"
 lab.reveal("recomputed-flops", full.record.footprint().step_flops / vit_64.record.footprint().step_flops)
 
 # %% [markdown] lang="fr"
-# Un peu moins que 4/3, et ce n’est pas une erreur de mesure : le dernier produit de chaque bloc n’est pas refait, car
-# la passe arrière du bloc n’a pas besoin de sa sortie. PyTorch s’arrête dès qu’il a retrouvé tout ce qui manquait.
+# Moins que 4/3, et ce n’est pas une erreur de mesure : le dernier produit de chaque bloc n’est pas refait, car la passe
+# arrière du bloc n’a pas besoin de sa sortie. Or, dans un bloc de Transformer, la seconde couche du MLP pèse un tiers
+# des produits. PyTorch s’arrête dès qu’il a retrouvé tout ce qui manquait.
 #
 # Le mode **sélectif** (`"selective"`) va plus loin : il garde le résultat des produits de matrices, des convolutions et
-# de l’attention, et ne recalcule que le reste, qui coûte peu d’opérations : *LayerNorm*, GELU, *dropout*.
+# de l’attention, et ne recalcule que le reste, qui coûte peu d’opérations : *LayerNorm*, GELU, *dropout*. Entre les
+# deux, celui de torchtitan (`"every_second"`) recalcule en plus un produit sur deux, dans l’ordre où ils sont exécutés.
 
 # %% [markdown] lang="en"
-# A little less than 4/3, and that is no error of measurement: the last product of each block is not run again, as the
-# backward pass of the block does not need its output. PyTorch stops once it has found all that was missing.
+# Less than 4/3, and that is no error of measurement: the last product of each block is not run again, as the backward
+# pass of the block does not need its output; and in a Transformer block the second layer of the MLP is a third of the
+# products. PyTorch stops once it has found all that was missing.
 #
 # **Selective** checkpointing goes further: it keeps the results of matrix products, convolutions and attention, and
-# computes again only the rest, which takes few operations: layer norms, GELU, dropout.
+# computes again only the rest, which takes few operations: layer norms, GELU, dropout. Between the two, torchtitan's
+# (`"every_second"`) also computes every second product again, in the order in which they run.
 
 # %% name="compare-checkpointing" tags=["nbval-ignore-output"]
-dlojz.compare([vit_64, selective, full])
+dlojz.compare([vit_64, selective, every_second, full])
 
 # %% name="checkpointing-seen"
-for run in (vit_64, selective, full):
+for run in (vit_64, selective, every_second, full):
     footprint, forecasted = run.record.footprint(), dlojz.predict(run.config)
     print(
-        f"{run.config.layout.checkpointing:>10}",
+        f"{run.config.layout.checkpointing:>12}",
         format_bytes(footprint.memory.activations_bytes),
         format_bytes(footprint.memory.peak_bytes),
         abs(footprint.memory.peak_bytes / forecasted.memory.peak_bytes - 1) < 1e-3,
@@ -780,7 +787,7 @@ for run in (vit_64, selective, full):
 # %% name="checkpointing-figure"
 levels = {
     level: dlojz.RunConfig.of(model="coatnet_0", data="synthetic", checkpointing=level)
-    for level in ("none", "selective", "full")
+    for level in ("none", "selective", "every_second", "full")
 }
 figures.memory_by_batch(levels, batches=(8, 64), on=gpu, others=[hardware.device("v100-16")])
 
@@ -871,7 +878,7 @@ lab.reveal("offloaded-bytes", offloaded.record.footprint().memory.host_bytes)
 
 # %% name="offload-ratio"
 from dlojz.by_hand.activation_offload import ActivationOffload
-from dlojz.labs.lab02_memory.exercises import Host
+from dlojz.labs.lab02_memory.exercises_recompute import Host
 
 model = models.build("alexnet_tiny")
 side = models.spec("alexnet_tiny").image_size
@@ -955,17 +962,145 @@ asked(lambda: {name: round(1e3 * exposed_seconds(sample_bytes, link, forward_s))
 # Par PCIe, le recalcul est bien plus rapide ; par NVLink-C2C, le déchargement ne coûte plus rien. Il n’y a pas de
 # meilleure méthode, il y a une machine.
 #
-# ## 8. À vous
+# ## 8. Sous un budget, bloc par bloc
+#
+# Pourquoi faire le même choix pour tous les blocs ? Recalculer (`"recompute"`) ne garde que l’entrée d’un bloc et coûte
+# sa passe avant ; décharger (`"offload"`) ne garde rien et coûte le transport ; garder (`"keep"`) ne coûte rien, tant
+# que cela tient.
+#
+# Le pic est toujours un maximum sur des **instants**. La passe arrière va du dernier bloc au premier : quand elle
+# traverse un bloc, les suivants ont tout rendu, et les précédents détiennent encore ce que le plan y laisse.
+#
+# ### Exercice 9 — garder, recalculer ou décharger
+#
+# `blocks` est la liste des blocs, du premier au dernier. Chacun a trois dictionnaires, indexés par le choix :
+# `held_bytes`, ce qu’il détient jusqu’à sa passe arrière ; `backward_bytes`, ce qu’il faut pendant celle-ci **en plus**
+# de ce que détiennent les blocs précédents ; `seconds`, ce que le choix ajoute au pas.
+#
+# Parmi les plans (un choix par bloc) dont le pic tient dans `budget_bytes`, renvoyez celui qui ajoute le moins de
+# secondes, ou None si aucun ne tient. Les blocs sont peu nombreux : `plans` les énumère tous.
+
+# %% [markdown] lang="en"
+# Over PCIe, computing again is much faster; over NVLink-C2C, offloading costs nothing any more. There is no best
+# method, there is a machine.
+#
+# ## 8. Under a budget, block by block
+#
+# Why make the same choice for all blocks? Recomputing (`"recompute"`) holds only the input of a block and costs its
+# forward pass; offloading (`"offload"`) holds nothing and costs the transport; keeping (`"keep"`) costs nothing, as
+# long as it fits.
+#
+# The peak is still a maximum over **moments**. The backward pass goes from the last block to the first: while it is in
+# one block, the later ones have given everything back, and the earlier ones hold what the plan leaves there.
+#
+# ### Exercise 9 — keep, recompute or offload
+#
+# `blocks` is the list of the blocks, from first to last. Each has three dictionaries, by choice: `held_bytes`, what it
+# holds until its backward; `backward_bytes`, what is needed during that **on top of** what the blocks before it hold;
+# `seconds`, what the choice adds to the step.
+#
+# Of the plans (one choice per block) whose peak fits into `budget_bytes`, return the one that adds the fewest seconds,
+# or None if none fits. The blocks are few: `plans` goes through all of them.
+
+# %% name="activation-plan"
+from itertools import product
+
+
+def choose(blocks, budget_bytes):
+    plans = product(("keep", "recompute", "offload"), repeat=len(blocks))
+    ### BEGIN SOLUTION
+    def peak(plan):
+        held = most = 0
+        for block, choice in zip(blocks, plan, strict=True):
+            most = max(most, held + block.backward_bytes[choice])
+            held += block.held_bytes[choice]
+        return most
+
+    def seconds(plan):
+        return sum(block.seconds[choice] for block, choice in zip(blocks, plan, strict=True))
+
+    return min((plan for plan in plans if peak(plan) <= budget_bytes), key=seconds, default=None)
+    ### END SOLUTION
+
+
+lab.check("activation-plan", choose)
+
+# %% [markdown] lang="fr"
+# En vrai : `coatnet_tiny`, micro-batch de 32, 40 Mio. Le paquet en fait un **programme linéaire en nombres entiers** :
+# une variable 0 ou 1 par bloc et par choix, une inégalité par instant (passe avant comprise). Votre plan, le sien, et
+# le pic que la prévision donne à chacun :
+
+# %% [markdown] lang="en"
+# For real: `coatnet_tiny`, micro-batch of 32, 40 MiB. The package makes it an **integer linear programme**: a variable,
+# 0 or 1, per block and choice, an inequality per moment (those of the forward pass too). Your plan, the package's, and
+# the peak that the forecast gives for each:
+
+# %% name="plans"
+from dlojz.labs.lab02_memory.exercises_recompute import plans_table
+
+small = dlojz.RunConfig.of(model="coatnet_tiny", micro_batch=32, steps=6)
+plan = plan_activations(small, 40 * 2**20)
+plans_table(choose, plan)
+
+# %% [markdown] lang="fr"
+# Exécutons-le. Suivent trois pics : si l’on garde tout, prédit pour le plan, mesuré par la sonde.
+
+# %% [markdown] lang="en"
+# Let us run it. Three peaks follow: with everything kept, predicted for the plan, measured by the probe.
+
+# %% name="run-plan" tags=["nbval-ignore-output"]
+budgeted = dlojz.run(small, activation_plan=plan.config.layout.activation_plan)
+budgeted
+
+# %% name="plan-measured"
+measured_bytes = budgeted.record.footprint().memory.peak_bytes
+print(*map(format_bytes, (plan.kept_peak_bytes, plan.peak_bytes, measured_bytes)))
+abs(measured_bytes / plan.peak_bytes - 1) < 0.01, measured_bytes <= plan.budget_bytes
+
+# %% [markdown] lang="fr"
+# Et CoAtNet-7, six images, sur un H100 ? Tout garder ne tient pas. Voici le temps ajouté selon le budget, avec le plan
+# de chacun à droite ; la ligne en tirets marque 70 Gio. (Soixante blocs font 3⁶⁰ plans : plus question de les
+# énumérer.)
+
+# %% [markdown] lang="en"
+# And CoAtNet-7, six images, on an H100? Keeping everything does not fit. Here is the time added by budget, with the
+# plan of each at the right; the dashed line is at 70 GiB. (Sixty blocks make 3⁶⁰ plans: nobody tries them all.)
+
+# %% name="budget-curve"
+from dlojz.display.figures.run_figures import activation_curve_figure
+
+six = levers.with_micro_batch(coatnet_7, 6)
+h100_plan = plan_activations(six, 70 * 2**30, device=hardware.device("h100"))
+print(*map(format_bytes, (h100_plan.kept_peak_bytes, hardware.device("h100").memory_bytes)))
+activation_curve_figure(h100_plan)
+
+# %% [markdown] lang="fr"
+# **Expliquez.** Pourquoi les premiers blocs d’abord ? (Revoyez la figure de la section 5.) Pourquoi la courbe est-elle
+# presque plate à droite, et raide à gauche ? La cellule met ce que le plan ajoute en regard d’un pas entier.
+
+# %% [markdown] lang="en"
+# **Explain.** Why the first blocks first? (Look at the figure of section 5 again.) Why is the curve nearly flat at the
+# right, and steep at the left? The cell lays what the plan adds over a whole step.
+
+# %% name="budget-price"
+step_s = 3 * 6 * models.describe("coatnet_7", 512).flops / h100_plan.tables.speeds.flop_per_s
+f"{1e3 * h100_plan.tables.costs(h100_plan.choices)[0]:.0f} ms / {1e3 * step_s:.0f} ms"
+
+# %% [markdown] lang="fr"
+# Les premiers blocs ont de grandes cartes et peu d’opérations : chaque milliseconde y libère beaucoup d’octets. Après
+# eux, il ne reste que des blocs coûteux qui en libèrent peu. En ligne de commande : `dlojz memory … --budget 70GiB`.
+#
+# ## 9. À vous
 #
 # La calculatrice réunit tout ce TP : changez le modèle, le batch, la précision, l’optimiseur, la répartition, les
 # points de contrôle, le déchargement, et regardez ce qui remplit le GPU. Sans noyau actif, la figure fixe montre la
 # même chose.
 
 # %% [markdown] lang="en"
-# Over PCIe, computing again is much faster; over NVLink-C2C, offloading costs nothing any more. There is no best
-# method, there is a machine.
+# The first blocks have large maps and few operations: each millisecond frees many bytes there. After them, only
+# expensive blocks are left, which free few. On the command line: `dlojz memory … --budget 70GiB`.
 #
-# ## 8. Your turn
+# ## 9. Your turn
 #
 # The calculator brings this whole lab together: change model, batch, precision, optimizer, layout, checkpointing,
 # offloading, and watch what fills the GPU. Where no kernel runs, the static figure shows the same.
@@ -980,34 +1115,36 @@ calculator(**chosen)
 still_calculator(**chosen)
 
 # %% [markdown] lang="fr"
-# Et quand cela ne tient pas ? `advice.levers` essaie tous les leviers, l’un après l’autre, sur l’entraînement entier :
-# ici CoAtNet-0 et un micro-batch de 128, sur un V100 de 32 Go. Chaque ligne donne ce qui serait occupé sur le GPU, puis
-# ce qui serait économisé ; une économie négative est une dépense.
+# Et quand cela ne tient pas ? `levers.levers` essaie tous les leviers, chacun seul : ici CoAtNet-0 et un micro-batch de
+# 192, sur un V100 de 32 Go. Chaque ligne donne ce qui serait occupé sur le GPU, puis l’économie ; négative, c’est une
+# dépense.
 
 # %% [markdown] lang="en"
-# And if it does not fit? `advice.levers` tries every lever, one after the other, on the whole training: here CoAtNet-0
-# with a micro-batch of 128, on a V100 with 32 GB. Each line gives what it would take of the GPU, then what it would
-# save; a negative saving is an expense.
+# And if it does not fit? `levers.levers` tries every lever, each alone: here CoAtNet-0 with a micro-batch of 192, on a
+# V100 with 32 GB. Each line gives what it would take of the GPU, then the saving; a negative one is an expense.
 
 # %% name="levers"
-too_big = levers.with_micro_batch(coatnet_0, 128)
-print(format_bytes(taken(128)), "/", format_bytes(gpu.memory_bytes))
+too_big = levers.with_micro_batch(coatnet_0, 192)
+print(format_bytes(taken(192)), "/", format_bytes(gpu.memory_bytes))
 for lever in levers.levers(too_big, gpu):
     print(f"{format_bytes(lever.taken_bytes):>9}  {format_bytes(lever.saved_bytes):>9}  {lever.change}")
 
 # %% [markdown] lang="fr"
 # **En grand.** Tout ce que vous venez de faire vaut tel quel pour un vrai gros modèle, en changeant une ligne :
-# `model="coatnet_7"` (ou `"vit_h_14"`, `"llama_3_8b"`), `device="h100"`.
+# `model="coatnet_7"` (ou `"vit_h_14"`, `"llama_3_8b"`, `"qwen_3_8b"`, `"deepseek_v2_lite"`), `device="h100"`. Un modèle
+# de texte y est compté avec son propre vocabulaire et ses têtes de clés partagées (Qwen-3), ou son attention latente et
+# ses experts (DeepSeek).
 
 # %% [markdown] lang="en"
 # **At full size.** All you have just done holds as it is for a really big model, by changing one line:
-# `model="coatnet_7"` (or `"vit_h_14"`, `"llama_3_8b"`), `device="h100"`.
+# `model="coatnet_7"` (or `"vit_h_14"`, `"llama_3_8b"`, `"qwen_3_8b"`, `"deepseek_v2_lite"`), `device="h100"`. Models of
+# text are counted with their own vocabulary, with shared key heads (Qwen-3) or latent attention and experts (DeepSeek).
 
 # %% name="full-size"
 big = forecast(dlojz.RunConfig.of(model="coatnet_7", data="synthetic", image_size=512, micro_batch=1), device="h100")
-big.moment, format_bytes(big.memory.peak_bytes), format_bytes(big.memory.needed_bytes), format_bytes(
-    big.memory.device_bytes
-)
+for name in ("peak", "needed", "device"):
+    print(f"{name:>6}", format_bytes(getattr(big.memory, f"{name}_bytes")))
+big.moment
 
 # %% [markdown] lang="fr"
 # Trois nombres pour une même mémoire, à ne pas confondre : le **pic** de ce qui est alloué ; ce qu’il **faut** au moins
@@ -1023,8 +1160,9 @@ big.moment, format_bytes(big.memory.peak_bytes), format_bytes(big.memory.needed_
 #   l’attention fusionnée.
 # - Le **pic** : le maximum des sommes, pas la somme des maximums.
 # - Le *Data Parallelism* ne répartit que les activations.
-# - Les points de contrôle coûtent au plus un tiers d’opérations en plus ; le déchargement coûte ce que le lien ne suit
-#   pas.
+# - Les points de contrôle coûtent au plus un tiers d’opérations en plus ; le déchargement, le temps de transport que le
+#   calcul ne cache pas.
+# - Sous un **budget**, on choisit bloc par bloc : d’abord là où une milliseconde libère le plus d’octets au pic.
 
 # %% [markdown] lang="en"
 # Three numbers for one memory, not to be confused: the **peak** of what is allocated; what the GPU **needs** at least,
@@ -1038,7 +1176,8 @@ big.moment, format_bytes(big.memory.peak_bytes), format_bytes(big.memory.needed_
 # - **Activations**: proportional to the batch, `sbh (34 + 5as/h)` per transformer layer, `34 sbh` with fused attention.
 # - The **peak**: the largest of the sums, not the sum of the largest.
 # - Data parallelism divides activations alone.
-# - Checkpointing costs at most a third more operations; offloading costs what the link does not keep up with.
+# - Checkpointing costs at most a third more operations; offloading costs the transport that computation does not hide.
+# - Under a **budget**, choose block by block: first where a millisecond frees most bytes at the peak.
 
 # %%
 lab.progress()

@@ -23,6 +23,8 @@ from dlojz.labs.lab02_memory.exercises import (
     data_parallel_bytes,
     states_table,
 )
+from dlojz.labs.lab02_memory.exercises_recompute import cheapest_plan, plans_table
+from dlojz.planner.activation_budget import plan_activations
 from dlojz.prediction.rules_of_thumb import RULES
 from tests.labs.answers import checkpointed
 
@@ -108,3 +110,13 @@ def test_the_peak_is_drawn_beside_the_sum_of_the_maxima(language: str) -> None:
     widths = [bar.get_width() for bar in figure.axes[0].patches]
     assert sorted(widths) == sorted([1, 0, 3, 1, 1, 3])
     assert ("5.00 MiB" if language == "en" else "5,00 Mio") in figure.alt
+
+
+def test_a_plan_stands_beside_the_package_s(language: str) -> None:
+    plan = plan_activations(RunConfig.of(model="coatnet_tiny", micro_batch=8), 16 * 2**20)
+    table = plans_table(cheapest_plan, plan)
+    yours, theirs = table.rows
+    assert yours[1:] == theirs[1:] and theirs[1] == plan.config.layout.activation_plan
+    assert plans_table(lambda blocks, budget: None, plan).rows[0][1] == "—"
+    said = plans_table(undone, plan)
+    assert isinstance(said, Verdict) and said.state == "todo"

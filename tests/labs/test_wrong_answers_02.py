@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,17 +17,24 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dlojz.base.language import use_language
+from dlojz.config.run_config import RunConfig
 from dlojz.labs import lab02_memory
 from dlojz.labs.kit.exercise import judge
 from dlojz.labs.lab02_memory.exercises import (
     bytes_per_parameter,
     data_parallel_bytes,
-    exposed_seconds,
     largest_batch,
-    offload_hooks,
     peak_bytes,
     transformer_layer_bytes,
 )
+from dlojz.labs.lab02_memory.exercises_recompute import (
+    block_costs,
+    cheapest_plan,
+    exposed_seconds,
+    offload_hooks,
+    plan_peak_bytes,
+)
+from dlojz.planner.activation_budget import block_tables, cheapest
 from tests.labs.answers import checkpointed
 
 EXERCISES = {exercise.id: exercise for exercise in lab02_memory.EXERCISES}
@@ -240,6 +248,90 @@ def one_hook(model: Any, host: Any) -> Any:
     return offload_hooks(model, host)[0]
 
 
+CHOICES = ("keep", "recompute", "offload")
+
+
+def seconds_of(blocks: Any, plan: Any) -> Any:
+    return sum(block.seconds[choice] for block, choice in zip(blocks, plan, strict=True))
+
+
+def tried_all(blocks: Any, budget: float, need: Answer, choices: Any = CHOICES, cost: Answer = seconds_of) -> Any:
+    able = [plan for plan in product(choices, repeat=len(blocks)) if need(blocks, plan) <= budget]
+    return min(able, key=lambda plan: cost(blocks, plan)) if able else None
+
+
+def held_by(blocks: Any, plan: Any) -> Any:
+    return sum(block.held_bytes[choice] for block, choice in zip(blocks, plan, strict=True))
+
+
+def peak_walked(blocks: Any, plan: Any) -> Any:
+    held = most = 0
+    for block, choice in zip(blocks, plan, strict=True):
+        most = max(most, held + block.backward_bytes[choice])
+        held += block.held_bytes[choice]
+    return most
+
+
+def peak_with_own(blocks: Any, plan: Any) -> Any:
+    held = most = 0
+    for block, choice in zip(blocks, plan, strict=True):
+        held += block.held_bytes[choice]
+        most = max(most, held + block.backward_bytes[choice])
+    return most
+
+
+def peak_from_the_end(blocks: Any, plan: Any) -> Any:
+    return peak_walked(list(reversed(blocks)), list(reversed(plan)))
+
+
+def all_held_and_the_fullest(blocks: Any, plan: Any) -> Any:
+    backward = [block.backward_bytes[choice] for block, choice in zip(blocks, plan, strict=True)]
+    return held_by(blocks, plan) + max(backward)
+
+
+def plan_by_blocks(blocks: Any, budget: float) -> Any:
+    """Dynamic programming over (bytes held, seconds, plan): another way to the same plan."""
+    states: list[tuple[float, float, list[str]]] = [(0, 0, [])]
+    for block in blocks:
+        states = [
+            (held + block.held_bytes[choice], taken + block.seconds[choice], [*plan, choice])
+            for held, taken, plan in states
+            for choice in CHOICES
+            if held + block.backward_bytes[choice] <= budget
+        ]
+    return min(states, key=lambda state: state[1])[2] if states else None
+
+
+def one_choice_for_all(blocks: Any, budget: float) -> Any:
+    able = [[choice] * len(blocks) for choice in CHOICES if peak_walked(blocks, [choice] * len(blocks)) <= budget]
+    return min(able, key=lambda plan: seconds_of(blocks, plan), default=None)
+
+
+def best_bytes_per_second(blocks: Any, budget: float) -> Any:
+    plan = ["keep"] * len(blocks)
+    while peak_walked(blocks, plan) > budget:
+        left = [number for number in range(len(blocks)) if plan[number] == "keep"]
+        if not left:
+            return None
+        _, number, choice = max(
+            ((blocks[number].held_bytes["keep"] - blocks[number].held_bytes[choice]) / blocks[number].seconds[choice],
+             number, choice)
+            for number in left
+            for choice in ("recompute", "offload")
+        )  # fmt: skip
+        plan[number] = choice
+    return plan
+
+
+def plan_or_an_error(blocks: Any, budget: float) -> Any:
+    able = [plan for plan in product(CHOICES, repeat=len(blocks)) if peak_walked(blocks, plan) <= budget]
+    return min(able, key=lambda plan: seconds_of(blocks, plan))
+
+
+def even_where_none_fits(blocks: Any, budget: float) -> Any:
+    return tried_all(blocks, budget, peak_walked) or ["offload"] * len(blocks)
+
+
 RIGHT: tuple[tuple[str, Answer], ...] = (
     ("bytes-per-parameter", bytes_per_parameter),
     ("bytes-per-parameter", from_a_table),
@@ -254,6 +346,9 @@ RIGHT: tuple[tuple[str, Answer], ...] = (
     ("checkpoint", checkpointed),
     ("offload", offload_hooks),
     ("exposed-seconds", exposed_seconds),
+    ("activation-plan", cheapest_plan),
+    ("activation-plan", plan_by_blocks),
+    ("activation-plan", lambda blocks, budget: tried_all(blocks, budget, peak_walked)),
 )
 
 WRONG: tuple[tuple[str, Answer, str], ...] = (
@@ -316,6 +411,22 @@ WRONG: tuple[tuple[str, Answer, str], ...] = (
     ("exposed-seconds", lambda moved, link, forward: max(0, 2 * moved / link - 3 * forward), "spare time"),
     ("exposed-seconds", lambda moved, link, forward: 2 * max(0, moved / link - forward), "twice as long"),
     ("exposed-seconds", lambda moved, link, forward: 2 * moved / link - 3 * forward, "max(0, …)"),
+    ("activation-plan", lambda b, most: tried_all(b, most, held_by), "takes its backward_bytes besides"),
+    ("activation-plan", lambda b, most: tried_all(b, most, all_held_and_the_fullest), "have given theirs back"),
+    ("activation-plan", lambda b, most: tried_all(b, most, peak_with_own), "count a block twice"),
+    ("activation-plan", lambda b, most: tried_all(b, most, peak_from_the_end), "begins with the last block"),
+    ("activation-plan", lambda b, most: tried_all(b, most, peak_walked, cost=peak_walked), "smallest peak of all"),
+    ("activation-plan", lambda b, most: tried_all(b, most, peak_walked, CHOICES[:2]), "never offload"),
+    ("activation-plan", lambda b, most: tried_all(b, most, peak_walked, CHOICES[::2]), "never recompute"),
+    ("activation-plan", one_choice_for_all, "the same choice"),
+    ("activation-plan", best_bytes_per_second, "most bytes per second"),
+    ("activation-plan", plan_or_an_error, "raised ValueError"),
+    ("activation-plan", even_where_none_fits, "no plan fits: return None"),
+    ("activation-plan", lambda b, most: ["keep"] * len(b), "your plan does not fit: its peak is"),
+    ("activation-plan", lambda b, most: ["offload"] * len(b), "another that fits adds"),
+    ("activation-plan", lambda b, most: ["keep"], "your plan has 1 choices"),
+    ("activation-plan", lambda b, most: [0] * len(b), "A choice for each block is expected"),
+    ("activation-plan", forgot_return, "your function returns None, but there is a plan"),
 )
 
 
@@ -345,3 +456,14 @@ def test_wrong_answers_are_refused_in_french_too() -> None:
         verdict = judge(EXERCISES[exercise_id], answer)
         assert verdict.state == "wrong"
         assert verdict.message != english_message
+
+
+def test_the_exercise_finds_what_the_integer_programme_finds() -> None:
+    tables = block_tables(RunConfig.of(model="coatnet_tiny", micro_batch=8))
+    blocks = block_costs(tables)
+    kept, least = (tables.peak_bytes([choice] * len(blocks))[0] for choice in (0, 2))
+    budget = int((kept + least) / 2)
+    found, theirs = cheapest_plan(blocks, budget), cheapest(tables, budget)
+    assert found is not None and theirs is not None
+    assert plan_peak_bytes(blocks, found) <= budget
+    assert tables.costs([CHOICES.index(one) for one in found])[0] <= 1.01 * tables.costs(theirs)[0]

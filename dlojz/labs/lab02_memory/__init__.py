@@ -6,13 +6,11 @@ from dlojz.labs.kit.exercise import Prediction
 from dlojz.labs.lab02_memory.exercises import (
     BLOCK_ACTIVATIONS,
     BYTES_PER_PARAMETER,
-    CHECKPOINT,
     DATA_PARALLEL_BYTES,
-    EXPOSED_SECONDS,
     LARGEST_BATCH,
-    OFFLOAD,
     PEAK,
 )
+from dlojz.labs.lab02_memory.exercises_recompute import ACTIVATION_PLAN, CHECKPOINT, EXPOSED_SECONDS, OFFLOAD
 
 EXERCISES = (
     BYTES_PER_PARAMETER,
@@ -23,6 +21,7 @@ EXERCISES = (
     CHECKPOINT,
     OFFLOAD,
     EXPOSED_SECONDS,
+    ACTIVATION_PLAN,
 )
 
 PREDICTIONS = (

@@ -1,0 +1,717 @@
+"""Exercises of lab 02 that give time for memory: checkpointing, offloading, and both under a budget.
+
+A checkpointed answer is held to the outputs and gradients of the plain loop, and to what is still in memory after
+forward: every block knows its own activations and counts how often it runs. Offloading hooks are entered around a real
+forward pass, and what they send to the host and fetch back is counted. A plan is held to its peak, and to the seconds
+of the best of all plans.
+
+Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174), §4; Jain et al. 2020,
+"Checkmate" (arXiv 1910.02653), §4.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, product
+from math import inf
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlojz.base.language import format_bytes, format_seconds, say
+from dlojz.base.table import Table, titles
+from dlojz.config.fields import BLOCK_CHOICES
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, or_to_do
+from dlojz.labs.kit.judges import Judge, reader, refuse_nothing
+from dlojz.planner.activation_budget import BlockTables, BudgetPlan, planned
+from dlojz.prediction.forecast import forecast
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+_CHECKPOINT_SAMPLES, _CHECKPOINT_WIDTH = 4, 6
+_CASES = ((6, 2), (7, 3), (5, 1), (8, 4))  # blocks, blocks per segment
+_TOLERANCE = 1e-5
+
+
+@dataclass
+class _Trial:
+    """What a forward pass leaves in memory, and what backward gives."""
+
+    output: Tensor
+    gradients: list[Tensor | None]
+    hidden_alive: int
+    outputs_alive: int
+    runs: list[int]
+
+
+def _probed_blocks(count: int, seed: int) -> tuple[list[nn.Module], list[Any], list[Any], list[int]]:
+    """Blocks that note their hidden activations and outputs, without keeping them alive, and how often they run."""
+    import torch
+    from torch import nn
+
+    hidden: list[Any] = []
+    outputs: list[Any] = []
+    runs = [0] * count
+
+    class Probed(nn.Module):
+        """A small MLP with dropout, added to its input."""
+
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.number = number
+            self.expand, self.shrink = (
+                nn.Linear(_CHECKPOINT_WIDTH, 2 * _CHECKPOINT_WIDTH),
+                nn.Linear(2 * _CHECKPOINT_WIDTH, _CHECKPOINT_WIDTH),
+            )
+            self.dropout = nn.Dropout(0.3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            runs[self.number] += 1
+            inner = torch.tanh(self.expand(x))
+            output: Tensor = x + self.dropout(self.shrink(inner))
+            hidden.append(weakref.ref(inner.untyped_storage()))
+            outputs.append(weakref.ref(output.untyped_storage()))
+            return output
+
+    torch.manual_seed(seed)
+    return [Probed(number) for number in range(count)], hidden, outputs, runs
+
+
+def _tried(answer: Callable[..., Any], count: int, per_segment: int) -> _Trial:
+    import torch
+
+    blocks, hidden, outputs, runs = _probed_blocks(count, seed=count)
+    x = torch.randn(_CHECKPOINT_SAMPLES, _CHECKPOINT_WIDTH, generator=torch.Generator().manual_seed(count))
+    torch.manual_seed(100 + count)  # dropout's
+    output = answer(blocks, x, per_segment)
+    refuse_nothing(output)
+    if not isinstance(output, torch.Tensor):
+        raise Wrong(
+            en=f"Your function returns a {type(output).__name__}, but the tensor that leaves the last block is "
+            "expected.",
+            fr=f"Votre fonction renvoie un objet de type {type(output).__name__}, mais on attend le tenseur qui "
+            "sort du dernier bloc.",
+        )
+    hidden_alive = sum(each() is not None for each in hidden)
+    outputs_alive = sum(each() is not None for each in outputs)
+    result = output.detach().clone()
+    if output.requires_grad:
+        output.square().sum().backward()
+    gradients = [parameter.grad for block in blocks for parameter in block.parameters()]
+    return _Trial(result, gradients, hidden_alive, outputs_alive, runs)
+
+
+def _plain(blocks: Sequence[nn.Module], x: Tensor, per_segment: int) -> Tensor:
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def _check_checkpointed(answer: Callable[..., Any], count: int, per_segment: int) -> None:
+    given, right = _tried(answer, count, per_segment), _tried(_plain, count, per_segment)
+    for refuse in (_judge_output, _judge_gradients, _judge_memory, _judge_runs):
+        refuse(given, right, count, per_segment)
+
+
+def _judge_output(given: _Trial, right: _Trial, count: int, per_segment: int) -> None:
+    if given.output.shape != right.output.shape or not given.output.allclose(right.output, atol=_TOLERANCE):
+        unrun = [str(number) for number, runs in enumerate(given.runs) if not runs]
+        if unrun:
+            raise Wrong(
+                en=f"With {count} blocks, {per_segment} per segment, these never run: {', '.join(unrun)}. The last "
+                "segment may be shorter than the others.",
+                fr=f"Pour {count} blocs, à raison de {per_segment} par segment, ceux-ci ne s’exécutent jamais : "
+                f"{', '.join(unrun)}. Le dernier segment peut être plus court que les autres.",
+            )
+        raise Wrong(
+            en="The output is not that of the blocks run one after the other: each segment must begin with what "
+            "the one before gives, and nothing may draw random numbers between them.",
+            fr="La sortie n’est pas celle des blocs exécutés l’un après l’autre : chaque segment part de ce que "
+            "donne le précédent, et rien ne doit tirer de nombres aléatoires entre les deux.",
+        )
+
+
+def _judge_gradients(given: _Trial, right: _Trial, count: int, per_segment: int) -> None:
+    missing = [gradient is None for gradient in given.gradients]
+    if all(missing):
+        raise Wrong(
+            en="The output is right, but no parameter gets a gradient: there is none under no_grad, and none with "
+            "use_reentrant=True where the input asks for no gradient, as images do not. Take "
+            "checkpoint(…, use_reentrant=False) alone.",
+            fr="La sortie est juste, mais aucun paramètre ne reçoit de gradient : il n’y en a pas sous no_grad, ni "
+            "avec use_reentrant=True quand l’entrée n’en demande pas, comme c’est le cas des images. Prenez "
+            "checkpoint(…, use_reentrant=False), sans rien d’autre.",
+        )
+    if any(missing):
+        raise Wrong(
+            en="Some parameters get no gradient: a detach cuts all that comes before it. checkpoint() does by "
+            "itself all that is needed.",
+            fr="Certains paramètres ne reçoivent pas de gradient : un detach coupe tout ce qui le précède. "
+            "checkpoint() fait de lui-même tout le nécessaire.",
+        )
+    for mine, its in zip(given.gradients, right.gradients, strict=True):
+        assert mine is not None and its is not None
+        if not mine.allclose(its, atol=_TOLERANCE):
+            raise Wrong(
+                en="The output is right but not the gradients: what backward runs again is not what forward ran. "
+                "A function made in a loop sees the last value of the loop's variables, and dropout must draw the "
+                "same mask twice (checkpoint does so by itself).",
+                fr="La sortie est juste, mais pas les gradients : ce que la passe arrière recalcule n’est pas ce "
+                "qu’avait fait la passe avant. Une fonction créée dans une boucle voit la dernière valeur des "
+                "variables de la boucle ; et le dropout doit tirer deux fois le même masque (checkpoint s’en charge).",
+            )
+
+
+def _judge_memory(given: _Trial, right: _Trial, count: int, per_segment: int) -> None:
+    segments = -(-count // per_segment)
+    if given.hidden_alive:
+        raise Wrong(
+            en=f"After forward, {given.hidden_alive} of the {count} hidden activations are still in memory, none "
+            "is expected: run every segment through checkpoint(…), the last one too.",
+            fr=f"Après la passe avant, {given.hidden_alive} des {count} activations internes sont encore en "
+            "mémoire, aucune n’est attendue : faites passer chaque segment par checkpoint(…), le dernier compris.",
+        )
+    if given.outputs_alive > segments:
+        raise Wrong(
+            en=f"After forward, the outputs of {given.outputs_alive} blocks are in memory; with {count} blocks and "
+            f"{per_segment} per segment, {segments} are expected: one checkpoint for each segment, not for each "
+            "block, and no list of outputs.",
+            fr=f"Après la passe avant, les sorties de {given.outputs_alive} blocs sont en mémoire ; pour {count} "
+            f"blocs, à raison de {per_segment} par segment, on en attend {segments} : un checkpoint par segment, "
+            "non par bloc, et pas de liste de sorties.",
+        )
+    if given.outputs_alive < segments:
+        raise Wrong(
+            en=f"After forward, the outputs of {given.outputs_alive} blocks are in memory, {segments} are expected: "
+            "your segments are too long, and backward will have to hold all the activations of one at once.",
+            fr=f"Après la passe avant, les sorties de {given.outputs_alive} blocs sont en mémoire, on en attend "
+            f"{segments} : vos segments sont trop longs, et la passe arrière devra garder d’un coup toutes les "
+            "activations de l’un d’eux.",
+        )
+
+
+def _judge_runs(given: _Trial, right: _Trial, count: int, per_segment: int) -> None:
+    most = max(given.runs)
+    if most > 2:
+        raise Wrong(
+            en=f"A block runs {most} times in one step; twice is enough: forward, and once more in backward. Do "
+            "not put one checkpoint inside another.",
+            fr=f"Un bloc s’exécute {most} fois en un pas ; deux suffisent : la passe avant, puis une fois dans la "
+            "passe arrière. N’imbriquez pas les checkpoints.",
+        )
+
+
+CHECKPOINT = Exercise(
+    id="checkpoint",
+    title=Said("checkpointing by segments", "les points de contrôle par segments"),
+    judge=Judge(cases=_CASES, trial=_check_checkpointed),
+    praise_en="Right: the same gradients, and after forward only one tensor per segment is left in memory.",
+    praise_fr="Exact : les mêmes gradients, et après la passe avant il ne reste en mémoire qu’un tenseur par segment.",
+    hint_en="checkpoint(f, x, use_reentrant=False) returns f(x) and keeps x only. What must f be here, and how many "
+    "times is checkpoint called?",
+    hint_fr="checkpoint(f, x, use_reentrant=False) renvoie f(x) et ne garde que x. Que doit être f ici, et combien de "
+    "fois appelle-t-on checkpoint ?",
+    nearer_en="for start in range(0, len(blocks), per_segment): a segment is nn.Sequential(*blocks[start : start + "
+    "per_segment]), which is a function of x.",
+    nearer_fr="for start in range(0, len(blocks), per_segment) : un segment est nn.Sequential(*blocks[start : start + "
+    "per_segment]), qui est une fonction de x.",
+)
+
+
+_OFFLOAD_SAMPLES, _OFFLOAD_WIDTH = 5, 8
+
+
+class Host:
+    """Host memory, as the lab has it: tensors are stored under a number, and fetched by it.
+
+    `stored_bytes` counts what has been stored, `fetches` how often something was fetched.
+    """
+
+    def __init__(self) -> None:
+        self.stored_bytes = 0
+        self.fetches = 0
+        self._kept: dict[int, Tensor] = {}
+
+    def store(self, tensor: Tensor) -> int:
+        """Copy a tensor to the host, whole; its number."""
+        self.stored_bytes += tensor.nbytes
+        self._kept[len(self._kept)] = tensor.detach().clone()
+        return len(self._kept) - 1
+
+    def fetch(self, number: int) -> Tensor:
+        """A copy of the tensor stored under this number, back on the device."""
+        self.fetches += 1
+        return self._kept[number].clone()
+
+
+Hooks = tuple["Callable[[Tensor], Any]", "Callable[[Any], Tensor]"]
+
+
+def offload_hooks(model: nn.Module, host: Host) -> Hooks:
+    """The pair (pack, unpack) that moves what autograd saves to the host, the model's own parameters excepted.
+
+    Source: torch `autograd.graph.saved_tensors_hooks`; Rajbhandari et al. 2021, ZeRO-Infinity (arXiv 2104.07857),
+    §5.1.2. The package's own version is `dlojz.by_hand.activation_offload`.
+    """
+    from torch import Tensor
+
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def pack(tensor: Tensor) -> Any:
+        return tensor if tensor.untyped_storage().data_ptr() in weights else host.store(tensor)
+
+    def unpack(packed: Any) -> Tensor:
+        return packed if isinstance(packed, Tensor) else host.fetch(packed)
+
+    return pack, unpack
+
+
+def _model() -> nn.Module:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Linear(_OFFLOAD_WIDTH, 2 * _OFFLOAD_WIDTH),
+        nn.GELU(),
+        nn.LayerNorm(2 * _OFFLOAD_WIDTH),
+        nn.Linear(2 * _OFFLOAD_WIDTH, _OFFLOAD_WIDTH),
+        nn.Tanh(),
+    )
+
+
+def _step(hooks_of: Callable[..., Any] | None) -> tuple[Host, list[Tensor]]:
+    """One forward and backward pass under an answer's hooks, or without any: the host, and the gradients."""
+    import torch
+
+    model, host = _model(), Host()
+    x = torch.randn(_OFFLOAD_SAMPLES, _OFFLOAD_WIDTH, generator=torch.Generator().manual_seed(7))
+    if hooks_of is None:
+        model(x).square().sum().backward()
+    else:
+        pack, unpack = _as_hooks(hooks_of(model, host))
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            output = model(x)
+        output.square().sum().backward()
+    return host, [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def _pair(value: Any) -> Hooks:
+    pack, unpack = value
+    if not (isinstance(value, tuple) and callable(pack) and callable(unpack)):
+        raise TypeError
+    return pack, unpack
+
+
+_as_hooks = reader(
+    _pair,
+    "Two functions are expected, (pack, unpack), in this order, without calling them",
+    "On attend deux fonctions, (pack, unpack), dans cet ordre, sans les appeler",
+    names="pack, unpack",
+)
+
+
+def _judge_hooks(answer: Callable[..., Any]) -> None:
+    _, right = _step(None)
+    expected, _ = _step(offload_hooks)
+    weights_bytes = sum(parameter.nbytes for parameter in _model().parameters() if parameter.dim() > 1)
+    host, gradients = _step(answer)
+    if len(gradients) != len(right) or not all(a.allclose(b) for a, b in zip(gradients, right, strict=True)):
+        raise Wrong(
+            en="The gradients are no longer those of the model without hooks: unpack must give back exactly the "
+            "tensor that pack was given, with its shape, type and values.",
+            fr="Les gradients ne sont plus ceux du modèle sans hooks : unpack doit rendre exactement le tenseur "
+            "que pack a reçu, avec sa forme, son type et ses valeurs.",
+        )
+    if not host.stored_bytes:
+        raise Wrong(
+            en="The gradients are right, but nothing has gone to the host: pack must return host.store(tensor), a "
+            "number, which autograd keeps in place of the tensor.",
+            fr="Les gradients sont justes, mais rien n’est parti vers l’hôte : pack doit renvoyer "
+            "host.store(tensor), un numéro, qu’autograd garde à la place du tenseur.",
+        )
+    if not host.fetches:
+        raise Wrong(
+            en="Tensors are stored, but never fetched: pack also gives back the tensor itself, so autograd keeps "
+            "it and no memory is saved. Keep the number alone.",
+            fr="Des tenseurs sont stockés, mais jamais relus : pack rend aussi le tenseur lui-même, autograd le "
+            "garde donc, et aucune mémoire n’est économisée. Ne gardez que le numéro.",
+        )
+    extra = host.stored_bytes - expected.stored_bytes
+    if 0 < extra <= weights_bytes:
+        raise Wrong(
+            en=f"Your hooks also move {extra} bytes of weights, which stay on the device anyway: that saves "
+            "nothing. Autograd may hand over a transposed view of a weight, which is neither `in` "
+            "model.parameters() nor an nn.Parameter; compare storages: tensor.untyped_storage().data_ptr().",
+            fr=f"Vos hooks déplacent aussi {extra} octets de poids, qui restent de toute façon sur le GPU : cela "
+            "n’économise rien. Autograd peut présenter une vue transposée d’un poids, qui n’est ni `in` "
+            "model.parameters() ni un nn.Parameter ; comparez les zones de mémoire : "
+            "tensor.untyped_storage().data_ptr().",
+        )
+    if extra:
+        raise Wrong(
+            en=f"{host.stored_bytes} bytes have gone to the host, {expected.stored_bytes} are expected: all that "
+            "is saved but the weights, each time it is saved, and nothing else.",
+            fr=f"{host.stored_bytes} octets sont partis vers l’hôte, on en attend {expected.stored_bytes} : tout "
+            "ce qui est gardé sauf les poids, chaque fois, et rien d’autre.",
+        )
+
+
+OFFLOAD = Exercise(
+    id="offload",
+    title=Said("offloading activations", "le déchargement des activations"),
+    judge=Judge(cases=((),), trial=_judge_hooks),
+    praise_en="Right: autograd keeps numbers, the host keeps the activations, and the gradients have not noticed.",
+    praise_fr="Exact : autograd garde des numéros, l’hôte garde les activations, et les gradients n’en savent rien.",
+    hint_en="pack returns whatever unpack will need: host.store(tensor), or the tensor itself where it is a weight. "
+    "How does unpack tell the two apart?",
+    hint_fr="pack renvoie ce dont unpack aura besoin : host.store(tensor), ou le tenseur lui-même s’il s’agit d’un "
+    "poids. Comment unpack distingue-t-il les deux ?",
+    nearer_en="weights = {p.untyped_storage().data_ptr() for p in model.parameters()}; pack looks there; unpack asks "
+    "isinstance(packed, torch.Tensor).",
+    nearer_fr="weights = {p.untyped_storage().data_ptr() for p in model.parameters()} ; pack y regarde ; unpack teste "
+    "isinstance(packed, torch.Tensor).",
+)
+
+
+def exposed_seconds(moved_bytes: float, link_bytes_per_s: float, forward_s: float) -> float:
+    """Seconds that offloading adds to a step: what does not hide behind the forward, then the backward pass.
+
+    The bytes leave during forward and come back during backward, which takes twice as long.
+
+    Source: ZeRO-Infinity (arXiv 2104.07857), §5.1.2, for the overlap; Korthikanti et al. 2022 (arXiv 2205.05198),
+    appendix A, for the factor 2.
+    """
+    one_way_s = moved_bytes / link_bytes_per_s
+    return max(0.0, one_way_s - forward_s) + max(0.0, one_way_s - 2 * forward_s)
+
+
+EXPOSED_SECONDS = Exercise(
+    id="exposed-seconds",
+    title=Said("what offloading costs", "ce que coûte le déchargement"),
+    judge=Judge(
+        exposed_seconds,
+        cases=((25e9, 25e9, 0.4), (25e9, 25e9, 0.7), (5e9, 25e9, 0.5), (64e9, 16e9, 0.1), (12e9, 50e9, 0.2)),
+        mistakes=(
+            Mistake(
+                lambda moved, link, forward: 2 * moved / link,
+                "That is all the time the bytes travel; they travel while the GPU computes, and only what is "
+                "longer than the computation is waited for.",
+                "C’est tout le temps de transport ; or les octets voyagent pendant que le GPU calcule, et l’on "
+                "n’attend que ce qui dépasse le calcul.",
+            ),
+            Mistake(
+                lambda moved, link, forward: max(0.0, moved / link - forward),
+                "That is the way out; the bytes must come back, during the backward pass.",
+                "C’est l’aller ; les octets doivent aussi revenir, pendant la passe arrière.",
+            ),
+            Mistake(
+                lambda moved, link, forward: max(0.0, 2 * moved / link - 3 * forward),
+                "You hide both ways behind the whole step, but what is left over in forward cannot wait for "
+                "backward's spare time: compare each way with its own pass.",
+                "Vous cachez les deux trajets derrière le pas entier ; or ce qui dépasse de la passe avant ne peut "
+                "pas profiter du temps libre de la passe arrière : comparez chaque trajet à sa propre passe.",
+            ),
+            Mistake(
+                lambda moved, link, forward: 2 * max(0.0, moved / link - forward),
+                "Backward takes twice as long as forward: more is hidden on the way back.",
+                "La passe arrière dure deux fois plus que la passe avant : le retour se cache mieux.",
+            ),
+            Mistake(
+                lambda moved, link, forward: moved / link - forward + moved / link - 2 * forward,
+                "Where the transfer is shorter than the computation your function wins time; it costs nothing, "
+                "but gives nothing back: max(0, …) for each way.",
+                "Quand le transfert est plus court que le calcul, votre fonction gagne du temps ; il ne coûte "
+                "rien, mais ne rend rien non plus : max(0, …) pour chaque trajet.",
+            ),
+        ),
+    ),
+    praise_en="Right: as long as the link keeps up with the computation, memory costs no time at all.",
+    praise_fr="Exact : tant que le lien suit le calcul, la mémoire gagnée ne coûte aucun temps.",
+    hint_en="How long does one way take? It has forward_s to hide on the way out; and how much on the way back?",
+    hint_fr="Combien de temps dure un trajet ? Il a forward_s pour se cacher à l’aller ; et combien au retour ?",
+    nearer_en="max(0, way − forward_s) + max(0, way − 2 · forward_s), where way = moved_bytes / link_bytes_per_s.",
+    nearer_fr="max(0, trajet − forward_s) + max(0, trajet − 2 · forward_s), où trajet = moved_bytes / "
+    "link_bytes_per_s.",
+)
+
+
+class BlockCosts(NamedTuple):
+    """What each choice for a block's activations takes, by its word (`BLOCK_CHOICES`).
+
+    Attributes:
+        held_bytes: from the block's forward to its backward.
+        backward_bytes: during its backward, besides what the blocks before it hold.
+        seconds: that a step takes more.
+    """
+
+    held_bytes: Mapping[str, float]
+    backward_bytes: Mapping[str, float]
+    seconds: Mapping[str, float]
+
+
+Choices = Sequence[str]
+Reckon = Callable[[Sequence[BlockCosts], Choices], float]
+
+
+def block_costs(tables: BlockTables) -> list[BlockCosts]:
+    """Bytes of the backward pass, and seconds, of every choice for every block of a run."""
+    columns = zip(tables.held[1], tables.own[1], tables.seconds, strict=False)  # own: the loss too, after the blocks
+    return [BlockCosts(*(dict(zip(BLOCK_CHOICES, one.tolist(), strict=True)) for one in block)) for block in columns]
+
+
+def plan_peak_bytes(blocks: Sequence[BlockCosts], plan: Choices) -> float:
+    """Most bytes of the backward pass: of a block, with what the blocks before it hold.
+
+    Source: Jain et al. 2020, "Checkmate" (arXiv 1910.02653), §4.3, with one moment per block.
+    """
+    before = accumulate((block.held_bytes[one] for block, one in zip(blocks, plan, strict=True)), initial=0.0)
+    return max(held + block.backward_bytes[one] for held, block, one in zip(before, blocks, plan, strict=False))
+
+
+def _seconds(blocks: Sequence[BlockCosts], plan: Choices) -> float:
+    return sum(block.seconds[one] for block, one in zip(blocks, plan, strict=True))
+
+
+def _held(blocks: Sequence[BlockCosts], plan: Choices) -> float:
+    return sum(block.held_bytes[one] for block, one in zip(blocks, plan, strict=True))
+
+
+def _cheapest(
+    peak: Reckon = plan_peak_bytes,
+    choices: Sequence[str] = BLOCK_CHOICES,
+    least: Reckon = _seconds,
+    alike: bool = False,
+) -> Callable[[Sequence[BlockCosts], float], Choices | None]:
+    """The way that tries all plans of some choices (or one choice for all blocks), and takes the least that fits."""
+
+    def way(blocks: Sequence[BlockCosts], budget_bytes: float) -> Choices | None:
+        plans = ([one] * len(blocks) for one in choices) if alike else product(choices, repeat=len(blocks))
+        able = [plan for plan in plans if peak(blocks, plan) <= budget_bytes]
+        return min(able, key=lambda plan: least(blocks, plan), default=None)
+
+    return way
+
+
+cheapest_plan = _cheapest()
+
+
+def _backwards(blocks: Sequence[BlockCosts], plan: Choices) -> float:
+    return plan_peak_bytes(blocks[::-1], plan[::-1])
+
+
+def _all_and_fullest(blocks: Sequence[BlockCosts], plan: Choices) -> float:
+    fullest = max(block.backward_bytes[one] for block, one in zip(blocks, plan, strict=True))
+    return _held(blocks, plan) + fullest
+
+
+def _with_itself(blocks: Sequence[BlockCosts], plan: Choices) -> float:
+    held = accumulate(block.held_bytes[one] for block, one in zip(blocks, plan, strict=True))
+    return max(own + block.backward_bytes[one] for own, block, one in zip(held, blocks, plan, strict=True))
+
+
+def _greedy(blocks: Sequence[BlockCosts], budget_bytes: float) -> Choices | None:
+    """Change what frees most bytes per second, until the plan fits."""
+    plan = [BLOCK_CHOICES[0]] * len(blocks)
+    while plan_peak_bytes(blocks, plan) > budget_bytes:
+        offers = [
+            ((block.held_bytes["keep"] - block.held_bytes[choice]) / block.seconds[choice], place, choice)
+            for place, block in enumerate(blocks)
+            for choice in BLOCK_CHOICES[1:]
+            if plan[place] == "keep"
+        ]
+        if not offers:
+            return None
+        _, place, choice = max(offers)
+        plan[place] = choice
+    return plan
+
+
+def _words(given: Any) -> list[str]:
+    words = list(given)
+    if isinstance(given, str) or not all(isinstance(word, str) and word in BLOCK_CHOICES for word in words):
+        raise TypeError
+    return words
+
+
+_as_plan = reader(
+    _words,
+    'A choice for each block is expected, "keep", "recompute" or "offload", in their order (or None)',
+    "On attend un choix par bloc, « keep », « recompute » ou « offload », dans l’ordre (ou None)",
+)
+
+
+def _weighed(answer: Callable[..., Any], blocks: Sequence[BlockCosts], budget_bytes: float) -> tuple[float, float]:
+    """Bytes above the budget, and seconds: what a plan is judged by. No plan takes for ever."""
+    given = answer(blocks, budget_bytes)
+    if given is None:
+        return 0.0, inf
+    plan = _as_plan(given)
+    if len(plan) != len(blocks):
+        raise Wrong(
+            en=f"There are {len(blocks)} blocks, but your plan has {len(plan)} choices.",
+            fr=f"Il y a {len(blocks)} blocs, mais votre plan compte {len(plan)} choix.",
+        )
+    return max(0.0, plan_peak_bytes(blocks, plan) - budget_bytes), _seconds(blocks, plan)
+
+
+def _made(seed: int, count: int) -> list[BlockCosts]:
+    """Blocks in which recomputation keeps the input and the offloaded activations come back one by one."""
+    draw = Random(seed)
+    made = []
+    for _ in range(count):
+        kept, extra = draw.randint(10, 60), draw.randint(5, 25)
+        own = draw.randint(1, max(1, kept // 6))
+        figures = (
+            (kept, own, 0),
+            (kept + extra, kept + extra, max(own, (kept + extra) * 2 // 3)),
+            (0, draw.randint(3, 20), draw.randint(3, 20)),
+        )
+        made.append(BlockCosts(*(dict(zip(BLOCK_CHOICES, one, strict=True)) for one in figures)))
+    return made
+
+
+def _budgets() -> Iterator[tuple[list[BlockCosts], float]]:
+    for seed, count, share in ((1, 4, 0.6), (2, 5, 0.5), (3, 6, 0.45), (4, 5, 0.7), (5, 4, 2.0)):
+        blocks = _made(seed, count)
+        yield blocks, int(share * plan_peak_bytes(blocks, ["keep"] * count))
+    yield blocks, 5  # less than any backward pass takes
+
+
+def _amiss(case: Any, given: tuple[float, float], right: tuple[float, float]) -> Said:
+    blocks, budget = case
+    (excess, seconds), (_, least) = given, right
+    where_en = f"With {len(blocks)} blocks and a budget of {budget} bytes"
+    where_fr = f"Pour {len(blocks)} blocs et un budget de {budget} octets"
+    if seconds == inf:
+        return Said(
+            f"{where_en}, your function returns None, but there is a plan that fits and adds {least:g} s.",
+            f"{where_fr}, votre fonction renvoie None, mais il existe un plan qui tient et ajoute {least:g} s.",
+        )
+    if excess:
+        if least == inf:
+            return Said(f"{where_en}, no plan fits: return None.", f"{where_fr}, aucun plan ne tient : renvoyez None.")
+        return Said(
+            f"{where_en}, your plan does not fit: its peak is {budget + excess:g} bytes. At the backward of each "
+            "block, add what it takes to what the blocks before it hold.",
+            f"{where_fr}, votre plan ne tient pas : son pic est de {budget + excess:g} octets. Pendant la passe "
+            "arrière de chaque bloc, ajoutez ce qu’elle prend à ce que gardent les blocs précédents.",
+        )
+    return Said(
+        f"{where_en}, your plan fits, but adds {seconds:g} s to a step; another that fits adds {least:g} s.",
+        f"{where_fr}, votre plan tient, mais ajoute {seconds:g} s à un pas ; un autre, qui tient aussi, en ajoute "
+        f"{least:g}.",
+    )
+
+
+ACTIVATION_PLAN = Exercise(
+    id="activation-plan",
+    title=Said("keep, recompute or offload under a budget", "garder, recalculer ou décharger, sous un budget"),
+    judge=Judge(
+        cheapest_plan,
+        cases=_budgets,
+        trial=_weighed,
+        tolerance=0.01,
+        differs=_amiss,
+        mistakes=(
+            Mistake(
+                _cheapest(_held),
+                "You hold the sum of what the blocks keep against the budget. The peak comes during a backward pass: "
+                "the block that runs it takes its backward_bytes besides.",
+                "Vous comparez au budget la somme de ce que gardent les blocs. Or le pic a lieu pendant une passe "
+                "arrière : le bloc qui l’exécute prend en plus ses backward_bytes.",
+            ),
+            Mistake(
+                _cheapest(_all_and_fullest),
+                "You add the fullest backward pass to what all blocks hold, but these are not in memory at one moment: "
+                "when a block's backward runs, the blocks after it have given theirs back.",
+                "Vous ajoutez la passe arrière la plus gourmande à ce que gardent tous les blocs, or tout cela n’est "
+                "pas en mémoire au même instant : pendant la passe arrière d’un bloc, les suivants ont tout rendu.",
+            ),
+            Mistake(
+                _cheapest(_with_itself),
+                "You count a block twice: its backward_bytes contain what it holds. Add only what the blocks before "
+                "it hold.",
+                "Vous comptez deux fois le même bloc : ses backward_bytes contiennent ce qu’il garde. N’ajoutez que ce "
+                "que gardent les blocs qui le précèdent.",
+            ),
+            Mistake(
+                _cheapest(_backwards),
+                "You add what the blocks after it hold, but backward begins with the last block: what is still held "
+                "belongs to the blocks before.",
+                "Vous ajoutez ce que gardent les blocs suivants, or la passe arrière commence par le dernier bloc : ce "
+                "qui est encore gardé appartient aux blocs précédents.",
+            ),
+            Mistake(
+                _cheapest(least=plan_peak_bytes),
+                "Your plan has the smallest peak of all, and pays for it in time. It only has to fit: of the plans "
+                "that do, take the one of least seconds.",
+                "Votre plan a le plus petit pic de tous, et le paie en temps. Il lui suffit de tenir : parmi les plans "
+                "qui tiennent, prenez celui qui ajoute le moins de secondes.",
+            ),
+            Mistake(
+                _cheapest(alike=True),
+                "You give all blocks the same choice: that is what checkpointing and offload do. Each block may have "
+                "its own.",
+                "Vous donnez à tous les blocs le même choix : c’est ce que font checkpointing et offload. Chaque bloc "
+                "peut avoir le sien.",
+            ),
+            Mistake(
+                _cheapest(choices=("keep", "recompute")),
+                "You never offload; where a block is expensive to compute again, moving its activations may cost less.",
+                "Vous ne déchargez jamais ; quand un bloc est coûteux à recalculer, déplacer ses activations peut "
+                "revenir moins cher.",
+            ),
+            Mistake(
+                _cheapest(choices=("keep", "offload")),
+                "You never recompute; where a block is cheap to compute again, that may cost less than moving its "
+                "activations.",
+                "Vous ne recalculez jamais ; quand un bloc se recalcule vite, cela peut revenir moins cher que de "
+                "déplacer ses activations.",
+            ),
+            Mistake(
+                _greedy,
+                "You change what frees most bytes per second until the plan fits. That fits, but is not the cheapest: "
+                "the last change may free more than is needed, and a block near the end hardly lowers the peak. With "
+                "so few blocks, try all plans.",
+                "Vous changez ce qui libère le plus d’octets par seconde, jusqu’à ce que le plan tienne. Il tient, "
+                "mais ce n’est pas le moins cher : le dernier changement libère parfois plus qu’il ne faut, et un bloc "
+                "proche de la fin n’abaisse guère le pic. Avec si peu de blocs, essayez tous les plans.",
+            ),
+        ),
+    ),
+    praise_en="Right: within the budget, and no plan that fits costs less. Here too the peak is the largest of sums.",
+    praise_fr="Exact : le budget est tenu, et aucun plan qui le tient ne coûte moins. Ici encore, le pic est le "
+    "maximum des sommes.",
+    hint_en="Walk a plan from the first block to the last, adding up what is held. What does each block need at its "
+    "backward, and which of these moments is the fullest?",
+    hint_fr="Parcourez un plan du premier bloc au dernier, en cumulant ce qui est gardé. De quoi chaque bloc a-t-il "
+    "besoin pendant sa passe arrière, et lequel de ces instants est le plus plein ?",
+    nearer_en="For each block in turn: peak = max(peak, held + block.backward_bytes[choice]), then held += "
+    "block.held_bytes[choice]. Keep the plans whose peak fits; min(…, key=seconds, default=None).",
+    nearer_fr="Pour chaque bloc, dans l’ordre : peak = max(peak, held + block.backward_bytes[choice]), puis held += "
+    "block.held_bytes[choice]. Gardez les plans dont le pic tient ; min(…, key=secondes, default=None).",
+)
+
+
+@or_to_do
+def plans_table(choose: Callable[..., Any], plan: BudgetPlan) -> Table:
+    """Tabulate the plan that the student's function chooses under a budget, and the package's, with their forecasts."""
+    given = choose(block_costs(plan.tables), plan.budget_bytes)
+    rows = []
+    for name, choices in (
+        (say(en="yours", fr="vous"), None if given is None else [BLOCK_CHOICES.index(one) for one in given]),
+        (say(en="the package", fr="le paquet"), plan.choices),
+    ):
+        if choices is None:
+            rows.append((name, "—", "—", "—"))
+            continue
+        run = planned(plan.config, choices)
+        peak = forecast(run).memory.peak_bytes or 0
+        seconds = plan.tables.costs(choices)[0]
+        rows.append((name, run.layout.activation_plan, format_bytes(peak), format_seconds(seconds)))
+    head = titles(en="; plan; predicted peak; added to a step", fr="; plan; pic prédit; ajouté à un pas")
+    return Table(head, tuple(rows), align="llrr")
