@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import brief_percent, one_of, say
+from dlojz.base.language import brief_percent, one_of, refusal, say
 from dlojz.cost_model.calibration import FOLDER, Calibration, calibration
 from dlojz.cost_model.fit import RECIPES, completed, is_complete, is_fitted, leave_table_out, predicted_s, usable
 from dlojz.cost_model.layout_memory import Memories
@@ -65,11 +65,7 @@ TOOLS: Final = {
     "jean-zay-a100": (
         Tool("Calculon", 0.24, f"{_AS_IT_COMES}; ZeRO-1, 25 GB/s between nodes (30 % with 6.25); it has no vocabulary"),
     ),
-    "mt-nlg": (
-        Tool(
-            "llm-analysis given the rate", None, "its own example, from the TFLOP/s measured: no prediction"
-        ),
-    ),
+    "mt-nlg": (Tool("llm-analysis given the rate", None, "its own example, from the TFLOP/s measured: no prediction"),),
     "korthikanti-memory": (
         Tool("Calculon", 0.0208, "its own validation, activations of figure 1; 6.7 % on figure 7, 8.5 % on states"),
     ),
@@ -278,6 +274,14 @@ def validate(name: str) -> TableResult:
         LabError: for a table that prints no times, or that there is not.
     """
     if name not in PROFILE_OF:
+        if name in TABLES:
+            listed = ", ".join(validated())
+            raise refusal(
+                en=f"the table {name!r} prints no step times of whole models, so there is nothing to compare: name "
+                f"another one ({listed}).",
+                fr=f"le tableau {name!r} ne donne pas de durées d’itération de modèles entiers, il n’y a rien à "
+                f"comparer : nommez-en un autre ({listed}).",
+            )
         raise LabError(one_of("table", name, validated()))
     profile = PROFILE_OF[name]
     parameters, left = calibration(profile), without_table(name)

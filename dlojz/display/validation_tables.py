@@ -82,7 +82,7 @@ def validation_table(results: Sequence[TableResult]) -> Table:
             spaced_percent(one.left_out_worst),
             spaced_percent(one.trivial),
             decimal(one.rank_correlation, 2),
-            ", ".join(f"{tool.name} {spaced_percent(tool.mean or 0)}" for tool in one.tools),
+            ", ".join(f"{tool.name} {spaced_percent(tool.mean or 0, None)}" for tool in one.tools),
         )
         for one in results
     )
@@ -109,7 +109,7 @@ def tools_table(results: Sequence[TableResult]) -> Table:
     head = titles(en="table; tool; error; found by", fr="tableau; outil; erreur; trouvé par")
     known = {one.name: one.tools for one in results}
     rows = tuple(
-        (name, tool.name, spaced_percent(tool.mean or 0), tool.note)
+        (name, tool.name, spaced_percent(tool.mean or 0, None), tool.note)
         for name in TOOLS
         for tool in known.get(name, TOOLS[name])
     )
@@ -354,14 +354,19 @@ def blocks(results: Sequence[TableResult], memory: MemoryResult, rows: str) -> d
     """
     with _in_english():
         every = f"Every row, with what each predicts: [{rows}]({rows})."
-        tools = tools_table(results).markdown()
+        tools = f"Other tools on the same rows:\n\n{tools_table(results).markdown()}"
         return {
             "goals": goals_table(goals(results, memory)).markdown(),
-            "tables": f"{validation_table(results).markdown()}\n\nOther tools on the same rows:\n\n{tools}\n\n{every}",
-            "regret": regret_table(results).markdown(),
-            "interval": interval_table(results).markdown(),
-            "memory": memory_table(memory).markdown(),
+            "tables": f"{_body(validation_table(results))}\n\n{tools}\n\n{every}",
+            "regret": _body(regret_table(results)),
+            "interval": _body(interval_table(results)),
+            "memory": _body(memory_table(memory)),
         }
+
+
+def _body(shown: Table) -> str:
+    """A table below a heading, which says what its caption does."""
+    return replace(shown, caption="").markdown()
 
 
 def filled(text: str, made: dict[str, str], name: str) -> str:
@@ -406,11 +411,9 @@ def rows_page(results: Sequence[TableResult], memory: MemoryResult, page: str) -
             "Where another tool has published what it predicts for a row, that stands last.\n"
         ]
         for one in results:
-            parts.append(
-                f"## {one.name}\n\n{_sources(one.name)}\n\n{_untitled(rows_table(one, seconds=True)).markdown()}\n"
-            )
+            parts.append(f"## {one.name}\n\n{_sources(one.name)}\n\n{_body(rows_table(one, seconds=True))}\n")
             parts += _unused(one)
-        parts.append(f"## Readings of memory\n\n{readings_table(memory).markdown()}\n")
+        parts.append(f"## Readings of memory\n\n{_body(readings_table(memory))}\n")
         return "\n".join(parts)
 
 

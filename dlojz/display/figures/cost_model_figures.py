@@ -261,14 +261,7 @@ def _bars(axes: Axes, results: Sequence[TableResult]) -> None:
     left_out_goals = [LEFT_OUT_GOALS.get(one.name) for one in results]
     for offset, values, goals, color, hatch, label in (
         (0.27, [one.mean for one in results], [one.goal for one in results], BLUE, "", half),
-        (
-            0.0,
-            [one.left_out_mean for one in results],
-            [LEFT_OUT_GOALS.get(one.name) for one in results],
-            SKY,
-            "..",
-            out,
-        ),
+        (0.0, [one.left_out_mean for one in results], left_out_goals, SKY, "..", out),
         (-0.27, [one.trivial for one in results], none, ORANGE, "//", trivial),
     ):
         shares = [100 * value for value in values]
