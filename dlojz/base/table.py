@@ -161,7 +161,7 @@ class Table:
         for place, (column, side) in enumerate(zip(columns, self._sides(), strict=True)):
             if side == "r":
                 title = titles[place].replace(" / ", "\u00a0/ ")  # a unit's stroke stays at its word
-                widths[place] = max(map(cell_len, [*column, *title.split(" ")]), default=1)
+                widths[place] = max(1, *map(cell_len, [*column, *title.split(" ")]))
                 titles[place] = textwrap.fill(title, widths[place], break_on_hyphens=False)
             elif place >= self.whole:
                 widths[place] = max(map(cell_len, " ".join([titles[place], *column]).split()), default=0)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import brief_percent, one_of, refusal, say, spaced_percent
+from dlojz.base.language import one_of, refusal, say, spaced_percent
 from dlojz.base.table import Table, facts, titles
 from dlojz.cli import main
-from dlojz.cli.options import FIGURE, JSON, WORDS, Answer, Given, fields_of, tell, tell_written, verb
+from dlojz.cli.options import FIGURE, JSON, WORDS, Answer, Given, tell, tell_written, verb
 from dlojz.hardware.decoder_size import DecoderSize
 
 HERE = "here"
@@ -328,28 +328,43 @@ def _verdict(measured_s: list[float]) -> str:
 
 @verb(
     "validate",
-    "[TABLE…]  tables to show row by row // tableaux à montrer ligne par ligne",
+    """
+    [TABLE…]  tables to show row by row // tableaux à montrer ligne par ligne
+    --page FILE  Markdown page to write anew, docs/validation.md; its rows go into a second one beside it
+        // page Markdown à réécrire, docs/validation.md ; ses lignes vont dans une seconde, à côté
+    """,
     FIGURE,
     JSON,
     en="""How far the planner's cost model is from published measurements.
 
-Without a table: the error of every table on the rows that nothing was fitted on, beside that of a constant rate per
-GPU, of fits that saw no row of the model, and of the best published tool; then memory. With a table: every row.""",
+Without a table: each goal with what it comes to and why one is missed; the error of every table on the half that
+nothing was fitted on and by a fit that saw no row of it, beside a constant rate per GPU and other tools; what the
+planner's first choice among the measured layouts of a model would lose; then memory. With tables: their goals, and
+every row with what each way of predicting says. Exits with 1 if a goal is missed.
+
+`--page` writes the same as a page: what stands between its marks is replaced, what was written by hand is kept.""",
     fr="""À quelle distance des mesures publiées se trouve le modèle de coût du planificateur.
 
-Sans tableau : l’erreur de chaque tableau sur les lignes que l’ajustement n’a pas vues, à côté de celle d’un débit
-constant par GPU, d’ajustements sans aucune ligne du modèle, et du meilleur outil publié ; puis la mémoire. Avec un
-tableau : chaque ligne.""",
+Sans tableau : chaque objectif, ce qu’il en est et pourquoi s’il est manqué ; l’erreur de chaque tableau sur la moitié
+que l’ajustement n’a pas vue et par un ajustement qui n’en a vu aucune ligne, à côté d’un débit constant par GPU et
+d’autres outils ; ce que perdrait le premier choix du planificateur parmi les configurations mesurées d’un modèle ; puis
+la mémoire. Avec des tableaux : leurs objectifs, et chaque ligne avec ce qu’en dit chaque manière de prédire. Le code de
+sortie est 1 si un objectif est manqué.
+
+`--page` en fait une page, en anglais : ce qui est entre ses repères est remplacé, ce qui est écrit à la main est
+gardé.""",
     examples="""
     dlojz validate
     dlojz validate jean-zay-a100
+    dlojz validate --page docs/validation.md
     dlojz validate --json
     dlojz validate --figure validation.png
     """,
 )
 def validate_command(given: Given, answer: Answer) -> int:
-    """Show the errors of the cost model; exits with 1 if a goal is missed."""
-    from dlojz.cost_model.validation import validate, validate_memory, validated
+    """Show goals and errors of the cost model, or write their page; exits with 1 if a goal is missed."""
+    from dlojz.cost_model.validation import first_choices, goals, table_goals, validate, validate_memory, validated
+    from dlojz.display import validation_tables as tables
 
     names = given[WORDS]
     if len(names) != len(set(names)):
@@ -357,44 +372,34 @@ def validate_command(given: Given, answer: Answer) -> int:
             en=f"a table was named twice: {', '.join(names)}; name each once.",
             fr=f"un tableau est nommé deux fois : {', '.join(names)} ; nommez chacun une fois.",
         )
+    if names and given["page"]:
+        raise refusal(
+            en=f"the page has all tables: leave out {' '.join(names)}, or --page.",
+            fr=f"la page contient tous les tableaux : ôtez {' '.join(names)}, ou --page.",
+        )
     results = [validate(name) for name in names or validated()]
     memory = None if names else validate_memory()
+    found = [goal for one in results for goal in table_goals(one)] if memory is None else goals(results, memory)
     if given["figure"]:
         from dlojz.display.figures.cost_model_figures import validation_figure
 
         validation_figure(results, given["figure"])
-    missed = [one.name for one in results if one.reached is False]
+        tell_written(given["figure"])
+    if given["page"] and memory is not None:
+        beside = tables.write_page(Path(given["page"]), results, memory)
+        tell_written(given["page"], en="page", fr="page")
+        tell_written(beside, en="its rows", fr="ses lignes")
     if given["json"]:
-        document: dict[str, Any] = {"tables": [one.as_dict() for one in results]}
+        answer(tables.validation_document(results, found, memory, rows=bool(names)))
+    else:
+        for one in results if names else ():
+            answer(tables.rows_table(one))
+        if found:
+            answer(tables.goals_table(found))
+        answer(tables.validation_table(results))
+        if any(map(first_choices, results)):
+            answer(tables.regret_table(results))
         if memory is not None:
-            document["memory"] = memory.as_dict()
-        if names:
-            for made, one in zip(document["tables"], results, strict=True):
-                made["each"] = [
-                    {"row": row.row.row, **fields_of(row, "measured_s", "predicted_s", "error", "held_out")}
-                    for row in one.rows
-                ]
-        answer(document)
-        return int(bool(missed))
-    from dlojz.display.figures.cost_model_figures import rows_table, validation_table
-
-    for one in results if names else ():
-        answer(rows_table(one))
-    answer(validation_table(results))
-    if memory is not None:
-        answer(_memory_words(memory))
-    return int(bool(missed))
-
-
-def _memory_words(memory: Any) -> str:
-    missed = ", ".join(memory.missed)
-    return say(
-        en=f"Memory: {brief_percent(memory.mean)} on the held-out Jean Zay readings, "
-        f"{brief_percent(memory.activation_mean)} on Korthikanti's activations; {len(memory.found)} of "
-        f"{len(memory.ran_out)} out-of-memory rows found, {len(memory.false_alarms)} false alarms."
-        + (f" Not found: {missed}." if missed else ""),
-        fr=f"Mémoire : {brief_percent(memory.mean)} sur les relevés de Jean Zay mis de côté, "
-        f"{brief_percent(memory.activation_mean)} sur les activations de Korthikanti ; {len(memory.found)} lignes à "
-        f"court de mémoire trouvées sur {len(memory.ran_out)}, {len(memory.false_alarms)} fausses alertes."
-        + (f" Non trouvées : {missed}." if missed else ""),
-    )
+            answer(tables.interval_table(results))
+            answer(tables.memory_table(memory))
+    return int(not all(one.reached for one in found))

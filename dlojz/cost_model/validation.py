@@ -3,7 +3,9 @@
 An error called held out comes from rows that no parameter was fitted on; one with the table left out from a fit that
 saw no row of it, nor of its software. The trivial model, a constant rate per GPU, gets half of the table to fit its
 one number. Of memory, the reserve and what one layer takes were fitted on the first half
-of Jean Zay's readings; an out-of-memory row is found if the prediction is above what the GPU has.
+of Jean Zay's readings; an out-of-memory row is found if the prediction is above what the GPU has. The planner's regret
+is what its first choice among the measured layouts of a model loses to the best of them. `docs/validation.md` says all
+of it.
 """
 
 from __future__ import annotations
@@ -11,17 +13,18 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of
+from dlojz.base.language import brief_percent, one_of, refusal, say
 from dlojz.cost_model.calibration import FOLDER, Calibration, calibration
-from dlojz.cost_model.fit import RECIPES, completed, is_fitted, leave_table_out, predicted_s, usable
+from dlojz.cost_model.fit import RECIPES, completed, is_complete, is_fitted, leave_table_out, predicted_s, usable
 from dlojz.cost_model.layout_memory import Memories
 from dlojz.cost_model.layouts import Layouts, Reals
 from dlojz.cost_model.step import memories
@@ -37,28 +40,41 @@ PROFILE_OF: Final = {name: key for key, one in RECIPES.items() for name in one.t
 
 
 class Tool(NamedTuple):
-    """Error that a published tool reports on a table.
+    """Error of another tool on a table.
 
     Attributes:
         name: of the tool.
-        mean: mean absolute error, as a share.
-        note: on what, and whether it was tuned to these rows.
+        mean: mean absolute error, as a share; None where it follows from what it has published row by row.
+        note: who found it, on what, and whether it was tuned to these rows.
     """
 
     name: str
-    mean: float
+    mean: float | None
     note: str
 
 
+_AS_IT_COMES: Final = "run as it comes, not tuned: its A100 80 GB, full recomputation, 1F1B, no overlap"
 TOOLS: Final = {
-    "korthikanti-5": Tool("Calculon", 0.0365, "Isaev et al., SC23, its own validation; tuned to these rows"),
-    "vtrain-multi": Tool("vTrain", 0.1473, "Bang et al., MICRO 2024, all rows; profiled on the same GPUs"),
-    "jean-zay-a100": Tool("constant rate", 0.084, "no tool has published an error on these rows"),
+    "korthikanti-5": (
+        Tool("Calculon", 0.0365, "its own validation (Isaev et al., SC23), eight of these rows, which it was tuned to"),
+    ),
+    "vtrain-multi": (
+        Tool("vTrain", 0.1473, "its authors (Bang et al., MICRO 2024), all rows, profiled on the same GPUs"),
+        Tool("Calculon", 0.154, _AS_IT_COMES),
+    ),
+    "jean-zay-a100": (
+        Tool("Calculon", 0.24, f"{_AS_IT_COMES}; ZeRO-1, 25 GB/s between nodes (30 % with 6.25); it has no vocabulary"),
+    ),
+    "mt-nlg": (Tool("llm-analysis given the rate", None, "its own example, from the TFLOP/s measured: no prediction"),),
+    "korthikanti-memory": (
+        Tool("Calculon", 0.0208, "its own validation, activations of figure 1; 6.7 % on figure 7, 8.5 % on states"),
+    ),
 }
+"""What is known of other tools, table by table."""
 
 
 class Goal(NamedTuple):
-    """Target error of the cost model on rows not used in the fit.
+    """Target error of the cost model.
 
     Attributes:
         mean: mean absolute error, as a share.
@@ -79,6 +95,20 @@ GOALS: Final = {
     "torchtitan": Goal(0.08),
     "llama-3": Goal(0.08),
 }
+"""On the half of a table that was not fitted on."""
+LEFT_OUT_GOALS: Final = {
+    "torchtitan": Goal(0.05),
+    "vtrain-multi": Goal(0.06, 0.25),
+    "mpt-a100": Goal(0.06),
+    "mpt-h100": Goal(0.06),
+}
+"""On all rows of a table, by a fit that saw none of them."""
+REGRET_GOAL: Final = Goal(0.02, 0.05)
+"""Of the first choice: median of a table, and its worst model."""
+LONG: Final = 16384
+"""Tokens from which a sequence is called long."""
+COVERED: Final = (0.75, 0.85)
+"""Share of a table's rows that an interval called "four in five" may cover."""
 
 
 @dataclass(frozen=True)
@@ -175,8 +205,22 @@ class TableResult:
         return max(abs(one.left_out_error) for one in self.rows)
 
     @property
+    def tools(self) -> tuple[Tool, ...]:
+        """Other tools of which an error on this table is known, with that error."""
+        return tuple(
+            one if one.mean is not None else one._replace(mean=self._published_mean(one.name))
+            for one in TOOLS.get(self.name, ())
+        )
+
+    def _published_mean(self, tool: str) -> float:
+        figures = [
+            (figure.step_s, one.measured_s) for one in self.rows for figure in one.row.published if figure.tool == tool
+        ]
+        return statistics.fmean(abs(step_s / measured_s - 1) for step_s, measured_s in figures)
+
+    @property
     def goal(self) -> Goal | None:
-        """Target error; None where none was set."""
+        """Target error of the held-out half; None where none was set."""
         return GOALS.get(self.name)
 
     @property
@@ -189,7 +233,7 @@ class TableResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
-        goal, tool = self.goal, TOOLS.get(self.name)
+        goal = self.goal
         return {
             "table": self.name,
             "profile": self.profile,
@@ -205,7 +249,7 @@ class TableResult:
             "left_out_worst": self.left_out_worst,
             "goal": goal._asdict() if goal else None,
             "reached": self.reached,
-            "tool": tool._asdict() if tool else None,
+            "tools": [one._asdict() for one in self.tools],
         }
 
 
@@ -230,6 +274,14 @@ def validate(name: str) -> TableResult:
         LabError: for a table that prints no times, or that there is not.
     """
     if name not in PROFILE_OF:
+        if name in TABLES:
+            listed = ", ".join(validated())
+            raise refusal(
+                en=f"the table {name!r} prints no step times of whole models, so there is nothing to compare: name "
+                f"another one ({listed}).",
+                fr=f"le tableau {name!r} ne donne pas de durées d’itération de modèles entiers, il n’y a rien à "
+                f"comparer : nommez-en un autre ({listed}).",
+            )
         raise LabError(one_of("table", name, validated()))
     profile = PROFILE_OF[name]
     parameters, left = calibration(profile), without_table(name)
@@ -344,6 +396,56 @@ def _quantiles(tables: Sequence[Reals], level: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
+_SAME: Final = ("cluster", "size", "gpus", "global_batch", "precision", "gradient_precision", "series")
+_LAYOUT: Final = (
+    "dp", "tp", "pp", "cp", "zero", "zero_shards", "micro_batch", "schedule", "chunks", "partition", "checkpointing",
+    "sequence_parallel", "offload", "engine",
+)  # fmt: skip
+LEAST_LAYOUTS: Final = 5
+"""Layouts of a model from which a choice among them tells something."""
+
+
+class FirstChoice(NamedTuple):
+    """Choice among the measured layouts of a model on as many GPUs with one batch, by the fit without their table.
+
+    A layout that was measured several times counts once, with the median of its seconds.
+
+    Attributes:
+        chosen, best: a row of the layout that is predicted fastest, and one of the layout that was.
+        layouts: how many there are, at least `LEAST_LAYOUTS`.
+        regret: measured seconds of the chosen over those of the best, less one.
+        random: the same of a layout drawn by lot, in the mean; a constant rate does no better.
+        correlation: of the ranks of measured and predicted seconds.
+    """
+
+    chosen: RowResult
+    best: RowResult
+    layouts: int
+    regret: float
+    random: float
+    correlation: float
+
+
+def first_choices(result: TableResult) -> tuple[FirstChoice, ...]:
+    """Find what the planner's first choice would have lost, for each model with enough measured layouts."""
+    models: dict[tuple[Any, ...], dict[tuple[Any, ...], list[RowResult]]] = {}
+    for one in result.rows:
+        model = tuple(getattr(one.row, name) for name in _SAME)
+        layout = tuple(getattr(one.row, name) for name in _LAYOUT)
+        models.setdefault(model, {}).setdefault(layout, []).append(one)
+    found = []
+    for layouts in models.values():
+        if len(layouts) < LEAST_LAYOUTS:
+            continue
+        rows = [some[0] for some in layouts.values()]
+        measured = [statistics.median(one.measured_s for one in some) for some in layouts.values()]
+        predicted = [statistics.median(one.left_out_s for one in some) for some in layouts.values()]
+        first, best = predicted.index(min(predicted)), measured.index(min(measured))
+        regret, random = measured[first] / measured[best] - 1, statistics.fmean(measured) / measured[best] - 1
+        found.append(FirstChoice(rows[first], rows[best], len(rows), regret, random, spearman(measured, predicted)))
+    return tuple(found)
+
+
 READINGS = "jean-zay-a100"
 ACTIVATIONS = "korthikanti-memory"
 
@@ -385,11 +487,17 @@ class MemoryResult:
         readings: those with a figure, of Jean Zay.
         ran_out: those that ran out of memory.
         activations: those of Korthikanti, in bytes or relative to the layout without recomputation.
+        states: of Korthikanti: name, published and predicted bytes.
+        ran: rows of all tables that ran and print their layout; their bytes where they were read.
+        reserved: torchtitan's readings of what the allocator reserved.
     """
 
     readings: tuple[Reading, ...]
     ran_out: tuple[Reading, ...]
     activations: tuple[tuple[str, float, float], ...]
+    states: tuple[tuple[str, float, float], ...]
+    ran: tuple[Reading, ...]
+    reserved: tuple[Reading, ...]
 
     @property
     def mean(self) -> float:
@@ -413,8 +521,13 @@ class MemoryResult:
 
     @property
     def false_alarms(self) -> tuple[str, ...]:
-        """Rows that ran, against the prediction."""
+        """Rows of the readings that ran, against the prediction."""
         return tuple(one.row.row for one in self.readings if one.too_much)
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Rows of all tables that ran, against the prediction."""
+        return tuple(one.row.row for one in self.ran if one.too_much)
 
     @property
     def activation_mean(self) -> float:
@@ -429,24 +542,56 @@ class MemoryResult:
             "mean_of_all": self.mean_of_all,
             "out_of_memory": {"found": list(self.found), "missed": list(self.missed)},
             "false_alarms": list(self.false_alarms),
+            "ran": len(self.ran),
+            "refused": list(self.refused),
             "activations": len(self.activations),
             "activation_mean": self.activation_mean,
+            "states": [predicted / published - 1 for _, published, predicted in self.states],
+            "reserved": {one.row.row: one.error for one in self.reserved},
         }
 
 
 def validate_memory() -> MemoryResult:
-    """Validate the memory model against all published readings."""
-    rows = [row for row in table(READINGS) if row.usable and row.micro_batch]
-    readings: list[Reading] = []
-    ran_out: list[Reading] = []
+    """Validate the memory model against all published readings, and against all runs that are known to have fit."""
+    readings = [row for row in table(READINGS) if row.usable and row.micro_batch and row.memory_bytes is not None]
+    oom = [row for row in table(READINGS) if row.usable and row.micro_batch and row.outcome == "oom"]
+    ran = [
+        row
+        for name in validated()
+        for row in table(name)
+        if row.usable and row.outcome == "ran" and is_complete(row) and row.size.layers > 1
+    ]
+    reserved = [row for row in ran if row.memory_reading == "reserved" and row.memory_bytes is not None]
+    states = [row for row in table(ACTIVATIONS) if row.usable and row.memory_reading == "states"]
+    held = [_memory(row) for row in states]
+    return MemoryResult(
+        _readings(row for row in readings if row.outcome != "oom"),
+        _readings(oom),
+        tuple(_activations()),
+        tuple(
+            (row.row, row.memory_bytes or math.nan, float(one.weights[0] + one.gradients[0] + one.optimizer[0]))
+            for row, one in zip(states, held, strict=True)
+        ),
+        _readings(ran),
+        _readings(reserved),
+    )
+
+
+def _readings(rows: Iterable[Measurement]) -> tuple[Reading, ...]:
+    """Predict the bytes of rows, those of one model together."""
+    found: dict[str, Reading] = {}
+    models: dict[object, list[Measurement]] = {}
+    order = []
     for row in rows:
-        if row.memory_bytes is None and row.outcome != "oom":
-            continue
-        predicted = float(_memory(row).total_bytes[0])
-        capacity = float(cluster(row.cluster).gpu.memory_bytes)
-        made = Reading(row, row.memory_bytes or 0.0, predicted, capacity, not is_fitted(row))
-        (ran_out if row.outcome == "oom" else readings).append(made)
-    return MemoryResult(tuple(readings), tuple(ran_out), tuple(_activations()))
+        models.setdefault((row.size, row.precision), []).append(row)
+        order.append(row.row)
+    for some in models.values():
+        predicted = memories(decoder_workload(some[0].size), Layouts.from_measurements(some)).total_bytes
+        for row, total in zip(some, predicted, strict=True):
+            capacity = float(cluster(row.cluster).gpu.memory_bytes)
+            held_out = row.table in NEVER_FITTED or not is_fitted(row)
+            found[row.row] = Reading(row, row.memory_bytes or 0.0, float(total), capacity, held_out)
+    return tuple(found[name] for name in order)
 
 
 def _activations() -> list[tuple[str, float, float]]:
@@ -469,3 +614,186 @@ def _activations() -> list[tuple[str, float, float]]:
 
 def _memory(row: Measurement) -> Memories:
     return memories(decoder_workload(row.size), Layouts.from_measurements([row]))
+
+
+@dataclass(frozen=True)
+class GoalResult:
+    """Goal of the cost model, and what it comes to today.
+
+    Attributes:
+        name: that JSON gives it.
+        what: in words.
+        value: a share, or a number of rows or tables where `counted`.
+        least, most: between which it is wanted.
+        counted: whether the value is a number.
+        detail: figures behind the value, in words.
+        table: that it is of; empty for one of several tables.
+    """
+
+    name: str
+    what: str
+    value: float
+    least: float = 0.0
+    most: float = math.inf
+    counted: bool = False
+    detail: str = ""
+    table: str = ""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the value is where it is wanted."""
+        return self.least <= self.value <= self.most
+
+    @property
+    def reason(self) -> str:
+        """Why the goal is missed, as far as is known; empty where it is reached or nothing is known."""
+        return "" if self.reached else _reason(self.name)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "goal": self.name,
+            "what": self.what,
+            "value": self.value,
+            "least": self.least,
+            "most": None if math.isinf(self.most) else self.most,
+            "reached": self.reached,
+            "detail": self.detail,
+            "reason": self.reason,
+        }
+
+
+def _reason(name: str) -> str:
+    """Why a goal is missed, without a figure that could change; `docs/validation.md` says more."""
+    match name:
+        case "torchtitan, left out":
+            return say(
+                en="Its rows with several context-parallel ranks are slower than kernel and messages explain; nothing "
+                "in the layout says why.",
+                fr="Ses lignes à plusieurs rangs de parallélisme de contexte sont plus lentes que noyau et messages ne "
+                "l’expliquent ; rien dans la configuration ne dit pourquoi.",
+            )
+        case "vtrain-multi, left out" | "vtrain-multi, left out, worst":
+            return say(
+                en="Some runs took half as long again as the same layout with another micro-batch, one twice as long: "
+                "a slow node or network, which no layout tells.",
+                fr="Certaines exécutions ont duré moitié plus que la même configuration avec un autre micro-batch, "
+                "l’une deux fois plus : un nœud ou un réseau lent, que la configuration ne dit pas.",
+            )
+        case "refused":
+            return say(
+                en="V100's ZeRO-3 rows do not print what was kept elsewhere beside the states: of some, the layer "
+                "inputs alone exceed the GPU. NeMo prints neither recomputation nor the precision of its gradients; "
+                "none and fp32 are taken.",
+                fr="Les lignes ZeRO-3 sur V100 ne disent pas ce qui, outre les états, était gardé ailleurs : de "
+                "certaines, les seules entrées de couches dépassent le GPU. NeMo ne donne ni recalcul ni précision des "
+                "gradients ; on prend aucun et fp32.",
+            )
+        case "constant":
+            return say(
+                en="MT-NLG is one layout on three numbers of GPUs, which one number meets; its software is slower than "
+                "the same layout of Narayanan et al., and nothing was fitted on it.",
+                fr="MT-NLG est une seule configuration sur trois nombres de GPU, qu’un seul nombre suffit à décrire ; "
+                "son logiciel est plus lent que la même configuration de Narayanan et al., et rien n’y a été ajusté.",
+            )
+    return ""
+
+
+def table_goals(result: TableResult) -> tuple[GoalResult, ...]:
+    """List the goals of one table: its held-out half, its rows by the fit without it, its first choices."""
+    name = result.name
+    found = []
+    half, out = GOALS.get(name), LEFT_OUT_GOALS.get(name)
+    if out is not None:
+        words = say(en=f"{name}, table left out", fr=f"{name}, tableau écarté")
+        detail = _long_rows(result) if any(_is_long(one) for one in result.rows) else ""
+        found.append(GoalResult(f"{name}, left out", words, result.left_out_mean, most=out.mean, detail=detail))
+        if out.worst is not None:
+            worst = max(result.rows, key=lambda one: abs(one.left_out_error))
+            words = say(en=f"{name}, table left out, worst row", fr=f"{name}, tableau écarté, pire ligne")
+            limit, row = out.worst, worst.row.row
+            found.append(GoalResult(f"{name}, left out, worst", words, result.left_out_worst, most=limit, detail=row))
+    if half is not None:
+        words = say(en=f"{name}, half held out", fr=f"{name}, moitié mise de côté")
+        found.append(GoalResult(f"{name}, half", words, result.mean, most=half.mean))
+        if half.worst is not None:
+            words = say(en=f"{name}, half held out, worst row", fr=f"{name}, moitié mise de côté, pire ligne")
+            found.append(GoalResult(f"{name}, half, worst", words, result.worst, most=half.worst))
+    regrets = [one.regret for one in first_choices(result)]
+    if regrets and REGRET_GOAL.worst is not None:
+        words = say(en=f"{name}, regret of the first choice, ", fr=f"{name}, regret du premier choix, ")
+        median, greatest = say(en="median", fr="médiane"), say(en="worst", fr="pire")
+        models = say(en=f"{len(regrets)} models", fr=f"{len(regrets)} modèles")
+        middle, limit = statistics.median(regrets), REGRET_GOAL.mean
+        found.append(GoalResult(f"{name}, regret", words + median, middle, most=limit, detail=models))
+        limit = REGRET_GOAL.worst
+        found.append(GoalResult(f"{name}, regret, worst", words + greatest, max(regrets), most=limit))
+    return tuple(replace(one, table=name) for one in found)
+
+
+def _is_long(one: RowResult) -> bool:
+    return one.row.size.sequence_length >= LONG
+
+
+def _long_rows(result: TableResult) -> str:
+    """Say how a table's long sequences do, and the others."""
+    told = []
+    for long, words in (
+        (False, say(en=f"below {LONG} tokens", fr=f"sous {LONG} tokens")),
+        (True, say(en="from there on", fr="à partir de là")),
+    ):
+        errors = [abs(one.left_out_error) for one in result.rows if _is_long(one) == long]
+        told += [f"{words} {brief_percent(statistics.fmean(errors))} ({len(errors)})"] if errors else []
+    return ", ".join(told)
+
+
+def goals(results: Sequence[TableResult], memory: MemoryResult) -> tuple[GoalResult, ...]:
+    """List all goals: those of each table, and those of several tables.
+
+    Args:
+        results: of all tables.
+    """
+    long = {one.name: [abs(row.left_out_error) for row in one.rows if _is_long(row)] for one in results}
+    every = [error for errors in long.values() for error in errors]
+    each = ", ".join(
+        f"{name} {brief_percent(statistics.fmean(some))} ({len(some)})" for name, some in long.items() if some
+    )
+    words = say(
+        en=f"sequences of {LONG} tokens and more, table left out",
+        fr=f"séquences de {LONG} tokens et plus, tableau écarté",
+    )
+    found = [GoalResult("long", words, statistics.fmean(every), most=0.08, detail=each)]
+    beaten = [one.name for one in results if one.left_out_mean >= one.trivial]
+    words = say(en="tables on which a constant rate is as good", fr="tableaux où un débit constant fait aussi bien")
+    found.append(GoalResult("constant", words, len(beaten), most=0, counted=True, detail=", ".join(beaten)))
+    words = say(en="runs that ran and are refused", fr="exécutions qui ont tourné et sont refusées")
+    share = len(memory.refused) / len(memory.ran)
+    found.append(GoalResult("refused", words, share, most=0.02, detail=_refusals(memory)))
+    words = say(en="out-of-memory rows found", fr="lignes à court de mémoire trouvées")
+    detail = say(en=f"of {len(memory.ran_out)}", fr=f"sur {len(memory.ran_out)}")
+    found.append(GoalResult("out of memory", words, len(memory.found), least=5, counted=True, detail=detail))
+    words = say(en="memory read on Jean Zay, half held out", fr="mémoire relevée sur Jean Zay, moitié mise de côté")
+    found.append(GoalResult("memory", words, memory.mean, most=0.035))
+    for profile in dict.fromkeys(one.profile for one in results):
+        if sum(one.profile == profile for one in results) > 1:
+            covered = interval(profile).coverage
+            words = say(
+                en=f"rows of a table left out within the interval, {profile.upper()}",
+                fr=f"lignes d’un tableau écarté dans l’intervalle, {profile.upper()}",
+            )
+            found.append(GoalResult(f"interval, {profile}", words, covered, *COVERED))
+    own = [goal for one in results for goal in table_goals(one)]
+    return (*sorted(own, key=lambda one: _KINDS.index(one.name.split(", ")[1])), *found)
+
+
+_KINDS: Final = ("left out", "half", "regret")
+
+
+def _refusals(memory: MemoryResult) -> str:
+    """Tables with refused rows that ran, and how many."""
+    ran = Counter(one.row.table for one in memory.ran)
+    lost = Counter(one.row.table for one in memory.ran if one.too_much)
+    of = say(en="of", fr="sur")
+    told = [f"{name} {number} {of} {ran[name]}" for name, number in lost.items()]
+    rest = sum(number for name, number in ran.items() if name not in lost)
+    return ", ".join([*told, say(en=f"all others 0 of {rest}", fr=f"tous les autres 0 sur {rest}")])

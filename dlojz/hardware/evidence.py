@@ -2,8 +2,9 @@
 
 A row holds what its source prints, or what follows from it by arithmetic alone; what is not printed is None, and what
 is taken from elsewhere says so in `note`. One CSV per table: lines `#: key = value` hold for each row, then a line of
-names, then the rows; an empty cell takes the value of the head, `-` is none. The reader refuses a row whose GPUs are
-not the product of its degrees, or whose batch cannot be divided, unless it says why it is excluded.
+names, then the rows; an empty cell takes the value of the head, `-` is none. The reader refuses a damaged cell, naming
+table, line, row, column, value and what to do, and a layout that cannot have run (GPUs that are not the product of its
+degrees, a batch that cannot be divided), unless the row says why it is excluded.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, say
+from dlojz.base.language import one_of, refusal, say
+from dlojz.hardware.clusters import CLUSTERS
 from dlojz.hardware.decoder_size import DecoderSize, Formula, flops_per_sequence
 from dlojz.hardware.gpus import ATTENTION_KERNELS, AttentionKernel
 
@@ -27,6 +29,18 @@ Engine = Literal[
 ]
 MemoryReading = Literal["nvidia-smi", "reserved", "allocated", "states", "activations", ""]
 Outcome = Literal["ran", "oom"]
+
+
+class PublishedPrediction(NamedTuple):
+    """What another tool has published for a row.
+
+    Attributes:
+        tool: its name.
+        step_s: seconds of a step that it predicts.
+    """
+
+    tool: str
+    step_s: float
 
 
 @dataclass(frozen=True)
@@ -67,6 +81,7 @@ class Measurement:
         series: rows of one series were measured in the same way; between two, compare with care.
         excluded: why the row is not to be used; empty if it is.
         note: what one must know to read it.
+        published: seconds of the same step that other tools have published, written `TOOL SECONDS; TOOL SECONDS`.
     """
 
     table: str
@@ -107,6 +122,7 @@ class Measurement:
     series: str
     excluded: str
     note: str
+    published: tuple[PublishedPrediction, ...]
 
     @property
     def usable(self) -> bool:
@@ -139,9 +155,11 @@ _DEFAULTS: Final[dict[str, str]] = {
     "attention_kernel": "flash2",
     "overlap": "no", "micro_batch": NONE, "step_s": NONE, "forward_s": NONE, "backward_s": NONE, "tflops_per_gpu": NONE,
     "formula": "", "memory_bytes": NONE, "memory_reading": "", "memory_share": NONE, "outcome": "ran", "series": "",
-    "excluded": "", "note": "",
+    "excluded": "", "note": "", "published": "",
 }  # fmt: skip
 _LEGAL: Final[dict[str, tuple[str, ...]]] = {
+    "cluster": CLUSTERS,
+    "schedule": ("", "gpipe", "1f1b", "interleaved"),
     "checkpointing": get_args(Checkpointing),
     "precision": get_args(Precision),
     "gradient_precision": get_args(Precision),
@@ -178,36 +196,72 @@ def _natural(cell: str) -> int:
     return int(cell)
 
 
+def _published(cell: str) -> tuple[PublishedPrediction, ...]:
+    pairs = [one.strip().rpartition(" ") for one in cell.split(";") if one.strip()]
+    if not all(tool for tool, _, _ in pairs):
+        raise ValueError(cell)
+    return tuple(PublishedPrediction(tool, _real(seconds)) for tool, _, seconds in pairs)
+
+
 _READERS: Final[tuple[tuple[str, Callable[[str], Any], str, str], ...]] = (
     ("bool", _yes, "yes or no", "yes ou no"),
     ("float", _real, "a number greater than 0", "un nombre plus grand que 0"),
     ("int", _natural, "a whole number", "un nombre entier"),
+    (
+        "tuple",
+        _published,
+        "names of tools with their seconds, such as vTrain 3.5",
+        "des outils avec leurs secondes, comme vTrain 3.5",
+    ),
 )
 
 
-def _refuse(path: Path, line: int, what: str) -> LabError:
-    return LabError(say(en=f"{path.name}, line {line}: {what}", fr=f"{path.name}, ligne {line} : {what}"))
+class _Place(NamedTuple):
+    """Where a cell stands, for what refuses it."""
+
+    path: Path
+    line: int
+    row: str = ""
+
+    def refuse(self, what: str) -> LabError:
+        """Name file, line and row before what is wrong."""
+        row = say(en=f", row {self.row}", fr=f", rangée {self.row}") if self.row else ""
+        return LabError(
+            say(
+                en=f"{self.path.name}, line {self.line}{row}: {what}",
+                fr=f"{self.path.name}, ligne {self.line}{row} : {what}",
+            )
+        )
 
 
-def _value(path: Path, line: int, key: str, kind: str, cell: str) -> Any:
+def _remedy(kind: str) -> str:
+    """How a damaged cell is repaired; one that may be missing says so."""
+    none = say(en=f", or write {NONE} if the source prints none", fr=f", ou écrivez {NONE} si la source n’en donne pas")
+    return say(en="correct the cell", fr="corrigez la cellule") + (none if "None" in kind else "")
+
+
+def _value(place: _Place, key: str, kind: str, cell: str) -> Any:
     if cell == NONE and "None" in kind:
         return None
-    if key in _LEGAL and cell not in _LEGAL[key]:
-        raise _refuse(path, line, one_of(key, cell, _LEGAL[key]))
+    legal = _LEGAL.get(key, (cell,))
+    if cell == NONE and "" in legal:
+        return ""
+    if cell not in legal:
+        raise place.refuse(one_of(key, cell, filter(None, legal)))
     for name, read, english, french in _READERS:
         if kind.startswith(name):
             try:
                 return read(cell)
             except ValueError:
                 sentence = say(
-                    en=f"{key} must be {english}, but {cell!r} was received.",
-                    fr=f"{key} doit être {french}, mais {cell!r} a été reçu.",
+                    en=f"{key} must be {english}, but {cell!r} was received: {_remedy(kind)}.",
+                    fr=f"{key} doit être {french}, mais {cell!r} a été reçu : {_remedy(kind)}.",
                 )
-                raise _refuse(path, line, sentence) from None
+                raise place.refuse(sentence) from None
     return cell
 
 
-def _built(path: Path, line: int, cells: Mapping[str, str], built: type, **known: Any) -> dict[str, Any]:
+def _built(place: _Place, cells: Mapping[str, str], built: type, **known: Any) -> dict[str, Any]:
     """The arguments of a dataclass, each read as its annotation says; one that the file leaves out is refused."""
     values = dict(known)
     for field in fields(built):
@@ -217,27 +271,60 @@ def _built(path: Path, line: int, cells: Mapping[str, str], built: type, **known
         if cell is None:
             if field.default is MISSING:
                 sentence = say(
-                    en=f"{field.name} is missing: give it a column, or a line `#: {field.name} = …`.",
-                    fr=f"{field.name} manque : donnez-lui une colonne, ou une ligne `#: {field.name} = …`.",
+                    en=f"{field.name} is missing: fill in its cell, give it a column, or a line `#: {field.name} = …` "
+                    "that holds for each row.",
+                    fr=f"{field.name} manque : remplissez sa cellule, donnez-lui une colonne, ou une ligne "
+                    f"`#: {field.name} = …` qui vaut pour chaque rangée.",
                 )
-                raise _refuse(path, line, sentence)
+                raise place.refuse(sentence)
             continue
-        values[field.name] = _value(path, line, field.name, str(field.type), cell)
+        values[field.name] = _value(place, field.name, str(field.type), cell)
     return values
 
 
+_COUNTS: Final = ("gpus", "dp", "tp", "pp", "cp", "zero_shards", "global_batch", "chunks")
+
+
+def _not_positive(row: Measurement) -> str:
+    """The count of a layout that is 0; empty if none is."""
+    for name in _COUNTS:
+        if getattr(row, name) < 1:
+            return say(
+                en=f"{name} must be at least 1, but 0 was received: correct the cell.",
+                fr=f"{name} doit valoir au moins 1, mais 0 a été reçu : corrigez la cellule.",
+            )
+    if row.micro_batch == 0:
+        return say(
+            en=f"micro_batch must be at least 1, but 0 was received: {_remedy('None')}.",
+            fr=f"micro_batch doit valoir au moins 1, mais 0 a été reçu : {_remedy('None')}.",
+        )
+    return ""
+
+
 def _dealt_out(row: Measurement) -> str:
-    """What is wrong with a layout; empty if nothing."""
+    """What is impossible in a layout; empty if nothing."""
     degrees = row.dp * row.tp * row.pp * row.cp
     if degrees != row.gpus:
         return say(
-            en=f"dp × tp × pp × cp is {degrees}, but there are {row.gpus} GPUs.",
-            fr=f"dp × tp × pp × cp vaut {degrees}, or il y a {row.gpus} GPU.",
+            en=f"dp × tp × pp × cp is {degrees}, but there are {row.gpus} GPUs",
+            fr=f"dp × tp × pp × cp vaut {degrees}, or il y a {row.gpus} GPU",
         )
     if row.global_batch % (row.dp * (row.micro_batch or 1)):
         return say(
-            en=f"{row.dp} replicas × micro-batch {row.micro_batch} do not divide the batch of {row.global_batch}.",
-            fr=f"{row.dp} répliques × micro-batch {row.micro_batch} ne divisent pas le batch de {row.global_batch}.",
+            en=f"{row.dp} replicas × micro-batch {row.micro_batch} do not divide the batch of {row.global_batch}",
+            fr=f"{row.dp} répliques × micro-batch {row.micro_batch} ne divisent pas le batch de {row.global_batch}",
+        )
+    if row.pp * row.chunks > row.size.layers:
+        return say(
+            en=f"pp × chunks is {row.pp * row.chunks}, but there are {row.size.layers} layers",
+            fr=f"pp × chunks vaut {row.pp * row.chunks}, or il y a {row.size.layers} couches",
+        )
+    if row.zero > 3:
+        return say(en=f"there is no ZeRO stage {row.zero}", fr=f"il n’y a pas d’étape {row.zero} de ZeRO")
+    if row.zero_shards > row.gpus:
+        return say(
+            en=f"zero_shards is {row.zero_shards}, but there are {row.gpus} GPUs",
+            fr=f"zero_shards vaut {row.zero_shards}, or il y a {row.gpus} GPU",
         )
     return ""
 
@@ -251,19 +338,25 @@ def _head(path: Path, lines: list[str]) -> tuple[dict[str, str], int]:
         if line.startswith("#:"):
             key, equals, value = line[2:].partition("=")
             if not equals or key.strip() not in KEYS:
-                raise _refuse(path, number, one_of("key", key.strip(), KEYS))
+                raise _Place(path, number).refuse(one_of("key", key.strip(), KEYS))
             common[key.strip()] = value.strip()
     return common, len(lines)
 
 
-def _measurement(path: Path, name: str, line: int, cells: Mapping[str, str]) -> Measurement:
-    size = DecoderSize(**_built(path, line, cells, DecoderSize))
+def _measurement(place: _Place, name: str, cells: Mapping[str, str]) -> Measurement:
+    size = DecoderSize(**_built(place, cells, DecoderSize))
     named = {"row": f"{name}/{cells['row']}", "source": cells.get("source", "").replace("{row}", cells["row"])}
     cells = {"zero_shards": cells["dp"], **cells, **named}
-    row = Measurement(**_built(path, line, cells, Measurement, table=name, size=size))
+    row = Measurement(**_built(place, cells, Measurement, table=name, size=size))
+    zero = _not_positive(row)
+    if zero:
+        raise LabError(zero)
     wrong = _dealt_out(row)
     if wrong and row.usable:
-        raise LabError(wrong)
+        raise refusal(
+            en=f"{wrong}: correct the layout, or say in the column excluded why the row is not to be used.",
+            fr=f"{wrong} : corrigez la configuration, ou dites dans la colonne excluded pourquoi elle ne sert pas.",
+        )
     return row
 
 
@@ -287,16 +380,16 @@ def read_table(path: Path) -> tuple[Measurement, ...]:
         names = next(reader, [])
         for cell in names:
             if cell not in KEYS:
-                raise _refuse(path, skipped + reader.line_num, one_of("column", cell, KEYS))
+                raise _Place(path, skipped + reader.line_num).refuse(one_of("column", cell, KEYS))
         for cells in reader:
             line = skipped + reader.line_num
             row = _row(path, name, line, names, cells, common)
             if row.row in rows:
                 twice = say(en=f"the row {row.row} was there before.", fr=f"la ligne {row.row} y était déjà.")
-                raise _refuse(path, line, twice)
+                raise _Place(path, line).refuse(twice)
             rows[row.row] = row
     except csv.Error as error:
-        raise _refuse(path, skipped + reader.line_num, f"{error}.") from None
+        raise _Place(path, skipped + reader.line_num).refuse(f"{error}.") from None
     if not rows:
         raise LabError(say(en=f"{path.name} holds no row.", fr=f"{path.name} ne contient aucune ligne."))
     return tuple(rows.values())
@@ -305,21 +398,23 @@ def read_table(path: Path) -> tuple[Measurement, ...]:
 def _row(
     path: Path, name: str, line: int, names: list[str], cells: list[str], common: Mapping[str, str]
 ) -> Measurement:
+    place = _Place(path, line)
     if len(cells) != len(names):
         sentence = say(
             en=f"{len(names)} cells are due, but {len(cells)} are there.",
             fr=f"il faut {len(names)} cellules, mais il y en a {len(cells)}.",
         )
-        raise _refuse(path, line, sentence)
+        raise place.refuse(sentence)
     own = {key: cell.strip() for key, cell in zip(names, cells, strict=True) if cell.strip()}
     if "row" not in own:
-        raise _refuse(path, line, say(en="row is missing.", fr="row manque."))
+        raise place.refuse(say(en="row is missing: give it a name.", fr="row manque : donnez-lui un nom."))
+    place = _Place(path, line, own["row"])
     try:
-        return _measurement(path, name, line, {**common, **own})
+        return _measurement(place, name, {**common, **own})
     except LabError as error:
         if str(error).startswith(path.name):
             raise
-        raise _refuse(path, line, str(error)) from None
+        raise place.refuse(str(error)) from None
 
 
 @cache

@@ -180,21 +180,32 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         DecoderSize(2, 96, 3, 1000, 64, positions="relative")  # type: ignore[arg-type]
 
 
+FIRST = "line 15, row 1.7:"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "refused"),
     [
-        ("1.7,24,2304", "1.7,many,2304", "line 15: heads must be a whole number, but 'many' was received"),
-        ("1.7,24,2304,24,1,1,32,32", "1.7,24,2304,24,1,1,32,64", "line 15: dp × tp × pp × cp is 32, but there are 64"),
-        ("512,16,137", "512,12,137", "line 15: 32 replicas × micro-batch 12 do not divide the batch of 512"),
-        ("512,16,137", "512,16,-137", "line 15: tflops_per_gpu must be a number greater than 0, but '-137'"),
-        ("512,16,137", "512,16,nan", "line 15: tflops_per_gpu must be a number greater than 0, but 'nan'"),
+        ("1.7,24,2304", "1.7,many,2304", f"{FIRST} heads must be a whole number, but 'many' was received: correct"),
+        ("32,32,512", "32,64,512", f"{FIRST} dp × tp × pp × cp is 32, but there are 64 GPUs: correct the layout, or"),
+        ("512,16,137", "512,12,137", f"{FIRST} 32 replicas × micro-batch 12 do not divide the batch of 512"),
+        ("512,16,137", "512,16,-137", f"{FIRST} tflops_per_gpu must be a number greater than 0, but '-137'"),
+        ("16,137", "16,nan", f"{FIRST} tflops_per_gpu must be a number greater than 0, but 'nan' was received"),
+        ("16,137", "16,0", f"{FIRST} tflops_per_gpu .* or write - if the source prints none"),
         ("1.7,24,2304,24", "1.7,24,2304", "line 15: 12 cells are due, but 11 are there"),
         ("3.6,32", "1.7,32", "line 16: the row sc21-1/1.7 was there before"),
         ("row,heads,hidden", "row,heads,hiden", "line 14: unknown column 'hiden': did you mean 'hidden'"),
-        ("#: precision = fp16\n", "", "line 14: precision is missing"),
-        ("#: engine = megatron", "#: engine = megaton", "line 15: unknown engine 'megaton': did you mean 'megatron'"),
+        ("#: precision = fp16\n", "", "line 14, row 1.7: precision is missing: fill in its cell"),
+        ("#: engine = megatron", "#: engine = megaton", f"{FIRST} unknown engine 'megaton': did you mean 'megatron'"),
         ("#: engine", "#: motor", "line 11: unknown key 'motor'"),
-        ("2304", "2305", "line 15: heads must divide hidden, but 2305"),
+        ("2304", "2305", f"{FIRST} heads must divide hidden, but 2305"),
+        ("1.7,24,2304,24", "1.7,,2304,24", f"{FIRST} heads is missing"),
+        ("1.7,24,2304,24,1,1,32,32", "1.7,24,2304,24,1,1,0,32", f"{FIRST} dp must be at least 1, but 0"),
+        ("512,16,137", "512,0,137", f"{FIRST} micro_batch must be at least 1, but 0"),
+        ("8,16,15,1920", "8,160,15,19200", "line 22, row 310.1: pp × chunks is 160, but there are 96 layers"),
+        ("= selene", "= selenes", f"{FIRST} unknown cluster 'selenes': did you mean 'selene'"),
+        ("142,", "142,1f1b1f1b", "line 17, row 7.5: unknown schedule '1f1b1f1b'"),
+        ("1.7,24", ",24", "line 15: row is missing"),
         ('1.7,24', '"1.7,24', "line "),
     ],
 )  # fmt: skip

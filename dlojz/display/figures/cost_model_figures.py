@@ -5,21 +5,22 @@ Dots are measurements, lines and crosses are the model; no measurement and no ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from dlojz.base.language import brief_percent, decimal, say, shortest, spaced_percent
-from dlojz.base.table import Table, titles, visible
+from dlojz.base.language import brief_percent, decimal, say, shortest
+from dlojz.base.table import visible
+from dlojz.cost_model.validation import LEFT_OUT_GOALS, REGRET_GOAL, Goal, first_choices
 from dlojz.display.canvas import LabFigure, caption, decimal_marks, finish, logarithmic, new_figure, plain
 from dlojz.display.style import BASELINE, BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 
 if TYPE_CHECKING:
     from dlojz.cost_model.measured_machine import Measured, MeasuredSite, Residual
-    from dlojz.cost_model.validation import TableResult
+    from dlojz.cost_model.validation import FirstChoice, TableResult
 
 LOOKS = ((BLUE, "o"), (VERMILION, "s"), (GREEN, "^"), (PURPLE, "D"), (ORANGE, "v"), (SKY, "P"))
 COMPUTED = ("product", "attention", "convolution")
@@ -166,16 +167,28 @@ MARKERS = "osD^vP*X<>h"
 
 
 def validation_figure(results: Sequence[TableResult], path: str | Path | None = None) -> LabFigure:
-    """Draw the step times of all published rows, predicted against measured, and the error of each table.
+    """Draw the step times of all published rows, predicted against measured, the error of each table, and regrets.
 
     Rows that were fitted on are hollow, held-out rows are full.
     """
     alt = say(
-        en="Predicted against measured seconds of a step, on logarithmic axes, and the mean error of each table: ",
-        fr="Durées d’un pas prédites et mesurées, en échelle logarithmique, et erreur moyenne par tableau : ",
+        en="Predicted against measured seconds of a step, on logarithmic axes; what the planner's first choice loses; "
+        "the mean error of each table, on its held-out half and left out: ",
+        fr="Durées d’un pas prédites et mesurées, en échelle logarithmique ; ce que perd le premier choix du "
+        "planificateur ; erreur moyenne par tableau, sur sa moitié mise de côté et tableau écarté : ",
     )
-    figure = new_figure(13.0, 6.2, alt + ", ".join(f"{one.name} {brief_percent(one.mean)}" for one in results))
-    points, bars = figure.subplots(1, 2, width_ratios=(1.25, 1.0))
+    errors = (f"{one.name} {brief_percent(one.mean)}, {brief_percent(one.left_out_mean)}" for one in results)
+    figure = new_figure(13.0, 9.2, alt + "; ".join(errors))
+    sides = figure.add_gridspec(1, 2, width_ratios=(1.25, 1.0))
+    choices = {one.name: first_choices(one) for one in results}
+    drawn = {name: found for name, found in choices.items() if found}
+    bars = figure.add_subplot(sides[1])
+    if drawn:
+        left = sides[0].subgridspec(2, 1, height_ratios=(4.0, 0.5 + 0.5 * len(drawn)))
+        points = figure.add_subplot(left[0])
+        _regrets(figure.add_subplot(left[1]), drawn)
+    else:
+        points = figure.add_subplot(sides[0])
     for number, one in enumerate(results):
         color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
         for held in (False, True):
@@ -210,81 +223,59 @@ def validation_figure(results: Sequence[TableResult], path: str | Path | None = 
 
 
 PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
-"""A number stays legible where the mark of the goal lies under it."""
+"""A number stays legible where a line of the grid lies under it."""
+ROOM = 4.0
+"""Percent that a number beside its bar takes."""
+
+
+def _regrets(axes: Axes, drawn: Mapping[str, Sequence[FirstChoice]]) -> None:
+    """One dot for each model of a table, and the regret of a layout drawn by lot beside it."""
+    places = list(range(len(drawn)))[::-1]
+    lots = [(place, 100 * one.random) for place, found in zip(places, drawn.values(), strict=True) for one in found]
+    ours = [(place, 100 * one.regret) for place, found in zip(places, drawn.values(), strict=True) for one in found]
+    by_lot = say(en="a layout drawn by lot", fr="une configuration tirée au sort")
+    first = say(en="the first choice, table left out", fr="le premier choix, tableau écarté")
+    axes.plot([x for _, x in lots], [y - 0.15 for y, _ in lots], "x", color=ORANGE, label=by_lot)
+    axes.plot([x for _, x in ours], [y + 0.15 for y, _ in ours], "o", color=BLUE, alpha=0.75, label=first)
+    if REGRET_GOAL.worst is not None:
+        goal = say(en="goal, median", fr="objectif, médiane")
+        worst = say(en="goal, worst", fr="objectif, pire")
+        axes.axvline(100 * REGRET_GOAL.mean, color=VERMILION, linewidth=1.2, label=goal)
+        axes.axvline(100 * REGRET_GOAL.worst, color=VERMILION, linewidth=1.2, linestyle="--", label=worst)
+    axes.set_xscale("symlog", linthresh=5)
+    axes.set_xlim(left=-0.3)
+    axes.set_xticks([0, 1, 2, 5, 10, 20, 50, 100], list(map(str, [0, 1, 2, 5, 10, 20, 50, 100])))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylim(-0.7, len(drawn) + 0.7)
+    axes.set_yticks(places, list(drawn))
+    caption(axes, x=say(en="longer than the best measured layout, %", fr="de plus que la meilleure mesurée, %"))
+    axes.legend(fontsize=7.5, loc="upper center", ncols=2, framealpha=1)
+    plain(axes)
 
 
 def _bars(axes: Axes, results: Sequence[TableResult]) -> None:
     places = list(range(len(results)))[::-1]
     trivial = say(en="constant FLOP/s per GPU", fr="FLOP/s par GPU constants")
-    for offset, values, color, hatch, label in (
-        (0.2, [100 * one.mean for one in results], BLUE, "", say(en="this model", fr="ce modèle")),
-        (-0.2, [100 * one.trivial for one in results], ORANGE, "//", trivial),
+    half, out = say(en="half held out", fr="moitié mise de côté"), say(en="table left out", fr="tableau écarté")
+    none: list[Goal | None] = [None] * len(results)
+    left_out_goals = [LEFT_OUT_GOALS.get(one.name) for one in results]
+    for offset, values, goals, color, hatch, label in (
+        (0.27, [one.mean for one in results], [one.goal for one in results], BLUE, "", half),
+        (0.0, [one.left_out_mean for one in results], left_out_goals, SKY, "..", out),
+        (-0.27, [one.trivial for one in results], none, ORANGE, "//", trivial),
     ):
-        shifted = [place + offset for place in places]
-        drawn = axes.barh(shifted, values, 0.38, color=color, hatch=hatch, edgecolor=BLACK, label=label)
-        axes.bar_label(drawn, list(map(decimal, values)), padding=3, fontsize=8, bbox=PLATE, zorder=4)
-    for place, one in zip(places, results, strict=True):
-        if one.goal is not None:
-            axes.plot([100 * one.goal.mean] * 2, [place - 0.02, place + 0.42], color=VERMILION, linewidth=2.2, zorder=3)
+        shares = [100 * value for value in values]
+        heights = [place + offset for place in places]
+        axes.barh(heights, shares, 0.26, color=color, hatch=hatch, edgecolor=BLACK, linewidth=0.6, label=label)
+        for height, share, goal in zip(heights, shares, goals, strict=True):
+            limit = 100 * goal.mean if goal else 0.0
+            if goal:
+                axes.plot([limit] * 2, [height - 0.13, height + 0.13], color=VERMILION, linewidth=2.2, zorder=3)
+            beside = limit if share < limit < share + ROOM else share  # where the mark would lie under the number
+            place = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 7, "bbox": PLATE}
+            axes.annotate(decimal(share), (beside, height), **place)
     axes.plot([], [], color=VERMILION, linewidth=2.2, label=say(en="goal", fr="objectif"))
     axes.set_yticks(places, [one.name for one in results])
     axes.margins(x=0.12)
-    error = say(en="mean absolute error of held-out rows, %", fr="erreur absolue moyenne, lignes mises de côté, %")
-    caption(axes, x=error)
+    caption(axes, x=say(en="mean absolute error, %", fr="erreur absolue moyenne, %"))
     axes.legend(fontsize=8, loc="upper right")
-
-
-def validation_table(results: Sequence[TableResult]) -> Table:
-    """List the errors of all tables."""
-    from dlojz.cost_model.validation import TOOLS
-
-    head = titles(
-        en="table; rows; error; max; goal; trivial; table left out; rank corr.; published tool",
-        fr="tableau; lignes; erreur; max; objectif; trivial; tableau écarté; corr. rang; outil publié",
-    )
-    rows = []
-    for one in results:
-        tool, goal = TOOLS.get(one.name), one.goal
-        rows.append(
-            (
-                one.name,
-                f"{len(one.held)}/{len(one.rows)}",
-                brief_percent(one.mean),
-                brief_percent(one.worst),
-                "" if goal is None else f"{brief_percent(goal.mean)} {'✓' if one.reached else '✗'}",
-                brief_percent(one.trivial),
-                brief_percent(one.left_out_mean),
-                decimal(one.rank_correlation, 2),
-                "" if tool is None else f"{tool.name} {brief_percent(tool.mean)}",
-            )
-        )
-    title = say(
-        en="Seconds of a step: mean absolute error on rows not used in the fit",
-        fr="Durée d’un pas : erreur absolue moyenne sur les lignes que l’ajustement n’a pas vues",
-    )
-    note = say(
-        en="trivial: constant FLOP/s per GPU, fitted on half of the table; table left out: fits without any row of it",
-        fr="trivial : FLOP/s par GPU constants, ajustés sur la moitié du tableau ; tableau écarté : sans ses lignes",
-    )
-    return Table(head, tuple(rows), title, align="lrrrrrrrl", whole=1, notes=(note,))
-
-
-def rows_table(result: TableResult) -> Table:
-    """List every row of one table."""
-    head = titles(
-        en="row; dp·tp·pp·cp; micro-batch; measured; predicted; error; ",
-        fr="ligne; dp·tp·pp·cp; micro-batch; mesuré; prédit; erreur; ",
-    )
-    rows = (
-        (
-            one.row.row.partition("/")[2],
-            f"{one.row.dp}·{one.row.tp}·{one.row.pp}·{one.row.cp}",
-            str(one.row.micro_batch),
-            f"{decimal(one.measured_s, 2)} s",
-            f"{decimal(one.predicted_s, 2)} s",
-            spaced_percent(one.error, signed=True),
-            "" if one.held_out else say(en="fitted", fr="ajusté"),
-        )
-        for one in result.rows
-    )
-    return Table(head, tuple(rows), result.name)

@@ -1,0 +1,518 @@
+"""Tables of `dlojz validate`, and the page that they make: goals, errors, the planner's regret, memory, every row.
+
+The page is Markdown in English. What stands between two marks of it is written by the command and all else by hand, so
+that a figure is never typed; the rows are a second page beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+from dlojz.base.language import decimal, integer, language, refusal, say, spaced_percent, use_language
+from dlojz.base.table import Table, titles
+from dlojz.cost_model.validation import (
+    LEAST_LAYOUTS,
+    TOOLS,
+    FirstChoice,
+    GoalResult,
+    MemoryResult,
+    Reading,
+    RowResult,
+    TableResult,
+    first_choices,
+    goals,
+    interval,
+)
+from dlojz.hardware.evidence import Measurement, table
+
+
+def goals_table(found: Sequence[GoalResult]) -> Table:
+    """List goals with what they come to today, and why one is missed."""
+    head = titles(en="goal; wanted; now; ; behind it", fr="objectif; voulu; aujourd’hui; ; ce qu’il y a derrière")
+    reached, missed = say(en="reached", fr="atteint"), say(en="MISSED", fr="MANQUÉ")
+    rows = tuple(
+        (
+            one.what,
+            _wanted(one),
+            _figure(one, one.value),
+            reached if one.reached else missed,
+            ". ".join(filter(None, (one.detail, one.reason))),
+        )
+        for one in found
+    )
+    number = sum(one.reached for one in found)
+    caption = say(en=f"Goals: {number} of {len(found)} reached", fr=f"Objectifs : {number} sur {len(found)} atteints")
+    return Table(head, rows, caption, align="lrrl")
+
+
+def _figure(goal: GoalResult, value: float) -> str:
+    return integer(value) if goal.counted else spaced_percent(value)
+
+
+def _wanted(goal: GoalResult) -> str:
+    least, most = _figure(goal, goal.least), "" if goal.most == float("inf") else _figure(goal, goal.most)
+    if not most:
+        return f"≥ {least}"
+    if not goal.least:
+        return f"≤ {most}" if goal.most else most
+    return f"{least.removesuffix(' %')} – {most}"
+
+
+def validation_table(results: Sequence[TableResult]) -> Table:
+    """List the errors of all tables."""
+    head = titles(
+        en="table; rows; half; max; left out; max; constant; rank corr.; other tools",
+        fr="tableau; lignes; moitié; max; écarté; max; constant; corr. rang; autres outils",
+    )
+    rows = tuple(
+        (
+            one.name,
+            f"{len(one.held)}/{len(one.rows)}",
+            spaced_percent(one.mean),
+            spaced_percent(one.worst),
+            spaced_percent(one.left_out_mean),
+            spaced_percent(one.left_out_worst),
+            spaced_percent(one.trivial),
+            decimal(one.rank_correlation, 2),
+            ", ".join(f"{tool.name} {spaced_percent(tool.mean or 0, None)}" for tool in one.tools),
+        )
+        for one in results
+    )
+    title = say(en="Seconds of a step: mean absolute error", fr="Durée d’un pas : erreur absolue moyenne")
+    notes = (
+        say(
+            en="rows: held out of the fit / all; half: on those held out; left out: on all rows, by a fit that saw no "
+            "row of the table nor of its software",
+            fr="lignes : écartées de l’ajustement / toutes ; moitié : sur les premières ; écarté : sur toutes, par un "
+            "ajustement qui n’a vu aucune ligne du tableau ni de son logiciel",
+        ),
+        say(
+            en="constant: FLOP/s per GPU that are the same for all rows, from half of the table, on the other half; "
+            "rank corr.: Spearman, of FLOP/s per GPU",
+            fr="constant : FLOP/s par GPU égaux pour toutes les lignes, tirés d’une moitié du tableau, sur l’autre ; "
+            "corr. rang : Spearman, des FLOP/s par GPU",
+        ),
+    )
+    return Table(head, rows, title, align="lrrrrrrrl", whole=1, notes=notes)
+
+
+def tools_table(results: Sequence[TableResult]) -> Table:
+    """List what is known of other tools on the same rows."""
+    head = titles(en="table; tool; error; found by", fr="tableau; outil; erreur; trouvé par")
+    known = {one.name: one.tools for one in results}
+    rows = tuple(
+        (name, tool.name, spaced_percent(tool.mean or 0, None), tool.note)
+        for name in TOOLS
+        for tool in known.get(name, TOOLS[name])
+    )
+    return Table(head, rows, align="llrl", whole=2)
+
+
+def regret_table(results: Sequence[TableResult]) -> Table:
+    """List what the planner's first choice loses, for each model with enough measured layouts."""
+    head = titles(
+        en="model; GPUs; batch; layouts; fastest predicted; fastest measured; regret; by lot; rank corr.",
+        fr="modèle; GPU; batch; configurations; la plus rapide prédite; la plus rapide mesurée; regret; au sort; "
+        "corr. rang",
+    )
+    rows: list[tuple[str, ...]] = []
+    for one in results:
+        found = first_choices(one)
+        if not found:
+            continue
+        regrets = [choice.regret for choice in found]
+        both = f"{decimal(100 * statistics.median(regrets))}, {spaced_percent(max(regrets))}"
+        correlation = decimal(statistics.fmean(choice.correlation for choice in found), 2)
+        rows.append((one.name,))
+        rows += [_choice(choice) for choice in found]
+        words = say(en="median, worst; mean rank corr.", fr="médiane, pire ; corr. rang moyenne")
+        rows.append((words, *[""] * 5, both, "", correlation))
+    title = say(
+        en="Regret of the planner's first choice, table left out",
+        fr="Regret du premier choix du planificateur, tableau écarté",
+    )
+    notes = (
+        say(
+            en=f"of models with at least {LEAST_LAYOUTS} layouts measured on as many GPUs with one batch; regret: "
+            "measured seconds of the layout predicted fastest over the least measured, less one; by lot: of any "
+            "layout, in the mean; layouts: dp·tp·pp·cp, micro-batch",
+            fr=f"des modèles dont au moins {LEAST_LAYOUTS} configurations ont été mesurées sur autant de GPU avec un "
+            "même batch ; regret : durée mesurée de la configuration prédite la plus rapide sur la moindre mesurée, "
+            "moins un ; au sort : d’une configuration quelconque, en moyenne ; configurations : dp·tp·pp·cp, "
+            "micro-batch",
+        ),
+    )
+    return Table(head, tuple(rows), title, align="lrrrllr", notes=notes)
+
+
+def _choice(choice: FirstChoice) -> tuple[str, ...]:
+    row = choice.best.row
+    billions = decimal(row.size.num_parameters / 1e9)
+    return (
+        say(en=f"{billions} B", fr=f"{billions} Md") + (f", {row.series}" if row.series else ""),
+        integer(row.gpus),
+        integer(row.global_batch),
+        integer(choice.layouts),
+        _layout(choice.chosen),
+        _layout(choice.best),
+        spaced_percent(choice.regret),
+        spaced_percent(choice.random),
+        decimal(choice.correlation, 2),
+    )
+
+
+def _degrees(row: Measurement) -> str:
+    return f"{row.dp}·{row.tp}·{row.pp}·{row.cp}"
+
+
+def _layout(one: RowResult) -> str:
+    return f"{_degrees(one.row)}, {one.row.micro_batch}"
+
+
+def memory_table(found: MemoryResult) -> Table:
+    """List how far the memory model is from what was read, from what ran and from what did not."""
+    held, of = [one for one in found.readings if one.held_out], say(en="of", fr="sur")
+    states = [predicted / published - 1 for _, published, predicted in found.states]
+    reserved = [one.error for one in found.reserved]
+    rows = [
+        (
+            say(en="Jean Zay, half held out", fr="Jean Zay, moitié mise de côté"),
+            spaced_percent(found.mean),
+            f"{len(held)} {of} {len(found.readings)}",
+        ),
+        (
+            say(en="activations of Korthikanti et al.", fr="activations de Korthikanti et al."),
+            spaced_percent(found.activation_mean),
+            str(len(found.activations)),
+        ),
+        (
+            say(
+                en="model states of Korthikanti et al., who leave out the embedding",
+                fr="états du modèle de Korthikanti et al., qui omettent le plongement",
+            ),
+            _between(states),
+            str(len(states)),
+        ),
+        (
+            say(en="reserved by torchtitan's allocator", fr="réservé par l’allocateur de torchtitan"),
+            _between(reserved),
+            str(len(reserved)),
+        ),
+        (
+            say(en="rows that ran out of memory, found", fr="lignes à court de mémoire, trouvées"),
+            f"{len(found.found)} {of} {len(found.ran_out)}",
+            "; ".join(_not_found(one, found.readings) for one in found.ran_out if not one.too_much),
+        ),
+    ]
+    ran = say(en="ran and is refused: ", fr="a tourné et est refusé : ")
+    for name, some in groupby(found.ran, key=lambda one: one.row.table):
+        own = list(some)
+        fullest = max(own, key=lambda one: one.predicted_bytes / one.capacity_bytes)
+        share = spaced_percent(fullest.predicted_bytes / fullest.capacity_bytes, 0)
+        refused = f"{sum(one.too_much for one in own)} {of} {len(own)}"
+        rows.append((ran + name, refused, say(en=f"fullest GPU {share}", fr=f"GPU le plus rempli {share}")))
+    title = say(
+        en="Memory of the fullest GPU: predicted against read", fr="Mémoire du GPU le plus rempli : prédite et relevée"
+    )
+    return Table(titles(en="what; figure; of", fr="quoi; chiffre; sur"), tuple(rows), title, align="lrl")
+
+
+def _between(errors: Sequence[float]) -> str:
+    low, high = (spaced_percent(value, 0, signed=True) for value in (min(errors), max(errors)))
+    return say(en=f"{low} to {high}", fr=f"{low} à {high}")
+
+
+def _not_found(missed: Reading, readings: Sequence[Reading]) -> str:
+    """Say what was predicted of a row that ran out, and how many rows that ran need as much by the prediction."""
+    more = sum(one.predicted_bytes >= missed.predicted_bytes for one in readings)
+    name, gigabytes = missed.row.row, decimal(missed.predicted_bytes / 1e9)
+    return say(
+        en=f"not found: {name}, predicted at {gigabytes} GB; {more} rows that ran are predicted to need as much",
+        fr=f"non trouvée : {name}, prédite à {gigabytes} Go ; {more} lignes qui ont tourné demandent autant selon le "
+        "modèle",
+    )
+
+
+def interval_table(results: Sequence[TableResult]) -> Table:
+    """List what is called "four in five": factors on a predicted time, and what they cover."""
+    head = titles(
+        en="GPU; tables; rows; measured over predicted; covered of a table left out",
+        fr="GPU; tableaux; lignes; mesuré sur prédit; couvert d’un tableau écarté",
+    )
+    rows = []
+    for profile in dict.fromkeys(one.profile for one in results):
+        found, number = interval(profile), sum(one.profile == profile for one in results)
+        between = say(
+            en=f"{decimal(found.low, 2)} to {decimal(found.high, 2)}",
+            fr=f"{decimal(found.low, 2)} à {decimal(found.high, 2)}",
+        )
+        alone = say(en="its own held-out half: ", fr="sa propre moitié mise de côté : ") if number == 1 else ""
+        rows.append((profile.upper(), str(number), str(found.rows), between, alone + spaced_percent(found.coverage, 0)))
+    return Table(head, tuple(rows), align="lrrr")
+
+
+def rows_table(result: TableResult, *, seconds: bool = False) -> Table:
+    """List every row of one table, with the error of each way of predicting it.
+
+    Args:
+        seconds: whether the seconds that the others predict stand before their errors.
+    """
+    tools = list(dict.fromkeys(figure.tool for one in result.rows for figure in one.row.published))
+    head = titles(
+        en="row; GPUs; dp·tp·pp·cp; micro-batch; measured s; predicted s; error; ",
+        fr="ligne; GPU; dp·tp·pp·cp; micro-batch; mesuré s; prédit s; erreur; ",
+    )
+    others = titles(en="left out; constant", fr="écarté; constant")
+    error = say(en="error", fr="erreur")
+    head += tuple(title for other in (*others, *tools) for title in ((f"{other} s", error) if seconds else (other,)))
+    fitted = say(en="fitted", fr="ajusté")
+    rows = []
+    for one in result.rows:
+        published = {figure.tool: figure.step_s for figure in one.row.published}
+        predicted = [one.left_out_s, one.trivial_s, *(published.get(tool) for tool in tools)]
+        cells = [
+            one.row.row.partition("/")[2],
+            str(one.row.gpus),
+            _degrees(one.row),
+            str(one.row.micro_batch),
+            decimal(one.measured_s, 2),
+            *_against(one.predicted_s, one.measured_s, seconds=True),
+            "" if one.held_out else fitted,
+        ]
+        for value in predicted:
+            cells += _against(value, one.measured_s, seconds=seconds)
+        rows.append(tuple(cells))
+    return Table(head, tuple(rows), result.name, align="lrlr", whole=3)
+
+
+def _against(predicted_s: float | None, measured_s: float, *, seconds: bool) -> list[str]:
+    """Seconds if wanted, and their error; empty where nothing was published."""
+    if predicted_s is None:
+        return [""] * (1 + seconds)
+    error = spaced_percent(predicted_s / measured_s - 1, signed=True)
+    return [decimal(predicted_s, 2), error] if seconds else [error]
+
+
+def readings_table(found: MemoryResult) -> Table:
+    """List every published reading of memory with its prediction, and the rows that ran out."""
+    out, fitted = say(en="ran out", fr="à court"), say(en="fitted", fr="ajusté")
+    head = titles(en="row; read GB; predicted GB; error; ", fr="ligne; relevé Go; prédit Go; erreur; ")
+    read = {one.row.row: one for one in (*found.readings, *found.reserved, *found.ran_out)}
+    rows = []
+    for one in read.values():
+        predicted = decimal(one.predicted_bytes / 1e9)
+        if one.measured_bytes:
+            error = spaced_percent(one.error, signed=True)
+            fit = fitted if one.row.table == "jean-zay-a100" and not one.held_out else ""
+            rows.append((one.row.row, decimal(one.measured_bytes / 1e9), predicted, error, fit))
+        else:
+            capacity = decimal(one.capacity_bytes / 1e9)
+            rows.append((one.row.row, out, predicted, say(en=f"of {capacity}", fr=f"sur {capacity}"), ""))
+    for name, published, predicted_bytes in (*found.states, *found.activations):
+        share = published < 10
+        told = [spaced_percent(one) if share else decimal(one / 1e9) for one in (published, predicted_bytes)]
+        rows.append((name, *told, spaced_percent(predicted_bytes / published - 1, signed=True), ""))
+    return Table(head, tuple(rows), align="lrrrl")
+
+
+MARK: Final = "<!-- dlojz validate: {} -->"
+END: Final = "<!-- end -->"
+_HEADINGS: Final = {
+    "goals": "Goals",
+    "tables": "Seconds of a step, table by table",
+    "regret": "What the planner's first choice loses",
+    "interval": "The interval called four in five",
+    "memory": "Memory",
+}
+"""Blocks of the page, and the headings that a new one gets."""
+
+
+@contextmanager
+def _in_english() -> Iterator[None]:
+    before = language()
+    use_language("en")
+    try:
+        yield
+    finally:
+        use_language(before)
+
+
+def blocks(results: Sequence[TableResult], memory: MemoryResult, rows: str) -> dict[str, str]:
+    """Write each block of the page, by its name.
+
+    Args:
+        results: of all tables.
+        rows: name of the page with the rows.
+    """
+    with _in_english():
+        every = f"Every row, with what each predicts: [{rows}]({rows})."
+        tools = f"Other tools on the same rows:\n\n{tools_table(results).markdown()}"
+        return {
+            "goals": goals_table(goals(results, memory)).markdown(),
+            "tables": f"{_body(validation_table(results))}\n\n{tools}\n\n{every}",
+            "regret": _body(regret_table(results)),
+            "interval": _body(interval_table(results)),
+            "memory": _body(memory_table(memory)),
+        }
+
+
+def _body(shown: Table) -> str:
+    """A table below a heading, which says what its caption does."""
+    return replace(shown, caption="").markdown()
+
+
+def filled(text: str, made: dict[str, str], name: str) -> str:
+    """Put blocks between their marks; all else stays.
+
+    Args:
+        text: the page; empty for a new one.
+        made: as `blocks` returns it.
+        name: of the page, for a message.
+
+    Raises:
+        LabError: if the page has text, but not each mark once with its end.
+    """
+    if not text.strip():
+        parts = [f"## {_HEADINGS[key]}\n\n{MARK.format(key)}\n{END}\n" for key in made]
+        text = "# The cost model, held against published measurements\n\n" + "\n".join(parts)
+    for key, block in made.items():
+        pattern = re.compile(rf"({re.escape(MARK.format(key))}\n).*?({re.escape(END)})", re.DOTALL)
+        if len(pattern.findall(text)) != 1 or text.count(MARK.format(key)) != 1:
+            raise refusal(
+                en=f"{name} must hold the line {MARK.format(key)!r} once, and {END!r} after it, to say where the "
+                f"{key} are written: add them, or name a file that does not exist.",
+                fr=f"{name} doit contenir une fois la ligne {MARK.format(key)!r}, suivie de {END!r}, pour dire où "
+                f"écrire « {key} » : ajoutez-les, ou nommez un fichier qui n’existe pas.",
+            )
+        text = pattern.sub(lambda found, block=block: f"{found[1]}{block}\n{found[2]}", text)  # type: ignore[misc]
+    return text
+
+
+def rows_page(results: Sequence[TableResult], memory: MemoryResult, page: str) -> str:
+    """Write the page of all rows.
+
+    Args:
+        page: name of the page that leads to it.
+    """
+    with _in_english():
+        parts = [
+            "# Every published row, and what is predicted for it\n\n"
+            f"Written by the command that writes [{page}]({page}), which explains it; not to be edited.\n\n"
+            "*Predicted*: by the shipped calibration, which *fitted* rows were fitted on. *Left out*: by a fit that "
+            "saw no row of the table nor of its software. *Constant*: FLOP/s per GPU that are the same for all rows. "
+            "Where another tool has published what it predicts for a row, that stands last.\n"
+        ]
+        for one in results:
+            parts.append(f"## {one.name}\n\n{_sources(one.name)}\n\n{_body(rows_table(one, seconds=True))}\n")
+            parts += _unused(one)
+        parts.append(f"## Readings of memory\n\n{_body(readings_table(memory))}\n")
+        return "\n".join(parts)
+
+
+def _sources(name: str) -> str:
+    """The sources of a table's rows, each once, without the row."""
+    return f"Source: {'; '.join(dict.fromkeys(one.source.rpartition(', ')[0] for one in table(name)))}."
+
+
+def _unused(result: TableResult) -> Iterator[str]:
+    """List rows that are published and not used, with the reason."""
+    used = {one.row.row for one in result.rows}
+    left = [one for one in table(result.name) if one.row not in used]
+    if left:
+        rows = tuple((one.row.partition("/")[2], one.excluded or _why_unused(one)) for one in left)
+        yield f"Not compared:\n\n{Table(('row', 'why'), rows, align='l').markdown()}\n"
+
+
+def _why_unused(row: Measurement) -> str:
+    if row.outcome == "oom":
+        return f"ran out of memory{f': {row.note}' if row.note else ''}"
+    return row.series if row.seconds is not None else "prints no time"
+
+
+def write_page(path: Path, results: Sequence[TableResult], memory: MemoryResult) -> Path:
+    """Write the page, and the one of its rows beside it.
+
+    Args:
+        path: of the page, a Markdown file; what stands outside its marks is kept.
+        results: of all tables.
+
+    Returns:
+        The path of the page of the rows.
+
+    Raises:
+        LabError: if the page has another ending, has text without the marks, or cannot be read or written.
+    """
+    if path.suffix != ".md":
+        raise refusal(
+            en=f"the page is Markdown, but {path.name!r} was received: give it the ending .md.",
+            fr=f"la page est en Markdown, mais {path.name!r} a été reçu : donnez-lui la terminaison .md.",
+        )
+    beside = path.with_name(f"{path.stem}_rows.md")
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = filled(text, blocks(results, memory, beside.name), path.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(rows_page(results, memory, path.name), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise refusal(
+            en=f"the page {path} cannot be read and written: {error}; give another path.",
+            fr=f"la page {path} ne peut pas être lue et écrite : {error} ; donnez un autre chemin.",
+        ) from None
+    return beside
+
+
+def validation_document(
+    results: Sequence[TableResult], found: Sequence[GoalResult], memory: MemoryResult | None, *, rows: bool
+) -> dict[str, Any]:
+    """Lay out what the tables show as plain values, for JSON.
+
+    Args:
+        found: the goals.
+        memory: None where single tables are asked for.
+        rows: whether every row is told.
+    """
+    made: list[dict[str, Any]] = []
+    for one in results:
+        document = one.as_dict()
+        document["first_choices"] = [
+            {
+                "chosen": choice.chosen.row.row,
+                "best": choice.best.row.row,
+                "layouts": choice.layouts,
+                "regret": choice.regret,
+                "by_lot": choice.random,
+                "rank_correlation": None if math.isnan(choice.correlation) else choice.correlation,
+            }
+            for choice in first_choices(one)
+        ]
+        if rows:
+            document["each"] = [_row_document(row) for row in one.rows]
+        made.append(document)
+    told: dict[str, Any] = {"goals": [one.as_dict() for one in found], "tables": made}
+    if memory is not None:
+        profiles = dict.fromkeys(one.profile for one in results)
+        told["intervals"] = {profile: interval(profile)._asdict() for profile in profiles}
+        told["memory"] = memory.as_dict()
+    return told
+
+
+def _row_document(one: RowResult) -> dict[str, Any]:
+    return {
+        "row": one.row.row,
+        "measured_s": one.measured_s,
+        "predicted_s": one.predicted_s,
+        "error": one.error,
+        "held_out": one.held_out,
+        "left_out_s": one.left_out_s,
+        "constant_s": one.trivial_s,
+        "published": {figure.tool: figure.step_s for figure in one.row.published},
+    }
