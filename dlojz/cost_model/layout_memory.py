@@ -343,7 +343,7 @@ def _image_activations(workload: Workload, layouts: Layouts, counts: Reals) -> t
     Kept are the inputs of all operators, in 16 bit; with full checkpointing the block's input; with selective
     checkpointing that and the results of products, not more than all of it.
 
-    Source: `dlojz.models.blocks.run_checkpointed`.
+    Source: `dlojz.models.checkpointing.run_checkpointed`.
     """
     kept, live = np.zeros(len(layouts)), np.zeros(len(layouts))
     full = layouts.checkpointing == CHECKPOINTING.index("full")

@@ -291,8 +291,8 @@ def kind_times(
     no product. The tail is the last product and what follows it, whose results no backward reads: torch's checkpoint
     stops before it.
 
-    Source: Korthikanti et al. 2022, §5; `dlojz.models.blocks.run_checkpointed` keeps products, convolutions, attention;
-    PyTorch, `torch/utils/checkpoint.py`, `set_checkpoint_early_stop`.
+    Source: Korthikanti et al. 2022, §5; `dlojz.models.checkpointing.run_checkpointed` keeps products, convolutions,
+    attention; PyTorch, `torch/utils/checkpoint.py`, `set_checkpoint_early_stop`.
     """
     operators = kind.operators(cut)
     seconds = partial(

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.models.blocks import BlockList, Checkpointing
+from dlojz.models.blocks import BlockList
+from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.sizes import AlexNetSize
 
 

@@ -17,7 +17,8 @@ from dlojz.models import sizes
 from dlojz.models.experts.routing import Routing
 
 if TYPE_CHECKING:
-    from dlojz.models.blocks import BlockList, Checkpointing
+    from dlojz.models.blocks import BlockList
+    from dlojz.models.checkpointing import Checkpointing
 
 Family = Literal["image", "text"]
 BYTES = 256

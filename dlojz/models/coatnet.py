@@ -25,7 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.models.blocks import BlockList, Checkpointing, merge_heads, split_heads
+from dlojz.models.blocks import BlockList, merge_heads, split_heads
+from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.sizes import CoAtNetSize
 
 EXPANSION = 4

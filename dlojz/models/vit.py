@@ -15,7 +15,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from dlojz.models.blocks import BlockList, Checkpointing, TransformerBlock
+from dlojz.models.blocks import BlockList, TransformerBlock
+from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.sizes import ViTSize
 
 NORM_EPS = 1e-6

@@ -33,7 +33,8 @@ from dlojz.by_hand.tensor.split import parallel_loss
 from dlojz.config.compatibility import has_tied_head
 from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
-from dlojz.models.blocks import BlockList, Checkpointing, mean_loss, untie
+from dlojz.models.blocks import BlockList, mean_loss, untie
+from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.experts.routing import Routing
 from dlojz.models.meta import sample_inputs
 from dlojz.pipeline.partition_baselines import schedule_of

@@ -30,7 +30,8 @@ from dlojz.pipeline.partition_baselines import schedule_of, stage_bounds
 from dlojz.results.footprint import Collective, Traffic
 
 if TYPE_CHECKING:
-    from dlojz.models.blocks import BlockList, Checkpointing
+    from dlojz.models.blocks import BlockList
+    from dlojz.models.checkpointing import Checkpointing
     from dlojz.models.experts.routing import Routing
 
 FP32_BYTES = 4

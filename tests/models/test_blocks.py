@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dlojz import models
 from dlojz.base.errors import LabError
-from dlojz.models.blocks import BlockList, Checkpointing, merge_heads, split_heads
+from dlojz.models.blocks import BlockList, merge_heads, split_heads
+from dlojz.models.checkpointing import Checkpointing
 from dlojz.train.dispatch_trace import StorageTrace
 
 TINY = ["coatnet_tiny", "vit_tiny", "alexnet_tiny", "gpt_tiny", "llama_tiny"]

@@ -24,7 +24,7 @@ from dlojz.by_hand.context_parallel import (
 )
 from dlojz.by_hand.ddp import DataParallel
 from dlojz.by_hand.ring_attention import ORDERS, Order, PretendedRing, Ring, ring_attention
-from dlojz.models.blocks import Checkpointing
+from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.qwen_deepseek import DeepSeek
 from dlojz.models.sizes import DeepSeekSize
 from dlojz.processes.forks import RankAnswer, spmd

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from dlojz import models
-from dlojz.models.blocks import run_checkpointed
+from dlojz.models.checkpointing import run_checkpointed
 from dlojz.models.experts.gate import with_auxiliary_loss
 from dlojz.models.experts.layer import Experts, Flavour, MixtureOfExperts
 from dlojz.models.experts.routing import Routing
