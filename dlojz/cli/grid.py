@@ -14,7 +14,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, refusal, say
 from dlojz.base.table import Table
 from dlojz.cli.options import JSON, PNG, Answer, Given, check_needs, config_flags, config_of, tell_written, verb
-from dlojz.config.layout import AXES, DEFAULT_GPUS_PER_NODE, DEFAULT_ORDER, ORDERS, RankGrid, complete
+from dlojz.config.layout import DEFAULT_GPUS_PER_NODE, DEFAULT_ORDER, GRID_AXES, ORDERS, RankGrid, complete
 from dlojz.hardware.links import Link
 from dlojz.prediction.link_traffic import Crossing, link_traffic, placements
 
@@ -30,23 +30,23 @@ def document(
 
     own = found.get(grid.order)
     told: dict[str, Any] = {
-        **{axis: grid.size(axis) for axis in ("dp", "pp", "tp")},
+        **{axis: grid.size(axis) for axis in ("dp", "pp", "tp", "cp")},
         "world_size": grid.world_size,
         "gpus_per_node": grid.gpus_per_node,
         "order": grid.order,
         "ranks": [
-            {"rank": rank, "node": grid.node_of(rank), **grid.coordinates(rank)._asdict()}
+            {"rank": rank, "node": grid.node_of(rank), **{axis: grid.position(rank, axis) for axis in GRID_AXES}}
             for rank in range(grid.world_size)
         ],
         "nodes": [list(ranks) for ranks in grid.nodes],
-        "groups": {axis: [list(group) for group in grid.groups(axis)] for axis in AXES},
-        "inside": {axis: grid.inside(axis) for axis in AXES},
-        "spanning": {axis: [list(group) for group in grid.links(axis)] for axis in AXES},
+        "groups": {axis: [list(group) for group in grid.groups(axis)] for axis in GRID_AXES},
+        "inside": {axis: grid.inside(axis) for axis in GRID_AXES},
+        "spanning": {axis: [list(group) for group in grid.links(axis)] for axis in GRID_AXES},
         "advice": advice(grid),
         "traffic": [row._asdict() for row in own.rows] if own else None,
         "node_table_bytes": [list(row) for row in own.node_table] if own else None,
         "between_bytes_by_order": {
-            order: {axis: one.bytes_of(axis, between=True) for axis in AXES} for order, one in found.items()
+            order: {axis: one.bytes_of(axis, between=True) for axis in GRID_AXES} for order, one in found.items()
         }
         or None,
         "unknown": unknown or None,
@@ -78,7 +78,8 @@ def show_grid(
     answer(_ranks(grid))
     answer("")
     for axis in words.AXIS_ORDER:
-        answer(_groups(grid, axis))
+        if axis in grid.named_axes:
+            answer(_groups(grid, axis))
     answer("\n" + words.advice(grid) + "\n")
     own = found.get(grid.order)
     if own is None:
@@ -105,11 +106,10 @@ def show_grid(
 
 
 def _ranks(grid: RankGrid) -> str:
-    """List the ranks, one line per node, each with its position (pp,dp,tp)."""
-    lines = [say(en="rank (pp,dp,tp) on each node:", fr="rang (pp,dp,tp) sur chaque nœud :")]
-    named = [
-        f"{rank} ({','.join(map(str, grid.coordinates(rank)))})" for rank in range(min(grid.world_size, MOST_TOLD))
-    ]
+    """List the ranks, one line per node, each with its position."""
+    axes = ",".join(grid.named_axes)
+    lines = [say(en=f"rank ({axes}) on each node:", fr=f"rang ({axes}) sur chaque nœud :")]
+    named = [f"{rank} ({grid.position_words(rank)})" for rank in range(min(grid.world_size, MOST_TOLD))]
     width = max(map(len, named))
     for node, ranks in enumerate(grid.nodes):
         if ranks[0] >= MOST_TOLD:
@@ -156,10 +156,10 @@ OF_THE_RUN = config_flags(
 
 @verb(
     "grid",
-    [replace(flag, kind="value", least=1, default=None) for flag in config_flags(*AXES)],
+    [replace(flag, kind="value", least=1, default=None) for flag in config_flags(*GRID_AXES)],
     f"""
-    --processes INT>=1  processes in all (default: dp × pp × tp); the degree that is left out is derived
-        // processus en tout (par défaut : dp × pp × tp) ; le degré omis est déduit
+    --processes INT>=1  processes in all (default: dp × pp × tp × cp); the degree that is left out is derived
+        // processus en tout (par défaut : dp × pp × tp × cp) ; le degré omis est déduit
     --gpus-per-node INT>=1 = {DEFAULT_GPUS_PER_NODE}  GPUs of a node // GPU d’un nœud
     --order {"|".join(ORDERS)} = {DEFAULT_ORDER}  axes, from the innermost to the outermost
         // axes, du plus intérieur au plus extérieur
@@ -167,7 +167,7 @@ OF_THE_RUN = config_flags(
         // Go/s du lien d’un rang dans un nœud et entre nœuds, pour des secondes par axe
     --latencies IN,OUT = 0,0  microseconds of a message inside a node and between nodes, with --bandwidths
         // microsecondes d’un message dans un nœud et entre nœuds, avec --bandwidths
-    --axis {"|".join(AXES)}  draw one axis alone // dessiner un seul axe
+    --axis {"|".join(GRID_AXES)}  draw one axis alone // dessiner un seul axe
     """,
     OF_THE_RUN,
     PNG,
@@ -178,15 +178,19 @@ share a group, which groups leave their node, and how many bytes of a step cross
 processes = dp × pp × tp (SageMaker: processes per host = pipeline degree × data degree × tensor degree): with
 --processes, the one degree that is left out is derived. Ranks fill the nodes in order; --order names the axes from the
 innermost, whose neighbours are neighbouring ranks. tp-dp-pp is Megatron-LM's and the lab's: tensor parallelism, which
-communicates most, stays inside a node. The last table tells what every other order would send between nodes. Bytes are
-predicted from a model (--model and the options of a run); a ring goes through its group in the order of the ranks.""",
+communicates most, stays inside a node; ranks of --cp, which share the tokens of a replica's samples, are just inside
+the data axis, and gradients are averaged along both. The last table tells what every other order would send between
+nodes. Bytes are predicted from a model (--model and the options of a run); a ring goes through its group in the order
+of the ranks.""",
     fr="""La grille des rangs d’une exécution en Data, Pipeline et Tensor Parallelism : la place de chaque rang, les
 rangs d’un même groupe, les groupes à cheval sur des nœuds, et combien d’octets d’un pas passent par quel lien.
 
 processus = dp × pp × tp (SageMaker : processus par hôte = degré de pipeline × degré de données × degré de tenseur) :
 avec --processes, le seul degré omis est déduit. Les rangs remplissent les nœuds dans l’ordre ; --order nomme les axes
 en commençant par le plus intérieur, dont les voisins sont des rangs voisins. tp-dp-pp est l’ordre de Megatron-LM et du
-TP : le Tensor Parallelism, qui communique le plus, reste dans un nœud. Le dernier tableau dit ce que chaque autre ordre
+TP : le Tensor Parallelism, qui communique le plus, reste dans un nœud ; les rangs de --cp, qui se partagent les tokens
+des échantillons d’une réplique, sont juste à l’intérieur de l’axe des données, et les gradients sont moyennés sur les
+deux axes. Le dernier tableau dit ce que chaque autre ordre
 enverrait entre les nœuds. Les octets sont prédits à partir d’un modèle (--model et les options d’une exécution) ; un
 anneau parcourt son groupe dans l’ordre des rangs.""",
     examples="""
@@ -217,12 +221,12 @@ def grid_command(given: Given, answer: Answer) -> None:
 
 
 def _grid(given: Given) -> RankGrid:
-    degrees = {axis: given[axis] for axis in ("dp", "pp", "tp")}
+    degrees, cp = {axis: given[axis] for axis in ("dp", "pp", "tp")}, given["cp"] or 1
     if given["processes"] is None:
         degrees = {axis: degree or 1 for axis, degree in degrees.items()}
     else:
-        degrees = dict(zip(degrees, complete(given["processes"], **degrees), strict=True))
-    return RankGrid(**degrees, gpus_per_node=given["gpus_per_node"], order=given["order"])
+        degrees = dict(zip(degrees, complete(given["processes"], **degrees, cp=cp), strict=True))
+    return RankGrid(**degrees, cp=cp, gpus_per_node=given["gpus_per_node"], order=given["order"])
 
 
 def _links(given: Given) -> tuple[Link, Link] | None:
@@ -257,7 +261,7 @@ def _traffic(given: Given, grid: RankGrid) -> tuple[dict[str, Crossing], str]:
     fields: dict[str, Any] = {name: given[name] for name in ("model", "micro_batches")}
     fields |= {name: given[name] for name in names if name in given}
     try:
-        config = config_of({**fields, **{axis: grid.size(axis) for axis in AXES}})
+        config = config_of({**fields, **{axis: grid.size(axis) for axis in GRID_AXES}})
         return (placements(config, grid) if len(grid.nodes) > 1 else {grid.order: link_traffic(config, grid)}), ""
     except LabError as error:
         if any(name in given for name in names):  # what was asked for is refused; the default model is only an example

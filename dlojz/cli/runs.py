@@ -43,8 +43,8 @@ from dlojz.running.run import runs as listing
 from dlojz.running.store import runs_root
 
 PROCESSES = flags("""
-    --processes INT>=1  processes you mean to use; refused unless dp × tp × pp gives as many
-        // processus prévus ; refusé si dp × tp × pp en donne un autre nombre
+    --processes INT>=1  processes you mean to use; refused unless dp × tp × pp × cp gives as many
+        // processus prévus ; refusé si dp × tp × pp × cp en donne un autre nombre
 """)
 
 

@@ -5,9 +5,10 @@ A `Layout` that exists is legal; whether an engine of this version runs it is as
 A `RankGrid` has each rank once. Every rank is in exactly one group along each axis; two ranks share a group along an
 axis exactly if all their other coordinates are equal. A rank of the tensor axis holds a slice of each layer of its
 stage, one of the data axis reads its own samples, one of the pipeline axis holds a stage. `order` names the axes from
-the innermost, whose neighbours are neighbouring ranks, to the outermost. Ranks fill the nodes in order, so the order
-decides which axis stays inside them: `tp-dp-pp` gives rank = (pp_rank·dp + dp_rank)·tp + tp_rank, Megatron-LM's and the
-lab's.
+the innermost, whose neighbours are neighbouring ranks, to the outermost; ranks of the context axis, which share the
+samples of a replica, are just inside the data axis. Ranks fill the nodes in order, so the order decides which axis
+stays inside them: `tp-dp-pp` gives rank = (pp_rank·dp + dp_rank)·tp + tp_rank, Megatron-LM's and the lab's (with cp >
+1, dp_rank·cp + cp_rank for dp_rank).
 
 Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (arXiv
 2104.04473), §3.1 (degrees multiply to the GPUs; tensor parallelism up to the size of a node, pipelines across nodes);
@@ -56,18 +57,21 @@ class Layout(LayoutFields):
         if processes == self.world_size:
             return
         rest = self.tp * self.pp * self.cp
+        times = "dp × tp × pp" + (" × cp" if self.cp > 1 else "")
         fits = processes >= rest and processes % rest == 0
         works = f"dp={processes // rest}" if fits else f"{self.world_size} " + say(en="processes", fr="processus")
         raise refusal(
-            en=f"{self.degrees} needs {self.world_size} processes (dp × tp × pp), but {processes} were received: use "
+            en=f"{self.degrees} needs {self.world_size} processes ({times}), but {processes} were received: use "
             f"{works}.",
-            fr=f"{self.degrees} demande {self.world_size} processus (dp × tp × pp), mais {processes} ont été reçus : "
+            fr=f"{self.degrees} demande {self.world_size} processus ({times}), mais {processes} ont été reçus : "
             f"prenez {works}.",
         )
 
 
 Axis = Literal["pp", "dp", "tp"]
 AXES: tuple[Axis, ...] = get_args(Axis)
+GRID_AXES: tuple[str, ...] = ("pp", "dp", "cp", "tp")
+"""All axes of a grid, from the outermost in the lab's order."""
 DEFAULT_ORDER = "tp-dp-pp"
 ORDERS: tuple[str, ...] = (DEFAULT_ORDER, *sorted({"-".join(axes) for axes in permutations(AXES)} - {DEFAULT_ORDER}))
 """All orders of the axes, each from the innermost axis to the outermost; the lab's own first."""
@@ -87,7 +91,7 @@ class RankPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class RankGrid:
-    """Grid of all ranks of a run, along three axes and over nodes.
+    """Grid of all ranks of a run, along its axes and over nodes.
 
     Args:
         dp: data-parallel replicas, at least 1.
@@ -95,6 +99,7 @@ class RankGrid:
         tp: tensor-parallel ranks, at least 1.
         gpus_per_node: ranks of one node, at least 1; the last node may have fewer.
         order: the axes from the innermost to the outermost, one of `ORDERS`.
+        cp: context-parallel ranks, at least 1.
 
     Raises:
         LabError: if a number is no whole number of at least 1, the grid is larger than `MAX_RANKS`, or the order is
@@ -106,9 +111,10 @@ class RankGrid:
     tp: int = 1
     gpus_per_node: int = DEFAULT_GPUS_PER_NODE
     order: str = DEFAULT_ORDER
+    cp: int = 1
 
     def __post_init__(self) -> None:
-        for name in (*AXES, "gpus_per_node"):
+        for name in (*GRID_AXES, "gpus_per_node"):
             check_whole(name, getattr(self, name), MAX_DEGREE)
         if self.order not in ORDERS:
             raise LabError(one_of("order", self.order, ORDERS))
@@ -123,17 +129,22 @@ class RankGrid:
     @property
     def world_size(self) -> int:
         """Number of ranks: the product of the degrees."""
-        return self.dp * self.pp * self.tp
+        return self.dp * self.cp * self.pp * self.tp
 
     @property
     def degrees(self) -> str:
-        """The degrees in words, e.g. `dp=2, pp=4, tp=2`."""
-        return f"dp={self.dp}, pp={self.pp}, tp={self.tp}"
+        """The degrees in words, e.g. `dp=2, pp=4, tp=2`; cp where it exceeds 1."""
+        return f"dp={self.dp}, pp={self.pp}, tp={self.tp}" + (f", cp={self.cp}" if self.cp > 1 else "")
 
     @property
-    def axes(self) -> tuple[Axis, ...]:
+    def axes(self) -> tuple[str, ...]:
         """The axes from the innermost to the outermost."""
-        return tuple(axis for word in self.order.split("-") for axis in AXES if axis == word)
+        return tuple(axis for word in self.order.split("-") for axis in (("cp", "dp") if word == "dp" else (word,)))
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        """The axes along which a position is told: cp where it exceeds 1."""
+        return tuple(axis for axis in GRID_AXES if axis != "cp" or self.cp > 1)
 
     def size(self, axis: str) -> int:
         """The degree along an axis: how many ranks each of its groups has.
@@ -141,30 +152,52 @@ class RankGrid:
         Raises:
             LabError: if there is no such axis.
         """
-        if axis not in AXES:
-            raise LabError(one_of("axis", axis, AXES))
+        if axis not in GRID_AXES:
+            raise LabError(one_of("axis", axis, GRID_AXES))
         degree: int = getattr(self, axis)
         return degree
 
+    def communicates(self, axis: str) -> bool:
+        """Whether something is sent along an axis; gradients go along dp and cp together.
+
+        Raises:
+            LabError: if there is no such axis.
+        """
+        return self.size(axis) * (self.cp if axis == "dp" else 1) > 1
+
     def coordinates(self, rank: int) -> RankPlace:
-        """Position of a rank along each axis.
+        """Position of a rank along each axis but the context axis, for which see `position`.
 
         Raises:
             LabError: if there is no such rank.
         """
-        self._check_rank(rank)
-        places, rest = {}, rank
-        for axis in self.axes:
-            rest, places[axis] = divmod(rest, self.size(axis))
-        return RankPlace(**places)
+        return RankPlace(*(self.position(rank, axis) for axis in AXES))
 
-    def rank_of(self, *, pp: int = 0, dp: int = 0, tp: int = 0) -> int:
+    def position(self, rank: int, axis: str) -> int:
+        """Position of a rank along one axis.
+
+        Raises:
+            LabError: if there is no such rank or axis.
+        """
+        self._check_rank(rank)
+        size = self.size(axis)
+        return rank // self._strides[axis] % size
+
+    def position_words(self, rank: int) -> str:
+        """Write the position of a rank along `named_axes`, e.g. `3,0,1`.
+
+        Raises:
+            LabError: if there is no such rank.
+        """
+        return ",".join(str(self.position(rank, axis)) for axis in self.named_axes)
+
+    def rank_of(self, *, pp: int = 0, dp: int = 0, tp: int = 0, cp: int = 0) -> int:
         """Rank at these coordinates.
 
         Raises:
             LabError: if a position is outside its axis.
         """
-        at = {"pp": pp, "dp": dp, "tp": tp}
+        at = {"pp": pp, "dp": dp, "tp": tp, "cp": cp}
         for axis, place in at.items():
             if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < self.size(axis):
                 raise refusal(
@@ -195,6 +228,15 @@ class RankGrid:
         size, stride = self.size(axis), self._strides[axis]
         first = rank - rank // stride % size * stride
         return tuple(first + place * stride for place in range(size))
+
+    def replicas_of(self, rank: int) -> tuple[int, ...]:
+        """The ranks that hold the same weights as a rank, itself included: along the data and the context axis.
+
+        Raises:
+            LabError: if there is no such rank.
+        """
+        rings = (self.group_of(other, "cp") for other in self.group_of(rank, "dp"))
+        return tuple(sorted(other for ring in rings for other in ring))
 
     def node_of(self, rank: int) -> int:
         """The node of a rank: nodes are filled one after the other.
@@ -242,9 +284,9 @@ class RankGrid:
 
 
 def complete(
-    processes: int, dp: int | None = None, pp: int | None = None, tp: int | None = None
+    processes: int, dp: int | None = None, pp: int | None = None, tp: int | None = None, cp: int = 1
 ) -> tuple[int, int, int]:
-    """Derive the degree that is left out: processes = pipeline degree × data degree × tensor degree.
+    """Derive the degree that is left out: processes = pipeline degree × data degree × tensor degree (× cp).
 
     With one host, `processes` is SageMaker's `processes_per_host`. Where SageMaker splits tensors, it calls
     `data_parallel_degree` what includes the tensor ranks; `dp` here leaves them out, so that the product holds.
@@ -254,6 +296,7 @@ def complete(
         dp: data degree, at least 1, or None to derive it.
         pp: pipeline degree, likewise.
         tp: tensor degree, likewise; at most one of the three is None.
+        cp: context degree, at least 1.
 
     Returns:
         (dp, pp, tp).
@@ -269,6 +312,9 @@ def complete(
             check_whole(name, degree, MAX_DEGREE)
     missing = [name for name, degree in given.items() if degree is None]
     known = {name: degree for name, degree in given.items() if degree is not None}
+    if cp > 1:
+        check_whole("cp", cp, MAX_DEGREE)
+        known["cp"] = cp
     told, product = ", ".join(f"{name}={degree}" for name, degree in known.items()), prod(known.values())
     if len(missing) > 1:
         received = told or say(en="none", fr="aucun")
@@ -279,6 +325,7 @@ def complete(
             f"processus : donnez aussi {missing[0]} ou {missing[1]} (1 pour un axe inutilisé).",
         )
     if processes % product or (not missing and processes != product):
+        given = {**given, **known} if cp > 1 else given
         raise LabError(_degrees_refusal(processes, given, told, product))
     done = {**known, **dict.fromkeys(missing, processes // product)}
     return done["dp"], done["pp"], done["tp"]
@@ -295,10 +342,11 @@ def _degrees_refusal(processes: int, given: dict[str, int | None], told: str, pr
             fr=f"{told} demandent un multiple de {product} processus, mais {processes} ont été reçus : prenez {works} "
             f"processus, ou des degrés dont le produit divise {processes}.",
         )
+    times = " × ".join(given)
     others = {name: product // (degree or 1) for name, degree in given.items()}
     fits = next((f"{name}={processes // rest}" for name, rest in others.items() if processes % rest == 0), None)
     works = say(en=" or ", fr=" ou ").join(filter(None, (fits, f"{product} " + say(en="processes", fr="processus"))))
     return say(
-        en=f"{told} make {product} processes (dp × pp × tp), but {processes} were received: use {works}.",
-        fr=f"{told} font {product} processus (dp × pp × tp), mais {processes} ont été reçus : prenez {works}.",
+        en=f"{told} make {product} processes ({times}), but {processes} were received: use {works}.",
+        fr=f"{told} font {product} processus ({times}), mais {processes} ont été reçus : prenez {works}.",
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dlojz.base.language import format_bytes, format_seconds, refusal, say
 from dlojz.base.table import titles
-from dlojz.config.layout import AXES, DEFAULT_ORDER, RankGrid, RankPlace
+from dlojz.config.layout import DEFAULT_ORDER, RankGrid, RankPlace
 from dlojz.display.drawing import Box, Dashes, Drawing, Line, Shape, Words
 from dlojz.display.style import EDGE, GREY, INK, PALE, SERIES, SKY, VERMILION
 from dlojz.prediction.link_traffic import Crossing
@@ -37,13 +37,15 @@ DOT = (0.88, 0.8)
 
 
 class GridCell(NamedTuple):
-    """Rank: its upper left corner, the number of its group, and its position along (pp, dp, tp)."""
+    """Rank: its upper left corner, the number of its group, its position along (pp, dp, tp), and that in words."""
 
     rank: int
     x: float
     y: float
     group: int
     place: RankPlace
+    words: str
+    tip: str
 
     @property
     def color(self) -> str:
@@ -120,7 +122,8 @@ def scene_of(grid: RankGrid, axis: str) -> GridScene:
         for slot, rank in enumerate(ranks):
             x = left + PAD + slot % columns * (1 + GAP)
             y = top + HEAD + PAD / 2 + slot // columns * (1 + GAP)
-            cells.append(GridCell(rank, x, y, group_of[rank], grid.coordinates(rank)))
+            group, place = group_of[rank], grid.coordinates(rank)
+            cells.append(GridCell(rank, x, y, group, place, grid.position_words(rank), _tip(grid, rank, group, axis)))
     shown = groups if grid.world_size <= MOST_JOINED else groups[:: ceil(len(groups) / MOST_LINES)]
     joins = [
         _join(cells[one], cells[other], grid.node_of(one) != grid.node_of(other))
@@ -131,6 +134,14 @@ def scene_of(grid: RankGrid, axis: str) -> GridScene:
     width = min(abreast, len(grid.nodes)) * (box[0] + PAD) - PAD
     return GridScene(
         title_of(grid, axis), width, lines * (box[1] + PAD) - PAD, tuple(boxes), tuple(cells), tuple(joins)
+    )
+
+
+def _tip(grid: RankGrid, rank: int, group: int, axis: str) -> str:
+    """Tell a rank's position and group, for whoever points at its cell."""
+    told = ", ".join(f"{name} {grid.position(rank, name)}" for name in grid.named_axes)
+    return say(
+        en=f"rank {rank}: {told}; group {group} along {axis}", fr=f"rang {rank} : {told} ; groupe {group} selon {axis}"
     )
 
 
@@ -159,7 +170,7 @@ def _join(one: GridCell, other: GridCell, crosses: bool) -> Join:
     return Join(one.dot, bend, other.dot, crosses)
 
 
-AXIS_ORDER = ("tp", "dp", "pp")
+AXIS_ORDER = ("tp", "cp", "dp", "pp")
 """As axes are listed: from the one that communicates most to the one that communicates least, as a rule."""
 WIDTH_PT, CELL_PT, BAR_PT = 936.0, 44.0, 26.0
 """Of the sheet, of a cell at most, of a bar with the space below it."""
@@ -174,7 +185,7 @@ def grid_drawing(
 
     Args:
         crossing: what a step sends on its links, for the bars; without it there are none.
-        axis: pp, dp or tp.
+        axis: pp, dp, cp or tp.
         titled: whether size, advice and the meaning of the signs are written above.
 
     Raises:
@@ -183,13 +194,13 @@ def grid_drawing(
     axes = [axis] if axis is not None else [one for one in AXIS_ORDER if grid.size(one) > 1] or ["dp"]
     scenes = [scene_of(grid, one) for one in axes]
     cell_pt = min(CELL_PT, (WIDTH_PT - 16) / sum(scene.width + 0.6 for scene in scenes))
-    lines = [size_sentence(grid), *wrap(advice(grid), WRAPPED), cell_words(grid.world_size <= MOST_JOINED)]
+    lines = [size_sentence(grid), *wrap(advice(grid), WRAPPED), cell_words(grid)]
     shapes: list[Shape] = [Words(6, 12 + 15 * row, line, 10.5) for row, line in enumerate(lines if titled else ())]
     top, left = 15.0 * len(shapes) + (18 if titled else 12), 8.0
     for one, scene in zip(axes, scenes, strict=True):
         titles = (axis_title(one), scene.title)
         shapes += [Words(left, top + 13 * row, title, 9.5) for row, title in enumerate(titles)]
-        shapes += _panel(scene, one, left, top + 24, cell_pt)
+        shapes += _panel(scene, left, top + 24, cell_pt)
         left += max(cell_pt * (scene.width + 0.6), 5.6 * max(map(len, titles)))
     top += 36 + cell_pt * max(scene.height for scene in scenes)
     if crossing is not None:
@@ -212,7 +223,7 @@ def grid_figure(
     return figure_of(grid_drawing(grid, crossing, axis=axis), path)
 
 
-def _panel(scene: GridScene, axis: str, left: float, top: float, cell_pt: float) -> Iterator[Shape]:
+def _panel(scene: GridScene, left: float, top: float, cell_pt: float) -> Iterator[Shape]:
     """One axis: frames, cells, lines along the groups, and the words of the cells above them."""
 
     def at(x: float, y: float) -> tuple[float, float]:
@@ -221,12 +232,7 @@ def _panel(scene: GridScene, axis: str, left: float, top: float, cell_pt: float)
     for box in scene.nodes:
         yield Box(*at(box.x, box.y), box.width * cell_pt, box.height * cell_pt, PALE, edge=GREY, line=1.0)
     for cell in scene.cells:
-        pp, dp, tp = cell.place
-        tip = say(
-            en=f"rank {cell.rank}: pp {pp}, dp {dp}, tp {tp}; group {cell.group} along {axis}",
-            fr=f"rang {cell.rank} : pp {pp}, dp {dp}, tp {tp} ; groupe {cell.group} selon {axis}",
-        )
-        yield Box(*at(cell.x, cell.y), cell_pt, cell_pt, cell.color, edge=EDGE, line=0.6, tip=tip)
+        yield Box(*at(cell.x, cell.y), cell_pt, cell_pt, cell.color, edge=EDGE, line=0.6, tip=cell.tip)
     for join in scene.joins:
         dashes: Dashes = "--" if join.crosses else "-"
         color = VERMILION if join.crosses else INK
@@ -238,7 +244,7 @@ def _panel(scene: GridScene, axis: str, left: float, top: float, cell_pt: float)
         yield Words(*at(box.x + PAD, box.y + HEAD / 2 + 0.06), name, max(0.2 * cell_pt, 4.5), halo=PALE)
     told = len(scene.cells) <= FEW  # a large picture leaves the position to the tooltip
     for cell in scene.cells:
-        place = ",".join(map(str, cell.place)) if told else ""
+        place = cell.words if told else ""
         words = ((str(cell.rank), 0.22 if told else 0.3, 0.28), (place, 0.52, 0.2), (f"g{cell.group}", DOT[1], 0.2))
         for text, down, share in words:
             if text:
@@ -248,7 +254,7 @@ def _panel(scene: GridScene, axis: str, left: float, top: float, cell_pt: float)
 
 def _bars(crossing: Crossing, top: float) -> Iterator[Shape]:
     """Bytes of one step along each axis: plain inside nodes, hatched between them."""
-    axes = [axis for axis in AXIS_ORDER if crossing.grid.size(axis) > 1] or ["dp"]
+    axes = [axis for axis in AXIS_ORDER if crossing.grid.communicates(axis)] or ["dp"]
     told = say(
         en="Bytes per step, sent by all ranks (plain: inside a node; hatched: between nodes)",
         fr="Octets par pas, envoyés par tous les rangs (uni : dans un nœud ; hachuré : entre nœuds)",
@@ -272,6 +278,7 @@ def axis_title(axis: str) -> str:
     """Name an axis in full; what is no axis stays."""
     return {
         "tp": "Tensor Parallelism",
+        "cp": "Context Parallelism",
         "dp": "Data Parallelism",
         "pp": "Pipeline Parallelism",
         "twins": say(en="two copies of a stage", fr="deux copies d’un étage"),
@@ -283,10 +290,11 @@ def axis_title(axis: str) -> str:
 def size_sentence(grid: RankGrid) -> str:
     """Say ranks, degrees, nodes and order in one line."""
     nodes, world = len(grid.nodes), grid.world_size
+    times = f"dp {grid.dp} × pp {grid.pp} × tp {grid.tp}" + (f" × cp {grid.cp}" if grid.cp > 1 else "")
     return say(
-        en=f"{world} rank{_s(world)} = dp {grid.dp} × pp {grid.pp} × tp {grid.tp}, on {nodes} node{_s(nodes)} of "
+        en=f"{world} rank{_s(world)} = {times}, on {nodes} node{_s(nodes)} of "
         f"{grid.gpus_per_node} GPU{_s(grid.gpus_per_node)}, order {grid.order} (innermost first)",
-        fr=f"{world} rang{_s(world)} = dp {grid.dp} × pp {grid.pp} × tp {grid.tp}, sur {nodes} nœud{_s(nodes)} de "
+        fr=f"{world} rang{_s(world)} = {times}, sur {nodes} nœud{_s(nodes)} de "
         f"{grid.gpus_per_node} GPU, ordre {grid.order} (du plus intérieur au plus extérieur)",
     )
 
@@ -307,6 +315,11 @@ def advice(grid: RankGrid) -> str:
         return _tensor_crosses(grid)
     told = {
         "stays": say(en="tp stays inside the nodes", fr="tp reste dans les nœuds"),
+        "cp": say(
+            en="cp crosses nodes with the keys and values of each layer, which attention can hide where it is long",
+            fr="cp sort du nœud avec les clés et valeurs de chaque couche, que l’attention peut recouvrir si elle est "
+            "longue",
+        ),
         "dp": say(
             en="dp crosses nodes with the gradients of each step, which backward can hide",
             fr="dp sort du nœud avec les gradients de chaque pas, que la passe arrière peut recouvrir",
@@ -345,16 +358,13 @@ def _tensor_crosses(grid: RankGrid) -> str:
     )
 
 
-def cell_words(every_group: bool = True) -> str:
-    """Explain what stands in a cell of the picture, and what its lines mean.
-
-    Args:
-        every_group: whether there are lines for all groups, or for some.
-    """
+def cell_words(grid: RankGrid) -> str:
+    """Explain what stands in a cell of the picture, and what its lines mean: those of all groups, or of some."""
+    every_group, named = grid.world_size <= MOST_JOINED, ",".join(grid.named_axes)
     whose = say(en="a group", fr="un groupe") if every_group else say(en="some groups", fr="quelques groupes")
     return say(
-        en=f"in each cell: rank, position (pp,dp,tp), group; lines: neighbours in {whose}, dashed from node to node",
-        fr=f"dans chaque case : rang, position (pp,dp,tp), groupe ; traits : voisins dans {whose}, en tirets d’un nœud "
+        en=f"in each cell: rank, position ({named}), group; lines: neighbours in {whose}, dashed from node to node",
+        fr=f"dans chaque case : rang, position ({named}), groupe ; traits : voisins dans {whose}, en tirets d’un nœud "
         "à l’autre",
     )
 
@@ -394,7 +404,7 @@ def _between(crossing: Crossing) -> list[int]:
 
 
 def _used(grid: RankGrid) -> tuple[str, ...]:
-    return tuple(axis for axis in AXIS_ORDER if axis in AXES and grid.size(axis) > 1)
+    return tuple(axis for axis in AXIS_ORDER if grid.communicates(axis))
 
 
 def _s(number: int) -> str:

@@ -127,12 +127,17 @@ class ChosenLayout:
     def is_run(self) -> bool:
         """Whether `dlojz.run` runs it.
 
-        That takes a model of the catalogue, an engine of the lab, no context parallelism, and expert parallelism
-        without ZeRO and pipeline.
+        That takes a model of the catalogue, an engine of the lab, context parallelism beside data parallelism alone,
+        and expert parallelism without ZeRO and pipeline.
         """
         one = self.candidate
-        runs = bool(self.question.subject.catalogue) and one.engine in OF_THE_LAB and one.cp == 1
+        runs = bool(self.question.subject.catalogue) and one.engine in OF_THE_LAB and not _rings_beside(one)
         return runs and (one.ep == 1 or (one.zero == 0 and one.pp == 1))
+
+
+def _rings_beside(one: PlannedLayout) -> bool:
+    """Whether context parallelism is combined with more than data parallelism."""
+    return one.cp > 1 and (one.zero > 0 or max(one.tp, one.pp, one.ep) > 1)
 
 
 def run_config(choice: ChosenLayout, **others: Any) -> RunConfig:
@@ -145,12 +150,14 @@ def run_config(choice: ChosenLayout, **others: Any) -> RunConfig:
         LabError: if the model is not of the catalogue, or the engine not one that `dlojz.run` runs.
     """
     one, subject = choice.candidate, choice.question.subject
-    if one.cp > 1:
+    if _rings_beside(one):
         raise refusal(
-            en=f"context parallelism over {one.cp} ranks is no run of this lab, whose layouts have no cp: choose "
-            "one with plan.choose(cp=1), or take documents() instead.",
-            fr=f"le Context Parallelism sur {one.cp} rangs n’est pas une exécution de ce TP, dont les "
-            "configurations n’ont pas de cp : choisissez-en une avec plan.choose(cp=1), ou prenez documents().",
+            en=f"context parallelism over {one.cp} ranks is run by this lab with DDP alone (zero=0, tp=1, pp=1), not "
+            f"with zero={one.zero}, tp={one.tp}, pp={one.pp}: choose a layout with plan.choose(cp=1), or take "
+            "documents() instead.",
+            fr=f"le Context Parallelism sur {one.cp} rangs ne s’exécute dans ce TP qu’avec DDP (zero=0, tp=1, pp=1), "
+            f"pas avec zero={one.zero}, tp={one.tp}, pp={one.pp} : choisissez une configuration avec "
+            "plan.choose(cp=1), ou prenez documents().",
         )
     if not choice.is_run:
         raise refusal(

@@ -55,25 +55,18 @@ class PlannedLayout(LayoutFields):
 
     Attributes:
         engine: of `dlojz.planner.planned_model.OFFERS`.
-        cp: context-parallel ranks, which split each sample's tokens.
         micro_batches: 0 where the replicas do not divide the batch.
         schedule, chunks: of the pipeline; `1f1b` and 1 without one.
     """
 
     engine: str = "torch"  # type: ignore[assignment]  # also of software that the lab does not run
-    cp: int = 1
     micro_batches: int = 1
     schedule: PipelineSchedule = "1f1b"
     chunks: int = 1
 
     @property
-    def world_size(self) -> int:
-        """GPUs: the product of the degrees."""
-        return super().world_size * self.cp
-
-    @property
     def gpus(self) -> int:
-        """The same, under its name in a question."""
+        """GPUs: the product of the degrees."""
         return self.world_size
 
     @property
@@ -197,7 +190,7 @@ def run_config_of(subject: Subject, precision: Precision, one: PlannedLayout, **
     """Convert a layout of a model of the catalogue to a `RunConfig`.
 
     Args:
-        one: the layout; its engine is one of the lab's, its cp is 1.
+        one: the layout; its engine is one of the lab's.
         **others: other fields of `RunConfig`, or other values.
 
     Raises:

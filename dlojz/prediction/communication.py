@@ -68,6 +68,7 @@ from dlojz.prediction.shapes import (
     model_shapes,
     part_of,
     rank_stages,
+    repeated_rings,
     split_of,
     untied_shapes,
 )
@@ -543,10 +544,9 @@ def context_traffic(config: RunConfig) -> list[Traffic]:
     dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
     tokens = (config.sequence_length or 0) // layout.cp
     ring = ring_bytes(layout.cp, layout.micro_batch, keys.heads, tokens, keys.width, dtype)
-    forwards = 1 if layout.checkpointing == "none" else 2
-    rings = keys.layers * layout.micro_batches
-    messages = rings * (layout.cp - 1) * (forwards + 2)
-    num_bytes = rings * (forwards * ring.forward + ring.backward)
+    forwards = keys.layers + repeated_rings(config)
+    messages = layout.micro_batches * (layout.cp - 1) * (forwards + 2 * keys.layers)
+    num_bytes = layout.micro_batches * (forwards * ring.forward + keys.layers * ring.backward)
     return [
         Traffic(collective=name, group="cp", group_size=layout.cp, count=messages, message_bytes=num_bytes)
         for name in _BOTH_WAYS

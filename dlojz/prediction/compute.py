@@ -38,6 +38,7 @@ from dlojz.prediction.shapes import (
     model_shapes,
     num_blocks,
     rank_stages,
+    repeated_rings,
     split_of,
     untied_shapes,
 )
@@ -133,10 +134,12 @@ def _context_flops(config: RunConfig) -> float:
     from dlojz.by_hand.context_parallel import pairs_computed  # loads torch
 
     keys = keys_of(config)
-    alone = 4 * length**2 * keys.queries * keys.width * keys.layers
+    alone = 4 * length**2 * keys.queries * keys.width
     ring = pairs_computed(cp, "zigzag")[0] / 4 * alone
-    passes = RING_PASSES + (config.layout.checkpointing == "full")
-    return 3 * flops_of[""] + again - (3 + passes - RING_PASSES) * alone + passes * ring
+    # Other checkpointing keeps the products of attention.
+    repeated = repeated_rings(config) if config.layout.checkpointing in ("none", "full") else 0
+    instead = keys.layers * (RING_PASSES * ring - 3 * alone) + repeated * (ring - alone)
+    return float(3 * flops_of[""] + again + instead)
 
 
 def _share(config: RunConfig, rank: int) -> float:

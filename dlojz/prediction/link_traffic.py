@@ -12,7 +12,8 @@ M bytes in a group of n ranks:
 | reduce | the rank before, but for the first | M |
 | all_to_all | every other rank | M/n each |
 | gather, scatter | the first rank, from the first rank | M/n each |
-| send | the ranks that hold the neighbouring stages | M in all |
+| send along pp | the ranks that hold the neighbouring stages | M in all |
+| send along cp | the next rank of the ring | M |
 
 A ring goes through its group in the order of the ranks, so it enters and leaves each node once, the least possible.
 Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", §3 (rings);
@@ -33,7 +34,7 @@ from typing import Any, Final, NamedTuple
 
 from dlojz.base.language import refusal
 from dlojz.by_hand.optimizers import sent_bytes as stages
-from dlojz.config.layout import AXES, ORDERS, RankGrid
+from dlojz.config.layout import GRID_AXES, ORDERS, RankGrid
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import LOCAL, meets, powersgd_start
 from dlojz.hardware.links import Link
@@ -53,8 +54,8 @@ class Flow(NamedTuple):
     """Bytes that one rank sends to another in one step, for one collective.
 
     Args:
-        group: mesh axis (dp, tp, pp), `ep` and `edp` (parts of dp, see `EXPERT_GROUPS`), `twins` (the two copies of a
-            stage, along pp), `tied` (those of a tied embedding, along pp) or `control` (the lab's own).
+        group: mesh axis (dp, tp, pp, cp), `ep` and `edp` (parts of dp, see `EXPERT_GROUPS`), `twins` (the two copies
+            of a stage, along pp), `tied` (those of a tied embedding, along pp) or `control` (the lab's own).
         collective: its name.
         source: the rank that sends.
         target: the rank that receives.
@@ -95,6 +96,8 @@ def flows_of(told: Traffic, rank: int, grid: RankGrid, destinations: Destination
     if told.collective in _ROUNDS:
         hops = _ROUNDS[told.collective] * (size - 1)
         yield flow(group[(place + 1) % size], share * hops, count * hops)
+    elif told.collective == "send" and told.group == "cp":
+        yield flow(group[(place + 1) % size], whole)
     elif told.collective == "send":
         for stage, part in destinations[grid.coordinates(rank).pp].items():
             yield flow(group[stage], whole * part, count * part)
@@ -122,7 +125,9 @@ def _members(name: str, rank: int, grid: RankGrid, told_size: int) -> tuple[int,
             return replicas[first : first + told_size]
         apart = max(1, grid.dp // told_size)
         return replicas[place % apart :: apart]
-    if name in AXES:
+    if name == "dp":  # gradients: of all samples, and of all their tokens
+        return grid.replicas_of(rank)
+    if name in GRID_AXES:
         return grid.group_of(rank, name)
     if name == "twins":  # a bidirectional pipeline holds each stage on two ranks, as far from one end as from the other
         stages, place = grid.group_of(rank, "pp"), grid.coordinates(rank).pp
@@ -133,8 +138,8 @@ def _members(name: str, rank: int, grid: RankGrid, told_size: int) -> tuple[int,
     if name == "control":
         return tuple(range(grid.world_size))
     raise refusal(
-        en=f"the group {name!r} is none of a grid: use pp, dp, tp, ep, edp, twins, tied or control.",
-        fr=f"le groupe {name!r} n’est pas d’une grille : prenez pp, dp, tp, ep, edp, twins, tied ou control.",
+        en=f"the group {name!r} is none of a grid: use pp, dp, tp, cp, ep, edp, twins, tied or control.",
+        fr=f"le groupe {name!r} n’est pas d’une grille : prenez pp, dp, tp, cp, ep, edp, twins, tied ou control.",
     )
 
 
@@ -172,11 +177,11 @@ class Crossing:
 
     @cached_property
     def rows(self) -> tuple[LinkTraffic, ...]:
-        """Bytes per axis and collective, inside nodes and between them, in whole bytes; axes pp, dp, tp first."""
+        """Bytes per axis and collective, inside nodes and between them, in whole bytes; axes first."""
         sums: dict[tuple[str, str], list[Fraction]] = {}
         for flow in self.flows:
             sums.setdefault((flow.group, flow.collective), [Fraction(0)] * 2)[self.crosses(flow)] += flow.num_bytes
-        first = [*AXES, *EXPERT_GROUPS, "twins", "tied", "control"]
+        first = [*GRID_AXES, *EXPERT_GROUPS, "twins", "tied", "control"]
         ranked = sorted(sums.items(), key=lambda item: (first.index(item[0][0]), item[0][1]))
         return tuple(LinkTraffic(*key, round(inside), round(between)) for key, (inside, between) in ranked)
 
@@ -218,7 +223,7 @@ class Crossing:
         for (group, collective, _), took_s in busy.items():
             worst[group, collective] = max(took_s, worst.get((group, collective), 0.0))
         names = {part: axis for axis, parts in PARTS_OF.items() for part in parts}
-        total_s: dict[str, float] = {axis: 0.0 for axis in AXES if self.grid.size(axis) > 1}
+        total_s: dict[str, float] = {axis: 0.0 for axis in GRID_AXES if self.grid.communicates(axis)}
         for (group, _), took_s in worst.items():
             if (axis := names.get(group, group)) in total_s:
                 total_s[axis] += took_s
@@ -236,8 +241,8 @@ def link_traffic(config: RunConfig, grid: RankGrid | None = None) -> Crossing:
         LabError: if the degrees are not those of the run, or what it sends is not predicted.
     """
     layout = config.layout
-    grid = grid or RankGrid(layout.dp, layout.pp, layout.tp)
-    if (grid.dp, grid.pp, grid.tp) != (layout.dp, layout.pp, layout.tp):
+    grid = grid or RankGrid(layout.dp, layout.pp, layout.tp, cp=layout.cp)
+    if any(grid.size(axis) != getattr(layout, axis) for axis in GRID_AXES):
         raise refusal(
             en=f"the grid has {grid.degrees}, but the run has {layout.degrees}: give both the same degrees.",
             fr=f"la grille a {grid.degrees}, mais l’exécution a {layout.degrees} : donnez-leur les mêmes degrés.",

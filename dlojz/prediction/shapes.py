@@ -22,6 +22,7 @@ from dlojz import models
 from dlojz.base.language import MEBIBYTE, refusal
 from dlojz.config.compatibility import has_tied_head
 from dlojz.config.engines import ENGINES, STRATEGIES
+from dlojz.config.fields import block_choices
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
 from dlojz.models.experts.routing import all_to_all_bytes
@@ -397,6 +398,14 @@ def keys_of(config: RunConfig) -> Keys:
         fr=f"{config.model} lit des images, et n’a pas de clés qui fassent le tour d’un anneau : prenez un modèle de "
         "texte comme llama_tiny.",
     )
+
+
+def repeated_rings(config: RunConfig) -> int:
+    """Count the attention layers of a text model whose forward pass backward runs again."""
+    layout, layers = config.layout, keys_of(config).layers
+    if layout.activation_plan:  # the first block is the embedding, the last the head
+        return block_choices(layout.activation_plan)[1 : layers + 1].count("recompute")
+    return 0 if layout.checkpointing == "none" else layers
 
 
 def num_blocks(shapes: ModelShapes) -> int:

@@ -42,8 +42,8 @@ def test_the_document_lays_the_predicted_bytes_on_links(capfd: pytest.CaptureFix
     words = ["--dp", "2", "--pp", "2", "--gpus-per-node", "2", "--model", "vit_tiny", "--bandwidths", "300,25"]
     told = _json(capfd, *words)
     assert (told["world_size"], told["nodes"], told["groups"]["pp"]) == (4, [[0, 1], [2, 3]], [[0, 2], [1, 3]])
-    assert told["inside"] == {"pp": False, "dp": True, "tp": True} and told["unknown"] is None
-    assert told["ranks"][2] == {"rank": 2, "node": 1, "pp": 1, "dp": 0, "tp": 0}
+    assert told["inside"] == {"pp": False, "dp": True, "cp": True, "tp": True} and told["unknown"] is None
+    assert told["ranks"][2] == {"rank": 2, "node": 1, "pp": 1, "dp": 0, "cp": 0, "tp": 0}
     rows = {(row["group"], row["collective"]): row for row in told["traffic"]}
     assert rows["dp", "all_reduce"]["between_bytes"] == 0 < rows["dp", "all_reduce"]["inside_bytes"]
     sent_bytes = rows["pp", "send"]["between_bytes"]
@@ -51,6 +51,19 @@ def test_the_document_lays_the_predicted_bytes_on_links(capfd: pytest.CaptureFix
     assert told["seconds_per_axis"]["pp"] == pytest.approx(sent_bytes / 4 / 25e9)  # as much from each of the ranks
     by_order = told["between_bytes_by_order"]
     assert list(by_order) == ["tp-dp-pp", "pp-dp-tp"] and by_order["pp-dp-tp"]["pp"] == 0 < by_order["pp-dp-tp"]["dp"]
+
+
+def test_context_parallelism_is_told_and_sends_round_its_ring(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--processes", "4", "--cp", "2", "--pp", "1", "--tp", "1", "--gpus-per-node", "2", "--model", "llama_tiny"]
+    told = _json(capfd, *words)
+    assert (told["dp"], told["cp"], told["groups"]["cp"]) == (2, 2, [[0, 1], [2, 3]])
+    rows = {(row["group"], row["collective"]): row for row in told["traffic"]}
+    assert rows["cp", "send"]["between_bytes"] == 0 < rows["cp", "send"]["inside_bytes"]
+    assert 0 < rows["dp", "all_reduce"]["between_bytes"] == rows["dp", "all_reduce"]["inside_bytes"]
+    assert main(["grid", *words]) == 0
+    printed = capfd.readouterr().out
+    assert "4 ranks = dp 2 × pp 1 × tp 1 × cp 2" in printed and "rank (pp,dp,cp,tp)" in printed
+    assert "cp: 2 groups of 2, inside a node\n  [0 1] [2 3]" in printed and "dp crosses nodes" in printed
 
 
 def test_bytes_in_text_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +98,7 @@ def test_many_ranks_are_told_in_short(capsys: pytest.CaptureFixture[str]) -> Non
         ("--processes 16 --tp 2", "give dp or pp too"),
         ("--processes 16 --tp 3 --pp 1", "need a multiple of 3 processes"),
         ("--order tp-pp", "unknown order 'tp-pp'"),
-        ("--axis cp --png x.png", "unknown axis 'cp'"),
+        ("--axis ep --png x.png", "unknown axis 'ep'"),
         ("--axis tp", "--axis does nothing without --png: add --png"),
         ("--bandwidths 3", "--bandwidths takes two positive numbers"),
         ("--bandwidths nan,1", "--bandwidths takes two positive numbers"),

@@ -129,7 +129,7 @@ def test_degrees_that_do_not_fit(fields: dict[str, int], told: str) -> None:
         (lambda: PICTURE.coordinates(16), "use 0 to 15"),
         (lambda: PICTURE.node_of(-1), "there is no rank -1"),
         (lambda: PICTURE.rank_of(pp=4), "pp=4 is outside the grid (dp=2, pp=4, tp=2): use 0 to 3"),
-        (lambda: PICTURE.groups("cp"), "unknown axis 'cp'"),
+        (lambda: PICTURE.groups("ep"), "unknown axis 'ep'"),
     ],
 )
 def test_refusals(ask: object, told: str) -> None:
@@ -138,3 +138,21 @@ def test_refusals(ask: object, told: str) -> None:
         with pytest.raises(LabError) as refused:
             ask()  # type: ignore[operator]
         assert start in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_context_axis_is_just_inside_the_data_axis(order: str) -> None:
+    grid = RankGrid(dp=2, pp=2, tp=2, cp=3, order=order)
+    assert grid.world_size == 24 and grid.degrees == "dp=2, pp=2, tp=2, cp=3"
+    stride = {axis: grid.groups(axis)[0][1] for axis in ("dp", "cp")}
+    assert stride["dp"] == 3 * stride["cp"]
+    for rank in range(24):
+        place = grid.coordinates(rank)
+        assert grid.rank_of(**place._asdict(), cp=grid.position(rank, "cp")) == rank
+        replicas = grid.replicas_of(rank)
+        assert len(replicas) == 6 and {grid.coordinates(other)[::2] for other in replicas} == {place[::2]}
+    assert grid.position_words(grid.rank_of(pp=1, tp=1, cp=2)) == "1,0,2,1"
+    assert [RankGrid(cp=2).communicates(axis) for axis in ("dp", "cp", "tp")] == [True, True, False]
+    assert complete(24, pp=2, tp=2, cp=3) == (2, 2, 2)
+    with pytest.raises(LabError, match="tp=2, cp=3 make 12 processes .dp × pp × tp × cp.*use dp=2 or"):
+        complete(24, dp=1, pp=2, tp=2, cp=3)

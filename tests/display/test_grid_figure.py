@@ -66,7 +66,7 @@ def test_refusals_and_french(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="at most 512 ranks"):
         grid_figure(RankGrid(dp=1024))
     with pytest.raises(LabError, match="unknown axis"):
-        grid_figure(PICTURE, axis="cp")
+        grid_figure(PICTURE, axis="ep")
     with pytest.raises(LabError, match="ending"):
         grid_figure(PICTURE, path=tmp_path / "grid.foo", axis="dp")
     use_language("fr")

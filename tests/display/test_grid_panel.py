@@ -96,7 +96,7 @@ def test_real_bytes_are_those_of_a_run() -> None:
         ({"dp": "2"}, "dp must be a whole number"),
         ({"degree": 2}, "unknown field 'degree'"),
         ({"order": "<b>"}, "unknown order"),
-        ({"axis": "cp"}, "unknown axis 'cp'"),
+        ({"axis": "ep"}, "unknown axis 'ep'"),
         ({"dp": 1000}, "at most 512 ranks"),
     ],
 )

@@ -13,11 +13,10 @@ from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
 from dlojz.base.table import Table, safe, tables_html
-from dlojz.config.layout import AXES, DEFAULT_GPUS_PER_NODE, DEFAULT_ORDER, ORDERS, Layout, RankGrid
+from dlojz.config.layout import DEFAULT_GPUS_PER_NODE, DEFAULT_ORDER, GRID_AXES, ORDERS, Layout, RankGrid
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure
 from dlojz.display.grid_drawing import (
-    MOST_JOINED,
     advice,
     axis_title,
     cell_words,
@@ -35,6 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "dp": 2,
     "pp": 2,
     "tp": 2,
+    "cp": 1,
     "gpus_per_node": DEFAULT_GPUS_PER_NODE,
     "order": DEFAULT_ORDER,
     "axis": "tp",
@@ -75,7 +75,7 @@ class GridAnswer:
             f"<p>{safe(size_sentence(self.grid))}</p>"
             + status_html(advice(self.grid))
             + grid_drawing(self.grid, self.crossing, axis=self.axis, titled=False).svg()
-            + f"<p>{safe(cell_words(self.grid.world_size <= MOST_JOINED))}</p>"
+            + f"<p>{safe(cell_words(self.grid))}</p>"
             + status_html(self.problem)
             + self._table()
         )
@@ -99,13 +99,13 @@ def still_grid(**fields: Any) -> GridAnswer:
     """Answer one choice of the panel: a picture and its bytes, or the sentence that refuses.
 
     Args:
-        fields: dp, pp, tp, gpus_per_node, order (axes, innermost first), axis (whose groups the panel colours), and
+        fields: dp, pp, tp, cp, gpus_per_node, order (axes, innermost first), axis (whose groups the panel colours), and
             those of a run (model, micro_batch, micro_batches, sequence_length, engine, zero, …), for the bytes.
     """
     try:
         chosen = _fields(fields)
         axis, placed = chosen.pop("axis"), {name: chosen.pop(name) for name in ("gpus_per_node", "order")}
-        grid = RankGrid(**{name: chosen[name] for name in AXES}, **placed)
+        grid = RankGrid(**{name: chosen[name] for name in GRID_AXES}, **placed)
         scene_of(grid, axis)
     except LabError as error:
         return GridAnswer(None, problem=str(error))
@@ -149,11 +149,12 @@ class GridPanel(Panel):
         def choice(name: str, label: str, options: Any) -> Any:
             return widgets.Dropdown(options=options, value=chosen[name], description=label)
 
-        axes = [(f"{one}: {axis_title(one)}", one) for one in AXES]
+        axes = [(f"{one}: {axis_title(one)}", one) for one in GRID_AXES]
         controls = {
             "dp": number("dp", "dp (data)", MOST),
             "pp": number("pp", "pp (pipeline)", MOST),
             "tp": number("tp", "tp (tensor)", MOST),
+            "cp": number("cp", "cp (context)", MOST),
             "gpus_per_node": number("gpus_per_node", say(en="GPUs per node", fr="GPU par nœud"), 16),
             "order": choice("order", say(en="order (inside first)", fr="ordre (intérieur…)"), ORDERS),
             "axis": choice("axis", say(en="colour", fr="couleur"), axes),
