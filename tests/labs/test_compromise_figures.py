@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dlojz
 from dlojz import labs
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
@@ -22,6 +23,7 @@ from dlojz.hardware.evidence import table
 from dlojz.labs import NotDone
 from dlojz.labs.kit.exercise import Verdict
 from dlojz.labs.kit.figures import Illustrated, Picture
+from dlojz.labs.lab08_compromise import compromise_tables as tables
 from dlojz.labs.lab08_compromise import figures
 from dlojz.labs.lab08_compromise.exercises_alpa import chain_cost
 from dlojz.labs.lab08_compromise.figures import FAR, known
@@ -299,3 +301,24 @@ def test_a_table_has_as_many_titles_in_both_languages() -> None:
                 english, french = (ast.unparse(keyword.value).count(";") for keyword in node.keywords)
                 assert english == french > 0, f"{path.name}:{node.lineno}"
     assert found
+
+
+def test_tables_that_no_fit_has_seen_are_told_with_the_interval(language: str) -> None:
+    shown = tables.unseen(("mpt-h100-fp8", "mt-nlg"))
+    assert [row[:2] for row in shown.rows] == [("mpt-h100-fp8", "7"), ("mt-nlg", "3")]
+    assert [int(row[5].split()[0].rstrip("%")) for row in shown.rows] == [100, 0]
+    assert [row[-1] for row in shown.rows] == ["0", "0"]  # all of them ran
+    assert "A100" in shown.notes[0] and "H100" in shown.notes[0]
+
+
+def test_layouts_that_cost_the_same_are_no_other_front(language: str) -> None:
+    plan = dlojz.plan("coatnet_7", "jean_zay_a100", gpus=16, batch=256)
+
+    def front(points: list[tuple[float, ...]]) -> list[int]:
+        return [
+            place
+            for place, one in enumerate(points)
+            if not any(other != one and all(a <= b for a, b in zip(other, one, strict=True)) for other in points)
+        ]
+
+    assert ("the same" if language == "en" else "le même") in tables.front(front, plan).head[0]

@@ -8,8 +8,11 @@ from typing import Any, cast
 
 from dlojz.base.language import decimal, format_bytes, percent, say, significant
 from dlojz.base.table import Table, titles
+from dlojz.cost_model.layouts import Layouts
 from dlojz.cost_model.measured_machine import Measured, link_of
+from dlojz.cost_model.step import memories
 from dlojz.cost_model.validation import validate
+from dlojz.cost_model.workload import decoder_workload
 from dlojz.display.canvas import LabFigure
 from dlojz.display.figures.plan_figures import plan_figure
 from dlojz.hardware import cluster
@@ -26,6 +29,7 @@ from dlojz.planner.alpa.graph import mlp
 from dlojz.planner.alpa.intra_operator import shard
 from dlojz.planner.alpa.mesh import DeviceMesh
 from dlojz.planner.answer import Choice, Plan, seconds
+from dlojz.planner.answer import held_out as planner_held_out
 from dlojz.planner.ask import plan
 from dlojz.planner.planned_model import subject
 from dlojz.planner.space import gigabytes, part_words, reason_words
@@ -173,7 +177,7 @@ def front(pareto: Answer, plan: Plan, most: int = 8) -> Table:
         (one.estimated_s, one.candidate.gpus * one.estimated_s, one.energy_j, one.memory_bytes) for one in everything
     ]
     own = sorted((everything[place] for place in pareto(points)), key=lambda one: one.estimated_s)
-    same = {one.place for one in own} == {one.place for one in plan.pareto}
+    same = {points[one.place] for one in own} == {points[one.place] for one in plan.pareto}  # it keeps equals once
     told = say(en="the same", fr="le même") if same else say(en="another", fr="un autre")
     shown = [own[round(index * (len(own) - 1) / max(most - 1, 1))] for index in range(min(most, len(own)))]
     rows = [
@@ -364,6 +368,36 @@ def held_out(errors: Answer, names: Sequence[str]) -> Table:
         "chose ?",
     )
     return Table(head, tuple(rows))
+
+
+def unseen(names: Sequence[str]) -> Table:
+    """Tabulate published tables that no fit has seen: errors, a constant rate, the planner's interval, memory."""
+    rows, intervals = [], {}
+    for name in names:
+        result = validate(name)
+        known = planner_held_out(result.profile)
+        assert known is not None
+        intervals[result.profile.upper()] = f"{decimal(known.low, 2)} – {decimal(known.high, 2)}"
+        inside = [known.low <= one.measured_s / one.predicted_s <= known.high for one in result.rows]
+        refused = sum(_share_of_gpu(one.row) > 1 for one in result.rows)
+        rows.append(
+            (
+                name, str(len(result.rows)), percent(result.mean), percent(result.worst), percent(result.trivial),
+                percent(statistics.fmean(inside), 0), str(refused),
+            )
+        )  # fmt: skip
+    head = titles(
+        en="table; rows that ran; model; worst row; constant rate; inside the interval; refused as OOM",
+        fr="tableau; lignes exécutées; modèle; pire ligne; débit constant; dans l’intervalle; refusées (OOM)",
+    )
+    told = ", ".join(f"{profile} {factors}" for profile, factors in intervals.items())
+    note = say(en=f"Interval, measured over predicted: {told}.", fr=f"Intervalle, mesuré sur prédit : {told}.")
+    return Table(head, tuple(rows), align="lrrrrrr", notes=(note,))
+
+
+def _share_of_gpu(row: Measurement) -> float:
+    needed = memories(decoder_workload(row.size), Layouts.from_measurements([row])).total_bytes[0]
+    return float(needed) / cluster(row.cluster).gpu.memory_bytes
 
 
 def documents(files: Mapping[str, str], most: int = 24) -> None:

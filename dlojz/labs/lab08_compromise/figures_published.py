@@ -49,7 +49,7 @@ class Neighbour(NamedTuple):
         layout: dp, tp, pp, micro-batch.
         measured_s: seconds of a step of 2048 sequences, one of each time it was measured; empty where it ran out.
         predicted_s: of the cost model.
-        interval_s: between which four held-out rows in five lay.
+        interval_s: between which four in five rows of tables left out lay.
         measured_bytes: on the fullest GPU, where it was read.
         parts: bytes of the fullest GPU by category, by the cost model.
     """
@@ -163,8 +163,8 @@ def _times(axes: Axes, found: tuple[Neighbour, ...]) -> None:
     axes.set_xlabel(say(en="seconds of a step of 2048 sequences", fr="secondes d’une itération de 2048 séquences"))
     axes.set_title(
         say(
-            en="time (highlighted: BLOOM’s layout; bar: 4 held-out rows in 5)",
-            fr="durée (surlignée : la configuration de BLOOM ; barre : 4 lignes mises de côté sur 5)",
+            en="time (highlighted: BLOOM’s layout; bar: 4 rows in 5 of tables left out)",
+            fr="durée (surlignée : la configuration de BLOOM ; barre : 4 lignes sur 5 de tableaux écartés)",
         ),
         fontsize=9,
     )
@@ -244,7 +244,7 @@ class Training(NamedTuple):
         degrees: dp, tp, pp and cp of the cost model's layout; empty where none fits.
         formula_s: 8TP/(nX).
         model_s: of the cost model; None where no layout fits.
-        interval: factors on it between which four in five held-out rows lay; None where it does not fit.
+        interval: factors on it between which four in five rows of tables left out lay; None where it does not fit.
         published_s: what the published FLOP/s come to; None in the course's table.
         account: GPU-hours and energy of the cost model's training, of the formula's where that has none.
     """
@@ -316,8 +316,9 @@ def duration(seconds: float) -> str:
 def giants() -> tuple[LabFigure, Table]:
     """Draw the training on 300 billion tokens: the course's table on 1 and 4 DGX A100, Narayanan's Table 1.
 
-    Left and right the formula with 140 TFLOP/s per GPU beside the cost model (with its interval of four held-out rows
-    in five); right also what the published FLOP/s come to. A model that fits nowhere has a formula's time all the same.
+    Left and right the formula with 140 TFLOP/s per GPU beside the cost model (with its interval of four rows in five of
+    tables left out); right also what the published FLOP/s come to. A model that fits nowhere has a formula's time all
+    the same.
     """
     course, published = course_table(), published_table()
     figure = new_figure(12.6, 5.2, alt=_giants_alt(course, published))
