@@ -40,6 +40,8 @@ class _OnCPU(TorchFunctionMode):
     """Context in which tensors asked for on CUDA are made on the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.cuda:  # of the embedding that first and last stage share
+            return args[0]
         kwargs = dict(kwargs or {})
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = torch.device("cpu")
