@@ -414,7 +414,7 @@ class FirstChoice(NamedTuple):
         chosen, best: a row of the layout that is predicted fastest, and one of the layout that was.
         layouts: how many there are, at least `LEAST_LAYOUTS`.
         regret: measured seconds of the chosen over those of the best, less one.
-        random: the same of a layout drawn by lot, in the mean; a constant rate does no better.
+        random: the same of a random layout, in the mean; a constant rate does no better.
         correlation: of the ranks of measured and predicted seconds.
     """
 

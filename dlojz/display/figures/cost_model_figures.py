@@ -229,13 +229,13 @@ ROOM = 4.0
 
 
 def _regrets(axes: Axes, drawn: Mapping[str, Sequence[FirstChoice]]) -> None:
-    """One dot for each model of a table, and the regret of a layout drawn by lot beside it."""
+    """One dot for each model of a table, and the regret of a random layout beside it."""
     places = list(range(len(drawn)))[::-1]
     lots = [(place, 100 * one.random) for place, found in zip(places, drawn.values(), strict=True) for one in found]
     ours = [(place, 100 * one.regret) for place, found in zip(places, drawn.values(), strict=True) for one in found]
-    by_lot = say(en="a layout drawn by lot", fr="une configuration tirée au sort")
+    at_random = say(en="a random layout", fr="une configuration tirée au sort")
     first = say(en="the first choice, table left out", fr="le premier choix, tableau écarté")
-    axes.plot([x for _, x in lots], [y - 0.15 for y, _ in lots], "x", color=ORANGE, label=by_lot)
+    axes.plot([x for _, x in lots], [y - 0.15 for y, _ in lots], "x", color=ORANGE, label=at_random)
     axes.plot([x for _, x in ours], [y + 0.15 for y, _ in ours], "o", color=BLUE, alpha=0.75, label=first)
     if REGRET_GOAL.worst is not None:
         goal = say(en="goal, median", fr="objectif, médiane")
