@@ -682,12 +682,12 @@ def _reason(name: str) -> str:
             )
         case "refused":
             return say(
-                en="V100's ZeRO-3 rows do not print what was kept elsewhere beside the states: of some, the layer "
-                "inputs alone exceed the GPU. NeMo prints neither recomputation nor the precision of its gradients; "
-                "none and fp32 are taken.",
-                fr="Les lignes ZeRO-3 sur V100 ne disent pas ce qui, outre les états, était gardé ailleurs : de "
-                "certaines, les seules entrées de couches dépassent le GPU. NeMo ne donne ni recalcul ni précision des "
-                "gradients ; on prend aucun et fp32.",
+                en="ZeRO-3 rows of V100 and SC21 do not print what was kept elsewhere beside the states: of some, the "
+                "layer inputs alone exceed the GPU. NeMo prints neither recomputation nor the precision of its "
+                "gradients; none and fp32 are taken.",
+                fr="Les lignes ZeRO-3 de V100 et de SC21 ne disent pas ce qui, outre les états, était gardé ailleurs : "
+                "de certaines, les seules entrées de couches dépassent le GPU. NeMo ne donne ni recalcul ni précision "
+                "des gradients ; on prend aucun et fp32.",
             )
         case "constant":
             return say(

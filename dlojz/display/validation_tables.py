@@ -372,10 +372,10 @@ def blocks(results: Sequence[TableResult], memory: MemoryResult, rows: str) -> d
     """
     with _in_english():
         every = f"Every row, with what each predicts: [{rows}]({rows})."
-        tools = f"Other tools on the same rows:\n\n{tools_table(results).markdown()}"
-        sources = f"Where the tables come from:\n\n{sources_table(results).markdown()}"
+        tools = f"Other tools on the same rows:\n\n{_body(tools_table(results))}"
+        sources = f"Where the tables come from:\n\n{_body(sources_table(results))}"
         return {
-            "goals": goals_table(goals(results, memory)).markdown(),
+            "goals": _unbroken(goals_table(goals(results, memory))),
             "tables": f"{_body(validation_table(results))}\n\n{tools}\n\n{sources}\n\n{every}",
             "regret": _body(regret_table(results)),
             "interval": _body(interval_table(results)),
@@ -385,7 +385,12 @@ def blocks(results: Sequence[TableResult], memory: MemoryResult, rows: str) -> d
 
 def _body(shown: Table) -> str:
     """A table below a heading, which says what its caption does."""
-    return replace(shown, caption="").markdown()
+    return _unbroken(replace(shown, caption=""))
+
+
+def _unbroken(shown: Table) -> str:
+    """A table in Markdown, in which a percent sign stays on the line of its number."""
+    return shown.markdown().replace(" %", "\u00a0%")
 
 
 def filled(text: str, made: dict[str, str], name: str) -> str:
