@@ -324,7 +324,7 @@ def readings_table(found: MemoryResult) -> Table:
     out, fitted = say(en="ran out", fr="à court"), say(en="fitted", fr="ajusté")
     head = titles(en="row; read GB; predicted GB; error; ", fr="ligne; relevé Go; prédit Go; erreur; ")
     read = {one.row.row: one for one in (*found.readings, *found.reserved, *found.ran_out)}
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for one in read.values():
         predicted = decimal(one.predicted_bytes / 1e9)
         if one.measured_bytes:

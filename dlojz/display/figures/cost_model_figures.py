@@ -222,7 +222,7 @@ def validation_figure(results: Sequence[TableResult], path: str | Path | None = 
     return finish(figure, path)
 
 
-PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+PLATE: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 """A number stays legible where a line of the grid lies under it."""
 ROOM = 4.0
 """Percent that a number beside its bar takes."""
@@ -272,8 +272,15 @@ def _bars(axes: Axes, results: Sequence[TableResult]) -> None:
             if goal:
                 axes.plot([limit] * 2, [height - 0.13, height + 0.13], color=VERMILION, linewidth=2.2, zorder=3)
             beside = limit if share < limit < share + ROOM else share  # where the mark would lie under the number
-            place = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 7, "bbox": PLATE}
-            axes.annotate(decimal(share), (beside, height), **place)
+            axes.annotate(
+                decimal(share),
+                (beside, height),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=7,
+                bbox=PLATE,
+            )
     axes.plot([], [], color=VERMILION, linewidth=2.2, label=say(en="goal", fr="objectif"))
     axes.set_yticks(places, [one.name for one in results])
     axes.margins(x=0.12)
