@@ -414,7 +414,7 @@ class FirstChoice(NamedTuple):
         chosen, best: a row of the layout that is predicted fastest, and one of the layout that was.
         layouts: how many there are, at least `LEAST_LAYOUTS`.
         regret: measured seconds of the chosen over those of the best, less one.
-        random: the same of a layout drawn by lot, in the mean; a constant rate does no better.
+        random: the same of a random layout, in the mean; a constant rate does no better.
         correlation: of the ranks of measured and predicted seconds.
     """
 
@@ -682,12 +682,12 @@ def _reason(name: str) -> str:
             )
         case "refused":
             return say(
-                en="V100's ZeRO-3 rows do not print what was kept elsewhere beside the states: of some, the layer "
-                "inputs alone exceed the GPU. NeMo prints neither recomputation nor the precision of its gradients; "
-                "none and fp32 are taken.",
-                fr="Les lignes ZeRO-3 sur V100 ne disent pas ce qui, outre les états, était gardé ailleurs : de "
-                "certaines, les seules entrées de couches dépassent le GPU. NeMo ne donne ni recalcul ni précision des "
-                "gradients ; on prend aucun et fp32.",
+                en="ZeRO-3 rows of V100 and SC21 do not print what was kept elsewhere beside the states: of some, the "
+                "layer inputs alone exceed the GPU. NeMo prints neither recomputation nor the precision of its "
+                "gradients; none and fp32 are taken.",
+                fr="Les lignes ZeRO-3 de V100 et de SC21 ne disent pas ce qui, outre les états, était gardé ailleurs : "
+                "de certaines, les seules entrées de couches dépassent le GPU. NeMo ne donne ni recalcul ni précision "
+                "des gradients ; on prend aucun et fp32.",
             )
         case "constant":
             return say(

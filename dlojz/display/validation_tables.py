@@ -7,7 +7,6 @@ that a figure is never typed; the rows are a second page beside it.
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from dlojz.cost_model.validation import (
     goals,
     interval,
 )
+from dlojz.hardware import cluster
 from dlojz.hardware.evidence import Measurement, table
 
 
@@ -104,6 +104,24 @@ def validation_table(results: Sequence[TableResult]) -> Table:
     return Table(head, rows, title, align="lrrrrrrrl", whole=1, notes=notes)
 
 
+def sources_table(results: Sequence[TableResult]) -> Table:
+    """List where each table comes from and what ran there."""
+    head = titles(en="table; source; cluster; GPUs; software", fr="tableau; source; machine; GPU; logiciel")
+    rows = []
+    for one in results:
+        gpus = [row.row.gpus for row in one.rows]
+        between = integer(min(gpus)) + (f" – {integer(max(gpus))}" if max(gpus) > min(gpus) else "")
+        engines = ", ".join(dict.fromkeys(row.row.engine for row in one.rows))
+        clusters = ", ".join(dict.fromkeys(cluster(row.row.cluster).title for row in one.rows))
+        rows.append((one.name, _sources(one.name), clusters, between, engines))
+    return Table(head, tuple(rows), align="lllrl", whole=1)
+
+
+def _sources(name: str) -> str:
+    """The sources of a table's rows, each once, without the row."""
+    return "; ".join(dict.fromkeys(one.source.rpartition(", ")[0] for one in table(name)))
+
+
 def tools_table(results: Sequence[TableResult]) -> Table:
     """List what is known of other tools on the same rows."""
     head = titles(en="table; tool; error; found by", fr="tableau; outil; erreur; trouvé par")
@@ -119,7 +137,7 @@ def tools_table(results: Sequence[TableResult]) -> Table:
 def regret_table(results: Sequence[TableResult]) -> Table:
     """List what the planner's first choice loses, for each model with enough measured layouts."""
     head = titles(
-        en="model; GPUs; batch; layouts; fastest predicted; fastest measured; regret; by lot; rank corr.",
+        en="model; GPUs; batch; layouts; fastest predicted; fastest measured; regret; at random; rank corr.",
         fr="modèle; GPU; batch; configurations; la plus rapide prédite; la plus rapide mesurée; regret; au sort; "
         "corr. rang",
     )
@@ -142,7 +160,7 @@ def regret_table(results: Sequence[TableResult]) -> Table:
     notes = (
         say(
             en=f"of models with at least {LEAST_LAYOUTS} layouts measured on as many GPUs with one batch; regret: "
-            "measured seconds of the layout predicted fastest over the least measured, less one; by lot: of any "
+            "measured seconds of the layout predicted fastest over the least measured, less one; at random: of any "
             "layout, in the mean; layouts: dp·tp·pp·cp, micro-batch",
             fr=f"des modèles dont au moins {LEAST_LAYOUTS} configurations ont été mesurées sur autant de GPU avec un "
             "même batch ; regret : durée mesurée de la configuration prédite la plus rapide sur la moindre mesurée, "
@@ -212,7 +230,7 @@ def memory_table(found: MemoryResult) -> Table:
             "; ".join(_not_found(one, found.readings) for one in found.ran_out if not one.too_much),
         ),
     ]
-    ran = say(en="ran and is refused: ", fr="a tourné et est refusé : ")
+    ran = say(en="refused of what ran, ", fr="refusées de ce qui a tourné, ")
     for name, some in groupby(found.ran, key=lambda one: one.row.table):
         own = list(some)
         fullest = max(own, key=lambda one: one.predicted_bytes / one.capacity_bytes)
@@ -306,7 +324,7 @@ def readings_table(found: MemoryResult) -> Table:
     out, fitted = say(en="ran out", fr="à court"), say(en="fitted", fr="ajusté")
     head = titles(en="row; read GB; predicted GB; error; ", fr="ligne; relevé Go; prédit Go; erreur; ")
     read = {one.row.row: one for one in (*found.readings, *found.reserved, *found.ran_out)}
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for one in read.values():
         predicted = decimal(one.predicted_bytes / 1e9)
         if one.measured_bytes:
@@ -354,10 +372,11 @@ def blocks(results: Sequence[TableResult], memory: MemoryResult, rows: str) -> d
     """
     with _in_english():
         every = f"Every row, with what each predicts: [{rows}]({rows})."
-        tools = f"Other tools on the same rows:\n\n{tools_table(results).markdown()}"
+        tools = f"Other tools on the same rows:\n\n{_body(tools_table(results))}"
+        sources = f"Where the tables come from:\n\n{_body(sources_table(results))}"
         return {
-            "goals": goals_table(goals(results, memory)).markdown(),
-            "tables": f"{_body(validation_table(results))}\n\n{tools}\n\n{every}",
+            "goals": _unbroken(goals_table(goals(results, memory))),
+            "tables": f"{_body(validation_table(results))}\n\n{tools}\n\n{sources}\n\n{every}",
             "regret": _body(regret_table(results)),
             "interval": _body(interval_table(results)),
             "memory": _body(memory_table(memory)),
@@ -366,7 +385,12 @@ def blocks(results: Sequence[TableResult], memory: MemoryResult, rows: str) -> d
 
 def _body(shown: Table) -> str:
     """A table below a heading, which says what its caption does."""
-    return replace(shown, caption="").markdown()
+    return _unbroken(replace(shown, caption=""))
+
+
+def _unbroken(shown: Table) -> str:
+    """A table in Markdown, in which a percent sign stays on the line of its number."""
+    return shown.markdown().replace(" %", "\u00a0%")
 
 
 def filled(text: str, made: dict[str, str], name: str) -> str:
@@ -384,15 +408,17 @@ def filled(text: str, made: dict[str, str], name: str) -> str:
         parts = [f"## {_HEADINGS[key]}\n\n{MARK.format(key)}\n{END}\n" for key in made]
         text = "# The cost model, held against published measurements\n\n" + "\n".join(parts)
     for key, block in made.items():
-        pattern = re.compile(rf"({re.escape(MARK.format(key))}\n).*?({re.escape(END)})", re.DOTALL)
-        if len(pattern.findall(text)) != 1 or text.count(MARK.format(key)) != 1:
+        mark = MARK.format(key)
+        before, _, after = text.partition(mark)
+        replaced, end, rest = after.partition(END)
+        if text.count(mark) != 1 or not end or "<!--" in replaced:
             raise refusal(
-                en=f"{name} must hold the line {MARK.format(key)!r} once, and {END!r} after it, to say where the "
-                f"{key} are written: add them, or name a file that does not exist.",
-                fr=f"{name} doit contenir une fois la ligne {MARK.format(key)!r}, suivie de {END!r}, pour dire où "
-                f"écrire « {key} » : ajoutez-les, ou nommez un fichier qui n’existe pas.",
+                en=f"{name} must hold the line {mark!r} once, and {END!r} after it, to say where {key!r} is written: "
+                "add them, or name a file that does not exist.",
+                fr=f"{name} doit contenir une fois la ligne {mark!r}, suivie de {END!r}, pour dire où écrire {key!r} : "
+                "ajoutez-les, ou nommez un fichier qui n’existe pas.",
             )
-        text = pattern.sub(lambda found, block=block: f"{found[1]}{block}\n{found[2]}", text)  # type: ignore[misc]
+        text = f"{before}{mark}\n\n{block}\n\n{END}{rest}"
     return text
 
 
@@ -411,15 +437,10 @@ def rows_page(results: Sequence[TableResult], memory: MemoryResult, page: str) -
             "Where another tool has published what it predicts for a row, that stands last.\n"
         ]
         for one in results:
-            parts.append(f"## {one.name}\n\n{_sources(one.name)}\n\n{_body(rows_table(one, seconds=True))}\n")
+            parts.append(f"## {one.name}\n\nSource: {_sources(one.name)}.\n\n{_body(rows_table(one, seconds=True))}\n")
             parts += _unused(one)
         parts.append(f"## Readings of memory\n\n{_body(readings_table(memory))}\n")
         return "\n".join(parts)
-
-
-def _sources(name: str) -> str:
-    """The sources of a table's rows, each once, without the row."""
-    return f"Source: {'; '.join(dict.fromkeys(one.source.rpartition(', ')[0] for one in table(name)))}."
 
 
 def _unused(result: TableResult) -> Iterator[str]:
@@ -489,7 +510,7 @@ def validation_document(
                 "best": choice.best.row.row,
                 "layouts": choice.layouts,
                 "regret": choice.regret,
-                "by_lot": choice.random,
+                "random": choice.random,
                 "rank_correlation": None if math.isnan(choice.correlation) else choice.correlation,
             }
             for choice in first_choices(one)

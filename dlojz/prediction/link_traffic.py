@@ -129,12 +129,11 @@ def _members(name: str, rank: int, grid: RankGrid, told_size: int) -> tuple[int,
         return grid.replicas_of(rank)
     if name in GRID_AXES:
         return grid.group_of(rank, name)
-    if name == "twins":  # a bidirectional pipeline holds each stage on two ranks, as far from one end as from the other
-        stages, place = grid.group_of(rank, "pp"), grid.coordinates(rank).pp
+    if name in ("twins", "tied"):
+        # A bidirectional pipeline holds each stage on two ranks, as far from one end as from the other; a tied
+        # embedding is on the first stage and the last.
+        stages, place = grid.group_of(rank, "pp"), 0 if name == "tied" else grid.coordinates(rank).pp
         return tuple(sorted({stages[place], stages[grid.pp - 1 - place]}))
-    if name == "tied":  # the first stage and the last
-        stages = grid.group_of(rank, "pp")
-        return stages[0], stages[-1]
     if name == "control":
         return tuple(range(grid.world_size))
     raise refusal(

@@ -155,6 +155,8 @@ def test_each_goal_that_is_missed_says_why(results: list[TableResult], memory: M
     assert len({one.name for one in found}) == len(found)
     assert [one.name for one in found if not one.reached and not one.reason] == []
     assert [one.name for one in found if one.reached and one.reason] == []
+    [constant] = [one for one in found if one.name == "constant"]
+    assert constant.detail == "mt-nlg", "the reason is of this table alone"
 
 
 def test_goals_are_those_that_were_set(results: list[TableResult], memory: MemoryResult) -> None:

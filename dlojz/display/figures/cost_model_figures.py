@@ -222,20 +222,20 @@ def validation_figure(results: Sequence[TableResult], path: str | Path | None = 
     return finish(figure, path)
 
 
-PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+PLATE: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 """A number stays legible where a line of the grid lies under it."""
 ROOM = 4.0
 """Percent that a number beside its bar takes."""
 
 
 def _regrets(axes: Axes, drawn: Mapping[str, Sequence[FirstChoice]]) -> None:
-    """One dot for each model of a table, and the regret of a layout drawn by lot beside it."""
+    """One dot for each model of a table, and the regret of a random layout beside it."""
     places = list(range(len(drawn)))[::-1]
     lots = [(place, 100 * one.random) for place, found in zip(places, drawn.values(), strict=True) for one in found]
     ours = [(place, 100 * one.regret) for place, found in zip(places, drawn.values(), strict=True) for one in found]
-    by_lot = say(en="a layout drawn by lot", fr="une configuration tirée au sort")
+    at_random = say(en="a random layout", fr="une configuration tirée au sort")
     first = say(en="the first choice, table left out", fr="le premier choix, tableau écarté")
-    axes.plot([x for _, x in lots], [y - 0.15 for y, _ in lots], "x", color=ORANGE, label=by_lot)
+    axes.plot([x for _, x in lots], [y - 0.15 for y, _ in lots], "x", color=ORANGE, label=at_random)
     axes.plot([x for _, x in ours], [y + 0.15 for y, _ in ours], "o", color=BLUE, alpha=0.75, label=first)
     if REGRET_GOAL.worst is not None:
         goal = say(en="goal, median", fr="objectif, médiane")
@@ -272,8 +272,15 @@ def _bars(axes: Axes, results: Sequence[TableResult]) -> None:
             if goal:
                 axes.plot([limit] * 2, [height - 0.13, height + 0.13], color=VERMILION, linewidth=2.2, zorder=3)
             beside = limit if share < limit < share + ROOM else share  # where the mark would lie under the number
-            place = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 7, "bbox": PLATE}
-            axes.annotate(decimal(share), (beside, height), **place)
+            axes.annotate(
+                decimal(share),
+                (beside, height),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=7,
+                bbox=PLATE,
+            )
     axes.plot([], [], color=VERMILION, linewidth=2.2, label=say(en="goal", fr="objectif"))
     axes.set_yticks(places, [one.name for one in results])
     axes.margins(x=0.12)
