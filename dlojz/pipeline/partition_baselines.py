@@ -263,7 +263,13 @@ def schedule_of(layout: Layout) -> Schedule:
     Raises:
         LabError: if the schedule does not fit the number of ranks, micro-batches or chunks.
     """
-    return build(layout.schedule or "1f1b", layout.pp, layout.micro_batches, chunks=layout.chunks)
+    return _built(layout.schedule or "1f1b", layout.pp, layout.micro_batches, layout.chunks)
+
+
+@lru_cache(maxsize=8)
+def _built(name: str, ranks: int, micro_batches: int, chunks: int | None) -> Schedule:
+    """Cache: all ranks of a layout ask for the same schedule."""
+    return build(name, ranks, micro_batches, chunks=chunks)
 
 
 def stage_bounds(
