@@ -115,7 +115,7 @@ figures.giants()
 # ### Exercice 1 — les octets d’un rang
 #
 # Megatron-LM, en précision mixte : poids en bf16 (2 octets), gradients accumulés en fp32 (4), et pour Adam une copie
-# maîtresse et deux moments en fp32 (12). ZeRO répartit entre les dp répliques les états de l’optimiseur (niveau 1), les
+# maître et deux moments en fp32 (12). ZeRO répartit entre les dp répliques les états de l’optimiseur (niveau 1), les
 # gradients aussi (2), les poids aussi (3). Avec 1F1B, un étage garde les activations de tous les micro-batches qu’il a
 # commencés et dont le gradient n’est pas revenu.
 #

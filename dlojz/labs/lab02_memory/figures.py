@@ -250,7 +250,8 @@ def limit_of_data_parallelism(
     axes.set_ylim(0, top)
     for place, whole in enumerate(total):
         if whole > top:
-            axes.annotate(f"↑ {whole:.0f} {_gib()}", (place, top), ha="center", va="top", fontsize=8, color=BLACK)
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+            axes.annotate(f"↑ {whole:.0f} {_gib()}", (place, 0.98 * top), ha="center", va="top", fontsize=8, bbox=box)
     axes.set_xlabel(
         say(en=f"GPUs, for a global batch of {global_batch}", fr=f"GPU, pour un batch global de {global_batch}")
     )

@@ -118,7 +118,7 @@ def _states(part: int) -> list[Mistake]:
                 "bf16 (2), gradients accumulated in fp32 (4), and in fp32 Adam's two moments and the master copy (12).",
                 f"Vous comptez {bytes_each} octets par paramètre pour les {name_fr}, alors qu’il y en a {size} : poids "
                 "en bf16 (2), gradients accumulés en fp32 (4), et en fp32 les deux moments d’Adam et la copie "
-                "maîtresse (12).",
+                "maître (12).",
                 part=part,
             )
             for bytes_each in (2, 4, 8, 12, 16)

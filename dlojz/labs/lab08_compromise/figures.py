@@ -633,7 +633,7 @@ def _bars(axes: Axes, pairs: Sequence[tuple[LocalChoice, float]]) -> None:
     axes.set_xlim(0, reach)
     axes.set_ylim(len(pairs) - 0.4, -0.6)
     axes.set_yticks(places, [visible(row.title) for row, _ in pairs], fontsize=8.5)
-    axes.set_xlabel(say(en="milliseconds of a step", fr="millisecondes d’une itération"))
+    axes.set_xlabel(say(en="milliseconds of a step", fr="millisecondes d’un pas"))
     axes.xaxis.set_major_formatter(lambda value, _: short(value))
     plain(axes)
     axes.figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8.5)

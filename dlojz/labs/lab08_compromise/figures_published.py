@@ -160,7 +160,7 @@ def _times(axes: Axes, found: tuple[Neighbour, ...]) -> None:
         if one.is_chosen:
             axes.axhspan(place - 0.45, place + 0.45, color=YELLOW, alpha=0.35, zorder=0)
     axes.set_xlim(right=1.06 * max(one.interval_s[1] for one in found))
-    axes.set_xlabel(say(en="seconds of a step of 2048 sequences", fr="secondes d’une itération de 2048 séquences"))
+    axes.set_xlabel(say(en="seconds of a step of 2048 sequences", fr="secondes d’un pas de 2048 séquences"))
     axes.set_title(
         say(
             en="time (highlighted: BLOOM’s layout; bar: 4 rows in 5 of tables left out)",
@@ -569,17 +569,17 @@ def bubble_or_all_reduce(
         best = min(fitting, key=lambda place: found[place].step_s)
         axes.plot(
             [best], [-0.045 * top], marker="*", markersize=13, color=YELLOW, markeredgecolor=BLACK, linestyle="none",
-            label=say(en="shortest step that fits", fr="itération la plus courte qui tient"), clip_on=False,
+            label=say(en="shortest step that fits", fr="le pas le plus court qui tient"), clip_on=False,
         )  # fmt: skip
     axes.set_ylim(-0.1 * top, 1.22 * top)
     axes.set_xticks(places, [f"pp {one.pp}\ndp {one.dp}" for one in found], fontsize=8)
     thousands(axes.yaxis)
-    axes.set_ylabel(say(en="seconds of a step", fr="secondes d’une itération"))
+    axes.set_ylabel(say(en="seconds of a step", fr="secondes d’un pas"))
     axes.set_title(
         say(
             en=f"{model}, {gpus} GPUs of {site.title}, tp {tp}, batch {batch}:\nwhat a step waits for; above, memory "
             "of the fullest GPU",
-            fr=f"{model}, {gpus} GPU de {site.title}, tp {tp}, batch {batch} :\nce qu’attend une itération ; "
+            fr=f"{model}, {gpus} GPU de {site.title}, tp {tp}, batch {batch} :\nce qu’attend un pas ; "
             "au-dessus, mémoire du GPU le plus rempli",
         ),
         fontsize=9,
@@ -596,7 +596,7 @@ def _split_sheet(found: tuple[GpuSplit, ...]) -> Table:
         part_words("bubble"),
         part_words("pipeline"),
         part_words("data"),
-        say(en="whole step", fr="itération entière"),
+        say(en="whole step", fr="pas entier"),
         say(en="fullest GPU", fr="GPU le plus rempli"),
         say(en="fits", fr="tient"),
     )
@@ -617,5 +617,5 @@ def _split_alt(model: str, found: tuple[GpuSplit, ...]) -> str:
     each = ", ".join(f"pp {one.pp} dp {one.dp}: {seconds(one.bubble_s)} + {seconds(one.data_s)}" for one in found)
     return say(
         en=f"Bubble and data-parallel messages of a step of {model} by stages and replicas: {each}.",
-        fr=f"Bulle et messages du Data Parallelism d’une itération de {model}, par étages et répliques : {each}.",
+        fr=f"Bulle et messages du Data Parallelism d’un pas de {model}, par étages et répliques : {each}.",
     )
