@@ -4,9 +4,8 @@ Of all the rules that a subject breaks, the first one of its list speaks. Rules 
 catalogue's models. What exists but no engine runs, or no library's program, is listed in `compatibility_run`.
 
 Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3, for heads; Korthikanti et al. 2022 (arXiv 2205.05198), §4.2.2, for
-the sequence; Llama Team 2024 (arXiv 2407.21783), §3.3.2, for the 2 × cp chunks of context parallelism; Fedus et al.
-2021 (arXiv 2101.03961), §2, and Lepikhin et al. 2020 (arXiv 2006.16668), §3, for experts; torch 2.13,
-`distributed/algorithms/ddp_comm_hooks`, for gradients; Li et al. 2021 (arXiv 2108.06084) and DeepSpeed's
+the sequence; Fedus et al. 2021 (arXiv 2101.03961), §2, and Lepikhin et al. 2020 (arXiv 2006.16668), §3, for experts;
+torch 2.13, `distributed/algorithms/ddp_comm_hooks`, for gradients; Li et al. 2021 (arXiv 2108.06084) and DeepSpeed's
 `CurriculumScheduler` for curricula; Jiang et al. 2021 (arXiv 2104.00237) for updates within the passes.
 """
 
@@ -501,28 +500,6 @@ def _uneven_sequence(config: RunFields) -> Facts | None:
     return {"near": max(tp, length - length % tp)}
 
 
-CHUNKS: Final = 2
-"""Chunks of a sequence that a context-parallel rank holds: an early one and a late one, so that all are as busy."""
-
-
-def _uneven_context(config: RunFields) -> Facts | None:
-    """Find the nearest context-parallel degrees whose chunks come out even."""
-    cp, length = config.layout.cp, config.sequence_length
-    if cp == 1 or length is None or length % (CHUNKS * cp) == 0:
-        return None
-    works = [degree for degree in range(2, length // CHUNKS + 1) if length % (CHUNKS * degree) == 0]
-    below, above = [one for one in works if one < cp][-1:] or [1], [one for one in works if one > cp][:1]
-    named = [f"cp={degree}" for degree in below + above]
-    return {"chunks": CHUNKS * cp, "works": say(en=" or ", fr=" ou ").join(named)}
-
-
-def _uneven_context_lengths(config: RunFields) -> Facts | None:
-    multiple, chunks = config.curriculum_multiple, CHUNKS * config.layout.cp
-    if config.curriculum == "none" or config.layout.cp == 1 or multiple % chunks == 0:
-        return None
-    return {"chunks": chunks, "works": math.lcm(multiple, chunks)}
-
-
 def _averages_elsewhere(config: RunFields) -> bool:
     """Whether an optimizer that averages over the ranks meets something else that does."""
     layout = config.layout
@@ -704,32 +681,6 @@ _TENSOR: Final[tuple[Rule[RunFields], ...]] = (
         "juste : prenez sequence_length={near} ou un autre multiple de {layout.tp}.",
     ),
 )
-_CONTEXT: Final[tuple[Rule[RunFields], ...]] = (
-    Rule(
-        "context parallelism is of texts",
-        lambda config: config.layout.cp > 1 and config.sequence_length is None,
-        en="cp={layout.cp} divides the tokens of a text, but {config.model} reads images: use a gpt, llama or qwen "
-        "model, or cp=1.",
-        fr="cp={layout.cp} répartit les tokens d’un texte, mais {config.model} lit des images : prenez un modèle gpt, "
-        "llama ou qwen, ou cp=1.",
-    ),
-    Rule(
-        "context-parallel ranks have no experts",
-        lambda config: config.layout.cp > 1 and has_experts(config.model),
-        en="cp={layout.cp} was received with {config.model}, whose experts would be given other tokens than in one "
-        "process, as a rank sees its own alone: use a dense model such as llama_tiny, or cp=1.",
-        fr="cp={layout.cp} a été reçu avec {config.model}, dont les experts recevraient d’autres tokens que dans un "
-        "seul processus, car un rang ne voit que les siens : prenez un modèle dense comme llama_tiny, ou cp=1.",
-    ),
-    Rule(
-        "cp divides the sequence",
-        _uneven_context,
-        en="cp={layout.cp} does not divide sequence_length={config.sequence_length} into 2 × cp = {chunks} equal "
-        "chunks: use {works}, or a sequence_length that {chunks} divides.",
-        fr="cp={layout.cp} ne divise pas sequence_length={config.sequence_length} en 2 × cp = {chunks} parts égales : "
-        "prenez {works}, ou un sequence_length que {chunks} divise.",
-    ),
-)
 _OPTIMIZER: Final[tuple[Rule[RunFields], ...]] = (
     Rule(
         "warm-up steps need a first stage",
@@ -867,14 +818,6 @@ _CURRICULUM: Final[tuple[Rule[RunFields], ...]] = (
         "multiples de {config.curriculum_multiple} : prenez curriculum_multiple={works}.",
     ),
     Rule(
-        "cp divides every length",
-        _uneven_context_lengths,
-        en="cp={layout.cp} divides each length into 2 × cp = {chunks} chunks, but lengths are multiples of "
-        "{config.curriculum_multiple}: use curriculum_multiple={works}.",
-        fr="cp={layout.cp} divise chaque longueur en 2 × cp = {chunks} parts, mais les longueurs sont des multiples de "
-        "{config.curriculum_multiple} : prenez curriculum_multiple={works}.",
-    ),
-    Rule(
         "a pacing starts below the whole length",
         lambda config: _paced(config) and (config.curriculum_start or math.inf) >= (config.sequence_length or 0),
         en="a curriculum ends longer than it starts, but curriculum_start={config.curriculum_start} and "
@@ -937,7 +880,6 @@ LEGAL: Final[tuple[Rule[RunFields], ...]] = (
     ),
     _refused_elsewhere("a model reads its data", _input_problem),
     *_TENSOR,
-    *_CONTEXT,
     *_OPTIMIZER,
     *_UPDATE,
     *_EXPERTS,

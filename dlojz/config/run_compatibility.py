@@ -1,22 +1,86 @@
-"""List what no engine of this version runs, and what no library's program is asked for, though it can be predicted.
+"""List what context parallelism cannot divide, what no engine of this version runs, and what no library's program does.
 
-As in `compatibility`, the first rule speaks that a run breaks. What depends on a machine, on the actions of a schedule
-or on the parts of a model is asked where runs are started (`dlojz.runnable.check_runnable`), which reads these rules
-first.
+The last two can be predicted all the same. As in `compatibility`, the first rule speaks that a run breaks. What depends
+on a machine, on the actions of a schedule or on the parts of a model is asked where runs are started
+(`dlojz.runnable.check_runnable`), which reads these rules first.
+
+Source: Llama Team 2024 (arXiv 2407.21783), §3.3.2, for the 2 × cp chunks of context parallelism.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 from dlojz import models
 from dlojz.base.language import say
-from dlojz.config.compatibility import LAYOUT, LEGAL, Facts, Rule, first_set, has_tied_head
+from dlojz.config.compatibility import LAYOUT, LEGAL, Facts, Rule, first_set, has_experts, has_tied_head
 from dlojz.config.engines import pipeline_stages, program_layouts
 from dlojz.config.fields import ASYNCHRONOUS, RunFields
 from dlojz.config.schedules import COMMUNICATING
 from dlojz.models.sizes import CoAtNetSize, GPTSize
+
+# --- context parallelism ----------------------------------------------------------------------------------------------
+
+CHUNKS: Final = 2
+"""Chunks of a sequence that a context-parallel rank holds: an early one and a late one, so that all are as busy."""
+
+
+def _uneven_context(config: RunFields) -> Facts | None:
+    """Find the nearest context-parallel degrees whose chunks come out even."""
+    cp, length = config.layout.cp, config.sequence_length
+    if cp == 1 or length is None or length % (CHUNKS * cp) == 0:
+        return None
+    works = [degree for degree in range(2, length // CHUNKS + 1) if length % (CHUNKS * degree) == 0]
+    below, above = [one for one in works if one < cp][-1:] or [1], [one for one in works if one > cp][:1]
+    named = [f"cp={degree}" for degree in below + above]
+    return {"chunks": CHUNKS * cp, "works": say(en=" or ", fr=" ou ").join(named)}
+
+
+def _uneven_context_lengths(config: RunFields) -> Facts | None:
+    multiple, chunks = config.curriculum_multiple, CHUNKS * config.layout.cp
+    if config.curriculum == "none" or config.layout.cp == 1 or multiple % chunks == 0:
+        return None
+    return {"chunks": chunks, "works": math.lcm(multiple, chunks)}
+
+
+CONTEXT: Final[tuple[Rule[RunFields], ...]] = (
+    Rule(
+        "context parallelism is of texts",
+        lambda config: config.layout.cp > 1 and config.sequence_length is None,
+        en="cp={layout.cp} divides the tokens of a text, but {config.model} reads images: use a gpt, llama or qwen "
+        "model, or cp=1.",
+        fr="cp={layout.cp} répartit les tokens d’un texte, mais {config.model} lit des images : prenez un modèle gpt, "
+        "llama ou qwen, ou cp=1.",
+    ),
+    Rule(
+        "context-parallel ranks have no experts",
+        lambda config: config.layout.cp > 1 and has_experts(config.model),
+        en="cp={layout.cp} was received with {config.model}, whose experts would be given other tokens than in one "
+        "process, as a rank sees its own alone: use a dense model such as llama_tiny, or cp=1.",
+        fr="cp={layout.cp} a été reçu avec {config.model}, dont les experts recevraient d’autres tokens que dans un "
+        "seul processus, car un rang ne voit que les siens : prenez un modèle dense comme llama_tiny, ou cp=1.",
+    ),
+    Rule(
+        "cp divides the sequence",
+        _uneven_context,
+        en="cp={layout.cp} does not divide sequence_length={config.sequence_length} into 2 × cp = {chunks} equal "
+        "chunks: use {works}, or a sequence_length that {chunks} divides.",
+        fr="cp={layout.cp} ne divise pas sequence_length={config.sequence_length} en 2 × cp = {chunks} parts égales : "
+        "prenez {works}, ou un sequence_length que {chunks} divise.",
+    ),
+    Rule(
+        "cp divides every length",
+        _uneven_context_lengths,
+        en="cp={layout.cp} divides each length into 2 × cp = {chunks} chunks, but lengths are multiples of "
+        "{config.curriculum_multiple}: use curriculum_multiple={works}.",
+        fr="cp={layout.cp} divise chaque longueur en 2 × cp = {chunks} parts, mais les longueurs sont des multiples de "
+        "{config.curriculum_multiple} : prenez curriculum_multiple={works}.",
+    ),
+)
+"""What ranks that share sequences cannot do, besides the rules of their layout."""
+
 
 # --- a library's program ----------------------------------------------------------------------------------------------
 
@@ -352,5 +416,5 @@ PIPELINE: Final[tuple[Rule[PipelineRun], ...]] = (
     ),
 )
 """What no engine of this version runs in a pipeline, though it can be predicted or simulated."""
-RULES: Final[tuple[Rule[Any], ...]] = (*LAYOUT, *LEGAL, *LIBRARY, *RUN, *PIPELINE)
+RULES: Final[tuple[Rule[Any], ...]] = (*LAYOUT, *LEGAL, *CONTEXT, *LIBRARY, *RUN, *PIPELINE)
 """The whole book."""

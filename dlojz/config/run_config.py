@@ -23,7 +23,7 @@ from dlojz.config.compatibility import LEGAL, check
 from dlojz.config.engines import ENGINES, EngineSpec, Form
 from dlojz.config.fields import RunFields
 from dlojz.config.layout import Layout
-from dlojz.config.run_compatibility import LIBRARY
+from dlojz.config.run_compatibility import CONTEXT, LIBRARY
 from dlojz.config.schedules import COMPRESSED, LOCAL, MULTIPLE, default_local_steps, default_warmup_steps
 from dlojz.models.experts.routing import Routing
 
@@ -88,7 +88,7 @@ class RunConfig(RunFields):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        check((*LEGAL, *LIBRARY), self)
+        check((*LEGAL, *CONTEXT, *LIBRARY), self)
         return self
 
     @property

@@ -16,7 +16,7 @@ from dlojz.base.language import LANGUAGES, use_language
 from dlojz.config.compatibility import LAYOUT, LEGAL, Rule, Scope
 from dlojz.config.fields import LayoutFields, RunFields
 from dlojz.config.layout import Layout
-from dlojz.config.run_compatibility import LIBRARY, PIPELINE, RULES, RUN, PipelineRun
+from dlojz.config.run_compatibility import CONTEXT, LIBRARY, PIPELINE, RULES, RUN, PipelineRun
 from dlojz.config.run_config import RunConfig
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.runnable import check_runnable
@@ -64,9 +64,6 @@ BROKEN: dict[str, dict[str, Any]] = {
     "tp divides heads and widths": {"tp": 3},
     "sequence parallelism is of texts": {"sequence_parallel": True, "tp": 2},
     "tp divides the sequence": {**GPT, "tp": 2, "sequence_parallel": True, "sequence_length": 63},
-    "context parallelism is of texts": {"cp": 2},
-    "context-parallel ranks have no experts": {**MOE, "cp": 2},
-    "cp divides the sequence": {**GPT, "cp": 3},
     "warm-up steps need a first stage": {"warmup_steps": 2},
     "local steps need replicas that go alone": {"local_steps": 4},
     "an optimizer averages alone": {"optimizer": "one_bit_adam"},
@@ -88,7 +85,6 @@ BROKEN: dict[str, dict[str, Any]] = {
     "a curriculum is of texts": {"curriculum": "root"},
     "the whole length is a multiple": {**LINEAR, "curriculum_multiple": 6},
     "tp divides every length": {**LINEAR, "tp": 2, "sequence_parallel": True, "curriculum_multiple": 1},
-    "cp divides every length": {**LINEAR, "cp": 8},
     "a pacing starts below the whole length": {**LINEAR, "curriculum_start": 1024},
     "the first length is a multiple": {**LINEAR, "curriculum_start": 12},
     "a pacing ends within the run": {**LINEAR, "curriculum_steps": 50},
@@ -97,6 +93,10 @@ BROKEN: dict[str, dict[str, Any]] = {
     "the lengths of a discrete curriculum rise": {**DISCRETE, "curriculum_lengths": "16:5,8:10"},
     "the lengths of a discrete curriculum are multiples": {**DISCRETE, "curriculum_lengths": "12:3"},
     "a discrete curriculum ends within the run": {**DISCRETE, "curriculum_lengths": "8:50"},
+    "context parallelism is of texts": {"cp": 2},
+    "context-parallel ranks have no experts": {**MOE, "cp": 2},
+    "cp divides the sequence": {**GPT, "cp": 3},
+    "cp divides every length": {**LINEAR, "cp": 8},
     "programs train no mixtures": {**MOE, "library": "torch"},
     "programs have one way": {"library": "torch", "offload": "activations"},
     "programs split along their own axes": {"library": "torch", "pp": 4},
@@ -136,7 +136,7 @@ def broken_by(fields: dict[str, Any]) -> str | None:
         return name
     own = {name: value for name, value in fields.items() if name not in LayoutFields.model_fields}
     run = RunFields(**RunConfig._fill_in({**own, "layout": layout}))
-    if (name := first_broken((*LEGAL, *LIBRARY), run)) is not None:
+    if (name := first_broken((*LEGAL, *CONTEXT, *LIBRARY), run)) is not None:
         return name
     config = RunConfig.of(**fields)
     if (name := first_broken(RUN, config)) is not None:
