@@ -151,7 +151,7 @@ def regret_table(results: Sequence[TableResult]) -> Table:
         correlation = decimal(statistics.fmean(choice.correlation for choice in found), 2)
         rows.append((one.name,))
         rows += [_choice(choice) for choice in found]
-        words = say(en="median, worst; mean rank corr.", fr="médiane, pire ; corr. rang moyenne")
+        words = say(en="median and worst, mean corr.", fr="médiane et pire, corr. moyenne")
         rows.append((words, *[""] * 5, both, "", correlation))
     title = say(
         en="Regret of the planner's first choice, table left out",
@@ -230,17 +230,20 @@ def memory_table(found: MemoryResult) -> Table:
             "; ".join(_not_found(one, found.readings) for one in found.ran_out if not one.too_much),
         ),
     ]
-    ran = say(en="refused of what ran, ", fr="refusées de ce qui a tourné, ")
+    shown: list[tuple[str, ...]] = [
+        *rows,
+        (say(en="runs that ran, and how many of them are refused", fr="ce qui a tourné, et combien en est refusé"),),
+    ]
     for name, some in groupby(found.ran, key=lambda one: one.row.table):
         own = list(some)
         fullest = max(own, key=lambda one: one.predicted_bytes / one.capacity_bytes)
         share = spaced_percent(fullest.predicted_bytes / fullest.capacity_bytes, 0)
         refused = f"{sum(one.too_much for one in own)} {of} {len(own)}"
-        rows.append((ran + name, refused, say(en=f"fullest GPU {share}", fr=f"GPU le plus rempli {share}")))
+        shown.append((name, refused, say(en=f"fullest GPU {share}", fr=f"GPU le plus rempli {share}")))
     title = say(
         en="Memory of the fullest GPU: predicted against read", fr="Mémoire du GPU le plus rempli : prédite et relevée"
     )
-    return Table(titles(en="what; figure; of", fr="quoi; chiffre; sur"), tuple(rows), title, align="lrl")
+    return Table(titles(en="what; figure; of", fr="quoi; chiffre; sur"), tuple(shown), title, align="lrl")
 
 
 def _between(errors: Sequence[float]) -> str:
