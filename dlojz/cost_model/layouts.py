@@ -237,7 +237,15 @@ class LibraryHabits:
             ZeRO does not shard.
         fsdp: whether ZeRO-2 and 3 are FSDP's: fp32 shards are the master copy; layers are sent one by one, and
             gradients reduced in the type that they are accumulated in (else in that of the weights, with ZeRO-3);
-            embedding and logits are one unit, gathered for the whole step.
+            embedding and logits are one unit, gathered for the whole step. In a pipeline gradients are reduced when
+            all backwards are done.
+        gathers_fp8: whether inputs and weights of fp8 products are cast before they are gathered.
+        copies_messages: whether samples and tokens are two dimensions, so that with sequence parallelism what is
+            gathered is copied after, and what is summed before its message.
+        rings: whether context-parallel ranks hand keys and values on in a ring, beside attention (else they gather
+            all of them before it).
+        expands_keys: whether that ring is torch's: keys and values are repeated for all heads and gathered at once,
+            and their gradients handed on in fp32.
         source: where it says so.
     """
 
@@ -255,6 +263,10 @@ class LibraryHabits:
     gathers_per_layer: int = 1
     flat_buffers: bool = False
     fsdp: bool = False
+    gathers_fp8: bool = False
+    copies_messages: bool = False
+    rings: bool = True
+    expands_keys: bool = False
     source: str
 
 
@@ -291,10 +303,16 @@ HABITS: Final[dict[str, LibraryHabits]] = {
         casts=3.0,
         stops_early=True,
         fsdp=True,
-        source="Liang et al. 2024 (arXiv 2410.06511), §2.1 vanilla TP, gradients reduced in fp32, §2.3 every second "
-        "product kept, §2.4 blocks compiled one by one (the loss is not); torchtitan, parallelize_llama.py: "
-        "fully_shard of each block, then of the model; torch's checkpoint without reentrance; torchao's dynamic "
-        "scaling reads once more for amax",
+        gathers_fp8=True,
+        copies_messages=True,
+        expands_keys=True,
+        source="Liang et al. 2024 (arXiv 2410.06511), gradients reduced in fp32, §2.3 every second product kept, §2.4 "
+        "blocks compiled one by one (the loss is not); torchtitan, parallelize_llama.py: tensor parallelism with "
+        "SequenceParallel norms, fully_shard of each block, then of the model; its pull request 437: collectives of "
+        "TP along dim 1, each with a cat (torch, _functional_collectives.py); docs/float8.md: float8 all-gather for "
+        "FSDP, and for TP by default; model.py: repeat_kv before attention; torch, pipelining/stage.py: "
+        "perform_reduce_grad; _context_parallel/_attention.py: _AllGatherRotater, dkv_rotater, convert_to_f32; "
+        "torch's checkpoint without reentrance; torchao's dynamic scaling reads once more for amax",
     ),
     "nemo": LibraryHabits(
         hidden_tensor=0.5,
@@ -303,7 +321,9 @@ HABITS: Final[dict[str, LibraryHabits]] = {
         source="as megatron-core; its fused cross-entropy scripts the same passes (core/fusions)",
     ),
     "llama": LibraryHabits(
-        blocking=False, source="Llama 3 (arXiv 2407.21783), §3.3.2: asynchronous point-to-point"
+        blocking=False,
+        rings=False,
+        source="Llama 3 (arXiv 2407.21783), §3.3.2: asynchronous point-to-point; keys and values all-gathered first",
     ),
     "composer": LibraryHabits(
         loss="fused, two metrics",

@@ -13,9 +13,9 @@ nodes of a group, n = L·G.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,7 +31,7 @@ from dlojz.cost_model.layouts import (
     habit,
     losses,
 )
-from dlojz.cost_model.workload import Cut, Kind, Workload, operators_s
+from dlojz.cost_model.workload import Cut, Kind, Workload, busy_s, launching_s, operators_s
 from dlojz.hardware import Cluster, Collective, Link, Precision, bus_factor
 from dlojz.pipeline.partition import exact
 
@@ -238,7 +238,7 @@ def neighbour_s(
 
 ASYNCHRONOUS = 0.3
 """Share of tensor-parallel messages that hides where they are cut up. Approximate: torchtitan gained 5 to 9 % of a step
-of which about a fifth is such messages (Liang et al. 2024, 70 B)."""
+of which about a quarter is such messages with their copies (Liang et al. 2024, 70 B)."""
 ALTERNATE_SHARE: Final = 0.5
 """Of a layer's forward, what is computed again where every second product is."""
 
@@ -268,40 +268,66 @@ def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
         "blocking", "eager", "ep", "attention_kernel",
     )  # fmt: skip
     columns = [getattr(layouts, name) for name in names]
-    columns += [losses(layouts), habit(layouts, "casts").astype(np.int64)]
+    columns += [losses(layouts)]
+    habits = ("casts", "gathers_fp8", "copies_messages", "rings", "expands_keys")
+    columns += [habit(layouts, name).astype(np.int64) for name in habits]
     key = np.zeros(len(layouts), np.int64)
     for column in columns:
         key = key * (int(column.max(initial=0)) + 1) + column
     _, first, place = np.unique(key, return_index=True, return_inverse=True)
     cuts = [
-        Cut(mb, tp, cp, bool(sp), bool(fused), size, bool(adds), bool(blocks), bool(eager), ep, *rest)
-        for mb, tp, cp, sp, fused, size, adds, blocks, eager, ep, *rest in zip(
+        Cut(
+            mb, tp, cp, bool(sp), bool(fused), size, bool(adds), bool(blocks), bool(eager), ep, kernel, loss, casts,
+            *map(bool, flags),
+        )
+        for mb, tp, cp, sp, fused, size, adds, blocks, eager, ep, kernel, loss, casts, *flags in zip(
             *(column[first].tolist() for column in columns), strict=True
         )
     ]
     return cuts, place.reshape(-1)
 
 
+class KindTimes(NamedTuple):
+    """Seconds of one layer.
+
+    Attributes:
+        forward, backward: at least as long as the host takes to launch its kernels.
+        core, core_backward: of what selective checkpointing computes again.
+        tail: of the last product and what follows it.
+        idle, idle_backward: in which the GPU waits for the host, and messages run.
+    """
+
+    forward: float
+    backward: float
+    core: float
+    core_backward: float
+    tail: float
+    idle: float
+    idle_backward: float
+
+
 def kind_times(
     kind: Kind, cut: Cut, cluster: Cluster, calibration: Calibration, precision: Precision, decoder: bool = True
-) -> tuple[float, float, float, float]:
-    """Seconds of one layer: forward, backward, the forward that selective checkpointing computes again, and its tail.
+) -> KindTimes:
+    """Seconds of one layer's computation.
 
     Selective checkpointing computes attention's core of a decoder again, and of a block of an image model all that is
-    no product. The tail is the last product and what follows it, whose results no backward reads: torch's checkpoint
-    stops before it.
+    no product. The tail's results no backward reads: torch's checkpoint stops before it.
 
     Source: Korthikanti et al. 2022, §5; `dlojz.models.checkpointing.run_checkpointed` keeps products, convolutions,
     attention; PyTorch, `torch/utils/checkpoint.py`, `set_checkpoint_early_stop`.
     """
     operators = kind.operators(cut)
-    seconds = partial(
-        operators_s, gpu=cluster.gpu, calibration=calibration, precision=precision, blocking=cut.blocking,
-        cast_bytes=cut.cast_bytes,
-    )  # fmt: skip
+    known: dict[str, Any] = {"gpu": cluster.gpu, "calibration": calibration, "precision": precision}
+    known |= {"blocking": cut.blocking, "cast_bytes": cut.cast_bytes}
+    forward, backward = busy_s(operators, **known)
+    launching = 0.0 if cut.blocking else launching_s(operators, calibration)
+    idle, idle_backward = max(launching - forward, 0.0), max(2 * launching - backward, 0.0)
     again = [one for one in operators if (one.core if decoder else not one.forward and not one.fused)]
     last = max((place for place, one in enumerate(operators) if one.forward), default=len(operators))
-    return *seconds(operators), seconds(again)[0], seconds(operators[last:])[0]
+    tail = operators_s(operators[last:], **known)[0]
+    computing = forward + idle, backward + idle_backward
+    return KindTimes(*computing, *operators_s(again, **known), tail, idle, idle_backward)
 
 
 def message_times(
@@ -310,11 +336,11 @@ def message_times(
     """Seconds of the messages of one layer, forward and backward, none of them hidden.
 
     Tensor parallelism: `sums` all-reduces of the boundary tensor, with sequence parallelism as a reduce-scatter and an
-    all-gather each. Context parallelism: keys and values go around the ring once forward, and twice (with their
-    gradients) backward. Expert parallelism: two all-to-alls of all rows forward, and two backward.
+    all-gather each; torchtitan gathers in fp8 where the products are, and reads and writes each message once more
+    (`LibraryHabits`). Expert parallelism: two all-to-alls of all rows forward, and two backward.
 
-    Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3; Korthikanti et al. 2022, §4.2.2; Liu et al. 2023 (arXiv
-    2310.01889), §3; Lepikhin et al. 2020 (arXiv 2006.16668), for dispatch and combine.
+    Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3; Korthikanti et al. 2022, §4.2.2; torchao,
+    `float8_tensor_parallel.py`; Lepikhin et al. 2020 (arXiv 2006.16668), for dispatch and combine.
     """
     size = element_bytes(precision)
     message = size * kind.elements * cut.micro_batch / cut.cp
@@ -323,40 +349,111 @@ def message_times(
         parts: tuple[Collective, ...] = ("all_reduce",)
         if cut.sequence_parallel:
             parts = ("reduce_scatter", "all_gather")
-        one = sum(float(collective_s(part, cluster, calibration, message, cut.tp)) for part in parts)
-    ring = 0.0
-    if cut.cp > 1 and kind.ring_elements:
-        keys = size * kind.ring_elements * cut.micro_batch / cut.tp
-        ring = float(collective_s("all_gather", cluster, calibration, keys, cut.cp, cut.tp))
+        memory = cluster.gpu.memory_bytes_per_s * calibration.memory_efficiency
+        for part in parts:
+            narrow = part == "all_gather" and cut.gathers_fp8 and precision == "fp8"
+            sent = message / size if narrow else message
+            one += float(collective_s(part, cluster, calibration, sent, cut.tp))
+            if cut.copies_messages and cut.sequence_parallel:
+                one += 2 * sent / memory
     exchanged = 0.0
     if cut.ep > 1 and kind.exchange_elements:
         rows = size * kind.exchange_elements * cut.micro_batch / cut.cp
         exchanged = 2 * float(all_to_all_s(cluster, calibration, rows, cut.ep, cut.tp))
-    return kind.sums[0] * one + ring + exchanged, kind.sums[1] * one + 2 * ring + exchanged
+    return kind.sums[0] * one + exchanged, kind.sums[1] * one + exchanged
+
+
+def exposed_s(message_s: Any, computation_s: Any, overlap: ArrayLike, edge: ArrayLike = 0.0) -> Reals:
+    """Seconds that communication adds to the computation it runs beside: E + max(0, M − C) + (1 − overlap)·min(M, C).
+
+    E is the share of the messages with nothing beside it, M the others. Even hidden messages take multiprocessors and
+    the memory's bandwidth from the products beside them: a share 1 − overlap of their time is never hidden.
+
+    Source: Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277), §3.3; NCCL's channels occupy a multiprocessor each
+    (20 to 32 of 108 or 132). Nothing is hidden where `overlap` is 0.
+    """
+    overlap = np.asarray(overlap)
+    bare = np.where(overlap > 0, edge, 0.0) * message_s
+    beside = message_s - bare
+    return bare + np.maximum(beside - computation_s, 0) + (1 - overlap) * np.minimum(beside, computation_s)
+
+
+def hidden_share(cluster: Cluster, calibration: Calibration, ranks: ArrayLike, stride: ArrayLike) -> Reals:
+    """Share of messages' time that is hidden where computation is beside them.
+
+    Messages take multiprocessors by the channels they run on, and channels by the members that a node has.
+    """
+    inside = members(cluster, ranks, stride)[0]
+    return np.where(calibration.overlap > 0, 1 - (1 - calibration.overlap) * inside / cluster.gpus_per_node, 0.0)
+
+
+def ring_times(
+    kind: Kind,
+    cut: Cut,
+    cluster: Cluster,
+    calibration: Calibration,
+    precision: Precision,
+    core_s: tuple[float, float],
+) -> tuple[float, float]:
+    """Seconds of context parallelism's messages of one layer that are waited for, forward and backward.
+
+    Keys and values pass all ranks forward; backward they do so again, with their gradients. In a ring each of cp steps
+    of attention hides the message of the next. torch's ring gathers all keys and values, repeated for all heads,
+    beside the first step, and hands their gradients on cp times, in fp32, of which the last has nothing beside it.
+    Llama 3 gathers before it computes.
+
+    Args:
+        core_s: seconds of attention, forward and backward.
+
+    Source: Liu et al. 2023 (arXiv 2310.01889), §3; PyTorch, `_context_parallel/_attention.py`, `_AllGatherRotater` and
+    `dkv_rotater`; Llama 3 (arXiv 2407.21783), §3.3.2.
+    """
+    if cut.cp == 1 or not kind.ring_elements:
+        return 0.0, 0.0
+    size, repeats = element_bytes(precision), kind.repeats if cut.expands_keys else 1
+    keys = size * kind.ring_elements * repeats * cut.micro_batch / cut.tp
+    gathered = float(collective_s("all_gather", cluster, calibration, keys, cut.cp, cut.tp))
+    if not cut.rings:
+        return gathered, 2 * gathered
+    hides = float(hidden_share(cluster, calibration, cut.cp, cut.tp))
+    forward, backward = core_s
+    if not cut.expands_keys:
+        return float(exposed_s(gathered, forward, hides)), float(exposed_s(2 * gathered, backward, hides))
+    first = 1 / cut.cp
+    returned = gathered * 4 / size / (1 - first)
+    return (
+        float(exposed_s(gathered, first * forward, hides)),
+        float(exposed_s(gathered, first * backward, hides) + exposed_s(returned, (1 - first) * backward, hides, first)),
+    )
 
 
 def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Passes:
     """Seconds of every layer kind for every layout.
 
     Selective checkpointing computes attention's core again (of image models all but products; see `kind_times`), full
-    checkpointing all of a layer, with its messages.
+    checkpointing all of a layer, each with its messages. Messages run while the GPU waits for the host.
 
     Source: Korthikanti et al. 2022, §5; SC21 (Narayanan et al. 2021), §3.5.
     """
     cuts, place = cuts_of(layouts)
     precision, decoder = layouts.precision, workload.size is not None
     kinds = workload.kinds
-    table = np.zeros((6, len(kinds), len(cuts)))
+    table = np.zeros((11, len(kinds), len(cuts)))
     for column, cut in enumerate(cuts):
         for row, kind in enumerate(kinds):
-            table[:4, row, column] = kind_times(kind, cut, cluster, calibration, precision, decoder)
-            table[4:, row, column] = message_times(kind, cut, cluster, calibration, precision)
-    forward, backward, core, tail, message, message_back = table[:, :, place]
+            made = kind_times(kind, cut, cluster, calibration, precision, decoder)
+            around = ring_times(kind, cut, cluster, calibration, precision, (made.core, made.core_backward))
+            summed = message_times(kind, cut, cluster, calibration, precision)
+            table[:, row, column] = *made, *summed, *around
+    forward, backward, core, _, tail, idle, idle_back, message, message_back, ring, ring_back = table[:, :, place]
     exposed = 1.0 - np.maximum(habit(layouts, "hidden_tensor"), ASYNCHRONOUS * layouts.asynchronous)
     inner = np.array([kind.recomputed for kind in kinds])[:, None]
     full = inner * (layouts.checkpointing == CHECKPOINTING.index("full"))
     alternate = alternates(layouts)
     selective = inner * (alternate | (layouts.checkpointing == CHECKPOINTING.index("selective")))
+    sent = np.maximum(message * exposed + ring - idle, 0.0)
+    sent_back = np.maximum(message_back * exposed + ring_back - idle_back, 0.0) + full * sent
+    sent_back += selective * ~(alternate & decoder) * ring
     again = full * (forward - habit(layouts, "stops_early") * tail)
     again += selective * np.where(alternate & decoder, ALTERNATE_SHARE * forward, core)
-    return Passes(forward, backward, again, message * exposed, (message_back + full * message) * exposed)
+    return Passes(forward, backward, again, sent, sent_back)

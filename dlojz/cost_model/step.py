@@ -20,7 +20,16 @@ from dlojz.base.language import refusal
 from dlojz.cost_model.calibration import Calibration
 from dlojz.cost_model.layout_memory import CONTEXT_BYTES, Memories, memories_of
 from dlojz.cost_model.layouts import OFFLOAD, SCHEDULES, Integers, Layouts, Reals, habit
-from dlojz.cost_model.passes import Passes, StageCosts, collective_s, members, neighbour_s, passes_of, stages_of
+from dlojz.cost_model.passes import (
+    Passes,
+    StageCosts,
+    collective_s,
+    exposed_s,
+    hidden_share,
+    neighbour_s,
+    passes_of,
+    stages_of,
+)
 from dlojz.cost_model.workload import Workload
 from dlojz.hardware import Cluster, Collective
 from dlojz.pipeline.schedule import Costs
@@ -104,15 +113,16 @@ class DataMessages(NamedTuple):
 
     Attributes:
         once: per step, before or after it (weights).
-        every: per micro-batch, beside forward and backward.
-        last: beside the last backward (gradients).
-        edge: share of each that nothing can hide: the first gather, and the last reduction.
+        forward, backward: per micro-batch, beside each.
+        last: beside the last backward, or after it (gradients).
+        edge: shares of forward's, backward's and last that nothing can hide: the first gather, and the last reduction.
     """
 
     once: Reals
-    every: Reals
+    forward: Reals
+    backward: Reals
     last: Reals
-    edge: Reals
+    edge: tuple[Reals | float, Reals | float, Reals | float]
 
 
 def gathered_s(
@@ -129,7 +139,9 @@ def gathered_s(
     With Ψ weights of the stage: an all-reduce of the gradients (ZeRO-0), their reduce-scatter and an all-gather of the
     weights (1 and 2; with 2, DeepSpeed does the former after every micro-batch), with 3 two all-gathers of the weights
     and one reduce-scatter for every micro-batch, unless a pipeline keeps the weights gathered (torchtitan, Llama 3).
-    ZeRO-3 gathers and reduces unit by unit (a layer, or each of its matrices), each with the latency of a message.
+    ZeRO-3 gathers and reduces unit by unit (a layer, or each of its matrices), each with the latency of a message, one
+    unit ahead of the products: forward's gathers run beside the forward, and the others beside the backward. FSDP in a
+    pipeline reduces after the last backward, with nothing beside it.
 
     Args:
         weights: of the stage, on one rank.
@@ -138,10 +150,13 @@ def gathered_s(
         ep: expert-parallel ranks, neighbours on the data axis, over which these weights are split already.
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §7; ZeRO-2 under accumulation: DeepSpeed, `stage_1_and_2.py`;
-    units: Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277), §3.2 and §4.2.
+    units and prefetching: Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277), §3.2, §3.3 and §4.2; in a pipeline:
+    PyTorch, `distributed/pipelining/stage.py`, `perform_reduce_grad`.
     """
     ranks, stride = layouts.dp * layouts.cp / ep, layouts.tp * ep
     gradients, halves = weights * layouts.gradient_bytes, layouts.element_bytes * weights
+    narrow = (habit(layouts, "gathers_fp8") > 0) & (layouts.precision == "fp8")
+    gathered = np.where(narrow, weights, halves)
 
     def of(collective: Collective, message: Reals, interfaces: Reals | float = np.inf, pieces: Any = 1.0) -> Reals:
         one = message / pieces
@@ -155,34 +170,23 @@ def gathered_s(
     fsdp = habit(layouts, "fsdp") > 0
     by_unit = np.where(fsdp, pieces, 1.0)
     scatter = of("reduce_scatter", gradients, pieces=by_unit)
-    gather = of("all_gather", halves, pieces=by_unit)
+    gather = of("all_gather", gathered, pieces=by_unit)
     reduced = np.where(fsdp, gradients, halves)
-    gather_units = of("all_gather", halves, interfaces, pieces)
-    for_layer = 2 * gather_units + of("reduce_scatter", reduced, interfaces, pieces)
+    gather_units = of("all_gather", gathered, interfaces, pieces)
+    reduce_units = of("reduce_scatter", reduced, interfaces, pieces)
     zero = layouts.zero
     # Where the engine keeps gradients, and gathered weights, whole over the micro-batches, it communicates once.
     each = (habit(layouts, "reduces_each") > 0) & (layouts.micro_batches > 1)
     regathers = (zero == 3) & ((layouts.pp == 1) | (habit(layouts, "reduces_each") > 0))
-    every = np.where(regathers, for_layer, np.where((zero == 2) & each, scatter, 0.0))
+    forward = np.where(regathers, gather_units, 0.0)
+    backward = np.where(regathers, gather_units + reduce_units, np.where((zero == 2) & each, scatter, 0.0))
     once = np.where((zero > 0) & ~regathers, gather, 0.0)
-    last = np.where(zero == 0, reduce_all, np.where(every > 0, 0.0, scatter))
-    # Of ZeRO-3's three messages, the second gather is asked for while the loss is computed.
-    bare = edge * np.where(regathers, 1 - gather_units / np.maximum(for_layer, 1e-30), 1.0)
-    return DataMessages(once, every, last, bare)
-
-
-def exposed_s(message_s: Reals, computation_s: Reals, overlap: Reals, edge: Reals | float = 0.0) -> Reals:
-    """Seconds that communication adds to the computation it runs beside: E + max(0, M − C) + (1 − overlap)·min(M, C).
-
-    E is the share of the messages with nothing beside it, M the others. Even hidden messages take multiprocessors and
-    the memory's bandwidth from the products beside them: a share 1 − overlap of their time is never hidden.
-
-    Source: Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277), §3.3; NCCL's channels occupy a multiprocessor each
-    (20 to 32 of 108 or 132). Nothing is hidden where `overlap` is 0.
-    """
-    bare = np.where(overlap > 0, edge, 0.0) * message_s
-    beside = message_s - bare
-    return bare + np.maximum(beside - computation_s, 0) + (1 - overlap) * np.minimum(beside, computation_s)
+    last = np.where(zero == 0, reduce_all, np.where(backward > 0, 0.0, scatter))
+    # Backward's first gather is asked for while the loss is computed.
+    reductions = np.where(regathers, reduce_units / np.maximum(backward, 1e-30), 1.0)
+    return DataMessages(
+        once, forward, backward, last, (edge, edge * reductions, np.where(fsdp & (layouts.pp > 1), 1.0, edge))
+    )
 
 
 def update_s(weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Reals:
@@ -213,16 +217,16 @@ def launched_s(layers: float, cluster: Cluster, layouts: Layouts, calibration: C
 
 
 def fetched_s(weights: Reals, layouts: Layouts) -> Reals:
-    """Seconds in which a rank's share of weights that lie in the host's memory comes down its link, for the forward and
-    for the backward of one micro-batch: 2 bytes per parameter and pass, which run beside the computation like ZeRO-3's
-    gathers.
+    """Seconds in which a rank's share of weights that lie in the host's memory comes down its link, for the forward of
+    one micro-batch, and as long for its backward: 2 bytes per parameter and pass, which run beside the computation like
+    ZeRO-3's gathers.
 
     Unconfirmed: no row tells the link's share from that of the gathers that follow it.
 
     Source: ZeRO-Infinity (arXiv 2104.07857), §6.1: each rank fetches its share over its own link; §6.2: beside
     computation and gathers, of which we take the latter only.
     """
-    down = 2 * layouts.element_bytes * weights / layouts.zero_shards / HOST_LINK_BYTES_PER_S
+    down = layouts.element_bytes * weights / layouts.zero_shards / HOST_LINK_BYTES_PER_S
     return np.where(layouts.offload == OFFLOAD.index("parameters"), down, 0.0)
 
 
@@ -265,27 +269,31 @@ def parts_of(
     # The root's unit (embedding) and the first layer are gathered before any product.
     first = parameters[0] * (stages.order.size == 1) + parameters[min(1, parameters.size - 1)]
     edge = np.minimum(first / layouts.tp / np.maximum(weights, 1.0), 1.0)
-    once, every, last, edge = gathered_s(weights - experts, cluster, layouts, calibration, units, edge)
+    sent = gathered_s(weights - experts, cluster, layouts, calibration, units, edge)
     if experts.any():
-        of_experts = gathered_s(experts, cluster, layouts, calibration, units, 0.0, layouts.ep)
-        once, every, last = once + of_experts.once, every + of_experts.every, last + of_experts.last
+        others = gathered_s(experts, cluster, layouts, calibration, units, 0.0, layouts.ep)
+        sent = sent._replace(
+            once=sent.once + others.once,
+            forward=sent.forward + others.forward,
+            backward=sent.backward + others.backward,
+            last=sent.last + others.last,
+        )
     # ZeRO shards experts over fewer ranks, as if a rank held those of all ep ranks.
     updated = weights + np.where(layouts.zero > 0, experts * (layouts.ep - 1), 0.0)
-    every = every + fetched_s(weights, layouts)
-    # Messages take multiprocessors by the channels they run on, and channels by the members that a node has.
-    inside = members(cluster, layouts.dp * layouts.cp, layouts.tp)[0]
-    taken = (1 - calibration.overlap) * inside / cluster.gpus_per_node
-    hides = ((layouts.overlap > 0) | (layouts.zero == 3)) & (calibration.overlap > 0)
-    overlap = np.where(hides, 1 - taken, 0.0)
+    fetched = fetched_s(weights, layouts)
+    hides = (layouts.overlap > 0) | (layouts.zero == 3)
+    overlap = np.where(hides, hidden_share(cluster, calibration, layouts.dp * layouts.cp, layouts.tp), 0.0)
     work = forward + backward + again + tensor + 2 * boundary
     slowest = np.argmax(work, axis=0)[None, :]
     pick = lambda table: np.take_along_axis(table, slowest, 0)[0]  # noqa: E731
     m = layouts.micro_batches
     heavy = pick(work)
     total = (stages.times[:, None] * work).sum(axis=0)
-    exposed = exposed_s(every, heavy, overlap, edge)
-    after = exposed_s(last, pick(backward), overlap, edge)
-    before = exposed_s(once, pick(forward), overlap, edge)
+    ahead = pick(forward + counts @ passes.tensor_forward) + boundary
+    exposed = exposed_s(sent.forward + fetched, ahead, overlap, sent.edge[0])
+    exposed = exposed + exposed_s(sent.backward + fetched, heavy - ahead, overlap, sent.edge[1])
+    after = exposed_s(sent.last, pick(backward), overlap, sent.edge[2])
+    before = exposed_s(sent.once, pick(forward), overlap, edge)
     rest = (total - heavy) * ramp(layouts, pick(forward), pick(backward + again))
     return Parts(
         forward=m * pick(forward),

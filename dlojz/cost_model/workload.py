@@ -19,7 +19,7 @@ al. 2022, arXiv 2205.05198, §4.1, figure 2), fused as §4.2 there says; bytes c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -103,6 +103,7 @@ class FusedAttention(NamedTuple):
         heads, kv_heads: of queries, and of keys and values, times the samples.
         kernel: generation, one of `ATTENTION_KERNELS`.
         causal: whether what the mask hides is skipped: half of the scores.
+        steps: kernels that compute it one after another, each for a part of the keys: those of a ring.
     """
 
     rows: int
@@ -112,6 +113,7 @@ class FusedAttention(NamedTuple):
     kv_heads: int
     kernel: AttentionKernel = "flash2"
     causal: bool = True
+    steps: int = 1
 
     def flops(self, backward: bool = False) -> float:
         """Operations of one pass: two products forward, five backward, where scores are computed again.
@@ -125,12 +127,13 @@ class FusedAttention(NamedTuple):
         """Bytes read and written in 16 bit: queries, keys, values, output, and 4 of statistics per row.
 
         Backward reads the output and its gradient besides, writes the three gradients, and adds up that of the queries
-        in fp32.
+        in fp32. All but keys and values move at each step.
 
         Source: Dao 2023, algorithms 1 and 2.
         """
-        of_queries, of_keys = self.heads * self.rows * self.width, 2 * self.kv_heads * self.columns * self.width
-        statistics = 4.0 * self.heads * self.rows
+        rows = self.heads * self.rows * self.steps
+        of_queries, of_keys = rows * self.width, 2 * self.kv_heads * self.columns * self.width
+        statistics = 4.0 * rows
         if backward:
             return (2 * 3 + 4 + 4 + 2) * of_queries + 2 * 2 * of_keys + 3 * statistics
         return 2 * 2 * of_queries + 2 * of_keys + statistics
@@ -206,7 +209,7 @@ def fused_attention_s(
     else:
         share = min(max((one.width - HEAD_SIZES[0]) / (HEAD_SIZES[1] - HEAD_SIZES[0]), 0.0), 1.0)
         reached = small + share * (large - small)
-    blocks = math.sqrt(one.rows * one.columns)
+    blocks = math.sqrt(one.rows * one.columns / one.steps)
     computing = one.flops(backward) / (reached * blocks / (blocks + HALF_SPEED_ROWS))
     memory = gpu.memory_bytes_per_s * calibration.memory_efficiency * 2 / element_bytes(precision)
     return max(computing, one.moved_bytes(backward) / memory)
@@ -239,7 +242,7 @@ def product_s(
 
 
 def operators_s(
-    operators: Iterable[LayerOperator],
+    operators: Sequence[LayerOperator],
     gpu: Device,
     calibration: Calibration,
     precision: Precision,
@@ -252,6 +255,26 @@ def operators_s(
     Args:
         blocking: whether the host waits for each kernel before it launches the next (`CUDA_LAUNCH_BLOCKING=1`).
     """
+    forward, backward = busy_s(operators, gpu, calibration, precision, blocking=blocking, cast_bytes=cast_bytes)
+    launching = 0.0 if blocking else launching_s(operators, calibration)
+    return max(forward, launching), max(backward, 2 * launching)
+
+
+def launching_s(operators: Sequence[LayerOperator], calibration: Calibration) -> float:
+    """Seconds in which the host launches a forward; its backward takes twice as long."""
+    return calibration.launch_s * sum(one.kernels for one in operators)
+
+
+def busy_s(
+    operators: Sequence[LayerOperator],
+    gpu: Device,
+    calibration: Calibration,
+    precision: Precision,
+    *,
+    blocking: bool = False,
+    cast_bytes: float = CAST_BYTES,
+) -> tuple[float, float]:
+    """Seconds of operators on the GPU, forward and backward; `blocking` as in `operators_s`."""
     forward = backward = 0.0
     # Passes are counted in 16 bit.
     memory = gpu.memory_bytes_per_s * calibration.memory_efficiency * 2 / element_bytes(precision)
@@ -267,7 +290,7 @@ def operators_s(
         kernels += one.kernels
     if blocking:
         return forward + kernels * calibration.serial_s, backward + 2 * kernels * calibration.serial_s
-    return max(forward, kernels * calibration.launch_s), max(backward, 2 * kernels * calibration.launch_s)
+    return forward, backward
 
 
 NORM_BYTES: Final = (4, 8)
@@ -339,16 +362,28 @@ def accumulation(parameters: float, cut: Cut) -> LayerOperator:
     return LayerOperator("gradient accumulation", backward_bytes=moved, kernels=0)
 
 
-def ring_merge(queries: float, keys: float, cp: int) -> LayerOperator:
+def ring_merge(queries: float, keys: float, cp: int, packed: bool = False) -> LayerOperator:
     """Partial results of a ring added up in fp32 after each of its cp steps: outputs, and backward all gradients.
 
     Each is read in 16 bit, its sum read and written in fp32, and the statistics' weights applied in a pass more.
 
-    Source: Liu et al. 2023, Ring Attention (arXiv 2310.01889), algorithm 1; bytes counted.
+    Args:
+        queries, keys: elements of one rank.
+        cp: steps.
+        packed: whether keys and values (16 bit), and backward their gradients too (fp32), are copied into one buffer
+            before each message, as torch does.
+
+    Source: Liu et al. 2023, Ring Attention (arXiv 2310.01889), algorithm 1; PyTorch,
+    `distributed/tensor/experimental/_context_parallel/_attention.py`; bytes counted.
     """
+    copied = 2 * keys * packed
     return LayerOperator(
-        "sums of the ring", forward_bytes=cp * 18 * queries, backward_bytes=cp * 10 * (queries + 2 * keys), core=True
-    )  # fmt: skip
+        "sums of the ring",
+        forward_bytes=cp * (18 * queries + 4 * copied),
+        backward_bytes=cp * (10 * (queries + 2 * keys) + (4 + 8) * copied),
+        kernels=2 * cp,
+        core=True,
+    )
 
 
 def attention_core(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
@@ -356,10 +391,14 @@ def attention_core(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
     heads, width = math.ceil(size.heads / cut.tp), size.head_size
     rows, columns, batch = math.ceil(size.sequence_length / cut.cp), size.sequence_length, cut.micro_batch * heads
     if cut.fused_attention:
-        keys = cut.micro_batch * math.ceil(size.kv_heads / cut.tp)
-        fused = FusedAttention(rows, columns, width, batch, keys, ATTENTION_KERNELS[cut.attention_kernel])
-        found = (LayerOperator("fused attention", fused=fused, core=True),)
-        return found if cut.cp == 1 else (*found, ring_merge(rows * width * batch, rows * width * keys, cut.cp))
+        keys = batch if cut.expands_keys else cut.micro_batch * math.ceil(size.kv_heads / cut.tp)
+        steps = cut.cp if cut.rings else 1
+        kernel = ATTENTION_KERNELS[cut.attention_kernel]
+        fused = FusedAttention(rows, columns, width, batch, keys, kernel, steps=steps)
+        found = (LayerOperator("fused attention", kernels=steps, fused=fused, core=True),)
+        if steps == 1:
+            return found
+        return *found, ring_merge(rows * width * batch, rows * width * keys, cut.cp, cut.expands_keys)
     scores = batch * rows * columns
     return (
         product_operator("scores", Product(rows, columns, width, batch, attention=True), core=True),
@@ -495,6 +534,7 @@ class Cut(NamedTuple):
         attention_kernel: place in `ATTENTION_KERNELS`.
         loss: place in `LOSSES`.
         cast_bytes: per element of a factor of a product in fp8.
+        gathers_fp8, copies_messages, rings, expands_keys: as `LibraryHabits` says.
     """
 
     micro_batch: int
@@ -510,6 +550,10 @@ class Cut(NamedTuple):
     attention_kernel: int = 0
     loss: int = 0
     cast_bytes: float = CAST_BYTES
+    gathers_fp8: bool = False
+    copies_messages: bool = False
+    rings: bool = True
+    expands_keys: bool = False
 
 
 @dataclass(frozen=True)
@@ -524,6 +568,7 @@ class Kind:
         elements: of the tensor that one sample hands to the next layer: what tensor-parallel ranks sum and pipeline
             ranks send.
         ring_elements: keys and values of one sample, which context-parallel ranks hand on.
+        repeats: heads of queries that share one of keys.
         sums: all-reduces of such a tensor per forward and per backward, with tensor parallelism.
         recomputed: whether full checkpointing computes it again.
         expert_parameters: those of its parameters that expert parallelism splits.
@@ -537,6 +582,7 @@ class Kind:
     elements: int
     sums: tuple[int, int] = (2, 2)
     ring_elements: int = 0
+    repeats: int = 1
     recomputed: bool = True
     expert_parameters: int = 0
     exchange_elements: float = 0.0
@@ -589,6 +635,7 @@ def decoder_workload(size: DecoderSize) -> Workload:
                 lambda cut: layer_operators(size, cut),
                 elements,
                 ring_elements=2 * size.sequence_length * size.kv_heads * size.head_size,
+                repeats=size.heads // size.kv_heads,
                 expert_parameters=size.expert_parameters,
                 exchange_elements=routed_rows(size) * elements if size.experts else 0.0,
             ),

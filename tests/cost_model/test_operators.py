@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from dlojz.cost_model import calibration, workload
+from dlojz.cost_model import Layouts, calibration, workload
 from dlojz.cost_model.calibration import Calibration
-from dlojz.cost_model.passes import kind_times, message_times
+from dlojz.cost_model.passes import kind_times, message_times, passes_of, ring_times
 from dlojz.cost_model.workload import (
     Cut,
     FusedAttention,
@@ -106,7 +107,7 @@ def test_a_layer_of_the_22_billion_model_takes_its_published_time(name: str) -> 
     row = next(one for one in table("korthikanti-4") if one.row.endswith(f"/{name}"))
     found, kind, selene = calibration("a100"), workload(row.size).kinds[1], cluster("selene")
     cut = Cut(4, 8, sequence_parallel=row.sequence_parallel)
-    forward, backward, core, _ = kind_times(kind, cut, selene, found, "fp16")
+    forward, backward, core, *_ = kind_times(kind, cut, selene, found, "fp16")
     message, message_back = message_times(kind, cut, selene, found)
     again = {"none": 0.0, "selective": core, "full": forward + message}[row.checkpointing]
     assert row.forward_s is not None and row.backward_s is not None
@@ -118,17 +119,61 @@ def test_keys_and_values_go_round_once_forward_and_twice_backward() -> None:
     """Ring attention over 4 ranks of a node: 2 tensors of s·h elements of 2 bytes for each of 2 samples."""
     size, found, selene = DecoderSize(2, 64, 4, 512, 32), calibration("a100"), cluster("selene")
     ring = selene.intra.time_s("all_gather", 4, 2 * (32 * 64) * 2 * 2) / found.intra_efficiency
-    kind = workload(size).kinds[1]
-    forward, backward = message_times(kind, Cut(2, cp=4), selene, found)
-    assert forward == pytest.approx(ring, rel=1e-12)
-    assert backward == pytest.approx(2 * ring, rel=1e-12)
+    kind, none = workload(size).kinds[1], replace(found, overlap=0.0)
+    around = partial(ring_times, kind, cluster=selene, precision="fp16", core_s=(1.0, 1.0))
+    assert around(Cut(2, cp=4), calibration=none) == pytest.approx((ring, 2 * ring), rel=1e-12)
+    assert around(Cut(2), calibration=none) == (0.0, 0.0)
+    # Beside attention, four of a node's eight ranks take half of what all would; Llama 3 gathers before it computes.
+    share = (1 - found.overlap) / 2
+    assert around(Cut(2, cp=4), calibration=found) == pytest.approx((share * ring, 2 * share * ring), rel=1e-12)
+    assert around(Cut(2, cp=4, rings=False), calibration=found) == pytest.approx((ring, 2 * ring), rel=1e-12)
+    # torch's hands gradients on in fp32, four times, of which the last has nothing beside it.
+    returned = 2 * ring * 4 / 3
+    expected = share * ring, share * ring + returned * (1 / 4 + share * 3 / 4)
+    assert around(Cut(2, cp=4, expands_keys=True), calibration=found) == pytest.approx(expected, rel=1e-12)
     # With tensor parallelism a rank holds half of the heads; the group's ranks are 2 apart, but in the node still. Two
     # all-reduces each way, of s/4·h elements.
     half = selene.intra.time_s("all_gather", 4, (32 * 64) * 2 * 2) / found.intra_efficiency
     one = selene.intra.time_s("all_reduce", 2, 2 * (32 * 64) * 2 // 4) / found.intra_efficiency
-    forward, backward = message_times(kind, Cut(2, tp=2, cp=4), selene, found)
-    assert forward == pytest.approx(2 * one + half, rel=1e-12)
-    assert backward == pytest.approx(2 * one + 2 * half, rel=1e-12)
+    cut = Cut(2, tp=2, cp=4)
+    assert message_times(kind, cut, selene, found) == pytest.approx((2 * one, 2 * one), rel=1e-12)
+    assert around(cut, calibration=none) == pytest.approx((half, 2 * half), rel=1e-12)
+
+
+def test_torch_s_ring_repeats_keys_and_values_for_all_heads() -> None:
+    size, found, selene = DecoderSize(2, 64, 4, 512, 32, kv_heads=2), calibration("a100"), cluster("selene")
+    kind = workload(size).kinds[1]
+    plain, expanded = (
+        ring_times(kind, Cut(2, cp=4, expands_keys=one), selene, replace(found, overlap=0.0), "bf16", (1.0, 1.0))[0]
+        for one in (False, True)
+    )
+    alpha = selene.intra.alpha_s("all_gather", 4)
+    assert expanded - alpha == pytest.approx(2 * (plain - alpha))
+
+
+def test_torchtitan_copies_its_messages_and_gathers_them_in_fp8() -> None:
+    """A reduce-scatter and an all-gather of s·h elements, each read and written once more; fp8 is one byte."""
+    size, found, h100 = DecoderSize(2, 512, 4, 512, 4096), calibration("h100"), cluster("dgx_h100")
+    kind, memory = workload(size).kinds[1], h100.gpu.memory_bytes_per_s * found.memory_efficiency
+    cut, elements = Cut(2, 8, sequence_parallel=True), 2 * 512 * 4096
+    plain, copied = (
+        message_times(kind, cut._replace(copies_messages=one), h100, found, "fp8")[0] for one in (False, True)
+    )
+    assert copied - plain == pytest.approx(2 * 2 * 4 * elements / memory)
+    narrow = message_times(kind, cut._replace(gathers_fp8=True, copies_messages=True), h100, found, "fp8")[0]
+    saved = h100.intra.time_s("all_gather", 8, 2 * elements) - h100.intra.time_s("all_gather", 8, elements)
+    assert copied - narrow == pytest.approx(2 * (saved / found.intra_efficiency + 2 * elements / memory))
+
+
+def test_messages_run_while_the_gpu_waits_for_the_host() -> None:
+    """So a layer bound by launches takes as long as the host, whatever its messages, up to its idle time."""
+    size, selene = DecoderSize(2, 256, 4, 512, 64), cluster("selene")
+    slow = replace(calibration("a100"), launch_s=60e-6, intra_efficiency=1.1)
+    tensor = passes_of(workload(size), selene, Layouts.of(tp=[1, 2]), slow)
+    messages = message_times(workload(size).kinds[1], Cut(1, 2), selene, slow)
+    times = kind_times(workload(size).kinds[1], Cut(1, 2), selene, slow, "fp16")
+    assert 0 < messages[0] < times.idle and 0 < messages[1] < times.idle_backward
+    assert tensor.tensor_forward[1].tolist() == tensor.tensor_backward[1].tolist() == [0.0, 0.0]
 
 
 def test_fused_attention_skips_the_scores_in_memory() -> None:

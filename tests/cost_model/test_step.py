@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.cost_model import Layouts, calibration, estimate, simulate, workload
 from dlojz.cost_model.layouts import LOSSES, losses
-from dlojz.cost_model.passes import collective_s, neighbour_s, stages_of
-from dlojz.cost_model.step import HOST_LINK_BYTES_PER_S, exposed_s, gathered_s
+from dlojz.cost_model.passes import collective_s, exposed_s, neighbour_s, stages_of
+from dlojz.cost_model.step import HOST_LINK_BYTES_PER_S, DataMessages, gathered_s, step_parts
 from dlojz.hardware import cluster
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.hardware.evidence import table
@@ -147,12 +148,34 @@ def test_a_gather_around_a_ring_takes_longer_with_every_rank() -> None:
 
 def test_fsdp_pays_the_latency_of_every_unit_and_reduces_in_its_own_type() -> None:
     some = Layouts.of("bf16", dp=64, zero=3, engine="composer", overlap=1, gradient_bytes=[2, 4])
-    narrow, wide = gathered_s(np.full(2, 1e9), SELENE, some, FOUND, 26.0, 0.1).every
+    narrow, wide = _beside(gathered_s(np.full(2, 1e9), SELENE, some, FOUND, 26.0, 0.1))
     of = [float(collective_s("reduce_scatter", SELENE, FOUND, size, 64)) for size in (2e9, 4e9)]
     assert wide - narrow == pytest.approx(of[1] - of[0])
-    single = gathered_s(np.full(2, 1e9), SELENE, some, FOUND, 1.0, 0.1).every
+    single = _beside(gathered_s(np.full(2, 1e9), SELENE, some, FOUND, 1.0, 0.1))
     start = float(collective_s("all_gather", SELENE, FOUND, 0.0, 64))
     assert narrow - single[0] == pytest.approx(25 * 3 * start)
+
+
+def _beside(sent: DataMessages) -> Any:
+    return sent.forward + sent.backward
+
+
+def test_gathers_of_the_forward_are_not_hidden_behind_the_backward() -> None:
+    """Gathers are asked for one unit ahead: 1 M parameters on 512 GPUs, whose gathers take longer than the forward."""
+    some = Layouts.of("bf16", dp=512, zero=3, engine="composer", overlap=1)
+    parts = step_parts(workload(SIZE), SELENE, some, FOUND)
+    weights = np.array([float(workload(SIZE).num_parameters)])
+    sent = gathered_s(weights, SELENE, some, FOUND, SIZE.layers + 2.0)
+    assert sent.forward[0] > parts.forward[0]
+    alone = exposed_s(_beside(sent), parts.forward + parts.backward, np.ones(1))
+    assert parts.data[0] > alone[0]
+
+
+def test_fsdp_in_a_pipeline_reduces_after_the_last_backward() -> None:
+    some = Layouts.of("bf16", dp=8, pp=[1, 2], micro_batches=4, zero=3, engine="torchtitan", overlap=1)
+    sent = gathered_s(np.full(2, 1e9), SELENE, some, FOUND, 26.0, 0.1)
+    assert np.asarray(sent.edge[2]).tolist() == [0.1, 1.0] and sent.last[1] > 0
+    assert sent.last[0] == 0, "without a pipeline every micro-batch reduces"
 
 
 def test_torchs_checkpoint_does_not_compute_the_last_product_again() -> None:
