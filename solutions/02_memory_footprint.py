@@ -1116,12 +1116,11 @@ still_calculator(**chosen)
 
 # %% [markdown] lang="fr"
 # Et quand cela ne tient pas ? `levers.levers` essaie tous les leviers, chacun seul : ici CoAtNet-0 et un micro-batch de
-# 192, sur un V100 de 32 Go. Chaque ligne donne ce qui serait occupé sur le GPU, puis l’économie ; négative, c’est une
-# dépense.
+# 192, sur un V100 de 32 Go. Chaque ligne donne ce qui serait occupé sur le GPU, puis ce qui serait économisé.
 
 # %% [markdown] lang="en"
 # And if it does not fit? `levers.levers` tries every lever, each alone: here CoAtNet-0 with a micro-batch of 192, on a
-# V100 with 32 GB. Each line gives what it would take of the GPU, then the saving; a negative one is an expense.
+# V100 with 32 GB. Each line gives what it would take of the GPU, then what it would save.
 
 # %% name="levers"
 too_big = levers.with_micro_batch(coatnet_0, 192)
@@ -1132,13 +1131,14 @@ for lever in levers.levers(too_big, gpu):
 # %% [markdown] lang="fr"
 # **En grand.** Tout ce que vous venez de faire vaut tel quel pour un vrai gros modèle, en changeant une ligne :
 # `model="coatnet_7"` (ou `"vit_h_14"`, `"llama_3_8b"`, `"qwen_3_8b"`, `"deepseek_v2_lite"`), `device="h100"`. Un modèle
-# de texte y est compté avec son propre vocabulaire et ses têtes de clés partagées (Qwen-3), ou son attention latente et
-# ses experts (DeepSeek).
+# de texte y est compté avec son propre vocabulaire, et ses têtes de clés et de valeurs partagées (Qwen-3) ou son
+# attention latente et ses experts (DeepSeek).
 
 # %% [markdown] lang="en"
 # **At full size.** All you have just done holds as it is for a really big model, by changing one line:
 # `model="coatnet_7"` (or `"vit_h_14"`, `"llama_3_8b"`, `"qwen_3_8b"`, `"deepseek_v2_lite"`), `device="h100"`. Models of
-# text are counted with their own vocabulary, with shared key heads (Qwen-3) or latent attention and experts (DeepSeek).
+# text are counted with their own vocabulary, with shared key and value heads (Qwen-3) or latent attention and experts
+# (DeepSeek).
 
 # %% name="full-size"
 big = forecast(dlojz.RunConfig.of(model="coatnet_7", data="synthetic", image_size=512, micro_batch=1), device="h100")
@@ -1151,7 +1151,7 @@ big.moment
 # sur le GPU, avec le contexte CUDA et NCCL ; et ce que montre **`nvidia-smi`**, où l’allocateur garde en plus, en
 # cache, ce qu’il a déjà réservé. S’il manque de place, il rend ce cache avant d’échouer : c’est le deuxième nombre qui
 # décide si un modèle tient, ici, dans `dlojz memory` et dans `dlojz plan`. Près de la limite, ces restitutions
-# ralentissent.
+# ralentissent l’entraînement : `dlojz plan` signale un GPU rempli à plus de 90 %.
 #
 # ## Bilan
 #
@@ -1168,7 +1168,8 @@ big.moment
 # Three numbers for one memory, not to be confused: the **peak** of what is allocated; what the GPU **needs** at least,
 # with the CUDA context and NCCL; and what **`nvidia-smi`** shows, where the allocator also caches what it has reserved
 # before. When memory is short it gives this cache back before it fails: the second number decides whether a model fits,
-# here, in `dlojz memory` and in `dlojz plan`. Near the limit these releases cost time.
+# here, in `dlojz memory` and in `dlojz plan`. Near the limit these releases cost time: `dlojz plan`
+# names a GPU that is more than 90% full.
 #
 # ## Summary
 #
