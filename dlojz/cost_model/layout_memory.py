@@ -145,15 +145,15 @@ def layer_activation_bytes(workload: Workload, layouts: Layouts) -> Reals:
     Source: Korthikanti et al. 2022, table 2; for gated MLPs, grouped queries and experts the same count of saved
     inputs. Transformer Engine's layers keep the same: `LayerNormLinear` input and normed input, `LayerNormMLP` these
     and both sides of the activation (`pytorch/module/layernorm_linear.py` and `layernorm_mlp.py`,
-    `save_for_backward`), fused attention queries, keys, values, output and statistics. torch's DTensor keeps the normed
-    inputs as they were gathered, where Megatron gathers them again.
+    `save_for_backward`), fused attention queries, keys, values, output and statistics. That torch's DTensor keeps the
+    normed inputs as they were gathered, where Megatron gathers them again, is not counted.
     """
     size = workload.size
     assert size is not None
     t, tokens = layouts.tp, layouts.micro_batch * size.sequence_length / layouts.cp
     h, keys = size.hidden, size.kv_heads * size.head_size
     masks = layouts.dropout * size.biased
-    whole = (4 + 2 * masks) * h / np.where(layouts.sequence_parallel > 0, t, 1) + 4 * h / _gathered_split(layouts)
+    whole = (8 + 2 * masks) * h / np.where(layouts.sequence_parallel > 0, t, 1)
     hidden: float = (6 if size.gated else 4) * size.mlp_width
     if size.experts:  # of each row its input, the hidden layer, and the output that is weighed
         hidden = routed_rows(size) * (hidden + 4 * h) + (1 - 1 / size.every) * hidden
@@ -183,11 +183,11 @@ def alternate_product_bytes(size: DecoderSize, layouts: Layouts) -> Reals:
     split = 2 * (size.queries + keys + size.queries) + 4 * size.heads + 2 * size.mlp_width * mlp
     down = 2 * h * mlp if size.gated else 0.0  # the seventh; of a plain MLP the sixth
     scattered = np.where((layouts.sequence_parallel > 0) & (t > 1), 2 * h / t, 0.0)
-    return split / t + scattered + (layouts.eager > 0) * (down + scattered)
+    return split / t + scattered + (layouts.compiled == 0) * (down + scattered)
 
 
 def _gathered_split(layouts: Layouts) -> Reals:
-    """Ranks over which the input of a column-parallel layer is split while it is kept for the backward."""
+    """Ranks over which the input of the logits is split while it is kept for the backward."""
     parted = (layouts.sequence_parallel > 0) & (habit(layouts, "keeps_gathered") == 0)
     return np.where(parted, layouts.tp, 1).astype(float)
 
@@ -198,7 +198,8 @@ def states_of(weights: Reals, layouts: Layouts, spread: Reals | float = 1.0) -> 
     16-bit weights (or fp32 ones, which need no master copy), gradients of `gradient_bytes`, 12 of Adam; sharded from
     stage 3, 2 and 1 on. DeepSpeed's pipeline engine keeps an fp32 gradient of its shard; where it accumulates in fp32
     it keeps the 16-bit gradients too. FSDP's shards are fp32, and their own master copy: 4 + 4 + 8; in a pipeline
-    its weights stay gathered, and with several micro-batches the gradients whole in fp32 until the last one.
+    its weights stay gathered, and with several micro-batches the gradients whole in fp32 until the last one (with
+    ZeRO-3; with ZeRO-2 this is not counted).
 
     Args:
         weights: on one rank, before ZeRO shards them.
@@ -228,8 +229,7 @@ def states_of(weights: Reals, layouts: Layouts, spread: Reals | float = 1.0) -> 
     of_weight, of_gradient = np.where(shards, 4 / d, of_weight), np.where(shards, 4 / d, of_gradient)
     of_adam = np.where(shards, FP32_ADAM_STATES / d, of_adam)
     of_weight = of_weight + stays_gathered(layouts) * element
-    accumulates = (zero >= 2) & (layouts.pp > 1) & (layouts.micro_batches > 1)
-    of_gradient = of_gradient + np.where(accumulates & (habit(layouts, "fsdp") > 0), 4.0, 0.0)
+    of_gradient = of_gradient + stays_gathered(layouts) * (layouts.micro_batches > 1) * 4.0
     return weights * of_weight, weights * of_gradient, weights * of_adam, weights * host
 
 

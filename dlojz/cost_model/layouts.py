@@ -48,8 +48,8 @@ Source: bigscience-workshop/bigscience, chronicles-prequel.md, "dealing with JZ 
 _DEFAULTS: Final[dict[str, Any]] = {
     "dp": 1, "tp": 1, "pp": 1, "cp": 1, "ep": 1, "zero": 0, "zero_shards": 0, "micro_batch": 1, "micro_batches": 1,
     "chunks": 1, "sequence_parallel": 0, "fused_attention": 0, "embedding_slots": 0, "overlap": 0, "gradient_bytes": 2,
-    "fused_accumulation": 1, "blocking": 0, "eager": 0, "asynchronous": 0, "relayed": 1, "dropout": 1, "fused_loss": 0,
-    "checkpointing": "none", "schedule": "1f1b", "offload": "none", "engine": "megatron",
+    "fused_accumulation": 1, "blocking": 0, "eager": 0, "compiled": 0, "asynchronous": 0, "relayed": 1,
+    "dropout": 1, "fused_loss": 0, "checkpointing": "none", "schedule": "1f1b", "offload": "none", "engine": "megatron",
     "attention_kernel": "flash2",
 }  # fmt: skip
 
@@ -72,6 +72,7 @@ class Layouts:
         blocking: 1 where the host waits for each kernel (`CUDA_LAUNCH_BLOCKING=1`).
         eager: 1 where each operation on a tensor is a separate kernel; 0 where they are fused by hand or by
             torch.compile, which is taken to fuse all passes between two products, and to speed up nothing else.
+        compiled: 1 where it is torch.compile, which keeps of a layer only what its backward reads.
         asynchronous: 1 where tensor-parallel messages run in pieces beside the products (async TP).
         relayed: 1 where NCCL reaches a card through the GPU beside it (PXN, since 2.12, 2022).
         dropout: 1 where dropout follows the embedding, the attention and the MLP, whose masks are kept.
@@ -99,6 +100,7 @@ class Layouts:
     fused_accumulation: Integers
     blocking: Integers
     eager: Integers
+    compiled: Integers
     asynchronous: Integers
     relayed: Integers
     dropout: Integers
@@ -155,6 +157,7 @@ class Layouts:
             blocking=[int(row.table == "jean-zay-a100" and row.gpus >= BLOCKED_FROM_GPUS) for row in rows],
             relayed=[int(row.table not in SEPARATE_ACCUMULATION) for row in rows],
             eager=[int(row.series == "eager") for row in rows],
+            compiled=[int(row.series in ("compiled", "asynchronous tensor parallelism")) for row in rows],
             asynchronous=[int(row.series == "asynchronous tensor parallelism") for row in rows],
             # GPT and BLOOM were trained with it, Llama and MPT (Composer) without.
             dropout=[int(row.size.biased and row.engine != "composer") for row in rows],
@@ -227,8 +230,8 @@ class LibraryHabits:
             each micro-batch of a pipeline with ZeRO-3.
         loss: how the cross-entropy is computed, one of `LOSSES`.
         in_place_loss: whether Megatron's loss writes the exponentials over the logits.
-        keeps_gathered: whether, with sequence parallelism, a column-parallel layer keeps its gathered input for the
-            backward, else its own part, which it gathers again.
+        keeps_gathered: whether, with sequence parallelism, the logits' product keeps its gathered input for the
+            backward (torch's DTensor), else the rank's part, which it gathers again.
         casts: bytes that a cast to fp8 moves per element of a factor and product; each factor is in two products, so
             that 2 are a kernel that reads 16 bit and writes both layouts.
         stops_early: whether full checkpointing stops computing again once it has all that the backward reads.

@@ -67,9 +67,9 @@ def test_the_front_is_drawn_and_listed(language: str) -> None:
 
 
 def test_a_layout_asked_about_stands_beside_the_best(language: str) -> None:
-    answer = still_planner(**BLOOM, show="why", tp=4, pp=12, checkpointing="none")
+    answer = still_planner(**BLOOM, show="why", tp=4, pp=3, checkpointing="none")
     assert answer.plan is not None and answer.verdict is not None and answer.verdict.admitted
-    verdict = answer.plan.why(tp=4, pp=12, checkpointing="none")
+    verdict = answer.plan.why(tp=4, pp=3, checkpointing="none")
     assert answer.verdict.candidate == verdict.candidate and verdict.sentence in answer.sentence
     assert sum(asked_times(answer.plan, verdict).values()) == pytest.approx(verdict.step_s)
     assert sum(asked_memory(answer.plan, verdict).values()) == pytest.approx(verdict.memory_bytes)
