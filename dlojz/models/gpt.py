@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from dlojz.models.blocks import (
     WHOLE_SEQUENCE,
     BlockList,
-    Checkpointing,
     TransformerBlock,
     VocabularyHead,
     initialise_transformer,
 )
+from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.experts.routing import Routing
 from dlojz.models.sizes import GPTSize
 

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from dlojz.models.blocks import (
     WHOLE_SEQUENCE,
     BlockList,
-    Checkpointing,
     SequenceShare,
     VocabularyHead,
     initialise_transformer,
     merge_heads,
 )
+from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.experts.layer import MixtureOfExperts
 from dlojz.models.experts.routing import Routing
 from dlojz.models.sizes import LlamaSize

@@ -273,7 +273,8 @@ def test_the_command_answers_in_json(capfd: pytest.CaptureFixture[str]) -> None:
     assert set(document["intervals"]) == {"a100", "h100", "v100"} and "refused" in document["memory"]
 
 
-def test_the_command_shows_every_row(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_every_row(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
     assert validate_command(["llama-3"]) == 0
     shown = capfd.readouterr().out
     assert "8192-gpus" in shown and "fitted" in shown
