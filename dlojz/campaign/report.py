@@ -156,7 +156,7 @@ def harmless(value: object) -> object:
 
 
 BATCH = frozenset({"micro_batch", "micro_batches"})
-RANKS = frozenset({"dp", "tp", "pp"})
+RANKS = frozenset({"dp", "tp", "pp", "cp"})
 
 
 def campaign_figures(campaign: Campaign, results: Sequence[Result], folder: Path) -> dict[str, LabFigure]:

@@ -38,7 +38,6 @@ from dlojz.prediction.shapes import (
     model_shapes,
     num_blocks,
     rank_stages,
-    repeated_rings,
     split_of,
     untied_shapes,
 )
@@ -60,7 +59,8 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
     if config.experts is not None:
         return _mixed_flops(config, rank)
     if layout.cp > 1:
-        return _context_flops(config) * layout.micro_batch * layout.micro_batches
+        again = sum(recomputed_flops(config).values())
+        return _context_flops(config) * layout.micro_batch * layout.micro_batches + again
     if layout.tp > 1:
         return _split_flops(config, rank) * layout.micro_batch * layout.micro_batches
     summary = models.describe(
@@ -74,13 +74,20 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
 
 
 def recomputed_flops(config: RunConfig) -> dict[int, float]:
-    """Count the FLOPs of a step that recompute each block in backward, in one process; empty where none is."""
+    """Count the FLOPs of a step that recompute each block in backward, with whole layers; empty where none is."""
     layout = config.layout
-    sizes = (config.model, config.image_size, config.sequence_length, config.num_classes)
+    tokens = config.sequence_length and config.sequence_length // layout.cp
+    sizes = (config.model, config.image_size, tokens, config.num_classes)
     samples = layout.micro_batch if config.experts is not None else 1  # capacities are rounded up
     flops_of = _flops_by_module(*sizes, WHOLE, routing=config.routing, samples=samples)
     times = layout.micro_batch * layout.micro_batches / samples
-    return {block: times * flops for block, flops in _recomputed_flops(config, flops_of).items()}
+    found = {block: times * flops for block, flops in _recomputed_flops(config, flops_of).items()}
+    if layout.cp > 1 and layout.checkpointing in ("none", "full"):  # else the products of attention are kept
+        alone, ring = _attention_flops(config)
+        for block in range(1, keys_of(config).layers + 1):  # the first is the embedding
+            if block in found:
+                found[block] += times * (ring - alone)
+    return found
 
 
 def _mixed_flops(config: RunConfig, rank: int) -> float:
@@ -123,23 +130,24 @@ RING_PASSES = 3.5
 
 
 def _context_flops(config: RunConfig) -> float:
-    """FLOPs of one sample on a rank that computes S = T / cp of its tokens, of which it holds two chunks.
+    """FLOPs of one sample on a rank that computes S = T / cp of its tokens, without recomputation."""
+    length = (config.sequence_length or 0) // config.layout.cp
+    forward = _flops_by_module(config.model, None, length, config.num_classes, WHOLE)[""]
+    alone, ring = _attention_flops(config)
+    return 3 * forward + keys_of(config).layers * (RING_PASSES * ring - 3 * alone)
 
-    Attention over S tokens alone, 4·S²·N·H operations with N heads of width H, gives way to that of the pairs of chunks
-    that causality leaves, each a quarter of it: 2·cp + 1 on every rank.
+
+def _attention_flops(config: RunConfig) -> tuple[float, float]:
+    """FLOPs of a layer's attention forward, for S = T / cp tokens of a sample: among themselves, and round the ring.
+
+    Among themselves 4·S²·N·H, with N heads of width H. A rank of the ring holds two chunks, and computes 2·cp + 1 pairs
+    of them, those that causality leaves, each a quarter of that.
     """
-    cp, length = config.layout.cp, (config.sequence_length or 0) // config.layout.cp
-    flops_of = _flops_by_module(config.model, None, length, config.num_classes, WHOLE)
-    again = sum(_recomputed_flops(config, flops_of).values())
     from dlojz.by_hand.context_parallel import pairs_computed  # loads torch
 
-    keys = keys_of(config)
-    alone = 4 * length**2 * keys.queries * keys.width
-    ring = pairs_computed(cp, "zigzag")[0] / 4 * alone
-    # Other checkpointing keeps the products of attention.
-    repeated = repeated_rings(config) if config.layout.checkpointing in ("none", "full") else 0
-    instead = keys.layers * (RING_PASSES * ring - 3 * alone) + repeated * (ring - alone)
-    return float(3 * flops_of[""] + again + instead)
+    cp, keys = config.layout.cp, keys_of(config)
+    alone = 4.0 * ((config.sequence_length or 0) // cp) ** 2 * keys.queries * keys.width
+    return alone, pairs_computed(cp, "zigzag")[0] / 4 * alone
 
 
 def _share(config: RunConfig, rank: int) -> float:

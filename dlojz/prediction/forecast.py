@@ -523,7 +523,7 @@ def _transformer_shape(config: RunConfig) -> tuple[Shape, int] | None:
     if isinstance(size, ViTSize):
         tokens = ((config.image_size or 0) // size.patch) ** 2 + 1
     elif isinstance(size, GPTSize | LlamaSize):
-        tokens = config.sequence_length or 0
+        tokens = (config.sequence_length or 0) // config.layout.cp
     else:
         return None
     return Shape(tokens, config.layout.micro_batch, size.width, size.num_heads), size.depth
