@@ -876,8 +876,8 @@ tables.duels(compare_rounds, rows, rounds)
 # cœurs, par exemple.)
 #
 # Le dernier mot à la configuration choisie : un entraînement ordinaire, avec sa fiche. (Une exécution chronomètre aussi
-# chaque phase et chaque communication : son pas est un peu plus long que ci-dessus. Sa mémoire, elle, est prédite à
-# l’octet près.)
+# chaque phase et chaque communication : son pas est un peu plus long que ci-dessus. Sa mémoire, elle, est prédite à 1 %
+# près.)
 
 # %% [markdown] lang="en"
 # **Explain.** Can the choice be defended? If all times are off by one factor, the machine was busy elsewhere: it is the
@@ -885,7 +885,7 @@ tables.duels(compare_rounds, rows, rounds)
 # measured of this machine? (Messages and computation that compete for the same cores, for one.)
 #
 # The last word to the chosen layout: an ordinary training, with its record. (A run also times each phase and each
-# communication: its step is a little longer than above. Its memory is predicted to the byte.)
+# communication: its step is a little longer than above. Its memory is predicted within 1%.)
 
 # %% name="run-best" tags=["nbval-ignore-output"]
 run = dlojz.run(rows[0].config, steps=10)

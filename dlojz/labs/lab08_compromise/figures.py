@@ -299,7 +299,7 @@ def _span(first: int, last: int) -> str:
 
 def _stages_alt(picked: Sequence[Stage], times: Sequence[float], total: float) -> str:
     each = ", ".join(
-        f"{_span(first, last)} × {devices} GPU: {rounded(time, 4)}"
+        f"{_span(first, last)} × {devices} GPU = {rounded(time, 4)}"
         for (first, last, devices), time in zip(picked, times, strict=True)
     )
     return say(
@@ -463,7 +463,7 @@ def _title(found: TableResult) -> str:
         en=f"{found.name}: {len(found.rows)} rows; held-out error {brief_percent(found.mean)} on average, a constant "
         f"rate {brief_percent(found.trivial)}",
         fr=f"{found.name} : {len(found.rows)} lignes ; erreur moyenne des lignes mises de côté "
-        f"{brief_percent(found.mean)}, taux constant {brief_percent(found.trivial)}",
+        f"{brief_percent(found.mean)}, débit constant {brief_percent(found.trivial)}",
     )
 
 
@@ -673,5 +673,5 @@ def _neighbours_sheet(pairs: Sequence[tuple[LocalChoice, float]]) -> Table:
 def _neighbours_alt(pairs: Sequence[tuple[LocalChoice, float]], loss: float) -> str:
     each = ", ".join(f"{visible(row.title)}: {seconds(row.step_s)} / {seconds(value)}" for row, value in pairs)
     return f"{_loss_words(pairs, loss)}. " + say(
-        en=f"Predicted / measured seconds of a step: {each}.", fr=f"Itération prédite / mesurée : {each}."
+        en=f"Predicted / measured seconds of a step: {each}.", fr=f"Durée d’un pas, prédite / mesurée : {each}."
     )
