@@ -15,7 +15,8 @@ from dlojz.base.table import Table, titles, visible
 from dlojz.config.fields import BLOCK_CHOICES
 from dlojz.display.style import CATEGORY_STYLES, category_label, needed_label
 from dlojz.display.tables import beyond_peak
-from dlojz.planner.levers import MARGINAL, Lever, taken_bytes
+from dlojz.planner.levers import Lever, taken_bytes
+from dlojz.planner.question import MARGINAL
 from dlojz.results.footprint import CATEGORIES
 
 if TYPE_CHECKING:

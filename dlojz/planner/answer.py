@@ -27,9 +27,8 @@ from dlojz.hardware import cluster
 from dlojz.hardware.evidence import Measurement, measurements
 from dlojz.planner.explain import LayoutVerdict, changes_from_fastest, matching, refused, verdict_of
 from dlojz.planner.export import ChosenLayout, documents, run_config
-from dlojz.planner.levers import MARGINAL
 from dlojz.planner.planned_memory import RankMemory
-from dlojz.planner.question import Question
+from dlojz.planner.question import MARGINAL, Question
 from dlojz.planner.search import PARTS, SearchResult, front_of, rank_memories
 from dlojz.planner.space import (
     CODE,

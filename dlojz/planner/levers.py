@@ -13,9 +13,6 @@ from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
 from dlojz.prediction.forecast import Forecast, heaviest
 
-MARGINAL = 0.9
-"""Share of a GPU's memory from which a layout is called marginal: readings scatter by some percent, and the allocator
-that frees and asks again has slowed published runs by 15 to 25 % (MPT, 30 B on 8 GPUs)."""
 MAX_MICRO_BATCH = 2**20
 MAX_TP = 8
 """Tensor-parallel ranks are on one node."""
