@@ -82,9 +82,6 @@ former layer's gradient in fp32, being reduced.
 
 Source: torch, `distributed/fsdp/_fully_shard/_fsdp_param_group.py`, as in `dlojz.prediction.engine_memory_sharded`.
 """
-MARGINAL: Final = 0.9
-"""Share of a GPU's memory from which a layout is called marginal: readings scatter by some percent, and the allocator
-that frees and asks again has slowed published runs by 15 to 25 % (MPT, 30 B on 8 GPUs)."""
 FSDP_ROOT_BYTES: Final = (2, 2, 4)
 """Per parameter of embedding and logits: gathered for the whole step; the gradient until backward ends; in fp32, being
 reduced, at the end."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from dlojz.base.language import brief_percent, decimal, format_bytes, format_count, format_seconds, say
 from dlojz.base.table import Table, titles, visible
 from dlojz.config.fields import BLOCK_CHOICES
-from dlojz.cost_model.layout_memory import MARGINAL
 from dlojz.display.style import CATEGORY_STYLES, category_label, needed_label
 from dlojz.display.tables import beyond_peak
 from dlojz.planner.levers import Lever, taken_bytes
+from dlojz.planner.question import MARGINAL
 from dlojz.results.footprint import CATEGORIES
 
 if TYPE_CHECKING:

@@ -22,14 +22,13 @@ from dlojz.base.language import decimal, one_of, refusal, say
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import Bill, Layouts, Parts, StepSimulation, bill, estimate, workload
 from dlojz.cost_model.fit import completed
-from dlojz.cost_model.layout_memory import MARGINAL
 from dlojz.cost_model.validation import PROFILE_OF, interval, write_left_out
 from dlojz.hardware import cluster
 from dlojz.hardware.evidence import Measurement, measurements
 from dlojz.planner.explain import LayoutVerdict, changes_from_fastest, matching, refused, verdict_of
 from dlojz.planner.export import ChosenLayout, documents, run_config
 from dlojz.planner.planned_memory import RankMemory
-from dlojz.planner.question import Question
+from dlojz.planner.question import MARGINAL, Question
 from dlojz.planner.search import PARTS, SearchResult, front_of, rank_memories
 from dlojz.planner.space import (
     CODE,
