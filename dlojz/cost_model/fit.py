@@ -217,10 +217,10 @@ RECIPES: Final[dict[str, Recipe]] = {
     "v100": Recipe(
         ("jean-zay-v100",),
         Calibration(
-            "v100", 0.75, 0.3, 0.88, 0.5, 64.0, 1.0, 1.0, _LAUNCH_S, 5e-5, micro_batch_s=5e-4, step_s=0.0, overlap=0.44
+            "v100", 0.75, 0.3, 0.88, 0.5, 64.0, 1.0, 1.0, _LAUNCH_S, 5e-5, micro_batch_s=2e-4, step_s=0.0, overlap=0.44
         ),
-        ("product_efficiency", "inter_efficiency", "micro_batch_s", "unaligned"),
-        _FIXED | {"attention_efficiency": _AS_A100, "serial_s": _AS_A100},
+        ("product_efficiency", "inter_efficiency", "unaligned"),
+        _FIXED | dict.fromkeys(("attention_efficiency", "serial_s", "micro_batch_s"), _AS_A100),
     ),
 }
 """How each shipped profile is made. Searches begin where benchmarks of products are (MAMF: 0.87 of the peak on A100,

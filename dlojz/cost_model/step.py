@@ -53,12 +53,11 @@ class Parts:
     Attributes:
         forward, backward, recompute: computation of the slowest stage, all micro-batches.
         tensor: messages of tensor and context parallelism that are waited for.
-        pipeline: messages between stages, and waiting for neighbours.
+        pipeline: messages between stages (with a tied embedding, its gradient too), and waiting for neighbours.
         bubble: waiting for the pipeline to fill and empty, and for slower stages.
         data: gradients and weights of data parallelism and ZeRO that are waited for.
         optimizer: the update.
-        constant: once per step; in a pipeline also the exchange of a tied embedding's gradient between first and last
-            stage, which is in the rows that it is fitted to.
+        constant: once per step.
     """
 
     forward: Reals
@@ -106,6 +105,21 @@ def boundary_s(workload: Workload, cluster: Cluster, layouts: Layouts, calibrati
     waits = np.where(layouts.pp > 1, calibration.micro_batch_s, 0.0)
     left: Reals = np.where(blocking > 0, sent + waits, (1 - calibration.overlap) * sent)
     return layouts.chunks * left
+
+
+def tied_s(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Reals | float:
+    """Seconds once per step in which first and last stage add the gradients of their copies of a tied embedding.
+
+    An all-reduce of V·h/t gradients over the two ranks, after all backward passes: nothing hides it.
+
+    Source: Narayanan et al. 2021 (arXiv 2104.04473), §2.3; Megatron-core, `distributed/finalize_model_grads.py`.
+    """
+    size = workload.size
+    if size is None or not size.tied:
+        return 0.0
+    message = layouts.gradient_bytes * size.vocabulary * size.hidden / layouts.tp
+    apart = np.maximum(layouts.pp - 1, 1) * layouts.dp * layouts.cp * layouts.tp
+    return np.where(layouts.pp > 1, collective_s("all_reduce", cluster, calibration, message, 2, apart), 0.0)
 
 
 class DataMessages(NamedTuple):
@@ -300,7 +314,7 @@ def parts_of(
         backward=m * pick(backward),
         recompute=m * pick(again),
         tensor=m * pick(tensor),
-        pipeline=2 * m * boundary,
+        pipeline=2 * m * boundary + tied_s(workload, cluster, layouts, calibration),
         bubble=rest,
         data=before + m * exposed + after,
         optimizer=update_s(updated, cluster, layouts, calibration),
@@ -463,7 +477,8 @@ def simulate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
     costs = Costs(forward=tuple(forward), backward=tuple(backward), backward_input=half, backward_weight=half)
     timeline = play(schedule, costs)
     parts = step_parts(workload, cluster, layouts, calibration)
-    return StepSimulation(timeline.makespan + float((parts.data + parts.optimizer + parts.constant)[0]), timeline)
+    after = parts.data + parts.optimizer + parts.constant + tied_s(workload, cluster, layouts, calibration)
+    return StepSimulation(timeline.makespan + float(after[0]), timeline)
 
 
 SECONDS_PER_DAY: Final = 86_400
