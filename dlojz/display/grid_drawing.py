@@ -244,12 +244,13 @@ def _panel(scene: GridScene, left: float, top: float, cell_pt: float) -> Iterato
         yield Words(*at(box.x + PAD, box.y + HEAD / 2 + 0.06), name, max(0.2 * cell_pt, 4.5), halo=PALE)
     told = len(scene.cells) <= FEW  # a large picture leaves the position to the tooltip
     for cell in scene.cells:
-        place = cell.words if told else ""
-        words = ((str(cell.rank), 0.22 if told else 0.3, 0.28), (place, 0.52, 0.2), (f"g{cell.group}", DOT[1], 0.2))
-        for text, down, share in words:
-            if text:
-                size = share * cell_pt
-                yield Words(*at(cell.x + 0.07, cell.y + down), text, size, bold=share > 0.2, halo=cell.color)
+        number, group = str(cell.rank), f"g{cell.group}"
+        words = [(number, 0.07, 0.26, 0.28), (group, 0.07, 0.58, 0.19)]
+        if told:
+            words = [(number, 0.07, 0.22, 0.28), (group, 0.56, 0.22, 0.19), (cell.words, 0.07, 0.52, 0.2)]
+        for text, right, below, share in words:  # the lines of the groups go through the lowest third
+            size = share * cell_pt
+            yield Words(*at(cell.x + right, cell.y + below), text, size, bold=share > 0.2, halo=cell.color)
 
 
 def _bars(crossing: Crossing, top: float) -> Iterator[Shape]:
