@@ -683,11 +683,10 @@ def _reason(name: str) -> str:
         case "refused":
             return say(
                 en="ZeRO-3 rows of V100 and SC21 do not print what was kept elsewhere beside the states: of some, the "
-                "layer inputs alone exceed the GPU. NeMo prints neither recomputation nor the precision of its "
-                "gradients; none and fp32 are taken.",
+                "layer inputs alone exceed the GPU. NeMo does not print recomputation; none is taken.",
                 fr="Les lignes ZeRO-3 de V100 et de SC21 ne disent pas ce qui, outre les états, était gardé ailleurs : "
-                "de certaines, les seules entrées de couches dépassent le GPU. NeMo ne donne ni recalcul ni précision "
-                "des gradients ; on prend aucun et fp32.",
+                "de certaines, les seules entrées de couches dépassent le GPU. NeMo ne donne pas le recalcul ; on n’en "
+                "compte aucun.",
             )
         case "constant":
             return say(

@@ -32,20 +32,20 @@ from dlojz.hardware.evidence import measurements, table
 
 ROOT = Path(__file__).resolve().parents[2]
 LAST = {
-    "korthikanti-5": 0.0193,
-    "sc21-1": 0.0211,
+    "korthikanti-5": 0.0190,
+    "sc21-1": 0.0210,
     "sc21-2": 0.0344,
-    "jean-zay-a100": 0.0420,
+    "jean-zay-a100": 0.0421,
     "vtrain-multi": 0.0598,
-    "megatron-h100": 0.0169,
-    "torchtitan": 0.0593,
-    "llama-3": 0.0129,
-    "nemo-h100": 0.0716,
+    "megatron-h100": 0.0157,
+    "torchtitan": 0.0589,
+    "llama-3": 0.0063,
+    "nemo-h100": 0.0646,
     "jean-zay-v100": 0.1661,
-    "mt-nlg": 0.2546,
-    "mpt-a100": 0.0474,
-    "mpt-h100": 0.0419,
-    "mpt-h100-fp8": 0.0444,
+    "mt-nlg": 0.2548,
+    "mpt-a100": 0.0478,
+    "mpt-h100": 0.0413,
+    "mpt-h100-fp8": 0.0417,
 }
 """Mean absolute errors on held-out rows when last looked at."""
 
