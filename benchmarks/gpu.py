@@ -61,7 +61,7 @@ PARTS: Final = {
 }
 HELP: Final = f"""Measure what only a GPU can tell, and lay it beside what the package predicts.
 
-Each unit runs in a process of its own and leaves one record (JSON) in benchmarks/records/gpu-NAME/, a folder to commit.
+Each unit runs in a separate process and leaves one record (JSON) in benchmarks/records/gpu-NAME/, a folder to commit.
 Called again, it goes on where it was: what is recorded for this GPU and these versions is not measured again; a failed
 unit is, with --again. A record holds measurements only: predictions are made by today's code whenever the table is
 printed, so that a corrected forecast is seen against the same measurements, without a GPU (--predict).
@@ -250,7 +250,7 @@ Run = Callable[[Unit, Place, float], list[RankAnswer]]
 
 
 def run_unit(unit: Unit, place: Place, wall_s: float) -> list[RankAnswer]:
-    """Run a unit on processes of its own; none of them outlives the call."""
+    """Run a unit on separate processes; none of them outlives the call."""
     return spmd(partial(unit.work, place), unit.ranks, wall_s=wall_s, limit_s=COLLECTIVE_S)
 
 

@@ -1,6 +1,6 @@
 """What `make gpu` measures: one unit for each process, on a GPU or on the CPU that stands in for one.
 
-A unit is a function of the place, the rank and the number of ranks that returns JSON. It runs in a process of its own
+A unit is a function of the place, the rank and the number of ranks that returns JSON. It runs in a separate process
 (`dlojz.processes.forks.spmd`), forked from one that has not touched CUDA, so that an out-of-memory harms no other.
 Measurements hold no prediction: a record stays true when a forecast is corrected.
 

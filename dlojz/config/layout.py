@@ -143,7 +143,7 @@ class RankGrid:
 
     @property
     def named_axes(self) -> tuple[str, ...]:
-        """The axes along which a position is told: cp where it exceeds 1."""
+        """List the axes that a position names: cp only where it exceeds 1."""
         return tuple(axis for axis in GRID_AXES if axis != "cp" or self.cp > 1)
 
     def size(self, axis: str) -> int:

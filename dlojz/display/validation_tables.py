@@ -502,7 +502,7 @@ def validation_document(
     Args:
         found: the goals.
         memory: None where single tables are asked for.
-        rows: whether every row is told.
+        rows: whether every row is shown.
     """
     made: list[dict[str, Any]] = []
     for one in results:

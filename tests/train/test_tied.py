@@ -58,11 +58,12 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 ESTIMATED = [name for name in RUNS if name.endswith(("zb-h1", "zb-v", "chimera")) or "deepspeed-pp" in name]
-"""Pipelines whose backwards are split, or whose stages are many, or that are DeepSpeed's: as in test_pipelines."""
+"""Pipelines whose backwards are split, or whose stages are many, or that are DeepSpeed's: their peak is an estimate,
+and not compared, as in test_pipelines."""
 HELD = ("gpt-hand-zero2", "gpt-torch-tp-ddp")
 """Engines that may hold one more bucket of gradients, of gpt_tiny too: here a tenth of all."""
 UNPREDICTED = ("gpt-torch-tp-pp", "gpt-deepspeed-pp-dp")
-"""Runs whose gradients, or sizes of groups, are told otherwise than they are counted, of gpt_tiny too."""
+"""Runs whose gradients, or sizes of groups, are predicted otherwise than they are counted, of gpt_tiny too: defects."""
 CUT = {"gpt": 1, "gpt-hand-pp": 1, "gpt-fsdp2-zero3": 1, "gpt-hand-zero3": 1}
 """Runs that are cut off after two steps, and gone on with."""
 OTHERWISE = {
@@ -95,10 +96,18 @@ def test_every_layout_gives_the_losses_of_one_process(runs: Any, name: str) -> N
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [name for name in RUNS if name not in UNPREDICTED])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason="predicted wrongly, untied too"))
+        if name in UNPREDICTED
+        else name
+        for name in RUNS
+    ],
+)
 def test_predicted_equals_counted(runs: Any, name: str) -> None:
     """States and collectives exactly; the peak but for a bucket or message that gloo may still hold."""
-    peak = 1.5 if name in ESTIMATED else 0.15 if name in HELD else 0.05
+    peak = None if name in ESTIMATED else 0.15 if name in HELD else 0.05
     check_as_predicted(runs, name, RunConfig.of(**RUNS[name]), peak=peak)
 
 
