@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dlojz.base.language import refusal, say
 from dlojz.models.blocks import NestedBlocks
@@ -90,19 +90,23 @@ def _parts(name: str, size: int, classes: int) -> tuple[str, ...]:
     Raises:
         LabError: if the module cannot be built or run there, or gives other than one number per class.
     """
-    family = origin_of(name).family
-    sizes = {"image_size": size} if family == "image" else {"sequence_length": size}
+    image = origin_of(name).family == "image"
     order: list[str] = []
     with torch.random.fork_rng(devices=[]), on_meta():
         module = _made(name, size, classes)
         for path in repeated_parts(module):
             module.get_submodule(path).register_forward_pre_hook(lambda *_, path=path: order.append(path))
-        output = tried_on_meta(name, module, sample_inputs(name, 2, **sizes))
-    needed = (2, classes) if family == "image" else (2, size, classes)
+        output = tried_on_meta(name, module, _samples(name, size))
+    needed = (2, classes) if image else (2, size, classes)
     if output.shape[:-1] != needed[:-1] or output.shape[-1] < classes:
         raise not_logits(name, tuple(output.shape), needed)
     times = Counter(order)
     return tuple(path for path in order if times[path] == 1)
+
+
+def _samples(name: str, size: int) -> Tensor:
+    image = origin_of(name).family == "image"
+    return sample_inputs(name, 2, image_size=size) if image else sample_inputs(name, 2, sequence_length=size)
 
 
 def repeated_parts(module: nn.Module) -> list[str]:
