@@ -13,6 +13,7 @@ from dlojz.cli.options import (
     JSON,
     MODEL,
     PNG,
+    WORDS,
     Answer,
     Given,
     config_of,
@@ -73,6 +74,7 @@ l’exécute. Les découpages qu’aucun moteur n’exécute encore sont prédit
     dlojz memory gpt2_xl --dp 8 --zero 2 --engine deepspeed --precision bf16 --fit a100-80 --png gpt2.png
     dlojz memory llama_3_8b --dp 8 --zero 3 --precision bf16 --micro-batch 1 --device h100 --budget 60GiB
     dlojz memory llama_3_70b --tp 8 --pp 4 --device h100 --json
+    dlojz memory timm:convnext_base --dp 8 --zero 3 --fit a100-80
     dlojz memory vit_b_16 --device a100-40 --snapshot vit.html # open it in a browser // à ouvrir dans un navigateur
     """,
 )
@@ -233,6 +235,10 @@ def _document(told: Forecast, fit_device: Device | None, fit: Fit | None, levers
 
 @verb(
     "models",
+    """
+    [MODEL…]  these alone: of the catalogue, timm:NAME, torchvision:NAME or FILE.py:FUNCTION
+        // seulement ceux-ci : du catalogue, timm:NOM, torchvision:NOM ou FICHIER.py:FONCTION
+    """,
     JSON,
     en="""List the models: parameters, those of a mixture of experts that one token meets (active), FLOPs of the forward
 pass of one sample, multiply-adds (what papers on vision print as FLOPs), input (pixels or tokens), blocks. Everything
@@ -243,11 +249,12 @@ tokens), blocs. Tout est compté, rien n’est alloué.""",
     examples="""
     dlojz models
     dlojz models --json
+    dlojz models timm:convnext_base torchvision:resnet50 my_file.py:build
     """,
 )
 def models_command(given: Given, answer: Answer) -> None:
     """List the models."""
-    described = [models.describe(name) for name in models.names()]
+    described = [models.describe(name) for name in given[WORDS] or models.names()]
     if given["json"]:
         answer([asdict(model) for model in described])
         return

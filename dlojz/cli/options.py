@@ -47,8 +47,8 @@ from dlojz.hardware import DEVICES, Device, device
 
 WORDS = "words"
 MODEL = """
-    [MODEL]  model of the catalogue, like --model; `dlojz models` lists them
-        // modèle du catalogue, comme --model ; `dlojz models` les liste
+    [MODEL]  model, like --model; `dlojz models` lists those of the catalogue
+        // modèle, comme --model ; `dlojz models` liste ceux du catalogue
 """
 """Name under which the words that stand alone are given."""
 WIDEST_NAME = 27

@@ -99,8 +99,8 @@ class ModelFields(Contract):
 
     model: str = _field(
         "coatnet_tiny",
-        "model of the catalogue (see `dlojz models`)",
-        "modèle du catalogue (voir `dlojz models`)",
+        "model of the catalogue (see `dlojz models`), timm:NAME, torchvision:NAME or FILE.py:FUNCTION",
+        "modèle du catalogue (voir `dlojz models`), timm:NOM, torchvision:NOM ou FICHIER.py:FONCTION",
     )
     image_size: int | None = _count(
         None,

@@ -21,6 +21,37 @@ from dlojz.config.fields import ASYNCHRONOUS, RunFields
 from dlojz.config.schedules import COMMUNICATING
 from dlojz.models.sizes import CoAtNetSize, GPTSize
 
+# --- models from elsewhere --------------------------------------------------------------------------------------------
+
+WHOLE_LAYOUT: Final = {
+    **{"tp": 1, "pp": 1, "cp": 1, "checkpointing": "none", "activation_plan": "", "offload": "none"},
+    "gradient_compression": "none",
+}
+"""Fields of a layout that are plain with a model from elsewhere, whose blocks form no chain."""
+
+
+def _beyond_replicas(config: RunFields) -> Facts | None:
+    """Find what a model from elsewhere cannot be laid out with: all but DDP, FSDP2 and one process."""
+    if models.spec(config.model).size is not None:
+        return None
+    if config.layout.engine not in ("torch", "single"):
+        return {"name": "engine", "value": config.layout.engine, "plain": "torch"}
+    plain = {"update": "auto", "library": "none"}
+    return first_set(config.layout, WHOLE_LAYOUT) or first_set(config, plain)
+
+
+ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
+    Rule(
+        "models from elsewhere have replicas",
+        _beyond_replicas,
+        en="{name}={value!r} was received with {config.model}, but a model from elsewhere is predicted and run with "
+        "DDP, with FSDP2 or on one process alone: use {name}={plain!r}, or a model of the catalogue.",
+        fr="{name}={value!r} a été reçu avec {config.model}, mais un modèle venu d’ailleurs se prédit et s’exécute "
+        "seulement avec DDP, avec FSDP2 ou sur un seul processus : prenez {name}={plain!r}, ou un modèle du catalogue.",
+    ),
+)
+"""What a model from elsewhere may not be combined with."""
+
 # --- context parallelism ----------------------------------------------------------------------------------------------
 
 CHUNKS: Final = 2
@@ -416,5 +447,5 @@ PIPELINE: Final[tuple[Rule[PipelineRun], ...]] = (
     ),
 )
 """What no engine of this version runs in a pipeline, though it can be predicted or simulated."""
-RULES: Final[tuple[Rule[Any], ...]] = (*LAYOUT, *LEGAL, *CONTEXT, *LIBRARY, *RUN, *PIPELINE)
+RULES: Final[tuple[Rule[Any], ...]] = (*LAYOUT, *LEGAL, *ELSEWHERE, *CONTEXT, *LIBRARY, *RUN, *PIPELINE)
 """The whole book."""

@@ -23,7 +23,7 @@ from dlojz.config.compatibility import LEGAL, check
 from dlojz.config.engines import ENGINES, EngineSpec, Form
 from dlojz.config.fields import RunFields
 from dlojz.config.layout import Layout
-from dlojz.config.run_compatibility import CONTEXT, LIBRARY
+from dlojz.config.run_compatibility import CONTEXT, ELSEWHERE, LIBRARY
 from dlojz.config.schedules import COMPRESSED, LOCAL, MULTIPLE, default_local_steps, default_warmup_steps
 from dlojz.models.experts.routing import Routing
 
@@ -72,7 +72,7 @@ class RunConfig(RunFields):
         if not isinstance(given, dict):
             return given
         spec = models.spec(given.get("model", cls.model_fields["model"].default))
-        filled = dict(given)
+        filled = {**given, "model": spec.name}
         size = "image_size" if spec.family == "image" else "sequence_length"
         _default(filled, "data", datasets.default_for(spec.family, spec.num_classes))
         _default(filled, size, getattr(spec, size))
@@ -88,7 +88,7 @@ class RunConfig(RunFields):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        check((*LEGAL, *CONTEXT, *LIBRARY), self)
+        check((*LEGAL, *ELSEWHERE, *CONTEXT, *LIBRARY), self)
         return self
 
     @property
@@ -150,9 +150,14 @@ class RunConfig(RunFields):
         """Twelve hexadecimal digits that name this run: equal configurations have equal hashes.
 
         Only fields that differ from their defaults count, so that a field that comes later leaves the names of older
-        runs as they are; a default, once released, does not change.
+        runs as they are; a default, once released, does not change. A model in one's own file counts with its contents,
+        so that a run is not found again once the file has changed.
         """
         content = self.model_dump(mode="json", exclude_defaults=True)
+        if ":" in self.model:
+            from dlojz.models.foreign.sources import contents_hash  # loads torch
+
+            content["contents"] = contents_hash(self.model)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
@@ -161,7 +166,8 @@ class RunConfig(RunFields):
         """Model and layout in words, e.g. `coatnet_tiny, DDP ×2`."""
         processes = f" ×{self.layout.world_size}" if self.layout.world_size > 1 else ""
         library = f", library={self.library}" if self.library != "none" else ""
-        return f"{self.model}, {self.layout.title}{processes}{library}"
+        model = self.model.rpartition("/")[2]  # without the folder of one's own file
+        return f"{model}, {self.layout.title}{processes}{library}"
 
 
 def _set_fields(content: dict[str, Any], contract: type[Contract]) -> dict[str, Any]:

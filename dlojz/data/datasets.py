@@ -6,13 +6,14 @@ byte that follows it.
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
+
+from dlojz.models.foreign.sources import ensure_torchvision_imports
 
 
 class Digits(Dataset):
@@ -54,47 +55,6 @@ class SyntheticImages(Dataset):
         generator = torch.Generator().manual_seed(self._seed * self._num_samples + index)
         image = torch.randn(self._shape, generator=generator)
         return image, torch.randint(self._num_classes, (), generator=generator)
-
-
-_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_OPERATORS = ("nms", "qnms")
-
-# torch drops the operators of a Library that is garbage-collected: this list keeps it alive.
-_libraries: list[object] = []
-
-
-def ensure_torchvision_imports() -> None:
-    """Make ``import torchvision`` and ``import timm`` work; call it before either, as often as you like.
-
-    With a CPU-only torch the extension of PyPI's torchvision does not load, its operators are not registered, and
-    ``import torchvision`` stops at ``operator torchvision::nms does not exist``. Two schemas without an implementation
-    are enough; the lab never calls them. Where the extension loads, nothing changes.
-
-    Raises:
-        ModuleNotFoundError: torchvision is not installed.
-    """
-    if _libraries or _extension_loads():
-        return
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for operator in _OPERATORS:
-        if not hasattr(torch.ops.torchvision, operator):
-            library.define(f"{operator}{_SCHEMA}")
-    _libraries.append(library)
-
-
-def _extension_loads() -> bool:
-    """Say whether torchvision's compiled operators are registered, or register now."""
-    if hasattr(torch.ops.torchvision, "nms"):
-        return True
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("torchvision is not installed: install the packages of requirements.txt.")
-    for extension in Path(spec.origin).parent.glob("_C*"):
-        try:
-            torch.ops.load_library(str(extension))
-        except OSError:
-            continue
-    return hasattr(torch.ops.torchvision, "nms")
 
 
 def imagenet(folder: Path, image_size: int) -> Dataset:

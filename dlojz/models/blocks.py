@@ -37,6 +37,9 @@ class BlockList(nn.Module):
         LabError: another word for `checkpointing`.
     """
 
+    is_chain = True
+    """Whether the forward pass is that of the blocks, one after the other."""
+
     def __init__(self, blocks: Iterable[nn.Module], *, checkpointing: Checkpointing | bool = "none") -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
@@ -67,6 +70,28 @@ class BlockList(nn.Module):
             )
         for block, choice in zip(self.blocks, choices, strict=True):
             block.activations = choice  # type: ignore[assignment]
+
+
+class NestedBlocks(BlockList):
+    """Any module as a list of blocks: its repeated parts, and last the module itself, which calls them.
+
+    A parameter belongs to the first block that holds it: `blocks.3.mlp.fc1.weight` to a part, `blocks.12.head.weight`
+    to the rest. What treats a model block by block (sharding, prediction) thus treats any module.
+
+    Args:
+        module: Reads one tensor and returns one; its forward pass stays as it is.
+        parts: Paths of the repeated parts, in the order in which they are called, each once.
+    """
+
+    is_chain = False
+
+    def __init__(self, module: nn.Module, parts: Iterable[str]) -> None:
+        super().__init__([*(module.get_submodule(path) for path in parts), module])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the module."""
+        output: Tensor = self.blocks[-1](x)
+        return output
 
 
 def split_heads(qkv_BTE: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -193,7 +218,8 @@ class VocabularyHead(nn.Module):
 def tied_names(model: nn.Module) -> dict[str, str]:
     """Map every further name of a shared parameter to its first name: that of a tied head to the embedding's."""
     first: dict[nn.Parameter, str] = {}
-    named = model.named_parameters(remove_duplicate=False)
+    owned = ((path, part._parameters.items()) for path, part in model.named_modules())
+    named = [(f"{path}.{leaf}".lstrip("."), one) for path, leaves in owned for leaf, one in leaves if one is not None]
     return {name: first[one] for name, one in named if first.setdefault(one, name) != name}
 
 

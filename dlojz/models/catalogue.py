@@ -1,6 +1,6 @@
 """Catalogue of the models: names, dimensions, defaults and sources, accepted inputs, and `build`.
 
-Importing it loads no torch; a model's own module is imported when it is built.
+Importing it loads no torch. Names with a colon (`timm:resnet50`) are looked up in `dlojz.models.foreign` instead.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ModelSpec:
         family: ``image`` (pixels to classes) or ``text`` (tokens to tokens).
         summary: Description in a few words.
         source: Paper that describes it, and gives the dimensions in ``size``.
-        size: Dimensions; plain data, no torch.
+        size: Dimensions; plain data, no torch; None from elsewhere.
         build: Constructor, with the options that ``build`` has checked.
         num_classes: Default number of classes, or vocabulary of text.
         image_size: Default side of the images in pixels; None for text.
@@ -54,7 +54,7 @@ class ModelSpec:
     family: Family
     summary: str
     source: str
-    size: sizes.Size
+    size: sizes.Size | None
     build: Callable[..., BlockList]
     num_classes: int
     image_size: int | None = None
@@ -184,6 +184,9 @@ def spec(name: str) -> ModelSpec:
     Raises:
         LabError: no model has this name; the sentence lists those that exist.
     """
+    if isinstance(name, str) and ":" in name:
+        elsewhere: ModelSpec = importlib.import_module("dlojz.models.foreign.building").spec(name)
+        return elsewhere
     if not isinstance(name, str) or name not in _CATALOGUE:
         raise LabError(one_of("model", name, _CATALOGUE))
     return _CATALOGUE[name]
@@ -246,23 +249,20 @@ def build(
     check_input(name, image_size, sequence_length)
     entry = spec(name)
     mixed = _routed(entry, routing)
-    if num_classes is not None:
-        _check_positive(entry, "num_classes", num_classes)
-    classes = entry.num_classes if num_classes is None else num_classes
+    _check_positive(entry, "num_classes", num_classes)
     if entry.family == "text":
         if in_channels is not None:
             raise LabError(f"{name} reads text: in_channels has no meaning for it, but {in_channels!r} was received.")
         return entry.build(
             sequence_length=sequence_length or entry.sequence_length,
-            vocabulary_size=classes,
+            vocabulary_size=num_classes or entry.num_classes,
             checkpointing=checkpointing,
             **mixed,
         )
-    if in_channels is not None:
-        _check_positive(entry, "in_channels", in_channels)
+    _check_positive(entry, "in_channels", in_channels)
     return entry.build(
         image_size=image_size or entry.image_size,
-        num_classes=classes,
+        num_classes=num_classes or entry.num_classes,
         in_channels=in_channels or entry.in_channels,
         checkpointing=checkpointing,
     )
@@ -284,7 +284,7 @@ def _routed(entry: ModelSpec, routing: Routing | None) -> dict[str, Routing]:
 
 
 def _check_positive(entry: ModelSpec, what: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise LabError(f"{what} of {entry.name} must be a whole number, at least 1, but {value!r} was received.")
 
 

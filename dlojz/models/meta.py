@@ -69,6 +69,8 @@ def flops_by_block(model: BlockList, sample: Tensor) -> list[int]:
     """
     from torch.utils.flop_counter import FlopCounterMode
 
+    if not model.is_chain:
+        return _flops_of_nested(model, sample)
     known: dict[tuple[str, torch.Size], tuple[int, Tensor]] = {}
     flops_of, x = [], sample
     # The fused attention kernels are one opaque operator each, which the counter misses on some devices; the plain one
@@ -83,3 +85,26 @@ def flops_by_block(model: BlockList, sample: Tensor) -> list[int]:
             flops, x = known[kind]
             flops_of.append(flops)
     return flops_of
+
+
+def _flops_of_nested(model: BlockList, sample: Tensor) -> list[int]:
+    """FLOPs of blocks of which the last one calls the others."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    *parts, whole = model.blocks
+    flops_of: list[int] = []
+    counter = FlopCounterMode(display=False)
+
+    def begin(_: Any, __: Any) -> None:
+        flops_of.append(-counter.get_total_flops())
+
+    def end(_: Any, __: Any, ___: Any) -> None:
+        flops_of[-1] += counter.get_total_flops()
+
+    hooks = [part.register_forward_pre_hook(begin) for part in parts]
+    hooks += [part.register_forward_hook(end) for part in parts]
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+        whole(sample)
+    for hook in hooks:
+        hook.remove()
+    return [*flops_of, counter.get_total_flops() - sum(flops_of)]

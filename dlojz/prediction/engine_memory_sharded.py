@@ -47,7 +47,11 @@ class FSDP2(EngineMemory):
         dp = config.layout.dp
         self.units = {f"blocks.{unit[-1].block}": unit for unit in shapes.units()}
         self.unit_of = {f"blocks.{one.block}": name for name, unit in self.units.items() for one in unit}
-        self.tied = {name for name, unit in self.units.items() if any(one.tied for one in unit)}
+        self.enclosing = f"blocks.{shapes.enclosing}" if shapes.enclosing is not None else ""
+        self.until_the_end = {name for name, unit in self.units.items() if any(one.tied for one in unit)}
+        """Units whose gradients are whole at the end of backward: they compute in its first and its last block."""
+        if self.enclosing in self.units:
+            self.until_the_end.add(self.enclosing)
         self.order = list(self.units)
         self.padded = {
             name: dp * sum(parameter.padded_rows_numel(dp) for parameter in unit) for name, unit in self.units.items()
@@ -86,10 +90,14 @@ class FSDP2(EngineMemory):
             step.ledger.drop(("weights", module))
 
     def backward(self, step: Moments, module: str) -> None:
+        if self.enclosing and module.startswith(f"{self.enclosing}.") and self.current not in (None, self.enclosing):
+            self.finish(step)  # backward has left a part for what calls it
+            self.current = self.enclosing
+            return
         unit = self.unit_of.get(module)
         if unit is None or module == self.current:
             return
-        if self.current not in self.tied:  # whose gradient is whole at the end of backward
+        if self.current not in self.until_the_end:
             self.finish(step)
         self.current = unit
         if unit != module:  # the embedding: gathered for the head's backward
@@ -127,7 +135,7 @@ class FSDP2(EngineMemory):
 
     def end_backward(self, step: Moments) -> None:
         self.finish(step)
-        for unit in self.tied - {self.current}:
+        for unit in self.until_the_end - {self.current}:
             self.current = unit
             self.finish(step)
         self.current = None

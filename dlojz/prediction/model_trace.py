@@ -4,7 +4,8 @@ A trace depends on model, loss, casts and micro-batch alone, so it serves all la
 chain of blocks, each of which reads one tensor and gives one (`dlojz.models.blocks`). Of a stretch of alike blocks the
 first, two in the middle and the last are traced. If the two in the middle have the same events, counted from each of
 them, every block between the first and the last has them; else the whole model is traced. The result is the trace of
-the whole model, up to the numbers of the storages and the order of consecutive releases.
+the whole model, up to the numbers of the storages and the order of consecutive releases. A model from elsewhere, one
+block of which calls the others (`NestedBlocks`), is traced whole.
 
 The order of gradients decides what goes into which of DDP's buckets: near the reverse of the parameters' order, but a
 layer's bias and weight may be swapped. Source: torch `csrc/distributed/c10d/reducer.cpp`, `push_rebuilt_params` and
@@ -36,6 +37,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList, mean_loss, untie
 from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.experts.routing import Routing
+from dlojz.models.foreign.sources import is_own_file
 from dlojz.models.meta import sample_inputs
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
@@ -106,7 +108,9 @@ def trace_repeating(model: BlockList, trace: Callable[[nn.Module], MemoryTrace])
 
 
 def stretches_of(model: BlockList) -> list[RepeatedBlocks]:
-    """Find the stretches of more than four alike blocks, in order."""
+    """Find the stretches of more than four alike blocks, in order; none where the blocks form no chain."""
+    if not model.is_chain:
+        return []
     owners = Counter(id(parameter) for block in model.blocks for parameter in set(block.parameters()))
     found, first = [], 0
     for _, alike in groupby(_signature(block, owners) for block in model.blocks):
@@ -370,7 +374,7 @@ def key_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> TraceKe
 
 @lru_cache(maxsize=64)
 def _kept(key: TraceKey) -> MemoryTrace:
-    return kept(key, lambda: _traced(key))
+    return _traced(key) if is_own_file(key.model) else kept(key, lambda: _traced(key))
 
 
 def _traced(key: TraceKey) -> MemoryTrace:

@@ -90,6 +90,8 @@ class ModelShapes:
     integer_buffer_bytes: int
     buffers: tuple[tuple[int, int, int], ...] = ()
     """The same buffer by buffer: block, elements of floating point, bytes of integers."""
+    enclosing: int | None = None
+    """The block that calls all others (`dlojz.models.blocks.NestedBlocks`); None where they form a chain."""
 
     @property
     def num_parameters(self) -> int:
@@ -258,12 +260,13 @@ def _shapes(
     built = build_on_meta(model, image_size, sequence_length, num_classes, split, routing=routing)
     if untied:
         untie(built)
-    experts, tied = frozenset(expert_parameters(built)), frozenset(tied_names(built).values())
+    experts = frozenset(expert_parameters(built))
+    tied = {first for name, first in tied_names(built).items() if _number_of(name) != _number_of(first)}
     parameters = tuple(
         ParameterShape(
             name,
             tuple(parameter.shape),
-            block=int(name.split(".")[1]),
+            block=_number_of(name),
             module=name.rpartition(".")[0],
             is_expert=name in experts,
             tied=name in tied,
@@ -271,7 +274,7 @@ def _shapes(
         for name, parameter in built.named_parameters()
     )
     buffers = tuple(
-        (int(name.split(".")[1]), *((one.numel(), 0) if one.is_floating_point() else (0, one.numel() * one.itemsize)))
+        (_number_of(name), *((one.numel(), 0) if one.is_floating_point() else (0, one.numel() * one.itemsize)))
         for name, one in built.named_buffers()
     )
     return ModelShapes(
@@ -279,7 +282,13 @@ def _shapes(
         float_buffer_elements=sum(elements for _, elements, _ in buffers),
         integer_buffer_bytes=sum(integer_bytes for _, _, integer_bytes in buffers),
         buffers=buffers,
+        enclosing=None if built.is_chain else len(built.blocks) - 1,
     )
+
+
+def _number_of(name: str) -> int:
+    """Number of the block that a parameter or a buffer belongs to."""
+    return int(name.split(".")[1])
 
 
 FORWARD_EXCHANGES = 2

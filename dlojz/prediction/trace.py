@@ -37,6 +37,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
 from dlojz.models.blocks import tied_names
+from dlojz.models.foreign.sources import error_with_line
 from dlojz.prediction.shapes import FP32_BYTES
 from dlojz.prediction.storage_tracker import StorageTracker
 
@@ -475,8 +476,7 @@ def _marks(module: nn.Module, follower: Follower, ways: AbstractContextManager[A
 
 
 def _refusal(error: Exception) -> str:
-    kind = type(error).__name__
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), kind)[:300]
+    kind, first = type(error).__name__, error_with_line(error)
     if "DataDependent" in kind or "DynamicOutputShape" in kind or "UnbackedSymInt" in kind:
         return say(
             en=f"the module's forward depends on the values of its data ({first}), which a trace without memory does "
@@ -485,6 +485,6 @@ def _refusal(error: Exception) -> str:
             "pas : suivez une version sans ce choix, ou mesurez sur une vraie exécution.",
         )
     return say(
-        en=f"the module does not run on these inputs: {kind}: {first}",
-        fr=f"le module ne s’exécute pas sur ces entrées : {kind} : {first}",
+        en=f"the module does not run on these inputs: {first}",
+        fr=f"le module ne s’exécute pas sur ces entrées : {first}",
     )

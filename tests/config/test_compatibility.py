@@ -16,7 +16,7 @@ from dlojz.base.language import LANGUAGES, use_language
 from dlojz.config.compatibility import LAYOUT, LEGAL, Rule, Scope
 from dlojz.config.fields import LayoutFields, RunFields
 from dlojz.config.layout import Layout
-from dlojz.config.run_compatibility import CONTEXT, LIBRARY, PIPELINE, RULES, RUN, PipelineRun
+from dlojz.config.run_compatibility import CONTEXT, ELSEWHERE, LIBRARY, PIPELINE, RULES, RUN, PipelineRun
 from dlojz.config.run_config import RunConfig
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.runnable import check_runnable
@@ -93,6 +93,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "the lengths of a discrete curriculum rise": {**DISCRETE, "curriculum_lengths": "16:5,8:10"},
     "the lengths of a discrete curriculum are multiples": {**DISCRETE, "curriculum_lengths": "12:3"},
     "a discrete curriculum ends within the run": {**DISCRETE, "curriculum_lengths": "8:50"},
+    "models from elsewhere have replicas": {"model": "torchvision:resnet18", "dp": 2, "engine": "by_hand"},
     "context parallelism is of texts": {"cp": 2},
     "context-parallel ranks have no experts": {**MOE, "cp": 2},
     "cp divides the sequence": {**GPT, "cp": 3},
@@ -136,7 +137,7 @@ def broken_by(fields: dict[str, Any]) -> str | None:
         return name
     own = {name: value for name, value in fields.items() if name not in LayoutFields.model_fields}
     run = RunFields(**RunConfig._fill_in({**own, "layout": layout}))
-    if (name := first_broken((*LEGAL, *CONTEXT, *LIBRARY), run)) is not None:
+    if (name := first_broken((*LEGAL, *ELSEWHERE, *CONTEXT, *LIBRARY), run)) is not None:
         return name
     config = RunConfig.of(**fields)
     if (name := first_broken(RUN, config)) is not None:

@@ -1,0 +1,157 @@
+"""Build a model from elsewhere as a list of blocks (`NestedBlocks`): the parts that repeat, and the module itself.
+
+So it is sharded, traced and run by the same code as a model of the catalogue. Of the module are asked one tensor in,
+and one out with a number for each class, or for each token and word. It is built and tried without memory first: one
+that chooses by the values of its data is refused there, with the line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dlojz.base.language import refusal, say
+from dlojz.models.blocks import NestedBlocks
+from dlojz.models.catalogue import ModelSpec
+from dlojz.models.checkpointing import Checkpointing
+from dlojz.models.foreign.sources import built, is_own_file, not_logits, origin_of, tried_on_meta
+from dlojz.models.meta import on_meta, sample_inputs
+
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def spec(name: str) -> ModelSpec:
+    """Describe a model from elsewhere as an entry of the catalogue; the name of one's own file becomes absolute.
+
+    Raises:
+        LabError: no such model, its package is missing, or its inputs are not known.
+    """
+    file, _, function = name.rpartition(":")
+    return _spec(f"{Path(file).expanduser().resolve()}:{function}" if is_own_file(name) else name)
+
+
+@lru_cache(maxsize=64)
+def _spec(name: str) -> ModelSpec:
+    found = origin_of(name)
+    image = found.family == "image"
+    return ModelSpec(
+        name=name,
+        family=found.family,
+        summary=say(en="from elsewhere", fr="venu d’ailleurs"),
+        source=name.partition(":")[0],
+        size=None,
+        build=partial(_build, name),
+        num_classes=found.classes,
+        image_size=found.size if image else None,
+        sequence_length=None if image else found.size,
+        in_channels=3 if image else None,
+    )
+
+
+def _build(
+    name: str,
+    *,
+    num_classes: int | None = None,
+    image_size: int | None = None,
+    sequence_length: int | None = None,
+    vocabulary_size: int | None = None,
+    in_channels: int | None = 3,
+    checkpointing: Checkpointing | bool = "none",
+) -> NestedBlocks:
+    """Build a module and list its blocks; the parts are found first, so that every process draws the same weights."""
+    if checkpointing not in ("none", False) or in_channels not in (None, 3):
+        raise refusal(
+            en=f"{name} is a model from elsewhere, which is built with 3 channels and without checkpointing, but "
+            f"in_channels={in_channels}, checkpointing={checkpointing!r} was received.",
+            fr=f"{name} est un modèle venu d’ailleurs, construit avec 3 canaux et sans points de contrôle, mais "
+            f"in_channels={in_channels}, checkpointing={checkpointing!r} a été reçu.",
+        )
+    found = origin_of(name)
+    size, classes = image_size or sequence_length or found.size, num_classes or vocabulary_size or found.classes
+    parts = _parts(name, size, classes)
+    return NestedBlocks(_made(name, size, classes), parts)
+
+
+def _made(name: str, size: int, classes: int) -> nn.Module:
+    make = origin_of(name).make
+    return built(name, lambda: make(size, classes))
+
+
+@lru_cache(maxsize=64)
+def _parts(name: str, size: int, classes: int) -> tuple[str, ...]:
+    """Paths of the repeated parts that forward calls once each, in that order; found on the meta device.
+
+    Raises:
+        LabError: if the module cannot be built or run there, or gives other than one number per class.
+    """
+    image = origin_of(name).family == "image"
+    order: list[str] = []
+    with torch.random.fork_rng(devices=[]), on_meta():
+        module = _made(name, size, classes)
+        for path in repeated_parts(module):
+            module.get_submodule(path).register_forward_pre_hook(lambda *_, path=path: order.append(path))
+        output = tried_on_meta(name, module, _samples(name, size))
+    needed = (2, classes) if image else (2, size, classes)
+    if output.shape[:-1] != needed[:-1] or output.shape[-1] < classes:
+        raise not_logits(name, tuple(output.shape), needed)
+    times = Counter(order)
+    return tuple(path for path in order if times[path] == 1)
+
+
+def _samples(name: str, size: int) -> Tensor:
+    image = origin_of(name).family == "image"
+    return sample_inputs(name, 2, image_size=size) if image else sample_inputs(name, 2, sequence_length=size)
+
+
+def repeated_parts(module: nn.Module) -> list[str]:
+    """Find the parts of a module that repeat: its blocks, such as a transformer's or the residual blocks of a ResNet.
+
+    A block has children and weights of its own, stands in a container (`nn.Sequential`, `nn.ModuleList`,
+    `nn.ModuleDict`), and is of a class of which two neighbours there have the same shapes, else of one that repeats
+    there. The outermost ones are taken. One that shares a weight with something outside is none.
+
+    Returns:
+        Their paths, in the order of the module; none where nothing repeats.
+    """
+    kinds = [(one, [part for part in one.children() if _can_be_block(part)]) for one in module.modules()]
+    siblings = [parts for one, parts in kinds if isinstance(one, CONTAINERS)]
+    for plain, shaped in ((False, True), (True, True), (False, False)):
+        seen: Counter[Any] = Counter()
+        for parts in siblings:
+            own = Counter((type(part), _shapes(part) if shaped else ()) for part in parts)
+            seen.update({kind: count for (kind, _), count in own.items() if count > 1})
+        classes = {kind for kind in seen if plain or not issubclass(kind, CONTAINERS)}
+        found = [path for path, part in _outermost(module, classes) if _is_separate(module, path, part)]
+        if len(found) > 1:
+            return found
+    return []
+
+
+def _can_be_block(part: nn.Module) -> bool:
+    return any(True for _ in part.children()) and any(True for _ in part.parameters())
+
+
+def _shapes(part: nn.Module) -> tuple[tuple[str, torch.Size], ...]:
+    return tuple((name, parameter.shape) for name, parameter in part.named_parameters())
+
+
+def _outermost(module: nn.Module, classes: set[type], path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    for name, part in module.named_children():
+        where = f"{path}.{name}".lstrip(".")
+        if isinstance(module, CONTAINERS) and type(part) in classes and _can_be_block(part):
+            yield where, part
+        else:
+            yield from _outermost(part, classes, where)
+
+
+def _is_separate(module: nn.Module, path: str, part: nn.Module) -> bool:
+    """Whether all names of a part's parameters are within it."""
+    own = {id(parameter) for parameter in part.parameters()}
+    names = (name for name, one in module.named_parameters(remove_duplicate=False) if id(one) in own)
+    return all(name.startswith(f"{path}.") for name in names)

@@ -1,0 +1,106 @@
+"""Models from elsewhere: their blocks, parameters and FLOPs against what their packages print, and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dlojz import models
+from dlojz.base.errors import LabError
+from dlojz.models.blocks import NestedBlocks, tied_names
+from dlojz.models.foreign.sources import ensure_torchvision_imports
+from dlojz.models.meta import on_meta, sample_inputs
+from tests.models import own_models
+
+OWN = str(Path(own_models.__file__))
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        *(("resnet50", 16), ("vit_b_16", 12), ("swin_t", 12), ("convnext_tiny", 18)),
+        *(("efficientnet_b0", 16), ("mobilenet_v3_small", 11), ("densenet121", 58), ("vgg11", 0)),
+    ],
+)
+def test_torchvision_counts_the_same(name: str, blocks: int) -> None:
+    """Source: torchvision's `WeightsEnum.meta`, `num_params` and `_ops` (multiply-adds of one image, in 10^9)."""
+    ensure_torchvision_imports()
+    from torchvision.models import get_model_weights
+
+    told = get_model_weights(name).DEFAULT.meta
+    counted = models.describe(f"torchvision:{name}")
+    assert counted.parameters == told["num_params"]
+    assert counted.multiply_adds / 1e9 == pytest.approx(told["_ops"], rel=0.04)  # theirs leaves out some products
+    assert counted.blocks == blocks + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "parameters"),
+    [
+        ("vit_base_patch16_224", 12, 86_567_656),
+        ("convnext_atto", 12, 3_695_520),
+        ("swin_tiny_patch4_window7_224", 12, 28_288_354),
+    ],
+)
+def test_timm_s_models_are_found_by_their_configuration(name: str, blocks: int, parameters: int) -> None:
+    counted = models.describe(f"timm:{name}")
+    assert (counted.blocks, counted.image_size) == (blocks + 1, 224)
+    assert counted.parameters == parameters
+    assert models.describe(f"timm:{name}", num_classes=10).parameters < counted.parameters
+
+
+def test_an_own_file_gives_the_module_that_it_builds() -> None:
+    """The blocks first, then the rest, with the tied matrix once; the forward pass is the module's."""
+    torch.manual_seed(0)
+    model = models.build(f"{OWN}:build")
+    torch.manual_seed(0)
+    plain = own_models.build()
+    assert isinstance(model, NestedBlocks) and len(model.blocks) == own_models.LAYERS + 1
+    names = [name for name, _ in model.named_parameters()]
+    assert names[0] == "blocks.0.norm.weight" and names[-3:] == [f"blocks.5.{one}" for one in (
+        "token.weight", "norm.weight", "norm.bias",
+    )]  # fmt: skip
+    assert tied_names(model) == {"blocks.5.head.weight": "blocks.5.token.weight"}
+    assert sorted(name for name, _ in model.named_buffers()) == ["blocks.5.calls", "blocks.5.scales"]
+    tokens = torch.arange(own_models.TOKENS).reshape(1, -1)
+    assert torch.equal(model(tokens), plain(tokens))
+    with on_meta():
+        shapes = models.build(f"{OWN}:build")
+        assert shapes(sample_inputs(f"{OWN}:build", 3)).shape == (3, own_models.TOKENS, own_models.WORDS)
+
+
+def test_blocks_share_no_weight_and_are_called_once() -> None:
+    """Blocks 0 and 1 have a weight in common, 2 is 3: of the five, the last alone would be a block."""
+    model = models.build(f"{OWN}:shared")
+    assert len(model.blocks) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (f"{OWN}:choosing", r"depends on the values of its data.*\(own_models.py, line \d+: if tokens.sum\(\) > 0:\)"),
+        (f"{OWN}:counting", r"cannot be built without memory.*\(own_models.py, line \d+: .*torch.ones"),
+        (f"{OWN}:pair", "gives tuple, but the loss needs one tensor of logits"),
+        (f"{OWN}:absent", r"has no function absent\(\)"),
+        ("absent.py:build", "absent.py does not exist"),
+        ("timm:vit_bass_patch16_224", "did you mean timm:vit_base_patch16_224"),
+        ("timm:resnet50.no_tag", "cannot be built: RuntimeError"),
+        ("timm:hf_hub:timm/resnet50", "timm has no classification model"),
+        ("torchvision:fasterrcnn_resnet50_fpn", "torchvision has no classification model"),
+        ("jax:resnet50", "is timm:NAME, torchvision:NAME or FILE.py:FUNCTION"),
+    ],
+)
+def test_what_cannot_be_built_or_traced_is_refused_in_one_sentence(name: str, words: str) -> None:
+    with pytest.raises(LabError, match=words) as refused:
+        models.build(name)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_image_of_another_size() -> None:
+    assert models.describe("timm:vit_tiny_patch16_224", 32).flops < models.describe("timm:vit_tiny_patch16_224").flops
+    with pytest.raises(LabError, match="timm:vit_tiny_patch16_224 .*8"):
+        models.describe("timm:vit_tiny_patch16_224", 8)
+    with pytest.raises(LabError, match="reads images: sequence_length has no meaning"):
+        models.describe("timm:resnet18", sequence_length=4)

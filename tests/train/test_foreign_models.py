@@ -1,0 +1,62 @@
+"""Models from elsewhere under DDP, FSDP2 and on one process: the losses of one process, and what is predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlojz.config.run_config import RunConfig
+from tests.models import own_models
+from tests.train.counted import Runs, check_as_predicted, check_goes_on, prepare_runs
+
+SMALL: dict[str, Any] = {
+    "micro_batch": 2, "device": "cpu", "steps": 3, "optimizer": "momentum", "learning_rate": 0.01,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "own": {"model": f"{own_models.__file__}:build"},
+    "resnet": {"model": "torchvision:resnet18", "image_size": 64, "learning_rate": 0.001},
+    "convnext": {"model": "timm:convnext_atto", "image_size": 64},
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "": {"micro_batches": 4, "engine": "single"},
+    "-ddp": {"micro_batches": 2, "dp": 2},
+    "-fsdp2-zero2": {"micro_batches": 2, "dp": 2, "zero": 2},
+    "-fsdp2-zero3": {"micro_batches": 2, "dp": 2, "zero": 3},
+}
+RUNS = {
+    f"{name}{layout}": {**SMALL, **model, **fields}
+    for name, model in MODELS.items()
+    for layout, fields in LAYOUTS.items()
+    if name == "own" or layout in ("", "-fsdp2-zero3")
+}
+RUNS["own-bf16"] = {**RUNS["own-fsdp2-zero3"], "precision": "bf16"}
+CUT = {"own-fsdp2-zero3": 1, "own": 1}
+"""Runs that are cut off after two steps, and gone on with."""
+
+
+def prepare(folder: Path) -> None:
+    prepare_runs(folder, RUNS, CUT)
+
+
+@pytest.fixture(scope="module")
+def runs(prepared: Path) -> Any:
+    return Runs(prepared)
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if "-" in name and "bf16" not in name])
+def test_every_layout_gives_the_losses_of_one_process(runs: Any, name: str) -> None:
+    expected = runs.told(f"whole/{name.partition('-')[0]}", "step", "loss")
+    assert len(expected) == 3 and runs.told(f"whole/{name}", "step", "loss") == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_predicted_equals_counted(runs: Any, name: str) -> None:
+    """States and collectives exactly; the peak but for a bucket or message that gloo may still hold."""
+    check_as_predicted(runs, name, RunConfig.of(**RUNS[name]), peak=0.05)
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_run_goes_on_from_its_checkpoint(runs: Any, name: str) -> None:
+    check_goes_on(runs, name, 2)
