@@ -304,7 +304,7 @@ def _run_note(config: RunConfig, record: RunRecord | None) -> str:
 def _titles(configs: list[RunConfig], run_ids: list[str]) -> list[str]:
     """Title the runs by their layouts; where two are the same, add the fields that differ."""
     flat = [_differences_of(config) for config in configs]
-    names = [config.title if config.script else config.layout.title for config in configs]
+    names = [config.script.name if config.script else config.layout.title for config in configs]
     titles = []
     for name, own, run_id in zip(names, flat, run_ids, strict=True):
         alike = [other for other, its in zip(flat, names, strict=True) if its == name]
@@ -411,8 +411,8 @@ def _both(pipeline: MeasuredOverlay | None, quantity: Callable[[Timeline], float
 def _prediction(config: RunConfig, gpu: Device | None) -> tuple[Footprint | None, str]:
     if config.script:
         return None, say(
-            en=f"{config.script.name} is a script: it is measured, and not predicted.",
-            fr=f"{config.script.name} est un script : il est mesuré, et non prédit.",
+            en="a script is measured, its prediction would need a model of the catalogue.",
+            fr="un script est mesuré ; le prédire demanderait un modèle du catalogue.",
         )
     try:
         return predict(config, rank=0, device=gpu), ""

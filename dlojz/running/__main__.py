@@ -48,7 +48,7 @@ def _folder_of(rank: int, world_size: int, config: RunConfig) -> Path:
         if world_size == 1:
             return folder
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        from torch.distributed import TCPStore
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
