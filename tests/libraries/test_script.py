@@ -263,3 +263,25 @@ def test_under_torchrun(tmp_path: Path) -> None:
     assert run.folder.name in done.stderr
     record = measured(run)
     assert len(record.losses) == 5 and [one.rank for one in record.footprints] == [0, 1]
+
+
+def test_fsdp2_over_all_ranks(tmp_path: Path) -> None:
+    run = run_text(tmp_path, """
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("shard", "tp"))["shard"]
+        model = fully_shard(torch.nn.Linear(64, 64), mesh=mesh, reshard_after_forward=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            model(torch.randn(8, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        dist.destroy_process_group()
+    """, processes=2)
+    first, weights_bytes = measured(run).footprints[0], 4 * (64 * 64 + 64)
+    assert first.memory.weights_bytes == weights_bytes // 2
+    assert first.traffic("reduce_scatter") == weights_bytes
+    assert first.traffic("all_gather") >= weights_bytes
+    assert first.samples_per_s == pytest.approx(16 / (first.phases.step_s or 0))
