@@ -152,7 +152,7 @@ def upward() -> list[Edge]:
     return found
 
 
-FRONT_DOORS = ("__init__.py", "__main__.py", "train/__main__.py")
+FRONT_DOORS = ("__init__.py", "__main__.py", "train/__main__.py", "running/__main__.py")
 """What a person or a launcher opens: they lead into the house, and nothing imports them."""
 
 

@@ -8,6 +8,7 @@ what the run measured, and nothing else is fitted: a difference is what the simu
 from __future__ import annotations
 
 import platform
+import shlex
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter, methodcaller
@@ -23,7 +24,8 @@ from dlojz.base.language import decimal, format_bytes, format_count, gap_text, m
 from dlojz.base.machine import rank_limit_bytes
 from dlojz.config.run_config import RunConfig, fallback_note
 from dlojz.config.schedules import COMPRESSED, no_effect_note
-from dlojz.hardware import DEVICES, Device
+from dlojz.hardware import Device
+from dlojz.hardware.gpus import device_of_driver
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.simulator import MeasuredOverlay, Timeline, overlay, simulate, steps_of
 from dlojz.prediction import predict
@@ -301,18 +303,26 @@ def _run_note(config: RunConfig, record: RunRecord | None) -> str:
 
 def _titles(configs: list[RunConfig], run_ids: list[str]) -> list[str]:
     """Title the runs by their layouts; where two are the same, add the fields that differ."""
-    flat = [{**config.to_dict(), **config.layout.to_dict(), "layout": None} for config in configs]
+    flat = [_differences_of(config) for config in configs]
+    names = [config.script.name if config.script else config.layout.title for config in configs]
     titles = []
-    for config, own, run_id in zip(configs, flat, run_ids, strict=True):
-        alike = [other for other, its in zip(flat, configs, strict=True) if its.layout.title == config.layout.title]
+    for name, own, run_id in zip(names, flat, run_ids, strict=True):
+        alike = [other for other, its in zip(flat, names, strict=True) if its == name]
         differing = [
             f"{key}={say(en='default', fr='défaut') if value is None else value}"
             for key, value in own.items()
-            if any(other[key] != value for other in alike)
+            if any(other.get(key) != value for other in alike)
         ]
         told = ", ".join(differing[:2]) or (f"…{run_id[-4:]}" if len(alike) > 1 else "")
-        titles.append(config.layout.title + (f" ({told})" if told else ""))
+        titles.append(name + (f" ({told})" if told else ""))
     return titles
+
+
+def _differences_of(config: RunConfig) -> dict[str, Any]:
+    """List by name what may tell two runs of one title apart."""
+    if config.script:
+        return {"arguments": shlex.join(config.script.arguments)}
+    return {**config.to_dict(), **config.layout.to_dict(), "layout": None, "script": None}
 
 
 def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRow:
@@ -336,7 +346,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
         model=config.model,
         strategy=layout.strategy,
         world_size=layout.world_size,
-        global_batch=layout.global_batch,
+        global_batch=_global_batch(config, measured),
         status=record.status if record else str(getattr(run, "state", "running")),
         reason=record.reason if record else "",
         prediction_note=note,
@@ -368,6 +378,15 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
     )
 
 
+def _global_batch(config: RunConfig, measured: Footprint | None) -> int:
+    """Samples per step: as asked, or of a script as its model was seen to read them (0 where that is not known)."""
+    if config.script is None:
+        return config.layout.global_batch
+    if measured is None or measured.samples_per_s is None or measured.phases.step_s is None:
+        return 0
+    return round(measured.samples_per_s * measured.phases.step_s)
+
+
 def _pipeline(record: RunRecord) -> MeasuredOverlay | None:
     """Simulate one step of a pipeline; None where the run is none or timed no step."""
     try:
@@ -390,6 +409,11 @@ def _both(pipeline: MeasuredOverlay | None, quantity: Callable[[Timeline], float
 
 
 def _prediction(config: RunConfig, gpu: Device | None) -> tuple[Footprint | None, str]:
+    if config.script:
+        return None, say(
+            en="a script is measured, its prediction would need a model of the catalogue.",
+            fr="un script est mesuré ; le prédire demanderait un modèle du catalogue.",
+        )
     try:
         return predict(config, rank=0, device=gpu), ""
     except LabError as error:
@@ -398,13 +422,7 @@ def _prediction(config: RunConfig, gpu: Device | None) -> tuple[Footprint | None
 
 def gpu_of(record: RunRecord) -> Device | None:
     """Find the GPU that a run was measured on, where the lab knows its kind; None on a CPU."""
-    name = record.environment.get("device", "").replace(" ", "").upper()
-    for known in DEVICES.values():
-        kind, size = known.title.upper().split(" ", 1)
-        alone = sum(other.title.split(" ", 1)[0].upper() == kind for other in DEVICES.values()) == 1
-        if kind in name and (alone or size.replace(" ", "") in name):
-            return known
-    return None
+    return device_of_driver(record.environment.get("device", ""))
 
 
 def limit_of(record: RunRecord) -> tuple[int, str] | None:
@@ -455,7 +473,8 @@ def _is_twin(other: RunRecord, config: RunConfig) -> bool:
     """Whether `other` is this parallel training on one process: same samples per step, in the same micro-batches."""
     ours, theirs = config.layout, other.config.layout
     return (
-        (theirs.strategy, ours.strategy == "single") == ("single", False)
+        config.script is None
+        and (theirs.strategy, ours.strategy == "single") == ("single", False)
         and theirs.global_batch == ours.global_batch
         and theirs.micro_batch == ours.micro_batch  # BatchNorm sees micro-batches
         and other.config.model_dump(exclude=set(NOT_TWINNED)) == config.model_dump(exclude=set(NOT_TWINNED))

@@ -115,7 +115,11 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def trainer_of(config: RunConfig) -> Callable[..., tuple[Status, str]]:
-    """Return the function that trains a run: the lab's own loop, or that of the library whose program runs."""
+    """Return the function that trains a run: the lab's own loop, a library's program, or the user's script."""
+    if config.script:
+        from dlojz.libraries.watched_script import run_script
+
+        return run_script
     if config.library == "none":
         from dlojz.train.loop import train
 
@@ -125,8 +129,19 @@ def trainer_of(config: RunConfig) -> Callable[..., tuple[Status, str]]:
     return train_as_written
 
 
+def _without_own_frames(error: BaseException) -> BaseException:
+    """Leave the frames of the script and of its libraries in an error's traceback."""
+    from dlojz.libraries.watched_script import without_own_frames
+
+    return without_own_frames(error)
+
+
 def main(folder: Path) -> int:
-    """Train as RUN_FOLDER/config.json says; returns the exit code."""
+    """Train as RUN_FOLDER/config.json says; returns the exit code.
+
+    Raises:
+        SystemExit: with that code, for a script, whose exit handlers then run.
+    """
     die_with_parent()
     signal.signal(signal.SIGTERM, _stop)
     stop = StopRequest()
@@ -147,8 +162,10 @@ def main(folder: Path) -> int:
         time_utc=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     status, reason = "failed", ""
+    scripted = False
     try:
         config = RunConfig.from_json((folder / "config.json").read_text(encoding="utf-8"))
+        scripted = config.script is not None
         config.layout.check_processes(world_size)
         local_rank = int(idr_torch.local_rank)
         train = trainer_of(config)
@@ -159,10 +176,10 @@ def main(folder: Path) -> int:
         status = "oom" if out_of_memory(error) else "failed"
         lines = str(error).strip().splitlines() or [""]
         reason = f"rank {rank}: {type(error).__name__}: {lines[0][:500]}"
-        if status == "failed":
+        if status == "failed" or scripted:
             import traceback
 
-            traceback.print_exc()
+            traceback.print_exception(_without_own_frames(error) if scripted else error)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -171,7 +188,10 @@ def main(folder: Path) -> int:
         with contextlib.suppress(OSError):  # a full disk must not hide how it ended from the exit code
             events.write("end", status=status, reason=reason)
             events.close()
-    return {"completed": 0, "diverged": 0, "timeout": STOPPED_IN_TIME}.get(status, 1)
+    code = {"completed": 0, "diverged": 0, "timeout": STOPPED_IN_TIME}.get(status, 1)
+    if scripted:
+        sys.exit(code)
+    return code
 
 
 if __name__ == "__main__":

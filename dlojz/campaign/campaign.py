@@ -21,13 +21,11 @@ from dlojz.base.errors import LabError
 from dlojz.base.files import COURSE
 from dlojz.base.language import localized, one_of, refusal, say
 from dlojz.config.layout import Layout
-from dlojz.config.run_config import RunConfig
+from dlojz.config.run_config import HIDDEN, RunConfig
 from dlojz.runnable import check_runnable
 
 MACHINE, TITLE, REASON = "machine", "name", "reason"
-FIELDS = tuple(
-    name for name in (*RunConfig.model_fields, *Layout.model_fields) if name not in ("layout", "schema_version")
-)
+FIELDS = tuple(name for name in (*RunConfig.model_fields, *Layout.model_fields) if name not in HIDDEN)
 """What a point may set: the fields of `RunConfig` and `Layout`; `machine` besides."""
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,39}")
 MAX_FILE_BYTES = 256 * 1024
@@ -196,7 +194,7 @@ _DEFAULTS = {
     name: field.default
     for contract in (RunConfig, Layout)
     for name, field in contract.model_fields.items()
-    if name not in ("layout", "schema_version")
+    if name not in HIDDEN
 }
 
 

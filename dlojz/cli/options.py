@@ -46,6 +46,8 @@ from dlojz.config.run_config import HIDDEN, RunConfig
 from dlojz.hardware import DEVICES, Device, device
 
 WORDS = "words"
+REST = "rest"
+"""Name under which the words after `--` are given."""
 MODEL = """
     [MODEL]  model, like --model; `dlojz models` lists those of the catalogue
         // modèle, comme --model ; `dlojz models` liste ceux du catalogue
@@ -68,7 +70,8 @@ class Flag:
         metavar: what the help shows for the value; empty for a switch.
         default: value where it is not given.
         least, most: smallest and largest legal number.
-        kind: `repeated` may be given several times; a `field` of a configuration refuses its values by itself.
+        kind: `repeated` may be given several times; `rest` is all after `--`, as it stands; a `field` of a
+            configuration refuses its values by itself.
         spellings: how it is written; the help shows all but one of two that differ in `_` and `-` alone.
         subject: heading of the help that it stands under; None for the command's own options.
     """
@@ -80,7 +83,7 @@ class Flag:
     default: Any = None
     least: float = 0
     most: float = math.inf
-    kind: Literal["value", "switch", "words", "repeated", "field"] = "value"
+    kind: Literal["value", "switch", "words", "repeated", "rest", "field"] = "value"
     spellings: tuple[str, ...] = ()
     subject: ConfigSubject | None = None
 
@@ -122,13 +125,15 @@ def _flag(block: str) -> Flag:
     found = _FLAG.fullmatch(head)
     assert found is not None, block
     metavar, spellings = found["metavar"], tuple((found["spellings"] or "").split())
-    kind: Literal["value", "switch", "words", "repeated"] = "value" if metavar else "switch"
+    kind: Literal["value", "switch", "words", "repeated", "rest"] = "value" if metavar else "switch"
     if not spellings:
         kind = "words"
+        if metavar.startswith("-- "):
+            kind, metavar = "rest", metavar.removeprefix("-- ")
     elif metavar.endswith("..."):
         kind, metavar = "repeated", metavar.removesuffix("...")
-    name = spellings[-1].removeprefix("--").replace("-", "_") if spellings else WORDS
-    default: Any = {"switch": False, "words": (), "repeated": ()}.get(kind, found["default"])
+    name = spellings[-1].removeprefix("--").replace("-", "_") if spellings else REST if kind == "rest" else WORDS
+    default: Any = {"switch": False, "words": (), "repeated": (), "rest": ()}.get(kind, found["default"])
     least, most = float(found["least"] or 0), float(found["most"] or math.inf)
     flag = Flag(name, en, fr or en, metavar, None, least, most, kind, spellings)
     return replace(flag, default=flag.value(default) if isinstance(default, str) else default)
@@ -252,8 +257,13 @@ def parse(command: str, options: Sequence[Flag], words: Sequence[str]) -> Given:
         LabError: for an unknown option, one without its value, a value that is no number where one is needed, or a
             word too many.
     """
+    rest: tuple[str, ...] | None = None
+    if "--" in words and any(flag.kind == "rest" for flag in options):
+        words, rest = words[: words.index("--")], tuple(words[words.index("--") + 1 :])
     parser = argparse.ArgumentParser(command, add_help=False, allow_abbrev=False, exit_on_error=False)
     for flag in options:
+        if flag.kind == "rest":
+            continue
         if flag.kind == "words":
             parser.add_argument(WORDS, nargs="*", default=argparse.SUPPRESS)
         elif flag.kind == "switch":
@@ -274,6 +284,8 @@ def parse(command: str, options: Sequence[Flag], words: Sequence[str]) -> Given:
     for flag in options:
         if flag.kind == "words":
             _check_words(command, flag, values.get(WORDS, ()))
+    if rest is not None:
+        values[REST] = rest
     return Given(values, {flag.name: flag.default for flag in options})
 
 
@@ -440,7 +452,8 @@ class Verb:
 
     def __call__(self, words: Sequence[str]) -> int:
         """Run one command line; returns the exit code."""
-        if {"-h", "--help"} & set(words):
+        own = words[: words.index("--")] if "--" in words else words
+        if {"-h", "--help"} & set(own):
             show_help(f"dlojz {self.name}", self.options, self.en, self.fr, self.examples)
             return 0
         given = parse(f"dlojz {self.name}", self.options, words)
@@ -460,7 +473,8 @@ def show_help(program: str, options: Sequence[Flag], en: str, fr: str, examples:
     """Print the help of a command: usage, description, examples, and its options by subject."""
     shown = console(stderr=False)
     words = next((f"{flag.metavar} " for flag in options if flag.kind == "words"), "")
-    show(f"{say(en='usage:', fr='usage :')} {program} {words}[options]\n")
+    rest = next((f" [-- {flag.metavar}]" for flag in options if flag.kind == "rest"), "")
+    show(f"{say(en='usage:', fr='usage :')} {program} {words}[options]{rest}\n")
     for paragraph in say(en=en, fr=fr).split("\n\n"):
         for line in re.sub(r"\n(?!dlojz )", " ", paragraph).splitlines():
             show(_wrapped(line, shown.width))
@@ -492,6 +506,8 @@ def _written(flag: Flag) -> str:
     """Write an option with its metavar, as the help shows it."""
     if flag.kind == "words":
         return flag.metavar
+    if flag.kind == "rest":
+        return f"-- {flag.metavar}"
     names = dict.fromkeys(spelling.replace("_", "-") for spelling in flag.spellings)
     written = " ".join((", ".join(names), flag.metavar)).rstrip()
     too_wide = len(written) > WIDEST_NAME and _choices(flag)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from dlojz.cli.options import (
     FIGURE,
     JSON,
     MODEL,
+    REST,
     ROOT,
     RUN_WORD,
     SCHEDULER,
@@ -37,7 +39,7 @@ from dlojz.config.run_config import RunConfig, vocabulary_note
 from dlojz.config.schedules import COMPRESSED, no_effect_note
 from dlojz.display.tables import DASH, status_label
 from dlojz.results.record import STATUSES
-from dlojz.running.folder import launched_utc
+from dlojz.running.folder import MAX_LOG_BYTES, launched_utc, open_regular, visible
 from dlojz.running.run import Run, find
 from dlojz.running.run import runs as listing
 from dlojz.running.store import runs_root
@@ -48,11 +50,28 @@ PROCESSES = flags("""
 """)
 
 
+SCRIPT_OR_MODEL = flags("""
+    [SCRIPT.py|MODEL]  script of your own, run unchanged; or model of the catalogue, like --model (`dlojz models`)
+        // script à vous, exécuté tel quel ; ou modèle du catalogue, comme --model (`dlojz models`)
+""")
+OF_SCRIPTS = flags("""
+    --nproc INT>=1 = 1  processes of the script // processus du script
+    --first-step-s FLOAT = 600  seconds after which a script that has made no optimizer step is ended
+        // secondes après lesquelles un script qui n’a fait aucun pas d’optimiseur est arrêté
+    -- ARGUMENTS  words for the script // mots pour le script
+""")
+BESIDE_A_SCRIPT = frozenset(
+    {WORDS, REST, "nproc", "first_step_s", "device", "time_limit_s", "root", "json", "again", "on"}
+)
+"""Options of `dlojz run` that a script takes."""
+
+
 @verb(
     "run",
-    MODEL,
+    SCRIPT_OR_MODEL,
     config_flags(),
     PROCESSES,
+    OF_SCRIPTS,
     """
     --on PLACE  where: local, slurm or replay (default: slurm for --device cuda where there is one, else local)
         // où : local, slurm ou replay (par défaut : slurm pour --device cuda s’il y en a un, sinon local)
@@ -73,21 +92,37 @@ PROCESSES = flags("""
     en="""Train a model on several processes, really, and measure memory, communication and time.
 
 The same request finds the same run again; --again makes another. Prints the measurement beside the prediction. Exit
-code: 0 completed or diverged, 1 ended otherwise, 2 refused.""",
+code: 0 completed or diverged, 1 ended otherwise, 2 refused.
+
+A script of your own (`dlojz run train.py`) is started unchanged on --nproc processes, as torchrun starts it, and
+measured from outside: a step is a step of its optimizer.""",
     fr="""Entraîner un modèle sur plusieurs processus, réellement, et mesurer mémoire, communication et temps.
 
 La même demande retrouve la même exécution ; --again en fait une autre. Affiche la mesure à côté de la prédiction. Code
-de sortie : 0 terminé ou divergé, 1 fini autrement, 2 refusé.""",
+de sortie : 0 terminé ou divergé, 1 fini autrement, 2 refusé.
+
+Un script à vous (`dlojz run train.py`) est lancé tel quel sur --nproc processus, comme le fait torchrun, et mesuré de
+l’extérieur : un pas est un pas de son optimiseur.""",
     examples="""
     dlojz run --model coatnet_tiny --dp 2 --steps 20
+    dlojz run train.py --nproc 2 -- --lr 1e-3
     dlojz run --model coatnet_tiny --dp 2 --zero 2 --engine deepspeed --micro-batch 16 --json
     dlojz run --model coatnet_7 --dp 8 --zero 3 --device cuda --on slurm --machine local
     """,
 )
 def run_command(given: Given, answer: Answer) -> int:
     """Train, then show the measurement beside the prediction."""
+    if given[WORDS] and given[WORDS][0].endswith(".py"):
+        return _run_script(given, answer)
+    for flag in OF_SCRIPTS:
+        if flag.name in given:
+            option = "--" if flag.name == REST else flag.option
+            raise refusal(
+                en=f"{option} is for a script, but none was named: write `dlojz run train.py`, or leave it out.",
+                fr=f"{option} concerne un script, mais aucun n’est nommé : écrivez `dlojz run train.py`, ou "
+                "retirez-le.",
+            )
     config = _config(given)
-    from dlojz.compare import compare
     from dlojz.running.launch import run as launch
 
     if config.optimizer in COMPRESSED and config.layout.dp == 1:
@@ -110,7 +145,14 @@ def run_command(given: Given, answer: Answer) -> int:
             en=f"{run.run_id}: this request was run before; its record is shown (--again runs it again).",
             fr=f"{run.run_id} : cette demande a déjà été exécutée ; voici ses mesures (--again recommence).",
         )
-    record = run.follow().record
+    return _show_run(run.follow(), given, answer)
+
+
+def _show_run(run: Run, given: Given, answer: Answer) -> int:
+    """Show the measurements of a run that has ended; returns the exit code."""
+    from dlojz.compare import compare
+
+    record = run.record
     if record is None:
         tell(
             en=f"{run.run_id} ended without a record: see `dlojz logs {run.run_id}`.",
@@ -126,6 +168,59 @@ def run_command(given: Given, answer: Answer) -> int:
         return main.DONE
     tell(f"dlojz: {run.run_id}: {record.status}: {record.reason}")
     return main.FAILED
+
+
+def _run_script(given: Given, answer: Answer) -> int:
+    """Run a script of the user's, print what it prints, then what was measured."""
+    from dlojz.running.launch import run as launch
+
+    for name in given:
+        if name not in BESIDE_A_SCRIPT:
+            option = "--" + name.replace("_", "-")
+            raise refusal(
+                en=f"{option} configures a training of the lab's, but a script sets up its own: write it after --, as "
+                f"a word for the script, or leave it out.",
+                fr=f"{option} règle un entraînement du TP, mais un script règle le sien : écrivez-le après --, comme "
+                f"un mot pour le script, ou retirez-le.",
+            )
+    options = {name: given[name] for name in ("device", "first_step_s") if name in given}
+    run = launch(
+        given[WORDS][0],
+        args=given[REST],
+        on=given["on"],
+        wait=False,
+        processes=given["nproc"],
+        time_limit_s=given["time_limit_s"],
+        root=given["root"],
+        **options,
+    )
+    printed = [LogTail(run, rank) for rank in range(given["nproc"])]
+    run.until_end(lambda _: printed[0].print_new())
+    ended = run.record.reason if run.record else ""
+    if blamed := re.search(r"\brank (\d+)", ended):
+        printed[int(blamed[1])].print_new()
+    return _show_run(run, given, answer)
+
+
+class LogTail:
+    """Output of one rank, printed on stderr as it comes."""
+
+    def __init__(self, run: Run, rank: int) -> None:
+        self._path = run.folder / "logs" / f"rank-{rank}.log"
+        self._offset = 0
+
+    def print_new(self) -> None:
+        """Print the whole lines that have come since the last call, control characters made visible."""
+        file = open_regular(self._path)
+        if file is None:
+            return
+        with file:
+            file.seek(self._offset)
+            data = file.read(MAX_LOG_BYTES)
+        whole = data[: data.rfind(b"\n") + 1] or data[: len(data) // MAX_LOG_BYTES * MAX_LOG_BYTES]
+        self._offset += len(whole)
+        for line in whole.decode("utf-8", errors="replace").splitlines():
+            tell(visible(line))
 
 
 @verb(
@@ -328,7 +423,7 @@ def _summary(run: Run) -> dict[str, Any]:
         "title": run.title,
         "state": run.state,
         "steps": len(losses),
-        "asked_steps": run.config.steps,
+        "asked_steps": run.config.asked_steps,
         "last_loss": losses[-1] if losses else None,
         "age_s": _age_s(run.run_id),
     }
@@ -344,7 +439,7 @@ def _table(found: Iterable[dict[str, Any]]) -> Table:
     rows = []
     for run in found:
         loss = DASH if run["last_loss"] is None else decimal(run["last_loss"], 4)
-        done = f"{run['steps']}/{run['asked_steps']}"
+        done = f"{run['steps']}" + (f"/{run['asked_steps']}" if run["asked_steps"] else "")
         rows.append((run["run_id"], run["title"], status_label(run["state"]), done, loss, _age(run["age_s"])))
     head = titles(en="run; title; state; steps; last loss; age", fr="exécution; titre; état; pas; perte; âge")
     return Table(head, tuple(rows), align="l", whole=1)  # a name is copied whole

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from dlojz import data as datasets
 from dlojz import models
-from dlojz.base.contract import Contract
+from dlojz.base.contract import Contract, check_at_least
 from dlojz.base.errors import LabError
-from dlojz.base.language import integer, one_of, say
+from dlojz.base.language import integer, one_of, refusal, say
 from dlojz.config.compatibility import LEGAL, check
 from dlojz.config.engines import ENGINES, EngineSpec, Form
 from dlojz.config.fields import RunFields
@@ -37,14 +39,36 @@ RARE: Final = ("update", "curriculum_root", "curriculum_multiple", "partition", 
 """Fields that `in_use` shows only where a run sets them."""
 
 
+FIRST_STEP_S: Final = 600.0
+"""By default, seconds after which a script without an optimizer's step is ended."""
+
+
+class Script(Contract):
+    """Script of the user that is run in place of a model of the catalogue, and measured from outside."""
+
+    path: str = Field(min_length=1, description="absolute path of the file")
+    arguments: tuple[str, ...] = Field((), description="words after the file, which no shell reads")
+    folder: str = Field("", description="working directory of its processes")
+    first_step_s: float = Field(FIRST_STEP_S, gt=0, description="seconds until its first optimizer's step, at most")
+
+    @property
+    def name(self) -> str:
+        """File name, without its folder."""
+        return Path(self.path).name
+
+
 class RunConfig(RunFields):
     """One training run, whole: model, data, precision, optimizer, length, and its `Layout`.
+
+    The run of a script has a `script`; of the other fields only the device and the number of processes (`layout.dp`)
+    say something about it, and its model is the name of its file.
 
     Raises:
         LabError: if a value is illegal or unknown; the sentence names it and the legal ones.
     """
 
     layout: Layout = Layout()
+    script: Script | None = None
 
     @classmethod
     def of(cls, **flat: Any) -> Self:
@@ -59,7 +83,7 @@ class RunConfig(RunFields):
         legal = [*cls.model_fields, *Layout.model_fields]
         for key in rest:
             if key not in Layout.model_fields:
-                raise LabError(one_of("key", key, sorted(set(legal) - {"layout", "schema_version"})))
+                raise LabError(one_of("key", key, sorted(set(legal) - set(HIDDEN))))
         if rest:
             base = own.get("layout", Layout())
             own["layout"] = Layout(**{**base.to_dict(), **rest})
@@ -70,6 +94,8 @@ class RunConfig(RunFields):
     def _fill_in(cls, given: Any) -> Any:
         """Fill in the defaults that depend on other fields."""
         if not isinstance(given, dict):
+            return given
+        if given.get("script") is not None:
             return given
         spec = models.spec(given.get("model", cls.model_fields["model"].default))
         filled = {**given, "model": spec.name}
@@ -88,8 +114,45 @@ class RunConfig(RunFields):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        check((*LEGAL, *ELSEWHERE, *CONTEXT, *LIBRARY), self)
+        if self.script is None:
+            check((*LEGAL, *ELSEWHERE, *CONTEXT, *LIBRARY), self)
         return self
+
+    @classmethod
+    def of_script(
+        cls,
+        path: str | os.PathLike[str],
+        arguments: Sequence[str] = (),
+        *,
+        processes: int = 1,
+        device: str = "auto",
+        first_step_s: float = FIRST_STEP_S,
+    ) -> Self:
+        """Configure the run of a user's script, in the present working directory.
+
+        Args:
+            path: of the script.
+            arguments: words after it.
+            processes: how many of it are started, at least 1.
+            first_step_s: seconds after which it is ended if no optimizer has made a step, > 0.
+
+        Raises:
+            LabError: if there is no such file, or a number is illegal.
+        """
+        file = Path(path).expanduser().absolute()
+        if not file.is_file():
+            raise refusal(
+                en=f"{str(path)!r} is no file: give the path of a Python script.",
+                fr=f"{str(path)!r} n’est pas un fichier : donnez le chemin d’un script Python.",
+            )
+        check_at_least(1, processes=processes)
+        script = Script(path=str(file), arguments=tuple(arguments), folder=str(Path.cwd()), first_step_s=first_step_s)
+        return cls.from_dict({"model": file.name, "device": device, "layout": Layout(dp=processes), "script": script})
+
+    @property
+    def asked_steps(self) -> int | None:
+        """Optimizer steps asked for; None for a script, which alone knows how many it makes."""
+        return None if self.script else self.steps
 
     @property
     def data_name(self) -> str:
@@ -165,6 +228,8 @@ class RunConfig(RunFields):
     def title(self) -> str:
         """Model and layout in words, e.g. `coatnet_tiny, DDP ×2`."""
         processes = f" ×{self.layout.world_size}" if self.layout.world_size > 1 else ""
+        if self.script:
+            return self.script.name + processes
         library = f", library={self.library}" if self.library != "none" else ""
         model = self.model.rpartition("/")[2]  # without the folder of one's own file
         return f"{model}, {self.layout.title}{processes}{library}"
@@ -220,12 +285,15 @@ def _fill_in_curriculum(filled: dict[str, Any], steps: int | None) -> None:
         _default(filled, "curriculum_steps", max(1, steps // STEPS_SHARE))
 
 
-HIDDEN = ("layout", "schema_version")
+HIDDEN = ("layout", "schema_version", "script")
 """Fields of a configuration that are no options."""
 
 
 def command_of(config: RunConfig, command: str = "run") -> str:
     """Write the command line that asks for a configuration: only what differs from the defaults."""
+    if config.script:
+        processes = str(config.layout.world_size)
+        return shlex.join(["dlojz", "run", config.script.path, "--nproc", processes, "--", *config.script.arguments])
     plain = RunConfig.of(model=config.model)
     words = ["dlojz", command, "--model", config.model]
     for own, default in ((config, plain), (config.layout, plain.layout)):

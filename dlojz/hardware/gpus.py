@@ -169,6 +169,21 @@ def gpu(name: str) -> Device:
     return _named("GPU", name, GPUS)
 
 
+def device_of_driver(name: str) -> Device | None:
+    """Find the GPU model that a driver calls so (`NVIDIA H100 80GB HBM3`); None for one that is not known, and a CPU.
+
+    Args:
+        name: as `torch.cuda.get_device_name` returns it.
+    """
+    name = name.replace(" ", "").upper()
+    for known in DEVICES.values():
+        kind, size = known.title.upper().split(" ", 1)
+        alone = sum(other.title.split(" ", 1)[0].upper() == kind for other in DEVICES.values()) == 1
+        if kind in name and (alone or size.replace(" ", "") in name):
+            return known
+    return None
+
+
 def _named(what: str, name: str, legal: Iterable[str]) -> Device:
     key = str(name).strip().lower().replace(" ", "-").replace("_", "-")
     key = ALIASES.get(key, key)

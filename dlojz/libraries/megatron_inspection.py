@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dlojz.config.compatibility import has_tied_head
 from dlojz.config.run_config import RunConfig
 from dlojz.libraries.megatron_adapter import own_parameters
-from dlojz.libraries.watched_training import SeenTorch
+from dlojz.libraries.training_watch import SeenTorch
 from dlojz.train import loop
 from dlojz.train.engines.base import Inventory
 

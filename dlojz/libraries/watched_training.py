@@ -12,7 +12,7 @@ import importlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -20,13 +20,6 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
-from torch.utils.data import get_worker_info
-from torch.utils.data._utils import fetch
 
 from dlojz.base.language import refusal, say
 from dlojz.base.machine import StopRequest
@@ -34,108 +27,30 @@ from dlojz.config.deepspeed_json import deepspeed_json
 from dlojz.config.run_config import RunConfig
 from dlojz.libraries import course_training
 from dlojz.libraries.library_catalogue import LIBRARIES, found, require, words_of
+from dlojz.libraries.training_watch import SeenDeepSpeed, SeenTorch, TrainingWatch, seen, watching_torch, while_loading
 from dlojz.results.record import EventLog, Status, write_atomic
 from dlojz.train import loop
-from dlojz.train.engines.base import Engine, Inventory, locals_of, optimizer_states
-from dlojz.train.engines.deepspeed import DeepSpeedEngine, load_deepspeed
-from dlojz.train.engines.replicated import DDPEngine
+from dlojz.train.engines.deepspeed import load_deepspeed
 from dlojz.train.loop import align_clocks, finish, leave, report_measured, write_footprint
 from dlojz.train.probes import Probes
 
-_WRAPPERS = ("module.", "network.", "_orig_mod.")
 
-
-def plain_name(name: str) -> str:
-    """Remove the wrappers' names from a parameter's name."""
-    while name.startswith(_WRAPPERS):
-        name = name.split(".", 1)[1]
-    return name
-
-
-class SeenTorch(Engine):
-    """Engine around a model that torch trains, built by a program.
-
-    Args:
-        module: the outermost module, which the program calls.
-    """
-
-    def __init__(self, config: RunConfig, module: nn.Module, device: torch.device) -> None:
-        self.config, self.device, self.offload = config, device, None
-        self.model = self.module = module
-        self.optimizers: list[torch.optim.Optimizer] = []
-        """Those that have made a step, in the order of their first step."""
-
-    @property
-    def group_names(self) -> dict[str, str]:
-        """Axis of each process group: none is named, since all ranks are replicas."""
-        return {}
-
-    def inventory(self) -> Inventory:
-        parameters = list(self.module.parameters())
-        return locals_of(
-            {
-                "weights": [*parameters],
-                "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
-                "optimizer": [state for optimizer in self.optimizers for state in optimizer_states(optimizer)],
-                "buffers": list(self.module.buffers()),
-            }
-        )
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.module.named_parameters():
-            whole = parameter.detach()
-            # Who: all ranks. What: one parameter, all-gathered whole where it is sharded; at the end of the run only.
-            yield plain_name(name), (whole.full_tensor() if isinstance(whole, DTensor) else whole).cpu()
-
-    def close(self) -> None:
-        """Close nothing: the objects are the program's."""
-
-
-class SeenDDP(SeenTorch):
-    """Engine around torch's DDP, which times its messages."""
-
-    def __init__(self, config: RunConfig, module: DistributedDataParallel, device: torch.device) -> None:
-        super().__init__(config, module, device)
-        module._set_ddp_runtime_logging_sample_rate(1)  # a few clock readings per step: it times every step
-
-    communications = DDPEngine.communications
-
-
-class SeenDeepSpeed(DeepSpeedEngine):
-    """Engine around a model that DeepSpeed trains."""
-
-    def __init__(self, config: RunConfig, module: Any, device: torch.device) -> None:
-        self.config, self.device, self.offload = config, device, None
-        self.model, self.module, self.optimizer = module, module.module, module.optimizer
-        self.optimizers: list[torch.optim.Optimizer] = []
-
-    group_names = SeenTorch.group_names
-
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name, weight in super().weights():
-            yield plain_name(name), weight
-
-
-def seen(config: RunConfig, module: nn.Module, device: torch.device) -> SeenTorch | SeenDeepSpeed:
-    """Build the engine that the probes read, from the outermost module that a program calls."""
+def seen_program(config: RunConfig, module: nn.Module, device: torch.device) -> SeenTorch | SeenDeepSpeed:
+    """Build the engine that the probes read, from the outermost module that a library's program calls."""
     if config.library == "megatron":
         found: SeenTorch = import_module("dlojz.libraries.megatron_inspection").SeenMegatron(config, module, device)
         return found
-    if type(module).__module__.startswith("deepspeed."):
-        return SeenDeepSpeed(config, module, device)
     if config.library == "colossalai":
         module = cast(nn.Module, module.module)  # one more wrapper around torch's DDP
-    if isinstance(module, DistributedDataParallel):
-        return SeenDDP(config, module, device)
-    return SeenTorch(config, module, device)
+    return seen(config, module, device)
 
 
 class Ended(BaseException):
     """The training ends before its last step; no program catches it."""
 
 
-class ProgramWatch:
-    """Report the calls of one rank's program to the probes and to the event file.
+class ProgramWatch(TrainingWatch):
+    """Watch of a library's program, whose `report` ends a micro-batch.
 
     Args:
         probes: of this rank, started.
@@ -152,75 +67,24 @@ class ProgramWatch:
         control: dist.ProcessGroup | None,
         stop: StopRequest,
     ) -> None:
-        self.engine: SeenTorch | SeenDeepSpeed | None = None
-        self.parameters = 0
-        self.step = 0
-        self.ended: tuple[Status, str] = ("completed", "")
-        self.config, self._events, self._probes, self._device = config, events, probes, device
+        super().__init__(config, events, probes, device)
         self._control, self._stop = control, stop
         self._losses: list[Tensor] = []
-        self._batch: list[Tensor] = []
-        self._phase = ""
-        self._timed = contextlib.ExitStack()
-        self._depth = self._forwards = 0
         self._module: nn.Module | None = None
-
-    def _enter(self, phase: str) -> None:
-        """Begin a phase of time and memory."""
-        self._timed.close()
-        self._phase = phase
-        if phase:
-            self._timed.enter_context(self._probes.clock.phase(phase))
 
     def meet(self) -> None:
         """Align the ranks' clocks, before a later stage of a pipeline waits in its first step."""
         if self._control is not None:
             align_clocks(self._probes, self._control, self._events)
 
-    def called(self, module: nn.Module, inputs: Any) -> None:
-        """Note the call of a module: the outermost one, if no forward pass has begun yet."""
-        if get_worker_info() is not None:  # a forked process that loads: an image transform is a module too
-            return
+    def _is_trained(self, module: nn.Module) -> bool:
+        """Whether it is the module that was called first of all."""
         if self._module is None:
             self._module = module
-            self.engine = seen(self.config, module, self._device)
-            self._probes.attach(self.engine)
             one = LIBRARIES[self.config.library]
-            self._events.write(
-                "device",
-                device=loop.describe_device(self._device),
-                library=f"{one.title} {one.version}".strip(),
-                wrapped_in=type(module).__name__,
-            )
-            self._probes.start_step(0)
-            self._enter("data")
-        if module is not self._module or self._phase in ("backward", ""):  # within it, or recomputed
-            return
-        self._forwards += 1
-        self._enter("forward")
-        self._batch = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-        self._probes.loaded(*self._batch)
-
-    def stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Note the optimizer that is about to update."""
-        if self.engine is not None and optimizer not in self.engine.optimizers:
-            self.engine.optimizers.append(optimizer)
-
-    def backwards(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a library's call for backward; calls within it are part of it."""
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            if self._depth == 0 and self._phase:
-                self._enter("backward")
-            self._depth += 1
-            try:
-                return method(*args, **kwargs)
-            finally:
-                self._depth -= 1
-                if self._depth == 0 and self._phase == "backward":
-                    self._enter("optimizer" if self._forwards == self.config.layout.micro_batches else "data")
-
-        return watched
+            engine = seen_program(self.config, module, self._device)
+            self._attach(engine, module, library=f"{one.title} {one.version}".strip())
+        return module is self._module
 
     def report(self, loss: Tensor) -> None:
         """End a micro-batch, and with the last one its step."""
@@ -258,52 +122,32 @@ class ProgramWatch:
         self.ended = (status, reason)
         raise Ended
 
-    def close(self) -> None:
-        """Stop watching."""
-        self._timed.close()
-
 
 @contextlib.contextmanager
 def watching(watch: ProgramWatch, probes: Probes) -> Iterator[None]:
     """Watch the program's calls within this context; afterwards all is as before."""
-    with contextlib.ExitStack() as undo:
-
-        def put(owner: Any, name: str, value: Any) -> None:
-            undo.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
+    with watching_torch(watch, probes) as undo:
 
         def model_built(args: Any) -> course_training.WithLoss:
             model = build_model(args)
             watch.parameters = sum(parameter.numel() for parameter in model.parameters())
             return model
 
-        def while_loading(read: Callable[..., Any]) -> Callable[..., Any]:
-            def reading(*args: Any, **kwargs: Any) -> Any:
-                with probes.loading():
-                    return read(*args, **kwargs)
-
-            return reading
-
         def data_loaded(*args: Any, **kwargs: Any) -> Any:
-            found = while_loading(data_loader)(*args, **kwargs)
+            found = while_loading(probes, data_loader)(*args, **kwargs)
             watch.meet()
             return found
 
         build_model, data_loader = course_training.build_model, course_training.data_loader
-        put(course_training, "build_model", model_built)
-        put(course_training, "data_loader", data_loaded)
-        put(fetch._MapDatasetFetcher, "fetch", while_loading(fetch._MapDatasetFetcher.fetch))
-        put(course_training, "report", watch.report)
-        put(torch.Tensor, "backward", watch.backwards(torch.Tensor.backward))
+        undo.put(course_training, "build_model", model_built)
+        undo.put(course_training, "data_loader", data_loaded)
+        undo.put(course_training, "report", watch.report)
         for place in LIBRARIES[watch.config.library].backward:
             module, owner, method = place.split(":")
             found = getattr(importlib.import_module(module), owner)
-            put(found, method, watch.backwards(getattr(found, method)))
+            undo.put(found, method, watch.backwards(getattr(found, method)))
         for name in ("init_process_group", "destroy_process_group"):  # the ranks have met, and leave together
-            put(dist, name, lambda *args, **kwargs: None)
-        undo.callback(register_module_forward_pre_hook(watch.called).remove)
-        undo.callback(register_optimizer_step_pre_hook(watch.stepped).remove)
-        undo.callback(watch.close)
+            undo.put(dist, name, lambda *args, **kwargs: None)
         yield
 
 

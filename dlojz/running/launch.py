@@ -62,7 +62,8 @@ def start(folder: Path) -> None:
         LabError: if it cannot be started; the run is recorded as failed then.
     """
     config = read_config(folder)
-    forked = supervisor.on_cpu(config.device) and sys.platform.startswith("linux")
+    # A script begins in a new interpreter, in the folder where it was asked for, as torchrun begins it.
+    forked = supervisor.on_cpu(config.device) and sys.platform.startswith("linux") and config.script is None
     try:
         with open(folder / LOGS / "launcher.log", "ab") as log:
             if forked:
@@ -273,8 +274,9 @@ BACKENDS = ("local", "slurm", "replay")
 
 
 def run(  # noqa: PLR0913 - one call is all that a student has to know
-    config: RunConfig | None = None,
+    config: RunConfig | str | os.PathLike[str] | None = None,
     *,
+    args: Sequence[str] = (),
     on: str | None = None,
     machine: str | None = None,
     account: str = "",
@@ -293,7 +295,10 @@ def run(  # noqa: PLR0913 - one call is all that a student has to know
     """Train what the configuration says, on real processes; the same configuration finds its earlier run again.
 
     Args:
-        config: what to train; fields given besides replace those of it.
+        config: what to train; fields given besides replace those of it. Or the path of a script, which is started
+            unchanged, always anew, as torchrun starts it, and measured from outside; `device` and `first_step_s` are
+            the fields that it takes (`RunConfig.of_script`).
+        args: words of the script's command line.
         on: `local`: processes of this machine; `slurm`: a job on a cluster; `replay`: a record that is shipped with the
             package. By default `slurm` where there is a scheduler and device='cuda' is asked for, else `local`.
         machine: name of a machine file (`dlojz machines`); by default `$DLOJZ_MACHINE`, or this cluster's.
@@ -303,7 +308,7 @@ def run(  # noqa: PLR0913 - one call is all that a student has to know
         time_limit_s: seconds after which it is stopped, > 0; by default none, or the machine file's. A job saves a
             checkpoint shortly before, goes back to the queue up to three times, and goes on from there.
         checkpoint_every: steps between two checkpoints; by default one is kept only before the time limit.
-        processes: number of processes, checked against the degrees of the layout.
+        processes: number of processes, checked against the degrees of the layout; of a script 1 by default.
         root: folder of the runs; by default `$DLOJZ_RUNS`, or `runs/` of the checkout.
         progress: show a bar or not; by default where somebody looks.
         worker_module: Python module that every rank runs.
@@ -320,7 +325,10 @@ def run(  # noqa: PLR0913 - one call is all that a student has to know
     Example:
         `dlojz.run(model="coatnet_tiny", dp=2, zero=2, engine="deepspeed")`
     """
-    wanted = _merge(config, fields)
+    if isinstance(config, str | os.PathLike):
+        wanted = RunConfig.of_script(config, args, processes=processes or 1, **_script_fields(fields))
+    else:
+        wanted = _merge(config, fields)
     if processes is not None:
         wanted.layout.check_processes(processes)
     backend = _backend(on, wanted)
@@ -406,6 +414,8 @@ def submit_many(  # noqa: PLR0913 - as `run`
 
 def _check(config: RunConfig, checkpoint_every: int | None) -> None:
     """Refuse what cannot be run, whose library keeps no checkpoints, or whose data are not there."""
+    if config.script:
+        return
     check_runnable(config)
     check_checkpoints(config, checkpoint_every)
     check_available(config.data_name, config.data_root, global_batch=config.layout.global_batch)
@@ -421,6 +431,7 @@ def _claim(
     checkpoint_every: int | None,
 ) -> tuple[Path, bool]:
     policy = CheckpointPolicy(every_steps=checkpoint_every) if checkpoint_every is not None else None
+    again = again or config.script is not None  # what a script reads may have changed
     return claim(config, root, again=again, worker_module=worker_module, time_limit_s=time_limit_s, policy=policy)
 
 
@@ -430,6 +441,20 @@ def _merge(config: RunConfig | None, fields: dict[str, Any]) -> RunConfig:
     if not isinstance(config, RunConfig):
         raise LabError(f"config is a RunConfig, but {type(config).__name__} was received: use RunConfig.of(...).")
     return RunConfig.of(**{**config.to_dict(), "layout": config.layout, **fields}) if fields else config
+
+
+def _script_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Refuse fields that say nothing of a script; returns the others."""
+    legal = ("device", "first_step_s")
+    for name in fields:
+        if name not in legal:
+            raise refusal(
+                en=f"{name} says nothing to a script, which sets its training up by itself: give it as one of the "
+                f"script's own args, or leave it out. Legal fields: {', '.join(legal)}.",
+                fr=f"{name} ne dit rien à un script, qui règle lui-même son entraînement : donnez-le dans les args du "
+                f"script, ou retirez-le. Champs permis : {', '.join(legal)}.",
+            )
+    return fields
 
 
 def _check_processes(processes: int) -> None:
@@ -445,8 +470,13 @@ def _check_processes(processes: int) -> None:
 
 
 def _backend(on: str | None, config: RunConfig) -> str:
+    if config.script and on not in (None, "local"):
+        raise refusal(
+            en=f"on={on!r} was received with a script, which is started on this machine only: leave on out.",
+            fr=f"on={on!r} a été reçu avec un script, qui ne démarre que sur cette machine : retirez on.",
+        )
     if on is None:
-        return "slurm" if config.device == "cuda" and slurm_job.available() else "local"
+        return "slurm" if config.device == "cuda" and not config.script and slurm_job.available() else "local"
     if on not in BACKENDS:
         raise LabError(one_of("backend", on, BACKENDS))
     if on == "slurm" and not slurm_job.available():

@@ -240,7 +240,8 @@ class Run(RunFolder, Tabular):
     def table(self) -> Table:
         """Lay out its state: names and values."""
         losses, record = self.losses, self.record
-        done = f"{len(losses)}/{self.config.steps}, loss {losses[-1]:.4f}" if losses else ""
+        asked = f"/{self.config.asked_steps}" if self.config.asked_steps else ""
+        done = f"{len(losses)}{asked}, loss {losses[-1]:.4f}" if losses else ""
         names = titles(en="run; asked; state; steps; why; replayed", fr="run; demandé; état; pas; raison; rejouée")
         ended = (record.reason, record.replayed_from) if record else ("", "")
         return facts(*zip(names, (self.run_id, self.config.title, self.state, done, *ended), strict=True))

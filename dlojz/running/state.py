@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import socket
+import statistics
 import sys
 import time
 from collections import defaultdict
@@ -98,8 +99,9 @@ MOST = sys.float_info.max
 
 
 def losses_of(events: Mapping[int, Sequence[Event]]) -> tuple[float, ...]:
-    """Read the finite losses from the first step on, from any rank: all ranks have the same."""
-    return tuple(told[0] for told in _of_steps(events, "loss", float))
+    """Read the finite losses from the first step on: the ranks' mean, where a script's ranks each have their own."""
+    steps = _of_steps(events, "loss", float)
+    return tuple(told[0] if len(set(told)) == 1 else statistics.fmean(told) for told in steps)
 
 
 def _of_steps(

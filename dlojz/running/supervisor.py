@@ -22,6 +22,7 @@ import math
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
@@ -121,17 +122,18 @@ def run_ranks(folder: Path, config: RunConfig, worker_module: str, stop: Callabl
     processes, cpu = config.layout.world_size, on_cpu(config.device)
     prepare(os.environ, processes, "cpu" if cpu else config.device, cores_available())
     python = _own_python(config)
-    forked = cpu and sys.platform.startswith("linux") and python is None
+    forked = cpu and sys.platform.startswith("linux") and python is None and config.script is None
     if forked and worker_module == DEFAULT_WORKER:
         load(config, stop)
     (folder / _STORE).unlink(missing_ok=True)
     gc.freeze()  # the ranks collect their own garbage only, and do not copy unchanged pages
     pids: dict[int, int] = {}
+    address = as_torchrun(processes, free_port()) if config.script else {}
     try:
         for rank in range(processes):
             if stop():
                 break
-            become = partial(_become, folder, worker_module, rank, processes, forked, python or sys.executable)
+            become = partial(_become, folder, worker_module, rank, processes, forked, python or sys.executable, address)
             pids[rank] = fork(become, reset=(signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT))
         return watch(pids, stop)
     finally:
@@ -172,7 +174,39 @@ def _own_python(config: RunConfig) -> str | None:
     return str(python) if python is not None else None
 
 
-def _become(folder: Path, worker_module: str, rank: int, processes: int, forked: bool, python: str) -> NoReturn:
+def free_port() -> int:
+    """Find a TCP port of this machine that nobody uses at this moment."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def as_torchrun(processes: int, port: int) -> dict[str, str]:
+    """Return the variables that torchrun gives to each process beside its ranks, on one node.
+
+    Source: torch 2.13, `distributed/elastic/agent/server/local_elastic_agent.py`, `_start_workers`.
+    """
+    return {
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+    }
+
+
+def _become(
+    folder: Path,
+    worker_module: str,
+    rank: int,
+    processes: int,
+    forked: bool,
+    python: str,
+    address: Mapping[str, str],
+) -> NoReturn:
     """Become the rank, in the child."""
     try:
         os.environ.update(
@@ -181,6 +215,8 @@ def _become(folder: Path, worker_module: str, rank: int, processes: int, forked:
             WORLD_SIZE=str(processes),
             LOCAL_WORLD_SIZE=str(processes),
             TORCHELASTIC_RUN_ID=folder.name,  # by which idr_torch knows that these variables are the ranks'
+            **address,
+            **({"ROLE_RANK": str(rank)} if address else {}),
         )
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)

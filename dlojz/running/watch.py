@@ -72,7 +72,8 @@ class ProgressBar:
         if shown:
             from tqdm.auto import tqdm
 
-            self._bar = tqdm(total=config.steps, unit="step", file=sys.stderr, desc=config.title, dynamic_ncols=True)
+            steps = config.asked_steps
+            self._bar = tqdm(total=steps, unit="step", file=sys.stderr, desc=config.title, dynamic_ncols=True)
 
     def close(self) -> None:
         """Leave the bar as it is."""
@@ -103,7 +104,7 @@ class ProgressBar:
         step_s = event.get("step_s")
         rate = (
             f", {self._config.layout.global_batch / step_s:.0f} samples/s"
-            if isinstance(step_s, float) and step_s > 0
+            if isinstance(step_s, float) and step_s > 0 and self._config.script is None
             else ""
         )
         return f"loss {event['loss']:.4f}{rate}"
@@ -360,20 +361,20 @@ class Tracker:
         losses = record.losses if record else self._finished()
         step_s = statistics.median(self._step_s) if self._step_s else None
         config = self._run.config
-        left = config.steps - len(losses)
+        left = (config.asked_steps or 0) - len(losses)
         job = read_job(self._run.folder)
         return RunView(
             run_id=self._run.run_id,
             title=self._run.title,
             state=state,
-            steps=config.steps,
+            steps=config.asked_steps or len(losses),
             reason=record.reason if record else "",
             losses=losses,
             peaks_bytes=tuple(sorted(self._peaks.items())),
             limit_bytes=limit[0] if (limit := self._limit_of(record)) else None,
             limit_of=limit[1] if limit else "",
             step_s=step_s,
-            samples_per_s=config.layout.global_batch / step_s if step_s else None,
+            samples_per_s=config.layout.global_batch / step_s if step_s and config.script is None else None,
             remaining_s=left * step_s if state == "running" and step_s and left > 0 and not self._warming_up else None,
             **(job_words(job, None if is_final(state) else view_of(job)) if job else {}),
         )

@@ -58,6 +58,8 @@ class RecordedTrace:
     storages: list[StorageEvent] = field(default_factory=list)
     calls: list[CollectiveCall] = field(default_factory=list)
     flops_of_step: dict[int, int] = field(default_factory=dict)
+    flops_of_type: dict[tuple[int, torch.dtype], int] = field(default_factory=dict)
+    """The same by step and type of the numbers."""
 
 
 def bytes_of(tensors: Iterable[Any]) -> int:
@@ -181,6 +183,8 @@ class StorageTrace(StorageTracker):
         if formula is not None:
             flops = formula(*args, **(kwargs or {}), out_val=result)
             self.trace.flops_of_step[self.step] = self.trace.flops_of_step.get(self.step, 0) + int(flops)
+            key = (self.step, next(leaf.dtype for leaf in tree_leaves(args) if isinstance(leaf, Tensor)))
+            self.trace.flops_of_type[key] = self.trace.flops_of_type.get(key, 0) + int(flops)
         elif func.namespace == "c10d":
             self._see_collective(func._schema.name.split("::")[1], args)
         elif func.namespace == "_c10d_functional":

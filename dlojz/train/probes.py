@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import SETTLING_STEPS, first_whole_step, sending_interval, settled_step
+from dlojz.hardware.gpus import Device, Precision, device_of_driver
 from dlojz.pipeline.schedule import FORWARD, UPDATE, Action
 from dlojz.results.footprint import Footprint, Overlap, Phases
 from dlojz.results.record import MemorySample, Span
@@ -140,8 +141,8 @@ class PhaseClock:
             self._keep("wait", overlap.compute_end_s, overlap.compute_end_s + overlap.exposed_s)
 
     def phases(self, first_step: int) -> Phases:
-        """Compute median seconds by phase over the steps from `first_step` on; all None where there is none."""
-        steps = [seconds for step, seconds in self._steps.items() if step >= first_step]
+        """Compute median seconds by phase over the whole steps from `first_step` on; all None where there is none."""
+        steps = [seconds for step, seconds in self._steps.items() if step >= first_step and "step" in seconds]
         names = {name for seconds in steps for name in seconds if f"{name}_s" in Phases.model_fields}
         return Phases(**{f"{name}_s": statistics.median(seconds[name] for seconds in steps) for name in names})
 
@@ -155,6 +156,25 @@ TRACED_STEPS = SETTLING_STEPS + 1
 an optimizer of two stages it is the second step of the second stage, with rare communication a step with a meeting, of
 a curriculum the second with whole samples; what lies between is not traced."""
 NO_STEP = -1
+
+
+def seconds_at_peak(flops: Mapping[torch.dtype, int], gpu: Device | None) -> float | None:
+    """Compute the seconds that a GPU takes at its dense peak rates; None where a rate is not known.
+
+    Args:
+        flops: floating-point operations by the type of their numbers.
+    """
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    names: dict[torch.dtype, Precision] = {
+        torch.float32: "tf32" if tf32 else "fp32",
+        torch.bfloat16: "bf16",
+        torch.float16: "fp16",
+    }
+    rates = [gpu.peak_flops.get(names[one]) if gpu and one in names else None for one in flops]
+    known = [rate for rate in rates if rate]
+    if not flops or len(known) < len(rates):
+        return None
+    return sum(count / rate for count, rate in zip(flops.values(), known, strict=True))
 
 
 class Probes:
@@ -179,6 +199,9 @@ class Probes:
         self._engine: Engine | None = None
         self._phase = "setup"
         self._measured: Footprint | None = None
+        self.global_batch: int | None = config.layout.global_batch
+        """Samples of a step over all replicas; None where that is not known."""
+        self._peak_s: float | None = None
 
     def start(self) -> None:
         """Start tracing; to be called before the model is built."""
@@ -257,18 +280,26 @@ class Probes:
             self.clock.communicated(overlap)
         return step_s
 
+    def settle(self) -> None:
+        """Report the last whole step, where the training has ended before the steady one."""
+        if self._tracing and self.trace.step > 0:
+            self.steady_step = self.trace.step - 1
+            self._stop_tracing()
+
     def _stop_tracing(self) -> None:
         self.trace.__exit__(None, None, None)
         self._tracing = False
+        trace = self.trace.trace
+        flops = {kind: count for (step, kind), count in trace.flops_of_type.items() if step == self.steady_step}
+        gpu = device_of_driver(torch.cuda.get_device_name(self._device)) if self._device.type == "cuda" else None
+        self._peak_s = seconds_at_peak(flops, gpu)
         memory, self.timeline = self.memory.measure(self.steady_step, self._device)
         self._measured = Footprint(
             source="measured",
             rank=self.rank,
             memory=memory,
-            communication=traffic_of(
-                self.trace.trace.calls, self.steady_step, dp_every_steps=sending_interval(self.config)
-            ),
-            step_flops=self.trace.trace.flops_of_step.get(self.steady_step, 0),
+            communication=traffic_of(trace.calls, self.steady_step, dp_every_steps=sending_interval(self.config)),
+            step_flops=trace.flops_of_step.get(self.steady_step, 0),
         )
 
     def close(self) -> None:
@@ -282,7 +313,8 @@ class Probes:
         if self._measured is None:
             return None
         phases: Phases = self.clock.phases(first_step=self.steady_step + 1)
-        samples_per_s = self.config.layout.global_batch / phases.step_s if phases.step_s else None
+        samples_per_s = self.global_batch / phases.step_s if self.global_batch and phases.step_s else None
+        mfu = self._peak_s / phases.step_s if self._peak_s and phases.step_s else None
         return self._measured.model_copy(
-            update={"parameters": parameters, "phases": phases, "samples_per_s": samples_per_s}
+            update={"parameters": parameters, "phases": phases, "samples_per_s": samples_per_s, "mfu": mfu}
         )

@@ -10,7 +10,7 @@ from dlojz.base.errors import LabError
 from dlojz.cli.options import Given, config_flags, config_of, flags, parse
 from dlojz.config.fields import SUBJECTS
 from dlojz.config.layout import Layout
-from dlojz.config.run_config import RunConfig
+from dlojz.config.run_config import HIDDEN, RunConfig
 
 
 def given(*words: str) -> Given:
@@ -30,9 +30,22 @@ def test_numbers_are_parsed_at_the_command_line_s_edge() -> None:
 def test_every_field_belongs_to_one_subject() -> None:
     of_subjects = [name for subject in SUBJECTS for name in subject.fields.model_fields]
     assert len(of_subjects) == len(set(of_subjects))
-    assert {*of_subjects} == {*RunConfig.model_fields, *Layout.model_fields} - {"schema_version", "layout"}
+    assert {*of_subjects} == {*RunConfig.model_fields, *Layout.model_fields} - set(HIDDEN)
     assert [flag.name for flag in config_flags()] == of_subjects
     assert all(flag.en and flag.fr for flag in config_flags())
+
+
+def test_words_after_two_hyphens_are_left_as_they_are() -> None:
+    options = flags("""
+    --nproc INT = 1  processes // processus
+    [SCRIPT]  script // script
+    -- ARGUMENTS  its words // ses mots
+    """)
+    assert options[2].kind == "rest"
+    assert parse("dlojz run", options, ["train.py", "--nproc", "2", "--", "--nproc", "3", "--", "-h"]) == {
+        **{"words": ("train.py",), "nproc": 2, "rest": ("--nproc", "3", "--", "-h")}
+    }
+    assert parse("dlojz run", options, ["train.py"])["rest"] == ()
 
 
 def test_options_are_declared_as_text() -> None:

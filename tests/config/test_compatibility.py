@@ -205,5 +205,5 @@ def test_fields_are_below_the_rules_and_the_rules_below_the_run() -> None:
 
 def test_a_layout_and_its_run_are_the_fields_judged() -> None:
     assert isinstance(RunConfig.of(), RunFields) and isinstance(Layout(), LayoutFields)
-    assert list(RunConfig.model_fields) == list(RunFields.model_fields)
+    assert list(RunConfig.model_fields) == [*RunFields.model_fields, "script"]
     assert isinstance(RunConfig().layout, Layout)

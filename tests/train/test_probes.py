@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from dlojz.config.run_config import RunConfig
+from dlojz.hardware.gpus import device_of_driver
 from dlojz.results.footprint import Overlap
 from dlojz.train.dispatch_trace import CollectiveCall, MemoryProbe, StorageTrace, traffic_of
 from dlojz.train.engines import base
 from dlojz.train.loop import build_model
-from dlojz.train.probes import PhaseClock
+from dlojz.train.probes import PhaseClock, seconds_at_peak
 
 
 def live(trace: StorageTrace) -> int:
@@ -146,3 +147,13 @@ def test_the_clock_gives_the_engine_its_methods_back() -> None:
     assert phases.forward_s + phases.backward_s + phases.optimizer_s <= step_s
     assert [span.phase for span in clock.spans()] == ["forward", "backward", "optimizer"]
     assert clock.phases(first_step=1).step_s is None
+
+
+def test_seconds_at_peak_add_up_over_the_types() -> None:
+    gpu = device_of_driver("NVIDIA H100 80GB HBM3")
+    assert gpu is not None
+    flops = {torch.bfloat16: int(gpu.peak_flops["bf16"]), torch.float32: int(gpu.peak_flops["fp32"]) // 2}
+    assert seconds_at_peak(flops, gpu) == pytest.approx(1.5)
+    assert seconds_at_peak({torch.float64: 1}, gpu) is None, "no rate is known"
+    assert seconds_at_peak(flops, None) is None
+    assert seconds_at_peak({}, gpu) is None

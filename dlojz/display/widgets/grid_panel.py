@@ -14,7 +14,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import say
 from dlojz.base.table import Table, safe, tables_html
 from dlojz.config.layout import DEFAULT_GPUS_PER_NODE, DEFAULT_ORDER, GRID_AXES, ORDERS, Layout, RankGrid
-from dlojz.config.run_config import RunConfig
+from dlojz.config.run_config import HIDDEN, RunConfig
 from dlojz.display.canvas import LabFigure
 from dlojz.display.grid_drawing import (
     advice,
@@ -174,5 +174,5 @@ class GridPanel(Panel):
 
 
 def _fields(fields: dict[str, Any]) -> dict[str, Any]:
-    others = {*RunConfig.model_fields, *Layout.model_fields} - {"layout", "schema_version"}
+    others = {*RunConfig.model_fields, *Layout.model_fields} - set(HIDDEN)
     return with_defaults(fields, DEFAULTS, others)

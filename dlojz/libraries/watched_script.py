@@ -1,0 +1,403 @@
+"""Run a script of the user's, unchanged, and measure its training from outside.
+
+A step is an optimizer's step; with several optimizers it ends with the last of those that are stepped in turn. Several
+backward passes before it are gradient accumulation. An update that a gradient scaler leaves out ends a step too. The
+loss is the number that backward is called on, before a gradient scaler multiplies it: of a step with several it is
+their mean, or their sum where each was multiplied or divided by a number, as accumulation does it.
+
+Nothing of the script waits for the measurement: the ranks' clocks are compared once, when the script has made its
+process group, and no collective of the lab's follows. What a traceback shows are the script's frames and torch's.
+
+Source: torch 2.13, `optim/optimizer.py`, `profile_hook_step` (hooks of all optimizers); `amp/grad_scaler.py`, `step`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import runpy
+import statistics
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import device_mesh, distributed_c10d
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from dlojz.base.files import CHECKOUT
+from dlojz.base.language import say
+from dlojz.base.machine import StopRequest
+from dlojz.config.run_config import RunConfig
+from dlojz.libraries.training_watch import SeenTorch, TrainingWatch, seen, watching_torch
+from dlojz.results.record import EventLog, Status
+from dlojz.train.loop import GROUP_TIMEOUT, align_clocks, report_measured, write_footprint
+from dlojz.train.probes import Probes
+
+MOST_UPDATES = 16
+"""Updates after which a step ends although some optimizer has not been stepped: the script does not use it."""
+_WITHIN_REPLICA = ("tp", "sp", "cp", "ep", "pp")
+"""Axes of a device mesh along which the ranks read the same samples."""
+_SCALED = ("DivBackward0", "MulBackward0")
+_OWN = (str(CHECKOUT / "dlojz") + os.sep, "<frozen runpy>")
+"""Files whose frames are the lab's."""
+
+
+def replicas_of(module: nn.Module) -> int | None:
+    """Count the ranks that read different samples, by what wraps a model; None where that cannot be seen."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return 1
+    if isinstance(module, DistributedDataParallel):
+        return int(module.process_group.size())
+    mesh = next((one.device_mesh for one in module.parameters() if isinstance(one, DTensor)), None)
+    if mesh is None:
+        return None
+    names = mesh.mesh_dim_names or ("dp",) * mesh.ndim
+    axes = [mesh.size(number) for number, name in enumerate(names) if name not in _WITHIN_REPLICA]
+    return math.prod(axes) if axes and isinstance(module, FSDPModule) else None
+
+
+def mesh_groups() -> dict[str, str]:
+    """Return the axis of each process group that a device mesh with named axes has made, by the group's own name."""
+    if not dist.is_initialized():
+        return {}
+    axes = {str(group.group_name): str(group.group_desc) for group in distributed_c10d._world.pg_map}
+    named = {name: axis.removeprefix("mesh_") for name, axis in axes.items() if axis.startswith("mesh_")}
+    return {name: axis for name, axis in named.items() if axis and not axis.startswith(("dim_", "default"))}
+
+
+class ScriptWatch(TrainingWatch):
+    """Watch of a script that knows nothing of it.
+
+    Args:
+        probes: of this rank, started.
+    """
+
+    def __init__(self, config: RunConfig, events: EventLog, probes: Probes, device: torch.device) -> None:
+        super().__init__(config, events, probes, device)
+        self.untrained_calls = self.backward_calls = 0
+        """Calls of models without gradients, and of backward, before the first step."""
+        self._thread = threading.get_ident()
+        self._kinds: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+        """Whether a module is an outermost one that is trained, where that is known."""
+        self._models: list[nn.Module] = []
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._unused: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._updated: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._updating: torch.optim.Optimizer | None = None
+        self._updates = 0
+        self._usual_forwards = 1
+        self._samples = 0
+        self._losses: list[tuple[Tensor, bool]] = []
+        self._scaled: tuple[weakref.ref[Tensor], Tensor] | None = None
+        self._met = False
+
+    @property
+    def forwards_per_step(self) -> int:
+        """Forward passes of the step before."""
+        return self._usual_forwards
+
+    def meet(self) -> None:
+        """Align the ranks' clocks, once, when all have joined the script's process group."""
+        if self._met or not dist.is_initialized() or dist.get_world_size() != int(os.environ["WORLD_SIZE"]):
+            return
+        self._met = True
+        if dist.get_world_size() > 1:
+            control = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+            align_clocks(self._probes, control, self._events)
+            dist.destroy_process_group(control)
+
+    def made(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note an optimizer of the script's."""
+        self._optimizers.add(optimizer)
+
+    def called(self, module: nn.Module, inputs: Any) -> None:
+        """Note the call of a module in the thread that trains; without gradients it is an evaluation."""
+        if threading.get_ident() != self._thread:
+            return
+        if not torch.is_grad_enabled():
+            self.untrained_calls += module not in self._kinds
+            return
+        before = self._forwards
+        super().called(module, inputs)
+        if self._forwards > before and module is self._models[0] and self._batch and self._batch[0].ndim:
+            self._samples += self._batch[0].size(0)
+
+    def _is_trained(self, module: nn.Module) -> bool:
+        kind = self._kinds.get(module)
+        if kind is not None:
+            return kind
+        parameters = list(module.parameters())
+        if not any(parameter.requires_grad for parameter in parameters):
+            if not parameters:
+                self._kinds[module] = False
+            return False  # frozen now: it may be trained later
+        for part in module.modules():
+            self._kinds[part] = False
+        self._kinds[module] = True
+        self._train([*(model for model in self._models if self._kinds[model]), module])
+        return True
+
+    def _train(self, models: list[nn.Module]) -> None:
+        """Attach the probes to the outermost modules that are trained."""
+        self._models = models
+        engine, before = seen(self.config, models[0], self._device), self.engine
+        if isinstance(engine, SeenTorch):
+            engine.others = tuple(models[1:])
+        engine.optimizers = before.optimizers if before else []
+        self._probes.trace.name_groups(mesh_groups())
+        self._attach(engine, models[0])
+        self.parameters = sum(parameter.numel() for model in models for parameter in model.parameters())
+
+    def stepped(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+        """Begin an update; one within another belongs to it."""
+        if threading.get_ident() != self._thread:
+            return
+        if self.engine is None:  # a model that is no module, or is called in its parts
+            held = [one for group in optimizer.param_groups for one in group["params"]]
+            self._train([nn.ParameterList(held)])
+        super().stepped(optimizer)
+        if self._updating is None:
+            self._updating = optimizer
+            self._enter("optimizer")
+
+    def after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """End an update, and the step if no other optimizer is to follow."""
+        if threading.get_ident() != self._thread:
+            return
+        self._updated.add(optimizer)
+        self._unused.discard(optimizer)
+        if optimizer is not self._updating:
+            return
+        self._updating = None
+        self._updates += 1
+        missing = [one for one in self._optimizers if one not in self._updated and one not in self._unused]
+        if missing and self._updates < MOST_UPDATES:
+            self._losses.clear()  # the loss of the step is that of its last optimizer
+            self._enter("data")
+            return
+        self._unused.update(missing)
+        self._end_step()
+
+    def scaler_step(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a gradient scaler's step, which leaves the update out where a gradient is not finite."""
+
+        def watched(scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            before = (self.step, self._updates)
+            result = method(scaler, optimizer, *args, **kwargs)
+            if (self.step, self._updates) == before:
+                self.stepped(optimizer)
+                self.after_update(optimizer)
+            return result
+
+        return watched
+
+    def scaler_scale(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a gradient scaler's multiplication of the loss, whose own value is the one to report."""
+
+        def watched(scaler: Any, outputs: Any) -> Any:
+            result = method(scaler, outputs)
+            if isinstance(outputs, Tensor) and isinstance(result, Tensor):
+                self._scaled = (weakref.ref(result), outputs.detach())
+            return result
+
+        return watched
+
+    def backwards(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a call for backward, and note the loss that it is called on."""
+        timed = super().backwards(method)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return method(*args, **kwargs)
+            if self._depth == 0:
+                self.backward_calls += 1
+                self._note_loss(args[0] if args else None)
+            return timed(*args, **kwargs)
+
+        return watched
+
+    def _note_loss(self, loss: object) -> None:
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            return
+        if self._scaled is not None and self._scaled[0]() is loss:
+            self._losses.append((self._scaled[1], False))
+        else:
+            self._losses.append((loss.detach(), type(loss.grad_fn).__name__ in _SCALED))
+        self._scaled = None
+
+    def _loss(self) -> float | None:
+        """The loss of the step; None where none was seen."""
+        values = [float(value.float()) for value, _ in self._losses]
+        if not values:
+            return None
+        parts = all(scaled for _, scaled in self._losses)
+        self._losses.clear()
+        return math.fsum(values) if parts else statistics.fmean(values)
+
+    def _end_step(self) -> None:
+        replicas = replicas_of(self._models[0])
+        self._probes.global_batch = replicas * self._samples if replicas and self._samples else None
+        self._enter("")
+        step_s = self._probes.end_step()
+        loss = self._loss()
+        if loss is None or math.isfinite(loss):
+            self._events.write("step", step=self.step, step_s=step_s, **({} if loss is None else {"loss": loss}))
+        else:
+            self._events.write("step", step=self.step, step_s=step_s)
+            self.ended = ("diverged", f"the loss became {loss} at step {self.step}; the script went on.")
+        report_measured(self._events, self._probes, self.step, self._probes.rank, self.parameters)
+        self._usual_forwards = max(1, self._forwards)
+        self._forwards = self._samples = self._updates = 0
+        self._updated.clear()
+        self._batch = []
+        self.step += 1
+        self._probes.start_step(self.step)
+        self._enter("data")
+
+    def close(self) -> None:
+        """Stop watching; what has begun of another step is left out."""
+        self._timed.pop_all()
+        self._phase = ""
+        self._probes.settle()
+
+    def saw(self) -> str:
+        """Say what the script was seen to do, where no optimizer made a step."""
+        calls, without, backward = self._forwards, self.untrained_calls, self.backward_calls
+        return say(
+            en=f"seen: forward passes with gradients: {calls}, calls of modules without gradients: {without}, calls of "
+            f"backward: {backward}, optimizers: {len(self._optimizers)}",
+            fr=f"vu : passes forward avec gradients : {calls}, appels de modules sans gradients : {without}, appels de "
+            f"backward : {backward}, optimiseurs : {len(self._optimizers)}",
+        )
+
+
+@contextlib.contextmanager
+def watching_script(watch: ScriptWatch, probes: Probes) -> Iterator[None]:
+    """Watch everything that a script calls within this context; afterwards all is as before."""
+    with watching_torch(watch, probes) as undo:
+
+        def then(method: Callable[..., Any], note: Callable[..., Any], *, with_self: bool) -> Callable[..., Any]:
+            def followed(*args: Any, **kwargs: Any) -> Any:
+                result = method(*args, **kwargs)
+                note(*args[: int(with_self)])
+                return result
+
+            return followed
+
+        for owner in (dist, distributed_c10d, device_mesh):
+            if hasattr(owner, "init_process_group"):
+                joined = then(owner.init_process_group, watch.meet, with_self=False)
+                undo.put(owner, "init_process_group", joined)
+        made = then(torch.optim.Optimizer.__init__, watch.made, with_self=True)
+        undo.put(torch.optim.Optimizer, "__init__", made)
+        undo.put(torch.autograd, "backward", watch.backwards(torch.autograd.backward))
+        undo.put(torch.amp.GradScaler, "step", watch.scaler_step(torch.amp.GradScaler.step))
+        undo.put(torch.amp.GradScaler, "scale", watch.scaler_scale(torch.amp.GradScaler.scale))
+        undo.callback(register_optimizer_step_post_hook(watch.after_update).remove)
+        yield
+
+
+def without_own_frames(error: BaseException) -> BaseException:
+    """Take the lab's frames out of an error's traceback, and out of those of its causes; returns the error."""
+    link: BaseException | None = error
+    known: set[int] = set()
+    while link is not None and id(link) not in known:
+        known.add(id(link))
+        frames = []
+        trace = link.__traceback__
+        while trace is not None:
+            if not trace.tb_frame.f_code.co_filename.startswith(_OWN):
+                frames.append(trace)
+            trace = trace.tb_next
+        shown: TracebackType | None = None
+        for frame in reversed(frames):
+            shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+        link.__traceback__ = shown
+        link = link.__cause__ or link.__context__
+    return error
+
+
+def no_step_in_time(name: str, first_step_s: float, saw: str) -> str:
+    """Say that a script trains nothing, with what it was seen to do."""
+    return say(
+        en=f"{name} made no optimizer step within {first_step_s:g} s and was ended ({saw}): if it only begins slowly, "
+        "give it more time with --first-step-s.",
+        fr=f"{name} n’a fait aucun pas d’optimiseur en {first_step_s:g} s et a été arrêté ({saw}) : s’il est "
+        "seulement lent à démarrer, donnez-lui plus de temps par --first-step-s.",
+    )
+
+
+def no_step_at_all(name: str, saw: str) -> str:
+    """Say that a script has ended without training anything, with what it was seen to do."""
+    return say(
+        en=f"{name} ended before any optimizer made a step, so that nothing was measured ({saw}).",
+        fr=f"{name} s’est terminé avant le premier pas d’un optimiseur : rien n’a donc été mesuré ({saw}).",
+    )
+
+
+def _exit_code(end: SystemExit) -> int:
+    """The exit code of a `sys.exit`, whose text is printed as Python prints it."""
+    if end.code is None or isinstance(end.code, int):
+        return int(end.code or 0)
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def run_script(
+    config: RunConfig, folder: Path, events: EventLog, *, rank: int, local_rank: int, stop: StopRequest
+) -> tuple[Status, str]:
+    """Run the script of a configuration on this rank and write its events.
+
+    Returns the status and its reason.
+
+    Raises:
+        BaseException: any error of the script's.
+    """
+    del folder, stop  # a script keeps no checkpoint of the lab's
+    script = config.script
+    assert script is not None
+    on_gpu = config.device != "cpu" and torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    probes = Probes(config, rank, device)
+    watch = ScriptWatch(config, events, probes, device)
+
+    def end() -> None:
+        if watch.step == 0:
+            sentence = no_step_in_time(script.name, script.first_step_s, watch.saw())
+            print(sentence, file=sys.stderr, flush=True)
+            events.write("end", status="failed", reason=f"rank {rank}: {sentence}")
+            os._exit(1)
+
+    deadline = threading.Timer(script.first_step_s, end)
+    deadline.daemon = True
+    if script.folder:
+        os.chdir(script.folder)
+    sys.argv = [script.path, *script.arguments]
+    sys.path.insert(0, str(Path(script.path).parent))
+    code = 0
+    probes.start()
+    deadline.start()
+    try:
+        with watching_script(watch, probes):
+            runpy.run_path(script.path, run_name="__main__")
+    except SystemExit as left:
+        code = _exit_code(left)
+    finally:
+        deadline.cancel()
+        probes.close()
+        write_footprint(events, probes, watch.parameters)
+        events.write("spans", spans=[span.to_dict() for span in probes.clock.spans()])
+    if code:
+        return "failed", f"rank {rank}: {script.name} left with exit code {code} after step {watch.step}."
+    return watch.ended if watch.step else ("failed", f"rank {rank}: {no_step_at_all(script.name, watch.saw())}")

@@ -1,0 +1,287 @@
+"""A script of one's own, unchanged: started as torchrun starts it, measured from outside, ended like any run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dlojz
+from dlojz.base.errors import LabError
+from dlojz.base.files import CHECKOUT
+from dlojz.base.language import use_language
+from dlojz.libraries.watched_script import no_step_at_all, no_step_in_time
+from dlojz.results.record import RunRecord
+from dlojz.running.run import Run
+
+SCRIPT = Path(__file__).with_name("own_script.py")
+WEIGHTS = 16 * 64 + 64 + 64 * 4 + 4
+"""Parameters of the script's model."""
+
+
+def measured(run: Run) -> RunRecord:
+    assert run.record is not None
+    assert run.record.status == "completed", run.logs()
+    return run.record
+
+
+def run_text(folder: Path, text: str, **options: Any) -> Run:
+    """Run a script that is written for one test."""
+    path = folder / "written.py"
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return dlojz.run(path, device="cpu", root=folder / "runs", progress=False, **options)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of this module's runs."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def ddp(root: Path) -> Run:
+    """The script on two processes."""
+    return dlojz.run(SCRIPT, processes=2, args=["--lr", "1e-2"], device="cpu", root=root, progress=False)
+
+
+def test_the_record_is_one_of_an_ordinary_run(ddp: Run) -> None:
+    record = measured(ddp)
+    assert ddp.title == "own_script.py ×2"
+    assert [footprint.rank for footprint in record.footprints] == [0, 1]
+    assert record.environment["wrapped_in"] == "DistributedDataParallel"
+    first = record.footprints[0]
+    assert first.parameters == WEIGHTS
+    assert first.memory.weights_bytes == first.memory.gradients_bytes == 4 * WEIGHTS
+    assert first.memory.optimizer_bytes is not None and first.memory.optimizer_bytes >= 8 * WEIGHTS
+    assert (first.memory.peak_bytes or 0) > 16 * WEIGHTS
+    assert first.traffic("all_reduce") == 4 * WEIGHTS
+    assert first.step_flops == 2 * 3 * 8 * (16 * 64 + 64 * 4) - 2 * 8 * 16 * 64  # the inputs need no gradient
+    assert first.samples_per_s == pytest.approx(16 / (first.phases.step_s or 0))
+    assert {"forward", "backward", "optimizer", "data"} <= {span.phase for span in record.spans}
+    assert first.phases.communication_exposed_s is not None
+    assert {span.step for span in record.spans} <= {3, 4, 5, 6}
+
+
+def test_the_losses_are_the_mean_of_those_that_the_ranks_printed(ddp: Run) -> None:
+    printed = [[float(loss) for loss in re.findall(r"step \d+: (\S+)", ddp.logs(rank))] for rank in range(2)]
+    assert measured(ddp).losses == pytest.approx([sum(both) / 2 for both in zip(*printed, strict=True)], abs=1e-6)
+
+
+def test_the_script_trains_the_same_without_its_watch(ddp: Run) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    alone = subprocess.run([*command, str(SCRIPT)], capture_output=True, text=True, check=True, timeout=120)
+    printed = sorted(re.findall(r"step \d+: \d\.\d{6}", alone.stdout))
+    assert printed == sorted(re.findall(r"step \d+: \d\.\d{6}", ddp.logs(0) + ddp.logs(1)))
+
+
+def test_accumulation_is_one_step(root: Path) -> None:
+    run = dlojz.run(SCRIPT, args=["--accumulation", "4"], processes=2, device="cpu", root=root, progress=False)
+    record = measured(run)
+    assert len(record.losses) == 6
+    assert record.footprints[0].samples_per_s == pytest.approx(64 / (record.footprints[0].phases.step_s or 0))
+    assert sum(span.phase == "backward" for span in record.spans if span.step == 4 and span.rank == 0) == 4
+
+
+def test_it_is_shown_as_other_runs_are(ddp: Run, root: Path) -> None:
+    assert [run.run_id for run in dlojz.runs(root) if run == ddp] == [ddp.run_id]
+    row = ddp.compare().rows[0]
+    assert (row.title, row.global_batch, row.exact) == ("own_script.py", 16, None)
+    assert "a script is measured" in row.prediction_note
+    assert "own\\_script.py ×2 |" in repr(ddp.compare()) and "own_script.py" in str(ddp.table())
+
+
+ONE_MODEL = """
+    import torch
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def train(steps):
+        for _ in range(steps):
+            model(torch.randn(2, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_two_optimizers_make_one_step(tmp_path: Path) -> None:
+    run = run_text(tmp_path, """
+        import torch
+        from torch import nn
+        made, judged = nn.Linear(2, 8), nn.Linear(8, 1)
+        unused = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+        del unused
+        first, second = torch.optim.Adam(judged.parameters()), torch.optim.Adam(made.parameters())
+        for _ in range(5):
+            for optimizer in (first, second):
+                judged(made(torch.randn(4, 2))).square().mean().backward()
+                optimizer.step()
+                first.zero_grad(), second.zero_grad()
+    """)
+    record = measured(run)
+    assert len(record.losses) == 5
+    assert record.footprints[0].parameters == 2 * 8 + 8 + 8 + 1
+    assert record.footprints[0].memory.optimizer_bytes is not None
+
+
+def test_a_scaler_that_leaves_an_update_out_still_ends_the_step(tmp_path: Path) -> None:
+    run = run_text(tmp_path, """
+        import torch
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for number in range(6):
+            loss = model(torch.ones(2, 4)).square().mean()
+            print("loss", loss.item(), flush=True)
+            scaler.scale(loss * (float("inf") if number == 1 else 1)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    """)
+    record = run.record
+    assert record is not None and record.status == "diverged"
+    assert len(record.step_s) == 6
+    assert record.losses[0] == pytest.approx(float(run.logs(0).split()[1]))
+
+
+def test_its_traceback_is_untouched(tmp_path: Path) -> None:
+    run = run_text(tmp_path, ONE_MODEL + """
+    import atexit
+    atexit.register(print, "left in good order")
+    train(3)
+    model(torch.randn(2, 5)).sum().backward()
+    """)
+    assert run.record is not None and run.record.status == "failed"
+    assert run.record.reason.startswith("rank 0: RuntimeError: mat1 and mat2 shapes")
+    log, frame = run.logs(0), r'File "\S+written.py", line \d+, in \S+\n.*'
+    alone = subprocess.run([sys.executable, tmp_path / "written.py"], capture_output=True, text=True, check=False)
+    assert log.startswith("Traceback (most recent call last):\n")
+    assert re.findall(frame, log) == re.findall(frame, alone.stderr)
+    assert alone.stderr.splitlines()[-1] in log.splitlines()
+    assert "runpy" not in log and str(CHECKOUT / "dlojz") not in log
+    assert log.endswith("left in good order\n")
+    assert len(run.record.losses) == 3
+
+
+@pytest.mark.parametrize(("left", "status"), [("0", "completed"), ("3", "failed"), ("'no data'", "failed")])
+def test_exit_codes(tmp_path: Path, left: str, status: str) -> None:
+    run = run_text(tmp_path, ONE_MODEL + f"""
+    train(4)
+    raise SystemExit({left})
+    """)
+    assert run.record is not None and run.record.status == status
+    if status == "failed":
+        assert "written.py left with exit code" in run.record.reason
+    assert ("no data" in run.logs(0)) == ("no data" in left)
+
+
+def test_a_rank_that_is_killed(tmp_path: Path) -> None:
+    run = run_text(tmp_path, ONE_MODEL + """
+    import os, signal, time
+    train(4)
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+    """, processes=2)
+    assert run.record is not None and run.record.status == "failed"
+    assert "rank 1 was killed by signal 9 (SIGKILL) after step 4" in run.record.reason
+
+
+def test_one_that_hangs_is_cancelled(tmp_path: Path) -> None:
+    run = run_text(tmp_path, ONE_MODEL + """
+    import time
+    train(12)
+    time.sleep(600)
+    """, wait=False)
+    limit_s = time.monotonic() + 60
+    while len(run.losses) < 12 and time.monotonic() < limit_s:
+        time.sleep(0.2)
+    run.cancel()
+    run.wait(60)
+    assert run.record is not None and run.record.status == "cancelled"
+    assert run.record.footprints
+
+
+def test_one_that_ends_before_a_step(tmp_path: Path) -> None:
+    run = run_text(tmp_path, ONE_MODEL + """
+    with torch.no_grad():
+        model(torch.randn(2, 4))
+    """)
+    assert run.record is not None and run.record.status == "failed"
+    assert "written.py ended before any optimizer made a step" in run.record.reason
+    assert "calls of modules without gradients: 1" in run.record.reason
+
+
+def test_one_that_trains_nothing_is_ended(tmp_path: Path) -> None:
+    run = run_text(tmp_path, ONE_MODEL + """
+    import time
+    time.sleep(600)
+    """, first_step_s=1.0)
+    assert run.record is not None and run.record.status == "failed"
+    assert "made no optimizer step within 1 s" in run.record.reason
+
+
+def test_the_sentences_are_in_both_languages() -> None:
+    use_language("fr")
+    assert "aucun pas d’optimiseur en 600 s" in no_step_in_time("train.py", 600, "rien")
+    assert "avant le premier pas d’un optimiseur" in no_step_at_all("train.py", "rien")
+
+
+def test_words_reach_the_script_as_they_are(tmp_path: Path) -> None:
+    words = ["--a b", "$(touch hacked)", ";", "--", "-h"]
+    run = run_text(tmp_path, ONE_MODEL + """
+    import sys
+    print(sys.argv[1:], __name__, flush=True)
+    train(1)
+    """, args=words)
+    assert run.logs(0).splitlines()[0] == f"{words} __main__"
+    assert not list(tmp_path.rglob("hacked"))
+
+
+def test_what_says_nothing_to_a_script_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="is no file"):
+        dlojz.run(tmp_path / "none.py")
+    with pytest.raises(LabError, match="dp says nothing to a script"):
+        dlojz.run(SCRIPT, dp=2)
+    with pytest.raises(LabError, match="on='slurm' was received with a script"):
+        dlojz.run(SCRIPT, on="slurm")
+    with pytest.raises(LabError, match="processes"):
+        dlojz.run(SCRIPT, processes=0)
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "DLOJZ_RUNS": str(tmp_path), "PYTHONPATH": str(CHECKOUT)}
+    words = ["-m", "dlojz.running", str(SCRIPT), "--steps", "5"]
+    done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, check=True, timeout=120)
+    (run,) = dlojz.runs(tmp_path)
+    assert run.folder.name in done.stderr
+    record = measured(run)
+    assert len(record.losses) == 5 and [one.rank for one in record.footprints] == [0, 1]
+
+
+def test_fsdp2_over_all_ranks(tmp_path: Path) -> None:
+    run = run_text(tmp_path, """
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("shard", "tp"))["shard"]
+        model = fully_shard(torch.nn.Linear(64, 64), mesh=mesh, reshard_after_forward=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            model(torch.randn(8, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        dist.destroy_process_group()
+    """, processes=2)
+    first, weights_bytes = measured(run).footprints[0], 4 * (64 * 64 + 64)
+    assert first.memory.weights_bytes == weights_bytes // 2
+    assert first.traffic("reduce_scatter") == weights_bytes
+    assert first.traffic("all_gather") >= weights_bytes
+    assert first.samples_per_s == pytest.approx(16 / (first.phases.step_s or 0))
