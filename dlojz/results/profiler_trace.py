@@ -76,31 +76,26 @@ class TraceFile:
         if first == "[":  # the format allows the bare list too
             yield from self._list(text)
             return
-        closing = text.next_mark('"}', keep='"')
-        while closing != "}":
+        while text.sign() != "}":
             key = text.value()
             text.next_mark(":")
             if key == "traceEvents":
                 text.next_mark("[")
                 yield from self._list(text)
-            elif isinstance(key, str):
-                self.head[key] = text.value()
-            closing = text.next_mark(",}")
-            if closing == ",":
-                closing = text.next_mark('"}', keep='"')
+            else:
+                self.head[str(key)] = text.value()
+            if text.sign() != "}":
+                text.next_mark(",")
 
     def _list(self, text: _Text) -> Iterator[dict[str, Any]]:
-        if text.next_mark("{]", keep="{") == "]":
-            return
-        while True:
+        while text.sign() != "]":
             event = text.value()
             self.count += 1
             if isinstance(event, dict):
                 yield event
-            if text.next_mark(",]") == "]":
-                return
-            if text.next_mark("{]", keep="{") == "]":  # Kineto has written a comma behind the last event
-                return
+            if text.sign() != "]":  # a comma may stand behind the last event too: Kineto has written one
+                text.next_mark(",")
+        text.next_mark("]")
 
     def cut_off(self) -> LabError:
         """The refusal of a file that ends too early."""
@@ -183,24 +178,22 @@ class _Text:
         self.at = 0
         return True
 
-    def next_mark(self, marks: str, keep: str = "") -> str:
-        """Step over blanks and return the sign that follows, which must be one of `marks`.
-
-        Args:
-            keep: signs that stay, because a value begins with them.
-        """
+    def sign(self) -> str:
+        """Step over blanks and return the sign that follows, which stays."""
         while True:
             blank = _SPACE.match(self.buffer, self.at)
             self.at = blank.end() if blank else self.at
             if self.at < len(self.buffer):
-                break
+                return self.buffer[self.at]
             if not self.more():
                 raise self.trace.cut_off() if self.trace.count or self.trace.head else self.trace.no_trace()
-        mark = self.buffer[self.at]
+
+    def next_mark(self, marks: str) -> str:
+        """Step over the sign that follows and return it; it must be one of `marks`."""
+        mark = self.sign()
         if mark not in marks:
             raise self.trace.no_trace()
-        if mark not in keep:
-            self.at += 1
+        self.at += 1
         return mark
 
     def value(self) -> Any:
