@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dlojz.pipeline.schedule import Schedule
 from dlojz.pipeline.simulator import Timeline
 
 BASE_NS = 1790857026000000000
@@ -66,6 +67,33 @@ def timeline_traces(
         shift = shifts_s[rank] if shifts_s else 0.0
         write_trace(folder / f"rank{rank}.json.gz", rank, events, schedule.ranks, shift_s=shift)
     return folder
+
+
+def with_messages(schedule: Schedule) -> dict[int, list[str]]:
+    """Actions with their sends and receives, as torch's runtime orders them: a receive stands where its sender is.
+
+    Source: `torch/distributed/pipelining/schedules.py` (2.13), `_add_send_recv`.
+    """
+    orders: dict[int, list[str]] = {rank: [] for rank in range(schedule.ranks)}
+    position = [0] * schedule.ranks
+    done: set[tuple[bool, int, int]] = set()
+    while any(at < len(order) for at, order in zip(position, schedule.orders, strict=True)):
+        for rank, order in enumerate(schedule.orders):
+            if position[rank] == len(order):
+                continue
+            action = order[position[rank]]
+            forward, stage, number = action.kind == "F", action.stage, action.micro_batch
+            first = stage == (0 if forward else schedule.stages - 1)
+            if not first and (forward, stage - 1 if forward else stage + 1, number) not in done:
+                continue
+            position[rank] += 1
+            done.add((forward, stage, number))
+            orders[rank].append(str(action))
+            behind = stage + 1 if forward else stage - 1
+            if 0 <= behind < schedule.stages and schedule.placement[0][behind] != rank:
+                orders[rank].append(f"{stage}SEND_{'F' if forward else 'B'}{number}")
+                orders[schedule.placement[0][behind]].append(f"{behind}RECV_{'F' if forward else 'B'}{number}")
+    return orders
 
 
 _COMMUNICATES = re.compile(r"(\d+)(SEND|RECV)_([FB])(\d+)")

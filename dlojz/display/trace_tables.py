@@ -220,13 +220,9 @@ def _blocked_sentence(one: HeadOfLine) -> str:
 
 
 def _wait_sentence(wait: MessageWait) -> str:
-    by_design = say(
-        en=f"{format_seconds(wait.simulated_s)} of it by the schedule",
-        fr=f"dont {format_seconds(wait.simulated_s)} du fait de l’ordonnancement",
-    )
     return say(
         en=f"Rank {wait.rank} waits {format_seconds(wait.waited_s)} before {visible(wait.action)} for the message of "
-        f"{visible(wait.producer)} on rank {wait.source}, {by_design}.",
+        f"{visible(wait.producer)} on rank {wait.source} ({format_seconds(wait.simulated_s)} in the simulation).",
         fr=f"Le rang {wait.rank} attend {format_seconds(wait.waited_s)} avant {visible(wait.action)} le message de "
-        f"{visible(wait.producer)} du rang {wait.source}, {by_design}.",
+        f"{visible(wait.producer)} du rang {wait.source} ({format_seconds(wait.simulated_s)} dans la simulation).",
     )

@@ -117,11 +117,12 @@ def test_the_receive_that_torch_posts_too_early_in_interleaved_1f1b_is_found(tmp
     (found,) = pipelines_in(stream_traces(tmp_path / "early", times, shifts_s=SHIFTS_S))
     assert "interleaved" in found.match.names
     blocked = head_of_line(found)
-    worst = blocked[0]
-    assert worst.rank == 0 and worst.blocker.startswith("4RECV_F") and worst.source == 3
-    assert worst.blocked[0].startswith("0SEND_F") and worst.delayed_rank == 1 and worst.idle_s > 0.5e-3
-    order = orders[0]
-    assert order.index(worst.blocker) < order.index(worst.blocked[0])
+    early = [one for one in blocked if one.rank == 0 and one.blocker.startswith("4RECV_F") and one.source == 3]
+    assert early and early[0] is blocked[0] and early[0].delayed_rank == 1 and early[0].idle_s > 1e-3
+    for one in early:
+        assert all(name.split("_")[0].endswith("SEND") for name in one.blocked)
+        assert orders[0].index(one.blocker) < orders[0].index(one.blocked[0])
+    assert found.overlay.error > 0.05  # the simulation, which knows of no such queue, is that much shorter
 
 
 def test_without_blocking_nothing_is_told(tmp_path: Path) -> None:
