@@ -29,17 +29,17 @@ from dlojz.base.language import refusal
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, FORWARD, Action, Schedule, parse_action
 from dlojz.pipeline.schedule_catalogue import ENTRIES, ScheduleEntry, build
 from dlojz.pipeline.simulator import MeasuredOverlay, measured_timeline, overlay
-from dlojz.results.rank_activities import RankActivities, TracedMark, TracedMessage
+from dlojz.results.rank_activities import RankActivities, TracedMark, TracedMessage, without
 from dlojz.results.record import Span
 
-TRANSFER = re.compile(r"PP:(\d+)(SEND|RECV)_([FB])(\d+)")
-SIMPLE = re.compile(r"(Forward|Backward) (\d+)")
+TRANSFER = re.compile(r"PP:(\d{1,9})(SEND|RECV)_([FB])(\d{1,9})")
+SIMPLE = re.compile(r"(Forward|Backward) (\d{1,9})")
 LEAST_SHARE = 0.005
 """Waits shorter than this part of the step are not told."""
 SHORT_BURST = 0.1
 """What a rank computes between two messages is no pass if it takes less than this part of the usual one."""
 MOST_COMPARED = 20_000
-"""Actions up to which the closest schedule is looked for."""
+"""Actions up to which the closest schedule is looked for, and schedules are tried that search for their order."""
 
 
 class TracedAction(NamedTuple):
@@ -156,10 +156,8 @@ def _unmarked(rank: RankActivities, position: int) -> Iterator[TracedAction]:
     posted = [one.start_s for one in rank.posts]
     starts, ends = rank.backward[:, 0], rank.backward[:, 1]
     bursts: list[tuple[str, float, float, float]] = []
-    for start, end in rank.computing.tolist():
+    for start, end in without(rank.computing, rank.optimizing).tolist():
         middle = (start + end) / 2
-        if any(begin <= middle <= stop for begin, stop in rank.optimizing.tolist()):
-            continue
         number = int(np.searchsorted(starts, middle, side="right")) - 1
         kind = BACKWARD if number >= 0 and middle <= ends[number] else FORWARD
         last = bursts[-1] if bursts else None
@@ -342,11 +340,10 @@ def recognised(orders: Sequence[Sequence[Action]]) -> tuple[Schedule, ScheduleMa
     """
     traced = _schedule(orders)
     found, closest, best, share = [], None, None, 0.0
-    size = sum(map(len, orders))
     for schedule in _candidates(traced):
         if schedule.orders == traced.orders:
             found.append(schedule)
-        elif size <= MOST_COMPARED and not found:
+        elif len(traced.actions) <= MOST_COMPARED and not found:
             alike = _likeness(schedule, traced)
             if alike > share:
                 best, share = schedule, alike
@@ -361,7 +358,9 @@ def _schedule(orders: Sequence[Sequence[Action]]) -> Schedule:
     elements = [(rank, one) for rank, order in enumerate(orders) for action in order for one in action.elements]
     held = {(one.pipe, one.stage): rank for rank, one in elements}
     pipes, stages = (1 + max((key[side] for key in held), default=0) for side in (0, 1))
-    if len(held) != pipes * stages:
+    micro_batches, slices = ({one.micro_batch for _, one in elements}, {one.token_slice for _, one in elements})
+    units = stages * (1 + max(micro_batches, default=0)) * (1 + max(slices, default=0))
+    if len(held) != pipes * stages or units > len(elements):  # every stage treats every micro-batch
         raise _not_whole()
     placement = [[held[pipe, stage] for stage in range(stages)] for pipe in range(pipes)]
     updates = any(one.kind == "U" for _, one in elements)
@@ -369,8 +368,8 @@ def _schedule(orders: Sequence[Sequence[Action]]) -> Schedule:
         "custom",
         orders,
         placement,
-        1 + max(one.micro_batch for _, one in elements),
-        token_slices=1 + max(one.token_slice for _, one in elements),
+        1 + max(micro_batches),
+        token_slices=1 + max(slices),
         barrier=not updates,
         asynchronous=updates,
     )
@@ -385,7 +384,10 @@ def _schedule(orders: Sequence[Sequence[Action]]) -> Schedule:
 def _candidates(traced: Schedule) -> Iterator[Schedule]:
     """Every schedule of the catalogue of this size, with each of its options that an order can show."""
     per_rank = traced.stages * traced.pipes // traced.ranks
+    large = len(traced.actions) > MOST_COMPARED
     for entry in ENTRIES:
+        if large and "costs" in entry.options:  # which search for their order
+            continue
         for options in _options(entry, traced, per_rank):
             try:
                 schedule = build(entry.name, traced.ranks, traced.micro_batches, **options)  # type: ignore[arg-type]

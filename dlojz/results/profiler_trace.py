@@ -29,6 +29,7 @@ MOST_VALUE_CHARACTERS = 16 << 20
 MOST_RATIO, FREE_BYTES = 200, 64 << 20
 """A profiler's text shrinks 10 to 40 times; beyond the first 64 MiB, more than 200 times is an archive bomb."""
 MOST_FILES = 4096
+MOST_RANKS = 1 << 20
 RANK_IN_NAME = re.compile(r"rank[-_. ]?(\d{1,6})", re.IGNORECASE)
 NUMBER_IN_NAME = re.compile(r"(?<!\d)(\d{1,5})(?!\d)")
 ENDINGS = (".json", ".json.gz")
@@ -76,16 +77,20 @@ class TraceFile:
         if first == "[":  # the format allows the bare list too
             yield from self._list(text)
             return
+        listed = False
         while text.sign() != "}":
             key = text.value()
             text.next_mark(":")
             if key == "traceEvents":
+                listed = True
                 text.next_mark("[")
                 yield from self._list(text)
             else:
                 self.head[str(key)] = text.value()
             if text.sign() != "}":
                 text.next_mark(",")
+        if not listed:
+            raise self.no_trace()
 
     def _list(self, text: _Text) -> Iterator[dict[str, Any]]:
         while text.sign() != "]":
@@ -226,7 +231,7 @@ def rank_of(trace: TraceFile) -> int | None:
     """Return the rank of a trace that has been read: by its `distributedInfo`, else by its file name."""
     told = trace.head.get("distributedInfo")
     rank = told.get("rank") if isinstance(told, dict) else None
-    if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0:
+    if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < MOST_RANKS:
         return rank
     found = RANK_IN_NAME.findall(trace.path.name) or NUMBER_IN_NAME.findall(trace.path.name)
     return int(found[0]) if found else None

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from dlojz.base.errors import LabError
 from dlojz.base.language import integer, refusal
 from dlojz.results.footprint import Collective
-from dlojz.results.profiler_trace import TraceFile, rank_of
+from dlojz.results.profiler_trace import MOST_RANKS, TraceFile, rank_of
 from dlojz.results.record import Span
 
 Intervals = NDArray[np.float64]
@@ -48,6 +48,7 @@ TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier
 """Collectives that nobody leaves before all have entered."""
 _COLLECTIVES = {name.replace("_", ""): name for name in get_args(Collective)}
 _POSTED = {"c10d::send": "send", "c10d::recv_": "recv"}
+LONGEST_MARK = 64
 DRAWN = 2000
 """Parts of the time that a drawing can tell apart."""
 MOST_KEPT = 2_000_000
@@ -217,9 +218,9 @@ def activities_of(trace: TraceFile) -> RankActivities:
     base = trace.head.get("baseTimeNanoseconds")
     return kept.activities(
         rank,
-        size if isinstance(size, int) and size > 0 else None,
+        size if isinstance(size, int) and 0 < size <= MOST_RANKS else None,
         str(trace.head.get("host_name", "")),
-        base if isinstance(base, int) else 0,
+        base if isinstance(base, int) and abs(base) < 1 << 63 else 0,
     )
 
 
@@ -289,7 +290,7 @@ class _Kept:
         if name.lower().startswith(BACKENDS):
             if kind == "user_annotation":
                 self.exchanges.append(_exchange(event, name, begin, end))
-        elif ACTION.fullmatch(name):
+        elif len(name) <= LONGEST_MARK and ACTION.fullmatch(name):
             self.marks.append(TracedMark(name, begin, end, _lane(event), kind != "user_annotation"))
         elif OPTIMIZER.match(name):
             self.edges[f"optimizer {kind}"].extend((begin, end))

@@ -155,7 +155,7 @@ def test_what_is_no_trace_is_refused_in_one_sentence(tmp_path: Path) -> None:
         (many, "no Chrome trace"),
         (b"PK\x03\x04" + bytes(40), "zip archive"),
         (simulated, "another tool"),
-        (b"{}", "no events"),
+        (b"{}", "no Chrome trace"),
         (nothing, "no events"),
         (unnamed, "does not say its rank"),
         (alone, "on one process"),
