@@ -342,7 +342,8 @@ def trace_command(given: Given, answer: Answer) -> None:
             fr="`dlojz trace` prend les traces de tous les rangs, ou leur dossier : dlojz trace traces/.",
         )
     check_writable(given, ("png",))
-    files, read = trace_files(given[WORDS]), []
+    files = trace_files(given[WORDS])
+    read = []
     with progress_bar(say(en="traces read", fr="traces lues"), total=len(files)) as update:
         for number, file in enumerate(files):
             read.append(activities_of(file))

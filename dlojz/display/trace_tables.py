@@ -178,8 +178,17 @@ def bubble_table(pipeline: TracedPipeline) -> Table:
 
 def cause_sentences(pipeline: TracedPipeline) -> Iterator[str]:
     """Say why the ranks of a pipeline wait: blocked messages, a slow stage, the longest waits beyond the schedule's."""
-    for one in head_of_line(pipeline)[:MOST_WAITS]:
+    blocked = head_of_line(pipeline)
+    for one in blocked[:MOST_WAITS]:
         yield _blocked_sentence(one)
+    if len(blocked) > MOST_WAITS:
+        idle_s = sum({(one.delayed_rank, one.delayed_action): one.idle_s for one in blocked}.values())
+        yield say(
+            en=f"In all {len(blocked)} messages hold up others in this step; the ranks idle {format_seconds(idle_s)} "
+            "in sum for that.",
+            fr=f"En tout, {len(blocked)} messages en bloquent d’autres dans ce pas ; l’inactivité qui en résulte est "
+            f"de {format_seconds(idle_s)}, tous rangs confondus.",
+        )
     slow = slow_stage(pipeline)
     if slow.seconds > SLOWER * slow.mean_s:
         yield say(

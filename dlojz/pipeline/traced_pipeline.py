@@ -166,7 +166,7 @@ def _unmarked(rank: RankActivities, position: int) -> Iterator[TracedAction]:
             bursts[-1] = (kind, last[1], end, last[3] + end - start)
         else:
             bursts.append((kind, start, end, end - start))
-    usual = {kind: np.max([own for k, _, _, own in bursts if k == kind] or [0.0]) for kind in (FORWARD, BACKWARD)}
+    usual = {kind: max((own for k, _, _, own in bursts if k == kind), default=0.0) for kind in (FORWARD, BACKWARD)}
     counts = {FORWARD: 0, BACKWARD: 0}
     for kind, start, end, own in bursts:
         if own >= SHORT_BURST * usual[kind]:
@@ -213,14 +213,14 @@ def _transfers(rank: RankActivities, actions: Sequence[TracedAction], steps: Seq
 def messages_of(passes: TracedPasses) -> Iterator[TracedMessage]:
     """List the messages between ranks, each from the end of what makes it to the start of what needs it."""
     ends, starts = _by_place(passes.actions)
-    for (step, pipe, direction, stage, *unit), (rank, end_s) in ends.items():
+    for (step, pipe, direction, stage, micro_batch, token_slice), (rank, end_s) in ends.items():
         behind = stage + (1 if direction == FORWARD else -1)
-        found = starts.get((step, pipe, direction, behind, *unit))
+        found = starts.get((step, pipe, direction, behind, micro_batch, token_slice))
         if found and found[0] != rank:
             yield TracedMessage(rank, found[0], end_s, found[1])
 
 
-_Places = dict[tuple[object, ...], tuple[int, float]]
+_Places = dict[tuple[int, int, str, int, int, int], tuple[int, float]]
 
 
 def _by_place(actions: Iterable[TracedAction]) -> tuple[_Places, _Places]:
