@@ -14,6 +14,7 @@ behind it and could already go.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,8 +37,6 @@ TRANSFER = re.compile(r"PP:(\d{1,9})(SEND|RECV)_([FB])(\d{1,9})")
 SIMPLE = re.compile(r"(Forward|Backward) (\d{1,9})")
 LEAST_SHARE = 0.005
 """Waits shorter than this part of the step are not told."""
-SHORT_BURST = 0.1
-"""What a rank computes between two messages is no pass if it takes less than this part of the usual one."""
 MOST_COMPARED = 20_000
 """Actions up to which the closest schedule is looked for, and schedules are tried that search for their order."""
 
@@ -98,10 +97,12 @@ def passes_of(ranks: Sequence[RankActivities]) -> TracedPasses | None:
     """
     actions: list[TracedAction] = []
     transfers: list[TracedTransfer] = []
-    for position, one in enumerate(ranks):
-        found = list(_marked(one, position)) or list(_unmarked(one, position))
-        if not found:
-            return None
+    of_ranks = [list(_marked(one, position)) for position, one in enumerate(ranks)]
+    if not any(of_ranks):
+        of_ranks = list(_renumbered([list(_unmarked(one, position)) for position, one in enumerate(ranks)]))
+    if not all(of_ranks):
+        return None
+    for one, found in zip(ranks, of_ranks, strict=True):
         whole = _whole_steps(found)
         actions += [each._replace(step=step) for step, each in whole]
         transfers += _transfers(one, [each for _, each in whole], [step for step, _ in whole])
@@ -166,12 +167,37 @@ def _unmarked(rank: RankActivities, position: int) -> Iterator[TracedAction]:
             bursts[-1] = (kind, last[1], end, last[3] + end - start)
         else:
             bursts.append((kind, start, end, end - start))
-    usual = {kind: max((own for k, _, _, own in bursts if k == kind), default=0.0) for kind in (FORWARD, BACKWARD)}
+    backwards = sum(kind == BACKWARD for kind, *_ in bursts)
+    # What else is computed between messages (buffers, losses) is shorter than the forwards, as many as backwards.
+    own_times = sorted((own for kind, _, _, own in bursts if kind == FORWARD), reverse=True)
+    least = own_times[backwards - 1] if 0 < backwards <= len(own_times) else math.inf
     counts = {FORWARD: 0, BACKWARD: 0}
     for kind, start, end, own in bursts:
-        if own >= SHORT_BURST * usual[kind]:
+        if kind == BACKWARD or (own >= least and counts[FORWARD] < backwards):
             yield TracedAction(rank.rank, 0, Action(kind, position, counts[kind]), start, end, start, "")
             counts[kind] += 1
+
+
+def _renumbered(of_ranks: Sequence[Sequence[TracedAction]]) -> Iterator[list[TracedAction]]:
+    """Begin the micro-batches of each step at 0 where nothing marks the steps.
+
+    A rank has no micro-batch in flight where a step ends; the rank that is least often so tells how many steps there
+    are.
+    """
+    steps = min(sum(one.action.kind == BACKWARD and not flying for one, flying in _in_flight(own)) for own in of_ranks)
+    for own in of_ranks:
+        each = sum(one.action.kind == BACKWARD for one in own) // max(steps, 1)
+        yield [
+            one._replace(action=one.action._replace(micro_batch=one.action.micro_batch % max(each, 1))) for one in own
+        ]
+
+
+def _in_flight(own: Sequence[TracedAction]) -> Iterator[tuple[TracedAction, int]]:
+    """Each action, and how many micro-batches are in flight after it."""
+    flying = 0
+    for one in own:
+        flying += 1 if one.action.kind == FORWARD else -1
+        yield one, flying
 
 
 def _whole_steps(found: Sequence[TracedAction]) -> list[tuple[int, TracedAction]]:
@@ -457,9 +483,12 @@ def message_waits(pipeline: TracedPipeline) -> tuple[MessageWait, ...]:
     schedule = measured.schedule
     graph, found = schedule.graph, []
     least = LEAST_SHARE * measured.makespan
-    for index, needed in [(consumer, producer) for producer, consumer in graph.edges()]:
-        if graph.rank[needed] == graph.rank[index]:
-            continue
+    latest: dict[int, int] = {}  # of several messages that an action needs, the one that is made last
+    for needed, index in graph.edges():
+        if graph.rank[needed] != graph.rank[index]:
+            former = latest.get(index, needed)
+            latest[index] = max(former, needed, key=lambda one: float(measured.ends[one]))
+    for index, needed in latest.items():
         before = graph.previous[index]
         waits = []
         for timeline in (measured, simulated):

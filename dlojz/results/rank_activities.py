@@ -146,9 +146,15 @@ class RankActivities:
         )
 
     @property
+    def communicating(self) -> Intervals:
+        """When it communicates; on the host the mark of a send ends where it is awaited, so sends count nothing."""
+        counted = (one for one in self.exchanges if self.on_device or one.kind != "send")
+        return merged((one.start_s, one.end_s) for one in counted)
+
+    @property
     def exposed(self) -> Intervals:
         """When it communicates and computes nothing."""
-        return without(merged((one.start_s, one.end_s) for one in self.exchanges), self.computing)
+        return without(self.communicating, self.computing)
 
 
 def merged(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
@@ -496,7 +502,7 @@ def spans_of(aligned_ranks: AlignedRanks) -> tuple[Span, ...]:
     near_s = aligned_ranks.length_s / DRAWN
     spans = []
     for one in aligned_ranks.ranks:
-        busy = merged((each.start_s, each.end_s) for each in one.exchanges)
+        busy = one.communicating
         forward = without(without(one.computing, one.backward), one.optimizing)
         phases = {
             "compute" if one.on_device or not len(one.backward) else "forward": forward,
@@ -557,7 +563,7 @@ def shares_of(aligned_ranks: AlignedRanks) -> tuple[RankShares, ...]:
             waits[rank].append((one.start_s, min(one.end_s, entered)))
     shares = []
     for one in aligned_ranks.ranks:
-        busy = merged((each.start_s, each.end_s) for each in one.exchanges)
+        busy = one.communicating
         exposed = one.exposed
         waited = without(merged(waits[one.rank]), one.computing)
         computing = total(one.computing)
