@@ -70,7 +70,7 @@ def timeline_traces(
 
 
 def with_messages(schedule: Schedule) -> dict[int, list[str]]:
-    """Actions with their sends and receives, as torch's runtime orders them: a receive stands where its sender is.
+    """Actions with their sends and receives, much as torch's runtime orders them: a receive stands where its sender is.
 
     Source: `torch/distributed/pipelining/schedules.py` (2.13), `_add_send_recv`.
     """

@@ -25,7 +25,7 @@ from dlojz.pipeline.traced_pipeline import (
 )
 from dlojz.results.profiler_trace import trace_files
 from dlojz.results.rank_activities import activities_of, aligned
-from tests.profiled import event, stream_times, stream_traces, timeline_traces, write_trace
+from tests.profiled import event, stream_times, stream_traces, timeline_traces, with_messages, write_trace
 
 COSTS = Costs(forward=1.0, backward_input=1.25, backward_weight=0.75, update=0.125, latency=0.25)
 SHIFTS_S = (0.0, 7.5, -3.25, 120.0)
@@ -97,30 +97,32 @@ def test_a_slow_stage_and_the_waits_for_its_messages_are_named(tmp_path: Path) -
     assert all(abs(wait.excess_s) < 1e-3 for wait in waits)  # all of it follows from the times of the stages
 
 
-def lowered(ranks: int, micro_batches: int, chunks: int, deferred: bool) -> dict[int, list[str]]:
+def lowered(ranks: int, micro_batches: int, chunks: int) -> dict[int, list[str]]:
     """The order of actions and messages that torch's runtime executes for interleaved 1F1B."""
     from torch.distributed.pipelining import schedules, stage
 
     stub = mock.create_autospec(stage.PipelineStage, instance=True)
     stub.group_rank, stub.group_size, stub.submod, stub.num_stages = 0, ranks, None, ranks * chunks
-    made: Any = schedules.ScheduleInterleaved1F1B(
-        [stub] * chunks, micro_batches, **({"defer_pp_recv": True} if deferred else {})
-    )
-    return {rank: [str(one) for one in order] for rank, order in made.pipeline_order_with_comms.items()}
+    made: Any = schedules.ScheduleInterleaved1F1B([stub] * chunks, micro_batches)
+    listed = {rank: map(str, order) for rank, order in made.pipeline_order_with_comms.items()}
+    return {
+        rank: [one for one in order if "SHARD" not in one and "REDUCE" not in one] for rank, order in listed.items()
+    }
 
 
 def test_the_receive_that_torch_posts_too_early_in_interleaved_1f1b_is_found(tmp_path: Path) -> None:
     """github.com/pytorch/pytorch/issues/188833: RECV_F stands where its sender is, before sends that are ready."""
     seconds = {"F": 1e-3, "B": 2e-3}
-    orders = lowered(4, 8, 2, deferred=False)
+    orders = lowered(4, 8, 2)
+    assert orders[0] == with_messages(build("interleaved", 4, 8))[0]
     times = stream_times(orders, seconds, 0.05e-3)
     (found,) = pipelines_in(stream_traces(tmp_path / "early", times, shifts_s=SHIFTS_S))
     assert "interleaved" in found.match.names
     blocked = head_of_line(found)
     early = [one for one in blocked if one.rank == 0 and one.blocker.startswith("4RECV_F") and one.source == 3]
-    assert early and early[0] is blocked[0] and early[0].delayed_rank == 1 and early[0].idle_s > 1e-3
+    assert len(early) >= 3 and {one.delayed_rank for one in early} == {1} and early[0].idle_s > 1e-3
     for one in early:
-        assert all(name.split("_")[0].endswith("SEND") for name in one.blocked)
+        assert all("SEND" in name for name in one.blocked)
         assert orders[0].index(one.blocker) < orders[0].index(one.blocked[0])
     assert found.overlay.error > 0.05  # the simulation, which knows of no such queue, is that much shorter
 
