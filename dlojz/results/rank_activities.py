@@ -456,9 +456,9 @@ def aligned(ranks: Sequence[RankActivities], messages: Iterable[TracedMessage] =
         if rank in reached:
             continue
         reached[rank] = _Tie(difference, uncertain)
-        for (one, other), tie in ties.items():
-            if one == rank and other not in reached:
-                heapq.heappush(waiting, (uncertain + tie.uncertain_s, other, difference + tie.difference_s))
+        for (here, there), tie in ties.items():
+            if here == rank and there not in reached:
+                heapq.heappush(waiting, (uncertain + tie.uncertain_s, there, difference + tie.difference_s))
     shifts, unsure = [], []
     for one in ranks:
         tie = reached.get(one.rank, _Tie(0.0, math.inf))
@@ -559,8 +559,8 @@ def shares_of(aligned_ranks: AlignedRanks) -> tuple[RankShares, ...]:
     waits: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for members in matched_collectives(aligned_ranks.ranks):
         entered = max(one.start_s for one in members.values())
-        for rank, one in members.items():
-            waits[rank].append((one.start_s, min(one.end_s, entered)))
+        for rank, own in members.items():
+            waits[rank].append((own.start_s, min(own.end_s, entered)))
     shares = []
     for one in aligned_ranks.ranks:
         busy = one.communicating
