@@ -298,7 +298,7 @@ class TracedPipeline:
 def pipelines_of(passes: TracedPasses) -> tuple[TracedPipeline, ...]:
     """Divide the ranks into pipelines (replicas hold the same stages), and recognise the schedule of each.
 
-    None where no rank holds another stage than the others.
+    None where no rank holds another stage than the others, or where unmarked passes make no pipeline.
 
     Raises:
         LabError: if the actions make no whole step of a pipeline.
@@ -314,7 +314,12 @@ def pipelines_of(passes: TracedPasses) -> tuple[TracedPipeline, ...]:
         return ()
     if len({len(one) for one in replicas}) != 1:
         raise _not_whole()
-    return tuple(_pipeline(passes, ranks) for ranks in zip(*replicas, strict=True))
+    try:
+        return tuple(_pipeline(passes, ranks) for ranks in zip(*replicas, strict=True))
+    except LabError:
+        if any(one.lane for one in passes.actions):
+            raise
+        return ()  # without marks the passes are inferred, and what was inferred is no pipeline
 
 
 def _not_whole() -> LabError:
