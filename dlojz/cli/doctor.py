@@ -351,7 +351,8 @@ def trace_command(given: Given, answer: Answer) -> None:
     check_ranks(read, [file.name for file in files])
     read.sort(key=lambda one: one.rank)
     apart = passes_of(read)
-    together = aligned(read, messages_of(apart) if apart else ())
+    # Passes that are only inferred tell nothing of the clocks unless they make a pipeline, whatever the clocks say.
+    together = aligned(read, messages_of(apart) if apart and pipelines_of(apart) else ())
     passes = passes_of(together.ranks)
     pipelines = pipelines_of(passes) if passes else ()
     shares, stragglers = shares_of(together), stragglers_of(together)

@@ -38,10 +38,10 @@ def clock_sentence(aligned: AlignedRanks) -> str:
     if free:
         names = ", ".join(map(str, free))
         return say(
-            en=f"{ranks} ranks; clocks of ranks {names} taken as they are: no collective and no pair of messages ties "
-            "them to the others, so times between hosts may be off.",
-            fr=f"{ranks} rangs ; horloges des rangs {names} prises telles quelles : ni collective ni paire de messages "
-            "ne les relie aux autres, les temps entre machines peuvent donc être décalés.",
+            en=f"{ranks} ranks; clocks taken as they are, because no collective and no pair of messages ties them to "
+            f"the others: rank {names}; times between hosts may be off.",
+            fr=f"{ranks} rangs ; horloges prises telles quelles, car ni collective ni paire de messages ne les relie "
+            f"aux autres : rang {names} ; les temps entre machines peuvent être décalés.",
         )
     if not moved:
         return say(
