@@ -1,11 +1,14 @@
-"""Command `dlojz doctor`: check the installation, and explain a run that ran out of memory.
+"""Commands `dlojz doctor` and `dlojz trace`: what is wrong, and why.
 
-A check never raises: what goes wrong in it is its answer, with what to do. Nothing is changed on the machine.
+`dlojz doctor` checks the installation, and explains a run that ran out of memory. A check never raises: what goes wrong
+in it is its answer, with what to do. Nothing is changed on the machine. `dlojz trace` reads the profiler's traces of
+any training, and says who waits for whom; a picture is written before anything is printed.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import platform
 import shutil
@@ -22,11 +25,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.text import Text
 
-from dlojz.base.language import format_bytes, format_seconds, language, say
+from dlojz.base.language import format_bytes, format_seconds, language, refusal, say
 from dlojz.base.machine import cores_available
 from dlojz.base.table import Lines, Table, titles, visible
 from dlojz.cli import main
-from dlojz.cli.options import JSON, ROOT, WORDS, Answer, Given, verb
+from dlojz.cli.options import (
+    JSON,
+    PNG,
+    ROOT,
+    WORDS,
+    Answer,
+    Given,
+    check_writable,
+    progress_bar,
+    tell_written,
+    verb,
+)
 from dlojz.display.style import GREEN, ORANGE, VERMILION
 from dlojz.display.tables import status_label
 from dlojz.running.out_of_memory import in_one_line, memory_lines
@@ -34,6 +48,8 @@ from dlojz.running.run import find
 from dlojz.running.store import runs_root
 
 if TYPE_CHECKING:
+    from dlojz.pipeline.traced_pipeline import TracedPipeline
+    from dlojz.results.rank_activities import AlignedRanks, RankShares, Straggler
     from dlojz.running.out_of_memory import PostMortem
 
 State = Literal["ok", "warning", "problem"]
@@ -284,3 +300,153 @@ def told(diagnosis: PostMortem) -> list[Any]:
         return [otherwise, in_one_line(diagnosis)]
     headline = say(en=f"{run} ran out of memory: {reason}", fr=f"{run} a épuisé la mémoire : {reason}")
     return [Text(headline, style="bold"), "", *memory_lines(diagnosis)]
+
+
+@verb(
+    "trace",
+    "[FILE…]  traces of all ranks, or their folder // traces de tous les rangs, ou leur dossier",
+    PNG,
+    JSON,
+    en="""Read torch.profiler's traces of any training (one per rank: export_chrome_trace or tensorboard_trace_handler,
+.json or .json.gz) and say who waits for whom, and why.
+
+The clocks of the ranks are aligned on collectives that all took part in, or on messages in both directions. Then for
+each rank: computing, communication hidden and exposed, waiting; which rank comes late to the collectives, by how much.
+Of a pipeline: which schedule of the catalogue the order is, its step beside the simulation with the measured times, the
+bubble of each rank by cause, which rank waits for which message, and receives that hold up others (head-of-line
+blocking). --png draws the step under its simulation, or without a pipeline the timeline of the ranks.""",
+    fr="""Lire les traces de torch.profiler d’un entraînement quelconque (une par rang : export_chrome_trace ou
+tensorboard_trace_handler, .json ou .json.gz) et dire qui attend qui, et pourquoi.
+
+Les horloges des rangs sont alignées sur les collectives auxquelles tous ont pris part, ou sur des messages dans les
+deux sens. Puis, pour chaque rang : calcul, communication cachée et exposée, attente ; quel rang arrive en retard aux
+collectives, et de combien. Pour un pipeline : quel ordonnancement du catalogue est cet ordre, son pas à côté de la
+simulation avec les temps mesurés, la bulle de chaque rang par cause, quel rang attend quel message, et les réceptions
+qui en bloquent d’autres (blocage en tête de file). --png dessine le pas sous sa simulation ou, sans pipeline, la
+chronologie des rangs.""",
+    examples="""
+    dlojz trace traces/ # a folder with one trace per rank // un dossier avec une trace par rang
+    dlojz trace rank0.json.gz rank1.json.gz --png step.png
+    dlojz trace traces/ --json
+    """,
+)
+def trace_command(given: Given, answer: Answer) -> None:
+    """Say who waits for whom in the traces of a training."""
+    from dlojz.pipeline.traced_pipeline import messages_of, passes_of, pipelines_of
+    from dlojz.results.profiler_trace import trace_files
+    from dlojz.results.rank_activities import activities_of, aligned, check_ranks, shares_of, stragglers_of
+
+    if not given[WORDS]:
+        raise refusal(
+            en="`dlojz trace` takes the traces of all ranks, or their folder: dlojz trace traces/.",
+            fr="`dlojz trace` prend les traces de tous les rangs, ou leur dossier : dlojz trace traces/.",
+        )
+    check_writable(given, ("png",))
+    files = trace_files(given[WORDS])
+    read = []
+    with progress_bar(say(en="traces read", fr="traces lues"), total=len(files)) as update:
+        for number, file in enumerate(files):
+            read.append(activities_of(file))
+            update(number + 1)
+    check_ranks(read, [file.name for file in files])
+    read.sort(key=lambda one: one.rank)
+    apart = passes_of(read)
+    # Passes that are only inferred tell nothing of the clocks unless they make a pipeline, whatever the clocks say.
+    together = aligned(read, messages_of(apart) if apart and pipelines_of(apart) else ())
+    passes = passes_of(together.ranks)
+    pipelines = pipelines_of(passes) if passes else ()
+    shares, stragglers = shares_of(together), stragglers_of(together)
+    if given["png"]:
+        _draw_traces(together, pipelines, given["png"])
+        tell_written(given["png"])
+    if given["json"]:
+        answer(_trace_document(together, shares, stragglers, pipelines))
+    else:
+        _tell_traces(together, shares, stragglers, pipelines, answer)
+
+
+def _draw_traces(together: AlignedRanks, pipelines: tuple[TracedPipeline, ...], path: str) -> None:
+    """Draw the slowest pipeline under its simulation, or what each rank does."""
+    if pipelines:
+        from dlojz.display.figures.partition_figures import overlay_figure
+
+        slowest = max(pipelines, key=lambda one: one.overlay.measured.makespan)
+        overlay_figure(slowest.overlay.simulated, slowest.overlay.measured, path)
+        return
+    from dlojz.display.figures.run_figures import spans_figure
+    from dlojz.results.rank_activities import spans_of
+
+    title = say(en="traces of torch.profiler", fr="traces de torch.profiler")
+    told = say(
+        en=f"Computing and communication of {len(together.ranks)} ranks over time",
+        fr=f"Calcul et communication de {len(together.ranks)} rangs au cours du temps",
+    )
+    spans_figure(spans_of(together), title, told, path, steps=False)
+
+
+def _tell_traces(
+    together: AlignedRanks,
+    shares: tuple[RankShares, ...],
+    stragglers: tuple[Straggler, ...],
+    pipelines: tuple[TracedPipeline, ...],
+    answer: Answer,
+) -> None:
+    """Print what was found: clocks, shares, stragglers, pipelines, causes."""
+    from dlojz.display import trace_tables as words
+
+    answer(words.clock_sentence(together))
+    if missing := words.missing_sentence(together):
+        answer(missing)
+    answer("")
+    answer(words.shares_table(shares, together.length_s))
+    for sentence in words.straggler_sentences(stragglers, together.length_s):
+        answer(sentence)
+    for pipeline in pipelines:
+        answer("\n" + words.schedule_sentence(pipeline.match, pipeline))
+        for sentence in words.overlay_sentences(pipeline):
+            answer(sentence)
+        answer("")
+        answer(words.bubble_table(pipeline))
+        for sentence in words.cause_sentences(pipeline):
+            answer(sentence)
+
+
+def _trace_document(
+    together: AlignedRanks,
+    shares: tuple[RankShares, ...],
+    stragglers: tuple[Straggler, ...],
+    pipelines: tuple[TracedPipeline, ...],
+) -> dict[str, Any]:
+    """Write what was found as plain JSON data; seconds everywhere."""
+    from dlojz.pipeline.traced_pipeline import head_of_line, message_waits, slow_stage
+
+    clocks = zip(together.ranks, together.shifts_s, together.uncertain_s, strict=True)
+    return {
+        "length_s": together.length_s,
+        "clocks": [
+            {"rank": one.rank, "shift_s": shift, "uncertain_s": unsure if math.isfinite(unsure) else None}
+            for one, shift, unsure in clocks
+        ],
+        "ranks": [one._asdict() for one in shares],
+        "stragglers": [one._asdict() for one in stragglers],
+        "pipelines": [
+            {
+                "ranks": list(one.ranks),
+                "steps": one.steps,
+                "step": one.step,
+                "schedules": list(one.match.names),
+                "closest": one.match.closest,
+                "closest_share": one.match.share,
+                "first_difference": list(one.match.first_difference) if one.match.first_difference else None,
+                "measured_s": one.overlay.measured.makespan,
+                "simulated_s": one.overlay.simulated.makespan,
+                "bubble_fraction": one.overlay.measured.bubble_fraction,
+                "simulated_bubble_fraction": one.overlay.simulated.bubble_fraction,
+                "idle_s": list(one.overlay.measured.idle),
+                "slow_stage": slow_stage(one)._asdict(),
+                "waits": [wait._asdict() for wait in message_waits(one)],
+                "head_of_line": [blocked._asdict() for blocked in head_of_line(one)],
+            }
+            for one in pipelines
+        ],
+    }

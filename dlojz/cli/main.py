@@ -92,6 +92,8 @@ SUBCOMMANDS = _subcommands(
         // un entraînement écrit avec torch, DeepSpeed, Accelerate, Megatron-core, Colossal-AI, et comparé
     doctor  doctor  check this machine, or a run that ran out of memory, and say what to do
         // examiner cette machine, ou une exécution à court de mémoire, et dire que faire
+    trace  doctor  who waits for whom in torch.profiler's traces of any training, and why
+        // qui attend qui dans les traces torch.profiler d’un entraînement quelconque, et pourquoi
     labs  labs  the labs: where you stand, their glossary and book; build and repair notebooks
         // les TP : où vous en êtes, leur glossaire, leur livre ; construire et réparer les notebooks
     """

@@ -103,6 +103,7 @@ PHASE_STYLES: dict[str, Style] = {
     "wait": Style(WHITE, "xx"),
     "data": Style(GREY, ".."),
     "bubble": Style(WHITE, ""),
+    "compute": Style(SKY, ""),
 }
 OTHER = Style(GREY, "oo")
 
@@ -167,6 +168,7 @@ def phase_label(name: str) -> str:
         "wait": say(en="wait for communication", fr="attente de la communication"),
         "data": say(en="data", fr="données"),
         "bubble": say(en="bubble", fr="bulle"),
+        "compute": say(en="compute", fr="calcul"),
     }.get(name, name)
 
 

@@ -397,12 +397,25 @@ def timeline_figure(record: RunRecord, path: str | Path | None = None, steps: in
         raise LabError(f"the run {record.run_id} kept no timeline (it ended before its first step): run it again.")
     chosen = set(kept if steps is None else kept[-steps:])
     spans = [span for span in record.spans if span.step in chosen]
+    title = visible(record.title)
+    alt = say(
+        en=f"Phases of {len(chosen)} steps on {len({span.rank for span in spans})} ranks of {title}",
+        fr=f"Phases de {len(chosen)} pas sur {len({span.rank for span in spans})} rangs de {title}",
+    )
+    return spans_figure(spans, title + _overlap_words(record), alt, path)
+
+
+def spans_figure(
+    spans: Sequence[Span], title: str, alt: str, path: str | Path | None = None, *, steps: bool = True
+) -> LabFigure:
+    """Draw spans of any steps and ranks, at least one.
+
+    Args:
+        title: of what they are, ready to show.
+        steps: whether the beginning of each step is marked.
+    """
     ranks = sorted({span.rank for span in spans})
     origin_s = min(span.start_s for span in spans)
-    alt = say(
-        en=f"Phases of {len(chosen)} steps on {len(ranks)} ranks of {record.title}",
-        fr=f"Phases de {len(chosen)} pas sur {len(ranks)} rangs de {record.title}",
-    )
     figure = new_figure(12.0, 1.9 + 0.55 * len(ranks), alt)
     axes = figure.subplots()
     names = list(dict.fromkeys(span.phase for span in sorted(spans, key=_drawing_order)))
@@ -418,7 +431,7 @@ def timeline_figure(record: RunRecord, path: str | Path | None = None, steps: in
             ]
             look: dict[str, Any] = {"facecolor": style.color, "hatch": style.hatch, "edgecolor": EDGE, "linewidth": 0.5}
             axes.broken_barh(bars, (rank + top, height), **look)
-    for step in sorted(chosen):
+    for step in sorted({span.step for span in spans}) if steps else ():
         start_ms = (min(span.start_s for span in spans if span.step == step) - origin_s) * 1e3
         axes.axvline(start_ms, color=EDGE, linewidth=1.0, linestyle="--")
         name = say(en=f"step {step + 1}", fr=f"pas {step + 1}")
@@ -426,8 +439,8 @@ def timeline_figure(record: RunRecord, path: str | Path | None = None, steps: in
     axes.set_yticks(ranks, [say(en=f"rank {rank}", fr=f"rang {rank}") for rank in ranks])
     axes.set_ylim(ranks[-1] + 0.6, ranks[0] - 0.85)
     axes.set_xlim(left=0)
-    title = say(en="What each rank does: ", fr="Ce que fait chaque rang : ") + visible(record.title)
-    caption(axes, x=say(en="time, ms", fr="temps (ms)"), title=title + _overlap_words(record), size=12)
+    headline_words = say(en="What each rank does: ", fr="Ce que fait chaque rang : ") + title
+    caption(axes, x=say(en="time, ms", fr="temps (ms)"), title=headline_words, size=12)
     plain(axes, "x")
     handles = [swatch(phase_style(name), " " + phase_label(visible(name)), 1.0) for name in names]
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, handleheight=1.2)

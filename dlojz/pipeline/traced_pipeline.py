@@ -1,0 +1,629 @@
+"""Recognise the pipeline schedule in the traces of its ranks, lay it over its simulation, and say who waits for what.
+
+torch's pipeline runtime marks each action in the profiler's trace (`PP:2F0`, `PP:3RECV_B1`), and its GPipe marks
+`Forward 3` and `Backward 3`; where nothing is marked (its 1F1B), forwards and backwards are what a rank computes
+between the messages that it posts. An action begins when its message has arrived, not where its mark begins.
+Source: `torch/distributed/pipelining/schedules.py` (2.13).
+
+**Recognised** is a schedule of the catalogue that gives each rank the same actions in the same order.
+
+**Head-of-line blocking.** Messages of one stream, and calls of one thread, pass one after the other. A receive that
+waits for a message not yet made, or a send whose receiver has not posted its receive yet, holds up whatever stands
+behind it and could already go.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import refusal
+from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, FORWARD, Action, Schedule, parse_action
+from dlojz.pipeline.schedule_catalogue import ENTRIES, ScheduleEntry, build
+from dlojz.pipeline.simulator import MeasuredOverlay, measured_timeline, overlay
+from dlojz.results.rank_activities import RankActivities, TracedMark, TracedMessage, without
+from dlojz.results.record import Span
+
+TRANSFER = re.compile(r"PP:(\d{1,9})(SEND|RECV)_([FB])(\d{1,9})")
+SIMPLE = re.compile(r"(Forward|Backward) (\d{1,9})")
+LEAST_SHARE = 0.005
+"""Waits shorter than this part of the step are not told."""
+MOST_COMPARED = 20_000
+"""Actions up to which the closest schedule is looked for, and schedules are tried that search for their order."""
+
+
+class TracedAction(NamedTuple):
+    """Action of one rank in one step; it computes from `start_s` on, and `marked_s` is where its mark begins."""
+
+    rank: int
+    step: int
+    action: Action
+    start_s: float
+    end_s: float
+    marked_s: float
+    lane: str
+
+
+class TracedTransfer(NamedTuple):
+    """Send or receive of one rank, as it stands in its stream or thread; `direction` is F or B."""
+
+    rank: int
+    step: int
+    sends: bool
+    direction: str
+    stage: int
+    micro_batch: int
+    start_s: float
+    end_s: float
+    lane: str
+
+    def __str__(self) -> str:
+        return f"{self.stage}{'SEND' if self.sends else 'RECV'}_{self.direction}{self.micro_batch}"
+
+    @property
+    def producer(self) -> tuple[str, int, int]:
+        """What makes the message: direction, stage, micro-batch."""
+        behind = 1 if self.direction == FORWARD else -1
+        return self.direction, self.stage if self.sends else self.stage - behind, self.micro_batch
+
+    @property
+    def consumer(self) -> tuple[str, int, int]:
+        """What needs it."""
+        direction, stage, micro_batch = self.producer
+        return direction, stage + (1 if direction == FORWARD else -1), micro_batch
+
+
+@dataclass(frozen=True)
+class TracedPasses:
+    """All actions and transfers that the traces show."""
+
+    actions: tuple[TracedAction, ...]
+    transfers: tuple[TracedTransfer, ...]
+
+
+def passes_of(ranks: Sequence[RankActivities]) -> TracedPasses | None:
+    """Find the actions of the pipeline in the activities of all ranks; None where there are none.
+
+    Complete steps are numbered from 0 up to the last; what precedes or follows them is left out.
+    """
+    actions: list[TracedAction] = []
+    transfers: list[TracedTransfer] = []
+    of_ranks = [list(_marked(one, position)) for position, one in enumerate(ranks)]
+    if not any(of_ranks):
+        of_ranks = list(_renumbered([list(_unmarked(one, position)) for position, one in enumerate(ranks)]))
+    if not all(of_ranks):
+        return None
+    for one, found in zip(ranks, of_ranks, strict=True):
+        whole = _whole_steps(found)
+        actions += [each._replace(step=step) for step, each in whole]
+        transfers += _transfers(one, [each for _, each in whole], [step for step, _ in whole])
+    last = min(max(each.step for each in actions if each.rank == one.rank) for one in ranks)
+    first = {one.rank: max(each.step for each in actions if each.rank == one.rank) - last for one in ranks}
+    return TracedPasses(
+        tuple(one._replace(step=one.step - first[one.rank]) for one in actions if one.step >= first[one.rank]),
+        tuple(one._replace(step=one.step - first[one.rank]) for one in transfers if one.step >= first[one.rank]),
+    )
+
+
+def _main_lane(marks: Iterable[TracedMark]) -> str:
+    """The stream or thread that computes most."""
+    seconds: dict[str, float] = defaultdict(float)
+    for mark in marks:
+        seconds[mark.lane] += mark.end_s - mark.start_s
+    return max(seconds, key=lambda lane: seconds[lane], default="")
+
+
+def _marked(rank: RankActivities, position: int) -> Iterator[TracedAction]:
+    """Actions that the program has marked, in order."""
+    read = [(mark, action) for mark in rank.marks if (action := _action(mark.name, position))]
+    lane = _main_lane(mark for mark, _ in read)
+    arrivals = sorted(one.end_s for one in rank.exchanges if one.kind == "recv")
+    at = 0
+    for mark, action in read:
+        if mark.lane != lane:
+            continue
+        start = mark.start_s
+        if not mark.on_device:  # a kernel does not wait; the host does, at the beginning of the mark
+            while at < len(arrivals) and arrivals[at] < mark.end_s:
+                start = max(start, arrivals[at])
+                at += 1
+        yield TracedAction(rank.rank, 0, action, start, mark.end_s, mark.start_s, mark.lane)
+
+
+def _action(name: str, position: int) -> Action | None:
+    if simple := SIMPLE.fullmatch(name):
+        return Action(FORWARD if simple[1] == "Forward" else BACKWARD, position, int(simple[2]))
+    if TRANSFER.fullmatch(name) or not name.startswith("PP:"):
+        return None
+    try:
+        return parse_action(name.removeprefix("PP:"))
+    except LabError:  # UNSHARD, RESHARD, REDUCE_GRAD
+        return None
+
+
+def _unmarked(rank: RankActivities, position: int) -> Iterator[TracedAction]:
+    """Forwards and backwards as stretches of computing between posted messages; one stage per rank."""
+    if not rank.posts:
+        return
+    posted = [one.start_s for one in rank.posts]
+    starts, ends = rank.backward[:, 0], rank.backward[:, 1]
+    bursts: list[tuple[str, float, float, float]] = []
+    for start, end in without(rank.computing, rank.optimizing).tolist():
+        middle = (start + end) / 2
+        number = int(np.searchsorted(starts, middle, side="right")) - 1
+        kind = BACKWARD if number >= 0 and middle <= ends[number] else FORWARD
+        last = bursts[-1] if bursts else None
+        between = last and np.searchsorted(posted, last[2]) < np.searchsorted(posted, start)
+        if last and last[0] == kind and not between:
+            bursts[-1] = (kind, last[1], end, last[3] + end - start)
+        else:
+            bursts.append((kind, start, end, end - start))
+    backwards = sum(kind == BACKWARD for kind, *_ in bursts)
+    # What else is computed between messages (buffers, losses) is shorter than the forwards, as many as backwards.
+    own_times = sorted((own for kind, _, _, own in bursts if kind == FORWARD), reverse=True)
+    least = own_times[backwards - 1] if 0 < backwards <= len(own_times) else math.inf
+    counts = {FORWARD: 0, BACKWARD: 0}
+    for kind, start, end, own in bursts:
+        if kind == BACKWARD or (own >= least and counts[FORWARD] < backwards):
+            yield TracedAction(rank.rank, 0, Action(kind, position, counts[kind]), start, end, start, "")
+            counts[kind] += 1
+
+
+def _renumbered(of_ranks: Sequence[Sequence[TracedAction]]) -> Iterator[list[TracedAction]]:
+    """Begin the micro-batches of each step at 0 where nothing marks the steps.
+
+    A rank has no micro-batch in flight where a step ends; the rank that is least often so tells how many steps there
+    are.
+    """
+    steps = min(sum(one.action.kind == BACKWARD and not flying for one, flying in _in_flight(own)) for own in of_ranks)
+    for own in of_ranks:
+        each = sum(one.action.kind == BACKWARD for one in own) // max(steps, 1)
+        yield [
+            one._replace(action=one.action._replace(micro_batch=one.action.micro_batch % max(each, 1))) for one in own
+        ]
+
+
+def _in_flight(own: Sequence[TracedAction]) -> Iterator[tuple[TracedAction, int]]:
+    """Each action, and how many micro-batches are in flight after it."""
+    flying = 0
+    for one in own:
+        flying += 1 if one.action.kind == FORWARD else -1
+        yield one, flying
+
+
+def _whole_steps(found: Sequence[TracedAction]) -> list[tuple[int, TracedAction]]:
+    """Number the steps: one begins where an action comes again; those that lack actions are left out."""
+    steps: list[list[TracedAction]] = [[]]
+    seen: set[Action] = set()
+    for one in found:
+        if one.action in seen:
+            steps.append([])
+            seen = set()
+        seen.add(one.action)
+        steps[-1].append(one)
+    most = max(map(len, steps))
+    whole = [step for step in steps if len(step) == most]
+    return [(number, one) for number, step in enumerate(whole) for one in step]
+
+
+def _transfers(rank: RankActivities, actions: Sequence[TracedAction], steps: Sequence[int]) -> list[TracedTransfer]:
+    """Sends and receives that are marked, each in the step of the actions around it."""
+    main = actions[0].lane
+    found = [(mark, read) for mark in rank.marks if (read := TRANSFER.fullmatch(mark.name))]
+    apart = {mark.lane for mark, _ in found} - {main}
+    ends = {step: max(one.end_s for one, own in zip(actions, steps, strict=True) if own == step) for step in set(steps)}
+    limits = [ends[step] for step in sorted(ends)]
+    transfers, seen = [], set()
+    for mark, read in found:
+        if apart and mark.lane == main:
+            continue
+        middle = (mark.start_s + mark.end_s) / 2
+        step = min(int(np.searchsorted(limits, middle)), len(limits) - 1)
+        if (step, mark.name) in seen:
+            continue
+        seen.add((step, mark.name))
+        place = int(read[1]), int(read[4]), mark.start_s, mark.end_s, mark.lane
+        transfers.append(TracedTransfer(rank.rank, step, read[2] == "SEND", read[3], *place))
+    return transfers
+
+
+def messages_of(passes: TracedPasses) -> Iterator[TracedMessage]:
+    """List the messages between ranks, each from the end of what makes it to the start of what needs it."""
+    ends, starts = _by_place(passes.actions)
+    for (step, pipe, direction, stage, micro_batch, token_slice), (rank, end_s) in ends.items():
+        behind = stage + (1 if direction == FORWARD else -1)
+        found = starts.get((step, pipe, direction, behind, micro_batch, token_slice))
+        if found and found[0] != rank:
+            yield TracedMessage(rank, found[0], end_s, found[1])
+
+
+_Places = dict[tuple[int, int, str, int, int, int], tuple[int, float]]
+
+
+def _by_place(actions: Iterable[TracedAction]) -> tuple[_Places, _Places]:
+    """Rank and end, and rank and start, by step, pipe, direction, stage, micro-batch and token slice."""
+    ends: _Places = {}
+    starts: _Places = {}
+    for one in actions:
+        for element in one.action.elements:
+            if element.kind in (FORWARD, BACKWARD, BACKWARD_INPUT):
+                direction = FORWARD if element.kind == FORWARD else BACKWARD
+                key = (one.step, element.pipe, direction, element.stage, element.micro_batch, element.token_slice)
+                ends[key], starts[key] = (one.rank, one.end_s), (one.rank, one.start_s)
+    return ends, starts
+
+
+class ScheduleMatch(NamedTuple):
+    """Schedules of the catalogue that give these orders; the closest one where none does.
+
+    `share` is the part of the actions that stand in the order of the closest; `first_difference` the rank, the action
+    there and the one that the closest has in its place.
+    """
+
+    names: tuple[str, ...]
+    closest: str = ""
+    share: float = 0.0
+    first_difference: tuple[int, str, str] | None = None
+
+
+@dataclass(frozen=True)
+class TracedPipeline:
+    """One pipeline as traced, beside its simulation with the measured mean times.
+
+    Attributes:
+        ranks: processes of it, in the order of its stages.
+        step: the one that is laid over the simulation, of median length.
+        steps: how many whole ones were traced.
+        overlay: that step, measured and simulated.
+        match: what schedule it is.
+    """
+
+    ranks: tuple[int, ...]
+    step: int
+    steps: int
+    overlay: MeasuredOverlay
+    match: ScheduleMatch
+    passes: TracedPasses
+
+
+def pipelines_of(passes: TracedPasses) -> tuple[TracedPipeline, ...]:
+    """Divide the ranks into pipelines (replicas hold the same stages), and recognise the schedule of each.
+
+    None where no rank holds another stage than the others, or where unmarked passes make no pipeline.
+
+    Raises:
+        LabError: if the actions make no whole step of a pipeline.
+    """
+    held: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    for one in passes.actions:
+        held[one.rank] |= {(element.pipe, element.stage) for element in one.action.elements}
+    alike: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
+    for rank in sorted(held):
+        alike[tuple(sorted(held[rank]))].append(rank)
+    replicas = [alike[stages] for stages in sorted(alike)]
+    if len(replicas) == 1:
+        return ()
+    if len({len(one) for one in replicas}) != 1:
+        raise _not_whole()
+    try:
+        return tuple(_pipeline(passes, ranks) for ranks in zip(*replicas, strict=True))
+    except LabError:
+        if any(one.lane for one in passes.actions):
+            raise
+        return ()  # without marks the passes are inferred, and what was inferred is no pipeline
+
+
+def _not_whole() -> LabError:
+    return refusal(
+        en="the traces show stages of a pipeline, but no whole step of one: give the traces of all its ranks, of at "
+        "least one step from beginning to end.",
+        fr="les traces montrent des étages d’un pipeline, mais aucun pas entier : donnez les traces de tous ses rangs, "
+        "d’au moins un pas du début à la fin.",
+    )
+
+
+def _pipeline(passes: TracedPasses, ranks: tuple[int, ...]) -> TracedPipeline:
+    place = {rank: position for position, rank in enumerate(ranks)}
+    own = TracedPasses(
+        tuple(one for one in passes.actions if one.rank in place),
+        tuple(one for one in passes.transfers if one.rank in place),
+    )
+    steps = sorted({one.step for one in own.actions})
+    orders: list[list[Action]] = [[] for _ in ranks]
+    for one in sorted(own.actions, key=lambda each: (each.start_s, each.end_s)):
+        if one.step == steps[-1]:
+            orders[place[one.rank]].append(one.action)
+    schedule, match = recognised(orders)
+    spans = [
+        Span(
+            rank=place[one.rank],
+            step=one.step,
+            phase="forward" if element.kind == FORWARD else "backward",
+            start_s=one.start_s,
+            end_s=one.end_s,
+            action=str(element),
+        )
+        for one in own.actions
+        for element in one.action.elements
+    ]
+    by_length = sorted(steps, key=lambda step: measured_timeline(schedule, spans, step).makespan)
+    step = by_length[(len(by_length) - 1) // 2]
+    return TracedPipeline(ranks, step, len(steps), overlay(schedule, spans, step), match, own)
+
+
+def recognised(orders: Sequence[Sequence[Action]]) -> tuple[Schedule, ScheduleMatch]:
+    """Name the schedule that these orders are, and build it: with the catalogue's flags where it has it.
+
+    Args:
+        orders: actions of each rank in the order in which it executed them.
+
+    Raises:
+        LabError: if the orders lack a stage or a micro-batch, or cannot be executed.
+    """
+    traced = _schedule(orders)
+    found, closest, best, share = [], None, None, 0.0
+    for schedule in _candidates(traced):
+        if schedule.orders == traced.orders:
+            found.append(schedule)
+        elif len(traced.actions) <= MOST_COMPARED and not found:
+            alike = _likeness(schedule, traced)
+            if alike > share:
+                best, share = schedule, alike
+    if found:
+        names = tuple(dict.fromkeys(one.name for one in found))
+        return found[0], ScheduleMatch(names, names[0], 1.0)
+    closest = best.name if best else ""
+    return traced, ScheduleMatch((), closest, share, _first_difference(best, traced) if best else None)
+
+
+def _schedule(orders: Sequence[Sequence[Action]]) -> Schedule:
+    elements = [(rank, one) for rank, order in enumerate(orders) for action in order for one in action.elements]
+    held = {(one.pipe, one.stage): rank for rank, one in elements}
+    pipes, stages = (1 + max((key[side] for key in held), default=0) for side in (0, 1))
+    micro_batches, slices = ({one.micro_batch for _, one in elements}, {one.token_slice for _, one in elements})
+    units = stages * (1 + max(micro_batches, default=0)) * (1 + max(slices, default=0))
+    if len(held) != pipes * stages or units > len(elements):  # every stage treats every micro-batch
+        raise _not_whole()
+    placement = [[held[pipe, stage] for stage in range(stages)] for pipe in range(pipes)]
+    updates = any(one.kind == "U" for _, one in elements)
+    schedule = Schedule.of(
+        "custom",
+        orders,
+        placement,
+        1 + max(micro_batches),
+        token_slices=1 + max(slices),
+        barrier=not updates,
+        asynchronous=updates,
+    )
+    try:
+        if schedule.graph.actions:
+            return schedule
+    except LabError:  # an action waits for one that no rank has
+        pass
+    raise _not_whole()
+
+
+def _candidates(traced: Schedule) -> Iterator[Schedule]:
+    """Every schedule of the catalogue of this size, with each of its options that an order can show."""
+    per_rank = traced.stages * traced.pipes // traced.ranks
+    large = len(traced.actions) > MOST_COMPARED
+    for entry in ENTRIES:
+        if large and "costs" in entry.options:  # which search for their order
+            continue
+        for options in _options(entry, traced, per_rank):
+            try:
+                schedule = build(entry.name, traced.ranks, traced.micro_batches, **options)  # type: ignore[arg-type]
+            except LabError:  # the schedule's own rule excludes this size
+                continue
+            if schedule.placement == traced.placement and schedule.token_slices == traced.token_slices:
+                yield schedule
+
+
+def _options(entry: ScheduleEntry, traced: Schedule, per_rank: int) -> Iterator[dict[str, object]]:
+    plain: dict[str, object] = {}
+    if "chunks" in entry.options:
+        plain["chunks"] = per_rank
+    elif "waves" in entry.options:
+        plain["waves"] = max(1, per_rank // 2)
+    if "token_slices" in entry.options:
+        plain["token_slices"] = traced.token_slices
+    yield plain
+    if "lifo" in entry.options:
+        yield plain | {"lifo": True}
+    if "stashing" in entry.options:
+        yield from (plain | {"stashing": how} for how in ("vertical", "none"))
+    if "group" in entry.options:
+        groups = range(traced.ranks, traced.micro_batches + 1)
+        yield from (plain | {"group": group} for group in groups if traced.micro_batches % group == 0)
+
+
+def _likeness(schedule: Schedule, traced: Schedule) -> float:
+    """The part of all actions that stand in the same order on their ranks."""
+    alike = sum(
+        sum(block.size for block in SequenceMatcher(None, own, other, autojunk=False).get_matching_blocks())
+        for own, other in zip(schedule.orders, traced.orders, strict=True)
+    )
+    return 2 * alike / (len(schedule.actions) + len(traced.actions))
+
+
+def _first_difference(schedule: Schedule, traced: Schedule) -> tuple[int, str, str] | None:
+    for rank, (expected, order) in enumerate(zip(schedule.orders, traced.orders, strict=True)):
+        for one, other in zip(order, expected, strict=False):
+            if one != other:
+                return rank, str(one), str(other)
+    return None
+
+
+class MessageWait(NamedTuple):
+    """A rank that waits for a message: which action needs it, what makes it where, how long, and how long by design.
+
+    `simulated_s` is the wait of the same action in the simulation.
+    """
+
+    rank: int
+    action: str
+    producer: str
+    source: int
+    waited_s: float
+    simulated_s: float
+
+    @property
+    def excess_s(self) -> float:
+        """What the schedule itself does not explain."""
+        return self.waited_s - self.simulated_s
+
+
+def message_waits(pipeline: TracedPipeline) -> tuple[MessageWait, ...]:
+    """List the waits for messages of the step, the longest first."""
+    measured, simulated = pipeline.overlay.measured, pipeline.overlay.simulated
+    schedule = measured.schedule
+    graph, found = schedule.graph, []
+    least = LEAST_SHARE * measured.makespan
+    latest: dict[int, int] = {}  # of several messages that an action needs, the one that is made last
+    for needed, index in graph.edges():
+        if graph.rank[needed] != graph.rank[index]:
+            former = latest.get(index, needed)
+            latest[index] = max(former, needed, key=lambda one: float(measured.ends[one]))
+    for index, needed in latest.items():
+        before = graph.previous[index]
+        waits = []
+        for timeline in (measured, simulated):
+            free = float(timeline.ends[before]) if before < graph.actions else timeline.start
+            waits.append(max(0.0, float(timeline.starts[index]) - free))
+        free = float(measured.ends[before]) if before < graph.actions else measured.start
+        if waits[0] > least and float(measured.ends[needed]) > free:
+            rank, source = (pipeline.ranks[int(graph.rank[number])] for number in (index, needed))
+            told = str(schedule.actions[index]), str(schedule.actions[needed])
+            found.append(MessageWait(rank, *told, source, *waits))
+    return tuple(sorted(found, key=lambda one: -one.waited_s))
+
+
+class SlowStage(NamedTuple):
+    """Stage that takes longest for a micro-batch, with its rank, its seconds and the mean of all stages."""
+
+    stage: int
+    rank: int
+    seconds: float
+    mean_s: float
+
+
+def slow_stage(pipeline: TracedPipeline) -> SlowStage:
+    """Return the stage with the longest forward and backward of a micro-batch."""
+    measured = pipeline.overlay.measured
+    schedule, seconds = measured.schedule, [0.0] * measured.schedule.stages
+    for action, lasts in zip(schedule.actions, measured.durations.tolist(), strict=True):
+        for element in action.elements:
+            seconds[element.stage] += lasts / len(action.elements) / schedule.micro_batches
+    stage = max(range(len(seconds)), key=seconds.__getitem__)
+    rank = pipeline.ranks[schedule.placement[0][stage]]
+    return SlowStage(stage, rank, seconds[stage], sum(seconds) / len(seconds))
+
+
+class HeadOfLine(NamedTuple):
+    """Transfer that holds up what stands behind it on its rank.
+
+    `blocker` waits for rank `source` from `start_s` for `held_s`; meanwhile `blocked` could go, the first of them for
+    `ready_s`. `delayed_rank` idles before `delayed_action`, which needs the first one, for `idle_s`.
+    """
+
+    rank: int
+    blocker: str
+    source: int
+    start_s: float
+    held_s: float
+    blocked: tuple[str, ...]
+    ready_s: float
+    delayed_rank: int
+    delayed_action: str
+    idle_s: float
+
+
+def head_of_line(pipeline: TracedPipeline) -> tuple[HeadOfLine, ...]:
+    """List the transfers of the step that hold up others that are ready, those that cost most first."""
+    makespan, step = pipeline.overlay.measured.makespan, pipeline.step
+    actions = [one for one in pipeline.passes.actions if one.step == step]
+    transfers = [one for one in pipeline.passes.transfers if one.step == step]
+    ends, starts = _made(actions)
+    posted = {(one.producer, one.sends): one for one in transfers}
+    idle = _idle_before(actions)
+    lanes: dict[tuple[int, str], list[TracedTransfer]] = defaultdict(list)
+    for one in transfers:
+        lanes[one.rank, one.lane].append(one)
+    found = []
+    for queue in lanes.values():
+        queue.sort(key=lambda one: one.start_s)
+        for number, blocker in enumerate(queue):
+            other = posted.get((blocker.producer, not blocker.sends))
+            made = ends.get(blocker.producer)
+            # A receive waits until its message is made, a send until its receive is posted.
+            free_s = (other.start_s if other else None) if blocker.sends else (made[1] if made else None)
+            if free_s is None or other is None:
+                continue
+            until = min(blocker.end_s, free_s)
+            if until - blocker.start_s <= LEAST_SHARE * makespan:
+                continue
+            behind = _ready_behind(queue[number + 1 :], ends, blocker.start_s, until)
+            if not behind:
+                continue
+            first, ready_s = behind[0]
+            consumer = starts.get(first.consumer)
+            rank, name = (consumer[0], consumer[1]) if consumer else (first.rank, "")
+            cost = min(ready_s, idle.get((rank, name), 0.0))
+            held = until - blocker.start_s
+            names = tuple(str(one) for one, _ in behind)
+            found.append(
+                HeadOfLine(
+                    blocker.rank, str(blocker), other.rank, blocker.start_s, held, names, ready_s, rank, name, cost
+                )
+            )
+    found = [one for one in found if one.ready_s > LEAST_SHARE * makespan]
+    return tuple(sorted(found, key=lambda one: (-one.idle_s, -one.ready_s)))
+
+
+def _ready_behind(
+    queue: Sequence[TracedTransfer], ends: Mapping[object, tuple[int, float]], start_s: float, until: float
+) -> list[tuple[TracedTransfer, float]]:
+    """The transfers behind a blocker whose message was made before the wait ended, and how long each stood there."""
+    found = []
+    for one in queue:
+        made = ends.get(one.producer)
+        if made is None or made[1] >= until:
+            break
+        found.append((one, until - max(made[1], start_s)))
+    return found
+
+
+def _made(
+    actions: Iterable[TracedAction],
+) -> tuple[dict[object, tuple[int, float]], dict[object, tuple[int, str]]]:
+    """By direction, stage and micro-batch: rank and moment at which the message is made; rank and name of an action."""
+    ends: dict[object, tuple[int, float]] = {}
+    names: dict[object, tuple[int, str]] = {}
+    for one in actions:
+        for element in one.action.elements:
+            if element.kind in (FORWARD, BACKWARD, BACKWARD_INPUT):
+                key = (FORWARD if element.kind == FORWARD else BACKWARD, element.stage, element.micro_batch)
+                ends[key], names[key] = (one.rank, one.end_s), (one.rank, str(one.action))
+    return ends, names
+
+
+def _idle_before(actions: Iterable[TracedAction]) -> dict[tuple[int, str], float]:
+    """By rank and action: how long the rank computed nothing before it."""
+    by_rank: dict[int, list[TracedAction]] = defaultdict(list)
+    for one in actions:
+        by_rank[one.rank].append(one)
+    idle = {}
+    for rank, own in by_rank.items():
+        own.sort(key=lambda one: one.start_s)
+        for before, one in pairwise(own):
+            idle[rank, str(one.action)] = max(0.0, one.start_s - before.end_s)
+    return idle

@@ -1,0 +1,598 @@
+"""Turn the profiler's events of each rank into activities, on one clock: computing, communication, pipeline actions.
+
+**Activities.** On a GPU the kernels say when a rank computes, and NCCL's kernels when it communicates; on the CPU the
+operators of torch do, but for those that only post or await a message, and the backend's own marks (`gloo:all_reduce`).
+Communication is exposed where its rank computes nothing meanwhile, and hidden elsewhere.
+
+**Clocks.** Each host has its own clock. A collective that no rank can leave before all have entered it ends on all of
+them at nearly one moment: the median difference of the ends is the difference of two clocks. Where there is none, a
+message in each direction bounds it, as NTP does: half the difference of the shortest ways (Mills 1991, "Internet time
+synchronization: the network time protocol"). A difference that its own uncertainty covers is taken as none.
+
+**Stragglers.** A rank that enters such a collective makes the others wait until it has come.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import re
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import integer, refusal
+from dlojz.results.footprint import Collective
+from dlojz.results.profiler_trace import MOST_RANKS, TraceFile, rank_of
+from dlojz.results.record import Span
+
+Intervals = NDArray[np.float64]
+"""Start and end per row, in seconds: sorted, without overlap."""
+
+DEVICE, HOST = ("kernel", "gpu_memcpy", "gpu_memset"), "cpu_op"
+MARKS = ("user_annotation", "gpu_user_annotation")
+POSTS = ("c10d", "_c10d_functional", "record_param_comms", "gloo:", "nccl:", "mpi:", "ucc:")
+"""Operators and marks that post or await a message: no computation."""
+BACKENDS = ("gloo:", "nccl:", "mpi:", "ucc:", "nccldevkernel_", "ncclkernel_")
+OF_BACKWARD = "autograd::engine::evaluate_function"
+ACTION = re.compile(r"PP:(\S+)|(Forward|Backward) (\d+)")
+OPTIMIZER = re.compile(r"Optimizer\.step#")
+TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Collectives that nobody leaves before all have entered."""
+_COLLECTIVES = {name.replace("_", ""): name for name in get_args(Collective)}
+_POSTED = {"c10d::send": "send", "c10d::recv_": "recv"}
+LONGEST_MARK = 64
+DRAWN = 2000
+"""Parts of the time that a drawing can tell apart."""
+MOST_KEPT = 2_000_000
+"""Marks and messages that are kept of one rank."""
+
+
+class Exchange(NamedTuple):
+    """Communication of one rank: a collective, or a message; times in seconds."""
+
+    kind: str
+    start_s: float
+    end_s: float
+    group: str = ""
+    sequence: int | None = None
+    lane: str = ""
+
+
+class TracedMark(NamedTuple):
+    """Stretch that a program has named: an action of a pipeline, an optimizer step; times in seconds."""
+
+    name: str
+    start_s: float
+    end_s: float
+    lane: str
+    on_device: bool = False
+
+
+class TracedMessage(NamedTuple):
+    """Message between two ranks: when it was ready to leave and when it had arrived, each on its rank's own clock."""
+
+    sender: int
+    receiver: int
+    sent_s: float
+    arrived_s: float
+
+
+@dataclass(frozen=True)
+class RankActivities:
+    """What one rank did, in seconds of one clock.
+
+    Attributes:
+        world_size: ranks that took part; None where the trace does not say.
+        host: machine that it ran on; empty where the trace does not say.
+        base_ns: what the clock counts from.
+        on_device: whether kernels say when it computed.
+        computing, backward, optimizing: when it did.
+        exchanges: in order of their start.
+        posts: on the host, when a message was sent or a receive posted.
+        marks: pipeline actions, as the program names them.
+        first_s, last_s: first start and last end of all that is kept.
+    """
+
+    rank: int
+    world_size: int | None
+    host: str
+    base_ns: int
+    on_device: bool
+    computing: Intervals
+    backward: Intervals
+    optimizing: Intervals
+    exchanges: tuple[Exchange, ...]
+    posts: tuple[Exchange, ...]
+    marks: tuple[TracedMark, ...]
+
+    @property
+    def first_s(self) -> float:
+        """First start."""
+        return min(self._edges(0), default=0.0)
+
+    @property
+    def last_s(self) -> float:
+        """Last end."""
+        return max(self._edges(1), default=0.0)
+
+    def _edges(self, side: int) -> list[float]:
+        every = (self.computing, self.optimizing)
+        edges = [float(one[0 if side == 0 else -1, side]) for one in every if len(one)]
+        edges += [(one.start_s, one.end_s)[side] for one in self.exchanges]
+        return edges + [(one.start_s, one.end_s)[side] for one in self.marks]
+
+    def shifted(self, by_s: float) -> RankActivities:
+        """Copy it with all times moved."""
+
+        def moved(things: Iterable[Any]) -> tuple[Any, ...]:
+            return tuple(one._replace(start_s=one.start_s + by_s, end_s=one.end_s + by_s) for one in things)
+
+        return replace(
+            self,
+            computing=self.computing + by_s,
+            backward=self.backward + by_s,
+            optimizing=self.optimizing + by_s,
+            exchanges=moved(self.exchanges),
+            posts=moved(self.posts),
+            marks=moved(self.marks),
+        )
+
+    @property
+    def communicating(self) -> Intervals:
+        """When it communicates; on the host the mark of a send ends where it is awaited, so sends count nothing."""
+        counted = (one for one in self.exchanges if self.on_device or one.kind != "send")
+        return merged((one.start_s, one.end_s) for one in counted)
+
+    @property
+    def exposed(self) -> Intervals:
+        """When it communicates and computes nothing."""
+        return without(self.communicating, self.computing)
+
+
+def merged(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
+    """Unite intervals that overlap."""
+    rows = np.asarray(pairs if isinstance(pairs, np.ndarray) else list(pairs), np.float64).reshape(-1, 2)
+    rows = rows[rows[:, 1] > rows[:, 0]]
+    if not len(rows):
+        return rows
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    ends = np.maximum.accumulate(rows[:, 1])
+    fresh = np.concatenate([[True], rows[1:, 0] > ends[:-1]])
+    last = np.concatenate([np.flatnonzero(fresh)[1:] - 1, [len(rows) - 1]])
+    return np.stack([rows[fresh, 0], ends[last]], axis=1)
+
+
+def without(intervals: Intervals, others: Intervals) -> Intervals:
+    """Cut the others out of intervals; both without overlap, in order."""
+    found: list[tuple[float, float]] = []
+    at, cuts = 0, others.tolist()
+    for begin, end in intervals.tolist():
+        start = begin
+        while at < len(cuts) and cuts[at][1] <= start:
+            at += 1
+        number = at
+        while number < len(cuts) and cuts[number][0] < end:
+            if cuts[number][0] > start:
+                found.append((start, cuts[number][0]))
+            start = cuts[number][1]
+            number += 1
+        if end > start:
+            found.append((start, end))
+    return np.asarray(found, np.float64).reshape(-1, 2)
+
+
+def total(intervals: Intervals) -> float:
+    """Seconds of intervals without overlap."""
+    return float((intervals[:, 1] - intervals[:, 0]).sum())
+
+
+def activities_of(trace: TraceFile) -> RankActivities:
+    """Read the trace of one rank.
+
+    Raises:
+        LabError: if it is of another tool, has no events, names no rank, or keeps too much.
+    """
+    kept = _Kept()
+    for event in trace.events():
+        kept.add(event)
+        if kept.count > MOST_KEPT:
+            raise refusal(
+                en=f"the trace {trace.name} has more than {integer(MOST_KEPT)} messages and marks: profile fewer "
+                "steps.",
+                fr=f"la trace {trace.name} a plus de {integer(MOST_KEPT)} messages et marques : profilez moins de pas.",
+            )
+    if not kept.known:
+        raise _of_nothing(trace)
+    rank = rank_of(trace)
+    if rank is None:
+        raise refusal(
+            en=f"{trace.name} does not say its rank: profile after init_process_group, or put the rank into the "
+            "file's name, as in trace_rank0.json.",
+            fr=f"{trace.name} ne dit pas son rang : profilez après init_process_group, ou mettez le rang dans le nom "
+            "du fichier, comme trace_rank0.json.",
+        )
+    told = trace.head.get("distributedInfo")
+    size = told.get("world_size") if isinstance(told, dict) else None
+    base = trace.head.get("baseTimeNanoseconds")
+    return kept.activities(
+        rank,
+        size if isinstance(size, int) and 0 < size <= MOST_RANKS else None,
+        str(trace.head.get("host_name", "")),
+        base if isinstance(base, int) and abs(base) < 1 << 63 else 0,
+    )
+
+
+def _of_nothing(trace: TraceFile) -> LabError:
+    if not trace.count:
+        return refusal(
+            en=f"the trace {trace.name} has no events: nothing ran between the profiler's start and stop.",
+            fr=f"la trace {trace.name} n’a aucun événement : rien n’a tourné entre le début et la fin du profilage.",
+        )
+    if "schemaVersion" in trace.head or "distributedInfo" in trace.head:
+        return refusal(
+            en=f"the trace {trace.name} has no operators and no kernels: nothing ran between the profiler's start and "
+            "stop, or only memory was recorded.",
+            fr=f"la trace {trace.name} n’a ni opérateurs ni noyaux : rien n’a tourné entre le début et la fin du "
+            "profilage, ou seule la mémoire a été enregistrée.",
+        )
+    return refusal(
+        en=f"{trace.name} is a trace of another tool: it has no event of torch.profiler; give what "
+        "export_chrome_trace or tensorboard_trace_handler wrote.",
+        fr=f"{trace.name} est la trace d’un autre outil : elle n’a aucun événement de torch.profiler ; donnez ce "
+        "qu’ont écrit export_chrome_trace ou tensorboard_trace_handler.",
+    )
+
+
+class _Kept:
+    """What is kept of a rank's events while they are read: edges of intervals, messages, marks."""
+
+    def __init__(self) -> None:
+        self.edges: dict[str, array[float]] = defaultdict(lambda: array("d"))
+        self.exchanges: list[Exchange] = []
+        self.device_exchanges: list[Exchange] = []
+        self.posts: list[Exchange] = []
+        self.marks: list[TracedMark] = []
+        self.known = 0
+
+    @property
+    def count(self) -> int:
+        """Messages and marks so far."""
+        return len(self.exchanges) + len(self.device_exchanges) + len(self.posts) + len(self.marks)
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Keep what matters of an event."""
+        kind, name, start, lasts = (event.get(key) for key in ("cat", "name", "ts", "dur"))
+        if event.get("ph") != "X" or not isinstance(name, str) or not isinstance(kind, str):
+            return
+        if not isinstance(start, int | float) or not isinstance(lasts, int | float):
+            return
+        begin, end = start * 1e-6, (start + lasts) * 1e-6
+        if not (math.isfinite(begin) and math.isfinite(end)) or end < begin:
+            return
+        if kind in DEVICE:
+            self._kernel(event, name, begin, end)
+        elif kind in MARKS:
+            self._mark(event, kind, name, begin, end)
+        elif kind == HOST:
+            self._operator(event, name, begin, end)
+
+    def _kernel(self, event: Mapping[str, Any], name: str, begin: float, end: float) -> None:
+        self.known += 1
+        if name.lower().startswith("nccl"):
+            self.device_exchanges.append(_exchange(event, name, begin, end))
+        else:
+            self.edges["kernel"].extend((begin, end))
+
+    def _mark(self, event: Mapping[str, Any], kind: str, name: str, begin: float, end: float) -> None:
+        self.known += 1
+        if name.lower().startswith(BACKENDS):
+            if kind == "user_annotation":
+                self.exchanges.append(_exchange(event, name, begin, end))
+        elif len(name) <= LONGEST_MARK and ACTION.fullmatch(name):
+            self.marks.append(TracedMark(name, begin, end, _lane(event), kind != "user_annotation"))
+        elif OPTIMIZER.match(name):
+            self.edges[f"optimizer {kind}"].extend((begin, end))
+
+    def _operator(self, event: Mapping[str, Any], name: str, begin: float, end: float) -> None:
+        self.known += 1
+        if name in _POSTED:
+            self.posts.append(Exchange(_POSTED[name], begin, end, lane=_lane(event)))
+        elif name.lower().startswith(BACKENDS):
+            self.exchanges.append(_exchange(event, name, begin, end))
+        elif not name.startswith(POSTS):
+            self.edges["operator"].extend((begin, end))
+            if name.startswith(OF_BACKWARD):
+                self.edges["backward"].extend((begin, end))
+
+    def activities(self, rank: int, world_size: int | None, host: str, base_ns: int) -> RankActivities:
+        """All of the rank; on a device, what its kernels say."""
+        on_device = bool(self.edges["kernel"])
+        exchanges = self.device_exchanges if on_device and self.device_exchanges else self.exchanges
+        optimizing = self._merged(f"optimizer {MARKS[on_device]}")
+        on_host = not any(mark.on_device for mark in self.marks)
+        return RankActivities(
+            rank,
+            world_size,
+            host,
+            base_ns,
+            on_device,
+            self._merged("kernel" if on_device else "operator"),
+            self._merged("backward") if not on_device else np.zeros((0, 2)),
+            optimizing,
+            tuple(sorted(exchanges, key=lambda one: one.start_s)),
+            tuple(sorted(self.posts, key=lambda one: one.start_s)),
+            tuple(sorted((mark for mark in self.marks if mark.on_device != on_host), key=lambda one: one.start_s)),
+        )
+
+    def _merged(self, name: str) -> Intervals:
+        return merged(np.frombuffer(self.edges[name], np.float64).reshape(-1, 2).copy())
+
+
+def _lane(event: Mapping[str, Any]) -> str:
+    return f"{event.get('pid')}/{event.get('tid')}"
+
+
+def _exchange(event: Mapping[str, Any], name: str, begin: float, end: float) -> Exchange:
+    told = event.get("args")
+    more: Mapping[str, Any] = told if isinstance(told, dict) else {}
+    word = str(more.get("Collective name") or name).lower()
+    for prefix in BACKENDS:
+        word = word.removeprefix(prefix)
+    plain = re.sub(r"[^a-z]", "", word.split("(")[0].split(" ")[0])
+    kind = next((known for letters, known in _COLLECTIVES.items() if plain.lstrip("_").startswith(letters)), plain)
+    sequence = more.get("Seq")
+    group = str(more.get("Process Group Name", ""))
+    return Exchange(kind, begin, end, group, sequence if isinstance(sequence, int) else None, _lane(event))
+
+
+@dataclass(frozen=True)
+class AlignedRanks:
+    """Ranks on one clock, which counts seconds from the first activity.
+
+    Attributes:
+        ranks: in order.
+        shifts_s: how far the clock of each rank was moved, its base aside.
+        uncertain_s: how well that is known; infinite where no common collective or message ties the rank to others.
+    """
+
+    ranks: tuple[RankActivities, ...]
+    shifts_s: tuple[float, ...]
+    uncertain_s: tuple[float, ...]
+
+    @property
+    def length_s(self) -> float:
+        """From the first activity of all to the last."""
+        return max(one.last_s for one in self.ranks)
+
+
+def check_ranks(ranks: Sequence[RankActivities], names: Sequence[str]) -> None:
+    """Refuse traces that cannot be laid beside each other.
+
+    Raises:
+        LabError: if there is one rank only, or one rank twice.
+    """
+    by_rank: dict[int, str] = {}
+    for one, name in zip(ranks, names, strict=True):
+        if one.rank in by_rank:
+            raise refusal(
+                en=f"rank {one.rank} has two traces, {by_rank[one.rank]} and {name}: give those of one profiling "
+                "alone.",
+                fr=f"le rang {one.rank} a deux traces, {by_rank[one.rank]} et {name} : donnez celles d’un seul "
+                "profilage.",
+            )
+        by_rank[one.rank] = name
+    if len(ranks) == 1:
+        only = ranks[0]
+        if only.world_size == 1:
+            raise refusal(
+                en=f"{names[0]} is of a run on one process: it waits for nobody; give the traces of a run on several.",
+                fr=f"{names[0]} vient d’une exécution à un processus : il n’attend personne ; donnez les traces d’une "
+                "exécution à plusieurs.",
+            )
+        size = only.world_size or ""
+        raise refusal(
+            en=f"the trace of rank {only.rank} alone does not show whom it waits for: give those of all {size} ranks, "
+            "or their folder.".replace("  ", " "),
+            fr=f"la trace du seul rang {only.rank} ne montre pas qui il attend : donnez celles de tous les {size} "
+            "rangs, ou leur dossier.".replace("  ", " "),
+        )
+
+
+def matched_collectives(ranks: Sequence[RankActivities]) -> list[dict[int, Exchange]]:
+    """Match the collectives that several ranks took part in: by sequence number, else by their order.
+
+    Without numbers, a kind whose count differs between ranks that have it is left out.
+    """
+    numbered: dict[tuple[str, str, int], dict[int, Exchange]] = defaultdict(dict)
+    ordered: dict[tuple[str, str], dict[int, list[Exchange]]] = defaultdict(lambda: defaultdict(list))
+    for one in ranks:
+        for exchange in one.exchanges:
+            if exchange.kind not in TOGETHER:
+                continue
+            if exchange.sequence is not None:
+                numbered[exchange.kind, exchange.group, exchange.sequence][one.rank] = exchange
+            else:
+                ordered[exchange.kind, exchange.group][one.rank].append(exchange)
+    found = list(numbered.values())
+    for by_rank in ordered.values():
+        if len({len(own) for own in by_rank.values()}) == 1:
+            members = list(by_rank)
+            found += [
+                dict(zip(members, each, strict=True)) for each in zip(*(by_rank[one] for one in members), strict=True)
+            ]
+    return sorted((one for one in found if len(one) > 1), key=lambda one: min(each.start_s for each in one.values()))
+
+
+class _Tie(NamedTuple):
+    """The clock of one rank minus that of another, and how uncertain it is."""
+
+    difference_s: float
+    uncertain_s: float
+
+
+def aligned(ranks: Sequence[RankActivities], messages: Iterable[TracedMessage] = ()) -> AlignedRanks:
+    """Put all ranks on the clock of the first, which then counts from the first activity.
+
+    Args:
+        ranks: at least one, each on its own clock.
+        messages: times on the clocks of their ranks, for ranks that share no collective.
+    """
+    ranks = sorted(ranks, key=lambda one: one.rank)
+    base = ranks[0].base_ns
+    based = {one.rank: (one.base_ns - base) * 1e-9 for one in ranks}
+    ties = _ties(ranks, based, messages)
+    reached: dict[int, _Tie] = {}
+    waiting = [(0.0, ranks[0].rank, 0.0)]
+    while waiting:
+        uncertain, rank, difference = heapq.heappop(waiting)
+        if rank in reached:
+            continue
+        reached[rank] = _Tie(difference, uncertain)
+        for (here, there), tie in ties.items():
+            if here == rank and there not in reached:
+                heapq.heappush(waiting, (uncertain + tie.uncertain_s, there, difference + tie.difference_s))
+    shifts, unsure = [], []
+    for one in ranks:
+        tie = reached.get(one.rank, _Tie(0.0, math.inf))
+        shifts.append(0.0 if abs(tie.difference_s) <= tie.uncertain_s else -tie.difference_s)
+        unsure.append(tie.uncertain_s)
+    moved = [one.shifted(based[one.rank] + shift) for one, shift in zip(ranks, shifts, strict=True)]
+    start = min(one.first_s for one in moved)
+    return AlignedRanks(tuple(one.shifted(-start) for one in moved), tuple(shifts), tuple(unsure))
+
+
+def _ties(
+    ranks: Sequence[RankActivities], based: Mapping[int, float], messages: Iterable[TracedMessage]
+) -> dict[tuple[int, int], _Tie]:
+    """For pairs of ranks, by how much the clock of the second is ahead of the first's."""
+    differences: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for members in matched_collectives(ranks):
+        first, *others = sorted(members)
+        for other in others:
+            ends = (members[other].end_s + based[other]) - (members[first].end_s + based[first])
+            differences[first, other].append(ends)
+    ties: dict[tuple[int, int], _Tie] = {}
+    for pair, found in differences.items():
+        middle = float(np.median(found))
+        spread = float(np.median(np.abs(np.asarray(found) - middle)))
+        ties[pair] = _Tie(middle, spread)
+    ways: dict[tuple[int, int], float] = {}
+    for sender, receiver, sent_s, arrived_s in messages:
+        way = (arrived_s + based[receiver]) - (sent_s + based[sender])
+        ways[sender, receiver] = min(way, ways.get((sender, receiver), math.inf))
+    for one, other in combinations(sorted(based), 2):
+        if (one, other) in ways and (other, one) in ways:
+            there, back = ways[one, other], ways[other, one]
+            tie = _Tie((there - back) / 2, abs(there + back) / 2)
+            if (one, other) not in ties or tie.uncertain_s < ties[one, other].uncertain_s:
+                ties[one, other] = tie
+    return ties | {(other, one): _Tie(-tie.difference_s, tie.uncertain_s) for (one, other), tie in ties.items()}
+
+
+def spans_of(aligned_ranks: AlignedRanks) -> tuple[Span, ...]:
+    """List what each rank does as spans of one step, for a drawing: what lies closer than it can show is joined."""
+    near_s = aligned_ranks.length_s / DRAWN
+    spans = []
+    for one in aligned_ranks.ranks:
+        busy = one.communicating
+        forward = without(without(one.computing, one.backward), one.optimizing)
+        phases = {
+            "compute" if one.on_device or not len(one.backward) else "forward": forward,
+            "backward": one.backward,
+            "optimizer": one.optimizing,
+            "communication": busy,
+            "wait": one.exposed,
+        }
+        spans += [
+            Span(rank=one.rank, step=0, phase=phase, start_s=start, end_s=end)
+            for phase, intervals in phases.items()
+            for start, end in _joined(intervals, near_s).tolist()
+        ]
+    return tuple(spans)
+
+
+def _joined(intervals: Intervals, near_s: float) -> Intervals:
+    """Unite intervals between which there is next to nothing."""
+    widened = merged(intervals + np.array([0.0, near_s]))
+    return widened - np.array([0.0, near_s]) if len(widened) else widened
+
+
+class RankShares(NamedTuple):
+    """Seconds of one rank, within the time from the first activity of all ranks to the last.
+
+    `exposed_s` is communication beside which nothing is computed, `waited_s` the part of it spent on waiting for ranks
+    that had not entered a collective yet; `idle_s` is neither computing nor communication.
+    """
+
+    rank: int
+    computing_s: float
+    hidden_s: float
+    exposed_s: float
+    waited_s: float
+    idle_s: float
+
+
+class Straggler(NamedTuple):
+    """A rank that others wait for at collectives: how often it was the last, and what they waited for it.
+
+    `waited_s` is the mean over the ranks that waited, summed over the collectives; `late_s` the median of how long
+    after the rank before it it came.
+    """
+
+    rank: int
+    last: int
+    collectives: int
+    waited_s: float
+    late_s: float
+
+
+def shares_of(aligned_ranks: AlignedRanks) -> tuple[RankShares, ...]:
+    """Divide the time of each rank into computing, communication and waiting."""
+    waits: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for members in matched_collectives(aligned_ranks.ranks):
+        entered = max(one.start_s for one in members.values())
+        for rank, own in members.items():
+            waits[rank].append((own.start_s, min(own.end_s, entered)))
+    shares = []
+    for one in aligned_ranks.ranks:
+        busy = one.communicating
+        exposed = one.exposed
+        waited = without(merged(waits[one.rank]), one.computing)
+        computing = total(one.computing)
+        shares.append(
+            RankShares(
+                one.rank,
+                computing,
+                total(busy) - total(exposed),
+                total(exposed),
+                total(waited),
+                max(0.0, aligned_ranks.length_s - computing - total(exposed)),
+            )
+        )
+    return tuple(shares)
+
+
+def stragglers_of(aligned_ranks: AlignedRanks) -> tuple[Straggler, ...]:
+    """List the ranks that others waited for at collectives, those that cost most first."""
+    last: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    matched = matched_collectives(aligned_ranks.ranks)
+    for members in matched:
+        starts = sorted((one.start_s, rank) for rank, one in members.items())
+        moment, rank = starts[-1]
+        mean = sum(moment - start for start, _ in starts[:-1]) / (len(starts) - 1)
+        last[rank].append((mean, moment - starts[-2][0]))
+    found = [
+        Straggler(
+            rank, len(own), len(matched), sum(mean for mean, _ in own), float(np.median([late for _, late in own]))
+        )
+        for rank, own in last.items()
+    ]
+    return tuple(sorted(found, key=lambda one: -one.waited_s))

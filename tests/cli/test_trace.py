@@ -1,0 +1,104 @@
+"""`dlojz trace`: who waits for whom in a folder of traces, in text, JSON and pictures, in both languages."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlojz.base.language import use_language
+from dlojz.cli.main import main
+from dlojz.pipeline.schedule import Costs
+from dlojz.pipeline.schedule_catalogue import build
+from dlojz.pipeline.simulator import simulate
+from tests.profiled import event, stream_times, stream_traces, timeline_traces, with_messages, write_trace
+
+PNG = b"\x89PNG\r\n\x1a\n"
+COSTS = Costs(forward=(1.0, 1.0, 3.0, 1.0), backward=(2.0, 2.0, 6.0, 2.0), latency=0.1)
+
+
+def replicas(folder: Path, ranks: int = 2) -> Path:
+    """Ranks that compute and reduce; the last one comes 3 ms late."""
+    for rank in range(ranks):
+        come = 0.013 if rank == ranks - 1 else 0.010
+        events = [
+            event("cpu_op", "aten::mm", 1.0, 1.0 + come),
+            event("user_annotation", "gloo:all_reduce", 1.0 + come, 1.015, 101),
+        ]
+        write_trace(folder / f"rank{rank}.json", rank, events, 4)
+    return folder
+
+
+def _json(capfd: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main(["trace", *words, "--json"]) == 0
+    return json.loads(capfd.readouterr().out)
+
+
+def test_a_pipeline_is_told_drawn_and_documented(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = timeline_traces(tmp_path / "traces", simulate(build("1f1b", 4, 8), COSTS), shifts_s=(0, 9, 0, -4))
+    assert main(["trace", str(folder), "--png", str(tmp_path / "step.png")]) == 0
+    printed = capfd.readouterr().out
+    assert "4 ranks; their clocks differed by up to 9.00 s and were aligned" in printed
+    assert "Schedule: 1F1B (DAPPLE, PipeDream-Flush), 1f1b" in printed and "Bubble of each rank" in printed
+    assert "Stage 2 on rank 2 is the slowest" in printed and "for the message of" in printed
+    assert (tmp_path / "step.png").read_bytes().startswith(PNG)
+    use_language("fr")
+    assert main(["trace", str(folder)]) == 0
+    french = capfd.readouterr().out
+    assert "L’étage 2, sur le rang 2, est le plus lent" in french and "attend" in french and "Schedule" not in french
+    use_language("en")
+    told = _json(capfd, str(folder))
+    (pipeline,) = told["pipelines"]
+    assert pipeline["schedules"][0] == "1f1b" and pipeline["slow_stage"]["rank"] == 2
+    assert pipeline["measured_s"] == pytest.approx(pipeline["simulated_s"], rel=0.05)
+    assert [clock["shift_s"] for clock in told["clocks"]] == pytest.approx([0, -9, 0, 4], abs=1e-3)
+
+
+def test_head_of_line_blocking_is_told_with_what_to_do(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    orders = with_messages(build("interleaved", 4, 8))
+    times = stream_times(orders, {"F": 2e-3, "B": 4e-3}, 0.1e-3)
+    folder = stream_traces(tmp_path, times)
+    assert main(["trace", str(folder)]) == 0
+    printed = " ".join(capfd.readouterr().out.split())
+    assert re.search(
+        r"Head-of-line blocking on rank 0: 4RECV_F\d waits 6.20 ms for rank 3, .*; behind it 4SEND_F0", printed
+    )
+    assert "rank 1 idles" in printed and ": post this receive just before the action that needs it" in printed
+
+
+def test_a_late_replica_is_told_and_drawn(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = replicas(tmp_path)
+    assert main(["trace", str(folder), "--png", str(tmp_path / "a.png")]) == 0
+    printed = " ".join(capfd.readouterr().out.split())
+    assert "Straggler: rank 1 comes last to 1 of 1 collectives, 3.00 ms after" in printed
+    assert "Not given: the traces of ranks 2, 3 of 4" in printed and "Schedule" not in printed
+    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+    told = _json(capfd, str(folder))
+    assert told["stragglers"][0]["rank"] == 1 and told["pipelines"] == []
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        ("", "takes the traces of all ranks"),
+        ("nowhere", "there is no file nowhere"),
+        ("rank0.json", "the trace of rank 0 alone"),
+        ("rank0.json rank0.json", "rank 0 has two traces"),
+        ("rank0.json cut.json", "cut.json is cut off after"),
+        ("rank0.json rank1.json --png x.txt", "--png needs a name that ends in"),
+    ],
+)
+def test_refusals(
+    words: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(replicas(tmp_path))
+    (tmp_path / "cut.json").write_bytes((tmp_path / "rank1.json").read_bytes()[:-40])
+    assert main(["trace", *words.split()]) == 2
+    printed = capsys.readouterr()
+    assert told in printed.err and printed.out == "" and len(printed.err.strip().splitlines()) == 1
+    use_language("fr")
+    assert main(["trace", *words.split()]) == 2
+    assert capsys.readouterr().err != printed.err
