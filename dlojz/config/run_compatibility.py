@@ -31,11 +31,9 @@ WHOLE_LAYOUT: Final = {
 
 
 def _beyond_replicas(config: RunFields) -> Facts | None:
-    """Find what a model from elsewhere cannot be laid out with: all but DDP, FSDP2 and one process."""
+    """Find what a model from elsewhere cannot be laid out with: all but replicas, whole or sharded."""
     if not is_elsewhere(config.model):
         return None
-    if config.layout.engine not in ("torch", "single"):
-        return {"name": "engine", "value": config.layout.engine, "plain": "torch"}
     plain = {"update": "auto", "library": "none"}
     return first_set(config.layout, WHOLE_LAYOUT) or first_set(config, plain)
 
@@ -45,9 +43,11 @@ ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
         "models from elsewhere have replicas",
         _beyond_replicas,
         en="{name}={value!r} was received with {config.model}, but a model from elsewhere is predicted and run with "
-        "DDP, with FSDP2 or on one process alone: use {name}={plain!r}, or a model of the catalogue.",
+        "replicas, whole or sharded (DDP, FSDP2, DeepSpeed, by hand), or on one process alone: use {name}={plain!r}, "
+        "or a model of the catalogue.",
         fr="{name}={value!r} a été reçu avec {config.model}, mais un modèle venu d’ailleurs se prédit et s’exécute "
-        "seulement avec DDP, avec FSDP2 ou sur un seul processus : prenez {name}={plain!r}, ou un modèle du catalogue.",
+        "seulement avec des répliques, entières ou découpées (DDP, FSDP2, DeepSpeed, à la main), ou sur un seul "
+        "processus : prenez {name}={plain!r}, ou un modèle du catalogue.",
     ),
 )
 """What a model from elsewhere may not be combined with."""
