@@ -37,7 +37,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList, mean_loss, untie
 from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.experts.routing import Routing
-from dlojz.models.foreign.sources import is_own_file
+from dlojz.models.foreign.elsewhere import is_own_file
 from dlojz.models.meta import sample_inputs
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD

@@ -26,6 +26,7 @@ from dlojz.config.fields import block_choices
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
 from dlojz.models.experts.routing import all_to_all_bytes
+from dlojz.models.foreign.elsewhere import is_elsewhere
 from dlojz.models.sizes import CoAtNetSize, DeepSeekSize, GPTSize, LlamaSize, QwenSize
 from dlojz.pipeline.partition_baselines import schedule_of, stage_bounds
 from dlojz.results.footprint import Collective, Traffic
@@ -200,6 +201,12 @@ def untied_shapes(config: RunConfig, split: Split = WHOLE) -> ModelShapes:
     """Read the shapes of all blocks, or of a rank's part of them, with the matrix that a tied head computes with."""
     sizes = (config.model, config.image_size, config.sequence_length, config.num_classes)
     return _shapes(*sizes, split, config.routing, untied=has_tied_head(config))
+
+
+def shapes_of_modules(config: RunConfig) -> ModelShapes:
+    """Read the shapes of all blocks, with a tied matrix in each module that computes with it."""
+    sizes = (config.model, config.image_size, config.sequence_length, config.num_classes)
+    return _shapes(*sizes, WHOLE, config.routing, untied=has_tied_head(config) or is_elsewhere(config.model))
 
 
 def share_shapes(config: RunConfig, tp_rank: int) -> ModelShapes:

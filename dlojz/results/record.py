@@ -26,7 +26,7 @@ from dlojz.base.contract import Contract, parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.fault_injection import faultpoint
 from dlojz.base.language import refusal, say
-from dlojz.config.run_config import RunConfig
+from dlojz.config.run_config import ReadContract, RunConfig
 from dlojz.results.footprint import Footprint
 
 Status = Literal["completed", "oom", "timeout", "cancelled", "failed", "diverged"]
@@ -69,7 +69,7 @@ class ExpertLoad(Contract):
     dropped: float = Field(ge=0, le=1, description="share of all choices that found their expert full")
 
 
-class RunRecord(Contract):
+class RunRecord(ReadContract):
     """Record of a finished run: what was asked, how it ended, what was measured on every rank."""
 
     schema_version: Literal[1] = 1
@@ -308,7 +308,7 @@ class HeldOutLoss(Contract):
     loss: float
 
 
-class Trajectory(Contract):
+class Trajectory(ReadContract):
     """Trajectory of one training on text, step by step; all series have one entry per step."""
 
     schema_version: Literal[1] = 1
