@@ -415,15 +415,16 @@ def _forecast(config: RunConfig, rank: int, device: Device | None) -> Forecast:
     step = replay_of(config, rank, device)
     ledger = step.run()
     samples = ledger.samples()  # of one step: for a GPU another is run below
+    named = model_shapes(config).own_path
     return Forecast(
         config=config,
         rank=rank,
         device=device,
         memory=_memory(config, ledger, step, device),
         peak_micro_batch=ledger.peak_detail[0] + 1,
-        peak_module=ledger.peak_detail[1],
-        at_peak_by_block=ledger.peak_by_block(),
-        activations_by_module=step.trace.by_module,
+        peak_module=named(ledger.peak_detail[1]),
+        at_peak_by_block=tuple((named(block), held) for block, held in ledger.peak_by_block()),
+        activations_by_module={named(module): held for module, held in step.trace.by_module.items()},
         in_flight=micro_batches_in_flight(config, rank),
         samples=samples,
         movements=tuple(ledger.movements),
