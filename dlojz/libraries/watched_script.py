@@ -7,19 +7,22 @@ is the number that backward is called on, before a gradient scaler multiplies it
 mean, or their sum where each was multiplied or divided by a number, as accumulation does it. Of an optimizer that
 evaluates a closure more than once (L-BFGS), it is the first value.
 
-The first steps, which are traced, run as if `torch.compile` were not there, since torch compiles nothing while tensors
-are traced: memory and FLOPs are those of eager mode, times those of the compiled one.
+The first steps, which are traced, run as if `torch.compile` were not there, since torch compiles nothing under a
+dispatch mode, and refuses `fullgraph=True` there: memory and FLOPs are those of eager mode, times those of the compiled
+one.
 
 Nothing of the script waits for the measurement: the ranks' clocks are compared once, when the script has made its
 process group, and no collective of the lab's follows. What a traceback shows are the script's frames and torch's.
 
 Source: torch 2.13, `optim/optimizer.py`, `profile_hook_step` (hooks of all optimizers); `amp/grad_scaler.py`, `step`;
-`nn/modules/module.py`, `_call_impl`. DeepSpeed 0.19, `runtime/engine.py`, `_take_model_step`.
+`nn/modules/module.py`, `_call_impl`; `_dynamo/eval_frame.py`, `compile_wrapper`, which puts the dispatch keys back
+after each call, so that no mode can be left within one. DeepSpeed 0.19, `runtime/engine.py`, `_take_model_step`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import runpy
@@ -388,6 +391,32 @@ def _updated_by(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     return (one for group in optimizer.param_groups for one in group["params"])
 
 
+def eager_while_traced(compiling: Callable[..., Any], watch: ScriptWatch, probes: Probes) -> Callable[..., Any]:
+    """Wrap what makes a compiled function: it calls the function itself as long as the probes trace.
+
+    Afterwards a module that was compiled in place (`module.compile()`) calls no hook: it is reported here.
+    """
+
+    def made(context: Any, function: Any) -> Any:
+        compiled = compiling(context, function)
+        if isinstance(function, nn.Module | type):
+            return compiled
+        owner = getattr(function, "__self__", None)
+
+        @functools.wraps(compiled)
+        def chosen(*args: Any, **kwargs: Any) -> Any:
+            if probes.is_tracing:
+                return function(*args, **kwargs)
+            if isinstance(owner, nn.Module):
+                watch.called(owner, args)
+            return compiled(*args, **kwargs)
+
+        chosen._torchdynamo_wrapper_id = id(chosen)  # type: ignore[attr-defined]  # by which torch unwraps it
+        return chosen
+
+    return made
+
+
 @contextlib.contextmanager
 def watching_script(watch: ScriptWatch, probes: Probes) -> Iterator[None]:
     """Watch everything that a script calls within this context; afterwards all is as before."""
@@ -407,6 +436,8 @@ def watching_script(watch: ScriptWatch, probes: Probes) -> Iterator[None]:
                 undo.put(owner, "init_process_group", joined)
         made = then(torch.optim.Optimizer.__init__, watch.made, with_self=True)
         undo.put(torch.optim.Optimizer, "__init__", made)
+        compiling = eager_while_traced(eval_frame.OptimizeContext.__call__, watch, probes)
+        undo.put(eval_frame.OptimizeContext, "__call__", compiling)
         plain = torch.compiler.disable
         undo.put(torch.autograd, "backward", plain(watch.backwards(torch.autograd.backward)))
         undo.put(torch.amp.GradScaler, "step", plain(watch.scaler_step(torch.amp.GradScaler.step)))
