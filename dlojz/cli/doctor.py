@@ -332,9 +332,9 @@ chronologie des rangs.""",
 )
 def trace_command(given: Given, answer: Answer) -> None:
     """Say who waits for whom in the traces of a training."""
-    from dlojz.pipeline.traced_pipeline import messages_of, passes_of, pipelines_of
+    from dlojz.pipeline.traced_pipeline import aligned_pipelines
     from dlojz.results.profiler_trace import trace_files
-    from dlojz.results.rank_activities import activities_of, aligned, check_ranks, shares_of, stragglers_of
+    from dlojz.results.rank_activities import activities_of, check_ranks, shares_of, stragglers_of
 
     if not given[WORDS]:
         raise refusal(
@@ -350,11 +350,7 @@ def trace_command(given: Given, answer: Answer) -> None:
             update(number + 1)
     check_ranks(read, [file.name for file in files])
     read.sort(key=lambda one: one.rank)
-    apart = passes_of(read)
-    # Passes that are only inferred tell nothing of the clocks unless they make a pipeline, whatever the clocks say.
-    together = aligned(read, messages_of(apart) if apart and pipelines_of(apart) else ())
-    passes = passes_of(together.ranks)
-    pipelines = pipelines_of(passes) if passes else ()
+    together, pipelines = aligned_pipelines(read)
     shares, stragglers = shares_of(together), stragglers_of(together)
     if given["png"]:
         _draw_traces(together, pipelines, given["png"])
