@@ -331,7 +331,8 @@ class _Kept:
             number = _whole(event, _NUMBER)
             if name.startswith(OF_BACKWARD):
                 self.edges["backward"].extend((begin, end))
-                self.nodes.extend((number, begin, end))
+                if not name.endswith("GraphRoot"):  # made by the backward itself
+                    self.nodes.extend((number, begin, end))
             elif number >= 0 and _whole(event, _NODE) == 0:
                 self.forwards[_lane(event)].extend((number, begin))
 
