@@ -45,7 +45,7 @@ LAUNCHES = ("cuda_runtime", "cuda_driver")
 MARKS = ("user_annotation", "gpu_user_annotation")
 POSTS = ("c10d", "_c10d_functional", "record_param_comms", "gloo:", "nccl:", "mpi:", "ucc:")
 """Operators and marks that post or await a message: no computation."""
-BACKENDS = ("gloo:", "nccl:", "mpi:", "ucc:", "nccldevkernel_", "ncclkernel_")
+BACKENDS = ("gloo:", "nccl:", "mpi:", "ucc:", "nccldevkernel_", "ncclkernel_", "ncclsymkdevkernel_")
 OF_BACKWARD = "autograd::engine::evaluate_function"
 ACTION = re.compile(r"PP:(\S+)|(Forward|Backward) (\d+)")
 OPTIMIZER = re.compile(r"Optimizer\.step#")
@@ -187,21 +187,14 @@ def merged(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
 
 def without(intervals: Intervals, others: Intervals) -> Intervals:
     """Cut the others out of intervals; both without overlap, in order."""
-    found: list[tuple[float, float]] = []
-    at, cuts = 0, others.tolist()
-    for begin, end in intervals.tolist():
-        start = begin
-        while at < len(cuts) and cuts[at][1] <= start:
-            at += 1
-        number = at
-        while number < len(cuts) and cuts[number][0] < end:
-            if cuts[number][0] > start:
-                found.append((start, cuts[number][0]))
-            start = cuts[number][1]
-            number += 1
-        if end > start:
-            found.append((start, end))
-    return np.asarray(found, np.float64).reshape(-1, 2)
+    times = np.unique(np.concatenate([intervals.ravel(), others.ravel()]))
+    # Between two times that follow each other, a set of intervals holds either all or nothing.
+    held, cut = (
+        np.searchsorted(each[:, 0], times[:-1], side="right") > np.searchsorted(each[:, 1], times[:-1], side="right")
+        for each in (intervals, others)
+    )
+    kept = held & ~cut
+    return merged(np.stack([times[:-1][kept], times[1:][kept]], axis=1))
 
 
 def total(intervals: Intervals) -> float:
@@ -322,18 +315,20 @@ class _Kept:
 
     def _operator(self, event: Mapping[str, Any], name: str, begin: float, end: float) -> None:
         self.known += 1
-        if name in _POSTED:
-            self.posts.append(begin)
-        elif name.lower().startswith(BACKENDS):
+        number, of_node = _whole(event, _NUMBER), _whole(event, _NODE)
+        if name.lower().startswith(BACKENDS):
             self.exchanges.append(_exchange(event, name, begin, end))
-        elif not name.startswith(POSTS):
+        elif name.startswith(POSTS):
+            self.edges["post"].extend((begin, end))
+            if name in _POSTED:
+                self.posts.append(begin)
+        elif name.startswith(OF_BACKWARD):
+            self.edges["backward"].extend((begin, end))
+            if not name.endswith("GraphRoot"):  # made by the backward itself
+                self.nodes.extend((number, begin, end))
+        elif of_node <= 0:  # a node may wait in a hook: what it computes are operators within it
             self.edges["operator"].extend((begin, end))
-            number = _whole(event, _NUMBER)
-            if name.startswith(OF_BACKWARD):
-                self.edges["backward"].extend((begin, end))
-                if not name.endswith("GraphRoot"):  # made by the backward itself
-                    self.nodes.extend((number, begin, end))
-            elif number >= 0 and _whole(event, _NODE) == 0:
+            if number >= 0 and of_node == 0:
                 self.forwards[_lane(event)].extend((number, begin))
 
     def activities(self, rank: int, world_size: int | None, host: str, base_ns: int) -> RankActivities:
@@ -343,14 +338,19 @@ class _Kept:
         exchanges = self.device_exchanges if on_device and self.device_exchanges else self.exchanges
         on_host = not any(mark.on_device for mark in self.marks)
         passes = self._passes(backward)
+        if on_device:
+            computing, of_backward = merged(kernels[:, 1:]), merged(kernels[_inside(kernels[:, 0], backward), 1:])
+        else:
+            computing = without(self._merged("operator"), self._merged("post"))
+            of_backward = without(computing, without(computing, backward))
         return RankActivities(
             rank,
             world_size,
             host,
             base_ns,
             on_device,
-            merged(kernels[:, 1:]) if on_device else self._merged("operator"),
-            merged(kernels[_inside(kernels[:, 0], backward), 1:]) if on_device else backward,
+            computing,
+            of_backward,
             self._merged(f"optimizer {MARKS[on_device]}"),
             tuple(sorted(exchanges, key=lambda one: one.start_s)),
             tuple(sorted((mark for mark in self.marks if mark.on_device != on_host), key=lambda one: one.start_s)),
@@ -479,7 +479,7 @@ def check_ranks(ranks: Sequence[RankActivities], names: Sequence[str]) -> None:
     """Refuse traces that cannot be laid beside each other.
 
     Raises:
-        LabError: if there is one rank only, or one rank twice.
+        LabError: if there is one rank only, one rank twice, or ranks of runs of different sizes.
     """
     by_rank: dict[int, str] = {}
     for one, name in zip(ranks, names, strict=True):
@@ -491,6 +491,15 @@ def check_ranks(ranks: Sequence[RankActivities], names: Sequence[str]) -> None:
                 "profilage.",
             )
         by_rank[one.rank] = name
+    sizes = {one.world_size: name for one, name in zip(ranks, names, strict=True) if one.world_size}
+    if len(sizes) > 1:
+        (size, name), (other_size, other_name) = list(sizes.items())[:2]
+        raise refusal(
+            en=f"{name} is of a run on {size} processes and {other_name} of one on {other_size}: give the traces of "
+            "one run.",
+            fr=f"{name} vient d’une exécution à {size} processus et {other_name} d’une à {other_size} : donnez les "
+            "traces d’une seule exécution.",
+        )
     if len(ranks) == 1:
         only = ranks[0]
         if only.world_size == 1:
@@ -546,6 +555,9 @@ def aligned(ranks: Sequence[RankActivities], messages: Iterable[TracedMessage] =
     Args:
         ranks: at least one, each on its own clock.
         messages: times on the clocks of their ranks, for ranks that share no collective.
+
+    Raises:
+        LabError: if nothing ties a rank to the others, and it was not traced while they were.
     """
     ranks = sorted(ranks, key=lambda one: one.rank)
     base = ranks[0].base_ns
@@ -567,6 +579,15 @@ def aligned(ranks: Sequence[RankActivities], messages: Iterable[TracedMessage] =
         shifts.append(0.0 if abs(tie.difference_s) <= tie.uncertain_s else -tie.difference_s)
         unsure.append(tie.uncertain_s)
     moved = [one.shifted(based[one.rank] + shift) for one, shift in zip(ranks, shifts, strict=True)]
+    for one, doubt in zip(moved, unsure, strict=True):
+        others = [other for other in moved if other is not one]
+        if math.isinf(doubt) and all(one.last_s < other.first_s or other.last_s < one.first_s for other in others):
+            raise refusal(
+                en=f"rank {one.rank} was not traced at the same time as the others, and no message ties it to them: "
+                "give the traces of the same steps of one run.",
+                fr=f"le rang {one.rank} n’a pas été tracé en même temps que les autres, et aucun message ne l’y relie "
+                ": donnez les traces des mêmes pas d’une seule exécution.",
+            )
     start = min(one.first_s for one in moved)
     return AlignedRanks(tuple(one.shifted(-start) for one in moved), tuple(shifts), tuple(unsure))
 
