@@ -48,8 +48,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dlojz.base.files import CHECKOUT
 from dlojz.base.language import say
-from dlojz.base.machine import StopRequest
+from dlojz.base.machine import StopRequest, is_out_of_memory, rank_limit_bytes
 from dlojz.config.run_config import RunConfig
+from dlojz.hardware.gpus import device_of_driver
+from dlojz.libraries.first_step import FirstStep
+from dlojz.libraries.script_prediction import predict_training
 from dlojz.libraries.training_watch import (
     SeenDeepSpeed,
     SeenTorch,
@@ -162,6 +165,7 @@ class ScriptWatch(TrainingWatch):
         self._losses: list[tuple[Tensor, bool]] = []
         self._scaled: tuple[weakref.ref[Tensor], Tensor] | None = None
         self._met = False
+        self.first = FirstStep(device.type)
 
     @property
     def forwards_per_step(self) -> int:
@@ -240,6 +244,7 @@ class ScriptWatch(TrainingWatch):
             held = [one for group in optimizer.param_groups for one in group["params"]]
             self._train([nn.ParameterList(held)])
         super().stepped(optimizer)
+        self.first.before_update()
         if self._updating is None and not self._depth:
             self._updating = optimizer
             self._enter("optimizer")
@@ -315,6 +320,7 @@ class ScriptWatch(TrainingWatch):
                 return method(*args, **kwargs)
             if self._depth == 0:
                 self.backward_calls += 1
+                self.first.before_backward(args[0] if args else None)
                 self._note_loss(args[0] if args else None)
             result = timed(*args, **kwargs)
             if self._depth == 0 and self._in_backward:
@@ -364,8 +370,36 @@ class ScriptWatch(TrainingWatch):
         self._updated.clear()
         self._batch = []
         self.step += 1
+        if self.step == 1:
+            self.predict()
         self._probes.start_step(self.step)
         self._enter("data")
+
+    def predict(self, limit_bytes: int | None = None) -> None:
+        """Predict the run from its first step, on rank 0, or wherever memory has run out; the others wait for it.
+
+        Args:
+            limit_bytes: 0 where memory has run out; by default that of a rank.
+        """
+        if not self.first.models:
+            return
+        self.first.end()
+        if self._probes.rank and limit_bytes is None:
+            return
+        on_gpu = self._device.type == "cuda"
+        gpu = device_of_driver(torch.cuda.get_device_name(self._device)) if on_gpu else None
+        if limit_bytes is None:
+            limit_bytes = gpu.memory_bytes if gpu else rank_limit_bytes(self.config.layout.world_size)
+        predicted = predict_training(
+            self.config,
+            self.first,
+            [one for one in self._optimizers if one not in self._unused],
+            gpu,
+            on_gpu=on_gpu,
+            groups=mesh_groups(),
+            limit_bytes=limit_bytes,
+        )
+        self._events.write("prediction", prediction=predicted.to_dict())
 
     def close(self) -> None:
         """Stop watching; what has begun of another step is left out, if there was one before."""
@@ -436,6 +470,9 @@ def watching_script(watch: ScriptWatch, probes: Probes) -> Iterator[None]:
                 undo.put(owner, "init_process_group", joined)
         made = then(torch.optim.Optimizer.__init__, watch.made, with_self=True)
         undo.put(torch.optim.Optimizer, "__init__", made)
+        undo.put(torch.optim.Optimizer, "zero_grad", watch.first.zero_grad(torch.optim.Optimizer.zero_grad))
+        undo.put(nn.Module, "zero_grad", watch.first.zero_grad(nn.Module.zero_grad))
+        undo.put(nn.Module, "__call__", watch.first.model_call(nn.Module.__call__))
         compiling = eager_while_traced(eval_frame.OptimizeContext.__call__, watch, probes)
         undo.put(eval_frame.OptimizeContext, "__call__", compiling)
         plain = torch.compiler.disable
@@ -535,6 +572,10 @@ def run_script(
             runpy.run_path(script.path, run_name="__main__")
     except SystemExit as left:
         code = _exit_code(left)
+    except BaseException as error:
+        if is_out_of_memory(error):
+            watch.predict(0)
+        raise
     finally:
         deadline.cancel()
         probes.close()

@@ -275,12 +275,19 @@ def _shapes(
     routing: Routing | None = None,
     untied: bool = False,
 ) -> ModelShapes:
-    from dlojz.models.blocks import tied_names, untie
-    from dlojz.models.experts.layer import expert_parameters
+    from dlojz.models.blocks import untie
 
     built = build_on_meta(model, image_size, sequence_length, num_classes, split, routing=routing)
     if untied:
         untie(built)
+    return shapes_of(built)
+
+
+def shapes_of(built: BlockList) -> ModelShapes:
+    """Read the shapes of the parameters and buffers of a model that is built, on the meta device or a real one."""
+    from dlojz.models.blocks import tied_names
+    from dlojz.models.experts.layer import expert_parameters
+
     experts = frozenset(expert_parameters(built))
     tied = {first for name, first in tied_names(built).items() if _number_of(name) != _number_of(first)}
     parameters = tuple(
