@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch import nn
 
 import dlojz
+from dlojz.base.language import use_language
 from dlojz.libraries.first_step import plain_copy
 from dlojz.libraries.script_prediction import use_of
 from dlojz.results.footprint import STATES
@@ -22,13 +25,22 @@ PEAK = 0.05
 """Relative error of the predicted peak, at most."""
 
 
-def recorded(root: Path, *words: str, processes: int = 2) -> RunRecord:
-    """Run the script, and return its record."""
-    run = dlojz.run(SCRIPT, processes=processes, args=words, device="cpu", root=root, progress=False)
-    assert run.record is not None
-    assert run.record.status == "completed", run.logs()
-    assert "forward passes: " in run.logs(0)
-    return run.record
+Recorded = Callable[..., RunRecord]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Run the script with these words, once, and return its record."""
+    root = tmp_path_factory.mktemp("runs")
+
+    @cache
+    def run(words: str, processes: int = 2) -> RunRecord:
+        made = dlojz.run(SCRIPT, processes=processes, args=words.split(), device="cpu", root=root, progress=False)
+        assert made.record is not None
+        assert made.record.status == "completed", made.logs()
+        return made.record
+
+    return run
 
 
 def predicted(record: RunRecord) -> ScriptPrediction:
@@ -46,8 +58,8 @@ def predicted(record: RunRecord) -> ScriptPrediction:
         "--wrap fsdp2 --keep --optimizer Adagrad --late",
     ],
 )
-def test_states_and_messages_are_exact_and_the_peak_is_near(words: str, tmp_path: Path) -> None:
-    record = recorded(tmp_path, *words.split(), processes=1 if "none" in words else 2)
+def test_states_and_messages_are_exact_and_the_peak_is_near(words: str, recorded: Recorded) -> None:
+    record = recorded(words, 1 if "none" in words else 2)
     found, measured = predicted(record).footprint, record.footprint()
     assert predicted(record).note == ""
     assert found is not None and measured is not None
@@ -65,8 +77,8 @@ def test_the_script_trains_the_same_though_it_is_predicted(tmp_path: Path) -> No
     assert shown.findall(run.logs(0)) == shown.findall(alone.stdout)
 
 
-def test_the_modules_at_the_peak_are_the_scripts(tmp_path: Path) -> None:
-    told = predicted(recorded(tmp_path, "--wrap", "fsdp2"))
+def test_the_modules_at_the_peak_are_the_scripts(recorded: Recorded) -> None:
+    told = predicted(recorded("--wrap fsdp2"))
     assert told.recognised["wrapper"] == "FSDP2"
     assert told.recognised["units"] == "(root), layers.0, layers.1, layers.2, layers.3"
     assert told.recognised["kept after forward"] == "(root)"
@@ -77,10 +89,27 @@ def test_the_modules_at_the_peak_are_the_scripts(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_not_predicted_is_said(tmp_path: Path) -> None:
-    told = predicted(recorded(tmp_path, "--wrap", "fsdp1"))
+def test_what_is_not_predicted_is_said(recorded: Recorded) -> None:
+    told = predicted(recorded("--wrap fsdp1"))
     assert told.footprint is None and "FSDP1" in told.note
     assert (told.recognised["wrapper"], told.recognised["sharding"]) == ("FSDP1", "FULL_SHARD")
+
+
+def test_two_scripts_side_by_side_say_what_differs(recorded: Recorded, tmp_path: Path) -> None:
+    both = dlojz.compare([recorded("--wrap ddp"), recorded("--wrap fsdp2")])
+    assert [row.title for row in both.rows] == ["wrapped_script.py (--wrap ddp)", "wrapped_script.py (--wrap fsdp2)"]
+    assert both.exact is True
+    table = both.markdown()
+    assert "| wrapped in | DDP | FSDP2 |" in table
+    assert "— \\|" not in table and "predicted: the same training" not in table
+    assert re.search(r"- peak: .* with wrapped.*; largest of each category: .*optimizer −\d", table)
+    assert re.search(r"- step: .* ms with .*: data .* ms, forward .* ms, backward .* ms, optimizer .* ms\.", table)
+    use_language("fr")
+    assert "| enveloppé dans | DDP | FSDP2 |" in both.markdown()
+    assert "maximum de chaque catégorie" in both.markdown()
+    both.figure(tmp_path / "both.png")
+    whole = dlojz.compare([recorded("--wrap ddp"), recorded("--wrap fsdp1")])
+    assert whole.rows[1].memory_bytes["peak"].predicted is None and "FSDP1" in whole.markdown()
 
 
 def test_a_copy_shares_what_the_model_shares_and_changes_nothing_of_it() -> None:
