@@ -11,14 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import dlojz
 from dlojz.base.language import use_language
-from dlojz.libraries.first_step import plain_copy
-from dlojz.libraries.script_prediction import use_of
+from dlojz.config.run_config import RunConfig
+from dlojz.libraries.first_step import FirstStep, plain_copy
+from dlojz.libraries.script_prediction import predict_training, use_of
 from dlojz.results.footprint import STATES
 from dlojz.results.record import RunRecord, ScriptPrediction
+from dlojz.running.out_of_memory import memory_lines, post_mortem
 
 SCRIPT = Path(__file__).with_name("wrapped_script.py")
 PEAK = 0.05
@@ -110,6 +113,51 @@ def test_two_scripts_side_by_side_say_what_differs(recorded: Recorded, tmp_path:
     both.figure(tmp_path / "both.png")
     whole = dlojz.compare([recorded("--wrap ddp"), recorded("--wrap fsdp1")])
     assert whole.rows[1].memory_bytes["peak"].predicted is None and "FSDP1" in whole.markdown()
+
+
+def test_a_script_out_of_memory_names_modules_and_levers(tmp_path: Path) -> None:
+    words = ["--wrap", "ddp", "--limit-mib", "600"]
+    run = dlojz.run(SCRIPT, processes=2, args=words, device="cpu", root=tmp_path, progress=False)
+    found = post_mortem(run)
+    assert run.state == "oom" and found.out_of_memory and not found.measured
+    assert {one.module for one in found.modules} >= {"layers.0", "layers.3"}
+    assert found.memory.peak_bytes is not None and found.memory.peak_bytes > 600 * 2**20
+    assert [lever.name for lever in found.levers] == ["micro-batch", "precision", "checkpointing"]
+    assert all(lever.saved_bytes > 2**29 for lever in found.levers)
+    for language, words_of in (("en", "By module at the peak"), ("fr", "Par module au pic")):
+        use_language(language)
+        told = "\n".join(memory_lines(found))
+        assert words_of in told and "layers.0" in told and "use_reentrant=False" in told
+    row = dlojz.compare(run).rows[0]
+    assert row.status == "oom" and row.memory_bytes["peak"].predicted == found.memory.peak_bytes
+
+
+def first_step(batch: int) -> tuple[FirstStep, list[torch.optim.Optimizer]]:
+    """A first step whose targets are flat, and whose accuracy leads nowhere."""
+    model = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 32), nn.Linear(32, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = FirstStep("cpu")
+    words, targets = torch.randint(64, (batch, 16)), torch.randint(64, (batch, 16))
+    logits = step.model_call(nn.Module.__call__)(model, words)
+    (logits.argmax(-1) == targets).float().mean()
+    loss = F.cross_entropy(logits.view(-1, 64), targets.view(-1))
+    step.before_backward(loss)
+    loss.backward()
+    step.before_update()
+    step.end()
+    return step, [optimizer]
+
+
+def test_half_a_batch_is_half_the_batch() -> None:
+    config = RunConfig.of_script(SCRIPT)
+    whole = predict_training(config, *first_step(8), None, limit_bytes=0)
+    half = predict_training(config, *first_step(4), None)
+    assert whole.footprint is not None and half.footprint is not None
+    taken = {lever.name: lever.taken_bytes for lever in whole.levers}
+    gradients = half.footprint.memory.gradients_bytes or 0  # of the first half, while the second computes
+    assert 0 <= taken["micro-batch"] - (half.footprint.memory.peak_bytes or 0) <= gradients
+    assert all(lever.taken_bytes + lever.saved_bytes == whole.footprint.memory.peak_bytes for lever in whole.levers)
+    assert half.levers == ()
 
 
 def test_a_copy_shares_what_the_model_shares_and_changes_nothing_of_it() -> None:
