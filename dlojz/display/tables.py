@@ -186,8 +186,8 @@ def _run_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
         _words(say(en="status", fr="état"), (status_label(row.status) for row in rows)),
         _words(say(en="global batch", fr="batch global"), (str(row.global_batch) for row in rows)),
     )
-    lines = lines if len({row.model for row in rows}) > 1 else lines[1:]
-    return (*lines, *_recognised_lines(rows))
+    shown = lines if len({row.model for row in rows}) > 1 else lines[1:]
+    return (*shown, *_recognised_lines(rows))
 
 
 def _recognised_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
