@@ -80,7 +80,9 @@ class Rule(Generic[Subject_contra]):
             return None
         config = getattr(subject, "config", subject)
         known = {"config": config, "layout": getattr(config, "layout", config), **(facts if facts is not True else {})}
-        return say(en=self.en, fr=self.fr).format(**known)
+        said = say(en=self.en, fr=self.fr).format(**known)
+        folder, slash, _ = str(getattr(config, "model", "")).rpartition("/")  # of one's own file
+        return said.replace(folder + slash, "") if slash else said
 
 
 def first_refusal(rules: Sequence[Rule[Subject]], subject: Subject) -> str | None:

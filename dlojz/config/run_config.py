@@ -246,8 +246,12 @@ class RunConfig(RunFields):
         if self.script:
             return self.script.name + processes
         library = f", library={self.library}" if self.library != "none" else ""
-        model = self.model.rpartition("/")[2]  # without the folder of one's own file
-        return f"{model}, {self.layout.title}{processes}{library}"
+        return f"{self.model_name}, {self.layout.title}{processes}{library}"
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model as tables show it: without the folder of one's own file."""
+        return self.model.rpartition("/")[2]
 
 
 def _set_fields(content: dict[str, Any], contract: type[Contract]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dlojz import models
-from dlojz.base.language import refusal
+from dlojz.base.language import refusal, refusing_overflow
 from dlojz.by_hand.optimizers.sent_bytes import message_bytes
 from dlojz.config.compatibility import has_tied_head
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
@@ -442,6 +442,7 @@ def boundaries_of_run(config: RunConfig) -> tuple[Boundary, ...]:
 
 
 @lru_cache(maxsize=64)
+@refusing_overflow()
 def _boundaries(
     model: str,
     image_size: int | None,

@@ -35,6 +35,7 @@ from dlojz.results.record import (
     ExpertLoad,
     MemorySample,
     RunRecord,
+    ScriptPrediction,
     Span,
     Status,
     append_event,
@@ -161,6 +162,10 @@ def assemble(
         spans=tuple(span for rank in sorted(events) for span in _parts(Span, _latest(events[rank]), "spans", "spans")),
         memory_timeline=tuple(_parts(MemorySample, _latest(events.get(0, ())), "memory_timeline", "samples")),
         expert_loads=loads_of(events),
+        script_prediction=next(
+            (told for rank in sorted(events) if (told := _last(ScriptPrediction, events[rank], *2 * ("prediction",)))),
+            None,
+        ),
         environment=_texts(first.get("environment")) | _texts(_event(events.get(0, ()), "device"), only=DEVICE_TEXTS),
         started_utc=_text(first.get("time_utc")),
         elapsed_s=max(0.0, elapsed_s),

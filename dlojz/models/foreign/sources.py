@@ -28,8 +28,8 @@ from dlojz.models.foreign.elsewhere import check_execution, is_own_file
 from dlojz.models.meta import on_meta
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_OPERATORS = ("nms", "qnms")
 _PACKAGES = (Path(torch.__file__).parent, Path(__file__).parents[2])
+given_origins: dict[str, Origin] = {}  # by the names of `dlojz.models.foreign.given_module`
 # torch drops the operators of a Library that is garbage-collected: this list keeps it alive.
 _libraries: list[object] = []
 
@@ -60,6 +60,8 @@ def origin_of(name: str) -> Origin:
     package, _, rest = name.partition(":")
     if is_own_file(name):
         return _of_file(name)
+    if name in given_origins:
+        return given_origins[name]
     if package == "timm":
         return _of_timm(rest)
     if package == "torchvision":
@@ -126,18 +128,23 @@ def _of_file(name: str) -> Origin:
         batch = inputs()
     except Exception as error:
         raise _not_built(f"{written}:example_inputs", error) from error
+    return origin_of_batch(name, f"example_inputs() {say(en='of', fr='de')} {written}", build, batch)
+
+
+def origin_of_batch(name: str, source: str, build: Callable[[], nn.Module], batch: object) -> Origin:
+    """Read off a batch, which `source` gave, what a module reads; refuse another batch than of images or tokens."""
     tokens = isinstance(batch, Tensor) and batch.dim() == 2 and not batch.is_floating_point()
     images = isinstance(batch, Tensor) and batch.dim() == 4 and batch.shape[1:] == (3, batch.shape[3], batch.shape[3])
     if not tokens and not images:
         given = tuple(batch.shape) if isinstance(batch, Tensor) else type(batch).__name__
         raise refusal(
-            en=f"example_inputs() of {written} gives {given}: a batch of square images (N, 3, S, S) or of whole "
+            en=f"{source} gives {given}: a batch of square images (N, 3, S, S) or of whole "
             "numbers (N, T) is needed.",
-            fr=f"example_inputs() de {written} donne {given} : il faut un batch d’images carrées (N, 3, S, S) ou de "
+            fr=f"{source} donne {given} : il faut un batch d’images carrées (N, 3, S, S) ou de "
             "nombres entiers (N, T).",
         )
     with torch.random.fork_rng(devices=[]), on_meta():
-        output = tried_on_meta(name, built(name, build), batch.to("meta"))
+        output = tried_on_meta(name, built(name, build), torch.empty_like(batch, device="meta"))
     return Origin(lambda size, classes: build(), "text" if tokens else "image", batch.shape[-1], output.shape[-1])
 
 
@@ -199,7 +206,7 @@ def ensure_torchvision_imports() -> None:
     if _libraries or _extension_loads():
         return
     library = torch.library.Library("torchvision", "FRAGMENT")
-    for operator in _OPERATORS:
+    for operator in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, operator):
             library.define(f"{operator}{_SCHEMA}")
     _libraries.append(library)
