@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter, methodcaller
 from pathlib import Path
@@ -26,6 +26,7 @@ from dlojz.config.run_config import RunConfig, fallback_note
 from dlojz.config.schedules import COMPRESSED, no_effect_note
 from dlojz.hardware import Device
 from dlojz.hardware.gpus import device_of_driver
+from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.simulator import MeasuredOverlay, Timeline, overlay, simulate, steps_of
 from dlojz.prediction import predict
@@ -65,6 +66,7 @@ class RunRow(Contract):
     title: str = Field(description="the layout as a person names it")
     model: str
     strategy: str
+    recognised: dict[str, str] = Field(default_factory=dict, description="of a script: what wraps its model, and so on")
     world_size: int
     global_batch: int
     status: str = Field(description="a final status, or queued or running")
@@ -82,6 +84,8 @@ class RunRow(Contract):
         description="predicted: dp × the throughput of the same training on one process, × a pipeline's speed-up",
     )
     step_s: float | None = None
+    phases_s: dict[str, float] = Field(default_factory=dict, description="measured: median seconds of each phase")
+    mfu: float | None = Field(None, description="measured: achieved over peak FLOP/s, where the peak is known")
     pipeline_s: PredictedMeasured = Field(
         PredictedMeasured(),
         description="a pipeline's schedule, without the update; predicted: simulated with the measured actions",
@@ -276,6 +280,8 @@ class Handle(Protocol):
 def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord) -> Comparison:
     """Compare the measurement of each run with its prediction.
 
+    A model's own file that this user has not executed is not executed: its row says so, and has no prediction.
+
     Args:
         runs: runs or records, or one of them. A run on one process among them gives the losses and the throughput
             that the parallel runs of the same training are judged by.
@@ -291,7 +297,8 @@ def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord) -> Comparis
             raise LabError(f"compare takes runs or records, but {type(run).__name__} was received.")
     records = [record for run in given if (record := run if isinstance(run, RunRecord) else run.record)]
     titles = _titles([run.config for run in given], [run.run_id for run in given])
-    return Comparison(rows=tuple(_row(run, title, records) for run, title in zip(given, titles, strict=True)))
+    with executing_no_file():
+        return Comparison(rows=tuple(_row(run, title, records) for run, title in zip(given, titles, strict=True)))
 
 
 def _run_note(config: RunConfig, record: RunRecord | None) -> str:
@@ -309,13 +316,25 @@ def _titles(configs: list[RunConfig], run_ids: list[str]) -> list[str]:
     for name, own, run_id in zip(names, flat, run_ids, strict=True):
         alike = [other for other, its in zip(flat, names, strict=True) if its == name]
         differing = [
-            f"{key}={say(en='default', fr='défaut') if value is None else value}"
+            _words_of(str(value), [str(other[key]) for other in alike])
+            if key == "arguments"
+            else f"{key}={say(en='default', fr='défaut') if value is None else value}"
             for key, value in own.items()
             if any(other.get(key) != value for other in alike)
         ]
         told = ", ".join(differing[:2]) or (f"…{run_id[-4:]}" if len(alike) > 1 else "")
         titles.append(name + (f" ({told})" if told else ""))
     return titles
+
+
+def _words_of(line: str, others: Sequence[str]) -> str:
+    """The words of a script's command line that tell it apart from the others, each behind its option."""
+    words, lines = shlex.split(line), [shlex.split(other) for other in others]
+    if len({len(one) for one in lines}) > 1:
+        return line or say(en="no arguments", fr="sans arguments")
+    differing = [number for number, of_all in enumerate(zip(*lines, strict=True)) if len(set(of_all)) > 1]
+    kept = {number - 1 for number in differing if number and words[number - 1].startswith("-")} | {*differing}
+    return shlex.join(words[number] for number in sorted(kept))
 
 
 def _differences_of(config: RunConfig) -> dict[str, Any]:
@@ -329,7 +348,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
     record = run if isinstance(run, RunRecord) else run.record
     config, layout = run.config, run.config.layout
     gpu = gpu_of(record) if record else None
-    predicted, note = _prediction(config, gpu)
+    predicted, note = _of_script(record) if config.script else _prediction(config, gpu)
     measured = record.footprint() if record else None
     serial = next((other for other in records if _is_twin(other, config)), None)
     losses, serial_losses = record.losses if record else (), serial.losses if serial else ()
@@ -345,6 +364,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
         title=title + (record.mark if record else ""),
         model=config.model,
         strategy=layout.strategy,
+        recognised=record.script_prediction.recognised if record and record.script_prediction else {},
         world_size=layout.world_size,
         global_batch=_global_batch(config, measured),
         status=record.status if record else str(getattr(run, "state", "running")),
@@ -362,6 +382,8 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
             measured=measured.samples_per_s if measured else None,
         ),
         step_s=measured.phases.step_s if measured else None,
+        phases_s=_phases(measured) if measured else {},
+        mfu=measured.mfu if measured else None,
         pipeline_s=_both(pipeline, attrgetter("makespan")),
         bubble_fraction=_both(pipeline, attrgetter("bubble_fraction")),
         communication_exposed_s=measured.phases.communication_exposed_s if measured else None,
@@ -376,6 +398,12 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
         unequal_ranks=_unequal_ranks(record) if record and predicted else (),
         communication=_compare_communication(predicted, measured),
     )
+
+
+def _phases(measured: Footprint) -> dict[str, float]:
+    """The phases that follow each other in a step."""
+    known = {name: getattr(measured.phases, f"{name}_s") for name in ("data", "forward", "backward", "optimizer")}
+    return {name: seconds for name, seconds in known.items() if seconds is not None}
 
 
 def _global_batch(config: RunConfig, measured: Footprint | None) -> int:
@@ -409,15 +437,21 @@ def _both(pipeline: MeasuredOverlay | None, quantity: Callable[[Timeline], float
 
 
 def _prediction(config: RunConfig, gpu: Device | None) -> tuple[Footprint | None, str]:
-    if config.script:
-        return None, say(
-            en="a script is measured, its prediction would need a model of the catalogue.",
-            fr="un script est mesuré ; le prédire demanderait un modèle du catalogue.",
-        )
     try:
         return predict(config, rank=0, device=gpu), ""
     except LabError as error:
         return None, str(error)
+
+
+def _of_script(record: RunRecord | None) -> tuple[Footprint | None, str]:
+    """The prediction that a script's first step has led to, and what is not in it."""
+    found = record.script_prediction if record else None
+    if found is None:
+        return None, say(
+            en="a script is predicted from its first step, and this one has made none.",
+            fr="un script est prédit à partir de son premier pas, et celui-ci n’en a fait aucun.",
+        )
+    return found.footprint, found.note
 
 
 def gpu_of(record: RunRecord) -> Device | None:
@@ -459,6 +493,10 @@ def _unequal_ranks(record: RunRecord) -> tuple[int, ...]:
     from dlojz.prediction.shapes import axes_of
 
     config, unequal = record.config, []
+    if config.script:
+        of_all = _of_script(record)[0]
+        pairs = {one.rank: _compare_communication(of_all, one) for one in record.footprints}
+        return tuple(rank for rank, its in pairs.items() if any(one.message_bytes.equal is False for one in its))
     predicted = communication_by_place(config)
     for counted in record.footprints:
         check_rank(config, counted.rank)

@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from dlojz import models
+from dlojz.base.language import refusing_overflow
 from dlojz.by_hand.activation_offload import ActivationOffload, planned_offload
 from dlojz.by_hand.context_parallel import RingShare, share_sequences
 from dlojz.by_hand.ring_attention import PretendedRing
@@ -377,6 +378,7 @@ def _kept(key: TraceKey) -> MemoryTrace:
     return _traced(key) if changes_its_model(key.model) else kept(key, lambda: _traced(key))
 
 
+@refusing_overflow()
 def _traced(key: TraceKey) -> MemoryTrace:
     model = build_on_meta(
         key.model,

@@ -26,6 +26,7 @@ from dlojz.config.fields import block_choices
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
 from dlojz.models.experts.routing import all_to_all_bytes
+from dlojz.models.foreign.elsewhere import is_elsewhere
 from dlojz.models.sizes import CoAtNetSize, DeepSeekSize, GPTSize, LlamaSize, QwenSize
 from dlojz.pipeline.partition_baselines import schedule_of, stage_bounds
 from dlojz.results.footprint import Collective, Traffic
@@ -216,6 +217,12 @@ def untied_shapes(config: RunConfig, split: Split = WHOLE) -> ModelShapes:
     return _shapes(*sizes, split, config.routing, untied=has_tied_head(config))
 
 
+def shapes_of_modules(config: RunConfig) -> ModelShapes:
+    """Read the shapes of all blocks, with a tied matrix in each module that computes with it."""
+    sizes = (config.model, config.image_size, config.sequence_length, config.num_classes)
+    return _shapes(*sizes, WHOLE, config.routing, untied=has_tied_head(config) or is_elsewhere(config.model))
+
+
 def share_shapes(config: RunConfig, tp_rank: int) -> ModelShapes:
     """Read the shapes of the part of all blocks that one rank of the tensor axis holds."""
     split = split_of(config, tp_rank)
@@ -268,12 +275,19 @@ def _shapes(
     routing: Routing | None = None,
     untied: bool = False,
 ) -> ModelShapes:
-    from dlojz.models.blocks import tied_names, untie
-    from dlojz.models.experts.layer import expert_parameters
+    from dlojz.models.blocks import untie
 
     built = build_on_meta(model, image_size, sequence_length, num_classes, split, routing=routing)
     if untied:
         untie(built)
+    return shapes_of(built)
+
+
+def shapes_of(built: BlockList) -> ModelShapes:
+    """Read the shapes of the parameters and buffers of a model that is built, on the meta device or a real one."""
+    from dlojz.models.blocks import tied_names
+    from dlojz.models.experts.layer import expert_parameters
+
     experts = frozenset(expert_parameters(built))
     tied = {first for name, first in tied_names(built).items() if _number_of(name) != _number_of(first)}
     parameters = tuple(

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from dlojz.base.language import refusal, say
-from dlojz.models.foreign.sources import built, given_origins, is_own_file, origin_of_batch
+from dlojz.models.foreign.elsewhere import is_own_file
+from dlojz.models.foreign.sources import built, given_origins, origin_of_batch
 
 
 def changes_its_model(name: str) -> bool:

@@ -1,13 +1,13 @@
 """Sources of models from elsewhere: timm, torchvision, and a function in one's own file.
 
 timm's and torchvision's configurations say what a model reads; one's own file has `example_inputs()`. Weights are
-random: nothing is downloaded or unpickled. One's own file is imported, and so executed.
+random: nothing is downloaded or unpickled. One's own file is imported, and so executed, but not where a record that
+names it is read (`executing_no_file`).
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib
 import importlib.util
 import sys
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
 from dlojz.models.catalogue import Family
+from dlojz.models.foreign.elsewhere import check_execution, is_own_file
 from dlojz.models.meta import on_meta
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
@@ -47,17 +48,6 @@ class Origin(NamedTuple):
     family: Family
     size: int
     classes: int
-
-
-def is_own_file(name: str) -> bool:
-    """Tell whether a name is that of a function in a file, whose contents may change from one process to the next."""
-    return name.rpartition(":")[0].endswith(".py")
-
-
-def contents_hash(name: str) -> str:
-    """Hash the file that a name points into, without what it imports; empty for a package or a file that is gone."""
-    path = Path(name.rpartition(":")[0])
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if is_own_file(name) and path.is_file() else ""
 
 
 @lru_cache(maxsize=64)
@@ -159,12 +149,17 @@ def origin_of_batch(name: str, source: str, build: Callable[[], nn.Module], batc
 
 
 def _imported(path: Path) -> ModuleType:
-    """Import one's own file under a name of its own; its neighbours can be imported by it."""
+    """Import one's own file under a name of its own; its neighbours can be imported by it.
+
+    Raises:
+        LabError: there is no such file, it fails, or a record is read and this user has not executed it before.
+    """
     if not path.is_file():
         raise refusal(
             en=f"the model's file {path} does not exist (in {Path.cwd()}).",
             fr=f"le fichier du modèle {path} n’existe pas (dans {Path.cwd()}).",
         )
+    check_execution(path)
     described = importlib.util.spec_from_file_location(f"dlojz_own_{path.stem}", path)
     assert described is not None and described.loader is not None  # of a file that ends in .py
     module = importlib.util.module_from_spec(described)
