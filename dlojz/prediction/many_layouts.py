@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
+from dlojz.models.foreign.given_module import changes_its_model
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from dlojz.pipeline.schedule_catalogue import build
 from dlojz.prediction import forecast
@@ -128,7 +129,12 @@ def rank_memories(config: RunConfig, micro_batches: list[tuple[int, int]], devic
 
 @contextmanager
 def kept_summaries(config: RunConfig) -> Iterator[None]:
-    """Load the stored summaries of a model's ranks, and on exit store those that are new."""
+    """Load the stored summaries of a model's ranks, and on exit store those that are new; none of one's own file, whose
+    contents may have changed.
+    """
+    if changes_its_model(config.model):
+        yield
+        return
     model = (config.built_model, config.image_size, config.sequence_length, config.num_classes)
     if model not in _READ:
         _READ.add(model)
