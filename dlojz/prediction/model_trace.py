@@ -34,10 +34,10 @@ from dlojz.by_hand.tensor.split import parallel_loss
 from dlojz.config.compatibility import has_tied_head
 from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
-from dlojz.models.blocks import BlockList, mean_loss, untie
+from dlojz.models.blocks import BlockList, loss_of, untie
 from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.experts.routing import Routing
-from dlojz.models.foreign.sources import is_own_file
+from dlojz.models.foreign.sources import contents_hash, is_own_file
 from dlojz.models.meta import sample_inputs
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
@@ -374,7 +374,10 @@ def key_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> TraceKe
 
 @lru_cache(maxsize=64)
 def _kept(key: TraceKey) -> MemoryTrace:
-    return _traced(key) if is_own_file(key.model) else kept(key, lambda: _traced(key))
+    if is_own_file(key.model):  # what it imports may have changed too
+        return _traced(key)
+    contents = contents_hash(key.model) if ":" in key.model else ""
+    return kept((key, contents) if contents else key, lambda: _traced(key))
 
 
 def _traced(key: TraceKey) -> MemoryTrace:
@@ -402,7 +405,7 @@ def _traced(key: TraceKey) -> MemoryTrace:
         trace,
         compute=key.compute,
         targets=targets,
-        loss=mean_loss if key.split == WHOLE else parallel_loss(model),
+        loss=loss_of(model) if key.split == WHOLE else parallel_loss(model),
         around_forward=ActivationOffload if key.offloaded else planned_offload if key.activation_plan else None,
         on_gpu=key.on_gpu,
         in_megatron=key.in_megatron,
