@@ -115,7 +115,7 @@ def _cuda_devices() -> list[str]:
 
 def _library(name: str, if_missing: State) -> Check:
     if name in ("torchvision", "timm"):
-        from dlojz.models.foreign.sources import ensure_torchvision_imports
+        from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
 
         ensure_torchvision_imports()
     if name == "deepspeed":

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dlojz.models.foreign.sources import ensure_torchvision_imports
+from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
 
 
 class Digits(Dataset):

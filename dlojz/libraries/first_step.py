@@ -285,7 +285,7 @@ class ScriptModel(NestedBlocks):
     ) -> None:
         super().__init__(module, parts)
         self.calls = _leading_to(step.calls, step.loss)
-        self.loss, self.autocast, self.keeps = step.loss, autocast, step.held
+        self.loss_number, self.autocast, self.keeps = step.loss, autocast, step.held
         self.held: list[Tensor] = []
         self.ready: tuple[str, ...] = ()
         """Parameters in the order in which their gradients become ready, once that is traced."""
@@ -304,14 +304,14 @@ class ScriptModel(NestedBlocks):
                     stack.enter_context(torch.autocast("cpu", wanted or torch.bfloat16, enabled=wanted is not None))
                     present = wanted
                 self._run(call, values, given)
-                for number in [one for one in values if last.get(one, -1) <= at and self.loss not in (None, one)]:
+                for number in [one for one in values if last.get(one, -1) <= at and self.loss_number not in (None, one)]:
                     value = values.pop(number)
                     if number in self.keeps:
                         self.held.append(value)
                     del value
-        if self.loss is None:
+        if self.loss_number is None:
             return torch.stack([one.float().sum() for one in values.values() if one.requires_grad]).sum()
-        loss = values[self.loss]
+        loss = values[self.loss_number]
         return loss if loss.numel() == 1 else loss.sum()
 
     def _run(self, call: RecordedCall, values: dict[int, Tensor], given: Sequence[Tensor]) -> None:

@@ -11,8 +11,8 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,9 @@ from dlojz.base.language import refusal
 from dlojz.models.checkpointing import Checkpointing, level_of, run_checkpointed
 from dlojz.models.experts.layer import MixtureOfExperts
 from dlojz.models.experts.routing import Routing
+
+Loss = Callable[[Any, Tensor], Tensor]
+"""Mean loss of a model's output and the targets: a scalar."""
 
 
 class BlockList(nn.Module):
@@ -79,22 +82,23 @@ class NestedBlocks(BlockList):
     to the rest. What treats a model block by block (sharding, prediction) thus treats any module.
 
     Args:
-        module: Reads one tensor and returns one; its forward pass stays as it is.
+        module: Reads one tensor; its forward pass stays as it is.
         parts: Paths of the repeated parts, in the order in which they are called, each once.
+        loss: Mean loss of its output and the targets.
     """
 
     is_chain = False
 
-    def __init__(self, module: nn.Module, parts: Iterable[str]) -> None:
+    def __init__(self, module: nn.Module, parts: Iterable[str], loss: Loss | None = None) -> None:
         paths = tuple(parts)
         super().__init__([*(module.get_submodule(path) for path in paths), module])
+        self.loss = loss or mean_loss
         self.paths = (*paths, type(module).__name__)
         """Names of the blocks in the module: the paths of its parts, and for the rest its class."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Run the module."""
-        output: Tensor = self.blocks[-1](x)
-        return output
+        return self.blocks[-1](x)
 
 
 def split_heads(qkv_BTE: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,6 +138,12 @@ WHOLE_SEQUENCE = SequenceShare()
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy in fp32, averaged over samples (and over positions of a text)."""
     return F.cross_entropy(logits.float().reshape(-1, logits.shape[-1]), targets.reshape(-1))
+
+
+def loss_of(model: nn.Module) -> Loss:
+    """Return the mean loss of a model: its own, or the cross-entropy of its logits."""
+    loss: Loss = getattr(model, "loss", mean_loss)
+    return loss
 
 
 class TransformerBlock(nn.Module):

@@ -6,7 +6,7 @@ layer is assumed to keep between its products what the lab's keeps, which it doe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from dlojz.config.compatibility import has_tied_head
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
@@ -34,6 +34,23 @@ COPY_IN_STREAM, REDUCE_STREAM = 1, 2
 """Streams of FSDP2 that allocate: gathered buffers, and what is reduced (`foreach_all_gather`, `foreach_reduce`)."""
 
 
+def last_parameter(module: str, unit: Iterable[ParameterShape]) -> str:
+    """Name the last parameter of a unit in FSDP2's order, in which a module's own ones come after its children's.
+
+    Source: torch 2.13 `distributed/fsdp/_fully_shard/_fsdp_init.py`, `_get_managed_modules`.
+
+    Args:
+        module: the unit's, or of a unit of several the last one's.
+        unit: its parameters, as in `model.parameters()`.
+    """
+    within = [parameter for parameter in unit if f"{parameter.name}.".startswith(f"{module}.")]
+    own = [parameter.name for parameter in within if parameter.module == module]
+    if own:
+        return own[-1]
+    child = within[-1].name.removeprefix(f"{module}.").split(".")[0]
+    return last_parameter(f"{module}.{child}", within)
+
+
 class FSDP2(EngineMemory):
     """Engine memory of FSDP2: a block's weights are gathered, copied out, and freed; gradients are reduced in fp32.
 
@@ -53,6 +70,8 @@ class FSDP2(EngineMemory):
         if self.enclosing in self.units:
             self.until_the_end.add(self.enclosing)
         self.order = list(self.units)
+        self.last_of = {name: last_parameter(name, unit) for name, unit in self.units.items()}
+        """Parameter of each unit whose gradient stays until the unit is reduced: a loop's variable names it still."""
         self.padded = {
             name: dp * sum(parameter.padded_rows_numel(dp) for parameter in unit) for name, unit in self.units.items()
         }
@@ -92,6 +111,9 @@ class FSDP2(EngineMemory):
     def forwarded(self, step: Moments, module: str) -> None:
         if module in self.units and self.current is None and module not in self.kept:
             step.ledger.drop(("weights", module))
+        if not module:  # the whole model's forward is over: the last buffer goes
+            for unit in self.order:
+                step.ledger.drop(("gather", unit))
 
     def backward(self, step: Moments, module: str) -> None:
         if self.enclosing and module.startswith(f"{self.enclosing}.") and self.current not in (None, self.enclosing):
@@ -127,15 +149,21 @@ class FSDP2(EngineMemory):
         step.ledger.hold("reduce", "workspace", self.reduced_each * self.padded[unit], unit)
         if self.each < self.reduced_each and not self.on_gpu:  # no CPU kernel joins and casts in one go
             step.ledger.hold("joined", "workspace", self.each * self.padded[unit], unit)
-        # The shard is there before the gradients go: autograd still holds these when the unit's last hook runs.
-        shard_bytes = FP32_BYTES * self.padded[unit] // self.config.layout.dp
-        if step.ledger.holds(("shard", unit)):  # accumulated into the shard of the former micro-batch
-            step.ledger.hold_briefly("reduced", "workspace", shard_bytes, unit, REDUCE_STREAM)
-        else:
-            step.ledger.hold(("shard", unit), "gradients", shard_bytes, unit, REDUCE_STREAM)
-        step.ledger.drop("joined")
+        last = self.last_of[unit]
         for parameter in self.units[unit]:
-            step.free_gradient(parameter.name)
+            if parameter.name != last:
+                step.free_gradient(parameter.name)
+        step.ledger.drop("joined")
+        shard_bytes = FP32_BYTES * self.padded[unit] // self.config.layout.dp
+        first = not step.ledger.holds(("shard", unit))  # else accumulated into the shard of the former micro-batch
+        if first:
+            step.ledger.hold(("shard", unit), "gradients", shard_bytes, unit, REDUCE_STREAM)
+        else:
+            step.ledger.hold("reduced", "workspace", shard_bytes, unit, REDUCE_STREAM)
+        if self.config.layout.dp > 1 and not self.on_gpu:  # gloo reduces the whole message in a copy
+            step.ledger.hold_briefly("copy", "workspace", FP32_BYTES * self.padded[unit], unit)
+        step.ledger.drop("reduced")
+        step.free_gradient(last)
 
     def end_backward(self, step: Moments) -> None:
         self.finish(step)

@@ -35,9 +35,10 @@ from dlojz.by_hand.tensor.split import parallel_loss
 from dlojz.config.compatibility import has_tied_head
 from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
-from dlojz.models.blocks import BlockList, mean_loss, untie
+from dlojz.models.blocks import BlockList, loss_of, untie
 from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.experts.routing import Routing
+from dlojz.models.foreign.elsewhere import contents_hash, is_elsewhere
 from dlojz.models.foreign.given_module import changes_its_model
 from dlojz.models.meta import sample_inputs
 from dlojz.pipeline.partition_baselines import schedule_of
@@ -375,7 +376,10 @@ def key_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> TraceKe
 
 @lru_cache(maxsize=64)
 def _kept(key: TraceKey) -> MemoryTrace:
-    return _traced(key) if changes_its_model(key.model) else kept(key, lambda: _traced(key))
+    if changes_its_model(key.model):  # what an own file imports may have changed too
+        return _traced(key)
+    contents = contents_hash(key.model) if is_elsewhere(key.model) else ""
+    return kept((key, contents) if contents else key, lambda: _traced(key))
 
 
 @refusing_overflow()
@@ -404,7 +408,7 @@ def _traced(key: TraceKey) -> MemoryTrace:
         trace,
         compute=key.compute,
         targets=targets,
-        loss=mean_loss if key.split == WHOLE else parallel_loss(model),
+        loss=loss_of(model) if key.split == WHOLE else parallel_loss(model),
         around_forward=ActivationOffload if key.offloaded else planned_offload if key.activation_plan else None,
         on_gpu=key.on_gpu,
         in_megatron=key.in_megatron,

@@ -37,7 +37,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
 from dlojz.models.blocks import tied_names
-from dlojz.models.foreign.sources import error_with_line
+from dlojz.models.foreign.meta_checks import error_with_line
 from dlojz.prediction.shapes import FP32_BYTES
 from dlojz.prediction.storage_tracker import StorageTracker
 

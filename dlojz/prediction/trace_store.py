@@ -66,7 +66,7 @@ def folder() -> Path | None:
 def code_version() -> str:
     """Hash the tracing code of this package and the versions of torch and of the file format."""
     digest = hashlib.sha256(str(FORMAT).encode())
-    for name in ("torch", "torchvision", "timm"):
+    for name in ("torch", "torchvision", "timm", "transformers"):
         try:
             digest.update(f"{name} {version(name)}".encode())
         except PackageNotFoundError:

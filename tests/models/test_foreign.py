@@ -14,7 +14,7 @@ from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import NestedBlocks, tied_names
-from dlojz.models.foreign.sources import ensure_torchvision_imports
+from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
 from dlojz.models.meta import on_meta, sample_inputs
 from tests.models import own_models
 
@@ -93,7 +93,7 @@ def test_blocks_share_no_weight_and_are_called_once() -> None:
         ("timm:resnet50.no_tag", "cannot be built: RuntimeError"),
         ("timm:hf_hub:timm/resnet50", "timm has no classification model"),
         ("torchvision:fasterrcnn_resnet50_fpn", "torchvision has no classification model"),
-        ("jax:resnet50", "is timm:NAME, torchvision:NAME or FILE.py:FUNCTION"),
+        ("jax:resnet50", r"is timm:NAME, torchvision:NAME, hf:FOLDER .* or FILE.py:FUNCTION"),
     ],
 )
 def test_what_cannot_be_built_or_traced_is_refused_in_one_sentence(name: str, words: str) -> None:

@@ -15,7 +15,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from dlojz import models
 from dlojz.base.errors import LabError
-from dlojz.models.foreign.sources import ensure_torchvision_imports
+from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
 from dlojz.models.qwen_deepseek import LatentAttention
 from dlojz.models.sizes import DEEPSEEK_SIZES
 from dlojz.prediction.rules_of_thumb import Shape, layer_bytes

@@ -1,8 +1,8 @@
 """Build a model from elsewhere as a list of blocks (`NestedBlocks`): the parts that repeat, and the module itself.
 
 So it is sharded, traced and run by the same code as a model of the catalogue. Of the module are asked one tensor in,
-and one out with a number for each class, or for each token and word. It is built and tried without memory first: one
-that chooses by the values of its data is refused there, with the line.
+and one out with a number for each class, or for each token and word; or any output, with a loss of one's own. It is
+built and tried without memory first: one that chooses by the values of its data is refused there, with the line.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from dlojz.models.catalogue import ModelSpec
 from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.foreign.chain import chain_of
 from dlojz.models.foreign.elsewhere import CHAIN, absolute_name
-from dlojz.models.foreign.sources import built, not_logits, origin_of, tried_on_meta
+from dlojz.models.foreign.meta_checks import built, check_loss, not_logits, tried_on_meta
+from dlojz.models.foreign.sources import origin_of
 from dlojz.models.meta import on_meta, sample_inputs
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def spec(name: str) -> ModelSpec:
-    """Describe a model from elsewhere as an entry of the catalogue; the name of one's own file becomes absolute.
+    """Describe a model from elsewhere as an entry of the catalogue; the name of a file becomes absolute.
 
     Raises:
         LabError: no such model, its package is missing, or its inputs are not known.
@@ -77,9 +78,14 @@ def _build(
     found = origin_of(name)
     size, classes = image_size or sequence_length or found.size, num_classes or vocabulary_size or found.classes
     parts = _parts(name, size, classes)
+    if is_chain and found.loss:
+        raise refusal(
+            en=f"{name} has a loss in its file, which the last stage of a pipeline does not compute: use pp=1.",
+            fr=f"{name} a une loss dans son fichier, que le dernier étage d’un pipeline ne calcule pas : prenez pp=1.",
+        )
     if is_chain:
         return chain_of(name, _made(name, size, classes), parts, checkpointing)
-    return NestedBlocks(_made(name, size, classes), parts)
+    return NestedBlocks(_made(name, size, classes), parts, found.loss)
 
 
 def _made(name: str, size: int, classes: int) -> nn.Module:
@@ -94,16 +100,18 @@ def _parts(name: str, size: int, classes: int) -> tuple[str, ...]:
     Raises:
         LabError: if the module cannot be built or run there, or gives other than one number per class.
     """
-    image = origin_of(name).family == "image"
+    image, loss = origin_of(name).family == "image", origin_of(name).loss
     order: list[str] = []
     with torch.random.fork_rng(devices=[]), on_meta():
         module = _made(name, size, classes)
         for path in repeated_parts(module):
             module.get_submodule(path).register_forward_pre_hook(lambda *_, path=path: order.append(path))
         output = tried_on_meta(name, module, _samples(name, size))
-    needed = (2, classes) if image else (2, size, classes)
-    if output.shape[:-1] != needed[:-1] or output.shape[-1] < classes:
-        raise not_logits(name, tuple(output.shape), needed)
+        needed = (2, classes) if image else (2, size, classes)
+        if loss is not None:
+            check_loss(name, loss, output, torch.zeros(needed[:-1], dtype=torch.long))
+        elif output.shape[:-1] != needed[:-1] or output.shape[-1] < classes:
+            raise not_logits(name, tuple(output.shape), needed)
     times = Counter(order)
     return tuple(path for path in order if times[path] == 1)
 

@@ -20,7 +20,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
 from dlojz.models.blocks import BlockList, tied_names
 from dlojz.models.checkpointing import Checkpointing
-from dlojz.models.foreign.sources import error_with_line
+from dlojz.models.foreign.meta_checks import error_with_line
 
 NAMES_SHOWN = 3
 """Values named where a chain breaks."""

@@ -58,12 +58,25 @@ def is_taken_as_told(name: str) -> bool:
     return is_own_file(name) or (is_elsewhere(name) and not executes_files())
 
 
+def file_of(name: str) -> Path | None:
+    """Return the file that a name points into: one's own, or a configuration; None for a model of a package."""
+    name = name.removeprefix(CHAIN)
+    package, _, rest = name.partition(":")
+    if is_own_file(name):
+        return Path(name.rpartition(":")[0]).expanduser().resolve()
+    if package != "hf":
+        return None
+    given = Path(rest).expanduser().resolve()
+    return given / "config.json" if given.is_dir() else given
+
+
 def absolute_name(name: str) -> str:
-    """Make the path of an own file absolute; other names stay as they are."""
-    if name.startswith(CHAIN):
-        return CHAIN + absolute_name(name.removeprefix(CHAIN))
-    file, _, function = name.rpartition(":")
-    return f"{Path(file).expanduser().resolve()}:{function}" if is_own_file(name) else name
+    """Make the path of an own file, or of a configuration, absolute; other names stay as they are."""
+    file = file_of(name)
+    if file is None:
+        return name
+    start = CHAIN if name.startswith(CHAIN) else ""
+    return start + (f"{file}:{name.rpartition(':')[2]}" if is_own_file(name) else f"hf:{file}")
 
 
 def size_of(name: str) -> Size | None:
@@ -77,8 +90,8 @@ def size_of(name: str) -> Size | None:
 
 def contents_hash(name: str) -> str:
     """Hash the file that a name points into, without what it imports; empty for a package or a file that is gone."""
-    path = Path(name.rpartition(":")[0])
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if is_own_file(name) and path.is_file() else ""
+    path = file_of(name)
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path and path.is_file() else ""
 
 
 def check_execution(path: Path) -> None:

@@ -13,7 +13,8 @@ from torch import nn
 
 from dlojz.base.language import refusal, say
 from dlojz.models.foreign.elsewhere import CHAIN, is_own_file
-from dlojz.models.foreign.sources import built, given_origins, origin_of_batch
+from dlojz.models.foreign.meta_checks import built
+from dlojz.models.foreign.sources import given_origins, origin_of_batch
 
 
 def changes_its_model(name: str) -> bool:

@@ -1,8 +1,8 @@
-"""Sources of models from elsewhere: timm, torchvision, and a function in one's own file.
+"""Sources of models from elsewhere: timm, torchvision, a configuration of transformers, a function in one's own file.
 
-timm's and torchvision's configurations say what a model reads; one's own file has `example_inputs()`. Weights are
-random: nothing is downloaded or unpickled. One's own file is imported, and so executed, but not where a record that
-names it is read (`executing_no_file`).
+The configurations of timm, torchvision and transformers say what a model reads; one's own file has `example_inputs()`.
+Weights are random: nothing is downloaded or unpickled, and of a configuration's file nothing is executed. One's own
+file is imported, and so executed, but not where a record that names it is read (`executing_no_file`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import json
 import sys
-import traceback
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +25,17 @@ from torch import Tensor, nn
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
 from dlojz.models.catalogue import Family
-from dlojz.models.foreign.elsewhere import check_execution, is_own_file
+from dlojz.models.foreign.elsewhere import check_execution, file_of, is_own_file
+from dlojz.models.foreign.meta_checks import built, error_with_line, not_built, not_logits, tried_on_meta
+from dlojz.models.foreign.missing_operators import ensure_grouped_products_on_meta, ensure_torchvision_imports
 from dlojz.models.meta import on_meta
 
-_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_PACKAGES = (Path(torch.__file__).parent, Path(__file__).parents[2])
 given_origins: dict[str, Origin] = {}  # by the names of `dlojz.models.foreign.given_module`
-# torch drops the operators of a Library that is garbage-collected: this list keeps it alive.
-_libraries: list[object] = []
+MAX_DEFAULT_TOKENS = 2048
+"""Default tokens per sample of a configuration whose model can read more."""
+_TASKS = ("Seq2SeqLM", "MaskedLM", "CausalLM", "ImageClassification")
+_IGNORED = ("auto_map", "quantization_config", "attn_implementation", "experts_implementation", "dtype", "torch_dtype")
+"""Keys of a configuration that name code, or other weights than fp32 ones."""
 
 
 class Origin(NamedTuple):
@@ -42,12 +46,14 @@ class Origin(NamedTuple):
         family: As in the catalogue.
         size: Default side of the images in pixels, or tokens per sample.
         classes: Default number of classes, or words.
+        loss: Mean loss of its output and the targets; None for the cross-entropy of logits.
     """
 
     make: Callable[[int, int], nn.Module]
     family: Family
     size: int
     classes: int
+    loss: Callable[[Any, Tensor], Tensor] | None = None
 
 
 @lru_cache(maxsize=64)
@@ -66,10 +72,13 @@ def origin_of(name: str) -> Origin:
         return _of_timm(rest)
     if package == "torchvision":
         return _of_torchvision(rest)
+    if package == "hf" and (file := file_of(name)):
+        return _of_configuration(file)
     raise refusal(
-        en=f"unknown model {name!r}: a model from elsewhere is timm:NAME, torchvision:NAME or FILE.py:FUNCTION.",
-        fr=f"modèle {name!r} inconnu : un modèle venu d’ailleurs s’écrit timm:NOM, torchvision:NOM ou "
-        "FICHIER.py:FONCTION.",
+        en=f"unknown model {name!r}: a model from elsewhere is timm:NAME, torchvision:NAME, hf:FOLDER (or its "
+        "config.json) or FILE.py:FUNCTION.",
+        fr=f"modèle {name!r} inconnu : un modèle venu d’ailleurs s’écrit timm:NOM, torchvision:NOM, hf:DOSSIER (ou "
+        "son config.json) ou FICHIER.py:FONCTION.",
     )
 
 
@@ -80,7 +89,7 @@ def _of_timm(name: str) -> Origin:
     try:
         known = timm.models.get_pretrained_cfg(name)
     except RuntimeError as error:  # a tag that it does not have
-        raise _not_built(f"timm:{name}", error) from error
+        raise not_built(f"timm:{name}", error) from error
     side, classes = (known.input_size[-1], known.num_classes or 1000) if known else (224, 1000)
 
     def make(size: int, classes: int) -> nn.Module:
@@ -112,6 +121,90 @@ def _of_torchvision(name: str) -> Origin:
     return Origin(make, "image", side, 1000)
 
 
+class Logits(nn.Module):
+    """Model of transformers that reads one tensor and returns its logits; a decoder reads the encoder's tokens too."""
+
+    def __init__(self, model: nn.Module, task: str) -> None:
+        super().__init__()
+        self.model = model
+        self._task = task
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens ``(B, T)`` or images ``(B, C, H, W)`` to logits."""
+        read = {"pixel_values" if self._task == "ImageClassification" else "input_ids": x}
+        more: dict[str, dict[str, Any]] = {
+            "Seq2SeqLM": {"decoder_input_ids": x, "use_cache": False},
+            "CausalLM": {"use_cache": False},
+        }
+        masks = importlib.import_module("transformers.masking_utils")
+        # Each row is one sequence; transformers would look for several at the values of the positions.
+        with patch.object(masks, "find_packed_sequence_indices", lambda *_, **__: None, create=True):
+            logits: Tensor = self.model(**read, **more.get(self._task, {})).logits
+        return logits
+
+
+def _of_configuration(file: Path) -> Origin:
+    """Read a configuration of transformers as data; only architectures that transformers itself has are built."""
+    transformers = _package("transformers")
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        given = json.loads(file.read_text(encoding="utf-8"))
+        kind = given["model_type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise refusal(
+            en=f"{file} is no configuration of transformers, a JSON file with a model_type: {error_with_line(error)}.",
+            fr=f"{file} n’est pas une configuration de transformers, un fichier JSON avec un model_type : "
+            f"{error_with_line(error)}.",
+        ) from error
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        known = list(transformers.CONFIG_MAPPING)
+        near = ", ".join(difflib.get_close_matches(str(kind), known, n=3))
+        version = transformers.__version__
+        raise refusal(
+            en=f"transformers {version} does not know the architecture {kind!r} of {file}"
+            + (f": did you mean {near}?" if near else f" among its {len(known)}; code beside it is never executed."),
+            fr=f"transformers {version} ne connaît pas l’architecture {kind!r} de {file}"
+            + (f" : peut-être {near} ?" if near else f" parmi ses {len(known)} ; son propre code n’est pas exécuté."),
+        )
+
+    def configured() -> Any:
+        return transformers.CONFIG_MAPPING[kind](**_plain(given))
+
+    config = built(str(file), configured)
+    autos = {task: getattr(transformers, f"AutoModelFor{task}") for task in _TASKS}
+    task = next((task for task, auto in autos.items() if type(config) in auto._model_mapping), None)
+    if task is None:
+        raise refusal(
+            en=f"transformers builds no model of text or of image classes from {file} ({kind}).",
+            fr=f"transformers ne construit pas de modèle de texte ou de classes d’images à partir de {file} ({kind}).",
+        )
+    image, text = task == "ImageClassification", config.get_text_config()
+
+    def make(size: int, classes: int) -> nn.Module:
+        ensure_grouped_products_on_meta()
+        config = configured()
+        if image:
+            config.num_labels, config.image_size = classes, size
+        else:
+            text = config.get_text_config()
+            text.vocab_size = classes
+            if getattr(text, "max_position_embeddings", size) < size:
+                text.max_position_embeddings = size
+        return Logits(autos[task].from_config(config, dtype=torch.float32, trust_remote_code=False), task)
+
+    if image:
+        return Origin(make, "image", getattr(config, "image_size", None) or 224, config.num_labels)
+    positions = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 512
+    return Origin(make, "text", min(positions, MAX_DEFAULT_TOKENS), text.vocab_size)
+
+
+def _plain(given: Any) -> Any:
+    """Copy a configuration without the keys that name code."""
+    if isinstance(given, dict):
+        return {key: _plain(one) for key, one in given.items() if key not in _IGNORED and not key.startswith("_")}
+    return [_plain(one) for one in given] if isinstance(given, list) else given
+
+
 def _of_file(name: str) -> Origin:
     written, _, function = name.rpartition(":")
     module = _imported(Path(written))
@@ -120,18 +213,27 @@ def _of_file(name: str) -> Origin:
         missing = "example_inputs" if callable(build) else function
         raise refusal(
             en=f"{written} has no function {missing}(): it needs {function}(), which returns the module, and "
-            "example_inputs(), which returns a batch of images or tokens.",
+            "example_inputs(), which returns a batch of images or tokens (and, if it returns no logits, "
+            "loss(output, targets)).",
             fr=f"{written} n’a pas de fonction {missing}() : il faut {function}(), qui renvoie le module, et "
-            "example_inputs(), qui renvoie un batch d’images ou de tokens.",
+            "example_inputs(), qui renvoie un batch d’images ou de tokens (et, s’il ne renvoie pas de logits, "
+            "loss(output, targets)).",
         )
     try:
         batch = inputs()
     except Exception as error:
-        raise _not_built(f"{written}:example_inputs", error) from error
-    return origin_of_batch(name, f"example_inputs() {say(en='of', fr='de')} {written}", build, batch)
+        raise not_built(f"{written}:example_inputs", error) from error
+    source = f"example_inputs() {say(en='of', fr='de')} {written}"
+    return origin_of_batch(name, source, build, batch, getattr(module, "loss", None))
 
 
-def origin_of_batch(name: str, source: str, build: Callable[[], nn.Module], batch: object) -> Origin:
+def origin_of_batch(
+    name: str,
+    source: str,
+    build: Callable[[], nn.Module],
+    batch: object,
+    loss: Callable[[Any, Tensor], Tensor] | None = None,
+) -> Origin:
     """Read off a batch, which `source` gave, what a module reads; refuse another batch than of images or tokens."""
     tokens = isinstance(batch, Tensor) and batch.dim() == 2 and not batch.is_floating_point()
     images = isinstance(batch, Tensor) and batch.dim() == 4 and batch.shape[1:] == (3, batch.shape[3], batch.shape[3])
@@ -145,7 +247,10 @@ def origin_of_batch(name: str, source: str, build: Callable[[], nn.Module], batc
         )
     with torch.random.fork_rng(devices=[]), on_meta():
         output = tried_on_meta(name, built(name, build), torch.empty_like(batch, device="meta"))
-    return Origin(lambda size, classes: build(), "text" if tokens else "image", batch.shape[-1], output.shape[-1])
+    classes = output.shape[-1] if isinstance(output, Tensor) and output.dim() > 1 else 256 if tokens else 10
+    if loss is None and not isinstance(output, Tensor):
+        raise not_logits(name, type(output).__name__)
+    return Origin(lambda size, classes: build(), "text" if tokens else "image", batch.shape[-1], classes, loss)
 
 
 def _imported(path: Path) -> ModuleType:
@@ -168,7 +273,7 @@ def _imported(path: Path) -> ModuleType:
     try:
         described.loader.exec_module(module)
     except Exception as error:
-        raise _not_built(str(path), error) from error
+        raise not_built(str(path), error) from error
     finally:
         sys.path.remove(str(path.resolve().parent))
     return module
@@ -191,105 +296,3 @@ def _no_such_model(package: str, name: str, names: list[str]) -> LabError:
         en=f"{package} has no classification model {name!r}" + (f": did you mean {near}?" if near else "."),
         fr=f"{package} n’a pas de modèle de classification {name!r}" + (f" : peut-être {near} ?" if near else "."),
     )
-
-
-def ensure_torchvision_imports() -> None:
-    """Make ``import torchvision`` and ``import timm`` work; call it before either, as often as you like.
-
-    With a CPU-only torch the extension of PyPI's torchvision does not load, its operators are not registered, and
-    ``import torchvision`` stops at ``operator torchvision::nms does not exist``. Two schemas without an implementation
-    are enough; the lab never calls them. Where the extension loads, nothing changes.
-
-    Raises:
-        ModuleNotFoundError: torchvision is not installed.
-    """
-    if _libraries or _extension_loads():
-        return
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for operator in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, operator):
-            library.define(f"{operator}{_SCHEMA}")
-    _libraries.append(library)
-
-
-def _extension_loads() -> bool:
-    """Say whether torchvision's compiled operators are registered, or register now."""
-    if hasattr(torch.ops.torchvision, "nms"):
-        return True
-    described = importlib.util.find_spec("torchvision")
-    if described is None or described.origin is None:
-        raise ModuleNotFoundError("torchvision is not installed: install the packages of requirements.txt.")
-    for extension in Path(described.origin).parent.glob("_C*"):
-        try:
-            torch.ops.load_library(str(extension))
-        except OSError:
-            continue
-    return hasattr(torch.ops.torchvision, "nms")
-
-
-def built(name: str, build: Callable[[], nn.Module]) -> nn.Module:
-    """Build a module, or refuse it with the line at which its builder fails."""
-    try:
-        return build()
-    except Exception as error:
-        raise _not_built(name, error) from error
-
-
-def _not_built(name: str, error: Exception) -> LabError:
-    needs_values = "meta" in str(error).lower()
-    how = say(en=" without memory, as every model is first", fr=" sans mémoire, comme l’est d’abord tout modèle")
-    return refusal(
-        en=f"{name} cannot be built{how if needs_values else ''}: {error_with_line(error)}",
-        fr=f"{name} ne peut pas être construit{how if needs_values else ''} : {error_with_line(error)}",
-    )
-
-
-def tried_on_meta(name: str, module: nn.Module, batch: Tensor) -> Tensor:
-    """Run a module on the meta device.
-
-    Raises:
-        LabError: if it does not run, or gives no tensor.
-    """
-    try:
-        with torch.no_grad():
-            output = module.to("meta").eval()(batch)
-    except Exception as error:
-        if "meta tensor" in str(error).lower():
-            raise refusal(
-                en=f"the forward pass of {name} depends on the values of its data, so that it cannot be predicted: "
-                f"{error_with_line(error)}",
-                fr=f"la passe avant de {name} dépend des valeurs de ses données, et ne peut donc pas être prédite : "
-                f"{error_with_line(error)}",
-            ) from error
-        raise refusal(
-            en=f"{name} does not run on inputs of shape {tuple(batch.shape)}: {error_with_line(error)}",
-            fr=f"{name} ne s’exécute pas sur des entrées de forme {tuple(batch.shape)} : {error_with_line(error)}",
-        ) from error
-    if not isinstance(output, Tensor):
-        raise not_logits(name, type(output).__name__)
-    return output
-
-
-def not_logits(name: str, given: object, needed: tuple[int, ...] = ()) -> LabError:
-    """Make the refusal of an output that the loss cannot read."""
-    shape = f" {needed}" if needed else ""
-    return refusal(
-        en=f"{name} gives {given}, but the loss needs one tensor of logits{shape}: return the logits alone, one for "
-        "each class of the data.",
-        fr=f"{name} donne {given}, mais la loss demande un seul tenseur de logits{shape} : renvoyez les logits seuls, "
-        "un par classe des données.",
-    )
-
-
-def error_with_line(error: BaseException) -> str:
-    """Write an error in one line: its first sentence, and the innermost line outside of torch and this package."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    written = f"{type(error).__name__}: {lines[0][:200] if lines else ''}".rstrip(": ")
-    if isinstance(error, SyntaxError):
-        return written
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(room) for room in _PACKAGES)]
-    if not own:
-        return written
-    where = f"{Path(own[-1].filename).name}, {say(en='line', fr='ligne')} {own[-1].lineno}: {own[-1].line}"
-    return f"{written} ({where})"

@@ -35,7 +35,7 @@ from dlojz.by_hand.zero.flat import FlatWeights
 from dlojz.config.fields import ASYNCHRONOUS
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import IN_PASSES
-from dlojz.models.blocks import mean_loss
+from dlojz.models.blocks import loss_of
 from dlojz.results.footprint import Category, Overlap
 from dlojz.train.axes import Axes
 from dlojz.train.checkpoint_tensors import COUNT, CheckpointTensors
@@ -250,7 +250,7 @@ class Engine:
         self.config = config
         self.device = device
         self.axes = Axes(config.layout, device)
-        self.share = TensorShare(config, model, self.axes, mean_loss)
+        self.share = TensorShare(config, model, self.axes, loss_of(model))
         if config.layout.cp > 1:
             share_sequences(model, RingShare(Ring(self.axes.group("cp"))))
         self.module = model

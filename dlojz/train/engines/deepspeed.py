@@ -32,7 +32,7 @@ from dlojz.base.language import refusal
 from dlojz.by_hand.activation_offload import offload_of
 from dlojz.config.deepspeed_json import deepspeed_json
 from dlojz.config.run_config import RunConfig
-from dlojz.models.blocks import BlockList, mean_loss
+from dlojz.models.blocks import BlockList, loss_of
 from dlojz.pipeline.schedule import BACKWARD, FORWARD, Action
 from dlojz.train.axes import Axes
 from dlojz.train.checkpoint_tensors import CheckpointTensors
@@ -156,7 +156,7 @@ class DeepSpeedEngine(Engine):
         self.model, self.optimizer, *_ = deepspeed.initialize(
             model=self.module, optimizer=optimizer, config=deepspeed_json(config), dist_init_required=False
         )
-        self.share = TensorShare(config, self.module, self.axes, mean_loss)
+        self.share = TensorShare(config, self.module, self.axes, loss_of(self.module))
         self.offload = offload_of(config.layout, self.module)
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -167,7 +167,7 @@ class DeepSpeedEngine(Engine):
             inputs = inputs.bfloat16()
         with self.activations():
             logits = self.model(inputs)
-        return mean_loss(logits, targets)
+        return self.loss(logits, targets)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         # Who: all dp ranks. What: stages 0 and 1 all-reduce the gradient with the last micro-batch, stages 2 and 3
