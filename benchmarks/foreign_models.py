@@ -74,8 +74,8 @@ ATTEMPTS, NEAR = 3, 1e-3
 PAGE = """# Models from elsewhere: predicted, run, compared
 
 Written by `python benchmarks/foreign_models.py --page docs/foreign_models.md`. Each model is trained for three steps on
-one process, with DDP and with FSDP2 on two (gloo, CPU). States and collectives: bytes by category, and calls and
-bytes by collective, on every rank. Peak: predicted over counted, of the rank that is furthest off. Losses: largest relative
+one process, with DDP and with FSDP2 on two (gloo, CPU). States and collectives: bytes by category, calls and bytes by
+collective, on every rank. Peak: predicted over counted, of the rank that is furthest off. Losses: largest relative
 difference from those of one process; a model that draws at random (dropout, stochastic depth) has others.
 """
 

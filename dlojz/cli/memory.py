@@ -236,8 +236,8 @@ def _document(told: Forecast, fit_device: Device | None, fit: Fit | None, levers
 @verb(
     "models",
     """
-    [MODEL…]  these alone: of the catalogue, timm:NAME, torchvision:NAME or FILE.py:FUNCTION
-        // seulement ceux-ci : du catalogue, timm:NOM, torchvision:NOM ou FICHIER.py:FONCTION
+    [MODEL…]  these alone: of the catalogue, timm:NAME, torchvision:NAME, hf:FOLDER or FILE.py:FUNCTION
+        // seulement ceux-ci : du catalogue, timm:NOM, torchvision:NOM, hf:DOSSIER ou FICHIER.py:FONCTION
     """,
     JSON,
     en="""List the models: parameters, those of a mixture of experts that one token meets (active), FLOPs of the forward

@@ -101,8 +101,9 @@ class ModelFields(Contract):
 
     model: str = _field(
         "coatnet_tiny",
-        "model of the catalogue (see `dlojz models`), timm:NAME, torchvision:NAME or FILE.py:FUNCTION",
-        "modèle du catalogue (voir `dlojz models`), timm:NOM, torchvision:NOM ou FICHIER.py:FONCTION",
+        "model of the catalogue (see `dlojz models`), timm:NAME, torchvision:NAME, hf:FOLDER or FILE.py:FUNCTION",
+        "modèle du catalogue (voir `dlojz models`), timm:NOM, torchvision:NOM, hf:DOSSIER ou "
+        "FICHIER.py:FONCTION",
     )
     image_size: int | None = _count(
         None,

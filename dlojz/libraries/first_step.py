@@ -304,7 +304,8 @@ class ScriptModel(NestedBlocks):
                     stack.enter_context(torch.autocast("cpu", wanted or torch.bfloat16, enabled=wanted is not None))
                     present = wanted
                 self._run(call, values, given)
-                for number in [one for one in values if last.get(one, -1) <= at and self.loss_number not in (None, one)]:
+                done = [one for one in values if last.get(one, -1) <= at and self.loss_number not in (None, one)]
+                for number in done:
                     value = values.pop(number)
                     if number in self.keeps:
                         self.held.append(value)

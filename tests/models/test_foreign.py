@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import dlojz
 from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
-from dlojz.models.blocks import NestedBlocks, tied_names
+from dlojz.models.blocks import NestedBlocks, loss_of, mean_loss, tied_names
 from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
 from dlojz.models.meta import on_meta, sample_inputs
 from tests.models import own_models
@@ -134,6 +136,71 @@ def test_a_chain_computes_what_the_module_computes(name: str, blocks: int) -> No
 def test_where_a_chain_breaks_is_said(name: str, words: str) -> None:
     with pytest.raises(LabError, match=f"is no chain of blocks.*{words}"):
         dlojz.predict(RunConfig.of(model=name, pp=2, micro_batches=2))
+
+
+def test_a_loss_of_one_s_own_reads_any_output() -> None:
+    name = str(Path(own_models.__file__).with_name("own_loss.py")) + ":build"
+    model = models.build(name)
+    tokens = torch.arange(own_models.TOKENS).reshape(1, -1)
+    output = model(tokens)
+    assert isinstance(output, tuple)
+    assert torch.equal(loss_of(model)(output, tokens), mean_loss(output[0], tokens) + 1)
+    assert loss_of(models.build(f"{OWN}:build")) is mean_loss
+
+
+CONFIGURATION = {
+    "model_type": "llama", "vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64, "dtype": "bfloat16",
+    "auto_map": {"AutoModelForCausalLM": "elsewhere--code.Model"}, "_attn_implementation": "somebody/kernel",
+}  # fmt: skip
+
+
+@pytest.fixture
+def transformers() -> None:
+    """Skip without the optional extra; torchvision's operators first, which transformers looks for."""
+    ensure_torchvision_imports()
+    pytest.importorskip("transformers")
+
+
+@pytest.mark.usefixtures("transformers")
+@pytest.mark.parametrize("named", ["folder", "file"])
+def test_a_configuration_of_transformers(tmp_path: Path, named: str) -> None:
+    """In fp32, without the code and the kernel that it names; the file is part of the run's name."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(CONFIGURATION))
+    name = f"hf:{tmp_path if named == 'folder' else file}"
+    model = models.build(name, sequence_length=8)
+    assert len(model.blocks) == 4
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert model(torch.zeros(2, 8, dtype=torch.long)).shape == (2, 8, 256)
+    before = RunConfig.of(model=name).hash
+    file.write_text(json.dumps({**CONFIGURATION, "num_hidden_layers": 2}))
+    assert RunConfig.of(model=name).hash != before
+
+
+@pytest.mark.usefixtures("transformers")
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "is no configuration of transformers"),
+        ("[]", "is no configuration of transformers"),
+        ("{}", "a JSON file with a model_type: KeyError"),
+        ('{"model_type": "lama"}', "does not know the architecture 'lama' of .*: did you mean llama"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', "cannot be built"),
+        ('{"model_type": "encodec"}', "builds no model of text or of image classes"),
+    ],
+)
+def test_what_is_no_configuration_is_refused_in_one_sentence(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(LabError, match=words) as refused:
+        models.build(f"hf:{tmp_path}")
+    assert "\n" not in str(refused.value)
+
+
+def test_transformers_is_an_optional_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(LabError, match="pip install transformers"):
+        models.build(f"hf:{tmp_path}")
 
 
 def test_an_image_of_another_size() -> None:

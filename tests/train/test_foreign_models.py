@@ -16,6 +16,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "own": {"model": f"{own_models.__file__}:build"},
+    "loss": {"model": f"{Path(own_models.__file__).with_name('own_loss.py')}:build"},
     "resnet": {"model": "torchvision:resnet18", "image_size": 64, "learning_rate": 0.001},
     "convnext": {"model": "timm:convnext_atto", "image_size": 64},
 }

@@ -1,1 +1,1 @@
-"""Models from elsewhere, `timm:NAME`, `torchvision:NAME` or `FILE.py:FUNCTION`, wherever the catalogue's are named."""
+"""Models from elsewhere, wherever the catalogue's are named: timm:, torchvision:, hf:FOLDER, FILE.py:FUNCTION."""
