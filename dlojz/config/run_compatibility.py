@@ -34,8 +34,15 @@ def _beyond_replicas(config: RunFields) -> Facts | None:
     if not is_elsewhere(config.model):
         return None
     plain = {"update": "auto", "library": "none"}
-    recomputed = {} if config.layout.pp > 1 else {"checkpointing": "none"}
-    return first_set(config.layout, {**WHOLE_LAYOUT, **recomputed}) or first_set(config, plain)
+    return first_set(config.layout, WHOLE_LAYOUT) or first_set(config, plain)
+
+
+def _recomputed_in_part(config: RunFields) -> bool:
+    """Whether blocks of a model from elsewhere are recomputed otherwise than whole, or by DeepSpeed's stage 3."""
+    layout = config.layout
+    if not is_elsewhere(config.model) or layout.checkpointing == "none":
+        return False
+    return layout.checkpointing != "full" or (layout.engine == "deepspeed" and layout.zero == 3)
 
 
 ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
@@ -48,6 +55,18 @@ ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
         fr="{name}={value!r} a été reçu avec {config.model}, mais un modèle venu d’ailleurs se prédit et s’exécute "
         "seulement avec des répliques, entières ou découpées (DDP, FSDP2, DeepSpeed, à la main), en pipeline, ou sur "
         "un seul processus : prenez {name}={plain!r}, ou un modèle du catalogue.",
+    ),
+    Rule(
+        "models from elsewhere recompute whole blocks",
+        _recomputed_in_part,
+        en="checkpointing={layout.checkpointing!r} was received with {config.model}, engine={layout.engine!r} and "
+        "zero={layout.zero}, but the blocks of a model from elsewhere are recomputed whole, and not with DeepSpeed's "
+        "ZeRO-3, whose gathering is then not predicted: use checkpointing='full' with another engine or stage, or "
+        "checkpointing='none'.",
+        fr="checkpointing={layout.checkpointing!r} a été reçu avec {config.model}, engine={layout.engine!r} et "
+        "zero={layout.zero}, mais les blocs d’un modèle venu d’ailleurs se recalculent entiers, et pas avec ZeRO-3 de "
+        "DeepSpeed, dont les rassemblements ne sont alors pas prédits : prenez checkpointing='full' avec un autre "
+        "moteur ou stage, ou checkpointing='none'.",
     ),
 )
 """What a model from elsewhere may not be combined with."""

@@ -178,8 +178,12 @@ class RunConfig(RunFields):
 
     @property
     def built_model(self) -> str:
-        """Name under which the model is built: in a pipeline, one from elsewhere is cut into a chain of blocks."""
-        return CHAIN + self.model if is_elsewhere(self.model) and self.layout.pp > 1 else self.model
+        """Name under which the model is built: one from elsewhere is cut into a chain of blocks where that is needed.
+
+        Stages of a pipeline and checkpointing take its blocks one by one.
+        """
+        needs_blocks = self.layout.pp > 1 or self.layout.checkpointing != "none"
+        return CHAIN + self.model if is_elsewhere(self.model) and needs_blocks else self.model
 
     @property
     def routing(self) -> Routing | None:

@@ -456,9 +456,17 @@ def bounds_of(config: RunConfig, shapes: ModelShapes) -> tuple[int, ...]:
     """Return the first block of each stage of a layout's pipeline, and the number of blocks.
 
     Raises:
-        LabError: if the schedule does not fit the layout, or a stage would have no block.
+        LabError: if the schedule does not fit the layout, a stage would have no block, or blocks of a model from
+            elsewhere share a weight.
     """
     layout = config.layout
+    if is_elsewhere(config.model) and (tied := [parameter for parameter in shapes.parameters if parameter.tied]):
+        raise refusal(
+            en=f"pp={layout.pp} was received, but {config.model_name} computes with {tied[0].name} in two blocks, "
+            "which may be on two stages: use pp=1, or a model without a tied head.",
+            fr=f"pp={layout.pp} a été reçu, mais {config.model_name} calcule avec {tied[0].name} dans deux blocs, qui "
+            "peuvent être sur deux étages : prenez pp=1, ou un modèle sans tête liée.",
+        )
     blocks = num_blocks(shapes)
     stages = layout.pp if layout.engine == "deepspeed" else schedule_of(layout).stages
     if layout.partition == "uniform":

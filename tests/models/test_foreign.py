@@ -126,7 +126,6 @@ def test_a_chain_computes_what_the_module_computes(name: str, blocks: int) -> No
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        (f"{OWN}:build", "head.weight is the weight of another block"),
         (f"{OWN}:skipping", "between layers.1 and layers.2 2 values pass"),
         (f"{OWN}:measuring", r"cannot be traced: .*\(own_models.py, line \d+: if tokens.shape"),
         ("torchvision:densenet121", "between features.denseblock1.denselayer1 and .*denselayer2 2 values pass"),
@@ -136,6 +135,11 @@ def test_a_chain_computes_what_the_module_computes(name: str, blocks: int) -> No
 def test_where_a_chain_breaks_is_said(name: str, words: str) -> None:
     with pytest.raises(LabError, match=f"is no chain of blocks.*{words}"):
         dlojz.predict(RunConfig.of(model=name, pp=2, micro_batches=2))
+
+
+def test_a_weight_of_two_stages_is_refused() -> None:
+    with pytest.raises(LabError, match=r"own_models.py:build computes with blocks.0.token.weight in two blocks"):
+        dlojz.predict(RunConfig.of(model=f"{OWN}:build", pp=2, micro_batches=2))
 
 
 def test_a_loss_of_one_s_own_reads_any_output() -> None:

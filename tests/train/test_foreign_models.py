@@ -28,7 +28,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     **{f"-deepspeed-{zero}": {"micro_batches": 2, "dp": 2, "zero": zero, "engine": "deepspeed"} for zero in range(4)},
     **{f"-by-hand-{zero}": {"micro_batches": 2, "dp": 2, "zero": zero, "engine": "by_hand"} for zero in range(4)},
 }
-ALONE = ("", "-fsdp2-zero3", "-deepspeed-3", "-by-hand-3")
+RECOMPUTED = ("", "-ddp", "-fsdp2-zero3", "-by-hand-3")
+LAYOUTS |= {f"{layout}-full": {**LAYOUTS[layout], "checkpointing": "full"} for layout in RECOMPUTED}
+ALONE = ("", "-fsdp2-zero3", "-fsdp2-zero3-full", "-deepspeed-3", "-by-hand-3")
 """Layouts of the models that are not in one's own file."""
 RUNS = {
     f"{name}{layout}": {**SMALL, **model, **fields}

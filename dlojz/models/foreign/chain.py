@@ -1,5 +1,6 @@
-"""Cut a module into a chain of blocks, for pipelines: each block's output is the only input of the next one.
+"""Cut a module into a chain of blocks, for pipelines and activation checkpointing.
 
+In a chain each block's output is the only input of the next one.
 The forward pass around the repeated parts is traced (`torch.fx`), the parts and all other modules being called as they
 are. A block is what is computed after one part up to the end of the next: the first is the stem, with nothing of a
 part, the last the head. Where other than one tensor passes between two blocks, the module is no chain.
@@ -18,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node, Tracer
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
-from dlojz.models.blocks import BlockList, tied_names
+from dlojz.models.blocks import BlockList
 from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.foreign.meta_checks import error_with_line
 
@@ -71,15 +72,7 @@ def chain_of(
         raise _broken(name, say(en="it has no blocks that repeat", fr="il n’a pas de blocs qui se répètent"))
     blocks = [_block(module, link) for link in _links(name, module, parts)]
     _copy_shared_buffers(blocks)
-    chain = BlockList(blocks, checkpointing=checkpointing)
-    for second, first in tied_names(chain).items():
-        if second.split(".")[1] != first.split(".")[1]:
-            shared = say(
-                en=f"{second} is the weight of another block ({first})",
-                fr=f"{second} est le poids d’un autre bloc ({first})",
-            )
-            raise _broken(name, shared)
-    return chain
+    return BlockList(blocks, checkpointing=checkpointing)
 
 
 def _links(name: str, module: nn.Module, parts: Sequence[str]) -> list[_Link]:
@@ -196,6 +189,8 @@ def _copy_shared_buffers(blocks: Sequence[nn.Module]) -> None:
 
 def _broken(name: str, why: str) -> LabError:
     return refusal(
-        en=f"{name} is no chain of blocks, which a pipeline needs: {why}; use pp=1.",
-        fr=f"{name} n’est pas une chaîne de blocs, qu’il faut pour un pipeline : {why} ; prenez pp=1.",
+        en=f"{name} is no chain of blocks, which a pipeline and activation checkpointing need: {why}; use pp=1 and "
+        "checkpointing='none'.",
+        fr=f"{name} n’est pas une chaîne de blocs, qu’il faut pour un pipeline et pour le checkpointing d’activations "
+        f": {why} ; prenez pp=1 et checkpointing='none'.",
     )

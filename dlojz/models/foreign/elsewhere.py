@@ -21,7 +21,7 @@ from dlojz.models.catalogue import spec
 from dlojz.models.sizes import Size
 
 CHAIN = "chain:"
-"""Before the name of a model from elsewhere: cut into a chain of blocks, as pipelines need it."""
+"""Before the name of a model from elsewhere: cut into a chain of blocks (`dlojz.models.foreign.chain`)."""
 _reading: ContextVar[bool] = ContextVar("reading", default=False)
 
 
