@@ -151,7 +151,8 @@ class Logits(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Tokens ``(B, T)`` or images ``(B, C, H, W)`` to logits."""
         read = {"pixel_values" if self._task == "ImageClassification" else "input_ids": x}
-        more = {"Seq2SeqLM": {"decoder_input_ids": x, "use_cache": False}, "CausalLM": {"use_cache": False}}
+        decodes: dict[str, Any] = {"use_cache": False}
+        more = {"Seq2SeqLM": {"decoder_input_ids": x, **decodes}, "CausalLM": decodes}
         masks = importlib.import_module("transformers.masking_utils")
         # Each row is one sequence; transformers would look for several at the values of the positions.
         with patch.object(masks, "find_packed_sequence_indices", lambda *_, **__: None, create=True):
