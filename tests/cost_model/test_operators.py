@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from dlojz import models
 from dlojz.cost_model import Layouts, calibration, workload
 from dlojz.cost_model.calibration import Calibration
 from dlojz.cost_model.passes import kind_times, message_times, passes_of, ring_times
@@ -28,6 +29,7 @@ from dlojz.hardware import cluster, gpu
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.hardware.evidence import table
 from dlojz.hardware.gpus import ATTENTION_KERNELS
+from tests.models import own_models
 
 A100 = gpu("a100-80")
 PLAIN = Calibration("plain", unaligned=0.1, product_start=0.0)
@@ -209,3 +211,12 @@ def test_heads_between_published_sizes_and_gpus_without_a_rate() -> None:
     assert not v100.attention_flops
     reached = v100.peak_flops["fp16"] * PLAIN.attention_efficiency * 4096 / (4096 + 256)
     assert fused_attention_s(one, v100, PLAIN, "fp16") == pytest.approx(one.flops() / reached)
+
+
+@pytest.mark.parametrize("model", ["torchvision:resnet50", "timm:vit_tiny_patch16_224", f"{own_models.__file__}:build"])
+def test_the_operators_of_a_model_from_elsewhere_are_those_that_torch_counts(model: str) -> None:
+    """Products of one sample's forward beside torch's counter, parameters beside the module's, each once."""
+    counted, made = models.describe(model), workload(model)
+    assert made.size is None and made.num_parameters == counted.parameters
+    assert made.flops() == pytest.approx(counted.flops, rel=0.02)
+    assert sum(kind.count for kind in made.kinds) == counted.blocks
