@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter, methodcaller
 from pathlib import Path
@@ -66,6 +66,7 @@ class RunRow(Contract):
     title: str = Field(description="the layout as a person names it")
     model: str
     strategy: str
+    recognised: dict[str, str] = Field(default_factory=dict, description="of a script: what wraps its model, and so on")
     world_size: int
     global_batch: int
     status: str = Field(description="a final status, or queued or running")
@@ -83,6 +84,8 @@ class RunRow(Contract):
         description="predicted: dp × the throughput of the same training on one process, × a pipeline's speed-up",
     )
     step_s: float | None = None
+    phases_s: dict[str, float] = Field(default_factory=dict, description="measured: median seconds of each phase")
+    mfu: float | None = Field(None, description="measured: achieved over peak FLOP/s, where the peak is known")
     pipeline_s: PredictedMeasured = Field(
         PredictedMeasured(),
         description="a pipeline's schedule, without the update; predicted: simulated with the measured actions",
@@ -313,13 +316,25 @@ def _titles(configs: list[RunConfig], run_ids: list[str]) -> list[str]:
     for name, own, run_id in zip(names, flat, run_ids, strict=True):
         alike = [other for other, its in zip(flat, names, strict=True) if its == name]
         differing = [
-            f"{key}={say(en='default', fr='défaut') if value is None else value}"
+            _words_of(str(value), [str(other[key]) for other in alike])
+            if key == "arguments"
+            else f"{key}={say(en='default', fr='défaut') if value is None else value}"
             for key, value in own.items()
             if any(other.get(key) != value for other in alike)
         ]
         told = ", ".join(differing[:2]) or (f"…{run_id[-4:]}" if len(alike) > 1 else "")
         titles.append(name + (f" ({told})" if told else ""))
     return titles
+
+
+def _words_of(line: str, others: Sequence[str]) -> str:
+    """The words of a script's command line that tell it apart from the others, each behind its option."""
+    words, lines = shlex.split(line), [shlex.split(other) for other in others]
+    if len({len(one) for one in lines}) > 1:
+        return line or say(en="no arguments", fr="sans arguments")
+    differing = [number for number, of_all in enumerate(zip(*lines, strict=True)) if len(set(of_all)) > 1]
+    kept = {number - 1 for number in differing if number and words[number - 1].startswith("-")} | {*differing}
+    return shlex.join(words[number] for number in sorted(kept))
 
 
 def _differences_of(config: RunConfig) -> dict[str, Any]:
@@ -349,6 +364,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
         title=title + (record.mark if record else ""),
         model=config.model,
         strategy=layout.strategy,
+        recognised=record.script_prediction.recognised if record and record.script_prediction else {},
         world_size=layout.world_size,
         global_batch=_global_batch(config, measured),
         status=record.status if record else str(getattr(run, "state", "running")),
@@ -366,6 +382,8 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
             measured=measured.samples_per_s if measured else None,
         ),
         step_s=measured.phases.step_s if measured else None,
+        phases_s=_phases(measured) if measured else {},
+        mfu=measured.mfu if measured else None,
         pipeline_s=_both(pipeline, attrgetter("makespan")),
         bubble_fraction=_both(pipeline, attrgetter("bubble_fraction")),
         communication_exposed_s=measured.phases.communication_exposed_s if measured else None,
@@ -380,6 +398,12 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
         unequal_ranks=_unequal_ranks(record) if record and predicted else (),
         communication=_compare_communication(predicted, measured),
     )
+
+
+def _phases(measured: Footprint) -> dict[str, float]:
+    """The phases that follow each other in a step."""
+    known = {name: getattr(measured.phases, f"{name}_s") for name in ("data", "forward", "backward", "optimizer")}
+    return {name: seconds for name, seconds in known.items() if seconds is not None}
 
 
 def _global_batch(config: RunConfig, measured: Footprint | None) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import rich.table
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -101,6 +101,9 @@ def grid(comparison: Comparison, compact: bool = False) -> ComparisonGrid:
         en="Loss (predicted: the same training on one process)",
         fr="Perte (prédite : le même entraînement sur un seul processus)",
     )
+    scripts = all(row.recognised for row in rows)
+    if scripts:
+        loss, speed = say(en="Loss", fr="Perte"), say(en="Speed", fr="Vitesse")
     memory = say(en="Memory of rank 0, largest of each", fr="Mémoire du rang 0, maximum de chacune")
     communication = say(en="Communication of rank 0, per step", fr="Communication du rang 0, par pas")
     sections = (
@@ -112,8 +115,19 @@ def grid(comparison: Comparison, compact: bool = False) -> ComparisonGrid:
     )
     return ComparisonGrid(
         titles=tuple(row.title + (f" ×{row.world_size}" if row.world_size > 1 else "") for row in rows),
-        sections=tuple(section for section in sections if section.lines),
+        sections=tuple(_measured_alone(section) if scripts else section for section in sections if section.lines),
         notes=tuple(_notes(rows)),
+    )
+
+
+def _measured_alone(section: Section) -> Section:
+    """Leave the dash of a prediction out that a script has never had."""
+
+    def alone(cell: ComparisonCell) -> ComparisonCell:
+        return cell._replace(predicted="") if cell.predicted == DASH else cell
+
+    return Section(
+        section.heading, tuple(ComparisonLine(line.label, tuple(map(alone, line.cells))) for line in section.lines)
     )
 
 
@@ -121,9 +135,45 @@ def _notes(rows: Sequence[RunRow]) -> Iterable[str]:
     for row in rows:
         if row.status not in ("completed", "running", "queued"):
             yield f"{row.title} ({row.run_id}): {status_label(row.status)}" + (f" — {row.reason}" if row.reason else "")
-    for note in dict.fromkeys(row.prediction_note for row in rows if row.prediction_note):
+    for row in rows:
+        if row.prediction_note and row.recognised:
+            yield say(en=f"{row.title}: {row.prediction_note}", fr=f"{row.title} : {row.prediction_note}")
+    for note in dict.fromkeys(row.prediction_note for row in rows if row.prediction_note and not row.recognised):
         yield say(en=f"not predicted: {note}", fr=f"non prédit : {note}")
     yield from dict.fromkeys(row.run_note for row in rows if row.run_note)
+    if len(rows) == 2 and all(row.recognised for row in rows):
+        yield from _what_differs(*rows)
+
+
+def _what_differs(first: RunRow, second: RunRow) -> Iterator[str]:
+    """Write how far the peaks and the steps of two scripts lie apart, with the categories and phases that differ."""
+    peaks = [row.memory_bytes["peak"].measured for row in (first, second)]
+    held = [{name: row.memory_bytes[name].measured or 0 for name in CATEGORIES} for row in (first, second)]
+    changes = {name: held[1][name] - held[0][name] for name in CATEGORIES if held[1][name] != held[0][name]}
+    if None not in peaks and changes:
+        largest = sorted(changes.items(), key=lambda pair: -abs(pair[1]))
+        parts = ", ".join(f"{category_label(name)} {_signed(change, format_bytes)}" for name, change in largest)
+        before, after = map(format_bytes, peaks)
+        yield say(
+            en=f"peak: {before} with {first.title}, {after} with {second.title}; largest of each category: {parts}.",
+            fr=f"pic : {before} avec {first.title}, {after} avec {second.title} ; maximum de chaque catégorie : "
+            f"{parts}.",
+        )
+    if first.step_s and second.step_s:
+        common = [name for name in first.phases_s if name in second.phases_s]
+        parts = ", ".join(
+            f"{phase_label(name)} {_signed(second.phases_s[name] - first.phases_s[name], _milliseconds)} ms"
+            for name in common
+        )
+        before, after = _milliseconds(first.step_s), _milliseconds(second.step_s)
+        yield say(
+            en=f"step: {before} ms with {first.title}, {after} ms with {second.title}: {parts}.",
+            fr=f"pas : {before} ms avec {first.title}, {after} ms avec {second.title} : {parts}.",
+        )
+
+
+def _signed(change: float, write: Callable[[Any], str]) -> str:
+    return ("+" if change > 0 else "−") + write(abs(change))
 
 
 def _words(label: str, texts: Iterable[str]) -> ComparisonLine:
@@ -136,7 +186,28 @@ def _run_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
         _words(say(en="status", fr="état"), (status_label(row.status) for row in rows)),
         _words(say(en="global batch", fr="batch global"), (str(row.global_batch) for row in rows)),
     )
-    return lines if len({row.model for row in rows}) > 1 else lines[1:]
+    shown = lines if len({row.model for row in rows}) > 1 else lines[1:]
+    return (*shown, *_recognised_lines(rows))
+
+
+def _recognised_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
+    """What was recognised of scripts, where it differs; the wrapper in any case."""
+    labels = {
+        "wrapper": say(en="wrapped in", fr="enveloppé dans"),
+        "optimizer": say(en="optimizer", fr="optimiseur"),
+        "batch": say(en="batch of a rank", fr="batch d’un rang"),
+        "autocast": "autocast",
+        "backward passes": say(en="backward passes", fr="passes arrière"),
+    }
+    plain = say(en="nothing", fr="rien")
+    told = {name: [row.recognised.get(name, "") for row in rows] for name in labels}
+    return _known(
+        *(
+            _words(label, (plain if text == "none" else text or DASH for text in told[name]))
+            for name, label in labels.items()
+            if name == "wrapper" or len({*told[name]}) > 1
+        )
+    )
 
 
 def _loss_lines(rows: Sequence[RunRow], decimals: int) -> tuple[ComparisonLine, ...]:
@@ -152,6 +223,7 @@ def _speed_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
     return _known(
         _line(say(en="samples/s", fr="échantillons/s"), [row.samples_per_s for row in rows], _three_digits),
         _words(say(en="step, ms", fr="pas, ms"), (_milliseconds(row.step_s) for row in rows)),
+        *_phase_lines(rows),
         _line(say(en="pipeline, ms", fr="pipeline, ms"), [row.pipeline_s for row in rows], _milliseconds),
         _line(
             say(en="bubble, %", fr="bulle, %"),
@@ -160,6 +232,16 @@ def _speed_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
         ),
         _scaled("FLOP", [row.step_flops for row in rows], 1000, ("", "k", "M", "G", "T", "P")),
     )
+
+
+def _phase_lines(rows: Sequence[RunRow]) -> Iterator[ComparisonLine]:
+    """Phases of a step, where scripts are compared, and the share of the peak rate that they reach."""
+    if not any(row.recognised for row in rows):
+        return
+    for name in dict.fromkeys(name for row in rows for name in row.phases_s):
+        times = (_milliseconds(row.phases_s.get(name)) for row in rows)
+        yield _words(f"    {phase_label(name)}, ms", times)
+    yield _words("MFU, %", (DASH if row.mfu is None else _three_digits(100 * row.mfu) for row in rows))
 
 
 def _memory_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:

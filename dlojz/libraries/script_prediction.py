@@ -577,12 +577,26 @@ def _path(block: str, paths: Sequence[str]) -> str:
 
 def _levers(config: RunConfig, training: _Training, now: int) -> Iterator[ScriptLever]:
     """Predict what single changes of the script would save."""
+    found: set[str] = set()
     for name, changed in _changes(training):
+        if name in found:
+            continue
         try:
             taken = _forecast(config, changed)[0].memory.needed_bytes or 0
         except Exception:  # a change that the script's shapes do not take is no lever
             continue
+        found.add(name)
         yield ScriptLever(name=name, taken_bytes=taken, saved_bytes=now - taken)
+
+
+def _halved(given: tuple[TensorShape, ...], samples: int, flat: bool) -> tuple[TensorShape, ...]:
+    """Halve what has so many samples; with `flat` also targets whose samples and tokens are one dimension."""
+
+    def half(one: TensorShape) -> TensorShape:
+        has = bool(one.shape) and (one.shape[0] % samples == 0 if flat else one.shape[0] == samples)
+        return one._replace(shape=(one.shape[0] // 2, *one.shape[1:])) if has else one
+
+    return tuple(map(half, given))
 
 
 def _changes(training: _Training) -> Iterator[tuple[str, _Training]]:
@@ -594,11 +608,9 @@ def _changes(training: _Training) -> Iterator[tuple[str, _Training]]:
     read = (training.given[leaf.number].shape for leaf in first.leaves if isinstance(leaf, GivenTensor))
     batches = {shape[0] for shape in read if shape}
     if len(batches) == 1 and (samples := batches.pop()) % 2 == 0:
-        halved = tuple(
-            one._replace(shape=(samples // 2, *one.shape[1:])) if one.shape[:1] == (samples,) else one
-            for one in training.given
-        )
-        yield "micro-batch", replace(training, given=halved, micro_batches=2 * training.micro_batches)
+        twice = 2 * training.micro_batches
+        for flat in (False, True):
+            yield "micro-batch", replace(training, given=_halved(training.given, samples, flat), micro_batches=twice)
     if training.compute == "fp32":
         yield "precision", replace(training, autocast=torch.bfloat16)
     if len(training.parts) > 1 and not training.checkpointed:

@@ -18,7 +18,7 @@ from dlojz.display.style import category_label, phase_label
 from dlojz.display.tables import status_label
 from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.results.footprint import Memory
-from dlojz.results.record import RunRecord
+from dlojz.results.record import ModuleMemory, RunRecord
 from dlojz.running.state import RunFolder
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 _AS_DDP = ("as many bytes on the network as DDP", "autant d’octets sur le réseau que DDP")
+_NOTHING = ("nothing", "rien")
 _COSTS = {
+    "zero-grad": _NOTHING,
+    "bucket-view": _NOTHING,
     "micro-batch": (
         "the same work in smaller pieces; BatchNorm sees fewer samples at once",
         "le même travail en plus petits morceaux ; BatchNorm voit moins d’exemples à la fois",
@@ -56,6 +59,37 @@ _COSTS = {
 CHEAPEST_FIRST = tuple(_COSTS)
 
 
+_IN_SCRIPT = {
+    "zero-grad": (
+        "gradients set to zero before forward",
+        "gradients remis à zéro avant la passe avant",
+        "optimizer.zero_grad()  # right after optimizer.step(), not between model(…) and backward",
+    ),
+    "bucket-view": (
+        "gradients as views of DDP's buckets",
+        "gradients comme vues des buckets de DDP",
+        "DistributedDataParallel(model, gradient_as_bucket_view=True)",
+    ),
+    "micro-batch": (
+        "half the batch, twice as many per step",
+        "batch deux fois plus petit, deux fois plus nombreux",
+        "(loss / 2).backward()  # for each half of the batch, then optimizer.step()",
+    ),
+    "precision": ("autocast to bf16", "autocast en bf16", "with torch.autocast(device_type, dtype=torch.bfloat16): …"),
+    "checkpointing": (
+        "checkpoint every block",
+        "points de contrôle à chaque bloc",
+        "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+    ),
+    "zero-3": (
+        "FSDP2, weights gathered for each pass",
+        "FSDP2, poids rassemblés pour chaque passe",
+        "fully_shard(block, reshard_after_forward=True)  # each block, then the model",
+    ),
+}
+"""Levers of a script: in English, in French, and the line of code that pulls each."""
+
+
 def cost(name: str) -> str:
     """Return the price of a lever, in words; empty for one that is not known."""
     en, fr = _COSTS.get(name, ("", ""))
@@ -63,7 +97,10 @@ def cost(name: str) -> str:
 
 
 def command(lever: Lever) -> str:
-    """Write the command that tries a lever: the run, or its prediction where no engine runs it yet."""
+    """Write the command that tries a lever: the run, or its prediction where no engine runs it yet; of a script a line.
+    """
+    if lever.config.script:
+        return _IN_SCRIPT[lever.name][2]
     return command_of(lever.config, "run" if lever.runnable else "memory")
 
 
@@ -74,6 +111,7 @@ def memory_lines(found: PostMortem) -> list[str]:
     held = sorted((memory.at_peak_bytes or {}).items(), key=lambda item: -item[1])
     rows = tuple((f"  {category_label(name)}", format_bytes(num_bytes)) for name, num_bytes in held if num_bytes)
     lines += str(Table(("", ""), rows)).splitlines()
+    lines += _module_lines(found)
     if found.limit_bytes and not found.limit_explains:
         lines += [
             "",
@@ -85,6 +123,23 @@ def memory_lines(found: PostMortem) -> list[str]:
             ),
         ]
     return [*lines, "", *_lever_lines(found)]
+
+
+def _module_lines(found: PostMortem) -> list[str]:
+    """Write the modules that hold most at the predicted peak; none where that is not known."""
+    if not found.modules:
+        return []
+    rows = []
+    for one in found.modules[:MODULES_SHOWN]:
+        held = sorted(one.bytes_by_category.items(), key=lambda item: -item[1])
+        parts = ", ".join(f"{category_label(name)} {format_bytes(num_bytes)}" for name, num_bytes in held if num_bytes)
+        name = one.module or say(en="outside of the model (loss, buckets)", fr="hors du modèle (loss, buckets)")
+        rows.append((f"  {visible(name)}", format_bytes(sum(one.bytes_by_category.values())), parts))
+    left = sum(sum(one.bytes_by_category.values()) for one in found.modules[MODULES_SHOWN:])
+    if left:
+        rows.append((say(en="  all others", fr="  tous les autres"), format_bytes(left), ""))
+    heading = say(en="By module at the peak (predicted):", fr="Par module au pic (prédit) :")
+    return ["", heading, *str(Table(("", "", ""), tuple(rows), align="lrl")).splitlines()]
 
 
 def in_one_line(found: PostMortem) -> str:
@@ -116,6 +171,14 @@ def _lever_lines(found: PostMortem) -> Iterator[str]:
     if found.no_levers:
         yield found.no_levers[0].upper() + found.no_levers[1:]
         return
+    if not found.levers and found.record.config.script:
+        yield say(
+            en="No lever was predicted before the script ended: half the batch, checkpointing and bf16 are the usual "
+            "ones.",
+            fr="Aucun levier n’a été prédit avant la fin du script : moitié du batch, points de contrôle et bf16 sont "
+            "les plus courants.",
+        )
+        return
     if not found.levers:
         yield say(
             en="No single lever saves enough to be worth it: take a smaller model, or more devices.",
@@ -141,6 +204,7 @@ def _lever_lines(found: PostMortem) -> Iterator[str]:
 
 
 LEVERS_SHOWN = 3
+MODULES_SHOWN = 6
 WORTH = 0.02
 """Share of what is taken that a lever has to save to be proposed."""
 NEAR = 0.7
@@ -158,6 +222,7 @@ class PostMortem:
         limit_bytes, limit_of: limit of a rank, and whose limit that is; None where it is not known.
         levers: the cheapest that help, those that can be run first; only for a run out of memory.
         no_levers: why none could be predicted; empty where they were.
+        modules: of a script, at its predicted peak, the largest first.
     """
 
     record: RunRecord
@@ -169,6 +234,7 @@ class PostMortem:
     limit_of: str
     levers: tuple[Lever, ...]
     no_levers: str = ""
+    modules: tuple[ModuleMemory, ...] = ()
 
     @property
     def taken_bytes(self) -> int:
@@ -196,6 +262,7 @@ class PostMortem:
             "memory": self.memory.to_dict(),
             "limit_bytes": self.limit_bytes,
             "limit_of": self.limit_of,
+            "modules": [one.to_dict() for one in self.modules],
             "levers": [
                 {
                     "name": lever.name,
@@ -236,6 +303,8 @@ def post_mortem(run: RunFolder) -> PostMortem:
     if told:
         fullest = max(told, key=lambda footprint: footprint.memory.peak_bytes or 0)
         rank, memory = fullest.rank, fullest.memory
+    elif record.config.script:
+        rank, memory = 0, _of_script(record)
     else:
         with executing_no_file():
             forecast = heaviest(record.config, gpu)
@@ -249,6 +318,7 @@ def post_mortem(run: RunFolder) -> PostMortem:
         limit_bytes=limit[0] if limit else None,
         limit_of=limit[1] if limit else "",
         levers=(),
+        modules=record.script_prediction.at_peak if record.script_prediction else (),
     )
     if not found.out_of_memory:
         return found
@@ -261,13 +331,40 @@ def post_mortem(run: RunFolder) -> PostMortem:
         return replace(found, no_levers=str(error))
 
 
+def _of_script(record: RunRecord) -> Memory:
+    """The memory that a script's first step led to predict.
+
+    Raises:
+        LabError: if it led to none.
+    """
+    told = record.script_prediction
+    if told is not None and told.footprint is not None:
+        return told.footprint.memory
+    why = told.note if told else ""
+    raise refusal(
+        en=f"the memory of {record.title} was neither measured nor predicted, as it ended too early. {why}".strip(),
+        fr=f"la mémoire de {record.title} n’a été ni mesurée ni prédite : il s’est arrêté trop tôt. {why}".strip(),
+    )
+
+
+def _levers_of(record: RunRecord, gpu: Device | None) -> Iterator[Lever]:
+    from dlojz.planner.levers import Lever, levers
+
+    if not record.config.script:
+        yield from levers(record.config, gpu)
+        return
+    for told in record.script_prediction.levers if record.script_prediction else ():
+        if told.name in _IN_SCRIPT:
+            english, french, _ = _IN_SCRIPT[told.name]
+            change = say(en=english, fr=french)
+            yield Lever(told.name, change, record.config, told.taken_bytes, told.saved_bytes, 0, runnable=True)
+
+
 def _cheapest(diagnosis: PostMortem, gpu: Device | None) -> tuple[Lever, ...]:
     """Choose the levers worth their price: those that can be run, then those that suffice alone, then the cheapest."""
-    from dlojz.planner.levers import levers
-
     helping = [
         lever
-        for lever in levers(diagnosis.record.config, gpu)
+        for lever in _levers_of(diagnosis.record, gpu)
         if lever.saved_bytes >= WORTH * (lever.saved_bytes + lever.taken_bytes)
         # Without a GPU the memory of the device is the host's: there is nowhere to move to.
         and (gpu is not None or not lever.name.startswith("offload"))

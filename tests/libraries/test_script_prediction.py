@@ -5,30 +5,45 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import dlojz
-from dlojz.libraries.first_step import plain_copy
-from dlojz.libraries.script_prediction import use_of
+from dlojz.base.language import use_language
+from dlojz.config.run_config import RunConfig
+from dlojz.libraries.first_step import FirstStep, plain_copy
+from dlojz.libraries.script_prediction import predict_training, use_of
 from dlojz.results.footprint import STATES
 from dlojz.results.record import RunRecord, ScriptPrediction
+from dlojz.running.out_of_memory import memory_lines, post_mortem
 
 SCRIPT = Path(__file__).with_name("wrapped_script.py")
 PEAK = 0.05
 """Relative error of the predicted peak, at most."""
 
 
-def recorded(root: Path, *words: str, processes: int = 2) -> RunRecord:
-    """Run the script, and return its record."""
-    run = dlojz.run(SCRIPT, processes=processes, args=words, device="cpu", root=root, progress=False)
-    assert run.record is not None
-    assert run.record.status == "completed", run.logs()
-    assert "forward passes: " in run.logs(0)
-    return run.record
+Recorded = Callable[..., RunRecord]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Run the script with these words, once, and return its record."""
+    root = tmp_path_factory.mktemp("runs")
+
+    @cache
+    def run(words: str, processes: int = 2) -> RunRecord:
+        made = dlojz.run(SCRIPT, processes=processes, args=words.split(), device="cpu", root=root, progress=False)
+        assert made.record is not None
+        assert made.record.status == "completed", made.logs()
+        return made.record
+
+    return run
 
 
 def predicted(record: RunRecord) -> ScriptPrediction:
@@ -46,8 +61,8 @@ def predicted(record: RunRecord) -> ScriptPrediction:
         "--wrap fsdp2 --keep --optimizer Adagrad --late",
     ],
 )
-def test_states_and_messages_are_exact_and_the_peak_is_near(words: str, tmp_path: Path) -> None:
-    record = recorded(tmp_path, *words.split(), processes=1 if "none" in words else 2)
+def test_states_and_messages_are_exact_and_the_peak_is_near(words: str, recorded: Recorded) -> None:
+    record = recorded(words, 1 if "none" in words else 2)
     found, measured = predicted(record).footprint, record.footprint()
     assert predicted(record).note == ""
     assert found is not None and measured is not None
@@ -65,8 +80,8 @@ def test_the_script_trains_the_same_though_it_is_predicted(tmp_path: Path) -> No
     assert shown.findall(run.logs(0)) == shown.findall(alone.stdout)
 
 
-def test_the_modules_at_the_peak_are_the_scripts(tmp_path: Path) -> None:
-    told = predicted(recorded(tmp_path, "--wrap", "fsdp2"))
+def test_the_modules_at_the_peak_are_the_scripts(recorded: Recorded) -> None:
+    told = predicted(recorded("--wrap fsdp2"))
     assert told.recognised["wrapper"] == "FSDP2"
     assert told.recognised["units"] == "(root), layers.0, layers.1, layers.2, layers.3"
     assert told.recognised["kept after forward"] == "(root)"
@@ -77,10 +92,72 @@ def test_the_modules_at_the_peak_are_the_scripts(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_not_predicted_is_said(tmp_path: Path) -> None:
-    told = predicted(recorded(tmp_path, "--wrap", "fsdp1"))
+def test_what_is_not_predicted_is_said(recorded: Recorded) -> None:
+    told = predicted(recorded("--wrap fsdp1"))
     assert told.footprint is None and "FSDP1" in told.note
     assert (told.recognised["wrapper"], told.recognised["sharding"]) == ("FSDP1", "FULL_SHARD")
+
+
+def test_two_scripts_side_by_side_say_what_differs(recorded: Recorded, tmp_path: Path) -> None:
+    both = dlojz.compare([recorded("--wrap ddp"), recorded("--wrap fsdp2")])
+    assert [row.title for row in both.rows] == ["wrapped_script.py (--wrap ddp)", "wrapped_script.py (--wrap fsdp2)"]
+    assert both.exact is True
+    table = both.markdown()
+    assert "| wrapped in | DDP | FSDP2 |" in table
+    assert "— \\|" not in table and "predicted: the same training" not in table
+    assert re.search(r"- peak: .* with wrapped.*; largest of each category: .*optimizer −\d", table)
+    assert re.search(r"- step: .* ms with .*: data .* ms, forward .* ms, backward .* ms, optimizer .* ms\.", table)
+    use_language("fr")
+    assert "| enveloppé dans | DDP | FSDP2 |" in both.markdown()
+    assert "maximum de chaque catégorie" in both.markdown()
+    both.figure(tmp_path / "both.png")
+    whole = dlojz.compare([recorded("--wrap ddp"), recorded("--wrap fsdp1")])
+    assert whole.rows[1].memory_bytes["peak"].predicted is None and "FSDP1" in whole.markdown()
+
+
+def test_a_script_out_of_memory_names_modules_and_levers(tmp_path: Path) -> None:
+    words = ["--wrap", "ddp", "--limit-mib", "600"]
+    run = dlojz.run(SCRIPT, processes=2, args=words, device="cpu", root=tmp_path, progress=False)
+    found = post_mortem(run)
+    assert run.state == "oom" and found.out_of_memory and not found.measured
+    assert {one.module for one in found.modules} >= {"layers.0", "layers.3"}
+    assert found.memory.peak_bytes is not None and found.memory.peak_bytes > 600 * 2**20
+    assert [lever.name for lever in found.levers] == ["micro-batch", "precision", "checkpointing"]
+    assert all(lever.saved_bytes > 2**29 for lever in found.levers)
+    for language, words_of in (("en", "By module at the peak"), ("fr", "Par module au pic")):
+        use_language(language)
+        told = "\n".join(memory_lines(found))
+        assert words_of in told and "layers.0" in told and "use_reentrant=False" in told
+    row = dlojz.compare(run).rows[0]
+    assert row.status == "oom" and row.memory_bytes["peak"].predicted == found.memory.peak_bytes
+
+
+def first_step(batch: int) -> tuple[FirstStep, list[torch.optim.Optimizer]]:
+    """A first step whose targets are flat, and whose accuracy leads nowhere."""
+    model = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 32), nn.Linear(32, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = FirstStep("cpu")
+    words, targets = torch.randint(64, (batch, 16)), torch.randint(64, (batch, 16))
+    logits = step.model_call(nn.Module.__call__)(model, words)
+    (logits.argmax(-1) == targets).float().mean()
+    loss = F.cross_entropy(logits.view(-1, 64), targets.view(-1))
+    step.before_backward(loss)
+    loss.backward()
+    step.before_update()
+    step.end()
+    return step, [optimizer]
+
+
+def test_half_a_batch_is_half_the_batch() -> None:
+    config = RunConfig.of_script(SCRIPT)
+    whole = predict_training(config, *first_step(8), None, limit_bytes=0)
+    half = predict_training(config, *first_step(4), None)
+    assert whole.footprint is not None and half.footprint is not None
+    taken = {lever.name: lever.taken_bytes for lever in whole.levers}
+    gradients = half.footprint.memory.gradients_bytes or 0  # of the first half, while the second computes
+    assert 0 <= taken["micro-batch"] - (half.footprint.memory.peak_bytes or 0) <= gradients
+    assert all(lever.taken_bytes + lever.saved_bytes == whole.footprint.memory.peak_bytes for lever in whole.levers)
+    assert half.levers == ()
 
 
 def test_a_copy_shares_what_the_model_shares_and_changes_nothing_of_it() -> None:

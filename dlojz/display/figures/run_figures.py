@@ -339,6 +339,8 @@ def _throughput(axes: Axes, rows: Sequence[RunRow]) -> None:
         for side in SIDES:
             _bar(axes, number, [(getattr(row.samples_per_s, side) or 0, Style(BLUE, ""))], side)
     title = say(en="Throughput\n(predicted: dp × one process)", fr="Débit\n(prédit : dp × un processus)")
+    if all(row.samples_per_s.predicted is None for row in rows):
+        title = say(en="Throughput\n(measured)", fr="Débit\n(mesuré)")
     _runs_down(axes, rows, title, say(en="samples/s", fr="échantillons/s"))
 
 
