@@ -402,7 +402,7 @@ class ScriptWatch(TrainingWatch):
             [one for one in self._optimizers if one not in self._unused],
             gpu,
             on_gpu=on_gpu,
-            groups=mesh_groups(),
+            groups=mesh_groups(self.first.models[0]),
             limit_bytes=limit_bytes,
         )
         self._events.write("prediction", prediction=predicted.to_dict())
