@@ -63,6 +63,7 @@ OF_SCRIPTS = flags("""
 """)
 BESIDE_A_SCRIPT = frozenset(
     {WORDS, REST, "nproc", "first_step_s", "device", "time_limit_s", "root", "json", "again", "on"}
+    | {"machine", "account", "qos", "reservation"}
 )
 """Options of `dlojz run` that a script takes."""
 
@@ -193,6 +194,7 @@ def _run_script(given: Given, answer: Answer) -> int:
         processes=given["nproc"],
         time_limit_s=given["time_limit_s"],
         root=given["root"],
+        **{name: given[name] for name in ("machine", "account", "qos", "reservation") if given.get(name)},
         **options,
     )
     printed = [LogTail(run, rank) for rank in range(given["nproc"])]

@@ -266,8 +266,8 @@ def test_what_says_nothing_to_a_script_is_refused(tmp_path: Path) -> None:
         dlojz.run(tmp_path / "none.py")
     with pytest.raises(LabError, match="dp says nothing to a script"):
         dlojz.run(SCRIPT, dp=2)
-    with pytest.raises(LabError, match="on='slurm' was received with a script"):
-        dlojz.run(SCRIPT, on="slurm")
+    with pytest.raises(LabError, match="on='replay' was received with a script"):
+        dlojz.run(SCRIPT, on="replay")
     with pytest.raises(LabError, match="processes"):
         dlojz.run(SCRIPT, processes=0)
 
@@ -275,7 +275,7 @@ def test_what_says_nothing_to_a_script_is_refused(tmp_path: Path) -> None:
 def test_under_torchrun(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "DLOJZ_RUNS": str(tmp_path), "PYTHONPATH": str(CHECKOUT)}
-    words = ["-m", "dlojz.running", str(SCRIPT), "--steps", "5"]
+    words = ["-m", "dlojz.watch", str(SCRIPT), "--steps", "5"]
     done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, check=True, timeout=120)
     (run,) = dlojz.runs(tmp_path)
     assert run.folder.name in done.stderr

@@ -1,6 +1,6 @@
 """Worker: what every rank runs from its first event to its last, whatever the engine and the launcher.
 
-    python -m dlojz.worker RUN_FOLDER
+    python -m dlojz.running.worker RUN_FOLDER
 
 Whatever happens, what was measured is already in the rank's event file, and the last event says how the rank ended. Of
 a run that hung, the collectives that each rank called last tell who did not come. They are read from torch's flight
