@@ -34,7 +34,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -88,9 +88,9 @@ def replicas_of(module: nn.Module) -> int | None:
         return int(module.process_group.size())
     if isinstance(module, FullyShardedDataParallel):
         between = getattr(module, "_inter_node_pg", None)
-        return int(module.process_group.size()) * (between.size() if between is not None else 1)
+        return dist.get_world_size(module.process_group) * (between.size() if between is not None else 1)
     if type(module).__module__.startswith("deepspeed."):
-        return int(module.dp_world_size)
+        return cast(int, module.dp_world_size)
     return _replicas_of_mesh(module)
 
 
