@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu_units import messages_through_host
-from dlojz import worker
 from dlojz.config.run_config import RunConfig
+from dlojz.running import worker
 from dlojz.train import loop
 
 

@@ -25,7 +25,7 @@ PACKAGE = ROOT / "dlojz"
 
 FLOORS = (
     "base", "hardware", "models", "processes", "data", "config", "results", "pipeline", "by_hand", "compress",
-    "prediction", "cost_model", "compare", "train", "libraries", "runnable", "worker", "planner", "display", "running",
+    "prediction", "cost_model", "compare", "train", "libraries", "runnable", "planner", "display", "running", "watch",
     "ranks", "labs", "campaign", "cli",
 )  # fmt: skip
 """The rooms from the ground up: each imports only those before it."""
@@ -55,7 +55,8 @@ Kind = Literal["top", "lazy", "type", "name"]
 class Edge(NamedTuple):
     """One file imports another: when it is loaded, within a function, for the type checker alone, or by its name.
 
-    A name in a text (`"dlojz.worker"`) is no import of the file that holds it: whoever looks it up there imports it.
+    A name in a text (`"dlojz.running.worker"`) is no import of the file that holds it: whoever looks it up there
+    imports it.
     """
 
     importer: str

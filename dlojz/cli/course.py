@@ -243,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _announce(config, notes)
     # The ranks meet again in the run folder, which all of them see: a port that was theirs may be taken by now.
     os.environ.pop("MASTER_ADDR", None)
-    from dlojz.worker import main as work
+    from dlojz.running.worker import main as work
 
     code = work(folder)
     return _report(folder, place) if place.rank == 0 else code

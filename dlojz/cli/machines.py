@@ -41,11 +41,11 @@ from dlojz.hardware.clusters import Machine, here, machine, machine_files
 from dlojz.running.folder import DEFAULT_WORKER
 from dlojz.running.limits import JobRequest, admit, preview_of
 from dlojz.running.run import find, runs
+from dlojz.running.run_view import RunView, Tracker, explained, local_time, run_text, time_words
 from dlojz.running.slurm.slurm_job import job_script
 from dlojz.running.slurm.slurm_queue import JobView, QueueView, views
 from dlojz.running.state import is_final
 from dlojz.running.store import run_ids, runs_root
-from dlojz.running.watch import RunView, Tracker, explained, local_time, run_text, time_words
 
 
 @verb(

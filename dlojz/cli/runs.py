@@ -42,6 +42,7 @@ from dlojz.results.record import STATUSES
 from dlojz.running.folder import MAX_LOG_BYTES, launched_utc, open_regular, visible
 from dlojz.running.run import Run, find
 from dlojz.running.run import runs as listing
+from dlojz.running.state import read_all_events
 from dlojz.running.store import runs_root
 
 PROCESSES = flags("""
@@ -62,6 +63,7 @@ OF_SCRIPTS = flags("""
 """)
 BESIDE_A_SCRIPT = frozenset(
     {WORDS, REST, "nproc", "first_step_s", "device", "time_limit_s", "root", "json", "again", "on"}
+    | {"machine", "account", "qos", "reservation"}
 )
 """Options of `dlojz run` that a script takes."""
 
@@ -192,6 +194,7 @@ def _run_script(given: Given, answer: Answer) -> int:
         processes=given["nproc"],
         time_limit_s=given["time_limit_s"],
         root=given["root"],
+        **{name: given[name] for name in ("machine", "account", "qos", "reservation") if given.get(name)},
         **options,
     )
     printed = [LogTail(run, rank) for rank in range(given["nproc"])]
@@ -199,7 +202,15 @@ def _run_script(given: Given, answer: Answer) -> int:
     ended = run.record.reason if run.record else ""
     if blamed := re.search(r"\brank (\d+)", ended):
         printed[int(blamed[1])].print_new()
+    if _is_untrained(run):  # the rank has said so
+        tell(en=f"dlojz: what it printed is kept in {run.folder}", fr=f"dlojz : ses sorties sont dans {run.folder}")
+        return main.REFUSED
     return _show_run(run, given, answer)
+
+
+def _is_untrained(run: Run) -> bool:
+    """Whether a script has ended without training anything."""
+    return any(event["event"] == "untrained" for told in read_all_events(run.folder).values() for event in told)
 
 
 class LogTail:

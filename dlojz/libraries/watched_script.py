@@ -34,7 +34,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -46,6 +46,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from dlojz.base.errors import LabError
 from dlojz.base.files import CHECKOUT
 from dlojz.base.language import say
 from dlojz.base.machine import StopRequest, is_out_of_memory, rank_limit_bytes
@@ -72,6 +73,8 @@ _WITHIN_REPLICA = ("tp", "sp", "cp", "ep", "pp")
 _SCALED = ("DivBackward0", "MulBackward0")
 _OWN = (str(CHECKOUT / "dlojz") + os.sep, "<frozen runpy>")
 """Files whose frames are the lab's."""
+UNTRAINED = "untrained"
+"""Event of a rank whose script has made no step of an optimizer."""
 _UNCOMPILED = eval_frame.__file__
 """Where torch calls what it does not compile: the frame around a wrapper of the lab's."""
 
@@ -84,11 +87,10 @@ def replicas_of(module: nn.Module) -> int | None:
     if isinstance(module, DistributedDataParallel):
         return int(module.process_group.size())
     if isinstance(module, FullyShardedDataParallel):
-        groups: list[Any] = [module.process_group, getattr(module, "_inter_node_pg", None)]
-        return math.prod(int(group.size()) for group in groups if group is not None)
+        between = getattr(module, "_inter_node_pg", None)
+        return dist.get_world_size(module.process_group) * (between.size() if between is not None else 1)
     if type(module).__module__.startswith("deepspeed."):
-        replicas: Any = module.dp_world_size
-        return int(replicas)
+        return cast(int, module.dp_world_size)
     return _replicas_of_mesh(module)
 
 
@@ -148,7 +150,9 @@ class ScriptWatch(TrainingWatch):
     def __init__(self, config: RunConfig, events: EventLog, probes: Probes, device: torch.device) -> None:
         super().__init__(config, events, probes, device)
         self.untrained_calls = self.backward_calls = 0
-        """Calls of models without gradients, and of backward, before the first step."""
+        """Calls of modules without gradients, and of backward, before the first step."""
+        self._made = 0
+        """Optimizers made."""
         self._probes.global_batch = None
         self._thread = threading.get_ident()
         self._kinds: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
@@ -186,6 +190,7 @@ class ScriptWatch(TrainingWatch):
     def made(self, optimizer: torch.optim.Optimizer) -> None:
         """Note an optimizer of the script's."""
         self._optimizers.add(optimizer)
+        self._made += 1
 
     def called(self, module: nn.Module, inputs: Any) -> None:
         """Note the call of a module in the thread that trains; without gradients it is an evaluation."""
@@ -397,7 +402,7 @@ class ScriptWatch(TrainingWatch):
             [one for one in self._optimizers if one not in self._unused],
             gpu,
             on_gpu=on_gpu,
-            groups=mesh_groups(self._models[0]),
+            groups=mesh_groups(self.first.models[0]),
             limit_bytes=limit_bytes,
         )
         self._events.write("prediction", prediction=predicted.to_dict())
@@ -412,13 +417,32 @@ class ScriptWatch(TrainingWatch):
 
     def saw(self) -> str:
         """Say what the script was seen to do, where no optimizer made a step."""
-        calls, without, backward = self._forwards, self.untrained_calls, self.backward_calls
-        return say(
-            en=f"seen: forward passes with gradients: {calls}, calls of modules without gradients: {without}, calls of "
-            f"backward: {backward}, optimizers: {len(self._optimizers)}",
-            fr=f"vu : passes forward avec gradients : {calls}, appels de modules sans gradients : {without}, appels de "
-            f"backward : {backward}, optimiseurs : {len(self._optimizers)}",
-        )
+        without, backward, made = self.untrained_calls, self.backward_calls, self._made
+        if backward and made:
+            return say(
+                en=f"backward was called {backward} times and optimizers made: {made}, but none was stepped",
+                fr=f"backward a été appelé {backward} fois et optimiseurs créés : {made}, mais aucun n’a fait de pas",
+            )
+        if backward:
+            return say(
+                en=f"backward was called {backward} times, but no optimizer of torch was made",
+                fr=f"backward a été appelé {backward} fois, mais aucun optimiseur de torch n’a été créé",
+            )
+        if self._forwards:
+            return say(
+                en=f"forward passes of a model with gradients: {self._forwards}, but backward was never called",
+                fr=f"passes forward d’un modèle avec gradients : {self._forwards}, mais backward n’a jamais été appelé",
+            )
+        if without:
+            return say(
+                en=f"modules were called {without} times, always without gradients, as under torch.no_grad()",
+                fr=f"des modules ont été appelés {without} fois, toujours sans gradients, comme sous torch.no_grad()",
+            )
+        return say(en="no model of torch was called", fr="aucun modèle de torch n’a été appelé")
+
+
+class UntrainedError(LabError):
+    """A script has made no step of an optimizer."""
 
 
 def _updated_by(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
@@ -508,12 +532,23 @@ def without_own_frames(error: BaseException) -> BaseException:
     return error
 
 
-def no_step_in_time(name: str, first_step_s: float, saw: str) -> str:
-    """Say that a script trains nothing, with what it was seen to do."""
+def line_of(path: str) -> int | None:
+    """Return the line of a script that the main thread is in; None where it is not in the script."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if frame.f_code.co_filename == path:
+            return frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+def no_step_in_time(name: str, first_step_s: float, saw: str, line: int | None) -> str:
+    """Say that a script trains nothing, with what it was seen to do, and the line where it is."""
+    at = say(en=f" in its line {line}", fr=f" à sa ligne {line}") if line else ""
     return say(
-        en=f"{name} made no optimizer step within {first_step_s:g} s and was ended ({saw}): if it only begins slowly, "
-        "give it more time with --first-step-s.",
-        fr=f"{name} n’a fait aucun pas d’optimiseur en {first_step_s:g} s et a été arrêté ({saw}) : s’il est "
+        en=f"{name} made no optimizer step within {first_step_s:g} s and was ended{at} ({saw}): if it only begins "
+        "slowly, give it more time with --first-step-s.",
+        fr=f"{name} n’a fait aucun pas d’optimiseur en {first_step_s:g} s et a été arrêté{at} ({saw}) : s’il est "
         "seulement lent à démarrer, donnez-lui plus de temps par --first-step-s.",
     )
 
@@ -543,6 +578,7 @@ def run_script(
 
     Raises:
         BaseException: any error of the script's.
+        UntrainedError: if it has ended without a step of an optimizer.
     """
     del folder, stop  # a script keeps no checkpoint of the lab's
     script = config.script
@@ -554,10 +590,12 @@ def run_script(
 
     def end() -> None:
         if watch.step == 0:
-            sentence = no_step_in_time(script.name, script.first_step_s, watch.saw())
-            print(sentence, file=sys.stderr, flush=True)
+            sentence = no_step_in_time(script.name, script.first_step_s, watch.saw(), line_of(script.path))
+            sys.stdout.flush()
+            print(f"dlojz: {sentence}", file=sys.stderr, flush=True)
+            events.write(UNTRAINED)
             events.write("end", status="failed", reason=f"rank {rank}: {sentence}")
-            os._exit(1)
+            os._exit(2)
 
     deadline = threading.Timer(script.first_step_s, end)
     deadline.daemon = True
@@ -584,4 +622,7 @@ def run_script(
         events.write("spans", spans=[span.to_dict() for span in probes.clock.spans()])
     if code:
         return "failed", f"rank {rank}: {script.name} left with exit code {code} after step {watch.step}."
-    return watch.ended if watch.step else ("failed", f"rank {rank}: {no_step_at_all(script.name, watch.saw())}")
+    if watch.step == 0:
+        events.write(UNTRAINED)
+        raise UntrainedError(no_step_at_all(script.name, watch.saw()))
+    return watch.ended

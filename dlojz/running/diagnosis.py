@@ -5,7 +5,7 @@ the first error of each rank is shown, and no guess.
 
 A collective hangs because of the rank that did something else, not of those that waited for it. NCCL's watchdog numbers
 the collectives of each rank (`SeqNum`), and so does torch's flight recorder, whose last entries each rank writes when
-it fails (`dlojz.worker`): the ranks of a group number their collectives alike. So the rank with a smaller number,
+it fails (`running/worker.py`): the ranks of a group number their collectives alike. So the rank with a smaller number,
 another operation or another size, or without a time-out at all, is the one the others waited for.
 
 Sources of the texts looked for: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp ("Watchdog caught collective operation
@@ -29,8 +29,8 @@ from dlojz.display.tables import status_label
 from dlojz.running.ending import PORT, FirstError, first_error, read_log
 from dlojz.running.folder import visible
 from dlojz.running.out_of_memory import memory_lines
+from dlojz.running.run_view import PANEL
 from dlojz.running.state import LOGS, RunFolder, read_all_events
-from dlojz.running.watch import PANEL
 
 if TYPE_CHECKING:
     from dlojz.running.out_of_memory import PostMortem

@@ -101,7 +101,7 @@ def launched_utc(run_id: str) -> datetime | None:
 
 
 OWNER_FILE = "launch.json"
-DEFAULT_WORKER = "dlojz.worker"
+DEFAULT_WORKER = "dlojz.running.worker"
 MODULE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$"
 # Start times are computed from the machine's boot time, which moves when the clock is set.
 _CLOCK_TOLERANCE_S = 2.0

@@ -470,10 +470,10 @@ def _check_processes(processes: int) -> None:
 
 
 def _backend(on: str | None, config: RunConfig) -> str:
-    if config.script and on not in (None, "local"):
+    if config.script and on not in (None, "local", "slurm"):
         raise refusal(
-            en=f"on={on!r} was received with a script, which is started on this machine only: leave on out.",
-            fr=f"on={on!r} a été reçu avec un script, qui ne démarre que sur cette machine : retirez on.",
+            en=f"on={on!r} was received with a script, which runs with on='local' or on='slurm'.",
+            fr=f"on={on!r} a été reçu avec un script, qui s’exécute avec on='local' ou on='slurm'.",
         )
     if on is None:
         return "slurm" if config.device == "cuda" and not config.script and slurm_job.available() else "local"

@@ -21,16 +21,16 @@ from dlojz.base.table import Table, Tabular, facts, titles
 from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.results.footprint import Footprint
 from dlojz.running.folder import MAX_LOG_BYTES, read_job, read_tail
+from dlojz.running.run_view import ProgressBar
 from dlojz.running.slurm.slurm_queue import cancel
 from dlojz.running.state import CANCEL, LOGS, RunFolder, is_final
 from dlojz.running.store import run_folder, run_ids, runs_root
-from dlojz.running.watch import ProgressBar
 
 if TYPE_CHECKING:
     from dlojz.compare import Comparison
     from dlojz.display.canvas import LabFigure
     from dlojz.running.diagnosis import Diagnosis
-    from dlojz.running.watch import RunWatch
+    from dlojz.running.run_view import RunWatch
     from dlojz.train.checkpoint_files import Checkpoint
 
 _POLL_S, _JOB_POLL_S = 0.2, 1.0
@@ -102,7 +102,7 @@ class Run(RunFolder, Tabular):
         Returns:
             a widget that follows the run in a notebook, the run as it is now elsewhere.
         """
-        from dlojz.running.watch import RunWatch
+        from dlojz.running.run_view import RunWatch
 
         return RunWatch(self)
 

@@ -29,7 +29,7 @@ from dlojz.running.diagnosis import Diagnosis, Finding
 from dlojz.running.ending import FirstError
 from dlojz.running.limits import preview
 from dlojz.running.run import Run
-from dlojz.running.watch import RunView, run_html
+from dlojz.running.run_view import RunView, run_html
 
 ATTACKS = (
     "<img src=x onerror=window.__x=1>",

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from dlojz.config.run_config import RunConfig
+from dlojz.running.worker import main
 from dlojz.train import loop
-from dlojz.worker import main
 
 ROOM_BYTES = 600 * 2**20
 _build_model = loop.build_model

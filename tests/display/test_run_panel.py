@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from dlojz.base.language import use_language
-from dlojz.running.watch import CURVE_POINTS, RANKS_SHOWN, RunView, run_html, run_text
+from dlojz.running.run_view import CURVE_POINTS, RANKS_SHOWN, RunView, run_html, run_text
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J\u202e $\\foo$ \"quoted\" 'q'"
 VIEW = RunView(

@@ -17,6 +17,7 @@ import dlojz
 from dlojz.base.errors import LabError
 from dlojz.base.files import CHECKOUT
 from dlojz.base.language import use_language
+from dlojz.cli.main import main
 from dlojz.libraries.watched_script import no_step_at_all, no_step_in_time
 from dlojz.results.record import RunRecord
 from dlojz.running.run import Run
@@ -207,28 +208,45 @@ def test_one_that_hangs_is_cancelled(tmp_path: Path) -> None:
     assert run.record.footprints
 
 
-def test_one_that_ends_before_a_step(tmp_path: Path) -> None:
-    run = run_text(tmp_path, ONE_MODEL + """
-    with torch.no_grad():
-        model(torch.randn(2, 4))
-    """)
+@pytest.mark.parametrize(
+    ("lines", "seen"),
+    [
+        ("torch.no_grad().__enter__(); model(torch.randn(2, 4))", "modules were called 1 times, always without grad"),
+        ("model(torch.randn(2, 4))", "forward passes of a model with gradients: 1, but backward was never called"),
+        ("model(torch.randn(2, 4)).sum().backward()", "backward was called 1 times and optimizers made: 1, but none"),
+    ],
+)
+def test_one_that_ends_before_a_step(
+    tmp_path: Path, lines: str, seen: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence, and exit code 2."""
+    script = tmp_path / "written.py"
+    script.write_text(textwrap.dedent(ONE_MODEL) + "print('begun')\n" + lines + "\n", encoding="utf-8")
+    monkeypatch.setenv("DLOJZ_RUNS", str(tmp_path / "runs"))
+    assert main(["run", str(script), "--device", "cpu"]) == 2
+    printed = capfd.readouterr().err.splitlines()
+    assert printed[0] == "begun" and len(printed) == 3
+    assert printed[1].startswith("dlojz: written.py ended before any optimizer made a step") and seen in printed[1]
+    (run,) = dlojz.runs(tmp_path / "runs")
     assert run.record is not None and run.record.status == "failed"
-    assert "written.py ended before any optimizer made a step" in run.record.reason
-    assert "calls of modules without gradients: 1" in run.record.reason
+    assert run.record.reason.startswith("rank 0: written.py ended before") and str(run.folder) in printed[2]
 
 
 def test_one_that_trains_nothing_is_ended(tmp_path: Path) -> None:
     run = run_text(tmp_path, ONE_MODEL + """
     import time
+    print("begun")
     time.sleep(600)
     """, first_step_s=1.0)
     assert run.record is not None and run.record.status == "failed"
-    assert "made no optimizer step within 1 s" in run.record.reason
+    line = 1 + textwrap.dedent((tmp_path / "written.py").read_text()).splitlines().index("time.sleep(600)")
+    assert f"made no optimizer step within 1 s and was ended in its line {line}" in run.record.reason
+    assert run.logs(0).startswith("begun\ndlojz: written.py made no optimizer step") and "line" in run.logs(0)
 
 
 def test_the_sentences_are_in_both_languages() -> None:
     use_language("fr")
-    assert "aucun pas d’optimiseur en 600 s" in no_step_in_time("train.py", 600, "rien")
+    assert "aucun pas d’optimiseur en 600 s et a été arrêté à sa ligne 7 (" in no_step_in_time("a.py", 600, "rien", 7)
     assert "avant le premier pas d’un optimiseur" in no_step_at_all("train.py", "rien")
 
 
@@ -248,8 +266,8 @@ def test_what_says_nothing_to_a_script_is_refused(tmp_path: Path) -> None:
         dlojz.run(tmp_path / "none.py")
     with pytest.raises(LabError, match="dp says nothing to a script"):
         dlojz.run(SCRIPT, dp=2)
-    with pytest.raises(LabError, match="on='slurm' was received with a script"):
-        dlojz.run(SCRIPT, on="slurm")
+    with pytest.raises(LabError, match="on='replay' was received with a script"):
+        dlojz.run(SCRIPT, on="replay")
     with pytest.raises(LabError, match="processes"):
         dlojz.run(SCRIPT, processes=0)
 
@@ -257,7 +275,7 @@ def test_what_says_nothing_to_a_script_is_refused(tmp_path: Path) -> None:
 def test_under_torchrun(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "DLOJZ_RUNS": str(tmp_path), "PYTHONPATH": str(CHECKOUT)}
-    words = ["-m", "dlojz.running", str(SCRIPT), "--steps", "5"]
+    words = ["-m", "dlojz.watch", str(SCRIPT), "--steps", "5"]
     done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, check=True, timeout=120)
     (run,) = dlojz.runs(tmp_path)
     assert run.folder.name in done.stderr

@@ -18,7 +18,7 @@ from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
 from dlojz.running.folder import MAX_LOG_BYTES
 from dlojz.running.run import Run
-from dlojz.running.watch import EventTail, ProgressBar, wanted
+from dlojz.running.run_view import EventTail, ProgressBar, wanted
 
 Told = Callable[..., list[dict[str, Any]]]
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J"

@@ -15,9 +15,9 @@ from dlojz.results.record import write_record
 from dlojz.running.ending import Ending
 from dlojz.running.folder import Job
 from dlojz.running.run import Run
+from dlojz.running.run_view import RunWatch, Tracker, explained, job_words, time_words, unknown_words
 from dlojz.running.slurm.slurm_queue import JobView
 from dlojz.running.state import assemble, read_all_events
-from dlojz.running.watch import RunWatch, Tracker, explained, job_words, time_words, unknown_words
 
 Told = Callable[..., list[dict[str, Any]]]
 HOSTILE = "<img src=x onerror=alert(1)>\u202e"

@@ -20,7 +20,7 @@ from dlojz.base.machine import StopRequest  # noqa: E402
 from dlojz.config.run_config import RunConfig  # noqa: E402
 from dlojz.results.record import EventLog  # noqa: E402
 from dlojz.running.supervisor import load  # noqa: E402
-from dlojz.worker import trainer_of  # noqa: E402
+from dlojz.running.worker import trainer_of  # noqa: E402
 
 
 def forget_deepspeed() -> None:

@@ -27,6 +27,7 @@ import torch.distributed as dist  # noqa: E402
 from dlojz.base.machine import StopRequest  # noqa: E402
 from dlojz.config.run_config import RunConfig  # noqa: E402
 from dlojz.results.record import EventLog  # noqa: E402
+from dlojz.running.worker import trainer_of  # noqa: E402
 from dlojz.train import loop  # noqa: E402
 from dlojz.train.checkpoint_files import (  # noqa: E402
     CheckpointPolicy,
@@ -35,7 +36,6 @@ from dlojz.train.checkpoint_files import (  # noqa: E402
 from dlojz.train.checkpoint_tensors import CheckpointTensors  # noqa: E402
 from dlojz.train.checkpoints import CheckpointManager  # noqa: E402
 from dlojz.train.engines import base  # noqa: E402
-from dlojz.worker import trainer_of  # noqa: E402
 
 
 class StopAfter(StopRequest):

@@ -17,11 +17,11 @@ import torch
 from dlojz.base.machine import ignore_stop_signal
 from dlojz.config.run_config import RunConfig
 from dlojz.prediction.compute import checkpoint_bytes
+from dlojz.running.worker import STOPPED_IN_TIME, main
 from dlojz.train import loop
 from dlojz.train.checkpoint_files import listing, verify
 from dlojz.train.checkpoint_tensors import CheckpointTensors
 from dlojz.train.engines.base import MOMENTS
-from dlojz.worker import STOPPED_IN_TIME, main
 from tests.train.counted import Runs
 
 LLAMA = {"model": "llama_tiny", "sequence_length": 16, "learning_rate": 0.01, "steps": 3, "device": "cpu"}

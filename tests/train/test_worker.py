@@ -66,7 +66,7 @@ def test_memory_that_is_refused_is_a_result(tmp_path: Path) -> None:
         "import resource, sys, torch\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 10**9,) * 2)\n"
-        "from pathlib import Path; from dlojz.worker import main; sys.exit(main(Path(sys.argv[1])))"
+        "from pathlib import Path; from dlojz.running.worker import main; sys.exit(main(Path(sys.argv[1])))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     end = read_events(tmp_path / "events" / "rank-0.jsonl")[-1]

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 from workers import stage
 
-from dlojz import worker
+from dlojz.running import worker
 from dlojz.train import loop
 
 whole = loop.accumulate

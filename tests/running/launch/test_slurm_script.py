@@ -83,7 +83,7 @@ trap 'stopped=1' TERM
 
 # One task per rank: 8 in all. If one fails, the others are stopped.
 srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \\
-  "$PYTHON" -P -m dlojz.running.slurm.slurm_rank "$FOLDER" dlojz.worker
+  "$PYTHON" -P -m dlojz.running.slurm.slurm_rank "$FOLDER" dlojz.running.worker
 code=$?
 
 # 75: told 120 s before the time limit, the ranks saved a checkpoint. Back into the queue.
@@ -100,7 +100,7 @@ def script(
     folder: str,
     *,
     dp: int = 8,
-    module: str = "dlojz.worker",
+    module: str = "dlojz.running.worker",
     library: str = "none",
     **request: Any,
 ) -> str:
@@ -192,7 +192,7 @@ def test_an_array_takes_the_folder_of_its_task(tmp_path: Path) -> None:
     asked, _ = allocate(FULL, config, request, environment={})
     sweep = tmp_path / "a sweep's" / "20260131-120000-sweep-01234567"
     text = array_script(
-        FULL, config, asked, Array(sweep, 3, 2), worker_module="dlojz.worker", requeues=request.requeues
+        FULL, config, asked, Array(sweep, 3, 2), worker_module="dlojz.running.worker", requeues=request.requeues
     )
     assert "#SBATCH --array=0-2%2\n" in text
     assert "#SBATCH --output=logs/%a.log\n" in text

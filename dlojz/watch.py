@@ -1,7 +1,7 @@
-"""`python -m dlojz.running train.py …`: measure a script in processes that a launcher of one's own has started.
+"""`python -m dlojz.watch train.py …`: measure a script in processes that a launcher of one's own has started.
 
-    torchrun --nproc-per-node 2 -m dlojz.running train.py --lr 1e-3
-    srun python -m dlojz.running train.py --lr 1e-3
+    torchrun --nproc-per-node 2 -m dlojz.watch train.py --lr 1e-3
+    srun python -m dlojz.watch train.py --lr 1e-3
 
 Each process runs the script and measures it, as under `dlojz run train.py`; the output stays the launcher's. Rank 0
 claims the run folder. The others are given its name through torchrun's store, or through a file named after the job
@@ -11,6 +11,7 @@ step. The run has ended when rank 0's parent has; its record is then made of the
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import time
@@ -19,17 +20,28 @@ from pathlib import Path
 
 import psutil
 
-from dlojz import worker
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
 from dlojz.config.run_config import RunConfig
 from dlojz.results.record import write_atomic
+from dlojz.running import worker
 from dlojz.running.folder import read_owner
+from dlojz.running.slurm.slurm_rank import address_of, free_port, ports_of
 from dlojz.running.store import claim, runs_root
 
 FOUND_S = 120.0
 """Seconds in which rank 0 must have claimed the run folder."""
 _KEY = "dlojz/folder"
+
+
+_GIVEN_ADDRESS = "MASTER_ADDR" in os.environ
+"""Whether whoever called srun has said where the ranks meet; idr_torch sets the variable itself."""
+
+
+def _meet_at(address: str, port: int) -> None:
+    """Set where the ranks meet, unless it was given."""
+    if not _GIVEN_ADDRESS:
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
 
 
 def _folder_of(rank: int, world_size: int, config: RunConfig) -> Path:
@@ -58,20 +70,25 @@ def _folder_of(rank: int, world_size: int, config: RunConfig) -> Path:
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
     if not all(os.environ.get(name) for name in names):
         raise refusal(
-            en="these processes have no launcher that dlojz.running knows: start them with torchrun or srun, or use "
+            en="these processes have no launcher that dlojz.watch knows: start them with torchrun or srun, or use "
             "`dlojz run train.py --nproc N`.",
-            fr="ces processus n’ont pas de lanceur que dlojz.running connaisse : lancez-les par torchrun ou srun, ou "
+            fr="ces processus n’ont pas de lanceur que dlojz.watch connaisse : lancez-les par torchrun ou srun, ou "
             "prenez `dlojz run train.py --nproc N`.",
         )
     step = "-".join(os.environ.get(name, "0") for name in (*names, "SLURM_RESTART_COUNT"))
     note = root / f".step-{step}"
     if rank == 0:
-        write_atomic(note, str(folder))
+        # The node's name need not resolve, and the port that idr_torch takes may be in use.
+        place = (address_of(os.environ.get("SLURMD_NODENAME", "")), free_port(ports_of(int(os.environ[names[0]]))))
+        write_atomic(note, json.dumps([str(folder), *place]))
+        _meet_at(*place)
         return folder
     until_s = time.monotonic() + FOUND_S
     while time.monotonic() < until_s:
         with contextlib.suppress(OSError):
-            return Path(note.read_text(encoding="utf-8"))
+            found, address, port = json.loads(note.read_text(encoding="utf-8"))
+            _meet_at(address, port)
+            return Path(found)
         time.sleep(0.1)
     raise refusal(
         en=f"rank 0 has named no run folder in {root} within {FOUND_S:g} s: does every node see this folder?",
@@ -89,8 +106,8 @@ def main(words: list[str]) -> int:
     if not words or words[0].startswith("-"):
         print(
             say(
-                en="usage: torchrun --nproc-per-node N -m dlojz.running SCRIPT.py [ARGUMENTS]",
-                fr="usage : torchrun --nproc-per-node N -m dlojz.running SCRIPT.py [ARGUMENTS]",
+                en="usage: torchrun --nproc-per-node N -m dlojz.watch SCRIPT.py [ARGUMENTS]",
+                fr="usage : torchrun --nproc-per-node N -m dlojz.watch SCRIPT.py [ARGUMENTS]",
             ),
             file=sys.stderr,
         )

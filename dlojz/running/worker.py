@@ -1,6 +1,6 @@
 """Worker: what every rank runs from its first event to its last, whatever the engine and the launcher.
 
-    python -m dlojz.worker RUN_FOLDER
+    python -m dlojz.running.worker RUN_FOLDER
 
 Whatever happens, what was measured is already in the rank's event file, and the last event says how the rank ended. Of
 a run that hung, the collectives that each rank called last tell who did not come. They are read from torch's flight
@@ -127,11 +127,18 @@ def _without_own_frames(error: BaseException) -> BaseException:
     return without_own_frames(error)
 
 
+def _is_untrained(error: BaseException) -> bool:
+    """Whether a script has ended without training anything."""
+    from dlojz.libraries.watched_script import UntrainedError
+
+    return isinstance(error, UntrainedError)
+
+
 def main(folder: Path) -> int:
     """Train as RUN_FOLDER/config.json says; returns the exit code.
 
     Raises:
-        SystemExit: with that code, for a script, whose exit handlers then run.
+        SystemExit: with that code, for a script, whose exit handlers then run; with 2 if it has trained nothing.
     """
     die_with_parent()
     signal.signal(signal.SIGTERM, _stop)
@@ -153,7 +160,7 @@ def main(folder: Path) -> int:
         time_utc=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     status, reason = "failed", ""
-    scripted = False
+    scripted = untrained = False
     try:
         config = RunConfig.from_json((folder / "config.json").read_text(encoding="utf-8"))
         scripted = config.script is not None
@@ -167,7 +174,10 @@ def main(folder: Path) -> int:
         status = "oom" if is_out_of_memory(error) else "failed"
         lines = str(error).strip().splitlines() or [""]
         reason = f"rank {rank}: {type(error).__name__}: {lines[0][:500]}"
-        if status == "failed" or scripted:
+        if scripted and _is_untrained(error):
+            untrained, reason = True, f"rank {rank}: {error}"
+            print(f"dlojz: {error}", file=sys.stderr)
+        elif status == "failed" or scripted:
             import traceback
 
             traceback.print_exception(_without_own_frames(error) if scripted else error)
@@ -181,7 +191,7 @@ def main(folder: Path) -> int:
             events.close()
     code = {"completed": 0, "diverged": 0, "timeout": STOPPED_IN_TIME}.get(status, 1)
     if scripted:
-        sys.exit(code)
+        sys.exit(2 if untrained else code)
     return code
 
 
