@@ -26,6 +26,7 @@ from dlojz.config.run_config import RunConfig, fallback_note
 from dlojz.config.schedules import COMPRESSED, no_effect_note
 from dlojz.hardware import Device
 from dlojz.hardware.gpus import device_of_driver
+from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.simulator import MeasuredOverlay, Timeline, overlay, simulate, steps_of
 from dlojz.prediction import predict
@@ -276,6 +277,8 @@ class Handle(Protocol):
 def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord) -> Comparison:
     """Compare the measurement of each run with its prediction.
 
+    A model's own file that this user has not executed is not executed: its row says so, and has no prediction.
+
     Args:
         runs: runs or records, or one of them. A run on one process among them gives the losses and the throughput
             that the parallel runs of the same training are judged by.
@@ -291,7 +294,8 @@ def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord) -> Comparis
             raise LabError(f"compare takes runs or records, but {type(run).__name__} was received.")
     records = [record for run in given if (record := run if isinstance(run, RunRecord) else run.record)]
     titles = _titles([run.config for run in given], [run.run_id for run in given])
-    return Comparison(rows=tuple(_row(run, title, records) for run, title in zip(given, titles, strict=True)))
+    with executing_no_file():
+        return Comparison(rows=tuple(_row(run, title, records) for run, title in zip(given, titles, strict=True)))
 
 
 def _run_note(config: RunConfig, record: RunRecord | None) -> str:
@@ -329,7 +333,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
     record = run if isinstance(run, RunRecord) else run.record
     config, layout = run.config, run.config.layout
     gpu = gpu_of(record) if record else None
-    predicted, note = _prediction(config, gpu)
+    predicted, note = _of_script(record) if config.script else _prediction(config, gpu)
     measured = record.footprint() if record else None
     serial = next((other for other in records if _is_twin(other, config)), None)
     losses, serial_losses = record.losses if record else (), serial.losses if serial else ()
@@ -409,15 +413,21 @@ def _both(pipeline: MeasuredOverlay | None, quantity: Callable[[Timeline], float
 
 
 def _prediction(config: RunConfig, gpu: Device | None) -> tuple[Footprint | None, str]:
-    if config.script:
-        return None, say(
-            en="a script is measured, its prediction would need a model of the catalogue.",
-            fr="un script est mesuré ; le prédire demanderait un modèle du catalogue.",
-        )
     try:
         return predict(config, rank=0, device=gpu), ""
     except LabError as error:
         return None, str(error)
+
+
+def _of_script(record: RunRecord | None) -> tuple[Footprint | None, str]:
+    """The prediction that a script's first step has led to, and what is not in it."""
+    found = record.script_prediction if record else None
+    if found is None:
+        return None, say(
+            en="a script is predicted from its first step, and this one has made none.",
+            fr="un script est prédit à partir de son premier pas, et celui-ci n’en a fait aucun.",
+        )
+    return found.footprint, found.note
 
 
 def gpu_of(record: RunRecord) -> Device | None:
@@ -459,6 +469,10 @@ def _unequal_ranks(record: RunRecord) -> tuple[int, ...]:
     from dlojz.prediction.shapes import axes_of
 
     config, unequal = record.config, []
+    if config.script:
+        of_all = _of_script(record)[0]
+        pairs = {one.rank: _compare_communication(of_all, one) for one in record.footprints}
+        return tuple(rank for rank, its in pairs.items() if any(one.message_bytes.equal is False for one in its))
     predicted = communication_by_place(config)
     for counted in record.footprints:
         check_rank(config, counted.rank)

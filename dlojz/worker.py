@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dlojz.base.machine import StopRequest, die_with_parent, rank_limit_bytes
+from dlojz.base.machine import StopRequest, die_with_parent, is_out_of_memory, rank_limit_bytes
 from dlojz.config.run_config import RunConfig
 from dlojz.results.record import EventLog, Status
 
@@ -105,15 +105,6 @@ def environment(world_size: int = 1) -> dict[str, str]:
     return found
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory was refused, on the host or on a device."""
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
-    )
-
-
 def trainer_of(config: RunConfig) -> Callable[..., tuple[Status, str]]:
     """Return the function that trains a run: the lab's own loop, a library's program, or the user's script."""
     if config.script:
@@ -173,7 +164,7 @@ def main(folder: Path) -> int:
     except Stopped:
         status, reason = "cancelled", f"rank {rank} was told to stop (SIGTERM)."
     except BaseException as error:
-        status = "oom" if out_of_memory(error) else "failed"
+        status = "oom" if is_out_of_memory(error) else "failed"
         lines = str(error).strip().splitlines() or [""]
         reason = f"rank {rank}: {type(error).__name__}: {lines[0][:500]}"
         if status == "failed" or scripted:

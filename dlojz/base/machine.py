@@ -92,6 +92,15 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory was refused, on the host or on a device."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    )
+
+
 def _prctl(option: int, value: int) -> bool:
     """Call Linux's prctl; False where the system has none."""
     if not sys.platform.startswith("linux"):

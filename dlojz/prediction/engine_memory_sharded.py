@@ -18,7 +18,7 @@ from dlojz.prediction.shapes import (
     ParameterShape,
     expert_buckets,
     fill_buckets,
-    untied_shapes,
+    shapes_of_modules,
 )
 from dlojz.prediction.states import (
     ZERO_BUCKET_BYTES,
@@ -57,10 +57,14 @@ class FSDP2(EngineMemory):
             name: dp * sum(parameter.padded_rows_numel(dp) for parameter in unit) for name, unit in self.units.items()
         }
         self.each = compute_bytes(config)
+        self.reduced_each = FP32_BYTES
+        """Bytes of a gradient as it is reduced."""
+        self.kept = frozenset(self.units) if config.layout.zero == 2 else frozenset()
+        """Units whose gathered weights stay from forward to backward."""
         self.current: str | None = None
 
     def gathered_bytes(self) -> int:
-        return self.each * sum(self.padded.values()) if self.config.layout.zero == 2 else 0
+        return self.each * sum(self.padded[unit] for unit in self.kept)
 
     def gather(self, step: Moments, unit: str) -> None:
         """All-gather the shards of a unit into one buffer."""
@@ -71,7 +75,7 @@ class FSDP2(EngineMemory):
 
     def copy_out(self, step: Moments, unit: str) -> None:
         """Copy a unit's weights out of the buffer."""
-        category: Category = "weights" if self.config.layout.zero == 2 else "workspace"
+        category: Category = "weights" if unit in self.kept else "workspace"
         if not step.ledger.holds(("weights", unit)):
             step.ledger.hold(("weights", unit), category, self.each * self.padded[unit], unit)
 
@@ -86,7 +90,7 @@ class FSDP2(EngineMemory):
                 step.ledger.drop(("gather", former))
 
     def forwarded(self, step: Moments, module: str) -> None:
-        if module in self.units and self.current is None and self.config.layout.zero == 3:
+        if module in self.units and self.current is None and module not in self.kept:
             step.ledger.drop(("weights", module))
 
     def backward(self, step: Moments, module: str) -> None:
@@ -110,8 +114,8 @@ class FSDP2(EngineMemory):
             self.copy_out(step, module)
         step.ledger.drop(("gather", module))
         number = self.order.index(module)
-        if number > 0 and self.config.layout.zero == 3:
-            self.gather(step, self.order[number - 1])  # prefetch
+        if number > 0:
+            self.gather(step, self.order[number - 1])  # prefetch, unless it was kept
 
     def finish(self, step: Moments) -> None:
         """End a unit's backward: its weights are freed, its gradients reduced, each rank keeps its shard."""
@@ -120,8 +124,8 @@ class FSDP2(EngineMemory):
             return
         step.ledger.drop(("weights", unit))
         step.ledger.drop("reduce")
-        step.ledger.hold("reduce", "workspace", FP32_BYTES * self.padded[unit], unit)
-        if self.each < FP32_BYTES and not self.on_gpu:  # no CPU kernel joins and casts in one go
+        step.ledger.hold("reduce", "workspace", self.reduced_each * self.padded[unit], unit)
+        if self.each < self.reduced_each and not self.on_gpu:  # no CPU kernel joins and casts in one go
             step.ledger.hold("joined", "workspace", self.each * self.padded[unit], unit)
         # The shard is there before the gradients go: autograd still holds these when the unit's last hook runs.
         shard_bytes = FP32_BYTES * self.padded[unit] // self.config.layout.dp
@@ -252,7 +256,7 @@ class DeepSpeed3(DeepSpeed12):
         self.keeps_gradients = False
         dp = config.layout.dp
         self.whole: dict[str, int] = {}
-        of_modules = untied_shapes(config) if has_tied_head(config) else shapes
+        of_modules = shapes_of_modules(config)
         for parameter in of_modules.parameters:
             padded = dp * parameter.padded_numel(dp)
             self.whole[parameter.module] = self.whole.get(parameter.module, 0) + padded

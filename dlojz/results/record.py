@@ -26,8 +26,8 @@ from dlojz.base.contract import Contract, parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.fault_injection import faultpoint
 from dlojz.base.language import refusal, say
-from dlojz.config.run_config import RunConfig
-from dlojz.results.footprint import Footprint
+from dlojz.config.run_config import ReadContract, RunConfig
+from dlojz.results.footprint import Category, Footprint
 
 Status = Literal["completed", "oom", "timeout", "cancelled", "failed", "diverged"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -69,7 +69,32 @@ class ExpertLoad(Contract):
     dropped: float = Field(ge=0, le=1, description="share of all choices that found their expert full")
 
 
-class RunRecord(Contract):
+class ScriptLever(Contract):
+    """One change of a script that would lower its peak, and by how much on this rank."""
+
+    name: str
+    taken_bytes: int = Field(ge=0, description="needed of the device with it")
+    saved_bytes: int = Field(description="less than without it")
+
+
+class ModuleMemory(Contract):
+    """Bytes of one module at a peak, by category; of what belongs to none under an empty name."""
+
+    module: str
+    bytes_by_category: dict[Category, int]
+
+
+class ScriptPrediction(Contract):
+    """What was recognised of a script's training in its first step, and what was predicted from it."""
+
+    recognised: dict[str, str] = Field(default_factory=dict, description="what wraps the model, its batch, and so on")
+    note: str = Field("", description="why something is not predicted; empty where all is")
+    footprint: Footprint | None = Field(None, description="of rank 0; None where nothing is predicted")
+    at_peak: tuple[ModuleMemory, ...] = Field((), description="modules at the predicted peak")
+    levers: tuple[ScriptLever, ...] = Field((), description="of a run that came near its limit")
+
+
+class RunRecord(ReadContract):
     """Record of a finished run: what was asked, how it ended, what was measured on every rank."""
 
     schema_version: Literal[1] = 1
@@ -87,6 +112,7 @@ class RunRecord(Contract):
     spans: tuple[Span, ...] = Field((), description="timeline of the steps kept")
     memory_timeline: tuple[MemorySample, ...] = Field((), description="rank 0, last traced step")
     expert_loads: tuple[ExpertLoad, ...] = Field((), description="of a model with experts: step by step, each mixture")
+    script_prediction: ScriptPrediction | None = Field(None, description="of a script, made in its first step")
     environment: dict[str, str] = Field(default_factory=dict, description="versions and machine")
     started_utc: str = ""
     elapsed_s: float = Field(0.0, ge=0)
@@ -308,7 +334,7 @@ class HeldOutLoss(Contract):
     loss: float
 
 
-class Trajectory(Contract):
+class Trajectory(ReadContract):
     """Trajectory of one training on text, step by step; all series have one entry per step."""
 
     schema_version: Literal[1] = 1

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, refusal, say, significant
 from dlojz.base.table import Table, visible
 from dlojz.config.run_config import command_of
 from dlojz.display.style import category_label, phase_label
 from dlojz.display.tables import status_label
+from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.results.footprint import Memory
 from dlojz.results.record import RunRecord
 from dlojz.running.state import RunFolder
@@ -111,6 +113,9 @@ def in_one_line(found: PostMortem) -> str:
 
 
 def _lever_lines(found: PostMortem) -> Iterator[str]:
+    if found.no_levers:
+        yield found.no_levers[0].upper() + found.no_levers[1:]
+        return
     if not found.levers:
         yield say(
             en="No single lever saves enough to be worth it: take a smaller model, or more devices.",
@@ -152,6 +157,7 @@ class PostMortem:
         rank: the fullest one known.
         limit_bytes, limit_of: limit of a rank, and whose limit that is; None where it is not known.
         levers: the cheapest that help, those that can be run first; only for a run out of memory.
+        no_levers: why none could be predicted; empty where they were.
     """
 
     record: RunRecord
@@ -162,6 +168,7 @@ class PostMortem:
     limit_bytes: int | None
     limit_of: str
     levers: tuple[Lever, ...]
+    no_levers: str = ""
 
     @property
     def taken_bytes(self) -> int:
@@ -207,7 +214,7 @@ class PostMortem:
 
 
 def post_mortem(run: RunFolder) -> PostMortem:
-    """Analyse the memory of a run that has ended.
+    """Analyse the memory of a run that has ended; its model's own file is not executed.
 
     Raises:
         LabError: if the run has not ended yet, or can be neither read nor predicted.
@@ -230,7 +237,8 @@ def post_mortem(run: RunFolder) -> PostMortem:
         fullest = max(told, key=lambda footprint: footprint.memory.peak_bytes or 0)
         rank, memory = fullest.rank, fullest.memory
     else:
-        forecast = heaviest(record.config, gpu)
+        with executing_no_file():
+            forecast = heaviest(record.config, gpu)
         rank, memory = forecast.rank, forecast.memory
     found = PostMortem(
         record=record,
@@ -242,7 +250,15 @@ def post_mortem(run: RunFolder) -> PostMortem:
         limit_of=limit[1] if limit else "",
         levers=(),
     )
-    return replace(found, levers=_cheapest(found, gpu)) if found.out_of_memory else found
+    if not found.out_of_memory:
+        return found
+    try:
+        with executing_no_file():
+            return replace(found, levers=_cheapest(found, gpu))
+    except LabError as error:  # what was measured is told all the same
+        if not told:
+            raise
+        return replace(found, no_levers=str(error))
 
 
 def _cheapest(diagnosis: PostMortem, gpu: Device | None) -> tuple[Lever, ...]:

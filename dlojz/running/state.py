@@ -27,6 +27,7 @@ from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
 from dlojz.config.run_config import RunConfig
+from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.results.footprint import Footprint
 from dlojz.results.record import (
     STATUSES,
@@ -34,6 +35,7 @@ from dlojz.results.record import (
     ExpertLoad,
     MemorySample,
     RunRecord,
+    ScriptPrediction,
     Span,
     Status,
     append_event,
@@ -160,6 +162,10 @@ def assemble(
         spans=tuple(span for rank in sorted(events) for span in _parts(Span, _latest(events[rank]), "spans", "spans")),
         memory_timeline=tuple(_parts(MemorySample, _latest(events.get(0, ())), "memory_timeline", "samples")),
         expert_loads=loads_of(events),
+        script_prediction=next(
+            (told for rank in sorted(events) if (told := _last(ScriptPrediction, events[rank], *2 * ("prediction",)))),
+            None,
+        ),
         environment=_texts(first.get("environment")) | _texts(_event(events.get(0, ()), "device"), only=DEVICE_TEXTS),
         started_utc=_text(first.get("time_utc")),
         elapsed_s=max(0.0, elapsed_s),
@@ -286,13 +292,14 @@ Events = dict[int, list[dict[str, Any]]]
 
 
 def read_config(folder: Path) -> RunConfig:
-    """Read a run's configuration.
+    """Read a run's configuration; its model's own file is not executed.
 
     Raises:
         LabError: if config.json is missing, damaged or illegal.
     """
     try:
-        return RunConfig.from_json(read_regular(folder / CONFIG, MAX_FILE_BYTES))
+        with executing_no_file():
+            return RunConfig.from_json(read_regular(folder / CONFIG, MAX_FILE_BYTES))
     except OSError as error:
         raise refusal(
             en=f"the run {folder.name} has no readable {CONFIG}: {error.strerror}.",

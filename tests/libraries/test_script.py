@@ -92,8 +92,8 @@ def test_accumulation_is_one_step(root: Path) -> None:
 def test_it_is_shown_as_other_runs_are(ddp: Run, root: Path) -> None:
     assert [run.run_id for run in dlojz.runs(root) if run == ddp] == [ddp.run_id]
     row = ddp.compare().rows[0]
-    assert (row.title, row.global_batch, row.exact) == ("own_script.py", 16, None)
-    assert "a script is measured" in row.prediction_note
+    assert (row.title, row.global_batch, row.exact) == ("own_script.py", 16, True)
+    assert row.prediction_note == ""
     assert "own\\_script.py ×2 |" in repr(ddp.compare()) and "own_script.py" in str(ddp.table())
 
 

@@ -1,0 +1,342 @@
+"""Record the first step of a user's script, and repeat its forward pass up to the loss with a copy of its model.
+
+Recorded are the calls of the outermost module that is trained and, from its output on, the calls of torch's functions
+that lead to the loss: with the shapes of what they read, not with the tensors. The copy has neither FSDP2's classes nor
+hooks, and its parameters are on the meta device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._C import _len_torch_function_stack
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from dlojz.models.blocks import NestedBlocks
+
+
+class MadeTensor(NamedTuple):
+    """Tensor that an earlier call has returned."""
+
+    number: int
+
+
+class GivenTensor(NamedTuple):
+    """Tensor that comes from elsewhere: a batch, a target."""
+
+    number: int
+
+
+@dataclass
+class RecordedCall:
+    """Call of the model (`function` is None) or of a function of torch, with its arguments as a flat list."""
+
+    function: Callable[..., Any] | None
+    leaves: list[Any]
+    structure: Any
+    autocast: torch.dtype | None
+    results: list[int] = field(default_factory=list)
+
+
+class TensorShape(NamedTuple):
+    """Tensor without its numbers."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{'×'.join(map(str, self.shape)) or '1'} {str(self.dtype).removeprefix('torch.')}"
+
+
+class FirstStep(TorchFunctionMode):
+    """Recording of a script's first step: its model's calls, and what leads from there to the loss.
+
+    As a mode it is entered between the end of the model's forward pass and backward only. Tensors are not kept.
+
+    Args:
+        device_type: whose autocast counts.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self.calls: list[RecordedCall] = []
+        self.given: list[TensorShape] = []
+        self.loss: int | None = None
+        self.backwards = self.synchronised = 0
+        """Backward passes, and those that average gradients."""
+        self.zeroed_late = False
+        """Whether gradients are set to zero between forward and backward."""
+        self.held: frozenset[int] = frozenset()
+        """Results that the script still holds when it updates."""
+        self.models: list[nn.Module] = []
+        self.over = False
+        self._device_type = device_type
+        self._thread = threading.get_ident()
+        self._known: dict[int, tuple[weakref.ref[Tensor], MadeTensor | GivenTensor]] = {}
+        self._results = 0
+        self._within = self._entered = False
+
+    def model_call(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the call of a module, and record the outermost ones that are trained."""
+
+        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self.over or self._within or threading.get_ident() != self._thread or not torch.is_grad_enabled():
+                return method(module, *args, **kwargs)
+            if not any(parameter.requires_grad for parameter in module.parameters()):
+                return method(module, *args, **kwargs)
+            self._leave()
+            self._within = True
+            if module not in self.models:
+                self.models.append(module)
+            call = self._begin(None, args, kwargs) if self.backwards == 0 else None
+            try:
+                result = method(module, *args, **kwargs)
+            finally:
+                self._within = False
+            if call is not None:
+                self._end(call, result)
+                if _len_torch_function_stack() == 0:
+                    self.__enter__()
+                    self._entered = True
+            return result
+
+        return called
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        call = None
+        if any(isinstance(leaf, Tensor) and self._is_made(leaf) for leaf in tree_leaves((args, kwargs))):
+            call = self._begin(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if call is not None:
+            self._end(call, result)
+        return result
+
+    def before_backward(self, root: Any) -> None:
+        """Note that backward begins, and from where."""
+        if self.over:
+            return
+        self._leave()
+        first = next((leaf for leaf in tree_leaves(root) if isinstance(leaf, Tensor)), None)
+        if self.backwards == 0 and first is not None and self._is_made(first):
+            self.loss = self._known[id(first)][1].number
+        self.backwards += 1
+        self.synchronised += all(_synchronises(module) for module in self.models)
+
+    def zero_grad(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap what sets gradients to zero, and note whether it does so after forward."""
+
+        def zeroed(*args: Any, **kwargs: Any) -> Any:
+            if not self.over and self.calls and self.backwards == 0 and kwargs.get("set_to_none", True):
+                self.zeroed_late = True
+            return method(*args, **kwargs)
+
+        return zeroed
+
+    def before_update(self) -> None:
+        """Note which results the script still holds: what backward needed is free by now."""
+        if not self.over:
+            known = (one for one in self._known.values() if one[0]() is not None)
+            self.held = frozenset(place.number for _, place in known if isinstance(place, MadeTensor))
+
+    def end(self) -> None:
+        """End the recording."""
+        self._leave()
+        self.over = True
+        self._known.clear()
+
+    def _leave(self) -> None:
+        if self._entered:
+            self._entered = False
+            self.__exit__(None, None, None)
+
+    def _is_made(self, tensor: Tensor) -> bool:
+        found = self._known.get(id(tensor))
+        return found is not None and found[0]() is tensor and isinstance(found[1], MadeTensor)
+
+    def _place(self, tensor: Tensor) -> MadeTensor | GivenTensor:
+        found = self._known.get(id(tensor))
+        if found is not None and found[0]() is tensor:
+            return found[1]
+        place = GivenTensor(len(self.given))
+        self.given.append(TensorShape(tuple(tensor.shape), tensor.dtype))
+        self._known[id(tensor)] = (weakref.ref(tensor), place)
+        return place
+
+    def _begin(self, function: Callable[..., Any] | None, args: Any, kwargs: Any) -> RecordedCall:
+        flat, structure = tree_flatten((args, kwargs))
+        leaves = [self._place(leaf) if isinstance(leaf, Tensor) else leaf for leaf in flat]
+        enabled = torch.is_autocast_enabled(self._device_type)
+        dtype = torch.get_autocast_dtype(self._device_type) if enabled else None
+        call = RecordedCall(function, leaves, structure, dtype)
+        self.calls.append(call)
+        return call
+
+    def _end(self, call: RecordedCall, result: Any) -> None:
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                call.results.append(self._results)
+                self._known[id(leaf)] = (weakref.ref(leaf), MadeTensor(self._results))
+                self._results += 1
+        if call.function is not None and not call.results:
+            self.calls.remove(call)
+
+
+def _synchronises(module: nn.Module) -> bool:
+    """Whether this backward pass averages gradients: False within `no_sync`."""
+    groups = (group for _, unit in fsdp_units(module) for group in unit._get_fsdp_state()._fsdp_param_groups)
+    return bool(getattr(module, "require_backward_grad_sync", True)) and all(group.reduce_grads for group in groups)
+
+
+def fsdp_units(module: nn.Module) -> list[tuple[str, FSDPModule]]:
+    """List FSDP2's units by path, the outermost first."""
+    return [(name, part) for name, part in module.named_modules() if isinstance(part, FSDPModule)]
+
+
+def unwrapped(module: nn.Module) -> tuple[nn.Module, DistributedDataParallel | None]:
+    """The model within DDP and `torch.compile`, and DDP."""
+    ddp = None
+    while True:
+        if isinstance(module, DistributedDataParallel):
+            ddp = module
+            module = ddp.module
+        elif isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
+            module = inner
+        else:
+            return module, ddp
+
+
+_KEPT_HOOKS = "torch.nn."
+"""Hooks from here belong to the model (weight normalisation); others are the script's or a wrapper's."""
+
+
+def plain_copy(module: nn.Module, known: dict[int, Any] | None = None) -> nn.Module:
+    """Copy a model without FSDP2's classes and hooks; parameters whole, on the meta device, shared ones shared.
+
+    Lists, dictionaries and sets among the attributes are copied, so that the copy's forward changes none of them.
+    """
+    known = {} if known is None else known
+    if id(module) in known:
+        found: nn.Module = known[id(module)]
+        return found
+    kind = type(module)
+    if issubclass(kind, FSDPModule):
+        kind = next(base for base in kind.__mro__ if issubclass(base, nn.Module) and not issubclass(base, FSDPModule))
+    made: nn.Module = object.__new__(kind)
+    known[id(module)] = made
+    content = dict(vars(module))
+    for name, value in content.items():
+        if name.endswith("_hooks") and isinstance(value, dict):
+            kept = {key: hook for key, hook in value.items() if _owner_of(hook).startswith(_KEPT_HOOKS)}
+            content[name] = type(value)(kept)
+        elif name in ("_parameters", "_buffers"):
+            content[name] = {key: one if one is None else _on_meta(one, known) for key, one in value.items()}
+        elif name == "_modules":
+            content[name] = {key: one if one is None else plain_copy(one, known) for key, one in value.items()}
+        elif type(value) in (list, tuple, set, dict):
+            content[name] = _container(value, known)
+        elif isinstance(value, nn.Module):
+            content[name] = plain_copy(value, known)
+    made.__dict__.update(content)
+    return made
+
+
+def _owner_of(hook: Any) -> str:
+    return str(getattr(hook, "__module__", "") or type(hook).__module__)
+
+
+def _container(value: Any, known: dict[int, Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: plain_copy(one, known) if isinstance(one, nn.Module) else one for key, one in value.items()}
+    return type(value)(plain_copy(one, known) if isinstance(one, nn.Module) else one for one in value)
+
+
+def _on_meta(tensor: Tensor, known: dict[int, Any]) -> Tensor:
+    if id(tensor) not in known:
+        made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        is_parameter = isinstance(tensor, nn.Parameter)
+        known[id(tensor)] = nn.Parameter(made, requires_grad=tensor.requires_grad) if is_parameter else made
+    found: Tensor = known[id(tensor)]
+    return found
+
+
+class ScriptModel(NestedBlocks):
+    """Copy of a script's model as blocks, whose forward pass repeats the first step's calls up to the loss.
+
+    Args:
+        module: the copy, without wrappers.
+        parts: paths of its blocks.
+        step: what was recorded.
+        autocast: type of all calls, in place of the recorded one.
+    """
+
+    def __init__(
+        self, module: nn.Module, parts: Iterable[str], step: FirstStep, autocast: torch.dtype | None = None
+    ) -> None:
+        super().__init__(module, parts)
+        self.calls = _leading_to(step.calls, step.loss)
+        self.loss, self.autocast, self.keeps = step.loss, autocast, step.held
+        self.held: list[Tensor] = []
+        self.ready: tuple[str, ...] = ()
+        """Parameters in the order in which their gradients become ready, once that is traced."""
+
+    def forward(self, *given: Tensor) -> Tensor:
+        """Return the loss, or where none was seen the sum of all that the model returns."""
+        values: dict[int, Tensor] = {}
+        reading = ((at, leaf) for at, call in enumerate(self.calls) for leaf in call.leaves)
+        last = {leaf.number: at for at, leaf in reading if isinstance(leaf, MadeTensor)}
+        present: torch.dtype | None = None
+        with contextlib.ExitStack() as stack:
+            for at, call in enumerate(self.calls):
+                wanted = self.autocast or call.autocast
+                if wanted is not present:
+                    stack.close()
+                    stack.enter_context(torch.autocast("cpu", wanted or torch.bfloat16, enabled=wanted is not None))
+                    present = wanted
+                self._run(call, values, given)
+                for number in [one for one in values if last.get(one, -1) <= at and self.loss not in (None, one)]:
+                    value = values.pop(number)
+                    if number in self.keeps:
+                        self.held.append(value)
+                    del value
+        if self.loss is None:
+            return torch.stack([one.float().sum() for one in values.values() if one.requires_grad]).sum()
+        loss = values[self.loss]
+        return loss if loss.numel() == 1 else loss.sum()
+
+    def _run(self, call: RecordedCall, values: dict[int, Tensor], given: Sequence[Tensor]) -> None:
+        def value_of(leaf: Any) -> Any:
+            if isinstance(leaf, MadeTensor):
+                return values[leaf.number]
+            if isinstance(leaf, GivenTensor):
+                return given[leaf.number]
+            return torch.device("cpu") if isinstance(leaf, torch.device) and leaf.type != "cpu" else leaf
+
+        leaves = [value_of(leaf) for leaf in call.leaves]
+        args, kwargs = tree_unflatten(leaves, call.structure)
+        result = (call.function or self.blocks[-1])(*args, **kwargs)
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        numbers = call.results or range(-1, -1 - len(tensors), -1)  # of a forward pass that has failed
+        values.update(zip(numbers, tensors, strict=False))
+
+
+def _leading_to(calls: list[RecordedCall], loss: int | None) -> list[RecordedCall]:
+    """Leave out what does not lead to the loss, such as an accuracy; without a loss the model's calls remain."""
+    if loss is None:
+        return [call for call in calls if call.function is None]
+    wanted, found = {loss}, []
+    for call in reversed(calls):
+        if wanted & set(call.results):
+            wanted |= {leaf.number for leaf in call.leaves if isinstance(leaf, MadeTensor)}
+            found.append(call)
+    return found[::-1]

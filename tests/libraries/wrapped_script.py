@@ -1,0 +1,94 @@
+"""A training of a small transformer, plain or wrapped as asked: nothing of the lab is imported."""
+
+import argparse
+import os
+import resource
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+WORDS, WIDTH, HEADS, TOKENS = 256, 64, 4, 32
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.norm_of_mlp = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norm_of_mlp(x))
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(4))
+        self.head = nn.Linear(WIDTH, WORDS)
+        self.passes = 0
+
+    def forward(self, words: Tensor, *, scale: float = 1.0) -> dict[str, Tensor]:
+        self.passes += 1
+        x = self.embedding(words)
+        for layer in self.layers:
+            x = layer(x)
+        return {"logits": self.head(x) * scale}
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--wrap", choices=("none", "ddp", "fsdp1", "fsdp2"), default="none")
+parser.add_argument("--optimizer", default="AdamW")
+parser.add_argument("--accumulation", type=int, default=1)
+parser.add_argument("--autocast", action="store_true")
+parser.add_argument("--keep", action="store_true", help="gathered weights stay from forward to backward")
+parser.add_argument("--late", action="store_true", help="gradients are set to zero between forward and backward")
+parser.add_argument("--limit-mib", type=int, default=0, help="memory that the process may take besides")
+args = parser.parse_args()
+
+if "RANK" in os.environ:
+    dist.init_process_group("gloo")
+torch.manual_seed(0)
+bare = Transformer()
+model: nn.Module = bare
+if args.wrap == "ddp":
+    model = DistributedDataParallel(model)
+elif args.wrap == "fsdp1":
+    model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+elif args.wrap == "fsdp2":
+    for layer in bare.layers:
+        fully_shard(layer, reshard_after_forward=not args.keep)
+    fully_shard(model)
+optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=1e-3)
+batch = 8
+if args.limit_mib:
+    batch = 4096
+    with open("/proc/self/statm", encoding="ascii") as file:
+        taken = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + args.limit_mib * 2**20,) * 2)
+
+for step in range(5):
+    if not args.late:
+        optimizer.zero_grad()
+    for number in range(args.accumulation):
+        words = torch.randint(WORDS, (batch, TOKENS + 1))
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.autocast):
+            logits = model(words[:, :-1], scale=0.5)["logits"]
+            loss = F.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten()) / args.accumulation
+        if args.late and number == 0:
+            optimizer.zero_grad()
+        loss.backward()
+    optimizer.step()
+    print(f"step {step}: {loss.item():.6f}, random {torch.rand(()).item():.6f}", flush=True)
+print(f"forward passes: {bare.passes}", flush=True)
+if dist.is_initialized():
+    dist.destroy_process_group()
