@@ -2,7 +2,7 @@
 
 torch's pipeline runtime marks each action in the profiler's trace (`PP:2F0`, `PP:3RECV_B1`), and its GPipe marks
 `Forward 3` and `Backward 3`; where nothing is marked (its 1F1B), the passes are those that autograd numbers. An action
-begins when its message has arrived, not where its mark begins.
+begins when its message has arrived, not where its mark begins, and on the host ends with its last operator.
 Source: `torch/distributed/pipelining/schedules.py` (2.13).
 
 **Recognised** is a schedule of the catalogue that gives each rank the same actions in the same order.
@@ -152,7 +152,15 @@ def _marked(rank: RankActivities, position: int) -> Iterator[TracedAction]:
             while at < len(arrivals) and arrivals[at] < mark.end_s:
                 start = max(start, arrivals[at])
                 at += 1
-        yield TracedAction(rank.rank, 0, action, start, mark.end_s, mark.lane)
+        end = mark.end_s if mark.on_device else _computed(rank, start, mark.end_s)
+        yield TracedAction(rank.rank, 0, action, start, end, mark.lane)
+
+
+def _computed(rank: RankActivities, start_s: float, end_s: float) -> float:
+    """Where the host has computed what a mark holds: the message may leave before the mark ends, and arrive too."""
+    last = int(np.searchsorted(rank.computing[:, 0], end_s)) - 1
+    computed_s = float(rank.computing[last, 1]) if last >= 0 else start_s
+    return min(computed_s, end_s) if computed_s > start_s else end_s
 
 
 def _action(name: str, position: int) -> Action | None:
