@@ -131,7 +131,7 @@ class NumberedRank:
 
     def operator(self, name: str, start: float, end: float, number: int = -1, *, node: bool = False) -> None:
         """One operator; on a device it launches one kernel."""
-        args = {"Sequence number": number, "Fwd thread id": int(node)} if number >= 0 else {}
+        args: dict[str, Any] = {"Sequence number": number, "Fwd thread id": int(node)} if number >= 0 else {}
         lane = HOST_THREAD + 1 if node and self.on_device else HOST_THREAD
         if not self.on_device:
             self.events.append(event("cpu_op", name, start, end, lane, **args))
@@ -173,7 +173,7 @@ class NumberedRank:
         self.events.append(event("cpu_op", name, post_s, post_s + 1e-6, **number))
         if self.on_device:
             start, end = (self.free_s, moment - 2e-6) if kind == "recv" else (moment, moment + 8e-6)
-            args = {
+            args: dict[str, Any] = {
                 "Collective name": kind,
                 "In msg nelems": 65536,
                 "Out msg nelems": 65536,

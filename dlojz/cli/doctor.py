@@ -402,12 +402,16 @@ def _tell_traces(
 ) -> None:
     """Print what was found: clocks, shares, stragglers, pipelines, causes."""
     from dlojz.display import trace_tables as words
+    from dlojz.results.rank_activities import collectives_of
 
     answer(words.clock_sentence(together))
     if missing := words.missing_sentence(together):
         answer(missing)
     answer("")
     answer(words.shares_table(shares, together.length_s))
+    if collectives := collectives_of(together):
+        answer("")
+        answer(words.collectives_table(collectives))
     for sentence in words.straggler_sentences(stragglers, len(shares), together.length_s):
         answer(sentence)
     for pipeline in pipelines:
@@ -428,6 +432,7 @@ def _trace_document(
 ) -> dict[str, Any]:
     """Write what was found as plain JSON data; seconds everywhere."""
     from dlojz.pipeline.traced_pipeline import head_of_line, message_waits, slow_stage
+    from dlojz.results.rank_activities import collectives_of
 
     clocks = zip(together.ranks, together.shifts_s, together.uncertain_s, strict=True)
     return {
@@ -437,6 +442,7 @@ def _trace_document(
             for one, shift, unsure in clocks
         ],
         "ranks": [one._asdict() for one in shares],
+        "communication": [one._asdict() for one in collectives_of(together)],
         "stragglers": [one._asdict() for one in stragglers],
         "pipelines": [
             {

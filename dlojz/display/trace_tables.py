@@ -19,10 +19,12 @@ from dlojz.pipeline.traced_pipeline import (
     message_waits,
     slow_stage,
 )
-from dlojz.results.rank_activities import AlignedRanks, RankShares, Straggler
+from dlojz.results.rank_activities import AlignedRanks, CollectiveShare, RankShares, Straggler
 
 MOST_WAITS, MOST_BLOCKED = 3, 4
 """Of each kind, how many causes are told, and how many names in one of them."""
+MOST_KINDS, MOST_LETTERS = 8, 24
+"""Kinds of communication that are listed, and letters of their names."""
 SLOWER = 1.1
 """A stage that takes this many times the mean is told as slow."""
 LEAST_STRAGGLING = 0.01
@@ -93,6 +95,22 @@ def shares_table(shares: tuple[RankShares, ...], length_s: float) -> Table:
         fr=f"Ce que fait chaque rang en {format_seconds(length_s)} (l’attente de retardataires fait partie de "
         "l’exposée)",
     )
+    return Table(head, rows, caption, align="r", whole=1)
+
+
+def collectives_table(collectives: tuple[CollectiveShare, ...]) -> Table:
+    """List the kinds of communication, what is exposed most first."""
+    head = titles(en="communication; number; time; exposed", fr="communication; nombre; temps; exposé")
+    rows = tuple(
+        (
+            visible(one.kind)[:MOST_LETTERS],
+            decimal(one.count, 0),
+            format_seconds(one.seconds),
+            f"{format_seconds(one.exposed_s)} ({percent(one.exposed_s / one.seconds if one.seconds else 0.0, 0)})",
+        )
+        for one in collectives[:MOST_KINDS]
+    )
+    caption = say(en="Communication by kind, mean of the ranks", fr="Communication par type, moyenne des rangs")
     return Table(head, rows, caption, align="r", whole=1)
 
 

@@ -2,7 +2,7 @@
 
 torch's pipeline runtime marks each action in the profiler's trace (`PP:2F0`, `PP:3RECV_B1`), and its GPipe marks
 `Forward 3` and `Backward 3`; where nothing is marked (its 1F1B), the passes are those that autograd numbers. An action
-begins when its message has arrived, not where its mark begins.
+begins when its message has arrived, not where its mark begins, and on the host ends with its last operator.
 Source: `torch/distributed/pipelining/schedules.py` (2.13).
 
 **Recognised** is a schedule of the catalogue that gives each rank the same actions in the same order.
@@ -42,14 +42,13 @@ MOST_COMPARED = 20_000
 
 
 class TracedAction(NamedTuple):
-    """Action of one rank in one step; it computes from `start_s` on, and `marked_s` is where its mark begins."""
+    """Action of one rank in one step; it computes from `start_s` on."""
 
     rank: int
     step: int
     action: Action
     start_s: float
     end_s: float
-    marked_s: float
     lane: str
 
 
@@ -153,7 +152,15 @@ def _marked(rank: RankActivities, position: int) -> Iterator[TracedAction]:
             while at < len(arrivals) and arrivals[at] < mark.end_s:
                 start = max(start, arrivals[at])
                 at += 1
-        yield TracedAction(rank.rank, 0, action, start, mark.end_s, mark.start_s, mark.lane)
+        end = mark.end_s if mark.on_device else _computed(rank, start, mark.end_s)
+        yield TracedAction(rank.rank, 0, action, start, end, mark.lane)
+
+
+def _computed(rank: RankActivities, start_s: float, end_s: float) -> float:
+    """Where the host has computed what a mark holds: the message may leave before the mark ends, and arrive too."""
+    last = int(np.searchsorted(rank.computing[:, 0], end_s)) - 1
+    computed_s = float(rank.computing[last, 1]) if last >= 0 else start_s
+    return min(computed_s, end_s) if computed_s > start_s else end_s
 
 
 def _action(name: str, position: int) -> Action | None:
@@ -171,7 +178,7 @@ def _unmarked(rank: RankActivities, position: int) -> Iterator[TracedAction]:
     """Forwards and backwards as autograd numbers them; one stage per rank."""
     for one in rank.passes:
         action = Action(BACKWARD if one.backward else FORWARD, position, one.micro_batch)
-        yield TracedAction(rank.rank, 0, action, one.start_s, one.end_s, one.start_s, "")
+        yield TracedAction(rank.rank, 0, action, one.start_s, one.end_s, "")
 
 
 def _renumbered(of_ranks: Sequence[Sequence[TracedAction]]) -> Iterator[list[TracedAction]]:
@@ -234,28 +241,35 @@ def _transfers(rank: RankActivities, actions: Sequence[TracedAction], steps: Seq
 
 def messages_of(passes: TracedPasses) -> Iterator[TracedMessage]:
     """List the messages between ranks, each from the end of what makes it to the start of what needs it."""
-    ends, starts = _by_place(passes.actions)
-    for (step, pipe, direction, stage, micro_batch, token_slice), (rank, end_s) in ends.items():
-        behind = stage + (1 if direction == FORWARD else -1)
-        found = starts.get((step, pipe, direction, behind, micro_batch, token_slice))
-        if found and found[0] != rank:
-            yield TracedMessage(rank, found[0], end_s, found[1])
+    places = _by_place(passes.actions)
+    for place, one in places.items():
+        behind = place._replace(stage=place.stage + (1 if place.direction == FORWARD else -1))
+        needs = places.get(behind)
+        if needs and needs.rank != one.rank:
+            yield TracedMessage(one.rank, needs.rank, one.end_s, needs.start_s)
 
 
-_Places = dict[tuple[int, int, str, int, int, int], tuple[int, float]]
+class _Place(NamedTuple):
+    """What one message comes from: the forward, or the gradient of the input, of a micro-batch on a stage."""
+
+    step: int
+    pipe: int
+    direction: str
+    stage: int
+    micro_batch: int
+    token_slice: int
 
 
-def _by_place(actions: Iterable[TracedAction]) -> tuple[_Places, _Places]:
-    """Rank and end, and rank and start, by step, pipe, direction, stage, micro-batch and token slice."""
-    ends: _Places = {}
-    starts: _Places = {}
+def _by_place(actions: Iterable[TracedAction]) -> dict[_Place, TracedAction]:
+    places = {}
     for one in actions:
         for element in one.action.elements:
             if element.kind in (FORWARD, BACKWARD, BACKWARD_INPUT):
                 direction = FORWARD if element.kind == FORWARD else BACKWARD
-                key = (one.step, element.pipe, direction, element.stage, element.micro_batch, element.token_slice)
-                ends[key], starts[key] = (one.rank, one.end_s), (one.rank, one.start_s)
-    return ends, starts
+                places[
+                    _Place(one.step, element.pipe, direction, element.stage, element.micro_batch, element.token_slice)
+                ] = one
+    return places
 
 
 class ScheduleMatch(NamedTuple):
@@ -557,7 +571,7 @@ def head_of_line(pipeline: TracedPipeline) -> tuple[HeadOfLine, ...]:
     makespan, step = pipeline.overlay.measured.makespan, pipeline.step
     actions = [one for one in pipeline.passes.actions if one.step == step]
     transfers = [one for one in pipeline.passes.transfers if one.step == step]
-    ends, starts = _made(actions)
+    made = {(place.direction, place.stage, place.micro_batch): one for place, one in _by_place(actions).items()}
     posted = {(one.producer, one.sends): one for one in transfers}
     idle = _idle_before(actions)
     lanes: dict[tuple[int, str], list[TracedTransfer]] = defaultdict(list)
@@ -568,20 +582,20 @@ def head_of_line(pipeline: TracedPipeline) -> tuple[HeadOfLine, ...]:
         queue.sort(key=lambda one: one.start_s)
         for number, blocker in enumerate(queue):
             other = posted.get((blocker.producer, not blocker.sends))
-            made = ends.get(blocker.producer)
+            maker = made.get(blocker.producer)
             # A receive waits until its message is made, a send until its receive is posted.
-            free_s = (other.start_s if other else None) if blocker.sends else (made[1] if made else None)
+            free_s = (other.start_s if other else None) if blocker.sends else (maker.end_s if maker else None)
             if free_s is None or other is None:
                 continue
             until = min(blocker.end_s, free_s)
             if until - blocker.start_s <= LEAST_SHARE * makespan:
                 continue
-            behind = _ready_behind(queue[number + 1 :], ends, blocker.start_s, until)
+            behind = _ready_behind(queue[number + 1 :], made, blocker.start_s, until)
             if not behind:
                 continue
             first, ready_s = behind[0]
-            consumer = starts.get(first.consumer)
-            rank, name = (consumer[0], consumer[1]) if consumer else (first.rank, "")
+            consumer = made.get(first.consumer)
+            rank, name = (consumer.rank, str(consumer.action)) if consumer else (first.rank, "")
             cost = min(ready_s, idle.get((rank, name), 0.0))
             held = until - blocker.start_s
             names = tuple(str(one) for one, _ in behind)
@@ -595,30 +609,16 @@ def head_of_line(pipeline: TracedPipeline) -> tuple[HeadOfLine, ...]:
 
 
 def _ready_behind(
-    queue: Sequence[TracedTransfer], ends: Mapping[object, tuple[int, float]], start_s: float, until: float
+    queue: Sequence[TracedTransfer], made: Mapping[tuple[str, int, int], TracedAction], start_s: float, until: float
 ) -> list[tuple[TracedTransfer, float]]:
     """The transfers behind a blocker whose message was made before the wait ended, and how long each stood there."""
     found = []
     for one in queue:
-        made = ends.get(one.producer)
-        if made is None or made[1] >= until:
+        maker = made.get(one.producer)
+        if maker is None or maker.end_s >= until:
             break
-        found.append((one, until - max(made[1], start_s)))
+        found.append((one, until - max(maker.end_s, start_s)))
     return found
-
-
-def _made(
-    actions: Iterable[TracedAction],
-) -> tuple[dict[object, tuple[int, float]], dict[object, tuple[int, str]]]:
-    """By direction, stage and micro-batch: rank and moment at which the message is made; rank and name of an action."""
-    ends: dict[object, tuple[int, float]] = {}
-    names: dict[object, tuple[int, str]] = {}
-    for one in actions:
-        for element in one.action.elements:
-            if element.kind in (FORWARD, BACKWARD, BACKWARD_INPUT):
-                key = (FORWARD if element.kind == FORWARD else BACKWARD, element.stage, element.micro_batch)
-                ends[key], names[key] = (one.rank, one.end_s), (one.rank, str(one.action))
-    return ends, names
 
 
 def _idle_before(actions: Iterable[TracedAction]) -> dict[tuple[int, str], float]:

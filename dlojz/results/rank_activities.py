@@ -69,7 +69,6 @@ class Exchange(NamedTuple):
     end_s: float
     group: str = ""
     sequence: int | None = None
-    lane: str = ""
 
 
 class TracedMark(NamedTuple):
@@ -106,7 +105,6 @@ class RankActivities:
 
     Attributes:
         world_size: ranks that took part; None where the trace does not say.
-        host: machine that it ran on; empty where the trace does not say.
         base_ns: what the clock counts from.
         on_device: whether kernels say when it computed.
         computing, backward, optimizing: when it did.
@@ -118,7 +116,6 @@ class RankActivities:
 
     rank: int
     world_size: int | None
-    host: str
     base_ns: int
     on_device: bool
     computing: Intervals
@@ -161,10 +158,14 @@ class RankActivities:
         )
 
     @property
+    def counted(self) -> list[Exchange]:
+        """What counts as communication; on the host the mark of a send ends where it is awaited, so sends do not."""
+        return [one for one in self.exchanges if self.on_device or one.kind != "send"]
+
+    @property
     def communicating(self) -> Intervals:
-        """When it communicates; on the host the mark of a send ends where it is awaited, so sends count nothing."""
-        counted = (one for one in self.exchanges if self.on_device or one.kind != "send")
-        return merged((one.start_s, one.end_s) for one in counted)
+        """When it communicates."""
+        return merged((one.start_s, one.end_s) for one in self.counted)
 
     @property
     def exposed(self) -> Intervals:
@@ -233,7 +234,6 @@ def activities_of(trace: TraceFile) -> RankActivities:
     return kept.activities(
         rank,
         size if isinstance(size, int) and 0 < size <= MOST_RANKS else None,
-        str(trace.head.get("host_name", "")),
         base if isinstance(base, int) and abs(base) < 1 << 63 else 0,
     )
 
@@ -331,7 +331,7 @@ class _Kept:
             if number >= 0 and of_node == 0:
                 self.forwards[_lane(event)].extend((number, begin))
 
-    def activities(self, rank: int, world_size: int | None, host: str, base_ns: int) -> RankActivities:
+    def activities(self, rank: int, world_size: int | None, base_ns: int) -> RankActivities:
         """All of the rank; on a device, what its kernels say."""
         kernels, backward = self._kernels(), self._merged("backward")
         on_device = bool(len(kernels))
@@ -346,7 +346,6 @@ class _Kept:
         return RankActivities(
             rank,
             world_size,
-            host,
             base_ns,
             on_device,
             computing,
@@ -452,7 +451,7 @@ def _exchange(event: Mapping[str, Any], name: str, begin: float, end: float) -> 
     sequence = more.get("Seq")
     # Halves of a group that was split have one name, but not the same ranks.
     group = f"{more.get('Process Group Name', '')} {more.get('Process Group Ranks', '')}"
-    return Exchange(kind, begin, end, group, sequence if isinstance(sequence, int) else None, _lane(event))
+    return Exchange(kind, begin, end, group, sequence if isinstance(sequence, int) else None)
 
 
 @dataclass(frozen=True)
@@ -646,6 +645,29 @@ def _joined(intervals: Intervals, near_s: float) -> Intervals:
     """Unite intervals between which there is next to nothing."""
     widened = merged(intervals + np.array([0.0, near_s]))
     return widened - np.array([0.0, near_s]) if len(widened) else widened
+
+
+class CollectiveShare(NamedTuple):
+    """Communication of one kind, mean of the ranks that have it: how often, how long, how much of that exposed."""
+
+    kind: str
+    count: float
+    seconds: float
+    exposed_s: float
+
+
+def collectives_of(aligned_ranks: AlignedRanks) -> tuple[CollectiveShare, ...]:
+    """Sum communication by kind, what is exposed most first; on the host the mark of a send says nothing."""
+    found: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
+    for one in aligned_ranks.ranks:
+        of_kind: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for exchange in one.counted:
+            of_kind[exchange.kind].append((exchange.start_s, exchange.end_s))
+        for kind, times in of_kind.items():
+            busy = merged(times)
+            found[kind].append((len(times), total(busy), total(without(busy, one.computing))))
+    shares = [CollectiveShare(kind, *np.mean(own, axis=0).tolist()) for kind, own in found.items()]
+    return tuple(sorted(shares, key=lambda one: -one.exposed_s))
 
 
 class RankShares(NamedTuple):

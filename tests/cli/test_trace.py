@@ -75,9 +75,12 @@ def test_a_late_replica_is_told_and_drawn(tmp_path: Path, capfd: pytest.CaptureF
     assert main(["trace", str(folder), "--png", str(tmp_path / "a.png")]) == 0
     printed = " ".join(capfd.readouterr().out.split())
     assert "Straggler: rank 1 comes last to 1 of 1 collectives, 3.00 ms after" in printed
+    assert "all_reduce 1 3.50 ms 3.50 ms (100%)" in printed
     assert "Not given: the traces of ranks 2, 3 of 4" in printed and "Schedule" not in printed
     assert (tmp_path / "a.png").read_bytes().startswith(PNG)
     told = _json(capfd, str(folder))
+    (all_reduce,) = told["communication"]
+    assert all_reduce["kind"] == "all_reduce" and all_reduce["exposed_s"] == pytest.approx(3.5e-3, abs=1e-6)
     assert told["stragglers"][0]["rank"] == 1 and told["pipelines"] == []
 
 
