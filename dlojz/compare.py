@@ -26,6 +26,7 @@ from dlojz.config.run_config import RunConfig, fallback_note
 from dlojz.config.schedules import COMPRESSED, no_effect_note
 from dlojz.hardware import Device
 from dlojz.hardware.gpus import device_of_driver
+from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.simulator import MeasuredOverlay, Timeline, overlay, simulate, steps_of
 from dlojz.prediction import predict
@@ -279,6 +280,8 @@ class Handle(Protocol):
 def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord) -> Comparison:
     """Compare the measurement of each run with its prediction.
 
+    A model's own file that this user has not executed is not executed: its row says so, and has no prediction.
+
     Args:
         runs: runs or records, or one of them. A run on one process among them gives the losses and the throughput
             that the parallel runs of the same training are judged by.
@@ -294,7 +297,8 @@ def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord) -> Comparis
             raise LabError(f"compare takes runs or records, but {type(run).__name__} was received.")
     records = [record for run in given if (record := run if isinstance(run, RunRecord) else run.record)]
     titles = _titles([run.config for run in given], [run.run_id for run in given])
-    return Comparison(rows=tuple(_row(run, title, records) for run, title in zip(given, titles, strict=True)))
+    with executing_no_file():
+        return Comparison(rows=tuple(_row(run, title, records) for run, title in zip(given, titles, strict=True)))
 
 
 def _run_note(config: RunConfig, record: RunRecord | None) -> str:

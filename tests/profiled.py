@@ -11,6 +11,7 @@ from typing import Any
 
 from dlojz.pipeline.schedule import Schedule
 from dlojz.pipeline.simulator import Timeline
+from dlojz.results.rank_activities import OF_BACKWARD
 
 BASE_NS = 1790857026000000000
 HOST_THREAD, COMPUTE_STREAM, NCCL_STREAM = 100, 7, 20
@@ -94,6 +95,99 @@ def with_messages(schedule: Schedule) -> dict[int, list[str]]:
                 orders[rank].append(f"{stage}SEND_{'F' if forward else 'B'}{number}")
                 orders[schedule.placement[0][behind]].append(f"{behind}RECV_{'F' if forward else 'B'}{number}")
     return orders
+
+
+def numbered_traces(folder: Path, timeline: Timeline, *, on_device: bool = False, unit_s: float = 1e-3) -> Path:
+    """Write what each profiler sees of torch's 1F1B, which marks nothing: operators with autograd's numbers, messages.
+
+    With gloo the operators last as long as they compute. With NCCL the host runs ahead, and kernels compute and
+    communicate: synthetic, built to the format that `libkineto/src/output_json.cpp` and PyTorch's `saveNcclMeta`
+    (`torch/csrc/profiler/util.cpp`) write, never recorded on a GPU.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank in range(timeline.schedule.ranks):
+        written = NumberedRank(rank, timeline.schedule.ranks, on_device)
+        part = timeline.of_rank(rank)
+        for number in range(part.start, part.stop):
+            action = timeline.schedule.actions[number]
+            start, end = (1.0 + unit_s * float(side[number]) for side in (timeline.starts, timeline.ends))
+            forward = action.kind == "F"
+            before, behind = (rank - 1, rank + 1) if forward else (rank + 1, rank - 1)
+            written.message("recv", before, start)
+            written.computed(forward, action.micro_batch, start, end - 10e-6)
+            written.message("send", behind, end - 9e-6)
+        write_trace(folder / f"rank{rank}.json", rank, written.events, timeline.schedule.ranks)
+    return folder
+
+
+class NumberedRank:
+    """Events of one rank, in which the host is busy from `host_s` on."""
+
+    def __init__(self, rank: int, ranks: int, on_device: bool = False) -> None:
+        self.rank, self.ranks, self.on_device = rank, ranks, on_device
+        self.events: list[Event] = []
+        self.numbers: dict[int, int] = {}
+        self.next_number, self.correlation, self.free_s, self.host_s = 100, 1000, 1.0, 0.5
+
+    def operator(self, name: str, start: float, end: float, number: int = -1, *, node: bool = False) -> None:
+        """One operator; on a device it launches one kernel."""
+        args = {"Sequence number": number, "Fwd thread id": int(node)} if number >= 0 else {}
+        lane = HOST_THREAD + 1 if node and self.on_device else HOST_THREAD
+        if not self.on_device:
+            self.events.append(event("cpu_op", name, start, end, lane, **args))
+            return
+        self.events.append(event("cpu_op", name, self.host_s, self.host_s + 8e-6, lane, **args))
+        self.launch("sm90_xmma_gemm_f32f32", start, end, COMPUTE_STREAM, lane)
+
+    def launch(self, kernel: str, start: float, end: float, stream: int, lane: int = HOST_THREAD, **args: Any) -> None:
+        """One kernel and the call that launches it."""
+        self.correlation += 1
+        told = {"device": 0, "stream": stream, "correlation": self.correlation, **args}
+        call = ("cuda_runtime", "cudaLaunchKernel") if stream == COMPUTE_STREAM else ("cuda_driver", "cuLaunchKernelEx")
+        self.events.append(event(*call, self.host_s + 2e-6, self.host_s + 4e-6, lane, correlation=self.correlation))
+        self.events.append(event("kernel", kernel, start, end, stream, **told))
+        self.host_s += 10e-6
+
+    def computed(self, forward: bool, micro_batch: int, start: float, end: float) -> None:
+        """The operators of a forward, or those of a backward."""
+        if forward:
+            number = self.numbers[micro_batch] = self.next_number
+            self.next_number += 2
+            self.operator("aten::linear", start, (start + end) / 2, number)
+            self.operator("aten::relu", (start + end) / 2 + 1e-6, end, number + 1)
+        else:
+            number, third = self.numbers[micro_batch], (end - start) / 3
+            self.operator(f"{OF_BACKWARD}: ReluBackward0", start, start + third, number + 1, node=True)
+            self.operator(f"{OF_BACKWARD}: AddmmBackward0", start + third + 1e-6, start + 2 * third, number, node=True)
+            self.operator(f"{OF_BACKWARD}: torch::autograd::AccumulateGrad", start + 2 * third + 1e-6, end, node=True)
+        self.free_s = end
+
+    def message(self, kind: str, other: int, moment: float) -> None:
+        """A receive that has arrived, or a send that is posted, at a moment."""
+        if not 0 <= other < self.ranks:
+            return
+        posted = moment - 8e-6 if kind == "recv" else moment
+        post_s = self.host_s if self.on_device else posted
+        name = "c10d::recv_" if kind == "recv" else "c10d::send"
+        number = {"Sequence number": self.next_number, "Fwd thread id": 0}  # the next operator's
+        self.events.append(event("cpu_op", name, post_s, post_s + 1e-6, **number))
+        if self.on_device:
+            start, end = (self.free_s, moment - 2e-6) if kind == "recv" else (moment, moment + 8e-6)
+            args = {
+                "Collective name": kind,
+                "In msg nelems": 65536,
+                "Out msg nelems": 65536,
+                "Group size": 2,
+                "dtype": "Float",
+                "Process Group Name": "0",
+                "Process Group Description": "default_pg",
+                "Process Group Ranks": str(list(range(self.ranks))),
+                "Rank": self.rank,
+                "Src Rank" if kind == "recv" else "Dst Rank": other,
+            }
+            self.events.append(event("cpu_op", "record_param_comms", post_s + 1e-6, post_s + 6e-6, **args))
+            kernel = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+            self.launch(kernel, min(start, end - 1e-6), end, NCCL_STREAM, **args)
 
 
 _COMMUNICATES = re.compile(r"(\d+)(SEND|RECV)_([FB])(\d+)")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Literal, get_args
 
 from dlojz.base.errors import LabError
@@ -47,6 +49,29 @@ def say(*, en: str, fr: str) -> str:
 def refusal(*, en: str, fr: str) -> LabError:
     """The error that refuses a request, in the reader's language."""
     return LabError(say(en=en, fr=fr))
+
+
+_OVERFLOWS = re.compile(r"overflow|too (?:large|big) to convert", re.IGNORECASE)
+
+
+@contextmanager
+def refusing_overflow() -> Iterator[None]:
+    """Refuse sizes whose tensors have more bytes than torch can count; a context, and a decorator.
+
+    Raises:
+        LabError: in place of torch's error, also on the meta device, which counts the bytes of what it does not store.
+    """
+    try:
+        yield
+    except (RuntimeError, OverflowError) as error:
+        if not _OVERFLOWS.search(str(error)):
+            raise
+        raise refusal(
+            en="a tensor of this size would have more bytes than a 64-bit number counts: give a smaller image size, "
+            "sequence length or micro-batch.",
+            fr="un tenseur de cette taille aurait plus d’octets qu’un nombre de 64 bits n’en compte : donnez une "
+            "taille d’image, une longueur de séquence ou un micro-batch plus petits.",
+        ) from None
 
 
 def one_of(what: str, value: object, legal: Iterable[str]) -> str:

@@ -344,6 +344,14 @@ def image_size(*names: str) -> int:
     from dlojz import models
 
     for name in names:
+        if ":" in name:
+            own = name.rpartition("/")[2]
+            raise refusal(
+                en=f"dlojz compress trains models of the catalogue, but {own} comes from elsewhere: use one of "
+                f"{', '.join(_trainable())}.",
+                fr=f"dlojz compress entraîne des modèles du catalogue, mais {own} vient d’ailleurs : prenez l’un de "
+                f"{', '.join(_trainable())}.",
+            )
         if name not in models.names():
             raise LabError(one_of(say(en="model", fr="modèle"), name, _trainable()))
         entry = models.spec(name)

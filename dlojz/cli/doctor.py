@@ -307,16 +307,29 @@ def told(diagnosis: PostMortem) -> list[Any]:
     "[FILE…]  traces of all ranks, or their folder // traces de tous les rangs, ou leur dossier",
     PNG,
     JSON,
-    en="""Read torch.profiler's traces of any training (one per rank: export_chrome_trace or tensorboard_trace_handler,
-.json or .json.gz) and say who waits for whom, and why.
+    en="""Read torch.profiler's traces of any training (one per rank, .json or .json.gz) and say who waits for whom, and
+why. These lines, on every rank, after init_process_group and a few steps of warm-up, write such traces:
+
+    from torch.profiler import profile
+    with profile() as traced:
+        for batch in few_batches:  # 2 to 5 steps
+            train_step(batch)
+    traced.export_chrome_trace(f"rank{dist.get_rank()}.json.gz")
 
 The clocks of the ranks are aligned on collectives that all took part in, or on messages in both directions. Then for
 each rank: computing, communication hidden and exposed, waiting; which rank comes late to the collectives, by how much.
 Of a pipeline: which schedule of the catalogue the order is, its step beside the simulation with the measured times, the
 bubble of each rank by cause, which rank waits for which message, and receives that hold up others (head-of-line
 blocking). --png draws the step under its simulation, or without a pipeline the timeline of the ranks.""",
-    fr="""Lire les traces de torch.profiler d’un entraînement quelconque (une par rang : export_chrome_trace ou
-tensorboard_trace_handler, .json ou .json.gz) et dire qui attend qui, et pourquoi.
+    fr="""Lire les traces de torch.profiler d’un entraînement quelconque (une par rang, .json ou .json.gz) et dire qui
+attend qui, et pourquoi. Ces lignes, sur chaque rang, après init_process_group et quelques pas d’échauffement, écrivent
+de telles traces :
+
+    from torch.profiler import profile
+    with profile() as traced:
+        for batch in few_batches:  # 2 à 5 pas
+            train_step(batch)
+    traced.export_chrome_trace(f"rank{dist.get_rank()}.json.gz")
 
 Les horloges des rangs sont alignées sur les collectives auxquelles tous ont pris part, ou sur des messages dans les
 deux sens. Puis, pour chaque rang : calcul, communication cachée et exposée, attente ; quel rang arrive en retard aux
@@ -325,16 +338,16 @@ simulation avec les temps mesurés, la bulle de chaque rang par cause, quel rang
 qui en bloquent d’autres (blocage en tête de file). --png dessine le pas sous sa simulation ou, sans pipeline, la
 chronologie des rangs.""",
     examples="""
+    dlojz trace rank*.json.gz --png step.png
     dlojz trace traces/ # a folder with one trace per rank // un dossier avec une trace par rang
-    dlojz trace rank0.json.gz rank1.json.gz --png step.png
     dlojz trace traces/ --json
     """,
 )
 def trace_command(given: Given, answer: Answer) -> None:
     """Say who waits for whom in the traces of a training."""
-    from dlojz.pipeline.traced_pipeline import messages_of, passes_of, pipelines_of
+    from dlojz.pipeline.traced_pipeline import aligned_pipelines
     from dlojz.results.profiler_trace import trace_files
-    from dlojz.results.rank_activities import activities_of, aligned, check_ranks, shares_of, stragglers_of
+    from dlojz.results.rank_activities import activities_of, check_ranks, shares_of, stragglers_of
 
     if not given[WORDS]:
         raise refusal(
@@ -350,11 +363,7 @@ def trace_command(given: Given, answer: Answer) -> None:
             update(number + 1)
     check_ranks(read, [file.name for file in files])
     read.sort(key=lambda one: one.rank)
-    apart = passes_of(read)
-    # Passes that are only inferred tell nothing of the clocks unless they make a pipeline, whatever the clocks say.
-    together = aligned(read, messages_of(apart) if apart and pipelines_of(apart) else ())
-    passes = passes_of(together.ranks)
-    pipelines = pipelines_of(passes) if passes else ()
+    together, pipelines = aligned_pipelines(read)
     shares, stragglers = shares_of(together), stragglers_of(together)
     if given["png"]:
         _draw_traces(together, pipelines, given["png"])
@@ -399,7 +408,7 @@ def _tell_traces(
         answer(missing)
     answer("")
     answer(words.shares_table(shares, together.length_s))
-    for sentence in words.straggler_sentences(stragglers, together.length_s):
+    for sentence in words.straggler_sentences(stragglers, len(shares), together.length_s):
         answer(sentence)
     for pipeline in pipelines:
         answer("\n" + words.schedule_sentence(pipeline.match, pipeline))

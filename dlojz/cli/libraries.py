@@ -212,9 +212,9 @@ def _print(found: list[LibraryRow], answer: Answer) -> None:
         return
     layout = first.config.layout
     answer(
-        en=f"{first.config.model}, {first.config.steps} steps, {layout.world_size} processes, global batch "
+        en=f"{first.config.model_name}, {first.config.steps} steps, {layout.world_size} processes, global batch "
         f"{layout.global_batch}; rank 0; bytes: predicted | measured",
-        fr=f"{first.config.model}, {first.config.steps} pas, {layout.world_size} processus, batch global "
+        fr=f"{first.config.model_name}, {first.config.steps} pas, {layout.world_size} processus, batch global "
         f"{layout.global_batch} ; rang 0 ; octets : prédits | mesurés",
     )
     answer(tables.measured_table(found))

@@ -277,4 +277,8 @@ def models_command(given: Given, answer: Answer) -> None:
                 str(model.blocks),
             )
         )
-    answer(Table(head, tuple(rows), whole=1))
+    note = say(
+        en="Your own: dlojz models timm:NAME, torchvision:NAME or FILE.py:FUNCTION.",
+        fr="Le vôtre : dlojz models timm:NOM, torchvision:NOM ou FICHIER.py:FONCTION.",
+    )
+    answer(Table(head, tuple(rows), whole=1, notes=() if given[WORDS] else (note,)))

@@ -476,7 +476,7 @@ def show_help(program: str, options: Sequence[Flag], en: str, fr: str, examples:
     rest = next((f" [-- {flag.metavar}]" for flag in options if flag.kind == "rest"), "")
     show(f"{say(en='usage:', fr='usage :')} {program} {words}[options]{rest}\n")
     for paragraph in say(en=en, fr=fr).split("\n\n"):
-        for line in re.sub(r"\n(?!dlojz )", " ", paragraph).splitlines():
+        for line in re.sub(r"\n(?!dlojz | {4})", " ", paragraph).splitlines():
             show(_wrapped(line, shown.width))
         show("")
     show(say(en="Examples:", fr="Exemples :"))

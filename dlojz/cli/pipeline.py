@@ -504,6 +504,8 @@ et compte sur 4 000 listes de blocs aléatoires combien de fois chaque outil man
 )
 def partition_command(given: Given, answer: Answer) -> None:
     """Cut a model into stages, and show how even they are."""
+    from dlojz.prediction.shapes import model_shapes
+
     stages, pattern = given["stages"], given["pattern"]
     config = config_of(given, micro_batches=given["micro_batches"])
     by = given["by"] or ("regex" if pattern else "parameters")
@@ -517,16 +519,21 @@ def partition_command(given: Given, answer: Answer) -> None:
         from dlojz.display.figures.partition_figures import partition_figure
 
         named = {sheet.title(name): cut for name, cut in cuts.items()}
-        partition_figure(named, weighed, model=config.model, path=given["png"])
+        partition_figure(named, weighed, model=config.model_name, path=given["png"])
         tell_written(given["png"])
     if given["json"]:
         answer(_document(config, weighed, cuts, others, counts) | ({"pattern": pattern} if pattern else {}))
         return
-    answer(sheet.headline(config.model, weighed, stages) + "\n")
+    answer(sheet.headline(config.model_name, weighed, stages) + "\n")
     answer(sheet.stages_table(cuts["exact"], weighed))
     answer("")
     answer(sheet.methods_table(cuts, weighed, config.layout.micro_batches))
     answer(sheet.legend(config.layout.micro_batches))
+    if model_shapes(config).enclosing is not None:
+        answer(
+            en=f"{weighed.kinds[-1]}: what is outside of the repeated blocks, such as stem and head, counted last",
+            fr=f"{weighed.kinds[-1]} : ce qui est hors des blocs répétés, p. ex. la tige et la tête, compté en dernier",
+        )
     for table in (sheet.units_table(others), sheet.counts_table(counts)) if given["compare"] else ():
         answer("")
         answer(table)

@@ -44,6 +44,7 @@ from dlojz.config.schedules import (
     stages_of,
 )
 from dlojz.models.experts.routing import routing_refusal
+from dlojz.models.foreign.elsewhere import is_taken_as_told, size_of
 from dlojz.models.sizes import AlexNetSize, CoAtNetSize, DeepSeekSize, GPTSize, LlamaSize, QwenSize, ViTSize
 
 Subject = TypeVar("Subject")
@@ -79,7 +80,9 @@ class Rule(Generic[Subject_contra]):
             return None
         config = getattr(subject, "config", subject)
         known = {"config": config, "layout": getattr(config, "layout", config), **(facts if facts is not True else {})}
-        return say(en=self.en, fr=self.fr).format(**known)
+        said = say(en=self.en, fr=self.fr).format(**known)
+        folder, slash, _ = str(getattr(config, "model", "")).rpartition("/")  # of one's own file
+        return said.replace(folder + slash, "") if slash else said
 
 
 def first_refusal(rules: Sequence[Rule[Subject]], subject: Subject) -> str | None:
@@ -451,11 +454,14 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
 
 
 def _input_problem(config: RunFields) -> Facts | None:
-    """Check the data set and the size of the input."""
-    family = models.spec(config.model).family
+    """Check the data set and the size of the input; a model that is not looked up here is checked when it is built."""
 
     def asked() -> None:
-        datasets.check(config.data or "", family=family, model=config.model)
+        if is_taken_as_told(config.model):
+            family: datasets.Family = "text" if config.image_size is None else "image"
+            datasets.check(config.data or "", family=family, model=config.model)
+            return
+        datasets.check(config.data or "", family=models.spec(config.model).family, model=config.model)
         models.check_input(config.model, image_size=config.image_size, sequence_length=config.sequence_length)
 
     return _refused_by(asked)
@@ -463,7 +469,7 @@ def _input_problem(config: RunFields) -> Facts | None:
 
 def _splits(config: RunFields) -> list[tuple[str, str, int]]:
     """List what `tp` must divide: its name in English and in French, and how many there are."""
-    size = models.spec(config.model).size
+    size = size_of(config.model)
     return list(_shared_out(size)) if isinstance(size, CoAtNetSize | ViTSize | GPTSize | LlamaSize) else []
 
 
@@ -534,12 +540,12 @@ ROUTING_FIELDS: Final = tuple(ExpertFields.model_fields)
 
 def has_experts(model: str) -> bool:
     """Whether a model of the catalogue has a mixture of experts."""
-    return getattr(models.spec(model).size, "experts", None) is not None
+    return getattr(size_of(model), "experts", None) is not None
 
 
 def has_tied_head(config: RunFields) -> bool:
     """Whether the output layer of a run's model is its token embedding."""
-    return bool(getattr(models.spec(config.model).size, "tied_head", False))
+    return bool(getattr(size_of(config.model), "tied_head", False))
 
 
 def _without_experts(config: RunFields) -> Facts | None:
@@ -652,7 +658,7 @@ def _refused_elsewhere(name: str, applies: Callable[[RunFields], Facts | None]) 
 _TENSOR: Final[tuple[Rule[RunFields], ...]] = (
     Rule(
         "the model has no tensor-parallel form",
-        lambda config: config.layout.tp > 1 and isinstance(models.spec(config.model).size, WHOLE_ONLY),
+        lambda config: config.layout.tp > 1 and isinstance(size_of(config.model), WHOLE_ONLY),
         en="tp={layout.tp} was received, but {config.model} has no tensor-parallel form: use a model of the coatnet, "
         "vit, gpt or llama families, or tp=1.",
         fr="tp={layout.tp} a été reçu, mais {config.model} n’a pas de forme Tensor Parallel : prenez un modèle des "

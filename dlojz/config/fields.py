@@ -47,6 +47,8 @@ ASYNCHRONOUS: Final = ("pipedream", "pipedream-2bw")
 """Asynchronous schedules that the lab's own runtime (`dlojz.pipeline.runtime`) executes."""
 MAX_DEGREE = 2**20
 MAX_COUNT = 2**31
+MAX_IMAGE_SIZE = 2**16
+MAX_SEQUENCE_LENGTH = 2**28
 """Numbers beyond these are typing errors."""
 PARTITION_METHODS: Final = ("uniform", "parameters", "flops")
 PATTERN: Final = "type:"
@@ -106,9 +108,13 @@ class ModelFields(Contract):
         None,
         "height and width in pixels; by default the model's",
         "hauteur et largeur en pixels ; par défaut celles du modèle",
+        most=MAX_IMAGE_SIZE,
     )
     sequence_length: int | None = _count(
-        None, "tokens per sample; by default the model's", "tokens par échantillon ; par défaut ceux du modèle"
+        None,
+        "tokens per sample; by default the model's",
+        "tokens par échantillon ; par défaut ceux du modèle",
+        most=MAX_SEQUENCE_LENGTH,
     )
 
 

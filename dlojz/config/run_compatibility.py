@@ -13,12 +13,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
-from dlojz import models
 from dlojz.base.language import say
 from dlojz.config.compatibility import LAYOUT, LEGAL, Facts, Rule, first_set, has_experts, has_tied_head
 from dlojz.config.engines import pipeline_stages, program_layouts
 from dlojz.config.fields import ASYNCHRONOUS, RunFields
 from dlojz.config.schedules import COMMUNICATING
+from dlojz.models.foreign.elsewhere import is_elsewhere, size_of
 from dlojz.models.sizes import CoAtNetSize, GPTSize
 
 # --- models from elsewhere --------------------------------------------------------------------------------------------
@@ -31,11 +31,9 @@ WHOLE_LAYOUT: Final = {
 
 
 def _beyond_replicas(config: RunFields) -> Facts | None:
-    """Find what a model from elsewhere cannot be laid out with: all but DDP, FSDP2 and one process."""
-    if models.spec(config.model).size is not None:
+    """Find what a model from elsewhere cannot be laid out with: all but replicas, whole or sharded."""
+    if not is_elsewhere(config.model):
         return None
-    if config.layout.engine not in ("torch", "single"):
-        return {"name": "engine", "value": config.layout.engine, "plain": "torch"}
     plain = {"update": "auto", "library": "none"}
     return first_set(config.layout, WHOLE_LAYOUT) or first_set(config, plain)
 
@@ -45,9 +43,11 @@ ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
         "models from elsewhere have replicas",
         _beyond_replicas,
         en="{name}={value!r} was received with {config.model}, but a model from elsewhere is predicted and run with "
-        "DDP, with FSDP2 or on one process alone: use {name}={plain!r}, or a model of the catalogue.",
+        "replicas, whole or sharded (DDP, FSDP2, DeepSpeed, by hand), or on one process alone: use {name}={plain!r}, "
+        "or a model of the catalogue.",
         fr="{name}={value!r} a été reçu avec {config.model}, mais un modèle venu d’ailleurs se prédit et s’exécute "
-        "seulement avec DDP, avec FSDP2 ou sur un seul processus : prenez {name}={plain!r}, ou un modèle du catalogue.",
+        "seulement avec des répliques, entières ou découpées (DDP, FSDP2, DeepSpeed, à la main), ou sur un seul "
+        "processus : prenez {name}={plain!r}, ou un modèle du catalogue.",
     ),
 )
 """What a model from elsewhere may not be combined with."""
@@ -166,7 +166,7 @@ def _is_megatron(config: RunFields) -> bool:
 
 
 def _uneven_layers(config: RunFields) -> Facts | None:
-    size = models.spec(config.model).size
+    size = size_of(config.model)
     if not (_is_megatron(config) and isinstance(size, GPTSize) and size.depth % config.layout.pp):
         return None
     return {"depth": size.depth}
@@ -213,7 +213,7 @@ LIBRARY: Final[tuple[Rule[RunFields], ...]] = (
     ),
     _library(
         "Megatron-core trains its own GPT",  # its mixtures are refused with the routing of their experts
-        lambda config: _is_megatron(config) and not isinstance(models.spec(config.model).size, GPTSize),
+        lambda config: _is_megatron(config) and not isinstance(size_of(config.model), GPTSize),
         en="model={config.model!r} was received, but the program of library='megatron' trains Megatron-core's own "
         f"GPT: use a model of the gpt family such as gpt_tiny{_OR_NONE['en']}",
         fr="model={config.model!r} a été reçu, mais le programme de library='megatron' entraîne le GPT de "
@@ -245,7 +245,7 @@ LIBRARY: Final[tuple[Rule[RunFields], ...]] = (
     ),
     _library(
         "Colossal-AI synchronizes BatchNorm",
-        lambda config: config.library == "colossalai" and isinstance(models.spec(config.model).size, CoAtNetSize),
+        lambda config: config.library == "colossalai" and isinstance(size_of(config.model), CoAtNetSize),
         en="model={config.model!r} has BatchNorm, which Colossal-AI turns into SyncBatchNorm: that computes on GPUs "
         "only and over the samples of all replicas, which is another training: use a vit, gpt or llama "
         f"model{_OR_NONE['en']}",

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from dlojz import data as datasets
 from dlojz import models
@@ -28,6 +28,14 @@ from dlojz.config.layout import Layout
 from dlojz.config.run_compatibility import CONTEXT, ELSEWHERE, LIBRARY
 from dlojz.config.schedules import COMPRESSED, LOCAL, MULTIPLE, default_local_steps, default_warmup_steps
 from dlojz.models.experts.routing import Routing
+from dlojz.models.foreign.elsewhere import (
+    absolute_name,
+    contents_hash,
+    executes_files,
+    executing_no_file,
+    is_elsewhere,
+    is_taken_as_told,
+)
 
 START_SHARE: Final = 8
 """By default, the samples of a curriculum begin with one part in so many of the whole length."""
@@ -55,6 +63,16 @@ class Script(Contract):
     def name(self) -> str:
         """File name, without its folder."""
         return Path(self.path).name
+
+
+class ReadContract(Contract):
+    """Contract of a file that somebody else may have written: reading it executes no model's own file."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _execute_nothing(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        with executing_no_file():
+            return read(given)
 
 
 class RunConfig(RunFields):
@@ -97,14 +115,7 @@ class RunConfig(RunFields):
             return given
         if given.get("script") is not None:
             return given
-        spec = models.spec(given.get("model", cls.model_fields["model"].default))
-        filled = {**given, "model": spec.name}
-        size = "image_size" if spec.family == "image" else "sequence_length"
-        _default(filled, "data", datasets.default_for(spec.family, spec.num_classes))
-        _default(filled, size, getattr(spec, size))
-        experts = getattr(spec.size, "experts", None)
-        for name, value in experts.defaults().items() if experts else ():
-            _default(filled, name, value)
+        filled = _fill_in_model(given, given.get("model", cls.model_fields["model"].default))
         steps = filled.get("steps", cls.model_fields["steps"].default)
         _fill_in_stages(filled, _number(steps))
         _fill_in_curriculum(filled, _number(steps))
@@ -217,9 +228,7 @@ class RunConfig(RunFields):
         so that a run is not found again once the file has changed.
         """
         content = self.model_dump(mode="json", exclude_defaults=True)
-        if ":" in self.model:
-            from dlojz.models.foreign.sources import contents_hash  # loads torch
-
+        if is_elsewhere(self.model):
             content["contents"] = contents_hash(self.model)
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
@@ -231,8 +240,12 @@ class RunConfig(RunFields):
         if self.script:
             return self.script.name + processes
         library = f", library={self.library}" if self.library != "none" else ""
-        model = self.model.rpartition("/")[2]  # without the folder of one's own file
-        return f"{model}, {self.layout.title}{processes}{library}"
+        return f"{self.model_name}, {self.layout.title}{processes}{library}"
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model as tables show it: without the folder of one's own file."""
+        return self.model.rpartition("/")[2]
 
 
 def _set_fields(content: dict[str, Any], contract: type[Contract]) -> dict[str, Any]:
@@ -253,6 +266,33 @@ def _engine_of(given: Mapping[str, Any]) -> dict[str, str]:
 def _default(filled: dict[str, Any], name: str, value: object) -> None:
     if filled.get(name) is None:
         filled[name] = value
+
+
+def _fill_in_model(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Fill in the data set and the size of the input; what says both of a model from elsewhere is taken as it is.
+
+    Raises:
+        LabError: no such model, or one from elsewhere would have to be looked up where a record is read.
+    """
+    told = given.get("data") and (given.get("image_size") is None) != (given.get("sequence_length") is None)
+    if told and isinstance(name, str) and is_taken_as_told(name):
+        return {**given, "model": absolute_name(name) if executes_files() else name}
+    if is_elsewhere(name) and not executes_files():
+        raise refusal(
+            en=f"the configuration of {name} says not both its data set and one size of its input, so that the model "
+            "would have to be executed to be read: it is no whole configuration of a run.",
+            fr=f"la configuration de {name} ne donne pas à la fois son jeu de données et une taille de son entrée : il "
+            "faudrait exécuter le modèle pour la lire, ce n’est pas une configuration entière d’exécution.",
+        )
+    spec = models.spec(name)
+    filled = {**given, "model": spec.name}
+    size = "image_size" if spec.family == "image" else "sequence_length"
+    _default(filled, "data", datasets.default_for(spec.family, spec.num_classes))
+    _default(filled, size, getattr(spec, size))
+    experts = getattr(spec.size, "experts", None)
+    for field, value in experts.defaults().items() if experts else ():
+        _default(filled, field, value)
+    return filled
 
 
 def _number(value: object) -> int | None:

@@ -25,7 +25,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dlojz import models
-from dlojz.base.language import refusal
+from dlojz.base.language import refusal, refusing_overflow
 from dlojz.cost_model.calibration import Calibration
 from dlojz.cost_model.layouts import LOSSES, element_bytes
 from dlojz.hardware import Device, Precision
@@ -765,6 +765,7 @@ def _operator(one: Traced, cut: Cut) -> LayerOperator:
 
 
 @lru_cache(maxsize=32)
+@refusing_overflow()
 def traced_blocks(model: str, image_size: int, num_classes: int) -> tuple[BlockWork, ...]:
     """The blocks of an image model with the operations of one sample's forward, in order."""
     import torch

@@ -189,7 +189,8 @@ def grouped_blocks(forecast: Forecast, most: int = MOST_BLOCKS) -> list[tuple[st
 def _group_label(names: list[str]) -> str:
     if len(names) == 1:
         return block_label(names[0])
-    return f"{visible(names[0])} … {visible(names[-1].rpartition('.')[2])} (×{len(names)})"
+    (first, _, _), (last, _, number) = names[0].rpartition("."), names[-1].rpartition(".")
+    return f"{visible(names[0])} … {visible(number if first == last else names[-1])} (×{len(names)})"
 
 
 def block_part(forecast: Forecast, most: int = MOST_BLOCKS) -> Table:
@@ -202,7 +203,7 @@ def module_part(forecast: Forecast, most: int = MOST_MODULES) -> Table:
     """List what forward keeps for backward by module, the same module of all blocks together; the most first."""
     held: dict[str, list[int]] = {}
     for path, num_bytes in forecast.activations_by_module.items():
-        held.setdefault(re.sub(r"(?<=\.)\d+", "*", path), []).append(num_bytes)
+        held.setdefault(re.sub(r"(?:^|(?<=\.))\d+", "*", path), []).append(num_bytes)
     ordered = sorted(held.items(), key=lambda item: -sum(item[1]))
     most += len(ordered) == most + 1
     shown = [

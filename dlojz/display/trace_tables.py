@@ -27,6 +27,8 @@ SLOWER = 1.1
 """A stage that takes this many times the mean is told as slow."""
 LEAST_STRAGGLING = 0.01
 """Waiting for a rank is told from this part of the time on."""
+MORE_THAN_ITS_TURN = 1.4
+"""A straggler causes this many times the waiting that it would if all ranks came late by turns."""
 
 
 def clock_sentence(aligned: AlignedRanks) -> str:
@@ -94,10 +96,14 @@ def shares_table(shares: tuple[RankShares, ...], length_s: float) -> Table:
     return Table(head, rows, caption, align="r", whole=1)
 
 
-def straggler_sentences(stragglers: tuple[Straggler, ...], length_s: float) -> Iterator[str]:
-    """Say which ranks the others wait for at collectives, by how much."""
+def straggler_sentences(stragglers: tuple[Straggler, ...], ranks: int, length_s: float) -> Iterator[str]:
+    """Say which ranks the others wait for at collectives, by how much; or that they come late by turns."""
+    if not stragglers:
+        return
+    waited_s = sum(one.waited_s for one in stragglers)
     told = [one for one in stragglers if one.waited_s > LEAST_STRAGGLING * length_s]
-    for one in told[:MOST_WAITS]:
+    causing = [one for one in told if one.waited_s > MORE_THAN_ITS_TURN * waited_s / ranks]
+    for one in causing[:MOST_WAITS]:
         yield say(
             en=f"Straggler: rank {one.rank} comes last to {integer(one.last)} of {integer(one.collectives)} "
             f"collectives, {format_seconds(one.late_s)} after the one before it (median); the others wait for it "
@@ -106,7 +112,16 @@ def straggler_sentences(stragglers: tuple[Straggler, ...], length_s: float) -> I
             f"{integer(one.collectives)}, {format_seconds(one.late_s)} après le précédent (médiane) ; les autres "
             f"l’attendent {format_seconds(one.waited_s)} chacun, {spaced_percent(one.waited_s / length_s)} du temps.",
         )
-    if stragglers and not told:
+    if told and not causing:
+        yield say(
+            en=f"No straggler: the ranks come late to the {integer(told[0].collectives)} collectives by turns (rank "
+            f"{told[0].rank} most, last at {integer(told[0].last)}); these wait for the last rank "
+            f"{percent(waited_s / length_s)} of the time, partly behind computing.",
+            fr=f"Pas de retardataire : les rangs arrivent en retard tour à tour aux {integer(told[0].collectives)} "
+            f"collectives (le rang {told[0].rank} le plus, dernier à {integer(told[0].last)}) ; elles attendent le "
+            f"dernier rang {spaced_percent(waited_s / length_s)} du temps, en partie derrière le calcul.",
+        )
+    if not told:
         yield say(
             en=f"No straggler: at {integer(stragglers[0].collectives)} collectives no rank makes the others wait for "
             f"more than {percent(LEAST_STRAGGLING, 0)} of the time.",
@@ -178,7 +193,14 @@ def bubble_table(pipeline: TracedPipeline) -> Table:
 
 def cause_sentences(pipeline: TracedPipeline) -> Iterator[str]:
     """Say why the ranks of a pipeline wait: blocked messages, a slow stage, the longest waits beyond the schedule's."""
-    blocked = head_of_line(pipeline)
+    blocked, waits = head_of_line(pipeline), message_waits(pipeline)
+    if blocked or waits:
+        receive = say(en="; 2RECV_F3 receives what 2F3 needs", fr=" ; 2RECV_F3 reçoit ce qu’il faut à 2F3")
+        yield say(
+            en=f"(2F3 is the forward of micro-batch 3 on stage 2, 2B3 its backward{receive if blocked else ''}.)",
+            fr="(2F3 : passe avant du micro-batch 3 à l’étage 2 ; 2B3 : sa passe arrière"
+            f"{receive if blocked else ''}.)",
+        )
     for one in blocked[:MOST_WAITS]:
         yield _blocked_sentence(one)
     if len(blocked) > MOST_WAITS:
@@ -197,7 +219,6 @@ def cause_sentences(pipeline: TracedPipeline) -> Iterator[str]:
             fr=f"L’étage {slow.stage}, sur le rang {slow.rank}, est le plus lent : {format_seconds(slow.seconds)} par "
             f"micro-batch, {decimal(slow.seconds / slow.mean_s, 2)} fois la moyenne ; tous les autres l’attendent.",
         )
-    waits = message_waits(pipeline)
     for wait in waits[:MOST_WAITS]:
         yield _wait_sentence(wait)
     if not waits:

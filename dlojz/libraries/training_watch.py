@@ -106,8 +106,15 @@ class SeenDeepSpeed(DeepSpeedEngine):
             yield plain_name(name), weight
 
 
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return the module that `torch.compile` was given, or the module itself."""
+    inner = getattr(module, "_orig_mod", module)
+    return inner if isinstance(inner, nn.Module) else module
+
+
 def seen(config: RunConfig, module: nn.Module, device: torch.device) -> SeenTorch | SeenDeepSpeed:
     """Build the engine that the probes read, from the outermost module that is called."""
+    module = uncompiled(module)
     if type(module).__module__.startswith("deepspeed."):
         return SeenDeepSpeed(config, module, device)
     if isinstance(module, DistributedDataParallel):
@@ -151,13 +158,18 @@ class TrainingWatch:
         self._probes.attach(engine)
         told = {"library": library} if library else {}
         device = describe_device(self._device)
-        self._events.write("device", device=device, wrapped_in=type(module).__name__, **told)
+        self._events.write("device", device=device, wrapped_in=type(uncompiled(module)).__name__, **told)
         if first:
             self._probes.start_step(0)
             self._enter("data")
 
     def called(self, module: nn.Module, inputs: Any) -> None:
-        """Note the call of a module: a forward pass, if the module is an outermost one that is trained."""
+        """Note the call of a module: a forward pass, if the module is an outermost one that is trained.
+
+        Called by a module within a compiled one, it is compiled with it, to nothing.
+        """
+        if torch.compiler.is_compiling():
+            return
         if get_worker_info() is not None:  # a forked process that loads: an image transform is a module too
             return
         if not self._is_trained(module) or self._phase in ("backward", ""):  # within it, or recomputed
@@ -211,9 +223,10 @@ def watching_torch(watch: TrainingWatch, probes: Probes) -> Iterator[Replacement
     """Watch torch's modules, backward, optimizers and data loaders within this context."""
     with Replacements() as undo:
         undo.put(fetch._MapDatasetFetcher, "fetch", while_loading(probes, fetch._MapDatasetFetcher.fetch))
-        undo.put(torch.Tensor, "backward", watch.backwards(torch.Tensor.backward))
+        # Where `torch.compile` meets a wrapper or an optimizer's hook, it breaks its graph, and both are called.
+        undo.put(torch.Tensor, "backward", torch.compiler.disable(watch.backwards(torch.Tensor.backward)))
         undo.callback(register_module_forward_pre_hook(watch.called).remove)
-        undo.callback(register_optimizer_step_pre_hook(watch.stepped).remove)
+        undo.callback(register_optimizer_step_pre_hook(torch.compiler.disable(watch.stepped)).remove)
         undo.callback(watch.close)
         yield undo
 

@@ -1,25 +1,35 @@
 """Run a script of the user's, unchanged, and measure its training from outside.
 
 A step is an optimizer's step; with several optimizers it ends with the last of those that are stepped in turn. Several
-backward passes before it are gradient accumulation. An update that a gradient scaler leaves out ends a step too. The
-loss is the number that backward is called on, before a gradient scaler multiplies it: of a step with several it is
-their mean, or their sum where each was multiplied or divided by a number, as accumulation does it.
+backward passes before it are gradient accumulation. An update that a gradient scaler, or DeepSpeed's, leaves out ends a
+step too. Where optimizers update within backward, as soon as a gradient is there, a step is one backward pass. The loss
+is the number that backward is called on, before a gradient scaler multiplies it: of a step with several it is their
+mean, or their sum where each was multiplied or divided by a number, as accumulation does it. Of an optimizer that
+evaluates a closure more than once (L-BFGS), it is the first value.
+
+The first steps, which are traced, run as if `torch.compile` were not there, since torch compiles nothing under a
+dispatch mode, and refuses `fullgraph=True` there: memory and FLOPs are those of eager mode, times those of the compiled
+one.
 
 Nothing of the script waits for the measurement: the ranks' clocks are compared once, when the script has made its
 process group, and no collective of the lab's follows. What a traceback shows are the script's frames and torch's.
 
-Source: torch 2.13, `optim/optimizer.py`, `profile_hook_step` (hooks of all optimizers); `amp/grad_scaler.py`, `step`.
+Source: torch 2.13, `optim/optimizer.py`, `profile_hook_step` (hooks of all optimizers); `amp/grad_scaler.py`, `step`;
+`nn/modules/module.py`, `_call_impl`; `_dynamo/eval_frame.py`, `compile_wrapper`, which puts the dispatch keys back
+after each call, so that no mode can be left within one. DeepSpeed 0.19, `runtime/engine.py`, `_take_model_step`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import runpy
 import statistics
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,8 +39,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo import eval_frame
 from torch.distributed import device_mesh, distributed_c10d
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -42,7 +53,14 @@ from dlojz.config.run_config import RunConfig
 from dlojz.hardware.gpus import device_of_driver
 from dlojz.libraries.first_step import FirstStep
 from dlojz.libraries.script_prediction import predict_training
-from dlojz.libraries.training_watch import SeenTorch, TrainingWatch, seen, watching_torch
+from dlojz.libraries.training_watch import (
+    SeenDeepSpeed,
+    SeenTorch,
+    TrainingWatch,
+    seen,
+    uncompiled,
+    watching_torch,
+)
 from dlojz.results.record import EventLog, Status
 from dlojz.train.loop import GROUP_TIMEOUT, align_clocks, report_measured, write_footprint
 from dlojz.train.probes import Probes
@@ -54,29 +72,69 @@ _WITHIN_REPLICA = ("tp", "sp", "cp", "ep", "pp")
 _SCALED = ("DivBackward0", "MulBackward0")
 _OWN = (str(CHECKOUT / "dlojz") + os.sep, "<frozen runpy>")
 """Files whose frames are the lab's."""
+_UNCOMPILED = eval_frame.__file__
+"""Where torch calls what it does not compile: the frame around a wrapper of the lab's."""
 
 
 def replicas_of(module: nn.Module) -> int | None:
     """Count the ranks that read different samples, by what wraps a model; None where that cannot be seen."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return 1
+    module = uncompiled(module)
     if isinstance(module, DistributedDataParallel):
         return int(module.process_group.size())
+    if isinstance(module, FullyShardedDataParallel):
+        between = getattr(module, "_inter_node_pg", None)
+        return int(module.process_group.size()) * (between.size() if between is not None else 1)
+    if type(module).__module__.startswith("deepspeed."):
+        return int(module.dp_world_size)
+    return _replicas_of_mesh(module)
+
+
+def _replicas_of_mesh(module: nn.Module) -> int | None:
+    """Count the ranks that read different samples, by the device mesh of a model's parameters."""
     mesh = next((one.device_mesh for one in module.parameters() if isinstance(one, DTensor)), None)
     if mesh is None:
         return None
     names = mesh.mesh_dim_names or ("dp",) * mesh.ndim
     axes = [mesh.size(number) for number, name in enumerate(names) if name not in _WITHIN_REPLICA]
-    return math.prod(axes) if axes and isinstance(module, FSDPModule) else None
+    if isinstance(module, FSDPModule):
+        return math.prod(axes) if axes else None
+    return 1 if not axes and mesh.size() == dist.get_world_size() else None
 
 
-def mesh_groups() -> dict[str, str]:
-    """Return the axis of each process group that a device mesh with named axes has made, by the group's own name."""
+def mesh_groups(module: nn.Module) -> dict[str, str]:
+    """Return the axis of each process group that a device mesh with named axes has made, by the group's own name.
+
+    A mesh of one axis over all ranks has made no group: it is the world's, and named where a parameter is laid on it.
+    """
     if not dist.is_initialized():
         return {}
+    whole = {
+        str(mesh.get_group().group_name): mesh.mesh_dim_names[0]
+        for mesh in (one.device_mesh for one in module.parameters() if isinstance(one, DTensor))
+        if mesh.ndim == 1 and mesh.mesh_dim_names and mesh.mesh_dim_names[0] in _WITHIN_REPLICA
+    }
     axes = {str(group.group_name): str(group.group_desc) for group in distributed_c10d._world.pg_map}
     named = {name: axis.removeprefix("mesh_") for name, axis in axes.items() if axis.startswith("mesh_")}
-    return {name: axis for name, axis in named.items() if axis and not axis.startswith(("dim_", "default"))}
+    return whole | {name: axis for name, axis in named.items() if axis and not axis.startswith(("dim_", "default"))}
+
+
+def whole_numel(parameter: Tensor) -> int:
+    """Count the elements of a whole parameter, of which ZeRO-3 or FSDP1 may have left this rank a shard, or none."""
+    flat = getattr(parameter, "_unpadded_unsharded_size", None)  # FSDP1's
+    return int(getattr(parameter, "ds_numel", parameter.numel()) if flat is None else math.prod(flat))
+
+
+def keywords_of_call() -> dict[str, Any]:
+    """Return the keyword arguments of the module call whose hook calls this: torch gives global hooks none."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_filename == nn.modules.module.__file__:
+            found = frame.f_locals.get("kwargs")
+            return found if isinstance(found, dict) else {}
+    return {}
 
 
 class ScriptWatch(TrainingWatch):
@@ -90,6 +148,7 @@ class ScriptWatch(TrainingWatch):
         super().__init__(config, events, probes, device)
         self.untrained_calls = self.backward_calls = 0
         """Calls of models without gradients, and of backward, before the first step."""
+        self._probes.global_batch = None
         self._thread = threading.get_ident()
         self._kinds: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         """Whether a module is an outermost one that is trained, where that is known."""
@@ -99,6 +158,8 @@ class ScriptWatch(TrainingWatch):
         self._updated: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._updating: torch.optim.Optimizer | None = None
         self._updates = 0
+        self._in_backward = False
+        """Whether an optimizer has updated within the present backward pass."""
         self._usual_forwards = 1
         self._samples = 0
         self._losses: list[tuple[Tensor, bool]] = []
@@ -127,13 +188,15 @@ class ScriptWatch(TrainingWatch):
 
     def called(self, module: nn.Module, inputs: Any) -> None:
         """Note the call of a module in the thread that trains; without gradients it is an evaluation."""
+        if torch.compiler.is_compiling():
+            return
         if threading.get_ident() != self._thread:
             return
         if not torch.is_grad_enabled():
             self.untrained_calls += module not in self._kinds
             return
         before = self._forwards
-        super().called(module, inputs)
+        super().called(module, (inputs, keywords_of_call()) if self._kinds.get(module, True) else inputs)
         if self._forwards > before and module is self._models[0] and self._batch and self._batch[0].ndim:
             self._samples += self._batch[0].size(0)
 
@@ -149,7 +212,7 @@ class ScriptWatch(TrainingWatch):
         for part in module.modules():
             self._kinds[part] = False
         self._kinds[module] = True
-        self._train([*(model for model in self._models if self._kinds[model]), module])
+        self._train([*(model for model in self._models if self._kinds.get(model)), module])
         return True
 
     def _train(self, models: list[nn.Module]) -> None:
@@ -159,53 +222,83 @@ class ScriptWatch(TrainingWatch):
         if isinstance(engine, SeenTorch):
             engine.others = tuple(models[1:])
         engine.optimizers = before.optimizers if before else []
-        self._probes.trace.name_groups(mesh_groups())
+        self._probes.trace.name_groups(mesh_groups(models[0]))
         self._attach(engine, models[0])
-        self.parameters = sum(parameter.numel() for model in models for parameter in model.parameters())
+        self.parameters = sum(whole_numel(parameter) for model in models for parameter in model.parameters())
+        if isinstance(engine, SeenDeepSpeed) and before is None:
+            self._watch_deepspeed(engine.model)
+
+    def _watch_deepspeed(self, engine: Any) -> None:
+        """Watch DeepSpeed's step, which leaves the update out where a gradient of 16 bit is not finite."""
+        engine._take_model_step = self._or_left_out(engine._take_model_step, lambda: engine.basic_optimizer)
+
+    def _is_elsewhere(self) -> bool:
+        """Whether this thread trains nothing; within backward, torch's own threads call hooks for the one that does."""
+        return threading.get_ident() != self._thread and not self._depth
 
     def stepped(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
-        """Begin an update; one within another belongs to it."""
-        if threading.get_ident() != self._thread:
+        """Begin an update; one within another belongs to it, and one within backward to that."""
+        if self._is_elsewhere():
             return
         if self.engine is None:  # a model that is no module, or is called in its parts
             held = [one for group in optimizer.param_groups for one in group["params"]]
             self._train([nn.ParameterList(held)])
         super().stepped(optimizer)
-        self.first.before_update()
-        if self._updating is None:
+        self.first.before_update(within_backward=self._depth > 0)
+        if self._updating is None and not self._depth:
             self._updating = optimizer
             self._enter("optimizer")
 
     def after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """End an update, and the step if no other optimizer is to follow."""
-        if threading.get_ident() != self._thread:
+        if self._is_elsewhere():
             return
         self._updated.add(optimizer)
         self._unused.discard(optimizer)
-        if optimizer is not self._updating:
-            return
-        self._updating = None
+        if self._depth:
+            self._in_backward = True
+        elif optimizer is self._updating:
+            self._updating = None
+            self._end_update()
+
+    def _end_update(self) -> None:
+        """End the step, unless another optimizer is to follow."""
         self._updates += 1
-        missing = [one for one in self._optimizers if one not in self._updated and one not in self._unused]
+        missing = self._missing()
         if missing and self._updates < MOST_UPDATES:
-            self._losses.clear()  # the loss of the step is that of its last optimizer
+            if not self._in_backward:
+                self._losses.clear()  # the loss of the step is that of its last optimizer
             self._enter("data")
             return
         self._unused.update(missing)
         self._end_step()
 
-    def scaler_step(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a gradient scaler's step, which leaves the update out where a gradient is not finite."""
+    def _missing(self) -> list[torch.optim.Optimizer]:
+        """Optimizers that have not been stepped yet, though they are used, and another does not update the same."""
+        missing = [one for one in self._optimizers if one not in self._updated and one not in self._unused]
+        if not missing:
+            return []
+        done = {id(one) for optimizer in self._updated for one in _updated_by(optimizer)}
+        return [optimizer for optimizer in missing if any(id(one) not in done for one in _updated_by(optimizer))]
 
-        def watched(scaler: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def _or_left_out(
+        self, method: Callable[..., Any], optimizer_of: Callable[..., torch.optim.Optimizer]
+    ) -> Callable[..., Any]:
+        """Wrap a step that may leave the update out, which ends a step of the training all the same."""
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
             before = (self.step, self._updates)
-            result = method(scaler, optimizer, *args, **kwargs)
+            result = method(*args, **kwargs)
             if (self.step, self._updates) == before:
-                self.stepped(optimizer)
-                self.after_update(optimizer)
+                self.stepped(optimizer_of(*args))
+                self.after_update(optimizer_of(*args))
             return result
 
         return watched
+
+    def scaler_step(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a gradient scaler's step, which leaves the update out where a gradient is not finite."""
+        return self._or_left_out(method, lambda scaler, optimizer, *_: optimizer)
 
     def scaler_scale(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a gradient scaler's multiplication of the loss, whose own value is the one to report."""
@@ -229,12 +322,20 @@ class ScriptWatch(TrainingWatch):
                 self.backward_calls += 1
                 self.first.before_backward(args[0] if args else None)
                 self._note_loss(args[0] if args else None)
-            return timed(*args, **kwargs)
+            result = timed(*args, **kwargs)
+            if self._depth == 0 and self._in_backward:
+                self._end_update()
+                self._in_backward = False
+            return result
 
         return watched
 
     def _note_loss(self, loss: object) -> None:
+        if isinstance(loss, list | tuple) and len(loss) == 1:  # torch's pipelines call it so
+            loss = loss[0]
         if not isinstance(loss, Tensor) or loss.numel() != 1:
+            return
+        if self._updating is not None and self._losses:  # a closure that is evaluated again
             return
         if self._scaled is not None and self._scaled[0]() is loss:
             self._losses.append((self._scaled[1], False))
@@ -253,7 +354,8 @@ class ScriptWatch(TrainingWatch):
 
     def _end_step(self) -> None:
         replicas = replicas_of(self._models[0])
-        self._probes.global_batch = replicas * self._samples if replicas and self._samples else None
+        if self._samples or not self._probes.global_batch:  # a forward pass compiled with its step is not seen
+            self._probes.global_batch = replicas * self._samples if replicas and self._samples else None
         self._enter("")
         step_s = self._probes.end_step()
         loss = self._loss()
@@ -294,13 +396,15 @@ class ScriptWatch(TrainingWatch):
             [one for one in self._optimizers if one not in self._unused],
             gpu,
             on_gpu=on_gpu,
-            groups=mesh_groups(),
+            groups=mesh_groups(self.first.models[0]),
             limit_bytes=limit_bytes,
         )
         self._events.write("prediction", prediction=predicted.to_dict())
 
     def close(self) -> None:
-        """Stop watching; what has begun of another step is left out."""
+        """Stop watching; what has begun of another step is left out, if there was one before."""
+        if self._updates and self.step == 0:
+            self._end_step()
         self._timed.pop_all()
         self._phase = ""
         self._probes.settle()
@@ -314,6 +418,37 @@ class ScriptWatch(TrainingWatch):
             fr=f"vu : passes forward avec gradients : {calls}, appels de modules sans gradients : {without}, appels de "
             f"backward : {backward}, optimiseurs : {len(self._optimizers)}",
         )
+
+
+def _updated_by(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Yield what an optimizer updates."""
+    return (one for group in optimizer.param_groups for one in group["params"])
+
+
+def eager_while_traced(compiling: Callable[..., Any], watch: ScriptWatch, probes: Probes) -> Callable[..., Any]:
+    """Wrap what makes a compiled function: it calls the function itself as long as the probes trace.
+
+    Afterwards a module that was compiled in place (`module.compile()`) calls no hook: it is reported here.
+    """
+
+    def made(context: Any, function: Any) -> Any:
+        compiled = compiling(context, function)
+        if isinstance(function, nn.Module | type):
+            return compiled
+        owner = getattr(function, "__self__", None)
+
+        @functools.wraps(compiled)
+        def chosen(*args: Any, **kwargs: Any) -> Any:
+            if probes.is_tracing:
+                return function(*args, **kwargs)
+            if isinstance(owner, nn.Module):
+                watch.called(owner, args)
+            return compiled(*args, **kwargs)
+
+        chosen._torchdynamo_wrapper_id = id(chosen)  # type: ignore[attr-defined]  # by which torch unwraps it
+        return chosen
+
+    return made
 
 
 @contextlib.contextmanager
@@ -335,13 +470,16 @@ def watching_script(watch: ScriptWatch, probes: Probes) -> Iterator[None]:
                 undo.put(owner, "init_process_group", joined)
         made = then(torch.optim.Optimizer.__init__, watch.made, with_self=True)
         undo.put(torch.optim.Optimizer, "__init__", made)
-        undo.put(torch.optim.Optimizer, "zero_grad", watch.first.zero_grad(torch.optim.Optimizer.zero_grad))
-        undo.put(nn.Module, "zero_grad", watch.first.zero_grad(nn.Module.zero_grad))
-        undo.put(nn.Module, "__call__", watch.first.model_call(nn.Module.__call__))
-        undo.put(torch.autograd, "backward", watch.backwards(torch.autograd.backward))
-        undo.put(torch.amp.GradScaler, "step", watch.scaler_step(torch.amp.GradScaler.step))
-        undo.put(torch.amp.GradScaler, "scale", watch.scaler_scale(torch.amp.GradScaler.scale))
-        undo.callback(register_optimizer_step_post_hook(watch.after_update).remove)
+        watch.first.watch()
+        undo.callback(watch.first.end)
+        compiling = eager_while_traced(eval_frame.OptimizeContext.__call__, watch, probes)
+        undo.put(eval_frame.OptimizeContext, "__call__", compiling)
+        plain = torch.compiler.disable
+        undo.put(torch.autograd, "backward", plain(watch.backwards(torch.autograd.backward)))
+        undo.put(torch.amp.GradScaler, "step", plain(watch.scaler_step(torch.amp.GradScaler.step)))
+        undo.put(torch.amp.GradScaler, "scale", plain(watch.scaler_scale(torch.amp.GradScaler.scale)))
+        undo.callback(register_optimizer_step_post_hook(plain(watch.after_update)).remove)
+        warnings.filterwarnings("ignore", message="Using `torch.compile\\(module\\)` when there are global hooks")
         yield
 
 
@@ -354,8 +492,11 @@ def without_own_frames(error: BaseException) -> BaseException:
         frames = []
         trace = link.__traceback__
         while trace is not None:
-            if not trace.tb_frame.f_code.co_filename.startswith(_OWN):
+            file = trace.tb_frame.f_code.co_filename
+            if not file.startswith(_OWN):
                 frames.append(trace)
+            elif frames and frames[-1].tb_frame.f_code.co_filename == _UNCOMPILED:
+                frames.pop()
             trace = trace.tb_next
         shown: TracebackType | None = None
         for frame in reversed(frames):

@@ -86,7 +86,10 @@ class NestedBlocks(BlockList):
     is_chain = False
 
     def __init__(self, module: nn.Module, parts: Iterable[str]) -> None:
-        super().__init__([*(module.get_submodule(path) for path in parts), module])
+        paths = tuple(parts)
+        super().__init__([*(module.get_submodule(path) for path in paths), module])
+        self.paths = (*paths, type(module).__name__)
+        """Names of the blocks in the module: the paths of its parts, and for the rest its class."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the module."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from dlojz.base.language import refusing_overflow
 from dlojz.models.catalogue import spec
 
 if TYPE_CHECKING:
@@ -35,11 +36,16 @@ class _WithoutInitialising(TorchFunctionMode):
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """Make new modules and tensors on the meta device, without initial values."""
-    with torch.device("meta"), _WithoutInitialising():
+    """Make new modules and tensors on the meta device, without initial values.
+
+    Raises:
+        LabError: for a tensor of more bytes than torch can count.
+    """
+    with refusing_overflow(), torch.device("meta"), _WithoutInitialising():
         yield
 
 
+@refusing_overflow()
 def sample_inputs(
     name: str,
     samples: int = 1,
@@ -58,6 +64,7 @@ def sample_inputs(
     return torch.empty(samples, in_channels or entry.in_channels or 3, side, side, device=device)
 
 
+@refusing_overflow()
 def flops_by_block(model: BlockList, sample: Tensor) -> list[int]:
     """Count the FLOPs of one forward pass of each block of a model.
 

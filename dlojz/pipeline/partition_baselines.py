@@ -426,9 +426,12 @@ def _counted(
 
     built, sample = _on_meta(model, image_size, sequence_length, num_classes)
     flops = flops_by_block(built.eval(), sample)
+    held = [set(block.parameters()) for block in built.blocks]
+    if not built.is_chain:  # the last block calls the others: its own are those that they do not hold
+        held[-1] -= set().union(*held[:-1])
     return tuple(
-        (type(block).__name__, sum(parameter.numel() for parameter in block.parameters()), each)
-        for block, each in zip(built.blocks, flops, strict=True)
+        (type(block).__name__, sum(parameter.numel() for parameter in own), each)
+        for block, own, each in zip(built.blocks, held, flops, strict=True)
     )
 
 
@@ -477,6 +480,13 @@ def block_times(config: RunConfig, repetitions: int = REPETITIONS, tell: Tell | 
     built, x = _on_meta(
         config.model, config.image_size, config.sequence_length, config.num_classes, config.layout.micro_batch
     )
+    if not built.is_chain:
+        raise refusal(
+            en=f"the blocks of {config.model_name} form no chain, so that none is timed alone: balance its stages by "
+            "parameters or flops.",
+            fr=f"les blocs de {config.model_name} ne forment pas une chaîne, et aucun ne se chronomètre donc seul : "
+            "équilibrez ses étages par parameters ou flops.",
+        )
     known: dict[tuple[str, torch.Size, bool], tuple[float, float, Tensor]] = {}
     forward_s, backward_s = [], []
     for number, block in enumerate(built.train().blocks):

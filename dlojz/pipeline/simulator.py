@@ -373,7 +373,11 @@ class MemoryCurve:
 
 
 def memory_curves(timeline: Timeline, costs: Costs | None = None) -> tuple[MemoryCurve, ...]:
-    """Compute each rank's activation memory over time; at equal times, the rank's own order decides."""
+    """Compute each rank's activation memory over time; at equal times, the rank's own order decides.
+
+    Times are equal where they differ by less than `SAME_TIME` of the last one: sums of the same durations in another
+    order differ in their last bits.
+    """
     schedule = timeline.schedule
     events: list[list[tuple[float, int, float]]] = [[] for _ in range(schedule.ranks)]
     costs = costs or timeline.costs or UNIT_COSTS
@@ -430,11 +434,22 @@ def deltas(
     return changes.get(action.kind, ())
 
 
+SAME_TIME = 1e-9
+"""Relative difference of two times below which they are the same moment."""
+
+
 def _curve(events: list[tuple[float, int, float]]) -> MemoryCurve:
-    events.sort(key=lambda event: (event[0], event[1]))
+    """Sum up the changes (time, number of the action, units) of one rank in the order in which they happen."""
+    if not events:
+        return MemoryCurve(np.zeros(0), np.zeros(0))
+    events.sort(key=lambda event: event[0])
     times = np.array([time for time, _, _ in events])
-    units = np.cumsum([units for _, _, units in events]) if events else np.zeros(0)
-    return MemoryCurve(times, np.asarray(units, float))
+    later = np.diff(times, prepend=times[0]) > SAME_TIME * np.abs(times).max()
+    moments = np.cumsum(later)
+    order = np.lexsort((np.array([number for _, number, _ in events]), moments))
+    firsts = np.flatnonzero(np.concatenate(([True], later[1:])))
+    units = np.cumsum(np.array([units for _, _, units in events])[order])
+    return MemoryCurve(times[firsts][moments], units)
 
 
 def steps_of(spans: Iterable[Span]) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """Recognise the pipeline schedule in the traces of its ranks, lay it over its simulation, and say who waits for what.
 
 torch's pipeline runtime marks each action in the profiler's trace (`PP:2F0`, `PP:3RECV_B1`), and its GPipe marks
-`Forward 3` and `Backward 3`; where nothing is marked (its 1F1B), forwards and backwards are what a rank computes
-between the messages that it posts. An action begins when its message has arrived, not where its mark begins.
+`Forward 3` and `Backward 3`; where nothing is marked (its 1F1B), the passes are those that autograd numbers. An action
+begins when its message has arrived, not where its mark begins.
 Source: `torch/distributed/pipelining/schedules.py` (2.13).
 
 **Recognised** is a schedule of the catalogue that gives each rank the same actions in the same order.
@@ -30,7 +30,7 @@ from dlojz.base.language import refusal
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, FORWARD, Action, Schedule, parse_action
 from dlojz.pipeline.schedule_catalogue import ENTRIES, ScheduleEntry, build
 from dlojz.pipeline.simulator import MeasuredOverlay, measured_timeline, overlay
-from dlojz.results.rank_activities import RankActivities, TracedMark, TracedMessage, without
+from dlojz.results.rank_activities import AlignedRanks, RankActivities, TracedMark, TracedMessage, aligned
 from dlojz.results.record import Span
 
 TRANSFER = re.compile(r"PP:(\d{1,9})(SEND|RECV)_([FB])(\d{1,9})")
@@ -88,6 +88,23 @@ class TracedPasses:
 
     actions: tuple[TracedAction, ...]
     transfers: tuple[TracedTransfer, ...]
+
+
+def aligned_pipelines(ranks: Sequence[RankActivities]) -> tuple[AlignedRanks, tuple[TracedPipeline, ...]]:
+    """Put ranks on one clock, by the messages of their pipelines too, and recognise these.
+
+    Args:
+        ranks: at least two, in order, each on its own clock.
+
+    Raises:
+        LabError: if the actions make no whole step of a pipeline.
+    """
+    apart = passes_of(ranks)
+    if apart is None or not pipelines_of(apart):
+        return aligned(ranks), ()
+    together = aligned(ranks, messages_of(apart))
+    passes = passes_of(together.ranks)
+    return together, pipelines_of(passes) if passes else ()
 
 
 def passes_of(ranks: Sequence[RankActivities]) -> TracedPasses | None:
@@ -151,31 +168,10 @@ def _action(name: str, position: int) -> Action | None:
 
 
 def _unmarked(rank: RankActivities, position: int) -> Iterator[TracedAction]:
-    """Forwards and backwards as stretches of computing between posted messages; one stage per rank."""
-    if not rank.posts:
-        return
-    posted = [one.start_s for one in rank.posts]
-    starts, ends = rank.backward[:, 0], rank.backward[:, 1]
-    bursts: list[tuple[str, float, float, float]] = []
-    for start, end in without(rank.computing, rank.optimizing).tolist():
-        middle = (start + end) / 2
-        number = int(np.searchsorted(starts, middle, side="right")) - 1
-        kind = BACKWARD if number >= 0 and middle <= ends[number] else FORWARD
-        last = bursts[-1] if bursts else None
-        between = last and np.searchsorted(posted, last[2]) < np.searchsorted(posted, start)
-        if last and last[0] == kind and not between:
-            bursts[-1] = (kind, last[1], end, last[3] + end - start)
-        else:
-            bursts.append((kind, start, end, end - start))
-    backwards = sum(kind == BACKWARD for kind, *_ in bursts)
-    # What else is computed between messages (buffers, losses) is shorter than the forwards, as many as backwards.
-    own_times = sorted((own for kind, _, _, own in bursts if kind == FORWARD), reverse=True)
-    least = own_times[backwards - 1] if 0 < backwards <= len(own_times) else math.inf
-    counts = {FORWARD: 0, BACKWARD: 0}
-    for kind, start, end, own in bursts:
-        if kind == BACKWARD or (own >= least and counts[FORWARD] < backwards):
-            yield TracedAction(rank.rank, 0, Action(kind, position, counts[kind]), start, end, start, "")
-            counts[kind] += 1
+    """Forwards and backwards as autograd numbers them; one stage per rank."""
+    for one in rank.passes:
+        action = Action(BACKWARD if one.backward else FORWARD, position, one.micro_batch)
+        yield TracedAction(rank.rank, 0, action, one.start_s, one.end_s, one.start_s, "")
 
 
 def _renumbered(of_ranks: Sequence[Sequence[TracedAction]]) -> Iterator[list[TracedAction]]:
@@ -298,7 +294,7 @@ class TracedPipeline:
 def pipelines_of(passes: TracedPasses) -> tuple[TracedPipeline, ...]:
     """Divide the ranks into pipelines (replicas hold the same stages), and recognise the schedule of each.
 
-    None where no rank holds another stage than the others, or where unmarked passes make no pipeline.
+    None where no rank holds another stage than the others, or where passes that autograd numbers make no pipeline.
 
     Raises:
         LabError: if the actions make no whole step of a pipeline.
@@ -310,16 +306,25 @@ def pipelines_of(passes: TracedPasses) -> tuple[TracedPipeline, ...]:
     for rank in sorted(held):
         alike[tuple(sorted(held[rank]))].append(rank)
     replicas = [alike[stages] for stages in sorted(alike)]
-    if len(replicas) == 1:
+    inferred = not any(one.lane for one in passes.actions)
+    if len(replicas) == 1 or (inferred and _impossible(passes)):
         return ()
     if len({len(one) for one in replicas}) != 1:
         raise _not_whole()
     try:
         return tuple(_pipeline(passes, ranks) for ranks in zip(*replicas, strict=True))
     except LabError:
-        if any(one.lane for one in passes.actions):
+        if not inferred:
             raise
-        return ()  # without marks the passes are inferred, and what was inferred is no pipeline
+        return ()
+
+
+def _impossible(passes: TracedPasses) -> bool:
+    """Whether messages would arrive before they are sent, there and back: whatever the clocks say, no pipeline."""
+    ways: dict[tuple[int, int], float] = {}
+    for sender, receiver, sent_s, arrived_s in messages_of(passes):
+        ways[sender, receiver] = min(arrived_s - sent_s, ways.get((sender, receiver), math.inf))
+    return any(way + ways.get((receiver, sender), math.inf) < 0 for (sender, receiver), way in ways.items())
 
 
 def _not_whole() -> LabError:

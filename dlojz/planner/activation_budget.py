@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from dlojz import hardware
+from dlojz.base.errors import LabError
 from dlojz.base.language import MEBIBYTE, format_bytes, refusal
 from dlojz.base.machine import c_output_discarded
 from dlojz.config.fields import BLOCK_CHOICES
@@ -324,6 +325,13 @@ def plan_activations(config: RunConfig, budget_bytes: int, rank: int = 0, device
         >>> plan_activations(config, 40 * 2**20).config.layout.activation_plan
         'keep:1,offload:1,keep:4'
     """
+    try:
+        planned(config, [KEEP] * num_blocks(model_shapes(config)))
+    except LabError as error:
+        raise refusal(
+            en=f"a budget is kept by a plan of activations, block by block: {error}",
+            fr=f"un budget se tient par un plan d’activations, bloc par bloc : {error}",
+        ) from error
     tables = block_tables(config, rank, device)
     kept = forecast(config, rank, device).memory.peak_bytes or 0
     target = float(budget_bytes)

@@ -2,24 +2,69 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from dlojz.base.language import refusal
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
 from dlojz.results.footprint import Footprint
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
-def predict(config: RunConfig, rank: int = 0, device: Device | str | None = None) -> Footprint:
+
+def predict(
+    model: RunConfig | str | nn.Module,
+    inputs: Tensor | int | None = None,
+    device: Device | str | None = None,
+    *,
+    rank: int = 0,
+    **fields: Any,
+) -> Footprint:
     """Predict the footprint of one rank: memory by category with its peak, communication per step, FLOPs.
 
     Seconds, which are not predicted here, are None.
 
     Args:
-        config: the run.
-        rank: from 0 to the world size; ranks differ where shards do not divide evenly.
+        model: the run; or the name of a model (`gpt_tiny`, `timm:convnext_base`, `my_file.py:build`); or a module, on
+            any device, which stays as it is.
+        inputs: of a module: a batch that it reads, images ``(N, 3, S, S)`` or tokens ``(N, T)``, whose N is the
+            micro-batch where `fields` give none; of a run: its rank.
         device: a GPU or its name (see `dlojz.hardware`); by default the CPU.
+        rank: from 0 to the world size; ranks differ where shards do not divide evenly.
+        fields: of a model: those of a configuration, flat, as `dlojz.run` takes them.
 
     Raises:
-        LabError: if the rank or the device does not exist, or the layout communicates along an axis not predicted yet.
+        LabError: if the rank or the device does not exist, the layout communicates along an axis not predicted yet, or
+            the module does not run on the inputs.
+
+    Example:
+        `predict(module, torch.empty(16, 3, 224, 224), "a100-80", dp=8, zero=3, precision="bf16")`
     """
+    if isinstance(model, RunConfig):
+        if fields or not isinstance(inputs, int | None):
+            raise refusal(
+                en=f"a configuration says all about its run, but {', '.join(fields) or 'inputs'} was received with it: "
+                "put it in the configuration, or give a module or the name of a model.",
+                fr=f"une configuration dit tout de son exécution, mais {', '.join(fields) or 'inputs'} a été reçu "
+                "avec elle : mettez-le dans la configuration, ou donnez un module ou le nom d’un modèle.",
+            )
+        return _predicted(model, rank or inputs or 0, device)
+    if isinstance(model, str):
+        return _predicted(RunConfig.of(model=model, **fields), rank, device)
+    if not hasattr(model, "named_parameters"):
+        raise refusal(
+            en=f"a run, a module or the name of a model is predicted, but {model!r} was received.",
+            fr=f"on prédit une exécution, un module ou le nom d’un modèle, mais {model!r} a été reçu.",
+        )
+    from dlojz.models.foreign.given_module import name_of_module
+
+    name = name_of_module(model, inputs)
+    config = RunConfig.of(model=name, **{"micro_batch": getattr(inputs, "shape", (1,))[0], **fields})
+    return _predicted(config, rank, device)
+
+
+def _predicted(config: RunConfig, rank: int, device: Device | str | None) -> Footprint:
     from dlojz.prediction.communication import predict_communication
     from dlojz.prediction.compute import step_flops
     from dlojz.prediction.forecast import check_rank, forecast

@@ -42,7 +42,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dlojz import models
-from dlojz.base.language import refusal
+from dlojz.base.language import refusal, refusing_overflow
 from dlojz.by_hand.optimizers.sent_bytes import message_bytes
 from dlojz.config.compatibility import has_tied_head
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
@@ -69,6 +69,7 @@ from dlojz.prediction.shapes import (
     part_of,
     rank_stages,
     repeated_rings,
+    shapes_of_modules,
     split_of,
     untied_shapes,
 )
@@ -191,7 +192,7 @@ def _zero_1_or_2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
 def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     layout, each = config.layout, compute_bytes(config)
     reduced = layout.dp * sum(parameter.padded_numel(layout.dp) for parameter in shapes.parameters)
-    of_modules = untied_shapes(config) if has_tied_head(config) else shapes  # gathered for each of its two modules
+    of_modules = shapes_of_modules(config)  # a tied matrix is gathered for each of its modules
     padded_of_module: dict[str, int] = {}
     for parameter in of_modules.parameters:
         padded = parameter.padded_numel(layout.dp) * layout.dp
@@ -441,6 +442,7 @@ def boundaries_of_run(config: RunConfig) -> tuple[Boundary, ...]:
 
 
 @lru_cache(maxsize=64)
+@refusing_overflow()
 def _boundaries(
     model: str,
     image_size: int | None,

@@ -20,7 +20,7 @@ from functools import lru_cache
 
 from dlojz import models
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of
+from dlojz.base.language import one_of, refusing_overflow
 from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import LOCAL, PLAIN, LengthStretch, first_whole_step, stretches, total_tokens, whole_length
@@ -207,6 +207,7 @@ def _not_recomputed(config: RunConfig) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
+@refusing_overflow()
 def _flops_by_module(
     model: str,
     image_size: int | None,

@@ -18,7 +18,7 @@ from dlojz.prediction.shapes import (
     ParameterShape,
     expert_buckets,
     fill_buckets,
-    untied_shapes,
+    shapes_of_modules,
 )
 from dlojz.prediction.states import (
     ZERO_BUCKET_BYTES,
@@ -256,7 +256,7 @@ class DeepSpeed3(DeepSpeed12):
         self.keeps_gradients = False
         dp = config.layout.dp
         self.whole: dict[str, int] = {}
-        of_modules = untied_shapes(config) if has_tied_head(config) else shapes
+        of_modules = shapes_of_modules(config)
         for parameter in of_modules.parameters:
             padded = dp * parameter.padded_numel(dp)
             self.whole[parameter.module] = self.whole.get(parameter.module, 0) + padded

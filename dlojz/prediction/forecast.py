@@ -412,10 +412,13 @@ def replay_of(
 
 @lru_cache(maxsize=256)
 def _forecast(config: RunConfig, rank: int, device: Device | None) -> Forecast:
-    return forecast_of(replay_of(config, rank, device), rank, device, micro_batches_in_flight(config, rank))
+    named = model_shapes(config).own_path
+    return forecast_of(replay_of(config, rank, device), rank, device, micro_batches_in_flight(config, rank), named)
 
 
-def forecast_of(step: StepReplay, rank: int, device: Device | None, in_flight: int = 1) -> Forecast:
+def forecast_of(
+    step: StepReplay, rank: int, device: Device | None, in_flight: int = 1, named: Callable[[str], str] = str
+) -> Forecast:
     """Run a prepared replay, which has not been run yet, and sum it up.
 
     Args:
@@ -423,6 +426,7 @@ def forecast_of(step: StepReplay, rank: int, device: Device | None, in_flight: i
         rank: from 0.
         device: a GPU; None for the CPU.
         in_flight: micro-batches whose activations are held at once, at least 1.
+        named: makes a module's path, as the model's author wrote it, of that in the list of blocks.
     """
     ledger = step.run()
     samples = ledger.samples()  # of one step: for a GPU another is run below
@@ -432,9 +436,9 @@ def forecast_of(step: StepReplay, rank: int, device: Device | None, in_flight: i
         device=device,
         memory=_memory(step.config, ledger, step, device),
         peak_micro_batch=ledger.peak_detail[0] + 1,
-        peak_module=ledger.peak_detail[1],
-        at_peak_by_block=ledger.peak_by_block(),
-        activations_by_module=step.trace.by_module,
+        peak_module=named(ledger.peak_detail[1]),
+        at_peak_by_block=tuple((named(block), held) for block, held in ledger.peak_by_block()),
+        activations_by_module={named(module): held for module, held in step.trace.by_module.items()},
         in_flight=in_flight,
         samples=samples,
         movements=tuple(ledger.movements),

@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from dlojz import models
+from dlojz.base.language import refusing_overflow
 from dlojz.by_hand.activation_offload import ActivationOffload, planned_offload
 from dlojz.by_hand.context_parallel import RingShare, share_sequences
 from dlojz.by_hand.ring_attention import PretendedRing
@@ -37,7 +38,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList, mean_loss, untie
 from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.experts.routing import Routing
-from dlojz.models.foreign.sources import is_own_file
+from dlojz.models.foreign.given_module import changes_its_model
 from dlojz.models.meta import sample_inputs
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
@@ -374,9 +375,10 @@ def key_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> TraceKe
 
 @lru_cache(maxsize=64)
 def _kept(key: TraceKey) -> MemoryTrace:
-    return _traced(key) if is_own_file(key.model) else kept(key, lambda: _traced(key))
+    return _traced(key) if changes_its_model(key.model) else kept(key, lambda: _traced(key))
 
 
+@refusing_overflow()
 def _traced(key: TraceKey) -> MemoryTrace:
     model = build_on_meta(
         key.model,

@@ -26,6 +26,7 @@ from dlojz.config.fields import block_choices
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
 from dlojz.models.experts.routing import all_to_all_bytes
+from dlojz.models.foreign.elsewhere import is_elsewhere
 from dlojz.models.sizes import CoAtNetSize, DeepSeekSize, GPTSize, LlamaSize, QwenSize
 from dlojz.pipeline.partition_baselines import schedule_of, stage_bounds
 from dlojz.results.footprint import Collective, Traffic
@@ -92,6 +93,8 @@ class ModelShapes:
     """The same buffer by buffer: block, elements of floating point, bytes of integers."""
     enclosing: int | None = None
     """The block that calls all others (`dlojz.models.blocks.NestedBlocks`); None where they form a chain."""
+    paths: tuple[str, ...] = ()
+    """Names of the blocks in a module from elsewhere; empty for a model of the catalogue."""
 
     @property
     def num_parameters(self) -> int:
@@ -102,6 +105,18 @@ class ModelShapes:
         """Parameters block by block, blocks without any left out."""
         for number in sorted({parameter.block for parameter in self.parameters}):
             yield tuple(parameter for parameter in self.parameters if parameter.block == number)
+
+    def own_path(self, module: str) -> str:
+        """Translate the path of a module in the list of blocks to the one in the model itself: `blocks.3.mlp` to
+        `stages.1.blocks.0.mlp`; a model of the catalogue is its list of blocks.
+        """
+        _, _, place = module.partition("blocks.")
+        number, _, within = place.partition(".")
+        if not self.paths or not module.startswith("blocks.") or not number.isdecimal():
+            return module
+        if int(number) == self.enclosing:
+            return within or self.paths[-1]
+        return f"{self.paths[int(number)]}.{within}".rstrip(".")
 
     def units(self) -> Iterator[tuple[ParameterShape, ...]]:
         """Parameters as FSDP2 shards them: block by block, but the first and the last together where they are tied."""
@@ -202,6 +217,12 @@ def untied_shapes(config: RunConfig, split: Split = WHOLE) -> ModelShapes:
     return _shapes(*sizes, split, config.routing, untied=has_tied_head(config))
 
 
+def shapes_of_modules(config: RunConfig) -> ModelShapes:
+    """Read the shapes of all blocks, with a tied matrix in each module that computes with it."""
+    sizes = (config.model, config.image_size, config.sequence_length, config.num_classes)
+    return _shapes(*sizes, WHOLE, config.routing, untied=has_tied_head(config) or is_elsewhere(config.model))
+
+
 def share_shapes(config: RunConfig, tp_rank: int) -> ModelShapes:
     """Read the shapes of the part of all blocks that one rank of the tensor axis holds."""
     split = split_of(config, tp_rank)
@@ -290,6 +311,7 @@ def shapes_of(built: BlockList) -> ModelShapes:
         integer_buffer_bytes=sum(integer_bytes for _, _, integer_bytes in buffers),
         buffers=buffers,
         enclosing=None if built.is_chain else len(built.blocks) - 1,
+        paths=getattr(built, "paths", ()),
     )
 
 

@@ -207,9 +207,16 @@ def _zero_3(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
 
 
 def zero_3_units(shapes: ModelShapes) -> tuple[list[list[ParameterShape]], list[ParameterShape]]:
-    """Group parameters by unit of the lab's stage 3, block by block, and those in no unit, as two blocks share them."""
-    units = [[parameter for parameter in block if not parameter.tied] for block in shapes.blocks()]
-    return [unit for unit in units if unit], [parameter for parameter in shapes.parameters if parameter.tied]
+    """Group parameters by unit of the lab's stage 3, block by block, and those in no unit.
+
+    In no unit are those that two blocks share, and those of a block that calls the others.
+    """
+
+    def is_alone(parameter: ParameterShape) -> bool:
+        return not parameter.tied and parameter.block != shapes.enclosing
+
+    units = [[parameter for parameter in block if is_alone(parameter)] for block in shapes.blocks()]
+    return [unit for unit in units if unit], [parameter for parameter in shapes.parameters if not is_alone(parameter)]
 
 
 def zero_by_hand_shares(config: RunConfig, shapes: ModelShapes) -> list[int]:

@@ -254,14 +254,19 @@ def trace_files(given: Sequence[str | Path]) -> list[TraceFile]:
                     ".json.gz.",
                 )
             found += inside
-        else:
-            if not path.exists():
-                raise refusal(
-                    en=f"there is no file {visible(path)}: give the traces of all ranks, or their folder.",
-                    fr=f"il n’y a pas de fichier {visible(path)} : donnez les traces de tous les rangs, ou leur "
-                    "dossier.",
-                )
+        elif path.is_file():
             found.append(path)
+        elif path.exists():  # a pipe may never end
+            raise refusal(
+                en=f"{visible(path)} is no regular file: write the trace to a file, and give that.",
+                fr=f"{visible(path)} n’est pas un fichier ordinaire : écrivez la trace dans un fichier, et donnez "
+                "celui-ci.",
+            )
+        else:
+            raise refusal(
+                en=f"there is no file {visible(path)}: give the traces of all ranks, or their folder.",
+                fr=f"il n’y a pas de fichier {visible(path)} : donnez les traces de tous les rangs, ou leur dossier.",
+            )
     if len(found) > MOST_FILES:
         raise LabError(
             say(

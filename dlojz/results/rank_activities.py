@@ -4,6 +4,10 @@
 operators of torch do, but for those that only post or await a message, and the backend's own marks (`gloo:all_reduce`).
 Communication is exposed where its rank computes nothing meanwhile, and hidden elsewhere.
 
+**Passes.** An operator of the forward and its node in the backward carry the same sequence number. Forwards between
+which a message is posted, or a backward runs, are of different micro-batches; a backward is of the micro-batch whose
+numbers it has. On a GPU a pass is what its operators launch.
+
 **Clocks.** Each host has its own clock. A collective that no rank can leave before all have entered it ends on all of
 them at nearly one moment: the median difference of the ends is the difference of two clocks. Where there is none, a
 message in each direction bounds it, as NTP does: half the difference of the shortest ways (Mills 1991, "Internet time
@@ -37,17 +41,19 @@ Intervals = NDArray[np.float64]
 """Start and end per row, in seconds: sorted, without overlap."""
 
 DEVICE, HOST = ("kernel", "gpu_memcpy", "gpu_memset"), "cpu_op"
+LAUNCHES = ("cuda_runtime", "cuda_driver")
 MARKS = ("user_annotation", "gpu_user_annotation")
 POSTS = ("c10d", "_c10d_functional", "record_param_comms", "gloo:", "nccl:", "mpi:", "ucc:")
 """Operators and marks that post or await a message: no computation."""
-BACKENDS = ("gloo:", "nccl:", "mpi:", "ucc:", "nccldevkernel_", "ncclkernel_")
+BACKENDS = ("gloo:", "nccl:", "mpi:", "ucc:", "nccldevkernel_", "ncclkernel_", "ncclsymkdevkernel_")
 OF_BACKWARD = "autograd::engine::evaluate_function"
 ACTION = re.compile(r"PP:(\S+)|(Forward|Backward) (\d+)")
 OPTIMIZER = re.compile(r"Optimizer\.step#")
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives that nobody leaves before all have entered."""
 _COLLECTIVES = {name.replace("_", ""): name for name in get_args(Collective)}
-_POSTED = {"c10d::send": "send", "c10d::recv_": "recv"}
+_POSTED = ("c10d::send", "c10d::recv_")
+_NUMBER, _NODE = "Sequence number", "Fwd thread id"
 LONGEST_MARK = 64
 DRAWN = 2000
 """Parts of the time that a drawing can tell apart."""
@@ -76,6 +82,15 @@ class TracedMark(NamedTuple):
     on_device: bool = False
 
 
+class TracedPass(NamedTuple):
+    """Forward or backward of one micro-batch, counted in the order of the forwards; times in seconds."""
+
+    backward: bool
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
 class TracedMessage(NamedTuple):
     """Message between two ranks: when it was ready to leave and when it had arrived, each on its rank's own clock."""
 
@@ -96,8 +111,8 @@ class RankActivities:
         on_device: whether kernels say when it computed.
         computing, backward, optimizing: when it did.
         exchanges: in order of their start.
-        posts: on the host, when a message was sent or a receive posted.
         marks: pipeline actions, as the program names them.
+        passes: of a rank that posts messages, in order of their start.
         first_s, last_s: first start and last end of all that is kept.
     """
 
@@ -110,8 +125,8 @@ class RankActivities:
     backward: Intervals
     optimizing: Intervals
     exchanges: tuple[Exchange, ...]
-    posts: tuple[Exchange, ...]
     marks: tuple[TracedMark, ...]
+    passes: tuple[TracedPass, ...]
 
     @property
     def first_s(self) -> float:
@@ -141,8 +156,8 @@ class RankActivities:
             backward=self.backward + by_s,
             optimizing=self.optimizing + by_s,
             exchanges=moved(self.exchanges),
-            posts=moved(self.posts),
             marks=moved(self.marks),
+            passes=moved(self.passes),
         )
 
     @property
@@ -172,21 +187,14 @@ def merged(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
 
 def without(intervals: Intervals, others: Intervals) -> Intervals:
     """Cut the others out of intervals; both without overlap, in order."""
-    found: list[tuple[float, float]] = []
-    at, cuts = 0, others.tolist()
-    for begin, end in intervals.tolist():
-        start = begin
-        while at < len(cuts) and cuts[at][1] <= start:
-            at += 1
-        number = at
-        while number < len(cuts) and cuts[number][0] < end:
-            if cuts[number][0] > start:
-                found.append((start, cuts[number][0]))
-            start = cuts[number][1]
-            number += 1
-        if end > start:
-            found.append((start, end))
-    return np.asarray(found, np.float64).reshape(-1, 2)
+    times = np.unique(np.concatenate([intervals.ravel(), others.ravel()]))
+    # Between two times that follow each other, a set of intervals holds either all or nothing.
+    held, cut = (
+        np.searchsorted(each[:, 0], times[:-1], side="right") > np.searchsorted(each[:, 1], times[:-1], side="right")
+        for each in (intervals, others)
+    )
+    kept = held & ~cut
+    return merged(np.stack([times[:-1][kept], times[1:][kept]], axis=1))
 
 
 def total(intervals: Intervals) -> float:
@@ -252,20 +260,22 @@ def _of_nothing(trace: TraceFile) -> LabError:
 
 
 class _Kept:
-    """What is kept of a rank's events while they are read: edges of intervals, messages, marks."""
+    """What is kept of a rank's events while they are read: edges of intervals, messages, marks, numbers of autograd."""
 
     def __init__(self) -> None:
         self.edges: dict[str, array[float]] = defaultdict(lambda: array("d"))
+        self.forwards: dict[str, array[float]] = defaultdict(lambda: array("d"))
+        self.nodes, self.posts = array("d"), array("d")
+        self.launches, self.kernels = array("d"), array("d")
         self.exchanges: list[Exchange] = []
         self.device_exchanges: list[Exchange] = []
-        self.posts: list[Exchange] = []
         self.marks: list[TracedMark] = []
         self.known = 0
 
     @property
     def count(self) -> int:
         """Messages and marks so far."""
-        return len(self.exchanges) + len(self.device_exchanges) + len(self.posts) + len(self.marks)
+        return len(self.exchanges) + len(self.device_exchanges) + len(self.marks)
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Keep what matters of an event."""
@@ -279,6 +289,8 @@ class _Kept:
             return
         if kind in DEVICE:
             self._kernel(event, name, begin, end)
+        elif kind in LAUNCHES:
+            self.launches.extend((_whole(event, "correlation"), begin))
         elif kind in MARKS:
             self._mark(event, kind, name, begin, end)
         elif kind == HOST:
@@ -289,7 +301,7 @@ class _Kept:
         if name.lower().startswith("nccl"):
             self.device_exchanges.append(_exchange(event, name, begin, end))
         else:
-            self.edges["kernel"].extend((begin, end))
+            self.kernels.extend((_whole(event, "correlation"), begin, end))
 
     def _mark(self, event: Mapping[str, Any], kind: str, name: str, begin: float, end: float) -> None:
         self.known += 1
@@ -303,37 +315,126 @@ class _Kept:
 
     def _operator(self, event: Mapping[str, Any], name: str, begin: float, end: float) -> None:
         self.known += 1
-        if name in _POSTED:
-            self.posts.append(Exchange(_POSTED[name], begin, end, lane=_lane(event)))
-        elif name.lower().startswith(BACKENDS):
+        number, of_node = _whole(event, _NUMBER), _whole(event, _NODE)
+        if name.lower().startswith(BACKENDS):
             self.exchanges.append(_exchange(event, name, begin, end))
-        elif not name.startswith(POSTS):
+        elif name.startswith(POSTS):
+            self.edges["post"].extend((begin, end))
+            if name in _POSTED:
+                self.posts.append(begin)
+        elif name.startswith(OF_BACKWARD):
+            self.edges["backward"].extend((begin, end))
+            if not name.endswith("GraphRoot"):  # made by the backward itself
+                self.nodes.extend((number, begin, end))
+        elif of_node <= 0:  # a node may wait in a hook: what it computes are operators within it
             self.edges["operator"].extend((begin, end))
-            if name.startswith(OF_BACKWARD):
-                self.edges["backward"].extend((begin, end))
+            if number >= 0 and of_node == 0:
+                self.forwards[_lane(event)].extend((number, begin))
 
     def activities(self, rank: int, world_size: int | None, host: str, base_ns: int) -> RankActivities:
         """All of the rank; on a device, what its kernels say."""
-        on_device = bool(self.edges["kernel"])
+        kernels, backward = self._kernels(), self._merged("backward")
+        on_device = bool(len(kernels))
         exchanges = self.device_exchanges if on_device and self.device_exchanges else self.exchanges
-        optimizing = self._merged(f"optimizer {MARKS[on_device]}")
         on_host = not any(mark.on_device for mark in self.marks)
+        passes = self._passes(backward)
+        if on_device:
+            computing, of_backward = merged(kernels[:, 1:]), merged(kernels[_inside(kernels[:, 0], backward), 1:])
+        else:
+            computing = without(self._merged("operator"), self._merged("post"))
+            of_backward = without(computing, without(computing, backward))
         return RankActivities(
             rank,
             world_size,
             host,
             base_ns,
             on_device,
-            self._merged("kernel" if on_device else "operator"),
-            self._merged("backward") if not on_device else np.zeros((0, 2)),
-            optimizing,
+            computing,
+            of_backward,
+            self._merged(f"optimizer {MARKS[on_device]}"),
             tuple(sorted(exchanges, key=lambda one: one.start_s)),
-            tuple(sorted(self.posts, key=lambda one: one.start_s)),
             tuple(sorted((mark for mark in self.marks if mark.on_device != on_host), key=lambda one: one.start_s)),
+            _launched(passes, kernels) if on_device else passes,
         )
 
     def _merged(self, name: str) -> Intervals:
-        return merged(np.frombuffer(self.edges[name], np.float64).reshape(-1, 2).copy())
+        return merged(_rows(self.edges[name], 2))
+
+    def _kernels(self) -> NDArray[np.float64]:
+        """Launch, start and end of each kernel, in the order of the launches; one without a launch has NaN."""
+        kernels, launches = _rows(self.kernels, 3), _rows(self.launches, 2)
+        launches = launches[np.argsort(launches[:, 0], kind="stable")]
+        at = np.searchsorted(launches[:, 0], kernels[:, 0])
+        found = (at < len(launches)) & (kernels[:, 0] >= 0)
+        found[found] = launches[at[found], 0] == kernels[found, 0]
+        kernels[~found, 0] = np.nan
+        kernels[found, 0] = launches[at[found], 1]
+        return kernels[np.argsort(kernels[:, 0], kind="stable")]
+
+    def _passes(self, backward: Intervals) -> tuple[TracedPass, ...]:
+        """Forwards and backwards of the micro-batches of a rank that posts messages, where they run on the host."""
+        if not self.posts:
+            return ()
+        lane = max(self.forwards, key=lambda one: len(self.forwards[one]), default="")
+        forwards, nodes = _rows(self.forwards[lane], 2), _rows(self.nodes, 3)
+        forwards = forwards[~_inside(forwards[:, 1], backward)]  # what is recomputed there is no forward
+        forwards = forwards[np.lexsort((forwards[:, 1], forwards[:, 0]))]
+        # Several operators see a number before the one that makes its node: the last.
+        forwards = forwards[np.diff(forwards[:, 0], append=np.inf) > 0]
+        nodes = nodes[np.argsort(nodes[:, 1], kind="stable")]
+        at = np.searchsorted(forwards[:, 0], nodes[:, 0])
+        known = at < len(forwards)
+        known[known] = forwards[at[known], 0] == nodes[known, 0]
+        if not known.any():
+            return ()
+        made_s = np.full(len(nodes), np.nan)
+        made_s[known] = forwards[at[known], 1]
+        cuts = np.sort(np.concatenate([np.asarray(self.posts), nodes[known, 1]]))
+        stretch = np.searchsorted(cuts, made_s[known])
+        micro_batch = np.full(len(nodes), -1)
+        micro_batch[known] = np.unique(stretch, return_inverse=True)[1]
+        unnumbered = nodes[:, 0] < 0  # gradients are accumulated in the backward that made them
+        before = np.maximum.accumulate(np.where(unnumbered, 0, np.arange(len(nodes))))
+        micro_batch = micro_batch[before]
+        operators, passes = self._merged("operator"), []
+        order = np.argsort(micro_batch, kind="stable")
+        firsts = np.searchsorted(micro_batch[order], np.arange(int(micro_batch.max()) + 1))
+        for number, own in enumerate(np.split(order, firsts)[1:]):
+            made = np.nanmin(made_s[own]), np.nanmax(made_s[own])
+            first, last = np.searchsorted(operators[:, 0], made, side="right") - 1
+            passes.append(TracedPass(False, number, float(operators[first, 0]), float(operators[last, 1])))
+            passes.append(TracedPass(True, number, float(nodes[own, 1].min()), float(nodes[own, 2].max())))
+        return tuple(sorted(passes, key=lambda one: one.start_s))
+
+
+def _rows(numbers: array[float], columns: int) -> NDArray[np.float64]:
+    return np.frombuffer(numbers, np.float64).reshape(-1, columns).copy()
+
+
+def _whole(event: Mapping[str, Any], key: str) -> int:
+    """Natural number among an event's arguments, exact as a float; -1 where there is none."""
+    told = event.get("args")
+    number = told.get(key) if isinstance(told, dict) else None
+    return number if isinstance(number, int) and 0 <= number < 1 << 53 else -1
+
+
+def _inside(moments: NDArray[np.float64], intervals: Intervals) -> NDArray[np.bool_]:
+    """Which moments lie in intervals that are sorted and do not overlap; NaN in none."""
+    at = np.searchsorted(intervals[:, 0], moments, side="right") - 1
+    inside = at >= 0
+    inside[inside] = moments[inside] <= intervals[at[inside], 1]
+    return inside
+
+
+def _launched(passes: Sequence[TracedPass], kernels: NDArray[np.float64]) -> tuple[TracedPass, ...]:
+    """Move passes from the host to the device: from the first kernel that they launch to the end of the last."""
+    moved = []
+    for one in passes:
+        first, last = np.searchsorted(kernels[:, 0], (one.start_s, one.end_s))
+        if first < last:
+            times = float(kernels[first:last, 1].min()), float(kernels[first:last, 2].max())
+            moved.append(one._replace(start_s=times[0], end_s=times[1]))
+    return tuple(sorted(moved, key=lambda one: one.start_s))
 
 
 def _lane(event: Mapping[str, Any]) -> str:
@@ -349,7 +450,8 @@ def _exchange(event: Mapping[str, Any], name: str, begin: float, end: float) -> 
     plain = re.sub(r"[^a-z]", "", word.split("(")[0].split(" ")[0])
     kind = next((known for letters, known in _COLLECTIVES.items() if plain.lstrip("_").startswith(letters)), plain)
     sequence = more.get("Seq")
-    group = str(more.get("Process Group Name", ""))
+    # Halves of a group that was split have one name, but not the same ranks.
+    group = f"{more.get('Process Group Name', '')} {more.get('Process Group Ranks', '')}"
     return Exchange(kind, begin, end, group, sequence if isinstance(sequence, int) else None, _lane(event))
 
 
@@ -377,7 +479,7 @@ def check_ranks(ranks: Sequence[RankActivities], names: Sequence[str]) -> None:
     """Refuse traces that cannot be laid beside each other.
 
     Raises:
-        LabError: if there is one rank only, or one rank twice.
+        LabError: if there is one rank only, one rank twice, or ranks of runs of different sizes.
     """
     by_rank: dict[int, str] = {}
     for one, name in zip(ranks, names, strict=True):
@@ -389,6 +491,15 @@ def check_ranks(ranks: Sequence[RankActivities], names: Sequence[str]) -> None:
                 "profilage.",
             )
         by_rank[one.rank] = name
+    sizes = {one.world_size: name for one, name in zip(ranks, names, strict=True) if one.world_size}
+    if len(sizes) > 1:
+        (size, name), (other_size, other_name) = list(sizes.items())[:2]
+        raise refusal(
+            en=f"{name} is of a run on {size} processes and {other_name} of one on {other_size}: give the traces of "
+            "one run.",
+            fr=f"{name} vient d’une exécution à {size} processus et {other_name} d’une à {other_size} : donnez les "
+            "traces d’une seule exécution.",
+        )
     if len(ranks) == 1:
         only = ranks[0]
         if only.world_size == 1:
@@ -444,6 +555,9 @@ def aligned(ranks: Sequence[RankActivities], messages: Iterable[TracedMessage] =
     Args:
         ranks: at least one, each on its own clock.
         messages: times on the clocks of their ranks, for ranks that share no collective.
+
+    Raises:
+        LabError: if nothing ties a rank to the others, and it was not traced while they were.
     """
     ranks = sorted(ranks, key=lambda one: one.rank)
     base = ranks[0].base_ns
@@ -465,6 +579,15 @@ def aligned(ranks: Sequence[RankActivities], messages: Iterable[TracedMessage] =
         shifts.append(0.0 if abs(tie.difference_s) <= tie.uncertain_s else -tie.difference_s)
         unsure.append(tie.uncertain_s)
     moved = [one.shifted(based[one.rank] + shift) for one, shift in zip(ranks, shifts, strict=True)]
+    for one, doubt in zip(moved, unsure, strict=True):
+        others = [other for other in moved if other is not one]
+        if math.isinf(doubt) and all(one.last_s < other.first_s or other.last_s < one.first_s for other in others):
+            raise refusal(
+                en=f"rank {one.rank} was not traced at the same time as the others, and no message ties it to them: "
+                "give the traces of the same steps of one run.",
+                fr=f"le rang {one.rank} n’a pas été tracé en même temps que les autres, et aucun message ne l’y relie "
+                ": donnez les traces des mêmes pas d’une seule exécution.",
+            )
     start = min(one.first_s for one in moved)
     return AlignedRanks(tuple(one.shifted(-start) for one in moved), tuple(shifts), tuple(unsure))
 
@@ -505,7 +628,7 @@ def spans_of(aligned_ranks: AlignedRanks) -> tuple[Span, ...]:
         busy = one.communicating
         forward = without(without(one.computing, one.backward), one.optimizing)
         phases = {
-            "compute" if one.on_device or not len(one.backward) else "forward": forward,
+            "forward" if len(one.backward) else "compute": forward,
             "backward": one.backward,
             "optimizer": one.optimizing,
             "communication": busy,

@@ -26,7 +26,7 @@ from dlojz.base.contract import Contract, parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.fault_injection import faultpoint
 from dlojz.base.language import refusal, say
-from dlojz.config.run_config import RunConfig
+from dlojz.config.run_config import ReadContract, RunConfig
 from dlojz.results.footprint import Category, Footprint
 
 Status = Literal["completed", "oom", "timeout", "cancelled", "failed", "diverged"]
@@ -94,7 +94,7 @@ class ScriptPrediction(Contract):
     levers: tuple[ScriptLever, ...] = Field((), description="of a run that came near its limit")
 
 
-class RunRecord(Contract):
+class RunRecord(ReadContract):
     """Record of a finished run: what was asked, how it ended, what was measured on every rank."""
 
     schema_version: Literal[1] = 1
@@ -334,7 +334,7 @@ class HeldOutLoss(Contract):
     loss: float
 
 
-class Trajectory(Contract):
+class Trajectory(ReadContract):
     """Trajectory of one training on text, step by step; all series have one entry per step."""
 
     schema_version: Literal[1] = 1

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, refusal, say, significant
 from dlojz.base.table import Table, visible
 from dlojz.config.run_config import command_of
 from dlojz.display.style import category_label, phase_label
 from dlojz.display.tables import status_label
+from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.results.footprint import Memory
 from dlojz.results.record import ModuleMemory, RunRecord
 from dlojz.running.state import RunFolder
@@ -166,6 +168,9 @@ def in_one_line(found: PostMortem) -> str:
 
 
 def _lever_lines(found: PostMortem) -> Iterator[str]:
+    if found.no_levers:
+        yield found.no_levers[0].upper() + found.no_levers[1:]
+        return
     if not found.levers and found.record.config.script:
         yield say(
             en="No lever was predicted before the script ended: half the batch, checkpointing and bf16 are the usual "
@@ -217,6 +222,7 @@ class PostMortem:
         limit_bytes, limit_of: limit of a rank, and whose limit that is; None where it is not known.
         levers: the cheapest that help, those that can be run first; only for a run out of memory.
         modules: of a script, at its predicted peak, the largest first.
+        no_levers: why none could be predicted; empty where they were.
     """
 
     record: RunRecord
@@ -228,6 +234,7 @@ class PostMortem:
     limit_of: str
     levers: tuple[Lever, ...]
     modules: tuple[ModuleMemory, ...] = ()
+    no_levers: str = ""
 
     @property
     def taken_bytes(self) -> int:
@@ -274,7 +281,7 @@ class PostMortem:
 
 
 def post_mortem(run: RunFolder) -> PostMortem:
-    """Analyse the memory of a run that has ended.
+    """Analyse the memory of a run that has ended; its model's own file is not executed.
 
     Raises:
         LabError: if the run has not ended yet, or can be neither read nor predicted.
@@ -299,7 +306,8 @@ def post_mortem(run: RunFolder) -> PostMortem:
     elif record.config.script:
         rank, memory = 0, _of_script(record)
     else:
-        forecast = heaviest(record.config, gpu)
+        with executing_no_file():
+            forecast = heaviest(record.config, gpu)
         rank, memory = forecast.rank, forecast.memory
     found = PostMortem(
         record=record,
@@ -312,7 +320,15 @@ def post_mortem(run: RunFolder) -> PostMortem:
         levers=(),
         modules=record.script_prediction.at_peak if record.script_prediction else (),
     )
-    return replace(found, levers=_cheapest(found, gpu)) if found.out_of_memory else found
+    if not found.out_of_memory:
+        return found
+    try:
+        with executing_no_file():
+            return replace(found, levers=_cheapest(found, gpu))
+    except LabError as error:  # what was measured is told all the same
+        if not told:
+            raise
+        return replace(found, no_levers=str(error))
 
 
 def _of_script(record: RunRecord) -> Memory:

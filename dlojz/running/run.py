@@ -18,6 +18,7 @@ from dlojz.base.display_hook import wanted
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_seconds, refusal, say
 from dlojz.base.table import Table, Tabular, facts, titles
+from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.results.footprint import Footprint
 from dlojz.running.folder import MAX_LOG_BYTES, read_job, read_tail
 from dlojz.running.slurm.slurm_queue import cancel
@@ -48,7 +49,8 @@ class Run(RunFolder, Tabular):
         """Footprint predicted for rank 0."""
         from dlojz.prediction import predict
 
-        footprint: Footprint = predict(self.config)
+        with executing_no_file():
+            footprint: Footprint = predict(self.config)
         return footprint
 
     def compare(self) -> Comparison:

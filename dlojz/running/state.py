@@ -27,6 +27,7 @@ from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
 from dlojz.config.run_config import RunConfig
+from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.results.footprint import Footprint
 from dlojz.results.record import (
     STATUSES,
@@ -291,13 +292,14 @@ Events = dict[int, list[dict[str, Any]]]
 
 
 def read_config(folder: Path) -> RunConfig:
-    """Read a run's configuration.
+    """Read a run's configuration; its model's own file is not executed.
 
     Raises:
         LabError: if config.json is missing, damaged or illegal.
     """
     try:
-        return RunConfig.from_json(read_regular(folder / CONFIG, MAX_FILE_BYTES))
+        with executing_no_file():
+            return RunConfig.from_json(read_regular(folder / CONFIG, MAX_FILE_BYTES))
     except OSError as error:
         raise refusal(
             en=f"the run {folder.name} has no readable {CONFIG}: {error.strerror}.",

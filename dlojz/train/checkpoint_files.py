@@ -20,7 +20,7 @@ from dlojz.base.contract import Contract, parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
 from dlojz.config.layout import Layout
-from dlojz.config.run_config import RunConfig
+from dlojz.config.run_config import ReadContract, RunConfig
 from dlojz.results.record import write_atomic
 
 FILE_NAME = "checkpoint_policy.json"
@@ -82,7 +82,7 @@ class KeptTensor(Contract):
     dtype: str = Field(description="torch's name of it, e.g. float32")
 
 
-class Manifest(Contract):
+class Manifest(ReadContract):
     """Manifest of a checkpoint.
 
     Tensors are named `KIND/NAME`: `weights/blocks.0.conv.weight`, `exp_avg/…`, `exp_avg_sq/…`, `momentum_buffer/…`;

@@ -203,6 +203,11 @@ class Probes:
         """Samples of a step over all replicas; None where that is not known."""
         self._peak_s: float | None = None
 
+    @property
+    def is_tracing(self) -> bool:
+        """Whether memory and communication are traced at this moment."""
+        return self._tracing
+
     def start(self) -> None:
         """Start tracing; to be called before the model is built."""
         self.trace.__enter__()

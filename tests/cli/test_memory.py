@@ -17,6 +17,7 @@ from dlojz.config.run_config import RunConfig, command_of
 from dlojz.display.memory_tables import verdict
 from dlojz.planner.levers import taken_bytes
 from dlojz.prediction.forecast import heaviest
+from tests.models import own_models
 
 PNG = b"\x89PNG\r\n\x1a\n"
 ZERO_2 = ["gpt_tiny", "--dp", "2", "--zero", "2", "--engine", "deepspeed", "--micro-batch", "4"]
@@ -121,7 +122,7 @@ def test_a_budget_is_met_block_by_block(language: str, tmp_path: Path, capfd: py
         ("gpt_tiny --device v100", ["unknown device 'v100'", "v100-16", "h200"]),
         ("gpt_tiny --fit moon", ["unknown device 'moon'", "a100-80"]),
         ("gpt_tny", ["unknown model 'gpt_tny'", "did you mean 'gpt_tiny'?"]),
-        ("gpt_tiny vit_tiny", ["takes [MODEL] (model of the catalogue", "'gpt_tiny vit_tiny' was received"]),
+        ("gpt_tiny vit_tiny", ["takes [MODEL] (model, like --model", "'gpt_tiny vit_tiny' was received"]),
         ("gpt_tiny --model vit_tiny", ["one model is expected"]),
         ("gpt_tiny --dp 2 --rank 2", ["rank 2 does not exist"]),
         ("gpt_tiny --snapshot step.json", [".html", "step.json"]),
@@ -190,3 +191,34 @@ def test_the_command_to_type_asks_for_the_same_configuration(fields: dict[str, A
     words = shlex.split(command_of(config))
     assert words[:2] == ["dlojz", "run"]
     assert RunConfig.of(**parse("dlojz run", config_flags(), words[2:])) == config
+
+
+@pytest.mark.parametrize("language", ["en", "fr"])
+def test_a_model_from_elsewhere_is_told_in_its_own_names(capfd: pytest.CaptureFixture[str], language: str) -> None:
+    """No numbers of blocks that the module does not have, no folder of this machine, and what `--fit` promises."""
+    use_language(language)
+    own = f"{Path(own_models.__file__)}:build"
+    assert main(["memory", own, "--dp", "8", "--zero", "3", "--fit", "a100-80"]) == DONE
+    printed = capfd.readouterr().out
+    assert "layers.0 … 4 (×5)" in printed and "layers.*.mlp.* (×" in printed and "Tied" in printed
+    assert "blocks." not in printed and "own_models.py:build" in printed and str(Path.cwd()) not in printed
+    assert {"en": "Largest micro-batch that fits", "fr": "Le plus grand micro-batch"}[language] in printed
+    assert "bf16" in printed
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["memory", "--tp", "2"],
+        ["memory", "--budget", "1GiB"],
+        ["partition", "--stages", "2", "--by", "time"],
+        ["compress"],
+        ["run", "--dp", "2", "--library", "accelerate"],
+    ],
+)
+def test_what_a_model_from_elsewhere_cannot_do_is_refused_in_one_line(
+    capfd: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert main([words[0], "--model", f"{Path(own_models.__file__)}:build", *words[1:]]) == REFUSED
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1 and "own_models.py:build" in said and str(Path.cwd()) not in said

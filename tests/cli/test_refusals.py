@@ -118,3 +118,35 @@ def test_an_unwritable_place_for_runs_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     done = _dlojz("run", "--steps", "1", cwd=tmp_path, DLOJZ_RUNS=str(tmp_path / "file" / "runs"))
     assert done.returncode in (1, 2) and done.stderr.startswith("dlojz: ") and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "predict --model vit_tiny --image-size 65536 --micro-batch 2147483647",
+        "memory vit_tiny --image-size 65536 --micro-batch 2147483647",
+        "grid --model vit_tiny --pp 2 --image-size 65536 --micro-batch 2147483647",
+        "plan --model vit_tiny --gpus 2 --image-size 1000000000",
+    ],
+)
+def test_tensors_beyond_what_torch_addresses_are_refused(line: str, refuse: Refuse) -> None:
+    refuse(line, ["more bytes than a 64-bit number counts"])
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "predict",
+        "memory vit_tiny",
+        "grid --model vit_tiny --pp 2",
+        "partition --model vit_tiny --compare",
+        "run --model vit_tiny",
+        "machines local",
+    ],
+)
+def test_images_of_a_thousand_million_pixels_a_side_are_refused(verb: str, refuse: Refuse) -> None:
+    refuse(f"{verb} --image-size 1000000000", ["image_size must be at most 65536", "1000000000"])
+
+
+def test_sequences_of_two_thousand_million_tokens_are_refused(refuse: Refuse) -> None:
+    refuse("predict --model gpt_tiny --sequence-length 2147483648", ["sequence_length must be at most 268435456"])

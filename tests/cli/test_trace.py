@@ -20,14 +20,15 @@ PNG = b"\x89PNG\r\n\x1a\n"
 COSTS = Costs(forward=(1.0, 1.0, 3.0, 1.0), backward=(2.0, 2.0, 6.0, 2.0), latency=0.1)
 
 
-def replicas(folder: Path, ranks: int = 2) -> Path:
-    """Ranks that compute and reduce; the last one comes 3 ms late."""
-    for rank in range(ranks):
-        come = 0.013 if rank == ranks - 1 else 0.010
-        events = [
-            event("cpu_op", "aten::mm", 1.0, 1.0 + come),
-            event("user_annotation", "gloo:all_reduce", 1.0 + come, 1.015, 101),
-        ]
+def replicas(folder: Path, late: tuple[int, ...] = (1,)) -> Path:
+    """Two ranks that compute and reduce; one comes 3 ms late to each collective."""
+    for rank in range(2):
+        events = []
+        for step, late_rank in enumerate(late):
+            at = 1.0 + 0.02 * step
+            come = at + (0.013 if rank == late_rank else 0.010)
+            events.append(event("cpu_op", "aten::mm", at, come))
+            events.append(event("user_annotation", "gloo:all_reduce", come, at + 0.015, 101))
         write_trace(folder / f"rank{rank}.json", rank, events, 4)
     return folder
 
@@ -80,6 +81,23 @@ def test_a_late_replica_is_told_and_drawn(tmp_path: Path, capfd: pytest.CaptureF
     assert told["stragglers"][0]["rank"] == 1 and told["pipelines"] == []
 
 
+def test_ranks_that_come_late_by_turns_are_no_stragglers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = replicas(tmp_path, (0, 1, 1, 0))
+    for language, told in (("en", "No straggler: the ranks come late to the 4"), ("fr", "tour à tour aux 4")):
+        use_language(language)
+        assert main(["trace", str(folder)]) == 0
+        assert told in " ".join(capfd.readouterr().out.split())
+
+
+def test_the_help_shows_the_lines_that_write_traces(capfd: pytest.CaptureFixture[str]) -> None:
+    for language in ("en", "fr"):
+        use_language(language)
+        assert main(["trace", "--help"]) == 0
+        code = [line for line in capfd.readouterr().out.splitlines() if line.startswith("    ")]
+        assert len(code) == 5 and compile("\n".join(line[4:] for line in code), "help", "exec")
+        assert "profile() as traced" in code[1] and "export_chrome_trace" in code[-1]
+
+
 @pytest.mark.parametrize(
     "words, told",
     [
@@ -88,6 +106,7 @@ def test_a_late_replica_is_told_and_drawn(tmp_path: Path, capfd: pytest.CaptureF
         ("rank0.json", "the trace of rank 0 alone"),
         ("rank0.json rank0.json", "rank 0 has two traces"),
         ("rank0.json cut.json", "cut.json is cut off after"),
+        ("rank0.json odd\x1b[31m<b>.json", "odd\\u001b[31m<b>.json is no Chrome trace"),
         ("rank0.json rank1.json --png x.txt", "--png needs a name that ends in"),
     ],
 )
@@ -95,6 +114,7 @@ def test_refusals(
     words: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(replicas(tmp_path))
+    (tmp_path / "odd\x1b[31m<b>.json").write_text("hello")
     (tmp_path / "cut.json").write_bytes((tmp_path / "rank1.json").read_bytes()[:-40])
     assert main(["trace", *words.split()]) == 2
     printed = capsys.readouterr()

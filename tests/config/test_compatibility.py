@@ -93,7 +93,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "the lengths of a discrete curriculum rise": {**DISCRETE, "curriculum_lengths": "16:5,8:10"},
     "the lengths of a discrete curriculum are multiples": {**DISCRETE, "curriculum_lengths": "12:3"},
     "a discrete curriculum ends within the run": {**DISCRETE, "curriculum_lengths": "8:50"},
-    "models from elsewhere have replicas": {"model": "torchvision:resnet18", "dp": 2, "engine": "by_hand"},
+    "models from elsewhere have replicas": {"model": "torchvision:resnet18", "offload": "activations"},
     "context parallelism is of texts": {"cp": 2},
     "context-parallel ranks have no experts": {**MOE, "cp": 2},
     "cp divides the sequence": {**GPT, "cp": 3},

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import dlojz
 from dlojz import models
 from dlojz.base.errors import LabError
+from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import NestedBlocks, tied_names
 from dlojz.models.foreign.sources import ensure_torchvision_imports
 from dlojz.models.meta import on_meta, sample_inputs
@@ -104,3 +108,34 @@ def test_an_image_of_another_size() -> None:
         models.describe("timm:vit_tiny_patch16_224", 8)
     with pytest.raises(LabError, match="reads images: sequence_length has no meaning"):
         models.describe("timm:resnet18", sequence_length=4)
+
+
+def test_a_module_is_predicted_like_its_file_and_stays_as_it_is() -> None:
+    """On any device, its tied matrix once; predicted again after a change, it is the changed one."""
+    module, tokens = own_models.build().eval(), own_models.example_inputs()
+    before = {name: one.clone() for name, one in module.state_dict().items()}
+    fields: dict[str, Any] = {"dp": 8, "zero": 3}
+    of_file = dlojz.predict(f"{OWN}:build", micro_batch=len(tokens), **fields)
+    assert dlojz.predict(module, tokens, **fields) == of_file
+    assert not module.training and all(torch.equal(before[name], one) for name, one in module.state_dict().items())
+    with on_meta():
+        assert dlojz.predict(own_models.build(), tokens.to("meta"), **fields) == of_file
+    module.layers = module.layers[:3]
+    assert (dlojz.predict(module, tokens, **fields).parameters or 0) < (of_file.parameters or 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (lambda: dlojz.predict(own_models.build(), torch.zeros(2, 3, 8, 8)), "does not run on inputs of shape"),
+        (lambda: dlojz.predict(own_models.build(), [1, 2]), "example of inputs gives list"),
+        (lambda: dlojz.predict(own_models.build().half(), own_models.example_inputs()), "give it in fp32"),
+        (lambda: dlojz.predict(own_models.Choosing(), own_models.example_inputs()), "depends on the values"),
+        (lambda: dlojz.predict(3), "3 was received"),
+        (lambda: dlojz.predict(RunConfig.of(model="gpt_tiny"), dp=2), "dp was received with it"),
+    ],
+)
+def test_what_is_no_module_to_predict(asked: Callable[[], object], words: str) -> None:
+    with pytest.raises(LabError, match=words) as refused:
+        asked()
+    assert "\n" not in str(refused.value)

@@ -15,29 +15,31 @@ from dlojz.pipeline.schedule_catalogue import ENTRIES, build
 from dlojz.pipeline.simulator import simulate
 from dlojz.pipeline.traced_pipeline import (
     TracedPipeline,
+    aligned_pipelines,
     head_of_line,
     message_waits,
-    messages_of,
-    passes_of,
-    pipelines_of,
     recognised,
     slow_stage,
 )
 from dlojz.results.profiler_trace import trace_files
-from dlojz.results.rank_activities import activities_of, aligned
-from tests.profiled import event, stream_times, stream_traces, timeline_traces, with_messages, write_trace
+from dlojz.results.rank_activities import activities_of
+from tests.profiled import (
+    NumberedRank,
+    event,
+    numbered_traces,
+    stream_times,
+    stream_traces,
+    timeline_traces,
+    with_messages,
+    write_trace,
+)
 
 COSTS = Costs(forward=1.0, backward_input=1.25, backward_weight=0.75, update=0.125, latency=0.25)
 SHIFTS_S = (0.0, 7.5, -3.25, 120.0)
 
 
 def pipelines_in(folder: Path) -> tuple[TracedPipeline, ...]:
-    ranks = sorted(map(activities_of, trace_files([folder])), key=lambda one: one.rank)
-    apart = passes_of(ranks)
-    assert apart is not None
-    passes = passes_of(aligned(ranks, messages_of(apart)).ranks)
-    assert passes is not None
-    return pipelines_of(passes)
+    return aligned_pipelines(sorted(map(activities_of, trace_files([folder])), key=lambda one: one.rank))[1]
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in ENTRIES])
@@ -152,28 +154,31 @@ def test_forwards_and_backwards_that_only_have_numbers_are_a_stage_of_each_rank(
     assert "gpipe" in found.match.names
 
 
-def test_without_marks_passes_are_what_is_computed_between_messages(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_device", [False, True], ids=["gloo", "NCCL, synthetic"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_without_marks_passes_are_those_that_autograd_numbers(ranks: int, on_device: bool, tmp_path: Path) -> None:
     """torch's Schedule1F1B marks nothing."""
-    timeline = simulate(build("1f1b", 2, 4), COSTS)
+    timeline = simulate(build("1f1b", ranks, 8), COSTS.with_(update=0.0))
+    (found,) = pipelines_in(numbered_traces(tmp_path, timeline, on_device=on_device))
+    assert "1f1b" in found.match.names and found.steps == 1
+    measured = found.overlay.measured
+    assert measured.schedule.orders == build("1f1b", ranks, 8).orders
+    np.testing.assert_allclose(measured.starts - measured.start, timeline.starts * 1e-3, atol=0.02e-3)
+    np.testing.assert_allclose(measured.ends - measured.start, timeline.ends * 1e-3, atol=0.02e-3)
+
+
+def test_messages_without_a_pipeline_make_none(tmp_path: Path) -> None:
+    """A ring all-reduce by hand sends and receives, but all ranks compute at once."""
     for rank in range(2):
-        events = []
-        part = timeline.of_rank(rank)
-        for number in range(part.start, part.stop):
-            start, end = (1.0 + 1e-3 * float(side[number]) for side in (timeline.starts, timeline.ends))
-            end -= 5e-6  # in which a message is posted
-            action = timeline.schedule.actions[number]
-            arrives = (action.kind == "F") == (rank == 1)  # rank 1 receives forwards, rank 0 backwards
-            if arrives:
-                events.append(event("cpu_op", "c10d::recv_", start - 2e-6, start - 1e-6))
-            if action.kind == "F":
-                events.append(event("cpu_op", "aten::mm", start, end))
-            else:
-                events.append(event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", start, end))
-            if not arrives:
-                events.append(event("cpu_op", "c10d::send", end + 1e-6, end + 2e-6))
-        write_trace(tmp_path / f"rank{rank}.json", rank, events, 2)
-    (found,) = pipelines_in(tmp_path)
-    assert "1f1b" in found.match.names
+        written = NumberedRank(rank, 2)
+        for step in range(3):
+            at = 1.0 + 0.1 * step
+            written.computed(True, step, at, at + 0.02)
+            written.computed(False, step, at + 0.03, at + 0.07)
+            written.message("send", 1 - rank, at + 0.08)
+            written.message("recv", 1 - rank, at + 0.09)
+        write_trace(tmp_path / f"rank{rank}.json", rank, written.events, 2)
+    assert pipelines_in(tmp_path) == ()
 
 
 def test_stages_without_a_whole_step_are_refused(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dlojz.base.errors import LabError
@@ -86,6 +88,58 @@ def test_kernels_count_where_there_are_any(tmp_path: Path) -> None:
     assert one.exposed.tolist() == [[2.0, 4.0]]
 
 
+def test_synthetic_nccl_traces_are_divided_by_what_launches_their_kernels(tmp_path: Path) -> None:
+    """Built to Kineto's format by hand, never recorded: forward, backward on another thread, all-reduce of a half."""
+    ranks = []
+    for rank in range(4):
+        node = {"Sequence number": 5, "Fwd thread id": 1}
+        group = {"Process Group Name": "0:split:1", "Process Group Ranks": str([rank // 2 * 2, rank // 2 * 2 + 1])}
+        come = 1.3 + 0.01 * rank
+        events = [
+            event("cpu_op", "aten::mm", 0.10, 0.12, **{"Sequence number": 5, "Fwd thread id": 0}),
+            event("cuda_runtime", "cudaLaunchKernel", 0.11, 0.111, correlation=1),
+            event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 0.20, 0.30, 101, **node),
+            event("cuda_driver", "cuLaunchKernelEx", 0.25, 0.251, 101, correlation=2),
+            event("user_annotation", "nccl:all_reduce", 0.26, 0.27, 101),
+            event("cuda_runtime", "cudaLaunchKernelExC", 0.26, 0.27, 101, correlation=3),
+            event("kernel", "sm90_gemm", 1.0, 1.1, 7, stream=7, correlation=1),
+            event("kernel", "sm90_gemm", 1.1, 1.3, 7, stream=7, correlation=2),
+            event("gpu_user_annotation", "nccl:all_reduce", come, 1.4, 20),
+            event(
+                "kernel",
+                "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+                come,
+                1.4,
+                20,
+                **{"stream": 20, "correlation": 3, "Collective name": "allreduce", "Seq": 7, **group},
+            ),
+            event("gpu_memset", "Memset (Device)", 1.35, 1.36, 7, stream=7),
+        ]
+        ranks.append(activities_of(TraceFile(write_trace(tmp_path / f"rank{rank}.json", rank, events, 4))))
+    one = ranks[1]
+    assert one.on_device and np.allclose(one.backward, [[1.1, 1.3]])
+    assert [(each.kind, each.sequence) for each in one.exchanges] == [("all_reduce", 7)]
+    assert np.allclose(one.exposed, [[1.31, 1.35], [1.36, 1.4]])
+    assert {span.phase for span in spans_of(aligned(ranks))} == {"forward", "backward", "communication", "wait"}
+    late = {each.rank: each for each in stragglers_of(aligned(ranks))}
+    assert set(late) == {1, 3}, "one half does not wait for the other"
+    assert all(each.collectives == 2 and each.waited_s == pytest.approx(0.01, abs=1e-6) for each in late.values())
+
+
+def test_what_a_node_waits_for_in_a_hook_is_exposed(tmp_path: Path) -> None:
+    """FSDP2 awaits an all-gather in the hook of a node of the backward."""
+    node = {"Sequence number": 5, "Fwd thread id": 1}
+    events = [
+        event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 1.0, 2.0, **node),
+        event("cpu_op", "_c10d_functional::wait_tensor", 1.0, 1.6),
+        event("user_annotation", "gloo:all_gather", 1.0, 1.6, 101),
+        event("cpu_op", "MmBackward0", 1.6, 2.0, **node),
+        event("cpu_op", "aten::mm", 1.7, 1.9),
+    ]
+    one = activities_of(TraceFile(write_trace(tmp_path / "rank0.json", 0, events, 2)))
+    assert np.allclose(one.exposed, [[1.0, 1.6]]) and np.allclose(one.backward, [[1.7, 1.9]])
+
+
 def test_the_rank_is_that_of_the_trace_else_of_the_name(tmp_path: Path) -> None:
     for name, told, rank in (
         ("a.json", {"rank": 3}, 3),
@@ -158,6 +212,10 @@ def test_what_is_no_trace_is_refused_in_one_sentence(tmp_path: Path) -> None:
         (b"{}", "no Chrome trace"),
         (nothing, "no events"),
         (unnamed, "does not say its rank"),
+        (b"[1, 2, 3]", "another tool"),
+        (b'[{"ph": "X", "cat": "blink", "name": "Run", "ts": 1, "dur": 2}]', "another tool"),
+        (b"\n\x1a\x0b\x08\x01perfetto", "no Chrome trace"),
+        (b'{"nodes": [], "strings": []}', "no Chrome trace"),
         (alone, "on one process"),
         (whole, "of rank 0 alone"),
     ):
@@ -189,6 +247,20 @@ def test_folders_and_ranks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_trace(twice / f"{name}.json", 0, ddp(0), 2)
     assert "rank 0 has two traces, a and b" in refusal_of(twice)
+    write_trace(twice / "b.json", 1, ddp(1), 4)
+    assert "a is of a run on 2 processes and b of one on 4" in refusal_of(twice)
+    os.mkfifo(tmp_path / "pipe.json")
+    assert "pipe.json is no regular file" in refusal_of(tmp_path / "pipe.json")
+
+
+def test_ranks_of_other_moments_are_refused(tmp_path: Path) -> None:
+    for rank in range(2):
+        events = [event("cpu_op", "aten::mm", 1.0 + 5 * rank, 2.0 + 5 * rank)]
+        write_trace(tmp_path / f"rank{rank}.json", rank, events, 2)
+    for language, told in (("en", "rank 1 was not traced at the same time"), ("fr", "n’a pas été tracé")):
+        use_language(language)
+        with pytest.raises(LabError, match=told):
+            aligned([activities_of(one) for one in trace_files([tmp_path])])
 
 
 def test_events_of_any_shape_are_read_over(tmp_path: Path) -> None:

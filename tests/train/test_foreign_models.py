@@ -1,4 +1,4 @@
-"""Models from elsewhere under DDP, FSDP2 and on one process: the losses of one process, and what is predicted."""
+"""Models from elsewhere with replicas, whole or sharded: the losses of one process, and what is predicted."""
 
 from __future__ import annotations
 
@@ -24,15 +24,20 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "-ddp": {"micro_batches": 2, "dp": 2},
     "-fsdp2-zero2": {"micro_batches": 2, "dp": 2, "zero": 2},
     "-fsdp2-zero3": {"micro_batches": 2, "dp": 2, "zero": 3},
+    **{f"-deepspeed-{zero}": {"micro_batches": 2, "dp": 2, "zero": zero, "engine": "deepspeed"} for zero in range(4)},
+    **{f"-by-hand-{zero}": {"micro_batches": 2, "dp": 2, "zero": zero, "engine": "by_hand"} for zero in range(4)},
 }
+ALONE = ("", "-fsdp2-zero3", "-deepspeed-3", "-by-hand-3")
+"""Layouts of the models that are not in one's own file."""
 RUNS = {
     f"{name}{layout}": {**SMALL, **model, **fields}
     for name, model in MODELS.items()
     for layout, fields in LAYOUTS.items()
-    if name == "own" or layout in ("", "-fsdp2-zero3")
+    if name == "own" or layout in ALONE
 }
 RUNS["own-bf16"] = {**RUNS["own-fsdp2-zero3"], "precision": "bf16"}
-CUT = {"own-fsdp2-zero3": 1, "own": 1}
+RUNS["own-bf16-by-hand"] = {**RUNS["own-by-hand-3"], "precision": "bf16"}
+CUT = {"own-fsdp2-zero3": 1, "own": 1, "own-deepspeed-3": 1, "own-by-hand-3": 1}
 """Runs that are cut off after two steps, and gone on with."""
 
 
@@ -54,7 +59,8 @@ def test_every_layout_gives_the_losses_of_one_process(runs: Any, name: str) -> N
 @pytest.mark.parametrize("name", RUNS)
 def test_predicted_equals_counted(runs: Any, name: str) -> None:
     """States and collectives exactly; the peak but for a bucket or message that gloo may still hold."""
-    check_as_predicted(runs, name, RunConfig.of(**RUNS[name]), peak=0.05)
+    peak = 0.15 if name == "own-by-hand-2" else 0.05  # of one bucket, an eighth of all
+    check_as_predicted(runs, name, RunConfig.of(**RUNS[name]), peak=peak)
 
 
 @pytest.mark.parametrize("name", CUT)

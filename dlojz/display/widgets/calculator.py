@@ -122,10 +122,13 @@ class Calculator(Panel):
             options = sorted({*(2**n for n in range(most + 1)), *others, value})
             return widgets.SelectionSlider(options=options, value=value, description=label, continuous_update=False)
 
+        named = dict.fromkeys((*models.names(), config.model))  # one from elsewhere, if it was given
         gpus = [("CPU", CPU), *((known.title, name) for name, known in DEVICES.items())]
         recomputed = ["none", "selective", "every_second", "full"]
         controls = {
-            "model": choice(say(en="model", fr="modèle"), models.names(), config.model),
+            "model": choice(
+                say(en="model", fr="modèle"), [(name.rpartition("/")[2], name) for name in named], config.model
+            ),
             "size": whole("", config.image_size or config.sequence_length or 1, 2**20),
             "micro_batch": whole("micro-batch", layout.micro_batch, 2**20),
             "micro_batches": whole("micro-batches", layout.micro_batches, 2**10),

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,8 @@ from dlojz.base.language import refusal, say
 from dlojz.models.blocks import NestedBlocks
 from dlojz.models.catalogue import ModelSpec
 from dlojz.models.checkpointing import Checkpointing
-from dlojz.models.foreign.sources import built, is_own_file, not_logits, origin_of, tried_on_meta
+from dlojz.models.foreign.elsewhere import absolute_name
+from dlojz.models.foreign.sources import built, not_logits, origin_of, tried_on_meta
 from dlojz.models.meta import on_meta, sample_inputs
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -32,8 +32,7 @@ def spec(name: str) -> ModelSpec:
     Raises:
         LabError: no such model, its package is missing, or its inputs are not known.
     """
-    file, _, function = name.rpartition(":")
-    return _spec(f"{Path(file).expanduser().resolve()}:{function}" if is_own_file(name) else name)
+    return _spec(absolute_name(name))
 
 
 @lru_cache(maxsize=64)

@@ -1,13 +1,13 @@
 """Sources of models from elsewhere: timm, torchvision, and a function in one's own file.
 
 timm's and torchvision's configurations say what a model reads; one's own file has `example_inputs()`. Weights are
-random: nothing is downloaded or unpickled. One's own file is imported, and so executed.
+random: nothing is downloaded or unpickled. One's own file is imported, and so executed, but not where a record that
+names it is read (`executing_no_file`).
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib
 import importlib.util
 import sys
@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
 from dlojz.models.catalogue import Family
+from dlojz.models.foreign.elsewhere import check_execution, is_own_file
 from dlojz.models.meta import on_meta
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_OPERATORS = ("nms", "qnms")
 _PACKAGES = (Path(torch.__file__).parent, Path(__file__).parents[2])
+given_origins: dict[str, Origin] = {}  # by the names of `dlojz.models.foreign.given_module`
 # torch drops the operators of a Library that is garbage-collected: this list keeps it alive.
 _libraries: list[object] = []
 
@@ -49,17 +50,6 @@ class Origin(NamedTuple):
     classes: int
 
 
-def is_own_file(name: str) -> bool:
-    """Tell whether a name is that of a function in a file, whose contents may change from one process to the next."""
-    return name.rpartition(":")[0].endswith(".py")
-
-
-def contents_hash(name: str) -> str:
-    """Hash the file that a name points into, without what it imports; empty for a package or a file that is gone."""
-    path = Path(name.rpartition(":")[0])
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if is_own_file(name) and path.is_file() else ""
-
-
 @lru_cache(maxsize=64)
 def origin_of(name: str) -> Origin:
     """Look up what makes a model from elsewhere, and what it reads.
@@ -70,6 +60,8 @@ def origin_of(name: str) -> Origin:
     package, _, rest = name.partition(":")
     if is_own_file(name):
         return _of_file(name)
+    if name in given_origins:
+        return given_origins[name]
     if package == "timm":
         return _of_timm(rest)
     if package == "torchvision":
@@ -136,28 +128,38 @@ def _of_file(name: str) -> Origin:
         batch = inputs()
     except Exception as error:
         raise _not_built(f"{written}:example_inputs", error) from error
+    return origin_of_batch(name, f"example_inputs() {say(en='of', fr='de')} {written}", build, batch)
+
+
+def origin_of_batch(name: str, source: str, build: Callable[[], nn.Module], batch: object) -> Origin:
+    """Read off a batch, which `source` gave, what a module reads; refuse another batch than of images or tokens."""
     tokens = isinstance(batch, Tensor) and batch.dim() == 2 and not batch.is_floating_point()
     images = isinstance(batch, Tensor) and batch.dim() == 4 and batch.shape[1:] == (3, batch.shape[3], batch.shape[3])
     if not tokens and not images:
         given = tuple(batch.shape) if isinstance(batch, Tensor) else type(batch).__name__
         raise refusal(
-            en=f"example_inputs() of {written} gives {given}: a batch of square images (N, 3, S, S) or of whole "
+            en=f"{source} gives {given}: a batch of square images (N, 3, S, S) or of whole "
             "numbers (N, T) is needed.",
-            fr=f"example_inputs() de {written} donne {given} : il faut un batch d’images carrées (N, 3, S, S) ou de "
+            fr=f"{source} donne {given} : il faut un batch d’images carrées (N, 3, S, S) ou de "
             "nombres entiers (N, T).",
         )
     with torch.random.fork_rng(devices=[]), on_meta():
-        output = tried_on_meta(name, built(name, build), batch.to("meta"))
+        output = tried_on_meta(name, built(name, build), torch.empty_like(batch, device="meta"))
     return Origin(lambda size, classes: build(), "text" if tokens else "image", batch.shape[-1], output.shape[-1])
 
 
 def _imported(path: Path) -> ModuleType:
-    """Import one's own file under a name of its own; its neighbours can be imported by it."""
+    """Import one's own file under a name of its own; its neighbours can be imported by it.
+
+    Raises:
+        LabError: there is no such file, it fails, or a record is read and this user has not executed it before.
+    """
     if not path.is_file():
         raise refusal(
             en=f"the model's file {path} does not exist (in {Path.cwd()}).",
             fr=f"le fichier du modèle {path} n’existe pas (dans {Path.cwd()}).",
         )
+    check_execution(path)
     described = importlib.util.spec_from_file_location(f"dlojz_own_{path.stem}", path)
     assert described is not None and described.loader is not None  # of a file that ends in .py
     module = importlib.util.module_from_spec(described)
@@ -204,7 +206,7 @@ def ensure_torchvision_imports() -> None:
     if _libraries or _extension_loads():
         return
     library = torch.library.Library("torchvision", "FRAGMENT")
-    for operator in _OPERATORS:
+    for operator in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, operator):
             library.define(f"{operator}{_SCHEMA}")
     _libraries.append(library)

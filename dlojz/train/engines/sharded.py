@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from dlojz.by_hand.zero import Zero, ZeroStage1, ZeroStage2, ZeroStage3
 from dlojz.config.run_config import RunConfig
-from dlojz.models.blocks import tied_names
+from dlojz.models.blocks import BlockList, tied_names
 from dlojz.train.checkpoint_tensors import CheckpointTensors
 from dlojz.train.engines.base import (
     WEIGHTS,
@@ -103,7 +103,9 @@ class ZeroByHandEngine(Engine):
         make, group = partial(make_optimizer, self.config), self.axes.group("dp")
         if self.config.layout.zero == 3:
             dtype = torch.bfloat16 if self.config.precision == "bf16" else None
-            self.zero = ZeroStage3(module.to(self.device), make, compute_dtype=dtype, group=group)
+            blocks = cast(BlockList, module)
+            units = None if blocks.is_chain else list(blocks.blocks)[:-1]  # the last one calls them
+            self.zero = ZeroStage3(module.to(self.device), make, units=units, compute_dtype=dtype, group=group)
         else:
             stage = ZeroStage1 if self.config.layout.zero == 1 else ZeroStage2
             self.zero = stage(module.to(self.device), make, group=group)

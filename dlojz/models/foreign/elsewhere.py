@@ -1,0 +1,99 @@
+"""Names of models from elsewhere, and when an own file may be executed; loads no torch.
+
+`timm:NAME`, `torchvision:NAME` and `FILE.py:FUNCTION` are looked up, and an own file is executed, when a model is built
+or something about it has to be found out. Where a record is read that somebody else may have written
+(`executing_no_file`), a complete configuration is believed, and only a file that this user has executed before, with
+the contents that it has now, is executed: its hash is in `$XDG_CACHE_HOME/dlojz/own_files`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TypeGuard
+
+from dlojz.base.files import cache_folder
+from dlojz.base.language import refusal
+from dlojz.models.catalogue import spec
+from dlojz.models.sizes import Size
+
+_reading: ContextVar[bool] = ContextVar("reading", default=False)
+
+
+@contextmanager
+def executing_no_file() -> Iterator[None]:
+    """Read what somebody else may have written: no own file is executed within that this user has not executed."""
+    token = _reading.set(True)
+    try:
+        yield
+    finally:
+        _reading.reset(token)
+
+
+def executes_files() -> bool:
+    """Tell whether an own file may be executed here: not within `executing_no_file`."""
+    return not _reading.get()
+
+
+def is_elsewhere(name: object) -> TypeGuard[str]:
+    """Tell whether a name is that of a model from elsewhere: `timm:resnet50`, `my_file.py:build`."""
+    return isinstance(name, str) and ":" in name
+
+
+def is_own_file(name: str) -> bool:
+    """Tell whether a name is that of a function in a file, whose contents may change from one process to the next."""
+    return name.rpartition(":")[0].endswith(".py")
+
+
+def is_taken_as_told(name: str) -> bool:
+    """Tell whether a complete configuration is believed what it says of a model, which is looked up when it is built.
+
+    So is an own file, and where records are read any model from elsewhere.
+    """
+    return is_own_file(name) or (is_elsewhere(name) and not executes_files())
+
+
+def absolute_name(name: str) -> str:
+    """Make the path of an own file absolute; other names stay as they are."""
+    file, _, function = name.rpartition(":")
+    return f"{Path(file).expanduser().resolve()}:{function}" if is_own_file(name) else name
+
+
+def size_of(name: str) -> Size | None:
+    """Look up the dimensions of a model of the catalogue; None for one from elsewhere, which is not looked up.
+
+    Raises:
+        LabError: no model has this name.
+    """
+    return None if is_elsewhere(name) else spec(name).size
+
+
+def contents_hash(name: str) -> str:
+    """Hash the file that a name points into, without what it imports; empty for a package or a file that is gone."""
+    path = Path(name.rpartition(":")[0])
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if is_own_file(name) and path.is_file() else ""
+
+
+def check_execution(path: Path) -> None:
+    """Refuse to execute an unknown file where a record is read; elsewhere note it as known, with its contents.
+
+    Raises:
+        LabError: if it may not be executed here.
+    """
+    folder = cache_folder("own_files")
+    mark = hashlib.sha256(str(path.resolve()).encode() + b"\0" + path.read_bytes()).hexdigest()
+    if executes_files():
+        if folder is not None:
+            with suppress(OSError):
+                (folder / mark).touch()
+    elif folder is None or not (folder / mark).exists():
+        raise refusal(
+            en=f"predicting this model executes {path}, and reading a record executes no file that you have not "
+            "executed as it is now: if you trust it, name it yourself, as in `dlojz predict --model FILE.py:FUNCTION`.",
+            fr=f"prédire ce modèle exécute {path}, et la lecture d’un bilan n’exécute aucun fichier que vous n’avez "
+            "pas exécuté tel qu’il est : si vous lui faites confiance, nommez-le vous-même, par exemple avec "
+            "`dlojz predict --model FICHIER.py:FONCTION`.",
+        )

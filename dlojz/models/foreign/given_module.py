@@ -1,0 +1,57 @@
+"""Modules given in Python, named like models from elsewhere: `module:CLASS-1`, in this process alone.
+
+A module is copied without its memory, so that the caller's stays as it is, whatever is done to it later.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from dlojz.base.language import refusal, say
+from dlojz.models.foreign.elsewhere import is_own_file
+from dlojz.models.foreign.sources import built, given_origins, origin_of_batch
+
+
+def changes_its_model(name: str) -> bool:
+    """Tell whether a name may be another model's in another process: one's own file, or a module given in Python."""
+    return is_own_file(name) or name in given_origins
+
+
+def name_of_module(module: nn.Module, batch: object) -> str:
+    """Name a module, as it is now, so that it is predicted like a model from elsewhere.
+
+    Args:
+        module: On any device.
+        batch: Example of its inputs: images or tokens.
+
+    Raises:
+        LabError: if its weights are not in fp32, it cannot be copied, or it does not run on the batch.
+    """
+    title = type(module).__name__
+    others = ", ".join(sorted({str(one.dtype) for one in module.parameters() if one.dtype != torch.float32}))
+    if others:
+        raise refusal(
+            en=f"{title} has weights in {others}: give it in fp32, and the precision of its training by "
+            "precision='bf16'.",
+            fr=f"{title} a des poids en {others} : donnez-le en fp32, et la précision de l’entraînement par "
+            "precision='bf16'.",
+        )
+    name = f"module:{title}-{len(given_origins) + 1}"
+    copied = _copied(module, name)
+    source = say(en="the example of inputs", fr="l’exemple d’entrées")
+    given_origins[name] = origin_of_batch(name, source, lambda: _copied(copied, name), batch)
+    return name
+
+
+def _copied(module: nn.Module, name: str) -> nn.Module:
+    """Copy a module onto the meta device, with its shared weights, whatever its own device."""
+    memo: dict[int, Any] = {}
+    for one in module.parameters():
+        memo[id(one)] = nn.Parameter(torch.empty_like(one, device="meta"), requires_grad=one.requires_grad)
+    for buffer in module.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return built(name, lambda: copy.deepcopy(module, memo)).train()
