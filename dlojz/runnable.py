@@ -52,7 +52,7 @@ def check_plan(config: RunConfig) -> None:
     """
     from dlojz.prediction.shapes import build_on_meta
 
-    sizes = (config.model, config.image_size, config.sequence_length, config.num_classes)
+    sizes = (config.built_model, config.image_size, config.sequence_length, config.num_classes)
     build_on_meta(*sizes, routing=config.routing).plan_activations(block_choices(config.layout.activation_plan))
 
 
@@ -90,7 +90,7 @@ def _check_parts(config: RunConfig) -> None:
     from dlojz.by_hand.tensor.split import split_model
     from dlojz.prediction.shapes import build_on_meta
 
-    model = build_on_meta(config.model, config.image_size, config.sequence_length, config.num_classes)
+    model = build_on_meta(config.built_model, config.image_size, config.sequence_length, config.num_classes)
     layout = config.layout
     if layout.engine == "torch":
         from dlojz.train.engines.tensor_engines import torch_parts

@@ -26,8 +26,9 @@ _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
 @verb(
     "plan",
     """
-    --model NAME  catalogue name or published decoder (default: coatnet_7)
-        // nom du catalogue ou décodeur publié (par défaut : coatnet_7)
+    --model NAME  of the catalogue, timm:NAME, torchvision:NAME, FILE.py:FUNCTION, or a published decoder
+        (default: coatnet_7)
+        // du catalogue, timm:NOM, torchvision:NOM, FICHIER.py:FONCTION, ou un décodeur publié (par défaut : coatnet_7)
     --cluster NAME = jean_zay_a100  name, a TOML file of one's own, or here // nom, fichier TOML à soi, ou here
     --gpus INT[,INT]  how many; several: 8,16,32 (default: 8) // combien ; plusieurs : 8,16,32 (par défaut : 8)
     --batch INT>=1  samples of one step (default: 64) // échantillons d’une itération (par défaut : 64)
@@ -49,8 +50,8 @@ _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
     --write FOLDER  folder for the files of the best // dossier pour les fichiers de la meilleure
     --account NAME  whose hours the job script bills // compte que facture le script
     --top INT>=1 = 12  lines of each list // lignes de chaque liste
-    --measure  with --cluster here: run the best layouts too, side by side
-        // avec --cluster here : exécuter aussi les meilleures, côte à côte
+    --measure  with --cluster here: run the first three too (with --top as many), side by side
+        // avec --cluster here : exécuter aussi les trois premières (avec --top, autant), côte à côte
     --script  print the best one's job script // afficher le script du travail
     """,
     JSON,
@@ -63,8 +64,9 @@ How to read the answer: the step has an interval, because the cost model was hel
 seen (`dlojz validate`); "closest evidence" is the nearest of them. Every refused layout has one reason of a closed
 list; --why asks for one by name, and tells the smallest change that would admit it.
 
-The model is a name of the catalogue (`dlojz models`), a published decoder (megatron-1t, bloom-176b, gpt3-175b,
-llama-3-405b, …), or sizes: --layers, --hidden, --heads, --vocabulary, --sequence-length.""",
+The model is a name of the catalogue (`dlojz models`), one from elsewhere (timm:NAME, torchvision:NAME, a FUNCTION of
+your own FILE.py), a published decoder (megatron-1t, bloom-176b, gpt3-175b, llama-3-405b, …), or sizes: --layers,
+--hidden, --heads, --vocabulary, --sequence-length.""",
     fr="""Trouver la meilleure configuration d’un modèle sur un calculateur : toutes les combinaisons de Data, Tensor
 et Pipeline Parallelism, de Context Parallelism (décodeurs, à partir de 16384 tokens), de ZeRO, de micro-batch,
 d’ordonnancement et de chunks, de recalcul, de Sequence Parallelism, d’offload et de moteur sont pesées (octets) et
@@ -74,8 +76,9 @@ Comment lire la réponse : l’itération a un intervalle, car le modèle de co�
 pas vues (`dlojz validate`) ; la « mesure la plus proche » est l’une d’elles. Chaque configuration refusée l’est pour
 une raison d’une liste fermée ; --why interroge sur l’une d’elles et donne le plus petit changement qui l’admettrait.
 
-Le modèle est un nom du catalogue (`dlojz models`), un décodeur publié (megatron-1t, bloom-176b, gpt3-175b,
-llama-3-405b, …), ou des tailles : --layers, --hidden, --heads, --vocabulary, --sequence-length.""",
+Le modèle est un nom du catalogue (`dlojz models`), un modèle venu d’ailleurs (timm:NOM, torchvision:NOM, une FONCTION
+de votre FICHIER.py), un décodeur publié (megatron-1t, bloom-176b, gpt3-175b, llama-3-405b, …), ou des tailles :
+--layers, --hidden, --heads, --vocabulary, --sequence-length.""",
     examples="""
     dlojz plan --model coatnet_7 --cluster jean_zay_a100 --gpus 8 --batch 64
     dlojz plan --model bloom-176b --cluster jean_zay_a100 --gpus 384 --batch 2048 --figure plan.png
@@ -83,6 +86,8 @@ llama-3-405b, …), ou des tailles : --layers, --hidden, --heads, --vocabulary, 
     dlojz plan --layers 32 --hidden 4096 --heads 32 --vocabulary 32000 --sequence-length 4096 --gpus 8,16,32 --batch 512
     dlojz plan --model coatnet_7 --gpus 8 --batch 64 --write planned/ --hours 2 --steps 1000 --account PROJECT
     dlojz plan --model coatnet_tiny --cluster here --gpus 2 --batch 16 --measure # on this machine // sur cette machine
+    dlojz plan --model timm:vit_base_patch16_224 --cluster jean_zay_a100 --gpus 8 --batch 256
+    dlojz plan --model my_file.py:build --cluster here --measure
     """,
 )
 def plan_command(given: Given, answer: Answer) -> int:
@@ -257,6 +262,7 @@ def _write(best: Any, folder: Path, given: Given) -> None:
 
 TAKEN: Final = ("cluster", "model", "gpus", "batch", "figure", "top", "measure", "json")
 ROUNDS: Final = 6
+MEASURED: Final = 3
 MOST_MEASURED: Final = 8
 
 
@@ -279,7 +285,7 @@ def plan_here_answer(given: Given, answer: Answer) -> int:
         )
     top, processes = given["top"], _numbers(given["gpus"] or "2")[0]
     made = plan_here(given["model"] or "coatnet_tiny", processes, given["batch"] or 16)
-    kinds = made.kinds()[: min(top, MOST_MEASURED)]
+    kinds = made.kinds()[: min(top, MOST_MEASURED) if "top" in given else MEASURED]
     measured_s: list[float] = []
     if given["measure"]:
         from dlojz.running.measure import measure_steps
@@ -301,7 +307,7 @@ def plan_here_answer(given: Given, answer: Answer) -> int:
     answer(facts(*made.lines()))
     answer(_table(made, top, measured_s))
     if measured_s:
-        answer(_verdict(measured_s))
+        answer(_verdict([one.title for one in kinds], measured_s))
     return main.DONE
 
 
@@ -318,11 +324,19 @@ def _table(made: Any, top: int, measured_s: list[float]) -> Table:
     return Table(head if measured_s else head[:-1], tuple(rows))
 
 
-def _verdict(measured_s: list[float]) -> str:
-    loss = spaced_percent(measured_s[0] / min(measured_s) - 1)
+def _verdict(layouts: list[str], measured_s: list[float]) -> str:
+    best = measured_s.index(min(measured_s))
+    loss = spaced_percent(measured_s[0] / measured_s[best] - 1)
+    if best == 0:
+        return say(
+            en=f"The first choice wins, as predicted: it is the fastest of the {len(measured_s)} that were measured.",
+            fr=f"Le premier choix gagne, comme prédit : c’est le plus rapide des {len(measured_s)} mesurés.",
+        )
     return say(
-        en=f"The first choice takes {loss} longer than the best of the {len(measured_s)} that were measured.",
-        fr=f"Le premier choix prend {loss} de plus que le meilleur des {len(measured_s)} mesurés.",
+        en=f"{layouts[best]} wins: the first choice takes {loss} longer than it, the best of the {len(measured_s)} "
+        "that were measured.",
+        fr=f"{layouts[best]} gagne : le premier choix prend {loss} de plus que lui, le meilleur des {len(measured_s)} "
+        "mesurés.",
     )
 
 

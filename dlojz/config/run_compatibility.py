@@ -24,18 +24,18 @@ from dlojz.models.sizes import CoAtNetSize, GPTSize
 # --- models from elsewhere --------------------------------------------------------------------------------------------
 
 WHOLE_LAYOUT: Final = {
-    **{"tp": 1, "pp": 1, "cp": 1, "checkpointing": "none", "activation_plan": "", "offload": "none"},
-    "gradient_compression": "none",
+    **{"tp": 1, "cp": 1, "activation_plan": "", "offload": "none", "gradient_compression": "none"},
 }
-"""Fields of a layout that are plain with a model from elsewhere, whose blocks form no chain."""
+"""Fields of a layout that are plain with a model from elsewhere."""
 
 
 def _beyond_replicas(config: RunFields) -> Facts | None:
-    """Find what a model from elsewhere cannot be laid out with: all but replicas, whole or sharded."""
+    """Find what a model from elsewhere cannot be laid out with: all but replicas, whole or sharded, and pipelines."""
     if not is_elsewhere(config.model):
         return None
     plain = {"update": "auto", "library": "none"}
-    return first_set(config.layout, WHOLE_LAYOUT) or first_set(config, plain)
+    recomputed = {} if config.layout.pp > 1 else {"checkpointing": "none"}
+    return first_set(config.layout, {**WHOLE_LAYOUT, **recomputed}) or first_set(config, plain)
 
 
 ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
@@ -43,11 +43,11 @@ ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
         "models from elsewhere have replicas",
         _beyond_replicas,
         en="{name}={value!r} was received with {config.model}, but a model from elsewhere is predicted and run with "
-        "replicas, whole or sharded (DDP, FSDP2, DeepSpeed, by hand), or on one process alone: use {name}={plain!r}, "
-        "or a model of the catalogue.",
+        "replicas, whole or sharded (DDP, FSDP2, DeepSpeed, by hand), in a pipeline, or on one process alone: use "
+        "{name}={plain!r}, or a model of the catalogue.",
         fr="{name}={value!r} a été reçu avec {config.model}, mais un modèle venu d’ailleurs se prédit et s’exécute "
-        "seulement avec des répliques, entières ou découpées (DDP, FSDP2, DeepSpeed, à la main), ou sur un seul "
-        "processus : prenez {name}={plain!r}, ou un modèle du catalogue.",
+        "seulement avec des répliques, entières ou découpées (DDP, FSDP2, DeepSpeed, à la main), en pipeline, ou sur "
+        "un seul processus : prenez {name}={plain!r}, ou un modèle du catalogue.",
     ),
 )
 """What a model from elsewhere may not be combined with."""

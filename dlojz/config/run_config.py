@@ -29,6 +29,7 @@ from dlojz.config.run_compatibility import CONTEXT, ELSEWHERE, LIBRARY
 from dlojz.config.schedules import COMPRESSED, LOCAL, MULTIPLE, default_local_steps, default_warmup_steps
 from dlojz.models.experts.routing import Routing
 from dlojz.models.foreign.elsewhere import (
+    CHAIN,
     absolute_name,
     contents_hash,
     executes_files,
@@ -174,6 +175,11 @@ class RunConfig(RunFields):
     def num_classes(self) -> int:
         """Classes the model tells apart (size of the vocabulary for text)."""
         return datasets.num_classes(self.data_name) or models.spec(self.model).num_classes
+
+    @property
+    def built_model(self) -> str:
+        """Name under which the model is built: in a pipeline, one from elsewhere is cut into a chain of blocks."""
+        return CHAIN + self.model if is_elsewhere(self.model) and self.layout.pp > 1 else self.model
 
     @property
     def routing(self) -> Routing | None:

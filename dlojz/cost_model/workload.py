@@ -1,8 +1,8 @@
 """Workload of a model: its operators with their shapes on one rank, and how long each takes on one GPU.
 
 A workload is a list of layer kinds in order; embedding and logits are layers of their own, because a pipeline's first
-and last stages carry them. A decoder's operators follow from its size; an image model's are read off its forward pass
-on the meta device, where a convolution is the product that it comes to.
+and last stages carry them. A decoder's operators follow from its size; those of an image model, and of one from
+elsewhere, are read off its forward pass on the meta device, where a convolution is the product that it comes to.
 
 Times come from shapes and from the `Calibration`, never from the name of a model. A product [m, k] × [k, n], `batch`
 times, is computed in tiles, one per multiprocessor at a time, so its time is a whole number of waves; any other
@@ -595,7 +595,7 @@ class Workload:
     Attributes:
         name: of the model.
         kinds: in order; the first one's input is the sample.
-        size: of the decoder; None for an image model.
+        size: of the decoder; None for an image model, and for one from elsewhere.
     """
 
     name: str
@@ -668,14 +668,16 @@ def workload(model: DecoderSize | str, image_size: int | None = None, sequence_l
     size = spec.size
     if isinstance(size, GPTSize | LlamaSize | QwenSize):
         return decoder_workload(_decoder_size(size, spec.num_classes, sequence_length or spec.sequence_length or 1))
-    if spec.family == "text":
+    if spec.family == "text" and size is not None:
         raise refusal(
             en=f"the time of {model} is not predicted: its latent attention is in no cost model here; use a model of "
             "the gpt, llama or qwen families.",
             fr=f"le temps de {model} n’est pas prédit : aucun modèle de coût ici n’a son attention latente ; prenez un "
             "modèle des familles gpt, llama ou qwen.",
         )
-    return _image_workload(model, image_size or spec.image_size or 1, spec.num_classes)
+    return _traced_workload(
+        model, image_size or spec.image_size, sequence_length or spec.sequence_length, spec.num_classes
+    )
 
 
 PASS_BACKWARD: Final = 2.0
@@ -728,10 +730,13 @@ def _decoder_size(size: GPTSize | LlamaSize | QwenSize, vocabulary: int, tokens:
 
 
 @lru_cache(maxsize=32)
-def _image_workload(model: str, image_size: int, num_classes: int) -> Workload:
+def _traced_workload(
+    model: str, image_size: int | None, sequence_length: int | None, num_classes: int
+) -> Workload:
+    """The workload of a model whose operators are read off its forward pass: of images, or from elsewhere."""
     kinds: list[Kind] = []
     former: BlockWork | None = None
-    for block in traced_blocks(model, image_size, num_classes):
+    for block in traced_blocks(model, image_size, sequence_length, num_classes):
         if former is not None and former == block:
             kinds[-1] = replace(kinds[-1], count=kinds[-1].count + 1)
             continue
@@ -740,7 +745,7 @@ def _image_workload(model: str, image_size: int, num_classes: int) -> Workload:
         name = f"{len(kinds)} {block.name}"
         sums = (2, 2) if has_attention else (1, 1)
         kinds.append(Kind(name, 1, block.parameters, _operators(block), block.elements, sums))
-    return Workload(f"{model}-{image_size}", tuple(kinds))
+    return Workload(f"{model}-{image_size or sequence_length}", tuple(kinds))
 
 
 def _operators(block: BlockWork) -> Callable[[Cut], tuple[LayerOperator, ...]]:
@@ -766,23 +771,61 @@ def _operator(one: Traced, cut: Cut) -> LayerOperator:
 
 @lru_cache(maxsize=32)
 @refusing_overflow()
-def traced_blocks(model: str, image_size: int, num_classes: int) -> tuple[BlockWork, ...]:
-    """The blocks of an image model with the operations of one sample's forward, in order."""
+def traced_blocks(
+    model: str, image_size: int | None, sequence_length: int | None, num_classes: int
+) -> tuple[BlockWork, ...]:
+    """The blocks of a model with the operations of one sample's forward, in order.
+
+    Where the last block calls the others, it has what they do not compute, and the loss of a text.
+    """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
+    from dlojz.models.meta import sample_inputs
     from dlojz.prediction.shapes import build_on_meta
 
-    built: Any = build_on_meta(model, image_size, None, num_classes).eval()
-    x = torch.empty(1, 3, image_size, image_size, device="meta")
+    built: Any = build_on_meta(model, image_size, sequence_length, num_classes).eval()
+    x = sample_inputs(model, image_size=image_size, sequence_length=sequence_length)
     found = []
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        if not built.is_chain:
+            return _nested_work(built, x, sequence_length is not None)
         for block in built.blocks:
             with _recorder() as recorder:
                 x = block(x)
             parameters = sum(one.numel() for one in block.parameters())
             found.append(BlockWork(type(block).__name__, parameters, x.numel(), tuple(recorder.traced)))
     return tuple(found)
+
+
+def _nested_work(built: Any, x: Tensor, text: bool) -> tuple[BlockWork, ...]:
+    """Blocks of which the last calls the others, each once."""
+    *parts, whole = built.blocks
+    elements, own = [0] * len(parts), [set(block.parameters()) for block in built.blocks]
+    own[-1] -= set().union(*own[:-1])
+    traced: list[list[Traced]] = [[] for _ in built.blocks]
+    with _recorder() as recorder:
+
+        def enter(number: int) -> None:
+            recorder.traced = traced[number]
+
+        def leave(number: int, output: Any) -> None:
+            recorder.traced = traced[-1]
+            elements[number] = sum(one.numel() for one in _flat((output,)) if _is_tensor(one))
+
+        hooks: list[Any] = []
+        for number, part in enumerate(parts):
+            hooks.append(part.register_forward_pre_hook(lambda *_, number=number: enter(number)))
+            hooks.append(part.register_forward_hook(lambda *given, number=number: leave(number, given[-1])))
+        recorder.traced = traced[-1]
+        logits = whole(x)
+        for hook in hooks:
+            hook.remove()
+    if text:
+        traced[-1].append(Traced(None, False, LOSS_BYTES["torch"][0] * logits.numel()))
+    names = [type(block).__name__ for block in built.blocks]
+    held = [sum(one.numel() for one in parameters) for parameters in own]
+    return tuple(map(BlockWork, names, held, [*elements, logits.numel()], map(tuple, traced)))
 
 
 def _recorder() -> Any:
@@ -831,7 +874,8 @@ def traced_operation(name: str, args: Any, result: Any) -> Traced | None:
     if name.lstrip("_").startswith(_VIEWS) or name in ("detach", "alias", "unsafe_view", "_unsafe_view"):
         return None
     written = [one for one in _flat((result,)) if _is_tensor(one)]
-    return Traced(None, False, 2.0 * sum(one.numel() for one in (*tensors, *written)))
+    read = written if name == "embedding" else tensors  # of its matrix, only the rows that are looked up
+    return Traced(None, False, 2.0 * sum(one.numel() for one in (*read, *written)))
 
 
 def _flat(values: Any) -> Iterator[Any]:

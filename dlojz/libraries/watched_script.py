@@ -86,10 +86,11 @@ def replicas_of(module: nn.Module) -> int | None:
     if isinstance(module, DistributedDataParallel):
         return int(module.process_group.size())
     if isinstance(module, FullyShardedDataParallel):
-        between = getattr(module, "_inter_node_pg", None)
-        return int(module.process_group.size()) * (between.size() if between is not None else 1)
+        groups: list[Any] = [module.process_group, getattr(module, "_inter_node_pg", None)]
+        return math.prod(int(group.size()) for group in groups if group is not None)
     if type(module).__module__.startswith("deepspeed."):
-        return int(module.dp_world_size)
+        replicas: Any = module.dp_world_size
+        return int(replicas)
     return _replicas_of_mesh(module)
 
 

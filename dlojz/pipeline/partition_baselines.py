@@ -405,7 +405,7 @@ def block_weights(
             en="the pattern belongs to the weights by regex: give both (by regex, pattern Attention), or neither.",
             fr="le motif va avec les poids par regex : donnez les deux (par regex, motif Attention), ou aucun.",
         )
-    counted = _counted(config.model, config.image_size, config.sequence_length, config.num_classes)
+    counted = _counted(config.built_model, config.image_size, config.sequence_length, config.num_classes)
     kinds = tuple(kind for kind, _, _ in counted)
     if by == "parameters":
         return BlockWeights(by, kinds, tuple(parameters for _, parameters, _ in counted), "")
@@ -478,7 +478,7 @@ def block_times(config: RunConfig, repetitions: int = REPETITIONS, tell: Tell | 
         )
     device = torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
     built, x = _on_meta(
-        config.model, config.image_size, config.sequence_length, config.num_classes, config.layout.micro_batch
+        config.built_model, config.image_size, config.sequence_length, config.num_classes, config.layout.micro_batch
     )
     if not built.is_chain:
         raise refusal(

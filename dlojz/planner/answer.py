@@ -339,9 +339,12 @@ class Choice(ChosenLayout):
         ]
         if self.bill is not None:
             rows.append((say(en="whole training", fr="entraînement entier"), self._training_words(self.bill)))
+        kind = say(en="image model", fr="modèle d’images")
+        if not self.question.subject.is_image:
+            kind = say(en="model from elsewhere", fr="modèle venu d’ailleurs")
         none = say(
-            en="none: no image model is among the published measurements; the interval is that of decoders",
-            fr="aucune : pas de modèle d’images parmi les mesures publiées ; l’intervalle est celui des décodeurs",
+            en=f"none: no {kind} is among the published measurements; the interval is that of decoders",
+            fr=f"aucune : pas de {kind} parmi les mesures publiées ; l’intervalle est celui des décodeurs",
         )
         told = none if self.evidence is None else self.evidence.words
         if self.question.subject.num_experts:

@@ -28,7 +28,15 @@ from dlojz.planner.planned_memory import layout_memories, searched_memories
 from dlojz.planner.planned_model import chosen, subject
 from dlojz.planner.question import FLASH_FROM, MOST_BATCH, Question, batch_refusal, check_gpus, check_precision
 from dlojz.planner.search import MOST_SIMULATED, SearchResult, search, simulate_fastest
-from dlojz.planner.space import PlannedLayout, candidates_of, columns_of, gigabytes, reason_counts, reason_words
+from dlojz.planner.space import (
+    PlannedLayout,
+    candidates_of,
+    columns_of,
+    gigabytes,
+    reason_counts,
+    reason_words,
+    running_engines,
+)
 
 NOT_CLUSTERS: Final = ("local",)
 
@@ -207,6 +215,8 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
         catalogue=bool(asked.catalogue),
         experts=asked.num_experts > 0,
     )
+    if asked.is_elsewhere:
+        names = running_engines(asked, found_precision, names)
     flash = site.gpu.name.split("-")[0] in FLASH_FROM if fused_attention is None else fused_attention
     question = Question(
         asked, site, _calibration(site, calibration), batch, numbers, found_precision, names, flash, fused_loss,

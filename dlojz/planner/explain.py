@@ -37,6 +37,7 @@ from dlojz.planner.space import (
     layouts_of,
     more_percent,
     part_words,
+    run_refusal,
     sequence_parts,
 )
 
@@ -257,6 +258,9 @@ def _schedule(question: Question, one: PlannedLayout) -> str:
 
 def _not_offered(question: Question, one: PlannedLayout) -> str:
     """What of a layout its library does not offer."""
+    subject, precision = question.subject, question.precision
+    if subject.is_elsewhere and (said := run_refusal(subject, precision, one)):
+        return said
     offer, name = OFFERS[one.engine], one.engine
     zero = offer.zero_pipeline if one.pp > 1 else offer.zero
     listed = ", ".join(map(str, zero))

@@ -45,7 +45,7 @@ class Subject:
     """Model to plan for.
 
     Attributes:
-        catalogue: its name in the catalogue of models; empty for sizes alone.
+        catalogue: its name in the catalogue of models, or from elsewhere; empty for sizes alone.
         image_size, sequence_length: of its samples; None where the other is meant.
         num_layers: that a pipeline can cut between: decoder layers, or blocks of an image model.
     """
@@ -59,13 +59,18 @@ class Subject:
 
     @property
     def size(self) -> DecoderSize | None:
-        """Of a decoder; None for an image model."""
+        """Of a decoder; None for an image model, and for one from elsewhere."""
         return self.workload.size
 
     @property
     def is_image(self) -> bool:
         """Whether it reads images."""
-        return self.size is None
+        return self.image_size is not None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it comes from elsewhere (timm, torchvision, one's own file), so that its rules say what runs it."""
+        return ":" in self.catalogue
 
     @property
     def num_parameters(self) -> int:
@@ -125,10 +130,10 @@ def published() -> tuple[str, ...]:
 
 
 def subject(model: str | DecoderSize, *, image_size: int | None = None, sequence_length: int | None = None) -> Subject:
-    """The model of a name (of the catalogue, or published) or of a decoder's sizes.
+    """The model of a name (of the catalogue, from elsewhere, or published) or of a decoder's sizes.
 
     Args:
-        model: e.g. `coatnet_7`, `megatron-1t`, or a `DecoderSize`.
+        model: e.g. `coatnet_7`, `timm:convnext_base`, `megatron-1t`, or a `DecoderSize`.
         image_size: pixels of a side, of an image model; by default the catalogue's.
         sequence_length: tokens; by default those of the model.
 
@@ -143,7 +148,7 @@ def subject(model: str | DecoderSize, *, image_size: int | None = None, sequence
             en=f"model must be a name or a DecoderSize, but {model!r} was received.",
             fr=f"model doit être un nom ou un DecoderSize, mais {model!r} a été reçu.",
         )
-    if model in models.names():
+    if model in models.names() or ":" in model:
         return _of_catalogue(model, image_size, sequence_length)
     key = model.strip().lower().replace("_", "-")
     if key not in published():
@@ -168,9 +173,9 @@ def _of_catalogue(model: str, image_size: int | None, sequence_length: int | Non
     work = workload(model, image_size, sequence_length)
     layers = work.size.layers if work.size is not None else sum(kind.count for kind in work.kinds)
     return Subject(
-        model,
+        spec.name.rpartition("/")[2],  # without the folder of one's own file
         work,
-        model,
+        spec.name,
         (image_size or spec.image_size) if spec.family == "image" else None,
         (sequence_length or spec.sequence_length) if spec.family == "text" else None,
         layers,

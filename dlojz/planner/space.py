@@ -15,8 +15,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, minus, say
+from dlojz.config.compatibility import check
 from dlojz.config.fields import LayoutFields, PipelineSchedule
+from dlojz.config.run_compatibility import RUN
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import CHECKPOINTING, OFFLOAD, SCHEDULES, Layouts
 from dlojz.cost_model.layouts import WORDS, Integers
@@ -187,7 +190,7 @@ def reason_counts(codes: NDArray[np.uint8]) -> dict[str, int]:
 
 
 def run_config_of(subject: Subject, precision: Precision, one: PlannedLayout, **others: Any) -> RunConfig:
-    """Convert a layout of a model of the catalogue to a `RunConfig`.
+    """Convert a layout of a model of the catalogue, or from elsewhere, to a `RunConfig`.
 
     Args:
         one: the layout; its engine is one of the lab's.
@@ -203,6 +206,22 @@ def run_config_of(subject: Subject, precision: Precision, one: PlannedLayout, **
     return RunConfig.of(
         **{"model": subject.catalogue, **sample, "precision": precision, "device": "cuda", **layout, **others}
     )
+
+
+def running_engines(subject: Subject, precision: Precision, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Select the engines that run a model from elsewhere on two ranks, with one ZeRO stage at least.
+
+    Raises:
+        LabError: if none does; the sentence is that of the first.
+    """
+    said: dict[str, list[str]] = {}
+    for name in names:
+        asked = [PlannedLayout(dp=2, zero=zero, engine=name) for zero in OFFERS[name].zero]
+        said[name] = [run_refusal(subject, precision, one) for one in asked]
+    found = tuple(name for name, refusals in said.items() if not all(refusals))
+    if not found:
+        raise LabError(next(iter(said.values()))[0])
+    return found
 
 
 def divisors(number: int) -> list[int]:
@@ -318,7 +337,34 @@ def space_of(
     codes = np.zeros((degrees["dp"].size, options["zero"].size), np.uint8)
     for name, out in _rules(subject, degrees, options, [OFFERS[one] for one in names], batch, fused_attention):
         codes[(codes == 0) & out] = CODE[name]
-    return Space(subject, degrees, options, tuple(names), codes, precision, fused_attention, fused_loss)
+    found = Space(subject, degrees, options, tuple(names), codes, precision, fused_attention, fused_loss)
+    if subject.is_elsewhere:
+        _refuse_no_runs(found)
+    return found
+
+
+def _refuse_no_runs(space: Space) -> None:
+    """Refuse the layouts of a model from elsewhere that no run can have, by the rules of runs."""
+    judged = ("dp", "tp", "pp", "cp", "ep")
+    ranks = np.stack([space.degrees[name] for name in judged], axis=1)
+    distinct, group = np.unique(ranks, axis=0, return_inverse=True)
+    for number in range(len(distinct)):
+        rows = np.flatnonzero(group.reshape(-1) == number)
+        for column in np.flatnonzero((space.codes[rows] == 0).any(axis=0)).tolist():
+            row = rows[np.flatnonzero(space.codes[rows, column] == 0)[0]]
+            one = candidates_of(space, row * space.codes.shape[1] + column)[0]
+            if run_refusal(space.subject, space.precision, one):
+                own = space.codes[rows, column]
+                space.codes[rows, column] = np.where(own == 0, CODE["engine"], own)
+
+
+def run_refusal(subject: Subject, precision: Precision, one: PlannedLayout) -> str:
+    """Say why no run of a model can have a layout; empty where one can."""
+    try:
+        check(RUN, run_config_of(subject, precision, one))
+    except LabError as error:
+        return str(error)
+    return ""
 
 
 def _rules(

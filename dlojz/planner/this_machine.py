@@ -87,7 +87,7 @@ class Here:
     """Plan for this machine.
 
     Attributes:
-        model: name in the catalogue.
+        model: name in the catalogue, or of a model from elsewhere without its folder.
         batch: samples of one step.
         rows: what can be run, fastest first.
         refused: what cannot, by title, each with the sentence that says why.
@@ -192,7 +192,7 @@ def plan_here(model: str, ranks: int = 2, batch: int = 16, *, measured: Measured
     """Plan for this machine: every layout that its processes can run, with its predicted step.
 
     Args:
-        model: name in the catalogue.
+        model: name in the catalogue, or from elsewhere (`timm:resnet18`, `my_file.py:build`).
         batch: samples of one step.
         measured: the machine's measurements; by default the user's file (`dlojz calibrate`).
 
@@ -224,7 +224,8 @@ def plan_here(model: str, ranks: int = 2, batch: int = 16, *, measured: Measured
             fr=f"aucune configuration de {model} sur {ranks} processus ne divise un batch de {batch} : essayez un "
             f"multiple de {ranks}.",
         )
-    return Here(model, ranks, batch, machine, tuple(sorted(rows, key=lambda one: one.step_s)), refused)
+    ordered = tuple(sorted(rows, key=lambda one: one.step_s))
+    return Here(rows[0].config.model_name, ranks, batch, machine, ordered, refused)
 
 
 def _asked(model: str, ranks: int, batch: int) -> Iterator[dict[str, Any]]:

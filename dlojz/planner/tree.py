@@ -19,7 +19,7 @@ from dlojz.cost_model.layouts import Integers
 from dlojz.planner.planned_memory import layout_memories
 from dlojz.planner.question import Question
 from dlojz.planner.search import SearchResult
-from dlojz.planner.space import LEAST_CONTEXT, PlannedLayout, candidates_of, columns_of, gigabytes
+from dlojz.planner.space import LEAST_CONTEXT, PlannedLayout, candidates_of, columns_of, gigabytes, run_refusal
 
 FAMILIES: Final = ("data", "zero", "tensor", "pipeline", "hybrid", "context", "offload")
 MOST_EXPOSED: Final = 0.25
@@ -161,9 +161,22 @@ def families_of(found: SearchResult) -> dict[str, Family]:
 
 def _alone(question: Question, found: SearchResult, zero: int = 0, checkpointing: str = "none") -> float:
     """Bytes of a rank of plain data parallelism with micro-batches of one sample."""
-    gpus, engine = max(question.gpus), question.engines[0]
-    one = PlannedLayout(dp=gpus, zero=zero, micro_batch=1, checkpointing=checkpointing, engine=engine)
+    if checkpointing != "none" and not _recomputes(question):
+        checkpointing = "none"
+    one = _replicated(question, zero, checkpointing)
     return float(layout_memories(found.space, columns_of([one], found.space), question.cluster.gpu).total_bytes[0])
+
+
+def _replicated(question: Question, zero: int, checkpointing: str) -> PlannedLayout:
+    gpus, engine = max(question.gpus), question.engines[0]
+    return PlannedLayout(dp=gpus, zero=zero, micro_batch=1, checkpointing=checkpointing, engine=engine)
+
+
+def _recomputes(question: Question) -> bool:
+    """Whether the model's activations can be computed again, which a model from elsewhere may not allow."""
+    subject = question.subject
+    one = _replicated(question, 0, "full")
+    return not subject.is_elsewhere or not run_refusal(subject, question.precision, one)
 
 
 def tree_of(question: Question, found: SearchResult) -> Tree:
@@ -193,11 +206,14 @@ def tree_of(question: Question, found: SearchResult) -> Tree:
         "Les états du modèle et un échantillon tiennent-ils sur un GPU ?",
         whole <= question.device_bytes,
         *compared(whole),
-    ) or ask(
-        "And if activations are computed again?",
-        "Et si l’on recalcule les activations ?",
-        again <= question.device_bytes,
-        *compared(again),
+    ) or (
+        _recomputes(question)
+        and ask(
+            "And if activations are computed again?",
+            "Et si l’on recalcule les activations ?",
+            again <= question.device_bytes,
+            *compared(again),
+        )
     ):
         if ask(
             "Is there a sample for every GPU?",

@@ -430,7 +430,7 @@ def boundaries_of_run(config: RunConfig) -> tuple[Boundary, ...]:
     split = split_of(config)
     # Without sequence parallelism every rank has all of what passes between two blocks.
     return _boundaries(
-        config.model,
+        config.built_model,
         config.image_size,
         config.sequence_length,
         config.num_classes,
@@ -473,7 +473,7 @@ def _boundaries(
 def block_messages(config: RunConfig) -> tuple[tuple[BlockMessage, ...], ...]:
     """List what each block sends along the tensor axis for one micro-batch, the loss with the last; for tp > 1."""
     layout, split = config.layout, split_of(config)
-    blocks = _blocks(config.model, config.image_size, config.sequence_length, config.num_classes, split)
+    blocks = _blocks(config.built_model, config.image_size, config.sequence_length, config.num_classes, split)
     boundaries = boundaries_of_run(config)
     half = HALF_BYTES if config.precision != "fp32" else FP32_BYTES
     weight_bytes = FP32_BYTES if layout.strategy in AUTOCAST else half

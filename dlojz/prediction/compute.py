@@ -77,7 +77,7 @@ def recomputed_flops(config: RunConfig) -> dict[int, float]:
     """Count the FLOPs of a step that recompute each block in backward, with whole layers; empty where none is."""
     layout = config.layout
     tokens = config.sequence_length and config.sequence_length // layout.cp
-    sizes = (config.model, config.image_size, tokens, config.num_classes)
+    sizes = (config.built_model, config.image_size, tokens, config.num_classes)
     samples = layout.micro_batch if config.experts is not None else 1  # capacities are rounded up
     flops_of = _flops_by_module(*sizes, WHOLE, routing=config.routing, samples=samples)
     times = layout.micro_batch * layout.micro_batches / samples
@@ -97,7 +97,7 @@ def _mixed_flops(config: RunConfig, rank: int) -> float:
     """
     layout = config.layout
     flops_of = _flops_by_module(
-        config.model,
+        config.built_model,
         None,
         config.sequence_length,
         config.num_classes,
@@ -114,7 +114,8 @@ def _split_flops(config: RunConfig, rank: int) -> float:
     """FLOPs of one sample on a rank that holds part of each layer, counted on that part."""
     _, tp_rank, _ = axes_of(config, rank)
     split = split_of(config, tp_rank)
-    flops_of = _flops_by_module(config.model, config.image_size, config.sequence_length, config.num_classes, split)
+    sizes = (config.image_size, config.sequence_length, config.num_classes)
+    flops_of = _flops_by_module(config.built_model, *sizes, split)
     bounds = bounds_of(config, model_shapes(config)) if config.layout.pp > 1 else (0, num_blocks(model_shapes(config)))
     own = [block for stage in rank_stages(config, rank) for block in range(*bounds[stage : stage + 2])]
     forward = sum(flops_of.get(f"blocks.{block}", 0) for block in own)
@@ -132,7 +133,7 @@ RING_PASSES = 3.5
 def _context_flops(config: RunConfig) -> float:
     """FLOPs of one sample on a rank that computes S = T / cp of its tokens, without recomputation."""
     length = (config.sequence_length or 0) // config.layout.cp
-    forward = _flops_by_module(config.model, None, length, config.num_classes, WHOLE)[""]
+    forward = _flops_by_module(config.built_model, None, length, config.num_classes, WHOLE)[""]
     alone, ring = _attention_flops(config)
     return 3 * forward + keys_of(config).layers * (RING_PASSES * ring - 3 * alone)
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
+from dlojz.models.foreign.given_module import changes_its_model
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from dlojz.pipeline.schedule_catalogue import build
 from dlojz.prediction import forecast
@@ -128,8 +129,13 @@ def rank_memories(config: RunConfig, micro_batches: list[tuple[int, int]], devic
 
 @contextmanager
 def kept_summaries(config: RunConfig) -> Iterator[None]:
-    """Load the stored summaries of a model's ranks, and on exit store those that are new."""
-    model = (config.model, config.image_size, config.sequence_length, config.num_classes)
+    """Load the stored summaries of a model's ranks, and on exit store those that are new; none of one's own file, whose
+    contents may have changed.
+    """
+    if changes_its_model(config.model):
+        yield
+        return
+    model = (config.built_model, config.image_size, config.sequence_length, config.num_classes)
     if model not in _READ:
         _READ.add(model)
         _SUMMARIES.update(read(("summaries", model), _parsed) or {})
@@ -147,7 +153,7 @@ def _parsed(data: dict[str, Any]) -> dict[str, _Activations | _Engine]:
 
 def _prefix(config: RunConfig) -> str:
     """Beginning of the keys of all summaries of a model."""
-    return repr((config.model, config.image_size, config.sequence_length, config.num_classes))
+    return repr((config.built_model, config.image_size, config.sequence_length, config.num_classes))
 
 
 def outside_bytes(device: Device, world_size: int) -> int:
@@ -332,7 +338,7 @@ _BOUNDS: dict[Hashable, tuple[int, ...]] = {}
 def _bounds(config: RunConfig) -> tuple[int, ...]:
     layout = config.layout
     key = (
-        config.model, config.image_size, config.sequence_length, config.num_classes, layout.pp, layout.chunks,
+        config.built_model, config.image_size, config.sequence_length, config.num_classes, layout.pp, layout.chunks,
         layout.engine == "deepspeed", layout.schedule, layout.partition, layout.micro_batch,
     )  # fmt: skip
     if key not in _BOUNDS:
@@ -345,7 +351,7 @@ _KINDS: dict[Hashable, tuple[Hashable, ...]] = {}
 
 def _kinds(config: RunConfig) -> tuple[Hashable, ...]:
     """Kind of each block: equal for blocks whose parameters have the same names and shapes, but for the two ends."""
-    key = (config.model, config.image_size, config.sequence_length, config.num_classes)
+    key = (config.built_model, config.image_size, config.sequence_length, config.num_classes)
     if key not in _KINDS:
         _KINDS[key] = _kinds_of(model_shapes(config))
     return _KINDS[key]

@@ -354,7 +354,7 @@ def trace_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> Memor
 def key_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> TraceKey:
     """Return what the trace of a run depends on; arguments as for `trace_of`."""
     return TraceKey(
-        config.model,
+        config.built_model,
         config.image_size,
         config.sequence_length,
         config.num_classes,

@@ -208,25 +208,26 @@ def split_of(config: RunConfig, tp_rank: int = 0) -> Split:
 
 def model_shapes(config: RunConfig) -> ModelShapes:
     """Read the shapes of the whole model of a run, a tied matrix once."""
-    return _shapes(config.model, config.image_size, config.sequence_length, config.num_classes, WHOLE, config.routing)
+    sizes = (config.built_model, config.image_size, config.sequence_length, config.num_classes)
+    return _shapes(*sizes, WHOLE, config.routing)
 
 
 def untied_shapes(config: RunConfig, split: Split = WHOLE) -> ModelShapes:
     """Read the shapes of all blocks, or of a rank's part of them, with the matrix that a tied head computes with."""
-    sizes = (config.model, config.image_size, config.sequence_length, config.num_classes)
+    sizes = (config.built_model, config.image_size, config.sequence_length, config.num_classes)
     return _shapes(*sizes, split, config.routing, untied=has_tied_head(config))
 
 
 def shapes_of_modules(config: RunConfig) -> ModelShapes:
     """Read the shapes of all blocks, with a tied matrix in each module that computes with it."""
-    sizes = (config.model, config.image_size, config.sequence_length, config.num_classes)
+    sizes = (config.built_model, config.image_size, config.sequence_length, config.num_classes)
     return _shapes(*sizes, WHOLE, config.routing, untied=has_tied_head(config) or is_elsewhere(config.model))
 
 
 def share_shapes(config: RunConfig, tp_rank: int) -> ModelShapes:
     """Read the shapes of the part of all blocks that one rank of the tensor axis holds."""
     split = split_of(config, tp_rank)
-    return _shapes(config.model, config.image_size, config.sequence_length, config.num_classes, split)
+    return _shapes(config.built_model, config.image_size, config.sequence_length, config.num_classes, split)
 
 
 def build_on_meta(

@@ -508,11 +508,11 @@ def check_ranks(ranks: Sequence[RankActivities], names: Sequence[str]) -> None:
                 fr=f"{names[0]} vient d’une exécution à un processus : il n’attend personne ; donnez les traces d’une "
                 "exécution à plusieurs.",
             )
-        size = only.world_size or ""
+        every = str(only.world_size or "")
         raise refusal(
-            en=f"the trace of rank {only.rank} alone does not show whom it waits for: give those of all {size} ranks, "
+            en=f"the trace of rank {only.rank} alone does not show whom it waits for: give those of all {every} ranks, "
             "or their folder.".replace("  ", " "),
-            fr=f"la trace du seul rang {only.rank} ne montre pas qui il attend : donnez celles de tous les {size} "
+            fr=f"la trace du seul rang {only.rank} ne montre pas qui il attend : donnez celles de tous les {every} "
             "rangs, ou leur dossier.".replace("  ", " "),
         )
 

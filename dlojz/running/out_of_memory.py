@@ -221,8 +221,8 @@ class PostMortem:
         rank: the fullest one known.
         limit_bytes, limit_of: limit of a rank, and whose limit that is; None where it is not known.
         levers: the cheapest that help, those that can be run first; only for a run out of memory.
-        modules: of a script, at its predicted peak, the largest first.
         no_levers: why none could be predicted; empty where they were.
+        modules: of a script, at its predicted peak, the largest first.
     """
 
     record: RunRecord
@@ -233,8 +233,8 @@ class PostMortem:
     limit_bytes: int | None
     limit_of: str
     levers: tuple[Lever, ...]
-    modules: tuple[ModuleMemory, ...] = ()
     no_levers: str = ""
+    modules: tuple[ModuleMemory, ...] = ()
 
     @property
     def taken_bytes(self) -> int:

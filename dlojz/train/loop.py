@@ -269,7 +269,7 @@ def build_model(config: RunConfig) -> torch.nn.Module:
     """Build the model of a run, with the same weights on every rank and in every layout."""
     torch.manual_seed(config.seed)
     model = models.build(
-        config.model,
+        config.built_model,
         image_size=config.image_size,
         sequence_length=config.sequence_length,
         num_classes=config.num_classes,

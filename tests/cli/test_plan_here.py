@@ -11,6 +11,7 @@ from dlojz.base.errors import LabError
 from dlojz.cli import main
 from dlojz.cli.plan import plan_command
 from dlojz.running.measure import calibrated
+from tests.models import own_models
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,18 @@ def test_predicted_then_measured(
     assert (tmp_path / "here.png").stat().st_size > 10_000
     assert plan_command(asked) == main.DONE
     assert "one process, micro-batch 4 × 1" in capfd.readouterr().out
+
+
+def test_a_model_of_one_s_own_file_is_planned_then_run_and_the_verdict_names_the_winner(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
+    own = f"{own_models.__file__}:build"
+    asked = ["--cluster", "here", "--model", own, "--gpus", "1", "--batch", "4", "--measure"]
+    assert plan_command(asked) == main.DONE
+    told = capfd.readouterr()
+    assert "own_models.py:build on 1 process" in told.out and "fastest of the 1" in told.out
+    assert str(Path.cwd()) not in told.out and "Running 1 layouts" in told.err
 
 
 @pytest.mark.parametrize(

@@ -74,11 +74,39 @@ class Shared(Tied):
         self.layers[3] = self.layers[2]
 
 
+class Chained(Tied):
+    """A chain: its head has a weight of its own; each block reads a number of one buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+
+class Skipping(Chained):
+    """No chain: the third block reads what the first has given too."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        first = self.layers[0](self.token(tokens), self.scales[0])
+        x = self.layers[2](self.layers[1](first, self.scales[1]) + first, self.scales[2])
+        logits: Tensor = self.head(self.norm(self.layers[4](self.layers[3](x, self.scales[3]), self.scales[4])))
+        return logits
+
+
+class Measuring(Chained):
+    """Cannot be traced symbolically: it chooses by the number of tokens."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if tokens.shape[1] > TOKENS:
+            tokens = tokens[:, :TOKENS]
+        return super().forward(tokens)
+
+
 def build() -> nn.Module:
     return Tied()
 
 
 choosing, counting, pair, shared = Choosing, Counting, Pair, Shared
+chained, skipping, measuring = Chained, Skipping, Measuring
 
 
 def example_inputs() -> Tensor:

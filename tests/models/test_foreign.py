@@ -102,6 +102,40 @@ def test_what_cannot_be_built_or_traced_is_refused_in_one_sentence(name: str, wo
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        (f"{OWN}:chained", own_models.LAYERS + 2),
+        *(("torchvision:resnet18", 10), ("timm:vit_tiny_patch16_224", 14), ("timm:convnext_atto", 14)),
+    ],
+)
+def test_a_chain_computes_what_the_module_computes(name: str, blocks: int) -> None:
+    """With the same weights: stem, a block for each part with what stands between, head."""
+    torch.manual_seed(0)
+    chain = models.build(f"chain:{name}")
+    torch.manual_seed(0)
+    module = models.build(name)
+    assert chain.is_chain and len(chain.blocks) == blocks
+    assert sum(one.numel() for one in chain.parameters()) == sum(one.numel() for one in module.parameters())
+    inputs = torch.arange(own_models.TOKENS).reshape(1, -1) if OWN in name else torch.rand(1, 3, 224, 224)
+    assert torch.equal(chain.eval()(inputs), module.eval()(inputs))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (f"{OWN}:build", "head.weight is the weight of another block"),
+        (f"{OWN}:skipping", "between layers.1 and layers.2 2 values pass"),
+        (f"{OWN}:measuring", r"cannot be traced: .*\(own_models.py, line \d+: if tokens.shape"),
+        ("torchvision:densenet121", "between features.denseblock1.denselayer1 and .*denselayer2 2 values pass"),
+        ("torchvision:vgg11", "no blocks that repeat"),
+    ],
+)
+def test_where_a_chain_breaks_is_said(name: str, words: str) -> None:
+    with pytest.raises(LabError, match=f"is no chain of blocks.*{words}"):
+        dlojz.predict(RunConfig.of(model=name, pp=2, micro_batches=2))
+
+
 def test_an_image_of_another_size() -> None:
     assert models.describe("timm:vit_tiny_patch16_224", 32).flops < models.describe("timm:vit_tiny_patch16_224").flops
     with pytest.raises(LabError, match="timm:vit_tiny_patch16_224 .*8"):

@@ -35,9 +35,30 @@ RUNS = {
     for layout, fields in LAYOUTS.items()
     if name == "own" or layout in ALONE
 }
+PIPELINES: dict[str, dict[str, Any]] = {
+    "": {"micro_batches": 4, "engine": "single"},
+    "-torch": {"micro_batches": 4, "pp": 2},
+    "-by-hand": {"micro_batches": 4, "pp": 2, "engine": "by_hand"},
+    "-deepspeed": {"micro_batches": 4, "pp": 2, "engine": "deepspeed"},
+    "-full": {"micro_batches": 4, "pp": 2, "checkpointing": "full"},
+    "-zb-h1": {"micro_batches": 4, "pp": 2, "engine": "by_hand", "schedule": "zb-h1"},
+}
+"""Layouts of models that are chains."""
+CHAINS: dict[str, dict[str, Any]] = {
+    "chained": {"model": f"{own_models.__file__}:chained"},
+    "resnet_chain": MODELS["resnet"],
+    "convnext_chain": MODELS["convnext"],
+    "vit_chain": {"model": "timm:vit_tiny_patch16_224", "image_size": 32},
+}
+RUNS |= {
+    f"{name}{layout}": {**SMALL, **model, **fields}
+    for name, model in CHAINS.items()
+    for layout, fields in PIPELINES.items()
+    if name == "chained" or layout in ("", "-torch")
+}
 RUNS["own-bf16"] = {**RUNS["own-fsdp2-zero3"], "precision": "bf16"}
 RUNS["own-bf16-by-hand"] = {**RUNS["own-by-hand-3"], "precision": "bf16"}
-CUT = {"own-fsdp2-zero3": 1, "own": 1, "own-deepspeed-3": 1, "own-by-hand-3": 1}
+CUT = {"chained-torch": 1, "own-fsdp2-zero3": 1, "own": 1, "own-deepspeed-3": 1, "own-by-hand-3": 1}
 """Runs that are cut off after two steps, and gone on with."""
 
 
@@ -58,8 +79,15 @@ def test_every_layout_gives_the_losses_of_one_process(runs: Any, name: str) -> N
 
 @pytest.mark.parametrize("name", RUNS)
 def test_predicted_equals_counted(runs: Any, name: str) -> None:
-    """States and collectives exactly; the peak but for a bucket or message that gloo may still hold."""
-    peak = 0.15 if name == "own-by-hand-2" else 0.05  # of one bucket, an eighth of all
+    """States and collectives exactly; the peak but for a bucket or message that gloo may still hold.
+
+    In a pipeline it is not compared where backwards are split, nor DeepSpeed's, whose buffers are not forecast.
+    """
+    peak: float | None = 0.05
+    if name == "own-by-hand-2":  # of one bucket, an eighth of all
+        peak = 0.15
+    elif name.startswith("chained-"):  # of a stage with 400 kB, whose messages torch keeps
+        peak = None if name in ("chained-zb-h1", "chained-deepspeed") else 0.1
     check_as_predicted(runs, name, RunConfig.of(**RUNS[name]), peak=peak)
 
 

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from dlojz.base.language import refusal, say
-from dlojz.models.blocks import NestedBlocks
+from dlojz.models.blocks import BlockList, NestedBlocks
 from dlojz.models.catalogue import ModelSpec
 from dlojz.models.checkpointing import Checkpointing
-from dlojz.models.foreign.elsewhere import absolute_name
+from dlojz.models.foreign.chain import chain_of
+from dlojz.models.foreign.elsewhere import CHAIN, absolute_name
 from dlojz.models.foreign.sources import built, not_logits, origin_of, tried_on_meta
 from dlojz.models.meta import on_meta, sample_inputs
 
@@ -37,7 +38,7 @@ def spec(name: str) -> ModelSpec:
 
 @lru_cache(maxsize=64)
 def _spec(name: str) -> ModelSpec:
-    found = origin_of(name)
+    found = origin_of(name.removeprefix(CHAIN))
     image = found.family == "image"
     return ModelSpec(
         name=name,
@@ -62,18 +63,22 @@ def _build(
     vocabulary_size: int | None = None,
     in_channels: int | None = 3,
     checkpointing: Checkpointing | bool = "none",
-) -> NestedBlocks:
+) -> BlockList:
     """Build a module and list its blocks; the parts are found first, so that every process draws the same weights."""
-    if checkpointing not in ("none", False) or in_channels not in (None, 3):
+    is_chain = name.startswith(CHAIN)
+    if (checkpointing not in ("none", False) and not is_chain) or in_channels not in (None, 3):
         raise refusal(
             en=f"{name} is a model from elsewhere, which is built with 3 channels and without checkpointing, but "
             f"in_channels={in_channels}, checkpointing={checkpointing!r} was received.",
             fr=f"{name} est un modèle venu d’ailleurs, construit avec 3 canaux et sans points de contrôle, mais "
             f"in_channels={in_channels}, checkpointing={checkpointing!r} a été reçu.",
         )
+    name = name.removeprefix(CHAIN)
     found = origin_of(name)
     size, classes = image_size or sequence_length or found.size, num_classes or vocabulary_size or found.classes
     parts = _parts(name, size, classes)
+    if is_chain:
+        return chain_of(name, _made(name, size, classes), parts, checkpointing)
     return NestedBlocks(_made(name, size, classes), parts)
 
 

@@ -20,6 +20,8 @@ from dlojz.base.language import refusal
 from dlojz.models.catalogue import spec
 from dlojz.models.sizes import Size
 
+CHAIN = "chain:"
+"""Before the name of a model from elsewhere: cut into a chain of blocks, as pipelines need it."""
 _reading: ContextVar[bool] = ContextVar("reading", default=False)
 
 
@@ -58,6 +60,8 @@ def is_taken_as_told(name: str) -> bool:
 
 def absolute_name(name: str) -> str:
     """Make the path of an own file absolute; other names stay as they are."""
+    if name.startswith(CHAIN):
+        return CHAIN + absolute_name(name.removeprefix(CHAIN))
     file, _, function = name.rpartition(":")
     return f"{Path(file).expanduser().resolve()}:{function}" if is_own_file(name) else name
 

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from dlojz.base.language import refusal, say
-from dlojz.models.foreign.elsewhere import is_own_file
+from dlojz.models.foreign.elsewhere import CHAIN, is_own_file
 from dlojz.models.foreign.sources import built, given_origins, origin_of_batch
 
 
 def changes_its_model(name: str) -> bool:
     """Tell whether a name may be another model's in another process: one's own file, or a module given in Python."""
-    return is_own_file(name) or name in given_origins
+    return is_own_file(name) or name.removeprefix(CHAIN) in given_origins
 
 
 def name_of_module(module: nn.Module, batch: object) -> str:

@@ -135,7 +135,7 @@ def origin_of_batch(name: str, source: str, build: Callable[[], nn.Module], batc
     """Read off a batch, which `source` gave, what a module reads; refuse another batch than of images or tokens."""
     tokens = isinstance(batch, Tensor) and batch.dim() == 2 and not batch.is_floating_point()
     images = isinstance(batch, Tensor) and batch.dim() == 4 and batch.shape[1:] == (3, batch.shape[3], batch.shape[3])
-    if not tokens and not images:
+    if not isinstance(batch, Tensor) or not (tokens or images):
         given = tuple(batch.shape) if isinstance(batch, Tensor) else type(batch).__name__
         raise refusal(
             en=f"{source} gives {given}: a batch of square images (N, 3, S, S) or of whole "
@@ -149,7 +149,7 @@ def origin_of_batch(name: str, source: str, build: Callable[[], nn.Module], batc
 
 
 def _imported(path: Path) -> ModuleType:
-    """Import one's own file under a name of its own; its neighbours can be imported by it.
+    """Import one's own file under a separate name; its neighbours can be imported by it.
 
     Raises:
         LabError: there is no such file, it fails, or a record is read and this user has not executed it before.

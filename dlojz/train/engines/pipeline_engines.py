@@ -35,6 +35,7 @@ from dlojz.by_hand.tensor.axis import TensorAxis
 from dlojz.by_hand.tensor.split import split_model
 from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList, mean_loss, untie
+from dlojz.models.foreign.elsewhere import is_elsewhere
 from dlojz.models.meta import sample_inputs
 from dlojz.pipeline.exchange_formats import to_csv, torch_refusal
 from dlojz.pipeline.partition_baselines import schedule_of
@@ -72,6 +73,8 @@ class PipelineEngine(Engine):
         self._shapes = [(tuple(one.shape), one.dtype) for one in blocks.parameters()]
         self.share = TensorShare(config, blocks, self.axes, mean_loss)
         self._first_names = untie(blocks)
+        if is_elsewhere(config.model):
+            make_boundaries_contiguous(blocks, self.bounds)
         stages = stage_modules(blocks, self.bounds)
         self.boundaries = self._boundaries(stages)
         self.modules: dict[StageKey, BlockList] = {
@@ -234,6 +237,28 @@ class PipelineEngine(Engine):
             yield rank, stage
 
 
+class _ContiguousGradient(torch.autograd.Function):
+    """Identity whose gradient is contiguous."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].contiguous()
+
+
+def make_boundaries_contiguous(blocks: BlockList, bounds: Sequence[int]) -> None:
+    """Make what passes between two stages contiguous, and its gradient; the blocks of the catalogue give nothing else.
+
+    Only contiguous tensors can be sent: a convolution or a permutation may give others, channels last.
+    """
+    for bound in bounds[1:-1]:
+        blocks.blocks[bound - 1].register_forward_hook(lambda _, __, output: output.contiguous())
+        blocks.blocks[bound].register_forward_pre_hook(lambda _, given: (_ContiguousGradient.apply(given[0]),))
+
+
 def average(gradients: Sequence[Tensor | None], group: dist.ProcessGroup, ranks: int | None = None) -> None:
     """Average (or with `ranks=1` sum) the gradients over a group, in place, as one flat all-reduce."""
     held = [gradient for gradient in gradients if gradient is not None]
@@ -249,7 +274,7 @@ def average(gradients: Sequence[Tensor | None], group: dist.ProcessGroup, ranks:
 def sample(config: RunConfig) -> Tensor:
     """Make one micro-batch's input, of the right shape and type, without values."""
     return sample_inputs(
-        config.model,
+        config.built_model,
         config.layout.micro_batch,
         image_size=config.image_size,
         sequence_length=config.sequence_length,
@@ -390,7 +415,7 @@ class TorchPipelineEngine(PipelineEngine):
         # DTensors cannot be asked for shapes without the other ranks; the lab's own split has the same ones.
         config, axis = self.config, self.share.axis
         pretended = TensorAxis(rank=axis.rank, size=axis.size, sequence_parallel=axis.sequence_parallel)
-        built = build_on_meta(config.model, config.image_size, config.sequence_length, config.num_classes)
+        built = build_on_meta(config.built_model, config.image_size, config.sequence_length, config.num_classes)
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
             split = split_model(built.to_empty(device="cpu"), pretended)
             one = fake.from_tensor(sample(config))

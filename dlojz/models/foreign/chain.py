@@ -1,0 +1,201 @@
+"""Cut a module into a chain of blocks, for pipelines: each block's output is the only input of the next one.
+
+The forward pass around the repeated parts is traced (`torch.fx`), the parts and all other modules being called as they
+are. A block is what is computed after one part up to the end of the next: the first is the stem, with nothing of a
+part, the last the head. Where other than one tensor passes between two blocks, the module is no chain.
+
+Source: Reed et al. 2022, "torch.fx" (arXiv 2112.08429).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+from torch import nn
+from torch.fx import Graph, GraphModule, Node, Tracer
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import refusal, say
+from dlojz.models.blocks import BlockList, tied_names
+from dlojz.models.checkpointing import Checkpointing
+from dlojz.models.foreign.sources import error_with_line
+
+NAMES_SHOWN = 3
+"""Values named where a chain breaks."""
+
+
+class _Link(NamedTuple):
+    """Block of a chain in the traced forward pass.
+
+    Attributes:
+        nodes: What it computes.
+        enters, leaves: The one tensor that it reads, and the one that it gives.
+        part: Path of the repeated part at its end; empty for stem and head.
+    """
+
+    nodes: list[Node]
+    enters: Node
+    leaves: Node
+    part: str
+
+
+class _AroundParts(Tracer):
+    """Tracer of what encloses the parts; every other module is one call."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, parts: Sequence[str]) -> None:
+        super().__init__()
+        self._parts = parts
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Tell whether a module is called as it is: where it encloses no part."""
+        return not any(part.startswith(f"{module_qualified_name}.") for part in self._parts)
+
+
+def chain_of(
+    name: str, module: nn.Module, parts: Sequence[str], checkpointing: Checkpointing | bool = "none"
+) -> BlockList:
+    """Cut a module into stem, one block for each part, and head; the weights are the module's own.
+
+    Args:
+        name: Of the model, for refusals.
+        parts: Paths of its repeated parts, in the order in which they are called.
+
+    Raises:
+        LabError: if the module is no chain; the sentence says where it breaks.
+    """
+    if not parts:
+        raise _broken(name, say(en="it has no blocks that repeat", fr="il n’a pas de blocs qui se répètent"))
+    blocks = [_block(module, link) for link in _links(name, module, parts)]
+    _copy_shared_buffers(blocks)
+    chain = BlockList(blocks, checkpointing=checkpointing)
+    for second, first in tied_names(chain).items():
+        if second.split(".")[1] != first.split(".")[1]:
+            shared = say(
+                en=f"{second} is the weight of another block ({first})",
+                fr=f"{second} est le poids d’un autre bloc ({first})",
+            )
+            raise _broken(name, shared)
+    return chain
+
+
+def _links(name: str, module: nn.Module, parts: Sequence[str]) -> list[_Link]:
+    """Divide the traced forward pass at the parts."""
+    nodes, source, result = _traced(name, module, parts)
+    place = {node: number for number, node in enumerate(nodes)}
+    called = [node for node in nodes if node.op == "call_module" and node.target in parts]
+    cuts = [place[called[0]], *(place[node] + 1 for node in called)]
+    titles = ["", *(str(node.target) for node in called), ""]
+    links: list[_Link] = []
+    start, enters = 0, source
+    for cut, before, after in zip(cuts, titles, titles[1:], strict=False):
+        leaves = _passing(name, nodes, place, cut, (source, result), (before, after))
+        if cut > start:
+            links.append(_Link(nodes[start:cut], enters, leaves, before))
+        start, enters = cut, leaves
+    return [*links, _Link(nodes[start:], enters, result, "")] if start < len(nodes) else links
+
+
+def _traced(name: str, module: nn.Module, parts: Sequence[str]) -> tuple[list[Node], Node, Node]:
+    """Computations of the forward pass in their order, its input and its output; what is constant is left out."""
+    options = list(inspect.signature(module.forward).parameters.values())[1:]
+    plain = {one.name: one.default for one in options if one.default is not inspect.Parameter.empty}
+    tracer = _AroundParts(parts)
+    try:
+        graph = tracer.trace(module, concrete_args=plain or None)
+    except LabError:
+        raise
+    except Exception as error:
+        why = error_with_line(error)
+        untraced = say(
+            en=f"its forward pass around its blocks cannot be traced: {why}",
+            fr=f"sa passe avant autour de ses blocs ne peut pas être suivie : {why}",
+        )
+        raise _broken(name, untraced) from error
+    del tracer.root  # garbage that is collected late must not keep the weights of other ranks' blocks
+    source = next(node for node in graph.nodes if node.op == "placeholder")
+    depends = {source}
+    for node in graph.nodes:
+        if depends.intersection(node.all_input_nodes):
+            depends.add(node)
+    output = next(node for node in graph.nodes if node.op == "output")
+    result = output.args[0]
+    if not isinstance(result, Node) or result not in depends:
+        raise _broken(name, say(en="it does not return one tensor", fr="il ne renvoie pas un seul tenseur"))
+    return [node for node in graph.nodes if node in depends - {source, output}], source, result
+
+
+def _passing(
+    name: str, nodes: list[Node], place: dict[Node, int], cut: int, ends: tuple[Node, Node], titles: tuple[str, str]
+) -> Node:
+    """Find the one tensor that passes a cut.
+
+    Args:
+        cut: number of the first computation after it.
+        ends: input and output of the forward pass.
+        titles: the parts before and after, for the refusal.
+    """
+    source, result = ends
+    passing = [
+        node
+        for node in (source, *nodes[:cut])
+        if any(place.get(user, 0) >= cut for user in node.users) or (node is result and cut <= len(nodes))
+    ]
+    if len(passing) == 1:
+        return passing[0]
+    before, after = (title or end for title, end in zip(titles, _ends(), strict=True))
+    shown = ", ".join(node.name for node in passing[:NAMES_SHOWN])
+    raise _broken(
+        name,
+        say(
+            en=f"between {before} and {after} {len(passing)} values pass ({shown})",
+            fr=f"entre {before} et {after} passent {len(passing)} valeurs ({shown})",
+        ),
+    )
+
+
+def _ends() -> tuple[str, str]:
+    return say(en="the input", fr="l’entrée"), say(en="the output", fr="la sortie")
+
+
+def _block(module: nn.Module, link: _Link) -> nn.Module:
+    """Make a block: the part itself where it is all, else a module of its computations."""
+    whole = link.nodes[-1]
+    is_part = len(link.nodes) == 1 and whole.target == link.part
+    if is_part and whole.args == (link.enters,) and not whole.kwargs:
+        return module.get_submodule(link.part)
+    graph = Graph()
+    known = {link.enters: graph.placeholder("x")}
+
+    def copied(node: Node) -> Node:
+        if node not in known:  # a weight, or what is computed from weights alone
+            known[node] = graph.node_copy(node, copied)
+        return known[node]
+
+    for node in link.nodes:
+        copied(node)
+    graph.output(known[link.leaves])
+    block = GraphModule(module, graph, class_name="ChainBlock")
+    block.graph.owning_module = None  # nor may a circle
+    return cast(nn.Module, block)
+
+
+def _copy_shared_buffers(blocks: Sequence[nn.Module]) -> None:
+    """Give each block that reads a buffer a copy, as blocks may be on different ranks."""
+    seen: set[int] = set()
+    for block in blocks:
+        for path, buffer in list(block.named_buffers()):
+            if id(buffer) in seen:
+                owner, _, leaf = path.rpartition(".")
+                setattr(block.get_submodule(owner), leaf, buffer.clone())
+        seen.update(id(buffer) for buffer in block.buffers())
+
+
+def _broken(name: str, why: str) -> LabError:
+    return refusal(
+        en=f"{name} is no chain of blocks, which a pipeline needs: {why}; use pp=1.",
+        fr=f"{name} n’est pas une chaîne de blocs, qu’il faut pour un pipeline : {why} ; prenez pp=1.",
+    )
