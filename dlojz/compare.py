@@ -84,6 +84,7 @@ class RunRow(Contract):
         description="predicted: dp × the throughput of the same training on one process, × a pipeline's speed-up",
     )
     step_s: float | None = None
+    tokens_per_s: float | None = Field(None, description="measured, of a script that reads text")
     phases_s: dict[str, float] = Field(default_factory=dict, description="measured: median seconds of each phase")
     mfu: float | None = Field(None, description="measured: achieved over peak FLOP/s, where the peak is known")
     pipeline_s: PredictedMeasured = Field(
@@ -382,6 +383,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
             measured=measured.samples_per_s if measured else None,
         ),
         step_s=measured.phases.step_s if measured else None,
+        tokens_per_s=_tokens_per_s(record, measured) if record and measured else None,
         phases_s=_phases(measured) if measured else {},
         mfu=measured.mfu if measured else None,
         pipeline_s=_both(pipeline, attrgetter("makespan")),
@@ -398,6 +400,12 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
         unequal_ranks=_unequal_ranks(record) if record and predicted else (),
         communication=_compare_communication(predicted, measured),
     )
+
+
+def _tokens_per_s(record: RunRecord, measured: Footprint) -> float | None:
+    if not record.config.script or not record.step_tokens or not measured.phases.step_s:
+        return None
+    return record.step_tokens[-1] / measured.phases.step_s
 
 
 def _phases(measured: Footprint) -> dict[str, float]:

@@ -43,7 +43,7 @@ from dlojz.cli.options import (
 )
 from dlojz.display.style import GREEN, ORANGE, VERMILION
 from dlojz.display.tables import status_label
-from dlojz.running.out_of_memory import in_one_line, memory_lines
+from dlojz.running.out_of_memory import in_one_line, memory_lines, module_lines
 from dlojz.running.run import find
 from dlojz.running.store import runs_root
 
@@ -297,7 +297,7 @@ def told(diagnosis: PostMortem) -> list[Any]:
         otherwise = say(
             en=f"{run} did not run out of memory: {ended}.", fr=f"{run} n’a pas manqué de mémoire : {ended}."
         )
-        return [otherwise, in_one_line(diagnosis)]
+        return [otherwise, in_one_line(diagnosis), *module_lines(diagnosis)]
     headline = say(en=f"{run} ran out of memory: {reason}", fr=f"{run} a épuisé la mémoire : {reason}")
     return [Text(headline, style="bold"), "", *memory_lines(diagnosis)]
 

@@ -222,6 +222,7 @@ def _loss_lines(rows: Sequence[RunRow], decimals: int) -> tuple[ComparisonLine, 
 def _speed_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
     return _known(
         _line(say(en="samples/s", fr="échantillons/s"), [row.samples_per_s for row in rows], _three_digits),
+        _words("tokens/s", (DASH if row.tokens_per_s is None else _three_digits(row.tokens_per_s) for row in rows)),
         _words(say(en="step, ms", fr="pas, ms"), (_milliseconds(row.step_s) for row in rows)),
         *_phase_lines(rows),
         _line(say(en="pipeline, ms", fr="pipeline, ms"), [row.pipeline_s for row in rows], _milliseconds),

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from dlojz.libraries.training_watch import Replacements
 from dlojz.models.blocks import NestedBlocks
 
 
@@ -76,6 +77,7 @@ class FirstStep(TorchFunctionMode):
         """Backward passes, and those that average gradients."""
         self.zeroed_late = False
         """Whether gradients are set to zero between forward and backward."""
+        self.updates_within_backward = False
         self.held: frozenset[int] = frozenset()
         """Results that the script still holds when it updates."""
         self.models: list[nn.Module] = []
@@ -84,7 +86,14 @@ class FirstStep(TorchFunctionMode):
         self._thread = threading.get_ident()
         self._known: dict[int, tuple[weakref.ref[Tensor], MadeTensor | GivenTensor]] = {}
         self._results = 0
+        self._replaced = Replacements()
         self._within = self._entered = False
+
+    def watch(self) -> None:
+        """Watch what the script calls, until the step ends."""
+        for owner in (torch.optim.Optimizer, nn.Module):
+            self._replaced.put(owner, "zero_grad", self.zero_grad(owner.zero_grad))
+        self._replaced.put(nn.Module, "__call__", self.model_call(nn.Module.__call__))
 
     def model_call(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the call of a module, and record the outermost ones that are trained."""
@@ -143,15 +152,17 @@ class FirstStep(TorchFunctionMode):
 
         return zeroed
 
-    def before_update(self) -> None:
+    def before_update(self, *, within_backward: bool = False) -> None:
         """Note which results the script still holds: what backward needed is free by now."""
         if not self.over:
+            self.updates_within_backward |= within_backward
             known = (one for one in self._known.values() if one[0]() is not None)
             self.held = frozenset(place.number for _, place in known if isinstance(place, MadeTensor))
 
     def end(self) -> None:
         """End the recording."""
         self._leave()
+        self._replaced.close()
         self.over = True
         self._known.clear()
 

@@ -343,6 +343,8 @@ def _recognise(
         raise _refuse("no model was called as a whole with gradients", "aucun modèle n’a été appelé en entier")
     if len(step.models) > 1:
         raise _refuse("it trains several models", "il entraîne plusieurs modèles")
+    if step.updates_within_backward:
+        raise _refuse("its optimizer updates within backward", "son optimiseur met à jour pendant la passe arrière")
     inner, ddp = unwrapped(step.models[0])
     if type(step.models[0]).__module__.startswith("deepspeed."):
         raise _refuse("DeepSpeed wraps its model", "DeepSpeed enveloppe son modèle")

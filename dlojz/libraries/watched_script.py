@@ -70,6 +70,8 @@ MOST_UPDATES = 16
 """Updates after which a step ends although some optimizer has not been stepped: the script does not use it."""
 _WITHIN_REPLICA = ("tp", "sp", "cp", "ep", "pp")
 """Axes of a device mesh along which the ranks read the same samples."""
+_TOKEN_DIMS = 2
+"""Whole numbers of samples × positions are tokens."""
 _SCALED = ("DivBackward0", "MulBackward0")
 _OWN = (str(CHECKOUT / "dlojz") + os.sep, "<frozen runpy>")
 """Files whose frames are the lab's."""
@@ -166,7 +168,7 @@ class ScriptWatch(TrainingWatch):
         self._in_backward = False
         """Whether an optimizer has updated within the present backward pass."""
         self._usual_forwards = 1
-        self._samples = 0
+        self._samples = self._tokens = 0
         self._losses: list[tuple[Tensor, bool]] = []
         self._scaled: tuple[weakref.ref[Tensor], Tensor] | None = None
         self._met = False
@@ -205,6 +207,8 @@ class ScriptWatch(TrainingWatch):
         super().called(module, (inputs, keywords_of_call()) if self._kinds.get(module, True) else inputs)
         if self._forwards > before and module is self._models[0] and self._batch and self._batch[0].ndim:
             self._samples += self._batch[0].size(0)
+            if self._batch[0].ndim == _TOKEN_DIMS and not self._batch[0].is_floating_point():
+                self._tokens += self._batch[0].numel()
 
     def _is_trained(self, module: nn.Module) -> bool:
         kind = self._kinds.get(module)
@@ -250,7 +254,7 @@ class ScriptWatch(TrainingWatch):
             held = [one for group in optimizer.param_groups for one in group["params"]]
             self._train([nn.ParameterList(held)])
         super().stepped(optimizer)
-        self.first.before_update()
+        self.first.before_update(within_backward=self._depth > 0)
         if self._updating is None and not self._depth:
             self._updating = optimizer
             self._enter("optimizer")
@@ -365,14 +369,15 @@ class ScriptWatch(TrainingWatch):
         self._enter("")
         step_s = self._probes.end_step()
         loss = self._loss()
-        if loss is None or math.isfinite(loss):
-            self._events.write("step", step=self.step, step_s=step_s, **({} if loss is None else {"loss": loss}))
-        else:
-            self._events.write("step", step=self.step, step_s=step_s)
+        told: dict[str, float] = {"tokens": replicas * self._tokens} if replicas and self._tokens else {}
+        if loss is not None and math.isfinite(loss):
+            told["loss"] = loss
+        self._events.write("step", step=self.step, step_s=step_s, **told)
+        if loss is not None and not math.isfinite(loss):
             self.ended = ("diverged", f"the loss became {loss} at step {self.step}; the script went on.")
         report_measured(self._events, self._probes, self.step, self._probes.rank, self.parameters)
         self._usual_forwards = max(1, self._forwards)
-        self._forwards = self._samples = self._updates = 0
+        self._forwards = self._samples = self._tokens = self._updates = 0
         self._updated.clear()
         self._batch = []
         self.step += 1
@@ -495,9 +500,8 @@ def watching_script(watch: ScriptWatch, probes: Probes) -> Iterator[None]:
                 undo.put(owner, "init_process_group", joined)
         made = then(torch.optim.Optimizer.__init__, watch.made, with_self=True)
         undo.put(torch.optim.Optimizer, "__init__", made)
-        undo.put(torch.optim.Optimizer, "zero_grad", watch.first.zero_grad(torch.optim.Optimizer.zero_grad))
-        undo.put(nn.Module, "zero_grad", watch.first.zero_grad(nn.Module.zero_grad))
-        undo.put(nn.Module, "__call__", watch.first.model_call(nn.Module.__call__))
+        watch.first.watch()
+        undo.callback(watch.first.end)
         compiling = eager_while_traced(eval_frame.OptimizeContext.__call__, watch, probes)
         undo.put(eval_frame.OptimizeContext, "__call__", compiling)
         plain = torch.compiler.disable

@@ -111,7 +111,7 @@ def memory_lines(found: PostMortem) -> list[str]:
     held = sorted((memory.at_peak_bytes or {}).items(), key=lambda item: -item[1])
     rows = tuple((f"  {category_label(name)}", format_bytes(num_bytes)) for name, num_bytes in held if num_bytes)
     lines += str(Table(("", ""), rows)).splitlines()
-    lines += _module_lines(found)
+    lines += module_lines(found)
     if found.limit_bytes and not found.limit_explains:
         lines += [
             "",
@@ -125,7 +125,7 @@ def memory_lines(found: PostMortem) -> list[str]:
     return [*lines, "", *_lever_lines(found)]
 
 
-def _module_lines(found: PostMortem) -> list[str]:
+def module_lines(found: PostMortem) -> list[str]:
     """Write the modules that hold most at the predicted peak; none where that is not known."""
     if not found.modules:
         return []

@@ -92,6 +92,17 @@ def test_the_modules_at_the_peak_are_the_scripts(recorded: Recorded) -> None:
     )
 
 
+def test_tokens_and_the_timeline_of_memory_are_in_the_record(recorded: Recorded) -> None:
+    record = recorded("--wrap ddp")
+    assert record.step_tokens == (2 * 8 * 32,) * 5
+    most = max(sum(one.bytes_by_category.values()) for one in record.memory_timeline)
+    measured = record.footprint()
+    assert measured is not None and most == measured.memory.peak_bytes
+    row = dlojz.compare(record).rows[0]
+    assert row.tokens_per_s == pytest.approx(32 * (row.samples_per_s.measured or 0))
+    assert "| tokens/s |" in dlojz.compare(record).markdown()
+
+
 def test_what_is_not_predicted_is_said(recorded: Recorded) -> None:
     told = predicted(recorded("--wrap fsdp1"))
     assert told.footprint is None and "FSDP1" in told.note
