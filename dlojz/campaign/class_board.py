@@ -150,7 +150,11 @@ def _read_runs(root: Path, student: Student) -> None:
     read_bytes = 0
     for entry in folders[:MAX_RECORDS]:
         path = Path(entry.path, "record.json")
-        if not os.path.lexists(path) or not _plain(path, MAX_RECORD_BYTES, student):
+        try:
+            if not _is_there(path) or not _plain(path, MAX_RECORD_BYTES, student):
+                continue
+        except OSError:
+            student.problems.append(_problem("closed"))
             continue
         read_bytes += path.stat().st_size
         if read_bytes > MAX_READ_BYTES:
@@ -166,6 +170,19 @@ def _read_runs(root: Path, student: Student) -> None:
             continue
         _count(record, student)
         _active(student, path)
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether there is such a file in a folder.
+
+    Raises:
+        OSError: if the folder cannot be entered.
+    """
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _count(record: RunRecord, student: Student) -> None:
@@ -203,6 +220,8 @@ def _plain(path: Path, most_bytes: int, student: Student) -> bool:
                 fr=f"un fichier de {state.st_size} octets dépasse les {most_bytes} permis : il n’est pas ouvert.",
             )
         )
+    elif not os.access(path, os.R_OK):
+        student.problems.append(_problem("closed file"))
     else:
         return True
     return False
@@ -219,7 +238,7 @@ def _unreadable(error: OSError) -> str:
     return say(en=f"something cannot be read: {error.strerror}.", fr=f"quelque chose est illisible : {error.strerror}.")
 
 
-def _problem(name: Literal["link", "damaged", "newer", "special", "many"]) -> str:
+def _problem(name: Literal["link", "damaged", "newer", "special", "many", "closed", "closed file"]) -> str:
     """Say what is wrong, without the path, in which there is a name."""
     return {
         "link": say(en="a symbolic link is not followed.", fr="un lien symbolique n’est pas suivi."),
@@ -231,6 +250,13 @@ def _problem(name: Literal["link", "damaged", "newer", "special", "many"]) -> st
         "special": say(
             en="a file is no regular file and is not opened.",
             fr="un fichier n’est pas un fichier ordinaire : il n’est pas ouvert.",
+        ),
+        "closed": say(
+            en="the folder of a run cannot be read: Permission denied.",
+            fr="le dossier d’une exécution est illisible : permission refusée.",
+        ),
+        "closed file": say(
+            en="a file cannot be read: Permission denied.", fr="un fichier est illisible : permission refusée."
         ),
         "many": say(
             en="too many records: the oldest are left out.",

@@ -10,11 +10,12 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import format_bytes, format_count, format_seconds, language, refusal, rounded, say
+from dlojz.base.language import format_bytes, format_count, format_seconds, language, percent, refusal, rounded, say
 from dlojz.base.table import Table, markdown_safe, safe, titles, visible
 from dlojz.campaign.campaign import FIELDS, MACHINE, TITLE, Campaign, CampaignPlan, CampaignPoint
 from dlojz.campaign.results import REFUSED, WAITING, Result, colon
@@ -68,9 +69,9 @@ def measured(results: Sequence[Result]) -> Table:
     """Lay out the measurements with their predictions."""
     head = titles(
         en="#; point; state; ranks; memory, predicted; memory, measured; limit; samples/s; step; messages, predicted; "
-        "messages, measured; efficiency",
+        "messages, measured; strong scaling; weak scaling",
         fr="#; point; état; rangs; mémoire prédite; mémoire mesurée; limite; échantillons/s; pas; messages prédits; "
-        "messages mesurés; efficacité",
+        "messages mesurés; scaling fort; scaling faible",
     )
     rows = tuple(
         (
@@ -82,7 +83,7 @@ def measured(results: Sequence[Result]) -> Table:
             format_count(result.samples_per_s),
             format_seconds(result.step_s),
             *map(format_bytes, (result.outlook.communication_bytes, result.communication_bytes)),
-            DASH if result.efficiency is None else f"{100 * result.efficiency:.0f} %",
+            *(DASH if one is None else percent(one, 0) for one in (result.strong_efficiency, result.weak_efficiency)),
         )
         for result in results
     )
@@ -92,10 +93,10 @@ def measured(results: Sequence[Result]) -> Table:
 def brief(results: Sequence[Result]) -> Table:
     """Lay out the measurements for a terminal: predicted and measured in one cell."""
     head = titles(
-        en="#; point; state; memory: predicted | measured; limit; samples/s; step; scaling",
-        fr="#; point; état; mémoire : prédite | mesurée; limite; échant./s; pas; échelle",
+        en="#; point; state; memory: predicted | measured; limit; samples/s; step; scaling: strong | weak",
+        fr="#; point; état; mémoire : prédite | mesurée; limite; échant./s; pas; scaling : fort | faible",
     )
-    rows = ((*row[:3], f"{row[4]} | {row[5]}", *row[6:9], row[11]) for row in measured(results).rows)
+    rows = ((*row[:3], f"{row[4]} | {row[5]}", *row[6:9], f"{row[11]} | {row[12]}") for row in measured(results).rows)
     return Table(head, tuple(rows), align="lllr")
 
 
@@ -131,7 +132,8 @@ def row_of(result: Result) -> dict[str, Any]:
         "predicted_samples_per_s": result.predicted_samples_per_s,
         "measured_samples_per_s": result.samples_per_s,
         "step_s": result.step_s,
-        "scaling_efficiency": result.efficiency,
+        "strong_scaling_efficiency": result.strong_efficiency,
+        "weak_scaling_efficiency": result.weak_efficiency,
         "most_hours": result.outlook.most_hours,
         "measured_rank_hours": result.rank_hours if result.record else None,
     }
@@ -208,7 +210,8 @@ def _mark(result: Result, fields: Sequence[str], batch_axes: set[str], rank_axes
         predicted_samples_per_s=result.predicted_samples_per_s,
         predicted_message_bytes=result.outlook.communication_bytes,
         measured_message_bytes=result.communication_bytes,
-        efficiency=result.efficiency,
+        strong_efficiency=result.strong_efficiency,
+        weak_efficiency=result.weak_efficiency,
     )
 
 
@@ -308,10 +311,10 @@ def findings(results: Sequence[Result]) -> Iterator[str]:
             ((abs((pair[1] or 0) - (pair[0] or 0)) / max(pair[1] or 1, 1), result) for pair, result in pairs),
             key=lambda found: found[0],
         )
-        yield say(
-            en=f"The memory of the heaviest rank was predicted to within {hours(100 * gap)} % (farthest off: "
+        yield _exactly() if not gap else say(
+            en=f"The memory of the heaviest rank was predicted to within {_at_most(gap)} (farthest off: "
             f"{worst.point.label}).",
-            fr=f"La mémoire du rang le plus chargé est prédite à {hours(100 * gap)} % près (le plus éloigné : "
+            fr=f"La mémoire du rang le plus chargé est prédite à {_at_most(gap)} près (le plus éloigné : "
             f"{worst.point.label}).",
         )
     exact = [
@@ -333,6 +336,18 @@ def findings(results: Sequence[Result]) -> Iterator[str]:
                 fr=f"{result.point.label} devait {'' if fits else 'ne pas '}tenir, d’après la prédiction, et "
                 f"{'n’a pas tenu' if fits else 'a tenu'}.",
             )
+
+
+def _exactly() -> str:
+    return say(
+        en="The memory of the heaviest rank was predicted to the byte.",
+        fr="La mémoire du rang le plus chargé est prédite à l’octet près.",
+    )
+
+
+def _at_most(share: float) -> str:
+    """Format an error as a person writes it: in percent, rounded up to a tenth."""
+    return percent(math.ceil(round(1000 * share, 9)) / 1000, None)
 
 
 def _sections(plan: CampaignPlan, results: Sequence[Result]) -> list[tuple[str, Sequence[tuple[str, str]]]]:

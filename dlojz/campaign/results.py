@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -176,7 +176,9 @@ class Result:
         waits_for: why its job waits, in the scheduler's own word; empty where it does not wait, or says nothing.
         predicted_samples_per_s: from a run on one process in the campaign, of the same training, or of what each
             replica does, times the replicas.
-        efficiency: throughput per rank over that of the fewest ranks with the same work per replica.
+        strong_efficiency: of strong scaling: throughput per rank over that of the fewest ranks that train with the
+            same global batch, fewer than its own; 1 for that base itself, None where there is no such pair.
+        weak_efficiency: of weak scaling: the same with as many samples per rank in place of the same global batch.
     """
 
     point: CampaignPoint
@@ -187,7 +189,8 @@ class Result:
     record: RunRecord | None = None
     waits_for: str = ""
     predicted_samples_per_s: float | None = None
-    efficiency: float | None = None
+    strong_efficiency: float | None = None
+    weak_efficiency: float | None = None
 
     @property
     def footprint(self) -> Footprint | None:
@@ -274,10 +277,16 @@ def _does_not_fit(predicted: Outlook, reason: str) -> str:
 
 
 def judged(results: Sequence[Result]) -> list[Result]:
-    """Complete results by their neighbours: throughput predicted from one process, scaling efficiency."""
+    """Complete results by their neighbours: throughput predicted from one process, efficiency of the scaling."""
     predicted = _predicted_rates(results)
+    strong, weak = (_efficiencies(results, alike) for alike in (_same_batch, _same_batch_per_rank))
     return [
-        replace(result, predicted_samples_per_s=predicted.get(result.run_id), efficiency=_efficiency(result, results))
+        replace(
+            result,
+            predicted_samples_per_s=predicted.get(result.run_id),
+            strong_efficiency=strong.get(result.point.number),
+            weak_efficiency=weak.get(result.point.number),
+        )
         for result in results
     ]
 
@@ -303,35 +312,52 @@ def _predicted_rates(results: Sequence[Result]) -> dict[str, float]:
 def _is_replica_of(one: Result, other: Result) -> bool:
     """Whether one process has measured just what each replica of another point does."""
     own, its = one.point.config.layout, other.point.config.layout
-    alike = (own.micro_batch, own.micro_batches, own.checkpointing) == (
+    same_work = (own.micro_batch, own.micro_batches, own.checkpointing) == (
         its.micro_batch,
         its.micro_batches,
         its.checkpointing,
     )
     whole = its.dp > 1 and its.dp == its.world_size and its.offload == "none"
-    return own.world_size == 1 and alike and whole and bool(one.samples_per_s) and _scaled_alike(one, other)
+    return own.world_size == 1 and same_work and whole and bool(one.samples_per_s) and _same_training(one, other)
 
 
-def _efficiency(result: Result, results: Sequence[Result]) -> float | None:
-    rate = result.samples_per_s
-    alike = [other for other in results if other.samples_per_s and _scaled_alike(other, result)]
-    if rate is None or not alike:
-        return None
-    base = min(alike, key=lambda other: (other.point.config.layout.world_size, other.point.number))
-    base_ranks, ranks = base.point.config.layout.world_size, result.point.config.layout.world_size
-    if base.samples_per_s is None or (base_ranks == ranks and base is not result and ranks > 1):
-        return None
-    return (rate / ranks) / (base.samples_per_s / base_ranks)
+def _efficiencies(results: Sequence[Result], alike: Callable[[Result, Result], bool]) -> dict[int, float]:
+    """Throughput per rank over that of the fewest ranks alike, by the point's number; 1 for a base of others.
+
+    Args:
+        alike: whether two results belong to one series of such a scaling.
+    """
+    found: dict[int, float] = {}
+    rated = [(result, result.samples_per_s) for result in results if result.samples_per_s]
+    for result, rate in rated:
+        ranks = result.point.config.layout.world_size
+        smaller = [
+            (other.point.config.layout.world_size, other.point.number, other_rate)
+            for other, other_rate in rated
+            if other.point.config.layout.world_size < ranks and _same_training(other, result) and alike(other, result)
+        ]
+        if smaller:
+            base_ranks, base, base_rate = min(smaller)
+            found[result.point.number] = (rate / ranks) / (base_rate / base_ranks)
+            found.setdefault(base, 1.0)
+    return found
 
 
-def _scaled_alike(one: Result, other: Result) -> bool:
-    """The same training with the same work per replica, on other ranks or in another layout."""
+def _same_training(one: Result, other: Result) -> bool:
+    """The same training on the same machine, but for its batch and its layout."""
     own, its = one.point.config, other.point.config
-    return (
-        one.point.machine == other.point.machine
-        and own.layout.micro_batch * own.layout.micro_batches == its.layout.micro_batch * its.layout.micro_batches
-        and own.model_dump(exclude={"layout", "steps"}) == its.model_dump(exclude={"layout", "steps"})
+    return one.point.machine == other.point.machine and own.model_dump(exclude={"layout", "steps"}) == its.model_dump(
+        exclude={"layout", "steps"}
     )
+
+
+def _same_batch(one: Result, other: Result) -> bool:
+    return one.point.config.layout.global_batch == other.point.config.layout.global_batch
+
+
+def _same_batch_per_rank(one: Result, other: Result) -> bool:
+    own, its = one.point.config.layout, other.point.config.layout
+    return own.global_batch * its.world_size == its.global_batch * own.world_size
 
 
 def colon() -> str:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, format_seconds, refusal, say
 from dlojz.base.table import Table, titles
 from dlojz.cli import main
@@ -40,7 +41,7 @@ from dlojz.config.schedules import COMPRESSED, no_effect_note
 from dlojz.display.tables import DASH, status_label
 from dlojz.results.record import STATUSES
 from dlojz.running.folder import MAX_LOG_BYTES, launched_utc, open_regular, visible
-from dlojz.running.run import Run, find
+from dlojz.running.run import Run, cancel_lost, find
 from dlojz.running.run import runs as listing
 from dlojz.running.state import read_all_events
 from dlojz.running.store import runs_root
@@ -424,7 +425,16 @@ def logs_command(given: Given, answer: Answer) -> None:
 )
 def cancel_command(given: Given, answer: Answer) -> None:
     """Ask a run to stop."""
-    answer(find(given[WORDS][0], given["root"]).cancel())
+    name = given[WORDS][0]
+    try:
+        run = find(name, given["root"])
+    except LabError:
+        told = cancel_lost(name)
+        if told is None:
+            raise
+        answer(told)
+        return
+    answer(run.cancel())
 
 
 def _summary(run: Run) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def collectives_table(collectives: tuple[CollectiveShare, ...]) -> Table:
     rows = tuple(
         (
             visible(one.kind)[:MOST_LETTERS],
-            decimal(one.count, 0),
+            decimal(one.calls, 0),
             format_seconds(one.seconds),
             f"{format_seconds(one.exposed_s)} ({percent(one.exposed_s / one.seconds if one.seconds else 0.0, 0)})",
         )

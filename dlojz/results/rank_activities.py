@@ -651,7 +651,7 @@ class CollectiveShare(NamedTuple):
     """Communication of one kind, mean of the ranks that have it: how often, how long, how much of that exposed."""
 
     kind: str
-    count: float
+    calls: float
     seconds: float
     exposed_s: float
 

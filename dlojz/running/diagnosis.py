@@ -15,6 +15,8 @@ pass monitoredBarrier"), gloo/transport/tcp ("Timed out waiting"), and the sente
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,7 +127,9 @@ def first_missing(missing: Sequence[Missing]) -> Missing | None:
     return None
 
 
-Kind = Literal["memory", "time-limit", "collective", "import", "divergence", "killed", "port", "node", "cancelled"]
+Kind = Literal[
+    "memory", "time-limit", "collective", "import", "divergence", "killed", "port", "node", "disk", "cancelled"
+]
 NCCL = re.compile(
     r"(?:\[rank(?P<world>\d+)\]:)?.*Watchdog caught collective operation timeout: "
     r"WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?.*?Timeout\(ms\)=(?P<ms>\d+)"
@@ -296,6 +300,22 @@ def port_taken(symptoms: Symptoms) -> Finding | None:
     )
 
 
+def full_disk(symptoms: Symptoms) -> Finding | None:
+    """Find that the file system of the run, or its owner's quota, was full."""
+    words = "|".join(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)))
+    found = re.search(words, symptoms.reason)
+    if found is None:
+        return None
+    return _finding(
+        "disk",
+        (),
+        en=f"Nothing more could be written into the folder of the run ({found[0]}).",
+        fr=f"Plus rien n’a pu être écrit dans le dossier de l’exécution ({found[0]}).",
+        do_en="Free some space, or set $DLOJZ_RUNS to a folder on another disk, and run it again.",
+        do_fr="Libérez de la place, ou indiquez dans $DLOJZ_RUNS un dossier d’un autre disque, puis relancez.",
+    )
+
+
 def killed(symptoms: Symptoms) -> Finding | None:
     """Find a rank that a signal ended."""
     found = _SIGNAL.search(symptoms.reason)
@@ -304,6 +324,13 @@ def killed(symptoms: Symptoms) -> Finding | None:
     rank, name = int(found["rank"]), found["name"] or "SIGKILL"
     advice = (
         say(
+            en="It was not for lack of memory: somebody stopped it, or a limit such as `ulimit -t` did (processor "
+            "time; login nodes have one).",
+            fr="Ce n’est pas faute de mémoire : quelqu’un l’a arrêté, ou une limite comme `ulimit -t` (temps "
+            "processeur ; les frontales en ont une).",
+        )
+        if "nothing for memory" in symptoms.reason or "ulimit" in symptoms.reason
+        else say(
             en="If nobody stopped it, the memory of the node ran out: look at the memory of the job, and at its limit.",
             fr="Si personne ne l’a arrêté, la mémoire du nœud a manqué : regardez la mémoire du travail et sa limite.",
         )
@@ -491,7 +518,10 @@ def _same_order() -> str:
     )
 
 
-RULES = (out_of_memory, time_limit, diverged, missing_module, lost_node, killed, port_taken, hung_collective)
+RULES = (
+    *(out_of_memory, time_limit, diverged, full_disk, missing_module, lost_node, killed, port_taken),
+    hung_collective,
+)
 """The most certain first; the first that applies counts, since what the later ones see may follow from it."""
 
 

@@ -76,18 +76,22 @@ class EndEvidence:
         ends: status and sentence of the `end` event, by rank.
         steps: finished steps, by rank.
         log_tails: last part of the printed output, by rank.
-        kernel_oom: the kernel killed a process for memory while the run lasted.
+        kernel_oom: whether the kernel killed a process for memory while the run lasted; None where that is not known.
+        cpu_limit_s: processor time that each rank may use; None without a limit, or where it is not known.
+        disk_problem: why nothing more can be written into the run's folder; empty where something can.
         launcher: error of the launcher itself; `vanished` where it is gone.
         job: end of the run's job, where it had one.
     """
 
     world_size: int
-    stopped_by: Literal["cancelled", "timeout"] | None = None
+    stopped_by: Literal["cancelled", "timeout", "removed"] | None = None
     exit_codes: Mapping[int, int] = field(default_factory=dict)
     ends: Mapping[int, tuple[Status, str]] = field(default_factory=dict)
     steps: Mapping[int, int] = field(default_factory=dict)
     log_tails: Mapping[int, str] = field(default_factory=dict)
-    kernel_oom: bool = False
+    kernel_oom: bool | None = None
+    cpu_limit_s: float | None = None
+    disk_problem: str = ""
     time_limit_s: float | None = None
     launcher: str = ""
     job: JobEnd | None = None
@@ -108,7 +112,14 @@ def classify(evidence: EndEvidence) -> Ending:
     """Classify the end of a run by the first rule that applies."""
     rules = (_completed, _measured, _stopped, _job_stopped, _out_of_memory, _killed, _failed, _job_left, _launcher)
     endings = (rule(evidence) for rule in rules)
-    return next((ending for ending in endings if ending), None) or _leftover(evidence)
+    ending = next((ending for ending in endings if ending), None) or _leftover(evidence)
+    if ending.status != "failed" or not evidence.disk_problem or evidence.disk_problem in ending.reason:
+        return ending
+    return Ending(
+        "failed",
+        f"{ending.reason.rstrip('.')}; nothing more can be written into the folder of the run: "
+        f"{evidence.disk_problem}.",
+    )
 
 
 def _completed(evidence: EndEvidence) -> Ending | None:
@@ -128,6 +139,12 @@ def _measured(evidence: EndEvidence) -> Ending | None:
 
 def _launcher(evidence: EndEvidence) -> Ending | None:
     after = _after(_most_steps(evidence))
+    if evidence.launcher == "vanished" and evidence.disk_problem:
+        return Ending(
+            "failed",
+            f"the launcher could not write the record of the run, {after}: {evidence.disk_problem}; what had been "
+            "measured is kept.",
+        )
     if evidence.launcher == "vanished":
         return Ending(
             "failed",
@@ -143,6 +160,8 @@ def _stopped(evidence: EndEvidence) -> Ending | None:
     if evidence.stopped_by == "timeout":
         limit = format_seconds(evidence.time_limit_s)
         return Ending("timeout", f"the time limit of {limit} was reached {after}; what had been measured is kept.")
+    if evidence.stopped_by == "removed":
+        return Ending("cancelled", f"the folder of the run was moved or removed {after}, and the run was stopped.")
     return Ending("cancelled", f"the run was cancelled {after}; what had been measured is kept.")
 
 
@@ -240,8 +259,15 @@ def _signalled(evidence: EndEvidence, rank: int) -> str:
     number = -evidence.exit_codes[rank]
     name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
     words = f"rank {rank} was killed by signal {number} ({name}) {_after(evidence.steps.get(rank, 0))}"
-    if number == signal.SIGKILL:
+    limit = format_seconds(evidence.cpu_limit_s)
+    if number == signal.SIGXCPU:
+        return f"{words}: it had used the processor time that it may use (ulimit -t)."
+    if number == signal.SIGKILL and evidence.cpu_limit_s is not None:
+        return f"{words}: if nobody stopped it, it had used the {limit} of processor time that it may use (ulimit -t)."
+    if number == signal.SIGKILL and evidence.kernel_oom is None:
         return f"{words}: if nobody stopped it, the machine ran out of memory."
+    if number == signal.SIGKILL:
+        return f"{words}: somebody stopped it, or a limit of the machine did; the kernel killed nothing for memory."
     said = _FATAL.findall(evidence.log_tails.get(rank, ""))
     return f"{words}: {last_line(said[-1])}" if said else f"{words}."
 

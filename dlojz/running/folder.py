@@ -148,6 +148,16 @@ class Owner(Contract):
             return True
 
 
+    def is_stopped(self, folder: Path) -> bool:
+        """Return whether the process is on this machine and a signal such as SIGSTOP has stopped it."""
+        if self.host != socket.gethostname() or not self.is_alive(folder):
+            return False
+        try:
+            return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
+        except psutil.Error:
+            return False
+
+
 def this_process(worker_module: str, time_limit_s: float | None, submitted_utc: str) -> Owner:
     """Return the present process as owner of a run that it is about to submit."""
     return Owner(

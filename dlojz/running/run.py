@@ -6,13 +6,18 @@ hinders the listing of the others.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
+import re
+import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
+
+import psutil
 
 from dlojz.base.display_hook import wanted
 from dlojz.base.errors import LabError
@@ -20,7 +25,7 @@ from dlojz.base.language import format_seconds, refusal, say
 from dlojz.base.table import Table, Tabular, facts, titles
 from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.results.footprint import Footprint
-from dlojz.running.folder import MAX_LOG_BYTES, read_job, read_tail
+from dlojz.running.folder import MAX_LOG_BYTES, read_job, read_owner, read_tail
 from dlojz.running.run_view import ProgressBar
 from dlojz.running.slurm.slurm_queue import cancel
 from dlojz.running.state import CANCEL, LOGS, RunFolder, is_final
@@ -183,6 +188,15 @@ class Run(RunFolder, Tabular):
         job = read_job(self.folder)
         if job is not None:
             cancel(job)
+        owner = read_owner(self.folder)
+        if job is None and owner is not None and owner.is_stopped(self.folder):
+            os.kill(owner.pid, signal.SIGCONT)
+            return say(
+                en=f"the run {self.run_id} is asked to stop; its launcher had been stopped by a signal (SIGSTOP) and "
+                "goes on, to end it. What has been measured is kept.",
+                fr=f"l’arrêt de l’exécution {self.run_id} est demandé ; son lanceur, suspendu par un signal (SIGSTOP), "
+                "reprend pour la terminer. Ce qui a été mesuré est conservé.",
+            )
         return say(
             en=f"the run {self.run_id} is asked to stop; what has been measured is kept.",
             fr=f"l’arrêt de l’exécution {self.run_id} est demandé ; ce qui a été mesuré est conservé.",
@@ -320,6 +334,34 @@ def find(run_id: str, root: str | os.PathLike[str] | None = None) -> Run:
     raise refusal(
         en=f"no run is named {run_id[:100]!r}: there is no run in {base} yet.",
         fr=f"aucune exécution ne s’appelle {run_id[:100]!r} : il n’y a encore aucune exécution dans {base}.",
+    )
+
+
+_LAUNCHER_LOG = re.compile(r"/([^/]+)/logs/launcher\.log(?: \(deleted\))?$")
+
+
+def cancel_lost(run_id: str) -> str | None:
+    """Stop the run of this name, or beginning of a name, whose folder is not among the runs any more.
+
+    Its launcher is known by the log that it has open; only processes of this user on this machine are looked at.
+
+    Returns:
+        one sentence on what was done; None where there is no such run, or more than one.
+    """
+    found: dict[str, int] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            log = _LAUNCHER_LOG.search(str(Path(f"/proc/{process.pid}/fd/1").readlink()))
+            if log and run_id and log[1].startswith(run_id) and os.getsid(process.pid) == process.pid:
+                found[log[1]] = process.pid
+    if len(found) != 1:
+        return None
+    ((name, pid),) = found.items()
+    os.kill(pid, signal.SIGTERM)
+    os.kill(pid, signal.SIGCONT)
+    return say(
+        en=f"the folder of the run {name} was moved or removed; its processes are asked to stop.",
+        fr=f"le dossier de l’exécution {name} a été déplacé ou supprimé ; l’arrêt de ses processus est demandé.",
     )
 
 

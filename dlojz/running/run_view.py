@@ -34,9 +34,9 @@ from dlojz.display.tables import status_label
 from dlojz.results.footprint import Memory
 from dlojz.results.record import RunRecord, parse_events
 from dlojz.running.ending import Ending
-from dlojz.running.folder import Job, read_job
+from dlojz.running.folder import Job, open_regular, read_job, read_owner
 from dlojz.running.slurm.slurm_queue import JobView, explain_reason, view_of
-from dlojz.running.state import EVENTS, RunFolder, assemble, is_final
+from dlojz.running.state import EVENTS, LAUNCHER_EVENTS, RunFolder, assemble, is_final, quiet_s
 
 _MOST_BYTES = 16 * 2**20
 
@@ -50,16 +50,63 @@ class EventTail:
 
     def read(self) -> list[dict[str, Any]]:
         """Read the events written since the last call."""
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._offset)
-                data = file.read(_MOST_BYTES)
-        except OSError:
+        file = open_regular(self._path)
+        if file is None:
             return []
+        with file:
+            file.seek(self._offset)
+            data = file.read(_MOST_BYTES)
         # A full piece without the end of a line is none of our events: it is skipped.
         whole = data[: data.rfind(b"\n") + 1] or data[: len(data) // _MOST_BYTES * _MOST_BYTES]
         self._offset += len(whole)
         return parse_events(whole)
+
+
+QUIET_S = 10.0
+QUIET_STEPS = 10
+"""A run of which nothing was written for so many seconds, and for the time of so many steps, is said to be quiet."""
+
+
+class Halts:
+    """Reader of what keeps a run from going on: ranks or a launcher that a signal such as SIGSTOP has stopped."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tail = EventTail(folder / EVENTS / LAUNCHER_EVENTS)
+        self._pids: dict[int, int] = {}
+
+    def look(self, step_s: float | None = None) -> str:
+        """Read what keeps the run from going on, in a sentence; empty where nothing does.
+
+        Args:
+            step_s: seconds of its steps, if known.
+        """
+        for event in self._tail.read():
+            rank, pid = event.get("rank"), event.get("pid")
+            if event["event"] == "stopped" and type(rank) is int and type(pid) is int:
+                self._pids[rank] = pid
+            elif event["event"] == "continued" and type(rank) is int:
+                self._pids.pop(rank, None)
+        owner = read_owner(self._folder)
+        if owner is not None and owner.is_stopped(self._folder):
+            return say(
+                en=f"the launcher is stopped by a signal: `kill -CONT {owner.pid}` lets it go on",
+                fr=f"le lanceur est suspendu par un signal : `kill -CONT {owner.pid}` le fait reprendre",
+            )
+        if self._pids:
+            ranks, pids = ", ".join(map(str, self._pids)), " ".join(map(str, self._pids.values()))
+            return say(
+                en=f"stopped by a signal: rank {ranks}; `kill -CONT {pids}` lets it go on",
+                fr=f"suspendu par un signal : rang {ranks} ; `kill -CONT {pids}` le fait reprendre",
+            )
+        quiet = quiet_s(self._folder)
+        if step_s is None or quiet < max(QUIET_S, QUIET_STEPS * step_s):
+            return ""
+        return say(
+            en=f"no step has ended for {format_seconds(quiet)}, where one took {format_seconds(step_s)}",
+            fr=f"aucun pas ne s’est terminé depuis {format_seconds(quiet)}, alors qu’un pas prenait "
+            f"{format_seconds(step_s)}",
+        )
 
 
 class ProgressBar:
@@ -67,6 +114,8 @@ class ProgressBar:
 
     def __init__(self, folder: Path, config: RunConfig, *, shown: bool) -> None:
         self._tail = EventTail(folder / EVENTS / "rank-0.jsonl")
+        self._halts = Halts(folder)
+        self._halted = ""
         self._config = config
         self._bar: Any = None
         if shown:
@@ -90,6 +139,9 @@ class ProgressBar:
                 self._bar.reset()  # the rate and the time left do not count the start
             self._bar.set_postfix_str(self._figures(steps[-1]), refresh=False)
             self._bar.update(len(steps))
+        elif state == "running" and (halted := self._halts.look()) != self._halted:
+            self._halted = halted
+            self._bar.set_postfix_str(halted, refresh=True)
         elif not self._bar.n and state in ("queued", "running") and not self._bar.postfix:
             processes = self._config.layout.world_size
             self._bar.set_postfix_str(
@@ -144,6 +196,7 @@ class RunView:
         step_s: median of the last steps; None before the first.
         samples_per_s: rate of the whole run at that step time.
         remaining_s: until the last step, at that step time; None where it is not known or nothing remains.
+        halted: what keeps it from going on, in words; empty otherwise.
         starts, job_left: expected start of the job, and rest of its time limit; empty if not known.
     """
 
@@ -162,6 +215,7 @@ class RunView:
     step_s: float | None = None
     samples_per_s: float | None = None
     remaining_s: float | None = None
+    halted: str = ""
     starts: str = ""
     job_left: str = ""
 
@@ -204,13 +258,15 @@ def run_text(view: RunView) -> str:
 def facts_of(view: RunView, *more: tuple[str, str]) -> Table:
     """List what is known in words, names and values; further ones follow."""
     names = titles(
-        en="why; waiting; expected start; job; scheduler; loss; step; estimated end; time left to the job",
-        fr="raison; attente; début estimé; travail; ordonnanceur; perte; pas; fin estimée; temps restant au travail",
+        en="why; waiting; halted; expected start; job; scheduler; loss; step; estimated end; time left to the job",
+        fr="raison; attente; à l’arrêt; début estimé; travail; ordonnanceur; perte; pas; fin estimée; temps restant au "
+        "travail",
     )
     running, left = view.state == "running", format_seconds(view.remaining_s)
     values = (
         view.reason,
         view.waiting,
+        view.halted,
         view.starts if view.state == "queued" else "",
         view.job,
         view.last_known,
@@ -339,6 +395,7 @@ class Tracker:
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         ranks = range(run.config.layout.world_size)
+        self._halts = Halts(run.folder)
         self._tails = [EventTail(run.folder / EVENTS / f"rank-{rank}.jsonl") for rank in ranks]
         self._losses: dict[int, float] = {}
         self._peaks: dict[int, int] = {}
@@ -363,6 +420,8 @@ class Tracker:
         config = self._run.config
         left = (config.asked_steps or 0) - len(losses)
         job = read_job(self._run.folder)
+        halted = self._halts.look(step_s) if state == "running" else ""
+        going = state == "running" and not halted and not self._warming_up
         return RunView(
             run_id=self._run.run_id,
             title=self._run.title,
@@ -375,7 +434,8 @@ class Tracker:
             limit_of=limit[1] if limit else "",
             step_s=step_s,
             samples_per_s=config.layout.global_batch / step_s if step_s and config.script is None else None,
-            remaining_s=left * step_s if state == "running" and step_s and left > 0 and not self._warming_up else None,
+            remaining_s=left * step_s if going and step_s and left > 0 else None,
+            halted=halted,
             **(job_words(job, None if is_final(state) else view_of(job)) if job else {}),
         )
 

@@ -11,11 +11,13 @@ says, and one whose folder was written to just now has not, because files may ar
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import socket
 import statistics
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -331,8 +333,25 @@ def evidence_of(events: Mapping[int, list[dict[str, Any]]], folder: Path, world_
         ends=ends,
         steps={rank: finished_steps(told) for rank, told in events.items()},
         log_tails={rank: read_tail(folder / LOGS / f"rank-{rank}.log", 8192) for rank in range(world_size)},
+        disk_problem=disk_problem(folder),
         **known,
     )
+
+
+_TRIED_BYTES = 64 * 1024
+"""About the size of a record: a folder that does not take it is full."""
+
+
+def disk_problem(folder: Path) -> str:
+    """Return why a run's folder takes no more data, of a full disk or quota; empty where it does or is not known."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(_TRIED_BYTES))
+            os.fsync(file.fileno())
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return os.strerror(error.errno)
+    return ""
 
 
 def record_end(folder: Path, config: RunConfig, events: Events, ending: Ending, elapsed_s: float) -> None:
@@ -413,7 +432,7 @@ def rebuild(folder: Path, damage: str = "", job: JobEnd | None = None) -> RunRec
     told: list[dict[str, Any]] = []
     with contextlib.suppress(OSError):
         told = read_events(folder / EVENTS / LAUNCHER_EVENTS)
-    known = end_of(told)
+    known = end_of(told) or (_logged_end(folder) if job is None else None)
     asked: Literal["cancelled"] | None = "cancelled" if job is None and (folder / CANCEL).exists() else None
     ending = (
         Ending(*known)
@@ -430,6 +449,22 @@ def rebuild(folder: Path, damage: str = "", job: JobEnd | None = None) -> RunRec
         )
         ending = Ending(ending.status, f"{ending.reason.rstrip('.')}; {note}." if ending.reason else f"{note}.")
     return assemble(folder.name, config, events, ending, _lasted_s(folder))
+
+
+_LOGGED_END = re.compile(rf"dlojz\.launcher ({'|'.join(STATUSES)}) ?(.*)")
+_NOT_RECORDED = re.compile(r"dlojz\.launcher the record cannot be written: (.*)")
+
+
+def _logged_end(folder: Path) -> tuple[Status, str] | None:
+    """Read status and sentence of the end from the log of a launcher that could not write its record."""
+    lines = read_tail(folder / LOGS / "launcher.log", _LOG_BYTES).splitlines()
+    ends = [found for line in lines if (found := _LOGGED_END.search(line))]
+    problems = [found for line in lines if (found := _NOT_RECORDED.search(line))]
+    if not ends or not problems:
+        return None
+    status = next(one for one in STATUSES if one == ends[-1][1])
+    reason, problem = ends[-1][2].rstrip("."), problems[-1][1]
+    return status, "; ".join(filter(None, (reason, f"its record could not be written: {problem}.")))
 
 
 def _own_record(path: Path, run_id: str) -> RunRecord:

@@ -21,6 +21,7 @@ import logging
 import math
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -38,6 +39,7 @@ from dlojz.base.machine import PARENT_VARIABLE, adopt_orphans, cores_available
 from dlojz.config.run_config import RunConfig
 from dlojz.processes import start_rank as rank_process
 from dlojz.processes.forks import fork
+from dlojz.results.record import append_event
 from dlojz.running.ending import Ending, classify
 from dlojz.running.folder import DEFAULT_WORKER, Owner, last_line, read_owner, visible
 from dlojz.running.state import (
@@ -54,6 +56,7 @@ STOP_GRACE_S = 6
 # Peers of a failed rank get SIGTERM at once and SIGKILL after the grace; only what ended before that is a cause.
 _SAME_MOMENT_S = 5
 _POLL_S = 0.05
+_FOLDER_POLL_S = 1.0
 _FOREIGN = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_")
 _IDENTITY = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 _STORE = "store"  # through which the ranks meet, see `dlojz.train.loop.init_process_group`
@@ -135,7 +138,7 @@ def run_ranks(folder: Path, config: RunConfig, worker_module: str, stop: Callabl
                 break
             become = partial(_become, folder, worker_module, rank, processes, forked, python or sys.executable, address)
             pids[rank] = fork(become, reset=(signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT))
-        return watch(pids, stop)
+        return watch(pids, stop, partial(_note_halt, folder, pids))
     finally:
         with contextlib.suppress(OSError):
             (folder / _STORE).unlink(missing_ok=True)
@@ -229,19 +232,29 @@ def _become(
         os._exit(1)
 
 
-def watch(pids: Mapping[int, int], stop: Callable[[], bool]) -> LaunchOutcome:
+def _note_halt(folder: Path, pids: Mapping[int, int], rank: int, event: str) -> None:
+    """Write for whoever watches that a rank was stopped, or goes on."""
+    append_event(folder / EVENTS / LAUNCHER_EVENTS, event, rank=rank, pid=pids[rank])
+
+
+def watch(
+    pids: Mapping[int, int], stop: Callable[[], bool], on_halt: Callable[[int, str], object] = lambda *_: None
+) -> LaunchOutcome:
     """Wait for the ranks; once one has failed, or on request, end all: SIGTERM, SIGKILL after `STOP_GRACE_S` seconds.
 
     Args:
         pids: process number of each rank, children of this process.
         stop: polled; whether the run is to end.
+        on_halt: called with a rank and `stopped` or `continued`, by SIGSTOP and SIGCONT.
     """
     left, codes = dict(pids), dict[int, int]()
     stopped, term_s, killed = False, 0.0, False
     while left:
         for rank, pid in list(left.items()):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
+            changed, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            if changed and (os.WIFSTOPPED(status) or os.WIFCONTINUED(status)):
+                on_halt(rank, "stopped" if os.WIFSTOPPED(status) else "continued")
+            elif changed:
                 del left[rank]
                 code = os.waitstatus_to_exitcode(status)
                 if code and (not term_s or time.monotonic() - term_s < _SAME_MOMENT_S):
@@ -266,21 +279,47 @@ def _send(pids: Mapping[int, int], number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-Cause = Literal["cancelled", "timeout"]
+Cause = Literal["cancelled", "timeout", "removed"]
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _log = logging.getLogger("dlojz.launcher")
 
 
 class Stop:
-    """Stop request of a run: a signal, a cancel request, or the time limit.
+    """Stop request of a run: a signal, a cancel request, the time limit, or a run folder that was removed or moved.
 
     It is polled and never raised, since an exception within an import may be swallowed.
     """
 
     def __init__(self, folder: Path) -> None:
         self.cause: Cause | None = None
+        self._folder = folder
         self._request = folder / CANCEL
         self._deadline_s = math.inf
+        self._opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # which stays the run's, wherever it is moved
+        self._look_s = time.monotonic() + _FOLDER_POLL_S
+        self._missed = False
+
+    def present_folder(self) -> Path:
+        """Return where the folder of the run is now, if that is known; else where it was."""
+        try:
+            moved = Path(f"/proc/self/fd/{self._opened}").readlink()
+            return moved if os.path.samestat(moved.stat(), os.fstat(self._opened)) else self._folder
+        except OSError:
+            return self._folder
+
+    def _is_gone(self) -> bool:
+        """Return whether the folder was not there at two looks; one may miss it on a network file system."""
+        if time.monotonic() < self._look_s:
+            return False
+        self._look_s = time.monotonic() + _FOLDER_POLL_S
+        missed, self._missed = self._missed, False
+        try:
+            self._missed = not os.path.samestat(self._folder.stat(), os.fstat(self._opened))
+        except FileNotFoundError:
+            self._missed = True
+        except OSError:  # a file system that does not answer
+            return False
+        return missed and self._missed
 
     def limit(self, time_limit_s: float | None) -> None:
         """Set the time limit, counted from now; None for none."""
@@ -297,6 +336,8 @@ class Stop:
             self.cause = "cancelled"
         if self.cause is None and time.monotonic() >= self._deadline_s:
             self.cause = "timeout"
+        if self.cause is None and self._is_gone():
+            self.cause = "removed"
         return self.cause is not None
 
 
@@ -315,15 +356,17 @@ def supervise(folder: Path) -> Ending:
     stop.limit(owner.time_limit_s)
     config = read_config(folder)
     (folder / EVENTS / LAUNCHER_EVENTS).touch()
-    kills_before = _kernel_oom_kills()
+    kills_before = _count_oom_kills()
     known = _drive(folder, config, owner, stop)
+    folder = stop.present_folder()
     told = read_all_events(folder)
     ending = classify(
         evidence_of(
             told,
             folder,
             config.layout.world_size,
-            kernel_oom=_kernel_oom_kills() > kills_before,
+            kernel_oom=_kernel_oom_kills(kills_before),
+            cpu_limit_s=_cpu_limit_s(),
             time_limit_s=owner.time_limit_s,
             **known,
         )
@@ -385,13 +428,25 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def _kernel_oom_kills() -> int:
-    """Count the processes that the kernel has killed for memory since it started; 0 where that is not known."""
+def _count_oom_kills() -> int | None:
+    """Count the processes that the kernel has killed for memory since it started; None where that is not known."""
     try:
         found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="ascii"), re.MULTILINE)
     except OSError:
-        return 0
-    return int(found[1]) if found else 0
+        return None
+    return int(found[1]) if found else None
+
+
+def _kernel_oom_kills(before: int | None) -> bool | None:
+    """Return whether the kernel has killed a process for memory since; None where that is not known."""
+    now = _count_oom_kills()
+    return None if before is None or now is None else now > before
+
+
+def _cpu_limit_s() -> float | None:
+    """Return the processor time that each rank may use (`ulimit -t`), in seconds; None without a limit."""
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    return None if hard == resource.RLIM_INFINITY else float(hard)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -55,11 +56,23 @@ def prepare(home: Path, chosen: str) -> Path:
     return target
 
 
+def umask_for(runs: Path) -> int:
+    """Return the umask of a server: the group reads what is written only where the runs have a group folder.
+
+    Args:
+        runs: folder of the runs. Its nearest folder that exists hands its group down where it has the setgid bit, and
+            is closed to all others: then that group, the instructors', reads what the student keeps there.
+    """
+    place = next(folder for folder in (runs, *runs.parents) if folder.is_dir())
+    mode = place.stat().st_mode
+    return 0o027 if mode & stat.S_ISGID and not mode & stat.S_IRWXO else 0o077
+
+
 def main(words: list[str]) -> None:
-    os.umask(0o077)
     home = Path(os.environ["HOME"])
-    prepare(home, os.environ.get("DLOJZ_LANG", language()))
     os.environ.setdefault("DLOJZ_RUNS", str(home / "runs"))
+    os.umask(umask_for(Path(os.environ["DLOJZ_RUNS"])))
+    prepare(home, os.environ.get("DLOJZ_LANG", language()))
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     os.chdir(home)
     program = shutil.which(words[0]) or words[0]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import stat
+import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from dlojz.running import launch
 
 Keep = Callable[..., Path]
 DDP = RunConfig.of(model="coatnet_tiny", dp=2)
+HUB = Path(__file__).resolve().parents[2] / "slurm" / "jupyterhub" / "singleuser.py"
 HOSTILE = "x; rm -rf <img src=x onerror=alert(1)>"
 
 
@@ -144,3 +148,54 @@ def test_a_key_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
 def test_a_class_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="cannot be read"):
         read_class(tmp_path / "none")
+
+
+def _as_nobody(act: Callable[[], None], gid: int, uid: int = 65534) -> None:
+    """Call something in a process of another user."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(gid)
+            os.setuid(uid)
+            act()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users")
+def test_runs_that_the_instructor_cannot_read_are_remarked(keep_record: Keep) -> None:
+    """As the hub makes them: a folder of the instructors' group, written with the umask of the student's server."""
+    spec = importlib.util.spec_from_file_location("singleuser", HUB)
+    assert spec is not None and spec.loader is not None
+    hub = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hub)
+    instructors, student = 4242, 4243
+    with tempfile.TemporaryDirectory() as name:  # which other users can enter, as pytest's folders they cannot
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "ada").mkdir()
+        os.chown(folder / "ada", student, instructors)
+        (folder / "ada").chmod(0o2750)
+        runs = folder / "ada" / "runs"
+
+        def write(umask: int) -> None:
+            os.umask(umask)
+            _progress(runs, "00", start="2030-01-01T10:00:00+00:00")
+            keep_record(DDP, runs, rate=100.0)
+
+        def sees(count: int, remarks: list[str]) -> None:
+            (ada,) = read_class(folder)
+            assert (ada.runs, told_problems(ada)) == (count, remarks)
+
+        assert hub.umask_for(runs) == 0o027 and hub.umask_for(folder) == 0o077
+        _as_nobody(lambda: write(hub.umask_for(runs)), gid=student, uid=student)
+        _as_nobody(lambda: sees(1, []), gid=instructors)
+        _as_nobody(lambda: write(0o077), gid=student, uid=student)
+        closed = ["the folder of a run cannot be read: Permission denied."]
+        _as_nobody(lambda: sees(1, closed), gid=instructors)
+        (runs / "progress-00.json").chmod(0o600)
+        _as_nobody(lambda: sees(1, ["a file cannot be read: Permission denied.", *closed]), gid=instructors)

@@ -15,14 +15,27 @@ import pytest
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
-from dlojz.campaign.campaign import Campaign, CampaignPlan, expand
-from dlojz.campaign.report import brief, csv_text, harmless, hours, markdown, marks_of, row_of, write_report
+from dlojz.campaign.campaign import Campaign, CampaignPlan, expand, read_campaign
+from dlojz.campaign.report import (
+    brief,
+    csv_text,
+    findings,
+    harmless,
+    hours,
+    markdown,
+    marks_of,
+    measured,
+    row_of,
+    write_report,
+)
 from dlojz.campaign.results import Outlook, Result, find_run, judged, outlook, result_of, root_of
-from dlojz.results.footprint import Memory
+from dlojz.display.tables import DASH
+from dlojz.results.footprint import Footprint, Memory
 from dlojz.running import launch
 from dlojz.running.folder import Job
 from dlojz.running.store import claim
 
+SHIPPED = Path(__file__).resolve().parents[2] / "slurm" / "campaigns" / "tiny_local.toml"
 HOSTILE = "<img src=x onerror=alert(1)>$\\foo$ |_*`"
 Keep = Callable[..., Path]
 
@@ -52,15 +65,52 @@ def test_neither_a_replay_nor_a_run_of_another_machine_stands_for_a_point(keep_r
     assert find_run(replace(point, machine="elsewhere"), tmp_path).folder == there  # type: ignore[union-attr]
 
 
-def test_scaling_is_judged_by_the_fewest_ranks_with_the_same_work(
+def test_scaling_is_judged_by_the_fewest_ranks_with_the_same_batch(
     campaign: Campaign, keep_record: Keep, tmp_path: Path
 ) -> None:
     plan = expand(campaign)  # alone 2, alone 4, DDP 2, DDP 4
     for point, rate in zip(plan.points, (100.0, 120.0, 150.0, 240.0), strict=True):
         keep_record(point.config, tmp_path, rate=rate)
     results = judged(_results(plan, tmp_path))
-    assert [result.efficiency for result in results] == [1.0, 1.0, 0.75, 1.0]
+    assert [result.weak_efficiency for result in results] == [1.0, 1.0, 0.75, 1.0]
+    assert [result.strong_efficiency for result in results] == [None, 1.0, 0.625, None]
     assert results[0].rank_hours == 0.5 and results[2].rank_hours == 1.0
+
+
+def test_the_shipped_campaign_scales_strongly_and_not_weakly(keep_record: Keep, tmp_path: Path) -> None:
+    """The same batch on one process and on two: 163 samples/s beside 144."""
+    shipped = read_campaign(SHIPPED)
+    plan = expand(shipped)
+    for point, rate in zip(plan.points, (144.0, 163.0), strict=True):
+        keep_record(point.config, tmp_path, rate=rate)
+    results = judged(_results(plan, tmp_path))
+    assert [row[11:] for row in measured(results).rows] == [("100%", DASH), ("57%", DASH)]
+    assert [row[-1] for row in brief(results).rows] == [f"100% | {DASH}", f"57% | {DASH}"]
+    drawn = [(mark.strong_efficiency, mark.weak_efficiency) for mark in marks_of(shipped, results)]
+    assert drawn == [(1.0, None), (pytest.approx(163 / 288), None)]
+
+
+@pytest.mark.parametrize(
+    ("measured_bytes", "told"),
+    [
+        (2**20, "predicted to the byte"),
+        (2**20 + 1, "within 0.1%"),
+        (2**20 + 10_000, "within 1%"),
+        (2**20 + 20_000, "within 1.9%"),
+    ],
+)
+def test_errors_of_memory_are_written_as_a_person_writes_them(
+    campaign: Campaign, keep_record: Keep, tmp_path: Path, measured_bytes: int, told: str
+) -> None:
+    plan = expand(campaign)
+    keep_record(plan.points[0].config, tmp_path)
+    (result,) = [one for one in _results(plan, tmp_path) if one.record]
+    record = result.record
+    assert record is not None
+    memory = Memory(peak_bytes=measured_bytes)
+    footprints = (Footprint(source="measured", memory=memory),)
+    changed = replace(result, record=record.model_copy(update={"footprints": footprints}))
+    assert any(told in sentence for sentence in findings([changed]))
 
 
 def test_running_out_of_memory_is_a_result_with_prediction_and_limit(

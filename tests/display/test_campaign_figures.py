@@ -48,7 +48,7 @@ def _marks() -> list[CampaignMark]:
                         predicted_samples_per_s=None if over else rate * ranks * batch**0.3 * 1.1,
                         predicted_message_bytes=base * GIB,
                         measured_message_bytes=None if over else base * GIB,
-                        efficiency=None if over else 1 - 0.02 * ranks,
+                        strong_efficiency=None if over else 1 - 0.02 * ranks,
                     )
                 )
     return marks

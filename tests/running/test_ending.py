@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -35,6 +36,28 @@ def test_the_killed_rank_is_named_and_not_its_peer() -> None:
     assert ending.reason == (
         "rank 1 was killed by signal 9 (SIGKILL) after step 7: if nobody stopped it, the machine ran out of memory."
     )
+
+
+def test_memory_is_blamed_only_where_nothing_else_is_known() -> None:
+    killed = EndEvidence(1, exit_codes={0: -9}, steps={0: 7})
+    assert "ran out of memory" in classify(killed).reason
+    assert classify(replace(killed, kernel_oom=True)).status == "oom"
+    counted = classify(replace(killed, kernel_oom=False))
+    assert counted.status == "failed" and counted.reason.endswith(
+        "(SIGKILL) after step 7: somebody stopped it, or a limit of the machine did; the kernel killed nothing for "
+        "memory."
+    )
+    limited = classify(replace(killed, kernel_oom=False, cpu_limit_s=60.0)).reason
+    assert "it had used the 60.0 s of processor time that it may use (ulimit -t)" in limited
+
+
+def test_a_full_disk_is_part_of_the_reason() -> None:
+    full = EndEvidence(1, exit_codes={0: 1}, steps={0: 7}, disk_problem="No space left on device")
+    assert classify(full).reason.endswith(
+        "; nothing more can be written into the folder of the run: No space left on device."
+    )
+    lost = classify(replace(full, exit_codes={}, launcher="vanished")).reason
+    assert lost.startswith("the launcher could not write the record of the run, after step 7: No space left")
 
 
 def test_a_peer_that_aborts_because_of_the_loss_is_not_the_cause() -> None:

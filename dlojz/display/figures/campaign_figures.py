@@ -44,7 +44,8 @@ class CampaignMark:
         predicted_samples_per_s: from one process.
         predicted_message_bytes: per step.
         measured_message_bytes: the same.
-        efficiency: of the scaling, 1 = perfect.
+        strong_efficiency: of the scaling at the same global batch, 1 = perfect; None without a base.
+        weak_efficiency: of the scaling at as many samples per rank.
     """
 
     series: str
@@ -60,7 +61,8 @@ class CampaignMark:
     predicted_samples_per_s: float | None = None
     predicted_message_bytes: int | None = None
     measured_message_bytes: int | None = None
-    efficiency: float | None = None
+    strong_efficiency: float | None = None
+    weak_efficiency: float | None = None
 
     @property
     def taken_bytes(self) -> int | None:
@@ -356,29 +358,44 @@ def _truth(
 
 
 def scaling_figure(marks: Sequence[CampaignMark], path: str | Path | None = None) -> LabFigure:
-    """Draw the scaling efficiency against the number of ranks."""
+    """Draw the efficiency of strong and of weak scaling against the number of ranks."""
     figure = campaign_canvas(
         say(
-            en="Scaling efficiency against the number of ranks, of: ",
-            fr="Efficacité du passage à l’échelle selon le nombre de rangs, de : ",
+            en="Efficiency of strong and of weak scaling against the number of ranks, of: ",
+            fr="Efficacité du scaling fort et du scaling faible selon le nombre de rangs, de : ",
         ),
         list(series_of(marks, FAMILY)),
     )
-    axes = figure.subplots()
-    known = [mark for mark in marks if mark.efficiency is not None]
-    for number, own in enumerate(series_of(marks, FAMILY).values()):
-        color, dashes, marker = style_of(number)
-        drawn = sorted((mark for mark in own if mark.efficiency is not None), key=lambda mark: mark.ranks)
-        values = [100 * (mark.efficiency or 0) for mark in drawn]
-        axes.plot([mark.ranks for mark in drawn], values, dashes, color=color, marker=marker)
-    axes.axhline(100, linestyle="--", color=BLACK, linewidth=1.0)
-    count_axis(axes, sorted({mark.ranks for mark in marks}), say(en="ranks", fr="rangs"))
-    or_nothing(axes, bool(known))
-    title = say(
-        en="Throughput per rank, over that of the fewest ranks",
-        fr="Débit par rang, rapporté à celui du plus petit nombre de rangs",
+    strong, weak = figure.subplots(1, 2, sharey=True)
+    _draw_scaling(
+        strong,
+        marks,
+        attrgetter("strong_efficiency"),
+        say(en="Strong scaling: same global batch", fr="Scaling fort : même batch global"),
     )
-    from_zero(axes, "%", title)
+    _draw_scaling(
+        weak,
+        marks,
+        attrgetter("weak_efficiency"),
+        say(en="Weak scaling: same samples per rank", fr="Scaling faible : mêmes échantillons par rang"),
+    )
+    strong.set_ylabel(say(en="throughput per rank over the base’s, %", fr="débit par rang / celui de la base, %"))
     perfect = key(say(en="perfect", fr="parfaite"), color=BLACK, linestyle="--")
     legend(figure, list(series_of(marks, FAMILY)), [perfect])
     return finish(figure, path)
+
+
+def _draw_scaling(
+    axes: Axes, marks: Sequence[CampaignMark], efficiency: Callable[[CampaignMark], float | None], title: str
+) -> None:
+    """Draw one kind of efficiency; the base, of the fewest ranks, is at 100 %."""
+    for number, own in enumerate(series_of(marks, FAMILY).values()):
+        color, dashes, marker = style_of(number)
+        drawn = sorted((mark.ranks, 100 * share) for mark in own if (share := efficiency(mark)) is not None)
+        axes.plot([ranks for ranks, _ in drawn], [share for _, share in drawn], dashes, color=color, marker=marker)
+    axes.axhline(100, linestyle="--", color=BLACK, linewidth=1.0)
+    count_axis(axes, sorted({mark.ranks for mark in marks}), say(en="ranks", fr="rangs"))
+    missing = say(en="no point has such a base", fr="aucun point n’a une telle base")
+    known = any(efficiency(mark) is not None for mark in marks)
+    or_nothing(axes, known, missing if any(mark.samples_per_s for mark in marks) else "")
+    from_zero(axes, "", title)

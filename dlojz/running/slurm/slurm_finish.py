@@ -72,7 +72,7 @@ def finish(folder: Path, code: int, *, stopped: bool = False, ran_s: float = 0.0
     known: dict[str, Any] = {
         "stopped_by": cause_of(folder, code, stopped=stopped, ran_s=ran_s, limit_s=limit_s, log=log),
         "exit_codes": exits or _whole_tasks_killed(code, told, world_size),
-        "kernel_oom": bool(JOB_OOM.search(log)),
+        "kernel_oom": True if JOB_OOM.search(log) else None,
         "time_limit_s": limit_s,
         "launcher": f"srun ended with exit code {code}: {last_line(log)}" if code and not exits else "",
     }
