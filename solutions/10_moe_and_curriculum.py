@@ -90,7 +90,7 @@ lab.reveal("active-parameters", models.describe("mixtral_8x7b").active_parameter
 
 # %% [markdown] lang="fr"
 # Le calcul est celui d’un modèle de 13 milliards de paramètres, la mémoire celle d’un modèle de 47 milliards. Un
-# mélange échange du calcul contre de la mémoire : c’est pourquoi on en répartit les experts.
+# mélange économise du calcul au prix de la mémoire : c’est pourquoi on en répartit les experts.
 #
 # ### Exercice 1 — la porte
 #
@@ -107,7 +107,7 @@ lab.reveal("active-parameters", models.describe("mixtral_8x7b").active_parameter
 
 # %% [markdown] lang="en"
 # The computation is that of a model with 13 billion parameters, the memory that of a model with 47 billion. A mixture
-# trades computation for memory: that is why its experts are divided among ranks.
+# saves computation at the price of memory: that is why its experts are divided among ranks.
 #
 # ### Exercise 1 — the gate
 #
