@@ -19,7 +19,8 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import percent, say, shortest, significant
+from dlojz.base.language import percent, say, significant
+from dlojz.labs.kit.answer_numbers import is_number, is_tensor, plain, plain_like, same_number, told_apart
 from dlojz.labs.kit.exercise import Mistake, Said, Wrong
 from dlojz.labs.kit.rank_judges import Values, diagnosis, explains, normals, refuse_errors, run_on_ranks
 from dlojz.processes.forks import RankAnswer
@@ -129,11 +130,12 @@ class Judge:
             return self.read(value)
         if self.parts:
             return expect_numbers(value, self.parts)
+        value = plain_like(value, right)
         _check_type(value, right)
         return value
 
     def _same(self, value: Any, right: Any) -> bool:
-        if _is_tensor(right):
+        if is_tensor(right):
             return value.shape == right.shape and bool(((value - right).abs() <= TOLERANCE * (1 + right.abs())).all())
         if isinstance(right, Real):
             return same_number(float(value), float(right), self.tolerance)
@@ -157,7 +159,7 @@ class Judge:
                 raise Wrong(mistake.en, mistake.fr)
         index = next(index for index in range(len(cases)) if not self._same(given[index][part], expected[index][part]))
         where, name = self._told(cases[index]), self.parts[part]
-        right, own = (significant(numbers[index][part], 5) for numbers in (expected, given))
+        right, own = told_apart(expected[index][part], given[index][part], 5)
         raise Wrong(
             en=f"{where}: {name.en} should be {right}, but your function gives {own}.",
             fr=f"{where} : pour {name.fr}, on attend {right}, mais votre fonction donne {own}.",
@@ -172,8 +174,8 @@ class Judge:
         return say(en=f"For the arguments ({arguments})", fr=f"Pour les arguments ({arguments})")
 
     def _difference(self, case: Case, value: Any, right: Any) -> str:
-        if not _is_tensor(right):
-            own, wanted = (shortest(float(one)) if isinstance(right, Real) else one for one in (value, right))
+        if not is_tensor(right):
+            own, wanted = told_apart(float(value), float(right), 6) if isinstance(right, Real) else (value, right)
             where = self._told(case)
             return say(
                 en=f"{where}, {wanted} is expected, but your function returns {own}.",
@@ -258,18 +260,14 @@ def _listed(names: Sequence[Said]) -> tuple[str, str]:
     return ", ".join(name.en for name in names), ", ".join(name.fr for name in names)
 
 
-def _is_tensor(value: object) -> bool:
-    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "shape")
-
-
 def _check_type(value: object, right: object) -> None:
     refuse_nothing(value)
-    if _is_tensor(right) and not _is_tensor(value):
+    if is_tensor(right) and not is_tensor(value):
         raise Wrong(
             en=f"Your function returns a {type(value).__name__}, but a torch tensor is expected.",
             fr=f"Votre fonction renvoie un objet de type {type(value).__name__}, mais un tenseur torch est attendu.",
         )
-    if isinstance(right, Real) and (isinstance(value, bool) or not (isinstance(value, Real) or _is_tensor(value))):
+    if isinstance(right, Real) and not is_number(value):
         raise Wrong(
             en=f"Your function returns a {type(value).__name__}, but a number is expected.",
             fr=f"Votre fonction renvoie un objet de type {type(value).__name__}, mais un nombre est attendu.",
@@ -309,7 +307,7 @@ def reader(convert: Callable[[Any], Any], en: str, fr: str, names: str = "") -> 
     def read(given: Any) -> Any:
         refuse_nothing(given, names)
         try:
-            return convert(given)
+            return convert(plain(given))
         except (TypeError, ValueError):
             raise Wrong(
                 en=f"{en}; your function returns {shown(given)}.", fr=f"{fr} ; votre fonction renvoie {shown(given)}."
@@ -328,6 +326,7 @@ def expect_several(returned: object, names: str, count: int) -> tuple[Any, ...]:
         Wrong: if they are not so many.
     """
     refuse_nothing(returned)
+    returned = plain(returned) if getattr(returned, "ndim", 0) == 1 else returned
     listed = isinstance(returned, tuple | list)
     things = tuple(returned) if isinstance(returned, tuple | list) else ()
     if len(things) != count:
@@ -405,11 +404,9 @@ def expect_numbers(given: Any, names: Sequence[Said]) -> Numbers:
         Wrong: for nothing, for another number of them, for something that is no finite number.
     """
     refuse_nothing(given)
-    parts = given.tolist() if hasattr(given, "tolist") else given
+    parts = plain(given)
     parts = list(parts) if isinstance(parts, tuple | list) else [parts]
-    parts = [part.item() if hasattr(part, "item") else part for part in parts]
-    legal = all(isinstance(part, Real) and not isinstance(part, bool) for part in parts)
-    if len(parts) != len(names) or not legal:
+    if len(parts) != len(names) or not all(map(is_number, parts)):
         (listed_en, listed_fr), s = _listed(names), "s" if len(names) > 1 else ""
         raise Wrong(
             en=f"Your function should return {len(names)} number{s}, {listed_en}, but it returns {shown(given)}.",
@@ -517,11 +514,6 @@ def check_settings(document: Mapping[str, Any], wanted: RunConfig, asked: Said) 
             )
 
 
-def same_number(one: float, other: float, tolerance: float = 1e-6) -> bool:
-    """Whether two numbers are equal up to a relative distance."""
-    return math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-12)
-
-
 def shown(given: Any) -> str:
     """What was returned, cut to a readable length."""
     text = repr(given)
@@ -556,7 +548,8 @@ def expect_triple(given: Any, names: str) -> tuple[int, int, int]:
         Wrong: for nothing, something that is no triple, or a number that is not whole.
     """
     refuse_nothing(given)
-    three = tuple(given) if isinstance(given, tuple | list) else ()
+    numbers = plain(given)
+    three = tuple(numbers) if isinstance(numbers, tuple | list) else ()
     if len(three) != 3:
         raise Wrong(
             en=f"Three numbers are expected, {names}, but {shown(given)} was returned.",
