@@ -46,6 +46,17 @@ def listed(given: Any) -> Any:
     return list(map(listed, given)) if type(given) in (tuple, list) else given
 
 
+def detached(answer: Answer) -> Answer:
+    """Make an answer that gives the same values, but no gradient."""
+
+    def cut(given: Any) -> Any:
+        if type(given) in (tuple, list):
+            return type(given)(map(cut, given))
+        return given.detach() if torch.is_tensor(given) else given
+
+    return lambda *case: cut(answer(*case))
+
+
 HELD: Mapping[str, Answer] = {
     "NumPy": each_number(lambda number: np.float32(number) if isinstance(number, float) else np.int64(number)),
     "torch": each_number(torch.tensor),

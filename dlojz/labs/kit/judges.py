@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-4
 """Relative distance up to which two elements of tensors are the same."""
+NEAR = 1e-3
+"""Distance up to which two elements of gradients are the same, as a share of the largest one."""
 Answer = Callable[..., Any]
 Numbers = tuple[float, ...]
 Case = tuple[Any, ...]
@@ -59,6 +61,8 @@ class Judge:
         tolerance: relative distance up to which two numbers are the same.
         differs: called with the case, what was given and what is right where no mistake explains an answer; what to
             say in place of the general sentence.
+        leaves: arguments, by place, that an answer must be differentiable in, and how sentences call them: where its
+            values are right, the gradients that it gives them are held to the reference's.
         then: asks an answer whose values are right for more; raises `Wrong`.
         on_ranks: whether the answer runs on several ranks; the fields below are for these.
         labels: how sentences call each name.
@@ -80,6 +84,7 @@ class Judge:
     told: Said | Callable[[Case], str] | None = None
     differs: Callable[[Any, Any, Any], Said] | None = None
     tolerance: float = 1e-9
+    leaves: Mapping[int, Said] = field(default_factory=dict)
     then: Callable[[Answer], None] | None = None
     on_ranks: bool = False
     labels: Mapping[str, Said] = field(default_factory=dict)
@@ -108,6 +113,8 @@ class Judge:
         expected = [self._outcome(self.reference, case) for case in cases]
         given = [self._read(self._outcome(answer, case), right) for case, right in zip(cases, expected, strict=True)]
         if self._same(given, expected):
+            for case in cases if self.leaves else ():
+                self._check_gradients(answer, case)
             return
         for mistake in self.mistakes:
             if mistake.part is None and all(
@@ -124,6 +131,49 @@ class Judge:
     def _outcome(self, way: Answer, case: Case) -> Any:
         inputs = copy.deepcopy(case)
         return way(*inputs) if self.trial is None else self.trial(way, *inputs)
+
+    def _check_gradients(self, answer: Answer, case: Case) -> None:
+        """Refuse an answer that gives its arguments other gradients than the reference does."""
+        assert self.reference is not None
+        for name, given, right in zip(
+            self.leaves.values(), self._gradients(answer, case), self._gradients(self.reference, case), strict=True
+        ):
+            if right is None or not bool(right.any()):
+                continue
+            if given is not None and bool((given - right).abs().max() <= NEAR * right.abs().max()):
+                continue
+            if given is None or not bool(given.any()):
+                raise Wrong(
+                    en=f"The values are right, but no gradient reaches {name.en}: .detach(), .data, .item(), "
+                    "torch.tensor(…) or no_grad cuts the way back, and what comes before would never learn.",
+                    fr=f"Les valeurs sont justes, mais aucun gradient n’arrive ici : {name.fr}. Un .detach(), .data, "
+                    ".item(), torch.tensor(…) ou no_grad coupe le chemin du retour, et ce qui précède n’apprendrait "
+                    "jamais.",
+                )
+            raise Wrong(
+                en=f"The values are right, but not the gradient of {name.en}: a part of the way back is cut (a "
+                ".detach() or no_grad around something that depends on it).",
+                fr=f"Les valeurs sont justes, mais pas ce gradient : {name.fr}. Une partie du chemin du retour est "
+                "coupée (un .detach() ou un no_grad autour de ce qui en dépend).",
+            )
+
+    def _gradients(self, way: Answer, case: Case) -> list[Tensor | None]:
+        """The gradients of the leaves, for a sum of what becomes of the answer with weights that are all different."""
+        import torch
+
+        leaves = {place: case[place].detach().clone().requires_grad_() for place in self.leaves}
+        # Clones: an answer may work in place, which a leaf does not allow.
+        inputs = [leaves[place].clone() if place in leaves else copy.deepcopy(own) for place, own in enumerate(case)]
+        try:
+            value = way(*inputs) if self.trial is None else self.trial(way, *inputs)
+        except RuntimeError as error:
+            if "numpy()" not in str(error):
+                raise
+            return [None] * len(leaves)
+        if not value.requires_grad:
+            return [None] * len(leaves)
+        weights = torch.linspace(0.5, 1.5, value.numel()).view(value.shape)
+        return list(torch.autograd.grad((value * weights).sum(), list(leaves.values()), allow_unused=True))
 
     def _read(self, value: Any, right: Any) -> Any:
         if self.read is not None:
