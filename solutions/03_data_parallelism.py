@@ -779,10 +779,10 @@ for run in (by_hand, one_bucket):
 #
 # ### Exercice 7 — l’accumulation
 #
-# `micro_batches` est une liste de couples (images, étiquettes), tous de même taille. La perte est
-# `F.cross_entropy(model(images), labels)`, en moyenne sur un *micro-batch*. Au retour, chaque gradient doit être celui
-# de la perte moyenne sur **tous les micro-batches de tous les rangs**, chaque paramètre n’ayant été communiqué qu’**une
-# fois**. Servez-vous de votre `average_gradients`.
+# `micro_batches` est une liste de couples (images, étiquettes), tous de même taille ; chacun a sa passe avant, puis sa
+# passe arrière, pour n’en garder qu’un en mémoire. La perte est `F.cross_entropy(model(images), labels)`, en moyenne
+# sur un *micro-batch*. Au retour, chaque gradient doit être celui de la perte moyenne sur **tous les micro-batches de
+# tous les rangs**, chaque paramètre n’ayant été communiqué qu’**une fois**. Servez-vous de votre `average_gradients`.
 
 # %% [markdown] lang="en"
 # A single bucket is complete only at the end: there is nothing left to hide it behind. Buckets that are too small pay
@@ -802,9 +802,10 @@ for run in (by_hand, one_bucket):
 #
 # ### Exercise 7 — accumulation
 #
-# `micro_batches` is a list of pairs (images, labels), all of the same size. The loss is `F.cross_entropy(model(images),
-# labels)`, a mean over one micro-batch. On return each gradient must be that of the mean loss over **all micro-batches
-# of all ranks**, and each parameter must have been communicated only **once**. Use your `average_gradients`.
+# `micro_batches` is a list of pairs (images, labels), all of the same size; each has a forward pass, then a backward
+# pass, so that only one is kept in memory. The loss is `F.cross_entropy(model(images), labels)`, a mean over one
+# micro-batch. On return each gradient must be that of the mean loss over **all micro-batches of all ranks**, and each
+# parameter must have been communicated only **once**. Use your `average_gradients`.
 
 
 # %% name="accumulation"
@@ -863,9 +864,9 @@ lab.reveal("accumulation-saving", bytes_per_image(ddp) / bytes_per_image(accumul
 # ### Exercice 8 — l’échantillonneur
 #
 # Renvoyez, dans une liste ou un tenseur, les numéros (à partir de 0) des échantillons que lit `rank` pendant l’époque
-# `epoch`. Les parts sont disjointes, de même longueur `num_samples // size` (le reste attend une autre époque), et le
-# jeu de données entier est remélangé à chaque époque. Le hasard ne dépend que de `seed`, la graine commune à tous les
-# rangs, et d’`epoch` : interrogée deux fois, votre fonction répond la même chose.
+# `epoch`. Les parts sont disjointes, de même longueur `num_samples // size` (le reste, différent à chaque époque, est
+# laissé de côté), et le jeu de données entier est remélangé à chaque époque. Le hasard ne dépend que de `seed`, la
+# graine commune à tous les rangs, et d’`epoch` : interrogée deux fois, votre fonction répond la même chose.
 
 # %% [markdown] lang="en"
 # ## 7. Who reads what?
@@ -878,9 +879,9 @@ lab.reveal("accumulation-saving", bytes_per_image(ddp) / bytes_per_image(accumul
 # ### Exercise 8 — the sampler
 #
 # Return, in a list or a tensor, the indices (from 0) of the samples that `rank` reads during the epoch `epoch`. The
-# shares are disjoint, of the same length `num_samples // size` (what remains waits for another epoch), and the whole
-# data set is shuffled anew in every epoch. Chance depends on `seed`, the same on all ranks, and on `epoch` alone: asked
-# twice, your function gives the same answer.
+# shares are disjoint, of the same length `num_samples // size` (the rest, another one in every epoch, is left out), and
+# the whole data set is shuffled anew in every epoch. Chance depends on `seed`, the same on all ranks, and on `epoch`
+# alone: asked twice, your function gives the same answer.
 
 
 # %% name="sampler"
