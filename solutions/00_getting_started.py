@@ -328,12 +328,14 @@ lab.check("ring-bytes", ring_sent_bytes)
 # %% [markdown] lang="fr"
 # Le paquet connaît cette formule. Pour chaque collective de notre entraînement : le nombre d’appels par pas, les octets
 # du message, et ce qu’un rang envoie. L’*all-reduce* est appelé plusieurs fois par pas, parce que DDP regroupe les
-# gradients en paquets (*buckets*) et envoie chacun dès qu’il est plein, pendant que la passe arrière continue.
+# gradients en paquets (*buckets* : le premier de 1 Mio, pour partir tôt, les suivants de 25 Mio) et envoie chacun dès
+# qu’il est plein, pendant que la passe arrière continue.
 
 # %% [markdown] lang="en"
 # The package knows this formula. For each collective of our training: the calls per step, the bytes of the message, and
-# what one rank sends. All-reduce is called several times per step, because DDP groups the gradients in buckets and
-# sends each as soon as it is full, while the backward pass goes on.
+# what one rank sends. All-reduce is called several times per step, because DDP groups the gradients in buckets (a first
+# one of 1 MiB, which leaves early, then of 25 MiB) and sends each as soon as it is full, while the backward pass goes
+# on.
 
 # %%
 for traffic in measured.communication:

@@ -61,7 +61,7 @@ lab = labs.start("02")
 #
 # - le **poids** ;
 # - son **gradient**, que remplit la passe arrière ;
-# - les **moments** de l’optimiseur, toujours en fp32 : aucun pour SGD, un pour SGD avec *momentum*, deux pour AdamW ;
+# - les **moments** de l’optimiseur, ici en fp32 : aucun pour SGD, un pour SGD avec *momentum*, deux pour AdamW ;
 # - en précision mixte, une **copie maître** du poids, en fp32. C’est elle que l’optimiseur met à jour : bf16 n’a que 8
 #   bits significatifs, et une mise à jour mille fois plus petite que le poids y disparaîtrait à l’arrondi.
 #
@@ -73,6 +73,10 @@ lab = labs.start("02")
 # | `"autocast"` (`torch.autocast`) | fp32 ; converti au vol pour les produits | fp32 | — |
 # | `"bf16"` (précision mixte de ZeRO) | bf16 | bf16 | fp32 |
 # | `"bf16_fp32_gradients"` (Megatron) | bf16 | fp32 | fp32 |
+#
+# (Deux autres, hors de l’exercice. **bf16 pur**, courant en *fine-tuning* : poids, gradient et moments en bf16, sans
+# copie maître, car PyTorch garde les moments dans le type du paramètre ; 8 octets, et les petites mises à jour perdues
+# à l’arrondi. Et AdamW en **8 bits**, dont les deux moments prennent un octet chacun.)
 #
 # ### Exercice 1 — les octets par paramètre
 #
@@ -86,7 +90,7 @@ lab = labs.start("02")
 #
 # - the **weight**;
 # - its **gradient**, which the backward pass fills;
-# - the **moments** of the optimizer, always in fp32: none for SGD, one for SGD with momentum, two for AdamW;
+# - the **moments** of the optimizer, here in fp32: none for SGD, one for SGD with momentum, two for AdamW;
 # - in mixed precision, a **master copy** of the weight, in fp32. That is what the optimizer updates: bf16 has 8
 #   significant bits only, and an update a thousand times smaller than the weight would be rounded away.
 #
@@ -98,6 +102,10 @@ lab = labs.start("02")
 # | `"autocast"` (`torch.autocast`) | fp32; cast on the fly for products | fp32 | — |
 # | `"bf16"` (ZeRO's mixed precision) | bf16 | bf16 | fp32 |
 # | `"bf16_fp32_gradients"` (Megatron) | bf16 | fp32 | fp32 |
+#
+# (Two more, which the exercise leaves out. **Pure bf16**, common in fine-tuning: weight, gradient and moments in bf16,
+# no master copy, as PyTorch keeps moments in the parameter's type; 8 bytes, and small updates lost to rounding. And
+# AdamW in **8 bit**, whose two moments take one byte each.)
 #
 # ### Exercise 1 — bytes per parameter
 #
@@ -747,18 +755,22 @@ lab.reveal("recomputed-flops", full.record.footprint().step_flops / vit_64.recor
 # arrière du bloc n’a pas besoin de sa sortie. Or, dans un bloc de Transformer, la seconde couche du MLP pèse un tiers
 # des produits. PyTorch s’arrête dès qu’il a retrouvé tout ce qui manquait.
 #
-# Le mode **sélectif** (`"selective"`) va plus loin : il garde le résultat des produits de matrices, des convolutions et
-# de l’attention, et ne recalcule que le reste, qui coûte peu d’opérations : *LayerNorm*, GELU, *dropout*. Entre les
-# deux, celui de torchtitan (`"every_second"`) recalcule en plus un produit sur deux, dans l’ordre où ils sont exécutés.
+# Le mode **sélectif** (`"selective"`) va moins loin : il garde le résultat des produits de matrices, des convolutions
+# et de l’attention, et ne recalcule que le reste, qui coûte peu d’opérations : *LayerNorm*, GELU, *dropout*. (Le mode
+# *selective* de Megatron-LM, de Korthikanti et al., 2022, est autre chose : il recalcule le cœur de l’attention et
+# garde le reste. Ici, c’est l’attention que l’on garde.) Entre `"selective"` et `"full"`, celui de torchtitan
+# (`"every_second"`) recalcule en plus un produit sur deux, dans l’ordre où ils sont exécutés.
 
 # %% [markdown] lang="en"
 # Less than 4/3, and that is no error of measurement: the last product of each block is not run again, as the backward
 # pass of the block does not need its output; and in a Transformer block the second layer of the MLP is a third of the
 # products. PyTorch stops once it has found all that was missing.
 #
-# **Selective** checkpointing goes further: it keeps the results of matrix products, convolutions and attention, and
-# computes again only the rest, which takes few operations: layer norms, GELU, dropout. Between the two, torchtitan's
-# (`"every_second"`) also computes every second product again, in the order in which they run.
+# **Selective** checkpointing (`"selective"`) goes less far: it keeps the results of matrix products, convolutions and
+# attention, and computes again only the rest, which takes few operations: layer norms, GELU, dropout. (Megatron-LM's
+# *selective* mode, from Korthikanti et al., 2022, is another thing: it recomputes the core of attention and keeps the
+# rest. Here attention is what is kept.) Between `"selective"` and `"full"`, torchtitan's (`"every_second"`) also
+# computes every second product again, in the order in which they run.
 
 # %% name="compare-checkpointing" tags=["nbval-ignore-output"]
 dlojz.compare([vit_64, selective, every_second, full])
@@ -1155,7 +1167,8 @@ big.moment
 #
 # ## Bilan
 #
-# - Les **états** : de 8 à 20 octets par paramètre, selon la précision et l’optimiseur ; indépendants du batch.
+# - Les **états** : de 8 à 18 octets par paramètre, selon la précision et l’optimiseur (20 si l’on garde les gradients
+#   dans les deux précisions) ; indépendants du batch.
 # - Les **activations** : proportionnelles au batch, `sbh (34 + 5as/h)` par couche de transformer, `34 sbh` avec
 #   l’attention fusionnée.
 # - Le **pic** : le maximum des sommes, pas la somme des maximums.
@@ -1173,7 +1186,8 @@ big.moment
 #
 # ## Summary
 #
-# - **States**: 8 to 20 bytes per parameter, depending on precision and optimizer; independent of the batch.
+# - **States**: 8 to 18 bytes per parameter, depending on precision and optimizer (20 where gradients are kept in both
+#   precisions); independent of the batch.
 # - **Activations**: proportional to the batch, `sbh (34 + 5as/h)` per transformer layer, `34 sbh` with fused attention.
 # - The **peak**: the largest of the sums, not the sum of the largest.
 # - Data parallelism divides activations alone.

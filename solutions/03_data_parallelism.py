@@ -463,9 +463,10 @@ for algorithm in ("ring_all_reduce", "tree_all_reduce", "halving_doubling_all_re
 # Dans l’anneau, chaque rang envoie le moins d’octets possible, et ce volume ne dépend presque pas du nombre de GPU :
 # c’est ce qui rend le *Data Parallelism* possible à grande échelle. Mais il faut `2 (p − 1)` étapes, et chacune paie α.
 # L’arbre fait `2 log₂ p` étapes, mais y envoie tout le message : il l’emporte sur l’anneau pour les petits messages.
-# NCCL choisit entre les deux selon la taille. Le troisième envoie aussi peu d’octets que l’anneau, en `2 log₂ p`
-# étapes : le meilleur d’après notre modèle, qui ignore toutefois que ses rangs parlent à des rangs lointains, par des
-# liens que d’autres empruntent au même moment.
+# (NCCL choisit aussi entre anneau et arbre selon la taille, mais son arbre n’est pas celui-ci : il est double, et les
+# messages y passent en morceaux, à la chaîne ; il envoie presque aussi peu d’octets que l’anneau.) Le troisième envoie
+# aussi peu d’octets que l’anneau, en `2 log₂ p` étapes : le meilleur d’après notre modèle, qui ignore toutefois que ses
+# rangs parlent à des rangs lointains, par des liens que d’autres empruntent au même moment.
 #
 # **Votre prédiction.** Sur ce réseau, avec l’anneau et ce modèle, à partir de combien de GPU la latence prend-elle plus
 # de temps que les octets ?
@@ -473,9 +474,10 @@ for algorithm in ("ring_all_reduce", "tree_all_reduce", "halving_doubling_all_re
 # %% [markdown] lang="en"
 # In the ring each rank sends as few bytes as possible, and hardly more of them with more GPUs: that is what makes data
 # parallelism possible at a large scale. But there are `2 (p − 1)` steps, and each pays α. The tree takes `2 log₂ p`
-# steps, but sends the whole message in each: it beats the ring for small messages. NCCL chooses between the two by
-# size. The third sends as few bytes as the ring, in `2 log₂ p` steps: the best by our model, which overlooks, however,
-# that its ranks talk to distant ones, over links that others use at the same moment.
+# steps, but sends the whole message in each: it beats the ring for small messages. (NCCL, too, chooses between ring and
+# tree by size, but its tree is another one: a double one, through which messages pass in pieces, as in a pipeline; it
+# sends nearly as few bytes as the ring.) The third sends as few bytes as the ring, in `2 log₂ p` steps: the best by our
+# model, which overlooks, however, that its ranks talk to distant ones, over links that others use at the same moment.
 #
 # **Your prediction.** On this network, with the ring and this model, from how many GPUs on does latency take more time
 # than the bytes?
@@ -703,7 +705,7 @@ def overlap_gradients(model):
 lab.check("overlap", overlap_gradients)
 
 # %% [markdown] lang="fr"
-# *Hooks* et *buckets* ensemble : c’est DDP. Le paquet en contient une version complète, en une centaine de lignes :
+# *Hooks* et *buckets* ensemble : c’est DDP. Le paquet en contient une version complète, en moins de 300 lignes :
 # [dlojz/by_hand/ddp.py](../../dlojz/by_hand/ddp.py). Lisez-la, en cherchant la réponse à trois questions :
 #
 # - un *bucket* plein attend parfois avant de partir : qu’attend-il, et pourquoi ?
@@ -714,7 +716,7 @@ lab.check("overlap", overlap_gradients)
 # habituelle de 25 Mio, où tous les gradients tiennent dans un seul *bucket*.
 
 # %% [markdown] lang="en"
-# Hooks and buckets together: that is DDP. The package holds a complete version, in some hundred lines:
+# Hooks and buckets together: that is DDP. The package holds a complete version, in fewer than 300 lines:
 # [dlojz/by_hand/ddp.py](../../dlojz/by_hand/ddp.py). Read it, looking for the answers to three questions:
 #
 # - a full bucket sometimes waits before it leaves: for what, and why?
@@ -777,10 +779,10 @@ for run in (by_hand, one_bucket):
 #
 # ### Exercice 7 — l’accumulation
 #
-# `micro_batches` est une liste de couples (images, étiquettes), tous de même taille. La perte est
-# `F.cross_entropy(model(images), labels)`, en moyenne sur un *micro-batch*. Au retour, chaque gradient doit être celui
-# de la perte moyenne sur **tous les micro-batches de tous les rangs**, chaque paramètre n’ayant été communiqué qu’**une
-# fois**. Servez-vous de votre `average_gradients`.
+# `micro_batches` est une liste de couples (images, étiquettes), tous de même taille ; chacun a sa passe avant, puis sa
+# passe arrière, pour n’en garder qu’un en mémoire. La perte est `F.cross_entropy(model(images), labels)`, en moyenne
+# sur un *micro-batch*. Au retour, chaque gradient doit être celui de la perte moyenne sur **tous les micro-batches de
+# tous les rangs**, chaque paramètre n’ayant été communiqué qu’**une fois**. Servez-vous de votre `average_gradients`.
 
 # %% [markdown] lang="en"
 # A single bucket is complete only at the end: there is nothing left to hide it behind. Buckets that are too small pay
@@ -800,9 +802,10 @@ for run in (by_hand, one_bucket):
 #
 # ### Exercise 7 — accumulation
 #
-# `micro_batches` is a list of pairs (images, labels), all of the same size. The loss is `F.cross_entropy(model(images),
-# labels)`, a mean over one micro-batch. On return each gradient must be that of the mean loss over **all micro-batches
-# of all ranks**, and each parameter must have been communicated only **once**. Use your `average_gradients`.
+# `micro_batches` is a list of pairs (images, labels), all of the same size; each has a forward pass, then a backward
+# pass, so that only one is kept in memory. The loss is `F.cross_entropy(model(images), labels)`, a mean over one
+# micro-batch. On return each gradient must be that of the mean loss over **all micro-batches of all ranks**, and each
+# parameter must have been communicated only **once**. Use your `average_gradients`.
 
 
 # %% name="accumulation"
@@ -854,28 +857,31 @@ lab.reveal("accumulation-saving", bytes_per_image(ddp) / bytes_per_image(accumul
 #
 # Reste la deuxième règle : des données différentes sur chaque rang. Personne ne les distribue : chaque rang calcule
 # **seul** les numéros des échantillons qu’il lira, et tous les calculs doivent s’accorder. C’est le rôle du
-# `DistributedSampler` de PyTorch.
+# `DistributedSampler` de PyTorch. (Par défaut, il complète les parts en **répétant** des échantillons, pour qu’elles
+# soient de même longueur ; avec `drop_last=True`, il en laisse de côté, comme vous allez le faire. Le TP 12 montre ce
+# que coûtent les répétitions quand on mesure.)
 #
 # ### Exercice 8 — l’échantillonneur
 #
 # Renvoyez, dans une liste ou un tenseur, les numéros (à partir de 0) des échantillons que lit `rank` pendant l’époque
-# `epoch`. Les parts sont disjointes, de même longueur `num_samples // size` (le reste attend une autre époque), et le
-# jeu de données entier est remélangé à chaque époque. Le hasard ne dépend que de `seed`, la graine commune à tous les
-# rangs, et d’`epoch` : interrogée deux fois, votre fonction répond la même chose.
+# `epoch`. Les parts sont disjointes, de même longueur `num_samples // size` (le reste, différent à chaque époque, est
+# laissé de côté), et le jeu de données entier est remélangé à chaque époque. Le hasard ne dépend que de `seed`, la
+# graine commune à tous les rangs, et d’`epoch` : interrogée deux fois, votre fonction répond la même chose.
 
 # %% [markdown] lang="en"
 # ## 7. Who reads what?
 #
 # There remains the second rule: different data on each rank. Nobody deals them out: each rank computes **alone** the
 # indices of the samples it will read, and all these computations must agree. That is the role of PyTorch's
-# `DistributedSampler`.
+# `DistributedSampler`. (By default it makes the shares equally long by **repeating** samples; with `drop_last=True` it
+# leaves some out, as you are about to do. Lab 12 shows what repeated samples do to a metric.)
 #
 # ### Exercise 8 — the sampler
 #
 # Return, in a list or a tensor, the indices (from 0) of the samples that `rank` reads during the epoch `epoch`. The
-# shares are disjoint, of the same length `num_samples // size` (what remains waits for another epoch), and the whole
-# data set is shuffled anew in every epoch. Chance depends on `seed`, the same on all ranks, and on `epoch` alone: asked
-# twice, your function gives the same answer.
+# shares are disjoint, of the same length `num_samples // size` (the rest, another one in every epoch, is left out), and
+# the whole data set is shuffled anew in every epoch. Chance depends on `seed`, the same on all ranks, and on `epoch`
+# alone: asked twice, your function gives the same answer.
 
 
 # %% name="sampler"

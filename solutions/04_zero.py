@@ -178,8 +178,8 @@ def fits(size):
 lab.reveal("zero-3-gpus", next(size for size in range(1, 1000) if fits(size)))
 
 # %% [markdown] lang="fr"
-# Un H100 « de 80 Go » en offre un peu plus : 79 Gio, soit 85 Go. Encore faut-il loger les activations, que ZeRO ne
-# répartit pas : chaque rang a les siennes.
+# Un H100 « de 80 Go » en offre un peu plus : 79 Gio, soit 85 Go. Encore faut-il loger les activations, que les stages
+# de ZeRO ne répartissent pas : chaque rang a les siennes.
 #
 # ## 2. Stage 1 : l’optimiseur
 #
@@ -664,9 +664,10 @@ print([all(abs(a / b - 1) < 1e-3 for a, b in zip(run.losses, fsdp2.losses, stric
 # %% [markdown] lang="fr"
 # Trois surprises, que seule la mesure révèle.
 #
-# - **DeepSpeed envoie 3Ψ aux stages 1 et 2**, et non 2Ψ. Il fait un *all-reduce* de chaque *bucket*, dont chaque rang
-#   jette ensuite tout sauf sa part, puis un *all-gather* des poids. La règle « les stages 1 et 2 ne coûtent rien » est
-#   celle de l’article, pas de toute implémentation.
+# - **DeepSpeed envoie 3Ψ aux stages 1 et 2**, et non 2Ψ. Par défaut (`use_multi_rank_bucket_allreduce`, même avec
+#   `reduce_scatter: true`), il fait un *all-reduce* de chaque *bucket*, dont chaque rang jette ensuite tout sauf sa
+#   part, puis un *all-gather* des poids. La règle « les stages 1 et 2 ne coûtent rien » est celle de l’article, pas de
+#   toute implémentation.
 # - **Au stage 1, DeepSpeed garde aussi peu de gradients qu’au stage 2** : quand il n’y a qu’un micro-batch par pas, il
 #   les réduit au fil de la passe arrière.
 # - **DeepSpeed garde une copie maître même en fp32**, où elle fait double emploi.
@@ -682,9 +683,10 @@ print([all(abs(a / b - 1) < 1e-3 for a, b in zip(run.losses, fsdp2.losses, stric
 # %% [markdown] lang="en"
 # Three surprises, which only measuring reveals.
 #
-# - **DeepSpeed sends 3Ψ in stages 1 and 2**, not 2Ψ. It makes an all-reduce of each bucket, of which every rank then
-#   throws away all but its share, and afterwards an all-gather of the weights. The rule “stages 1 and 2 cost nothing”
-#   is the paper's, not that of every implementation.
+# - **DeepSpeed sends 3Ψ in stages 1 and 2**, not 2Ψ. By default (`use_multi_rank_bucket_allreduce`, even with
+#   `reduce_scatter: true`) it makes an all-reduce of each bucket, of which every rank then throws away all but its
+#   share, and afterwards an all-gather of the weights. The rule “stages 1 and 2 cost nothing” is the paper's, not that
+#   of every implementation.
 # - **In stage 1 DeepSpeed keeps as few gradients as in stage 2**: where a step has one micro-batch, it reduces them on
 #   the way through backward.
 # - **DeepSpeed keeps a master copy even in fp32**, where it is of no use.
@@ -811,7 +813,8 @@ print(read.title, read.layout.global_batch, read == wanted)
 # ```
 #
 # Une clé que l’on n’écrit pas a aussi une valeur : `reduce_bucket_size` et `allgather_bucket_size`, par exemple, valent
-# 500 millions d’éléments. Avec `overlap_comm`, combien de mémoire ces *buckets* prennent-ils, en 16 bits ?
+# 500 millions d’éléments. Avec `overlap_comm`, plusieurs sont en route à la fois : la documentation de Transformers
+# (Hugging Face) compte 4,5 fois la taille des deux. Combien de mémoire cela fait-il, en 16 bits ?
 
 # %% [markdown] lang="en"
 # `gradient_clipping` of zero: no clipping, so that all engines do the same training. `zero_allow_untested_optimizer`:
@@ -825,12 +828,13 @@ print(read.title, read.layout.global_batch, read == wanted)
 # ```
 #
 # A key that is not written has a value too. `reduce_bucket_size` and `allgather_bucket_size`, for instance, are 500
-# million elements. With `overlap_comm`, how much memory do these buckets take, in 16 bit?
+# million elements. With `overlap_comm` several are on their way at once: the documentation of Hugging Face's
+# Transformers counts 4.5 times the size of both. How much memory does that make, in 16 bit?
 
 # %% name="default-buckets"
 from dlojz.prediction.rules_of_thumb import REDUCE_BUCKET_ELEMENTS, overlap_buffer_bytes
 
-print(format_bytes(overlap_buffer_bytes(REDUCE_BUCKET_ELEMENTS)))
+print(format_bytes(4.5 * 2 * REDUCE_BUCKET_ELEMENTS * 2), format_bytes(overlap_buffer_bytes(REDUCE_BUCKET_ELEMENTS)))
 
 # %% [markdown] lang="fr"
 # Plus que les états de bien des modèles : si un modèle moyen ne tient pas en ZeRO, regardez d’abord la taille des
@@ -1478,9 +1482,10 @@ except LabError as error:
 # | 2 | 2Ψ + 14Ψ/N | 2Ψ (DeepSpeed : 3Ψ) | sans accumulation de gradients |
 # | 3 | 16Ψ/N | 3Ψ par micro-batch | le modèle ne tient pas autrement |
 #
-# ZeRO répartit les états, jamais les activations : pour elles, il y a les points de contrôle d’activation (TP 02). Et
-# une couche trop grande pour un GPU doit toujours y tenir entière, le temps du calcul : c’est la limite que lèvent les
-# TP 05 et 06.
+# Les stages 1 à 3 répartissent les états, pas les activations : pour elles, il y a les points de contrôle d’activation
+# (TP 02), que ZeRO-R, dans le même article, sait répartir sur les rangs de tenseur (`partition_activations` de
+# DeepSpeed). Et une couche trop grande pour un GPU doit toujours y tenir entière, le temps du calcul : seul le TP 06,
+# qui coupe les couches, lève cette limite (un pipeline, TP 05, coupe entre elles).
 
 # %% [markdown] lang="en"
 # DeepSpeed and DCP load a wrong tensor without a word. Yet the zip archive holds a checksum (CRC-32), which PyTorch
@@ -1507,8 +1512,10 @@ except LabError as error:
 # | 2 | 2Ψ + 14Ψ/N | 2Ψ (DeepSpeed: 3Ψ) | without gradient accumulation |
 # | 3 | 16Ψ/N | 3Ψ per micro-batch | the model does not fit otherwise |
 #
-# ZeRO shards the states, never the activations: for these there is activation checkpointing (lab 02). And a layer that
-# is too large for one GPU must still fit there whole while it computes: that is the limit which labs 05 and 06 lift.
+# Stages 1 to 3 shard the states, not the activations: for these there is activation checkpointing (lab 02), and ZeRO-R,
+# from the same paper, can partition the checkpoints over the tensor-parallel ranks (DeepSpeed's
+# `partition_activations`). And a layer that is too large for one GPU must still fit there whole while it computes: only
+# lab 06, which splits layers, lifts that limit (a pipeline, lab 05, cuts between them).
 
 # %%
 lab.progress()

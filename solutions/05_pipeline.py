@@ -250,8 +250,9 @@ for name in ("gpipe", "1f1b", "eager-1f1b"):
     print(name, simulate(build(name, 4, 8), Costs(latency=0.25)).makespan)
 
 # %% [markdown] lang="fr"
-# GPipe ajoute 2(p − 1) latences ; 1F1B, 2(p − 1)m/p + 2(p − 2). *Eager 1F1B* les masque de nouveau, en gardant presque
-# deux fois plus : on n’achète du temps qu’avec de la mémoire.
+# GPipe ajoute 2(p − 1) latences ; 1F1B, 2(p − 1)m/p + 2(p − 2) si p divise m (sinon, un peu plus ou un peu moins :
+# demandez au simulateur). *Eager 1F1B* les masque de nouveau, en gardant presque deux fois plus : on n’achète du temps
+# qu’avec de la mémoire.
 #
 # ## 3. Interblocages
 #
@@ -259,8 +260,8 @@ for name in ("gpipe", "1f1b", "eager-1f1b"):
 # s’attendent à jamais. Sur un vrai cluster, on n’en verrait qu’un calcul figé ; le simulateur, lui, montre le cycle :
 
 # %% [markdown] lang="en"
-# GPipe adds 2(p − 1) latencies; 1F1B, 2(p − 1)m/p + 2(p − 2). *Eager 1F1B* hides them again, keeping nearly twice as
-# much: time is bought with memory only.
+# GPipe adds 2(p − 1) latencies; 1F1B, 2(p − 1)m/p + 2(p − 2) where p divides m (otherwise somewhat more or less: ask
+# the simulator). *Eager 1F1B* hides them again, keeping nearly twice as much: time is bought with memory only.
 #
 # ## 3. Deadlocks
 #
@@ -501,8 +502,9 @@ lab.check("stage-boundary", run_stage)
 # sans compter les messages, un pas dure Σ tᵢ + (m − 1) max tᵢ. La somme ne dépend pas du découpage ; il faut donc
 # rendre le goulot aussi petit que possible.
 #
-# Essayer tous les découpages de CoAtNet-7 (60 blocs) serait trop long. Renversons la question : pour une limite donnée,
-# combien d’étages faut-il ? On y répond en un parcours ; une recherche par dichotomie sur la limite fait le reste.
+# Essayer tous les découpages de CoAtNet-7 (60 blocs) est l’affaire d’une seconde pour 4 étages, C(59, 3) = 32 509, mais
+# serait trop long pour 8 : C(59, 7), plus de 300 millions. Renversons la question : pour une limite donnée, combien
+# d’étages faut-il ? On y répond en un parcours ; une recherche par dichotomie sur la limite fait le reste.
 #
 # ### Exercice 7 — couper sans dépasser
 #
@@ -517,8 +519,9 @@ lab.check("stage-boundary", run_stage)
 # aside, a step takes Σ tᵢ + (m − 1) max tᵢ. The sum does not depend on the cut, so the bottleneck must be made as small
 # as possible.
 #
-# Trying all cuts of CoAtNet-7 (60 blocks) would take too long. Let us turn the question round: for a given limit, how
-# many stages does it take? That is answered in one pass; a bisection over the limit does the rest.
+# Trying all cuts of CoAtNet-7 (60 blocks) takes a second for 4 stages, C(59, 3) = 32,509, but would take too long for
+# 8: C(59, 7), more than 300 million. Let us turn the question round: for a given limit, how many stages does it take?
+# That is answered in one pass; a bisection over the limit does the rest.
 #
 # ### Exercise 7 — cut without exceeding
 #
@@ -823,7 +826,8 @@ print("torch", apart(stages[rank]) < 1e-6)
 # Tous partagent deux idées : **déplacer** du travail dans la bulle (`W` plus tard, d’autres micro-batches plus tôt), et
 # **placer** plusieurs morceaux du modèle sur un rang, pour que la bulle soit celle de petits morceaux.
 #
-# - *interleaved* (Megatron-LM) : v morceaux par rang, en boucle ; bulle divisée par v, messages multipliés par v ;
+# - *interleaved* (Megatron-LM) : v morceaux par rang, en boucle ; bulle divisée par v, messages multipliés par (vp −
+#   1)/(p − 1), un peu plus que v ;
 # - *ZB-V* : deux morceaux en V, le rang 0 a le premier et le dernier étage ;
 # - *Chimera*, *DualPipe* : deux pipelines en sens contraires ; chaque étage existe deux fois ;
 # - *TeraPipe* : coupe aussi les séquences, en tranches de tokens ; *BPipe* : confie ses activations à un rang moins
@@ -838,7 +842,8 @@ print("torch", apart(stages[rank]) < 1e-6)
 # All share two ideas: **move** work into the bubble (`W` later, other micro-batches sooner), and **place** several
 # pieces of the model on one rank, so that the bubble is one of small pieces.
 #
-# - *interleaved* (Megatron-LM): v pieces per rank, going round; the bubble is divided by v, messages multiplied by v;
+# - *interleaved* (Megatron-LM): v pieces per rank, going round; the bubble is divided by v, messages are multiplied by
+#   (vp − 1)/(p − 1), somewhat more than v;
 # - *ZB-V*: two pieces in a V, rank 0 has the first and the last stage;
 # - *Chimera*, *DualPipe*: two pipelines in opposite directions; each stage exists twice;
 # - *TeraPipe*: cuts the sequences too, into slices of tokens; *BPipe*: leaves activations with a rank that has room.
@@ -1052,7 +1057,7 @@ figures.thresholds(stale_sgd, (0, 1, 2, 3, 7))
 figures.trainings(stages=8, learning_rate=2.0)
 
 # %% [markdown] lang="fr"
-# L’asynchrone échange donc la bulle contre la convergence, et contre la mémoire quand il garde des versions. À grande
+# L’asynchrone supprime donc la bulle au prix de la convergence, et de la mémoire quand il garde des versions. À grande
 # échelle, on lui préfère les pipelines synchrones, dont l’entraînement est exactement celui d’un processus seul.
 #
 # ## 10. DeepSpeed
@@ -1069,8 +1074,8 @@ figures.trainings(stages=8, learning_rate=2.0)
 # - `train_batch_size` reste micro-batch × micro-batches × répliques ;
 # - `partition_method` choisit le découpage : `parameters` (par défaut), `uniform`, ou `type:REGEX`, qui compte les
 #   couches dont la classe correspond ;
-# - ZeRO s’arrête au stage 1 : les stages 2 et 3 répartiraient des gradients que le pipeline cumule d’un micro-batch à
-#   l’autre.
+# - avec `PipelineModule`, ZeRO s’arrête au stage 1 : DeepSpeed refuse les stages 2 et 3, qui répartiraient des
+#   gradients que le pipeline cumule d’un micro-batch à l’autre (c’est son choix : FSDP2, lui, l’accepte).
 #
 # ### Exercice 10 — la configuration de DeepSpeed
 #
@@ -1079,8 +1084,8 @@ figures.trainings(stages=8, learning_rate=2.0)
 # `pp` étages, `dp` répliques, `micro_batch`, `micro_batches`, `global_batch` et `zero`.
 
 # %% [markdown] lang="en"
-# Asynchrony thus trades the bubble for convergence, and for memory where versions are kept. At a large scale
-# synchronous pipelines are preferred, whose training is exactly that of one process.
+# Asynchrony thus removes the bubble at the price of convergence, and of memory where versions are kept. At a large
+# scale synchronous pipelines are preferred, whose training is exactly that of one process.
 #
 # ## 10. DeepSpeed
 #
@@ -1096,8 +1101,8 @@ figures.trainings(stages=8, learning_rate=2.0)
 # - `train_batch_size` remains micro-batch × micro-batches × replicas;
 # - `partition_method` chooses the cut: `parameters` (the default), `uniform`, or `type:REGEX`, which counts the layers
 #   whose class matches;
-# - ZeRO ends at stage 1: stages 2 and 3 would shard gradients that the pipeline accumulates from one micro-batch to the
-#   next.
+# - with `PipelineModule` ZeRO ends at stage 1: DeepSpeed refuses stages 2 and 3, which would shard gradients that the
+#   pipeline accumulates from one micro-batch to the next (a choice of DeepSpeed's: FSDP2 allows it).
 #
 # ### Exercise 10 — DeepSpeed's configuration
 #
@@ -1193,7 +1198,7 @@ for by in ("parameters", "flops"):
 # | naïf | 1 − 1/p | 1 | un seul rang travaille |
 # | GPipe | (p − 1)/(m + p − 1) | m | mémoire |
 # | 1F1B | la même | min(p, m) | latence exposée |
-# | interleaved | (p − 1)/(vm + p − 1) | p (1 + (p − 1)/(pv)) | v fois plus de messages |
+# | interleaved | (p − 1)/(vm + p − 1) | p (1 + (p − 1)/(pv)) | (vp − 1)/(p − 1) fois plus de messages |
 # | ZB-H1 | un tiers de la bulle de 1F1B, si F = I = W | p | passe arrière découpée |
 # | asynchrone | 0 en régime établi | p | gradients en retard de τ |
 #
@@ -1212,7 +1217,7 @@ for by in ("parameters", "flops"):
 # | naive | 1 − 1/p | 1 | one single rank works |
 # | GPipe | (p − 1)/(m + p − 1) | m | memory |
 # | 1F1B | the same | min(p, m) | exposed latency |
-# | interleaved | (p − 1)/(vm + p − 1) | p (1 + (p − 1)/(pv)) | v times as many messages |
+# | interleaved | (p − 1)/(vm + p − 1) | p (1 + (p − 1)/(pv)) | (vp − 1)/(p − 1) times as many messages |
 # | ZB-H1 | a third of 1F1B's bubble, if F = I = W | p | backward split |
 # | asynchronous | 0 in the steady state | p | gradients τ updates old |
 #

@@ -472,7 +472,8 @@ lab.check("vocabulary-loss", parallel_loss)
 # puis sur deux rangs avec `tp=2`. **Vos prédictions** :
 #
 # - combien d’*all-reduces* par pas, pour un micro-batch ? Comptez les blocs (deux régions chacun, deux sens), puis
-#   l’embedding, l’entrée de la dernière couche, et la perte, qui en fait deux ;
+#   l’embedding, l’entrée de la dernière couche, et la perte, qui en fait deux (la vôtre en fait trois ; le paquet
+#   envoie ensemble le logit de la cible et la somme) ;
 # - combien d’octets de poids par rang, en fp32 ? (Les normes, entières partout, ne pèsent presque rien.)
 
 # %% [markdown] lang="en"
@@ -483,7 +484,8 @@ lab.check("vocabulary-loss", parallel_loss)
 # us train `llama_tiny` (4 blocks), first on one process, then on two ranks with `tp=2`. **Your predictions**:
 #
 # - how many all-reduces per step, for one micro-batch? Count the blocks (two regions each, two directions), then the
-#   embedding, the entry of the last layer, and the loss, which makes two;
+#   embedding, the entry of the last layer, and the loss, which makes two (yours makes three; the package sends the
+#   target's logit and the sum together);
 # - how many bytes of weights per rank, in fp32? (The norms, whole everywhere, weigh next to nothing.)
 
 # %% name="predict-messages" stub="value"
@@ -532,16 +534,19 @@ all(abs(a - b) < 1e-4 for a, b in zip(alone.losses, two.losses, strict=True))
 #
 # Il reste un gaspillage. Hors des régions, chaque rang a tous les tokens : il calcule les mêmes normes, les mêmes
 # *dropouts*, et en garde les mêmes activations. *Sequence Parallelism* (Korthikanti et al., 2022) y répartit les
-# **tokens**. Le prix ? Aucun : un *all-reduce* est un *reduce-scatter* suivi d’un *all-gather* (TP 03). On fait le
-# premier à la fin d’une région, le second au début de la suivante.
+# **tokens**. Le prix, en octets ? Presque aucun : un *all-reduce* est un *reduce-scatter* suivi d’un *all-gather* (TP
+# 03). On fait le premier à la fin d’une région, le second au début de la suivante. (Reste l’entrée de chaque région,
+# une fois rassemblée : la garder pour la passe arrière coûte de la mémoire, la rassembler de nouveau, un *all-gather*
+# de plus. On y reviendra.)
 
 # %% [markdown] lang="en"
 # ## 6. Sequence parallelism
 #
 # One waste is left. Outside of the regions every rank has all tokens: it computes the same norms, the same dropouts,
-# and keeps the same activations of them. Sequence parallelism (Korthikanti et al., 2022) splits the **tokens**
-# there. The price? None: an all-reduce is a reduce-scatter, then an all-gather (lab 03). The former is made at the end
-# of a region, the latter at the beginning of the next.
+# and keeps the same activations of them. Sequence parallelism (Korthikanti et al., 2022) splits the **tokens** there.
+# The price, in bytes? Next to none: an all-reduce is a reduce-scatter, then an all-gather (lab 03). The former is made
+# at the end of a region, the latter at the beginning of the next. (There remains the input of each region, once
+# gathered: to keep it for backward costs memory, to gather it again, one more all-gather. We will come back to it.)
 
 # %% name="sequence-block"
 figures.block_ends(sequence_parallel=True)
@@ -899,13 +904,15 @@ figures.links(layer_bytes, **gpt3)
 
 # %% [markdown] lang="fr"
 # Le rapport des débits est de 12 ; sur NVLink, plus rapide, la latence pèse davantage (le tableau n’en tient pas
-# compte). Ces messages, rien ne les cache : la couche suivante les attend. Comparons au calcul d’une couche, avec des
-# GPU qui soutiennent 200 Tflop/s :
+# compte). Ces messages sont difficiles à cacher : la couche suivante les attend. (On peut en recouvrir une partie, en
+# coupant le produit en morceaux que l’on envoie au fur et à mesure : c’est le *Tensor Parallelism* asynchrone de
+# PyTorch.) Comparons au calcul d’une couche, avec des GPU qui soutiennent 200 Tflop/s :
 
 # %% [markdown] lang="en"
-# The ratio of the bandwidths is 12; on NVLink, which is faster, latency weighs more (the table leaves it out). Nothing
-# hides these messages: the next layer waits for them. Let us compare with the computation of a layer, on GPUs
-# that sustain 200 Tflop/s:
+# The ratio of the bandwidths is 12; on NVLink, which is faster, latency weighs more (the table leaves it out). These
+# messages are hard to hide: the next layer waits for them. (A part can be hidden, by cutting the product into pieces
+# that are sent one after the other: PyTorch's asynchronous tensor parallelism.) Let us compare with the computation of
+# a layer, on GPUs that sustain 200 Tflop/s:
 
 # %% name="over-links"
 figures.over_links(layer_bytes, tokens=2048, width=12288, flops_per_s=200e12)
@@ -967,8 +974,8 @@ for checkpointing in ("none", "full"):
 # | MBConv | une paire, et une petite pour *squeeze-excite* | de même |
 #
 # Le parallélisme de tenseur divise tout : poids, gradients, optimiseur, calcul, et les activations avec *Sequence
-# Parallelism* ; sans toucher à la taille de batch, et sans bulle. Il le paie de quatre *all-reduces* par couche que
-# rien ne cache. Il se combine avec les autres parallélismes : c’est le TP 07.
+# Parallelism* ; sans toucher à la taille de batch, et sans bulle. Il le paie de quatre *all-reduces* par couche,
+# difficiles à cacher. Il se combine avec les autres parallélismes : c’est le TP 07.
 
 # %% [markdown] lang="en"
 # One more per block, and not two: PyTorch stops computing again as soon as it has all that backward needs, and so
@@ -987,8 +994,8 @@ for checkpointing in ("none", "full"):
 # | MBConv | a pair, and a small one for squeeze-excite | the same |
 #
 # Tensor parallelism divides everything: weights, gradients, optimizer, computation, and with sequence parallelism the
-# activations; without touching the batch size, and without a bubble. It pays with four all-reduces per layer that
-# nothing hides. It combines with the other parallelisms: that is lab 07.
+# activations; without touching the batch size, and without a bubble. It pays with four all-reduces per layer, which are
+# hard to hide. It combines with the other parallelisms: that is lab 07.
 
 # %%
 lab.progress()

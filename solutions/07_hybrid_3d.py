@@ -122,9 +122,10 @@ figures.places(place_of, dp=2, pp=4, tp=2, ranks=(0, 1, 2, 5, 8, 15))
 #
 # $$\text{processus} = \text{dp} \times \text{pp} \times \text{tp}$$
 #
-# C’est la règle de SageMaker (`processes_per_host` = degré de pipeline × degré de données × degré de tenseur) : on en
-# donne deux, le troisième s’en déduit. Renvoyez `(dp, pp, tp)` ; l’un des trois arguments vaut `None`, ou aucun. Si
-# aucun degré entier ne convient, levez une `ValueError`.
+# C’est la règle de Megatron-LM (Narayanan et al., 2021) : on en donne deux, le troisième s’en déduit. (SageMaker écrit
+# `processes_per_host` = degré de pipeline × degré de données : les rangs de tenseur y sont comptés **dans** le degré de
+# données, qui vaut ici dp × tp.) Renvoyez `(dp, pp, tp)` ; l’un des trois arguments vaut `None`, ou aucun. Si aucun
+# degré entier ne convient, levez une `ValueError`.
 
 # %% [markdown] lang="en"
 # ### Exercise 2 — the missing degree
@@ -133,9 +134,10 @@ figures.places(place_of, dp=2, pp=4, tp=2, ranks=(0, 1, 2, 5, 8, 15))
 #
 # $$\text{processes} = \text{dp} \times \text{pp} \times \text{tp}$$
 #
-# That is SageMaker's rule (`processes_per_host` = pipeline degree × data degree × tensor degree): two are given, the
-# third follows. Return `(dp, pp, tp)`; one of the three arguments is `None`, or none is. Where no whole degree would
-# do, raise a `ValueError`.
+# That is Megatron-LM's rule (Narayanan et al., 2021): two are given, the third follows. (SageMaker writes
+# `processes_per_host` = pipeline degree × data degree: tensor ranks are counted **within** its data degree, which is dp
+# × tp here.) Return `(dp, pp, tp)`; one of the three arguments is `None`, or none is. Where no whole degree would do,
+# raise a `ValueError`.
 
 
 # %% name="grid-degrees"

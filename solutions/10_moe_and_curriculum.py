@@ -90,7 +90,7 @@ lab.reveal("active-parameters", models.describe("mixtral_8x7b").active_parameter
 
 # %% [markdown] lang="fr"
 # Le calcul est celui d’un modèle de 13 milliards de paramètres, la mémoire celle d’un modèle de 47 milliards. Un
-# mélange échange du calcul contre de la mémoire : c’est pourquoi on en répartit les experts.
+# mélange économise du calcul au prix de la mémoire : c’est pourquoi on en répartit les experts.
 #
 # ### Exercice 1 — la porte
 #
@@ -107,7 +107,7 @@ lab.reveal("active-parameters", models.describe("mixtral_8x7b").active_parameter
 
 # %% [markdown] lang="en"
 # The computation is that of a model with 13 billion parameters, the memory that of a model with 47 billion. A mixture
-# trades computation for memory: that is why its experts are divided among ranks.
+# saves computation at the price of memory: that is why its experts are divided among ranks.
 #
 # ### Exercise 1 — the gate
 #
@@ -599,15 +599,19 @@ lab.check("expert-gradients", average_gradients)
 # lab.hint("expert-gradients")
 
 # %% [markdown] lang="fr"
-# Diviser les gradients des experts par le nombre de leurs répliques est l’erreur classique : le taux d’apprentissage
-# des experts est alors `ep` fois trop grand, et aucune erreur ne le dit.
+# Diviser les gradients des experts par le nombre de leurs répliques est l’erreur classique : leurs gradients sont alors
+# `ep` fois trop grands, et aucune erreur ne le dit. En SGD, c’est un taux d’apprentissage `ep` fois trop grand ; Adam,
+# qui divise par la taille des gradients, fait presque les mêmes pas ; mais si l’on écrête la norme de tous les
+# gradients ensemble, ceux des autres couches en sont réduits d’autant.
 #
 # **La parité.** La même couche de huit experts, les mêmes données, avec `ep` = 1, 2 puis 4 sur quatre rangs, et vos
 # gradients. Chaque rang compare sa sortie et ses gradients à ceux de `ep=1`.
 
 # %% [markdown] lang="en"
-# To divide the gradients of experts by the number of their replicas is the classic mistake: the learning rate of the
-# experts is then `ep` times too large, and no error tells.
+# To divide the gradients of experts by the number of their replicas is the classic mistake: their gradients are then
+# `ep` times too large, and no error tells. With SGD that is a learning rate `ep` times too large; Adam, which divides
+# by the size of the gradients, takes nearly the same steps; but where the norm of all gradients together is clipped,
+# those of the other layers are cut down as well.
 #
 # **Parity.** The same layer of eight experts, the same data, with `ep` = 1, 2 and then 4 on four ranks, and your
 # gradients. Each rank compares its output and its gradients with those of `ep=1`.

@@ -244,15 +244,15 @@ for stage in (0, 2):
     engine.destroy()
 
 # %% [markdown] lang="fr"
-# Remarquez `gradient_clipping`. Sans cette ligne, DeepSpeed écrête à 1,0 : un autre entraînement, sans un mot. Cacher,
-# c’est aussi choisir des valeurs par défaut.
+# Remarquez `gradient_clipping`. Sans cette ligne, DeepSpeed 0.19 écrête à 1,0 (d’anciennes versions n’écrêtaient pas) :
+# un autre entraînement, sans un mot. Cacher, c’est aussi choisir des valeurs par défaut.
 #
 # Le cours promet : *Few lines of code changes*. Voici le programme entier. Les lignes marquées d’un + ne sont pas dans
 # le programme simple. Il en a disparu encore plus : celles de DDP, de FSDP et de l’accumulation.
 
 # %% [markdown] lang="en"
-# Note `gradient_clipping`. Without that line DeepSpeed clips at 1.0: another training, without a word. To hide is also
-# to choose defaults.
+# Note `gradient_clipping`. Without that line DeepSpeed 0.19 clips at 1.0 (older versions did not clip): another
+# training, without a word. To hide is also to choose defaults.
 #
 # The course promises: *few lines of code changes*. Here is the whole program. Lines marked by a + are not in the plain
 # program. Still more have gone: those of DDP, of FSDP and of the accumulation.
@@ -880,7 +880,7 @@ figures.two_choices(plain, deepspeed_run)
 # |--|--|--|
 # | le modèle tient sur un GPU | DDP, seul ou par Accelerate | rien à cacher, rien à perdre |
 # | il ne tient plus, et n’est pas de vous | FSDP2 ou ZeRO, seuls ou par Accelerate | ses couches restent intactes |
-# | même réparti, il ne tient pas | DeepSpeed, avec déchargement | la mémoire de l’hôte, puis les disques |
+# | même réparti, il ne tient pas | FSDP2 ou DeepSpeed, avec déchargement | la mémoire de l’hôte (DeepSpeed : disques) |
 # | vous pré-entraînez un *Transformer*, sur de nombreux nœuds | Megatron | *3D Parallelism* ; mais c’est son modèle |
 # | l’architecture est nouvelle | PyTorch : `fully_shard`, `parallelize_module`… | tout se voit, tout se change |
 # | vous cherchez un parallélisme rare | Colossal-AI | tout sous un toit ; voyez d’abord quel PyTorch elle exige |
@@ -909,7 +909,7 @@ figures.two_choices(plain, deepspeed_run)
 # |--|--|--|
 # | the model fits in a GPU | DDP, alone or by Accelerate | nothing to hide, nothing to lose |
 # | it no longer fits, and is not your own | FSDP2 or ZeRO, alone or by Accelerate | its layers are left alone |
-# | even sharded it does not fit | DeepSpeed, with offloading | the host's memory, then disks |
+# | even sharded it does not fit | FSDP2 or DeepSpeed, with offloading | the host's memory (DeepSpeed: disks too) |
 # | you pre-train a Transformer, on many nodes | Megatron | 3D parallelism; but it is its own model |
 # | the architecture is new | PyTorch: `fully_shard`, `parallelize_module`… | everything can be seen, and changed |
 # | you look for a rare kind of parallelism | Colossal-AI | all under one roof; see first which PyTorch it wants |

@@ -175,8 +175,8 @@ OF_THE_RUN = config_flags(
     en="""The grid of ranks of a run with data, pipeline and tensor parallelism: where each rank stands, which ranks
 share a group, which groups leave their node, and how many bytes of a step cross which link.
 
-processes = dp × pp × tp (SageMaker: processes per host = pipeline degree × data degree × tensor degree): with
---processes, the one degree that is left out is derived. Ranks fill the nodes in order; --order names the axes from the
+processes = dp × pp × tp (SageMaker's data degree includes the tensor ranks: it is dp × tp here): with --processes,
+the one degree that is left out is derived. Ranks fill the nodes in order; --order names the axes from the
 innermost, whose neighbours are neighbouring ranks. tp-dp-pp is Megatron-LM's and the lab's: tensor parallelism, which
 communicates most, stays inside a node; ranks of --cp, which share the tokens of a replica's samples, are just inside
 the data axis, and gradients are averaged along both. The last table tells what every other order would send between
@@ -185,7 +185,7 @@ of the ranks.""",
     fr="""La grille des rangs d’une exécution en Data, Pipeline et Tensor Parallelism : la place de chaque rang, les
 rangs d’un même groupe, les groupes à cheval sur des nœuds, et combien d’octets d’un pas passent par quel lien.
 
-processus = dp × pp × tp (SageMaker : processus par hôte = degré de pipeline × degré de données × degré de tenseur) :
+processus = dp × pp × tp (le degré de données de SageMaker comprend les rangs de tenseur : il vaut dp × tp ici) :
 avec --processes, le seul degré omis est déduit. Les rangs remplissent les nœuds dans l’ordre ; --order nomme les axes
 en commençant par le plus intérieur, dont les voisins sont des rangs voisins. tp-dp-pp est l’ordre de Megatron-LM et du
 TP : le Tensor Parallelism, qui communique le plus, reste dans un nœud ; les rangs de --cp, qui se partagent les tokens

@@ -13,7 +13,7 @@ stays inside them: `tp-dp-pp` gives rank = (pp_rank·dp + dp_rank)·tp + tp_rank
 Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (arXiv
 2104.04473), §3.1 (degrees multiply to the GPUs; tensor parallelism up to the size of a node, pipelines across nodes);
 Megatron-LM, `megatron/core/parallel_state.py`, `initialize_model_parallel` (the groups, and `order`); Amazon SageMaker,
-"Introduction to Model Parallelism" (`processes_per_host` as the product of the degrees, one of them derived).
+"Introduction to Model Parallelism" (one degree is derived from `processes_per_host`).
 """
 
 from __future__ import annotations
@@ -288,8 +288,8 @@ def complete(
 ) -> tuple[int, int, int]:
     """Derive the degree that is left out: processes = pipeline degree × data degree × tensor degree (× cp).
 
-    With one host, `processes` is SageMaker's `processes_per_host`. Where SageMaker splits tensors, it calls
-    `data_parallel_degree` what includes the tensor ranks; `dp` here leaves them out, so that the product holds.
+    With one host, `processes` is SageMaker's `processes_per_host` = pipeline degree × data degree: its data degree
+    includes the tensor ranks; `dp` here leaves them out.
 
     Args:
         processes: of the whole run, at least 1.

@@ -93,8 +93,8 @@ ENTRIES = (
         _said("interleaved 1F1B", "1F1B entrelacé"),
         "Narayanan et al. 2021, arXiv 2104.04473",
         _said(
-            "v times as many messages, and more activations in flight",
-            "v fois plus de messages, et davantage d’activations en cours",
+            "over v times as many messages, and more activations in flight",
+            "plus de v fois autant de messages, et davantage d’activations en cours",
         ),
         "synchronous.interleaved",
         chunks=2,
@@ -119,8 +119,8 @@ ENTRIES = (
         _said("interleaved zero bubble", "zero bubble entrelacé"),
         f"{_ZERO_BUBBLE}, §2.1; torch",
         _said(
-            "v times as many messages; the backward must be split",
-            "v fois plus de messages ; la passe arrière doit être découpée",
+            "over v times as many messages; the backward must be split",
+            "plus de v fois autant de messages ; la passe arrière doit être découpée",
         ),
         "synchronous.interleaved_zero_bubble",
         chunks=2,

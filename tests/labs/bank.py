@@ -10,12 +10,62 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import torch
 
 from dlojz.base.language import use_language
-from dlojz.labs.kit.exercise import judge
+from dlojz.labs.kit.exercise import Wrong, judge
 
 Answer = Callable[..., Any]
+
+
+def each_number(convert: Answer) -> Answer:
+    """Make a function that converts the numbers in what an answer returned, also those in tuples and lists."""
+
+    def converted(given: Any) -> Any:
+        if type(given) in (tuple, list):
+            return type(given)(map(converted, given))
+        return convert(given) if type(given) in (int, float) else given
+
+    return converted
+
+
+def all_numbers(convert: Answer) -> Answer:
+    """Make a function that converts a tuple or list of numbers alone as a whole."""
+
+    def converted(given: Any) -> Any:
+        whole = type(given) in (tuple, list) and given and all(type(one) in (int, float) for one in given)
+        return convert(given) if whole else given
+
+    return converted
+
+
+def listed(given: Any) -> Any:
+    """Turn tuples into lists, at every depth."""
+    return list(map(listed, given)) if type(given) in (tuple, list) else given
+
+
+def detached(answer: Answer) -> Answer:
+    """Make an answer that gives the same values, but no gradient."""
+
+    def cut(given: Any) -> Any:
+        if type(given) in (tuple, list):
+            return type(given)(map(cut, given))
+        return given.detach() if torch.is_tensor(given) else given
+
+    return lambda *case: cut(answer(*case))
+
+
+HELD: Mapping[str, Answer] = {
+    "NumPy": each_number(lambda number: np.float32(number) if isinstance(number, float) else np.int64(number)),
+    "torch": each_number(torch.tensor),
+    "a float that was float32": each_number(lambda number: torch.tensor(number).item()),
+    "lists": listed,
+    "an array": all_numbers(np.array),
+    "a tensor": all_numbers(torch.tensor),
+}
+"""What a right answer may hold its numbers in."""
 
 
 class BankTests:
@@ -69,6 +119,16 @@ class BankTests:
         for place, (exercise_id, answer) in enumerate(self.others):
             verdict = judge(self.exercises[exercise_id], answer)
             assert verdict.state == "right", f"{exercise_id}, other right answer {place}: {verdict.message}"
+
+    def test_a_right_answer_is_accepted_whatever_holds_its_numbers(self, exercise_id: str) -> None:
+        exercise = self.exercises[exercise_id]
+        if getattr(exercise.judge, "on_ranks", False):
+            return  # there a tensor is what is asked for
+        for name, held in HELD.items():
+            try:
+                exercise.judge(lambda *case, held=held: held(self.right[exercise_id](*case)))
+            except Wrong as refused:
+                pytest.fail(f"{exercise_id}, {name}: {refused}")
 
     def test_every_exercise_speaks_both_languages(self, exercise_id: str) -> None:
         exercise = self.exercises[exercise_id]

@@ -17,7 +17,7 @@ from dlojz.labs.lab01_big_models import exercises as attention_exercises
 from dlojz.labs.lab01_big_models import exercises as cost_exercises
 from dlojz.labs.lab01_big_models import exercises as position_exercises
 from dlojz.labs.lab01_big_models import exercises as vision_exercises
-from tests.labs.bank import BankTests
+from tests.labs.bank import BankTests, detached
 
 EXERCISES = {exercise.id: exercise for exercise in (*lab00_getting_started.EXERCISES, *lab01_big_models.EXERCISES)}
 
@@ -195,6 +195,7 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (silent_about_lengths, "strict=True"),
     ],
     "attention": [
+        (detached(attention_exercises.attention), "no gradient reaches q"),
         (unscaled, "not divided by √D"),
         (scaled_by_width, "divided by D"),
         (softmax_over_queries, "softmax runs over the queries"),
@@ -204,6 +205,7 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (lambda q, k, v: (q @ k.T).tolist(), "a torch tensor is expected"),
     ],
     "multi-head": [
+        (detached(attention_exercises.multi_head), "no gradient reaches x"),
         (one_head, "one head of width D"),
         (no_output_projection, "output projection is missing"),
         (full_width_scale, "divide by √H"),
@@ -217,6 +219,7 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (still_folded, "transpose the result"),
     ],
     "tokens": [
+        (lambda *case: vision_exercises.embed(*case[:3], case[3].detach()), "no gradient reaches the positions"),
         (class_at_the_end, "at the end"),
         (class_without_position, "has got no position"),
         (no_class_token, "class token is missing"),
@@ -237,6 +240,7 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (lambda num_tokens, width: num_tokens * width * (8 * width + 4 * num_tokens), "two per multiply-add"),
     ],
     "relative-bias": [
+        (detached(position_exercises.relative_bias), "no gradient reaches the table"),
         (key_minus_query, "sign is reversed"),
         (rows_for_columns, "swapped"),
         (negative_indices, "an index starts at 0"),

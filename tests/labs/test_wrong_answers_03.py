@@ -42,6 +42,17 @@ def ring(x: Any) -> None:
         kept.copy_(arrived if step >= size - 1 else kept + arrived)
 
 
+def ring_given_back(x: Any) -> Any:
+    ring(x)
+    return x
+
+
+def ring_of_a_copy(x: Any) -> Any:
+    copied = x.clone()
+    ring(copied)
+    return copied
+
+
 def ring_half(x: Any) -> Any:
     rank, size, right, left = neighbours()
     chunks = x.view(size, -1)
@@ -87,7 +98,7 @@ def ring_of_whole_tensors(x: Any) -> Any:
         sending.wait()
         total += arrived
         passed_on = arrived
-    return total
+    return x.copy_(total)
 
 
 def ring_sends_first(x: Any) -> None:
@@ -339,6 +350,20 @@ def accumulate_in_one_pass(model: Any, micro_batches: Any) -> None:
     average(model)
 
 
+def accumulate_losses(model: Any, micro_batches: Any) -> None:
+    losses = [F.cross_entropy(model(inputs), targets) for inputs, targets in micro_batches]
+    torch.stack(losses).mean().backward()
+    average(model)
+
+
+def accumulate_then_divide(model: Any, micro_batches: Any) -> None:
+    for inputs, targets in micro_batches:
+        F.cross_entropy(model(inputs), targets).backward()
+    for parameter in model.parameters():
+        parameter.grad /= len(micro_batches)
+    average(model)
+
+
 def permuted(num_samples: int, seed: int) -> list[int]:
     return torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed)).tolist()
 
@@ -384,6 +409,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (ring_of_whole_tensors, "Send one chunk per step"),
         (ring_sends_first, "Deadlock between ranks"),
         (ring_one_step_short, "rank 0"),
+        (ring_of_a_copy, "it must be replaced in place"),
         (ring_of_the_library, "torch's own all_reduce"),
         (dist.all_reduce, "torch's own all_reduce"),
         (lambda x: x, "Every rank keeps its own part"),
@@ -443,6 +469,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (accumulate_forgetting, "Only the last micro-batch counts, divided"),
         (accumulate_talking, "communicated 3 times"),
         (accumulate_alone, "Every rank keeps its own part"),
+        (accumulate_in_one_pass, "one forward pass reads"),
+        (accumulate_losses, "Call backward in the loop"),
     ],
     "sampler": [
         (lambda num_samples, rank, size, epoch, seed: permuted(num_samples, seed + epoch), "the same samples"),
@@ -455,6 +483,18 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         ),
         (lambda num_samples, rank, size, epoch, seed: range(num_samples)[rank::size][: num_samples // size], "sorted"),
         (lambda num_samples, rank, size, epoch, seed: shard(num_samples, rank, size, epoch, 0), "The seed changes"),
+        (
+            lambda num_samples, rank, size, epoch, seed: shard(num_samples, rank, size, epoch, seed + rank * epoch),
+            "two ranks",
+        ),
+        (
+            lambda num_samples, rank, size, epoch, seed: shard(num_samples, rank, size, min(epoch, 1), seed),
+            "set_epoch",
+        ),
+        (
+            lambda num_samples, rank, size, epoch, seed: shard(num_samples // size * size, rank, size, epoch, seed),
+            "is never read",
+        ),
         (shard_padded, "what fills no whole share is dropped"),
         (shard_unseeded, "two different answers"),
         (shard_then_shuffle, "always reads the same part"),
@@ -492,7 +532,8 @@ REFERENCES: dict[str, Answer] = {
 OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
     ("alpha-beta", fit_in_fp32),
     ("overlap", divides_after_the_wait),
-    ("accumulation", accumulate_in_one_pass),
+    ("accumulation", accumulate_then_divide),
+    ("ring-all-reduce", ring_given_back),
     ("sampler", lambda n, rank, size, epoch, seed: torch.tensor(permuted(n, seed + epoch))[rank::size][: n // size]),
 ]
 

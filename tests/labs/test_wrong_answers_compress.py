@@ -22,7 +22,7 @@ from dlojz.labs.lab11_compression.exercises_quantize import (
     quantize_affine,
     quantize_rows,
 )
-from tests.labs.bank import BankTests
+from tests.labs.bank import BankTests, detached
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
 Answer = Callable[..., Any]
@@ -318,6 +318,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda student, teacher, temperature: None, "returns nothing"),
     ],
     "mixed-loss": [
+        (detached(mixing()), "no gradient reaches the student's logits"),
         (mixing("swapped"), "you have swapped them"),
         (mixing("softened"), "at temperature T"),
         (mixing("all"), "divided by the number of all samples"),

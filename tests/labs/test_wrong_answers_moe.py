@@ -25,7 +25,7 @@ from dlojz.labs.lab10_experts.exercises_routing import (
     places,
     two_level_gate,
 )
-from tests.labs.bank import BankTests
+from tests.labs.bank import BankTests, detached
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
 Answer = Callable[..., Any]
@@ -43,7 +43,8 @@ def choosing(way: str = "right") -> Answer:
         if way == "of the chosen":
             weights = F.softmax(torch.gather(logits, 1, chosen), dim=1)
         elif way not in ("never", "logits") and (k > 1 or way == "always"):
-            weights = weights / weights.sum(1, keepdim=True)
+            total = weights.sum(1, keepdim=True)
+            weights = weights / (total.detach() if way == "sum detached" else total)
         if way == "swapped":
             return chosen, weights
         if way == "best only":
@@ -269,6 +270,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (choosing("swapped"), "the numbers of experts, whole numbers from 0 to 3"),
         (choosing("best only"), "is expected of both"),
         (choosing("alone"), "A pair of tensors is expected"),
+        (detached(choosing()), "no gradient reaches the router's logits"),
+        (choosing("sum detached"), "not the gradient of the router's logits"),
         (lambda logits, k: None, "returns nothing"),
     ],
     "places": [
@@ -290,6 +293,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (mixing("writes -1"), "written over the last place"),
         (mixing("overwrites"), "overwrites the one before"),
         (mixing("by places"), "row e is for expert e"),
+        (detached(mixing()), "no gradient reaches x"),
+        (lambda x, weights, *rest: mixture(x, weights.detach(), *rest), "no gradient reaches the weights"),
     ],
     "balance-loss": [
         (balancing("without experts"), "The number of experts is missing"),
@@ -304,6 +309,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (balancing("soft counts"), "The value is right, but not its gradient"),
     ],
     "two-level-gate": [
+        (detached(two_levels()), "no gradient reaches the logits of the groups"),
+        (lambda groups, experts, k: two_level_gate(groups, experts.detach(), k), "reaches the logits of the experts"),
         (two_levels("flat"), "The groups are left out"),
         (two_levels("expert alone"), "the probability of the group is missing"),
         (two_levels("group alone"), "the weight is that of the group alone"),

@@ -49,6 +49,13 @@ def column(way: str = "right") -> Answer:
             dist.all_reduce(y)
         if way == "gathers":
             y = gathered(y, 1)
+        if way == "whole work":
+            return y, gathered(y_gradient, 1) @ weight
+        if way == "sums twice":
+            whole = torch.zeros(len(x), len(weight))
+            whole[:, rank * len(own) : (rank + 1) * len(own)] = y
+            dist.all_reduce(whole)
+            y = whole.chunk(size, dim=1)[rank]
         if way == "gathers gradient":
             x_gradient = gathered(x_gradient, 1)
         elif way != "no backward":
@@ -283,6 +290,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (column("no backward"), "their weights drift apart"),
         (column("gathers gradient"), "add them up (all-reduce, not all-gather)"),
         (column("averages"), "2 times too small"),
+        (column("whole work"), "bring tensors together side by side"),
+        (column("sums twice"), "180 numbers go through all-reduce, and the gradient of x has 60"),
         (lambda x, weight, bias, gradient: None, "cannot unpack"),
     ],
     "row-linear": [

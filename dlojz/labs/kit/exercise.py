@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 from dlojz.base.language import format_bytes, format_count, format_seconds, integer, percent, say, shortest, significant
 from dlojz.base.table import safe
 from dlojz.display.style import BLUE, NEUTRAL, VERMILION
+from dlojz.labs.kit.answer_numbers import told_apart
 from dlojz.labs.kit.sandbox import SandboxOutcome, run_limited
 
 State = Literal["right", "wrong", "todo", "note"]
@@ -360,10 +361,10 @@ class Prediction:
                     fr="Aucune valeur à comparer : l’exécution n’est pas allée jusque-là ; consultez ses journaux.",
                 ),
             )
-        both = say(
-            en=f"Predicted: {self.format(predicted)}\nResult: {self.format(value)}",
-            fr=f"Prédit : {self.format(predicted)}\nObtenu : {self.format(value)}",
-        )
+        mine, theirs = self.format(predicted), self.format(value)
+        if mine == theirs and predicted != value:
+            mine, theirs = (f"{mine} ({digits})" for digits in told_apart(predicted, value, 6))
+        both = say(en=f"Predicted: {mine}\nResult: {theirs}", fr=f"Prédit : {mine}\nObtenu : {theirs}")
         if predicted == value:
             return Verdict("right", both + say(en="\nExactly right.", fr="\nC’est exact."))
         off = abs(predicted - value) / abs(value) if value else float("inf")

@@ -19,7 +19,8 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import percent, say, shortest, significant
+from dlojz.base.language import percent, say, significant
+from dlojz.labs.kit.answer_numbers import is_number, is_tensor, plain, plain_like, same_number, told_apart
 from dlojz.labs.kit.exercise import Mistake, Said, Wrong
 from dlojz.labs.kit.rank_judges import Values, diagnosis, explains, normals, refuse_errors, run_on_ranks
 from dlojz.processes.forks import RankAnswer
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-4
 """Relative distance up to which two elements of tensors are the same."""
+NEAR = 1e-3
+"""Distance up to which two elements of gradients are the same, as a share of the largest one."""
 Answer = Callable[..., Any]
 Numbers = tuple[float, ...]
 Case = tuple[Any, ...]
@@ -58,6 +61,8 @@ class Judge:
         tolerance: relative distance up to which two numbers are the same.
         differs: called with the case, what was given and what is right where no mistake explains an answer; what to
             say in place of the general sentence.
+        leaves: arguments, by place, that an answer must be differentiable in, and how sentences call them: where its
+            values are right, the gradients that it gives them are held to the reference's.
         then: asks an answer whose values are right for more; raises `Wrong`.
         on_ranks: whether the answer runs on several ranks; the fields below are for these.
         labels: how sentences call each name.
@@ -79,6 +84,7 @@ class Judge:
     told: Said | Callable[[Case], str] | None = None
     differs: Callable[[Any, Any, Any], Said] | None = None
     tolerance: float = 1e-9
+    leaves: Mapping[int, Said] = field(default_factory=dict)
     then: Callable[[Answer], None] | None = None
     on_ranks: bool = False
     labels: Mapping[str, Said] = field(default_factory=dict)
@@ -107,6 +113,8 @@ class Judge:
         expected = [self._outcome(self.reference, case) for case in cases]
         given = [self._read(self._outcome(answer, case), right) for case, right in zip(cases, expected, strict=True)]
         if self._same(given, expected):
+            for case in cases if self.leaves else ():
+                self._check_gradients(answer, case)
             return
         for mistake in self.mistakes:
             if mistake.part is None and all(
@@ -124,16 +132,60 @@ class Judge:
         inputs = copy.deepcopy(case)
         return way(*inputs) if self.trial is None else self.trial(way, *inputs)
 
+    def _check_gradients(self, answer: Answer, case: Case) -> None:
+        """Refuse an answer that gives its arguments other gradients than the reference does."""
+        assert self.reference is not None
+        for name, given, right in zip(
+            self.leaves.values(), self._gradients(answer, case), self._gradients(self.reference, case), strict=True
+        ):
+            if right is None or not bool(right.any()):
+                continue
+            if given is not None and bool((given - right).abs().max() <= NEAR * right.abs().max()):
+                continue
+            if given is None or not bool(given.any()):
+                raise Wrong(
+                    en=f"The values are right, but no gradient reaches {name.en}: .detach(), .data, .item(), "
+                    "torch.tensor(…) or no_grad cuts the way back, and what comes before would never learn.",
+                    fr=f"Les valeurs sont justes, mais aucun gradient n’arrive ici : {name.fr}. Un .detach(), .data, "
+                    ".item(), torch.tensor(…) ou no_grad coupe le chemin du retour, et ce qui précède n’apprendrait "
+                    "jamais.",
+                )
+            raise Wrong(
+                en=f"The values are right, but not the gradient of {name.en}: a part of the way back is cut (a "
+                ".detach() or no_grad around something that depends on it).",
+                fr=f"Les valeurs sont justes, mais pas ce gradient : {name.fr}. Une partie du chemin du retour est "
+                "coupée (un .detach() ou un no_grad autour de ce qui en dépend).",
+            )
+
+    def _gradients(self, way: Answer, case: Case) -> list[Tensor | None]:
+        """The gradients of the leaves, for a sum of what becomes of the answer with weights that are all different."""
+        import torch
+
+        leaves = {place: case[place].detach().clone().requires_grad_() for place in self.leaves}
+        # Clones: an answer may work in place, which a leaf does not allow.
+        inputs = [leaves[place].clone() if place in leaves else copy.deepcopy(own) for place, own in enumerate(case)]
+        try:
+            value = way(*inputs) if self.trial is None else self.trial(way, *inputs)
+        except RuntimeError as error:
+            if "numpy()" not in str(error):
+                raise
+            return [None] * len(leaves)
+        if not value.requires_grad:
+            return [None] * len(leaves)
+        weights = torch.linspace(0.5, 1.5, value.numel()).view(value.shape)
+        return list(torch.autograd.grad((value * weights).sum(), list(leaves.values()), allow_unused=True))
+
     def _read(self, value: Any, right: Any) -> Any:
         if self.read is not None:
             return self.read(value)
         if self.parts:
             return expect_numbers(value, self.parts)
+        value = plain_like(value, right)
         _check_type(value, right)
         return value
 
     def _same(self, value: Any, right: Any) -> bool:
-        if _is_tensor(right):
+        if is_tensor(right):
             return value.shape == right.shape and bool(((value - right).abs() <= TOLERANCE * (1 + right.abs())).all())
         if isinstance(right, Real):
             return same_number(float(value), float(right), self.tolerance)
@@ -157,7 +209,7 @@ class Judge:
                 raise Wrong(mistake.en, mistake.fr)
         index = next(index for index in range(len(cases)) if not self._same(given[index][part], expected[index][part]))
         where, name = self._told(cases[index]), self.parts[part]
-        right, own = (significant(numbers[index][part], 5) for numbers in (expected, given))
+        right, own = told_apart(expected[index][part], given[index][part], 5)
         raise Wrong(
             en=f"{where}: {name.en} should be {right}, but your function gives {own}.",
             fr=f"{where} : pour {name.fr}, on attend {right}, mais votre fonction donne {own}.",
@@ -172,8 +224,8 @@ class Judge:
         return say(en=f"For the arguments ({arguments})", fr=f"Pour les arguments ({arguments})")
 
     def _difference(self, case: Case, value: Any, right: Any) -> str:
-        if not _is_tensor(right):
-            own, wanted = (shortest(float(one)) if isinstance(right, Real) else one for one in (value, right))
+        if not is_tensor(right):
+            own, wanted = told_apart(float(value), float(right), 6) if isinstance(right, Real) else (value, right)
             where = self._told(case)
             return say(
                 en=f"{where}, {wanted} is expected, but your function returns {own}.",
@@ -258,18 +310,14 @@ def _listed(names: Sequence[Said]) -> tuple[str, str]:
     return ", ".join(name.en for name in names), ", ".join(name.fr for name in names)
 
 
-def _is_tensor(value: object) -> bool:
-    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "shape")
-
-
 def _check_type(value: object, right: object) -> None:
     refuse_nothing(value)
-    if _is_tensor(right) and not _is_tensor(value):
+    if is_tensor(right) and not is_tensor(value):
         raise Wrong(
             en=f"Your function returns a {type(value).__name__}, but a torch tensor is expected.",
             fr=f"Votre fonction renvoie un objet de type {type(value).__name__}, mais un tenseur torch est attendu.",
         )
-    if isinstance(right, Real) and (isinstance(value, bool) or not (isinstance(value, Real) or _is_tensor(value))):
+    if isinstance(right, Real) and not is_number(value):
         raise Wrong(
             en=f"Your function returns a {type(value).__name__}, but a number is expected.",
             fr=f"Votre fonction renvoie un objet de type {type(value).__name__}, mais un nombre est attendu.",
@@ -309,7 +357,7 @@ def reader(convert: Callable[[Any], Any], en: str, fr: str, names: str = "") -> 
     def read(given: Any) -> Any:
         refuse_nothing(given, names)
         try:
-            return convert(given)
+            return convert(plain(given))
         except (TypeError, ValueError):
             raise Wrong(
                 en=f"{en}; your function returns {shown(given)}.", fr=f"{fr} ; votre fonction renvoie {shown(given)}."
@@ -328,6 +376,7 @@ def expect_several(returned: object, names: str, count: int) -> tuple[Any, ...]:
         Wrong: if they are not so many.
     """
     refuse_nothing(returned)
+    returned = plain(returned) if getattr(returned, "ndim", 0) == 1 else returned
     listed = isinstance(returned, tuple | list)
     things = tuple(returned) if isinstance(returned, tuple | list) else ()
     if len(things) != count:
@@ -405,11 +454,9 @@ def expect_numbers(given: Any, names: Sequence[Said]) -> Numbers:
         Wrong: for nothing, for another number of them, for something that is no finite number.
     """
     refuse_nothing(given)
-    parts = given.tolist() if hasattr(given, "tolist") else given
+    parts = plain(given)
     parts = list(parts) if isinstance(parts, tuple | list) else [parts]
-    parts = [part.item() if hasattr(part, "item") else part for part in parts]
-    legal = all(isinstance(part, Real) and not isinstance(part, bool) for part in parts)
-    if len(parts) != len(names) or not legal:
+    if len(parts) != len(names) or not all(map(is_number, parts)):
         (listed_en, listed_fr), s = _listed(names), "s" if len(names) > 1 else ""
         raise Wrong(
             en=f"Your function should return {len(names)} number{s}, {listed_en}, but it returns {shown(given)}.",
@@ -517,11 +564,6 @@ def check_settings(document: Mapping[str, Any], wanted: RunConfig, asked: Said) 
             )
 
 
-def same_number(one: float, other: float, tolerance: float = 1e-6) -> bool:
-    """Whether two numbers are equal up to a relative distance."""
-    return math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-12)
-
-
 def shown(given: Any) -> str:
     """What was returned, cut to a readable length."""
     text = repr(given)
@@ -556,7 +598,8 @@ def expect_triple(given: Any, names: str) -> tuple[int, int, int]:
         Wrong: for nothing, something that is no triple, or a number that is not whole.
     """
     refuse_nothing(given)
-    three = tuple(given) if isinstance(given, tuple | list) else ()
+    numbers = plain(given)
+    three = tuple(numbers) if isinstance(numbers, tuple | list) else ()
     if len(three) != 3:
         raise Wrong(
             en=f"Three numbers are expected, {names}, but {shown(given)} was returned.",

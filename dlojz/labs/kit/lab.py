@@ -32,6 +32,7 @@ from dlojz.base.files import COURSE
 from dlojz.base.language import LANGUAGES, Language, language, one_of, refusal, say, use_language
 from dlojz.base.table import safe, visible
 from dlojz.display.style import BLUE, ORANGE, ORANGE_TINT, SKY_TINT
+from dlojz.labs.kit.answer_numbers import is_number, single
 from dlojz.labs.kit.contents import LABS, entry_of
 from dlojz.labs.kit.exercise import Exercise, Prediction, Said, State, Verdict, judge, show
 from dlojz.labs.kit.source import CALLED, Code, answer_cell, cell_text, open_notebook, read_notebook, source_of, split
@@ -268,18 +269,19 @@ class Lab:
                 fr=f"Écrivez votre valeur à la place des points : {prediction.question.fr}",
             )
             return
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        number = single(value)
+        if not is_number(number) or not math.isfinite(number):
             _tell(
                 "wrong",
                 en=f"A prediction is one number ({prediction.unit}), but {value!r} was received.",
                 fr=f"Une prédiction est un nombre ({prediction.unit}), mais {value!r} a été reçu.",
             )
             return
-        self._predicted[prediction_id] = float(value)
+        self._predicted[prediction_id] = float(number)
         _tell(
             "note",
-            en=f"Noted: {prediction.format(value)}. Run on to see how close you are.",
-            fr=f"C’est noté : {prediction.format(value)}. Continuez pour voir si vous êtes proche.",
+            en=f"Noted: {prediction.format(number)}. Run on to see how close you are.",
+            fr=f"C’est noté : {prediction.format(number)}. Continuez pour voir si vous êtes proche.",
         )
 
     def reveal(self, prediction_id: str, value: float | None) -> None:

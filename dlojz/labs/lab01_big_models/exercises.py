@@ -55,6 +55,7 @@ ATTENTION = Exercise(
     judge=Judge(
         attention,
         cases=_queries,
+        leaves={place: Said(name, name) for place, name in enumerate(("q", "k", "v"))},
         mistakes=(
             Mistake(
                 _scores(lambda width: 1.0),
@@ -149,6 +150,7 @@ MULTI_HEAD = Exercise(
     judge=Judge(
         multi_head,
         cases=_projections,
+        leaves={place: Said(name, name) for place, name in enumerate(("x", "qkv", "out"))},
         mistakes=(
             Mistake(
                 lambda x, qkv, out, n: multi_head(x, qkv, out, 1),
@@ -371,6 +373,7 @@ RELATIVE_BIAS = Exercise(
     judge=Judge(
         relative_bias,
         cases=_tables,
+        leaves={0: Said("the table", "la table")},
         mistakes=(
             Mistake(
                 _bias_by(-1, -1),
@@ -521,6 +524,11 @@ TOKENS = Exercise(
     judge=Judge(
         embed,
         cases=_sequences,
+        leaves={
+            1: Said("the projection", "la projection"),
+            2: Said("the class token", "le token de classe"),
+            3: Said("the positions", "les positions"),
+        },
         mistakes=(
             Mistake(
                 _class_last,

@@ -8,6 +8,7 @@ sum into the tensor at `wait()` and not before, so that an answer that does not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import shortest
@@ -173,18 +174,53 @@ def _accumulate(
         average_gradients(model)
 
 
-def _accumulation_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
-    model = make_model(seed)
+def _accumulation_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
+    """The gradients; and, in order, the samples that each forward pass reads, or 0 for a backward pass."""
+    import torch
+
+    model, passes = make_model(seed), []
+
+    def forward(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        if torch.is_grad_enabled():
+            passes.append(len(inputs[0]))
+
+    model.register_forward_hook(forward)
+    last = [*model.parameters()][-1]
+    last.register_post_accumulate_grad_hook(lambda parameter: passes.append(0))
     answer(model, _micro_batches(rank, seed))
-    return gradients(model)
+    return {"passes": passes}, gradients(model)
 
 
 def _of_all(seed: int, ranks: Iterable[int]) -> dict[str, Tensor]:
     return true_gradients(seed, [batch for rank in ranks for batch in _micro_batches(rank, seed)])
 
 
-def _inspect_traffic(answers: list[RankAnswer], size: int) -> None:
-    """The gradients are right; did they travel once?"""
+def _inspect_accumulation(answers: list[RankAnswer], size: int) -> None:
+    """The gradients are right; did each micro-batch have its backward pass, and did they travel once?"""
+    passes: list[int] = answers[0].value["passes"]
+    if max(passes, default=0) > SAMPLES:
+        raise Wrong(
+            en=f"The gradients are right, but one forward pass reads {max(passes)} samples, of which a micro-batch has "
+            f"{SAMPLES}: that takes the memory of the whole batch, which accumulation is there to avoid. One forward "
+            "and one backward for each micro-batch.",
+            fr=f"Les gradients sont justes, mais une passe avant lit {max(passes)} échantillons, alors qu’un "
+            f"micro-batch en compte {SAMPLES} : il y faut la mémoire du batch entier, ce que l’accumulation doit "
+            "éviter. Une passe avant et une passe arrière par micro-batch.",
+        )
+    if any(one and other for one, other in pairwise(passes)):
+        raise Wrong(
+            en="The gradients are right, but a forward pass begins before the backward pass of the micro-batch before "
+            "it: the activations of several are kept at once, the memory of the whole batch. Call backward in the "
+            "loop.",
+            fr="Les gradients sont justes, mais une passe avant commence avant la passe arrière du micro-batch "
+            "précédent : les activations de plusieurs sont gardées en même temps, soit la mémoire du batch entier. "
+            "Appelez backward dans la boucle.",
+        )
+    _inspect_traffic(answers)
+
+
+def _inspect_traffic(answers: list[RankAnswer]) -> None:
+    """Refuse gradients that are communicated more than once."""
     whole = sum(parameter.numel() for parameter in make_model(0).parameters())
     for answer in answers:
         sent = sum(call["numel"] for call in answer.calls if call["op"] == "all_reduce")
@@ -241,7 +277,7 @@ ACCUMULATION = Exercise(
                 "moyenne des gradients entre les rangs.",
             ),
         ),
-        inspect=_inspect_traffic,
+        inspect=_inspect_accumulation,
     ),
     praise_en="Right: the gradients of a batch as many times larger, for the communication of a single one.",
     praise_fr="Exact : les gradients d’un batch d’autant plus grand, pour le prix d’une seule communication.",

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from dlojz.hardware.links import weighted_line
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, reader
+from dlojz.labs.kit.rank_judges import same
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
@@ -37,10 +39,11 @@ def _sum(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     return {_NAME: torch.stack([_input(other, size, seed) for other in range(size)]).sum(0)}
 
 
-def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
+def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
     x = _input(rank, size, seed)
     returned = answer(x)
-    return {_NAME: x if returned is None else returned}
+    value = x if returned is None else returned
+    return {"in place": same(x, _sum(rank, size, seed)[_NAME])}, {_NAME: value}
 
 
 def ring(
@@ -93,6 +96,14 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
                 fr=f"La somme est juste, mais avec {size} rangs, le rang {answer.rank} envoie {sent} éléments pour "
                 f"un tenseur de {CHUNK * size} ; un anneau envoie 2 (size − 1) morceaux, soit {most}. Envoyez un "
                 "morceau par étape, et non tout le tenseur.",
+            )
+        if not answer.value["in place"]:
+            raise Wrong(
+                en="The tensor that you return holds the sum, but x does not: it must be replaced in place, as "
+                "all_reduce does. Work on x.chunk(size), which are views of x, not on a copy (clone, cat, stack).",
+                fr="Le tenseur que vous renvoyez contient la somme, mais pas x : il doit être remplacé en place, comme "
+                "le fait all_reduce. Travaillez sur x.chunk(size), qui sont des vues de x, et non sur une copie "
+                "(clone, cat, stack).",
             )
 
 
@@ -349,7 +360,7 @@ ALPHA_BETA = Exercise(
 )
 
 
-CASES = ((24, 4), (1797, 4), (103, 3), (50, 2))
+CASES = ((24, 4), (1797, 4), (103, 3), (50, 2), (3, 4))
 SEED, EPOCHS = 7, 3
 Shards = list[list[int]]
 
@@ -367,12 +378,14 @@ _indices = reader(
 
 def _check_sampler(answer: Callable[..., Any], num_samples: int, size: int) -> None:
     epochs = [_shards(answer, num_samples, size, epoch) for epoch in range(EPOCHS)]
-    if _shards(answer, num_samples, size, 0) != epochs[0]:
+    if [_shards(answer, num_samples, size, epoch) for epoch in range(EPOCHS)] != epochs:
         raise Wrong(*_NOT_REPEATED)
     for shards in epochs:
         _judge_range(shards, num_samples)
-    _judge_epoch(epochs[0], num_samples, size)
-    _judge_epochs(epochs, num_samples, size)
+    for shards in epochs:
+        _judge_epoch(shards, num_samples, size)
+    if num_samples >= size:
+        _judge_epochs(epochs, num_samples, size)
 
 
 def _check_seed(answer: Callable[..., Any]) -> None:
@@ -394,9 +407,7 @@ def _judge_range(shards: Shards, num_samples: int) -> None:
 def _judge_epoch(shards: Shards, num_samples: int, size: int) -> None:
     """One epoch: divided among the ranks, equally, whole."""
     lengths = [len(shard) for shard in shards]
-    if all(sorted(shard) == list(range(num_samples)) for shard in shards) or all(
-        set(shard) == set(shards[0]) for shard in shards
-    ):
+    if any(shards) and all(set(shard) == set(shards[0]) for shard in shards):
         raise Wrong(*_ALL_THE_SAME)
     common = {
         index for rank, shard in enumerate(shards) for index in shard if any(index in shards[r] for r in range(rank))
@@ -441,12 +452,21 @@ def _judge_epochs(epochs: Sequence[Shards], num_samples: int, size: int) -> None
     dealt = [list(range(rank, num_samples, size))[: num_samples // size] for rank in range(size)]
     share = num_samples // size
     blocks = [list(range(rank * share, (rank + 1) * share)) for rank in range(size)]
-    if first in (dealt, blocks):
+    if any(shards in (dealt, blocks) for shards in epochs):
         raise Wrong(*_NOT_SHUFFLED)
-    if all(shards == first for shards in epochs):
+    if any(one == other for one, other in combinations(epochs, 2)):
         raise Wrong(*_SAME_EVERY_EPOCH)
     if all(sorted(shard) == sorted(first[rank]) for shards in epochs for rank, shard in enumerate(shards)):
         raise Wrong(*_OWN_PART_ONLY)
+    never = set(range(num_samples)).difference(*(shard for shards in epochs for shard in shards))
+    if never:
+        raise Wrong(
+            en=f"In {len(epochs)} epochs, with {size} ranks, sample {min(never)} of {num_samples} is never read: what "
+            "fills no whole share must be left out after shuffling, so that it is another sample in every epoch.",
+            fr=f"En {len(epochs)} époques, avec {size} rangs, l’échantillon {min(never)} sur {num_samples} n’est "
+            "jamais lu : ce qui ne remplit pas une part entière est à écarter après le mélange, pour que ce soit un "
+            "autre échantillon à chaque époque.",
+        )
 
 
 _NOT_REPEATED = Said(

@@ -49,7 +49,7 @@ PREDICTIONS = (
         fr="Combien d’octets chacun des 2 rangs garde-t-il dans la mémoire de l’hôte, pour coatnet_tiny en bf16, "
         "optimiseur déchargé ?",
         kind="bytes",
-        tolerance=0.15,
+        tolerance=0.05,
     ),
     Prediction(
         id="offload-tokens",

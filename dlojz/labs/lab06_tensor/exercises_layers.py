@@ -85,6 +85,26 @@ def _side_by_side(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     return {OF_X: torch.cat([_own_of_x(other, size, seed) for other in range(size)], dim=1)}
 
 
+def _inspect_column(answers: list[RankAnswer], size: int) -> None:
+    """The values are right; was only the gradient of x sent?"""
+    needed = LINEAR_SAMPLES * NARROW
+    summed, others = asked_for(answers[0], "all_reduce"), gathers(answers[0])
+    if others:
+        raise Wrong(
+            en="The values are right, but the ranks bring tensors together side by side: then each does the work of "
+            "all. By columns, an all-reduce of this rank's contribution to the gradient of x is all that is sent.",
+            fr="Les valeurs sont justes, mais les rangs rassemblent des tenseurs : chacun fait alors le travail de "
+            "tous. Par colonne, on n’envoie qu’un all-reduce de la contribution de ce rang au gradient de x.",
+        )
+    if sum(summed) > needed:
+        raise Wrong(
+            en=f"The values are right, but {sum(summed)} numbers go through all-reduce, and the gradient of x has "
+            f"{needed}: it is all that needs to be added up, once, in the backward pass.",
+            fr=f"Les valeurs sont justes, mais {sum(summed)} nombres passent par l’all-reduce, et le gradient de x en "
+            f"compte {needed} : lui seul est à additionner, une fois, en passe arrière.",
+        )
+
+
 COLUMN_LINEAR = Exercise(
     id="column-linear",
     title=Said("a linear layer by columns", "une couche linéaire par colonne"),
@@ -93,6 +113,7 @@ COLUMN_LINEAR = Exercise(
         on_ranks=True,
         cases=TENSOR_CASES,
         trial=_column_trial,
+        inspect=_inspect_column,
         faults=(
             Mistake(
                 _by_rows,

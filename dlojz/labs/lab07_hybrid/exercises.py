@@ -114,7 +114,7 @@ PLACE = Exercise(
 )
 
 _DEGREES = ((16, None, 4, 2), (8, None, 2, 1), (24, 3, None, 4), (64, 2, 4, None), (8, 2, 2, 2), (4, 4, 1, None))
-"""Processes, dp, pp, tp; first the course's picture, then SageMaker's example."""
+"""Processes, dp, pp, tp; first the course's picture."""
 _REFUSED = ((12, None, 4, 2), (16, 3, None, 2), (8, 2, 2, 4))
 
 
@@ -126,7 +126,7 @@ def missing_degree(
     Raises:
         LabError: where no whole degree would do.
 
-    Source: Amazon SageMaker, "Introduction to Model Parallelism": processes_per_host is the product of the degrees.
+    Source: Narayanan et al. 2021 (arXiv 2104.04473), §3.1: the degrees multiply to the GPUs.
     """
     return complete(processes, dp, pp, tp)
 

@@ -145,6 +145,7 @@ MIXTURE = Exercise(
     judge=Judge(
         mixture,
         cases=_mixtures,
+        leaves={0: Said("x", "x"), 1: Said("the weights", "les poids")},
         mistakes=(
             Mistake(
                 lambda x, weights, *rest: mixture(x, weights.new_ones(weights.shape), *rest),

@@ -97,6 +97,7 @@ GATE = Exercise(
         gate,
         cases=_expert_gate_cases,
         trial=_weights,
+        leaves={0: Said("the router's logits", "les logits du routeur")},
         mistakes=(
             Mistake(
                 _always_divided,
@@ -489,6 +490,10 @@ TWO_LEVEL = Exercise(
     title=Said("the gate of two levels", "la porte à deux niveaux"),
     judge=Judge(
         two_level_gate,
+        leaves={
+            0: Said("the logits of the groups", "les logits des groupes"),
+            1: Said("the logits of the experts", "les logits des experts"),
+        },
         cases=_two_level_cases,
         trial=_weights,
         mistakes=(

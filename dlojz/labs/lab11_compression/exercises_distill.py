@@ -249,6 +249,7 @@ MIXED_LOSS = Exercise(
     judge=Judge(
         mixed_loss,
         cases=_mixed_cases,
+        leaves={0: Said("the student's logits", "les logits de l’étudiant")},
         mistakes=(
             Mistake(
                 lambda s, t, y, temperature, alpha: mixed_loss(s, t, y, temperature, 1 - alpha),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import significant
 from dlojz.config.run_config import RunConfig
+from dlojz.labs.kit.answer_numbers import plain
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Case, Judge, expect_json, read_settings, refuse_nothing
 from dlojz.results.footprint import Footprint
@@ -127,6 +128,7 @@ def _other_arguments(case: Case, given: Numbers, right: Numbers) -> Said:
 
 def _numbers(given: Any) -> Numbers:
     refuse_nothing(given)
+    given = plain(given)
     if not isinstance(given, tuple | list) or len(given) != 4:
         raise Wrong(
             en="Four numbers are expected: tp, pp, dp and the micro-batches of a replica.",
@@ -454,6 +456,7 @@ def _stage_number(given: Any) -> int:
             en="Your function returns nothing for some of the steps: every way through it ends with return.",
             fr="Votre fonction ne renvoie rien pour certains pas : chacun de ses chemins finit par return.",
         )
+    given = plain(given)
     if isinstance(given, bool) or given not in (0, 2, 3):
         raise Wrong(
             en=f"Your function returns {given!r}; 0, 2 (for stages 1 and 2) or 3 is expected.",

@@ -3,7 +3,7 @@
 - One stage per rank (naive, GPipe, 1F1B, eager 1F1B): the schedules differ only in how many forwards a rank runs ahead
   of its backwards: 1, all, p − r, or 2(p − r) − 1.
 - Several chunks per rank (interleaved 1F1B, looped BFS, interleaved zero bubble): stage s is on rank s mod p, so that a
-  micro-batch passes the ranks v times and a bubble costs a v-th, for v times as many messages.
+  micro-batch passes the ranks v times and a bubble costs a v-th, for (vp − 1)/(p − 1) times as many messages.
 - TeraPipe pipelines slices of each sequence: forwards from the first token on, because causal attention looks back
   only, backwards from the last token on.
 - BPipe is 1F1B whose first ranks lend activations to its last ones: no rank keeps more than ⌈(p + 2) / 2⌉ micro-batches

@@ -1,0 +1,93 @@
+"""Numbers as answers give them: Python's, NumPy's or torch's, alone or in any container; and how verdicts write two.
+
+A number is compared up to the rounding of the precision that it was computed in. That precision is read from its value:
+what float32 holds exactly, and is no whole number, may come from float32, whatever type has carried it since.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from numbers import Real
+from typing import Any
+
+from dlojz.base.language import significant
+
+FLOAT32_ROUNDING = 2e-6
+"""Relative; some sixteen roundings of float32, of 2⁻²³ each."""
+FLOAT32_WHOLE = 2.0**24
+"""Up to here float32 holds every whole number: one that differs is another number, not a rounded one."""
+MOST_DIGITS = 17
+"""Significant digits that tell any two float64 apart."""
+
+
+def is_number(value: object) -> bool:
+    """Whether this is a real number of Python or NumPy, and no truth value."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_tensor(value: object) -> bool:
+    """Whether this is a tensor of torch, without loading torch."""
+    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "shape")
+
+
+def plain(given: Any) -> Any:
+    """Turn numbers, arrays and tensors of NumPy and torch into Python's numbers and lists.
+
+    Tuples and lists keep their type; all else is left as it is.
+    """
+    if type(given) in (tuple, list):
+        return type(given)(map(plain, given))
+    return given.tolist() if hasattr(given, "tolist") else given
+
+
+def single(given: Any) -> Any:
+    """Turn a number of NumPy or torch, or an array or tensor with one element, into Python's number.
+
+    All else is left as it is.
+    """
+    alone = hasattr(given, "tolist") and math.prod(getattr(given, "shape", ())) == 1
+    return given.item() if alone else given
+
+
+def plain_like(given: Any, right: Any) -> Any:
+    """Turn what an answer gave into Python's numbers and lists wherever the right answer has some.
+
+    Args:
+        given: what an answer returned.
+        right: what is expected; where it is a tensor, or holds one, `given` is left as it is.
+    """
+    if isinstance(right, Real):
+        return single(given)
+    if not isinstance(right, tuple | list) or any(map(is_tensor, right)):
+        return given
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    if type(given) in (tuple, list) and len(given) == len(right):
+        return type(given)(map(plain_like, given, right))
+    return plain(given)
+
+
+def same_number(given: float, right: float, tolerance: float = 1e-6) -> bool:
+    """Whether a number is the expected one, up to a relative distance and up to its own rounding."""
+    return math.isclose(given, right, rel_tol=max(tolerance, _own_rounding(float(given))), abs_tol=1e-12)
+
+
+def _own_rounding(value: float) -> float:
+    """The relative error that computing in the precision of this value explains; 0 for whole numbers and float64."""
+    if not math.isfinite(value) or (value.is_integer() and abs(value) <= FLOAT32_WHOLE):
+        return 0.0
+    try:
+        [nearest] = struct.unpack("f", struct.pack("f", value))
+    except OverflowError:
+        return 0.0
+    return FLOAT32_ROUNDING if nearest == value else 0.0
+
+
+def told_apart(one: float, other: float, digits: int) -> tuple[str, str]:
+    """Write two numbers with so many significant digits, and with as many more as it takes to see a difference."""
+    for many in range(digits, MOST_DIGITS):
+        written = significant(one, many), significant(other, many)
+        if written[0] != written[1]:
+            return written
+    return significant(one, MOST_DIGITS), significant(other, MOST_DIGITS)
