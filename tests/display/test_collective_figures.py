@@ -95,7 +95,7 @@ def test_given_values_are_drawn_and_said(tmp_path: Path) -> None:
     figure = collective_figure("ring_all_reduce", values=[[1, 2], [-3.5, 4]], path=path)
     assert path.read_bytes().startswith(PNG)
     assert {"−2.5", "6"} <= {text.get_text() for text in figure.findobj(Text)}  # type: ignore[attr-defined]
-    assert "Step 2: rank 0 sends chunk 0 to rank 1, which keeps it" in figure.alt
+    assert "Step 2: rank 0 sends chunk 1 to rank 1, which keeps it" in figure.alt
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_the_stepper_goes_back_and_forth_and_says_what_it_shows() -> None:
     assert widget.back.disabled and not widget.forth.disabled and widget.step.max == 4
     widget.forth.click()
     assert widget.step.value == 1
-    assert "<li>rank 0 sends chunk 2 to rank 1, which adds it</li>" in widget.sentences.value
+    assert "<li>rank 0 sends chunk 0 to rank 1, which adds it</li>" in widget.sentences.value
     assert '>rank 1</th>' in widget.sentences.value and 'role="status"' in widget.sentences.value
     assert 'alt="All-reduce on a ring, 3 ranks' in widget.picture.value
     widget.step.value = 4

@@ -104,9 +104,13 @@ def all_gather(place: int, ranks: Sequence[int], blocks: Sequence[Block]) -> Ste
 
 
 def ring_all_reduce(place: int, ranks: Sequence[int], blocks: Sequence[Block]) -> Steps:
-    """All-reduce on a ring: reduce-scatter, then all-gather, 2(p − 1) steps with 1/p of the message each."""
-    yield from reduce_scatter(place, ranks, blocks)
-    yield from all_gather(place, ranks, blocks)
+    """All-reduce on a ring: reduce-scatter, then all-gather, 2(p − 1) steps with 1/p of the message each.
+
+    In step s of the reduce-scatter, place r sends block r − s, so that it ends with the whole sum of block r + 1.
+    """
+    turned = [*blocks[1:], *blocks[:1]]
+    yield from reduce_scatter(place, ranks, turned)
+    yield from all_gather(place, ranks, turned)
 
 
 WHOLE = (0,)

@@ -81,7 +81,7 @@ def test_the_ring_of_four_as_it_is_drawn_in_every_course() -> None:
     assert collectives.program("ring_all_reduce", 1, 4) == tuple(
         CollectiveStep(Send(2, (sent,)), Receive(0, (received,), add))
         for sent, received, add in [
-            (0, 3, True), (3, 2, True), (2, 1, True), (1, 0, False), (0, 3, False), (3, 2, False),
+            (1, 0, True), (0, 3, True), (3, 2, True), (2, 1, False), (1, 0, False), (0, 3, False),
         ]
     )  # fmt: skip
 
@@ -147,3 +147,15 @@ def test_refusals(call: object, sentence: str) -> None:
 
 def test_nodes_have_four_ranks_where_that_is_possible() -> None:
     assert [node_size(size) for size in (1, 2, 4, 6, 7, 8, 512)] == [1, 1, 2, 3, 1, 4, 4]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+def test_the_ring_sends_the_chunks_that_lab_03_asks_for(size: int) -> None:
+    """Its figure, its stepper, its exercise and its hints number the chunks alike."""
+    rounds = collectives.simulate("ring_all_reduce", size).transfers
+    assert len(rounds) == 2 * (size - 1)
+    for number, transfers in enumerate(rounds):
+        gathering, step = divmod(number, size - 1)
+        sent = {one.source: one.chunks for one in transfers}
+        assert sent == {rank: ((rank + gathering - step) % size,) for rank in range(size)}
+        assert all(one.add is not bool(gathering) for one in transfers)

@@ -19,7 +19,7 @@ def french() -> Iterator[None]:
 
 
 def test_a_step_in_sentences() -> None:
-    assert step_words(simulate("ring_all_reduce", 4), 1)[0] == "rank 0 sends chunk 3 to rank 1, which adds it"
+    assert step_words(simulate("ring_all_reduce", 4), 1)[0] == "rank 0 sends chunk 0 to rank 1, which adds it"
     assert step_words(simulate("halving_doubling_all_reduce", 8), 1)[1] == (
         "rank 1 sends chunks 0 to 3 to rank 0, which adds them"
     )
@@ -30,7 +30,7 @@ def test_a_step_in_sentences() -> None:
 @pytest.mark.usefixtures("french")
 def test_the_same_in_french() -> None:
     assert step_words(simulate("ring_all_reduce", 4), 1)[0] == (
-        "le rang 0 envoie le morceau 3 au rang 1, qui l’ajoute au sien"
+        "le rang 0 envoie le morceau 0 au rang 1, qui l’ajoute au sien"
     )
     assert step_words(simulate("tree_broadcast", 2), 1) == ["le rang 0 envoie tout le message au rang 1, qui le garde"]
     assert format_latency(4.2e-5) == "42,0 µs" and format_bandwidth(2e9) == "2,00 Go/s"
