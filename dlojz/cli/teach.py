@@ -247,10 +247,10 @@ def _tell_more(plan: CampaignPlan, results: Sequence[Result], dry: bool) -> None
         for sentence in (*result.outlook.refusals, result.outlook.note, "" if dry else result.reason):
             if sentence:
                 points.setdefault(sentence, []).append(f"{result.point.number} ({result.point.label})")
-    for sentence, named in points.items():
-        left = len(named) - MOST_NAMED
+    for sentence, sharing in points.items():
+        left = len(sharing) - MOST_NAMED
         more = say(en=f" and {left} more points", fr=f" et {left} autres points") if left > 0 else ""
-        tell(visible(f"{', '.join(named[:MOST_NAMED])}{more}{colon()}{sentence}"))
+        tell(visible(f"{', '.join(sharing[:MOST_NAMED])}{more}{colon()}{sentence}"))
     if dry:
         known = [result.outlook.most_hours for result in results if result.outlook.most_hours is not None]
         normalised = [r.outlook.normalised_hours for r in results if r.outlook.normalised_hours is not None]
