@@ -117,10 +117,14 @@ def minus(written: str) -> str:
 def decimal(value: float, digits: int = 1, *, signed: bool = False) -> str:
     """Format a number with so many digits after the decimal mark, thousands apart.
 
+    From 10²¹ on it is written with an exponent.
+
     Example:
-        >>> decimal(1234.56)
-        '1,234.6'
+        >>> decimal(1234.56), decimal(1e300)
+        ('1,234.6', '1.0e+300')
     """
+    if abs(value) >= 1e21:
+        return localized(f"{value:{'+' if signed else ''}.{max(1, digits)}e}")
     return localized(f"{value:{'+' if signed else ''},.{digits}f}")
 
 

@@ -71,7 +71,7 @@ def measured(results: Sequence[Result]) -> Table:
         en="#; point; state; ranks; memory, predicted; memory, measured; limit; samples/s; step; messages, predicted; "
         "messages, measured; strong scaling; weak scaling",
         fr="#; point; état; rangs; mémoire prédite; mémoire mesurée; limite; échantillons/s; pas; messages prédits; "
-        "messages mesurés; scaling fort; scaling faible",
+        "messages mesurés; extensibilité forte; extensibilité faible",
     )
     rows = tuple(
         (
@@ -94,7 +94,7 @@ def brief(results: Sequence[Result]) -> Table:
     """Lay out the measurements for a terminal: predicted and measured in one cell."""
     head = titles(
         en="#; point; state; memory: predicted | measured; limit; samples/s; step; scaling: strong | weak",
-        fr="#; point; état; mémoire : prédite | mesurée; limite; échant./s; pas; scaling : fort | faible",
+        fr="#; point; état; mémoire : prédite | mesurée; limite; échant./s; pas; extensibilité : forte | faible",
     )
     rows = ((*row[:3], f"{row[4]} | {row[5]}", *row[6:9], f"{row[11]} | {row[12]}") for row in measured(results).rows)
     return Table(head, tuple(rows), align="lllr")

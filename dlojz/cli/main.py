@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import os
 import re
 import sys
@@ -111,6 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         gc.set_threshold(*COLLECTED)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # a sign that the terminal cannot write becomes a question mark
+                stream.reconfigure(errors="replace")
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _dispatch(words)

@@ -100,8 +100,15 @@ def bench_command(given: Given, answer: Answer) -> int:
     if not only_looks and (reason := unfit_backend(plan, on)):
         raise LabError(reason)
     root = runs_root(given["root"])
+    together = [f"--{name.replace('_', '-')}" for name in ("cancel", "report", "dry_run", "again") if given.get(name)]
+    if len(together) > 1:
+        listed = " ".join(together)
+        raise refusal(
+            en=f"{listed} were received together: give one of them.",
+            fr=f"{listed} ont été reçus ensemble : n’en donnez qu’un.",
+        )
     if given["cancel"]:
-        return _cancel(plan, root)
+        return _cancel(plan, root, answer if given["json"] else None)
     asked = {name: given[name] for name in ("account", "qos", "reservation") if given[name]}
     outlooks = _predict(plan, campaign, asked)
     if only_looks:
@@ -143,9 +150,11 @@ def _backend(given: Given, plan: CampaignPlan) -> Backend:
     return cast(Backend, on)
 
 
-def _cancel(plan: CampaignPlan, root: Path) -> int:
-    """Cancel the runs of a campaign that are queued or running."""
+def _cancel(plan: CampaignPlan, root: Path, answer: Answer | None) -> int:
+    """Cancel the runs of a campaign that are queued or running; their names are the answer, where one is wanted."""
     ended = cancel_all(plan, root)
+    if answer is not None:
+        answer({"asked_to_stop": [run.run_id for run in ended], "points": len(plan.points)})
     for run in ended:
         tell(en=f"asked to stop: {run.run_id}", fr=f"arrêt demandé : {run.run_id}")
     tell(
@@ -225,14 +234,23 @@ def _following(results: Sequence[Result], most: int = 30) -> Table:
     return brief(results[start : start + most])
 
 
+MOST_NAMED = 3
+"""Points that are named where many have the same remark."""
+
+
 def _tell_more(plan: CampaignPlan, results: Sequence[Result], dry: bool) -> None:
     """Report exclusions, refusals, notes and totals, which the table does not show."""
     for named, reason in plan.excluded:
         tell(say(en="left out: ", fr="écarté : ") + visible(f"{named} — {reason}"))
+    points: dict[str, list[str]] = {}
     for result in results:
         for sentence in (*result.outlook.refusals, result.outlook.note, "" if dry else result.reason):
             if sentence:
-                tell(visible(f"{result.point.number} ({result.point.label}){colon()}{sentence}"))
+                points.setdefault(sentence, []).append(f"{result.point.number} ({result.point.label})")
+    for sentence, sharing in points.items():
+        left = len(sharing) - MOST_NAMED
+        more = say(en=f" and {left} more points", fr=f" et {left} autres points") if left > 0 else ""
+        tell(visible(f"{', '.join(sharing[:MOST_NAMED])}{more}{colon()}{sentence}"))
     if dry:
         known = [result.outlook.most_hours for result in results if result.outlook.most_hours is not None]
         normalised = [r.outlook.normalised_hours for r in results if r.outlook.normalised_hours is not None]

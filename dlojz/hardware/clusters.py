@@ -204,6 +204,7 @@ class Machine(Contract):
     nomultithread: bool = Field(False, description="one thread per physical core")
     exclusive: bool = Field(False, description="whole nodes, billed as such")
     setup: tuple[tuple[str, ...], ...] = Field((), description="commands before the ranks start, as lists of words")
+    torch_module: str = Field("", description="module that holds torch there, loaded after `setup`; empty for none")
     environment: dict[str, str] = Field(default_factory=dict, description="variables that the ranks find")
     python: str = Field("", description="interpreter; without it, the one that submits")
     normalised_hour_factor: float | None = Field(None, gt=0, description="hours billed per GPU-hour")
@@ -218,9 +219,9 @@ class Machine(Contract):
                 raise LabError(one_of("setup command", line[0] if line else "", _COMMANDS))
         words = [(f"setup {' '.join(line)!r}", word) for line in self.setup for word in line]
         words += [(f"environment {name}", value) for name, value in self.environment.items()]
-        words += [("python", self.python)]
+        words += [("python", self.python), ("torch_module", self.torch_module)]
         for where, word in words:
-            if not _WORD.fullmatch(word) or (not word and where != "python"):
+            if not _WORD.fullmatch(word) or (not word and where not in ("python", "torch_module")):
                 raise refusal(
                     en=f"{where} holds {word!r}, which is no plain word: letters, digits and @ . _ / : = + , - "
                     "may be there, after $NAME at its beginning.",

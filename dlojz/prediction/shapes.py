@@ -468,6 +468,8 @@ def bounds_of(config: RunConfig, shapes: ModelShapes) -> tuple[int, ...]:
             "peuvent être sur deux étages : prenez pp=1, ou un modèle sans tête liée.",
         )
     blocks = num_blocks(shapes)
+    if layout.pp > blocks:  # refused before the schedule is built: it may be a long one
+        return stage_bounds(layout, layout.pp, [""] * blocks, [1] * blocks)
     stages = layout.pp if layout.engine == "deepspeed" else schedule_of(layout).stages
     if layout.partition == "uniform":
         return stage_bounds(layout, stages, [""] * blocks, [1] * blocks)

@@ -130,6 +130,7 @@ WORKER = "dlojz.running.launch"
 REPLAYED_FROM = "replayed_from"
 """Key of the environment of a replayed record."""
 LISTED = 3
+MOST_DIFFERENCES, MOST_CHARACTERS = 6, 40
 
 
 def shipped() -> dict[str, Path]:
@@ -187,7 +188,8 @@ def _none_of(config: RunConfig) -> str:
 
     def flat(one: RunConfig) -> dict[str, object]:
         content = one.to_dict()
-        return {**content, **content.pop("layout")}
+        layout = content.pop("layout")
+        return {**content, **layout}
 
     asked = flat(config)
     near: list[tuple[bool, int, str]] = []
@@ -197,7 +199,9 @@ def _none_of(config: RunConfig) -> str:
         except LabError:
             continue
         differing = [f"{key}={value}" for key, value in flat(its).items() if asked[key] != value]
-        near.append((its.model != config.model, len(differing), f"{its.title} ({', '.join(differing)})"))
+        told = [word if len(word) <= MOST_CHARACTERS else f"{word[:MOST_CHARACTERS]}…" for word in differing]
+        told = [*told[:MOST_DIFFERENCES], *(["…"] if len(told) > MOST_DIFFERENCES else [])]
+        near.append((its.model != config.model, len(differing), f"{its.title} ({', '.join(told)})"))
     if not near:
         return say(
             en="this installation has no record to replay: use on='local', which runs on this machine.",

@@ -246,8 +246,9 @@ class Preview(Tabular):
         asked, site = self.allocation, self.machine
         gpus = say(en="GPUs", fr="GPU") if site.device != "cpu" else say(en="places", fr="places")
         names = titles(
-            en="machine; run; asks for; time limit; costs at most; normalised; QoS; account; reservation",
-            fr="machine; exécution; demande; limite de temps; coûte au plus; normalisées; QoS; compte; réservation",
+            en="machine; run; asks for; time limit; costs at most; normalised; QoS; account; reservation; loads",
+            fr="machine; exécution; demande; limite de temps; coûte au plus; normalisées; QoS; compte; réservation; "
+            "charge",
         )
         values = (
             f"{site.name}: {site.title}",
@@ -264,6 +265,7 @@ class Preview(Tabular):
             f"{asked.qos or '-'} ({', '.join(self.fitting) or '-'})" if site.qos else "",
             asked.account,
             asked.reservation,
+            f"module load {site.torch_module}" if site.torch_module else "",
         )
         refused = ((say(en="refused", fr="refusé"), refusal) for refusal in self.refusals)
         return facts(*zip(names, values, strict=True), *refused, *more)

@@ -408,9 +408,9 @@ def _take_over(folder: Path) -> Owner:
     return owner
 
 
-def kill_descendants() -> None:
-    """Kill every process that descends from this one, which has adopted the helpers of dead ranks."""
-    me = psutil.Process()
+def kill_descendants(pid: int | None = None) -> None:
+    """Kill every process that descends from one that adopts orphans (`adopt_orphans`), by default this one."""
+    me = psutil.Process(pid)
     for _ in range(50):  # a process may start another while it is being killed
         left = [child for child in me.children(recursive=True) if _runs(child)]
         if not left:

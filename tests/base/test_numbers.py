@@ -21,6 +21,8 @@ def _english_again() -> Iterator[None]:
     [
         (lambda: language.decimal(1234.56), "1,234.6", "1\u202f234,6"),
         (lambda: language.decimal(0.25, 2, signed=True), "+0.25", "+0,25"),
+        (lambda: language.decimal(1.25e300, 4), "1.2500e+300", "1,2500e+300"),
+        (lambda: language.integer(10**15), "1,000,000,000,000,000", "1\u202f000\u202f000\u202f000\u202f000\u202f000"),
         (lambda: language.integer(1_234_567), "1,234,567", "1\u202f234\u202f567"),
         (lambda: language.significant(0.0123456), "0.0123", "0,0123"),
         (lambda: language.significant(1234.5, 2), "1.2e+03", "1,2e+03"),

@@ -126,3 +126,17 @@ def test_interrupted_resumed_and_reported(
 def test_the_campaigns_are_listed(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--json"]) == DONE
     assert {"tiny_local", "data_parallelism"} <= {each["name"] for each in json.loads(capfd.readouterr().out)}
+
+
+def test_cancel_answers_in_json_and_alone(tiny: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", tiny, "--cancel", "--json"]) == DONE
+    assert json.loads(capfd.readouterr().out) == {"asked_to_stop": [], "points": 2}
+    assert main(["bench", tiny, "--cancel", "--report", "--dry-run"]) == REFUSED
+    assert "--cancel --report --dry-run were received together" in capfd.readouterr().err
+
+
+def test_a_remark_that_many_points_share_is_told_once(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", tiny, "--dry-run", "--machine", "jean_zay_a100"]) == DONE
+    said = capsys.readouterr().err
+    (line,) = [line for line in said.splitlines() if "account" in line]
+    assert line.startswith("1 (") and ", 2 (" in line

@@ -150,3 +150,28 @@ def test_images_of_a_thousand_million_pixels_a_side_are_refused(verb: str, refus
 
 def test_sequences_of_two_thousand_million_tokens_are_refused(refuse: Refuse) -> None:
     refuse("predict --model gpt_tiny --sequence-length 2147483648", ["sequence_length must be at most 268435456"])
+
+
+def test_more_stages_than_blocks_are_refused_before_their_schedule_is_built(
+    refuse: Refuse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a schedule of a hundred million actions was about to be built")
+
+    monkeypatch.setattr("dlojz.pipeline.partition_baselines.build", never)
+    for verb in ("predict", "memory", "grid", "run --data synthetic"):
+        refuse(f"{verb} --pp 1000 --micro-batches 100000", ["pp=1000 makes 1000 stages", "use "])
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_any_encoding_of_the_terminal_will_do(encoding: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dlojz", "predict", "--dp", "2"],
+        capture_output=True,
+        timeout=240,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "DLOJZ_LANG": "fr", "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+    )
+    assert done.returncode == 0 and b"Traceback" not in done.stderr, done.stderr
+    assert "DDP ×2" in done.stdout.decode(encoding) or b"DDP ?2" in done.stdout

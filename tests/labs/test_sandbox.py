@@ -16,7 +16,7 @@ import torch
 
 from dlojz.base.language import use_language
 from dlojz.labs.kit.exercise import NotDone, judge
-from dlojz.labs.kit.sandbox import OUTPUT_BYTES, run_limited, silenced
+from dlojz.labs.kit.sandbox import MORE_PROCESSES, OUTPUT_BYTES, run_limited, silenced
 from dlojz.labs.lab00_getting_started.exercises import GLOBAL_BATCH
 
 
@@ -45,6 +45,48 @@ def test_a_job_without_end_is_stopped_with_all_it_started(job: Any) -> None:
     assert run_limited(job, wall_s=1.0).end == "too_long"
     assert not [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "61.5"]]
     assert run_limited(lambda: 1).answer == 1
+
+
+def leave_an_orphan_in_its_own_session() -> None:
+    subprocess.Popen(["setsid", "--fork", "sleep", "61.75"])
+    time.sleep(60)
+
+
+def fork_a_bomb() -> int:
+    """Processes that could be started; each of them leaves the session of the check."""
+    started = 0
+    while started < 500:
+        try:
+            pid = os.fork()
+        except BlockingIOError:
+            return started
+        if pid == 0:
+            os.setsid()
+            os.closerange(0, 256)
+            time.sleep(61)
+            os._exit(0)
+        started += 1
+    return started
+
+
+def test_what_leaves_the_session_is_stopped_too() -> None:
+    assert run_limited(leave_an_orphan_in_its_own_session, wall_s=2.0).end == "too_long"
+    assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "61.75"]]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user who has no other process")
+def test_the_number_of_processes_is_limited() -> None:
+    def as_another_user() -> int:
+        os.setgroups([])
+        os.setgid(4343)
+        os.setuid(4343)
+        outcome = run_limited(fork_a_bomb, wall_s=20.0)
+        others = [one for one in psutil.process_iter() if one.pid != os.getpid()]
+        left = sum(one.uids().real == 4343 and one.status() != psutil.STATUS_ZOMBIE for one in others)
+        return int(outcome.answer) if left == 0 else -left
+
+    started = run_limited(as_another_user, wall_s=60.0).answer
+    assert MORE_PROCESSES // 2 <= started <= MORE_PROCESSES
 
 
 def test_a_job_that_is_not_yet_alone_in_its_session_is_stopped_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +17,14 @@ from dlojz.running.slurm.slurm_queue import (
     RECORD_END,
     QueueLine,
     UnreadableAnswer,
+    ask,
     parse_number,
     parse_sacct,
     parse_squeue,
     sacct_argv,
     scancel_argv,
     squeue_argv,
+    words_of,
 )
 
 # What the squeue of Slurm 22.05.8 answered to `squeue_argv`, with TZ=UTC0, on a cluster of two nodes.
@@ -116,3 +120,12 @@ def test_lines_are_kept_and_read_back() -> None:
     for damage in ({}, {"tasks": "x"}, {**parse_squeue(REAL)[0].to_dict(), "state": 7}):
         with pytest.raises((LabError, KeyError)):
             QueueLine.from_dict(damage)
+
+
+@pytest.mark.skipif(shutil.which("squeue") is None, reason="SLURM's programs are not installed")
+@pytest.mark.skipif(Path("/etc/slurm/slurm.conf").exists(), reason="there is a configuration here")
+def test_without_a_configuration_the_refusal_says_what_to_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `make cluster`, in a shell where its line was not copied."""
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    said = words_of(ask(["squeue"], 60))
+    assert "export SLURM_CONF=/path/to/slurm.conf" in said and "resolve_ctls" not in said

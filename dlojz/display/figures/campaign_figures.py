@@ -362,7 +362,7 @@ def scaling_figure(marks: Sequence[CampaignMark], path: str | Path | None = None
     figure = campaign_canvas(
         say(
             en="Efficiency of strong and of weak scaling against the number of ranks, of: ",
-            fr="Efficacité du scaling fort et du scaling faible selon le nombre de rangs, de : ",
+            fr="Efficacité de l’extensibilité forte et faible selon le nombre de rangs, de : ",
         ),
         list(series_of(marks, FAMILY)),
     )
@@ -371,13 +371,13 @@ def scaling_figure(marks: Sequence[CampaignMark], path: str | Path | None = None
         strong,
         marks,
         attrgetter("strong_efficiency"),
-        say(en="Strong scaling: same global batch", fr="Scaling fort : même batch global"),
+        say(en="Strong scaling: same global batch", fr="Extensibilité forte : même batch global"),
     )
     _draw_scaling(
         weak,
         marks,
         attrgetter("weak_efficiency"),
-        say(en="Weak scaling: same samples per rank", fr="Scaling faible : mêmes échantillons par rang"),
+        say(en="Weak scaling: same samples per rank", fr="Extensibilité faible : mêmes échantillons par rang"),
     )
     strong.set_ylabel(say(en="throughput per rank over the base’s, %", fr="débit par rang / celui de la base, %"))
     perfect = key(say(en="perfect", fr="parfaite"), color=BLACK, linestyle="--")

@@ -27,13 +27,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from dlojz.base.machine import patience
+import psutil
+
+from dlojz.base.machine import adopt_orphans, patience
 from dlojz.processes.forks import fork
+from dlojz.running.supervisor import kill_descendants
 
 WALL_S = 10.0
 MEMORY_BYTES = 2 * 2**30  # on top of what the kernel has mapped already
 OUTPUT_BYTES = 64 * 2**10
 FILE_BYTES = 64 * 2**20
+MORE_PROCESSES = 64
+"""Processes and threads that an answer may start, of a user who is not root, whom no such limit holds."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +82,16 @@ def run_limited(job: Callable[[], Any], *, wall_s: float | None = None) -> Sandb
     pid = fork(child, reset=(signal.SIGINT, signal.SIGTERM))
     os.close(answer_write)
     os.close(print_write)
+    end: Literal["too_long", "flood"] | None = "too_long"
     try:
         end, texts = _listen({answer_read: 2**20, print_read: OUTPUT_BYTES}, time.monotonic() + limit_s)
     finally:
-        # The child leads its own session: nothing it started outlives the check.
+        # Nothing that the child started outlives the check: it adopts those that leave its session, starts none while
+        # it is stopped, and has ended them itself where it came to its end.
+        if end is not None:
+            with suppress(ProcessLookupError, psutil.Error):
+                os.kill(pid, signal.SIGSTOP)
+                kill_descendants(pid)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         with suppress(ProcessLookupError):
@@ -143,6 +154,7 @@ def _child(job: Callable[[], Any], answer_fd: int, print_fd: int, *, cpu_s: int)
         gc.freeze()
         faulthandler.disable()  # it would write to the kernel's own stderr
         os.setsid()
+        adopt_orphans()
         _separate_streams(print_fd)
         _limit(cpu_s)
         answer = json.dumps(job()).encode()
@@ -151,6 +163,9 @@ def _child(job: Callable[[], Any], answer_fd: int, print_fd: int, *, cpu_s: int)
             answer = answer[os.write(answer_fd, answer) :]
         code = 0
     finally:
+        with suppress(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)  # which raises where there is no child
+            kill_descendants()
         os._exit(code)
 
 
@@ -168,6 +183,16 @@ def _separate_streams(print_fd: int) -> None:
     builtins.input = no_keyboard
 
 
+def _threads_of_user() -> int:
+    """Count the threads of all processes of this user, which the system's limit counts too."""
+    own, found = os.getuid(), 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if folder.stat().st_uid == own:
+                found += sum(1 for _ in (folder / "task").iterdir())
+    return found
+
+
 def _limit(cpu_s: int) -> None:
     mapped_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     for name, limit in (
@@ -175,6 +200,7 @@ def _limit(cpu_s: int) -> None:
         (resource.RLIMIT_AS, mapped_bytes + MEMORY_BYTES),
         (resource.RLIMIT_FSIZE, FILE_BYTES),
         (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, _threads_of_user() + MORE_PROCESSES),
     ):
         hard = resource.getrlimit(name)[1]
         resource.setrlimit(name, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))

@@ -129,7 +129,8 @@ def _directives(machine: Machine, asked: NodeRequest, name: str, folder: Path, l
 
 def _preparation(machine: Machine, config: RunConfig) -> list[str]:
     """Write the lines of modules, environments, variables and the interpreter."""
-    lines = [" ".join(_word(word) for word in line) for line in machine.setup]
+    module = [("module", "load", machine.torch_module)] if machine.torch_module else []
+    lines = [" ".join(_word(word) for word in line) for line in (*machine.setup, *module)]
     variables = dict(machine.environment)
     if config.device == "cpu" or machine.device == "cpu":
         variables.setdefault("DS_ACCELERATOR", "cpu")

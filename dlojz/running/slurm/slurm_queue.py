@@ -389,6 +389,8 @@ _FOREIGN = (
     *("PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_"),
 )
 _KEPT = ("SLURM_CONF", "SLURM_JWT")
+_WITHOUT_CONF = re.compile(r"resolve_ctls_from_dns_srv|configuration source|No such file or directory.*slurm\.conf")
+"""What SLURM's programs print where there is neither a slurm.conf nor a name server that knows the controller."""
 
 
 class SchedulerAnswer(NamedTuple):
@@ -449,6 +451,13 @@ def clean_environment() -> dict[str, str]:
 def words_of(answer: SchedulerAnswer) -> str:
     """Return the scheduler's words on what went wrong, in one line, control characters made visible."""
     said = visible(" ".join((answer.err.strip() or answer.out.strip()).split()))[:_MOST_WORDS]
+    if answer.code and _WITHOUT_CONF.search(said) and not os.environ.get("SLURM_CONF"):
+        return say(
+            en="the programs of SLURM find no configuration: export SLURM_CONF=/path/to/slurm.conf (`make cluster` "
+            "prints the line for the cluster that it starts)",
+            fr="les programmes de SLURM ne trouvent pas de configuration : export SLURM_CONF=/chemin/de/slurm.conf "
+            "(`make cluster` affiche la ligne pour le calculateur qu’il démarre)",
+        )
     return said or f"exit code {answer.code}, without a word"
 
 

@@ -78,6 +78,7 @@ def test_no_site_is_named_in_the_code() -> None:
         ("setup = [['module', 'load', 'a;b']]", "no plain word"),
         ("setup = [['source', 'a\\nb']]", "no plain word"),
         ("python = '`x`'", "no plain word"),
+        ("torch_module = 'torch; reboot'", "no plain word"),
         ("environment = {'A B' = 'x'}", "a variable's name"),
         ("environment = {A = '$(x)'}", "no plain word"),
         ("qos = 'normal'", "qos is a list"),
@@ -208,3 +209,14 @@ def test_the_command(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_machine_keeps_what_it_was_made_of() -> None:
     one = machine("local")
     assert Machine.from_json(one.to_json()) == one
+
+
+@pytest.mark.parametrize("name", ["a100", "gpu_p2", "h100", "v100_16", "v100_32"])
+def test_jobs_on_jean_zay_load_the_module_of_torch_last(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    account = f"abc{machine(f'jean_zay_{name}').account_suffix}"
+    words = ["machines", f"jean_zay_{name}", "--dp", "2", "--account", account]
+    main([*words, "--script"])
+    script = capsys.readouterr().out
+    assert script.index("module purge") < script.index("module load pytorch-gpu/") < script.index("srun ")
+    main(words)
+    assert "module load pytorch-gpu/" in " ".join(capsys.readouterr().out.split())

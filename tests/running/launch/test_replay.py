@@ -82,3 +82,9 @@ def test_an_altered_record_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(launch, "FOLDER", tmp_path)
     with pytest.raises(LabError, match="checksum"):
         launch.find(DDP)
+
+
+def test_a_configuration_without_a_record_is_refused_in_a_short_sentence(tmp_path: Path) -> None:
+    with pytest.raises(LabError) as refused:
+        launch.replayed_run(RunConfig.of(model="coatnet_7", dp=2, zero=2, engine="deepspeed"), tmp_path)
+    assert "layout=" not in str(refused.value) and len(str(refused.value)) < 700

@@ -41,6 +41,7 @@ FULL = Machine(
     gres="gpu:tesla",
     nomultithread=True,
     setup=(("module", "purge"), ("source", "$WORK/venv/bin/activate")),
+    torch_module="pytorch-gpu/py3/2.8.0",
     environment={"NCCL_DEBUG": "WARN"},
     python="python",
 )
@@ -69,6 +70,7 @@ GOLDEN = """\
 
 module purge
 source "$WORK"/venv/bin/activate
+module load pytorch-gpu/py3/2.8.0
 export NCCL_DEBUG=WARN
 set -u
 export PYTHONPATH=ROOT${PYTHONPATH:+:$PYTHONPATH}
