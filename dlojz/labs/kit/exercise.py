@@ -361,13 +361,13 @@ class Prediction:
                     fr="Aucune valeur à comparer : l’exécution n’est pas allée jusque-là ; consultez ses journaux.",
                 ),
             )
+        off = abs(predicted - value) / abs(value) if value else float("inf")
         mine, theirs = self.format(predicted), self.format(value)
-        if mine == theirs and predicted != value:
+        if mine == theirs and predicted != value and off > self.tolerance:
             mine, theirs = (f"{mine} ({digits})" for digits in told_apart(predicted, value, 6))
         both = say(en=f"Predicted: {mine}\nResult: {theirs}", fr=f"Prédit : {mine}\nObtenu : {theirs}")
         if predicted == value:
             return Verdict("right", both + say(en="\nExactly right.", fr="\nC’est exact."))
-        off = abs(predicted - value) / abs(value) if value else float("inf")
         if off <= self.tolerance:
             gap = (
                 say(en="Less than 0.1% apart", fr="Moins de 0,1 % d’écart")
