@@ -75,8 +75,10 @@ PAGE = """# Models from elsewhere: predicted, run, compared
 
 Written by `python benchmarks/foreign_models.py --page docs/foreign_models.md`. Each model is trained for three steps on
 one process, with DDP and with FSDP2 on two (gloo, CPU). States and collectives: bytes by category, calls and bytes by
-collective, on every rank. Peak: predicted over counted, of the rank that is furthest off. Losses: largest relative
-difference from those of one process; a model that draws at random (dropout, stochastic depth) has others.
+collective, on every rank. Peak: predicted over counted, of the rank that is furthest off; a run that is off by more
+than 0.1 % is made again, at most twice, and the smallest count is taken, as gloo's thread may hold a message for a
+moment after it has arrived. Losses: largest relative difference from those of one process; a model that draws at random
+(dropout, stochastic depth) has others.
 """
 
 
@@ -99,7 +101,8 @@ class Row:
             return model, self.layout, self.failure, "", "", ""
         losses = "random" if self.losses is None else "equal" if not self.losses else f"{self.losses:.0e}"
         equal = ("equal" if one else "other" for one in (self.states, self.sent))
-        return model, self.layout, *equal, f"{100 * self.peak:+.2f} %", losses
+        peak = f"{100 * self.peak:+.2f} %".replace("+0.00", "0.00").replace("-0.00", "0.00")
+        return model, self.layout, *equal, peak, losses
 
 
 def given(model: str, folder: Path) -> dict[str, Any]:
