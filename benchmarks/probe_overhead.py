@@ -1,16 +1,23 @@
 """What the probes cost: instrumented over bare step time, as paired ratios in one process.
 
     python benchmarks/probe_overhead.py --pairs 150
+    python benchmarks/probe_overhead.py --script-pairs 12
 
-Each pair is one bare and one instrumented step on the same engine, in alternating order, so that the machine's noise
-falls on both alike. The steps compared are those whose time the lab reports; the traced ones at the start of a run
-(memory and communication) are slower, are never reported as timings, and are shown apart.
+**Engines.** Each pair is one bare and one instrumented step on the same engine, in alternating order, so that the
+machine's noise falls on both alike. The steps compared are those whose time the lab reports; the traced ones at the
+start of a run (memory and communication) are slower, are never reported as timings, and are shown apart.
+
+**Scripts.** Each pair is a script of the user's that times its own steps, once started by Python and once by
+`dlojz run`, in alternating order; compared are the medians of its steps after the first ones, which are traced and
+predicted.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +35,27 @@ from dlojz.train.loop import accumulate, agree, build_model, open_batches
 from dlojz.train.probes import TRACED_STEPS, Probes
 
 GOAL = 1.03
+SCRIPT = """
+import statistics, time
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+layers = [nn.TransformerEncoderLayer(128, 4, 512, batch_first=True, norm_first=True) for _ in range(4)]
+model = nn.Sequential(nn.Linear(32, 128), *layers, nn.Linear(128, 32))
+optimizer = torch.optim.AdamW(model.parameters())
+x = torch.randn(8, 64, 32)
+seconds = []
+for _ in range(STEPS):
+    start = time.perf_counter()
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), x)
+    loss.backward()
+    optimizer.step()
+    seconds.append(time.perf_counter() - start)
+print("median of a step:", statistics.median(seconds[UNCOUNTED:]))
+"""
+STEPS, UNCOUNTED = 160, 40
 
 
 class Bench:
@@ -77,7 +105,40 @@ class Bench:
         return (bare_s if bare_first else self.bare()), instrumented_s
 
 
-def main(pairs: int = 150, batch: int = 16, threads: int = 1, model: str = "coatnet_tiny") -> int:
+def script_step_s(command: list[str], folder: Path) -> float:
+    """Seconds of the median step of the script, as it says itself."""
+    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "DLOJZ_RUNS": str(folder / "runs")}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=surroundings, capture_output=True, text=True, check=True
+    )
+    told = next(line for line in (done.stdout + done.stderr).splitlines() if line.startswith("median of a step:"))
+    return float(told.rpartition(" ")[2])
+
+
+def main_of_scripts(pairs: int) -> int:
+    """Print the median paired ratio of a script's steps, watched over alone."""
+    measured: list[tuple[float, float]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        text = SCRIPT.replace("UNCOUNTED", str(UNCOUNTED)).replace("STEPS", str(STEPS))
+        (folder / "train.py").write_text(text, encoding="utf-8")
+        commands = {"alone": ["train.py"], "watched": ["-m", "dlojz", "run", "train.py", "--device", "cpu"]}
+        for number in range(pairs):
+            order = list(commands)[:: 1 if number % 2 else -1]
+            step_s = {one: script_step_s(commands[one], folder) for one in order}
+            measured.append((step_s["alone"], step_s["watched"]))
+            print(f"pair {number + 1} of {pairs}: {measured[-1][1] / measured[-1][0]:.4f}", file=sys.stderr)
+    low, median, high = statistics.quantiles((watched_s / alone_s for alone_s, watched_s in measured), n=4)
+    alone_ms = 1e3 * statistics.median(alone_s for alone_s, _ in measured)
+    print(f"a script of the user's, one process, {pairs} pairs of {STEPS - UNCOUNTED} steps")
+    print(f"its step                  {alone_ms:8.2f} ms (median)")
+    print(f"watched / alone           {median:8.4f} (median; quartiles {low:.4f} to {high:.4f}; goal ≤ {GOAL})")
+    return 0 if median <= GOAL else 1
+
+
+def main(
+    pairs: int = 150, batch: int = 16, threads: int = 1, model: str = "coatnet_tiny", script_pairs: int = 0
+) -> int:
     """Print the median paired ratio and its quartiles; exit code 1 where the median exceeds the goal.
 
     Args:
@@ -85,7 +146,10 @@ def main(pairs: int = 150, batch: int = 16, threads: int = 1, model: str = "coat
         batch: samples per step.
         threads: threads torch may use.
         model: model of the catalogue.
+        script_pairs: pairs of runs of a script, in place of steps of an engine; at least 2, 0: none.
     """
+    if script_pairs:
+        return main_of_scripts(script_pairs)
     torch.set_num_threads(threads)
     config = RunConfig.of(model=model, micro_batch=batch, steps=10**6, device="cpu")
     with tempfile.TemporaryDirectory() as folder:
