@@ -80,7 +80,7 @@ def test_two_numbers_that_print_alike_get_the_digits_that_differ() -> None:
 
 
 def test_a_prediction_and_a_result_that_print_alike_get_the_digits_that_differ() -> None:
-    prediction = Prediction(id="x", en="How many?", fr="Combien ?", kind="seconds")
+    prediction = Prediction(id="x", en="How many?", fr="Combien ?", kind="seconds", tolerance=1e-9)
     told = prediction.compare(1.00000012, 1.0).message
     assert "1.0000001" in told.split("\n")[0]
     assert "(" not in prediction.compare(1.0, 1.0).message

@@ -5,14 +5,13 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from dlojz.models.blocks import mean_loss
-from tests.models import own_models
-from tests.models.own_models import example_inputs
+from own_models import Pair, example_inputs
 
 __all__ = ["example_inputs"]
 
 
 def build() -> nn.Module:
-    return own_models.Pair()
+    return Pair()
 
 
 def loss(output: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
