@@ -329,7 +329,7 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def _watch(ranks: int) -> Iterator[Tell]:
-    with progress_bar(say(en=f"{ranks} process(es)", fr=f"{ranks} processus")) as update:
+    with progress_bar(say(en=f"{ranks} processes" if ranks > 1 else "1 process", fr=f"{ranks} processus")) as update:
         yield update
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, minus, say
+from dlojz.base.language import Language, decimal, language, minus, say
 from dlojz.config.compatibility import check
 from dlojz.config.fields import LayoutFields, PipelineSchedule
 from dlojz.config.run_compatibility import RUN
@@ -25,6 +26,7 @@ from dlojz.cost_model import CHECKPOINTING, OFFLOAD, SCHEDULES, Layouts
 from dlojz.cost_model.layouts import WORDS, Integers
 from dlojz.hardware import Precision
 from dlojz.planner.planned_model import OFFERS, Offer, Subject
+from dlojz.prediction.shapes import check_stages_share_no_weight, model_shapes
 
 REASONS: Final = (
     "", "same", "engine", "split", "sequence", "stages", "chunks", "batch", "schedule", "memory", "host", "hours",
@@ -361,7 +363,24 @@ def _refuse_no_runs(space: Space) -> None:
 def run_refusal(subject: Subject, precision: Precision, one: PlannedLayout) -> str:
     """Say why no run of a model can have a layout; empty where one can."""
     try:
-        check(RUN, run_config_of(subject, precision, one))
+        config = run_config_of(subject, precision, one)
+        check(RUN, config)
+    except LabError as error:
+        return str(error)
+    if config.built_model == config.model:
+        return ""
+    return _chain_refusal(config.model, config.image_size, config.sequence_length, config.layout.pp, language())
+
+
+@cache
+def _chain_refusal(model: str, image_size: int | None, tokens: int | None, pp: int, _language: Language) -> str:
+    """Say why a model is no chain of blocks, or none that stages can divide; empty where it is one."""
+    blocks: dict[str, Any] = {"pp": pp} if pp > 1 else {"checkpointing": "full"}
+    config = RunConfig.of(model=model, image_size=image_size, sequence_length=tokens, micro_batches=pp, **blocks)
+    try:
+        shapes = model_shapes(config)
+        if pp > 1:
+            check_stages_share_no_weight(config, shapes)
     except LabError as error:
         return str(error)
     return ""

@@ -116,11 +116,12 @@ class Here:
 
     def lines(self) -> list[tuple[str, str]]:
         """Summary, as pairs of name and value."""
+        processes = "one process" if self.ranks == 1 else f"{self.ranks} processes"
         return [
             (
                 say(en="question", fr="question"),
                 say(
-                    en=f"{self.model} on {self.ranks} process(es) of this machine, batch {self.batch}",
+                    en=f"{self.model} on {processes} of this machine, batch {self.batch}",
                     fr=f"{self.model} sur {self.ranks} processus de cette machine, batch {self.batch}",
                 ),
             ),

@@ -452,12 +452,11 @@ def num_blocks(shapes: ModelShapes) -> int:
     return max(parameter.block for parameter in shapes.parameters) + 1
 
 
-def bounds_of(config: RunConfig, shapes: ModelShapes) -> tuple[int, ...]:
-    """Return the first block of each stage of a layout's pipeline, and the number of blocks.
+def check_stages_share_no_weight(config: RunConfig, shapes: ModelShapes) -> None:
+    """Refuse a pipeline of a model from elsewhere whose blocks share a weight.
 
     Raises:
-        LabError: if the schedule does not fit the layout, a stage would have no block, or blocks of a model from
-            elsewhere share a weight.
+        LabError: if they do; the sentence names the first such weight.
     """
     layout = config.layout
     if is_elsewhere(config.model) and (tied := [parameter for parameter in shapes.parameters if parameter.tied]):
@@ -467,6 +466,17 @@ def bounds_of(config: RunConfig, shapes: ModelShapes) -> tuple[int, ...]:
             fr=f"pp={layout.pp} a été reçu, mais {config.model_name} calcule avec {tied[0].name} dans deux blocs, qui "
             "peuvent être sur deux étages : prenez pp=1, ou un modèle sans tête liée.",
         )
+
+
+def bounds_of(config: RunConfig, shapes: ModelShapes) -> tuple[int, ...]:
+    """Return the first block of each stage of a layout's pipeline, and the number of blocks.
+
+    Raises:
+        LabError: if the schedule does not fit the layout, a stage would have no block, or blocks of a model from
+            elsewhere share a weight.
+    """
+    layout = config.layout
+    check_stages_share_no_weight(config, shapes)
     blocks = num_blocks(shapes)
     if layout.pp > blocks:  # refused before the schedule is built: it may be a long one
         return stage_bounds(layout, layout.pp, [""] * blocks, [1] * blocks)

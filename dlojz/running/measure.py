@@ -259,9 +259,10 @@ def calibrated(
         pass
     asked = sorted({1, *ranks})
     if wanted(None):
+        processes = "process" if asked == [1] else "processes"
         print(
             say(
-                en=f"Measuring this machine with {', '.join(map(str, asked))} process(es): some ten seconds each…",
+                en=f"Measuring this machine with {', '.join(map(str, asked))} {processes}: some ten seconds each…",
                 fr=f"Mesure de cette machine avec {', '.join(map(str, asked))} processus : une dizaine de secondes "
                 "chacune…",
             ),

@@ -44,8 +44,10 @@ def test_a_model_of_one_s_own_file_is_planned_then_run_and_the_verdict_names_the
     asked = ["--cluster", "here", "--model", own, "--gpus", "1", "--batch", "4", "--measure"]
     assert plan_command(asked) == main.DONE
     told = capfd.readouterr()
-    assert "own_models.py:build on 1 process" in told.out and "fastest of the 1" in told.out
-    assert str(Path.cwd()) not in told.out and "Running 1 layouts" in told.err
+    words = " ".join(told.out.split())
+    assert "own_models.py:build on one process of this machine, batch 4" in words
+    assert "fastest of the 2 that were measured" in words
+    assert str(Path.cwd()) not in told.out and "Running 2 layouts" in told.err
 
 
 @pytest.mark.parametrize(

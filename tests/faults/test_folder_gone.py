@@ -84,8 +84,11 @@ def test_a_stopped_launcher_is_told_and_ended_by_cancel(launch: Launch, capsys: 
     ward = launch("endless").under_way()
     owner = read_owner(ward.run.folder)
     os.kill(ward.launcher(), signal.SIGSTOP)
-    assert main(["watch", ward.run.run_id, "--once"]) == 0
-    assert "the launcher is stopped by a signal" in capsys.readouterr().out and owner is not None
+    said, deadline_s = "", time.monotonic() + 60  # the kernel stops a process when it is next scheduled
+    while time.monotonic() < deadline_s and "the launcher is stopped by a signal" not in said:
+        assert main(["watch", ward.run.run_id, "--once"]) == 0
+        said = capsys.readouterr().out
+    assert "the launcher is stopped by a signal" in said and owner is not None
     assert "had been stopped by a signal" in ward.run.cancel()
     assert ward.run.wait(120).record.status == "cancelled"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from own_models import Pair, example_inputs
 from torch import Tensor, nn
 
 from dlojz.models.blocks import mean_loss
-from own_models import Pair, example_inputs
 
 __all__ = ["example_inputs"]
 

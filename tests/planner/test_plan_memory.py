@@ -42,7 +42,7 @@ def test_a_model_from_elsewhere_is_planned_in_layouts_that_run_with_their_bytes(
     """Of all that are admitted: legal, the forecast’s bytes within 5 %; the refusal of another is that of its run."""
     made = dlojz.plan(model, "jean_zay_a100", gpus=4, batch=32, simulate=0)
     choices = [made.choice(place) for place in range(made.found.admitted.size)]
-    assert {one.candidate.zero for one in choices} >= {0, 2, 3} and {one.candidate.dp for one in choices} == {4}
+    assert {one.candidate.zero for one in choices} >= {0, 2, 3} and {one.candidate.dp for one in choices} >= {4}
     for one in choices:
         told = heaviest(one.config(), made.question.cluster.gpu).memory
         assert one.memory_bytes == pytest.approx(told.needed_bytes, rel=0.05)

@@ -80,8 +80,10 @@ def _build(
     parts = _parts(name, size, classes)
     if is_chain and found.loss:
         raise refusal(
-            en=f"{name} has a loss in its file, which the last stage of a pipeline does not compute: use pp=1.",
-            fr=f"{name} a une loss dans son fichier, que le dernier étage d’un pipeline ne calcule pas : prenez pp=1.",
+            en=f"{name} has a loss in its file, which neither the last stage of a pipeline nor a chain of recomputed "
+            "blocks computes: use pp=1 and checkpointing='none'.",
+            fr=f"{name} a une loss dans son fichier, que ni le dernier étage d’un pipeline ni une chaîne de blocs "
+            "recalculés ne calculent : prenez pp=1 et checkpointing='none'.",
         )
     if is_chain:
         return chain_of(name, _made(name, size, classes), parts, checkpointing)
