@@ -235,6 +235,13 @@ def test_tensor_parallel_over_all_ranks(tmp_path: Path) -> None:
     assert samples_of_step(record) == pytest.approx(8)  # both ranks read the same
 
 
+OPERATORS = """
+        from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
+        ensure_torchvision_imports()
+"""
+"""Beginning of a script whose library imports torchvision, where torchvision is of another build than torch."""
+
+
 def requires(name: str, statement: str) -> None:
     """Skip where a library is not installed, or does not work here."""
     if importlib.util.find_spec(name) is None:
@@ -263,8 +270,8 @@ def test_accelerate(tmp_path: Path) -> None:
 
 
 def test_the_trainer_of_transformers(tmp_path: Path) -> None:
-    requires("transformers", "from transformers import Trainer")
-    run = run_steps(tmp_path, """
+    requires("transformers", f"{textwrap.dedent(OPERATORS)}from transformers import Trainer")
+    run = run_steps(tmp_path, OPERATORS + """
         from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
         model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=32, n_positions=8))
         samples = [{"input_ids": tokens, "labels": tokens} for tokens in torch.randint(32, (256, 8))]
@@ -279,8 +286,8 @@ def test_the_trainer_of_transformers(tmp_path: Path) -> None:
 
 
 def test_lightning(tmp_path: Path) -> None:
-    requires("lightning", "import lightning")
-    run = run_steps(tmp_path, """
+    requires("lightning", f"{textwrap.dedent(OPERATORS)}import lightning")
+    run = run_steps(tmp_path, OPERATORS + """
         import lightning
         class Trained(lightning.LightningModule):
             def __init__(self):
