@@ -53,6 +53,7 @@ from dlojz.libraries.library_catalogue import LIBRARIES
 from dlojz.results.record import write_atomic
 
 CELL_TIMEOUT_S = 300
+KERNEL_START_S = 300
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -81,6 +82,7 @@ def execute(notebook: Any, path: Path, *, runs_root: Path, allow_errors: bool = 
     client = NotebookClient(
         done,
         timeout=CELL_TIMEOUT_S,
+        startup_timeout=KERNEL_START_S,
         kernel_name="python3",
         allow_errors=allow_errors,
         record_timing=False,
