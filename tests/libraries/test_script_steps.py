@@ -276,8 +276,8 @@ def test_the_trainer_of_transformers(tmp_path: Path) -> None:
         model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=32, n_positions=8))
         samples = [{"input_ids": tokens, "labels": tokens} for tokens in torch.randint(32, (256, 8))]
         arguments = TrainingArguments(
-            output_dir=__file__ + ".out", per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=6, report_to=[],
-            use_cpu=True, disable_tqdm=True, save_strategy="no",
+            output_dir=__file__ + ".out", per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=6,
+            report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
         )
         Trainer(model=model, args=arguments, train_dataset=samples).train()
     """, processes=2)
