@@ -101,12 +101,20 @@ class Measuring(Chained):
         return super().forward(tokens)
 
 
+class Frozen(Chained):
+    """Its embedding is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token.requires_grad_(False)
+
+
 def build() -> nn.Module:
     return Tied()
 
 
 choosing, counting, pair, shared = Choosing, Counting, Pair, Shared
-chained, skipping, measuring = Chained, Skipping, Measuring
+chained, skipping, measuring, frozen = Chained, Skipping, Measuring, Frozen
 
 
 def example_inputs() -> Tensor:

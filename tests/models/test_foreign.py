@@ -87,6 +87,7 @@ def test_blocks_share_no_weight_and_are_called_once() -> None:
     ("name", "words"),
     [
         (f"{OWN}:choosing", r"depends on the values of its data.*\(own_models.py, line \d+: if tokens.sum\(\) > 0:\)"),
+        (f"{OWN}:frozen", r"has frozen parameters \(1, the first is token.weight: requires_grad is False\)"),
         (f"{OWN}:counting", r"cannot be built without memory.*\(own_models.py, line \d+: .*torch.ones"),
         (f"{OWN}:pair", "gives tuple, but the loss needs one tensor of logits"),
         (f"{OWN}:absent", r"has no function absent\(\)"),

@@ -106,6 +106,7 @@ def _parts(name: str, size: int, classes: int) -> tuple[str, ...]:
     order: list[str] = []
     with torch.random.fork_rng(devices=[]), on_meta():
         module = _made(name, size, classes)
+        _check_all_trained(name, module)
         for path in repeated_parts(module):
             module.get_submodule(path).register_forward_pre_hook(lambda *_, path=path: order.append(path))
         output = tried_on_meta(name, module, _samples(name, size))
@@ -116,6 +117,24 @@ def _parts(name: str, size: int, classes: int) -> tuple[str, ...]:
             raise not_logits(name, tuple(output.shape), needed)
     times = Counter(order)
     return tuple(path for path in order if times[path] == 1)
+
+
+def _check_all_trained(name: str, module: nn.Module) -> None:
+    """Refuse a module with frozen parameters, whose gradients and optimizer states would be predicted too.
+
+    Raises:
+        LabError: if there is one; the sentence names the first.
+    """
+    frozen = [path for path, parameter in module.named_parameters() if not parameter.requires_grad]
+    if frozen:
+        raise refusal(
+            en=f"{name} has frozen parameters ({len(frozen)}, the first is {frozen[0]}: requires_grad is False), but "
+            "only models whose parameters are all trained are predicted: make it a buffer (register_buffer) if it is "
+            "a constant, or train it.",
+            fr=f"{name} a des paramètres gelés ({len(frozen)}, le premier est {frozen[0]} : requires_grad vaut "
+            "False), mais seuls les modèles dont tous les paramètres sont entraînés se prédisent : faites-en un buffer "
+            "(register_buffer) si c’est une constante, ou entraînez-le.",
+        )
 
 
 def _samples(name: str, size: int) -> Tensor:
