@@ -290,10 +290,13 @@ def plan_here_answer(given: Given, answer: Answer) -> int:
     if given["measure"]:
         from dlojz.running.measure import measure_steps
 
-        tell(
-            en=f"Running {len(kinds)} layouts in turns, {ROUNDS} steps each…",
-            fr=f"Exécution de {len(kinds)} configurations à tour de rôle, {ROUNDS} itérations chacune…",
-        )
+        if len(kinds) == 1:
+            tell(en=f"Running 1 layout, {ROUNDS} steps…", fr=f"Exécution d’une configuration, {ROUNDS} itérations…")
+        else:
+            tell(
+                en=f"Running {len(kinds)} layouts in turns, {ROUNDS} steps each…",
+                fr=f"Exécution de {len(kinds)} configurations à tour de rôle, {ROUNDS} itérations chacune…",
+            )
         measured_s = measure_steps([one.config for one in kinds], ROUNDS)
     if given["figure"]:
         made.figure(measured_s or None, given["figure"])
@@ -325,6 +328,11 @@ def _table(made: Any, top: int, measured_s: list[float]) -> Table:
 
 
 def _verdict(layouts: list[str], measured_s: list[float]) -> str:
+    if len(measured_s) == 1:
+        return say(
+            en="Only the first choice was measured: nothing can win against it.",
+            fr="Seul le premier choix a été mesuré : il n’a pas de concurrent.",
+        )
     best = measured_s.index(min(measured_s))
     loss = spaced_percent(measured_s[0] / measured_s[best] - 1)
     if best == 0:

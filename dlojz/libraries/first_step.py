@@ -79,7 +79,7 @@ class FirstStep(TorchFunctionMode):
         """Whether gradients are set to zero between forward and backward."""
         self.updates_within_backward = False
         self.held: frozenset[int] = frozenset()
-        """Results that the script still holds when it updates."""
+        """Results that the script still holds in the backward pass of its last micro-batch."""
         self.models: list[nn.Module] = []
         self.over = False
         self._device_type = device_type
@@ -104,6 +104,8 @@ class FirstStep(TorchFunctionMode):
             if not any(parameter.requires_grad for parameter in module.parameters()):
                 return method(module, *args, **kwargs)
             self._leave()
+            if self.backwards == 1:
+                self._note_held()
             self._within = True
             if module not in self.models:
                 self.models.append(module)
@@ -156,8 +158,12 @@ class FirstStep(TorchFunctionMode):
         """Note which results the script still holds: what backward needed is free by now."""
         if not self.over:
             self.updates_within_backward |= within_backward
-            known = (one for one in self._known.values() if one[0]() is not None)
-            self.held = frozenset(place.number for _, place in known if isinstance(place, MadeTensor))
+            if self.backwards <= 1:
+                self._note_held()
+
+    def _note_held(self) -> None:
+        known = (one for one in self._known.values() if one[0]() is not None)
+        self.held = frozenset(place.number for _, place in known if isinstance(place, MadeTensor))
 
     def end(self) -> None:
         """End the recording."""
@@ -214,17 +220,18 @@ def fsdp_units(module: nn.Module) -> list[tuple[str, FSDPModule]]:
     return [(name, part) for name, part in module.named_modules() if isinstance(part, FSDPModule)]
 
 
-def unwrapped(module: nn.Module) -> tuple[nn.Module, DistributedDataParallel | None]:
-    """The model within DDP and `torch.compile`, and DDP."""
-    ddp = None
+def unwrapped(module: nn.Module) -> tuple[nn.Module, Any]:
+    """The model within DDP, DeepSpeed's engine and `torch.compile`, and that DDP or engine."""
+    around: Any = None
     while True:
-        if isinstance(module, DistributedDataParallel):
-            ddp = module
-            module = ddp.module
-        elif isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
-            module = inner
+        if isinstance(module, DistributedDataParallel) or type(module).__module__.startswith("deepspeed."):
+            around = module
+            inner: Any = module.module
         else:
-            return module, ddp
+            inner = getattr(module, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return module, around
+        module = inner
 
 
 _KEPT_HOOKS = "torch.nn."
@@ -274,7 +281,8 @@ def _container(value: Any, known: dict[int, Any]) -> Any:
 
 def _on_meta(tensor: Tensor, known: dict[int, Any]) -> Tensor:
     if id(tensor) not in known:
-        made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        shape = getattr(tensor, "ds_shape", tensor.shape)  # of a parameter that DeepSpeed's stage 3 has partitioned
+        made = torch.empty(shape, dtype=tensor.dtype, device="meta")
         is_parameter = isinstance(tensor, nn.Parameter)
         known[id(tensor)] = nn.Parameter(made, requires_grad=tensor.requires_grad) if is_parameter else made
     found: Tensor = known[id(tensor)]

@@ -5,14 +5,12 @@ the optimizer, and when gradients are set to zero. A copy of the model without i
 and replayed by the engine memory of that wrapper (`dlojz.prediction.forecast`), as a model of the catalogue is. No
 measured figure enters.
 
-Known are one process, DDP, and FSDP2 along one axis, with parameters in fp32. What else a script holds, such as data
-sets in memory, is not predicted. Gradients set to zero after the step or before forward are freed before forward.
+Known are one process, DDP, FSDP2 along one axis, with parameters in fp32, and DeepSpeed's ZeRO. What else a script
+holds, such as data sets in memory, is not predicted. Gradients set to zero after the step or before forward are freed
+before forward.
 
 The copy is traced in a thread, which has no modes of the script's thread and which the watch does not listen to; random
 numbers, printed text and gradients of the script are as before.
-
-Source: torch 2.13, `distributed/fsdp/_fully_shard/_fsdp_state.py`, `_root_post_forward` and `_lazy_init` (the root is
-not resharded after forward unless asked); `nn/parallel/distributed.py`, `_sync_buffers`.
 """
 
 from __future__ import annotations
@@ -23,110 +21,33 @@ import random
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from itertools import islice
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say
+from dlojz.base.language import say
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
-from dlojz.libraries.first_step import (
-    FirstStep,
-    GivenTensor,
-    ScriptModel,
-    TensorShape,
-    fsdp_units,
-    plain_copy,
-    unwrapped,
-)
-from dlojz.models.foreign.building import repeated_parts
+from dlojz.libraries.first_step import FirstStep, GivenTensor, ScriptModel, TensorShape
+from dlojz.libraries.script_training import OptimizerUse, ScriptTraining, ZeroOptions, recognise, recognised_in
+from dlojz.prediction.communication import DEEPSPEED_REDUCED_ELEMENTS, deepspeed_buckets
 from dlojz.prediction.engine_memory import DDP, EngineMemory, Moments
-from dlojz.prediction.engine_memory_sharded import FSDP2
+from dlojz.prediction.engine_memory_sharded import FSDP2, DeepSpeed, DeepSpeed3, DeepSpeed12
 from dlojz.prediction.forecast import Forecast, StepReplay, forecast_of
-from dlojz.prediction.shapes import DDP_FIRST_BUCKET_BYTES, FP32_BYTES, ModelShapes, fill_buckets, shapes_of
-from dlojz.prediction.states import predict_states
-from dlojz.prediction.trace import Allocation, Compute, Follower, TraceMark, trace
+from dlojz.prediction.shapes import FP32_BYTES, ModelShapes, ParameterShape, fill_buckets, shapes_of
+from dlojz.prediction.states import deepspeed_messages, padded_parameters, predict_states
+from dlojz.prediction.trace import TraceMark, trace
 from dlojz.results.footprint import STATES, Category, Footprint, Memory, Traffic
 from dlojz.results.record import ModuleMemory, ScriptLever, ScriptPrediction
 
 NEAR_LIMIT = 0.7
 """Share of a rank's memory from which on the levers of a script are predicted too."""
-
-
-class OptimizerUse(NamedTuple):
-    """Bytes that an optimizer keeps from step to step, and takes besides during an update."""
-
-    states_bytes: int
-    update_bytes: int
-
-
-def use_of(optimizers: Iterable[torch.optim.Optimizer], on_gpu: bool) -> OptimizerUse:
-    """Run two updates of each optimizer on fake tensors of its parameters' (or its shards') shapes.
-
-    Raises:
-        LabError: if an update depends on the values of the gradients.
-    """
-    states_bytes = update_bytes = 0
-    for optimizer in optimizers:
-        try:
-            kept, taken = _fake_updates(optimizer, on_gpu)
-        except Exception as error:
-            name = type(optimizer).__name__
-            raise refusal(
-                en=f"the update of {name} cannot be traced without memory ({type(error).__name__}).",
-                fr=f"la mise à jour de {name} ne peut pas être suivie sans mémoire ({type(error).__name__}).",
-            ) from error
-        states_bytes, update_bytes = states_bytes + kept, max(update_bytes, taken)
-    return OptimizerUse(states_bytes, update_bytes)
-
-
-def _fake_updates(optimizer: torch.optim.Optimizer, on_gpu: bool) -> tuple[int, int]:
-    shards = [[(_shard(one), one.requires_grad) for one in group["params"]] for group in optimizer.param_groups]
-    with FakeTensorMode():
-        fake: torch.optim.Optimizer = object.__new__(type(optimizer))
-        fake.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
-        fake.state = defaultdict(dict)
-        fake.param_groups = []
-        states: list[Tensor] = []
-        for group, own in zip(optimizer.param_groups, shards, strict=True):
-            parameters = [_fake_parameter(*one) for one in own]
-            states += [tensor for one in parameters for tensor in (one, one.grad) if tensor is not None]
-            at_once = {"foreach": True} if on_gpu and group.get("foreach", 0) is None and not group.get("fused") else {}
-            fake.param_groups.append({**group, **at_once, "params": parameters})
-        follower = Follower()
-        follower.ignore(states)
-        with follower:
-            type(optimizer).step(fake)
-            begun = len(follower.events)
-            kept = [one for state in fake.state.values() for one in state.values() if isinstance(one, Tensor)]
-            states_bytes = sum(one.numel() * one.element_size() for one in kept if one.ndim or not on_gpu)
-            type(optimizer).step(fake)
-    held = most = 0
-    for event in follower.events[begun:]:
-        held += event.delta_bytes if isinstance(event, Allocation) else 0
-        most = max(most, held)
-    return states_bytes, most
-
-
-def _shard(parameter: Tensor) -> TensorShape:
-    own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return TensorShape(tuple(own.shape), own.dtype)
-
-
-def _fake_parameter(own: TensorShape, requires_grad: bool) -> nn.Parameter:
-    made = nn.Parameter(torch.empty(own.shape, dtype=own.dtype), requires_grad=requires_grad)
-    if requires_grad:
-        made.grad = torch.empty(own.shape, dtype=own.dtype)
-    return made
 
 
 class _OfScript(EngineMemory):
@@ -144,9 +65,9 @@ class _OfScript(EngineMemory):
         super().begin_backward(step)
         step.ledger.drop("former gradients")
 
-    def update(self, step: Moments) -> None:
-        """Take what the script's optimizer takes."""
-        step.ledger.hold_briefly("update", "workspace", self.update_use.update_bytes)
+    def update_bytes(self, sizes: list[int]) -> int:
+        """Return what the script's optimizer takes."""
+        return self.update_use.update_bytes
 
 
 class _OneProcess(_OfScript):
@@ -167,44 +88,26 @@ class _InFSDP2(_OfScript, FSDP2):
                 step.ledger.drop(("weights", unit))
 
 
-@dataclass(frozen=True)
-class _Training:
-    """What a script trains with, and how: all that its prediction needs.
+class _InDeepSpeed(DeepSpeed, _OfScript):
+    """Engine memory of a script's model in DeepSpeed, stage 0."""
 
-    Args:
-        units: of FSDP2, by path; empty otherwise.
-        kept_units: those of them whose weights stay whole between forward and backward.
-    """
 
-    model: nn.Module
-    parts: tuple[str, ...]
-    step: FirstStep
-    wrapper: str
-    ranks: int
-    use: OptimizerUse
-    device: Device | None
-    on_gpu: bool
-    given: tuple[TensorShape, ...]
-    units: tuple[str, ...] = ()
-    kept_units: frozenset[str] = frozenset()
-    param_dtype: torch.dtype = torch.float32
-    reduce_bytes: int = FP32_BYTES
-    group: str = "dp"
-    bucket_view: bool = False
-    bucket_bytes: tuple[int, int] = (0, 0)
-    broadcasts_buffers: bool = False
-    autocast: torch.dtype | None = None
-    checkpointed: bool = False
-    micro_batches: int = 1
-    zeroed_late: bool = False
+class _InDeepSpeed12(DeepSpeed12, _InDeepSpeed):
+    """Engine memory of a script's model in DeepSpeed, stages 1 and 2."""
 
-    @property
-    def compute(self) -> Compute:
-        """Precision of the trace: weights cast by FSDP2, products cast by autocast, or neither."""
-        if self.param_dtype != torch.float32:
-            return "bf16"
-        recorded = any(call.autocast is not None for call in self.step.calls if call.function is None)
-        return "autocast" if recorded or self.autocast is not None else "fp32"
+
+class _InDeepSpeed3(DeepSpeed3, _InDeepSpeed12):
+    """Engine memory of a script's model in DeepSpeed, stage 3."""
+
+    def __init__(self, config: RunConfig, shapes: ModelShapes, modules: Sequence[ParameterShape]) -> None:
+        self.modules = modules
+        super().__init__(config, shapes)
+
+    def of_modules(self) -> Sequence[ParameterShape]:
+        return self.modules
+
+    def has_tied_head(self) -> bool:
+        return len(self.modules) > len(self.shapes.parameters)
 
 
 def predict_training(
@@ -262,34 +165,6 @@ def _undisturbed(models: Iterable[nn.Module]) -> Iterator[None]:
             parameter.grad = gradient
 
 
-def recognised_in(step: FirstStep, optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, str]:
-    """Describe what was recognised, in a few words each."""
-    found = {"model": ", ".join(type(unwrapped(model)[0]).__name__ for model in step.models)}
-    for model in step.models[:1]:
-        inner, ddp = unwrapped(model)
-        units = fsdp_units(inner)
-        flat = [part for part in inner.modules() if isinstance(part, FullyShardedDataParallel)]
-        found["wrapper"] = "DDP" if ddp else "FSDP2" if units else "FSDP1" if flat else "none"
-        if flat:
-            found["units"], found["sharding"] = str(len(flat)), flat[0].sharding_strategy.name
-        if units:
-            found["units"] = ", ".join(name or "(root)" for name, _ in units)
-            kept = [name or "(root)" for name, unit in units if not _reshards(unit)]
-            found["kept after forward"] = ", ".join(kept) or "none"
-    found["optimizer"] = ", ".join(type(one).__name__ for one in optimizers)
-    first = next((call for call in step.calls if call.function is None), None)
-    if first is not None:
-        read = [leaf for leaf in first.leaves if isinstance(leaf, GivenTensor)]
-        found["batch"] = ", ".join(str(step.given[leaf.number]) for leaf in read)
-        found["autocast"] = str(first.autocast or "none").removeprefix("torch.")
-    found["backward passes"] = str(step.backwards)
-    return found
-
-
-def _reshards(unit: FSDPModule) -> bool:
-    return any(group.post_forward_mesh_info is not None for group in unit._get_fsdp_state()._fsdp_param_groups)
-
-
 def _predicted(
     config: RunConfig,
     step: FirstStep,
@@ -299,7 +174,7 @@ def _predicted(
     groups: dict[str, str],
     limit_bytes: int | None,
 ) -> ScriptPrediction:
-    training = _recognise(step, optimizers, device, on_gpu, groups, config.layout.world_size)
+    training = recognise(step, optimizers, device, on_gpu, groups, config.layout.world_size)
     forecast, model = _forecast(config, training)
     levers: tuple[ScriptLever, ...] = ()
     if limit_bytes is not None and (forecast.memory.needed_bytes or 0) >= NEAR_LIMIT * limit_bytes:
@@ -315,135 +190,23 @@ def _predicted(
             source="predicted",
             parameters=sum(one.numel() for one in training.model.parameters()),
             memory=forecast.memory,
-            communication=tuple(_traffic(training, model)),
+            communication=tuple(sorted(_traffic(training, model), key=lambda one: (one.collective, one.group))),
         ),
         at_peak=_modules_at_peak(forecast, training, model),
         levers=levers,
     )
 
 
-def _refuse(en: str, fr: str) -> LabError:
-    return refusal(en=f"its training is not predicted: {en}.", fr=f"son entraînement n’est pas prédit : {fr}.")
-
-
-def _recognise(
-    step: FirstStep,
-    optimizers: Sequence[torch.optim.Optimizer],
-    device: Device | None,
-    on_gpu: bool,
-    groups: dict[str, str],
-    ranks: int,
-) -> _Training:
-    """Read off a script's objects what its prediction needs.
-
-    Raises:
-        LabError: if they are of a kind that is not predicted.
-    """
-    if not step.calls:
-        raise _refuse("no model was called as a whole with gradients", "aucun modèle n’a été appelé en entier")
-    if len(step.models) > 1:
-        raise _refuse("it trains several models", "il entraîne plusieurs modèles")
-    if step.updates_within_backward:
-        raise _refuse("its optimizer updates within backward", "son optimiseur met à jour pendant la passe arrière")
-    inner, ddp = unwrapped(step.models[0])
-    if type(step.models[0]).__module__.startswith("deepspeed."):
-        raise _refuse("DeepSpeed wraps its model", "DeepSpeed enveloppe son modèle")
-    if any(isinstance(part, FullyShardedDataParallel) for part in inner.modules()):
-        raise _refuse(
-            "its model is in FSDP1, which `fully_shard` replaces",
-            "son modèle est dans FSDP1, que `fully_shard` remplace",
-        )
-    parameters = list(inner.parameters())
-    if any(one.dtype != torch.float32 for one in parameters):
-        raise _refuse("not all its parameters are in fp32", "ses paramètres ne sont pas tous en fp32")
-    units = fsdp_units(inner)
-    if not units and any(isinstance(one, DTensor) for one in parameters):
-        raise _refuse("its model is divided by other means than FSDP2", "son modèle est divisé autrement que par FSDP2")
-    plain = plain_copy(inner)
-    training = _Training(
-        model=plain,
-        parts=tuple(repeated_parts(plain) or _children(plain)),
-        step=step,
-        wrapper="ddp" if ddp else "none",
-        ranks=ranks if ddp else 1,
-        use=use_of(optimizers, on_gpu),
-        device=device,
-        on_gpu=on_gpu,
-        given=tuple(step.given),
-        micro_batches=max(1, step.backwards),
-        zeroed_late=step.zeroed_late,
-    )
-    if units:
-        return _in_units(training, units, groups)
-    if ddp is None:
-        return training
-    cap_bytes = int(ddp.bucket_bytes_cap)
-    limits = (DDP_FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else cap_bytes, cap_bytes)
-    group = str(ddp.process_group.group_name)
-    return replace(
-        training,
-        ranks=int(ddp.process_group.size()),
-        group=groups.get(group, "dp"),
-        bucket_view=bool(ddp.gradient_as_bucket_view),
-        bucket_bytes=limits,
-        broadcasts_buffers=bool(ddp.forward_sync_buffers),
-    )
-
-
-def _children(module: nn.Module) -> list[str]:
-    return [name for name, part in module.named_children() if any(True for _ in part.parameters())]
-
-
-def _in_units(training: _Training, units: list[tuple[str, FSDPModule]], groups: dict[str, str]) -> _Training:
-    """Add FSDP2's units.
-
-    Raises:
-        LabError: if they are nested, leave parameters out, or go along several axes.
-    """
-    names = [name for name, _ in units if name]
-    states = {name: unit._get_fsdp_state() for name, unit in units}
-    held = [group for state in states.values() for group in state._fsdp_param_groups]
-    if "" not in states and any(not name.startswith(tuple(f"{one}." for one in names)) for name in _owned(training)):
-        raise _refuse(
-            "a part of its model is in no unit of FSDP2", "une partie du modèle n’est dans aucune unité FSDP2"
-        )
-    if any(name.startswith(f"{other}.") for name in names for other in names):
-        raise _refuse("units of FSDP2 are nested", "des unités FSDP2 sont imbriquées")
-    if any(len(state._fsdp_param_groups) > 1 or len(state._modules_to_run_forward) > 0 for state in states.values()):
-        raise _refuse("a unit of FSDP2 has several modules", "une unité FSDP2 a plusieurs modules")
-    if len({group.mesh_info.mesh.ndim for group in held} | {1}) > 1:
-        raise _refuse("FSDP2 goes along several axes", "FSDP2 suit plusieurs axes")
-    if any(not one.requires_grad for one in training.model.parameters()):
-        raise _refuse("FSDP2 holds frozen parameters", "FSDP2 a des paramètres gelés")
-    if training.step.synchronised < training.step.backwards:
-        raise _refuse("FSDP2 accumulates whole gradients", "FSDP2 accumule des gradients entiers")
-    if any(type(group.offload_policy).__name__ != "OffloadPolicy" for group in held):
-        raise _refuse("FSDP2 offloads to the host", "FSDP2 décharge vers l’hôte")
-    first = held[0]
-    dtype = first.mp_policy.param_dtype or torch.float32
-    reduced = first.mp_policy.reduce_dtype or dtype
-    kept = frozenset(name for name, unit in units if not _reshards(unit))
-    shard_group = getattr(first.mesh_info, "shard_process_group")  # noqa: B009 - of a mesh that shards
-    return replace(
-        training,
-        parts=tuple(names),
-        wrapper="fsdp2",
-        ranks=int(shard_group.size()),
-        units=tuple(states),
-        kept_units=kept,
-        param_dtype=dtype,
-        reduce_bytes=reduced.itemsize,
-        group=groups.get(str(shard_group.group_name), "dp"),
-    )
-
-
-def _owned(training: _Training) -> list[str]:
-    return [name for name, _ in training.model.named_parameters()]
-
-
-def _config_of(config: RunConfig, training: _Training) -> RunConfig:
+def _config_of(config: RunConfig, training: ScriptTraining) -> RunConfig:
     """The nearest configuration of the lab's: degrees, stage, precision of the weights, micro-batches."""
     sharded = training.wrapper == "fsdp2"
+    if zero := training.zero:
+        layout = Layout(
+            dp=training.ranks, zero=zero.stage, engine="deepspeed", micro_batches=training.micro_batches
+        )
+        precision = "fp32" if training.param_dtype == torch.float32 else "bf16"
+        known = {"layout": layout, "precision": precision, "script": None, "fp32_gradients": zero.keeps_fp32_gradients}
+        return config.model_copy(update=known)
     layout = Layout(
         dp=training.ranks,
         zero=3 if sharded and training.ranks > 1 else 0,
@@ -454,7 +217,7 @@ def _config_of(config: RunConfig, training: _Training) -> RunConfig:
     return config.model_copy(update={"layout": layout, "precision": precision, "script": None})
 
 
-def _forecast(config: RunConfig, training: _Training) -> tuple[Forecast, ScriptModel]:
+def _forecast(config: RunConfig, training: ScriptTraining) -> tuple[Forecast, ScriptModel]:
     model = ScriptModel(training.model, training.parts, training.step, training.autocast)
     if training.checkpointed:
         for part in model.blocks[:-1]:
@@ -486,10 +249,12 @@ def _trained(shapes: ModelShapes, model: nn.Module) -> ModelShapes:
     return replace(shapes, parameters=own)
 
 
-def _overlay(lab: RunConfig, training: _Training, shapes: ModelShapes, model: nn.Module) -> _OfScript:
+def _overlay(lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, model: ScriptModel) -> _OfScript:
     trained = _trained(shapes, model)
     overlay: _OfScript
-    if training.wrapper == "fsdp2":
+    if training.zero is not None:
+        overlay = _deepspeed_overlay(lab, training.zero, trained, model)
+    elif training.wrapper == "fsdp2":
         overlay = sharded = _InFSDP2(lab, shapes)
         numbers = {path: f"blocks.{number}" for number, path in enumerate((*training.parts, ""))}
         sharded.kept = frozenset(numbers[path] for path in training.kept_units) & set(sharded.units)
@@ -506,9 +271,52 @@ def _overlay(lab: RunConfig, training: _Training, shapes: ModelShapes, model: nn
     return overlay
 
 
-def _states(lab: RunConfig, training: _Training, shapes: ModelShapes, overlay: _OfScript) -> Memory:
+def _deepspeed_overlay(lab: RunConfig, zero: ZeroOptions, trained: ModelShapes, model: ScriptModel) -> _OfScript:
+    if zero.stage == 0:
+        return _InDeepSpeed(lab, trained)
+    sharded: DeepSpeed12
+    if zero.stage == 3:
+        sharded = _InDeepSpeed3(lab, trained, _of_modules(model))
+    else:
+        groups = _groups(zero, trained, model)
+        whole = replace(trained, parameters=tuple(one for group in groups for one in group.parameters))
+        sharded = _InDeepSpeed12(lab, whole)
+        sharded.groups = groups
+    sharded.bucket_elements = zero.bucket_elements
+    return sharded
+
+
+def _of_modules(model: ScriptModel) -> list[ParameterShape]:
+    """List the parameters of each module; those of several modules once for each."""
+    own = {id(model.get_parameter(one.name)): one for one in shapes_of(model).parameters}
+    pairs = ((path, part) for path, part in model.named_modules() if part._parameters)
+    return [
+        replace(own[id(one)], name=f"{path}.{name}", module=path)
+        for path, part in pairs
+        for name, one in part._parameters.items()
+        if one is not None
+    ]
+
+
+def _groups(zero: ZeroOptions, trained: ModelShapes, model: ScriptModel) -> tuple[ModelShapes, ...]:
+    """Shapes of each group of parameters that DeepSpeed flattens, in its order."""
+    own = {id(model.get_parameter(one.name)): one for one in trained.parameters}
+    return tuple(replace(trained, parameters=tuple(own[id(one)] for one in group)) for group in zero.groups)
+
+
+def _states(lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, overlay: _OfScript) -> Memory:
     held = predict_states(lab, shapes)
-    if training.wrapper != "fsdp2":
+    if isinstance(overlay, _InDeepSpeed12) and not isinstance(overlay, _InDeepSpeed3):
+        each = [predict_states(lab, group) for group in overlay.groups]
+        frozen = shapes.num_parameters - overlay.shapes.num_parameters
+        of_frozen = {"weights": training.param_dtype.itemsize * frozen}
+        held = held.model_copy(
+            update={
+                f"{category}_bytes": sum(one.category(category) or 0 for one in each) + of_frozen.get(category, 0)
+                for category in STATES
+            }
+        )
+    if training.wrapper not in ("fsdp2", "deepspeed"):
         held = held.model_copy(update={"gradients_bytes": FP32_BYTES * overlay.shapes.num_parameters})
     buffers = {id(one): one.numel() * one.element_size() for one in training.model.buffers()}
     known = {
@@ -519,12 +327,15 @@ def _states(lab: RunConfig, training: _Training, shapes: ModelShapes, overlay: _
     return held.model_copy(update=known)
 
 
-def _traffic(training: _Training, model: ScriptModel) -> Iterator[Traffic]:
+def _traffic(training: ScriptTraining, model: ScriptModel) -> Iterator[Traffic]:
     """What the wrapper hands to each collective in a step."""
     shapes, ranks = shapes_of(model), training.ranks
     if ranks == 1 or training.wrapper == "none":
         return
     line = partial(Traffic, group=training.group, group_size=ranks)
+    if training.zero is not None:
+        yield from _deepspeed_traffic(training, training.zero, model, line)
+        return
     if training.wrapper == "ddp":
         named = {one.name: one for one in _trained(shapes, model).parameters}
         trained = [named[name] for name in model.ready]
@@ -551,7 +362,52 @@ def _traffic(training: _Training, model: ScriptModel) -> Iterator[Traffic]:
     yield line(collective="reduce_scatter", count=times * reductions, message_bytes=times * reduced)
 
 
-def _modules_at_peak(forecast: Forecast, training: _Training, model: ScriptModel) -> tuple[ModuleMemory, ...]:
+def _deepspeed_traffic(
+    training: ScriptTraining, zero: ZeroOptions, model: ScriptModel, line: partial[Traffic]
+) -> Iterator[Traffic]:
+    """What DeepSpeed's engine hands to each collective in a step.
+
+    Source: as of `dlojz.prediction.communication`, whose rules these are with the script's own groups and buckets.
+    """
+    ranks, each, times = training.ranks, training.param_dtype.itemsize, training.micro_batches
+    limit = zero.bucket_elements
+    trained = _trained(shapes_of(model), model)
+    named = {one.name: one for one in trained.parameters}
+    ready = [named[name] for name in model.ready]
+    numel = sum(one.numel for one in ready)
+    checks, checks_bytes = len(zero.checks_bytes), sum(zero.checks_bytes)
+    if zero.stage == 0:
+        calls = -(-numel // DEEPSPEED_REDUCED_ELEMENTS)
+        yield line(collective="all_reduce", count=calls + checks, message_bytes=each * numel + checks_bytes)
+    elif zero.stage == 3:
+        padded_of: Counter[str] = Counter()
+        for one in _of_modules(model):
+            padded_of[one.module] += ranks * one.padded_numel(ranks)
+        gathered = 2 * times * each * sum(padded_of.values())
+        padded = [ranks * one.padded_numel(ranks) for one in ready]
+        buckets = len(deepspeed_buckets(padded, limit))
+        yield line(collective="all_gather", count=2 * times * len(padded_of), message_bytes=gathered)
+        yield line(collective="reduce_scatter", count=times * buckets, message_bytes=times * each * sum(padded))
+        yield line(collective="all_reduce", count=checks, message_bytes=checks_bytes)
+    else:
+        # Stage 1 reduces once per step, in the parameters' order, stage 2 with every micro-batch, as gradients come.
+        reductions = times if zero.stage == 2 else 1
+        groups = _groups(zero, trained, model)
+        order = ready if zero.stage == 2 else [one for group in groups for one in group.parameters]
+        waiting = iter(order)
+        filled = (list(islice(waiting, one)) for one in deepspeed_buckets((one.numel for one in order), limit))
+        messages = reductions * sum(len(deepspeed_messages(groups, ranks, one, limit)) for one in filled)
+        whole = [padded_parameters(group.num_parameters, ranks) for group in groups]
+        gathers = sum(max(1, one // zero.gather_elements) if zero.gather_elements else 1 for one in whole)
+        yield line(
+            collective="all_reduce",
+            count=messages + checks,
+            message_bytes=reductions * each * numel + checks_bytes,
+        )
+        yield line(collective="all_gather", count=gathers, message_bytes=each * sum(whole))
+
+
+def _modules_at_peak(forecast: Forecast, training: ScriptTraining, model: ScriptModel) -> tuple[ModuleMemory, ...]:
     """Bytes of the model's parts at the peak, the largest first; states go with the parameters that they belong to."""
     paths = [*training.parts, ""]
     elements: Counter[str] = Counter()
@@ -577,7 +433,7 @@ def _path(block: str, paths: Sequence[str]) -> str:
     return (paths[int(number)] or "(rest)") if number.isdecimal() else ""
 
 
-def _levers(config: RunConfig, training: _Training, now: int) -> Iterator[ScriptLever]:
+def _levers(config: RunConfig, training: ScriptTraining, now: int) -> Iterator[ScriptLever]:
     """Predict what single changes of the script would save."""
     found: set[str] = set()
     for name, changed in _changes(training):
@@ -601,7 +457,7 @@ def _halved(given: tuple[TensorShape, ...], samples: int, flat: bool) -> tuple[T
     return tuple(map(half, given))
 
 
-def _changes(training: _Training) -> Iterator[tuple[str, _Training]]:
+def _changes(training: ScriptTraining) -> Iterator[tuple[str, ScriptTraining]]:
     if training.zeroed_late:
         yield "zero-grad", replace(training, zeroed_late=False)
     if training.wrapper == "ddp" and not training.bucket_view:
@@ -613,7 +469,7 @@ def _changes(training: _Training) -> Iterator[tuple[str, _Training]]:
         twice = 2 * training.micro_batches
         for flat in (False, True):
             yield "micro-batch", replace(training, given=_halved(training.given, samples, flat), micro_batches=twice)
-    if training.compute == "fp32":
+    if training.compute == "fp32" and training.param_dtype == torch.float32:
         yield "precision", replace(training, autocast=torch.bfloat16)
     if len(training.parts) > 1 and not training.checkpointed:
         yield "checkpointing", replace(training, checkpointed=True)

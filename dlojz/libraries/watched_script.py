@@ -163,7 +163,8 @@ class ScriptWatch(TrainingWatch):
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._unused: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._updated: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._updating: torch.optim.Optimizer | None = None
+        self._updating: object = None
+        """Optimizer that updates, or DeepSpeed's engine."""
         self._updates = 0
         self._in_backward = False
         """Whether an optimizer has updated within the present backward pass."""
@@ -239,16 +240,42 @@ class ScriptWatch(TrainingWatch):
             self._watch_deepspeed(engine.model)
 
     def _watch_deepspeed(self, engine: Any) -> None:
-        """Watch DeepSpeed's step, which leaves the update out where a gradient of 16 bit is not finite."""
-        engine._take_model_step = self._or_left_out(engine._take_model_step, lambda: engine.basic_optimizer)
+        """Watch DeepSpeed's backward, which ends when gradients have left their buckets, and its update.
+
+        The update steps the optimizer once for each group or shard, or not at all where a gradient is not finite.
+        """
+        engine.backward = self.backwards(engine.backward)
+        update = engine._take_model_step
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            optimizer = engine.basic_optimizer
+            self.stepped(optimizer)
+            self._updating = engine
+            try:
+                result = update(*args, **kwargs)
+            finally:
+                self._updating = None
+            self._updated.add(optimizer)
+            self._unused.discard(optimizer)
+            self._end_update()
+            return result
+
+        engine._take_model_step = watched
 
     def _is_elsewhere(self) -> bool:
         """Whether this thread trains nothing; within backward, torch's own threads call hooks for the one that does."""
         return threading.get_ident() != self._thread and not self._depth
 
+    def _is_prepared(self) -> bool:
+        """Whether DeepSpeed makes an optimizer's states by an update, before anything was trained."""
+        frame = None if self.step or self.backward_calls else sys._getframe()
+        while frame is not None and frame.f_code.co_name != "initialize_optimizer_states":
+            frame = frame.f_back
+        return frame is not None
+
     def stepped(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
         """Begin an update; one within another belongs to it, and one within backward to that."""
-        if self._is_elsewhere():
+        if self._is_elsewhere() or self._is_prepared():
             return
         if self.engine is None:  # a model that is no module, or is called in its parts
             held = [one for group in optimizer.param_groups for one in group["params"]]
@@ -257,11 +284,12 @@ class ScriptWatch(TrainingWatch):
         self.first.before_update(within_backward=self._depth > 0)
         if self._updating is None and not self._depth:
             self._updating = optimizer
-            self._enter("optimizer")
+            if self._phase != "optimizer":  # which begins when backward ends
+                self._enter("optimizer")
 
     def after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """End an update, and the step if no other optimizer is to follow."""
-        if self._is_elsewhere():
+        if self._is_elsewhere() or self._is_prepared():
             return
         self._updated.add(optimizer)
         self._unused.discard(optimizer)

@@ -38,6 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -76,6 +77,7 @@ from dlojz.prediction.shapes import (
 from dlojz.prediction.states import (
     compute_bytes,
     ddp_buckets,
+    deepspeed_messages,
     hook_traffic,
     padded_parameters,
     zero_3_units,
@@ -94,14 +96,17 @@ LOSS_BYTES = 8
 """The lab's own message: one fp64 loss per step, in its control group."""
 
 
-def deepspeed_buckets(sizes: Iterable[int]) -> int:
-    """Count DeepSpeed's reduce buckets for gradients (in elements), in the order in which they become ready."""
-    count, filled = 0, 0
+def deepspeed_buckets(sizes: Iterable[int], bucket_elements: int = DEEPSPEED_BUCKET_ELEMENTS) -> list[int]:
+    """Fill DeepSpeed's reduce buckets with gradients (in elements), in this order; returns how many each one has."""
+    counts: list[int] = []
+    filled = 0
     for size in sizes:
-        if filled and filled + size > DEEPSPEED_BUCKET_ELEMENTS:
-            count, filled = count + 1, 0
+        if not counts or filled + size > bucket_elements:
+            counts.append(0)
+            filled = 0
+        counts[-1] += 1
         filled += size
-    return count + (filled > 0)
+    return counts
 
 
 def _ddp(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
@@ -177,14 +182,17 @@ def _zero_1_or_2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     # Stage 1 reduces once per step, stage 2 with every micro-batch, as it keeps no whole gradient in between. Both
     # all-reduce the bucket where the paper's scheme would reduce-scatter it, then each rank keeps its share.
     reductions = layout.micro_batches if layout.zero == 2 else 1
-    buckets = deepspeed_buckets(parameter.numel for parameter in reversed(shapes.parameters))
+    # Stage 1 fills its buckets after backward, in the parameters' order.
+    order = shapes.parameters if layout.zero == 1 else shapes.parameters[::-1]
+    waiting = iter(order)
+    filled = (list(islice(waiting, count)) for count in deepspeed_buckets(one.numel for one in order))
+    messages = sum(len(deepspeed_messages((shapes,), layout.dp, bucket)) for bucket in filled)
     # With every update: the gradient's norm (4 bytes) and, in bf16 and fp16, a flag for overflow (1 byte).
     checks = 1 if config.precision == "fp32" else 2
     check_bytes = 4 if config.precision == "fp32" else 5
+    calls, call_bytes = reductions * messages + checks, reductions * each * shapes.num_parameters + check_bytes
     return [
-        _dp(
-            config, "all_reduce", reductions * buckets + checks, reductions * each * shapes.num_parameters + check_bytes
-        ),
+        _dp(config, "all_reduce", calls, call_bytes),
         _dp(config, "all_gather", 1, each * padded),
     ]
 
@@ -206,8 +214,8 @@ def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
         last_modules = {block[-1].module for block in of_modules.blocks()}
         gathered += whole - sum(padded_of_module[module] for module in last_modules)
         gathers += modules - len(last_modules)
-    buckets = deepspeed_buckets(
-        parameter.padded_numel(layout.dp) * layout.dp for parameter in reversed(shapes.parameters)
+    buckets = len(
+        deepspeed_buckets(parameter.padded_numel(layout.dp) * layout.dp for parameter in reversed(shapes.parameters))
     )
     times = layout.micro_batches
     return [
@@ -663,9 +671,13 @@ def boundary_bytes(config: RunConfig) -> tuple[int, ...]:
 def sample_bytes(config: RunConfig) -> tuple[int, int]:
     """Return the bytes of one micro-batch's inputs and of its targets."""
     layout, integer = config.layout, 8
-    if models.spec(config.model).family == "text":
+    spec = models.spec(config.model)
+    if spec.family == "text":
         tokens = layout.micro_batch * (config.sequence_length or 1) * integer
         return tokens, tokens
+    if spec.example is not None:
+        inputs = spec.example.inputs(layout.micro_batch, "meta")  # one tensor, where stages share the model
+        return inputs.nbytes, layout.micro_batch * prod(spec.example.targets) * integer
     side = config.image_size or 1
     return layout.micro_batch * 3 * side * side * FP32_BYTES, layout.micro_batch * integer
 

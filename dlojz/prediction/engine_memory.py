@@ -109,6 +109,10 @@ class Ledger:
         """Bytes that a key holds."""
         return self._held[key][2] if key in self._held else 0
 
+    def bytes_of_category(self, category: Category) -> int:
+        """Bytes that are held of a category at this moment."""
+        return self._by_category[category]
+
     def rename(self, key: Any, name: Any) -> None:
         """Move what a key holds to another name; what that name held is dropped."""
         found = self._held.pop(key, None)
@@ -169,6 +173,8 @@ class Moments(Protocol):
     ledger: Ledger
     micro_batch: int
     """Number of the micro-batch, from 0."""
+    gradient_bytes: int
+    """Largest bytes of gradients that are states, where they are more than those between steps."""
 
     @property
     def last(self) -> bool:

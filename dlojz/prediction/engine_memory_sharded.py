@@ -6,7 +6,7 @@ layer is assumed to keep between its products what the lab's keeps, which it doe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from dlojz.config.compatibility import has_tied_head
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
@@ -23,6 +23,7 @@ from dlojz.prediction.shapes import (
 from dlojz.prediction.states import (
     ZERO_BUCKET_BYTES,
     compute_bytes,
+    deepspeed_messages,
     deepspeed_sizes,
     touching_names,
     zero_3_units,
@@ -201,74 +202,93 @@ class DeepSpeed(EngineMemory):
 
 
 class DeepSpeed12(DeepSpeed):
-    """Engine memory of DeepSpeed stages 1 and 2: gradients go through one reduce bucket.
+    """Engine memory of DeepSpeed stages 1 and 2: gradients are copied into a bucket, reduced there, and kept in a copy.
 
-    Stage 2 frees them there, stage 1 at the update.
+    Stage 2 fills the bucket in backward, as gradients become ready; stage 1 after the last micro-batch, in the order of
+    `model.parameters()`, when all whole gradients are there. A gradient in the bucket is a view of it; one that is
+    larger than the bucket stays in its own tensor. The copy (`grads_in_partition`) holds all parameters that reach into
+    the rank's share, whole; it is allocated with the first bucket that has one of them. Stage 2 makes another with each
+    further micro-batch, which is added to the first.
 
-    Source: DeepSpeed 0.19 `runtime/zero/stage_1_and_2.py`, `reduce_independent_p_g_buckets_and_remove_grads`.
+    Source: DeepSpeed 0.19 `runtime/zero/stage_1_and_2.py`, `setup_buckets`, `reduce_gradients`, `reduce_ipg_grads`,
+    `copy_grads_in_partition`, `independent_gradient_partition_epilogue` and `step`.
     """
+
+    bucket_elements = DEEPSPEED_BUCKET_ELEMENTS
 
     def __init__(self, config: RunConfig, shapes: ModelShapes) -> None:
         super().__init__(config, shapes)
+        self.groups: tuple[ModelShapes, ...] = (shapes,)
+        """Parameters that are flattened together."""
         self.filled: list[ParameterShape] = []
         self.keeps_gradients = config.layout.zero == 1
         self.gradients_are_states = config.layout.micro_batches > 1
         self.touching: frozenset[str] = frozenset()
 
     def begin_step(self, step: Moments) -> None:
-        self.touching = touching_names(self.shapes, self.config.layout.dp, self.dp_rank)
-
-    def flush(self, step: Moments) -> None:
-        """Reduce the bucket, in stage 2 in a copy; parameters that reach into this rank's share stay whole."""
-        layout = self.config.layout
-        elements = sum(parameter.numel for parameter in self.filled)
-        # A gradient larger than the bucket is reduced by itself, and still there when its share is made.
-        large = elements > DEEPSPEED_BUCKET_ELEMENTS
-        if layout.zero == 2:
-            step.ledger.hold("reduce", "workspace", self.each * elements)
-        if not large:
-            step.ledger.drop("reduce")
-        if layout.zero == 2 or layout.micro_batches == 1:
-            for parameter in self.filled:
-                if not large:
-                    step.free_gradient(parameter.name)
-                if parameter.name in self.touching and not step.ledger.holds(("share", parameter.name)):
-                    step.ledger.hold(("share", parameter.name), "gradients", self.each * parameter.numel)
-                step.free_gradient(parameter.name)
-        step.ledger.drop("reduce")
-        self.filled = []
+        dp = self.config.layout.dp
+        self.touching = frozenset(name for group in self.groups for name in touching_names(group, dp, self.dp_rank))
 
     def ready(self, step: Moments, parameter: ParameterShape) -> None:
-        if not step.last and self.config.layout.zero == 1:
-            return
         if not step.ledger.holds("bucket"):
-            step.ledger.hold("bucket", "workspace", self.each * DEEPSPEED_BUCKET_ELEMENTS)
+            step.ledger.hold("bucket", "workspace", self.each * self.bucket_elements)
+        if self.config.layout.zero == 2:
+            self.collect(step, parameter)
+
+    def collect(self, step: Moments, parameter: ParameterShape) -> None:
+        """Copy a gradient into the bucket, which is reduced first where it would not fit."""
         filled = sum(one.numel for one in self.filled)
-        if filled and filled + parameter.numel > DEEPSPEED_BUCKET_ELEMENTS:
+        if filled and filled + parameter.numel > self.bucket_elements:
             self.flush(step)
         self.filled.append(parameter)
-        if self.config.layout.zero == 2:
+        if parameter.numel <= self.bucket_elements:
             step.free_gradient(parameter.name)
 
+    def flush(self, step: Moments) -> None:
+        """Reduce the bucket, in a copy where it reaches into several ranks' shares; then copy what this rank keeps."""
+        for message in deepspeed_messages(self.groups, self.config.layout.dp, self.filled, self.bucket_elements):
+            if len(message) > 1:
+                step.ledger.hold_briefly("reduce", "workspace", self.each * sum(message))
+        own = [parameter.name for parameter in self.filled if parameter.name in self.touching]
+        if own and not step.ledger.holds("copy"):
+            elements = sum(self.by_name[name].numel for name in self.touching)
+            first = not step.ledger.holds("share")
+            step.ledger.hold("copy", "gradients" if first else "workspace", self.each * elements)
+            if self.config.layout.zero == 1 and self.gradients_are_states:
+                step.gradient_bytes = max(step.gradient_bytes, step.ledger.bytes_of_category("gradients"))
+        for parameter in self.filled:  # that of stage 1 which is no share of this rank stays until the end
+            if self.config.layout.zero == 2 or parameter.name in own:
+                step.free_gradient(parameter.name)
+        self.filled = []
+
     def end_backward(self, step: Moments) -> None:
+        if self.config.layout.zero == 1:
+            if not step.last:
+                return
+            for parameter in self.shapes.parameters:
+                self.collect(step, parameter)
         if self.filled:
             self.flush(step)
         step.ledger.drop("bucket")
+        for parameter in self.shapes.parameters:
+            step.free_gradient(parameter.name)
+        if step.ledger.holds("share"):
+            step.ledger.drop("copy")  # added to the first
+        else:
+            step.ledger.rename("copy", "share")
 
     def update(self, step: Moments) -> None:
         step.ledger.hold("flat share", "gradients", self.each * sum(self.updated()))
-        for parameter in self.shapes.parameters:
-            step.free_gradient(parameter.name)
-            step.ledger.drop(("share", parameter.name))
         if self.each < FP32_BYTES:
             step.ledger.hold("fp32 share", "gradients", FP32_BYTES * sum(self.updated()))
             step.ledger.drop("flat share")
+        step.ledger.drop("share")
         step.ledger.hold("update", "workspace", self.update_bytes(self.updated()))
         for key in ("update", "fp32 share", "flat share"):
             step.ledger.drop(key)
 
     def updated(self) -> list[int]:
-        return [-(-self.shapes.num_parameters // self.config.layout.dp)]
+        return [-(-group.num_parameters // self.config.layout.dp) for group in self.groups]
 
 
 class DeepSpeed3(DeepSpeed12):
@@ -284,14 +304,22 @@ class DeepSpeed3(DeepSpeed12):
         self.keeps_gradients = False
         dp = config.layout.dp
         self.whole: dict[str, int] = {}
-        of_modules = shapes_of_modules(config)
-        for parameter in of_modules.parameters:
+        of_modules = self.of_modules()
+        for parameter in of_modules:
             padded = dp * parameter.padded_numel(dp)
             self.whole[parameter.module] = self.whole.get(parameter.module, 0) + padded
-        self.head = of_modules.parameters[-1].module if has_tied_head(config) else ""
+        self.head = of_modules[-1].module if self.has_tied_head() else ""
+
+    def of_modules(self) -> Sequence[ParameterShape]:
+        """List the parameters of all modules, with a tied matrix in each module that computes with it."""
+        return shapes_of_modules(self.config).parameters
+
+    def has_tied_head(self) -> bool:
+        """Whether the last module computes with a matrix of another one."""
+        return has_tied_head(self.config)
 
     def standing(self) -> Mapping[str, tuple[Category, int]]:
-        return {"bucket": ("workspace", self.each * DEEPSPEED_BUCKET_ELEMENTS)}
+        return {"bucket": ("workspace", self.each * self.bucket_elements)}
 
     def gather(self, step: Moments, module: str) -> None:
         """Gather a module's weights."""
@@ -316,7 +344,7 @@ class DeepSpeed3(DeepSpeed12):
 
     def ready(self, step: Moments, parameter: ParameterShape) -> None:
         filled = sum(one.numel for one in self.filled)
-        if filled and filled + parameter.numel > DEEPSPEED_BUCKET_ELEMENTS:
+        if filled and filled + parameter.numel > self.bucket_elements:
             self.flush(step)
         self.filled.append(parameter)
         step.free_gradient(parameter.name)

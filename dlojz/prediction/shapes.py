@@ -219,7 +219,11 @@ def untied_shapes(config: RunConfig, split: Split = WHOLE) -> ModelShapes:
 
 
 def shapes_of_modules(config: RunConfig) -> ModelShapes:
-    """Read the shapes of all blocks, with a tied matrix in each module that computes with it."""
+    """Read the shapes of all blocks, each parameter in the module whose forward reads it.
+
+    A tied matrix is in each module that computes with it; `nn.MultiheadAttention` reads the weights of its `out_proj`
+    without calling it.
+    """
     sizes = (config.built_model, config.image_size, config.sequence_length, config.num_classes)
     return _shapes(*sizes, WHOLE, config.routing, untied=has_tied_head(config) or is_elsewhere(config.model))
 
@@ -279,9 +283,18 @@ def _shapes(
     from dlojz.models.blocks import untie
 
     built = build_on_meta(model, image_size, sequence_length, num_classes, split, routing=routing)
-    if untied:
-        untie(built)
-    return shapes_of(built)
+    if not untied:
+        return shapes_of(built)
+    untie(built)
+    return _by_reader(shapes_of(built), built)
+
+
+def _by_reader(shapes: ModelShapes, built: BlockList) -> ModelShapes:
+    from torch import nn
+
+    reader = {f"{path}.out_proj": path for path, one in built.named_modules() if isinstance(one, nn.MultiheadAttention)}
+    parameters = tuple(replace(one, module=reader.get(one.module, one.module)) for one in shapes.parameters)
+    return replace(shapes, parameters=parameters)
 
 
 def shapes_of(built: BlockList) -> ModelShapes:

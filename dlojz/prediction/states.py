@@ -28,6 +28,7 @@ from itertools import accumulate
 
 from dlojz.base.language import MEBIBYTE
 from dlojz.by_hand.optimizers.sent_bytes import chunk_elements
+from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import COMPRESSED
 from dlojz.prediction.shapes import (
@@ -132,6 +133,43 @@ def touching_elements(shapes: ModelShapes, dp: int, rank: int) -> int:
     return sum(parameter.numel for parameter in shapes.parameters if parameter.name in names) + padding
 
 
+def deepspeed_messages(
+    groups: Iterable[ModelShapes],
+    dp: int,
+    bucket: Iterable[ParameterShape],
+    bucket_elements: int = DEEPSPEED_BUCKET_ELEMENTS,
+) -> list[list[int]]:
+    """List the all-reduces of a bucket of stages 1 and 2, each as the elements of its pieces.
+
+    A piece is what lies end to end in the bucket and within one rank's share of the flat weights. Pieces go together in
+    one message until it has more elements than a bucket; several are copied into one tensor for it. `groups` are the
+    parameters that are flattened together.
+
+    Source: DeepSpeed 0.19 `runtime/zero/stage_1_and_2.py`, `average_tensor` and `allreduce_and_scatter`.
+    """
+    place_of: dict[str, tuple[int, int]] = {}
+    for group in groups:
+        share = padded_parameters(group.num_parameters, dp) // dp
+        starts = accumulate((parameter.numel for parameter in group.parameters), initial=0)
+        place_of |= {one.name: (start, share) for one, start in zip(group.parameters, starts, strict=False)}
+    pieces: list[tuple[int, int]] = []
+    for parameter in bucket:
+        start, share = place_of[parameter.name]
+        end = start + parameter.numel
+        while start < end:
+            rank = start // share
+            stop = min(end, (rank + 1) * share)
+            before = pieces.pop()[1] if pieces and pieces[-1][0] == rank else 0
+            pieces.append((rank, before + stop - start))
+            start = stop
+    messages: list[list[int]] = [[]]
+    for _, elements in pieces:
+        messages[-1].append(elements)
+        if sum(messages[-1]) > bucket_elements:
+            messages.append([])
+    return [message for message in messages if message]
+
+
 def _replicated(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
     """One process, or DDP, also by hand: everything whole on every rank; bf16 is autocast over fp32 weights.
 
@@ -183,7 +221,7 @@ def _zero_0(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
 def _zero_1_or_2(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
     dp, each = config.layout.dp, compute_bytes(config)
     padded = padded_parameters(shapes.num_parameters, dp)
-    # Stage 1 accumulates whole gradients over micro-batches; with a single one it reduces them on the way, as stage 2.
+    # Stage 1 accumulates whole gradients over micro-batches; those of a single one are gone when its backward ends.
     accumulates = config.layout.zero == 1 and config.layout.micro_batches > 1
     gradient_elements = shapes.num_parameters if accumulates else touching_elements(shapes, dp, rank)
     return Memory(

@@ -18,7 +18,8 @@ import dlojz
 from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
 from dlojz.libraries.first_step import FirstStep, plain_copy
-from dlojz.libraries.script_prediction import predict_training, use_of
+from dlojz.libraries.script_prediction import predict_training
+from dlojz.libraries.script_training import use_of
 from dlojz.results.footprint import STATES
 from dlojz.results.record import RunRecord, ScriptPrediction
 from dlojz.running.out_of_memory import memory_lines, post_mortem
@@ -27,6 +28,10 @@ SCRIPT = Path(__file__).with_name("wrapped_script.py")
 PEAK = 0.05
 """Relative error of the predicted peak, at most."""
 
+TEXTBOOK = (
+    '{"stage3_param_persistence_threshold":0,"stage3_max_reuse_distance":0,"stage3_prefetch_bucket_size":0}'
+)
+"""Options with which stage 3 gathers each module's weights for it alone, and frees them after it."""
 
 Recorded = Callable[..., RunRecord]
 
@@ -59,6 +64,12 @@ def predicted(record: RunRecord) -> ScriptPrediction:
         "--wrap ddp --late --accumulation 2 --autocast",
         "--wrap fsdp2",
         "--wrap fsdp2 --keep --optimizer Adagrad --late",
+        "--wrap deepspeed --zero 0",
+        "--wrap deepspeed --zero 0 --bf16",
+        "--wrap deepspeed --zero 1 --accumulation 2",
+        "--wrap deepspeed --zero 2 --groups",
+        "--wrap deepspeed --zero 2 --bf16 --accumulation 2",
+        f"--wrap deepspeed --zero 3 --zero-options {TEXTBOOK}",
     ],
 )
 def test_states_and_messages_are_exact_and_the_peak_is_near(words: str, recorded: Recorded) -> None:
@@ -107,6 +118,9 @@ def test_what_is_not_predicted_is_said(recorded: Recorded) -> None:
     told = predicted(recorded("--wrap fsdp1"))
     assert told.footprint is None and "FSDP1" in told.note
     assert (told.recognised["wrapper"], told.recognised["sharding"]) == ("FSDP1", "FULL_SHARD")
+    told = predicted(recorded("--wrap deepspeed --zero 3"))
+    assert told.footprint is None and "`stage3_param_persistence_threshold` = 100000" in told.note
+    assert (told.recognised["wrapper"], told.recognised["ZeRO"]) == ("DeepSpeed", "3")
 
 
 def test_two_scripts_side_by_side_say_what_differs(recorded: Recorded, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A training of a small transformer, plain or wrapped as asked: nothing of the lab is imported."""
 
 import argparse
+import json
 import os
 import resource
 
@@ -46,7 +47,12 @@ class Transformer(nn.Module):
 
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--wrap", choices=("none", "ddp", "fsdp1", "fsdp2"), default="none")
+parser.add_argument("--wrap", choices=("none", "ddp", "fsdp1", "fsdp2", "hsdp", "deepspeed"), default="none")
+parser.add_argument("--zero", type=int, default=0, help="stage of DeepSpeed")
+parser.add_argument("--zero-options", default="{}", help="more of DeepSpeed's section zero_optimization, as JSON")
+parser.add_argument("--bf16", action="store_true", help="with DeepSpeed: weights of 16 bit")
+parser.add_argument("--strategy", default="FULL_SHARD", help="of FSDP1")
+parser.add_argument("--groups", action="store_true", help="two groups of parameters, with and without decay")
 parser.add_argument("--optimizer", default="AdamW")
 parser.add_argument("--accumulation", type=int, default=1)
 parser.add_argument("--autocast", action="store_true")
@@ -68,7 +74,27 @@ elif args.wrap == "fsdp2":
     for layer in bare.layers:
         fully_shard(layer, reshard_after_forward=not args.keep)
     fully_shard(model)
-optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=1e-3)
+groups: list[dict[str, object]] = [{"params": list(model.parameters())}]
+if args.groups:
+    groups = [
+        {"params": [one for one in model.parameters() if one.ndim > 1]},
+        {"params": [one for one in model.parameters() if one.ndim == 1], "weight_decay": 0.0},
+    ]
+optimizer = getattr(torch.optim, args.optimizer)(groups, lr=1e-3)
+engine = None
+if args.wrap == "deepspeed":
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for inference alone, and takes 40 s to compile
+    settings = {
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_accumulation_steps": args.accumulation,
+        "zero_optimization": {"stage": args.zero, "reduce_bucket_size": 100_000, **json.loads(args.zero_options)},
+        "bf16": {"enabled": args.bf16},
+        "zero_allow_untested_optimizer": True,
+    }
+    model, *_ = deepspeed.initialize(model=bare, optimizer=optimizer, config=settings, dist_init_required=False)
+    engine = model
 batch = 8
 if args.limit_mib:
     batch = 4096
@@ -77,17 +103,23 @@ if args.limit_mib:
     resource.setrlimit(resource.RLIMIT_AS, (taken + args.limit_mib * 2**20,) * 2)
 
 for step in range(5):
-    if not args.late:
+    if engine is None and not args.late:
         optimizer.zero_grad()
     for number in range(args.accumulation):
         words = torch.randint(WORDS, (batch, TOKENS + 1))
         with torch.autocast("cpu", torch.bfloat16, enabled=args.autocast):
             logits = model(words[:, :-1], scale=0.5)["logits"]
-            loss = F.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten()) / args.accumulation
+            loss = F.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten())
+        if engine is not None:
+            engine.backward(loss)
+            engine.step()
+            continue
+        loss = loss / args.accumulation
         if args.late and number == 0:
             optimizer.zero_grad()
         loss.backward()
-    optimizer.step()
+    if engine is None:
+        optimizer.step()
     print(f"step {step}: {loss.item():.6f}, random {torch.rand(()).item():.6f}", flush=True)
 print(f"forward passes: {bare.passes}", flush=True)
 if dist.is_initialized():

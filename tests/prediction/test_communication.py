@@ -110,8 +110,8 @@ def test_buckets() -> None:
     assert filled() == []
     assert filled(MEBIBYTE // 4, 25 * MEBIBYTE // 4, 1) == [1, 1, 1]
     assert filled(MEBIBYTE // 4 - 1, 1, 1) == [2, 1]
-    assert deepspeed_buckets([1_999_999, 1, 1]) == 2
-    assert deepspeed_buckets([5_000_000, 1]) == 2
+    assert deepspeed_buckets([1_999_999, 1, 1]) == [2, 1]
+    assert deepspeed_buckets([5_000_000, 1]) == [1, 1]
 
 
 def test_gradients_of_experts_go_among_the_ranks_that_hold_the_same() -> None:

@@ -1,0 +1,431 @@
+"""Recognise how a user's script trains, from the objects of its first step: what wraps the model, and how.
+
+Known are one process, DDP, FSDP1, FSDP2 and DeepSpeed's ZeRO; what cannot be predicted is refused in one sentence.
+
+Source: torch 2.13, `distributed/fsdp/_fully_shard/_fsdp_state.py`, `_root_post_forward` and `_lazy_init` (the root is
+not resharded after forward unless asked); `nn/parallel/distributed.py`, `_sync_buffers`. DeepSpeed 0.19,
+`runtime/zero/stage_1_and_2.py`, `runtime/zero/stage3.py`, `runtime/zero/config.py`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import refusal
+from dlojz.hardware import Device
+from dlojz.libraries.first_step import FirstStep, GivenTensor, TensorShape, fsdp_units, plain_copy, unwrapped
+from dlojz.models.foreign.building import repeated_parts
+from dlojz.prediction.shapes import DDP_FIRST_BUCKET_BYTES, FP32_BYTES
+from dlojz.prediction.trace import Allocation, Compute, Follower
+
+
+class OptimizerUse(NamedTuple):
+    """Bytes that an optimizer keeps from step to step, and takes besides during an update."""
+
+    states_bytes: int
+    update_bytes: int
+
+
+def use_of(
+    optimizers: Iterable[torch.optim.Optimizer], on_gpu: bool, in_turn: Sequence[Tensor] = ()
+) -> OptimizerUse:
+    """Run two updates of each optimizer on fake tensors of its parameters' (or its shards') shapes.
+
+    Args:
+        optimizers: those that update.
+        on_gpu: whether they do so on a GPU.
+        in_turn: tensors that an optimizer updates one after the other, where they are not its parameters.
+
+    Raises:
+        LabError: if an update depends on the values of the gradients.
+    """
+    states_bytes = update_bytes = 0
+    for optimizer in optimizers:
+        try:
+            if in_turn:
+                each = [_fake_updates(optimizer, on_gpu, [[(_shard(one), True)]]) for one in in_turn]
+                kept, taken = sum(one for one, _ in each), max(one for _, one in each)
+            else:
+                shards = [[(_shard(one), one.requires_grad) for one in of["params"]] for of in optimizer.param_groups]
+                kept, taken = _fake_updates(optimizer, on_gpu, shards)
+        except Exception as error:
+            name = type(optimizer).__name__
+            raise refusal(
+                en=f"the update of {name} cannot be traced without memory ({type(error).__name__}).",
+                fr=f"la mise à jour de {name} ne peut pas être suivie sans mémoire ({type(error).__name__}).",
+            ) from error
+        states_bytes, update_bytes = states_bytes + kept, max(update_bytes, taken)
+    return OptimizerUse(states_bytes, update_bytes)
+
+
+def _fake_updates(
+    optimizer: torch.optim.Optimizer, on_gpu: bool, shards: Sequence[Sequence[tuple[TensorShape, bool]]]
+) -> tuple[int, int]:
+    with FakeTensorMode():
+        fake: torch.optim.Optimizer = object.__new__(type(optimizer))
+        fake.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
+        fake.state = defaultdict(dict)
+        fake.param_groups = []
+        states: list[Tensor] = []
+        for group, own in zip(optimizer.param_groups, shards, strict=False):
+            parameters = [_fake_parameter(*one) for one in own]
+            states += [tensor for one in parameters for tensor in (one, one.grad) if tensor is not None]
+            at_once = {"foreach": True} if on_gpu and group.get("foreach", 0) is None and not group.get("fused") else {}
+            fake.param_groups.append({**group, **at_once, "params": parameters})
+        follower = Follower()
+        follower.ignore(states)
+        with follower:
+            type(optimizer).step(fake)
+            begun = len(follower.events)
+            kept = [one for state in fake.state.values() for one in state.values() if isinstance(one, Tensor)]
+            states_bytes = sum(one.numel() * one.element_size() for one in kept if one.ndim or not on_gpu)
+            type(optimizer).step(fake)
+    held = most = 0
+    for event in follower.events[begun:]:
+        held += event.delta_bytes if isinstance(event, Allocation) else 0
+        most = max(most, held)
+    return states_bytes, most
+
+
+def _shard(parameter: Tensor) -> TensorShape:
+    own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return TensorShape(tuple(own.shape), own.dtype)
+
+
+def _fake_parameter(own: TensorShape, requires_grad: bool) -> nn.Parameter:
+    made = nn.Parameter(torch.empty(own.shape, dtype=own.dtype), requires_grad=requires_grad)
+    if requires_grad:
+        made.grad = torch.empty(own.shape, dtype=own.dtype)
+    return made
+
+
+class ZeroOptions(NamedTuple):
+    """Options of DeepSpeed that its memory and its messages depend on.
+
+    Attributes:
+        stage: of ZeRO, 0 to 3.
+        bucket_elements: gradients that are reduced at once.
+        gather_elements: weights that are gathered at once after the update, in stages 1 and 2.
+        groups: trained parameters of the copy, flattened group by group in this order; in stages 1 and 2.
+        checks_bytes: of each message of the update that asks for the gradients' norm, or for infinite ones.
+        keeps_fp32_gradients: whether gradients of 16-bit weights are kept in fp32.
+    """
+
+    stage: int
+    bucket_elements: int
+    gather_elements: int
+    groups: tuple[tuple[nn.Parameter, ...], ...] = ()
+    checks_bytes: tuple[int, ...] = ()
+    keeps_fp32_gradients: bool = False
+
+
+@dataclass(frozen=True)
+class ScriptTraining:
+    """What a script trains with, and how: all that its prediction needs.
+
+    Args:
+        units: of FSDP2, by path; empty otherwise.
+        kept_units: those of them whose weights stay whole between forward and backward.
+    """
+
+    model: nn.Module
+    parts: tuple[str, ...]
+    step: FirstStep
+    wrapper: str
+    ranks: int
+    use: OptimizerUse
+    device: Device | None
+    on_gpu: bool
+    given: tuple[TensorShape, ...]
+    units: tuple[str, ...] = ()
+    kept_units: frozenset[str] = frozenset()
+    param_dtype: torch.dtype = torch.float32
+    reduce_bytes: int = FP32_BYTES
+    group: str = "dp"
+    bucket_view: bool = False
+    bucket_bytes: tuple[int, int] = (0, 0)
+    broadcasts_buffers: bool = False
+    autocast: torch.dtype | None = None
+    checkpointed: bool = False
+    micro_batches: int = 1
+    zeroed_late: bool = False
+    zero: ZeroOptions | None = None
+
+    @property
+    def compute(self) -> Compute:
+        """Precision of the trace: weights cast by FSDP2, products cast by autocast, or neither.
+
+        DeepSpeed's weights of 16 bit are so in the copy already.
+        """
+        if self.param_dtype != torch.float32 and self.zero is None:
+            return "bf16"
+        recorded = any(call.autocast is not None for call in self.step.calls if call.function is None)
+        return "autocast" if recorded or self.autocast is not None else "fp32"
+
+
+def recognised_in(step: FirstStep, optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, str]:
+    """Describe what was recognised, in a few words each."""
+    found = {"model": ", ".join(type(unwrapped(model)[0]).__name__ for model in step.models)}
+    for model in step.models[:1]:
+        inner, around = unwrapped(model)
+        units = fsdp_units(inner)
+        flat = [part for part in inner.modules() if isinstance(part, FullyShardedDataParallel)]
+        found["wrapper"] = "FSDP2" if units else "FSDP1" if flat else "none"
+        if isinstance(around, DistributedDataParallel):
+            found["wrapper"] = "DDP"
+        elif around is not None:
+            found["wrapper"], found["ZeRO"] = "DeepSpeed", str(int(around._config.zero_config.stage))
+        if flat:
+            found["units"], found["sharding"] = str(len(flat)), flat[0].sharding_strategy.name
+        if units:
+            found["units"] = ", ".join(name or "(root)" for name, _ in units)
+            kept = [name or "(root)" for name, unit in units if not _reshards(unit)]
+            found["kept after forward"] = ", ".join(kept) or "none"
+    found["optimizer"] = ", ".join(type(one).__name__ for one in optimizers)
+    first = next((call for call in step.calls if call.function is None), None)
+    if first is not None:
+        read = [leaf for leaf in first.leaves if isinstance(leaf, GivenTensor)]
+        found["batch"] = ", ".join(str(step.given[leaf.number]) for leaf in read)
+        found["autocast"] = str(first.autocast or "none").removeprefix("torch.")
+    found["backward passes"] = str(step.backwards)
+    return found
+
+
+def _reshards(unit: FSDPModule) -> bool:
+    return any(group.post_forward_mesh_info is not None for group in unit._get_fsdp_state()._fsdp_param_groups)
+
+
+def _refuse(en: str, fr: str) -> LabError:
+    return refusal(en=f"its training is not predicted: {en}.", fr=f"son entraînement n’est pas prédit : {fr}.")
+
+
+def recognise(
+    step: FirstStep,
+    optimizers: Sequence[torch.optim.Optimizer],
+    device: Device | None,
+    on_gpu: bool,
+    groups: dict[str, str],
+    ranks: int,
+) -> ScriptTraining:
+    """Read off a script's objects what its prediction needs.
+
+    Raises:
+        LabError: if they are of a kind that is not predicted.
+    """
+    if not step.calls:
+        raise _refuse("no model was called as a whole with gradients", "aucun modèle n’a été appelé en entier")
+    if len(step.models) > 1:
+        raise _refuse("it trains several models", "il entraîne plusieurs modèles")
+    if step.updates_within_backward:
+        raise _refuse("its optimizer updates within backward", "son optimiseur met à jour pendant la passe arrière")
+    inner, around = unwrapped(step.models[0])
+    if any(isinstance(part, FullyShardedDataParallel) for part in inner.modules()):
+        raise _refuse(
+            "its model is in FSDP1, which `fully_shard` replaces",
+            "son modèle est dans FSDP1, que `fully_shard` remplace",
+        )
+    parameters = list(inner.parameters())
+    ddp = around if isinstance(around, DistributedDataParallel) else None
+    engine: Any = around if ddp is None else None
+    if engine is None and any(one.dtype != torch.float32 for one in parameters):
+        raise _refuse("not all its parameters are in fp32", "ses paramètres ne sont pas tous en fp32")
+    units = fsdp_units(inner)
+    if not units and any(isinstance(one, DTensor) for one in parameters):
+        raise _refuse("its model is divided by other means than FSDP2", "son modèle est divisé autrement que par FSDP2")
+    copied: dict[int, Any] = {}
+    plain = plain_copy(inner, copied)
+    in_turn = getattr(engine.optimizer, "fp32_partitioned_groups_flat", ()) if engine is not None else ()
+    training = ScriptTraining(
+        model=plain,
+        parts=tuple(repeated_parts(plain) or _children(plain)),
+        step=step,
+        wrapper="ddp" if ddp else "none",
+        ranks=ranks if ddp else 1,
+        use=use_of(optimizers, on_gpu, in_turn),
+        device=device,
+        on_gpu=on_gpu,
+        given=tuple(step.given),
+        micro_batches=max(1, step.backwards),
+        zeroed_late=step.zeroed_late,
+    )
+    if units:
+        return _in_units(training, units, groups)
+    if engine is not None:
+        return _in_deepspeed(training, engine, copied)
+    if ddp is None:
+        return training
+    cap_bytes = int(ddp.bucket_bytes_cap)
+    limits = (DDP_FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else cap_bytes, cap_bytes)
+    group = str(ddp.process_group.group_name)
+    return replace(
+        training,
+        ranks=int(ddp.process_group.size()),
+        group=groups.get(group, "dp"),
+        bucket_view=bool(ddp.gradient_as_bucket_view),
+        bucket_bytes=limits,
+        broadcasts_buffers=bool(ddp.forward_sync_buffers),
+    )
+
+
+def _children(module: nn.Module) -> list[str]:
+    return [name for name, part in module.named_children() if any(True for _ in part.parameters())]
+
+
+def _in_units(training: ScriptTraining, units: list[tuple[str, FSDPModule]], groups: dict[str, str]) -> ScriptTraining:
+    """Add FSDP2's units.
+
+    Raises:
+        LabError: if they are nested, leave parameters out, or go along several axes.
+    """
+    names = [name for name, _ in units if name]
+    states = {name: unit._get_fsdp_state() for name, unit in units}
+    held = [group for state in states.values() for group in state._fsdp_param_groups]
+    if "" not in states and any(not name.startswith(tuple(f"{one}." for one in names)) for name in _owned(training)):
+        raise _refuse(
+            "a part of its model is in no unit of FSDP2", "une partie du modèle n’est dans aucune unité FSDP2"
+        )
+    if any(name.startswith(f"{other}.") for name in names for other in names):
+        raise _refuse("units of FSDP2 are nested", "des unités FSDP2 sont imbriquées")
+    if any(len(state._fsdp_param_groups) > 1 or len(state._modules_to_run_forward) > 0 for state in states.values()):
+        raise _refuse("a unit of FSDP2 has several modules", "une unité FSDP2 a plusieurs modules")
+    if len({group.mesh_info.mesh.ndim for group in held} | {1}) > 1:
+        raise _refuse("FSDP2 goes along several axes", "FSDP2 suit plusieurs axes")
+    if any(not one.requires_grad for one in training.model.parameters()):
+        raise _refuse("FSDP2 holds frozen parameters", "FSDP2 a des paramètres gelés")
+    if training.step.synchronised < training.step.backwards:
+        raise _refuse("FSDP2 accumulates whole gradients", "FSDP2 accumule des gradients entiers")
+    if any(type(group.offload_policy).__name__ != "OffloadPolicy" for group in held):
+        raise _refuse("FSDP2 offloads to the host", "FSDP2 décharge vers l’hôte")
+    first = held[0]
+    dtype = first.mp_policy.param_dtype or torch.float32
+    reduced = first.mp_policy.reduce_dtype or dtype
+    kept = frozenset(name for name, unit in units if not _reshards(unit))
+    shard_group = getattr(first.mesh_info, "shard_process_group")  # noqa: B009 - of a mesh that shards
+    return replace(
+        training,
+        parts=tuple(names),
+        wrapper="fsdp2",
+        ranks=int(shard_group.size()),
+        units=tuple(states),
+        kept_units=kept,
+        param_dtype=dtype,
+        reduce_bytes=reduced.itemsize,
+        group=groups.get(str(shard_group.group_name), "dp"),
+    )
+
+
+def _owned(training: ScriptTraining) -> list[str]:
+    return [name for name, _ in training.model.named_parameters()]
+
+
+_NOT_ZERO: tuple[tuple[str, object], ...] = (
+    ("zero_hpz_partition_size", 1),
+    ("zero_quantized_weights", False),
+    ("zero_quantized_nontrainable_weights", False),
+    ("zero_quantized_gradients", False),
+    ("mics_shard_size", -1),
+    ("zenflow", None),
+    ("parameter_alignment", False),
+    ("use_multi_rank_bucket_allreduce", True),
+    ("legacy_stage1", False),
+    ("contiguous_gradients", True),
+)
+"""Options of DeepSpeed's ZeRO, with the one value of each that is predicted."""
+_TEXTBOOK = ("param_persistence_threshold", "max_reuse_distance", "prefetch_bucket_size")
+"""Options of stage 3 that must be 0: each module's weights are gathered for it alone, and freed after it."""
+
+
+def _in_deepspeed(training: ScriptTraining, engine: Any, copied: dict[int, Any]) -> ScriptTraining:
+    """Add DeepSpeed's engine.
+
+    Raises:
+        LabError: if it does what is not predicted: a pipeline, offloading, experts, compressed messages.
+    """
+    zero, optimizer = engine._config.zero_config, engine.optimizer
+    stage = int(zero.stage)
+    _check_deepspeed(engine, zero, stage)
+    parameters = list(training.model.parameters())
+    trained = [one for one in parameters if one.requires_grad]
+    types = {one.dtype for one in parameters}
+    if len(types) > 1:
+        raise _refuse(
+            "DeepSpeed holds parameters of several types", "DeepSpeed a des paramètres de plusieurs types"
+        )
+    if stage == 3 and len(trained) < len(parameters):
+        raise _refuse(
+            "DeepSpeed’s stage 3 holds frozen parameters", "le stade 3 de DeepSpeed a des paramètres gelés"
+        )
+    dtype = types.pop()
+    groups: tuple[tuple[nn.Parameter, ...], ...] = ()
+    checks: tuple[int, ...] = (8,) if stage == 3 else ()
+    if stage == 0 and dtype == torch.float32 and engine.gradient_clipping() > 0:
+        checks = (FP32_BYTES,)
+    if stage in (1, 2):
+        groups = tuple(tuple(copied[id(one)] for one in group) for group in optimizer.round_robin_bit16_groups)
+        norms = (FP32_BYTES,) * len(groups) if optimizer.compute_grad_norm else ()
+        checks = (*norms, 1) if optimizer.check_grad_overflow else norms
+    return replace(
+        training,
+        wrapper="deepspeed",
+        ranks=int(engine.dp_world_size),
+        param_dtype=dtype,
+        zero=ZeroOptions(
+            stage=stage,
+            bucket_elements=int(zero.reduce_bucket_size),
+            gather_elements=int(zero.allgather_bucket_size),
+            groups=groups,
+            checks_bytes=checks,
+            keeps_fp32_gradients=dtype != torch.float32 and engine.get_data_types()[1] == torch.float32,
+        ),
+    )
+
+
+def _check_deepspeed(engine: Any, zero: Any, stage: int) -> None:
+    """Refuse what is not predicted of DeepSpeed.
+
+    Raises:
+        LabError: naming the option.
+    """
+    if type(engine).__name__ != "DeepSpeedEngine":
+        raise _refuse(f"DeepSpeed’s {type(engine).__name__} drives it", f"{type(engine).__name__} de DeepSpeed le mène")
+    if engine.has_moe_layers:
+        raise _refuse("DeepSpeed’s experts are in its model", "son modèle a des experts de DeepSpeed")
+    if engine.torch_autocast_enabled():
+        raise _refuse("DeepSpeed’s `torch_autocast` is on", "`torch_autocast` de DeepSpeed est actif")
+    if type(engine.optimizer).__name__ == "BF16_Optimizer":
+        raise _refuse(
+            "DeepSpeed sums its 16-bit gradients in fp32 in stage 1",
+            "DeepSpeed additionne ses gradients de 16 bits en fp32 au stade 1",
+        )
+    for name in ("offload_optimizer", "offload_param"):
+        place = getattr(zero, name)
+        if place is not None and str(getattr(place.device, "value", place.device)) != "none":
+            raise _refuse(f"DeepSpeed offloads (`{name}`)", f"DeepSpeed décharge (`{name}`)")
+    if stage:
+        for name, known in _NOT_ZERO:
+            found = getattr(zero, name, known)
+            if found != known:
+                raise _refuse(f"of DeepSpeed, `{name}` = {found}", f"DeepSpeed a `{name}` = {found}")
+    if stage in (1, 2) and zero.overlap_comm:
+        raise _refuse("DeepSpeed’s `overlap_comm` is on", "`overlap_comm` de DeepSpeed est actif")
+    if stage == 3:
+        for name in _TEXTBOOK:
+            found = int(getattr(zero, name))
+            if found:
+                raise _refuse(
+                    f"DeepSpeed’s stage 3 keeps or prefetches weights as it finds time (`stage3_{name}` = {found}; "
+                    "with 0 it is predicted)",
+                    f"le stade 3 de DeepSpeed garde ou précharge des poids (`stage3_{name}` = {found} ; avec 0, "
+                    "il est prédit)",
+                )
