@@ -458,8 +458,9 @@ def _input_problem(config: RunFields) -> Facts | None:
 
     def asked() -> None:
         if is_taken_as_told(config.model):
-            family: datasets.Family = "text" if config.image_size is None else "image"
-            datasets.check(config.data or "", family=family, model=config.model)
+            if config.data != "example":
+                family: datasets.Family = "text" if config.image_size is None else "image"
+                datasets.check(config.data or "", family=family, model=config.model)
             return
         datasets.check(config.data or "", family=models.spec(config.model).family, model=config.model)
         models.check_input(config.model, image_size=config.image_size, sequence_length=config.sequence_length)

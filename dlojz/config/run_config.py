@@ -284,7 +284,8 @@ def _fill_in_model(given: Mapping[str, Any], name: str) -> dict[str, Any]:
     Raises:
         LabError: no such model, or one from elsewhere would have to be looked up where a record is read.
     """
-    told = given.get("data") and (given.get("image_size") is None) != (given.get("sequence_length") is None)
+    sizes = [name for name in ("image_size", "sequence_length") if given.get(name) is not None]
+    told = given.get("data") and len(sizes) == (0 if given["data"] == "example" else 1)
     if told and isinstance(name, str) and is_taken_as_told(name):
         return {**given, "model": absolute_name(name) if executes_files() else name}
     if is_elsewhere(name) and not executes_files():
@@ -296,9 +297,10 @@ def _fill_in_model(given: Mapping[str, Any], name: str) -> dict[str, Any]:
         )
     spec = models.spec(name)
     filled = {**given, "model": spec.name}
-    size = "image_size" if spec.family == "image" else "sequence_length"
     _default(filled, "data", datasets.default_for(spec.family, spec.num_classes))
-    _default(filled, size, getattr(spec, size))
+    if spec.family != "tensors":
+        size = "image_size" if spec.family == "image" else "sequence_length"
+        _default(filled, size, getattr(spec, size))
     experts = getattr(spec.size, "experts", None)
     for field, value in experts.defaults().items() if experts else ():
         _default(filled, field, value)
@@ -360,7 +362,7 @@ def command_of(config: RunConfig, command: str = "run") -> str:
 def vocabulary_note(config: RunConfig) -> str:
     """Say with what vocabulary a text model is trained, in one sentence; empty for images, and for models of bytes."""
     spec = models.spec(config.model)
-    if spec.family == "image" or spec.num_classes == datasets.num_classes("text"):
+    if spec.family != "text" or spec.num_classes == datasets.num_classes("text"):
         return ""
     words, whole = integer(config.num_classes), integer(spec.num_classes)
     if words == whole:

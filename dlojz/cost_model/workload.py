@@ -798,9 +798,9 @@ def traced_blocks(
     return tuple(found)
 
 
-def _nested_work(built: Any, x: Tensor, text: bool) -> tuple[BlockWork, ...]:
+def _nested_work(built: Any, x: Any, text: bool) -> tuple[BlockWork, ...]:
     """Blocks of which the last calls the others, each once."""
-    *parts, whole = built.blocks
+    parts = built.blocks[:-1]
     elements, own = [0] * len(parts), [set(block.parameters()) for block in built.blocks]
     own[-1] -= set().union(*own[:-1])
     traced: list[list[Traced]] = [[] for _ in built.blocks]
@@ -818,7 +818,7 @@ def _nested_work(built: Any, x: Tensor, text: bool) -> tuple[BlockWork, ...]:
             hooks.append(part.register_forward_pre_hook(lambda *_, number=number: enter(number)))
             hooks.append(part.register_forward_hook(lambda *given, number=number: leave(number, given[-1])))
         recorder.traced = traced[-1]
-        logits = whole(x)
+        logits = built(x)
         for hook in hooks:
             hook.remove()
     if text:

@@ -16,7 +16,9 @@ from dlojz.base.language import one_of
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
-Family = Literal["image", "text"]
+    from dlojz.models.foreign.example import Example
+
+Family = Literal["image", "text", "tensors"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ _CATALOGUE = {
         DataSpec("synthetic", ("image", "text"), None, "random images or tokens of any size, the same in every run"),
         DataSpec("imagenet", ("image",), 1000, "ImageNet from --data-root or $DSDIR/imagenet (folder with train/)"),
         DataSpec("text", ("text",), 256, "English prose of the Python documentation, byte by byte"),
+        DataSpec("example", ("tensors",), None, "random tensors shaped as those of a model's example_inputs()"),
     )
 }
 
@@ -53,8 +56,8 @@ def default_for(family: Family, vocabulary_size: int = 256) -> str:
 
     Text is read byte by byte; a model with another vocabulary reads random tokens, so that it keeps its size.
     """
-    if family == "image":
-        return "digits"
+    if family != "text":
+        return "digits" if family == "image" else "example"
     return "text" if vocabulary_size == num_classes("text") else "synthetic"
 
 
@@ -122,14 +125,17 @@ def load(
     image_size: int | None = None,
     sequence_length: int | None = None,
     data_root: str | None = None,
+    example: Example | None = None,
 ) -> Dataset:
     """Open a data set; a sample is `(input, target)`.
 
     Images: input float32 of shape (3, image_size, image_size), about zero mean, and an integer class. Text: input and
-    target int64 of shape (sequence_length,), the target being the next token.
+    target int64 of shape (sequence_length,), the target being the next token. Tensors: like `example`.
     """
     from dlojz.data import datasets
 
+    if example is not None:
+        return datasets.ExampleSamples(example, num_classes, seed)
     if family == "text":
         length = sequence_length or 1
         if name == "synthetic":

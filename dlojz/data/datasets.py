@@ -7,12 +7,14 @@ byte that follows it.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from dlojz.models.foreign.example import Example
 from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
 
 
@@ -55,6 +57,22 @@ class SyntheticImages(Dataset):
         generator = torch.Generator().manual_seed(self._seed * self._num_samples + index)
         image = torch.randn(self._shape, generator=generator)
         return image, torch.randint(self._num_classes, (), generator=generator)
+
+
+class ExampleSamples(Dataset):
+    """Random samples shaped as a model's example inputs, with random classes, the same in every run of one seed."""
+
+    def __init__(self, example: Example, num_classes: int, seed: int, num_samples: int = 2**16) -> None:
+        self._example, self._num_classes = example, num_classes
+        self._seed, self._num_samples = seed, num_samples
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
+        generator = torch.Generator().manual_seed(self._seed * self._num_samples + index)
+        sample = self._example.sample(index, generator)
+        return sample, torch.randint(self._num_classes, self._example.targets, generator=generator)
 
 
 def imagenet(folder: Path, image_size: int) -> Dataset:

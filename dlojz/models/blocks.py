@@ -22,6 +22,7 @@ from dlojz.base.language import refusal
 from dlojz.models.checkpointing import Checkpointing, level_of, run_checkpointed
 from dlojz.models.experts.layer import MixtureOfExperts
 from dlojz.models.experts.routing import Routing
+from dlojz.models.foreign.example import run_on
 
 Loss = Callable[[Any, Tensor], Tensor]
 """Mean loss of a model's output and the targets: a scalar."""
@@ -82,7 +83,7 @@ class NestedBlocks(BlockList):
     to the rest. What treats a model block by block (sharding, prediction) thus treats any module.
 
     Args:
-        module: Reads one tensor; its forward pass stays as it is.
+        module: Its forward pass stays as it is.
         parts: Paths of the repeated parts, in the order in which they are called, each once.
         loss: Mean loss of its output and the targets.
     """
@@ -96,9 +97,9 @@ class NestedBlocks(BlockList):
         self.paths = (*paths, type(module).__name__)
         """Names of the blocks in the module: the paths of its parts, and for the rest its class."""
 
-    def forward(self, x: Tensor) -> Any:
-        """Run the module."""
-        return self.blocks[-1](x)
+    def forward(self, x: Any) -> Any:
+        """Run the module on a tensor, on a tuple as its arguments, or on a dict as its keywords."""
+        return run_on(self.blocks[-1], x)
 
 
 def split_heads(qkv_BTE: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,8 +19,10 @@ from dlojz.models.experts.routing import Routing
 if TYPE_CHECKING:
     from dlojz.models.blocks import BlockList
     from dlojz.models.checkpointing import Checkpointing
+    from dlojz.models.foreign.example import Example
 
-Family = Literal["image", "text"]
+Family = Literal["image", "text", "tensors"]
+_READ = {"image": ("images", "image_size"), "text": ("text", "sequence_length"), "tensors": ("tensors of a shape", "")}
 BYTES = 256
 
 _SWITCH = "Fedus et al. 2021, arXiv 2101.03961"
@@ -37,7 +39,7 @@ class ModelSpec:
 
     Args:
         name: Name for ``build`` and the command line.
-        family: ``image`` (pixels to classes) or ``text`` (tokens to tokens).
+        family: ``image`` (pixels to classes), ``text`` (tokens to tokens) or, from elsewhere, ``tensors`` (`example`).
         summary: Description in a few words.
         source: Paper that describes it, and gives the dimensions in ``size``.
         size: Dimensions; plain data, no torch; None from elsewhere.
@@ -48,6 +50,7 @@ class ModelSpec:
         smallest_image: Image sizes are at least this.
         sequence_length: Default tokens per sample; None for images.
         in_channels: Default channels of the images; None for text.
+        example: Inputs of a model that reads ``tensors``.
     """
 
     name: str
@@ -62,6 +65,7 @@ class ModelSpec:
     smallest_image: int = 1
     sequence_length: int | None = None
     in_channels: int | None = None
+    example: Example | None = None
 
 
 _CLASSES = {
@@ -204,18 +208,14 @@ def check_input(name: str, image_size: int | None = None, sequence_length: int |
         LabError: unknown model, a size of the other family, or a size that this model cannot read.
     """
     entry = spec(name)
-    if entry.family == "image":
-        reads, own, size, other, refused = "images", "image_size", image_size, "sequence_length", sequence_length
-    else:
-        reads, own, size, other, refused = "text", "sequence_length", sequence_length, "image_size", image_size
-    if refused is not None:
-        raise LabError(
-            f"{name} reads {reads}: {other} has no meaning for it, but {refused!r} was received: "
-            f"give {own}, or leave it out."
-        )
-    if size is not None:
-        _check_positive(entry, own, size)
-        _check_image_size(entry, size)
+    reads, own = _READ[entry.family]
+    for what, size in (("image_size", image_size), ("sequence_length", sequence_length)):
+        if size is not None and what != own:
+            other = f"give {own}, or leave it out" if own else "leave it out"
+            raise LabError(f"{name} reads {reads}: {what} has no meaning for it, but {size!r} was received: {other}.")
+        if size is not None:
+            _check_positive(entry, own, size)
+            _check_image_size(entry, size)
 
 
 def build(

@@ -54,9 +54,11 @@ def sample_inputs(
     sequence_length: int | None = None,
     in_channels: int | None = None,
     device: str = "meta",
-) -> Tensor:
-    """Make an input of a model: right shape and type, no values; ``(B, C, H, W)`` or ``(B, T)``."""
+) -> Any:
+    """Make an input of a model: right shape and type, no values; ``(B, C, H, W)``, ``(B, T)``, or as its example."""
     entry = spec(name)
+    if entry.example is not None:
+        return entry.example.inputs(samples, device)
     if entry.family == "text":
         length = sequence_length or entry.sequence_length or 1
         return torch.empty(samples, length, dtype=torch.long, device=device)
@@ -64,8 +66,17 @@ def sample_inputs(
     return torch.empty(samples, in_channels or entry.in_channels or 3, side, side, device=device)
 
 
+def targets_shape(name: str, samples: int, sequence_length: int | None = None) -> tuple[int, ...]:
+    """Return the shape of a model's targets: a class number for each sample, token, or place of its example's output.
+    """
+    entry = spec(name)
+    if entry.example is not None:
+        return (samples, *entry.example.targets)
+    return (samples, sequence_length or entry.sequence_length or 1) if entry.family == "text" else (samples,)
+
+
 @refusing_overflow()
-def flops_by_block(model: BlockList, sample: Tensor) -> list[int]:
+def flops_by_block(model: BlockList, sample: Any) -> list[int]:
     """Count the FLOPs of one forward pass of each block of a model.
 
     Blocks that print alike and read the same shape cost the same: each kind is run once.
@@ -94,11 +105,11 @@ def flops_by_block(model: BlockList, sample: Tensor) -> list[int]:
     return flops_of
 
 
-def _flops_of_nested(model: BlockList, sample: Tensor) -> list[int]:
+def _flops_of_nested(model: BlockList, sample: Any) -> list[int]:
     """FLOPs of blocks of which the last one calls the others."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    *parts, whole = model.blocks
+    parts = model.blocks[:-1]
     flops_of: list[int] = []
     counter = FlopCounterMode(display=False)
 
@@ -111,7 +122,7 @@ def _flops_of_nested(model: BlockList, sample: Tensor) -> list[int]:
     hooks = [part.register_forward_pre_hook(begin) for part in parts]
     hooks += [part.register_forward_hook(end) for part in parts]
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-        whole(sample)
+        model(sample)
     for hook in hooks:
         hook.remove()
     return [*flops_of, counter.get_total_flops() - sum(flops_of)]

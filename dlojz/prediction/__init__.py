@@ -28,8 +28,8 @@ def predict(
     Args:
         model: the run; or the name of a model (`gpt_tiny`, `timm:convnext_base`, `my_file.py:build`); or a module, on
             any device, which stays as it is.
-        inputs: of a module: a batch that it reads, images ``(N, 3, S, S)`` or tokens ``(N, T)``, whose N is the
-            micro-batch where `fields` give none; of a run: its rank.
+        inputs: of a module: a batch that it reads, a tensor, or a tuple or dict of tensors for its arguments, whose
+            first dimension is the micro-batch where `fields` give none; of a run: its rank.
         device: a GPU or its name (see `dlojz.hardware`); by default the CPU.
         rank: from 0 to the world size; ranks differ where shards do not divide evenly.
         fields: of a model: those of a configuration, flat, as `dlojz.run` takes them.
@@ -59,8 +59,8 @@ def predict(
         )
     from dlojz.models.foreign.given_module import name_of_module
 
-    name = name_of_module(model, inputs)
-    config = RunConfig.of(model=name, **{"micro_batch": getattr(inputs, "shape", (1,))[0], **fields})
+    name, samples = name_of_module(model, inputs)
+    config = RunConfig.of(model=name, **{"micro_batch": samples, **fields})
     return _predicted(config, rank, device)
 
 

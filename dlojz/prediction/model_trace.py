@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from dlojz import models
 from dlojz.base.language import refusing_overflow
 from dlojz.by_hand.activation_offload import ActivationOffload, planned_offload
 from dlojz.by_hand.context_parallel import RingShare, share_sequences
@@ -40,7 +39,7 @@ from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.experts.routing import Routing
 from dlojz.models.foreign.elsewhere import contents_hash, is_elsewhere
 from dlojz.models.foreign.given_module import changes_its_model
-from dlojz.models.meta import sample_inputs
+from dlojz.models.meta import sample_inputs, targets_shape
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from dlojz.pipeline.simulator import peak_activations
@@ -402,8 +401,7 @@ def _traced(key: TraceKey) -> MemoryTrace:
         model.plan_activations(block_choices(key.activation_plan))
     tokens = key.sequence_length and key.sequence_length // key.context.size
     inputs = sample_inputs(key.model, key.micro_batch, image_size=key.image_size, sequence_length=tokens)
-    text = models.spec(key.model).family == "text"
-    targets = torch.empty(inputs.shape if text else key.micro_batch, dtype=torch.long, device="meta")
+    targets = torch.empty(targets_shape(key.model, key.micro_batch, tokens), dtype=torch.long, device="meta")
     how = partial(
         trace,
         compute=key.compute,

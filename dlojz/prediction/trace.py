@@ -267,7 +267,7 @@ HalfType = torch.bfloat16
 
 def trace(
     module: nn.Module,
-    *inputs: Tensor,
+    *inputs: Any,
     compute: Compute = "fp32",
     targets: Tensor | None = None,
     loss: Callable[..., Tensor] | None = None,
@@ -279,7 +279,7 @@ def trace(
 
     Args:
         module: any; on the meta device or a real one, where it stays untouched.
-        inputs: of its forward, on the meta device or a real one; copied, not changed.
+        inputs: of its forward, tensors or nested ones, on the meta device or a real one; copied, not changed.
         compute: precision.
         targets: part of the micro-batch, for the loss.
         loss: of the module's output (and of the targets), a scalar; by default the sum of all its numbers.
@@ -302,7 +302,7 @@ def trace(
 
 def _traced(
     module: nn.Module,
-    inputs: tuple[Tensor, ...],
+    inputs: tuple[Any, ...],
     targets: Tensor | None,
     compute: Compute,
     loss: Callable[..., Tensor],
@@ -320,13 +320,13 @@ def _traced(
             stack.callback(handle.remove)
         stack.enter_context(follower)
         try:
-            read = tuple(_fake_like(tensor) for tensor in inputs)
+            read = tree_map(_fake_like, inputs)
             compared = () if targets is None else (_fake_like(targets),)
-            for tensor in (*read, *compared):
+            for tensor in tree_leaves((read, compared)):
                 follower.see(tensor)
             follower.phase = "forward"
             casts = compute == "bf16"
-            batch = tuple(x.to(HalfType) if casts and x.is_floating_point() else x for x in read)
+            batch = tree_map(lambda x: x.to(HalfType) if casts and x.is_floating_point() else x, read)
             with ways:
                 with around, _autocast(compute):
                     output = module(*batch)

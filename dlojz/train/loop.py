@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from dlojz import data as datasets
 from dlojz import models
@@ -231,14 +232,16 @@ def init_process_group(folder: Path, device: torch.device, rank: int, world_size
 
 def open_dataset(config: RunConfig) -> Any:
     """Open the data set of a run, its samples as the model reads them."""
+    spec = models.spec(config.model)
     return datasets.load(
         config.data_name,
-        family=models.spec(config.model).family,
+        family=spec.family,
         num_classes=config.num_classes,
         seed=config.seed,
         image_size=config.image_size,
         sequence_length=config.sequence_length,
         data_root=config.data_root,
+        example=spec.example,
     )
 
 
@@ -312,13 +315,13 @@ def _read(
 ) -> tuple[Tensor, Tensor]:
     """The next micro-batch, on the device."""
     if probes is None:
-        inputs, targets = (tensor.to(engine.device) for tensor in next(batches))
+        inputs, targets = tree_map(lambda one: one.to(engine.device), next(batches))
         return inputs, targets
     with probes.clock.phase("data"):
         with probes.loading():
             samples = next(batches)
-        inputs, targets = (tensor.to(engine.device) for tensor in samples)
-        probes.loaded(inputs, targets)
+        inputs, targets = tree_map(lambda one: one.to(engine.device), samples)
+        probes.loaded(*tree_leaves((inputs, targets)))
     return inputs, targets
 
 

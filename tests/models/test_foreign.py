@@ -18,7 +18,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import NestedBlocks, loss_of, mean_loss, tied_names
 from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
 from dlojz.models.meta import on_meta, sample_inputs
-from tests.models import own_models
+from tests.models import own_models, own_shapes
 
 OWN = str(Path(own_models.__file__))
 
@@ -234,7 +234,7 @@ def test_a_module_is_predicted_like_its_file_and_stays_as_it_is() -> None:
     ("asked", "words"),
     [
         (lambda: dlojz.predict(own_models.build(), torch.zeros(2, 3, 8, 8)), "does not run on inputs of shape"),
-        (lambda: dlojz.predict(own_models.build(), cast(Any, [1, 2])), "example of inputs gives list"),
+        (lambda: dlojz.predict(own_models.build(), cast(Any, [1, 2])), "example of inputs gives int: a tensor"),
         (lambda: dlojz.predict(own_models.build().half(), own_models.example_inputs()), "give it in fp32"),
         (lambda: dlojz.predict(own_models.Choosing(), own_models.example_inputs()), "depends on the values"),
         (lambda: dlojz.predict(cast(Any, 3)), "3 was received"),
@@ -245,3 +245,30 @@ def test_what_is_no_module_to_predict(asked: Callable[[], object], words: str) -
     with pytest.raises(LabError, match=words) as refused:
         asked()
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ((torch.zeros(2, 3), torch.zeros(4, 3)), r"gives \(2, 3\) and \(4, 3\): a tensor is needed"),
+        ({"x": torch.zeros(2, 3), "scale": 0.5}, "gives float: a tensor is needed"),
+        ((), "gives tuple"),
+        ({"words": torch.zeros(2, 3)}, r"does not run on inputs of shape words \(2, 3\)"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused_in_one_sentence(batch: object, words: str) -> None:
+    with pytest.raises(LabError, match=words) as refused:
+        dlojz.predict(own_models.build(), batch)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_module_is_predicted_on_several_inputs() -> None:
+    """As a tuple for its arguments and as a dict for its keywords; what reads several tensors is no chain of blocks."""
+    module, (image, numbers) = own_shapes.build(), own_shapes.example_inputs()
+    told = [dlojz.predict(module, batch, dp=2) for batch in ((image, numbers), {"image": image, "numbers": numbers})]
+    assert told[0].memory == told[1].memory and told[0].communication == told[1].communication
+    assert told[0].parameters == sum(one.numel() for one in module.parameters())
+    with pytest.raises(LabError, match="no chain of blocks.*it reads more than one tensor"):
+        dlojz.predict(module, (image, numbers), checkpointing="full")
+    with pytest.raises(LabError, match="reads tensors of a shape: image_size has no meaning"):
+        dlojz.predict(module, (image, numbers), image_size=64)

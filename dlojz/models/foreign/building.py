@@ -19,11 +19,11 @@ from dlojz.base.language import refusal, say
 from dlojz.models.blocks import BlockList, NestedBlocks
 from dlojz.models.catalogue import ModelSpec
 from dlojz.models.checkpointing import Checkpointing
-from dlojz.models.foreign.chain import chain_of
+from dlojz.models.foreign.chain import chain_of, not_a_chain
 from dlojz.models.foreign.elsewhere import CHAIN, absolute_name
 from dlojz.models.foreign.meta_checks import built, check_loss, not_logits, tried_on_meta
 from dlojz.models.foreign.sources import origin_of
-from dlojz.models.meta import on_meta, sample_inputs
+from dlojz.models.meta import on_meta, sample_inputs, targets_shape
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -50,8 +50,9 @@ def _spec(name: str) -> ModelSpec:
         build=partial(_build, name),
         num_classes=found.classes,
         image_size=found.size if image else None,
-        sequence_length=None if image else found.size,
+        sequence_length=found.size if found.family == "text" else None,
         in_channels=3 if image else None,
+        example=found.example,
     )
 
 
@@ -85,6 +86,8 @@ def _build(
             fr=f"{name} a une loss dans son fichier, que ni le dernier étage d’un pipeline ni une chaîne de blocs "
             "recalculés ne calculent : prenez pp=1 et checkpointing='none'.",
         )
+    if is_chain and found.example and not isinstance(found.example.batch, Tensor):
+        raise not_a_chain(name, say(en="it reads more than one tensor", fr="il lit plus d’un tenseur"))
     if is_chain:
         return chain_of(name, _made(name, size, classes), parts, checkpointing)
     return NestedBlocks(_made(name, size, classes), parts, found.loss)
@@ -102,15 +105,17 @@ def _parts(name: str, size: int, classes: int) -> tuple[str, ...]:
     Raises:
         LabError: if the module cannot be built or run there, or gives other than one number per class.
     """
-    image, loss = origin_of(name).family == "image", origin_of(name).loss
+    family, loss = origin_of(name).family, origin_of(name).loss
     order: list[str] = []
     with torch.random.fork_rng(devices=[]), on_meta():
         module = _made(name, size, classes)
         _check_all_trained(name, module)
         for path in repeated_parts(module):
             module.get_submodule(path).register_forward_pre_hook(lambda *_, path=path: order.append(path))
-        output = tried_on_meta(name, module, _samples(name, size))
-        needed = (2, classes) if image else (2, size, classes)
+        side, tokens = size if family == "image" else None, size if family == "text" else None
+        inputs = sample_inputs(name, 2, image_size=side, sequence_length=tokens)
+        output = tried_on_meta(name, module, inputs)
+        needed = (*targets_shape(name, 2, tokens), classes)
         if loss is not None:
             check_loss(name, loss, output, torch.zeros(needed[:-1], dtype=torch.long))
         elif output.shape[:-1] != needed[:-1] or output.shape[-1] < classes:
@@ -135,11 +140,6 @@ def _check_all_trained(name: str, module: nn.Module) -> None:
             "False), mais seuls les modèles dont tous les paramètres sont entraînés se prédisent : faites-en un buffer "
             "(register_buffer) si c’est une constante, ou entraînez-le.",
         )
-
-
-def _samples(name: str, size: int) -> Tensor:
-    image = origin_of(name).family == "image"
-    return sample_inputs(name, 2, image_size=size) if image else sample_inputs(name, 2, sequence_length=size)
 
 
 def repeated_parts(module: nn.Module) -> list[str]:

@@ -69,7 +69,7 @@ def chain_of(
         LabError: if the module is no chain; the sentence says where it breaks.
     """
     if not parts:
-        raise _broken(name, say(en="it has no blocks that repeat", fr="il n’a pas de blocs qui se répètent"))
+        raise not_a_chain(name, say(en="it has no blocks that repeat", fr="il n’a pas de blocs qui se répètent"))
     blocks = [_block(module, link) for link in _links(name, module, parts)]
     _copy_shared_buffers(blocks)
     return BlockList(blocks, checkpointing=checkpointing)
@@ -107,7 +107,7 @@ def _traced(name: str, module: nn.Module, parts: Sequence[str]) -> tuple[list[No
             en=f"its forward pass around its blocks cannot be traced: {why}",
             fr=f"sa passe avant autour de ses blocs ne peut pas être suivie : {why}",
         )
-        raise _broken(name, untraced) from error
+        raise not_a_chain(name, untraced) from error
     del tracer.root  # garbage that is collected late must not keep the weights of other ranks' blocks
     source = next(node for node in graph.nodes if node.op == "placeholder")
     depends = {source}
@@ -117,7 +117,7 @@ def _traced(name: str, module: nn.Module, parts: Sequence[str]) -> tuple[list[No
     output = next(node for node in graph.nodes if node.op == "output")
     result = output.args[0]
     if not isinstance(result, Node) or result not in depends:
-        raise _broken(name, say(en="it does not return one tensor", fr="il ne renvoie pas un seul tenseur"))
+        raise not_a_chain(name, say(en="it does not return one tensor", fr="il ne renvoie pas un seul tenseur"))
     return [node for node in graph.nodes if node in depends - {source, output}], source, result
 
 
@@ -141,7 +141,7 @@ def _passing(
         return passing[0]
     before, after = (title or end for title, end in zip(titles, _ends(), strict=True))
     shown = ", ".join(node.name for node in passing[:NAMES_SHOWN])
-    raise _broken(
+    raise not_a_chain(
         name,
         say(
             en=f"between {before} and {after} {len(passing)} values pass ({shown})",
@@ -187,7 +187,8 @@ def _copy_shared_buffers(blocks: Sequence[nn.Module]) -> None:
         seen.update(id(buffer) for buffer in block.buffers())
 
 
-def _broken(name: str, why: str) -> LabError:
+def not_a_chain(name: str, why: str) -> LabError:
+    """Make the refusal of a module whose blocks do not follow one another, with the reason."""
     return refusal(
         en=f"{name} is no chain of blocks, which a pipeline and activation checkpointing need: {why}; use pp=1 and "
         "checkpointing='none'.",

@@ -13,6 +13,7 @@ from torch import nn
 
 from dlojz.base.language import refusal, say
 from dlojz.models.foreign.elsewhere import CHAIN, is_own_file
+from dlojz.models.foreign.example import check_batch
 from dlojz.models.foreign.meta_checks import built
 from dlojz.models.foreign.sources import given_origins, origin_of_batch
 
@@ -22,12 +23,12 @@ def changes_its_model(name: str) -> bool:
     return is_own_file(name) or name.removeprefix(CHAIN) in given_origins
 
 
-def name_of_module(module: nn.Module, batch: object) -> str:
-    """Name a module, as it is now, so that it is predicted like a model from elsewhere.
+def name_of_module(module: nn.Module, batch: object) -> tuple[str, int]:
+    """Name a module, as it is now, so that it is predicted like a model from elsewhere; count the batch's samples.
 
     Args:
         module: On any device.
-        batch: Example of its inputs: images or tokens.
+        batch: Example of its inputs: a tensor, or a tuple or dict of tensors.
 
     Raises:
         LabError: if its weights are not in fp32, it cannot be copied, or it does not run on the batch.
@@ -44,8 +45,9 @@ def name_of_module(module: nn.Module, batch: object) -> str:
     name = f"module:{title}-{len(given_origins) + 1}"
     copied = _copied(module, name)
     source = say(en="the example of inputs", fr="l’exemple d’entrées")
+    samples = check_batch(source, batch)
     given_origins[name] = origin_of_batch(name, source, lambda: _copied(copied, name), batch)
-    return name
+    return name, samples
 
 
 def _copied(module: nn.Module, name: str) -> nn.Module:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
+from dlojz.models.foreign.example import Batch, run_on, shapes_text
 
 Built = TypeVar("Built")
 _PACKAGES = (Path(torch.__file__).parent, Path(__file__).parents[2])
@@ -35,7 +36,7 @@ def not_built(name: str, error: Exception) -> LabError:
     )
 
 
-def tried_on_meta(name: str, module: nn.Module, batch: Tensor) -> Any:
+def tried_on_meta(name: str, module: nn.Module, batch: Batch) -> Any:
     """Run a module on the meta device; returns its output.
 
     Raises:
@@ -43,7 +44,7 @@ def tried_on_meta(name: str, module: nn.Module, batch: Tensor) -> Any:
     """
     try:
         with torch.no_grad():
-            output = module.to("meta").eval()(batch)
+            output = run_on(module.to("meta").eval(), batch)
     except Exception as error:
         if "meta tensor" in str(error).lower():
             raise refusal(
@@ -53,8 +54,8 @@ def tried_on_meta(name: str, module: nn.Module, batch: Tensor) -> Any:
                 f"{error_with_line(error)}",
             ) from error
         raise refusal(
-            en=f"{name} does not run on inputs of shape {tuple(batch.shape)}: {error_with_line(error)}",
-            fr=f"{name} ne s’exécute pas sur des entrées de forme {tuple(batch.shape)} : {error_with_line(error)}",
+            en=f"{name} does not run on inputs of shape {shapes_text(batch)}: {error_with_line(error)}",
+            fr=f"{name} ne s’exécute pas sur des entrées de forme {shapes_text(batch)} : {error_with_line(error)}",
         ) from error
     return output
 

@@ -21,11 +21,13 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
 from dlojz.models.catalogue import Family
 from dlojz.models.foreign.elsewhere import check_execution, file_of, is_own_file
+from dlojz.models.foreign.example import Batch, Example, check_batch, family_name
 from dlojz.models.foreign.meta_checks import built, error_with_line, not_built, not_logits, tried_on_meta
 from dlojz.models.foreign.missing_operators import ensure_grouped_products_on_meta, ensure_torchvision_imports
 from dlojz.models.meta import on_meta
@@ -47,6 +49,7 @@ class Origin(NamedTuple):
         size: Default side of the images in pixels, or tokens per sample.
         classes: Default number of classes, or words.
         loss: Mean loss of its output and the targets; None for the cross-entropy of logits.
+        example: Inputs, where they are neither square images nor tokens.
     """
 
     make: Callable[[int, int], nn.Module]
@@ -54,6 +57,7 @@ class Origin(NamedTuple):
     size: int
     classes: int
     loss: Callable[[Any, Tensor], Tensor] | None = None
+    example: Example | None = None
 
 
 @lru_cache(maxsize=64)
@@ -213,10 +217,10 @@ def _of_file(name: str) -> Origin:
         missing = "example_inputs" if callable(build) else function
         raise refusal(
             en=f"{written} has no function {missing}(): it needs {function}(), which returns the module, and "
-            "example_inputs(), which returns a batch of images or tokens (and, if it returns no logits, "
+            "example_inputs(), which returns a batch of its inputs (and, if it returns no logits, "
             "loss(output, targets)).",
             fr=f"{written} n’a pas de fonction {missing}() : il faut {function}(), qui renvoie le module, et "
-            "example_inputs(), qui renvoie un batch d’images ou de tokens (et, s’il ne renvoie pas de logits, "
+            "example_inputs(), qui renvoie un batch de ses entrées (et, s’il ne renvoie pas de logits, "
             "loss(output, targets)).",
         )
     try:
@@ -231,26 +235,22 @@ def origin_of_batch(
     name: str,
     source: str,
     build: Callable[[], nn.Module],
-    batch: object,
+    batch: Batch,
     loss: Callable[[Any, Tensor], Tensor] | None = None,
 ) -> Origin:
-    """Read off a batch, which `source` gave, what a module reads; refuse another batch than of images or tokens."""
-    tokens = isinstance(batch, Tensor) and batch.dim() == 2 and not batch.is_floating_point()
-    images = isinstance(batch, Tensor) and batch.dim() == 4 and batch.shape[1:] == (3, batch.shape[3], batch.shape[3])
-    if not isinstance(batch, Tensor) or not (tokens or images):
-        given = tuple(batch.shape) if isinstance(batch, Tensor) else type(batch).__name__
-        raise refusal(
-            en=f"{source} gives {given}: a batch of square images (N, 3, S, S) or of whole "
-            "numbers (N, T) is needed.",
-            fr=f"{source} donne {given} : il faut un batch d’images carrées (N, 3, S, S) ou de "
-            "nombres entiers (N, T).",
-        )
+    """Read off a batch, which `source` gave, what a module reads; refuse what is no batch of tensors."""
+    check_batch(source, batch)
+    family = family_name(batch)
     with torch.random.fork_rng(devices=[]), on_meta():
-        output = tried_on_meta(name, built(name, build), torch.empty_like(batch, device="meta"))
-    classes = output.shape[-1] if isinstance(output, Tensor) and output.dim() > 1 else 256 if tokens else 10
+        inputs = tree_map(lambda one: torch.empty_like(one, device="meta"), batch)
+        output = tried_on_meta(name, built(name, build), inputs)
+    classes = output.shape[-1] if isinstance(output, Tensor) and output.dim() > 1 else 256 if family == "text" else 10
     if loss is None and not isinstance(output, Tensor):
         raise not_logits(name, type(output).__name__)
-    return Origin(lambda size, classes: build(), "text" if tokens else "image", batch.shape[-1], classes, loss)
+    if family != "tensors":
+        return Origin(lambda size, classes: build(), family, batch.shape[-1], classes, loss)
+    places = tuple(output.shape[1:-1]) if isinstance(output, Tensor) else ()
+    return Origin(lambda size, classes: build(), family, 0, classes, loss, Example(batch, places))
 
 
 def _imported(path: Path) -> ModuleType:

@@ -27,6 +27,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from dlojz.base.language import refusal
 from dlojz.by_hand.activation_offload import offload_of
@@ -163,8 +164,8 @@ class DeepSpeedEngine(Engine):
         return nullcontext()  # the weights themselves are bf16
 
     def forward(self, inputs: Tensor, targets: Tensor, *, last: bool) -> Tensor:
-        if self.config.precision == "bf16" and inputs.is_floating_point():
-            inputs = inputs.bfloat16()
+        if self.config.precision == "bf16":
+            inputs = tree_map(lambda one: one.bfloat16() if one.is_floating_point() else one, inputs)
         with self.activations():
             logits = self.model(inputs)
         return self.loss(logits, targets)

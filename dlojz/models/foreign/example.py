@@ -1,0 +1,101 @@
+"""Example inputs of a model from elsewhere: one tensor, a tuple for its arguments, or a dict for its keywords.
+
+A batch of square images or of tokens makes a model of the family `image` or `text`, whose size can be chosen. Any other
+batch makes one of the family `tensors`, which reads samples of these shapes and no others.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import refusal
+
+Batch = Any
+"""A tensor, or a tuple, list or dict of tensors, whose first dimension is the sample."""
+
+
+class Example(NamedTuple):
+    """Inputs of a model of the family `tensors`.
+
+    Attributes:
+        batch: Example of them.
+        targets: Shape of a sample's targets, which are class numbers.
+    """
+
+    batch: Batch
+    targets: tuple[int, ...]
+
+    def inputs(self, samples: int, device: str) -> Batch:
+        """Make inputs of so many samples: shapes and types, no values."""
+        return tree_map(lambda one: torch.empty(samples, *one.shape[1:], dtype=one.dtype, device=device), self.batch)
+
+    def sample(self, index: int, generator: torch.Generator) -> Batch:
+        """Make one sample: normal numbers, and of whole numbers and booleans the example's own, in turn."""
+
+        def made(one: Tensor) -> Tensor:
+            if one.is_floating_point():
+                return torch.randn(one.shape[1:], dtype=one.dtype, generator=generator)
+            if one.device.type == "meta":
+                return torch.zeros(one.shape[1:], dtype=one.dtype)
+            return one[index % len(one)].cpu()
+
+        return tree_map(made, self.batch)
+
+
+def run_on(module: nn.Module, inputs: Batch) -> Any:
+    """Run a module on a tensor, on a tuple as its arguments, or on a dict as its keywords."""
+    if isinstance(inputs, dict):
+        return module(**inputs)
+    return module(*inputs) if isinstance(inputs, tuple | list) else module(inputs)
+
+
+def shapes_text(batch: Batch) -> str:
+    """Write the shape of a tensor, or those of a tuple or dict of them."""
+    if isinstance(batch, dict):
+        return ", ".join(f"{name} {tuple(one.shape)}" for name, one in batch.items())
+    return " and ".join(str(tuple(one.shape)) for one in tree_leaves(batch))
+
+
+def check_batch(source: str, batch: object) -> int:
+    """Refuse what is no batch of tensors, and return its number of samples.
+
+    Args:
+        source: What gave it, for the refusal.
+        batch: Example of inputs.
+
+    Raises:
+        LabError: if it holds anything but tensors, or they have not one first dimension in common.
+    """
+    parts = list(batch.values()) if isinstance(batch, dict) else batch
+    parts = parts if isinstance(parts, tuple | list) else [batch]
+    others = {type(one).__name__: None for one in parts if not isinstance(one, Tensor)}
+    if others or not parts or (isinstance(batch, dict) and not all(isinstance(name, str) for name in batch)):
+        raise _no_batch(source, ", ".join(others) or type(batch).__name__)
+    samples = {one.shape[0] if one.dim() else 0 for one in parts if isinstance(one, Tensor)}
+    if len(samples) > 1 or not min(samples):
+        raise _no_batch(source, shapes_text(batch))
+    return min(samples)
+
+
+def _no_batch(source: str, given: str) -> LabError:
+    return refusal(
+        en=f"{source} gives {given}: a tensor is needed, or a tuple or dict of tensors (the arguments or keywords of "
+        "forward), whose first dimension is the same number of samples.",
+        fr=f"{source} donne {given} : il faut un tenseur, ou un tuple ou dict de tenseurs (les arguments ou les "
+        "mots-clés de forward), dont la première dimension est le même nombre d’échantillons.",
+    )
+
+
+def family_name(batch: Batch) -> Literal["image", "text", "tensors"]:
+    """Name the family of a model that reads such a batch: `image`, `text` or `tensors`."""
+    if not isinstance(batch, Tensor):
+        return "tensors"
+    if batch.dim() == 2 and batch.dtype in (torch.long, torch.int):
+        return "text"
+    square = batch.dim() == 4 and batch.shape[1:] == (3, batch.shape[3], batch.shape[3])
+    return "image" if square and batch.dtype == torch.float32 else "tensors"
