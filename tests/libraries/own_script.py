@@ -35,4 +35,5 @@ for number, (inputs, targets) in enumerate(loader, start=1):
         print(f"step {done}: {loss.item() * args.accumulation:.6f}", flush=True)
     if done == args.steps:
         break
+dist.barrier()  # a thread of gloo that still holds the last message may abort the process at its end
 dist.destroy_process_group()
