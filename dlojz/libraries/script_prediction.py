@@ -5,9 +5,9 @@ the optimizer, and when gradients are set to zero. A copy of the model without i
 and replayed by the engine memory of that wrapper (`dlojz.prediction.forecast`), as a model of the catalogue is. No
 measured figure enters.
 
-Known are one process, DDP, FSDP2 along one axis, with parameters in fp32, and DeepSpeed's ZeRO. What else a script
-holds, such as data sets in memory, is not predicted. Gradients set to zero after the step or before forward are freed
-before forward.
+Known are one process, DDP, FSDP2 along one axis or two (HSDP), with parameters in fp32, and DeepSpeed's ZeRO. What
+else a script holds, such as data sets in memory, is not predicted. Gradients set to zero after the step or before
+forward are freed before forward. Its FLOPs are counted on the traced operators, by the formulas of the probe.
 
 The copy is traced in a thread, which has no modes of the script's thread and which the watch does not listen to; random
 numbers, printed text and gradients of the script are as before.
@@ -175,7 +175,7 @@ def _predicted(
     limit_bytes: int | None,
 ) -> ScriptPrediction:
     training = recognise(step, optimizers, device, on_gpu, groups, config.layout.world_size)
-    forecast, model = _forecast(config, training)
+    forecast, model, flops = _forecast(config, training)
     levers: tuple[ScriptLever, ...] = ()
     if limit_bytes is not None and (forecast.memory.needed_bytes or 0) >= NEAR_LIMIT * limit_bytes:
         levers = tuple(_levers(config, training, forecast.memory.needed_bytes or 0))
@@ -190,6 +190,7 @@ def _predicted(
             source="predicted",
             parameters=sum(one.numel() for one in training.model.parameters()),
             memory=forecast.memory,
+            step_flops=training.micro_batches * flops,
             communication=tuple(sorted(_traffic(training, model), key=lambda one: (one.collective, one.group))),
         ),
         at_peak=_modules_at_peak(forecast, training, model),
@@ -217,19 +218,20 @@ def _config_of(config: RunConfig, training: ScriptTraining) -> RunConfig:
     return config.model_copy(update={"layout": layout, "precision": precision, "script": None})
 
 
-def _forecast(config: RunConfig, training: ScriptTraining) -> tuple[Forecast, ScriptModel]:
+def _forecast(config: RunConfig, training: ScriptTraining) -> tuple[Forecast, ScriptModel, int]:
+    """Forecast a step; return it with the copy that was traced, and the FLOPs of a micro-batch."""
     model = ScriptModel(training.model, training.parts, training.step, training.autocast)
     if training.checkpointed:
         for part in model.blocks[:-1]:
             part.forward = partial(checkpoint, part.forward, use_reentrant=False)
     try:
-        traced = trace(
-            model,
-            *(torch.empty(one.shape, dtype=one.dtype, device="meta") for one in training.given),
-            compute=training.compute,
-            loss=lambda value: value,
-            on_gpu=training.on_gpu,
+        given = [torch.empty(one.shape, dtype=one.dtype, device="meta") for one in training.given]
+        traced = on_cpu = trace(
+            model, *given, compute=training.compute, loss=lambda value: value, on_gpu=training.on_gpu
         )
+        if training.on_gpu:  # a GPU's attention is traced by its allocations alone, without products to count
+            model.held.clear()
+            on_cpu = trace(model, *given, compute=training.compute, loss=lambda value: value)
     finally:
         model.held.clear()
         for part in model.blocks:
@@ -240,7 +242,7 @@ def _forecast(config: RunConfig, training: ScriptTraining) -> tuple[Forecast, Sc
     shapes = shapes_of(model)
     overlay = _overlay(lab, training, shapes, model)
     step = StepReplay(lab, traced, _states(lab, training, shapes, overlay), overlay)
-    return forecast_of(step, 0, training.device), model
+    return forecast_of(step, 0, training.device), model, on_cpu.flops or 0
 
 
 def _trained(shapes: ModelShapes, model: nn.Module) -> ModelShapes:
@@ -330,7 +332,7 @@ def _states(lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, overl
 def _traffic(training: ScriptTraining, model: ScriptModel) -> Iterator[Traffic]:
     """What the wrapper hands to each collective in a step."""
     shapes, ranks = shapes_of(model), training.ranks
-    if ranks == 1 or training.wrapper == "none":
+    if ranks * training.replicas == 1 or training.wrapper == "none":
         return
     line = partial(Traffic, group=training.group, group_size=ranks)
     if training.zero is not None:
@@ -358,8 +360,17 @@ def _traffic(training: ScriptTraining, model: ScriptModel) -> Iterator[Traffic]:
         gathers, gathered = gathers + times, gathered + times * numel * training.param_dtype.itemsize
         reductions, reduced = reductions + 1, reduced + numel * training.reduce_bytes
     times = training.micro_batches
-    yield line(collective="all_gather", count=times * gathers, message_bytes=times * gathered)
-    yield line(collective="reduce_scatter", count=times * reductions, message_bytes=times * reduced)
+    if ranks > 1:
+        yield line(collective="all_gather", count=times * gathers, message_bytes=times * gathered)
+        yield line(collective="reduce_scatter", count=times * reductions, message_bytes=times * reduced)
+    if training.replicas > 1:  # each shard is reduced between the replicas, after its own reduce-scatter
+        yield Traffic(
+            collective="all_reduce",
+            group=training.replica_group,
+            group_size=training.replicas,
+            count=times * reductions,
+            message_bytes=times * reduced // ranks,
+        )
 
 
 def _deepspeed_traffic(
