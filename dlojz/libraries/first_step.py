@@ -310,6 +310,8 @@ class ScriptModel(NestedBlocks):
         self.held: list[Tensor] = []
         self.ready: tuple[str, ...] = ()
         """Parameters in the order in which their gradients become ready, once that is traced."""
+        self.in_backward: frozenset[str] = frozenset()
+        """Modules that backward reaches: not those below the first trained parameter."""
 
     def forward(self, *given: Tensor) -> Tensor:
         """Return the loss, or where none was seen the sum of all that the model returns."""

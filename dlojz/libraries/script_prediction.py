@@ -38,7 +38,7 @@ from dlojz.libraries.first_step import FirstStep, GivenTensor, ScriptModel, Tens
 from dlojz.libraries.script_training import OptimizerUse, ScriptTraining, ZeroOptions, recognise, recognised_in
 from dlojz.prediction.communication import DEEPSPEED_REDUCED_ELEMENTS, deepspeed_buckets
 from dlojz.prediction.engine_memory import DDP, EngineMemory, Moments
-from dlojz.prediction.engine_memory_sharded import FSDP2, DeepSpeed, DeepSpeed3, DeepSpeed12
+from dlojz.prediction.engine_memory_sharded import FSDP2, DeepSpeed, DeepSpeed3, DeepSpeed12, last_parameter
 from dlojz.prediction.forecast import Forecast, StepReplay, forecast_of
 from dlojz.prediction.shapes import FP32_BYTES, ModelShapes, ParameterShape, fill_buckets, shapes_of
 from dlojz.prediction.states import deepspeed_messages, padded_parameters, predict_states
@@ -79,7 +79,17 @@ class _InDDP(_OfScript, DDP):
 
 
 class _InFSDP2(_OfScript, FSDP2):
-    """Engine memory of a script's model in FSDP2."""
+    """Engine memory of a script's model in FSDP2, whose frozen parameters are gathered, but not reduced."""
+
+    def __init__(self, config: RunConfig, shapes: ModelShapes, trained: ModelShapes) -> None:
+        super().__init__(config, shapes)
+        names = {one.name for one in trained.parameters}
+        self.frozen = frozenset(one.name for one in shapes.parameters) - names
+        for name, unit in self.units.items():
+            own = [one for one in unit if one.name in names]
+            self.reduced[name] = config.layout.dp * sum(one.padded_rows_numel(config.layout.dp) for one in own)
+            if own and len(own) < len(unit):
+                self.last_of[name] = last_parameter(name, own)
 
     def end_step(self, step: Moments) -> None:
         for unit in self.order:
@@ -238,10 +248,12 @@ def _forecast(config: RunConfig, training: ScriptTraining) -> tuple[Forecast, Sc
             vars(part).pop("forward", None)
     ready = (event for event in traced.events if isinstance(event, TraceMark) and event.what == "ready")
     model.ready = tuple(event.name for event in ready)
+    marks = (event for event in traced.events if isinstance(event, TraceMark) and event.what == "backward")
+    model.in_backward = frozenset(event.name for event in marks)
     lab = _config_of(config, training)
     shapes = shapes_of(model)
     overlay = _overlay(lab, training, shapes, model)
-    step = StepReplay(lab, traced, _states(lab, training, shapes, overlay), overlay)
+    step = StepReplay(lab, traced, _states(lab, training, shapes, overlay, model), overlay)
     return forecast_of(step, 0, training.device), model, on_cpu.flops or 0
 
 
@@ -257,7 +269,7 @@ def _overlay(lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, mode
     if training.zero is not None:
         overlay = _deepspeed_overlay(lab, training.zero, trained, model)
     elif training.wrapper == "fsdp2":
-        overlay = sharded = _InFSDP2(lab, shapes)
+        overlay = sharded = _InFSDP2(lab, shapes, trained)
         numbers = {path: f"blocks.{number}" for number, path in enumerate((*training.parts, ""))}
         sharded.kept = frozenset(numbers[path] for path in training.kept_units) & set(sharded.units)
         sharded.reduced_each = training.reduce_bytes
@@ -306,7 +318,9 @@ def _groups(zero: ZeroOptions, trained: ModelShapes, model: ScriptModel) -> tupl
     return tuple(replace(trained, parameters=tuple(own[id(one)] for one in group)) for group in zero.groups)
 
 
-def _states(lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, overlay: _OfScript) -> Memory:
+def _states(
+    lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, overlay: _OfScript, model: ScriptModel
+) -> Memory:
     held = predict_states(lab, shapes)
     if isinstance(overlay, _InDeepSpeed12) and not isinstance(overlay, _InDeepSpeed3):
         each = [predict_states(lab, group) for group in overlay.groups]
@@ -318,7 +332,10 @@ def _states(lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, overl
                 for category in STATES
             }
         )
-    if training.wrapper not in ("fsdp2", "deepspeed"):
+    if training.wrapper == "fsdp2":
+        reduced = predict_states(lab, _trained(shapes, model))
+        held = held.model_copy(update={"gradients_bytes": reduced.gradients_bytes})
+    elif training.wrapper != "deepspeed":
         held = held.model_copy(update={"gradients_bytes": FP32_BYTES * overlay.shapes.num_parameters})
     buffers = {id(one): one.numel() * one.element_size() for one in training.model.buffers()}
     known = {
@@ -354,11 +371,16 @@ def _traffic(training: ScriptTraining, model: ScriptModel) -> Iterator[Traffic]:
         return
     kept = {f"blocks.{number}" for number, path in enumerate((*training.parts, "")) if path in training.kept_units}
     gathers = gathered = reductions = reduced = 0
-    for unit in shapes.units():
+    units = {f"blocks.{unit[-1].block}": unit for unit in shapes.units()}
+    trained_names = {one.name for one in _trained(shapes, model).parameters}
+    entered = [number for number, name in enumerate(units) if name in model.in_backward]
+    lowest = min(entered, default=0) - 1  # prefetched in backward, though backward ends above it
+    for number, (name, unit) in enumerate(units.items()):
         numel = ranks * sum(one.padded_rows_numel(ranks) for one in unit)
-        times = 1 if f"blocks.{unit[-1].block}" in kept else 2
+        times = 2 if name not in kept and number in (*entered, lowest) else 1
         gathers, gathered = gathers + times, gathered + times * numel * training.param_dtype.itemsize
-        reductions, reduced = reductions + 1, reduced + numel * training.reduce_bytes
+        own = ranks * sum(one.padded_rows_numel(ranks) for one in unit if one.name in trained_names)
+        reductions, reduced = reductions + bool(own), reduced + own * training.reduce_bytes
     times = training.micro_batches
     if ranks > 1:
         yield line(collective="all_gather", count=times * gathers, message_bytes=times * gathered)

@@ -309,10 +309,9 @@ def _in_units(training: ScriptTraining, units: list[tuple[str, FSDPModule]], gro
     if len({group.mesh_info.mesh for group in held}) > 1:
         raise _refuse("its units of FSDP2 are on several meshes", "ses unités FSDP2 sont sur plusieurs maillages")
     axes = held[0].mesh_info.mesh.ndim
-    if any(one.sharded_param.device_mesh.ndim > axes for group in held for one in group.fsdp_params):
+    sharded: list[Any] = [one.sharded_param for group in held for one in group.fsdp_params]
+    if any(one.device_mesh.ndim > axes for one in sharded):
         raise _refuse("FSDP2 divides it along another axis besides", "il est divisé par FSDP2 et suivant un autre axe")
-    if any(not one.requires_grad for one in training.model.parameters()):
-        raise _refuse("FSDP2 holds frozen parameters", "FSDP2 a des paramètres gelés")
     if training.step.synchronised < training.step.backwards:
         raise _refuse("FSDP2 accumulates whole gradients", "FSDP2 accumule des gradients entiers")
     if any(type(group.offload_policy).__name__ != "OffloadPolicy" for group in held):

@@ -68,6 +68,7 @@ def predicted(record: RunRecord) -> ScriptPrediction:
         "--wrap hsdp --keep --accumulation 2",
         "--wrap none --freeze",
         "--wrap ddp --freeze",
+        "--wrap fsdp2 --freeze",
         "--wrap deepspeed --zero 0",
         "--wrap deepspeed --zero 0 --bf16",
         "--wrap deepspeed --zero 1 --accumulation 2",
