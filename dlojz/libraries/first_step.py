@@ -212,7 +212,9 @@ class FirstStep(TorchFunctionMode):
 def _synchronises(module: nn.Module) -> bool:
     """Whether this backward pass averages gradients: False within `no_sync`."""
     groups = (group for _, unit in fsdp_units(module) for group in unit._get_fsdp_state()._fsdp_param_groups)
-    return bool(getattr(module, "require_backward_grad_sync", True)) and all(group.reduce_grads for group in groups)
+    return bool(getattr(module, "require_backward_grad_sync", True)) and all(
+        group.reduce_grads and group.all_reduce_grads for group in groups
+    )
 
 
 def fsdp_units(module: nn.Module) -> list[tuple[str, FSDPModule]]:
@@ -308,6 +310,8 @@ class ScriptModel(NestedBlocks):
         self.held: list[Tensor] = []
         self.ready: tuple[str, ...] = ()
         """Parameters in the order in which their gradients become ready, once that is traced."""
+        self.in_backward: frozenset[str] = frozenset()
+        """Modules that backward reaches: not those below the first trained parameter."""
 
     def forward(self, *given: Tensor) -> Tensor:
         """Return the loss, or where none was seen the sum of all that the model returns."""

@@ -5,9 +5,9 @@ the optimizer, and when gradients are set to zero. A copy of the model without i
 and replayed by the engine memory of that wrapper (`dlojz.prediction.forecast`), as a model of the catalogue is. No
 measured figure enters.
 
-Known are one process, DDP, FSDP2 along one axis, with parameters in fp32, and DeepSpeed's ZeRO. What else a script
-holds, such as data sets in memory, is not predicted. Gradients set to zero after the step or before forward are freed
-before forward.
+Known are one process, DDP, FSDP2 along one axis or two (HSDP), with parameters in fp32, and DeepSpeed's ZeRO. What
+else a script holds, such as data sets in memory, is not predicted. Gradients set to zero after the step or before
+forward are freed before forward. Its FLOPs are counted on the traced operators, by the formulas of the probe.
 
 The copy is traced in a thread, which has no modes of the script's thread and which the watch does not listen to; random
 numbers, printed text and gradients of the script are as before.
@@ -38,7 +38,7 @@ from dlojz.libraries.first_step import FirstStep, GivenTensor, ScriptModel, Tens
 from dlojz.libraries.script_training import OptimizerUse, ScriptTraining, ZeroOptions, recognise, recognised_in
 from dlojz.prediction.communication import DEEPSPEED_REDUCED_ELEMENTS, deepspeed_buckets
 from dlojz.prediction.engine_memory import DDP, EngineMemory, Moments
-from dlojz.prediction.engine_memory_sharded import FSDP2, DeepSpeed, DeepSpeed3, DeepSpeed12
+from dlojz.prediction.engine_memory_sharded import FSDP2, DeepSpeed, DeepSpeed3, DeepSpeed12, last_parameter
 from dlojz.prediction.forecast import Forecast, StepReplay, forecast_of
 from dlojz.prediction.shapes import FP32_BYTES, ModelShapes, ParameterShape, fill_buckets, shapes_of
 from dlojz.prediction.states import deepspeed_messages, padded_parameters, predict_states
@@ -79,7 +79,17 @@ class _InDDP(_OfScript, DDP):
 
 
 class _InFSDP2(_OfScript, FSDP2):
-    """Engine memory of a script's model in FSDP2."""
+    """Engine memory of a script's model in FSDP2, whose frozen parameters are gathered, but not reduced."""
+
+    def __init__(self, config: RunConfig, shapes: ModelShapes, trained: ModelShapes) -> None:
+        super().__init__(config, shapes)
+        names = {one.name for one in trained.parameters}
+        self.frozen = frozenset(one.name for one in shapes.parameters) - names
+        for name, unit in self.units.items():
+            own = [one for one in unit if one.name in names]
+            self.reduced[name] = config.layout.dp * sum(one.padded_rows_numel(config.layout.dp) for one in own)
+            if own and len(own) < len(unit):
+                self.last_of[name] = last_parameter(name, own)
 
     def end_step(self, step: Moments) -> None:
         for unit in self.order:
@@ -175,7 +185,7 @@ def _predicted(
     limit_bytes: int | None,
 ) -> ScriptPrediction:
     training = recognise(step, optimizers, device, on_gpu, groups, config.layout.world_size)
-    forecast, model = _forecast(config, training)
+    forecast, model, flops = _forecast(config, training)
     levers: tuple[ScriptLever, ...] = ()
     if limit_bytes is not None and (forecast.memory.needed_bytes or 0) >= NEAR_LIMIT * limit_bytes:
         levers = tuple(_levers(config, training, forecast.memory.needed_bytes or 0))
@@ -190,6 +200,7 @@ def _predicted(
             source="predicted",
             parameters=sum(one.numel() for one in training.model.parameters()),
             memory=forecast.memory,
+            step_flops=training.micro_batches * flops,
             communication=tuple(sorted(_traffic(training, model), key=lambda one: (one.collective, one.group))),
         ),
         at_peak=_modules_at_peak(forecast, training, model),
@@ -217,30 +228,33 @@ def _config_of(config: RunConfig, training: ScriptTraining) -> RunConfig:
     return config.model_copy(update={"layout": layout, "precision": precision, "script": None})
 
 
-def _forecast(config: RunConfig, training: ScriptTraining) -> tuple[Forecast, ScriptModel]:
+def _forecast(config: RunConfig, training: ScriptTraining) -> tuple[Forecast, ScriptModel, int]:
+    """Forecast a step; return it with the copy that was traced, and the FLOPs of a micro-batch."""
     model = ScriptModel(training.model, training.parts, training.step, training.autocast)
     if training.checkpointed:
         for part in model.blocks[:-1]:
             part.forward = partial(checkpoint, part.forward, use_reentrant=False)
     try:
-        traced = trace(
-            model,
-            *(torch.empty(one.shape, dtype=one.dtype, device="meta") for one in training.given),
-            compute=training.compute,
-            loss=lambda value: value,
-            on_gpu=training.on_gpu,
+        given = [torch.empty(one.shape, dtype=one.dtype, device="meta") for one in training.given]
+        traced = on_cpu = trace(
+            model, *given, compute=training.compute, loss=lambda value: value, on_gpu=training.on_gpu
         )
+        if training.on_gpu:  # a GPU's attention is traced by its allocations alone, without products to count
+            model.held.clear()
+            on_cpu = trace(model, *given, compute=training.compute, loss=lambda value: value)
     finally:
         model.held.clear()
         for part in model.blocks:
             vars(part).pop("forward", None)
     ready = (event for event in traced.events if isinstance(event, TraceMark) and event.what == "ready")
     model.ready = tuple(event.name for event in ready)
+    marks = (event for event in traced.events if isinstance(event, TraceMark) and event.what == "backward")
+    model.in_backward = frozenset(event.name for event in marks)
     lab = _config_of(config, training)
     shapes = shapes_of(model)
     overlay = _overlay(lab, training, shapes, model)
-    step = StepReplay(lab, traced, _states(lab, training, shapes, overlay), overlay)
-    return forecast_of(step, 0, training.device), model
+    step = StepReplay(lab, traced, _states(lab, training, shapes, overlay, model), overlay)
+    return forecast_of(step, 0, training.device), model, on_cpu.flops or 0
 
 
 def _trained(shapes: ModelShapes, model: nn.Module) -> ModelShapes:
@@ -255,7 +269,7 @@ def _overlay(lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, mode
     if training.zero is not None:
         overlay = _deepspeed_overlay(lab, training.zero, trained, model)
     elif training.wrapper == "fsdp2":
-        overlay = sharded = _InFSDP2(lab, shapes)
+        overlay = sharded = _InFSDP2(lab, shapes, trained)
         numbers = {path: f"blocks.{number}" for number, path in enumerate((*training.parts, ""))}
         sharded.kept = frozenset(numbers[path] for path in training.kept_units) & set(sharded.units)
         sharded.reduced_each = training.reduce_bytes
@@ -304,7 +318,9 @@ def _groups(zero: ZeroOptions, trained: ModelShapes, model: ScriptModel) -> tupl
     return tuple(replace(trained, parameters=tuple(own[id(one)] for one in group)) for group in zero.groups)
 
 
-def _states(lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, overlay: _OfScript) -> Memory:
+def _states(
+    lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, overlay: _OfScript, model: ScriptModel
+) -> Memory:
     held = predict_states(lab, shapes)
     if isinstance(overlay, _InDeepSpeed12) and not isinstance(overlay, _InDeepSpeed3):
         each = [predict_states(lab, group) for group in overlay.groups]
@@ -316,7 +332,10 @@ def _states(lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, overl
                 for category in STATES
             }
         )
-    if training.wrapper not in ("fsdp2", "deepspeed"):
+    if training.wrapper == "fsdp2":
+        reduced = predict_states(lab, _trained(shapes, model))
+        held = held.model_copy(update={"gradients_bytes": reduced.gradients_bytes})
+    elif training.wrapper != "deepspeed":
         held = held.model_copy(update={"gradients_bytes": FP32_BYTES * overlay.shapes.num_parameters})
     buffers = {id(one): one.numel() * one.element_size() for one in training.model.buffers()}
     known = {
@@ -330,7 +349,7 @@ def _states(lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, overl
 def _traffic(training: ScriptTraining, model: ScriptModel) -> Iterator[Traffic]:
     """What the wrapper hands to each collective in a step."""
     shapes, ranks = shapes_of(model), training.ranks
-    if ranks == 1 or training.wrapper == "none":
+    if ranks * training.replicas == 1 or training.wrapper == "none":
         return
     line = partial(Traffic, group=training.group, group_size=ranks)
     if training.zero is not None:
@@ -352,14 +371,28 @@ def _traffic(training: ScriptTraining, model: ScriptModel) -> Iterator[Traffic]:
         return
     kept = {f"blocks.{number}" for number, path in enumerate((*training.parts, "")) if path in training.kept_units}
     gathers = gathered = reductions = reduced = 0
-    for unit in shapes.units():
+    units = {f"blocks.{unit[-1].block}": unit for unit in shapes.units()}
+    trained_names = {one.name for one in _trained(shapes, model).parameters}
+    entered = [number for number, name in enumerate(units) if name in model.in_backward]
+    lowest = min(entered, default=0) - 1  # prefetched in backward, though backward ends above it
+    for number, (name, unit) in enumerate(units.items()):
         numel = ranks * sum(one.padded_rows_numel(ranks) for one in unit)
-        times = 1 if f"blocks.{unit[-1].block}" in kept else 2
+        times = 2 if name not in kept and number in (*entered, lowest) else 1
         gathers, gathered = gathers + times, gathered + times * numel * training.param_dtype.itemsize
-        reductions, reduced = reductions + 1, reduced + numel * training.reduce_bytes
+        own = ranks * sum(one.padded_rows_numel(ranks) for one in unit if one.name in trained_names)
+        reductions, reduced = reductions + bool(own), reduced + own * training.reduce_bytes
     times = training.micro_batches
-    yield line(collective="all_gather", count=times * gathers, message_bytes=times * gathered)
-    yield line(collective="reduce_scatter", count=times * reductions, message_bytes=times * reduced)
+    if ranks > 1:
+        yield line(collective="all_gather", count=times * gathers, message_bytes=times * gathered)
+        yield line(collective="reduce_scatter", count=times * reductions, message_bytes=times * reduced)
+    if training.replicas > 1:  # each shard is reduced between the replicas, after its own reduce-scatter
+        yield Traffic(
+            collective="all_reduce",
+            group=training.replica_group,
+            group_size=training.replicas,
+            count=times * reductions,
+            message_bytes=times * reduced // ranks,
+        )
 
 
 def _deepspeed_traffic(

@@ -137,6 +137,8 @@ class ScriptTraining:
     Args:
         units: of FSDP2, by path; empty otherwise.
         kept_units: those of them whose weights stay whole between forward and backward.
+        ranks: that divide the model, or under DDP that hold it whole.
+        replicas: groups of such ranks, each with all shards (HSDP).
     """
 
     model: nn.Module
@@ -153,6 +155,8 @@ class ScriptTraining:
     param_dtype: torch.dtype = torch.float32
     reduce_bytes: int = FP32_BYTES
     group: str = "dp"
+    replicas: int = 1
+    replica_group: str = "dp"
     bucket_view: bool = False
     bucket_bytes: tuple[int, int] = (0, 0)
     broadcasts_buffers: bool = False
@@ -190,6 +194,9 @@ def recognised_in(step: FirstStep, optimizers: Iterable[torch.optim.Optimizer]) 
             found["units"], found["sharding"] = str(len(flat)), flat[0].sharding_strategy.name
         if units:
             found["units"] = ", ".join(name or "(root)" for name, _ in units)
+            held = (group for _, unit in units for group in unit._get_fsdp_state()._fsdp_param_groups)
+            if any(group.mesh_info.mesh.ndim > 1 for group in held):
+                found["wrapper"] = "FSDP2 (HSDP)"
             kept = [name or "(root)" for name, unit in units if not _reshards(unit)]
             found["kept after forward"] = ", ".join(kept) or "none"
     found["optimizer"] = ", ".join(type(one).__name__ for one in optimizers)
@@ -286,7 +293,7 @@ def _in_units(training: ScriptTraining, units: list[tuple[str, FSDPModule]], gro
     """Add FSDP2's units.
 
     Raises:
-        LabError: if they are nested, leave parameters out, or go along several axes.
+        LabError: if they are nested, leave parameters out, or are on several meshes.
     """
     names = [name for name, _ in units if name]
     states = {name: unit._get_fsdp_state() for name, unit in units}
@@ -299,10 +306,12 @@ def _in_units(training: ScriptTraining, units: list[tuple[str, FSDPModule]], gro
         raise _refuse("units of FSDP2 are nested", "des unités FSDP2 sont imbriquées")
     if any(len(state._fsdp_param_groups) > 1 or len(state._modules_to_run_forward) > 0 for state in states.values()):
         raise _refuse("a unit of FSDP2 has several modules", "une unité FSDP2 a plusieurs modules")
-    if len({group.mesh_info.mesh.ndim for group in held} | {1}) > 1:
-        raise _refuse("FSDP2 goes along several axes", "FSDP2 suit plusieurs axes")
-    if any(not one.requires_grad for one in training.model.parameters()):
-        raise _refuse("FSDP2 holds frozen parameters", "FSDP2 a des paramètres gelés")
+    if len({group.mesh_info.mesh for group in held}) > 1:
+        raise _refuse("its units of FSDP2 are on several meshes", "ses unités FSDP2 sont sur plusieurs maillages")
+    axes = held[0].mesh_info.mesh.ndim
+    sharded: list[Any] = [one.sharded_param for group in held for one in group.fsdp_params]
+    if any(one.device_mesh.ndim > axes for one in sharded):
+        raise _refuse("FSDP2 divides it along another axis besides", "il est divisé par FSDP2 et suivant un autre axe")
     if training.step.synchronised < training.step.backwards:
         raise _refuse("FSDP2 accumulates whole gradients", "FSDP2 accumule des gradients entiers")
     if any(type(group.offload_policy).__name__ != "OffloadPolicy" for group in held):
@@ -312,6 +321,7 @@ def _in_units(training: ScriptTraining, units: list[tuple[str, FSDPModule]], gro
     reduced = first.mp_policy.reduce_dtype or dtype
     kept = frozenset(name for name, unit in units if not _reshards(unit))
     shard_group = getattr(first.mesh_info, "shard_process_group")  # noqa: B009 - of a mesh that shards
+    between = getattr(first.mesh_info, "replicate_process_group", None)
     return replace(
         training,
         parts=tuple(names),
@@ -322,6 +332,8 @@ def _in_units(training: ScriptTraining, units: list[tuple[str, FSDPModule]], gro
         param_dtype=dtype,
         reduce_bytes=reduced.itemsize,
         group=groups.get(str(shard_group.group_name), "dp"),
+        replicas=int(between.size()) if between is not None else 1,
+        replica_group=groups.get(str(between.group_name), "dp") if between is not None else "dp",
     )
 
 

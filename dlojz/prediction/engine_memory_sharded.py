@@ -76,6 +76,9 @@ class FSDP2(EngineMemory):
         self.padded = {
             name: dp * sum(parameter.padded_rows_numel(dp) for parameter in unit) for name, unit in self.units.items()
         }
+        self.reduced = dict(self.padded)
+        """Elements of each unit's gradients, padded: fewer than its weights' where some are frozen."""
+        self.frozen: frozenset[str] = frozenset()
         self.each = compute_bytes(config)
         self.reduced_each = FP32_BYTES
         """Bytes of a gradient as it is reduced."""
@@ -147,22 +150,24 @@ class FSDP2(EngineMemory):
             return
         step.ledger.drop(("weights", unit))
         step.ledger.drop("reduce")
-        step.ledger.hold("reduce", "workspace", self.reduced_each * self.padded[unit], unit)
+        if not self.reduced[unit]:
+            return
+        step.ledger.hold("reduce", "workspace", self.reduced_each * self.reduced[unit], unit)
         if self.each < self.reduced_each and not self.on_gpu:  # no CPU kernel joins and casts in one go
-            step.ledger.hold("joined", "workspace", self.each * self.padded[unit], unit)
+            step.ledger.hold("joined", "workspace", self.each * self.reduced[unit], unit)
         last = self.last_of[unit]
         for parameter in self.units[unit]:
-            if parameter.name != last:
+            if parameter.name != last and parameter.name not in self.frozen:
                 step.free_gradient(parameter.name)
         step.ledger.drop("joined")
-        shard_bytes = FP32_BYTES * self.padded[unit] // self.config.layout.dp
+        shard_bytes = FP32_BYTES * self.reduced[unit] // self.config.layout.dp
         first = not step.ledger.holds(("shard", unit))  # else accumulated into the shard of the former micro-batch
         if first:
             step.ledger.hold(("shard", unit), "gradients", shard_bytes, unit, REDUCE_STREAM)
         else:
             step.ledger.hold("reduced", "workspace", shard_bytes, unit, REDUCE_STREAM)
         if self.config.layout.dp > 1 and not self.on_gpu:  # gloo reduces the whole message in a copy
-            step.ledger.hold_briefly("copy", "workspace", FP32_BYTES * self.padded[unit], unit)
+            step.ledger.hold_briefly("copy", "workspace", FP32_BYTES * self.reduced[unit], unit)
         step.ledger.drop("reduced")
         step.free_gradient(last)
 

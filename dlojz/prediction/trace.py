@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
@@ -64,6 +65,37 @@ class TraceMark:
     """Of the gradient, where one is ready."""
 
 
+def _flash_for_cpu(query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
+
+
+def _flash_for_cpu_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any = None, **kwargs: Any
+) -> int:
+    return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
+
+
+def _convolution_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
+    wanted = args[-1]  # which of the gradients of input, weight and bias
+    return 2 * gradient.numel() * weight[0].numel() * (int(wanted[0]) + int(wanted[1]))
+
+
+# torch's own formulas, but for the CPU's attention kernel, which has none, and the backward of a convolution, whose
+# formula forgets that a grouped convolution (CoAtNet's depthwise one) mixes no channels.
+FLOP_FORMULAS: dict[Any, Any] = {
+    **flop_registry,
+    torch.ops.aten.convolution_backward: _convolution_backward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _flash_for_cpu,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _flash_for_cpu_backward,
+}
+
+
+def flops_of(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
+    """Count the floating-point operations of one operator's call; None where it has no formula."""
+    formula = FLOP_FORMULAS.get(func.overloadpacket)
+    return None if formula is None else int(formula(*args, **kwargs, out_val=result))
+
+
 @dataclass(frozen=True)
 class MemoryTrace:
     """Allocations of one micro-batch's forward and backward passes.
@@ -75,6 +107,7 @@ class MemoryTrace:
         bytes_of: largest bytes of each storage.
         module_of: module that allocated each storage.
         output_of: storage that each module's forward returns.
+        flops: floating-point operations of both passes; None where the trace is put together from those of blocks.
     """
 
     events: tuple[Allocation | TraceMark, ...]
@@ -83,6 +116,7 @@ class MemoryTrace:
     bytes_of: dict[int, int]
     module_of: dict[int, str]
     output_of: dict[str, int]
+    flops: int | None = field(default=None, compare=False)
 
     @property
     def saved_bytes(self) -> int:
@@ -123,9 +157,11 @@ class Follower(StorageTracker):
         self.in_backward_of = ""
         self.on_gpu = False
         self.ignored: set[int] = set()
+        self.flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.flops += flops_of(func, args, kwargs or {}, result) or 0
         # A GPU keeps the mean and the deviation of a normalisation in fp32, whatever its input.
         statistics = self.on_gpu and func is torch.ops.aten.native_layer_norm.default
         for number, tensor in enumerate(tree_leaves(result)):
@@ -350,6 +386,7 @@ def _traced(
         follower.bytes_of,
         follower.module_of,
         follower.output_of,
+        follower.flops,
     )
 
 

@@ -22,9 +22,9 @@ from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from dlojz.prediction.storage_tracker import StorageTracker
+from dlojz.prediction.trace import flops_of
 from dlojz.results.footprint import CATEGORIES, Category, Memory, Traffic
 from dlojz.results.record import MemorySample
 
@@ -111,31 +111,6 @@ _OF_ACTIVATIONS = ("pp", "tp", "ep", "cp")
 not communication buffers."""
 
 
-def _flash_for_cpu(query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
-    return sdpa_flop_count(query.shape, key.shape, value.shape)
-
-
-def _flash_for_cpu_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any = None, **kwargs: Any
-) -> int:
-    return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
-
-
-def _convolution_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
-    wanted = args[-1]  # which of the gradients of input, weight and bias
-    return 2 * gradient.numel() * weight[0].numel() * (int(wanted[0]) + int(wanted[1]))
-
-
-# torch's own formulas, but for the CPU's attention kernel, which has none, and the backward of a convolution, whose
-# formula forgets that a grouped convolution (CoAtNet's depthwise one) mixes no channels.
-FLOP_FORMULAS: dict[Any, Any] = {
-    **flop_registry,
-    torch.ops.aten.convolution_backward: _convolution_backward,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _flash_for_cpu,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _flash_for_cpu_backward,
-}
-
-
 class StorageTrace(StorageTracker):
     """Dispatch mode that records storages and collectives.
 
@@ -179,12 +154,11 @@ class StorageTrace(StorageTracker):
         result = func(*args, **(kwargs or {}))
         if self.loading:
             return result
-        formula = FLOP_FORMULAS.get(func.overloadpacket)
-        if formula is not None:
-            flops = formula(*args, **(kwargs or {}), out_val=result)
-            self.trace.flops_of_step[self.step] = self.trace.flops_of_step.get(self.step, 0) + int(flops)
+        flops = flops_of(func, args, kwargs or {}, result)
+        if flops is not None:
+            self.trace.flops_of_step[self.step] = self.trace.flops_of_step.get(self.step, 0) + flops
             key = (self.step, next(leaf.dtype for leaf in tree_leaves(args) if isinstance(leaf, Tensor)))
-            self.trace.flops_of_type[key] = self.trace.flops_of_type.get(key, 0) + int(flops)
+            self.trace.flops_of_type[key] = self.trace.flops_of_type.get(key, 0) + flops
         elif func.namespace == "c10d":
             self._see_collective(func._schema.name.split("::")[1], args)
         elif func.namespace == "_c10d_functional":

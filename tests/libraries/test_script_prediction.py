@@ -64,6 +64,11 @@ def predicted(record: RunRecord) -> ScriptPrediction:
         "--wrap ddp --late --accumulation 2 --autocast",
         "--wrap fsdp2",
         "--wrap fsdp2 --keep --optimizer Adagrad --late",
+        "--wrap hsdp",
+        "--wrap hsdp --keep --accumulation 2",
+        "--wrap none --freeze",
+        "--wrap ddp --freeze",
+        "--wrap fsdp2 --freeze",
         "--wrap deepspeed --zero 0",
         "--wrap deepspeed --zero 0 --bf16",
         "--wrap deepspeed --zero 1 --accumulation 2",
@@ -73,7 +78,7 @@ def predicted(record: RunRecord) -> ScriptPrediction:
     ],
 )
 def test_states_and_messages_are_exact_and_the_peak_is_near(words: str, recorded: Recorded) -> None:
-    record = recorded(words, 1 if "none" in words else 2)
+    record = recorded(words, 1 if "none" in words else 4 if "hsdp" in words else 2)
     found, measured = predicted(record).footprint, record.footprint()
     assert predicted(record).note == ""
     assert found is not None and measured is not None
@@ -82,6 +87,7 @@ def test_states_and_messages_are_exact_and_the_peak_is_near(words: str, recorded
         assert (category, found.memory.category(category)) == (category, measured.memory.category(category))
     assert found.memory.peak_bytes == pytest.approx(measured.memory.peak_bytes, rel=PEAK)
     assert found.communication == measured.communication
+    assert found.step_flops == measured.step_flops
 
 
 def test_the_script_trains_the_same_though_it_is_predicted(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -51,7 +52,7 @@ parser.add_argument("--wrap", choices=("none", "ddp", "fsdp1", "fsdp2", "hsdp", 
 parser.add_argument("--zero", type=int, default=0, help="stage of DeepSpeed")
 parser.add_argument("--zero-options", default="{}", help="more of DeepSpeed's section zero_optimization, as JSON")
 parser.add_argument("--bf16", action="store_true", help="with DeepSpeed: weights of 16 bit")
-parser.add_argument("--strategy", default="FULL_SHARD", help="of FSDP1")
+parser.add_argument("--freeze", action="store_true", help="the embedding and the first two layers are not trained")
 parser.add_argument("--groups", action="store_true", help="two groups of parameters, with and without decay")
 parser.add_argument("--optimizer", default="AdamW")
 parser.add_argument("--accumulation", type=int, default=1)
@@ -66,14 +67,20 @@ if "RANK" in os.environ:
 torch.manual_seed(0)
 bare = Transformer()
 model: nn.Module = bare
+if args.freeze:
+    for part in (bare.embedding, *bare.layers[:2]):
+        part.requires_grad_(False)
 if args.wrap == "ddp":
     model = DistributedDataParallel(model)
 elif args.wrap == "fsdp1":
     model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-elif args.wrap == "fsdp2":
+elif args.wrap in ("fsdp2", "hsdp"):
+    mesh = None
+    if args.wrap == "hsdp":
+        mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
     for layer in bare.layers:
-        fully_shard(layer, reshard_after_forward=not args.keep)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=not args.keep)
+    fully_shard(model, mesh=mesh)
 groups: list[dict[str, object]] = [{"params": list(model.parameters())}]
 if args.groups:
     groups = [
