@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import mmap
 import os
 import runpy
 import statistics
@@ -77,6 +78,8 @@ _OWN = (str(CHECKOUT / "dlojz") + os.sep, "<frozen runpy>")
 """Files whose frames are the lab's."""
 UNTRAINED = "untrained"
 """Event of a rank whose script has made no step of an optimizer."""
+_RESERVE_BYTES = 2**28
+"""Address space, untouched and without memory behind it, that is left to the prediction where memory has run out."""
 _UNCOMPILED = eval_frame.__file__
 """Where torch calls what it does not compile: the frame around a wrapper of the lab's."""
 
@@ -636,6 +639,7 @@ def run_script(
     sys.argv = [script.path, *script.arguments]
     sys.path.insert(0, str(Path(script.path).parent))
     code = 0
+    reserve = mmap.mmap(-1, _RESERVE_BYTES)
     probes.start()
     deadline.start()
     try:
@@ -645,6 +649,7 @@ def run_script(
         code = _exit_code(left)
     except BaseException as error:
         if is_out_of_memory(error):
+            reserve.close()
             watch.predict(0)
         raise
     finally:
