@@ -238,13 +238,16 @@ def long_files() -> list[tuple[str, int]]:
     ]
 
 
+_NOT_READ = ("__pycache__", "py.typed")
+
+
 def full_folders() -> list[tuple[str, int]]:
     """Folders whose listing does not fit the eye; the data files count too."""
     entries: Counter[str] = Counter()
     for path in {PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir())}:
         if path.name == "__pycache__":
             continue
-        inside = [one for one in path.iterdir() if one.name != "__pycache__" and not one.name.startswith(".")]
+        inside = [one for one in path.iterdir() if one.name not in _NOT_READ and not one.name.startswith(".")]
         entries[str(path.relative_to(PACKAGE))] = len(inside)
     return sorted(
         (name, count) for name, count in entries.items() if count > (MAX_TOP_ENTRIES if name == "." else MAX_ENTRIES)

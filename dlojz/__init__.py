@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dlojz.running.limits import preview
     from dlojz.running.run import Run, runs
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME_OF = {
     "Comparison": "dlojz.compare",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import dlojz
 from dlojz.cli.main import DONE, main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,3 +73,21 @@ def test_no_file_names_a_path_of_one_machine() -> None:
             continue
         found = home.search(path.read_text(encoding="utf-8", errors="replace"))
         assert not found, f"{name} names {found.group(0)}" if found else ""
+
+
+def test_the_notice_names_the_origin_of_every_table() -> None:
+    notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
+    named = set(re.findall(r"^(table-\S+\.csv)", notice, re.MULTILINE))
+    tables = sorted((ROOT / "dlojz" / "hardware" / "data" / "evidence").glob("*.csv"))
+    assert named == {path.name for path in tables}
+    for path in tables:
+        origin = re.search(r"^#: source = ([^,]+?)(?: et al\.)?,", path.read_text(encoding="utf-8"), re.MULTILINE)
+        assert origin is not None, path.name
+        line = notice.split(path.name)[1].split("table-")[0]
+        assert origin[1] in line or "the same" in line, path.name
+
+
+def test_one_version() -> None:
+    assert f"version: {dlojz.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    newest = re.search(r"^## (\S+?),? ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest is not None and newest[1] == dlojz.__version__
