@@ -352,7 +352,8 @@ class Layer(nn.Module):
     def attend(self, q, k, v):  # (b, a, s, h / a)
         if self.fused:
             return F.scaled_dot_product_attention(q, k, v)
-        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5  # (b, a, s, s); dividing by a constant keeps nothing
+        # (b, a, s, s); dividing by a constant keeps nothing // (b, a, s, s) ; diviser par une constante ne garde rien
+        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
         return self.drop_scores(self.softmax(scores)) @ v
 
 
@@ -373,8 +374,10 @@ class Layer(nn.Module):
 def layer_bytes(s, b, h, a):
     ### BEGIN SOLUTION
     sbh, scores = s * b * h, a * s**2 * b
-    attention = (2 + 4 + 2 + 2 + 1) * sbh + (2 + 1 + 2) * scores  # input, q and k, v, input of project, mask
-    mlp = (2 + 8 + 8 + 1) * sbh  # inputs of expand, of GELU, of shrink, mask
+    # input, q and k, v, input of project, mask // entrée, q et k, v, entrée de project, masque
+    attention = (2 + 4 + 2 + 2 + 1) * sbh + (2 + 1 + 2) * scores
+    # inputs of expand, of GELU, of shrink, mask // entrées d’expand, de GELU, de shrink, masque
+    mlp = (2 + 8 + 8 + 1) * sbh
     norms = 2 * 2 * sbh
     return attention + mlp + norms
     ### END SOLUTION

@@ -51,7 +51,8 @@ from dlojz.display.figures.run_figures import timeline_figure
 from dlojz.labs.lab03_data_parallel import figures
 
 lab = labs.start("03")
-torch.set_num_threads(1)  # as on the ranks; on tensors so small, more threads would only wait for one another
+# as on the ranks; more threads would only wait here // comme sur les rangs ; plus de threads s’attendraient
+torch.set_num_threads(1)
 
 # %% [markdown] lang="fr"
 # ## 1. Un processus, puis quatre
@@ -813,7 +814,7 @@ def accumulate(model, micro_batches):
     ### BEGIN SOLUTION
     for images, labels in micro_batches:
         (F.cross_entropy(model(images), labels) / len(micro_batches)).backward()
-    average_gradients(model)  # once, after the loop
+    average_gradients(model)  # once, after the loop // une fois, après la boucle
     ### END SOLUTION
 
 

@@ -59,7 +59,7 @@ from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import simulate
 
 lab = labs.start("05")
-torch.set_num_threads(1)  # as on the ranks
+torch.set_num_threads(1)  # as on the ranks // comme sur les rangs
 
 # %% [markdown] lang="fr"
 # ## 1. La bulle

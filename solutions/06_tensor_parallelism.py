@@ -53,7 +53,7 @@ from dlojz.by_hand.tensor.operators import add_up, copy, gather_tokens, scatter_
 from dlojz.labs.lab06_tensor import figures
 
 lab = labs.start("06")
-torch.set_num_threads(1)  # as on the ranks
+torch.set_num_threads(1)  # as on the ranks // comme sur les rangs
 
 # %% [markdown] lang="fr"
 # ## 1. Une couche, deux découpages
@@ -280,7 +280,7 @@ axis = TensorAxis(dist.group.WORLD)
 
 
 def train(enter, steps=10):
-    torch.manual_seed(0)  # the same weights and data on every rank
+    torch.manual_seed(0)  # the same weights and data on every rank // mêmes poids et mêmes données sur tous les rangs
     x, goal = torch.randn(16, 8), torch.randn(16, 8)
     first, expand, project = torch.randn(8, 8) / 3, torch.randn(16, 8) / 3, torch.randn(8, 16) / 4
     expand, project = expand.chunk(world_size)[rank].clone(), project.chunk(world_size, dim=1)[rank].clone()
@@ -890,7 +890,8 @@ message = 1 * 2048 * 12288 * 2
 lab.predict(
     "network-over-nvlink",
     ### BEGIN SOLUTION
-    (10e-6 + message / 8 / 25e9) / (5e-6 + message / 8 / 300e9),  # of one of the 2 × 7 steps of each ring
+    # of one of the 2 × 7 steps of each ring // d’une des 2 × 7 étapes de chaque anneau
+    (10e-6 + message / 8 / 25e9) / (5e-6 + message / 8 / 300e9),
     ### END SOLUTION
 )
 

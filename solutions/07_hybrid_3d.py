@@ -49,7 +49,7 @@ from dlojz.by_hand.tensor.operators import add_up, copy
 from dlojz.labs.lab07_hybrid import figures
 
 lab = labs.start("07")
-torch.set_num_threads(1)  # as on the ranks
+torch.set_num_threads(1)  # as on the ranks // comme sur les rangs
 
 # %% [markdown] lang="fr"
 # ## 1. La grille
@@ -277,7 +277,7 @@ lab.check("between-nodes", between_nodes)
 lab.predict(
     "tensor-across",
     ### BEGIN SOLUTION
-    # In a group of 2 each rank sends the whole message of an all-reduce; both ranks also send theirs along pp.
+    # 2 ranks: each sends a whole message, and along pp too // 2 rangs : chacun envoie un message entier, et sur pp
     32 * 4 / 2,
     ### END SOLUTION
 )
@@ -433,7 +433,8 @@ final = {name: value.detach() for name, value in final.items()}
 axes = {}
 for axis in ("dp", "tp"):
     for group in groups_of(axis, 2, 1, 2):
-        made = dist.new_group(group)  # every rank makes every group, and keeps its own
+        # every rank makes every group, and keeps its own // chaque rang crée tous les groupes et garde le sien
+        made = dist.new_group(group)
         if rank in group:
             axes[axis] = TensorAxis(made)
 _, dp_rank, tp_rank = place_of(rank, 2, 1, 2)
@@ -547,7 +548,7 @@ lab.predict(
 layout = dlojz.Layout(dp=2, pp=2, tp=2, micro_batch=2, micro_batches=2, engine="by_hand")
 config = dlojz.RunConfig(model="llama_tiny", sequence_length=32, steps=4, learning_rate=0.01, layout=layout)
 
-both = dlojz.run(config)  # 2 × 2 × 2: 8 processes
+both = dlojz.run(config)  # 2 × 2 × 2: 8 processes // 2 × 2 × 2 : 8 processus
 hybrid = dlojz.run(config, tp=1)
 data_tensor = dlojz.run(config, pp=1)
 pipeline_tensor = dlojz.run(config, dp=1, micro_batches=4)

@@ -599,7 +599,7 @@ for row in chain.resharding[0]:
 lab.predict(
     "perceptron-cost",
     ### BEGIN SOLUTION
-    # Columns and rows in turn: an all-reduce of 32 × 256 × 4 bytes for each layer but the first.
+    # Columns, then rows: an all-reduce per layer but the first // Colonnes, lignes : un par couche sauf la première
     5 * (1 + 2 * 3 / 4 * 32 * 256 * 4 + 0.01),
     ### END SOLUTION
 )
@@ -723,7 +723,7 @@ tables.by_batch(programme, (32, 128, 256, 512, 1024), width=256, layers=6, mesh=
 lab.predict(
     "many-micro-batches",
     ### BEGIN SOLUTION
-    # Four stages of two layers, one GPU each: no GPU gets in another's way, and the bubble is short beside 64.
+    # Four stages of two layers, one GPU each // Quatre étages de deux couches, un GPU chacun
     4 * 2 + 63 * 2,
     ### END SOLUTION
 )

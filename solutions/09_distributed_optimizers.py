@@ -55,7 +55,7 @@ from dlojz.labs.lab09_optimizers.exercises_compression import read, write
 from dlojz.labs.lab09_optimizers.exercises_updates import watch_gradients
 
 lab = labs.start("09")
-torch.set_num_threads(1)  # as on the ranks
+torch.set_num_threads(1)  # as on the ranks // comme sur les rangs
 
 # %% [markdown] lang="fr"
 # ## 1. Un bit par nombre
@@ -316,7 +316,8 @@ lab.check("compressed-all-reduce", compressed_mean)
 # %%ranks 4 --with compressed_mean
 import warnings
 
-warnings.filterwarnings("ignore", category=FutureWarning)  # torch gives these collectives shorter names, too
+# torch gives these collectives shorter names, too // torch donne aussi des noms plus courts à ces collectives
+warnings.filterwarnings("ignore", category=FutureWarning)
 
 values = torch.randn(4096, generator=torch.Generator().manual_seed(rank))
 truth = values.clone()
@@ -503,7 +504,7 @@ def train(seed, warmup_steps):
         loss = F.cross_entropy(model(images[batch]), labels[batch])
         model.zero_grad()
         loss.backward()
-        optimizer.step()  # averages over the ranks itself
+        optimizer.step()  # averages over the ranks itself // fait lui-même la moyenne sur les rangs
         norms.append(sum(state["exp_avg_sq"].sum().item() for state in optimizer.state.values()))
         mean = loss.detach()
         dist.all_reduce(mean)

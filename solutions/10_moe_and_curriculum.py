@@ -56,7 +56,7 @@ from dlojz.models.experts import Routing
 from dlojz.models.experts.layer import MixtureOfExperts
 
 lab = labs.start("10")
-torch.set_num_threads(1)  # as on the ranks
+torch.set_num_threads(1)  # as on the ranks // comme sur les rangs
 
 # %% [markdown] lang="fr"
 # ## 1. Beaucoup de paramètres, peu de calcul
@@ -237,7 +237,8 @@ lab.predict(
 # %% name="reveal-dropped"
 collapsed = MixtureOfExperts(16, 32, Routing(experts=8, top_k=1, capacity_factor=1.25))
 with torch.no_grad():
-    collapsed.gate.weight.zero_()[0] = 1.0  # whatever is positive likes expert 0
+    # whatever is positive likes expert 0 // tout ce qui est positif choisit l’expert 0
+    collapsed.gate.weight.zero_()[0] = 1.0
     collapsed(torch.ones(4, 64, 16))
 lab.reveal("dropped-share", collapsed.last.dropped_share.item())
 
@@ -623,12 +624,12 @@ from dlojz.models.experts.layer import MixtureOfExperts, shard_experts
 
 
 def outcome(ep):
-    torch.manual_seed(0)  # the same weights on every rank
+    torch.manual_seed(0)  # the same weights on every rank // mêmes poids sur tous les rangs
     model = torch.nn.Sequential(MixtureOfExperts(16, 32, Routing(experts=8, top_k=2)))
     neighbours = [dist.new_group(list(range(first, first + ep))) for first in range(0, world_size, ep)]
     copies = [dist.new_group(list(range(place, world_size, ep))) for place in range(ep)]
     shard_experts(model, rank % ep, ep, neighbours[rank // ep])
-    torch.manual_seed(1 + rank)  # its own tokens
+    torch.manual_seed(1 + rank)  # its own tokens // ses propres tokens
     y = model(torch.randn(4, 8, 16))
     (y**2).mean().backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}

@@ -53,7 +53,7 @@ from dlojz.labs.lab11_compression import figures, figures_prune
 from dlojz.running.store import runs_root
 
 lab = labs.start("11")
-torch.set_num_threads(1)  # a training depends on it, to the last bit
+torch.set_num_threads(1)  # a training depends on it, to the last bit // l’entraînement en dépend, au bit près
 
 # %% [markdown] lang="fr"
 # Le professeur est un petit *Vision Transformer* de 4 blocs. Il apprend sur 1 437 chiffres manuscrits, en 16 × 16
@@ -951,7 +951,8 @@ images, order = task.held_out_NCHW[:64], torch.randperm(32, generator=torch.Gene
 both, alone = copy.deepcopy(teacher), copy.deepcopy(teacher)
 permute_query_key(both.get_submodule("blocks.1"), 0, order)
 with torch.no_grad():
-    rows = alone.get_submodule("blocks.1").qkv.weight  # head by head: 32 rows of Q, 32 of K, 32 of V
+    # head by head: 32 rows of Q, 32 of K, 32 of V // tête par tête : 32 lignes de Q, 32 de K, 32 de V
+    rows = alone.get_submodule("blocks.1").qkv.weight
     rows[:32] = rows[:32][order]
 figures_prune.same_outputs(teacher, both, alone, images)
 
