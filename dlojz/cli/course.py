@@ -41,7 +41,7 @@ launcher's. Losses, throughput and memory are printed at the end and kept in a r
 Exit code: 0 completed or diverged, 1 ended otherwise, 2 refused."""
 FR = """Entraîner comme dans le cours, dans chaque processus qu’un lanceur a démarré.
 
-Sans --deepspeed, les rangs s’entraînent avec DDP ; avec, selon le stage ZeRO du fichier JSON. Le nombre de rangs est
+Sans --deepspeed, les rangs s’entraînent avec DDP ; avec, selon le niveau ZeRO du fichier JSON. Le nombre de rangs est
 celui du lanceur. Pertes, débit et mémoire sont affichés à la fin et gardés dans un dossier d’exécution, comme avec
 `dlojz run` : `dlojz runs` le liste, `dlojz compare` le superpose à la prédiction.
 Code de sortie : 0 terminé ou divergé, 1 fini autrement, 2 refusé."""

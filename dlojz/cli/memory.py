@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         least time; --png draws memory against time
         // octets que peut prendre un rang, p. ex. 30GiB : garder, recalculer ou décharger les activations de chaque
         bloc, dans le moindre temps ; --png trace la mémoire contre le temps
-    --rank INT  rank whose memory is told (default: the one that takes most)
+    --rank INT  rank whose memory is shown (default: the one that takes most)
         // rang dont on donne la mémoire (par défaut : le plus chargé)
     """,
     PNG,

@@ -240,7 +240,7 @@ class LogTail:
     MODEL,
     predicting_flags(),
     PROCESSES,
-    "--rank INT = 0  rank whose footprint is told // rang dont on donne l’empreinte",
+    "--rank INT = 0  rank whose footprint is shown // rang dont on donne l’empreinte",
     JSON,
     en="""Predict what one training step costs one rank: memory by category, communication, FLOPs. Nothing is run.
 

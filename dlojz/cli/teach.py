@@ -69,7 +69,7 @@ A campaign can be interrupted at any time. The same command goes on where it was
 queued is waited for, and only what failed or was never started is started. Running out of memory is a result. Nothing
 is submitted if one point is impossible: all of them are listed. Jobs are billed to --account, or to $DLOJZ_ACCOUNT; a
 project without an ending gets that of each machine (PROJECT@v100).""",
-    fr="""Lancer une campagne : chaque combinaison de modèles, de layouts, de batchs et de machines d’un fichier
+    fr="""Lancer une campagne : chaque combinaison de modèles, de layouts, de batches et de machines d’un fichier
 TOML est prédite, exécutée et mesurée ; puis un rapport (HTML, Markdown, CSV, figures) est écrit dans campaigns/NOM du
 dossier des exécutions.
 

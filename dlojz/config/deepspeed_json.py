@@ -256,7 +256,7 @@ def optimizer_fields(section: Mapping[str, Any], stage: int) -> dict[str, Any]:
             en=f"optimizer {name} needs whole layers, and ZeRO-{stage} gives each rank a flat share that cuts through "
             "them, so it cannot be sharded: use AdamW, or stage 0.",
             fr=f"l’optimiseur {name} a besoin de couches entières, or ZeRO-{stage} donne à chaque rang une part à plat "
-            "qui les coupe : il ne peut pas être découpé. Prenez AdamW, ou stage 0.",
+            "qui les coupe : il ne peut pas être découpé. Prenez AdamW, ou le niveau 0.",
         )
     if name in NOT_IN_THE_LAB:
         raise refusal(

@@ -205,7 +205,7 @@ class ParallelismFields(Contract):
     zero: int = _field(
         0,
         "ZeRO stage: 1 shards optimizer states, 2 gradients too, 3 weights too",
-        "stage ZeRO : 1 découpe les états de l’optimiseur, 2 aussi les gradients, 3 aussi les poids",
+        "niveau ZeRO : 1 découpe les états de l’optimiseur, 2 aussi les gradients, 3 aussi les poids",
         ge=0,
         le=3,
     )
@@ -403,8 +403,8 @@ class ExpertFields(Contract):
         None,
         "tokens that an expert takes, in units of its fair share; those beyond are dropped (experts/top_k or more: "
         "none); by default the model's",
-        "tokens que prend un expert, rapportés à sa juste part ; les suivants sont abandonnés (experts/top_k ou plus : "
-        "aucun) ; par défaut celui du modèle",
+        "tokens que prend un expert, rapportés à sa part équitable ; les suivants sont abandonnés (experts/top_k ou "
+        "plus : aucun) ; par défaut celui du modèle",
     )
     balance_loss: float | None = _field(
         None,

@@ -675,9 +675,9 @@ def _reason(name: str) -> str:
             )
         case "vtrain-multi, left out" | "vtrain-multi, left out, worst":
             return say(
-                en="Some runs took half as long again as the same layout with another micro-batch, one twice as long: "
+                en="Some runs took 50% longer than the same layout with another micro-batch, one twice as long: "
                 "a slow node or network, which no layout tells.",
-                fr="Certaines exécutions ont duré moitié plus que la même configuration avec un autre micro-batch, "
+                fr="Certaines exécutions ont duré 50 % de plus que la même configuration avec un autre micro-batch, "
                 "l’une deux fois plus : un nœud ou un réseau lent, que la configuration ne dit pas.",
             )
         case "refused":

@@ -320,7 +320,7 @@ def _dealt_out(row: Measurement) -> str:
             fr=f"pp × chunks vaut {row.pp * row.chunks}, or il y a {row.size.layers} couches",
         )
     if row.zero > 3:
-        return say(en=f"there is no ZeRO stage {row.zero}", fr=f"il n’y a pas d’étape {row.zero} de ZeRO")
+        return say(en=f"there is no ZeRO stage {row.zero}", fr=f"il n’y a pas de niveau {row.zero} de ZeRO")
     if row.zero_shards > row.gpus:
         return say(
             en=f"zero_shards is {row.zero_shards}, but there are {row.gpus} GPUs",

@@ -376,7 +376,7 @@ def _in_deepspeed(training: ScriptTraining, engine: Any, copied: dict[int, Any])
         )
     if stage == 3 and len(trained) < len(parameters):
         raise _refuse(
-            "DeepSpeed’s stage 3 holds frozen parameters", "le stade 3 de DeepSpeed a des paramètres gelés"
+            "DeepSpeed’s stage 3 holds frozen parameters", "le niveau 3 de DeepSpeed a des paramètres gelés"
         )
     dtype = types.pop()
     groups: tuple[tuple[nn.Parameter, ...], ...] = ()
@@ -418,7 +418,7 @@ def _check_deepspeed(engine: Any, zero: Any, stage: int) -> None:
     if type(engine.optimizer).__name__ == "BF16_Optimizer":
         raise _refuse(
             "DeepSpeed sums its 16-bit gradients in fp32 in stage 1",
-            "DeepSpeed additionne ses gradients de 16 bits en fp32 au stade 1",
+            "DeepSpeed additionne ses gradients de 16 bits en fp32 au niveau 1",
         )
     for name in ("offload_optimizer", "offload_param"):
         place = getattr(zero, name)
@@ -438,6 +438,6 @@ def _check_deepspeed(engine: Any, zero: Any, stage: int) -> None:
                 raise _refuse(
                     f"DeepSpeed’s stage 3 keeps or prefetches weights as it finds time (`stage3_{name}` = {found}; "
                     "with 0 it is predicted)",
-                    f"le stade 3 de DeepSpeed garde ou précharge des poids (`stage3_{name}` = {found} ; avec 0, "
+                    f"le niveau 3 de DeepSpeed garde ou précharge des poids (`stage3_{name}` = {found} ; avec 0, "
                     "il est prédit)",
                 )

@@ -366,7 +366,7 @@ def weight_words(
         return say(
             en=f"activations {gigabytes(parts[name])} = {decimal(held, 0 if held % 1 == 0 else 1)} in flight × "
             f"{gigabytes(each)} of {layers} layers; states {gigabytes(states)}.",
-            fr=f"activations {gigabytes(parts[name])} = {decimal(held, 0 if held % 1 == 0 else 1)} en vol × "
+            fr=f"activations {gigabytes(parts[name])} = {decimal(held, 0 if held % 1 == 0 else 1)} en cours × "
             f"{gigabytes(each)} de {layers} couches ; états {gigabytes(states)}.",
         )
     kept = gigabytes(parts["activations"])

@@ -114,7 +114,7 @@ def test_loads_are_summed_up() -> None:
     sheet = measures.loads_table(trial, _trial(0.1, (25, 25, 25, 25)))
     assert sheet.rows == (
         ("without balance loss", "75.0%", "2.5", "37.5%"),
-        ("with it, weight 0.1", "25.0%", "0", "50.0%"),
+        ("with balance loss, weight 0.1", "25.0%", "0", "50.0%"),
     )
     use_language("fr")
     assert measures.loads_table(trial).rows[0] == ("sans perte d’équilibrage", "75,0 %", "2,5", "37,5 %")

@@ -123,3 +123,28 @@ def test_french_spaces_do_not_break_and_code_stays() -> None:
     given = "Deux rangs : « prêts » ; alors ? `a : b ; c` et $x : y$ !"
     expected = "Deux rangs\u00a0: «\u00a0prêts\u00a0»\u202f; alors\u202f? `a : b ; c` et $x : y$\u202f!"
     assert french_spaces(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("1 797 chiffres, 16 384 Gio/s", "1_797 chiffres, 16_384_Gio/s"),
+        ("25 % en 8 ms, 400 TFLOP/s", "25_% en 8_ms, 400_TFLOP/s"),
+        ("12 500 000 octets", "12_500_000 octets"),
+        ("le TP 06 100 fois, 3,5 200 et 8 sont", "le TP 06 100 fois, 3,5 200 et 8 sont"),
+        ("`4 096` et $1 000$", "`4 096` et $1 000$"),
+    ],
+)
+def test_french_numbers_keep_their_thousands_and_units(given: str, expected: str) -> None:
+    from dlojz.labs.kit.source import french_spaces
+
+    assert french_spaces(given).replace("\u202f", "_") == expected
+
+
+def test_a_comment_in_code_is_in_the_reader_s_language(tmp_path: Path) -> None:
+    text = GOOD.replace("def half(number):", "rest = 7 // 2  # seven halves // sept demis\ndef half(number):  # (N, D)")
+    source = read_source(write(tmp_path, text))
+    english, french = (compose(source, language, student=True).cells for language in ("en", "fr"))
+    assert english[1].source.startswith("rest = 7 // 2  # seven halves\ndef half(number):  # (N, D)\n    # TODO: write")
+    assert french[1].source.startswith("rest = 7 // 2  # sept demis\ndef half(number):  # (N, D)\n    # TODO : écrivez")
+    assert french[3].source == "print(\n    ...,  # TODO : votre nombre à la place des points\n)"

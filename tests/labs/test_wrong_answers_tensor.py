@@ -358,7 +358,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (mbconv("gate not entered"), "comes from this rank's gates only"),
         (mbconv("no copy"), "the all-reduce of the backward pass is missing"),
         (mbconv("differentiable"), "whole on each of them already"),
-        (mbconv("shortcut entered"), "The shortcut goes through the region's entry"),
+        (mbconv("shortcut entered"), "The residual connection goes through the region's entry"),
     ],
     "parallelize-plan": [
         (plan(query=RowwiseParallel()), "query is row-parallel"),

@@ -222,7 +222,7 @@ def compare_figure(comparison: Comparison, path: str | Path | None = None) -> La
     models = ", ".join(dict.fromkeys(visible(row.model) for row in rows))
     title = say(
         en=f"{models}: predicted (upper bar, pale, dashed edge) and measured (lower bar)",
-        fr=f"{models} : prédit (barre du haut, pâle, bord pointillé) et mesuré (barre du bas)",
+        fr=f"{models} : prédit (barre du haut, claire, bord pointillé) et mesuré (barre du bas)",
     )
     figure.suptitle(title, fontweight="bold")
     return finish(figure, path)

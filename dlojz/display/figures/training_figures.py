@@ -547,12 +547,12 @@ def expert_load_figure(
         _extremes(middle, loads)
         _dropped(bottom, loads)
         if column == len(columns) - 1:
-            bar.set_label(say(en="load, in fair shares", fr="charge, en justes parts"))
+            bar.set_label(say(en="load, relative to the fair share", fr="charge, rapportée à la part équitable"))
             figure.legend(handles=middle.get_lines(), loc="outside lower center", ncols=3, frameon=False)
     capacities = (_capacity(load) for loads in columns.values() for load in loads)
     rows[1][0].set_ylim(0, 1.05 * max(most, *capacities))
     caption(rows[0][0], y="expert")
-    caption(rows[1][0], y=say(en="load, in fair shares", fr="charge, en justes parts"))
+    caption(rows[1][0], y=say(en="load, relative to the fair share", fr="charge, rapportée à la part équitable"))
     caption(rows[2][0], y=say(en="dropped", fr="abandonnés"))
     mixture = visible(next(iter(columns.values()))[0].layer)
     title = say(

@@ -585,7 +585,7 @@ def _short(path: Path) -> str:
     return "/".join(path.parts[-3:])
 
 
-_STUB = re.compile(r'labs\.NotDone\("[a-z0-9-]+"\)|^\s*\.\.\.,  # TODO: ', re.MULTILINE)
+_STUB = re.compile(r'labs\.NotDone\("[a-z0-9-]+"\)|^\s*\.\.\.,  # TODO ?: ', re.MULTILINE)
 """What the builder leaves where the student has to write (`dlojz.labs.kit.source`)."""
 _CELL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

@@ -35,7 +35,17 @@ from dlojz.display.style import BLUE, ORANGE, ORANGE_TINT, SKY_TINT
 from dlojz.labs.kit.answer_numbers import is_number, single
 from dlojz.labs.kit.contents import LABS, entry_of
 from dlojz.labs.kit.exercise import Exercise, Prediction, Said, State, Verdict, judge, show
-from dlojz.labs.kit.source import CALLED, Code, answer_cell, cell_text, open_notebook, read_notebook, source_of, split
+from dlojz.labs.kit.source import (
+    CALLED,
+    Code,
+    answer_cell,
+    cell_text,
+    in_language,
+    open_notebook,
+    read_notebook,
+    source_of,
+    split,
+)
 from dlojz.results.record import write_atomic
 from dlojz.running.folder import launched_utc
 from dlojz.running.run import answer_with
@@ -498,7 +508,11 @@ def diff(exercise: str, notebook: str | Path | None = None, *, root: Path | None
             fr=f"le notebook {path.name} n’a plus de cellule pour l’exercice {exercise!r} : elle a été supprimée ; "
             "reprenez une copie neuve du notebook et recollez-y vos réponses.",
         )
-    answer, solution = split(text, codes[exercise].text)
+    metadata = content.get("metadata")
+    own = metadata.get("dlojz") if isinstance(metadata, dict) else None
+    written = own.get("language") if isinstance(own, dict) else None
+    shown = in_language(codes[exercise].text, written if written in LANGUAGES else language())
+    answer, solution = split(text, shown)
     todo = any("labs.NotDone(" in line or line.strip().startswith("...,") for line in answer)
     return Difference(exercise, path.name, _trimmed(answer), _trimmed(solution), todo)
 

@@ -2,7 +2,7 @@
 
 The source is jupytext py:percent. Prose cells carry `lang="fr"` or `lang="en"` and come in pairs. Code cells may carry
 `name="…"` (stable; required where there is a solution region), `tags=[…]`, and `stub="value"` where the solution is an
-expression rather than statements. The student notebook is the solution notebook with the solution regions cleared.
+expression rather than statements. A comment in code is written `# English // français`. The student notebook is the solution notebook with the solution regions cleared.
 
 A student's notebook is read as text, of bounded size; nothing of it is executed.
 """
@@ -27,10 +27,12 @@ _CELL_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 _METADATA = {"code": ("name", "tags", "stub"), "markdown": ("lang",)}
 _TAGS = ("nbval-ignore-output", "raises-exception")
 _STUBS = {
-    "code": '# TODO: write this part, then run the cell: lab.check("{id}", …) answers at once.\n'
+    "code": '# TODO: write this part, then run the cell: lab.check("{id}", …) answers at once. // '
+    'TODO : écrivez cette partie, puis exécutez la cellule : lab.check("{id}", …) répond aussitôt.\n'
     'raise labs.NotDone("{id}")',
-    "value": "...,  # TODO: your figure in place of the dots",
+    "value": "...,  # TODO: your figure in place of the dots // TODO : votre nombre à la place des points",
 }
+_TWO_COMMENTS = re.compile(r"(?<![^\s])# (.+?) // (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class ProseCells:
 
 @dataclass(frozen=True)
 class Code:
-    """One code cell, the same in every language."""
+    """One code cell, the same in every language but for its comments."""
 
     text: str
     name: str | None
@@ -170,7 +172,7 @@ def compose(source: LabSource, language: Language, *, student: bool) -> Any:
             text = french_spaces(cell.text["fr"]) if language == "fr" else cell.text[language]
             notebook.cells.append(nbformat.v4.new_markdown_cell(text, id=cell_id))
         else:
-            text = _cleared(cell) if student and cell.has_solution else cell.text
+            text = in_language(_cleared(cell) if student and cell.has_solution else cell.text, language)
             made = nbformat.v4.new_code_cell(text, id=cell_id)
             if cell.tags:
                 made.metadata["tags"] = list(cell.tags)
@@ -178,18 +180,30 @@ def compose(source: LabSource, language: Language, *, student: bool) -> Any:
     return notebook
 
 
+def in_language(code: str, language: Language) -> str:
+    """Code whose comments `# English // français` are in one language; every other comment stays."""
+    return _TWO_COMMENTS.sub(r"# \2" if language == "fr" else r"# \1", code)
+
+
 _VERBATIM = re.compile(r"(```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$)", re.DOTALL)
 
 
-def french_spaces(markdown: str) -> str:
-    """French prose with the spaces that must not break: before ; ! ? : » and after «; code and formulas stay.
+_THOUSANDS = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:[ ]\d{3})+(?!\d)")
+_UNIT = re.compile(r"(?<=\d)[ ](?=(?:%|[kKMGTP]i?o(?:/s)?|o|[kMGT]?bit/s|[mµn]?s|h|[GTP]?FLOPs?(?:/s)?|dB|W)(?!\w))")
 
-    Source: Imprimerie nationale, "Lexique des règles typographiques": a thin space before ; ! ?, a full one for the
-    others.
+
+def french_spaces(markdown: str) -> str:
+    """French prose with the spaces that must not break; code and formulas stay.
+
+    They stand before ; ! ? : » and after «, between thousands, and between a number and its unit.
+
+    Source: Imprimerie nationale, "Lexique des règles typographiques": a full space before : », after «; a thin one
+    elsewhere.
     """
     parts = _VERBATIM.split(markdown)
     for index in range(0, len(parts), 2):
         thin = re.sub(r"[ ](?=[;!?])", "\u202f", parts[index])
+        thin = _UNIT.sub("\u202f", _THOUSANDS.sub(lambda number: number[0].replace(" ", "\u202f"), thin))
         parts[index] = re.sub(r"[ ](?=[:»])|(?<=«)[ ]", "\u00a0", thin)
     return "".join(parts)
 

@@ -25,14 +25,14 @@ PREDICTIONS = (
     ),
     Prediction(
         id="vit-b-encoder",
-        en="How many parameters have the 12 blocks of ViT-B/16 (width 768)?",
+        en="How many parameters do the 12 blocks of ViT-B/16 (width 768) have?",
         fr="Combien de paramètres ont les 12 blocs de ViT-B/16 (largeur 768) ?",
         kind="count",
         tolerance=0.01,
     ),
     Prediction(
         id="pixel-attention",
-        en="How many times dearer is attention on 112² positions than on 14², both 96 wide?",
+        en="How many times more expensive is attention on 112² positions than on 14², both 96 wide?",
         fr="Combien de fois l’attention sur 112² positions est-elle plus chère que sur 14², à largeur 96 ?",
         kind="ratio",
         tolerance=0.1,

@@ -182,7 +182,7 @@ def attention_by_stage(width: int = 96, sides: Sequence[int] = (7, 14, 28, 56, 1
 
 
 def attention_ratio(side: int, other_side: int, *, width: int) -> float:
-    """How many times dearer attention is on one feature map than on another, in multiply-adds."""
+    """How many times more expensive attention is on one feature map than on another, in multiply-adds."""
     return attention_multiply_adds(side**2, width) / attention_multiply_adds(other_side**2, width)
 
 

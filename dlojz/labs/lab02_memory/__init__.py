@@ -56,7 +56,7 @@ PREDICTIONS = (
     Prediction(
         id="v100-batch",
         en="Which is the largest micro-batch of CoAtNet-0 that fits on a V100 with 32 GB?",
-        fr="Quel est le plus grand micro-batch de CoAtNet-0 qui tienne sur un V100 de 32 Go ?",
+        fr="Avec quel micro-batch maximal CoAtNet-0 tient-il sur un V100 de 32 Go ?",
         kind="count",
         tolerance=0.02,
     ),
@@ -69,7 +69,7 @@ PREDICTIONS = (
     ),
     Prediction(
         id="recomputed-flops",
-        en="How many times the operations of a step does full checkpointing take?",
+        en="By what factor does full checkpointing multiply the operations of a step?",
         fr="Par combien les points de contrôle complets multiplient-ils les opérations d’un pas ?",
         kind="ratio",
         tolerance=0.05,

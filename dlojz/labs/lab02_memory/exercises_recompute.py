@@ -1,4 +1,4 @@
-"""Exercises of lab 02 that give time for memory: checkpointing, offloading, and both under a budget.
+"""Exercises of lab 02 that trade time for memory: checkpointing, offloading, and both under a budget.
 
 A checkpointed answer is held to the outputs and gradients of the plain loop, and to what is still in memory after
 forward: every block knows its own activations and counts how often it runs. Offloading hooks are entered around a real

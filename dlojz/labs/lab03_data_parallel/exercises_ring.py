@@ -162,7 +162,7 @@ RING_ALL_REDUCE = Exercise(
     hint_fr="À l’étape s du reduce-scatter, le rang r envoie le morceau r − s (modulo size) et reçoit le morceau "
     "r − s − 1, qu’il ajoute au sien. Lequel envoie-t-il dans l’all-gather ?",
     nearer_en="sending = dist.isend(chunk, right), then dist.recv(received, left), then sending.wait(); in step s of "
-    "the all-gather, rank r sends chunk r + 1 − s and receives chunk r − s in place of its own.",
+    "the all-gather, rank r sends chunk r + 1 − s and receives chunk r − s in its place.",
     nearer_fr="sending = dist.isend(morceau, right), puis dist.recv(received, left), puis sending.wait() ; à l’étape s "
     "de l’all-gather, le rang r envoie le morceau r + 1 − s et reçoit le morceau r − s à la place du sien.",
 )
@@ -592,7 +592,7 @@ LEARNING_RATE = Exercise(
             ),
         ),
     ),
-    praise_en="Right: as many samples, fewer steps, each so much the longer, once training has found its way.",
+    praise_en="Right: as many samples, fewer steps, each step that much longer, once training has found its way.",
     praise_fr="Exact : autant d’échantillons, moins de pas, d’autant plus longs, une fois l’entraînement bien engagé.",
     hint_en="What is the rate at step 0, and what from step warmup_steps on? In between it is a straight line.",
     hint_fr="Que vaut le taux au pas 0, et à partir du pas warmup_steps ? Entre les deux, c’est une droite.",

@@ -144,7 +144,7 @@ MISTAKES = (
     Mistake(
         _with_empty,
         "Almost: leave out the ranks of which there is nothing to read; there may be hundreds of files.",
-        "Presque : laissez de côté les rangs dont il n’y a rien à lire ; les fichiers peuvent se compter par "
+        "Presque : laissez de côté les rangs où il n’y a rien à lire ; les fichiers peuvent se compter par "
         "centaines.",
     ),
     Mistake(

@@ -45,7 +45,7 @@ def _times(count: tuple[int, ...], w: float, n: int, stage: int) -> float:
 
 ZERO_VOLUME = Exercise(
     id="zero-volume",
-    title=Said("bytes sent, by stage", "octets envoyés selon le stage"),
+    title=Said("bytes sent, by stage", "octets envoyés selon le niveau"),
     judge=Judge(
         sent_bytes,
         cases=_steps,
@@ -62,7 +62,7 @@ ZERO_VOLUME = Exercise(
                 "That is right for one micro-batch. Stages 2 and 3 keep no whole gradient to add to: they reduce "
                 "with every micro-batch, and stage 3 gathers the weights for each.",
                 "C’est juste pour un seul micro-batch. Les stages 2 et 3 ne gardent pas de gradient entier auquel "
-                "ajouter le suivant : ils réduisent à chaque micro-batch, et le stage 3 rassemble les poids pour "
+                "ajouter le suivant : ils réduisent à chaque micro-batch, et le niveau 3 rassemble les poids pour "
                 "chacun.",
             ),
             Mistake(
@@ -107,9 +107,9 @@ ZERO_VOLUME = Exercise(
             ),
         ),
     ),
-    praise_en="Right: with one micro-batch 2Ψ, 2Ψ, 2Ψ and 3Ψ. Stage 3 costs half as much again; accumulation widens "
+    praise_en="Right: with one micro-batch 2Ψ, 2Ψ, 2Ψ and 3Ψ. Stage 3 costs 50% more; accumulation widens "
     "the gap.",
-    praise_fr="Exact : avec un seul micro-batch, 2Ψ, 2Ψ, 2Ψ et 3Ψ. Le stage 3 coûte moitié plus cher ; l’accumulation "
+    praise_fr="Exact : avec un seul micro-batch, 2Ψ, 2Ψ, 2Ψ et 3Ψ. Le niveau 3 coûte 50 % de plus ; l’accumulation "
     "creuse l’écart.",
     hint_en="Count, for each stage, how often the whole model goes through a reduce-scatter or an all-gather in one "
     "step. An all-reduce is one of each.",
@@ -203,7 +203,7 @@ def _by_layer(passes: int) -> Mistake:
 
 ZERO_TIME = Exercise(
     id="zero-time",
-    title=Said("when ZeRO-3 loses", "quand ZeRO-3 est perdant"),
+    title=Said("when ZeRO-3 loses", "quand ZeRO-3 fait perdre du temps"),
     judge=Judge(
         zero_3_seconds,
         cases=_networks,

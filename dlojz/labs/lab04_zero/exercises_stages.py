@@ -57,7 +57,7 @@ def _only_its_own(parameters: float, ranks: int, stage: int) -> float:
 
 ZERO_STATES = Exercise(
     id="zero-states",
-    title=Said("bytes per rank, by stage", "octets par rang selon le stage"),
+    title=Said("bytes per rank, by stage", "octets par rang selon le niveau"),
     judge=Judge(
         state_bytes,
         cases=_models,
@@ -66,8 +66,8 @@ ZERO_STATES = Exercise(
                 _only_its_own,
                 "Each stage shards one more part, but you stop sharding those of the stages before: stage 2 "
                 "shards the optimizer and the gradients, stage 3 all three.",
-                "Chaque stage répartit une part de plus, mais vous cessez de répartir celles des stages "
-                "précédents : le stage 2 répartit l’optimiseur et les gradients, le stage 3 les trois.",
+                "Chaque niveau répartit une part de plus, mais vous cessez de répartir celles des niveaux "
+                "précédents : le niveau 2 répartit l’optimiseur et les gradients, le niveau 3 les trois.",
             ),
             Mistake(
                 lambda p, n, stage: _shared(p, n, stage, (1, 2, 3)),
@@ -93,19 +93,19 @@ ZERO_STATES = Exercise(
             Mistake(
                 lambda p, n, stage: 16 * p / (n if stage else 1),
                 "You shard everything from stage 1 on; only stage 3 does that.",
-                "Vous répartissez tout dès le stage 1 ; seul le stage 3 le fait.",
+                "Vous répartissez tout dès le niveau 1 ; seul le niveau 3 le fait.",
             ),
             Mistake(
                 lambda p, n, stage: 16 * p / n,
                 "You shard everything in every stage, even without ZeRO (stage 0), where each rank keeps all.",
-                "Vous répartissez tout à tous les stages, même sans ZeRO (stage 0), où chaque rang garde tout.",
+                "Vous répartissez tout à tous les niveaux, même sans ZeRO (niveau 0), où chaque rang garde tout.",
             ),
         ),
     ),
     praise_en="Right. Stages 1 and 2 end at a floor, 4Ψ and 2Ψ; only stage 3 falls as 1/N.",
-    praise_fr="Exact. Les stages 1 et 2 butent sur un plancher, 4Ψ et 2Ψ ; seul le stage 3 décroît en 1/N.",
+    praise_fr="Exact. Les niveaux 1 et 2 butent sur un plancher, 4Ψ et 2Ψ ; seul le niveau 3 décroît en 1/N.",
     hint_en="Write the three parts apart, 2Ψ, 2Ψ and 12Ψ. From which stage on is each divided by the number of ranks?",
-    hint_fr="Écrivez les trois parts séparément : 2Ψ, 2Ψ et 12Ψ. À partir de quel stage chacune est-elle divisée par "
+    hint_fr="Écrivez les trois parts séparément : 2Ψ, 2Ψ et 12Ψ. À partir de quel niveau chacune est-elle divisée par "
     "le nombre de rangs ?",
     nearer_en="Optimizer: divided if stage >= 1; gradients: if stage >= 2; weights: if stage >= 3. Then add the three.",
     nearer_fr="Optimiseur : divisé si stage >= 1 ; gradients : si stage >= 2 ; poids : si stage >= 3. Additionnez "
@@ -214,7 +214,7 @@ def _inspect_states(answers: list[RankAnswer], size: int) -> None:
 
 SHARD_OPTIMIZER = Exercise(
     id="shard-optimizer",
-    title=Said("sharding the optimizer (stage 1)", "répartir l’optimiseur (stage 1)"),
+    title=Said("sharding the optimizer (stage 1)", "répartir l’optimiseur (niveau 1)"),
     judge=Judge(
         _weights_after,
         on_ranks=True,
@@ -338,7 +338,7 @@ def _inspect_volume(answers: list[RankAnswer], size: int) -> None:
 
 SHARD_GRADIENTS = Exercise(
     id="shard-gradients",
-    title=Said("sharding the gradients (stage 2)", "répartir les gradients (stage 2)"),
+    title=Said("sharding the gradients (stage 2)", "répartir les gradients (niveau 2)"),
     judge=Judge(
         lambda rank, size, seed: _share_of(range(size), rank, size, seed),
         on_ranks=True,
@@ -516,7 +516,7 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
 
 SHARD_WEIGHTS = Exercise(
     id="shard-weights",
-    title=Said("sharding the weights (stage 3)", "répartir les poids (stage 3)"),
+    title=Said("sharding the weights (stage 3)", "répartir les poids (niveau 3)"),
     judge=Judge(
         lambda rank, size, seed: _gradients(range(size), rank, size, seed),
         on_ranks=True,

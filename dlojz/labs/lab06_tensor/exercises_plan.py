@@ -157,10 +157,10 @@ MBCONV_CHANNELS = Exercise(
                     OUTPUT: _shares(*case)[OUTPUT],
                     OF_X: _shares(*case)[OF_X] + (case[1] - 1) * _inputs(case[2])[1],
                 },
-                "The shortcut goes through the region's entry: backward adds its gradient up over the ranks, "
-                "though it is whole on each. Add the x that has not passed copy.",
-                "Le raccourci passe par l’entrée de la région : la passe arrière additionne son gradient sur les "
-                "rangs, alors qu’il est entier sur chacun. Ajoutez le x qui n’est pas passé par copy.",
+                "The residual connection goes through the region's entry: backward adds its gradient up over the "
+                "ranks, though it is whole on each. Add the x that has not passed copy.",
+                "La connexion résiduelle passe par l’entrée de la région : la passe arrière additionne son gradient "
+                "sur les rangs, alors qu’il est entier sur chacun. Ajoutez le x qui n’est pas passé par copy.",
             ),
         ),
         inspect=refuse_gathers(
@@ -178,9 +178,9 @@ MBCONV_CHANNELS = Exercise(
     hint_fr="Une convolution 1×1 est une couche linéaire sur les canaux : expand par colonne, project par ligne. Que "
     "sont alors squeeze et excite ?",
     nearer_en="Four operators: copy(x, axis) before expand; add_up(pooled @ squeeze.T, axis) before its bias; "
-    "copy(…, axis) before excite; add_up of the output of project. The shortcut adds x itself.",
+    "copy(…, axis) before excite; add_up of the output of project. The residual connection adds x itself.",
     nearer_fr="Quatre opérateurs : copy(x, axis) avant expand ; add_up(pooled @ squeeze.T, axis) avant son biais ; "
-    "copy(…, axis) avant excite ; add_up de la sortie de project. Le raccourci ajoute x lui-même.",
+    "copy(…, axis) avant excite ; add_up de la sortie de project. La connexion résiduelle ajoute x lui-même.",
 )
 
 

@@ -109,7 +109,7 @@ def _added(way: str) -> Callable[[int, int, int], dict[str, Tensor]]:
 
 VOCABULARY_EMBEDDING = Exercise(
     id="vocabulary-embedding",
-    title=Said("the embedding by words", "l’embedding par mots"),
+    title=Said("the vocab-parallel embedding", "l’embedding, vocabulaire réparti"),
     judge=Judge(
         _looked_up,
         on_ranks=True,
@@ -215,7 +215,7 @@ def _inspect_logits(answers: list[RankAnswer], size: int) -> None:
 
 VOCABULARY_LOSS = Exercise(
     id="vocabulary-loss",
-    title=Said("the loss by words", "la perte par mots"),
+    title=Said("the vocab-parallel loss", "la perte, vocabulaire réparti"),
     judge=Judge(
         _loss,
         on_ranks=True,

@@ -128,10 +128,10 @@ def block_ends(sequence_parallel: bool = False, ranks: int = 2) -> LabFigure:
     axes = panel(
         9.0,
         2.9,
-        en="Half a block: norm, beginning of the region, layer by columns, attention or GELU, layer by rows, end "
-        "of the region, dropout and shortcut; with what the two ends send in forward and in backward.",
-        fr="Un demi-bloc : norme, début de la région, couche par colonne, attention ou GELU, couche par ligne, fin "
-        "de la région, dropout et raccourci ; avec ce que les deux extrémités envoient dans chaque sens.",
+        en="Half a block: norm, beginning of the region, column-parallel layer, attention or GELU, row-parallel layer, "
+        "end of the region, dropout and residual connection; with what the two ends send in forward and in backward.",
+        fr="Un demi-bloc : normalisation, début de la région, couche par colonne, attention ou GELU, couche par ligne, "
+        "fin de la région, dropout et connexion résiduelle ; et ce que les deux extrémités envoient dans chaque sens.",
     )
     height = 2.0 / ranks
     outside = (

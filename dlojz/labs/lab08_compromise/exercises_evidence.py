@@ -372,7 +372,7 @@ HELD_OUT = Exercise(
         cases=_tables,
         parts=(
             Said("the model's error", "l’erreur du modèle"),
-            Said("the constant's error", "l’erreur du débit constant"),
+            Said("error of the constant rate", "l’erreur du débit constant"),
         ),
         told=_told_table,
         mistakes=(
@@ -416,13 +416,13 @@ HELD_OUT = Exercise(
             _on(
                 1,
                 lambda row: True,
-                "The constant, too, is judged on the held-out rows; you count all of them.",
+                "The constant rate, too, is judged on the held-out rows; you count all of them.",
                 "Le débit constant aussi se juge sur les lignes mises de côté ; vous les comptez toutes.",
             ),
             Mistake(
                 lambda rows: _trivial(rows, lambda some: statistics.median(_rates(some))),
-                "Your constant has seen the held-out rows: its rate, too, comes from the fitted ones alone.",
-                "Votre constante a vu les lignes mises de côté : son débit aussi vient des seules lignes ajustées.",
+                "Your constant rate has seen the held-out rows: it, too, comes from the fitted ones alone.",
+                "Votre débit constant a vu les lignes mises de côté : lui aussi vient des seules lignes ajustées.",
                 part=1,
             ),
             Mistake(
@@ -436,8 +436,8 @@ HELD_OUT = Exercise(
                 lambda rows: _trivial(
                     rows, lambda some: statistics.median(_rates([row for row in some if not row.fitted]))
                 ),
-                "Your constant is fitted on the very rows that judge it; take its rate from the fitted ones.",
-                "Votre constante est ajustée sur les lignes mêmes qui la jugent ; prenez son débit sur les lignes "
+                "Your constant rate is fitted on the very rows that judge it; take it from the fitted ones.",
+                "Votre débit constant est ajusté sur les lignes mêmes qui le jugent ; tirez-le des seules lignes "
                 "ajustées.",
                 part=1,
             ),
@@ -448,12 +448,12 @@ HELD_OUT = Exercise(
     "there.",
     praise_fr="Exact : un modèle se juge sur des lignes qui n’ont pas servi à l’ajuster, face à ce qu’y obtient un "
     "débit constant.",
-    hint_en="Two lists: the rows that were fitted on, and the others. From which does the constant take its rate, and "
+    hint_en="Two lists: the rows that were fitted on, and the others. From which does the constant rate come, and "
     "on which are both judged?",
-    hint_fr="Deux listes : les lignes ajustées et les autres. Sur laquelle la constante prend-elle son débit, et sur "
+    hint_fr="Deux listes : les lignes ajustées et les autres. De laquelle le débit constant vient-il, et sur "
     "laquelle juge-t-on les deux ?",
-    nearer_en="rate = statistics.median(work / measured_s) of the fitted rows; the constant predicts work / rate. Both "
-    "errors are the mean of abs(predicted / measured − 1) over the rows that are not fitted.",
-    nearer_fr="rate = statistics.median(work / measured_s) des lignes ajustées ; la constante prédit work / rate. Les "
-    "deux erreurs sont la moyenne de abs(prédit / mesuré − 1) sur les lignes non ajustées.",
+    nearer_en="rate = statistics.median(work / measured_s) of the fitted rows; the constant rate predicts work / rate. "
+    "Both errors are the mean of abs(predicted / measured − 1) over the rows that are not fitted.",
+    nearer_fr="rate = statistics.median(work / measured_s) des lignes ajustées ; le débit constant prédit work / rate. "
+    "Les deux erreurs sont la moyenne de abs(prédit / mesuré − 1) sur les lignes non ajustées.",
 )

@@ -151,7 +151,7 @@ RANK_BYTES = Exercise(
                 "You keep all micro-batches of a step, as GPipe does; with 1F1B a stage gives them back one by one, "
                 "and keeps as many as there are stages from itself to the end.",
                 "Vous gardez tous les micro-batches du pas, comme GPipe ; avec 1F1B, un étage les rend un à un et n’en "
-                "garde pas plus qu’il n’y a d’étages de lui-même à la fin.",
+                "garde jamais plus qu’il ne reste d’étages jusqu’à la fin, lui compris.",
             ),
             _flight(
                 lambda layout, stage: min(layout.pp, layout.micro_batches),

@@ -93,7 +93,7 @@ def mlp_sharding(costs: Chain, solution: Any = None, **others: Any) -> LabFigure
     if costs.resharding:
         _heat(right, np.array(costs.resharding[0]), "{}", names, names)
         right.set_xlabel(say(en="next layer", fr="couche suivante"))
-        right.set_title(say(en="resharding, layers 1 → 2", fr="redécoupe, couches 1 → 2"), fontsize=9)
+        right.set_title(say(en="resharding, layers 1 → 2", fr="redécoupage, couches 1 → 2"), fontsize=9)
     else:
         right.set_axis_off()
     if paths:

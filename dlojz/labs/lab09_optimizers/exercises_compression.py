@@ -299,13 +299,13 @@ ERROR_FEEDBACK = Exercise(
             ),
             Mistake(
                 lambda values, error, compress: feed_back(values, error, compress)[::-1],
-                "The two results are swapped: first what is told, then the error.",
-                "Les deux résultats sont inversés : d’abord ce qui est dit, puis l’erreur.",
+                "The two results are swapped: first what is sent, then the error.",
+                "Les deux résultats sont inversés : d’abord ce qui est envoyé, puis l’erreur.",
             ),
             Mistake(
                 lambda values, error, compress: (values + error, 0 * values),
-                "Nothing is compressed: what is told is values + error itself.",
-                "Rien n’est compressé : ce qui est dit est values + error tel quel.",
+                "Nothing is compressed: values + error is sent as it is.",
+                "Rien n’est compressé : values + error est envoyé tel quel.",
             ),
         ),
     ),

@@ -450,27 +450,27 @@ _PARITY_FAULTS = (
         _reduced(SHARED, ALONE, ALONE),
         "The gradients of what all ranks have are left as they are: each rank has read its own tokens, so average them "
         "over all ranks.",
-        "Les gradients de ce que tous ont restent tels quels : chaque rang a lu ses propres tokens, faites-en donc la "
-        "moyenne sur tous les rangs.",
+        "Les gradients des paramètres communs restent tels quels : chaque rang a lu ses propres tokens, faites-en donc "
+        "la moyenne sur tous les rangs.",
     ),
     Mistake(
         _reduced(SHARED, REPLICAS, REPLICAS),
         "The gradients of what all ranks have are averaged over the replicas of an expert only: attention, norms and "
         "router are whole on all ranks, so average over all of them.",
-        "Les gradients de ce que tous ont ne sont moyennés que sur les répliques d’un expert : l’attention, les normes "
-        "et le routeur sont entiers sur tous les rangs, moyennez donc sur tous.",
+        "Les gradients des paramètres communs ne sont moyennés que sur les répliques d’un expert : l’attention, les "
+        "normalisations et le routeur sont entiers sur tous les rangs, moyennez donc sur tous.",
     ),
     Mistake(
         _reduced(SHARED, WORLD, ALONE),
         "The gradients of what all ranks have are added up, but not divided by the number of ranks.",
-        "Les gradients de ce que tous ont sont additionnés, mais pas divisés par le nombre de rangs.",
+        "Les gradients des paramètres communs sont additionnés, mais pas divisés par le nombre de rangs.",
     ),
     Mistake(
         _reduced(SHARED, WORLD, REPLICAS),
         "The gradients of what all ranks have are added up over all ranks, but divided by the number of replicas of an "
         "expert: divide by the number of ranks.",
-        "Les gradients de ce que tous ont sont additionnés sur tous les rangs, mais divisés par le nombre de répliques "
-        "d’un expert : divisez par le nombre de rangs.",
+        "Les gradients des paramètres communs sont additionnés sur tous les rangs, mais divisés par le nombre de "
+        "répliques d’un expert : divisez par le nombre de rangs.",
     ),
     Mistake(
         _reduced(OWN, REPLICAS, REPLICAS),

@@ -243,7 +243,7 @@ PLACES = Exercise(
             Mistake(
                 _spoilt("without factor"),
                 "The capacity factor is left out: multiply the fair share by it, before rounding.",
-                "Le facteur de capacité est oublié : multipliez-en la juste part, avant d’arrondir.",
+                "Le facteur de capacité est oublié : multipliez-en la part équitable, avant d’arrondir.",
             ),
             Mistake(
                 _spoilt("unlimited"),

@@ -259,7 +259,7 @@ def _name(trial: MixtureTrial) -> str:
     if not trial.balance_loss:
         return say(en="without balance loss", fr="sans perte d’équilibrage")
     weight = significant(trial.balance_loss, 4)
-    return say(en=f"with it, weight {weight}", fr=f"avec elle, poids {weight}")
+    return say(en=f"with balance loss, weight {weight}", fr=f"avec perte d’équilibrage, poids {weight}")
 
 
 def loads(*trials: MixtureTrial) -> Picture:

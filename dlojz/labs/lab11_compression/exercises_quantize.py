@@ -103,7 +103,7 @@ _AFFINE_MISTAKES = (
         _affine(ends=None),
         "What lies outside of the range is not clamped: in int8, 128 becomes −128, so the largest activations turn "
         "into the smallest. clamp before .to(torch.int8).",
-        "Ce qui sort de l’intervalle n’est pas borné : en int8, 128 devient −128, et les plus grandes activations "
+        "Ce qui sort de l’intervalle n’est pas écrêté : en int8, 128 devient −128, et les plus grandes activations "
         "deviennent les plus petites. Appelez clamp avant .to(torch.int8).",
     ),
     Mistake(_affine(zero=_unsigned, ends=lambda bits: (0, 2**bits - 1)), *_UNSIGNED),
@@ -158,7 +158,7 @@ AFFINE = Exercise(
     praise_en="Right: every whole number is used, zero stays exactly zero, and values outside of the range are "
     "clamped.",
     praise_fr="Exact : tous les entiers servent, zéro reste exactement zéro, et les valeurs hors de l’intervalle sont "
-    "bornées.",
+    "écrêtées.",
     hint_en="low must become −2^(bits − 1), high 2^(bits − 1) − 1: that gives the scale, then the zero-point, which is "
     "the whole number that stands for 0.",
     hint_fr="low doit devenir −2^(bits − 1), et high 2^(bits − 1) − 1 : cela donne l’échelle, puis le point zéro, qui "
@@ -166,7 +166,7 @@ AFFINE = Exercise(
     nearer_en="scale = (high − low) / (2**bits − 1); zero_point = −2**(bits − 1) − round(low / scale); q = (x / "
     "scale).round() + zero_point, clamped, in torch.int8.",
     nearer_fr="scale = (high − low) / (2**bits − 1) ; zero_point = −2**(bits − 1) − round(low / scale) ; q = (x / "
-    "scale).round() + zero_point, borné, en torch.int8.",
+    "scale).round() + zero_point, écrêté, en torch.int8.",
 )
 
 
@@ -548,13 +548,13 @@ STRAIGHT_THROUGH = Exercise(
                 lambda weight, scale, bits: weight + (_plain(weight, scale, bits) - weight).detach(),
                 "The values are right, but weights that are clamped get a gradient too: moving them changes nothing, "
                 "and they could run away for ever. Only the rounding is to be passed through, the clamp is not.",
-                "Les valeurs sont justes, mais les poids bornés reçoivent aussi un gradient : les déplacer ne change "
+                "Les valeurs sont justes, mais les poids écrêtés reçoivent aussi un gradient : les déplacer ne change "
                 "rien, et ils pourraient s’éloigner sans fin. On ne traverse que l’arrondi, pas le clamp.",
             ),
             Mistake(
                 lambda weight, scale, bits: weight + ((weight / scale).round() * scale - weight).detach(),
                 "Nothing is clamped: with 4 bits the whole numbers go from −7 to 7.",
-                "Rien n’est borné : avec 4 bits, les entiers vont de −7 à 7.",
+                "Rien n’est écrêté : avec 4 bits, les entiers vont de −7 à 7.",
             ),
             Mistake(
                 lambda weight, scale, bits: fake_quantize(weight, scale, bits) / scale,

@@ -303,8 +303,8 @@ class Gradual:
         return answered(
             (
                 say(
-                    en=f"in {epochs} epochs, gradually loses more than 2 points to at once",
-                    fr=f"en {epochs} époques, peu à peu fait moins bien que d’un coup, de plus de 2 points",
+                    en=f"in {epochs} epochs, gradual pruning loses more than 2 points against pruning at once",
+                    fr=f"en {epochs} époques, l’élagage graduel perd plus de 2 points face à l’élagage d’un coup",
                 ),
                 at_once - gradually > 0.02,
             )

@@ -138,8 +138,8 @@ def catalogue() -> Table:
         here = one.version or say(en="yes", fr="oui") if one.installed else one.command
         listed.append((one.title, here, all_lines_words(name), one.runs(), one.hides()))
     head = titles(
-        en="library; installed, or by; lines of code; its program runs; it hides",
-        fr="bibliothèque; installée, ou par; lignes de code; son programme exécute; elle cache",
+        en="library; installed, or how to install; lines of code; its program runs; it hides",
+        fr="bibliothèque; installée, ou comment l’installer; lignes de code; son programme exécute; elle cache",
     )
     return Table(head, tuple(listed))
 

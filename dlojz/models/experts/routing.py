@@ -96,8 +96,8 @@ def routing_refusal(*, experts: int, top_k: int, capacity_factor: float, groups:
         return say(
             en=f"capacity_factor must be greater than 0, but {capacity_factor:g} was received: 1 is each expert's "
             "fair share, 1.25 is usual.",
-            fr=f"capacity_factor doit être plus grand que 0, mais {capacity_factor:g} a été reçu : 1 est la juste "
-            "part de chaque expert, 1,25 est l’usage.",
+            fr=f"capacity_factor doit être plus grand que 0, mais {capacity_factor:g} a été reçu : 1 est la part "
+            "équitable de chaque expert, 1,25 est l’usage.",
         )
     if top_k > experts:
         return say(

@@ -103,7 +103,7 @@ class PipelinePlan(ShownAsTable):
         """Headings of the table."""
         return titles(
             en="stage; layers; submesh; used as; GPU; time; in flight; memory per device",
-            fr="étage; couches; sous-maillage; utilisé en; GPU; temps; en vol; mémoire par périphérique",
+            fr="étage; couches; sous-maillage; utilisé en; GPU; temps; en cours; mémoire par périphérique",
         )
 
     def rows(self) -> list[tuple[str, ...]]:

@@ -90,14 +90,14 @@ REFUSED = [
     (
         {"experts": 8, "capacity_factor": 0.0},
         "capacity_factor must be greater than 0, but 0 was received: 1 is each expert's fair share, 1.25 is usual.",
-        "capacity_factor doit être plus grand que 0, mais 0 a été reçu : 1 est la juste part de chaque expert, 1,25 "
-        "est l’usage.",
+        "capacity_factor doit être plus grand que 0, mais 0 a été reçu : 1 est la part équitable de chaque expert, "
+        "1,25 est l’usage.",
     ),
     (
         {"experts": 8, "capacity_factor": math.nan},
         "capacity_factor must be greater than 0, but nan was received: 1 is each expert's fair share, 1.25 is usual.",
-        "capacity_factor doit être plus grand que 0, mais nan a été reçu : 1 est la juste part de chaque expert, 1,25 "
-        "est l’usage.",
+        "capacity_factor doit être plus grand que 0, mais nan a été reçu : 1 est la part équitable de chaque expert, "
+        "1,25 est l’usage.",
     ),
     (
         {"experts": 8, "groups": 3},
