@@ -19,7 +19,7 @@
 #
 # 1. **predict** — you write a figure down first;
 # 2. **run** — a real training runs, on several processes;
-# 3. **compare** — the measurement is laid over the prediction;
+# 3. **compare** — the measurement is set beside the prediction;
 # 4. **explain** — where does the difference come from, or why is there none?
 #
 # By the end of this lab you can describe a distributed training, start it, stop it, find it again, read what it has
@@ -204,8 +204,8 @@ before, gradient
 # Une variable des rangs se rapporte ici par son nom : `ranks["…"]` donne une valeur par rang.
 
 # %% [markdown] lang="en"
-# Each rank had its own values; both leave with the same sum, which only has to be halved. A variable of the ranks
-# is brought back by its name: `ranks["…"]` gives one value per rank.
+# Each rank had its own values; both leave with the same sum, which then only needs to be divided by two to get the
+# mean. A variable of the ranks is brought back by its name: `ranks["…"]` gives one value per rank.
 
 # %%
 [value.tolist() for value in ranks["gradient"]]
@@ -273,9 +273,9 @@ run.state, len(run.losses), run.losses[-1] < run.losses[0]
 # déjà, à tort, pour certaines classes.
 
 # %% [markdown] lang="en"
-# The curve below shows the loss at each step, averaged over both replicas. A model with ten classes that guesses would
-# have a loss of ln 10 ≈ 2.3; ours starts a little higher: not trained yet, it already leans, wrongly, towards some
-# classes.
+# The curve below shows the loss at each step, averaged over both replicas. A ten-class model that guesses at random
+# would have a loss of ln 10 ≈ 2.3; ours starts a little higher: not trained yet, it already leans, wrongly, towards
+# some classes.
 
 # %%
 figures.losses({run.config.title: run.losses})
@@ -308,8 +308,8 @@ lab.reveal("gradient-bytes", measured.traffic("all_reduce"))
 # ### Exercise 3 — what really crosses the network
 #
 # The *message* handed to all-reduce is not what travels. In the ring algorithm the message is cut in `dp` shares. A
-# first round, the reduce-scatter, adds: at each stage a rank sends **one share** to its right neighbour, who adds it to
-# his own; after `dp − 1` stages each rank holds one share, fully summed. A second round of `dp − 1` stages, the
+# first round, the reduce-scatter, adds: at each stage a rank sends **one share** to its right neighbour, which adds it
+# to its own; after `dp − 1` stages each rank holds one share, fully summed. A second round of `dp − 1` stages, the
 # all-gather, brings these shares to everyone.
 #
 # How many bytes does **one rank send** in all?

@@ -72,7 +72,7 @@ lab = labs.start("01")
 # to exchange information. Attention does so in three steps.
 #
 # 1. Each token asks a **query** (a row of `q_TD`) and shows a **key** (a row of `k_TD`). The dot product of a query and
-#    a key is a **score**: what the second token is worth to the first.
+#    a key is a **score**: how relevant the second token is to the first.
 # 2. A **softmax** turns the scores of one query into positive weights that sum to 1. The scores are divided by
 #    $\sqrt{D}$ first: a dot product of `D` random terms has a standard deviation of $\sqrt{D}$, and without this
 #    scaling the softmax would keep nearly one token only.
@@ -303,7 +303,7 @@ lab.check("block-parameters", block_parameters)
 # **Votre prédiction.** Combien de paramètres les 12 blocs de ViT-B/16, de largeur 768, comptent-ils ensemble ?
 
 # %% [markdown] lang="en"
-# **Your prediction.** How many parameters have the 12 blocks of ViT-B/16 together, with a width of 768?
+# **Your prediction.** How many parameters do the 12 blocks of ViT-B/16, of width 768, have together?
 
 # %% name="predict-vit-encoder" stub="value"
 lab.predict(
@@ -363,8 +363,8 @@ lab.check("attention-cost", attention_multiply_adds)
 
 # %% [markdown] lang="en"
 # **Your prediction.** A CoAtNet halves the side of the image at each stage: 112, 56, 28, 14, then 7 positions for an
-# image of 224 pixels. At equal width (96), how many times dearer would attention be on a map of 112 × 112 positions
-# than on one of 14 × 14?
+# image of 224 pixels. At equal width (96), how many times more expensive would attention be on a map of 112 × 112
+# positions than on one of 14 × 14?
 
 # %% name="predict-pixel-attention" stub="value"
 lab.predict(

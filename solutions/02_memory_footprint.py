@@ -20,7 +20,7 @@
 # %% [markdown] lang="en"
 # # Lab 02 — Memory footprint
 #
-# "Does it fit?" That is the first question a big model asks, before that of speed. In this lab you answer it **before**
+# "Does it fit?" That is the first question a big model asks, even before speed. In this lab you answer it **before**
 # you run anything, then you measure and compare.
 #
 # By the end you can:
@@ -30,7 +30,7 @@
 # - count the activations of a layer, by hand, then by a trace, and explain the difference;
 # - find the largest batch that fits on a given GPU;
 # - show why data parallelism does not save a model that is too big;
-# - give time for memory: activation checkpointing, offloading, and both together under a budget of bytes.
+# - trade time for memory: activation checkpointing, offloading, and both together under a budget of bytes.
 #
 # Allow an hour. Ψ is the number of parameters; `s` the number of tokens, `b` the size of the micro-batch, `h` the width
 # of the model, `a` the number of attention heads. 1 GiB = 2³⁰ bytes.
@@ -70,7 +70,7 @@ lab = labs.start("02")
 # | `precision` | poids | gradient | copie maître |
 # |--|--|--|--|
 # | `"fp32"` | fp32 | fp32 | — |
-# | `"autocast"` (`torch.autocast`) | fp32 ; converti au vol pour les produits | fp32 | — |
+# | `"autocast"` (`torch.autocast`) | fp32 ; converti à la volée pour les produits de matrices | fp32 | — |
 # | `"bf16"` (précision mixte de ZeRO) | bf16 | bf16 | fp32 |
 # | `"bf16_fp32_gradients"` (Megatron) | bf16 | fp32 | fp32 |
 #
@@ -182,7 +182,7 @@ for rule in rules_of_thumb.RULES.values():
 # de faux, et dans quel cas elle tombe pourtant juste.
 
 # %% [markdown] lang="en"
-# **Explain.** Which of them do you find again with your function? The rule of 24 bytes stands apart: it adds 8 bytes of
+# **Explain.** Which of them does your function reproduce? The rule of 24 bytes stands apart: it adds 8 bytes of
 # "activations and temporaries" *per parameter* to the states. Keep it in mind: we will see what is wrong with it, and
 # in which case it comes out right all the same.
 
@@ -214,9 +214,9 @@ vit
 # exactement ce qu’il garde et libère en vrai.
 
 # %% [markdown] lang="en"
-# The table lays the measurements over the predictions. These come from no run: the model is followed on **fake
-# tensors**, which have a shape and no memory. Autograd keeps and releases there exactly what it keeps and releases for
-# real.
+# The table sets the measurements beside the predictions. The predictions come from no run: the model is followed on
+# **fake tensors**, which have a shape and no memory. Autograd keeps and releases there exactly what it keeps and
+# releases for real.
 
 # %% name="compare-small" tags=["nbval-ignore-output"]
 dlojz.compare([coatnet, vit])
@@ -433,7 +433,7 @@ lab.reveal("fused-kept", fused_trace.saved_bytes)
 
 # %% [markdown] lang="en"
 # **Explain.** The trace finds a little more than the formula. How many bytes per token? The cell gives this gap for
-# both layers. Who keeps 16 bytes per token? And the 48 others, with fused attention?
+# both layers. Where do the extra 16 bytes per token come from? And the other 48, with fused attention?
 
 # %% name="layer-gap"
 asked(
@@ -468,8 +468,8 @@ figures.layer_parts(Shape(sequence_length=s, micro_batch=b, hidden=h, heads=a), 
 # ## 4. Le plus grand batch
 #
 # Une part fixe, une part proportionnelle au batch : la mémoire est (presque) une **droite**. Deux points suffisent à la
-# connaître. Prenez-les assez grands, 8 et 16 par exemple : à tout petit batch, le pic est ailleurs, dans la mise à jour
-# de l’optimiseur.
+# connaître. Prenez-les assez grands, 8 et 16 par exemple : pour un très petit batch, le pic survient ailleurs, dans la
+# mise à jour de l’optimiseur.
 #
 # ### Exercice 4 — le plus grand batch qui tienne
 #
@@ -500,9 +500,9 @@ def largest_batch(taken_bytes, limit_bytes):
 lab.check("largest-batch", largest_batch)
 
 # %% [markdown] lang="fr"
-# **Votre prédiction.** Quel est le plus grand micro-batch de CoAtNet-0, images de 224², fp32, sur un V100 de 32 Go ?
-# `taken` interroge la prévision : ce qu’il faut au moins sur le GPU, c’est-à-dire le pic, le contexte CUDA et NCCL.
-# Servez-vous de votre fonction.
+# **Votre prédiction.** Avec quel micro-batch maximal CoAtNet-0 (images de 224 × 224, fp32) tient-il sur un V100 de 32
+# Go ? `taken` interroge la prévision : ce qu’il faut au moins sur le GPU, c’est-à-dire le pic, le contexte CUDA et
+# NCCL. Servez-vous de votre fonction.
 
 # %% [markdown] lang="en"
 # **Your prediction.** Which is the largest micro-batch of CoAtNet-0, images of 224², fp32, on a V100 with 32 GB?
@@ -671,7 +671,7 @@ print({name: round(held / parameters, 1) for name, held in replica.memory.at_pea
 # holds for so small a batch only: once activations dominate, the rule no longer means anything.
 #
 # To go further, the states themselves must be partitioned: that is ZeRO, in lab 04. There remain, on one single GPU,
-# two ways to give time for memory.
+# two ways to trade time for memory.
 #
 # ## 6. Computing again: activation checkpointing
 #
@@ -710,9 +710,9 @@ def checkpointed(blocks, x, per_segment):
 lab.check("checkpoint", checkpointed)
 
 # %% [markdown] lang="fr"
-# De quelle longueur faire les segments ? Courts, on garde beaucoup d’entrées ; longs, la passe arrière reconstitue d’un
-# coup toutes les activations de l’un d’eux. Pour `n` blocs semblables, le pic va comme `n / k + k` : il est le plus bas
-# pour `k = √n` (Chen et al., 2016). Votre fonction, tracée sur 36 blocs :
+# De quelle longueur faire les segments ? S’ils sont courts, on garde beaucoup d’entrées ; s’ils sont longs, la passe
+# arrière reconstitue d’un coup toutes les activations de l’un d’eux. Pour `n` blocs semblables, le pic varie comme
+# `n / k + k` : il est le plus bas pour `k = √n` (Chen et al., 2016). Votre fonction, tracée sur 36 blocs :
 
 # %% [markdown] lang="en"
 # How long should segments be? Short ones keep many inputs; with long ones the backward pass restores all activations of
@@ -762,9 +762,9 @@ lab.reveal("recomputed-flops", full.record.footprint().step_flops / vit_64.recor
 # (`"every_second"`) recalcule en plus un produit sur deux, dans l’ordre où ils sont exécutés.
 
 # %% [markdown] lang="en"
-# Less than 4/3, and that is no error of measurement: the last product of each block is not run again, as the backward
-# pass of the block does not need its output; and in a Transformer block the second layer of the MLP is a third of the
-# products. PyTorch stops once it has found all that was missing.
+# It is less than 4/3, and this is not a measurement error: the last product of each block is not run again, as the
+# backward pass of the block does not need its output; and in a Transformer block the second layer of the MLP is a third
+# of the products. PyTorch stops once it has found all that was missing.
 #
 # **Selective** checkpointing (`"selective"`) goes less far: it keeps the results of matrix products, convolutions and
 # attention, and computes again only the rest, which takes few operations: layer norms, GELU, dropout. (Megatron-LM's
@@ -808,7 +808,7 @@ figures.memory_by_batch(levels, batches=(8, 64), on=gpu, others=[hardware.device
 #
 # L’autre échange : les activations partent vers la mémoire de l’hôte pendant la passe avant, et reviennent pour la
 # passe arrière. Autograd s’y prête : il confie à une fonction `pack` chaque tenseur qu’il doit garder, garde ce qu’elle
-# renvoie, et le tend à `unpack` quand il lui faut le tenseur.
+# renvoie, et le passe à `unpack` quand il lui faut le tenseur.
 #
 # `host` représente la mémoire de l’hôte : `host.store(tensor)` y copie un tenseur et renvoie un numéro ;
 # `host.fetch(number)` renvoie le tenseur.
@@ -822,9 +822,9 @@ figures.memory_by_batch(levels, batches=(8, 64), on=gpu, others=[hardware.device
 # %% [markdown] lang="en"
 # ## 7. Offloading: host memory
 #
-# The other exchange: activations leave for the memory of the host during the forward pass, and come back for the
-# backward pass. Autograd lends itself to it: it hands every tensor that it has to keep to a function `pack`, keeps what
-# that returns, and hands it to `unpack` when it needs the tensor.
+# The other trade: activations move to the memory of the host during the forward pass, and come back for the backward
+# pass. Autograd lends itself to it: it hands every tensor that it has to keep to a function `pack`, keeps what that
+# returns, and hands it to `unpack` when it needs the tensor.
 #
 # `host` stands for the memory of the host: `host.store(tensor)` copies a tensor there and returns a number;
 # `host.fetch(number)` returns the tensor.
@@ -934,7 +934,8 @@ figures.operations_for_memory({**runs, 'offload="activations"': offloaded})
 #
 # Sur un GPU, `moved_bytes` octets partent pendant la passe avant, qui dure `forward_s` secondes, et reviennent pendant
 # la passe arrière, qui dure deux fois plus. Le lien transporte `link_bytes_per_s` octets par seconde, pendant que le
-# GPU calcule. Renvoyez les secondes que le déchargement **ajoute** au pas : à chaque passe, ce qui dépasse du calcul.
+# GPU calcule. Renvoyez les secondes que le déchargement **ajoute** au pas : à chaque passe, la part du transport qui
+# dure plus longtemps que le calcul.
 
 # %% [markdown] lang="en"
 # ### Exercise 8 — what transport costs
@@ -971,8 +972,8 @@ print(round(1e3 * forward_s))
 asked(lambda: {name: round(1e3 * exposed_seconds(sample_bytes, link, forward_s)) for name, link in links.items()})
 
 # %% [markdown] lang="fr"
-# Par PCIe, le recalcul est bien plus rapide ; par NVLink-C2C, le déchargement ne coûte plus rien. Il n’y a pas de
-# meilleure méthode, il y a une machine.
+# Par PCIe, le recalcul est bien plus rapide ; par NVLink-C2C, le déchargement ne coûte plus rien. Aucune méthode n’est
+# la meilleure : tout dépend de la machine.
 #
 # ## 8. Sous un budget, bloc par bloc
 #
@@ -993,8 +994,8 @@ asked(lambda: {name: round(1e3 * exposed_seconds(sample_bytes, link, forward_s))
 # secondes, ou None si aucun ne tient. Les blocs sont peu nombreux : `plans` les énumère tous.
 
 # %% [markdown] lang="en"
-# Over PCIe, computing again is much faster; over NVLink-C2C, offloading costs nothing any more. There is no best
-# method, there is a machine.
+# Over PCIe, computing again is much faster; over NVLink-C2C, offloading costs nothing any more. No method is best: it
+# depends on the machine.
 #
 # ## 8. Under a budget, block by block
 #

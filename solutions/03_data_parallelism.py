@@ -65,7 +65,7 @@ torch.set_num_threads(1)  # as on the ranks; on tensors so small, more threads w
 # ## 1. One process, then four
 #
 # Our model is a small convolutional network, our images are scikit-learn's handwritten digits, of 8 × 8 pixels. The
-# function `train` is an ordinary training loop; three doors are left open for later: the learning rate of each step, a
+# function `train` is an ordinary training loop; three arguments are there for later: the learning rate of each step, a
 # wrapper around the model, and what is done **right after the backward pass**. That is where everything will happen.
 
 
@@ -163,7 +163,7 @@ lab.reveal("sum-of-ranks", ranks["x"][3][0].item())
 # %% [markdown] lang="en"
 # ### And if one of them forgets?
 #
-# A collective waits for **all** ranks of the group. Put under an `if rank == 0:`, amid a print or a checkpoint, it
+# A collective waits for **all** ranks of the group. Put under an `if rank == 0:`, next to a print or a checkpoint, it
 # blocks rank 0, which waits in vain for the others. Here, rank 2 forgets.
 
 # %% name="forgotten"
@@ -408,7 +408,7 @@ lab.check("alpha-beta", fit_alpha_beta)
 # la forme est la même.
 
 # %% [markdown] lang="en"
-# The package makes the same fit. On the left your measurements and the line; on the right, what it foretells for 2, 8
+# The package makes the same fit. On the left your measurements and the line; on the right, what it predicts for 2, 8
 # and 512 ranks. Between processes of one machine, messages go through memory: β is nothing like that of a network, but
 # the shape is the same.
 
@@ -880,8 +880,8 @@ lab.reveal("accumulation-saving", bytes_per_image(ddp) / bytes_per_image(accumul
 #
 # Return, in a list or a tensor, the indices (from 0) of the samples that `rank` reads during the epoch `epoch`. The
 # shares are disjoint, of the same length `num_samples // size` (the rest, another one in every epoch, is left out), and
-# the whole data set is shuffled anew in every epoch. Chance depends on `seed`, the same on all ranks, and on `epoch`
-# alone: asked twice, your function gives the same answer.
+# the whole data set is shuffled anew in every epoch. The shuffle depends on `seed`, the same on all ranks, and on
+# `epoch` alone: asked twice, your function gives the same answer.
 
 
 # %% name="sampler"

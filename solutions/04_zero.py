@@ -4,14 +4,14 @@
 # En *Data Parallelism*, chaque réplique garde tout : les poids, les gradients, les états de l’optimiseur. Avec 64 GPU,
 # le même octet existe donc 64 fois. **ZeRO** (*Zero Redundancy Optimizer*, Rajbhandari et al., 2020) supprime ces
 # copies, en trois temps : chaque rang n’en garde qu’une part, et demande le reste aux autres quand il en a besoin. Le
-# calcul ne change pas ; la mémoire devient de la communication. Dans ce TP, vous écrivez les trois *stages* vous-même,
+# calcul ne change pas ; la mémoire devient de la communication. Dans ce TP, vous écrivez les trois niveaux (*stages*) vous-même,
 # en quelques lignes chacun, puis vous mesurez ceux de DeepSpeed et de PyTorch.
 #
 # À la fin, vous saurez :
 #
-# - dire combien d’octets chaque rang garde à chaque stage, et sur combien de GPU un modèle tient ;
+# - dire combien d’octets chaque rang garde à chaque niveau, et sur combien de GPU un modèle tient ;
 # - répartir à la main l’optimiseur, puis les gradients, puis les poids ;
-# - compter ce que chaque stage envoie : 2Ψ, 2Ψ, 3Ψ, et ce que les bibliothèques envoient vraiment ;
+# - compter ce que chaque niveau envoie : 2Ψ, 2Ψ, 3Ψ, et ce que les bibliothèques envoient vraiment ;
 # - écrire la configuration JSON de DeepSpeed ;
 # - décharger l’optimiseur vers la mémoire de l’hôte, et dire quand c’est rentable ;
 # - prévoir les cas où ZeRO-3 fait perdre du temps ;
@@ -70,11 +70,11 @@ torch.set_num_threads(1)  # as on the ranks
 # | gradients, en 16 bits | 2Ψ | de la passe arrière à la mise à jour |
 # | optimiseur : copie maître et deux moments, en fp32 | 12Ψ | à la mise à jour, une fois par pas |
 #
-# ZeRO répartit d’abord ce qui est gros et rarement utile. Sur N rangs :
+# ZeRO répartit d’abord ce qui est volumineux et rarement utilisé. Sur N rangs :
 #
-# - **stage 1** : l’optimiseur ;
-# - **stage 2** : l’optimiseur et les gradients ;
-# - **stage 3** : l’optimiseur, les gradients et les poids.
+# - **niveau 1** : l’optimiseur ;
+# - **niveau 2** : l’optimiseur et les gradients ;
+# - **niveau 3** : l’optimiseur, les gradients et les poids.
 #
 # ### Exercice 1 — octets par rang
 #
@@ -140,7 +140,7 @@ lab.check("zero-states", state_bytes)
 figures.table_1(state_bytes)
 
 # %% [markdown] lang="fr"
-# La même chose en image, pour le modèle de 7,5 milliards de paramètres. Les stages 1 et 2 descendent vite, puis butent
+# La même chose en image, pour le modèle de 7,5 milliards de paramètres. Les niveaux 1 et 2 descendent vite, puis butent
 # sur un plancher : ce qu’ils ne répartissent pas.
 
 # %% [markdown] lang="en"
@@ -178,8 +178,8 @@ def fits(size):
 lab.reveal("zero-3-gpus", next(size for size in range(1, 1000) if fits(size)))
 
 # %% [markdown] lang="fr"
-# Un H100 « de 80 Go » en offre un peu plus : 79 Gio, soit 85 Go. Encore faut-il loger les activations, que les stages
-# de ZeRO ne répartissent pas : chaque rang a les siennes.
+# Un H100 « de 80 Go » en offre un peu plus : 79 Gio, soit 85 Go. Il faut aussi loger les activations, que les niveaux de
+# ZeRO ne répartissent pas : chaque rang a les siennes.
 #
 # ## 2. Stage 1 : l’optimiseur
 #
@@ -395,14 +395,14 @@ for batch in order.split(64)[:20]:
 print(len(flat.whole), len(flat.share), torch.allclose(torch.tensor(losses), torch.tensor(alone), rtol=1e-3))
 
 # %% [markdown] lang="fr"
-# Voilà le stage 2, à un détail près : ici, les gradients entiers existent encore un instant, entre la passe arrière et
+# Voilà le niveau 2, à un détail près : ici, les gradients entiers existent encore un instant, entre la passe arrière et
 # le *reduce-scatter*. Pour ne jamais les avoir tous, on réduit chaque *bucket* dès qu’il est plein, pendant la passe
 # arrière, et on le libère aussitôt : ce sont les *hooks* et les *buckets* du TP 03.
 #
 # ## 4. Stage 3 : les poids
 #
 # Il reste 2Ψ octets de poids entiers sur chaque rang. Mais une couche n’a besoin des siens que pendant qu’elle calcule.
-# D’où le stage 3 : rassembler les poids d’une couche (*all-gather*), calculer, les libérer ; et recommencer en passe
+# D’où le niveau 3 : rassembler les poids d’une couche (*all-gather*), calculer, les libérer ; et recommencer en passe
 # arrière.
 #
 # ### Exercice 4 — répartir les poids
@@ -473,17 +473,17 @@ def sharded_linear(x, share):
 lab.check("shard-weights", sharded_linear)
 
 # %% [markdown] lang="fr"
-# Le paquet contient les trois stages, pour n’importe quel modèle :
+# Le paquet contient les trois niveaux, pour n’importe quel modèle :
 # [stage1.py](../../dlojz/by_hand/zero/stage1.py), [stage2.py](../../dlojz/by_hand/zero/stage2.py) et
 # [stage3.py](../../dlojz/by_hand/zero/stage3.py), une centaine de lignes chacun. Lisez-les, en cherchant la réponse à
 # quatre questions :
 #
-# - au stage 1, combien de lignes séparent le *reduce-scatter* de l’*all-gather* ?
-# - au stage 2, pourquoi un *bucket* plein attend-il ceux qui le précèdent ?
-# - au stage 3, combien de blocs sont entiers au même moment, et pourquoi plus d’un ?
-# - que devient, au stage 3, un paramètre qui sert dans deux blocs ?
+# - au niveau 1, combien de lignes séparent le *reduce-scatter* de l’*all-gather* ?
+# - au niveau 2, pourquoi un *bucket* plein attend-il ceux qui le précèdent ?
+# - au niveau 3, combien de blocs sont entiers au même moment, et pourquoi plus d’un ?
+# - que devient, au niveau 3, un paramètre qui sert dans deux blocs ?
 #
-# La boucle d’entraînement, elle, est la même pour les trois. Chaque ligne affiche, pour un stage, le
+# La boucle d’entraînement, elle, est la même pour les trois. Chaque ligne affiche, pour un niveau, le
 # nombre de poids entiers que montre le modèle entre deux pas, celui de la part du rang, et si les pertes suivent celles
 # d’un processus seul.
 
@@ -519,9 +519,9 @@ for stage in (ZeroStage1, ZeroStage2, ZeroStage3):
     print(whole, share, torch.allclose(torch.tensor(losses), torch.tensor(alone), rtol=1e-3))
 
 # %% [markdown] lang="fr"
-# Les réponses. Au stage 1, une division et `optimizer.step()` : l’optimiseur est bien *entre* les deux moitiés d’un
+# Les réponses. Au niveau 1, une division et `optimizer.step()` : l’optimiseur est bien *entre* les deux moitiés d’un
 # *all-reduce*. Un *bucket* plein attend les précédents pour que tous les rangs réduisent les mêmes *buckets* dans le
-# même ordre. Au stage 3, deux blocs sont entiers : celui qui calcule, et le suivant, dont les poids arrivent pendant ce
+# même ordre. Au niveau 3, deux blocs sont entiers : celui qui calcule, et le suivant, dont les poids arrivent pendant ce
 # temps (*prefetch*). Un paramètre de deux blocs serait libéré par l’un quand l’autre en a besoin ; il reste donc entier
 # pendant toute la passe.
 #
@@ -530,7 +530,7 @@ for stage in (ZeroStage1, ZeroStage2, ZeroStage3):
 # Comptons en **passages** : un *reduce-scatter* ou un *all-gather* du modèle entier, pendant lequel chaque rang envoie
 # (N − 1) / N de ses octets.
 #
-# | stage | à chaque micro-batch | une fois par pas |
+# | niveau | à chaque micro-batch | une fois par pas |
 # |--|--|--|
 # | 0 (DDP) | | *all-reduce* des gradients, cumulés |
 # | 1 | | *reduce-scatter* des gradients, cumulés ; *all-gather* des poids |
@@ -577,14 +577,14 @@ def sent_bytes(weight_bytes, ranks, stage, micro_batches):
 lab.check("zero-volume", sent_bytes)
 
 # %% [markdown] lang="fr"
-# ## 6. Les stages, face à face
+# ## 6. Les niveaux, face à face
 #
-# Entraînons `coatnet_tiny` sur deux rangs avec tous les moteurs : DeepSpeed aux stages 0 à 3, les trois stages écrits
+# Entraînons `coatnet_tiny` sur deux rangs avec tous les moteurs : DeepSpeed aux niveaux 0 à 3, les trois niveaux écrits
 # à la main, et **FSDP2**, le ZeRO-3 de PyTorch. Tout est ici en fp32, pour que les pertes se comparent : poids 4,
 # gradients 4, moments 8 octets par paramètre. Cela fait encore 16, mais répartis autrement.
 #
 # **Vos prédictions**, avant de lancer. Combien d’octets de moments d’Adam chaque rang garde-t-il à partir du
-# stage 1 ? Et combien d’octets envoie-t-il par pas en ZeRO-3 ?
+# niveau 1 ? Et combien d’octets envoie-t-il par pas en ZeRO-3 ?
 
 # %% [markdown] lang="en"
 # ## 6. The stages side by side
@@ -664,20 +664,20 @@ print([all(abs(a / b - 1) < 1e-3 for a, b in zip(run.losses, fsdp2.losses, stric
 # %% [markdown] lang="fr"
 # Trois surprises, que seule la mesure révèle.
 #
-# - **DeepSpeed envoie 3Ψ aux stages 1 et 2**, et non 2Ψ. Par défaut (`use_multi_rank_bucket_allreduce`, même avec
+# - **DeepSpeed envoie 3Ψ aux niveaux 1 et 2**, et non 2Ψ. Par défaut (`use_multi_rank_bucket_allreduce`, même avec
 #   `reduce_scatter: true`), il fait un *all-reduce* de chaque *bucket*, dont chaque rang jette ensuite tout sauf sa
-#   part, puis un *all-gather* des poids. La règle « les stages 1 et 2 ne coûtent rien » est celle de l’article, pas de
+#   part, puis un *all-gather* des poids. La règle « les niveaux 1 et 2 ne coûtent rien » est celle de l’article, pas de
 #   toute implémentation.
-# - **Au stage 1, DeepSpeed garde aussi peu de gradients qu’au stage 2** : quand il n’y a qu’un micro-batch par pas, il
+# - **Au niveau 1, DeepSpeed garde aussi peu de gradients qu’au niveau 2** : quand il n’y a qu’un micro-batch par pas, il
 #   les réduit au fil de la passe arrière.
 # - **DeepSpeed garde une copie maître même en fp32**, où elle fait double emploi.
 #
 # Et le pic ? Il comprend les activations et les temporaires, que ZeRO ne réduit pas. Les *buckets* s’y ajoutent :
-# DeepSpeed les réserve dès le stage 1, quelle que soit la taille du modèle. Sur un modèle minuscule, ZeRO peut donc
+# DeepSpeed les réserve dès le niveau 1, quelle que soit la taille du modèle. Sur un modèle minuscule, ZeRO peut donc
 # *augmenter* le pic ; sur un grand, ces tampons ne pèsent plus rien.
 #
 # Changez d’échelle : ce que la prédiction dit de CoAtNet-7 sur 64 GPU, en bf16 avec DeepSpeed, et ce que dit la
-# formule de l’exercice 1. Chaque ligne donne le stage, puis les deux valeurs par rang. Où diffèrent-elles, et
+# formule de l’exercice 1. Chaque ligne donne le niveau, puis les deux valeurs par rang. Où diffèrent-elles, et
 # pourquoi ?
 
 # %% [markdown] lang="en"
@@ -725,7 +725,7 @@ for stage in range(4):
 # | … `stage` | 0, 1, 2 ou 3 |
 # | … `reduce_bucket_size` | gradients réduits ensemble, en **nombre d’éléments** |
 # | … `offload_optimizer` | `{"device": "cpu"}` : l’optimiseur dans la mémoire de l’hôte |
-# | … `offload_param` | de même pour les poids (stage 3), en plus d’`offload_optimizer` |
+# | … `offload_param` | de même pour les poids (niveau 3), en plus d’`offload_optimizer` |
 #
 # ### Exercice 6 — le JSON de DeepSpeed
 #
@@ -979,8 +979,8 @@ def transfer_over_compute(ranks, tokens, flops_per_s, pcie_bytes_per_s):
 lab.check("offload-time", transfer_over_compute)
 
 # %% [markdown] lang="fr"
-# **Votre prédiction.** Un GPU qui soutient 400 Tflop/s, un lien de 25 Go/s, un seul rang : à partir de combien de
-# tokens par pas les transferts ne durent-ils pas plus que le calcul ?
+# **Votre prédiction.** Un GPU qui soutient 400 TFLOP/s, un lien de 25 Go/s, un seul rang : à partir de combien de
+# tokens par pas les transferts durent-ils au plus aussi longtemps que le calcul ?
 
 # %% [markdown] lang="en"
 # **Your prediction.** A GPU that sustains 400 Tflop/s, a link of 25 GB/s, one single rank: from how many tokens per
@@ -1006,12 +1006,12 @@ figures.offloading(transfer_over_compute, **machine)
 
 # %% [markdown] lang="fr"
 # Le déchargement demande donc de grands batches ; l’accumulation de gradients y aide, et chaque rang de plus divise les
-# transferts. Encore faut-il que les processeurs suivent : Adam y lit et y écrit une trentaine d’octets par paramètre, à
-# la vitesse de la mémoire de l’hôte. C’est ce que DeepSpeed optimise avec son `CPUAdam`.
+# transferts. Il faut aussi que les processeurs suivent : Adam lit et écrit une trentaine d’octets par paramètre en
+# mémoire hôte, à la vitesse de celle-ci. C’est ce que DeepSpeed optimise avec son `CPUAdam`.
 #
-# ## 9. Quand ZeRO-3 est perdant (facultatif)
+# ## 9. Quand ZeRO-3 fait perdre du temps (facultatif)
 #
-# ZeRO-3 envoie moitié plus d’octets que DDP, et surtout beaucoup plus de **messages** : trois communications
+# ZeRO-3 envoie 50 % d’octets de plus que DDP, et surtout beaucoup plus de **messages** : trois communications
 # collectives par couche, au lieu de deux pour le modèle entier. Chacune fait p − 1 étapes sur l’anneau, et chaque étape
 # paie la latence α (TP 03).
 #
@@ -1027,8 +1027,8 @@ figures.offloading(transfer_over_compute, **machine)
 #
 # ## 9. When ZeRO-3 loses (optional)
 #
-# ZeRO-3 sends half as many bytes again as DDP, and above all many more **messages**: three collectives per layer, in
-# place of two for the whole model. Each takes p − 1 steps around the ring, and each step pays the latency α (lab 03).
+# ZeRO-3 sends 50% more bytes than DDP, and above all many more **messages**: three collectives per layer, in place of
+# two for the whole model. Each takes p − 1 steps around the ring, and each step pays the latency α (lab 03).
 #
 # ### Exercise 9 — the time of ZeRO-3's communication
 #
@@ -1047,7 +1047,7 @@ lab.check("zero-time", zero_3_seconds)
 
 # %% [markdown] lang="fr"
 # Comparons au calcul, pour des modèles de toutes tailles : le réseau du TP 03 (α = 10 µs, 25 Go/s), des GPU qui
-# soutiennent 200 Tflop/s, 16 images par rang en bf16. Les couches et les opérations viennent des prédictions du paquet.
+# soutiennent 200 TFLOP/s, 16 images par rang en bf16. Les couches et les opérations viennent des prédictions du paquet.
 
 # %% [markdown] lang="en"
 # Let us compare with the computation, for models of all sizes: the network of lab 03 (α = 10 µs, 25 GB/s), GPUs that
@@ -1086,9 +1086,10 @@ small, large, few, many = (
 small > 1, large > 1, round(many / few, 1)
 
 # %% [markdown] lang="fr"
-# Sur un petit modèle, ZeRO-3 est doublement perdant : rien à gagner en mémoire, et des latences que rien ne cache. Sur
-# un grand, le calcul les couvre, jusqu’à un certain nombre de GPU. D’où l’usage : ZeRO-1 ou 2 tant que le modèle tient,
-# ZeRO-3 sinon ; et à grande échelle, ZeRO-3 dans le nœud seulement, DDP entre les nœuds (*hybrid sharding*).
+# Sur un petit modèle, ZeRO-3 fait perdre sur les deux tableaux : rien à gagner en mémoire, et des latences que rien ne
+# cache. Sur un grand, le calcul les couvre, jusqu’à un certain nombre de GPU. D’où l’usage : ZeRO-1 ou 2 tant que le
+# modèle tient, ZeRO-3 sinon ; et à grande échelle, ZeRO-3 dans le nœud seulement, DDP entre les nœuds (*hybrid
+# sharding*).
 #
 # ## 10. Sur disque : les formats des autres (facultatif)
 #
@@ -1242,7 +1243,7 @@ who_writes_what(table)
 #
 # Les fichiers `.pt` et `.metadata` contiennent des **pickles**. Un pickle, ce ne sont pas des données, mais des
 # instructions, exécutées par celui qui le lit. En voici un de 34 octets, inoffensif, écrit à la main. Nous ne le
-# chargerons pas ; `pickletools` se contente de l’épeler.
+# chargerons pas ; `pickletools` se contente d’en lister les instructions.
 
 # %% [markdown] lang="en"
 # - **DeepSpeed** writes as ZeRO-2 keeps: each rank its share of the optimizer and of the master copy; the weights,
@@ -1384,11 +1385,11 @@ checkpoint_formats.frozen_ranks(kept / "deepspeed")
 #
 # ### Exercice 10 — relire avec un autre nombre de rangs
 #
-# Et si l’on relisait directement ? Un vecteur de `elements` nombres a été coupé en parts de longueur
-# ⌈elements / old_ranks⌉, une par rang et par fichier ; la dernière peut être plus courte. On relit sur `new_ranks`
-# rangs, qui le coupent de la même façon. Que lit le rang `rank` ? Renvoyez une liste de triplets
-# `(ancien_rang, début, fin)`, dans l’ordre du vecteur : les positions sont comptées **dans la part** de l’ancien rang,
-# `fin` est exclue, et un fichier dont il n’y a rien à lire n’apparaît pas.
+# Et si l’on relisait directement ? Un vecteur de `elements` nombres a été coupé en parts de longueur ⌈elements /
+# old_ranks⌉, une par rang et par fichier ; la dernière peut être plus courte. On relit sur `new_ranks` rangs, qui le
+# coupent de la même façon. Que lit le rang `rank` ? Renvoyez une liste de triplets `(ancien_rang, début, fin)`, dans
+# l’ordre du vecteur : les positions sont comptées **dans la part** de l’ancien rang, `fin` est exclue, et un fichier
+# dans lequel il n’y a rien à lire n’apparaît pas.
 
 # %% [markdown] lang="en"
 # With three ranks `load_checkpoint` raises an error: “Automatic adjustment of ZeRO's optimizer state partitioning with
@@ -1423,7 +1424,7 @@ def shares_to_read(elements, old_ranks, new_ranks, rank):
 lab.check("shares-to-read", shares_to_read)
 
 # %% [markdown] lang="fr"
-# ### Un bit de travers
+# ### Un bit inversé
 #
 # Un disque, un réseau, une copie interrompue : un bit change. Qui s’en aperçoit ? Copions les trois dossiers, et
 # inversons dans chaque copie **un bit**, au milieu du plus grand tenseur.
@@ -1459,8 +1460,8 @@ except LabError as error:
 # %% [markdown] lang="fr"
 # DeepSpeed et DCP chargent un tenseur faux sans un mot. L’archive zip contient pourtant une somme de contrôle (CRC-32),
 # que PyTorch ne vérifie pas à la lecture. Dans le format de dlojz, le manifeste contient le sha256 de chaque fichier,
-# et le dernier fichier écrit, `COMMIT`, celui du manifeste : un checkpoint altéré ou inachevé est refusé, et l’on
-# repart du précédent.
+# et le dernier fichier écrit, `COMMIT`, contient le sha256 du manifeste : un checkpoint altéré ou inachevé est refusé,
+# et l’on repart du précédent.
 #
 # | | DeepSpeed (ZeRO-2) | DCP | dlojz |
 # |--|--|--|--|
@@ -1475,14 +1476,14 @@ except LabError as error:
 #
 # ## Bilan
 #
-# | stage | chaque rang garde | envoie par pas | quand |
+# | niveau | chaque rang garde | envoie par pas | quand |
 # |--|--|--|--|
 # | 0 | 16Ψ | 2Ψ | le modèle tient |
 # | 1 | 4Ψ + 12Ψ/N | 2Ψ (DeepSpeed : 3Ψ) | presque toujours : le plus gros gain, pour presque rien |
 # | 2 | 2Ψ + 14Ψ/N | 2Ψ (DeepSpeed : 3Ψ) | sans accumulation de gradients |
 # | 3 | 16Ψ/N | 3Ψ par micro-batch | le modèle ne tient pas autrement |
 #
-# Les stages 1 à 3 répartissent les états, pas les activations : pour elles, il y a les points de contrôle d’activation
+# Les niveaux 1 à 3 répartissent les états, pas les activations : pour elles, il y a les points de contrôle d’activation
 # (TP 02), que ZeRO-R, dans le même article, sait répartir sur les rangs de tenseur (`partition_activations` de
 # DeepSpeed). Et une couche trop grande pour un GPU doit toujours y tenir entière, le temps du calcul : seul le TP 06,
 # qui coupe les couches, lève cette limite (un pipeline, TP 05, coupe entre elles).

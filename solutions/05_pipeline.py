@@ -26,8 +26,8 @@
 # A model that is too large for one GPU can be cut **between its layers**: each rank holds a slice of it, a *stage*.
 # Done naively, one single rank works at a time. **Pipeline parallelism** cuts the batch as well, into *micro-batches*
 # that follow one another from stage to stage, like cars on an assembly line. What remains is the *bubble*: the time in
-# which ranks wait. Whoever studies it meets some twenty schedules, and tutorials that contradict one another. In this
-# lab you write them, simulate them, hold them against the proven optimum, then really execute them.
+# which ranks wait. You will meet about twenty schedules, and tutorials that contradict one another. In this lab you
+# write schedules, simulate them, compare them with the proven optimum, then really execute them.
 #
 # By the end you can:
 #
@@ -82,7 +82,7 @@ figures.drawn("naive", 4, 2)
 figures.drawn("gpipe", 4, 9)
 
 # %% [markdown] lang="fr"
-# Quatre rangs, et des blancs : la bulle. « 25 % » ou « 33 % » ? Les deux se publient, sous le même nom :
+# Quatre rangs, et des blancs : la bulle. « 25 % » ou « 33 % » ? On lit les deux, sous le même nom :
 #
 # - la **fraction** rapporte l’attente à tout le temps disponible, rangs × durée du pas (article de GPipe) ;
 # - le **surcoût** la rapporte au travail (article de Megatron-LM).
@@ -236,14 +236,14 @@ def kept(schedule, rank, ranks, micro_batches):
 lab.check("kept-micro-batches", kept)
 
 # %% [markdown] lang="fr"
-# Tout est-il donc au mieux dans 1F1B ? Il a un prix, que les formules du cours ne voient pas : la **latence**. Dès que
-# les messages prennent du temps, chaque changement de sens l’expose. Durée du pas pour 4 rangs, 8 micro-batches, et un
+# 1F1B est-il donc simplement meilleur ? Il a un prix, absent des formules du cours : la **latence**. Dès que les
+# messages prennent du temps, chaque changement de sens l’expose. Durée du pas pour 4 rangs, 8 micro-batches, et un
 # message qui dure un quart de passe avant :
 
 # %% [markdown] lang="en"
-# Is all for the best in 1F1B, then? It has a price, which the course's formulas do not see: **latency**. As soon as
-# messages take time, each change of direction exposes it. Length of the step for 4 ranks, 8 micro-batches, and a
-# message that takes a quarter of a forward:
+# So is 1F1B simply better? It has a price, which the formulas above leave out: **latency**. As soon as messages take
+# time, each change of direction exposes it. Length of the step for 4 ranks, 8 micro-batches, and a message that takes a
+# quarter of a forward:
 
 # %% name="latency"
 for name in ("gpipe", "1f1b", "eager-1f1b"):
@@ -349,7 +349,7 @@ figures.repaired(unblocked, 2, 4)
 # ## 4. Under a memory limit
 #
 # And if a rank cannot keep p micro-batches? Rather than writing each order by hand, let us take a list scheduler: as
-# soon as a rank is free, it runs, of all that is ready, what the **priority** puts first.
+# soon as a rank is free, it runs the ready action that the **priority** puts first.
 # `list_schedule(ranks, micro_batches, priority=…, cap=…)` has two knobs:
 #
 # - `priority`: `"forward-first"` or `"backward-first"`;
@@ -404,7 +404,7 @@ lab.reveal("one-slot-less", optimum(4, 8, memory_limit=3).value)
 # que les autres pourront faire.
 
 # %% [markdown] lang="en"
-# One slot less costs 18% more time. Beyond four, memory buys nothing more: the bubble comes from the dependencies. And
+# One slot fewer costs 18% more time. Beyond four, memory buys nothing more: the bubble comes from the dependencies. And
 # 1F1B “cut short” (one forward fewer in front, then in turn all the same)? 48: it waits for forwards that cannot come
 # while backwards are ready. An order that is fixed in advance must know what the others can do.
 
@@ -434,9 +434,9 @@ figures.capped(under_cap, 4, 8, range(1, 7))
 # %% [markdown] lang="en"
 # ## 5. One boundary, two real ranks
 #
-# Now for processes. At the boundary between two stages, two messages per micro-batch: the activation one way, its
-# gradient the other. Nothing more, but autograd does not cross processes: it is up to you to join the two halves of the
-# chain.
+# Let us move on to real processes. Two messages per micro-batch cross the boundary between two stages: the activation
+# one way, its gradient the other. Nothing more, but autograd does not cross processes: it is up to you to join the two
+# halves of the chain.
 #
 # ### Exercise 6 — send and receive
 #
@@ -583,7 +583,7 @@ for peer in ("deepspeed", "torchgpipe", "uniform"):
 
 # %% [markdown] lang="en"
 # DeepSpeed minimises the gap between the heaviest and the lightest stage, which is not quite the same. And what should
-# be weighed? Stages equal in parameters are not so in computation. The same cut, by **operations**:
+# be weighed? Stages with equally many parameters do not take equally long to compute. The same cut, by **operations**:
 
 # %% name="cuts-by-flops"
 figures.cuts(first_fit, coatnet, stages=4, by="flops")
@@ -894,9 +894,8 @@ figures.drawn("chimera", 4, 8, color_by="chunk")
 
 # %% [markdown] lang="en"
 # TeraPipe cuts each sequence into slices: here 2 micro-batches of 4 slices fill the pipeline better than 2 whole
-# micro-batches. But with causal attention a slice costs the more, the more slices stand before it: slices of equal time
-# are not of equal length. Here is the best cut of 8,192 tokens for 4 ranks, if each slice costs 1 ms more (launches,
-# messages).
+# micro-batches. But with causal attention the later a slice, the more it costs: slices of equal time are not of equal
+# length. Here is the best cut of 8,192 tokens for 4 ranks, if each slice costs 1 ms more (launches, messages).
 
 # %%
 figures.drawn("terapipe", 4, 2)
@@ -1017,7 +1016,7 @@ figures.swings(stale_sgd, step=0.5, delays=(0, 1, 3))
 
 # %% [markdown] lang="en"
 # The same step converges, swings, then diverges. **Your prediction.** Without delay the step may be as large as 2. With
-# 7 updates of delay (the first of 8 stages of PipeDream), by how much must it be divided?
+# 7 updates of delay (that of the first of PipeDream's 8 stages), by how much must it be divided?
 
 # %% name="predict-step" stub="value"
 lab.predict(
@@ -1074,13 +1073,13 @@ figures.trainings(stages=8, learning_rate=2.0)
 # - `train_batch_size` reste micro-batch × micro-batches × répliques ;
 # - `partition_method` choisit le découpage : `parameters` (par défaut), `uniform`, ou `type:REGEX`, qui compte les
 #   couches dont la classe correspond ;
-# - avec `PipelineModule`, ZeRO s’arrête au stage 1 : DeepSpeed refuse les stages 2 et 3, qui répartiraient des
+# - avec `PipelineModule`, ZeRO s’arrête au niveau 1 : DeepSpeed refuse les niveaux 2 et 3, qui répartiraient des
 #   gradients que le pipeline cumule d’un micro-batch à l’autre (c’est son choix : FSDP2, lui, l’accepte).
 #
 # ### Exercice 10 — la configuration de DeepSpeed
 #
 # Renvoyez trois choses pour un `RunConfig` : le nombre de processus à lancer, le nombre à donner à `-p`, et le
-# dictionnaire du fichier JSON (tailles de batch et stage de ZeRO, dans `zero_optimization`). Dans `config.layout` :
+# dictionnaire du fichier JSON (tailles de batch et niveau de ZeRO, dans `zero_optimization`). Dans `config.layout` :
 # `pp` étages, `dp` répliques, `micro_batch`, `micro_batches`, `global_batch` et `zero`.
 
 # %% [markdown] lang="en"
@@ -1204,7 +1203,7 @@ for by in ("parameters", "flops"):
 #
 # Le pipeline demande peu de communication : une frontière par micro-batch. C’est donc lui que l’on place **entre** les
 # nœuds, quand le parallélisme de tenseur (TP 06) reste dans le nœud. Il demande en revanche beaucoup de micro-batches,
-# donc un grand batch : d’où le dosage avec *Data Parallelism*, le parallélisme hybride.
+# donc un grand batch : on le combine avec le *Data Parallelism* : c’est le parallélisme hybride.
 
 # %% [markdown] lang="en"
 # AlexNet's parameters are in its dense layers, its operations in the convolutions: here memory and time ask for two
@@ -1223,7 +1222,7 @@ for by in ("parameters", "flops"):
 #
 # A pipeline asks for little communication: one boundary per micro-batch. So it is what one puts **between** nodes,
 # while tensor parallelism (lab 06) stays within the node. But it asks for many micro-batches, and so for a large batch:
-# hence the dosage with data parallelism, hybrid parallelism.
+# it is therefore combined with data parallelism, as hybrid parallelism.
 
 # %%
 lab.progress()

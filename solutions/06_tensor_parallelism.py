@@ -13,7 +13,7 @@
 # - couper une couche linéaire par colonne et par ligne, et dire quelle communication cela demande, dans chaque sens ;
 # - enchaîner deux couches avec un seul *all-reduce*, dans un MLP comme dans une attention ;
 # - répartir un vocabulaire, sans jamais rassembler les logits ;
-# - répartir aussi les tokens (*Sequence Parallelism*), sans se tromper de norme ni de *dropout* ;
+# - répartir aussi les tokens (*Sequence Parallelism*), sans se tromper de normalisation ni de *dropout* ;
 # - couper une convolution par canaux ;
 # - écrire le plan de `parallelize_module`, dans PyTorch ;
 # - compter les octets d’une couche, et dire pourquoi tout cela reste dans un nœud.
@@ -26,8 +26,8 @@
 # ZeRO partitions the weights, but gathers them to compute; a pipeline cuts the model between its layers. There remains
 # the case where **one single layer** is too large, or too slow, for one GPU. **Tensor parallelism** cuts the layer
 # itself: each rank keeps some of its weights, computes with them, and never gives them away. It is the most delicate
-# part of model parallelism, and the one that goes wrong most quietly: something forgotten leaves the first loss exact.
-# In this lab you write it by hand, on real ranks, until you find what one process computes, up to rounding.
+# part of model parallelism, and the one that goes wrong most quietly: if you forget one call, the first loss is still
+# right. In this lab you write it by hand, on real ranks, until you find what one process computes, up to rounding.
 #
 # By the end you can:
 #
@@ -95,7 +95,8 @@ figures.split_layer(ranks=2)
 # - **By rows**: each rank has some of the *inputs*, and computes a **partial** product for all outputs. Y is their sum:
 #   an all-reduce.
 #
-# Mind PyTorch: `nn.Linear` keeps the transpose, of shape (outputs, inputs). The *columns* of W are *rows* of `weight`.
+# Beware: in PyTorch, `nn.Linear` keeps the transpose, of shape (outputs, inputs). The *columns* of W are *rows* of
+# `weight`.
 #
 # And backward? By columns, all ranks have used the same X. So the gradient of X is the sum of what each of them finds.
 #
@@ -333,7 +334,7 @@ print(round(2 * (first - mean / world_size).abs().max().item(), 2))
 # ## 3. Attention, by heads
 #
 # Attention is even easier to cut: its heads do not see each other. Queries, keys and values are computed by columns,
-# the last projection by rows; a rank bears whole heads. The trap lies in the layout: the three projections often are
+# the last projection by rows; a rank holds whole heads. The trap lies in the layout: the three projections often are
 # one single matrix, `qkv`.
 #
 # From here on, let us take `copy` and `add_up` from the package. Each expects a tensor and `axis`, this rank's place:
@@ -379,8 +380,8 @@ lab.check("attention-heads", parallel_attention)
 
 # %% [markdown] lang="en"
 # A layout (heads, 3, H), head by head, would have made the plain slice right: it is Megatron-LM's, and that of this
-# package's models. A pretrained model has the layout it has: a slice taken without a thought mixes queries and keys,
-# and the loss goes down all the same.
+# package's models. A pretrained model has the layout it has: a naive slice mixes queries and keys, and the loss goes
+# down all the same.
 #
 # ## 4. The two ends of the model: the vocabulary
 #
@@ -474,7 +475,7 @@ lab.check("vocabulary-loss", parallel_loss)
 # - combien d’*all-reduces* par pas, pour un micro-batch ? Comptez les blocs (deux régions chacun, deux sens), puis
 #   l’embedding, l’entrée de la dernière couche, et la perte, qui en fait deux (la vôtre en fait trois ; le paquet
 #   envoie ensemble le logit de la cible et la somme) ;
-# - combien d’octets de poids par rang, en fp32 ? (Les normes, entières partout, ne pèsent presque rien.)
+# - combien d’octets de poids par rang, en fp32 ? (Les normalisations, entières partout, ne pèsent presque rien.)
 
 # %% [markdown] lang="en"
 # ## 5. A whole model
@@ -532,8 +533,8 @@ all(abs(a - b) < 1e-4 for a, b in zip(alone.losses, two.losses, strict=True))
 # %% [markdown] lang="fr"
 # ## 6. *Sequence Parallelism*
 #
-# Il reste un gaspillage. Hors des régions, chaque rang a tous les tokens : il calcule les mêmes normes, les mêmes
-# *dropouts*, et en garde les mêmes activations. *Sequence Parallelism* (Korthikanti et al., 2022) y répartit les
+# Il reste un gaspillage. Hors des régions, chaque rang a tous les tokens : il calcule les mêmes normalisations, les
+# mêmes *dropouts*, et en garde les mêmes activations. *Sequence Parallelism* (Korthikanti et al., 2022) y répartit les
 # **tokens**. Le prix, en octets ? Presque aucun : un *all-reduce* est un *reduce-scatter* suivi d’un *all-gather* (TP
 # 03). On fait le premier à la fin d’une région, le second au début de la suivante. (Reste l’entrée de chaque région,
 # une fois rassemblée : la garder pour la passe arrière coûte de la mémoire, la rassembler de nouveau, un *all-gather*
@@ -542,10 +543,10 @@ all(abs(a - b) < 1e-4 for a, b in zip(alone.losses, two.losses, strict=True))
 # %% [markdown] lang="en"
 # ## 6. Sequence parallelism
 #
-# One waste is left. Outside of the regions every rank has all tokens: it computes the same norms, the same dropouts,
-# and keeps the same activations of them. Sequence parallelism (Korthikanti et al., 2022) splits the **tokens** there.
-# The price, in bytes? Next to none: an all-reduce is a reduce-scatter, then an all-gather (lab 03). The former is made
-# at the end of a region, the latter at the beginning of the next. (There remains the input of each region, once
+# One inefficiency remains. Outside of the regions every rank has all tokens: it computes the same norms and the same
+# dropouts, and stores the same activations. Sequence parallelism (Korthikanti et al., 2022) splits the **tokens**
+# there. The price, in bytes? Next to none: an all-reduce is a reduce-scatter, then an all-gather (lab 03). The former
+# is made at the end of a region, the latter at the beginning of the next. (There remains the input of each region, once
 # gathered: to keep it for backward costs memory, to gather it again, one more all-gather. We will come back to it.)
 
 # %% name="sequence-block"
@@ -554,7 +555,7 @@ figures.block_ends(sequence_parallel=True)
 # %% [markdown] lang="fr"
 # Deux détails suffisent à tout fausser, sans erreur.
 #
-# **La norme.** Ses poids sont entiers sur chaque rang, qui ne voit plus que ses tokens : leur gradient est à
+# **La normalisation.** Ses poids sont entiers sur chaque rang, qui ne voit plus que ses tokens : leur gradient est à
 # additionner sur les rangs. L’opérateur qui additionne en passe arrière, vous le connaissez.
 #
 # **Le *dropout*.** Sur des tokens que tous les rangs ont, le masque doit être **le même** partout ; sur des têtes ou
@@ -582,8 +583,8 @@ for stream in ("replicated", "split"):
 # %% [markdown] lang="fr"
 # ### Exercice 7 — un demi-bloc, avec et sans
 #
-# Écrivez un demi-bloc : norme, région, *dropout* de probabilité 0,5, raccourci. `axis.sequence_parallel` dit si `x`
-# contient les tokens de ce rang, ou tous ; la sortie de même.
+# Écrivez un demi-bloc : normalisation, région, *dropout* de probabilité 0,5, connexion résiduelle.
+# `axis.sequence_parallel` dit si `x` contient les tokens de ce rang, ou tous ; la sortie de même.
 #
 # - `region(h)` calcule tout ce qui est **dans** la région, à partir de tous les tokens, et renvoie le produit partiel
 #   de ce rang ;
@@ -663,18 +664,19 @@ print(divided(two, "weights"), divided(two, "activations"), divided(sequence, "a
 print(all(abs(a - b) < 1e-4 for a, b in zip(alone.losses, sequence.losses, strict=True)))
 
 # %% [markdown] lang="fr"
-# Les poids, les gradients et l’optimiseur sont divisés par le nombre de rangs, normes mises à part. Les activations ne
-# le sont presque tout à fait que si l’on répartit aussi les tokens ; reste l’entrée de chaque région, que nous gardons
-# rassemblée pour la passe arrière (Megatron-LM n’en garde que les tokens du rang, et les rassemble de nouveau). Quant
-# au tableau : deux fois plus de messages, mais chacun n’est que la moitié d’un *all-reduce*, et l’anneau envoie autant
-# d’octets. Les petits *all-reduces* qui restent sont les gradients des normes, et la perte.
+# Les poids, les gradients et l’optimiseur sont divisés par le nombre de rangs, normalisations mises à part. Les
+# activations ne le sont presque tout à fait que si l’on répartit aussi les tokens ; reste l’entrée de chaque région,
+# que nous gardons rassemblée pour la passe arrière (Megatron-LM n’en garde que les tokens du rang, et les rassemble de
+# nouveau). Quant au tableau : deux fois plus de messages, mais chacun n’est que la moitié d’un *all-reduce*, et
+# l’anneau envoie autant d’octets. Les petits *all-reduces* qui restent sont les gradients des normalisations, et la
+# perte.
 #
 # ## 7. Les convolutions, par canaux
 #
 # Le modèle du cours, CoAtNet, commence par des convolutions. Son bloc MBConv se coupe comme un MLP, par **canaux** : la
 # convolution 1×1 qui élargit est une couche linéaire sur les canaux, par colonne ; celle qui projette, par ligne. Entre
 # les deux, la convolution *depthwise* traite chaque canal seul. Il n’y a qu’un intrus : *squeeze-excite*, dont la porte
-# dépend de **tous** les canaux. Voici le bloc sur un seul processus (sans ses normes) :
+# dépend de **tous** les canaux. Voici le bloc sur un seul processus (sans ses normalisations) :
 
 # %% [markdown] lang="en"
 # Weights, gradients and optimizer are divided by the number of ranks, norms aside. Activations are nearly so only if
@@ -823,7 +825,7 @@ print(forward, counted.get_total_counts())
 # %% [markdown] lang="fr"
 # Deux en passe avant, comme prévu ; mais cinq en passe arrière au lieu de deux. Chaque couche par colonne a son propre
 # f : trois pour `query`, `key` et `value`, deux pour `mlp_gate` et `mlp_expand`, alors qu’un par région suffit. Le
-# paquet entre donc une fois pour toutes dans la région, à la sortie de la norme
+# paquet entre donc une fois pour toutes dans la région, à la sortie de la normalisation
 # ([torch_tensor.py](../../dlojz/train/engines/tensor_engines.py), `_prepare_norm`). Avec le moteur de PyTorch, le même
 # entraînement :
 
@@ -906,7 +908,7 @@ figures.links(layer_bytes, **gpt3)
 # Le rapport des débits est de 12 ; sur NVLink, plus rapide, la latence pèse davantage (le tableau n’en tient pas
 # compte). Ces messages sont difficiles à cacher : la couche suivante les attend. (On peut en recouvrir une partie, en
 # coupant le produit en morceaux que l’on envoie au fur et à mesure : c’est le *Tensor Parallelism* asynchrone de
-# PyTorch.) Comparons au calcul d’une couche, avec des GPU qui soutiennent 200 Tflop/s :
+# PyTorch.) Comparons au calcul d’une couche, avec des GPU qui soutiennent 200 TFLOP/s :
 
 # %% [markdown] lang="en"
 # The ratio of the bandwidths is 12; on NVLink, which is faster, latency weighs more (the table leaves it out). These

@@ -24,8 +24,9 @@
 # So far, one parallelism at a time. Data parallelism speeds up, but repeats the model everywhere and swells the batch;
 # pipeline parallelism cuts between layers, but leaves a bubble; tensor parallelism cuts each layer, but asks much of
 # the bandwidth. The largest models use all three: each rank has a place on a **grid**, and speaks to its neighbours in
-# its row, its column or its depth alone. To take the wrong group often raises no error: the training goes on, wrong or
-# ten times too slow. In this lab you build the grid, lay it on nodes, then really run 2D and 3D, beside one process.
+# its row, its column or its depth alone. Using the wrong group often raises no error: training goes on, but it is
+# wrong, or ten times slower. In this lab you build the grid, lay it on nodes, then really run 2D and 3D, beside one
+# process.
 #
 # By the end you can:
 #
@@ -179,7 +180,7 @@ lab.check("grid-degrees", complete)
 # A collective takes place in a **group**. Along each axis every rank has exactly one: the ranks whose place differs
 # along this axis alone.
 #
-# | axis | in a group | what they have in common | what they tell one another |
+# | axis | in a group | what they have in common | what they exchange |
 # |--|--|--|--|
 # | tp | the slices of a layer | the same samples, the same stage | activations, in each layer |
 # | dp | the replicas of a slice | the same weights | gradients, once per step |
@@ -365,8 +366,8 @@ still_grid(**shape)
 # %% [markdown] lang="en"
 # ## 4. Two dimensions by hand
 #
-# Four ranks, dp = 2 and tp = 2. The model is lab 06's MLP, with something to go wrong about: two parameters, `scale`
-# and `bias`, stay **whole** on every rank.
+# Four ranks, dp = 2 and tp = 2. The model is lab 06's MLP, with two traps: two parameters, `scale` and `bias`, stay
+# **whole** on every rank.
 #
 # $$y = \text{relu}\big((x \odot \text{scale})\, W_1^\top\big)\, W_2^\top + \text{bias}$$
 #
@@ -566,8 +567,8 @@ lab.reveal("gradient-bytes", figures.dp_bytes(data_tensor))
 
 # %% [markdown] lang="en"
 # Four times fewer, and not eight: replicas repeat everything; pp and tp alone divide the model. (ZeRO, in lab 04,
-# partitions along dp, too.) The same training? At the left the losses, laid over one another; at the right their
-# distance to one process.
+# partitions along dp, too.) The same training? On the left the losses, superimposed; on the right their distance to one
+# process.
 
 # %% name="losses" tags=["nbval-ignore-output"]
 figures.losses(runs)
@@ -651,7 +652,7 @@ figures.degrees(big, 8, choices, samples=32)
 # modèle.
 
 # %% [markdown] lang="en"
-# **Explain**, line by line, what rules each choice out or makes it dear:
+# **Explain**, line by line, what rules each choice out or makes it expensive:
 #
 # - 16 × 1 × 1: do the states fit into a GPU of 80 GB?
 # - 2 × 8 × 1: how much of the time goes into the bubble, with 16 micro-batches per replica?

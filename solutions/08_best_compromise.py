@@ -97,8 +97,8 @@ lab.reveal("training-days", training_s(8 * gpt3_parameters, 300e9, 1024, 140e12)
 # quatre DGX A100, à droite le tableau de Narayanan et al., avec les durées tirées des débits publiés.
 
 # %% [markdown] lang="en"
-# Here is the formula beside the cost model that goes with you through this lab: at the left the course's models on one
-# and four DGX A100, at the right the table of Narayanan et al., with the times that the published rates come to.
+# Here is the formula beside the cost model that we use throughout this lab: at the left the course's models on one and
+# four DGX A100, at the right the table of Narayanan et al., with the times that the published rates come to.
 
 # %% name="giants"
 figures.giants()
@@ -123,10 +123,10 @@ figures.giants()
 # l’étage **entier** ; `micro_batch_bytes`, ce que **ce rang** garde d’un micro-batch.
 
 # %% [markdown] lang="en"
-# **Explain.** The formula takes one rate for all. Where does the cost model part from it, and which way? (At the left
-# it chooses today's libraries, often without recomputation: 6 operations instead of 8, and more than 140 TFLOP/s. At
-# the right it computes the layouts of that time.) And why has the trillion-parameter model no time on four DGX? That is
-# the first question to ask: **does it fit?**
+# **Explain.** The formula takes one rate for all. Where does the cost model disagree with it, and in which direction?
+# (At the left it chooses today's libraries, often without recomputation: 6 operations instead of 8, and more than 140
+# TFLOP/s. At the right it computes the layouts of that time.) And why has the trillion-parameter model no time on four
+# DGX? That is the first question to ask: **does it fit?**
 #
 # ## 2. What fits
 #
@@ -168,7 +168,7 @@ lab.check("rank-bytes", rank_bytes)
 # Votre compte pour GPT-3 sur 384 A100 de Jean Zay, à côté de celui du planificateur, pour trois des douze étages :
 
 # %% [markdown] lang="en"
-# Your account for GPT-3 on 384 A100s of Jean Zay, beside the planner's, for three of the twelve stages:
+# Your figures for GPT-3 on 384 A100s of Jean Zay, beside the planner's, for three of the twelve stages:
 
 # %% name="ranks"
 gpt3 = dlojz.plan("gpt3-175b", "jean_zay_a100", gpus=384, batch=1536, engines="megatron-core")
@@ -190,7 +190,7 @@ tables.ranks(rank_bytes, gpt3.choose(dp=8, tp=4, pp=12, zero=1, schedule="1f1b",
 #
 # $$t = \alpha + \beta \cdot \text{factor} \cdot n$$
 #
-# - **des nombres physiques** : il sort sans cesse de l’intervalle mesuré. Un α négatif, qui ne gêne personne tant qu’on
+# - **des nombres physiques** : le planificateur extrapole sans cesse. Un α négatif, qui ne gêne personne tant qu’on
 #   reste sur la droite, y ferait arriver les messages avant leur départ.
 #
 # Renvoyez `(alpha_s, beta_s_per_byte)`, **tous deux positifs ou nuls**, qui minimisent la somme des carrés des écarts
@@ -267,8 +267,8 @@ figures.alpha_beta(list(zip(sizes, seconds, strict=True)), yours=lambda: bounded
 #
 # Et il faut que cela tienne : 16 octets d’états par paramètre, répartis sur pp étages, dans `capacity_bytes`.
 #
-# Parmi les pp qui divisent `gpus`, pour lesquels dp divise `micro_batches` et qui tiennent, trouvez celui qui attend le
-# moins. Renvoyez `(pp, bubble_s, all_reduce_s)`.
+# Parmi les pp qui divisent `gpus`, pour lesquels dp divise `micro_batches` et qui tiennent, trouvez celui dont
+# l’attente totale est la plus courte. Renvoyez `(pp, bubble_s, all_reduce_s)`.
 
 # %% [markdown] lang="en"
 # **Explain.** One β for all collectives: does this machine confirm it? (Rarely: each of gloo's collectives is a
@@ -404,7 +404,7 @@ tables.chosen(choose, layouts, gpus=384, heads=64, capacity_bytes=capacity_bytes
 # de ce que prédit le modèle de coût, avec son intervalle :
 
 # %% [markdown] lang="en"
-# It is that one: dp 8, tp 4, pp 12, micro-batch 2. Its pursuers, as fast within 1 or 2%, ask for 13 to 19 GB more per
+# It is that one: dp 8, tp 4, pp 12, micro-batch 2. The runners-up, as fast within 1 or 2%, need 13 to 19 GB more per
 # GPU; the room so gained was used later, to accumulate gradients in fp32. The same readings, beside what the cost model
 # predicts, with its interval:
 
@@ -417,9 +417,8 @@ figures.bloom()
 # tel qu’il fut entraîné : 70 couches, bf16, gradients en fp32.
 
 # %% [markdown] lang="en"
-# One does not measure everything. The planner looks at **all** layouts, and tells of each why it is not the first, or
-# why it is impossible, and what it would be enough to change. Here, BLOOM as it was trained: 70 layers, bf16, gradients
-# in fp32.
+# One cannot measure everything. The planner looks at **all** layouts. For each it says why it is not the first, or why
+# it is impossible, and which change would be enough. Here, BLOOM as it was trained: 70 layers, bf16, gradients in fp32.
 
 # %% name="why"
 bloom = dlojz.plan("bloom-176b", "jean_zay_a100", gpus=384, batch=2048, engines="megatron-deepspeed")
@@ -438,7 +437,7 @@ tables.reasons(bloom)
 # **Expliquez.** Le planificateur ne met pourtant pas le choix de BLOOM en tête : lisez ce qui le ralentit. (Le recalcul
 # complet. Avec des logiciels d’aujourd’hui, FlashAttention ne garde plus les matrices d’attention : un pipeline plus
 # long tient sans recalculer.) `bloom.best` dit ce qu’il prendrait à la place. Le meilleur choix dépend de ce que savent
-# faire les bibliothèques : un choix se date.
+# faire les bibliothèques : un choix ne vaut que pour son époque.
 #
 # ### Exercice 5 — le front de Pareto
 #
@@ -453,8 +452,8 @@ tables.reasons(bloom)
 #
 # **Explain.** And yet the planner does not put BLOOM's choice first: read what slows it down. (Full recomputation. With
 # today's software FlashAttention no longer keeps the attention matrices: a longer pipeline fits without computing
-# again.) `bloom.best` tells what it would take instead. The best choice depends on what libraries can do: a choice has
-# a date.
+# again.) `bloom.best` tells what it would take instead. The best choice depends on what libraries can do: a best choice
+# ages.
 #
 # ### Exercise 5 — the Pareto front
 #
@@ -594,7 +593,7 @@ for row in chain.resharding[0]:
 # **Votre prédiction.** Combien coûte la meilleure suite de six stratégies ? (Le TP 06 vous souffle laquelle.)
 
 # %% [markdown] lang="en"
-# **Your prediction.** What does the best sequence of six strategies cost? (Lab 06 whispers which one it is.)
+# **Your prediction.** What does the best sequence of six strategies cost? (Hint: lab 06 uses it.)
 
 # %% name="predict-cost" stub="value"
 lab.predict(
@@ -681,7 +680,7 @@ tables.by_batch(programme, (32, 128, 256, 512, 1024), width=256, layers=6, mesh=
 
 # %% [markdown] lang="fr"
 # **Expliquez.** Les activations grandissent avec le batch, les poids non : à partir d’un certain batch, réduire des
-# gradients de poids coûte moins que réduire des activations, et *Data Parallelism* l’emporte. (À 512, les deux coûts
+# gradients de poids coûte moins que réduire des activations, et le *Data Parallelism* l’emporte. (À 512, les deux coûts
 # diffèrent d’un rien : opérateur par opérateur, une activation est redécoupée une fois pour la couche suivante et une
 # fois pour le gradient de ses poids ; la chaîne ne compte que la première.)
 #
@@ -793,9 +792,9 @@ figures.stages(tables.stage_times(times, gpus), plan, micro_batches, unit="")
 # %% [markdown] lang="en"
 # ## 6. Here: predict, run, defend
 #
-# Enough of far-away clusters. `plan_here` takes the measurements of section 3 and looks at all the layouts that this
-# machine can **really** run with two processes: a small CoAtNet, 16 images per step. No step of a model was measured:
-# only products, passes over memory, messages, and each engine idling.
+# Let us come back to this machine. `plan_here` takes the measurements of section 3 and looks at all the layouts that
+# this machine can **really** run with two processes: a small CoAtNet, 16 images per step. No step of a model was
+# measured: only products, passes over memory, messages, and each engine idling.
 
 # %% name="plan-here" tags=["nbval-ignore-output"]
 here = plan_here("coatnet_tiny", ranks=2, batch=16, measured=measured)
@@ -933,8 +932,8 @@ run.compare()
 #
 # A cost model has parameters, a dozen per generation of GPUs; some of them are fitted to published measurements. On
 # those it is right: that is what fitting is for. Two questions decide what it is worth: how does it do on rows that
-# were **held out**, to which nothing was fitted? And does it do better than the most stupid model of all, a **constant
-# rate** per GPU?
+# were **held out**, to which nothing was fitted? And does it do better than the simplest baseline, a **constant rate**
+# per GPU?
 #
 # ### Exercise 9 — does the model add anything?
 #

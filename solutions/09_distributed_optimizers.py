@@ -2,11 +2,11 @@
 # # TP 09 — Optimiseurs distribués
 #
 # En *Data Parallelism*, chaque pas se termine par un *all-reduce*, dont le message pèse 4 octets par paramètre et dont
-# chaque rang envoie près du double par le réseau, puis par la mise à jour. Ce TP s’attaque aux deux. Côté réseau, les
-# optimiseurs **1-bit** n’envoient plus qu’un bit par nombre, et d’autres, *Local SGD* ou *DiLoCo*, n’envoient presque
-# jamais rien. Côté mise à jour, les optimiseurs **fusionnés** lisent et écrivent moins de mémoire, et peuvent
-# travailler pendant la passe arrière. Vous écrivez les pièces essentielles vous-même, puis vous vérifiez sur de vrais
-# entraînements ce que l’on gagne, et ce que l’on perd.
+# chaque rang envoie près du double par le réseau, puis par la mise à jour. Ce TP s’attaque au réseau et à la mise à
+# jour. Côté réseau, les optimiseurs **1-bit** n’envoient plus qu’un bit par nombre, et d’autres, *Local SGD* ou
+# *DiLoCo*, n’envoient presque jamais rien. Côté mise à jour, les optimiseurs **fusionnés** lisent et écrivent moins de
+# mémoire, et peuvent travailler pendant la passe arrière. Vous écrivez les pièces essentielles vous-même, puis vous
+# vérifiez sur de vrais entraînements ce que l’on gagne, et ce que l’on perd.
 #
 # À la fin, vous saurez :
 #
@@ -23,10 +23,10 @@
 # # Lab 09 — Distributed optimizers
 #
 # In data parallelism each step ends with an all-reduce, whose message has 4 bytes per parameter and for which each rank
-# sends nearly twice as many over the network, and then the update. This lab takes on both. On the network, the
-# **1-bit** optimizers send no more than one bit per number, and others, local SGD or DiLoCo, next to never send
-# anything. In the update, **fused** optimizers read and write less memory, and can work during the backward pass. You
-# write the essential pieces yourself, then you check on real trainings what is gained, and what is lost.
+# sends nearly twice as many over the network, and then the update. This lab tackles both the network and the update. On
+# the network, the **1-bit** optimizers send no more than one bit per number, and others, local SGD or DiLoCo, next to
+# never send anything. In the update, **fused** optimizers read and write less memory, and can work during the backward
+# pass. You write the essential pieces yourself, then you check on real trainings what is gained, and what is lost.
 #
 # By the end you can:
 #
@@ -71,7 +71,7 @@ torch.set_num_threads(1)  # as on the ranks
 # %% [markdown] lang="en"
 # ## 1. One bit per number
 #
-# Of a number in fp32 let us keep the sign: one bit instead of 32. An order of magnitude is missing; one for the whole
+# Of a number in fp32 let us keep the sign: one bit instead of 32. The magnitude is lost; one magnitude for the whole
 # vector is enough, the **scale**. Of all numbers c, the one that makes ‖x − c sign(x)‖ smallest is the mean of the
 # |xᵢ|.
 #
@@ -146,8 +146,8 @@ lab.reveal("what-arrives", arrives[0].item())
 # ce qui aurait dû arriver. Chaque gradient est compressé séparément, avec votre `compress`.
 
 # %% [markdown] lang="en"
-# The sign has turned round: on average the first weight will go the **wrong way**, and no number of steps will change
-# that. It is a **bias**.
+# The sign has flipped: on average the first weight will go the **wrong way**, and no number of steps will change that.
+# It is a **bias**.
 #
 # ### Exercise 2 — the bias
 #
@@ -174,18 +174,18 @@ lab.check("sign-bias", bias)
 # ### Exercice 3 — compenser l’erreur
 #
 # `values` est ce qu’il y a de nouveau à dire, `error` ce qui restait à dire, `compress` une compression (pas forcément
-# la vôtre). Renvoyez deux tenseurs : ce qui est dit (`told`), et ce qui reste maintenant à dire.
+# la vôtre). Renvoyez deux tenseurs : ce qui est envoyé, et ce qui reste maintenant à envoyer.
 
 # %% [markdown] lang="en"
 # ## 2. Losing nothing
 #
-# The remedy is one idea: what one message has not said, the next one will. One keeps the **error** of each compression,
-# and adds it to what is to be sent the next time (error feedback).
+# The remedy is one idea: what one message has not said, the next one will. You keep the **error** of each compression,
+# and add it to what you send next time (error feedback).
 #
 # ### Exercise 3 — feeding the error back
 #
 # `values` is what there is to say anew, `error` what was left to say, `compress` a compression (not necessarily yours).
-# Return two tensors: what is told, and what is left to say now.
+# Return two tensors: what is sent, and what is left to send.
 
 
 # %% name="error-feedback"
@@ -858,10 +858,10 @@ update_figure(forms)
 # written here parameter by parameter, in Python ([in_backward.py](../../dlojz/by_hand/optimizers/in_backward.py)): it
 # saves bytes; as to time, only measuring decides.
 #
-# ## 9. Hardly sending any more: local SGD and DiLoCo
+# ## 9. Sending almost nothing: local SGD and DiLoCo
 #
 # One can also send more seldom. **Local SGD** (Stich, 2018): each rank makes H steps alone, then the weights are
-# averaged. **DiLoCo** (Douillard et al., 2023) goes further: the mean way gone in these H steps is taken for a
+# averaged. **DiLoCo** (Douillard et al., 2023) goes further: the average displacement over these H steps is taken for a
 # gradient, the **outer gradient**, of which a step of SGD with Nesterov momentum is made. With θ the anchor (the
 # weights at the beginning of the round) and wᵢ the weights of rank i after its H steps:
 #
@@ -974,7 +974,7 @@ figures.board([plain, halved, one_bit, diloco])
 # | AdamW | 4Ψ, all-reduce | | |
 # | fp16 hook | 2Ψ, all-reduce | | none |
 # | 1-bit Adam, 1-bit LAMB | Ψ/8, all-to-all; Ψ/8, all-gather | 4Ψ (1 + 1/N) | variance at rest before it is frozen |
-# | 0/1 Adam | the same, and more and more seldom | 4Ψ (1 + 1/N) | a careful learning rate |
+# | 0/1 Adam | the same, and more and more seldom | 4Ψ (1 + 1/N) | a cautious learning rate |
 # | local SGD, DiLoCo | 4Ψ/H | the anchor and its momentum: 8Ψ (DiLoCo) | rounds that are short enough |
 # | update in backward | as much | fewer gradients: one layer | no clipping, no accumulation |
 #

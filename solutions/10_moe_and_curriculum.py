@@ -7,8 +7,8 @@
 # tokens veulent le même expert, les autres n’apprennent rien. Dans la première partie de ce TP, vous écrivez un tel
 # mélange, puis vous répartissez ses experts entre des rangs.
 #
-# La seconde partie économise autrement : au lieu de moins de poids par token, moins de tokens par pas, au début. Un
-# **curriculum** sur la longueur des séquences commence par des textes courts.
+# La seconde partie présente une autre économie : au lieu de moins de poids par token, moins de tokens par pas, au
+# début. Un **curriculum** sur la longueur des séquences commence par des textes courts.
 #
 # À la fin, vous saurez :
 #
@@ -62,8 +62,8 @@ torch.set_num_threads(1)  # as on the ranks
 # ## 1. Beaucoup de paramètres, peu de calcul
 #
 # Mixtral 8x7B (Jiang et al., 2024) a 46,7 milliards de paramètres. Dans chacun de ses 32 blocs, le MLP existe en 8
-# exemplaires, et chaque token en voit 2. Un expert se compose de trois matrices, de 4 096 × 14 336. Attention, normes,
-# embedding et routeurs servent à tous les tokens.
+# exemplaires, et chaque token en voit 2. Un expert se compose de trois matrices, de 4 096 × 14 336. Attention,
+# normalisations, embedding et routeurs servent à tous les tokens.
 #
 # **Votre prédiction.** Combien de paramètres un token rencontre-t-il ?
 
@@ -150,7 +150,7 @@ lab.check("gate", choose)
 # ## 2. Chaque expert a sa capacité
 #
 # Un GPU aime les tenseurs denses, de taille connue d’avance. On donne donc à chaque expert un nombre fixe de places, sa
-# **capacité** : la juste part des choix, multipliée par un **facteur de capacité**, et arrondie vers le haut,
+# **capacité** : la part équitable des choix, multipliée par un **facteur de capacité**, et arrondie vers le haut,
 #
 # $$C = \left\lceil \text{facteur} \times \frac{k \times \text{tokens}}{\text{experts}} \right\rceil$$
 #
@@ -312,8 +312,8 @@ lab.check("mixture", mix)
 figures.beside_package(choose, place, mix)
 
 # %% [markdown] lang="fr"
-# Avec un facteur de experts / k, chaque expert a de la place pour tous : la capacité ne change plus rien, et le mélange
-# est le mélange dense.
+# Avec un facteur égal à experts / k, chaque expert a de la place pour tous : la capacité ne change plus rien, et le
+# mélange est le mélange dense.
 #
 # ## 3. Équilibrer
 #
@@ -390,8 +390,8 @@ figures.loads(unbalanced, balanced)
 # One row per expert, one column per step. In white, the expert has got nothing; in blue, up to its capacity; in orange,
 # beyond: the rest is dropped, as the lowest curve shows. Without the balance loss one single expert takes nearly
 # everything from the first steps on, then another takes its place; the rest learn nothing, and most tokens cross the
-# layer without being processed there. With it, it takes some twenty steps, but the work is shared. On average over
-# the training:
+# layer without being processed there. With it, it takes about twenty steps, but the work is shared. On average over the
+# training:
 
 # %% name="loads-seen" tags=["nbval-ignore-output"]
 figures.loads_table(unbalanced, balanced)
@@ -557,13 +557,13 @@ replicas = list(range(rank % ep, world_size, ep))
 print(f"experts {experts}, all-to-all among {neighbours}, replicas {replicas}")
 
 # %% [markdown] lang="fr"
-# La perte d’un rang est la moyenne sur **ses** tokens ; celle que l’on veut descendre, la moyenne sur les quatre rangs.
+# La perte d’un rang est la moyenne sur **ses** tokens ; celle que l’on veut minimiser, la moyenne sur les quatre rangs.
 #
 # ### Exercice 7 — les gradients des experts
 #
-# Après la passe arrière, `shared` est la liste des gradients de ce que tous les rangs ont (attention, normes,
-# routeurs), `own` celle des gradients des experts de ce rang ; `replicas` est le groupe des rangs qui ont les mêmes
-# experts que lui. Faites-en, **en place**, les gradients de la perte moyenne sur tous les rangs.
+# Après la passe arrière, `shared` est la liste des gradients des paramètres communs à tous les rangs (attention,
+# normalisations, routeurs), `own` celle des gradients des experts de ce rang ; `replicas` est le groupe des rangs qui
+# ont les mêmes experts que lui. Faites-en, **en place**, les gradients de la perte moyenne sur tous les rangs.
 #
 # `dist.all_reduce(t)` additionne sur tous les rangs, `dist.all_reduce(t, group=replicas)` sur ceux du groupe ;
 # `dist.get_world_size()` est le nombre de tous les rangs, `dist.get_world_size(replicas)` celui du groupe.
@@ -600,8 +600,8 @@ lab.check("expert-gradients", average_gradients)
 
 # %% [markdown] lang="fr"
 # Diviser les gradients des experts par le nombre de leurs répliques est l’erreur classique : leurs gradients sont alors
-# `ep` fois trop grands, et aucune erreur ne le dit. En SGD, c’est un taux d’apprentissage `ep` fois trop grand ; Adam,
-# qui divise par la taille des gradients, fait presque les mêmes pas ; mais si l’on écrête la norme de tous les
+# `ep` fois trop grands, et aucun message ne le signale. En SGD, c’est un taux d’apprentissage `ep` fois trop grand ;
+# Adam, qui divise par la taille des gradients, fait presque les mêmes pas ; mais si l’on écrête la norme de tous les
 # gradients ensemble, ceux des autres couches en sont réduits d’autant.
 #
 # **La parité.** La même couche de huit experts, les mêmes données, avec `ep` = 1, 2 puis 4 sur quatre rangs, et vos
@@ -772,13 +772,13 @@ print(apart(shared_out) < 1e-6, apart(deepspeed_run) < 1e-6, apart(deepspeed_run
 
 # %% [markdown] lang="fr"
 # Avec `ep`, rien ne change au calcul : la porte d’un rang ne dépend que de ses tokens. DeepSpeed donne presque les
-# mêmes pertes, mais pas tout à fait : quand un expert est plein, elle n’abandonne pas les mêmes tokens que nous
-# ([deepspeed_experts.py](../../dlojz/train/engines/expert_engines.py) en dresse la liste). Sans token abandonné,
-# les deux s’accordent à l’arrondi près.
+# mêmes pertes, mais pas tout à fait : quand un expert est plein, il n’abandonne pas les mêmes tokens que nous
+# ([deepspeed_experts.py](../../dlojz/train/engines/expert_engines.py) en dresse la liste). Sans token abandonné, les
+# deux s’accordent à l’arrondi près.
 #
 # Remarquez aussi la colonne des gradients. Répartis, les experts ne sont plus répliqués : leurs gradients ne voyagent
 # plus. Ici, l’*all-to-all* coûte même moins que l’*all-reduce* qu’il remplace. Mais rien ne le cache : la couche
-# attend. Pour une couche de Mixtral, 4 096 tokens par GPU, 8 GPU qui soutiennent 200 Tflop/s en bf16, selon vos
+# attend. Pour une couche de Mixtral, 4 096 tokens par GPU, 8 GPU qui soutiennent 200 TFLOP/s en bf16, selon vos
 # octets :
 
 # %% [markdown] lang="en"
@@ -801,7 +801,7 @@ figures.over_links(exchange_bytes)
 # ## 7. Un curriculum sur la longueur
 #
 # Changeons de façon d’économiser. Au début d’un entraînement, un modèle apprend des régularités courtes : pourquoi lui
-# donner de longues séquences ? De plus, avec de grands batchs et un taux d’apprentissage élevé, les premiers pas sont
+# donner de longues séquences ? De plus, avec de grands batches et un taux d’apprentissage élevé, les premiers pas sont
 # les plus instables. Li et al. (2021) commencent donc par des séquences **tronquées**, toutes à la même longueur, qui
 # croît avec les pas selon une **fonction de cadence** (*pacing function*) :
 #
@@ -984,7 +984,7 @@ for number in (1, -1):
 #
 # | avec `ep` sur n rangs | chaque rang garde | gradients |
 # |--|--|--|
-# | attention, normes, routeurs | tout | somme sur tous les rangs, divisée par leur nombre |
+# | attention, normalisations, routeurs | tout | somme sur tous les rangs, divisée par leur nombre |
 # | experts | E / n par couche | somme sur les répliques, divisée par le nombre de **tous** les rangs |
 
 # %% [markdown] lang="en"

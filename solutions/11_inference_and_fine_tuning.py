@@ -57,8 +57,8 @@ torch.set_num_threads(1)  # a training depends on it, to the last bit
 
 # %% [markdown] lang="fr"
 # Le professeur est un petit *Vision Transformer* de 4 blocs. Il apprend sur 1 437 chiffres manuscrits, en 16 × 16
-# pixels ; 360 autres, que personne n’apprendra jamais, serviront à juger tous les modèles de ce TP. Une image vaut donc
-# 0,3 % d’**exactitude** (*accuracy*), la part de réponses justes.
+# pixels ; 360 autres, qui ne serviront jamais à l’apprentissage, jugeront tous les modèles de ce TP. Une image vaut
+# donc 0,3 % d’**exactitude** (*accuracy*), la part de réponses justes.
 
 # %% [markdown] lang="en"
 # The teacher is a small Vision Transformer of 4 blocks. It learns from 1,437 handwritten digits, in 16 × 16 pixels; 360
@@ -388,9 +388,9 @@ lab.check("affine", quantize_affine)
 
 # %% [markdown] lang="fr"
 # Reste à choisir l’intervalle : c’est le **calibrage**. On fait passer quelques images d’apprentissage, on regarde, on
-# décide. Prendre le minimum et le maximum ne borne rien, mais une seule valeur extrême élargit tous les pas ; écarter
-# les extrêmes resserre les pas, mais les borne ; on peut enfin chercher la moindre erreur. Votre fonction, sur ce qui
-# entre dans la seconde matrice d’un MLP. **Avant de regarder** : lequel gagne à 8 bits, lequel à 4 ?
+# décide. Prendre le minimum et le maximum n’écrête rien, mais une seule valeur extrême élargit tous les pas ; écarter
+# les extrêmes resserre les pas, mais écrête ces extrêmes ; on peut enfin chercher la moindre erreur. Votre fonction,
+# sur ce qui entre dans la seconde matrice d’un MLP. **Avant de regarder** : lequel gagne à 8 bits, lequel à 4 ?
 
 # %% [markdown] lang="en"
 # It remains to choose the range: that is **calibration**. A few training images are run through, one looks, one
@@ -547,8 +547,8 @@ figures.aware_training_seen(aware_training)
 # ### Exercice 7 — les plus petits poids partent
 #
 # `weights` est la liste des poids de toutes les couches, `sparsity` la part à enlever **sur l’ensemble** : un seul
-# seuil pour toutes. Renvoyez la liste des masques, de mêmes formes, 1 pour un poids gardé et 0 pour un poids enlevé. Il
-# part exactement `round(sparsity × nombre total)` poids.
+# seuil pour toutes. Renvoyez la liste des masques, de mêmes formes, 1 pour un poids gardé et 0 pour un poids enlevé. On
+# enlève exactement `round(sparsity × nombre total)` poids.
 
 # %% [markdown] lang="en"
 # A sixteenth of the bits per weight, and nearly everything is back. Remember the order: round first, measure, and train
@@ -583,7 +583,7 @@ lab.check("global-masks", global_masks)
 # lab.hint("global-masks")
 
 # %% [markdown] lang="fr"
-# Votre fonction, appliquée au professeur : d’un coup ; puis avec deux époques de fine-tuning, les masques tenus par
+# Votre fonction, appliquée au professeur : d’un coup ; puis avec deux époques de fine-tuning, les masques maintenus par
 # `torch.nn.utils.prune` ; et enfin appelée sur une couche à la fois, pour que chacune perde la même part. **Avant de
 # regarder** : où l’exactitude tombe-t-elle, et lequel des deux derniers vaut mieux ?
 
@@ -612,8 +612,8 @@ figures_prune.who_keeps(global_masks, teacher)
 
 # %% [markdown] lang="fr"
 # Le classifieur perd presque **tout** : ses poids sont petits par leur initialisation, non parce qu’ils sont inutiles,
-# et le seuil commun compare ce qui n’est pas comparable. La preuve : 80 % de nouveau, avec le même fine-tuning, le
-# classifieur compris, puis laissé dense.
+# et le seuil commun compare ce qui n’est pas comparable. La preuve : refaisons l’élagage à 80 %, avec le même
+# fine-tuning, d’abord classifieur compris, puis en le laissant dense.
 
 # %% [markdown] lang="en"
 # The classifier loses nearly **everything**: its weights are small because of how they began, not because they are
@@ -672,8 +672,8 @@ gradual.seen()
 # leur valeur **de départ** ; recommencer.
 #
 # Écrivez la fin d’un tour, pour une couche. `start` contient les poids d’avant tout entraînement, `trained` ceux
-# d’après, `mask` vaut 1 là où un poids est encore là. Il part `round(rate × nombre de poids restants)` poids parmi ceux
-# **qui restent**. Renvoyez le nouveau masque, et les poids du prochain départ, nuls là où le masque est nul.
+# d’après, `mask` vaut 1 là où un poids est encore là. On enlève `round(rate × nombre de poids restants)` poids parmi
+# ceux **qui restent**. Renvoyez le nouveau masque, et les poids du prochain départ, nuls là où le masque est nul.
 # (`trained` n’est pas forcément nul là où `mask` l’est.)
 
 # %% [markdown] lang="en"
@@ -711,8 +711,8 @@ lab.check("ticket", next_ticket)
 # lab.hint("ticket")
 
 # %% [markdown] lang="fr"
-# Deux tours avec votre fonction, sur `vit_mini`. Puis deux témoins, aussi creux : le même masque avec d’autres poids de
-# départ, et les mêmes poids sous un masque tiré au sort.
+# Deux tours avec votre fonction, sur `vit_mini`. Puis deux témoins ayant autant de zéros : le même masque avec d’autres
+# poids de départ, et les mêmes poids sous un masque tiré au sort.
 
 # %% [markdown] lang="en"
 # Two rounds with your function, on `vit_mini`. Then two controls, as sparse: the same mask with other weights to start

@@ -209,7 +209,7 @@ lab.check("deepspeed-loop", deepspeed_loop)
 
 # %% [markdown] lang="fr"
 # Votre boucle, sur le **vrai** moteur. Deux rangs se partagent 16 micro-batches, avec une accumulation de 4 ; à côté,
-# la boucle simple, sur un seul processus, avec une accumulation de 8. En stage 0 puis en stage 2, les poids sont-ils
+# la boucle simple, sur un seul processus, avec une accumulation de 8. En niveau 0 puis en niveau 2, les poids sont-ils
 # les mêmes ? (La première fois, démarrer les rangs prend quelques secondes.)
 
 # %% [markdown] lang="en"
@@ -568,16 +568,16 @@ print(round(mean.item() / world_size, 3), round(gather_for_metrics(correct, 9).m
 #
 # Une bibliothèque ne dit pas toujours ce qu’elle fait. Ses messages, si. Ψ désigne les octets des poids :
 #
-# - aux stages 1 et 2 de ZeRO, chaque rang met à jour sa part des poids, puis un *all-gather* la rend à tous : Ψ,
+# - aux niveaux 1 et 2 de ZeRO, chaque rang met à jour sa part des poids, puis un *all-gather* la rend à tous : Ψ,
 #   **une fois** par pas ;
-# - au stage 3, personne ne garde les poids entiers : on les rassemble pour la passe avant, **puis** pour la passe
+# - au niveau 3, personne ne garde les poids entiers : on les rassemble pour la passe avant, **puis** pour la passe
 #   arrière ; au moins deux fois, et à chaque micro-batch ;
 # - quant aux gradients, il faut les réduire de toute façon, d’une manière ou d’une autre.
 #
 # ### Exercice 5 — lire les messages d’un pas
 #
 # `messages` associe à chaque communication (`"all_reduce"`, `"all_gather"`, `"reduce_scatter"`) ses octets par pas ;
-# celles qui n’ont pas lieu n’y sont pas. Renvoyez 0 si rien n’est réparti, 2 pour les stages 1 et 2, 3 pour le stage 3.
+# celles qui n’ont pas lieu n’y sont pas. Renvoyez 0 si rien n’est réparti, 2 pour les niveaux 1 et 2, 3 pour le niveau 3.
 # Les octets ne tombent pas toujours juste : s’y ajoutent un peu de remplissage, et de petits messages.
 
 # %% [markdown] lang="en"
@@ -614,7 +614,7 @@ lab.check("read-traffic", stage)
 # lab.hint("read-traffic")
 
 # %% [markdown] lang="fr"
-# Votre fonction, sur ce qui a été **compté** : PyTorch en DDP puis en FSDP2, DeepSpeed en stage 2.
+# Votre fonction, sur ce qui a été **compté** : PyTorch en DDP puis en FSDP2, DeepSpeed en niveau 2.
 
 # %% [markdown] lang="en"
 # Your function, on what has been **counted**: PyTorch with DDP, then with FSDP2, DeepSpeed in stage 2.
@@ -816,8 +816,8 @@ lab.reveal("gpt3-micro-batches", arguments.megatron_layout(GPT3.split(), argumen
 #
 # Colossal-AI puts all kinds of parallelism behind a `Booster`, and one plugin per layout. It also knows some that the
 # course does not treat, such as tensor parallelism in several dimensions; but these are no plugins: in 0.5.0 they are
-# kept in `colossalai.legacy`. The other side of it: that version asks for a PyTorch of another age (2.5.1 at most), so
-# for a separate environment, and its ZeRO refuses CPUs.
+# kept in `colossalai.legacy`. The downside: that version needs an older PyTorch (2.5.1 at most), so a separate
+# environment, and its ZeRO refuses CPUs.
 
 # %% name="program-colossalai" tags=["nbval-ignore-output"]
 figures.program("colossalai")
@@ -833,7 +833,7 @@ colossalai_run = figures.train(config, "colossalai")
 # %% [markdown] lang="en"
 # ## 7. Side by side
 #
-# The losses of all that have run here, one over the other; below, the gap to PyTorch, with the limit of 10⁻⁵:
+# The losses of all that have run here, superimposed; below, the gap to PyTorch, with the limit of 10⁻⁵:
 
 # %% name="losses" tags=["nbval-ignore-output"]
 everything = [plain, deepspeed_run, accelerate_run, replicas, split, piped, colossalai_run]
