@@ -2,7 +2,8 @@
 
 The source is jupytext py:percent. Prose cells carry `lang="fr"` or `lang="en"` and come in pairs. Code cells may carry
 `name="…"` (stable; required where there is a solution region), `tags=[…]`, and `stub="value"` where the solution is an
-expression rather than statements. A comment in code is written `# English // français`. The student notebook is the solution notebook with the solution regions cleared.
+expression rather than statements. A comment in code is written `# English // français`. The student notebook is the
+solution notebook with the solution regions cleared.
 
 A student's notebook is read as text, of bounded size; nothing of it is executed.
 """
