@@ -4,8 +4,8 @@
 # En *Data Parallelism*, chaque réplique garde tout : les poids, les gradients, les états de l’optimiseur. Avec 64 GPU,
 # le même octet existe donc 64 fois. **ZeRO** (*Zero Redundancy Optimizer*, Rajbhandari et al., 2020) supprime ces
 # copies, en trois temps : chaque rang n’en garde qu’une part, et demande le reste aux autres quand il en a besoin. Le
-# calcul ne change pas ; la mémoire devient de la communication. Dans ce TP, vous écrivez les trois niveaux (*stages*) vous-même,
-# en quelques lignes chacun, puis vous mesurez ceux de DeepSpeed et de PyTorch.
+# calcul ne change pas ; la mémoire devient de la communication. Dans ce TP, vous écrivez vous-même les trois niveaux
+# (*stages*), en quelques lignes chacun, puis vous mesurez ceux de DeepSpeed et de PyTorch.
 #
 # À la fin, vous saurez :
 #
@@ -178,8 +178,8 @@ def fits(size):
 lab.reveal("zero-3-gpus", next(size for size in range(1, 1000) if fits(size)))
 
 # %% [markdown] lang="fr"
-# Un H100 « de 80 Go » en offre un peu plus : 79 Gio, soit 85 Go. Il faut aussi loger les activations, que les niveaux de
-# ZeRO ne répartissent pas : chaque rang a les siennes.
+# Un H100 « de 80 Go » en offre un peu plus : 79 Gio, soit 85 Go. Il faut aussi loger les activations, que les niveaux
+# de ZeRO ne répartissent pas : chaque rang a les siennes.
 #
 # ## 2. Stage 1 : l’optimiseur
 #
@@ -521,9 +521,9 @@ for stage in (ZeroStage1, ZeroStage2, ZeroStage3):
 # %% [markdown] lang="fr"
 # Les réponses. Au niveau 1, une division et `optimizer.step()` : l’optimiseur est bien *entre* les deux moitiés d’un
 # *all-reduce*. Un *bucket* plein attend les précédents pour que tous les rangs réduisent les mêmes *buckets* dans le
-# même ordre. Au niveau 3, deux blocs sont entiers : celui qui calcule, et le suivant, dont les poids arrivent pendant ce
-# temps (*prefetch*). Un paramètre de deux blocs serait libéré par l’un quand l’autre en a besoin ; il reste donc entier
-# pendant toute la passe.
+# même ordre. Au niveau 3, deux blocs sont entiers : celui qui calcule, et le suivant, dont les poids arrivent pendant
+# ce temps (*prefetch*). Un paramètre de deux blocs serait libéré par l’un quand l’autre en a besoin ; il reste donc
+# entier pendant toute la passe.
 #
 # ## 5. Ce que cela coûte : les communications
 #
@@ -668,8 +668,8 @@ print([all(abs(a / b - 1) < 1e-3 for a, b in zip(run.losses, fsdp2.losses, stric
 #   `reduce_scatter: true`), il fait un *all-reduce* de chaque *bucket*, dont chaque rang jette ensuite tout sauf sa
 #   part, puis un *all-gather* des poids. La règle « les niveaux 1 et 2 ne coûtent rien » est celle de l’article, pas de
 #   toute implémentation.
-# - **Au niveau 1, DeepSpeed garde aussi peu de gradients qu’au niveau 2** : quand il n’y a qu’un micro-batch par pas, il
-#   les réduit au fil de la passe arrière.
+# - **Au niveau 1, DeepSpeed garde aussi peu de gradients qu’au niveau 2** : quand il n’y a qu’un micro-batch par pas,
+#   il les réduit au fil de la passe arrière.
 # - **DeepSpeed garde une copie maître même en fp32**, où elle fait double emploi.
 #
 # Et le pic ? Il comprend les activations et les temporaires, que ZeRO ne réduit pas. Les *buckets* s’y ajoutent :

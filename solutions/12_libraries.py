@@ -577,8 +577,8 @@ print(round(mean.item() / world_size, 3), round(gather_for_metrics(correct, 9).m
 # ### Exercice 5 — lire les messages d’un pas
 #
 # `messages` associe à chaque communication (`"all_reduce"`, `"all_gather"`, `"reduce_scatter"`) ses octets par pas ;
-# celles qui n’ont pas lieu n’y sont pas. Renvoyez 0 si rien n’est réparti, 2 pour les niveaux 1 et 2, 3 pour le niveau 3.
-# Les octets ne tombent pas toujours juste : s’y ajoutent un peu de remplissage, et de petits messages.
+# celles qui n’ont pas lieu n’y sont pas. Renvoyez 0 si rien n’est réparti, 2 pour les niveaux 1 et 2, 3 pour le
+# niveau 3. Les octets ne tombent pas toujours juste : s’y ajoutent un peu de remplissage, et de petits messages.
 
 # %% [markdown] lang="en"
 # ## 4. What the messages tell
