@@ -546,7 +546,7 @@ lab.predict(
 
 # %% name="runs" tags=["nbval-ignore-output"]
 layout = dlojz.Layout(dp=2, pp=2, tp=2, micro_batch=2, micro_batches=2, engine="by_hand")
-config = dlojz.RunConfig(model="llama_tiny", sequence_length=32, steps=4, learning_rate=0.01, layout=layout)
+config = dlojz.RunConfig(model="llama_tiny", sequence_length=32, steps=4, learning_rate=0.001, layout=layout)
 
 both = dlojz.run(config)  # 2 × 2 × 2: 8 processes // 2 × 2 × 2 : 8 processus
 hybrid = dlojz.run(config, tp=1)
