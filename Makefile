@@ -27,13 +27,16 @@ help:
 	@echo "make clean  remove the environments (.venv, .venv-colossalai); runs/ is kept"
 	@echo "All of them set up what they need on first use: Python 3.11 or newer is all that must be there."
 
-$(READY): requirements.txt pyproject.toml
+# Versions of the lock, extras of pyproject.toml.
+INSTALL := $(BIN)/python -m pip install --no-compile -c constraints.txt -e
+
+$(READY): constraints.txt pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "dlojz needs Python 3.11 or newer, but $(PYTHON) is $$($(PYTHON) -V 2>&1): call make PYTHON=python3.11"; exit 1; }
-	@echo "Set-up: creating $(VENV) and installing requirements.txt (a minute or two; log: $(VENV)/install.log)"
+	@echo "Set-up: creating $(VENV) and installing the versions of constraints.txt (a minute or two; log: $(VENV)/install.log)"
 	@$(PYTHON) -m venv $(VENV)
 	@# Compiled after they are installed, since pip does it on one core; what cannot be compiled is nobody's module.
-	@{ $(BIN)/python -m pip install --no-compile -r requirements.txt && $(BIN)/python -m pip install --no-deps -e . ; } \
+	@$(INSTALL) '.[labs,dev]' \
 	  > $(VENV)/install.log 2>&1 || { tail -n 20 $(VENV)/install.log; echo "Set-up failed; the whole log is $(VENV)/install.log"; exit 1; }
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
 	@$(BIN)/python -m ipykernel install --prefix $(VENV) --name python3 --display-name "Python 3 (dlojz)" >> $(VENV)/install.log 2>&1
@@ -60,8 +63,8 @@ $(SYSTEM): Makefile
 	@touch $(SYSTEM)
 
 # And of Python and Node.js: the optional extras, the hub and its proxy.
-$(PACKAGES): requirements-tests.txt requirements-libraries.txt | $(READY) $(SYSTEM)
-	@$(BIN)/python -m pip install -q -r requirements-tests.txt -r requirements-libraries.txt > $(VENV)/packages.log 2>&1 || \
+$(PACKAGES): constraints.txt pyproject.toml | $(READY) $(SYSTEM)
+	@$(INSTALL) '.[test]' > $(VENV)/packages.log 2>&1 || \
 	  { tail -n 20 $(VENV)/packages.log; exit 1; }
 	@if command -v npm > /dev/null && ! [ -x $(PROXY) ]; then \
 	  npm install --loglevel=error --no-fund --no-audit --no-update-notifier --fetch-retries=1 --prefix $(VENV)/node \
@@ -85,8 +88,8 @@ lab: $(READY)
 	  $$([ "$$(id -u)" != 0 ] || echo --allow-root)
 
 LIBRARIES := $(VENV)/.libraries
-$(LIBRARIES): requirements-libraries.txt | $(READY)
-	@$(BIN)/python -m pip install -q -r requirements-libraries.txt > $(VENV)/libraries.log 2>&1 || \
+$(LIBRARIES): constraints.txt pyproject.toml | $(READY)
+	@$(INSTALL) '.[libraries]' > $(VENV)/libraries.log 2>&1 || \
 	  { tail -n 20 $(VENV)/libraries.log; exit 1; }
 	@touch $(LIBRARIES)
 

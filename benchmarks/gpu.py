@@ -22,7 +22,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that `python benchmarks/gpu.py` finds what `python -m benchmarks.gpu` does
 for needed in ("torch", "numpy", "pydantic", "rich", "psutil", "safetensors"):
     if importlib.util.find_spec(needed) is None:
-        sys.exit(f"make gpu: this Python has no {needed}: install it (requirements.txt), or name one that has: "
+        sys.exit(f"make gpu: this Python has no {needed}: install it (pip install -e .), or name one that has: "
                  "make gpu GPU_PYTHON=/path/to/python")  # fmt: skip
 
 from benchmarks import gpu_units  # noqa: E402

@@ -1,4 +1,4 @@
-"""Paths: the checkout, which holds the package, its notebooks and its SLURM files; the user's cache folder."""
+"""Paths: the checkout or the installed package, notebooks and machine files; the user's cache folder."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 
 CHECKOUT = Path(sys.modules["dlojz"].__file__ or "").parent.parent
 """Parent folder of the package; not resolved, so that a job names the path its user knows."""
-COURSE = Path(sys.modules["dlojz"].__file__ or "").resolve().parent.parent
-"""The same where the package is reached through a link: the folder in which notebooks and machine files really lie."""
+_PACKAGE = Path(sys.modules["dlojz"].__file__ or "").resolve().parent
+COURSE = _PACKAGE / "course" if (_PACKAGE / "course").is_dir() else _PACKAGE.parent
+"""Folder of notebooks, sources of the labs, machine files and campaigns: `course/` of an installed package (`setup.py`
+copies them there), else the checkout, also where the package is reached through a link."""
 
 
 def cache_folder(name: str = "") -> Path | None:

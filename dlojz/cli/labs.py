@@ -1,4 +1,4 @@
-"""Commands of the labs: `dlojz labs` (list, progress, glossary, book, repair, build), `dlojz diff`.
+"""Commands of the labs: `dlojz labs` (list, progress, copy, glossary, book, repair, build), `dlojz diff`.
 
 What is only shown changes nothing; `build --check` writes nothing and fails where a generated file differs; a repair
 loses no answer. Only `build` executes solutions.
@@ -6,6 +6,7 @@ loses no answer. Only `build` executes solutions.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import textwrap
 from collections.abc import Callable
@@ -122,6 +123,36 @@ def repair_notebook(given: Given, answer: Answer) -> None:
     answer(str(repair(Path(named[0]))))
 
 
+def copy_to(given: Given, answer: Answer) -> None:
+    """Copy the student notebooks of a language into a folder."""
+    from dlojz.labs.kit.student_notebooks import copy_notebooks
+
+    folders = given[WORDS] or ("dlojz-labs",)
+    if len(folders) > 1:
+        raise refusal(
+            en=f"`dlojz labs copy` copies into one folder, but {len(folders)} were named: name one.",
+            fr=f"`dlojz labs copy` copie dans un seul dossier, mais {len(folders)} ont été nommés : nommez-en un.",
+        )
+    copied = copy_notebooks(Path(folders[0]).expanduser(), given["language"] or language())
+    if given["json"]:
+        answer({"folder": str(copied.folder), "copied": list(copied.copied), "kept": list(copied.kept)})
+        return
+    kept = len(copied.kept)
+    answer(
+        say(
+            en=f"{copied.folder}: {len(copied.copied)} notebooks copied"
+            + (f", {kept} left as they were ({', '.join(copied.kept)})." if kept else "."),
+            fr=f"{copied.folder} : {len(copied.copied)} notebooks copiés"
+            + (f", {kept} laissés tels quels ({', '.join(copied.kept)})." if kept else "."),
+        )
+    )
+    start = (
+        f"cd {shlex.quote(str(copied.folder.parents[1]))} && "
+        f"jupyter lab --LabApp.default_url=/lab/tree/notebooks/{copied.folder.name}/contents.ipynb"
+    )
+    answer(say(en=f"Next: {start}", fr=f"Ensuite : {start}"))
+
+
 class LabsAction(NamedTuple):
     """An action of `dlojz labs`: its function, its options, and whether it takes further words."""
 
@@ -134,6 +165,7 @@ ACTIONS = {
     "list": LabsAction(show_list, ("json",), takes_words=False),
     "progress": LabsAction(show_progress, ("html", "root", "json"), takes_words=False),
     "glossary": LabsAction(show_glossary, ("json",)),
+    "copy": LabsAction(copy_to, ("language", "json")),
     "book": LabsAction(write_book, ("out", "language")),
     "repair": LabsAction(repair_notebook, ()),
     "build": LabsAction(build_notebooks, ("check", "language", "force")),
@@ -143,10 +175,10 @@ ACTIONS = {
 @verb(
     "labs",
     """
-    [ACTION [WORD…]]  list (default), progress, glossary [WORD], book [LAB…], repair NOTEBOOK, build [LAB…]
-        // list (par défaut), progress, glossary [MOT], book [TP…], repair NOTEBOOK, build [TP…]
+    [ACTION [WORD…]]  list (default), progress, copy [DIR], glossary [WORD], book [LAB…], repair NOTEBOOK, build [LAB…]
+        // list (par défaut), progress, copy [DOSSIER], glossary [MOT], book [TP…], repair NOTEBOOK, build [TP…]
     --check  build: compare only // build : comparer seulement
-    --language en|fr  build, book: one language only // build, book : une seule langue
+    --language en|fr  build, book: one language only; copy: the notebooks' // build, book : une seule langue ; copy : celle des notebooks
     --force  build: execute every solution again // build : réexécuter chaque solution
     --out FOLDER = book  book: folder to write // book : dossier à écrire
     --html FILE  progress: page to write // progress : page à écrire
@@ -155,6 +187,8 @@ ACTIONS = {
     JSON,
     en="""dlojz labs: the labs in their order, with their duration and what comes before each.
 dlojz labs progress: exercises done, predictions made, and what comes next.
+dlojz labs copy [DIR]: the student's notebooks of a language in a folder, by default dlojz-labs; a notebook that is
+there already is left as it is.
 dlojz labs glossary [WORD]: a word of the labs in English and French; without a word, all of them.
 dlojz labs book [LAB…]: every executed solution as a static page, with contents and glossary; no network is needed.
 dlojz labs repair NOTEBOOK: restore every cell that is not an answer as it was handed out; answers and added cells are
@@ -163,6 +197,8 @@ dlojz labs build [LAB…]: for authors. Write the notebooks of the labs from sol
 in French and English. Solutions are executed where their code has changed, and keep their outputs.""",
     fr="""dlojz labs : les TP dans leur ordre, avec leur durée et ce qui précède chacun.
 dlojz labs progress : exercices réussis, prédictions faites, et la suite.
+dlojz labs copy [DOSSIER] : les notebooks de l’étudiant, dans une langue, copiés dans un dossier, par défaut
+dlojz-labs ; un notebook qui s’y trouve déjà reste tel quel.
 dlojz labs glossary [MOT] : un mot des TP, en français et en anglais ; sans mot, tous.
 dlojz labs book [TP…] : chaque solution exécutée en page statique, avec sommaire et glossaire, sans réseau.
 dlojz labs repair NOTEBOOK : rétablir, telle qu’elle a été distribuée, chaque cellule qui n’est pas une réponse ; les
@@ -172,6 +208,7 @@ solution, en français et en anglais. Les solutions dont le code a changé sont 
     examples="""
     dlojz labs
     dlojz labs progress --html progress.html
+    dlojz labs copy dlojz-labs --language en
     dlojz labs glossary bubble
     dlojz labs book --out book
     dlojz labs repair notebooks/en/00_getting_started.ipynb
@@ -180,7 +217,7 @@ solution, en français et en anglais. Les solutions dont le code a changé sont 
     """,
 )
 def labs_command(given: Given, answer: Answer) -> int | None:
-    """Show the labs, a student's progress, the glossary; make the book; build, check or repair notebooks."""
+    """Show the labs, a student's progress, the glossary; copy, build, check or repair notebooks; make the book."""
     name, *named = given.pop(WORDS, ("list",))
     if name not in ACTIONS:
         raise LabError(one_of("action of `dlojz labs`", name, ACTIONS))

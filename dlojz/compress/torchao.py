@@ -76,9 +76,9 @@ def torchao_module(name: str = "quantization") -> Any:
             raise _other_version() from None
         raise refusal(
             en="torchao is not installed, and this method is torchao's: pip install "
-            f"torchao=={TORCHAO_VERSION} installs it, as does pip install -r requirements.txt.",
+            f"torchao=={TORCHAO_VERSION} installs it.",
             fr="torchao n’est pas installé, or cette méthode est la sienne : pip install "
-            f"torchao=={TORCHAO_VERSION} l’installe, comme pip install -r requirements.txt.",
+            f"torchao=={TORCHAO_VERSION} l’installe.",
         ) from None
 
 

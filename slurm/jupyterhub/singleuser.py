@@ -16,10 +16,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import dlojz
-from dlojz.base.language import LANGUAGES, language
+from dlojz.base.language import language
+from dlojz.labs.kit.student_notebooks import copy_notebooks
 
-PACKAGE = Path(dlojz.__file__).resolve().parent
 # Nobody is asked whether they want to read news.
 SETTINGS = {
     ".jupyter/lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings": {
@@ -41,19 +40,12 @@ def prepare(home: Path, chosen: str) -> Path:
     """
     home.chmod(0o700)
     (home / "runs").mkdir(exist_ok=True)
-    target = home / "notebooks" / (chosen if chosen in LANGUAGES else "en")
-    target.mkdir(parents=True, exist_ok=True)
-    for source in sorted((PACKAGE.parent / "notebooks" / target.name).glob("*.ipynb")):
-        with suppress(FileExistsError), open(target / source.name, "xb") as file:
-            file.write(source.read_bytes())
+    given = copy_notebooks(home, "fr" if chosen == "fr" else "en")
     for place, content in SETTINGS.items():
         (home / place).parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError), open(home / place, "x", encoding="utf-8") as settings:
             json.dump(content, settings)
-    for linked in (PACKAGE, PACKAGE.parent / "tests"):  # the notebooks link to the code that they explain
-        with suppress(FileExistsError):
-            (home / linked.name).symlink_to(linked)
-    return target
+    return given.folder
 
 
 def umask_for(runs: Path) -> int:

@@ -37,7 +37,7 @@ def browser() -> Iterator[Any]:
     """Chromium, without a screen."""
     chromium = shutil.which("chromium")
     need(chromium, "Debian's chromium")
-    need(importlib.util.find_spec("playwright"), "playwright (requirements-tests.txt)")
+    need(importlib.util.find_spec("playwright"), "playwright (extra test)")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -82,7 +82,7 @@ def hub() -> Iterator[Hub]:
     """Proxy and hub, up."""
     if os.geteuid() != 0:
         pytest.skip("students that are users of the system are made by root only")
-    need(importlib.util.find_spec("jupyterhub"), "jupyterhub (requirements-tests.txt)")
+    need(importlib.util.find_spec("jupyterhub"), "jupyterhub (extra test)")
     users = ",".join(f"{name}:{language}" for name, language in STUDENTS.items())
     with started_hub("dlojz-hub-", f"--users={users}", patience_s=READY_S) as started:
         up = Hub(started.process, started.folder, started.told)

@@ -21,7 +21,7 @@ CONFIG = Path(__file__).resolve().parents[2] / "slurm" / "jupyterhub" / "site_co
 def site(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The configuration as JupyterHub loads it, with two kinds of node on offer."""
     for package in ("jupyterhub", "batchspawner"):
-        need(importlib.util.find_spec(package), f"{package} (requirements-tests.txt)")
+        need(importlib.util.find_spec(package), f"{package} (extra test)")
     from traitlets.config import PyFileConfigLoader
 
     monkeypatch.setenv("DLOJZ_HUB_PROFILES", "local,jean_zay_v100_32")
@@ -41,7 +41,7 @@ def script(site: Any, asked: dict[str, Any]) -> str:
 @pytest.fixture(autouse=True)
 def _without_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its owner's name and home are only known to a hub."""
-    need(importlib.util.find_spec("batchspawner"), "batchspawner (requirements-tests.txt)")
+    need(importlib.util.find_spec("batchspawner"), "batchspawner (extra test)")
     from batchspawner import SlurmSpawner
 
     for name in ("username", "homedir", "keepvars"):

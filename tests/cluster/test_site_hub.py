@@ -114,7 +114,7 @@ def hub() -> Iterator[Hub]:
     import requests
 
     need(shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin:/sbin"), "slurm-wlm")
-    need(importlib.util.find_spec("batchspawner"), "batchspawner (requirements-tests.txt)")
+    need(importlib.util.find_spec("batchspawner"), "batchspawner (extra test)")
     with started_hub("dlojz-site-", "--slurm", "--users=ada:en", patience_s=PATIENCE_S) as started:
         one = Hub(started.process, started.folder, started.told, requests.Session())
         until(lambda: up(one), one)

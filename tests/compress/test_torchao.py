@@ -267,5 +267,5 @@ def test_importing_torchao_prints_nothing_and_silences_nothing_else() -> None:
 
 
 def test_the_version_is_the_one_that_is_required() -> None:
-    required = Path(torchao.__file__).parents[2] / "requirements.txt"
+    required = Path(torchao.__file__).parents[2] / "constraints.txt"
     assert f"torchao=={torchao.TORCHAO_VERSION}" in required.read_text(encoding="utf-8").splitlines()

@@ -25,6 +25,8 @@ from dlojz.labs.kit.source import BEGIN, END
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(path.name for path in (ROOT / "solutions" / "en").glob("*.ipynb"))
 CELL_LIMIT_S = 900
+COMMENT = re.compile(r"[ \t]*#(?!#).*$", re.MULTILINE)
+"""A comment, but no mark `### BEGIN SOLUTION`."""
 
 
 def read(folder: str, language: str, name: str) -> Any:
@@ -32,7 +34,8 @@ def read(folder: str, language: str, name: str) -> Any:
 
 
 def code(notebook: Any) -> list[str]:
-    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    """Return the code of each cell, without its comments, which are in the notebook's language."""
+    return [COMMENT.sub("", cell.source) for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def test_there_are_notebooks_for_every_source() -> None:

@@ -42,7 +42,7 @@ def _extension_loads() -> bool:
         return True
     described = importlib.util.find_spec("torchvision")
     if described is None or described.origin is None:
-        raise ModuleNotFoundError("torchvision is not installed: install the packages of requirements.txt.")
+        raise ModuleNotFoundError("torchvision is not installed: pip install torchvision installs it.")
     for extension in Path(described.origin).parent.glob("_C*"):
         try:
             torch.ops.load_library(str(extension))
