@@ -178,7 +178,8 @@ ACTIONS = {
     [ACTION [WORD…]]  list (default), progress, copy [DIR], glossary [WORD], book [LAB…], repair NOTEBOOK, build [LAB…]
         // list (par défaut), progress, copy [DOSSIER], glossary [MOT], book [TP…], repair NOTEBOOK, build [TP…]
     --check  build: compare only // build : comparer seulement
-    --language en|fr  build, book: one language only; copy: the notebooks' // build, book : une seule langue ; copy : celle des notebooks
+    --language en|fr  build, book: one language only; copy: that of the notebooks
+        // build, book : une seule langue ; copy : celle des notebooks
     --force  build: execute every solution again // build : réexécuter chaque solution
     --out FOLDER = book  book: folder to write // book : dossier à écrire
     --html FILE  progress: page to write // progress : page à écrire
