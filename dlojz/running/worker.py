@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dlojz.base.machine import StopRequest, die_with_parent, is_out_of_memory, rank_limit_bytes
+from dlojz.base.machine import StopRequest, cores_available, die_with_parent, is_out_of_memory, rank_limit_bytes
 from dlojz.config.run_config import RunConfig
 from dlojz.results.record import EventLog, Status
 
@@ -93,7 +93,7 @@ def environment(world_size: int = 1) -> dict[str, str]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "system": platform.platform(),
-        "cores": str(len(os.sched_getaffinity(0))),
+        "cores": str(cores_available()),
         "threads_per_rank": os.environ.get("OMP_NUM_THREADS", ""),
         "memory_limit_bytes": str(rank_limit_bytes(world_size)),
     }

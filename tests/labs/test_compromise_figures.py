@@ -202,7 +202,7 @@ def test_a_chain_of_strategies_is_drawn_with_its_totals(language: str) -> None:
     assert [text.rpartition(" ")[2] for text in legend] == ["10", "16", "27"]
     path = figure.axes[0].lines[0].get_ydata()
     assert [round(k) for k in path] == [0, 1, 0]
-    assert "redécoupe" in figure.axes[1].get_title() or "resharding" in figure.axes[1].get_title()
+    assert "redécoupage" in figure.axes[1].get_title() or "resharding" in figure.axes[1].get_title()
     assert figures.mlp_sharding(CHAIN).figure.legends == []  # type: ignore[union-attr]
     solved = SimpleNamespace(strategies=lambda: [0, 1, 0])
     assert drawn(figures.mlp_sharding(CHAIN, solved)).alt == drawn(figures.mlp_sharding(CHAIN, (0, 1, 0))).alt

@@ -194,14 +194,15 @@ def _threads_of_user() -> int:
 
 
 def _limit(cpu_s: int) -> None:
-    mapped_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    for name, limit in (
-        (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_AS, mapped_bytes + MEMORY_BYTES),
-        (resource.RLIMIT_FSIZE, FILE_BYTES),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NPROC, _threads_of_user() + MORE_PROCESSES),
-    ):
+    limits = {resource.RLIMIT_CPU: cpu_s, resource.RLIMIT_FSIZE: FILE_BYTES, resource.RLIMIT_CORE: 0}
+    statm = Path("/proc/self/statm")
+    if statm.is_file():  # elsewhere, as on macOS, what is in use is not known, so that no limit can be added to it
+        mapped_bytes = int(statm.read_text().split()[0]) * resource.getpagesize()
+        limits |= {
+            resource.RLIMIT_AS: mapped_bytes + MEMORY_BYTES,
+            resource.RLIMIT_NPROC: _threads_of_user() + MORE_PROCESSES,
+        }
+    for name, limit in limits.items():
         hard = resource.getrlimit(name)[1]
         resource.setrlimit(name, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
     if "torch" in sys.modules:
