@@ -8,18 +8,21 @@ any training, and says who waits for whom; a picture is written before anything 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -87,9 +90,9 @@ def examine(root: Path) -> list[Check]:
     spoken = say(en=f"{language()} (DLOJZ_LANG=fr for French)", fr=f"{language()} (DLOJZ_LANG=en pour l’anglais)")
     checks: dict[str, Callable[[], Check]] = {
         "python": lambda: _warned("python", f"{platform.python_version()}, {sys.executable}"),
-        "torch": lambda: _warned("torch", f"{version('torch')}, {', '.join(_cuda_devices()) or device}"),
-        **{name: partial(_library, name, "problem") for name in ("torchvision", "timm", "deepspeed", "idr_torch")},
-        **{name: partial(_library, name, "warning") for name in ("jupyterlab", "ipykernel")},
+        "torch": lambda: _torch(device),
+        **{f"[{group}]" if group else "core": partial(_libraries, group) for group in uses_of_groups()},
+        **{name: partial(_imported, name) for name in ("torchvision", "deepspeed") if _installed(name)},
         "cores": _cores,
         "memory": _memory,
         "disk": partial(check_disk, root),
@@ -107,26 +110,146 @@ def _safely(name: str, check: Callable[[], Check]) -> Check:
         return Check(name, "problem", f"{type(error).__name__}: {error}")
 
 
-def _cuda_devices() -> list[str]:
+def _torch(without_gpu: str) -> Check:
+    """Check that torch sees the GPUs of this machine, and was built for them."""
     import torch
 
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    devices = range(torch.cuda.device_count())
+    names = [torch.cuda.get_device_name(index) for index in devices]
+    found = f"{version('torch')}, {', '.join(names) or without_gpu}"
+    built = torch.cuda.get_arch_list()
+    for index in devices:
+        capability = torch.cuda.get_device_capability(index)
+        if not has_kernels(built, capability):
+            sm = "sm_{}{}".format(*capability)
+            advice = say(
+                en=f"this torch (CUDA {torch.version.cuda}) has kernels for {', '.join(built)}, not for {sm}: every "
+                f"operation on {names[index]} fails. Install a torch built for an older CUDA (V100: CUDA 12.6).",
+                fr=f"ce torch (CUDA {torch.version.cuda}) a des noyaux pour {', '.join(built)}, pas pour {sm} : toute "
+                f"opération sur {names[index]} échoue. Installez un torch construit pour un CUDA plus ancien (V100 : "
+                "CUDA 12.6).",
+            )
+            return Check("torch", "problem", found, advice)
+    if not names and shutil.which("nvidia-smi"):
+        advice = say(
+            en="nvidia-smi is here, but this torch sees no GPU: it is built for CPUs, or its CUDA is newer than the "
+            "driver.",
+            fr="nvidia-smi est là, mais ce torch ne voit pas de GPU : il est construit pour le CPU, ou son CUDA est "
+            "plus récent que le pilote.",
+        )
+        return _warned("torch", found, advice)
+    return _warned("torch", found)
 
 
-def _library(name: str, if_missing: State) -> Check:
-    if name in ("torchvision", "timm"):
+def has_kernels(built: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Return whether a torch built for these architectures (`sm_80`, `compute_90`) runs on a GPU of this capability.
+
+    Machine code runs on later minor versions of its major one, PTX (`compute_`) is compiled for every later GPU.
+
+    Source: NVIDIA, CUDA C++ Programming Guide, "Binary compatibility" and "PTX compatibility".
+    """
+    for name in built:
+        kind, _, digits = name.partition("_")
+        number = re.match(r"\d+", digits)
+        if number is None:
+            continue
+        major, minor = int(number[0][:-1]), int(number[0][-1])
+        later = (major, minor) <= capability
+        if later and (kind == "compute" or major == capability[0]):
+            return True
+    return False
+
+
+def uses_of_groups() -> dict[str, str]:
+    """List what each group of libraries is for, by its name in pyproject.toml; the core has none."""
+    return {
+        "": say(en="every command", fr="toutes les commandes"),
+        "labs": say(en="the notebooks", fr="les notebooks"),
+        "deepspeed": say(en="engine=deepspeed, labs 04, 05, 12", fr="engine=deepspeed, TP 04, 05, 12"),
+        "compress": say(
+            en="models of timm and torchvision, lab 11, `dlojz compress`",
+            fr="les modèles de timm et torchvision, le TP 11, `dlojz compress`",
+        ),
+        "transformers": say(en="models hf:FOLDER", fr="les modèles hf:DOSSIER"),
+        "libraries": say(en="two libraries of lab 12", fr="deux bibliothèques du TP 12"),
+        "optimum": say(en="proofs of new shortest schedules", fr="les preuves de nouveaux ordonnancements optimaux"),
+    }
+
+
+OPTIONAL = ("transformers", "libraries", "optimum")
+"""Groups that no lab needs to be done."""
+
+
+def _libraries(group: str) -> Check:
+    """Check that the libraries of one group are there, in the versions that pyproject.toml asks for."""
+    name = f"[{group}]" if group else "core"
+    try:
+        wanted = wanted_in(group)
+    except PackageNotFoundError:
+        found = say(en="dlojz is on the path, but not installed", fr="dlojz est dans le chemin, mais pas installé")
+        advice = say(en="what it needs is not known here: ", fr="ses besoins ne sont pas connus ici : ")
+        return _warned(name, found, advice + "pip install --no-deps -e .")
+    missing = {one: state for one in wanted if (state := _missing(*one))}
+    if not missing:
+        listed = ", ".join(distribution for distribution, _ in wanted)
+        return Check(name, "ok", listed)
+    state: State = "problem" if not group else "warning"
+    found = ", ".join(missing.values())
+    install = f"pip install {' '.join(shlex.quote(distribution + bounds) for distribution, bounds in missing)}"
+    use = uses_of_groups()[group]
+    if group in OPTIONAL:
+        told = say(en=f"optional, for {use}: {found}; {install}", fr=f"facultatif, pour {use} : {found} ; {install}")
+        return Check(name, "ok", told)
+    advice = say(en=f"needed for {use}: {install}", fr=f"nécessaire pour {use} : {install}")
+    return Check(name, state, found, advice)
+
+
+def wanted_in(group: str) -> list[tuple[str, str]]:
+    """List the libraries of a group, with the versions that are accepted, from the metadata of this package."""
+    wanted = []
+    for line in requires("dlojz") or ():
+        needed, _, marker = line.partition(";")
+        extra = re.search(r"extra == ['\"](\w+)['\"]", marker)
+        parts = re.match(r"([\w.-]+)\s*\(?([^)\[]*)\)?$", needed.strip())
+        if parts and (extra[1] if extra else "") == group and parts[1] != "dlojz":
+            wanted.append((parts[1], parts[2].strip()))
+    return wanted
+
+
+def _missing(distribution: str, bounds: str) -> str:
+    """Say that a library is missing or has another version; empty where it is right."""
+    try:
+        here = version(distribution)
+    except PackageNotFoundError:
+        return say(en=f"{distribution} is missing", fr=f"{distribution} manque")
+    for sign, bound in re.findall(r"(>=|==)([\d.]+)", bounds):
+        is_less, is_more = _numbers(here) < _numbers(bound), _numbers(here) > _numbers(bound)
+        if is_less or (sign == "==" and is_more):
+            return f"{distribution} {here} ({sign}{bound})"
+    return ""
+
+
+def _numbers(text: str) -> list[int]:
+    """Numbers of a version, for a comparison; what follows them (`+cpu`, `rc1`) does not count."""
+    release = re.match(r"[\d.]*\d", text)
+    numbers = [int(number) for number in release[0].split(".")] if release else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return numbers
+
+
+def _installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def _imported(name: str) -> Check:
+    """Check that a library that is installed can be imported too."""
+    if name == "torchvision":
         from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
 
         ensure_torchvision_imports()
-    if name == "deepspeed":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    try:
-        module = importlib.import_module(name)
-    except Exception as error:
-        install = "pip install -r requirements.txt"
-        advice = say(en=f"install it: {install}", fr=f"installez-la : {install}")
-        return Check(name, if_missing, f"{type(error).__name__}: {error}"[:200], advice)
-    return Check(name, "ok", str(getattr(module, "__version__", say(en="present", fr="présente"))))
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    return Check(name, "ok", str(importlib.import_module(name).__version__))
 
 
 def _cores() -> Check:

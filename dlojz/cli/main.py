@@ -25,6 +25,10 @@ COLLECTED = (20_000, 10, 10)
 threshold of 700 objects, searching for cycles takes a tenth of the processor time."""
 
 
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "megatron": "megatron-core", "pydantic_core": "pydantic"}
+"""What installs a module that is named otherwise."""
+
+
 class Subcommand(NamedTuple):
     """A subcommand: its module, and what it does in one line, in both languages."""
 
@@ -129,6 +133,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             fr="dlojz : interrompu ; les exécutions et mesures terminées sont gardées.",
         )
         return INTERRUPTED
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", "dlojz"):
+            raise
+        needed = DISTRIBUTIONS.get(missing, missing.replace("_", "-"))
+        _complain(
+            en=f"dlojz: `dlojz {words[0]}` needs {needed}, which is not installed: pip install {needed}.",
+            fr=f"dlojz : `dlojz {words[0]}` a besoin de {needed}, qui n’est pas installé : pip install {needed}.",
+        )
+        return FAILED
     except BrokenPipeError:  # the reader (`| head`) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return DONE

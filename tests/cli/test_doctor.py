@@ -1,0 +1,98 @@
+"""`dlojz doctor` on libraries and GPUs: each missing library has its sentence, and no traceback is shown."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+from typing import Any
+
+import pytest
+
+from dlojz.base.language import use_language
+from dlojz.cli import doctor
+from dlojz.cli.doctor import has_kernels, uses_of_groups, wanted_in
+
+CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
+MODULES = {"scikit-learn": "sklearn"}
+HIDDEN = """
+import importlib.metadata as metadata, sys
+distribution, module = sys.argv[1:]
+version_of = metadata.version
+def version(name):
+    if name == distribution:
+        raise metadata.PackageNotFoundError(name)
+    return version_of(name)
+metadata.version = version
+sys.modules[module] = None
+from dlojz.cli.main import main
+try:
+    from dlojz.cli import doctor
+    doctor._gloo = lambda: doctor.Check("gloo", "ok", "")
+except ModuleNotFoundError:
+    pass
+sys.exit(main(["doctor"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("built", "capability", "runs"),
+    [
+        (CUDA_13, (7, 0), False),  # V100
+        (CUDA_13, (8, 0), True),
+        (CUDA_13, (8, 9), True),  # sm_86 runs on 8.9
+        (CUDA_13, (9, 0), True),
+        (CUDA_13, (12, 1), True),
+        (("sm_50", "sm_70", "sm_80"), (7, 0), True),
+        (("sm_80",), (9, 0), False),  # machine code of another major version
+        (("compute_80",), (9, 0), True),
+        (("sm_90a",), (8, 0), False),
+        ((), (8, 0), False),
+    ],
+)
+def test_a_torch_has_kernels_for_a_gpu_or_not(built: Any, capability: tuple[int, int], runs: bool) -> None:
+    assert has_kernels(built, capability) is runs
+
+
+def test_each_group_of_the_metadata_is_looked_at() -> None:
+    assert {name for name, _ in wanted_in("")} >= {"torch", "numpy", "pydantic", "rich", "scipy", "idr-torch"}
+    assert {name for name, _ in wanted_in("labs")} >= {"jupyterlab", "ipyparallel"}
+    assert all(wanted_in(group) for group in uses_of_groups())
+
+
+@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("group", list(uses_of_groups()))
+def test_each_missing_library_is_named_with_what_installs_it(
+    group: str, language: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_language(language)
+    version_of = doctor.version
+    for distribution, bounds in wanted_in(group):
+
+        def version(name: str, hidden: str = distribution) -> str:
+            if name == hidden:
+                raise PackageNotFoundError(name)
+            return version_of(name)
+
+        monkeypatch.setattr(doctor, "version", version)
+        check = doctor._libraries(group)
+        assert distribution in check.found
+        assert "pip install" in check.found + check.advice and distribution + bounds in check.found + check.advice
+        assert check.state == ("problem" if not group else "ok" if group in doctor.OPTIONAL else "warning")
+
+
+@pytest.mark.parametrize(("here", "told"), [("2.7.1", "torch 2.7.1 (>=2.8)"), ("2.8.0+cpu", ""), ("2.13.0", "")])
+def test_a_library_that_is_too_old_is_named(here: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "version", lambda name: here)
+    assert doctor._missing("torch", ">=2.8") == told
+
+
+@pytest.mark.parametrize("distribution", [name for name, _ in wanted_in("")])
+def test_without_a_library_of_the_core_there_is_one_sentence_and_no_traceback(distribution: str) -> None:
+    module = MODULES.get(distribution, distribution.replace("-", "_"))
+    done = subprocess.run(
+        [sys.executable, "-c", HIDDEN, distribution, module], capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert distribution in done.stdout + done.stderr and "pip install" in done.stdout + done.stderr
