@@ -552,8 +552,8 @@ def watching_script(watch: ScriptWatch, probes: Probes) -> Iterator[None]:
                 undo.put(owner, "init_process_group", joined)
         made = then(torch.optim.Optimizer.__init__, watch.made, with_self=True)
         undo.put(torch.optim.Optimizer, "__init__", made)
-        for owner, method in ((BaseProcess, "start"), (subprocess.Popen, "__init__")):
-            undo.put(owner, method, then(getattr(owner, method), watch.began_process, with_self=False))
+        undo.put(BaseProcess, "start", then(BaseProcess.start, watch.began_process, with_self=False))
+        undo.put(subprocess.Popen, "__init__", then(subprocess.Popen.__init__, watch.began_process, with_self=False))
         watch.first.watch()
         undo.callback(watch.first.end)
         compiling = eager_while_traced(eval_frame.OptimizeContext.__call__, watch, probes)
