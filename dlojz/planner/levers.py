@@ -14,6 +14,7 @@ from dlojz.hardware import Device
 from dlojz.prediction.forecast import Forecast, heaviest
 
 MAX_MICRO_BATCH = 2**20
+MOST_EXTRAPOLATED = 64
 MAX_TP = 8
 """Tensor-parallel ranks are on one node."""
 
@@ -93,11 +94,15 @@ def largest_batch(config: RunConfig, device: Device, *, limit_bytes: int | None 
 
 
 def _crossing(taken: dict[int, int], limit_bytes: int) -> int:
-    """Return the micro-batch where the line through the smallest and the largest known one crosses the limit."""
+    """Return the micro-batch where the line through the smallest and the largest known one crosses the limit.
+
+    It is at most `MOST_EXTRAPOLATED` times the largest: while activations are smaller than what the update takes, the
+    line is flat.
+    """
     low, high = min(taken), max(taken)
     nearest = max((size for size in taken if taken[size] <= limit_bytes), default=low)
     slope = max(1.0, (taken[high] - taken[low]) / max(1, high - low))
-    return nearest + int((limit_bytes - taken[nearest]) / slope)
+    return min(nearest + int((limit_bytes - taken[nearest]) / slope), MOST_EXTRAPOLATED * high)
 
 
 def changes(config: RunConfig) -> list[tuple[str, str, dict[str, object]]]:
