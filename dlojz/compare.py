@@ -68,7 +68,7 @@ class RunRow(Contract):
     strategy: str
     recognised: dict[str, str] = Field(default_factory=dict, description="of a script: what wraps its model, and so on")
     world_size: int
-    global_batch: int
+    global_batch: int | None = Field(description="samples per step; None where a script's are not known")
     status: str = Field(description="a final status, or queued or running")
     reason: str = Field("", description="why the run ended so; empty for a completed run")
     prediction_note: str = Field("", description="why there is no prediction; empty where there is one")
@@ -414,12 +414,12 @@ def _phases(measured: Footprint) -> dict[str, float]:
     return {name: seconds for name, seconds in known.items() if seconds is not None}
 
 
-def _global_batch(config: RunConfig, measured: Footprint | None) -> int:
-    """Samples per step: as asked, or of a script as its model was seen to read them (0 where that is not known)."""
+def _global_batch(config: RunConfig, measured: Footprint | None) -> int | None:
+    """Samples per step: as asked, or of a script as its model was seen to read them (None where that is not known)."""
     if config.script is None:
         return config.layout.global_batch
     if measured is None or measured.samples_per_s is None or measured.phases.step_s is None:
-        return 0
+        return None
     return round(measured.samples_per_s * measured.phases.step_s)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -200,9 +201,10 @@ def _run_script(given: Given, answer: Answer) -> int:
     )
     printed = [LogTail(run, rank) for rank in range(given["nproc"])]
     run.until_end(lambda _: printed[0].print_new())
+    printed[0].print_new(is_last=True)
     ended = run.record.reason if run.record else ""
     if blamed := re.search(r"\brank (\d+)", ended):
-        printed[int(blamed[1])].print_new()
+        printed[int(blamed[1])].print_new(is_last=True)
     if _is_untrained(run):  # the rank has said so
         tell(en=f"dlojz: what it printed is kept in {run.folder}", fr=f"dlojz : ses sorties sont dans {run.folder}")
         return main.REFUSED
@@ -221,18 +223,32 @@ class LogTail:
         self._path = run.folder / "logs" / f"rank-{rank}.log"
         self._offset = 0
 
-    def print_new(self) -> None:
-        """Print the whole lines that have come since the last call, control characters made visible."""
+    def print_new(self, *, is_last: bool = False) -> None:
+        """Print the whole lines that have come since the last call, control characters made visible.
+
+        A carriage return ends a line too, one that is written over (a progress bar): the last of those is printed so.
+
+        Args:
+            is_last: whether nothing more comes, so that a line without an end is printed too.
+        """
         file = open_regular(self._path)
         if file is None:
             return
         with file:
             file.seek(self._offset)
-            data = file.read(MAX_LOG_BYTES)
-        whole = data[: data.rfind(b"\n") + 1] or data[: len(data) // MAX_LOG_BYTES * MAX_LOG_BYTES]
-        self._offset += len(whole)
-        for line in whole.decode("utf-8", errors="replace").splitlines():
-            tell(visible(line))
+            while data := file.read(MAX_LOG_BYTES):
+                whole = data[: max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1]
+                whole = whole or data[: len(data) if is_last else len(data) // MAX_LOG_BYTES * MAX_LOG_BYTES]
+                if not whole:
+                    return
+                self._offset += len(whole)
+                file.seek(self._offset)
+                *lines, over = whole.decode("utf-8", errors="replace").split("\n")
+                for line in lines:
+                    tell(visible(line.rstrip("\r").rpartition("\r")[2]))
+                if over:
+                    end = "\r" if over.endswith("\r") else "\n"
+                    print(visible(over.rstrip("\r").rpartition("\r")[2]), end=end, file=sys.stderr, flush=True)
 
 
 @verb(

@@ -254,8 +254,9 @@ class RunConfig(RunFields):
 
     @property
     def model_name(self) -> str:
-        """Name of the model as tables show it: without the folder of one's own file."""
-        return self.model.rpartition("/")[2]
+        """Name of the model as tables show it: without the folder of one's own file, which names a `config.json`."""
+        folder, _, name = self.model.rpartition("/")
+        return f"{folder.rpartition('/')[2]}/{name}" if name == "config.json" else name
 
 
 def _set_fields(content: dict[str, Any], contract: type[Contract]) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def _run_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
     lines = (
         _words(say(en="model", fr="modèle"), (row.model for row in rows)),
         _words(say(en="status", fr="état"), (status_label(row.status) for row in rows)),
-        _words(say(en="global batch", fr="batch global"), (str(row.global_batch) for row in rows)),
+        _words(say(en="global batch", fr="batch global"), (str(row.global_batch or DASH) for row in rows)),
     )
     shown = lines if len({row.model for row in rows}) > 1 else lines[1:]
     return (*shown, *_recognised_lines(rows))

@@ -44,7 +44,7 @@ from dlojz.prediction.shapes import FP32_BYTES, ModelShapes, ParameterShape, fil
 from dlojz.prediction.states import deepspeed_messages, padded_parameters, predict_states
 from dlojz.prediction.trace import TraceMark, trace
 from dlojz.results.footprint import STATES, Category, Footprint, Memory, Traffic
-from dlojz.results.record import ModuleMemory, ScriptLever, ScriptPrediction
+from dlojz.results.record import REST, ModuleMemory, ScriptLever, ScriptPrediction
 
 NEAR_LIMIT = 0.7
 """Share of a rank's memory from which on the levers of a script are predicted too."""
@@ -463,7 +463,7 @@ def _modules_at_peak(forecast: Forecast, training: ScriptTraining, model: Script
 def _path(block: str, paths: Sequence[str]) -> str:
     """The path in the script's model of a block; of the rest of the model `(rest)`, of no module nothing."""
     number = block.removeprefix("blocks.")
-    return (paths[int(number)] or "(rest)") if number.isdecimal() else ""
+    return (paths[int(number)] or REST) if number.isdecimal() else ""
 
 
 def _levers(config: RunConfig, training: ScriptTraining, now: int) -> Iterator[ScriptLever]:

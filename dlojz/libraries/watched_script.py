@@ -28,11 +28,13 @@ import mmap
 import os
 import runpy
 import statistics
+import subprocess
 import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -156,6 +158,8 @@ class ScriptWatch(TrainingWatch):
         super().__init__(config, events, probes, device)
         self.untrained_calls = self.backward_calls = 0
         """Calls of modules without gradients, and of backward, before the first step."""
+        self.processes = 0
+        """Processes that the script has started itself, in which nothing is watched."""
         self._made = 0
         """Optimizers made."""
         self._probes.global_batch = None
@@ -174,7 +178,7 @@ class ScriptWatch(TrainingWatch):
         self._usual_forwards = 1
         self._samples = self._tokens = 0
         self._losses: list[tuple[Tensor, bool]] = []
-        self._scaled: tuple[weakref.ref[Tensor], Tensor] | None = None
+        self._scaled: tuple[weakref.ref[Tensor], Tensor, bool] | None = None
         self._met = False
         self.first = FirstStep(device.type)
 
@@ -197,6 +201,10 @@ class ScriptWatch(TrainingWatch):
         """Note an optimizer of the script's."""
         self._optimizers.add(optimizer)
         self._made += 1
+
+    def began_process(self) -> None:
+        """Note a process that the script starts."""
+        self.processes += 1
 
     def called(self, module: nn.Module, inputs: Any) -> None:
         """Note the call of a module in the thread that trains; without gradients it is an evaluation."""
@@ -347,7 +355,7 @@ class ScriptWatch(TrainingWatch):
         def watched(scaler: Any, outputs: Any) -> Any:
             result = method(scaler, outputs)
             if isinstance(outputs, Tensor) and isinstance(result, Tensor):
-                self._scaled = (weakref.ref(result), outputs.detach())
+                self._scaled = (weakref.ref(result), outputs.detach(), _is_part(outputs))
             return result
 
         return watched
@@ -379,9 +387,9 @@ class ScriptWatch(TrainingWatch):
         if self._updating is not None and self._losses:  # a closure that is evaluated again
             return
         if self._scaled is not None and self._scaled[0]() is loss:
-            self._losses.append((self._scaled[1], False))
+            self._losses.append(self._scaled[1:])
         else:
-            self._losses.append((loss.detach(), type(loss.grad_fn).__name__ in _SCALED))
+            self._losses.append((loss.detach(), _is_part(loss)))
         self._scaled = None
 
     def _loss(self) -> float | None:
@@ -474,11 +482,23 @@ class ScriptWatch(TrainingWatch):
                 en=f"modules were called {without} times, always without gradients, as under torch.no_grad()",
                 fr=f"des modules ont été appelés {without} fois, toujours sans gradients, comme sous torch.no_grad()",
             )
+        if self.processes:
+            return say(
+                en=f"no model of torch was called in it, and the {self.processes} processes that it started itself are "
+                "not watched: start them with --nproc",
+                fr=f"aucun modèle de torch n’y a été appelé, et les {self.processes} processus qu’il a lancés lui-même "
+                "ne sont pas observés : lancez-les par --nproc",
+            )
         return say(en="no model of torch was called", fr="aucun modèle de torch n’a été appelé")
 
 
 class UntrainedError(LabError):
     """A script has made no step of an optimizer."""
+
+
+def _is_part(loss: Tensor) -> bool:
+    """Whether a loss was multiplied or divided by a number, as that of one micro-batch of several is."""
+    return type(loss.grad_fn).__name__ in _SCALED
 
 
 def _updated_by(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
@@ -518,6 +538,7 @@ def watching_script(watch: ScriptWatch, probes: Probes) -> Iterator[None]:
     with watching_torch(watch, probes) as undo:
 
         def then(method: Callable[..., Any], note: Callable[..., Any], *, with_self: bool) -> Callable[..., Any]:
+            @functools.wraps(method)
             def followed(*args: Any, **kwargs: Any) -> Any:
                 result = method(*args, **kwargs)
                 note(*args[: int(with_self)])
@@ -531,6 +552,8 @@ def watching_script(watch: ScriptWatch, probes: Probes) -> Iterator[None]:
                 undo.put(owner, "init_process_group", joined)
         made = then(torch.optim.Optimizer.__init__, watch.made, with_self=True)
         undo.put(torch.optim.Optimizer, "__init__", made)
+        undo.put(BaseProcess, "start", then(BaseProcess.start, watch.began_process, with_self=False))
+        undo.put(subprocess.Popen, "__init__", then(subprocess.Popen.__init__, watch.began_process, with_self=False))
         watch.first.watch()
         undo.callback(watch.first.end)
         compiling = eager_while_traced(eval_frame.OptimizeContext.__call__, watch, probes)

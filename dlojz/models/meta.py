@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from dlojz.models.blocks import BlockList
 
 _FILL = {Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_}
+_CHANGE = {Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_}
+"""How timm draws a truncated normal distribution; a forward pass calls them too, but not on a parameter."""
 
 
 class _WithoutInitialising(TorchFunctionMode):
@@ -29,7 +31,8 @@ class _WithoutInitialising(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _FILL or getattr(func, "__module__", "") == "torch.nn.init":
+        drawn = func in _FILL or (func in _CHANGE and isinstance(args[0], torch.nn.Parameter))
+        if drawn or getattr(func, "__module__", "") == "torch.nn.init":
             return args[0] if args else kwargs["tensor"]
         return func(*args, **kwargs)
 

@@ -14,6 +14,7 @@ from dlojz.hardware import Device
 from dlojz.prediction.forecast import Forecast, heaviest
 
 MAX_MICRO_BATCH = 2**20
+MOST_EXTRAPOLATED = 64
 MAX_TP = 8
 """Tensor-parallel ranks are on one node."""
 
@@ -61,40 +62,47 @@ def largest_batch(config: RunConfig, device: Device, *, limit_bytes: int | None 
     """Find the largest micro-batch whose heaviest rank fits into a device.
 
     Memory is almost linear in the micro-batch: two forecasts give the line, and those around where it crosses the limit
-    decide.
+    decide. The two are of the run's own micro-batch and of half of it, which are forecast for the levers too.
 
     Args:
-        config: the run; its own micro-batch does not matter.
+        config: the run; its own micro-batch does not change what is found.
         device: whose memory is the limit.
         limit_bytes: another limit than the device's memory.
     """
     limit_bytes = device.memory_bytes if limit_bytes is None else limit_bytes
     known: dict[int, Forecast] = {}
+    fits, fails = 0, MAX_MICRO_BATCH
 
     def taken(micro_batch: int) -> int:
         if micro_batch not in known:
             known[micro_batch] = heaviest(with_micro_batch(config, micro_batch), device)
         return taken_bytes(known[micro_batch])
 
-    if taken(1) > limit_bytes:
-        return Fit(0, taken(1), limit_bytes, known[1])
-    fits, fails = 1, MAX_MICRO_BATCH
-    guess = 8
+    own = min(config.layout.micro_batch, MAX_MICRO_BATCH - 1)
+    guesses = [max(2, own), max(1, own // 2)]
     while fails - fits > 1:
+        guess = guesses.pop() if guesses else _crossing({size: taken(size) for size in known}, limit_bytes)
+        if guess >= MAX_MICRO_BATCH - 1 and fails == MAX_MICRO_BATCH and fits:
+            break
         guess = min(max(guess, fits + 1), fails - 1)
         if taken(guess) <= limit_bytes:
             fits = guess
         else:
             fails = guess
-        low, high = sorted(known)[0], sorted(known)[-1]
-        slope = max(1.0, (taken(high) - taken(low)) / max(1, high - low))
-        predicted = fits + int((limit_bytes - taken(fits)) / slope)
-        guess = predicted if fails - predicted > 1 else predicted + 1
-        if predicted <= fits:
-            guess = fits + 1
-        if fails == MAX_MICRO_BATCH and guess >= MAX_MICRO_BATCH - 1:
-            break
-    return Fit(fits, taken(fits), limit_bytes, known[fits])
+    best = fits or 1
+    return Fit(fits, taken(best), limit_bytes, known[best])
+
+
+def _crossing(taken: dict[int, int], limit_bytes: int) -> int:
+    """Return the micro-batch where the line through the smallest and the largest known one crosses the limit.
+
+    It is at most `MOST_EXTRAPOLATED` times the largest: while activations are smaller than what the update takes, the
+    line is flat.
+    """
+    low, high = min(taken), max(taken)
+    nearest = max((size for size in taken if taken[size] <= limit_bytes), default=low)
+    slope = max(1.0, (taken[high] - taken[low]) / max(1, high - low))
+    return min(nearest + int((limit_bytes - taken[nearest]) / slope), MOST_EXTRAPOLATED * high)
 
 
 def changes(config: RunConfig) -> list[tuple[str, str, dict[str, object]]]:

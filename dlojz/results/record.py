@@ -77,6 +77,10 @@ class ScriptLever(Contract):
     saved_bytes: int = Field(description="less than without it")
 
 
+REST = "(rest)"
+"""Module of a peak: what is in the model and in none of its blocks."""
+
+
 class ModuleMemory(Contract):
     """Bytes of one module at a peak, by category; of what belongs to none under an empty name."""
 

@@ -72,7 +72,7 @@ def start(folder: Path) -> None:
                 process = subprocess.Popen(
                     # -P: a student's random.py in the current folder must not shadow the standard library's.
                     [sys.executable, "-P", "-m", supervisor.__name__, str(folder)],
-                    stdin=subprocess.DEVNULL,
+                    stdin=None if config.script and _is_piped(0) else subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
@@ -88,6 +88,15 @@ def start(folder: Path) -> None:
         )
         record_refusal(folder, why)  # or the run would seem to wait as long as this process lives
         raise LabError(why) from None
+
+
+def _is_piped(descriptor: int) -> bool:
+    """Whether input comes from a file or a pipe, which a detached process can read, unlike a terminal."""
+    try:
+        os.fstat(descriptor)
+    except OSError:  # closed
+        return False
+    return not os.isatty(descriptor)
 
 
 def _launch_from_standby(folder: Path, config: RunConfig, log: IO[bytes]) -> None:

@@ -6,6 +6,7 @@ the command that tries it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from dlojz.display.style import category_label, phase_label
 from dlojz.display.tables import status_label
 from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.results.footprint import Memory
-from dlojz.results.record import ModuleMemory, RunRecord
+from dlojz.results.record import REST, ModuleMemory, RunRecord
 from dlojz.running.state import RunFolder
 
 if TYPE_CHECKING:
@@ -112,7 +113,20 @@ def memory_lines(found: PostMortem) -> list[str]:
     rows = tuple((f"  {category_label(name)}", format_bytes(num_bytes)) for name, num_bytes in held if num_bytes)
     lines += str(Table(("", ""), rows)).splitlines()
     lines += module_lines(found)
-    if found.limit_bytes and not found.limit_explains:
+    if found.limit_bytes and not found.limit_explains and found.exceeds_at_once:
+        asked, source = format_bytes(found.asked_bytes), say(en="measured", fr="mesuré")
+        if not found.measured:
+            source = say(en="predicted", fr="prédit")
+        lines += [
+            "",
+            say(
+                en=f"It then asked for {asked} at once, more than the limit leaves: what failed was larger than the "
+                f"step that was {source}, by its batch or by a tensor of its own.",
+                fr=f"Il a ensuite demandé {asked} d’un coup, plus que la limite n’en laisse : ce qui a échoué était "
+                f"plus grand que le pas {source}, par son batch ou par un tenseur à lui.",
+            ),
+        ]
+    elif found.limit_bytes and not found.limit_explains:
         lines += [
             "",
             say(
@@ -134,6 +148,8 @@ def module_lines(found: PostMortem) -> list[str]:
         held = sorted(one.bytes_by_category.items(), key=lambda item: -item[1])
         parts = ", ".join(f"{category_label(name)} {format_bytes(num_bytes)}" for name, num_bytes in held if num_bytes)
         name = one.module or say(en="outside of the model (loss, buckets)", fr="hors du modèle (loss, buckets)")
+        if name == REST:
+            name = say(en="(rest of the model)", fr="(reste du modèle)")
         rows.append((f"  {visible(name)}", format_bytes(sum(one.bytes_by_category.values())), parts))
     left = sum(sum(one.bytes_by_category.values()) for one in found.modules[MODULES_SHOWN:])
     if left:
@@ -171,6 +187,15 @@ def _lever_lines(found: PostMortem) -> Iterator[str]:
     if found.no_levers:
         yield found.no_levers[0].upper() + found.no_levers[1:]
         return
+    predicted = found.record.script_prediction
+    if not found.levers and predicted and predicted.levers:
+        yield say(
+            en="No lever predicted for the script's first step saves enough to be worth it; of a larger batch, half of "
+            "it, checkpointing and bf16 are the usual ones.",
+            fr="Aucun levier prédit pour le premier pas du script n’économise assez ; d’un batch plus grand, la moitié "
+            "du batch, les points de contrôle et bf16 sont les plus courants.",
+        )
+        return
     if not found.levers and found.record.config.script:
         yield say(
             en="No lever was predicted before the script ended: half the batch, checkpointing and bf16 are the usual "
@@ -192,12 +217,12 @@ def _lever_lines(found: PostMortem) -> Iterator[str]:
     enough, short = say(en=", fits", fr=", tient"), say(en=", not enough alone", fr=", ne suffit pas seul")
     for number, lever in enumerate(found.levers, 1):
         fits = {True: enough, False: short, None: ""}[found.fits(lever)]
-        predicted = "" if lever.runnable else say(en=" [predicted only]", fr=" [prédit seulement]")
+        mark = "" if lever.runnable else say(en=" [predicted only]", fr=" [prédit seulement]")
         yield say(
             en=f"  {number}. {lever.change}: saves {format_bytes(lever.saved_bytes)}, takes "
-            f"{format_bytes(lever.taken_bytes)}{fits}{predicted}",
+            f"{format_bytes(lever.taken_bytes)}{fits}{mark}",
             fr=f"  {number}. {lever.change} : économise {format_bytes(lever.saved_bytes)}, prend "
-            f"{format_bytes(lever.taken_bytes)}{fits}{predicted}",
+            f"{format_bytes(lever.taken_bytes)}{fits}{mark}",
         )
         yield "     " + say(en="costs: ", fr="coût : ") + cost(lever.name)
         yield f"     {command(lever)}"
@@ -207,6 +232,8 @@ LEVERS_SHOWN = 3
 MODULES_SHOWN = 6
 WORTH = 0.02
 """Share of what is taken that a lever has to save to be proposed."""
+_ASKED = re.compile(r"tried to allocate ([\d.]+) ?(?:([KMGT])iB|bytes)", re.IGNORECASE)
+"""In the message of torch's allocator on the CPU (`you tried to allocate 4096 bytes`), and on CUDA (`2.00 GiB`)."""
 NEAR = 0.7
 """Share of the limit from which a peak explains that memory ran out; the process itself and caches take the rest."""
 
@@ -245,6 +272,17 @@ class PostMortem:
     def limit_explains(self) -> bool:
         """Whether the rank's peak comes near the known limit; else something else refused the memory."""
         return self.limit_bytes is not None and self.taken_bytes >= NEAR * self.limit_bytes
+
+    @property
+    def asked_bytes(self) -> int:
+        """Bytes that were asked for at once when memory ran out, as torch's message says; 0 where it does not."""
+        found = _ASKED.search(self.record.reason)
+        return int(float(found[1]) * 1024 ** ("", "K", "M", "G", "T").index(found[2] or "")) if found else 0
+
+    @property
+    def exceeds_at_once(self) -> bool:
+        """Whether what was asked for at once does not fit beside what the rank holds."""
+        return self.limit_bytes is not None and self.taken_bytes + self.asked_bytes > self.limit_bytes
 
     def fits(self, lever: Lever) -> bool | None:
         """Return whether the run would fit with one lever alone; None where the limit is not known."""

@@ -17,7 +17,7 @@ from dlojz.prediction.forecast import forecast
 from dlojz.results.footprint import Footprint
 from dlojz.results.record import RunRecord, write_record
 from dlojz.running.launch import run
-from dlojz.running.out_of_memory import CHEAPEST_FIRST, PostMortem, post_mortem
+from dlojz.running.out_of_memory import CHEAPEST_FIRST, PostMortem, memory_lines, post_mortem
 from dlojz.running.run import Run, find
 
 CRAMPED = {"data": "synthetic", "image_size": 64, "engine": "single", "micro_batch": 512, "steps": 3}
@@ -107,6 +107,21 @@ def test_a_lever_that_suffices_comes_before_one_that_does_not(tmp_path: Path) ->
 def test_a_limit_far_above_the_peak_explains_nothing(tmp_path: Path) -> None:
     found = _diagnosis(tmp_path, 2**50)
     assert not found.limit_explains and all(found.fits(lever) is None for lever in found.levers)
+
+
+@pytest.mark.parametrize(
+    ("asked", "num_bytes", "cause"),
+    [
+        ("[enforce fail] you tried to allocate 4096 bytes. Error code 12", 4096, "something else refused the memory"),
+        ("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has", 3 * 2**29, "something else refused the memory"),
+        (f"you tried to allocate {2**50} bytes.", 2**50, "It then asked for 1.00 PiB at once, more than the limit"),
+    ],
+)
+def test_one_tensor_that_is_too_large_is_the_cause(asked: str, num_bytes: int, cause: str, tmp_path: Path) -> None:
+    record = _oom(2**40, measured=True).model_copy(update={"reason": f"rank 0: RuntimeError: {asked}"})
+    found = post_mortem(_kept(tmp_path, record))
+    assert found.asked_bytes == num_bytes
+    assert cause in "\n".join(memory_lines(found))
 
 
 def test_what_was_measured_is_told_as_such(tmp_path: Path) -> None:

@@ -214,6 +214,10 @@ def test_one_that_hangs_is_cancelled(tmp_path: Path) -> None:
     [
         ("torch.no_grad().__enter__(); model(torch.randn(2, 4))", "modules were called 1 times, always without grad"),
         ("model(torch.randn(2, 4))", "forward passes of a model with gradients: 1, but backward was never called"),
+        (
+            "import subprocess, os; subprocess.run(['true']); torch.multiprocessing.Process(target=os.getpid).start()",
+            "and the 2 processes that it started itself are not watched: start them with --nproc",
+        ),
         ("model(torch.randn(2, 4)).sum().backward()", "backward was called 1 times and optimizers made: 1, but none"),
     ],
 )
@@ -231,6 +235,38 @@ def test_one_that_ends_before_a_step(
     (run,) = dlojz.runs(tmp_path / "runs")
     assert run.record is not None and run.record.status == "failed"
     assert run.record.reason.startswith("rank 0: written.py ended before") and str(run.folder) in printed[2]
+
+
+def test_all_that_it_prints_is_shown(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than is read at once, a bar that is written over, and a last line without an end."""
+    script = tmp_path / "written.py"
+    script.write_text(textwrap.dedent(ONE_MODEL) + textwrap.dedent(r"""
+        train(4)
+        print("x" * 99)
+        for number in range(3000):
+            print("number", number, "é" * 40)
+        print("\r10 %\r100 %\rlast", end="")
+    """), encoding="utf-8")
+    monkeypatch.setenv("DLOJZ_RUNS", str(tmp_path / "runs"))
+    assert main(["run", str(script), "--device", "cpu"]) == 0
+    printed = capfd.readouterr().err
+    lines = printed.split("\n")
+    assert lines[0] == "x" * 99
+    assert lines[1:3001] == [f"number {number} {'é' * 40}" for number in range(3000)]
+    assert lines[3001:] == ["100 %\rlast", ""]
+
+
+def test_what_is_piped_in_is_read_by_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "written.py"
+    script.write_text(textwrap.dedent(ONE_MODEL) + "train(int(input()))\n", encoding="utf-8")
+    command = [sys.executable, "-m", "dlojz", "run", str(script), "--device", "cpu", "--root", str(tmp_path / "runs")]
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run(command, input="4\n", env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (run,) = dlojz.runs(tmp_path / "runs")
+    assert run.record is not None and len(run.record.step_s) == 4
 
 
 def test_one_that_trains_nothing_is_ended(tmp_path: Path) -> None:

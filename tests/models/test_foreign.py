@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dlojz
 from dlojz import models
@@ -178,16 +179,39 @@ def test_a_configuration_of_transformers(tmp_path: Path, named: str) -> None:
     assert len(model.blocks) == 4
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert model(torch.zeros(2, 8, dtype=torch.long)).shape == (2, 8, 256)
+    assert RunConfig.of(model=name).model_name == f"{tmp_path.name}/config.json"
     before = RunConfig.of(model=name).hash
     file.write_text(json.dumps({**CONFIGURATION, "num_hidden_layers": 2}))
     assert RunConfig.of(model=name).hash != before
+
+
+def test_initial_values_are_skipped_on_meta_and_a_forward_pass_is_not() -> None:
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    seen: list[str] = []
+    with on_meta():
+        weight, x = torch.nn.Parameter(torch.empty(4, 4)), torch.empty(4, 4)
+        with Seen(), torch.no_grad():
+            assert weight.uniform_(-1, 1).erfinv_().mul_(2.0).add_(1.0).clamp_(-2.0, 2.0) is weight
+            assert seen == []
+            x.mul_(2.0).clamp_(-2.0, 2.0)
+    assert seen[0] == "mul_" and len(seen) > 1
+
+
+@pytest.mark.usefixtures("transformers")
+def test_a_configuration_that_is_not_there_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match=r"none is no configuration of .*: No such file or directory\.$"):
+        models.build(f"hf:{tmp_path / 'none'}")
 
 
 @pytest.mark.usefixtures("transformers")
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "is no configuration of transformers"),
+        ("{", r"is no configuration of transformers.* JSONDecodeError: Expecting property name .*char 1\)\.$"),
         ("[]", "is no configuration of transformers"),
         ("{}", "a JSON file with a model_type: KeyError"),
         ('{"model_type": "lama"}', "does not know the architecture 'lama' of .*: did you mean llama"),

@@ -13,9 +13,10 @@ from dlojz.prediction.forecast import heaviest
 V100 = hardware.device("v100-16")
 
 
-@pytest.mark.parametrize("limit_mib", [40, 64, 300])
-def test_one_sample_more_than_the_largest_batch_does_not_fit(limit_mib: int) -> None:
-    config = RunConfig.of(model="vit_tiny")
+@pytest.mark.parametrize(("limit_mib", "own"), [(40, 16), (64, 1), (300, 16), (64, 4096), (0, 16)])
+def test_one_sample_more_than_the_largest_batch_does_not_fit(limit_mib: int, own: int) -> None:
+    """Whatever the run's own micro-batch, from which the search begins."""
+    config = RunConfig.of(model="vit_tiny", micro_batch=own)
     base = taken_bytes(heaviest(with_micro_batch(config, 1), V100))
     limit_bytes = base + limit_mib * MEBIBYTE
     fit = largest_batch(config, V100, limit_bytes=limit_bytes)

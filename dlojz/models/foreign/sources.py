@@ -28,7 +28,7 @@ from dlojz.base.language import refusal, say
 from dlojz.models.catalogue import Family
 from dlojz.models.foreign.elsewhere import check_execution, file_of, is_own_file
 from dlojz.models.foreign.example import Batch, Example, check_batch, family_name
-from dlojz.models.foreign.meta_checks import built, error_with_line, not_built, not_logits, tried_on_meta
+from dlojz.models.foreign.meta_checks import built, not_built, not_logits, tried_on_meta
 from dlojz.models.foreign.missing_operators import ensure_grouped_products_on_meta, ensure_torchvision_imports
 from dlojz.models.meta import on_meta
 
@@ -155,10 +155,10 @@ def _of_configuration(file: Path) -> Origin:
         given = json.loads(file.read_text(encoding="utf-8"))
         kind = given["model_type"]
     except (OSError, ValueError, KeyError, TypeError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         raise refusal(
-            en=f"{file} is no configuration of transformers, a JSON file with a model_type: {error_with_line(error)}.",
-            fr=f"{file} n’est pas une configuration de transformers, un fichier JSON avec un model_type : "
-            f"{error_with_line(error)}.",
+            en=f"{file} is no configuration of transformers, a JSON file with a model_type: {why}.",
+            fr=f"{file} n’est pas une configuration de transformers, un fichier JSON avec un model_type : {why}.",
         ) from error
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         known = list(transformers.CONFIG_MAPPING)
