@@ -167,6 +167,9 @@ def steps_per_epoch(num_samples, global_batch):
 
 lab.check("steps-per-epoch", steps_per_epoch)
 
+# %%
+# lab.hint("steps-per-epoch")
+
 # %% [markdown] lang="fr"
 # ## 3. Prédire
 #
@@ -324,6 +327,9 @@ def ring_sent_bytes(message_bytes, dp):
 
 
 lab.check("ring-bytes", ring_sent_bytes)
+
+# %%
+# lab.hint("ring-bytes")
 
 # %% [markdown] lang="fr"
 # Le paquet connaît cette formule. Pour chaque collective de notre entraînement : le nombre d’appels par pas, les octets
@@ -497,6 +503,9 @@ def largest_gap(losses, reference):
 
 
 lab.check("same-training", largest_gap)
+
+# %%
+# lab.hint("same-training")
 
 # %% [markdown] lang="fr"
 # `dlojz.compare` fait ce calcul, et tous les autres : une colonne par exécution, et dans chaque case « prédit | mesuré

@@ -129,6 +129,15 @@ def bytes_per_parameter(precision, optimizer):
 lab.check("bytes-per-parameter", bytes_per_parameter)
 
 # %% [markdown] lang="fr"
+# Bloqué ? Décommentez la ligne suivante ; exécutez-la deux fois pour le second indice.
+
+# %% [markdown] lang="en"
+# Stuck? Uncomment the next line; run it twice for the second hint.
+
+# %%
+# lab.hint("bytes-per-parameter")
+
+# %% [markdown] lang="fr"
 # **Votre prédiction.** CoAtNet-7 en précision mixte (`"bf16"`) avec AdamW : combien d’octets d’états ? La cellule
 # suivante compare à ce que le paquet calcule, tenseur par tenseur, pour DeepSpeed.
 
@@ -242,6 +251,9 @@ def peak(samples):
 
 
 lab.check("peak", peak)
+
+# %%
+# lab.hint("peak")
 
 # %% [markdown] lang="fr"
 # Sur le véritable pas de `vit_tiny`, votre fonction retrouve-t-elle le pic que la sonde annonce, et la prédiction ?
@@ -385,6 +397,9 @@ def layer_bytes(s, b, h, a):
 
 lab.check("block-activations", layer_bytes)
 
+# %%
+# lab.hint("block-activations")
+
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Combien d’octets pour `s = 1024`, `b = 4`, `h = 768`, `a = 12` ? Et que reste-t-il si
 # l’attention est **fusionnée** (`fused=True`) : les scores ne sont jamais écrits en mémoire, le *dropout* des scores
@@ -502,6 +517,9 @@ def largest_batch(taken_bytes, limit_bytes):
 
 lab.check("largest-batch", largest_batch)
 
+# %%
+# lab.hint("largest-batch")
+
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Avec quel micro-batch maximal CoAtNet-0 (images de 224 × 224, fp32) tient-il sur un V100 de 32
 # Go ? `taken` interroge la prévision : ce qu’il faut au moins sur le GPU, c’est-à-dire le pic, le contexte CUDA et
@@ -604,6 +622,9 @@ def replica_bytes(parameters, sample_bytes, global_batch, dp):
 
 
 lab.check("data-parallel-bytes", replica_bytes)
+
+# %%
+# lab.hint("data-parallel-bytes")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Sur 64 GPU, avec une image chacun, quel sera le pic de mémoire d’une réplique de CoAtNet-7 ?
@@ -711,6 +732,9 @@ def checkpointed(blocks, x, per_segment):
 
 
 lab.check("checkpoint", checkpointed)
+
+# %%
+# lab.hint("checkpoint")
 
 # %% [markdown] lang="fr"
 # De quelle longueur faire les segments ? S’ils sont courts, on garde beaucoup d’entrées ; s’ils sont longs, la passe
@@ -856,6 +880,9 @@ def offload_hooks(model, host):
 
 lab.check("offload", offload_hooks)
 
+# %%
+# lab.hint("offload")
+
 # %% [markdown] lang="fr"
 # Le paquet fait de même, pour tous ses moteurs, avec `offload="activations"`.
 #
@@ -958,6 +985,9 @@ def exposed_seconds(moved_bytes, link_bytes_per_s, forward_s):
 
 lab.check("exposed-seconds", exposed_seconds)
 
+# %%
+# lab.hint("exposed-seconds")
+
 # %% [markdown] lang="fr"
 # **Expliquez.** Pour une image de CoAtNet-7, faut-il recalculer ou décharger ? Supposons un GPU qui soutient 62
 # TFLOP/s (40 % d’un A100 en TF32), et deux liens : PCIe 4.0, 25 Go/s ; NVLink-C2C d’un GH200, 450 Go/s. La cellule
@@ -1040,6 +1070,9 @@ def choose(blocks, budget_bytes):
 
 
 lab.check("activation-plan", choose)
+
+# %%
+# lab.hint("activation-plan")
 
 # %% [markdown] lang="fr"
 # En vrai : `coatnet_tiny`, micro-batch de 32, 40 Mio. Le paquet en fait un **programme linéaire en nombres entiers** :

@@ -270,6 +270,9 @@ def shard_optimizer(weights, make_optimizer):
 
 lab.check("shard-optimizer", shard_optimizer)
 
+# %%
+# lab.hint("shard-optimizer")
+
 # %% [markdown] lang="fr"
 # Pourquoi a-t-on le droit de couper n’importe où, même au milieu d’une matrice ? Parce qu’Adam traite chaque nombre
 # séparément. Un optimiseur qui regarde une couche entière (LAMB et sa norme, Muon et sa matrice) ne se répartit pas
@@ -323,6 +326,9 @@ def reduce_gradients(gradients):
 
 
 lab.check("shard-gradients", reduce_gradients)
+
+# %%
+# lab.hint("shard-gradients")
 
 # %% [markdown] lang="fr"
 # ### Entraînons
@@ -473,6 +479,9 @@ def sharded_linear(x, share):
 
 lab.check("shard-weights", sharded_linear)
 
+# %%
+# lab.hint("shard-weights")
+
 # %% [markdown] lang="fr"
 # Le paquet contient les trois niveaux, pour n’importe quel modèle :
 # [stage1.py](../../dlojz/by_hand/zero/stage1.py), [stage2.py](../../dlojz/by_hand/zero/stage2.py) et
@@ -576,6 +585,9 @@ def sent_bytes(weight_bytes, ranks, stage, micro_batches):
 
 
 lab.check("zero-volume", sent_bytes)
+
+# %%
+# lab.hint("zero-volume")
 
 # %% [markdown] lang="fr"
 # ## 6. Les niveaux, face à face
@@ -781,6 +793,9 @@ def deepspeed_settings(config, bucket_mib):
 
 lab.check("deepspeed-json", deepspeed_settings)
 
+# %%
+# lab.hint("deepspeed-json")
+
 # %% [markdown] lang="fr"
 # Voici le fichier que le paquet écrit pour ZeRO-2 sur quatre GPU, 28 images chacun, comme on le ferait pour Jean Zay ;
 # il le relit ensuite comme le ferait DeepSpeed. Comparez avec le vôtre, `deepspeed_settings(wanted, bucket_mib=50)` :
@@ -888,6 +903,9 @@ def offload_bytes(parameters, ranks, offload):
 
 lab.check("offload-bytes", offload_bytes)
 
+# %%
+# lab.hint("offload-bytes")
+
 # %% [markdown] lang="fr"
 # Avec un seul V100 de 32 Go, l’article de ZeRO-Offload annonce des modèles de 13 milliards de paramètres. Voici, sans
 # puis avec l’optimiseur déchargé, les octets sur le GPU, ceux de l’hôte, et si les premiers tiennent :
@@ -979,6 +997,9 @@ def transfer_over_compute(ranks, tokens, flops_per_s, pcie_bytes_per_s):
 
 lab.check("offload-time", transfer_over_compute)
 
+# %%
+# lab.hint("offload-time")
+
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Un GPU qui soutient 400 TFLOP/s, un lien de 25 Go/s, un seul rang : à partir de combien de
 # tokens par pas les transferts durent-ils au plus aussi longtemps que le calcul ?
@@ -1045,6 +1066,9 @@ def zero_3_seconds(layer_bytes, ranks, alpha_s, beta_s_per_byte):
 
 
 lab.check("zero-time", zero_3_seconds)
+
+# %%
+# lab.hint("zero-time")
 
 # %% [markdown] lang="fr"
 # Comparons au calcul, pour des modèles de toutes tailles : le réseau du TP 03 (α = 10 µs, 25 Go/s), des GPU qui
@@ -1424,6 +1448,9 @@ def shares_to_read(elements, old_ranks, new_ranks, rank):
 
 
 lab.check("shares-to-read", shares_to_read)
+
+# %%
+# lab.hint("shares-to-read")
 
 # %% [markdown] lang="fr"
 # ### Un bit inversé

@@ -235,6 +235,9 @@ def kept(schedule, rank, ranks, micro_batches):
 
 lab.check("kept-micro-batches", kept)
 
+# %%
+# lab.hint("kept-micro-batches")
+
 # %% [markdown] lang="fr"
 # 1F1B est-il donc simplement meilleur ? Il a un prix, absent des formules du cours : la **latence**. Dès que les
 # messages prennent du temps, chaque changement de sens l’expose. Durée du pas pour 4 rangs, 8 micro-batches, et un
@@ -391,6 +394,9 @@ def under_cap(ranks, micro_batches, limit):
 
 
 lab.check("memory-cap", under_cap)
+
+# %%
+# lab.hint("memory-cap")
 
 # %% name="reveal-cap"
 from dlojz.pipeline.optimum.shortest_schedule import optimum
@@ -1006,6 +1012,9 @@ def stale_sgd(step, delay, updates):
 
 
 lab.check("stale-sgd", stale_sgd)
+
+# %%
+# lab.hint("stale-sgd")
 
 # %% name="swings"
 figures.swings(stale_sgd, step=0.5, delays=(0, 1, 3))

@@ -165,6 +165,9 @@ def bias(draws):
 
 lab.check("sign-bias", bias)
 
+# %%
+# lab.hint("sign-bias")
+
 # %% [markdown] lang="fr"
 # ## 2. Ne rien perdre
 #
@@ -198,6 +201,9 @@ def feed_back(values, error, compress):
 
 
 lab.check("error-feedback", feed_back)
+
+# %%
+# lab.hint("error-feedback")
 
 # %% [markdown] lang="fr"
 # Quatre cents pas, avec des gradients tirés parmi les huit, et vos deux fonctions :
@@ -302,6 +308,9 @@ def compressed_mean(values, worker_error, server_error):
 
 lab.check("compressed-all-reduce", compressed_mean)
 
+# %%
+# lab.hint("compressed-all-reduce")
+
 # %% [markdown] lang="fr"
 # Sur quatre rangs, envoyons cent fois le même vecteur. Chaque ligne donne le nombre d’appels, puis l’écart relatif
 # entre la moyenne de tout ce qui est revenu et la vraie moyenne. La première fois, il faut quelques secondes pour
@@ -367,6 +376,9 @@ def compressed_bytes(parameters, ranks):
 
 
 lab.check("compressed-bytes", compressed_bytes)
+
+# %%
+# lab.hint("compressed-bytes")
 
 # %% [markdown] lang="fr"
 # Un *all-reduce* en fp32 envoie 2 (N − 1) / N × 4Ψ octets : on en économise 97 %, la valeur que donne le cours. Mais
@@ -457,6 +469,9 @@ def freeze_step(norms, beta2, threshold):
 
 
 lab.check("freeze-step", freeze_step)
+
+# %%
+# lab.hint("freeze-step")
 
 # %% [markdown] lang="fr"
 # Essayons pour de vrai : les chiffres manuscrits, un petit réseau, deux rangs, cinq graines. Une étiquette sur cinq est
@@ -688,6 +703,9 @@ def update_traffic(operations, states):
 
 lab.check("fused-traffic", update_traffic)
 
+# %%
+# lab.hint("fused-traffic")
+
 # %% [markdown] lang="fr"
 # Voici Adam, tel que PyTorch l’écrit pour un tenseur : `p` sont les poids, `g` le gradient, `m` et `v` les moments, `t`
 # un temporaire. **Votre prédiction.** Quand la mémoire fixe le rythme, combien de fois plus vite la mise à jour
@@ -762,6 +780,9 @@ def update_in_backward(model, make_optimizer):
 
 
 lab.check("update-in-backward", update_in_backward)
+
+# %%
+# lab.hint("update-in-backward")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Dans `gpt_tiny`, combien d’octets de gradients sont alors présents en même temps, au plus ? La
@@ -889,6 +910,9 @@ def outer_step(weights, anchor, momentum, rate, decay):
 
 
 lab.check("outer-step", outer_step)
+
+# %%
+# lab.hint("outer-step")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Le même décodeur, deux rangs, DiLoCo avec H = 4 : combien d’octets chaque rang envoie-t-il **par
