@@ -706,14 +706,30 @@ figures.laid_over(one_f_one_b_run)
 
 # %% [markdown] lang="fr"
 # **Expliquez.** Les deux ordonnancements ont, en théorie, la même durée. Regardez le tableau, puis la figure : la
-# différence mesurée vient-elle de la bulle, ou de la durée des actions elles-mêmes ? (Indices : les rangs partagent les
-# cœurs de cette machine ; un rang qui attend les rend à l’autre. Et garder moins d’activations, c’est aussi mieux
-# profiter des caches.)
+# différence mesurée vient-elle de la bulle, ou de la durée des actions elles-mêmes ?
+#
+# <details><summary>Réponse</summary>
+#
+# La durée du pas × (1 − bulle) est celle des actions d’un rang. Si les deux lignes y sont égales, c’est l’attente qui
+# diffère : les étages n’ont pas la même durée, et les messages ne partent pas aux mêmes moments. Si celle de 1F1B est
+# plus courte, ce sont les actions : garder moins d’activations, c’est mieux profiter des caches. La théorie suppose des
+# actions égales et un cœur par rang ; ici, les rangs se partagent les cœurs, et un rang qui attend laisse les siens à
+# l’autre.
+#
+# </details>
 
 # %% [markdown] lang="en"
 # **Explain.** In theory both schedules take the same time. Look at the table, then at the figure: does the measured
-# difference come from the bubble, or from the time of the actions themselves? (Hints: the ranks share the cores of this
-# machine; one that waits leaves them to the other. And to keep fewer activations is also to make better use of caches.)
+# difference come from the bubble, or from the time of the actions themselves?
+#
+# <details><summary>Answer</summary>
+#
+# The step × (1 − bubble) is the time of a rank's actions. Where both rows have the same, it is the waiting that
+# differs: the stages do not take equal time, and the messages leave at other moments. Where that of 1F1B is shorter, it
+# is the actions: keeping fewer activations makes better use of the caches. The theory assumes equal actions and a core
+# for each rank; here the ranks share the cores, and one that waits leaves its cores to the other.
+#
+# </details>
 
 # %% name="steps" tags=["nbval-ignore-output"]
 figures.steps([gpipe, one_f_one_b_run])

@@ -215,9 +215,14 @@ lab.check("error-feedback", feed_back)
 figures.walk(draws, compress, feed_back)
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Pourquoi la courbe compensée ne s’éloigne-t-elle jamais de celle à 32 bits ? Parce que la somme de tout
-# ce qui a été dit, plus la dernière erreur, est **exactement** la somme de ce que l’on voulait dire ; et l’erreur reste
-# bornée. On se trompe à chaque pas, mais jamais deux fois sur la même chose.
+# **Expliquez.** Pourquoi la courbe compensée ne s’éloigne-t-elle jamais de celle à 32 bits ?
+#
+# <details><summary>Réponse</summary>
+#
+# Parce que la somme de tout ce qui a été dit, plus la dernière erreur, est **exactement** la somme de ce que l’on
+# voulait dire ; et l’erreur reste bornée. On se trompe à chaque pas, mais jamais deux fois sur la même chose.
+#
+# </details>
 #
 # Cela vaut pour une somme : SGD, ou le momentum d’Adam. La variance d’Adam, elle, est une moyenne de **carrés** : le
 # carré d’une somme n’est pas la somme des carrés, et compenser l’erreur n’y peut rien. Nous y reviendrons.
@@ -236,9 +241,14 @@ figures.walk(draws, compress, feed_back)
 # pour 2048 nombres. `read(message)` rend le vecteur qu’il représente.
 
 # %% [markdown] lang="en"
-# **Explain.** Why does the curve with feedback never leave the one with 32 bits? Because the sum of all that was told,
-# plus the last error, is **exactly** the sum of what was meant; and the error stays bounded. Each step is wrong, but
-# never wrong twice about the same thing.
+# **Explain.** Why does the curve with feedback never leave the one with 32 bits?
+#
+# <details><summary>Answer</summary>
+#
+# Because the sum of all that was sent, plus the last error, is **exactly** the sum of what was meant; and the error
+# stays bounded. Each step is wrong, but never wrong twice about the same thing.
+#
+# </details>
 #
 # That holds for a sum: SGD, or Adam's momentum. Adam's variance is a mean of **squares**: the square of a sum is not
 # the sum of squares, and feeding the error back does not help. We shall come back to it.
@@ -539,17 +549,32 @@ ends = {warmup_steps: losses[:, -12:].mean(1).tolist() for warmup_steps, losses 
 figures.freezing(norms.tolist(), ends, freeze_step, BETA2, threshold=0.9)
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Gelée au pas 5, la variance est encore trop petite : les pas sont trop grands, et la plupart des
-# entraînements s’égarent, ou divergent. Au pas 15, ils aboutissent, parfois plus vite qu’Adam : une variance trop
-# petite, c’est aussi un taux d’apprentissage plus grand. C’est un pari, et une autre graine peut le perdre. Passé le
-# pas que désigne votre critère, la perte est à peu près celle d’Adam. Les voici pas à pas, face à face, avec la marge
-# de 2 % :
+# **Expliquez.** Que se passe-t-il quand on gèle au pas 5 ? Au pas 15 ? Et passé le pas que désigne votre critère ?
+#
+# <details><summary>Réponse</summary>
+#
+# Gelée au pas 5, la variance est encore trop petite : les pas sont trop grands, et la plupart des entraînements
+# s’égarent, ou divergent. Au pas 15, ils aboutissent, parfois plus vite qu’Adam : une variance trop petite, c’est aussi
+# un taux d’apprentissage plus grand. C’est un pari, et une autre graine peut le perdre. Passé le pas que désigne votre
+# critère, la perte est à peu près celle d’Adam.
+#
+# </details>
+#
+# Voici Adam et 1-bit Adam, gelé au pas 60, pas à pas, avec la marge de 2 % :
 
 # %% [markdown] lang="en"
-# **Explain.** Frozen at step 5, the variance is still too small: steps are too long, and most trainings go astray or
-# diverge. At step 15 they arrive, sometimes sooner than Adam: too small a variance is a larger learning rate, too. That
-# is a gamble, which another seed may lose. Past the step that your criterion names, the loss is about Adam's. Here they
-# are step by step, face to face, with the margin of 2%:
+# **Explain.** What happens where the variance is frozen at step 5? At step 15? And past the step that your criterion
+# names?
+#
+# <details><summary>Answer</summary>
+#
+# Frozen at step 5, the variance is still too small: steps are too long, and most trainings go astray or diverge. At
+# step 15 they arrive, sometimes sooner than Adam: too small a variance is a larger learning rate, too. That is a
+# gamble, which another seed may lose. Past the step that your criterion names, the loss is about Adam's.
+#
+# </details>
+#
+# Here are Adam and 1-bit Adam, frozen at step 60, step by step, with the margin of 2%:
 
 # %% name="convergence" tags=["nbval-ignore-output"]
 from dlojz.by_hand.optimizers.convergence import Curves
@@ -849,13 +874,21 @@ forms = measure_forms(dlojz.RunConfig.of(model="gpt_tiny", sequence_length=32, m
 update_figure(forms)
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Le gain en mémoire est exact ; celui en temps dépend de la machine. Le facteur 2,6 vaut quand la
-# mémoire fixe le rythme. Ici, les tenseurs sont petits : ce qui coûte, c’est de lancer chaque opération sur chacun
-# d’eux. `fused` en lance une au lieu de sept, et la mise à jour seule peut gagner bien davantage. Le pas entier gagne
-# selon ce qu’elle y pèse : beaucoup ici, avec un seul échantillon, presque rien avec un grand batch. Quant à la mise à
-# jour dans la passe arrière, elle s’écrit ici paramètre par paramètre, en Python
+# **Expliquez.** Les lectures et les écritures diminuent d’un facteur 2,6. Pourquoi la durée n’en fait-elle pas autant
+# ici ? Et pourquoi le pic de `foreach` est-il le plus haut ?
+#
+# <details><summary>Réponse</summary>
+#
+# Le gain en mémoire est exact ; celui en temps dépend de la machine. Le facteur 2,6 vaut quand la mémoire fixe le
+# rythme. Ici, les tenseurs sont petits : ce qui coûte, c’est de lancer chaque opération sur chacun d’eux. `fused` en
+# lance une au lieu de sept, et la mise à jour seule peut gagner bien davantage. Le pas entier gagne selon ce qu’elle y
+# pèse : beaucoup ici, avec un seul échantillon, presque rien avec un grand batch. `foreach` traite tous les tenseurs
+# d’un coup : leurs temporaires existent tous en même temps, et une opération lit et écrit autant qu’avant. Quant à la
+# mise à jour dans la passe arrière, elle s’écrit ici paramètre par paramètre, en Python
 # ([in_backward.py](../../dlojz/by_hand/optimizers/in_backward.py)) : elle économise des octets ; pour le temps, seule
 # la mesure décide.
+#
+# </details>
 #
 # ## 9. Ne presque plus envoyer : Local SGD et DiLoCo
 #
@@ -873,12 +906,20 @@ update_figure(forms)
 # nouvelle ancre. `rate` est η, `decay` est μ. Ne renvoyez rien.
 
 # %% [markdown] lang="en"
-# **Explain.** The gain in memory is exact; that in time depends on the machine. The factor of 2.6 holds where memory
-# sets the pace. Here tensors are small: what takes time is to launch each operation on each of them. `fused` launches
-# one instead of seven, and the update alone may gain a good deal more. The whole step gains by what the update weighs
-# in it: much here, with one sample, next to nothing with a large batch. As to the update in the backward pass, it is
-# written here parameter by parameter, in Python ([in_backward.py](../../dlojz/by_hand/optimizers/in_backward.py)): it
-# saves bytes; as to time, only measuring decides.
+# **Explain.** Reads and writes fall by a factor of 2.6. Why does the time not do so here? And why is the peak of
+# `foreach` the highest?
+#
+# <details><summary>Answer</summary>
+#
+# The gain in memory is exact; that in time depends on the machine. The factor of 2.6 holds where memory sets the pace.
+# Here tensors are small: what takes time is to launch each operation on each of them. `fused` launches one instead of
+# seven, and the update alone may gain a good deal more. The whole step gains by what the update weighs in it: much
+# here, with one sample, next to nothing with a large batch. `foreach` takes all tensors at once: their temporaries all
+# exist at the same time, and each operation reads and writes as much as before. As to the update in the backward pass,
+# it is written here parameter by parameter, in Python
+# ([in_backward.py](../../dlojz/by_hand/optimizers/in_backward.py)): it saves bytes; as to time, only measuring decides.
+#
+# </details>
 #
 # ## 9. Sending almost nothing: local SGD and DiLoCo
 #
@@ -955,10 +996,16 @@ lab.reveal("diloco-bytes", sent_by(diloco) / diloco.config.local_steps)
 figures.board([plain, halved, one_bit, diloco])
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Où la compression est-elle rentable ? Là où le lien est lent : à droite, sur un réseau rapide,
-# empaqueter des bits coûte plus de temps que d’envoyer les nombres. Et 24 pas ne disent presque rien de la perte : ce
-# sont six tours pour DiLoCo, et un *warm-up* de six pas pour 1-bit Adam. Davantage de pas, plusieurs graines et toutes
-# les méthodes, PowerSGD compris : `python benchmarks/communication_board.py`.
+# **Expliquez.** Où la compression est-elle rentable ? Que disent 24 pas de la perte ?
+#
+# <details><summary>Réponse</summary>
+#
+# Elle l’est là où le lien est lent : à droite, sur un réseau rapide, empaqueter des bits coûte plus de temps que
+# d’envoyer les nombres. De la perte, 24 pas ne disent presque rien : ce sont six tours pour DiLoCo, et un *warm-up* de
+# six pas pour 1-bit Adam. Davantage de pas, plusieurs graines et toutes les méthodes, PowerSGD compris : `python
+# benchmarks/communication_board.py`.
+#
+# </details>
 #
 # Sur un cluster, les mêmes cellules, avec `on="slurm"` :
 #
@@ -981,10 +1028,16 @@ figures.board([plain, halved, one_bit, diloco])
 # est au repos ; et l’on ne compresse que ce qui voyage sur un lien lent.
 
 # %% [markdown] lang="en"
-# **Explain.** Where does compression pay? Where the link is slow: on the right, on a fast network, packing bits takes
-# more time than sending the numbers. And 24 steps tell next to nothing about the loss: they are six rounds of DiLoCo,
-# and a warm-up of six steps for 1-bit Adam. More steps, several seeds and all ways, PowerSGD among them: `python
+# **Explain.** Where does compression pay? What do 24 steps tell about the loss?
+#
+# <details><summary>Answer</summary>
+#
+# It pays where the link is slow: on the right, on a fast network, packing bits takes more time than sending the
+# numbers. And 24 steps tell next to nothing about the loss: they are six rounds of DiLoCo, and a warm-up of six steps
+# for 1-bit Adam. More steps, several seeds and all methods, PowerSGD among them: `python
 # benchmarks/communication_board.py`.
+#
+# </details>
 #
 # On a cluster, the same cells, with `on="slurm"`:
 #
