@@ -112,7 +112,7 @@ lab.check("attention", attention)
 
 # %% [markdown] lang="en"
 # One property to see with your own eyes: shuffle the tokens, and the output is shuffled in the same way; nothing else
-# changes. Attention does not see order; so it will have to be told where each token stands.
+# changes. Attention does not see order; so it needs to know where each token stands.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -609,11 +609,26 @@ figures.losses({"coatnet_tiny": coatnet.losses, "vit_tiny": vit_run.losses})
 # d’images, et pourquoi ? Lequel a le plus de paramètres ? Lequel fait le plus d’opérations par image ? La cellule
 # répond dans l’ordre : pertes moyennes des cinq derniers pas (CoAtNet inférieure à ViT ?), rapport des paramètres,
 # rapport des opérations (ViT / CoAtNet).
+#
+# <details><summary>Réponse</summary>
+#
+# CoAtNet : ses convolutions savent d’avance que des pixels voisins vont ensemble et qu’un
+# motif peut apparaître n’importe où, alors que ViT doit l’apprendre, ce qui demande beaucoup d’images. La cellule donne
+# le reste.
+#
+# </details>
 
 # %% [markdown] lang="en"
 # **Explain.** Before you run the next cell, answer: which of the two learns faster from so few images, and why? Which
 # has more parameters? Which takes more operations per image? The cell answers in order: mean losses of the last five
 # steps (CoAtNet's below ViT's?), ratio of the parameters, ratio of the operations (ViT / CoAtNet).
+#
+# <details><summary>Answer</summary>
+#
+# CoAtNet: its convolutions assume that neighbouring pixels belong together and that a pattern may appear anywhere,
+# while ViT has to learn that, which takes many images. The cell gives the rest.
+#
+# </details>
 
 # %%
 tiny, small = models.describe("coatnet_tiny"), models.describe("vit_tiny", num_classes=10)

@@ -181,7 +181,7 @@ lab.reveal("zero-3-gpus", next(size for size in range(1, 1000) if fits(size)))
 # Un H100 « de 80 Go » en offre un peu plus : 79 Gio, soit 85 Go. Il faut aussi loger les activations, que les niveaux
 # de ZeRO ne répartissent pas : chaque rang a les siennes.
 #
-# ## 2. Stage 1 : l’optimiseur
+# ## 2. Niveau 1 : l’optimiseur
 #
 # Un *all-reduce*, c’est un *reduce-scatter* suivi d’un *all-gather* (TP 03). Entre les deux, chaque rang détient
 # exactement une part de la moyenne. ZeRO glisse l’optimiseur à cet endroit :
@@ -278,7 +278,7 @@ lab.check("shard-optimizer", shard_optimizer)
 # séparément. Un optimiseur qui regarde une couche entière (LAMB et sa norme, Muon et sa matrice) ne se répartit pas
 # ainsi.
 #
-# ## 3. Stage 2 : les gradients
+# ## 3. Niveau 2 : les gradients
 #
 # Reste l’étape 1. Pendant la passe arrière, un rang calcule les gradients de tout le modèle, mais sur ses seules
 # données. De leur moyenne, il ne lui faut que sa part.
@@ -406,7 +406,7 @@ print(len(flat.whole), len(flat.share), torch.allclose(torch.tensor(losses), tor
 # le *reduce-scatter*. Pour ne jamais les avoir tous, on réduit chaque *bucket* dès qu’il est plein, pendant la passe
 # arrière, et on le libère aussitôt : ce sont les *hooks* et les *buckets* du TP 03.
 #
-# ## 4. Stage 3 : les poids
+# ## 4. Niveau 3 : les poids
 #
 # Il reste 2Ψ octets de poids entiers sur chaque rang. Mais une couche n’a besoin des siens que pendant qu’elle calcule.
 # D’où le niveau 3 : rassembler les poids d’une couche (*all-gather*), calculer, les libérer ; et recommencer en passe
@@ -1005,7 +1005,7 @@ lab.check("offload-time", transfer_over_compute)
 # tokens par pas les transferts durent-ils au plus aussi longtemps que le calcul ?
 
 # %% [markdown] lang="en"
-# **Your prediction.** A GPU that sustains 400 Tflop/s, a link of 25 GB/s, one single rank: from how many tokens per
+# **Your prediction.** A GPU that sustains 400 TFLOP/s, a link of 25 GB/s, one single rank: from how many tokens per
 # step on do the transfers take no longer than the computation?
 
 # %% name="predict-tokens" stub="value"
@@ -1076,7 +1076,7 @@ lab.check("zero-time", zero_3_seconds)
 
 # %% [markdown] lang="en"
 # Let us compare with the computation, for models of all sizes: the network of lab 03 (α = 10 µs, 25 GB/s), GPUs that
-# sustain 200 Tflop/s, 16 images per rank in bf16. Layers and operations come from the package's predictions.
+# sustain 200 TFLOP/s, 16 images per rank in bf16. Layers and operations come from the package's predictions.
 
 # %% name="lost-time"
 sizes = ("coatnet_0", "coatnet_2", "coatnet_4", "coatnet_5", "coatnet_7")

@@ -65,8 +65,8 @@ lab = labs.start("08")
 #
 # $$\text{durée} = \frac{8\,T P}{n X}$$
 #
-# **Votre prédiction.** GPT-3 : 175 milliards de paramètres, 300 milliards de tokens, 1 024 A100 qui atteignent
-# 140 TFLOP/s chacun. Combien de **jours** ?
+# **Votre prédiction.** GPT-3 (Brown et al., 2020) : 175 milliards de paramètres, 300 milliards de tokens, sur 1 024
+# A100 qui atteignent 140 TFLOP/s chacun, comme dans l’article. Combien de **jours** ?
 
 # %% [markdown] lang="en"
 # ## 1. The price of a giant
@@ -77,8 +77,8 @@ lab = labs.start("08")
 #
 # $$\text{time} = \frac{8\,T P}{n X}$$
 #
-# **Your prediction.** GPT-3: 175 billion parameters, 300 billion tokens, 1,024 A100s that reach 140 TFLOP/s each. How
-# many **days**?
+# **Your prediction.** GPT-3 (Brown et al., 2020): 175 billion parameters, 300 billion tokens, on 1,024 A100s that reach
+# 140 TFLOP/s each, as in the paper. How many **days**?
 
 # %% name="predict-days" stub="value"
 lab.predict(
@@ -252,7 +252,7 @@ lab.check("bounded-fit", bounded_fit)
 # paquet.
 
 # %% [markdown] lang="en"
-# Now this machine. The next cell takes your calibration (`dlojz calibrate`), or measures what is needed in some twenty
+# Now this machine. The next cell takes your calibration (`dlojz calibrate`), or measures what is needed in about twenty
 # seconds; then your fit, for each collective between two processes, beside the package's.
 
 # %% name="calibrated" tags=["nbval-ignore-output"]
@@ -397,7 +397,7 @@ figures.bubble_or_all_reduce("gpt3-175b", "jean_zay_a100", gpus=384, batch=1536)
 #
 # ## 4. Why BLOOM took t4 · p12 · d8
 #
-# In 2022 BigScience tried some twenty layouts on Jean Zay before BLOOM's training began, and published the readings:
+# In 2022 BigScience tried about twenty layouts on Jean Zay before BLOOM's training began, and published the readings:
 # length of a step, memory, and those that ran out of it. Here they are (for the latter, the numbers are the cost
 # model's).
 

@@ -418,12 +418,14 @@ from dlojz.by_hand.optimizers.sent_bytes import saved_share
 lab.reveal("times-fewer", 1 / (0.25 + 0.75 * (1 - saved_share(875_000, ranks=2))))
 
 # %% [markdown] lang="fr"
-# C’est le *warm-up* qui domine. DeepSpeed annonce « jusqu’à 5 fois moins » : c’est un *warm-up* de 15 %, mais face à
-# des messages en **fp16**, dont on n’économise que 15/16. Face à fp32, comme ici, le même *warm-up* donne un peu plus :
+# C’est le *warm-up* qui domine. L’article (Tang et al., 2021) annonce « jusqu’à 5 fois moins » : c’est un *warm-up* de
+# 15 %, mais face à des messages en **fp16**, dont on n’économise que 15/16. Face à fp32, comme ici, le même *warm-up*
+# donne un peu plus :
 
 # %% [markdown] lang="en"
-# It is the warm-up that matters. DeepSpeed announces “up to 5 times less”: that is a warm-up of 15%, but against
-# messages in **fp16**, of which only 15/16 are saved. Against fp32, as here, the same warm-up gives somewhat more:
+# It is the warm-up that matters. The paper (Tang et al., 2021) announces “up to 5 times less”: that is a warm-up of
+# 15%, but against messages in **fp16**, of which only 15/16 are saved. Against fp32, as here, the same warm-up gives
+# somewhat more:
 
 # %% name="warm-up"
 for precision, bits in (("fp16", 16), ("fp32", 32)):
@@ -1056,8 +1058,8 @@ figures.board([plain, halved, one_bit, diloco])
 # | local SGD, DiLoCo | 4Ψ/H | the anchor and its momentum: 8Ψ (DiLoCo) | rounds that are short enough |
 # | update in backward | as much | fewer gradients: one layer | no clipping, no accumulation |
 #
-# Three ideas to keep: a bias does not average out, but an error that is kept is made good; only what is at rest may be
-# frozen; and only what travels over a slow link is worth compressing.
+# Three ideas to keep: a bias does not average out, but an error that is kept is corrected later; only what is at rest
+# may be frozen; and only what travels over a slow link is worth compressing.
 
 # %%
 lab.progress()

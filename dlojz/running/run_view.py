@@ -121,8 +121,8 @@ class ProgressBar:
         if shown:
             from tqdm.auto import tqdm
 
-            steps = config.asked_steps
-            self._bar = tqdm(total=steps, unit="step", file=sys.stderr, desc=config.title, dynamic_ncols=True)
+            steps, unit = config.asked_steps, say(en="step", fr="pas")
+            self._bar = tqdm(total=steps, unit=unit, file=sys.stderr, desc=config.title, dynamic_ncols=True)
 
     def close(self) -> None:
         """Leave the bar as it is."""
@@ -155,11 +155,11 @@ class ProgressBar:
     def _figures(self, event: dict[str, Any]) -> str:
         step_s = event.get("step_s")
         rate = (
-            f", {self._config.layout.global_batch / step_s:.0f} samples/s"
+            f", {self._config.layout.global_batch / step_s:.0f} {say(en='samples/s', fr='échantillons/s')}"
             if isinstance(step_s, float) and step_s > 0 and self._config.script is None
             else ""
         )
-        return f"loss {event['loss']:.4f}{rate}"
+        return f"{say(en='loss', fr='perte')} {decimal(event['loss'], 4)}{rate}"
 
 
 RANKS_SHOWN = 8

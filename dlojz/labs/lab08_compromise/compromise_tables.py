@@ -294,7 +294,7 @@ def duels(compare_rounds: Answer, rows: Sequence[LocalChoice], rounds: Sequence[
     for row, own in list(zip(rows, rounds, strict=True))[1:]:
         ratio, p = compare_rounds(rounds[0], own)
         if p > LIKELY:
-            verdict = say(en="cannot be told", fr="rien ne permet de le dire")
+            verdict = say(en="undecided", fr="rien ne permet de le dire")
         elif ratio > 1:
             verdict = say(en="the first is faster", fr="la première est plus rapide")
         else:
