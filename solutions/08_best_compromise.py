@@ -536,12 +536,15 @@ lab.check("pareto-front", pareto)
 # %% [markdown] lang="fr"
 # CoAtNet-7, le modèle de ce cours, sur 8, 16 ou 32 A100 : durée d’un pas, heures GPU, énergie, mémoire. Pour un modèle
 # du catalogue, la mémoire est celle du TP 02 : la prévision, tenseur par tenseur. Pour BLOOM et les autres modèles
-# publiés, que ce TP n’exécute pas, ce sont les formules des articles.
+# publiés, que ce TP n’exécute pas, ce sont les formules des articles. La durée de chaque configuration vient d’une
+# formule, la **forme close** ; les meilleures sont ensuite **simulées**, action par action, et c’est la durée simulée
+# qui désigne la meilleure.
 
 # %% [markdown] lang="en"
 # CoAtNet-7, the model of this course, on 8, 16 or 32 A100s: length of a step, GPU-hours, energy, memory. For a model of
 # the catalogue the memory is that of lab 02: the forecast, tensor by tensor. For BLOOM and the other published models,
-# which this lab does not run, it is the papers' formulas.
+# which this lab does not run, it is the papers' formulas. The time of every layout comes from a formula, the **closed
+# form**; the best ones are then **simulated**, action by action, and the simulated time decides which is the best.
 
 # %% name="front"
 coatnet = dlojz.plan("coatnet_7", "jean_zay_a100", gpus=(8, 16, 32), batch=256)
