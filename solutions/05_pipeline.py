@@ -127,12 +127,14 @@ lab.check("pipeline-bubble", pipeline_step)
 # lab.hint("pipeline-bubble")
 
 # %% [markdown] lang="fr"
-# **Votre prédiction.** Un seul GPU ferait tout le travail en m·p·(t_f + t_b). Combien de fois plus vite va le pipeline
-# de la figure, avec ses 4 étages et 9 micro-batches ?
+# **Votre prédiction.** Avec m micro-batches et p étages, dont chacun prend t_f en passe avant et t_b en passe arrière,
+# un seul GPU ferait tout le travail en m·p·(t_f + t_b). Combien de fois plus vite va le pipeline de la figure, avec ses
+# 4 étages et 9 micro-batches ?
 
 # %% [markdown] lang="en"
-# **Your prediction.** One GPU alone would do all the work in m·p·(t_f + t_b). How many times faster is the pipeline of
-# the figure, with its 4 stages and 9 micro-batches?
+# **Your prediction.** With m micro-batches and p stages, each of which takes t_f in forward and t_b in backward, one
+# GPU alone would do all the work in m·p·(t_f + t_b). How many times faster is the pipeline of the figure, with its 4
+# stages and 9 micro-batches?
 
 # %% name="predict-speedup" stub="value"
 lab.predict(
@@ -167,7 +169,7 @@ figures.bubbles(pipeline_step, ("gpipe", "1f1b"), ((4, 8), (4, 32), (8, 32)))
 # ### Exercice 2 — l’ordre de 1F1B
 #
 # Renvoyez l’ordre du rang `rank`, sous forme de liste : `["F0", "F1", "B0", …]`. Il peut y avoir moins de micro-batches
-# que de rangs.
+# que de rangs. (Les messages écrivent aussi l’étage : `2F0` est la passe avant du micro-batch 0 à l’étage 2.)
 
 # %% [markdown] lang="en"
 # ## 2. 1F1B: the same bubble, less memory
@@ -180,6 +182,7 @@ figures.bubbles(pipeline_step, ("gpipe", "1f1b"), ((4, 8), (4, 32), (8, 32)))
 # ### Exercise 2 — 1F1B's order
 #
 # Return the order of rank `rank`, as a list: `["F0", "F1", "B0", …]`. There may be fewer micro-batches than ranks.
+# (Messages also write the stage: `2F0` is the forward of micro-batch 0 on stage 2.)
 
 
 # %% name="one-f-one-b"

@@ -228,7 +228,7 @@ figures.groups(groups_of, dp=2, pp=4, tp=2)
 # Un groupe communique en anneau, dans l’ordre donné : chaque rang envoie à son voisin, le dernier au premier. Un
 # *all-reduce* d’un message de M octets fait envoyer à chacun 2(n − 1)/n · M ; un *reduce-scatter* ou un *all-gather*,
 # la moitié (TP 03). Renvoyez combien d’octets les rangs de `group`, tous ensemble, envoient à un **autre nœud**. Le
-# rang r est sur le nœud `r // gpus_per_node`.
+# rang r est sur le nœud `r // gpus_per_node` ; `collective` vaut `"all_reduce"`, `"reduce_scatter"` ou `"all_gather"`.
 
 # %% [markdown] lang="en"
 # ## 3. Placement: what leaves the node
@@ -242,7 +242,7 @@ figures.groups(groups_of, dp=2, pp=4, tp=2)
 # A group communicates in a ring, in the order given: each rank sends to its neighbour, the last to the first. An
 # all-reduce of a message of M bytes makes each send 2(n − 1)/n · M; a reduce-scatter or an all-gather, half of that
 # (lab 03). Return how many bytes the ranks of `group`, all together, send to **another node**. Rank r is on node
-# `r // gpus_per_node`.
+# `r // gpus_per_node`; `collective` is `"all_reduce"`, `"reduce_scatter"` or `"all_gather"`.
 
 
 # %% name="between-nodes"
@@ -289,12 +289,16 @@ across = figures.between_bytes(course, 8, "pp-dp-tp") / figures.between_bytes(co
 lab.reveal("tensor-across", across)
 
 # %% [markdown] lang="fr"
-# (L’embedding et la couche de sortie font chacun un *all-reduce* de plus.) Voici le compte, axe par axe, avec votre
+# Le quotient : 32 × 4 *all-reduces*, où chacun des 2 rangs envoie un message entier, contre 2 messages de pipeline, que
+# chacune des 2 tranches envoie aussi en entier, soit 64 ; l’embedding et la couche de sortie font chacun un *all-reduce*
+# de plus, soit 65. Voici le compte, axe par axe, avec votre
 # fonction et à côté `dlojz.prediction.link_traffic`. (Un pipeline n’a pas d’anneau : chaque étage envoie au suivant. Sa
 # ligne vient du paquet.)
 
 # %% [markdown] lang="en"
-# (The embedding and the output layer make one more all-reduce each.) Here is the account, axis by axis, with your
+# The quotient: 32 × 4 all-reduces, in which each of the 2 ranks sends a whole message, over 2 messages of the pipeline,
+# which each of the 2 slices sends whole, too: 64. The embedding and the output layer make one more all-reduce each: 65.
+# Here is the account, axis by axis, with your
 # function and `dlojz.prediction.link_traffic` beside it. (A pipeline has no ring: each stage sends to the next. Its
 # line is the package's.)
 

@@ -686,7 +686,8 @@ print(one_bit.losses[:warm] == plain.losses[:warm], one_bit.losses[warm:] == pla
 # écrits), désignés par leurs noms. `states` contient les noms des tenseurs présents avant et après ; les autres sont
 # temporaires. Renvoyez les octets déplacés **par paramètre**, en fp32 : un noyau par opération, puis un seul noyau pour
 # tout. Ce dernier lit un état la première fois qu’il en a besoin, sauf s’il vient de le calculer, et écrit à la fin
-# chaque état modifié ; les temporaires restent dans les registres.
+# chaque état modifié ; les temporaires restent dans les registres. Un tenseur nommé deux fois dans une opération (g · g)
+# n’y est lu qu’une fois.
 
 # %% [markdown] lang="en"
 # Two relatives of 1-bit Adam, in the package:
@@ -713,7 +714,7 @@ print(one_bit.losses[:warm] == plain.losses[:warm], one_bit.losses[warm:] == pla
 # names. `states` holds the names of the tensors that are there before and after; the others are temporary. Return the
 # bytes moved **per parameter**, in fp32: one kernel per operation, then one kernel for all. The latter reads a state
 # the first time that it needs it, unless it has just computed it, and writes at the end each state that was changed;
-# temporaries stay in registers.
+# temporaries stay in registers. A tensor named twice in one operation (g · g) is read once there.
 
 
 # %% name="fused-traffic"
@@ -981,18 +982,25 @@ halved = dlojz.run(config, engine="torch", gradient_compression="fp16")
 lab.reveal("diloco-bytes", sent_by(diloco) / diloco.config.local_steps)
 
 # %% [markdown] lang="fr"
-# Voici ces quatre entraînements sur un même tableau. Le quatrième est DDP avec un *hook* de PyTorch, qui envoie les
-# gradients en fp16. À gauche, les octets envoyés par pas, en moyenne, et l’écart de perte avec AdamW ; le trait
-# pointillé mène à ce que l’on enverrait après le *warm-up*. À droite, la durée d’un pas selon le débit du lien : celle
-# mesurée ici, plus celle des messages (les quatre ont été mesurés l’un après l’autre : une machine occupée à autre
-# chose les fausse).
+# Voici ces quatre entraînements sur un même tableau. L’un d’eux est DDP avec un *hook* de PyTorch, qui envoie les
+# gradients en fp16 ; les trois autres ont le moteur écrit à la main : comparez fp16 avec eux en octets, pas en
+# millisecondes. À gauche, les octets envoyés par pas, en moyenne, et l’écart de perte avec AdamW ; le trait pointillé
+# mène à ce que l’on enverrait après le *warm-up*. À droite, la durée d’un pas selon le débit du lien : celle mesurée
+# ici, plus celle des messages (les quatre ont été mesurés l’un après l’autre : une machine occupée à autre chose les
+# fausse).
+#
+# Dans votre projet, ce *hook* est une ligne : `ddp.register_comm_hook(None, fp16_compress_hook)`, de
+# `torch.distributed.algorithms.ddp_comm_hooks.default_hooks`.
 
 # %% [markdown] lang="en"
-# Here are these four trainings on one board. The fourth is DDP with one of PyTorch's hooks, which sends gradients in
-# fp16. On the left, the bytes sent per step, on average, and the gap of the loss to AdamW; the dotted line leads to
-# what would be sent after the warm-up. On the right, the time of a step by the bandwidth of the link: that measured
-# here, plus that of the messages (the four were measured one after the other: a machine that is busy otherwise distorts
-# them).
+# Here are these four trainings in one figure. One of them is DDP with one of PyTorch's hooks, which sends gradients in
+# fp16; the three others have the engine written by hand: compare fp16 with them in bytes, not in milliseconds. On the
+# left, the bytes sent per step, on average, and the gap of the loss to AdamW; the dotted line leads to what would be
+# sent after the warm-up. On the right, the time of a step by the bandwidth of the link: that measured here, plus that
+# of the messages (the four were measured one after the other: a machine that is busy otherwise distorts them).
+#
+# In a project of yours this hook is one line: `ddp.register_comm_hook(None, fp16_compress_hook)`, from
+# `torch.distributed.algorithms.ddp_comm_hooks.default_hooks`.
 
 # %% name="board" tags=["nbval-ignore-output"]
 figures.board([plain, halved, one_bit, diloco])

@@ -78,10 +78,10 @@ class Timeline:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         try:
-            shown: dict[str, Any] = figure_of(self)._repr_mimebundle_(include, exclude)
+            figure: Any = figure_of(self)
         except LabError:  # more actions than a drawing can hold
-            shown = {"text/plain": repr(self)}
-        return shown
+            return {"text/plain": repr(self)}
+        return dict(figure._repr_mimebundle_(include, exclude))
 
     @cached_property
     def durations(self) -> Times:
