@@ -290,17 +290,16 @@ lab.reveal("tensor-across", across)
 
 # %% [markdown] lang="fr"
 # Le quotient : 32 × 4 *all-reduces*, où chacun des 2 rangs envoie un message entier, contre 2 messages de pipeline, que
-# chacune des 2 tranches envoie aussi en entier, soit 64 ; l’embedding et la couche de sortie font chacun un *all-reduce*
-# de plus, soit 65. Voici le compte, axe par axe, avec votre
-# fonction et à côté `dlojz.prediction.link_traffic`. (Un pipeline n’a pas d’anneau : chaque étage envoie au suivant. Sa
-# ligne vient du paquet.)
+# chacune des 2 tranches envoie aussi en entier, soit 64 ; l’embedding et la couche de sortie font chacun un
+# *all-reduce* de plus, soit 65. Voici le compte, axe par axe, avec votre fonction et à côté
+# `dlojz.prediction.link_traffic`. (Un pipeline n’a pas d’anneau : chaque étage envoie au suivant. Sa ligne vient du
+# paquet.)
 
 # %% [markdown] lang="en"
 # The quotient: 32 × 4 all-reduces, in which each of the 2 ranks sends a whole message, over 2 messages of the pipeline,
 # which each of the 2 slices sends whole, too: 64. The embedding and the output layer make one more all-reduce each: 65.
-# Here is the account, axis by axis, with your
-# function and `dlojz.prediction.link_traffic` beside it. (A pipeline has no ring: each stage sends to the next. Its
-# line is the package's.)
+# Here is the account, axis by axis, with your function and `dlojz.prediction.link_traffic` beside it. (A pipeline has
+# no ring: each stage sends to the next. Its line is the package's.)
 
 # %% name="crossings"
 figures.crossings(between_nodes, course, 8, ("tp-dp-pp", "dp-tp-pp", "tp-pp-dp", "pp-dp-tp"))

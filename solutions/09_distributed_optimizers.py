@@ -686,8 +686,8 @@ print(one_bit.losses[:warm] == plain.losses[:warm], one_bit.losses[warm:] == pla
 # écrits), désignés par leurs noms. `states` contient les noms des tenseurs présents avant et après ; les autres sont
 # temporaires. Renvoyez les octets déplacés **par paramètre**, en fp32 : un noyau par opération, puis un seul noyau pour
 # tout. Ce dernier lit un état la première fois qu’il en a besoin, sauf s’il vient de le calculer, et écrit à la fin
-# chaque état modifié ; les temporaires restent dans les registres. Un tenseur nommé deux fois dans une opération (g · g)
-# n’y est lu qu’une fois.
+# chaque état modifié ; les temporaires restent dans les registres. Un tenseur nommé deux fois dans une opération
+# (g · g) n’y est lu qu’une fois.
 
 # %% [markdown] lang="en"
 # Two relatives of 1-bit Adam, in the package:
