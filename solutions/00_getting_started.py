@@ -45,7 +45,7 @@ lab = labs.start("00")
 # | `lab.progress()` | montre les exercices réussis |
 #
 # Ce que vous devez écrire est marqué `TODO`. Une vérification n’abîme jamais rien : votre fonction y tourne dans un
-# processus à part, arrêté au bout de dix secondes.
+# processus à part, arrêté au bout de dix secondes (davantage sur une machine occupée).
 #
 # ## 1. La machine
 #
@@ -64,7 +64,7 @@ lab = labs.start("00")
 # | `lab.progress()` | shows the exercises you have done |
 #
 # What you have to write is marked `TODO`. A check never breaks anything: your function runs in a separate process,
-# which is stopped after ten seconds.
+# which is stopped after ten seconds (later on a busy machine).
 #
 # ## 1. The machine
 #
@@ -166,6 +166,9 @@ def steps_per_epoch(num_samples, global_batch):
 
 
 lab.check("steps-per-epoch", steps_per_epoch)
+
+# %%
+# lab.hint("steps-per-epoch")
 
 # %% [markdown] lang="fr"
 # ## 3. Prédire
@@ -325,6 +328,9 @@ def ring_sent_bytes(message_bytes, dp):
 
 lab.check("ring-bytes", ring_sent_bytes)
 
+# %%
+# lab.hint("ring-bytes")
+
 # %% [markdown] lang="fr"
 # Le paquet connaît cette formule. Pour chaque collective de notre entraînement : le nombre d’appels par pas, les octets
 # du message, et ce qu’un rang envoie. L’*all-reduce* est appelé plusieurs fois par pas, parce que DDP regroupe les
@@ -393,7 +399,7 @@ twin == run, twin.record.weights_sha256 == run.record.weights_sha256
 # ## 7. Une autre répartition
 #
 # En *Data Parallelism*, chaque réplique garde tout : les poids, les gradients, et les états de l’optimiseur. Pour
-# AdamW, ces états sont deux moments par paramètre, en fp32.
+# AdamW, ces états sont deux moments par paramètre, en fp32 : les moyennes glissantes du gradient et de son carré.
 #
 # **ZeRO-2** (*Zero Redundancy Optimizer*, niveau 2) supprime une partie de cette redondance : chaque rang ne garde que
 # sa part des états de l’optimiseur et des gradients. Le résultat de l’entraînement ne doit pas changer ; l’empreinte
@@ -406,7 +412,7 @@ twin == run, twin.record.weights_sha256 == run.record.weights_sha256
 # ## 7. Another layout
 #
 # With data parallelism each replica keeps everything: weights, gradients, and the optimizer states. For AdamW these are
-# two moments per parameter, in fp32.
+# two moments per parameter, in fp32: the running means of the gradient and of its square.
 #
 # **ZeRO-2** (Zero Redundancy Optimizer, stage 2) removes part of that redundancy: each rank keeps only its share of the
 # optimizer states and of the gradients. The result of the training must not change; the memory footprint does.
@@ -498,6 +504,9 @@ def largest_gap(losses, reference):
 
 lab.check("same-training", largest_gap)
 
+# %%
+# lab.hint("same-training")
+
 # %% [markdown] lang="fr"
 # `dlojz.compare` fait ce calcul, et tous les autres : une colonne par exécution, et dans chaque case « prédit | mesuré
 # ».
@@ -549,7 +558,7 @@ long_run = dlojz.run(config, steps=5000, wait=False)
 long_run.watch()
 
 # %% tags=["nbval-ignore-output"]
-long_run.cancel()
+print(long_run.cancel())
 
 # %%
 long_run.wait(timeout_s=120).state

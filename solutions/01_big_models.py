@@ -98,12 +98,21 @@ def attention(q_TD, k_TD, v_TD):
 lab.check("attention", attention)
 
 # %% [markdown] lang="fr"
+# Bloqué ? Décommentez la ligne suivante ; exécutez-la deux fois pour le second indice.
+
+# %% [markdown] lang="en"
+# Stuck? Uncomment the next line; run it twice for the second hint.
+
+# %%
+# lab.hint("attention")
+
+# %% [markdown] lang="fr"
 # Une propriété à voir de ses yeux : mélangez les tokens, la sortie est mélangée de la même façon, et rien d’autre ne
 # change. L’attention ne voit pas l’ordre ; il faudra donc lui dire où se trouve chaque token.
 
 # %% [markdown] lang="en"
 # One property to see with your own eyes: shuffle the tokens, and the output is shuffled in the same way; nothing else
-# changes. Attention does not see order; so it will have to be told where each token stands.
+# changes. Attention does not see order; so it needs to know where each token stands.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -152,6 +161,9 @@ def multi_head(x_TD, qkv_DE, out_DD, num_heads):
 
 
 lab.check("multi-head", multi_head)
+
+# %%
+# lab.hint("multi-head")
 
 # %% [markdown] lang="fr"
 # Remarquez ce qui *n’apparaît pas* dans les formes des matrices : le nombre de têtes. Il change le calcul, pas le
@@ -230,6 +242,9 @@ def cut_in_patches(image_CHW, patch):
 
 lab.check("patches", cut_in_patches)
 
+# %%
+# lab.hint("patches")
+
 # %% [markdown] lang="fr"
 # Votre découpage, sur un chiffre manuscrit : à gauche l’image de 32 × 32 pixels, à droite la séquence de ses 16 patches
 # de 8 × 8, numérotés dans l’ordre où vous les donnez. Si tout va bien, on reconnaît encore le chiffre.
@@ -265,6 +280,9 @@ def embed(patches_PE, projection_ED, class_token_D, position_TD):
 
 lab.check("tokens", embed)
 
+# %%
+# lab.hint("tokens")
+
 # %% [markdown] lang="fr"
 # ## 3. Compter les paramètres
 #
@@ -298,6 +316,9 @@ def block_parameters(width):
 
 
 lab.check("block-parameters", block_parameters)
+
+# %%
+# lab.hint("block-parameters")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Combien de paramètres les 12 blocs de ViT-B/16, de largeur 768, comptent-ils ensemble ?
@@ -355,6 +376,9 @@ def attention_multiply_adds(num_tokens, width):
 
 
 lab.check("attention-cost", attention_multiply_adds)
+
+# %%
+# lab.hint("attention-cost")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Un CoAtNet divise le côté de l’image par deux à chaque étage : 112, 56, 28, 14, puis 7 positions
@@ -454,6 +478,9 @@ def relative_bias(table, side):
 
 
 lab.check("relative-bias", relative_bias)
+
+# %%
+# lab.hint("relative-bias")
 
 # %% [markdown] lang="fr"
 # Ce que trois requêtes (étoiles : un coin, le milieu, le coin opposé) voient d’une même table en forme de bosse : la
@@ -582,11 +609,26 @@ figures.losses({"coatnet_tiny": coatnet.losses, "vit_tiny": vit_run.losses})
 # d’images, et pourquoi ? Lequel a le plus de paramètres ? Lequel fait le plus d’opérations par image ? La cellule
 # répond dans l’ordre : pertes moyennes des cinq derniers pas (CoAtNet inférieure à ViT ?), rapport des paramètres,
 # rapport des opérations (ViT / CoAtNet).
+#
+# <details><summary>Réponse</summary>
+#
+# CoAtNet : ses convolutions savent d’avance que des pixels voisins vont ensemble et qu’un
+# motif peut apparaître n’importe où, alors que ViT doit l’apprendre, ce qui demande beaucoup d’images. La cellule donne
+# le reste.
+#
+# </details>
 
 # %% [markdown] lang="en"
 # **Explain.** Before you run the next cell, answer: which of the two learns faster from so few images, and why? Which
 # has more parameters? Which takes more operations per image? The cell answers in order: mean losses of the last five
 # steps (CoAtNet's below ViT's?), ratio of the parameters, ratio of the operations (ViT / CoAtNet).
+#
+# <details><summary>Answer</summary>
+#
+# CoAtNet: its convolutions assume that neighbouring pixels belong together and that a pattern may appear anywhere,
+# while ViT has to learn that, which takes many images. The cell gives the rest.
+#
+# </details>
 
 # %%
 tiny, small = models.describe("coatnet_tiny"), models.describe("vit_tiny", num_classes=10)

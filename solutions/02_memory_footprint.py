@@ -129,6 +129,15 @@ def bytes_per_parameter(precision, optimizer):
 lab.check("bytes-per-parameter", bytes_per_parameter)
 
 # %% [markdown] lang="fr"
+# Bloqué ? Décommentez la ligne suivante ; exécutez-la deux fois pour le second indice.
+
+# %% [markdown] lang="en"
+# Stuck? Uncomment the next line; run it twice for the second hint.
+
+# %%
+# lab.hint("bytes-per-parameter")
+
+# %% [markdown] lang="fr"
 # **Votre prédiction.** CoAtNet-7 en précision mixte (`"bf16"`) avec AdamW : combien d’octets d’états ? La cellule
 # suivante compare à ce que le paquet calcule, tenseur par tenseur, pour DeepSpeed.
 
@@ -180,11 +189,27 @@ for rule in rules_of_thumb.RULES.values():
 # **Expliquez.** Lesquelles retrouvez-vous avec votre fonction ? La règle des 24 octets est à part : elle ajoute aux
 # états 8 octets « d’activations et de temporaires » *par paramètre*. Retenez-la : nous verrons plus loin ce qu’elle a
 # de faux, et dans quel cas elle tombe pourtant juste.
+#
+# <details><summary>Réponse</summary>
+#
+# 12 (`momentum` en fp32), 16 (`adamw` en fp32 ou en bf16) et 18 (`adamw`, gradients en fp32). L’autre 12 n’est que la
+# part de l’optimiseur dans les 16 de la précision mixte. Les 20 gardent chaque gradient deux fois, en 16 bits et en
+# fp32, ce que `precision` ne permet pas de dire.
+#
+# </details>
 
 # %% [markdown] lang="en"
 # **Explain.** Which of them does your function reproduce? The rule of 24 bytes stands apart: it adds 8 bytes of
 # "activations and temporaries" *per parameter* to the states. Keep it in mind: we will see what is wrong with it, and
 # in which case it comes out right all the same.
+#
+# <details><summary>Answer</summary>
+#
+# 12 (`momentum` in fp32), 16 (`adamw` in fp32 or bf16) and 18 (`adamw`, gradients in fp32). The other 12 is only the
+# optimizer's part of the 16 of mixed precision. The 20 keep each gradient twice, in 16 bits and in fp32, which
+# `precision` cannot express.
+#
+# </details>
 
 # %% name="rules-found"
 states_table(bytes_per_parameter)
@@ -242,6 +267,9 @@ def peak(samples):
 
 
 lab.check("peak", peak)
+
+# %%
+# lab.hint("peak")
 
 # %% [markdown] lang="fr"
 # Sur le véritable pas de `vit_tiny`, votre fonction retrouve-t-elle le pic que la sonde annonce, et la prédiction ?
@@ -385,6 +413,9 @@ def layer_bytes(s, b, h, a):
 
 lab.check("block-activations", layer_bytes)
 
+# %%
+# lab.hint("block-activations")
+
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Combien d’octets pour `s = 1024`, `b = 4`, `h = 768`, `a = 12` ? Et que reste-t-il si
 # l’attention est **fusionnée** (`fused=True`) : les scores ne sont jamais écrits en mémoire, le *dropout* des scores
@@ -502,6 +533,9 @@ def largest_batch(taken_bytes, limit_bytes):
 
 lab.check("largest-batch", largest_batch)
 
+# %%
+# lab.hint("largest-batch")
+
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Avec quel micro-batch maximal CoAtNet-0 (images de 224 × 224, fp32) tient-il sur un V100 de 32
 # Go ? `taken` interroge la prévision : ce qu’il faut au moins sur le GPU, c’est-à-dire le pic, le contexte CUDA et
@@ -604,6 +638,9 @@ def replica_bytes(parameters, sample_bytes, global_batch, dp):
 
 
 lab.check("data-parallel-bytes", replica_bytes)
+
+# %%
+# lab.hint("data-parallel-bytes")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Sur 64 GPU, avec une image chacun, quel sera le pic de mémoire d’une réplique de CoAtNet-7 ?
@@ -711,6 +748,9 @@ def checkpointed(blocks, x, per_segment):
 
 
 lab.check("checkpoint", checkpointed)
+
+# %%
+# lab.hint("checkpoint")
 
 # %% [markdown] lang="fr"
 # De quelle longueur faire les segments ? S’ils sont courts, on garde beaucoup d’entrées ; s’ils sont longs, la passe
@@ -856,6 +896,9 @@ def offload_hooks(model, host):
 
 lab.check("offload", offload_hooks)
 
+# %%
+# lab.hint("offload")
+
 # %% [markdown] lang="fr"
 # Le paquet fait de même, pour tous ses moteurs, avec `offload="activations"`.
 #
@@ -958,15 +1001,19 @@ def exposed_seconds(moved_bytes, link_bytes_per_s, forward_s):
 
 lab.check("exposed-seconds", exposed_seconds)
 
+# %%
+# lab.hint("exposed-seconds")
+
 # %% [markdown] lang="fr"
 # **Expliquez.** Pour une image de CoAtNet-7, faut-il recalculer ou décharger ? Supposons un GPU qui soutient 62
-# TFLOP/s (40 % d’un A100 en TF32), et deux liens : PCIe 4.0, 25 Go/s ; NVLink-C2C d’un GH200, 450 Go/s. La cellule
-# donne les millisecondes qu’ajoutent le recalcul complet, puis le déchargement par chacun des deux liens.
+# TFLOP/s (40 % d’un A100 en TF32), et deux liens : PCIe 4.0, 25 Go/s ; NVLink-C2C d’un GH200, 450 Go/s (NVIDIA,
+# 2023). La cellule donne les millisecondes qu’ajoutent le recalcul complet, puis le déchargement par chacun des deux
+# liens.
 
 # %% [markdown] lang="en"
 # **Explain.** For one image of CoAtNet-7, should one compute again, or offload? Suppose a GPU that sustains 62 TFLOP/s
-# (40% of an A100 in TF32), and two links: PCIe 4.0, 25 GB/s; the NVLink-C2C of a GH200, 450 GB/s. The cell gives the
-# milliseconds added by full recomputation, then by offloading over each of the two links.
+# (40% of an A100 in TF32), and two links: PCIe 4.0, 25 GB/s; the NVLink-C2C of a GH200, 450 GB/s (NVIDIA, 2023). The
+# cell gives the milliseconds added by full recomputation, then by offloading over each of the two links.
 
 # %% name="recompute-or-offload"
 forward_s = models.describe("coatnet_7", 512).flops / 62e12
@@ -1041,6 +1088,9 @@ def choose(blocks, budget_bytes):
 
 lab.check("activation-plan", choose)
 
+# %%
+# lab.hint("activation-plan")
+
 # %% [markdown] lang="fr"
 # En vrai : `coatnet_tiny`, micro-batch de 32, 40 Mio. Le paquet en fait un **programme linéaire en nombres entiers** :
 # une variable 0 ou 1 par bloc et par choix, une inégalité par instant (passe avant comprise). Votre plan, le sien, et
@@ -1091,12 +1141,12 @@ print(*map(format_bytes, (h100_plan.kept_peak_bytes, hardware.device("h100").mem
 activation_curve_figure(h100_plan)
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Pourquoi les premiers blocs d’abord ? (Revoyez la figure de la section 5.) Pourquoi la courbe est-elle
+# **Expliquez.** Revoyez la figure de la section 5 : pourquoi les premiers blocs d’abord ? Pourquoi la courbe est-elle
 # presque plate à droite, et raide à gauche ? La cellule met ce que le plan ajoute en regard d’un pas entier.
 
 # %% [markdown] lang="en"
-# **Explain.** Why the first blocks first? (Look at the figure of section 5 again.) Why is the curve nearly flat at the
-# right, and steep at the left? The cell lays what the plan adds over a whole step.
+# **Explain.** Look at the figure of section 5 again: why the first blocks first? Why is the curve nearly flat at the
+# right, and steep at the left? The cell compares what the plan adds with a whole step.
 
 # %% name="budget-price"
 step_s = 3 * 6 * models.describe("coatnet_7", 512).flops / h100_plan.tables.speeds.flop_per_s

@@ -345,6 +345,9 @@ def ring_seconds(message_bytes, size, alpha_s, beta_s_per_byte):
 
 lab.check("ring-time", ring_seconds)
 
+# %%
+# lab.hint("ring-time")
+
 # %% [markdown] lang="fr"
 # Mesurons maintenant. Chaque taille de message est chronométrée plusieurs fois, sur tous les rangs ; c’est le plus lent
 # qui compte.
@@ -402,6 +405,9 @@ def fit_alpha_beta(message_bytes, seconds, size):
 
 
 lab.check("alpha-beta", fit_alpha_beta)
+
+# %%
+# lab.hint("alpha-beta")
 
 # %% [markdown] lang="fr"
 # Le paquet fait le même ajustement. À gauche, vos mesures et la droite ; à droite, ce qu’elle annonce pour 2, 8 et 512
@@ -559,6 +565,9 @@ def average_gradients(model):
 
 lab.check("average-gradients", average_gradients)
 
+# %%
+# lab.hint("average-gradients")
+
 # %% [markdown] lang="fr"
 # Votre DDP s’entraîne : des batches globaux de 64 images, 16 par rang. Deux questions, auxquelles les rangs répondent :
 # les répliques ont-elles toujours les mêmes poids, **bit à bit** ? Et la perte moyenne suit-elle, à un pour mille près,
@@ -636,6 +645,9 @@ def fill_buckets(gradient_bytes, limit_bytes):
 
 lab.check("buckets", fill_buckets)
 
+# %%
+# lab.hint("buckets")
+
 # %% [markdown] lang="fr"
 # Vos *buckets* de 0,25 Mio, pour `coatnet_tiny`. Un *bucket* peut dépasser la limite : un gradient ne se coupe pas.
 
@@ -704,6 +716,9 @@ def overlap_gradients(model):
 
 
 lab.check("overlap", overlap_gradients)
+
+# %%
+# lab.hint("overlap")
 
 # %% [markdown] lang="fr"
 # *Hooks* et *buckets* ensemble : c’est DDP. Le paquet en contient une version complète, en moins de 300 lignes :
@@ -820,6 +835,9 @@ def accumulate(model, micro_batches):
 
 lab.check("accumulation", accumulate)
 
+# %%
+# lab.hint("accumulation")
+
 # %% [markdown] lang="fr"
 # Le DDP de PyTorch communique dans la passe arrière, donc à chaque *micro-batch*, sauf sous `with model.no_sync():`. Le
 # paquet s’en sert pour tous les *micro-batches* sauf le dernier.
@@ -895,6 +913,9 @@ def epoch_indices(num_samples, rank, size, epoch, seed):
 
 
 lab.check("sampler", epoch_indices)
+
+# %%
+# lab.hint("sampler")
 
 # %% [markdown] lang="fr"
 # Vos parts, pour 24 échantillons et 4 rangs : chaque échantillon paraît une fois par époque, sur un rang et un seul.
@@ -1003,6 +1024,9 @@ def learning_rate(step, base_rate, scale, warmup_steps):
 
 
 lab.check("learning-rate", learning_rate)
+
+# %%
+# lab.hint("learning-rate")
 
 # %% name="rates"
 figures.rates(learning_rate, base_rate=0.05, scales=(1, 4, 16), warmup_steps=17, steps=85)

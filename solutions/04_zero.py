@@ -181,7 +181,7 @@ lab.reveal("zero-3-gpus", next(size for size in range(1, 1000) if fits(size)))
 # Un H100 « de 80 Go » en offre un peu plus : 79 Gio, soit 85 Go. Il faut aussi loger les activations, que les niveaux
 # de ZeRO ne répartissent pas : chaque rang a les siennes.
 #
-# ## 2. Stage 1 : l’optimiseur
+# ## 2. Niveau 1 : l’optimiseur
 #
 # Un *all-reduce*, c’est un *reduce-scatter* suivi d’un *all-gather* (TP 03). Entre les deux, chaque rang détient
 # exactement une part de la moyenne. ZeRO glisse l’optimiseur à cet endroit :
@@ -270,12 +270,15 @@ def shard_optimizer(weights, make_optimizer):
 
 lab.check("shard-optimizer", shard_optimizer)
 
+# %%
+# lab.hint("shard-optimizer")
+
 # %% [markdown] lang="fr"
 # Pourquoi a-t-on le droit de couper n’importe où, même au milieu d’une matrice ? Parce qu’Adam traite chaque nombre
 # séparément. Un optimiseur qui regarde une couche entière (LAMB et sa norme, Muon et sa matrice) ne se répartit pas
 # ainsi.
 #
-# ## 3. Stage 2 : les gradients
+# ## 3. Niveau 2 : les gradients
 #
 # Reste l’étape 1. Pendant la passe arrière, un rang calcule les gradients de tout le modèle, mais sur ses seules
 # données. De leur moyenne, il ne lui faut que sa part.
@@ -323,6 +326,9 @@ def reduce_gradients(gradients):
 
 
 lab.check("shard-gradients", reduce_gradients)
+
+# %%
+# lab.hint("shard-gradients")
 
 # %% [markdown] lang="fr"
 # ### Entraînons
@@ -400,7 +406,7 @@ print(len(flat.whole), len(flat.share), torch.allclose(torch.tensor(losses), tor
 # le *reduce-scatter*. Pour ne jamais les avoir tous, on réduit chaque *bucket* dès qu’il est plein, pendant la passe
 # arrière, et on le libère aussitôt : ce sont les *hooks* et les *buckets* du TP 03.
 #
-# ## 4. Stage 3 : les poids
+# ## 4. Niveau 3 : les poids
 #
 # Il reste 2Ψ octets de poids entiers sur chaque rang. Mais une couche n’a besoin des siens que pendant qu’elle calcule.
 # D’où le niveau 3 : rassembler les poids d’une couche (*all-gather*), calculer, les libérer ; et recommencer en passe
@@ -472,6 +478,9 @@ def sharded_linear(x, share):
 
 
 lab.check("shard-weights", sharded_linear)
+
+# %%
+# lab.hint("shard-weights")
 
 # %% [markdown] lang="fr"
 # Le paquet contient les trois niveaux, pour n’importe quel modèle :
@@ -576,6 +585,9 @@ def sent_bytes(weight_bytes, ranks, stage, micro_batches):
 
 
 lab.check("zero-volume", sent_bytes)
+
+# %%
+# lab.hint("zero-volume")
 
 # %% [markdown] lang="fr"
 # ## 6. Les niveaux, face à face
@@ -781,6 +793,9 @@ def deepspeed_settings(config, bucket_mib):
 
 lab.check("deepspeed-json", deepspeed_settings)
 
+# %%
+# lab.hint("deepspeed-json")
+
 # %% [markdown] lang="fr"
 # Voici le fichier que le paquet écrit pour ZeRO-2 sur quatre GPU, 28 images chacun, comme on le ferait pour Jean Zay ;
 # il le relit ensuite comme le ferait DeepSpeed. Comparez avec le vôtre, `deepspeed_settings(wanted, bucket_mib=50)` :
@@ -888,6 +903,9 @@ def offload_bytes(parameters, ranks, offload):
 
 lab.check("offload-bytes", offload_bytes)
 
+# %%
+# lab.hint("offload-bytes")
+
 # %% [markdown] lang="fr"
 # Avec un seul V100 de 32 Go, l’article de ZeRO-Offload annonce des modèles de 13 milliards de paramètres. Voici, sans
 # puis avec l’optimiseur déchargé, les octets sur le GPU, ceux de l’hôte, et si les premiers tiennent :
@@ -979,12 +997,15 @@ def transfer_over_compute(ranks, tokens, flops_per_s, pcie_bytes_per_s):
 
 lab.check("offload-time", transfer_over_compute)
 
+# %%
+# lab.hint("offload-time")
+
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Un GPU qui soutient 400 TFLOP/s, un lien de 25 Go/s, un seul rang : à partir de combien de
 # tokens par pas les transferts durent-ils au plus aussi longtemps que le calcul ?
 
 # %% [markdown] lang="en"
-# **Your prediction.** A GPU that sustains 400 Tflop/s, a link of 25 GB/s, one single rank: from how many tokens per
+# **Your prediction.** A GPU that sustains 400 TFLOP/s, a link of 25 GB/s, one single rank: from how many tokens per
 # step on do the transfers take no longer than the computation?
 
 # %% name="predict-tokens" stub="value"
@@ -1046,13 +1067,16 @@ def zero_3_seconds(layer_bytes, ranks, alpha_s, beta_s_per_byte):
 
 lab.check("zero-time", zero_3_seconds)
 
+# %%
+# lab.hint("zero-time")
+
 # %% [markdown] lang="fr"
 # Comparons au calcul, pour des modèles de toutes tailles : le réseau du TP 03 (α = 10 µs, 25 Go/s), des GPU qui
 # soutiennent 200 TFLOP/s, 16 images par rang en bf16. Les couches et les opérations viennent des prédictions du paquet.
 
 # %% [markdown] lang="en"
 # Let us compare with the computation, for models of all sizes: the network of lab 03 (α = 10 µs, 25 GB/s), GPUs that
-# sustain 200 Tflop/s, 16 images per rank in bf16. Layers and operations come from the package's predictions.
+# sustain 200 TFLOP/s, 16 images per rank in bf16. Layers and operations come from the package's predictions.
 
 # %% name="lost-time"
 sizes = ("coatnet_0", "coatnet_2", "coatnet_4", "coatnet_5", "coatnet_7")
@@ -1424,6 +1448,9 @@ def shares_to_read(elements, old_ranks, new_ranks, rank):
 
 
 lab.check("shares-to-read", shares_to_read)
+
+# %%
+# lab.hint("shares-to-read")
 
 # %% [markdown] lang="fr"
 # ### Un bit inversé

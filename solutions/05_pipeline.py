@@ -127,12 +127,14 @@ lab.check("pipeline-bubble", pipeline_step)
 # lab.hint("pipeline-bubble")
 
 # %% [markdown] lang="fr"
-# **Votre prédiction.** Un seul GPU ferait tout le travail en m·p·(t_f + t_b). Combien de fois plus vite va le pipeline
-# de la figure, avec ses 4 étages et 9 micro-batches ?
+# **Votre prédiction.** Avec m micro-batches et p étages, dont chacun prend t_f en passe avant et t_b en passe arrière,
+# un seul GPU ferait tout le travail en m·p·(t_f + t_b). Combien de fois plus vite va le pipeline de la figure, avec ses
+# 4 étages et 9 micro-batches ?
 
 # %% [markdown] lang="en"
-# **Your prediction.** One GPU alone would do all the work in m·p·(t_f + t_b). How many times faster is the pipeline of
-# the figure, with its 4 stages and 9 micro-batches?
+# **Your prediction.** With m micro-batches and p stages, each of which takes t_f in forward and t_b in backward, one
+# GPU alone would do all the work in m·p·(t_f + t_b). How many times faster is the pipeline of the figure, with its 4
+# stages and 9 micro-batches?
 
 # %% name="predict-speedup" stub="value"
 lab.predict(
@@ -167,7 +169,7 @@ figures.bubbles(pipeline_step, ("gpipe", "1f1b"), ((4, 8), (4, 32), (8, 32)))
 # ### Exercice 2 — l’ordre de 1F1B
 #
 # Renvoyez l’ordre du rang `rank`, sous forme de liste : `["F0", "F1", "B0", …]`. Il peut y avoir moins de micro-batches
-# que de rangs.
+# que de rangs. (Les messages écrivent aussi l’étage : `2F0` est la passe avant du micro-batch 0 à l’étage 2.)
 
 # %% [markdown] lang="en"
 # ## 2. 1F1B: the same bubble, less memory
@@ -180,6 +182,7 @@ figures.bubbles(pipeline_step, ("gpipe", "1f1b"), ((4, 8), (4, 32), (8, 32)))
 # ### Exercise 2 — 1F1B's order
 #
 # Return the order of rank `rank`, as a list: `["F0", "F1", "B0", …]`. There may be fewer micro-batches than ranks.
+# (Messages also write the stage: `2F0` is the forward of micro-batch 0 on stage 2.)
 
 
 # %% name="one-f-one-b"
@@ -234,6 +237,9 @@ def kept(schedule, rank, ranks, micro_batches):
 
 
 lab.check("kept-micro-batches", kept)
+
+# %%
+# lab.hint("kept-micro-batches")
 
 # %% [markdown] lang="fr"
 # 1F1B est-il donc simplement meilleur ? Il a un prix, absent des formules du cours : la **latence**. Dès que les
@@ -391,6 +397,9 @@ def under_cap(ranks, micro_batches, limit):
 
 
 lab.check("memory-cap", under_cap)
+
+# %%
+# lab.hint("memory-cap")
 
 # %% name="reveal-cap"
 from dlojz.pipeline.optimum.shortest_schedule import optimum
@@ -700,14 +709,30 @@ figures.laid_over(one_f_one_b_run)
 
 # %% [markdown] lang="fr"
 # **Expliquez.** Les deux ordonnancements ont, en théorie, la même durée. Regardez le tableau, puis la figure : la
-# différence mesurée vient-elle de la bulle, ou de la durée des actions elles-mêmes ? (Indices : les rangs partagent les
-# cœurs de cette machine ; un rang qui attend les rend à l’autre. Et garder moins d’activations, c’est aussi mieux
-# profiter des caches.)
+# différence mesurée vient-elle de la bulle, ou de la durée des actions elles-mêmes ?
+#
+# <details><summary>Réponse</summary>
+#
+# La durée du pas × (1 − bulle) est celle des actions d’un rang. Si les deux lignes y sont égales, c’est l’attente qui
+# diffère : les étages n’ont pas la même durée, et les messages ne partent pas aux mêmes moments. Si celle de 1F1B est
+# plus courte, ce sont les actions : garder moins d’activations, c’est mieux profiter des caches. La théorie suppose des
+# actions égales et un cœur par rang ; ici, les rangs se partagent les cœurs, et un rang qui attend laisse les siens à
+# l’autre.
+#
+# </details>
 
 # %% [markdown] lang="en"
 # **Explain.** In theory both schedules take the same time. Look at the table, then at the figure: does the measured
-# difference come from the bubble, or from the time of the actions themselves? (Hints: the ranks share the cores of this
-# machine; one that waits leaves them to the other. And to keep fewer activations is also to make better use of caches.)
+# difference come from the bubble, or from the time of the actions themselves?
+#
+# <details><summary>Answer</summary>
+#
+# The step × (1 − bubble) is the time of a rank's actions. Where both rows have the same, it is the waiting that
+# differs: the stages do not take equal time, and the messages leave at other moments. Where that of 1F1B is shorter, it
+# is the actions: keeping fewer activations makes better use of the caches. The theory assumes equal actions and a core
+# for each rank; here the ranks share the cores, and one that waits leaves its cores to the other.
+#
+# </details>
 
 # %% name="steps" tags=["nbval-ignore-output"]
 figures.steps([gpipe, one_f_one_b_run])
@@ -1006,6 +1031,9 @@ def stale_sgd(step, delay, updates):
 
 
 lab.check("stale-sgd", stale_sgd)
+
+# %%
+# lab.hint("stale-sgd")
 
 # %% name="swings"
 figures.swings(stale_sgd, step=0.5, delays=(0, 1, 3))

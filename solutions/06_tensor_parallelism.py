@@ -876,14 +876,15 @@ lab.check("layer-bytes", layer_bytes)
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Une couche de GPT-3 (largeur 12 288, 2 048 tokens, un échantillon, bf16) sur 8 GPU. NVLink, dans
-# un nœud de A100 : 300 Go/s dans chaque sens, et nous supposons α = 5 µs. Le réseau du TP 03 : 25 Go/s, α = 10 µs.
-# Combien de fois plus longtemps durent les *all-reduces* par le réseau ? (Un anneau fait 2 × 7 étapes, de `message / 8`
-# octets chacune.)
+# un nœud de A100 : 300 Go/s dans chaque sens (NVIDIA, 2020), et nous supposons α = 5 µs. Le réseau du TP 03 : 25 Go/s,
+# α = 10 µs. Combien de fois plus longtemps durent les *all-reduces* par le réseau ? (Un anneau fait 2 × 7 étapes, de
+# `message / 8` octets chacune.)
 
 # %% [markdown] lang="en"
 # **Your prediction.** One layer of GPT-3 (width 12,288, 2,048 tokens, one sample, bf16) on 8 GPUs. NVLink, within a
-# node of A100s: 300 GB/s in each direction, and we assume α = 5 µs. The network of lab 03: 25 GB/s, α = 10 µs. How many
-# times longer do the all-reduces take over the network? (A ring makes 2 × 7 steps, of `message / 8` bytes each.)
+# node of A100s: 300 GB/s in each direction (NVIDIA, 2020), and we assume α = 5 µs. The network of lab 03: 25 GB/s,
+# α = 10 µs. How many times longer do the all-reduces take over the network? (A ring makes 2 × 7 steps, of `message / 8`
+# bytes each.)
 
 # %% name="predict-network" stub="value"
 message = 1 * 2048 * 12288 * 2
@@ -915,7 +916,7 @@ figures.links(layer_bytes, **gpt3)
 # The ratio of the bandwidths is 12; on NVLink, which is faster, latency weighs more (the table leaves it out). These
 # messages are hard to hide: the next layer waits for them. (A part can be hidden, by cutting the product into pieces
 # that are sent one after the other: PyTorch's asynchronous tensor parallelism.) Let us compare with the computation of
-# a layer, on GPUs that sustain 200 Tflop/s:
+# a layer, on GPUs that sustain 200 TFLOP/s:
 
 # %% name="over-links"
 figures.over_links(layer_bytes, tokens=2048, width=12288, flops_per_s=200e12)

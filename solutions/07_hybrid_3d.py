@@ -228,7 +228,7 @@ figures.groups(groups_of, dp=2, pp=4, tp=2)
 # Un groupe communique en anneau, dans l’ordre donné : chaque rang envoie à son voisin, le dernier au premier. Un
 # *all-reduce* d’un message de M octets fait envoyer à chacun 2(n − 1)/n · M ; un *reduce-scatter* ou un *all-gather*,
 # la moitié (TP 03). Renvoyez combien d’octets les rangs de `group`, tous ensemble, envoient à un **autre nœud**. Le
-# rang r est sur le nœud `r // gpus_per_node`.
+# rang r est sur le nœud `r // gpus_per_node` ; `collective` vaut `"all_reduce"`, `"reduce_scatter"` ou `"all_gather"`.
 
 # %% [markdown] lang="en"
 # ## 3. Placement: what leaves the node
@@ -242,7 +242,7 @@ figures.groups(groups_of, dp=2, pp=4, tp=2)
 # A group communicates in a ring, in the order given: each rank sends to its neighbour, the last to the first. An
 # all-reduce of a message of M bytes makes each send 2(n − 1)/n · M; a reduce-scatter or an all-gather, half of that
 # (lab 03). Return how many bytes the ranks of `group`, all together, send to **another node**. Rank r is on node
-# `r // gpus_per_node`.
+# `r // gpus_per_node`; `collective` is `"all_reduce"`, `"reduce_scatter"` or `"all_gather"`.
 
 
 # %% name="between-nodes"
@@ -289,14 +289,17 @@ across = figures.between_bytes(course, 8, "pp-dp-tp") / figures.between_bytes(co
 lab.reveal("tensor-across", across)
 
 # %% [markdown] lang="fr"
-# (L’embedding et la couche de sortie font chacun un *all-reduce* de plus.) Voici le compte, axe par axe, avec votre
-# fonction et à côté `dlojz.prediction.link_traffic`. (Un pipeline n’a pas d’anneau : chaque étage envoie au suivant. Sa
-# ligne vient du paquet.)
+# Le quotient : 32 × 4 *all-reduces*, où chacun des 2 rangs envoie un message entier, contre 2 messages de pipeline, que
+# chacune des 2 tranches envoie aussi en entier, soit 64 ; l’embedding et la couche de sortie font chacun un
+# *all-reduce* de plus, soit 65. Voici le compte, axe par axe, avec votre fonction et à côté
+# `dlojz.prediction.link_traffic`. (Un pipeline n’a pas d’anneau : chaque étage envoie au suivant. Sa ligne vient du
+# paquet.)
 
 # %% [markdown] lang="en"
-# (The embedding and the output layer make one more all-reduce each.) Here is the account, axis by axis, with your
-# function and `dlojz.prediction.link_traffic` beside it. (A pipeline has no ring: each stage sends to the next. Its
-# line is the package's.)
+# The quotient: 32 × 4 all-reduces, in which each of the 2 ranks sends a whole message, over 2 messages of the pipeline,
+# which each of the 2 slices sends whole, too: 64. The embedding and the output layer make one more all-reduce each: 65.
+# Here is the account, axis by axis, with your function and `dlojz.prediction.link_traffic` beside it. (A pipeline has
+# no ring: each stage sends to the next. Its line is the package's.)
 
 # %% name="crossings"
 figures.crossings(between_nodes, course, 8, ("tp-dp-pp", "dp-tp-pp", "tp-pp-dp", "pp-dp-tp"))
@@ -315,18 +318,29 @@ figures.placed(course, 8, "pp-dp-tp")
 
 # %% [markdown] lang="fr"
 # **Expliquez.** Le pipeline est l’axe qui envoie le moins, tp celui qui envoie le plus. Mais les octets ne disent pas
-# tout : lequel des trois trafics la passe arrière peut-elle recouvrir, et lequel fait attendre chaque couche ? (dp
-# envoie des gradients dont personne n’a besoin avant la mise à jour ; la couche suivante attend le résultat de tp.)
-# D’où l’ordre habituel : **tp dans le nœud, pp ou dp entre les nœuds**.
+# tout : lequel des trois trafics la passe arrière peut-elle recouvrir, et lequel fait attendre chaque couche ? Quel axe
+# mettez-vous donc dans le nœud ?
+#
+# <details><summary>Réponse</summary>
+#
+# dp envoie des gradients dont personne n’a besoin avant la mise à jour : la passe arrière les recouvre. La couche
+# suivante, elle, attend le résultat de tp. D’où l’ordre habituel : **tp dans le nœud, pp ou dp entre les nœuds**.
+#
+# </details>
 #
 # À vous de jouer : changez degrés, nœuds, ordre et modèle. Sans noyau actif, la figure fixe montre la même chose. En
 # ligne de commande : `dlojz grid --dp 2 --pp 4 --tp 2 --gpus-per-node 8`.
 
 # %% [markdown] lang="en"
-# **Explain.** The pipeline is the axis that sends least, tp the one that sends most. But bytes do not tell all: which
-# of the three can backward hide, and which makes every layer wait? (dp sends gradients that nobody needs before the
-# update; the next layer waits for tp's result.) Hence the usual order: **tp inside the node, pp or dp between the
-# nodes**.
+# **Explain.** The pipeline is the axis that sends least, tp the one that sends most. But bytes are not the whole story:
+# which of the three can backward hide, and which makes every layer wait? So which axis goes inside the node?
+#
+# <details><summary>Answer</summary>
+#
+# dp sends gradients that nobody needs before the update: backward hides them. The next layer, in contrast, waits for
+# tp's result. Hence the usual order: **tp inside the node, pp or dp between the nodes**.
+#
+# </details>
 #
 # Your turn: change degrees, nodes, order and model. Where no kernel runs, the static figure shows the same. On the
 # command line: `dlojz grid --dp 2 --pp 4 --tp 2 --gpus-per-node 8`.
@@ -590,18 +604,28 @@ figures.volumes(runs)
 
 # %% [markdown] lang="fr"
 # **Expliquez.** Comparez les lignes tp de 2 × 2 × 2 et de dp × tp, puis les lignes dp. Pourquoi pp les divise-t-il
-# toutes par deux, à peu près ? (Un rang n’a plus que la moitié des couches : moitié moins d’*all-reduce*
-# d’activations, et moitié moins de gradients. Chaque axe allège le trafic des autres, c’est une raison de les
-# combiner.)
+# toutes par deux, à peu près ?
+#
+# <details><summary>Réponse</summary>
+#
+# Un rang n’a plus que la moitié des couches : moitié moins d’*all-reduce* d’activations, et moitié moins de gradients.
+# Chaque axe allège le trafic des autres : c’est une raison de les combiner.
+#
+# </details>
 #
 # La mémoire, enfin : à côté d’un processus seul, chaque rang à son pic, par catégorie ; le losange est le pic prédit.
 
 # %% [markdown] lang="en"
-# **Explain.** Compare the tp lines of 2 × 2 × 2 and of dp × tp, then the dp lines. Why does pp about halve both? (A
-# rank has only half of the layers left: half as many all-reduces of activations, and half of the gradients. Each axis
-# lightens the traffic of the others, which is one reason to combine them.)
+# **Explain.** Compare the tp lines of 2 × 2 × 2 and of dp × tp, then the dp lines. Why does pp about halve both?
 #
-# Memory, last: beside one process, each rank at its peak, by category; the diamond is the peak that was predicted.
+# <details><summary>Answer</summary>
+#
+# A rank has only half of the layers left: half as many all-reduces of activations, and half of the gradients. Each axis
+# lightens the traffic of the others, which is one reason to combine them.
+#
+# </details>
+#
+# Last, memory: next to one process, each rank at its peak, by category; the diamond is the peak that was predicted.
 
 # %% name="memory" tags=["nbval-ignore-output"]
 figures.memory(both, alone)
@@ -634,8 +658,18 @@ figures.degrees(big, 8, choices, samples=32)
 # - 16 × 1 × 1 : les états tiennent-ils dans un GPU de 80 Go ?
 # - 2 × 8 × 1 : combien du temps part en bulle, avec 16 micro-batches par réplique ?
 # - 2 × 1 × 8 et 1 × 1 × 16 : combien chaque rang envoie-t-il, et par quel lien dans le second cas ?
-# - 4 × 2 × 2 à 2 × 2 × 4 : des états qui laissent de la place aux activations, une bulle modérée, et presque rien
-#   entre les nœuds.
+# - 4 × 2 × 2 à 2 × 2 × 4 : que reste-t-il pour les activations, pour la bulle, entre les nœuds ?
+#
+# <details><summary>Réponse</summary>
+#
+# - 16 × 1 × 1 : non. 6,74 milliards de paramètres, à 16 octets, font 108 Go sur chaque rang.
+# - 2 × 8 × 1 : (p − 1)/(m + p − 1) = 7/23, soit 30 % du temps.
+# - 2 × 1 × 8 : presque tout le trafic est celui de tp, que rien ne recouvre ; avec 1 × 1 × 16, il passe en plus par le
+#   réseau, bien plus lent que NVLink.
+# - 4 × 2 × 2 à 2 × 2 × 4 : des états qui laissent de la place aux activations, une bulle modérée, et presque rien entre
+#   les nœuds.
+#
+# </details>
 #
 # Une règle en ressort (Narayanan et al., 2021) : tp jusqu’à la taille du nœud s’il le faut, puis pp entre les nœuds
 # jusqu’à ce que le modèle tienne ; le reste des GPU va à dp, le plus simple, et dont la passe arrière recouvre le
@@ -658,10 +692,20 @@ figures.degrees(big, 8, choices, samples=32)
 # - 16 × 1 × 1: do the states fit into a GPU of 80 GB?
 # - 2 × 8 × 1: how much of the time goes into the bubble, with 16 micro-batches per replica?
 # - 2 × 1 × 8 and 1 × 1 × 16: how much does each rank send, and over which link in the second case?
-# - 4 × 2 × 2 to 2 × 2 × 4: states that leave room for activations, a moderate bubble, and next to nothing between
-#   the nodes.
+# - 4 × 2 × 2 to 2 × 2 × 4: what is left for activations, for the bubble, between the nodes?
 #
-# A rule comes out of it (Narayanan et al., 2021): tp up to the size of a node if needed, then pp across nodes until the
+# <details><summary>Answer</summary>
+#
+# - 16 × 1 × 1: no. 6.74 billion parameters, 16 bytes each, make 108 GB on every rank.
+# - 2 × 8 × 1: (p − 1)/(m + p − 1) = 7/23, so 30% of the time.
+# - 2 × 1 × 8: nearly all traffic is tp's, which nothing hides; with 1 × 1 × 16 it also crosses the network, much slower
+#   than NVLink.
+# - 4 × 2 × 2 to 2 × 2 × 4: states that leave room for activations, a moderate bubble, and next to nothing between the
+#   nodes.
+#
+# </details>
+#
+# This gives a rule (Narayanan et al., 2021): tp up to the size of a node if needed, then pp across nodes until the
 # model fits; the rest of the GPUs goes to dp, the simplest, whose traffic backward can hide. Lab 08 looks for the best
 # compromise in earnest, times included.
 #

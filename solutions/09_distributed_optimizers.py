@@ -165,6 +165,9 @@ def bias(draws):
 
 lab.check("sign-bias", bias)
 
+# %%
+# lab.hint("sign-bias")
+
 # %% [markdown] lang="fr"
 # ## 2. Ne rien perdre
 #
@@ -199,6 +202,9 @@ def feed_back(values, error, compress):
 
 lab.check("error-feedback", feed_back)
 
+# %%
+# lab.hint("error-feedback")
+
 # %% [markdown] lang="fr"
 # Quatre cents pas, avec des gradients tirés parmi les huit, et vos deux fonctions :
 
@@ -209,9 +215,14 @@ lab.check("error-feedback", feed_back)
 figures.walk(draws, compress, feed_back)
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Pourquoi la courbe compensée ne s’éloigne-t-elle jamais de celle à 32 bits ? Parce que la somme de tout
-# ce qui a été dit, plus la dernière erreur, est **exactement** la somme de ce que l’on voulait dire ; et l’erreur reste
-# bornée. On se trompe à chaque pas, mais jamais deux fois sur la même chose.
+# **Expliquez.** Pourquoi la courbe compensée ne s’éloigne-t-elle jamais de celle à 32 bits ?
+#
+# <details><summary>Réponse</summary>
+#
+# Parce que la somme de tout ce qui a été dit, plus la dernière erreur, est **exactement** la somme de ce que l’on
+# voulait dire ; et l’erreur reste bornée. On se trompe à chaque pas, mais jamais deux fois sur la même chose.
+#
+# </details>
 #
 # Cela vaut pour une somme : SGD, ou le momentum d’Adam. La variance d’Adam, elle, est une moyenne de **carrés** : le
 # carré d’une somme n’est pas la somme des carrés, et compenser l’erreur n’y peut rien. Nous y reviendrons.
@@ -230,9 +241,14 @@ figures.walk(draws, compress, feed_back)
 # pour 2048 nombres. `read(message)` rend le vecteur qu’il représente.
 
 # %% [markdown] lang="en"
-# **Explain.** Why does the curve with feedback never leave the one with 32 bits? Because the sum of all that was told,
-# plus the last error, is **exactly** the sum of what was meant; and the error stays bounded. Each step is wrong, but
-# never wrong twice about the same thing.
+# **Explain.** Why does the curve with feedback never leave the one with 32 bits?
+#
+# <details><summary>Answer</summary>
+#
+# Because the sum of all that was sent, plus the last error, is **exactly** the sum of what was meant; and the error
+# stays bounded. Each step is wrong, but never wrong twice about the same thing.
+#
+# </details>
 #
 # That holds for a sum: SGD, or Adam's momentum. Adam's variance is a mean of **squares**: the square of a sum is not
 # the sum of squares, and feeding the error back does not help. We shall come back to it.
@@ -302,6 +318,9 @@ def compressed_mean(values, worker_error, server_error):
 
 lab.check("compressed-all-reduce", compressed_mean)
 
+# %%
+# lab.hint("compressed-all-reduce")
+
 # %% [markdown] lang="fr"
 # Sur quatre rangs, envoyons cent fois le même vecteur. Chaque ligne donne le nombre d’appels, puis l’écart relatif
 # entre la moyenne de tout ce qui est revenu et la vraie moyenne. La première fois, il faut quelques secondes pour
@@ -368,6 +387,9 @@ def compressed_bytes(parameters, ranks):
 
 lab.check("compressed-bytes", compressed_bytes)
 
+# %%
+# lab.hint("compressed-bytes")
+
 # %% [markdown] lang="fr"
 # Un *all-reduce* en fp32 envoie 2 (N − 1) / N × 4Ψ octets : on en économise 97 %, la valeur que donne le cours. Mais
 # l’optimiseur doit d’abord faire quelques pas ordinaires (le *warm-up* ; on verra pourquoi), qui envoient tout.
@@ -396,12 +418,14 @@ from dlojz.by_hand.optimizers.sent_bytes import saved_share
 lab.reveal("times-fewer", 1 / (0.25 + 0.75 * (1 - saved_share(875_000, ranks=2))))
 
 # %% [markdown] lang="fr"
-# C’est le *warm-up* qui domine. DeepSpeed annonce « jusqu’à 5 fois moins » : c’est un *warm-up* de 15 %, mais face à
-# des messages en **fp16**, dont on n’économise que 15/16. Face à fp32, comme ici, le même *warm-up* donne un peu plus :
+# C’est le *warm-up* qui domine. L’article (Tang et al., 2021) annonce « jusqu’à 5 fois moins » : c’est un *warm-up* de
+# 15 %, mais face à des messages en **fp16**, dont on n’économise que 15/16. Face à fp32, comme ici, le même *warm-up*
+# donne un peu plus :
 
 # %% [markdown] lang="en"
-# It is the warm-up that matters. DeepSpeed announces “up to 5 times less”: that is a warm-up of 15%, but against
-# messages in **fp16**, of which only 15/16 are saved. Against fp32, as here, the same warm-up gives somewhat more:
+# It is the warm-up that matters. The paper (Tang et al., 2021) announces “up to 5 times less”: that is a warm-up of
+# 15%, but against messages in **fp16**, of which only 15/16 are saved. Against fp32, as here, the same warm-up gives
+# somewhat more:
 
 # %% name="warm-up"
 for precision, bits in (("fp16", 16), ("fp32", 32)):
@@ -457,6 +481,9 @@ def freeze_step(norms, beta2, threshold):
 
 
 lab.check("freeze-step", freeze_step)
+
+# %%
+# lab.hint("freeze-step")
 
 # %% [markdown] lang="fr"
 # Essayons pour de vrai : les chiffres manuscrits, un petit réseau, deux rangs, cinq graines. Une étiquette sur cinq est
@@ -524,17 +551,32 @@ ends = {warmup_steps: losses[:, -12:].mean(1).tolist() for warmup_steps, losses 
 figures.freezing(norms.tolist(), ends, freeze_step, BETA2, threshold=0.9)
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Gelée au pas 5, la variance est encore trop petite : les pas sont trop grands, et la plupart des
-# entraînements s’égarent, ou divergent. Au pas 15, ils aboutissent, parfois plus vite qu’Adam : une variance trop
-# petite, c’est aussi un taux d’apprentissage plus grand. C’est un pari, et une autre graine peut le perdre. Passé le
-# pas que désigne votre critère, la perte est à peu près celle d’Adam. Les voici pas à pas, face à face, avec la marge
-# de 2 % :
+# **Expliquez.** Que se passe-t-il quand on gèle au pas 5 ? Au pas 15 ? Et passé le pas que désigne votre critère ?
+#
+# <details><summary>Réponse</summary>
+#
+# Gelée au pas 5, la variance est encore trop petite : les pas sont trop grands, et la plupart des entraînements
+# s’égarent, ou divergent. Au pas 15, ils aboutissent, parfois plus vite qu’Adam : une variance trop petite, c’est aussi
+# un taux d’apprentissage plus grand. C’est un pari, et une autre graine peut le perdre. Passé le pas que désigne votre
+# critère, la perte est à peu près celle d’Adam.
+#
+# </details>
+#
+# Voici Adam et 1-bit Adam, gelé au pas 60, pas à pas, avec la marge de 2 % :
 
 # %% [markdown] lang="en"
-# **Explain.** Frozen at step 5, the variance is still too small: steps are too long, and most trainings go astray or
-# diverge. At step 15 they arrive, sometimes sooner than Adam: too small a variance is a larger learning rate, too. That
-# is a gamble, which another seed may lose. Past the step that your criterion names, the loss is about Adam's. Here they
-# are step by step, face to face, with the margin of 2%:
+# **Explain.** What happens where the variance is frozen at step 5? At step 15? And past the step that your criterion
+# names?
+#
+# <details><summary>Answer</summary>
+#
+# Frozen at step 5, the variance is still too small: steps are too long, and most trainings go astray or diverge. At
+# step 15 they arrive, sometimes sooner than Adam: too small a variance is a larger learning rate, too. That is a
+# gamble, which another seed may lose. Past the step that your criterion names, the loss is about Adam's.
+#
+# </details>
+#
+# Here are Adam and 1-bit Adam, frozen at step 60, step by step, with the margin of 2%:
 
 # %% name="convergence" tags=["nbval-ignore-output"]
 from dlojz.by_hand.optimizers.convergence import Curves
@@ -644,7 +686,8 @@ print(one_bit.losses[:warm] == plain.losses[:warm], one_bit.losses[warm:] == pla
 # écrits), désignés par leurs noms. `states` contient les noms des tenseurs présents avant et après ; les autres sont
 # temporaires. Renvoyez les octets déplacés **par paramètre**, en fp32 : un noyau par opération, puis un seul noyau pour
 # tout. Ce dernier lit un état la première fois qu’il en a besoin, sauf s’il vient de le calculer, et écrit à la fin
-# chaque état modifié ; les temporaires restent dans les registres.
+# chaque état modifié ; les temporaires restent dans les registres. Un tenseur nommé deux fois dans une opération
+# (g · g) n’y est lu qu’une fois.
 
 # %% [markdown] lang="en"
 # Two relatives of 1-bit Adam, in the package:
@@ -671,7 +714,7 @@ print(one_bit.losses[:warm] == plain.losses[:warm], one_bit.losses[warm:] == pla
 # names. `states` holds the names of the tensors that are there before and after; the others are temporary. Return the
 # bytes moved **per parameter**, in fp32: one kernel per operation, then one kernel for all. The latter reads a state
 # the first time that it needs it, unless it has just computed it, and writes at the end each state that was changed;
-# temporaries stay in registers.
+# temporaries stay in registers. A tensor named twice in one operation (g · g) is read once there.
 
 
 # %% name="fused-traffic"
@@ -687,6 +730,9 @@ def update_traffic(operations, states):
 
 
 lab.check("fused-traffic", update_traffic)
+
+# %%
+# lab.hint("fused-traffic")
 
 # %% [markdown] lang="fr"
 # Voici Adam, tel que PyTorch l’écrit pour un tenseur : `p` sont les poids, `g` le gradient, `m` et `v` les moments, `t`
@@ -763,6 +809,9 @@ def update_in_backward(model, make_optimizer):
 
 lab.check("update-in-backward", update_in_backward)
 
+# %%
+# lab.hint("update-in-backward")
+
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Dans `gpt_tiny`, combien d’octets de gradients sont alors présents en même temps, au plus ? La
 # cellule donne le nombre de paramètres et les cinq plus grands tenseurs.
@@ -828,13 +877,21 @@ forms = measure_forms(dlojz.RunConfig.of(model="gpt_tiny", sequence_length=32, m
 update_figure(forms)
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Le gain en mémoire est exact ; celui en temps dépend de la machine. Le facteur 2,6 vaut quand la
-# mémoire fixe le rythme. Ici, les tenseurs sont petits : ce qui coûte, c’est de lancer chaque opération sur chacun
-# d’eux. `fused` en lance une au lieu de sept, et la mise à jour seule peut gagner bien davantage. Le pas entier gagne
-# selon ce qu’elle y pèse : beaucoup ici, avec un seul échantillon, presque rien avec un grand batch. Quant à la mise à
-# jour dans la passe arrière, elle s’écrit ici paramètre par paramètre, en Python
+# **Expliquez.** Les lectures et les écritures diminuent d’un facteur 2,6. Pourquoi la durée n’en fait-elle pas autant
+# ici ? Et pourquoi le pic de `foreach` est-il le plus haut ?
+#
+# <details><summary>Réponse</summary>
+#
+# Le gain en mémoire est exact ; celui en temps dépend de la machine. Le facteur 2,6 vaut quand la mémoire fixe le
+# rythme. Ici, les tenseurs sont petits : ce qui coûte, c’est de lancer chaque opération sur chacun d’eux. `fused` en
+# lance une au lieu de sept, et la mise à jour seule peut gagner bien davantage. Le pas entier gagne selon ce qu’elle y
+# pèse : beaucoup ici, avec un seul échantillon, presque rien avec un grand batch. `foreach` traite tous les tenseurs
+# d’un coup : leurs temporaires existent tous en même temps, et une opération lit et écrit autant qu’avant. Quant à la
+# mise à jour dans la passe arrière, elle s’écrit ici paramètre par paramètre, en Python
 # ([in_backward.py](../../dlojz/by_hand/optimizers/in_backward.py)) : elle économise des octets ; pour le temps, seule
 # la mesure décide.
+#
+# </details>
 #
 # ## 9. Ne presque plus envoyer : Local SGD et DiLoCo
 #
@@ -852,12 +909,20 @@ update_figure(forms)
 # nouvelle ancre. `rate` est η, `decay` est μ. Ne renvoyez rien.
 
 # %% [markdown] lang="en"
-# **Explain.** The gain in memory is exact; that in time depends on the machine. The factor of 2.6 holds where memory
-# sets the pace. Here tensors are small: what takes time is to launch each operation on each of them. `fused` launches
-# one instead of seven, and the update alone may gain a good deal more. The whole step gains by what the update weighs
-# in it: much here, with one sample, next to nothing with a large batch. As to the update in the backward pass, it is
-# written here parameter by parameter, in Python ([in_backward.py](../../dlojz/by_hand/optimizers/in_backward.py)): it
-# saves bytes; as to time, only measuring decides.
+# **Explain.** Reads and writes fall by a factor of 2.6. Why does the time not do so here? And why is the peak of
+# `foreach` the highest?
+#
+# <details><summary>Answer</summary>
+#
+# The gain in memory is exact; that in time depends on the machine. The factor of 2.6 holds where memory sets the pace.
+# Here tensors are small: what takes time is to launch each operation on each of them. `fused` launches one instead of
+# seven, and the update alone may gain a good deal more. The whole step gains by what the update weighs in it: much
+# here, with one sample, next to nothing with a large batch. `foreach` takes all tensors at once: their temporaries all
+# exist at the same time, and each operation reads and writes as much as before. As to the update in the backward pass,
+# it is written here parameter by parameter, in Python
+# ([in_backward.py](../../dlojz/by_hand/optimizers/in_backward.py)): it saves bytes; as to time, only measuring decides.
+#
+# </details>
 #
 # ## 9. Sending almost nothing: local SGD and DiLoCo
 #
@@ -890,6 +955,9 @@ def outer_step(weights, anchor, momentum, rate, decay):
 
 lab.check("outer-step", outer_step)
 
+# %%
+# lab.hint("outer-step")
+
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Le même décodeur, deux rangs, DiLoCo avec H = 4 : combien d’octets chaque rang envoie-t-il **par
 # pas**, en moyenne ?
@@ -914,27 +982,40 @@ halved = dlojz.run(config, engine="torch", gradient_compression="fp16")
 lab.reveal("diloco-bytes", sent_by(diloco) / diloco.config.local_steps)
 
 # %% [markdown] lang="fr"
-# Voici ces quatre entraînements sur un même tableau. Le quatrième est DDP avec un *hook* de PyTorch, qui envoie les
-# gradients en fp16. À gauche, les octets envoyés par pas, en moyenne, et l’écart de perte avec AdamW ; le trait
-# pointillé mène à ce que l’on enverrait après le *warm-up*. À droite, la durée d’un pas selon le débit du lien : celle
-# mesurée ici, plus celle des messages (les quatre ont été mesurés l’un après l’autre : une machine occupée à autre
-# chose les fausse).
+# Voici ces quatre entraînements sur un même tableau. L’un d’eux est DDP avec un *hook* de PyTorch, qui envoie les
+# gradients en fp16 ; les trois autres ont le moteur écrit à la main : comparez fp16 avec eux en octets, pas en
+# millisecondes. À gauche, les octets envoyés par pas, en moyenne, et l’écart de perte avec AdamW ; le trait pointillé
+# mène à ce que l’on enverrait après le *warm-up*. À droite, la durée d’un pas selon le débit du lien : celle mesurée
+# ici, plus celle des messages (les quatre ont été mesurés l’un après l’autre : une machine occupée à autre chose les
+# fausse).
+#
+# Dans votre projet, ce *hook* est une ligne : `ddp.register_comm_hook(None, fp16_compress_hook)`, de
+# `torch.distributed.algorithms.ddp_comm_hooks.default_hooks`.
 
 # %% [markdown] lang="en"
-# Here are these four trainings on one board. The fourth is DDP with one of PyTorch's hooks, which sends gradients in
-# fp16. On the left, the bytes sent per step, on average, and the gap of the loss to AdamW; the dotted line leads to
-# what would be sent after the warm-up. On the right, the time of a step by the bandwidth of the link: that measured
-# here, plus that of the messages (the four were measured one after the other: a machine that is busy otherwise distorts
-# them).
+# Here are these four trainings in one figure. One of them is DDP with one of PyTorch's hooks, which sends gradients in
+# fp16; the three others have the engine written by hand: compare fp16 with them in bytes, not in milliseconds. On the
+# left, the bytes sent per step, on average, and the gap of the loss to AdamW; the dotted line leads to what would be
+# sent after the warm-up. On the right, the time of a step by the bandwidth of the link: that measured here, plus that
+# of the messages (the four were measured one after the other: a machine that is busy otherwise distorts them).
+#
+# In a project of yours this hook is one line: `ddp.register_comm_hook(None, fp16_compress_hook)`, from
+# `torch.distributed.algorithms.ddp_comm_hooks.default_hooks`.
 
 # %% name="board" tags=["nbval-ignore-output"]
 figures.board([plain, halved, one_bit, diloco])
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Où la compression est-elle rentable ? Là où le lien est lent : à droite, sur un réseau rapide,
-# empaqueter des bits coûte plus de temps que d’envoyer les nombres. Et 24 pas ne disent presque rien de la perte : ce
-# sont six tours pour DiLoCo, et un *warm-up* de six pas pour 1-bit Adam. Davantage de pas, plusieurs graines et toutes
-# les méthodes, PowerSGD compris : `python benchmarks/communication_board.py`.
+# **Expliquez.** Où la compression est-elle rentable ? Que disent 24 pas de la perte ?
+#
+# <details><summary>Réponse</summary>
+#
+# Elle l’est là où le lien est lent : à droite, sur un réseau rapide, empaqueter des bits coûte plus de temps que
+# d’envoyer les nombres. De la perte, 24 pas ne disent presque rien : ce sont six tours pour DiLoCo, et un *warm-up* de
+# six pas pour 1-bit Adam. Davantage de pas, plusieurs graines et toutes les méthodes, PowerSGD compris : `python
+# benchmarks/communication_board.py`.
+#
+# </details>
 #
 # Sur un cluster, les mêmes cellules, avec `on="slurm"` :
 #
@@ -957,10 +1038,16 @@ figures.board([plain, halved, one_bit, diloco])
 # est au repos ; et l’on ne compresse que ce qui voyage sur un lien lent.
 
 # %% [markdown] lang="en"
-# **Explain.** Where does compression pay? Where the link is slow: on the right, on a fast network, packing bits takes
-# more time than sending the numbers. And 24 steps tell next to nothing about the loss: they are six rounds of DiLoCo,
-# and a warm-up of six steps for 1-bit Adam. More steps, several seeds and all ways, PowerSGD among them: `python
+# **Explain.** Where does compression pay? What do 24 steps tell about the loss?
+#
+# <details><summary>Answer</summary>
+#
+# It pays where the link is slow: on the right, on a fast network, packing bits takes more time than sending the
+# numbers. And 24 steps tell next to nothing about the loss: they are six rounds of DiLoCo, and a warm-up of six steps
+# for 1-bit Adam. More steps, several seeds and all methods, PowerSGD among them: `python
 # benchmarks/communication_board.py`.
+#
+# </details>
 #
 # On a cluster, the same cells, with `on="slurm"`:
 #
@@ -979,8 +1066,8 @@ figures.board([plain, halved, one_bit, diloco])
 # | local SGD, DiLoCo | 4Ψ/H | the anchor and its momentum: 8Ψ (DiLoCo) | rounds that are short enough |
 # | update in backward | as much | fewer gradients: one layer | no clipping, no accumulation |
 #
-# Three ideas to keep: a bias does not average out, but an error that is kept is made good; only what is at rest may be
-# frozen; and only what travels over a slow link is worth compressing.
+# Three ideas to keep: a bias does not average out, but an error that is kept is corrected later; only what is at rest
+# may be frozen; and only what travels over a slow link is worth compressing.
 
 # %%
 lab.progress()

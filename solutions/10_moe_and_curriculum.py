@@ -790,7 +790,7 @@ print(apart(shared_out) < 1e-6, apart(deepspeed_run) < 1e-6, apart(deepspeed_run
 #
 # Note the gradients, too. Divided, experts are no longer replicated: their gradients travel no more. Here the
 # all-to-all even costs less than the all-reduce that it replaces. But nothing hides it: the layer waits. For a layer of
-# Mixtral, 4,096 tokens per GPU, 8 GPUs that sustain 200 Tflop/s in bf16, by your bytes:
+# Mixtral, 4,096 tokens per GPU, 8 GPUs that sustain 200 TFLOP/s in bf16, by your bytes:
 
 # %% name="over-links"
 figures.over_links(exchange_bytes)

@@ -339,7 +339,15 @@ figures.noise(quantize_rows, weight)
 
 # %% [markdown] lang="fr"
 # **Expliquez.** Une échelle par sortie gagne ici environ 3 dB, un demi-bit, pour 2 Kio de plus. À 2 bits, la prédiction
-# se trompe : pourquoi ? (Combien d’entiers reste-t-il, et où tombent la plupart des poids ?)
+# se trompe : pourquoi ?
+#
+# <details><summary>Réponse</summary>
+#
+# Δ²/12 suppose une erreur répartie également sur tout le pas. À 2 bits symétriques, il ne reste que −1, 0 et 1, et Δ
+# est la plus grande valeur absolue de la ligne : la plupart des poids sont plus petits que Δ/2, et deviennent 0. Leur
+# erreur est le poids lui-même, le plus souvent proche de 0 : le bruit mesuré est un peu plus faible que prévu.
+#
+# </details>
 #
 # ### Exercice 4 — un intervalle qui n’est pas centré
 #
@@ -355,7 +363,15 @@ figures.noise(quantize_rows, weight)
 
 # %% [markdown] lang="en"
 # **Explain.** One scale per output gains about 3 dB here, half a bit, for 2 KiB more. With 2 bits the prediction is
-# wrong: why? (How many whole numbers are left, and where do most weights fall?)
+# wrong: why?
+#
+# <details><summary>Answer</summary>
+#
+# Δ²/12 supposes an error spread evenly over the whole step. With 2 symmetric bits there remain −1, 0 and 1, and Δ is
+# the largest absolute value of the row: most weights are smaller than Δ/2 and become 0. Their error is the weight
+# itself, most often near 0: the noise measured is a little lower than predicted.
+#
+# </details>
 #
 # ### Exercise 4 — a range that is not centred
 #
@@ -996,11 +1012,15 @@ figures.board_table(board)
 figures.files_as_predicted(board)
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Deux sortes de gains se distinguent :
+# **Expliquez.** Quelles méthodes gagnent du temps, lesquelles de la place seulement, et pourquoi ?
 #
-# - en **temps** : moins de couches (la distillation), ou des noyaux faits pour les entiers (INT8 de torch) ;
-# - en **place** seulement : INT4 et 2 bits reviennent en flottants avant chaque produit, et les zéros se multiplient
+# <details><summary>Réponse</summary>
+#
+# - En **temps** : moins de couches (la distillation), ou des noyaux faits pour les entiers (INT8 de torch).
+# - En **place** seulement : INT4 et 2 bits reviennent en flottants avant chaque produit, et les zéros se multiplient
 #   comme le reste. Le motif 2:4 attend, lui, un GPU qui sache s’en servir.
+#
+# </details>
 #
 # Une méthode est sur le **front de Pareto** quand aucune autre n’est à la fois aussi exacte, aussi petite et aussi
 # rapide. Les méthodes se composent aussi : rien n’interdit de quantifier un étudiant. Le même tableau, avec d’autres
@@ -1017,11 +1037,15 @@ figures.files_as_predicted(board)
 # 2:4 ; sur un CPU, elle s’en tient aux formes que torch sait y multiplier.
 
 # %% [markdown] lang="en"
-# **Explain.** There are two kinds of gain:
+# **Explain.** Which methods save time, which only room, and why?
 #
-# - in **time**: fewer layers (distillation), or kernels made for whole numbers (torch's INT8);
-# - in **room** only: INT4 and 2 bits return to floats before each product, and zeros are multiplied like the rest. The
-#   2:4 pattern waits for a GPU that can use it.
+# <details><summary>Answer</summary>
+#
+# - **Time**: fewer layers (distillation), or kernels made for whole numbers (torch's INT8).
+# - **Room** only: INT4 and 2 bits return to floats before each product, and zeros are multiplied like the rest. The 2:4
+#   pattern waits for a GPU that can use it.
+#
+# </details>
 #
 # A method is on the **Pareto front** where no other one is as accurate, as small and as fast at once. Methods can be
 # combined, too: nothing forbids to quantize a student. The same board, with other methods and several seeds:

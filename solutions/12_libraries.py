@@ -728,8 +728,8 @@ figures.told(stage, replicas, split)
 #
 # ### Exercice 7 — la répartition qu’indique une ligne de commande
 #
-# Megatron-LM se règle par des options. Voici une partie de celles d’un exemple de NVIDIA, pour GPT-3 (175 milliards de
-# paramètres) sur 128 nœuds de 8 GPU :
+# Megatron-LM se règle par des options. Voici une partie de celles d’un exemple publié avec lui
+# (`pretrain_gpt3_175B.sh`), pour GPT-3, 175 milliards de paramètres, sur 128 nœuds de 8 GPU :
 
 # %% [markdown] lang="en"
 # For `tp=2`, your function says that everything is whole everywhere. It is wrong: each rank has half of the matrices,
@@ -738,8 +738,8 @@ figures.told(stage, replicas, split)
 #
 # ### Exercise 7 — the layout that a command line tells
 #
-# Megatron-LM is set up by options. Here are some of an example of NVIDIA's, for GPT-3 (175 billion parameters) on 128
-# nodes of 8 GPUs:
+# Megatron-LM is set up by options. Here are some of an example published with it (`pretrain_gpt3_175B.sh`), for GPT-3,
+# 175 billion parameters, on 128 nodes of 8 GPUs:
 
 # %% name="gpt3"
 from itertools import pairwise

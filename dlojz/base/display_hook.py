@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
@@ -60,6 +61,22 @@ def wanted(progress: bool | None) -> bool:
     if progress is not None:
         return progress
     return os.environ.get(QUIET) != "off" and (in_notebook() or sys.stderr.isatty())
+
+
+def bar(total: int) -> Callable[[int], None]:
+    """Open a progress bar, shown from the first second on where one is wanted; it takes what is done so far."""
+    if not wanted(None):
+        return lambda done: None
+    from tqdm.auto import tqdm
+
+    shown = tqdm(total=total, file=sys.stderr, dynamic_ncols=True, leave=False, delay=1)
+
+    def show(done: int) -> None:
+        shown.update(min(done, total) - shown.n)
+        if done >= total:
+            shown.close()
+
+    return show
 
 
 def in_notebook() -> bool:

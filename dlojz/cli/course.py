@@ -291,7 +291,7 @@ def _lines(record: RunRecord) -> Iterator[str]:
     step = say(en="step", fr="pas")
     for number, loss in enumerate(losses):
         if number % every == 0 or number == len(losses) - 1:
-            yield f"{step} {number}: loss {loss:.4f}"
+            yield f"{step} {number}: {say(en='loss', fr='perte')} {decimal(loss, 4)}"
     first = record.footprints[0] if record.footprints else None
     if first is not None and first.samples_per_s:
         step_s = first.phases.step_s or 0.0

@@ -321,7 +321,11 @@ def board_table(students: Sequence[Student]) -> Table:
         fr="étudiant; dernier exercice; réussis, par TP; meilleures exécutions; exécutions; heures GPU; dernière "
         "activité (UTC); remarques",
     )
-    return Table(head, tuple(map(_row, students)), align="l")
+    note = say(
+        en="Students can write what they like into their own folders: the board is for helping, not for marking.",
+        fr="Les étudiants écrivent ce qu’ils veulent dans leur dossier : ce tableau sert à aider, non à noter.",
+    )
+    return Table(head, tuple(map(_row, students)), align="l", notes=(note,))
 
 
 def _row(student: Student) -> tuple[str, ...]:

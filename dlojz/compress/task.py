@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from dlojz import data as datasets
 from dlojz import models
 from dlojz.base.contract import check_at_least, parse_json
+from dlojz.base.display_hook import bar
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal
 from dlojz.compress.board_record import IMAGE_SIZE
@@ -199,6 +200,7 @@ def fit(
     optimizer = torch.optim.AdamW(learning, lr=settings.learning_rate, weight_decay=0.01)
     total = settings.steps(task)
     losses: list[float] = []
+    show = bar(total) if progress is None else None
     model.train()
     for epoch in range(settings.epochs):
         for inputs, labels in task.batches(settings.batch_size, seed=settings.seed * 10_007 + epoch):
@@ -211,7 +213,9 @@ def fit(
             losses.append(float(value.detach()))
             if after_step is not None:
                 after_step(len(losses))
-            if progress is not None:
+            if show is not None:
+                show(len(losses))
+            elif progress is not None:
                 progress(len(losses), total)
     model.eval()
     return losses

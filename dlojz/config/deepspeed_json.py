@@ -143,7 +143,8 @@ def _check_stage(zero: Mapping[str, Any]) -> None:
     if (zero.get("offload_param") or {}).get("device", "none") != "none" and stage != 3:
         raise refusal(
             en=f"offload_param needs ZeRO-3, but stage {stage} was received: write stage 3, or offload_optimizer.",
-            fr=f"offload_param demande ZeRO-3, mais stage {stage} a été reçu : écrivez stage 3, ou offload_optimizer.",
+            fr=f'offload_param demande ZeRO-3, mais "stage": {stage} a été reçu : écrivez "stage": 3, ou '
+            "offload_optimizer.",
         )
 
 

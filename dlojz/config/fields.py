@@ -251,7 +251,7 @@ class MemoryFields(Contract):
         "what is kept in host memory: optimizer (DeepSpeed ZeRO 1-3: its states and the master copy), parameters "
         "(DeepSpeed ZeRO-3: the weights too), activations (any engine)",
         "ce qui est gardé dans la mémoire de l’hôte : optimizer (DeepSpeed ZeRO 1-3 : ses états et la copie "
-        "maîtresse), parameters (DeepSpeed ZeRO-3 : aussi les poids), activations (tous les moteurs)",
+        "maître), parameters (DeepSpeed ZeRO-3 : aussi les poids), activations (tous les moteurs)",
     )
     activation_plan: str = _field(
         "",

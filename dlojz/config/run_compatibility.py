@@ -66,7 +66,7 @@ ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
         fr="checkpointing={layout.checkpointing!r} a été reçu avec {config.model}, engine={layout.engine!r} et "
         "zero={layout.zero}, mais les blocs d’un modèle venu d’ailleurs se recalculent entiers, et pas avec ZeRO-3 de "
         "DeepSpeed, dont les rassemblements ne sont alors pas prédits : prenez checkpointing='full' avec un autre "
-        "moteur ou stage, ou checkpointing='none'.",
+        "moteur ou niveau, ou checkpointing='none'.",
     ),
 )
 """What a model from elsewhere may not be combined with."""

@@ -374,8 +374,8 @@ def vocabulary_note(config: RunConfig) -> str:
             f"(data={config.data_name}).",
         )
     return say(
-        en=f"{config.model} is trained with the {words} tokens of data={config.data_name}, not with the {whole} of its "
-        "own vocabulary: it has fewer parameters.",
+        en=f"{config.model} is trained with the {words} tokens of data={config.data_name}, not with its whole "
+        f"vocabulary of {whole}: it has fewer parameters.",
         fr=f"{config.model} s’entraîne avec les {words} tokens de data={config.data_name}, et non avec les {whole} de "
         "son propre vocabulaire : il a moins de paramètres.",
     )

@@ -264,7 +264,7 @@ def _check(timeline: Timeline, color_by: str, versions: Sequence[int | None]) ->
     count = len(timeline.schedule.actions)
     if count > MAX_BARS:
         raise refusal(
-            en=f"{count} actions could not be told apart in a drawing: draw at most {MAX_BARS}, with fewer "
+            en=f"{count} actions could not be distinguished in a drawing: draw at most {MAX_BARS}, with fewer "
             "micro-batches.",
             fr=f"{count} actions ne se distingueraient pas sur un dessin : dessinez-en au plus {MAX_BARS}, avec "
             "moins de micro-batches.",

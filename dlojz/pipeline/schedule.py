@@ -331,6 +331,15 @@ def _deadlock(actions: list[Action], blocked: dict[int, tuple[int, int]], rank_o
     )
 
 
+MOST_ORDERS_SHOWN, MOST_ACTIONS_SHOWN = 8, 24
+"""Ranks, and actions of each, in the text of a schedule."""
+
+
+def _beginning(order: Sequence[Action]) -> str:
+    """The first actions of an order in a line."""
+    return " ".join([*map(str, order[:MOST_ACTIONS_SHOWN]), *(["…"] if len(order) > MOST_ACTIONS_SHOWN else [])])
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Ordered actions per rank.
@@ -354,6 +363,12 @@ class Schedule:
     token_slices: int = 1
     barrier: bool = True
     asynchronous: bool = False
+
+    def __repr__(self) -> str:
+        """Its name and size, then the beginning of each rank's order: ten lines at most."""
+        head = f"{self.name}: {len(self.orders)} ranks, {self.micro_batches} micro-batches"
+        lines = [f"{rank}: {_beginning(order)}" for rank, order in enumerate(self.orders[:MOST_ORDERS_SHOWN])]
+        return "\n".join([head, *lines, *(["…"] if len(self.orders) > MOST_ORDERS_SHOWN else [])])
 
     @classmethod
     def of(

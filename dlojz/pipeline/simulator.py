@@ -26,11 +26,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlojz.base.display_hook import figure_of
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
 from dlojz.pipeline.schedule import (
@@ -69,6 +70,18 @@ class Timeline:
     ends: Times
     costs: Costs | None = None
     origin: Literal["simulated", "measured"] = "simulated"
+
+    def __repr__(self) -> str:
+        """The schedule and its makespan, ten lines at most; a notebook draws it."""
+        head, *orders = repr(self.schedule).split("\n")
+        return "\n".join([f"{head}, {self.origin}, makespan {self.makespan:g}", *orders])
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        try:
+            figure: Any = figure_of(self)
+        except LabError:  # more actions than a drawing can hold
+            return {"text/plain": repr(self)}
+        return dict(figure._repr_mimebundle_(include, exclude))
 
     @cached_property
     def durations(self) -> Times:

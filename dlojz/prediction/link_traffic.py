@@ -81,7 +81,7 @@ def flows_of(told: Traffic, rank: int, grid: RankGrid, destinations: Destination
     size, whole, count = len(group), Fraction(told.message_bytes), told.count or 0
     if told.group_size != size:
         raise refusal(
-            en=f"a group along {told.group} has {size} ranks in this grid, but {told.collective} was told of "
+            en=f"a group along {told.group} has {size} ranks in this grid, but {told.collective} assumes "
             f"{told.group_size}: give traffic and grid the same degrees.",
             fr=f"un groupe selon {told.group} a {size} rangs dans cette grille, mais {told.collective} en "
             f"annonce {told.group_size} : donnez au trafic et à la grille les mêmes degrés.",

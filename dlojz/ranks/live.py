@@ -510,7 +510,7 @@ class Ranks:
             return ""
         names = ",".join(missing)
         return say(
-            en=f"{', '.join(missing)}: known in the notebook, not on the ranks, which have variables of their own; "
+            en=f"{', '.join(missing)}: known in the notebook, not on the ranks, which have their own variables; "
             f"%%ranks --with {names} sends a copy along.",
             fr=f"Le notebook connaît {', '.join(missing)}, mais pas les rangs, qui ont leurs propres variables ; "
             f"%%ranks --with {names} en envoie une copie.",

@@ -21,8 +21,9 @@ import psutil
 
 from dlojz.base.display_hook import wanted
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_seconds, refusal, say
+from dlojz.base.language import decimal, format_seconds, refusal, say
 from dlojz.base.table import Table, Tabular, facts, titles
+from dlojz.display.tables import status_label
 from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.results.footprint import Footprint
 from dlojz.running.folder import MAX_LOG_BYTES, read_job, read_owner, read_tail
@@ -257,10 +258,14 @@ class Run(RunFolder, Tabular):
         """Lay out its state: names and values."""
         losses, record = self.losses, self.record
         asked = f"/{self.config.asked_steps}" if self.config.asked_steps else ""
-        done = f"{len(losses)}{asked}, loss {losses[-1]:.4f}" if losses else ""
-        names = titles(en="run; asked; state; steps; why; replayed", fr="run; demandé; état; pas; raison; rejouée")
+        loss = say(en="loss", fr="perte")
+        done = f"{len(losses)}{asked}, {loss} {decimal(losses[-1], 4)}" if losses else ""
+        state = status_label(self.state)
+        names = titles(
+            en="run; asked; state; steps; why; replayed", fr="exécution; demandé; état; pas; raison; rejouée"
+        )
         ended = (record.reason, record.replayed_from) if record else ("", "")
-        return facts(*zip(names, (self.run_id, self.config.title, self.state, done, *ended), strict=True))
+        return facts(*zip(names, (self.run_id, self.config.title, state, done, *ended), strict=True))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and self.folder == other.folder

@@ -121,8 +121,8 @@ class ProgressBar:
         if shown:
             from tqdm.auto import tqdm
 
-            steps = config.asked_steps
-            self._bar = tqdm(total=steps, unit="step", file=sys.stderr, desc=config.title, dynamic_ncols=True)
+            steps, unit = config.asked_steps, say(en="step", fr="pas")
+            self._bar = tqdm(total=steps, unit=unit, file=sys.stderr, desc=config.title, dynamic_ncols=True)
 
     def close(self) -> None:
         """Leave the bar as it is."""
@@ -155,11 +155,11 @@ class ProgressBar:
     def _figures(self, event: dict[str, Any]) -> str:
         step_s = event.get("step_s")
         rate = (
-            f", {self._config.layout.global_batch / step_s:.0f} samples/s"
+            f", {self._config.layout.global_batch / step_s:.0f} {say(en='samples/s', fr='échantillons/s')}"
             if isinstance(step_s, float) and step_s > 0 and self._config.script is None
             else ""
         )
-        return f"loss {event['loss']:.4f}{rate}"
+        return f"{say(en='loss', fr='perte')} {decimal(event['loss'], 4)}{rate}"
 
 
 RANKS_SHOWN = 8
@@ -234,7 +234,7 @@ def run_html(view: RunView) -> str:
         + _bar_html(view)
         + '<div style="display:flex;flex-wrap:wrap;gap:1.5em;align-items:flex-start">'
         + facts_of(view)._repr_html_()
-        + _curve_svg(view.losses, view.steps)
+        + _curve_svg(view.losses)
         + (f"<div>{memory._repr_html_()}</div>" if (memory := peaks_of(view)) else "")
         + "</div></div>"
     )
@@ -301,8 +301,8 @@ def _bar_html(view: RunView) -> str:
     )
 
 
-def _curve_svg(losses: Sequence[float], steps: int) -> str:
-    """Draw the loss against the step; nothing before the second step."""
+def _curve_svg(losses: Sequence[float]) -> str:
+    """Draw the loss against the steps done; nothing before the second step."""
     if len(losses) < 2:
         return ""
     points = _thinned(losses)
@@ -310,7 +310,7 @@ def _curve_svg(losses: Sequence[float], steps: int) -> str:
     height, width = _HEIGHT - 2 * _BOTTOM, _WIDTH - _LEFT - 10
 
     def place(step: int, loss: float) -> str:
-        across = step / max(1, steps - 1, len(losses) - 1)
+        across = step / (len(losses) - 1)
         up = (loss - low) / (high - low) if high > low else 0.5
         return f"{_LEFT + across * width:.1f},{_BOTTOM + (1 - up) * height:.1f}"
 
@@ -328,7 +328,7 @@ def _curve_svg(losses: Sequence[float], steps: int) -> str:
         f'<text x="{_LEFT - 4}" y="{_BOTTOM + 4}" text-anchor="end">{safe(significant(high))}</text>'
         f'<text x="{_LEFT - 4}" y="{_HEIGHT - _BOTTOM}" text-anchor="end">{safe(significant(low))}</text>'
         f'<text x="{_LEFT}" y="{_HEIGHT - 4}">0</text>'
-        f'<text x="{_WIDTH - 10}" y="{_HEIGHT - 4}" text-anchor="end">{max(steps, len(losses)) - 1}</text>'
+        f'<text x="{_WIDTH - 10}" y="{_HEIGHT - 4}" text-anchor="end">{len(losses) - 1}</text>'
         f'<text x="{_LEFT + width / 2:.0f}" y="{_HEIGHT - 4}" text-anchor="middle">{safe(say(en="step", fr="pas"))}'
         f'</text><text x="{_LEFT + 6}" y="{_BOTTOM - 6}">{safe(say(en="loss", fr="perte"))}</text></svg>'
     )

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
+from dlojz.base.display_hook import bar
 from dlojz.base.language import refusal
 from dlojz.by_hand.optimizers.in_backward import gradient_bytes_at_most
 from dlojz.config.run_config import RunConfig
@@ -230,6 +231,7 @@ def train_trial(
     counts: list[int] = []
     held_out = [HeldOutLoss(step=0, tokens=0, seconds=0.0, loss=_evaluate(engine.module, asked))]
     step, read, diverged = 0, 0, False
+    show = bar(goal or config.steps)
     while (read < goal) if goal else (step < config.steps):
         start_s = time.perf_counter()
         loss = float(accumulate(engine, batches, config.layout.micro_batches, None))
@@ -237,6 +239,7 @@ def train_trial(
         step_s = time.perf_counter() - start_s
         if not math.isfinite(loss):
             diverged = True
+            show(goal or config.steps)
             break
         counts.append(batches.take_tokens())
         norm, largest = variance_of(engine.optimizer)
@@ -247,6 +250,7 @@ def train_trial(
             held = _evaluate(engine.module, asked)
             if math.isfinite(held):
                 held_out.append(HeldOutLoss(step=step, tokens=read, seconds=sum(told["step_s"]), loss=held))
+        show(read if goal else step)
         if tell is not None:
             tell(step, read, loss)
     return Trajectory(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from dlojz.base.language import use_language
 from dlojz.cli.main import DONE, INTERRUPTED, main
 from dlojz.running.folder import Job, read_job
 from dlojz.running.run import Run
@@ -38,12 +41,13 @@ def _jobs(runs: list[Run]) -> list[Job]:
 
 
 class Impatient:
-    """In place of the clock of whoever waits for the queue: presses Ctrl-C instead of sleeping."""
+    """In place of the clock of whoever waits for the queue: presses Ctrl-C instead of sleeping, once it is wanted."""
 
     pressed = True
+    wanted: Callable[[], bool] = staticmethod(lambda: True)
 
     def sleep(self, seconds: float) -> None:
-        if self.pressed:
+        if self.pressed and self.wanted():
             raise KeyboardInterrupt
         time.sleep(seconds / 10)
 
@@ -83,3 +87,61 @@ def test_an_interrupted_campaign_finds_its_jobs_again_and_another_is_cancelled(
     assert _jobs(runs) == sent
     assert len(list((root / ".sweeps").iterdir())) == 2  # one for each campaign
     assert (here / "campaigns" / "two" / "report.html").is_file()
+
+
+TWELVE = """
+title = "Twelve points"
+time_limit_s = 600
+[base]
+model = "vit_tiny"
+data = "synthetic"
+image_size = 32
+steps = 2
+engine = "torch"
+[axes]
+dp = [1, 2, 4]
+micro_batch = [1, 2, 3, 4]
+"""
+
+
+def test_twelve_points_on_two_nodes_interrupted_and_resumed_to_their_end(
+    here: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    somebody: Impatient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "twelve.toml"
+    path.write_text(TWELVE)
+    words = ["bench", str(path), "--on", "slurm", "--machine", "local", "--account", "course"]
+    root = here / "on-local"
+
+    def completed() -> list[str]:
+        return sorted(folder.name for folder in root.glob("2*") if Run(folder).state == "completed")
+
+    somebody.wanted = lambda: len(completed()) >= 3
+    assert main(words) == INTERRUPTED
+    assert "stay in the queue" in capfd.readouterr().err
+    early, sent = completed(), sorted(folder.name for folder in root.glob("2*"))
+    assert len(early) >= 3 and len(sent) == 12
+
+    somebody.pressed = False
+    assert main([*words, "--json"]) == DONE
+    rows = json.loads(capfd.readouterr().out)
+    assert [row["state"] for row in rows] == ["completed"] * 12
+    assert sorted(row["run_id"] for row in rows) == sent  # none was sent a second time
+    jobs = [(root / row["run_id"] / "job.sh").read_text() for row in rows]
+    assert sorted(re.findall(r"^#SBATCH --nodes=(\d)", "\n".join(jobs), re.M)) == ["1"] * 8 + ["2"] * 4  # dp = 4
+
+    report = here / "campaigns" / "twelve" / "report.html"
+    english = report.read_text(encoding="utf-8")
+    monkeypatch.setenv("DLOJZ_LANG", "fr")
+    use_language("fr")
+    assert main(words) == DONE  # all of it is there: only the report is written again
+    assert completed() == sent
+    french = report.read_text(encoding="utf-8")
+    for text, word in ((english, "completed"), (french, "terminé")):
+        assert text.count(word) >= 12
+        assert text.count("<svg") + text.count("<img") >= 1
+    assert '<html lang="en"' in english and '<html lang="fr"' in french
+    assert sorted(folder.name for folder in root.glob("2*")) == sent

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import dlojz
 from dlojz import labs
@@ -18,6 +20,7 @@ from dlojz.base.language import use_language
 from dlojz.cost_model import bill
 from dlojz.cost_model.step import SECONDS_PER_DAY
 from dlojz.cost_model.validation import validate, validated
+from dlojz.display.figures.plan_figures import _waterfall
 from dlojz.hardware import cluster
 from dlojz.hardware.evidence import table
 from dlojz.labs import NotDone
@@ -36,6 +39,7 @@ from dlojz.labs.lab08_compromise.figures_published import (
     splits,
     sweep,
 )
+from dlojz.planner.answer import seconds
 from tests.display.overlap import overlapping
 
 WEEK, YEAR = 7 * SECONDS_PER_DAY, 365.25 * SECONDS_PER_DAY
@@ -321,4 +325,24 @@ def test_layouts_that_cost_the_same_are_no_other_front(language: str) -> None:
             if not any(other != one and all(a <= b for a, b in zip(other, one, strict=True)) for other in points)
         ]
 
-    assert ("the same" if language == "en" else "le même") in tables.front(front, plan).head[0]
+    assert ("the same" if language == "en" else "le même") in tables.front(front, plan).caption
+
+
+def test_the_front_shows_the_planner_s_choice_and_both_of_its_times(language: str) -> None:
+    plan = dlojz.plan("gpt3-175b", "jean_zay_a100", gpus=384, batch=1536)
+    slowest_first = sorted(range(plan.found.admitted.size), key=lambda place: -plan.found.step_s[place])
+    shown = tables.front(lambda points: slowest_first[:3], plan, most=3)
+    assert len(shown.rows) == 4  # the choice is none of the three that such a "front" would show
+    assert shown.rows[0][0] == f"{plan.best.candidate.title} ★"
+    times = [seconds(time) for time in (plan.best.estimated_s, plan.best.step_s)]
+    assert all(time in shown.notes[0] for time in times)
+
+
+def test_a_waterfall_names_the_closed_form_beside_the_simulation(language: str) -> None:
+    best = dlojz.plan("gpt3-175b", "jean_zay_a100", gpus=384, batch=1536).best
+    assert best.simulation is not None
+    figure = Figure()
+    _waterfall(figure.add_subplot(), replace(best, estimated_s=2 * best.estimated_s))
+    told = figure.axes[0].get_xlabel()
+    assert seconds(2 * best.estimated_s) in told
+    assert (f"simulated: {seconds(best.step_s)}" if language == "en" else f"simulée : {seconds(best.step_s)}") in told

@@ -75,3 +75,18 @@ def test_the_words_are_the_readers_and_a_width_too_small_is_refused() -> None:
         assert "rang 1 .  F0" in text_table(simulate(build("gpipe", 2, 2)))
     finally:
         use_language("en")
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(4, 8), (16, 64)])
+def test_a_schedule_and_its_timeline_fit_ten_lines_and_a_notebook_draws_the_timeline(
+    ranks: int, micro_batches: int
+) -> None:
+    schedule = build("1f1b", ranks, micro_batches)
+    timeline = simulate(schedule, Costs())
+    for shown in (repr(schedule), repr(timeline)):
+        assert len(shown.splitlines()) <= 10
+        assert len(shown) < 1500
+        assert shown.startswith(f"1f1b: {ranks} ranks, {micro_batches} micro-batches")
+    assert f"makespan {timeline.makespan:g}" in repr(timeline)
+    assert repr(schedule).splitlines()[1].startswith("0: 0F0 0F1")
+    assert timeline._repr_mimebundle_()["image/png"].startswith(b"\x89PNG")

@@ -178,7 +178,7 @@ def test_refusals() -> None:
         link_traffic(config, RankGrid(dp=4))
     with pytest.raises(LabError, match="one entry per rank"):
         crossing([], RankGrid(dp=2))
-    with pytest.raises(LabError, match="has 2 ranks in this grid, but all_reduce was told of 4"):
+    with pytest.raises(LabError, match="has 2 ranks in this grid, but all_reduce assumes 4"):
         crossing([[told("all_reduce", "dp", 4)]] * 2, RankGrid(dp=2))
     with pytest.raises(LabError, match="'sp' is none of a grid"):
         crossing([[told("all_reduce", "sp", 2)]] * 2, RankGrid(dp=2))

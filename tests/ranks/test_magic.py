@@ -151,7 +151,7 @@ def test_a_notebook_from_its_first_cell_to_a_killed_kernel(notebook: Notebook, t
 
     notebook.run("z = 5\ndef double(y):\n    return 2 * y")
     assert notebook.run("%%ranks\nz")[0].splitlines()[-1] == (
-        "z: known in the notebook, not on the ranks, which have variables of their own; %%ranks --with z sends a copy "
+        "z: known in the notebook, not on the ranks, which have their own variables; %%ranks --with z sends a copy "
         "along."
     )
     assert notebook.run("%%ranks --with z,double\ndouble(z)") == ["ranks 0 and 1: 10"]

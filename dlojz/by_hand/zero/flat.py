@@ -45,7 +45,7 @@ class FlatWeights:
         if len(types) > 1:
             raise refusal(
                 en=f"weights of several types were received ({', '.join(types)}), but a flat tensor has one: cast "
-                "the model first, e.g. model.float(), or put them into units of their own.",
+                "the model first, e.g. model.float(), or put them into separate units.",
                 fr=f"des poids de plusieurs types ont été reçus ({', '.join(types)}), mais un tenseur à plat n’en "
                 "a qu’un : convertissez d’abord le modèle, par exemple model.float(), ou mettez-les dans des "
                 "unités séparées.",

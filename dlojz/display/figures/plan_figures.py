@@ -141,12 +141,24 @@ def _front(axes: Axes, plan: Plan, heights: NDArray[np.float64], height_of: Call
         points = [one.estimated_s for one in front], [height_of(one) for one in front]
         axes.plot(*points, color=BLACK, linestyle="none", marker=marker, markersize=5, label=label)
     star: dict[str, Any] = {"marker": "*", "markersize": 16, "color": YELLOW, "markeredgecolor": BLACK}
-    label = say(en="best, simulated", fr="la meilleure, simulée")
+    label = say(en="best", fr="la meilleure") + _simulated(best)
     axes.plot([best.estimated_s], [height_of(best)], linestyle="none", label=label, **star)
     _logarithmic(axes, (0.9 * float(found.step_s[0]), slowest))
     decimal_marks(axes.yaxis)
-    caption(axes, x=say(en="step (s), logarithmic", fr="itération (s), échelle logarithmique"))
+    caption(
+        axes,
+        x=say(
+            en="step in closed form (s), logarithmic", fr="itération, par la forme close (s), échelle logarithmique"
+        ),
+    )
     plain(axes)
+
+
+def _simulated(best: Choice) -> str:
+    """Its simulated step where that is not the closed form's; empty otherwise."""
+    if seconds(best.step_s) == seconds(best.estimated_s):
+        return ""
+    return say(en=f", simulated: {seconds(best.step_s)}", fr=f", simulée : {seconds(best.step_s)}")
 
 
 def _logarithmic(axes: Axes, limits: tuple[float, float], marks: tuple[float, ...] = (1.0, 2.0, 5.0)) -> None:
@@ -207,9 +219,12 @@ def _waterfall(axes: Axes, best: Choice) -> None:
     axes.set_xlim(0, 1.12 * start)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     decimal_marks(axes.xaxis)
+    took = best.time_words
+    if simulated := _simulated(best):
+        took = f"{seconds(best.estimated_s)}{simulated}{took.removeprefix(seconds(best.step_s))}"
     caption(
         axes,
-        x=say(en=f"seconds of a step: {best.time_words}", fr=f"secondes d’une itération : {best.time_words}"),
+        x=say(en=f"seconds of a step: {took}", fr=f"secondes d’une itération : {took}"),
         title=say(en="where the step goes (closed form)", fr="où va l’itération (forme close)"),
     )
     plain(axes)

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
 from dlojz import models
+from dlojz.base.display_hook import bar
 from dlojz.base.language import decimal, percent, say
 from dlojz.base.table import Table, titles, visible
 from dlojz.config.run_config import RunConfig
@@ -239,7 +240,10 @@ def states_beside_gpus(optimizer: str = "adamw", names: Sequence[str] = tuple(CO
         "d’un H100.",
     )
     labels = [name.removeprefix("coatnet_") for name in names]
-    memories = [predict(RunConfig.of(model=name, optimizer=optimizer, data="synthetic")).memory for name in names]
+    memories, show = [], bar(len(names))
+    for name in names:
+        memories.append(predict(RunConfig.of(model=name, optimizer=optimizer, data="synthetic")).memory)
+        show(len(memories))
     bottoms = [0.0] * len(names)
     for category in ("weights", "gradients", "optimizer"):
         heights = [(memory.category(category) or 0) / GIB for memory in memories]

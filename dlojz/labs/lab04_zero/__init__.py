@@ -31,7 +31,7 @@ PREDICTIONS = (
     Prediction(
         id="share-of-moments",
         en="How many bytes of Adam's moments does each of 2 ranks keep for coatnet_tiny, from stage 1 on?",
-        fr="Combien d’octets de moments d’Adam chacun des 2 rangs garde-t-il pour coatnet_tiny, à partir du stage 1 ?",
+        fr="Combien d’octets de moments d’Adam chacun des 2 rangs garde-t-il pour coatnet_tiny, à partir du niveau 1 ?",
         kind="bytes",
         tolerance=0.01,
     ),

@@ -113,11 +113,11 @@ ZERO_VOLUME = Exercise(
     "creuse l’écart.",
     hint_en="Count, for each stage, how often the whole model goes through a reduce-scatter or an all-gather in one "
     "step. An all-reduce is one of each.",
-    hint_fr="Comptez, pour chaque stage, combien de fois le modèle entier passe par un reduce-scatter ou un all-gather "
-    "au cours d’un pas. Un all-reduce, c’est l’un puis l’autre.",
+    hint_fr="Comptez, pour chaque niveau, combien de fois le modèle entier passe par un reduce-scatter ou un "
+    "all-gather au cours d’un pas. Un all-reduce, c’est l’un puis l’autre.",
     nearer_en="Stages 0 and 1: 2 passes. Stage 2: micro_batches + 1. Stage 3: 3 · micro_batches. Each pass sends "
     "weight_bytes · (ranks − 1) / ranks.",
-    nearer_fr="Stages 0 et 1 : 2 passages. Stage 2 : micro_batches + 1. Stage 3 : 3 · micro_batches. Chaque passage "
+    nearer_fr="Niveaux 0 et 1 : 2 passages. Niveau 2 : micro_batches + 1. Niveau 3 : 3 · micro_batches. Chaque passage "
     "envoie weight_bytes · (ranks − 1) / ranks.",
 )
 

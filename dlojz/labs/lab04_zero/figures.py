@@ -96,10 +96,13 @@ def states_by_ranks(
         4.0,
         en=f"States of {format_count(parameters)} parameters, GiB per rank by number of ranks, for stages 0 to 3.",
         fr=f"États de {format_count(parameters)} paramètres, en Gio par rang selon le nombre de rangs, pour les "
-        "stages 0 à 3.",
+        "niveaux 0 à 3.",
     )
     ranks = [2**power for power in range(11)]
-    names = (say(en="no ZeRO", fr="sans ZeRO"), "stage 1", "stage 2", "stage 3")
+    names = (
+        say(en="no ZeRO", fr="sans ZeRO"),
+        *(say(en=f"stage {level}", fr=f"niveau {level}") for level in (1, 2, 3)),
+    )
     states = {name: [state_bytes(parameters, size, stage) / GIB for size in ranks] for stage, name in enumerate(names)}
     plot_lines(axes, ranks, states, markersize=4)
     for device in devices:

@@ -483,5 +483,5 @@ PIPELINE_JSON = Exercise(
     nearer_en="layout.pp * layout.dp processes; -p layout.pp; gradient_accumulation_steps is layout.micro_batches, and "
     "train_batch_size is layout.global_batch; ZeRO's stage goes into zero_optimization.",
     nearer_fr="layout.pp * layout.dp processus ; -p layout.pp ; gradient_accumulation_steps vaut layout.micro_batches, "
-    "et train_batch_size vaut layout.global_batch ; le stage de ZeRO va dans zero_optimization.",
+    "et train_batch_size vaut layout.global_batch ; le niveau de ZeRO va dans zero_optimization.",
 )

@@ -534,8 +534,8 @@ ATTENTION_HEADS = Exercise(
     ),
     praise_en="Right: each rank attends with its own heads, whole; one all-reduce in each direction.",
     praise_fr="Exact : chaque rang calcule l’attention de ses têtes, entières ; un all-reduce dans chaque sens.",
-    hint_en="A head is the smallest piece that can be computed alone. Give the dimension of the heads a place of its "
-    "own in the shape of qkv, then split it. project multiplies the heads side by side.",
+    hint_en="A head is the smallest piece that can be computed alone. Make the heads a separate dimension "
+    "in the shape of qkv, then split it. project multiplies the heads side by side.",
     hint_fr="La tête est le plus petit morceau qui se calcule seul. Donnez à la dimension des têtes sa propre place "
     "dans la forme de qkv, puis partagez-la. project multiplie les têtes mises bout à bout.",
     nearer_en="x = copy(x, axis). own = qkv.view(3, heads, -1, width).chunk(axis.size, dim=1)[axis.rank]; q, k, v = "

@@ -135,7 +135,7 @@ def block_ends(sequence_parallel: bool = False, ranks: int = 2) -> LabFigure:
     )
     height = 2.0 / ranks
     outside = (
-        (0.0, say(en="norm", fr="norme")),
+        (0.0, say(en="norm", fr="normalisation")),
         (10.4, say(en="dropout, + x", fr="dropout, + x")),
     )
     for left, name in outside:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from dlojz.base.language import decimal, format_bytes, percent, say, significant
+from dlojz.base.language import decimal, format_bytes, integer, percent, say, significant
 from dlojz.base.table import Table, titles
 from dlojz.cost_model.layouts import Layouts
 from dlojz.cost_model.measured_machine import Measured, link_of
@@ -180,9 +180,11 @@ def front(pareto: Answer, plan: Plan, most: int = 8) -> Table:
     same = {points[one.place] for one in own} == {points[one.place] for one in plan.pareto}  # it keeps equals once
     told = say(en="the same", fr="le même") if same else say(en="another", fr="un autre")
     shown = [own[round(index * (len(own) - 1) / max(most - 1, 1))] for index in range(min(most, len(own)))]
+    if plan.best.place not in {one.place for one in shown}:
+        shown = sorted([*shown, plan.best], key=lambda one: one.estimated_s)
     rows = [
         (
-            one.candidate.title,
+            one.candidate.title + (" ★" if one.place == plan.best.place else ""),
             str(one.candidate.gpus),
             seconds(one.estimated_s),
             decimal(1000 * one.candidate.gpus * one.estimated_s / 3600, 1),
@@ -191,18 +193,28 @@ def front(pareto: Answer, plan: Plan, most: int = 8) -> Table:
         )
         for one in shown
     ]
+    counts = integer(len(own)), integer(len(everything))
+    caption = say(
+        en=f"{counts[0]} of {counts[1]} layouts are on the front, of which {len(rows)} are shown; the planner's "
+        f"front is {told}.",
+        fr=f"{counts[0]} configurations sur {counts[1]} sont sur le front, dont {len(rows)} sont montrées ; celui du "
+        f"planificateur est {told}.",
+    )
+    chosen = say(
+        en=f"★ the planner's choice: {seconds(plan.best.estimated_s)} in closed form, {seconds(plan.best.step_s)} "
+        "simulated.",
+        fr=f"★ le choix du planificateur : {seconds(plan.best.estimated_s)} par la forme close, "
+        f"{seconds(plan.best.step_s)} simulé.",
+    )
     head = (
-        say(
-            en=f"{len(own)} of {len(everything)} on the front; the planner's is {told}",
-            fr=f"{len(own)} sur {len(everything)} sur le front ; celui du planificateur est {told}",
-        ),
+        say(en="layout", fr="configuration"),
         "GPU",
-        say(en="step", fr="pas"),
+        say(en="step, closed form", fr="pas, forme close"),
         say(en="GPU-hours of 1,000 steps", fr="heures GPU, 1 000 pas"),
         say(en="Wh of a step", fr="Wh d’un pas"),
         say(en="fullest GPU", fr="GPU le plus rempli"),
     )
-    return Table(head, tuple(rows))
+    return Table(head, tuple(rows), caption, notes=(chosen,))
 
 
 def trees(questions: Iterable[tuple[str, int, int]], site: str = "jean_zay_a100") -> Table:
@@ -294,7 +306,7 @@ def duels(compare_rounds: Answer, rows: Sequence[LocalChoice], rounds: Sequence[
     for row, own in list(zip(rows, rounds, strict=True))[1:]:
         ratio, p = compare_rounds(rounds[0], own)
         if p > LIKELY:
-            verdict = say(en="cannot be told", fr="rien ne permet de le dire")
+            verdict = say(en="undecided", fr="rien ne permet de le dire")
         elif ratio > 1:
             verdict = say(en="the first is faster", fr="la première est plus rapide")
         else:

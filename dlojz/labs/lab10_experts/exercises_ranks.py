@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dlojz.base.display_hook import bar
 from dlojz.base.language import say
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge
@@ -688,6 +689,7 @@ def train_mixture(*, balance_loss: float, steps: int = 40, seed: int = 3) -> Mix
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     loads: list[StepLoad] = []
     losses: list[float] = []
+    show = bar(steps)
     for step in range(steps):
         samples = [prose[int(index)] for index in torch.randint(len(prose), (BATCH,), generator=generator)]
         inputs_BT, targets_BT = (torch.stack(column) for column in zip(*samples, strict=True))
@@ -697,4 +699,5 @@ def train_mixture(*, balance_loss: float, steps: int = 40, seed: int = 3) -> Mix
         optimizer.step()
         losses.append(loss.item())
         loads += watch_loads(model, step)
+        show(step + 1)
     return MixtureTrial(balance_loss=balance_loss, loads=tuple(loads), losses=tuple(losses))

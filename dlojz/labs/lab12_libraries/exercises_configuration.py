@@ -460,7 +460,7 @@ def _stage_number(given: Any) -> int:
     if isinstance(given, bool) or given not in (0, 2, 3):
         raise Wrong(
             en=f"Your function returns {given!r}; 0, 2 (for stages 1 and 2) or 3 is expected.",
-            fr=f"Votre fonction renvoie {given!r} ; on attend 0, 2 (pour les stages 1 et 2) ou 3.",
+            fr=f"Votre fonction renvoie {given!r} ; on attend 0, 2 (pour les niveaux 1 et 2) ou 3.",
         )
     return int(given)
 
@@ -488,7 +488,7 @@ def _why(given: int, right: int, messages: Messages) -> Said:
             "the weights are gathered once, after the update: between the steps every rank keeps them whole. Stage 3 "
             "gathers them for forward, and again for backward.",
             "les poids sont rassemblés une fois, après la mise à jour : entre les pas, chaque rang les garde entiers. "
-            "Le stage 3 les rassemble pour la passe avant, puis pour la passe arrière.",
+            "Le niveau 3 les rassemble pour la passe avant, puis pour la passe arrière.",
         )
     if right == 2 and "reduce_scatter" not in messages:
         return Said(
@@ -522,7 +522,7 @@ READ_TRAFFIC = Exercise(
     praise_en="Right: you recognise eight layouts of four programs by their messages alone.",
     praise_fr="Exact : vous reconnaissez huit répartitions de quatre programmes à leurs seuls messages.",
     hint_en="Gradients have to be reduced in any case. What tells the stages apart is how often the weights travel.",
-    hint_fr="Les gradients doivent être réduits dans tous les cas. Ce qui distingue les stages, c’est combien de fois "
+    hint_fr="Les gradients doivent être réduits dans tous les cas. Ce qui distingue les niveaux, c’est combien de fois "
     "les poids voyagent.",
     nearer_en="gathered = messages.get('all_gather', 0) / weight_bytes: about 0, about 1, or 2 and more. Leave room "
     "for padding and for small messages.",

@@ -213,7 +213,7 @@ def _printable(path: Path) -> str:
 
 def _refused(path: str) -> str:
     return say(
-        en=f'the folder {path!r} cannot be told to the scheduler: it holds one of the signs " \\ % or a control '
+        en=f'the folder {path!r} cannot be given to the scheduler: it holds one of the characters " \\ % or a control '
         "character; set root= or $DLOJZ_RUNS to another one.",
         fr=f'le dossier {path!r} ne peut pas être donné à l’ordonnanceur : il contient un des signes " \\ % ou un '
         "caractère de contrôle ; choisissez-en un autre avec root= ou $DLOJZ_RUNS.",

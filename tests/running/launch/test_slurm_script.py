@@ -173,7 +173,7 @@ def test_a_hostile_path_stays_one_word(folder: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ['/a"b/r', "/a\\b/r", "/a%b/r", "/a\nb/r", "/a\x1bb/r", "relative/r"])
 def test_a_path_that_the_scheduler_would_read_is_refused(folder: str) -> None:
-    with pytest.raises(LabError, match="cannot be told to the scheduler"):
+    with pytest.raises(LabError, match="cannot be given to the scheduler"):
         script(FULL, folder, account="a@v100")
 
 

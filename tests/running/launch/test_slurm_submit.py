@@ -225,7 +225,7 @@ def test_refusals_before_sending_leave_no_folder(program: Program, tmp_path: Pat
 def test_a_root_that_the_scheduler_cannot_be_told_leaves_nothing_that_waits(program: Program, tmp_path: Path) -> None:
     program("sbatch", f"touch {tmp_path}/asked; echo 1")
     for send_it in (send, lambda **more: submit_many([CONFIG], on="slurm", machine="local", **more)):
-        with pytest.raises(LabError, match="cannot be told to the scheduler"):
+        with pytest.raises(LabError, match="cannot be given to the scheduler"):
             send_it(root=tmp_path / "50%")
     records = [read_record(path) for path in (tmp_path / "50%").glob("2*/record.json")]
     assert [record.status for record in records] == ["failed", "failed"]
