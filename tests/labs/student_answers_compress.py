@@ -215,11 +215,6 @@ def fake(
     return lambda w, scale, bits: back(clamp(through(w / scale), low(high(bits)), high(bits)), scale)
 
 
-def clamps_first(weight: Any, scale: Any, bits: int) -> Any:
-    high = 2 ** (bits - 1) - 1
-    return Straight.apply(torch.clamp(weight / scale, -high, high)) * scale  # type: ignore[no-untyped-call]
-
-
 # Pruning.
 
 
@@ -413,8 +408,8 @@ RIGHT: list[tuple[str, Answer]] = [
     ("straight-through", fake()),
     ("straight-through", fake(through=detached_rounding)),
     ("straight-through", fake(clamp=torch.clamp)),
-    ("straight-through", fake(clamp=lambda x, low, high: F.hardtanh(x, float(low), float(high)))),
     ("straight-through", fake(clamp=lambda x, low, high: x.clamp(min=low).clamp(max=high))),
+    ("straight-through", fake(clamp=lambda x, low, high: torch.clip(x, low, high), through=lambda x: Straight.apply(x).clone())),
     ("straight-through", fake(back=lambda q, scale: scale.mul(q))),
     ("straight-through", fake(high=lambda bits: (1 << (bits - 1)) - 1.0)),
     ("straight-through", fake(through=lambda x: x - (x - x.round()).detach())),
@@ -521,7 +516,6 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (integer(shift=lambda x, w, z: z * w.shape[1]), ""),
         (integer(shift=lambda x, w, z: z * w.int().sum()), ""),
         (integer(shift=lambda x, w, z: z * x.int().sum(1, keepdim=True)), ""),
-        (integer(sums=lambda x, w: (x * w[:1]).int().sum(1, keepdim=True)), ""),
         (integer(scales=lambda y, sx, sw: (sx * sw.T * y).round()), ""),
         (integer(scales=lambda y, sx, sw: (sx * sw.T * y).T), ""),
         (integer(sums=lambda x, w: (x.float() @ w.float().T)), ""),
@@ -538,7 +532,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (fake(back=lambda q, scale: q / scale), ""),
         (fake(through=lambda x: Straight.apply(x.detach())), ""),
         (lambda w, scale, bits: Straight.apply(w).clamp(-(2 ** (bits - 1)) + 1, 2 ** (bits - 1) - 1) * scale, ""),
-        (clamps_first, "") if False else (fake(clamp=lambda x, low, high: x + (x.clamp(low, high) - x).detach()), ""),
+        (fake(clamp=lambda x, low, high: x + (x.clamp(low, high) - x).detach()), ""),
     ],
     "global-masks": [
         (masks(gone=lambda sparsity, n: int(sparsity * n)), ""),
