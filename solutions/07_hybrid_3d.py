@@ -228,7 +228,7 @@ figures.groups(groups_of, dp=2, pp=4, tp=2)
 # Un groupe communique en anneau, dans l’ordre donné : chaque rang envoie à son voisin, le dernier au premier. Un
 # *all-reduce* d’un message de M octets fait envoyer à chacun 2(n − 1)/n · M ; un *reduce-scatter* ou un *all-gather*,
 # la moitié (TP 03). Renvoyez combien d’octets les rangs de `group`, tous ensemble, envoient à un **autre nœud**. Le
-# rang r est sur le nœud `r // gpus_per_node`.
+# rang r est sur le nœud `r // gpus_per_node` ; `collective` vaut `"all_reduce"`, `"reduce_scatter"` ou `"all_gather"`.
 
 # %% [markdown] lang="en"
 # ## 3. Placement: what leaves the node
@@ -242,7 +242,7 @@ figures.groups(groups_of, dp=2, pp=4, tp=2)
 # A group communicates in a ring, in the order given: each rank sends to its neighbour, the last to the first. An
 # all-reduce of a message of M bytes makes each send 2(n − 1)/n · M; a reduce-scatter or an all-gather, half of that
 # (lab 03). Return how many bytes the ranks of `group`, all together, send to **another node**. Rank r is on node
-# `r // gpus_per_node`.
+# `r // gpus_per_node`; `collective` is `"all_reduce"`, `"reduce_scatter"` or `"all_gather"`.
 
 
 # %% name="between-nodes"

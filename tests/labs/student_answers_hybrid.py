@@ -274,7 +274,7 @@ RIGHT: list[tuple[str, Answer]] = [
     ("layout-3d", layout(dp=lambda n, pp, tp: n // pp // tp)),
     ("layout-3d", layout(make=lambda **fields: dlojz.Layout.model_validate(fields))),
     ("layout-3d", layout(make=lambda **fields: dlojz.Layout().model_copy(update=fields))),
-    ("layout-3d", layout(make=lambda **fields: dlojz.RunConfig.of(model="llama_tiny", **fields).layout)),
+    ("layout-3d", layout(make=lambda **fields: dlojz.RunConfig.of(model="gpt_tiny", **fields).layout)),
 ]
 
 WRONG: dict[str, list[tuple[Answer, str]]] = {
@@ -312,7 +312,6 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (between(each=lambda c, m, n: (2 if c == "all-reduce" else 1) * (n - 1) / n * m), ""),
         (between(each=lambda c, m, n: 2 * (n - 1) / n * m if c == "all_reduce" else m), ""),
         (between(each=lambda c, m, n: (2 if c == "all_reduce" else 1) * m / n), ""),
-        (between(each=lambda c, m, n: (2 if c == "all_reduce" else 1) * (n - 1) * m // n // n), ""),
         (between(neighbours=lambda group: itertools.combinations(group, 2)), ""),
         (between(neighbours=lambda group: zip(sorted(group), [*sorted(group)[1:], min(group)], strict=True)), ""),
         (between(crossing=lambda a, b, per: abs(a - b) >= per), ""),

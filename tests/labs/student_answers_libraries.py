@@ -305,7 +305,7 @@ RIGHT: list[tuple[str, Answer]] = [
     ("accelerate-loop", with_accelerator(prepare=prepared_separately)),
     ("accelerate-loop", with_accelerator(prepare=prepared_in_another_order)),
     ("accelerate-loop", with_accelerator(prepare=prepared_one_by_one)),
-    ("accelerate-loop", with_accelerator(zero_first=True)),
+    ("accelerate-loop", with_accelerator(prepare=lambda a, m, o, loader: (*a.prepare(m, o), a.prepare(loader)))),
     ("accelerate-loop", with_accelerator(zero=lambda optimizer: optimizer.zero_grad(set_to_none=True))),
     ("accelerate-loop", with_accelerator(loss=lambda model, batch: model.forward(batch))),
     ("gather-metrics", gathered()),
@@ -365,6 +365,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
     ],
     "accelerate-loop": [
         (with_accelerator(prepare=prepared_and_swapped), ""),
+        (with_accelerator(zero_first=True), ""),
         (with_accelerator(zero_first=True, zero=lambda optimizer: None), ""),
         (with_accelerator(loss=lambda model, batch: model(batch) / 4), ""),
         (with_accelerator(backward=lambda a, loss: (a.backward(loss), a.backward(loss))), ""),

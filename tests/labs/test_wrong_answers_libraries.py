@@ -273,7 +273,9 @@ def telling(way: str = "right") -> Answer:
             return 0 if messages.get("all_reduce", 0) >= weight_bytes else 3
         if way == "sum":
             return 3 if sum(messages.values()) > 2.5 * weight_bytes else 2 if gathered else 0
-        return 0 if gathered == 0 else 2 if gathered < 1.9 * weight_bytes else 3
+        if way == "exactly none":
+            return 0 if gathered == 0 else 2 if gathered < 1.9 * weight_bytes else 3
+        return 0 if gathered < 0.1 * weight_bytes else 2 if gathered < 1.9 * weight_bytes else 3
 
     return answer
 
@@ -291,7 +293,7 @@ REFERENCES: dict[str, Answer] = {
 BANK: dict[str, list[tuple[Answer, str]]] = {
     "deepspeed-loop": [
         (with_engine("plain backward"), "You call loss.backward()"),
-        (with_engine("divides"), "divides the engine's backward once more"),
+        (with_engine("divides"), "engine.backward divides it by the accumulation again"),
         (with_engine("zeroes"), "You zero the gradients with every micro-batch"),
         (with_engine("zeroes first"), "You zero the gradients with every micro-batch"),
         (with_engine("at the boundary"), "it counts them itself, and believes"),
@@ -324,7 +326,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (with_accelerator("loader"), "not the one that prepare gives"),
         (with_accelerator("no accumulate"), "Without accelerator.accumulate"),
         (with_accelerator("accumulates at the boundary"), "accumulate is entered for 2 of 10"),
-        (with_accelerator("divides"), "divides it once more"),
+        (with_accelerator("divides"), "accelerator.backward divides it by the accumulation again"),
         (with_accelerator("plain backward"), "You call loss.backward()"),
         (with_accelerator("never zeroes"), "Gradients are never zeroed"),
         (with_accelerator("counts"), "miss the end of the loader"),
@@ -347,6 +349,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (telling("exact"), "returns nothing for some of the steps"),
         (telling("stage 1"), "0, 2 (for stages 1 and 2) or 3 is expected"),
         (telling("by all-reduce"), "although it reduces everything"),
+        (telling("exactly none"), "Leave room for small messages"),
         (telling("sum"), "gathered once, after the update"),
     ],
     "megatron-qkv": [

@@ -11,6 +11,7 @@ Shape suffixes: D width of the residual stream, H hidden width of one rank, B sa
 from __future__ import annotations
 
 import math
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,7 +116,7 @@ PLACE = Exercise(
 
 _DEGREES = ((16, None, 4, 2), (8, None, 2, 1), (24, 3, None, 4), (64, 2, 4, None), (8, 2, 2, 2), (4, 4, 1, None))
 """Processes, dp, pp, tp; first the course's picture."""
-_REFUSED = ((12, None, 4, 2), (16, 3, None, 2), (8, 2, 2, 4))
+_REFUSED = ((12, None, 4, 2), (16, 3, None, 2), (8, 2, 2, 4), (16, 2, 2, 2), (4, None, 4, 2))
 
 
 def missing_degree(
@@ -170,7 +171,7 @@ def _must_refuse(answer: Callable[..., Any]) -> None:
             raise
         except ValueError:
             continue
-        except ArithmeticError as error:
+        except (ArithmeticError, AssertionError) as error:
             given = type(error).__name__
         raise Wrong(
             en=f"{_grid_told(case)} cannot be: no whole degree makes this product. Raise a ValueError; your function "
@@ -490,12 +491,19 @@ def _crossings(group: Sequence[int], gpus_per_node: int) -> int:
     return sum(here != there for here, there in zip(nodes, [*nodes[1:], nodes[0]], strict=True))
 
 
+def _nodes(group: Sequence[int], gpus_per_node: int) -> int:
+    """Nodes that the ring touches, 0 if it stays within one."""
+    nodes = len({rank // gpus_per_node for rank in group})
+    return nodes if nodes > 1 else 0
+
+
 def _open(group: Sequence[int], gpus_per_node: int) -> int:
     """The same of a chain that does not close itself."""
     return _crossings(group, gpus_per_node) - (group[0] // gpus_per_node != group[-1] // gpus_per_node)
 
 
 def _cases() -> Iterator[tuple[str, int, tuple[int, ...], int]]:
+    """Some rings come back to a node that they have left."""
     dice = random.Random(7)
     groups = (
         ((0, 1), 8),
@@ -504,6 +512,8 @@ def _cases() -> Iterator[tuple[str, int, tuple[int, ...], int]]:
         ((1, 3, 5), 4),
         ((0, 1, 2, 3, 4, 5, 6, 7), 4),
         ((5, 11, 17, 23), 4),
+        ((0, 8, 1, 9), 8),
+        ((9, 2, 10, 3, 4), 4),
         ((2, 3), 1),
     )
     for group, gpus_per_node in groups:
@@ -581,12 +591,75 @@ BETWEEN_NODES = Exercise(
                 "Vous prenez rank % gpus_per_node, le numéro du GPU dans son nœud ; le nœud, c’est rank // "
                 "gpus_per_node.",
             ),
+            Mistake(
+                lambda collective, m, group, per: _sent(collective, m, len(group)) * _nodes(group, per),
+                "You count the nodes that the group touches, or sort it; a ring goes on in the order given, and may leave a node several "
+                "times. Count the neighbours on different nodes.",
+                "Vous comptez les nœuds que touche le groupe, ou le triez ; or l’anneau suit l’ordre donné, et peut sortir plusieurs fois d’un "
+                "nœud. Comptez les voisins qui sont sur des nœuds différents.",
+            ),
+            Mistake(
+                lambda collective, m, group, per: (
+                    _sent(collective, m, len(group))
+                    * sum(one // per != other // per for one, other in itertools.combinations(group, 2))
+                ),
+                "You count every pair of ranks on different nodes: in a ring each rank sends to its neighbour alone.",
+                "Vous comptez toutes les paires de rangs sur des nœuds différents : dans un anneau, chacun n’envoie qu’à son "
+                "voisin.",
+            ),
+            Mistake(
+                lambda collective, m, group, per: (
+                    _sent(collective, m, len(group))
+                    * sum(abs(one - other) >= per for one, other in zip(group, [*group[1:], group[0]], strict=True))
+                ),
+                "You compare the distance of two ranks with the size of a node: neighbouring numbers can lie on two nodes. "
+                "The node is rank // gpus_per_node.",
+                "Vous comparez l’écart de deux rangs à la taille d’un nœud : deux numéros voisins peuvent être sur deux nœuds. Le "
+                "nœud, c’est rank // gpus_per_node.",
+            ),
+            *(
+                Mistake(
+                    lambda collective, m, group, per, size=size: _sent(collective, m, len(group)) * _crossings(group, size),  # type: ignore[misc]
+                    f"You take nodes of {size} GPUs whatever gpus_per_node is.",
+                    f"Vous prenez des nœuds de {size} GPU quel que soit gpus_per_node.",
+                )
+                for size in (8, 4)
+            ),
+            Mistake(
+                lambda collective, m, group, per: _sent(collective, m, len(group)) * (len(group) - _crossings(group, per)),
+                "You count the messages that stay inside a node: those that leave it are asked for.",
+                "Vous comptez les messages qui restent dans un nœud : on demande ceux qui en sortent.",
+            ),
+            Mistake(
+                lambda collective, m, group, per: 2 * between_nodes(collective, m, group, per),
+                "Twice too much: in a ring each rank sends to the next one only, not in both directions.",
+                "Deux fois trop : dans un anneau, chaque rang n’envoie qu’au suivant, pas dans les deux sens.",
+            ),
+            Mistake(
+                lambda collective, m, group, per: ROUNDS[collective] * m / len(group) * _crossings(group, per),
+                "You count one chunk of 1/n per round: each rank sends n − 1 of them.",
+                "Vous comptez un morceau d’un n-ième par tour : chaque rang en envoie n − 1.",
+            ),
+            Mistake(
+                lambda collective, m, group, per: _sent(collective, m, len(group)) / len(group) * _crossings(group, per),
+                "You divide by n twice: (n − 1)/n of the message per round is what one rank sends.",
+                "Vous divisez deux fois par n : ce qu’envoie un rang par tour, c’est (n − 1)/n du message.",
+            ),
+            Mistake(
+                lambda collective, m, group, per: (
+                    (_sent(collective, m, len(group)) if collective == "all_reduce" else m) * _crossings(group, per)
+                ),
+                "The all-reduce is right; of a reduce-scatter or an all-gather each rank sends (n − 1)/n of the message, not all "
+                "of it.",
+                "L’all-reduce est juste ; d’un reduce-scatter ou d’un all-gather, chaque rang envoie (n − 1)/n du message, et non le "
+                "message entier.",
+            ),
         ),
     ),
-    praise_en="Right: a ring whose ranks are in order enters and leaves each node once, however many of its ranks are "
-    "there.",
-    praise_fr="Exact : un anneau dont les rangs sont dans l’ordre entre et sort une fois de chaque nœud, quel que soit "
-    "le nombre de rangs qu’il y a.",
+    praise_en="Right: a ring whose ranks are in order leaves each node once, however many of its ranks are there; in "
+    "another order it leaves a node as often as it comes back.",
+    praise_fr="Exact : un anneau dont les rangs sont dans l’ordre sort une fois de chaque nœud, quel que soit le nombre "
+    "de rangs qu’il y a ; dans un autre ordre, il en sort autant de fois qu’il y revient.",
     hint_en="Two factors: what one rank sends to its neighbour (lab 03), and how many ranks have their neighbour on "
     "another node. Who is the neighbour of the last?",
     hint_fr="Deux facteurs : ce qu’un rang envoie à son voisin (TP 03), et combien de rangs ont leur voisin sur un "
@@ -714,6 +787,24 @@ _FAULTS = (
         lambda rank, size, seed: {name: 0 * value for name, value in _held(RIGHT)(rank, size, seed).items()},
         "No parameter has a gradient: call backward on the loss.",
         "Aucun paramètre n’a de gradient : appelez backward sur la perte.",
+    ),
+    Mistake(
+        _held(StepVariant(copied="", reduced="", divided="")),
+        "Two things are missing: what enters the column-parallel layer goes through copy(…, tp), and every gradient is "
+        "averaged over dp after backward.",
+        "Deux choses manquent : ce qui entre dans la couche par colonne passe par copy(…, tp), et chaque gradient est "
+        "moyenné sur dp après backward.",
+    ),
+    Mistake(
+        lambda rank, size, seed: {n: SAMPLES * WIDTH * v for n, v in _held(RIGHT)(rank, size, seed).items()},
+        "Your loss is a sum over samples and features: the mean is asked for, ((y - targets) ** 2).mean().",
+        "Votre perte est une somme sur les échantillons et les neurones : on demande la moyenne, ((y - targets) ** "
+        "2).mean().",
+    ),
+    Mistake(
+        lambda rank, size, seed: {n: SAMPLES * v for n, v in _held(RIGHT)(rank, size, seed).items()},
+        "Your loss is a sum over the samples: the mean over everything is asked for, ((y - targets) ** 2).mean().",
+        "Votre perte est une somme sur les échantillons : on demande la moyenne sur tout, ((y - targets) ** 2).mean().",
     ),
     Mistake(
         _held(StepVariant(reduced="world", divided="world")),
