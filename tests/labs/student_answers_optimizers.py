@@ -396,6 +396,7 @@ RIGHT: list[tuple[str, Answer]] = [
     ("compress-signs", compressed(sign=lambda x: 1.0 - 2.0 * (x < 0).to(x.dtype))),
     ("compress-signs", compressed(sign=lambda x: (x >= 0).float().mul(2).sub(1), times=torch.mul)),
     ("compress-signs", lambda x: torch.where(x < 0, -x.abs().mean(), x.abs().mean())),
+    ("compress-signs", compressed(scale=lambda x: x.abs().mean(-1, keepdim=True))),
     ("compress-signs", compressed_one_by_one),
     ("compress-signs", compressed_by_masks),
     ("compress-signs", compressed_by_numpy),
@@ -447,7 +448,7 @@ RIGHT: list[tuple[str, Answer]] = [
     ("outer-step", outer(velocity=lambda u, d, decay: u.mul_(decay).add_(d), bring=lambda weights, anchor: weights.set_(anchor.clone()))),
     ("outer-step", outer(move=lambda anchor, d, u, rate, decay: anchor.copy_(anchor - rate * d - rate * decay * u))),
     ("outer-step", outer(mean=lambda w: w.mul_(1 / dist.get_world_size()))),
-    ("outer-step", outer_gathered),
+    ("outer-step", outer(difference=lambda anchor, mean: -(mean - anchor))),
     ("outer-step", outer_halved_first),
 ]
 
@@ -456,7 +457,6 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (compressed(scale=lambda x: x.abs().median()), ""),
         (compressed(scale=lambda x: x.pow(2).mean()), ""),
         (compressed(scale=lambda x: x.std()), ""),
-        (compressed(scale=lambda x: x.abs().mean(-1, keepdim=True)), ""),
         (compressed(sign=lambda x: torch.where(x >= 0, 1.0, 0.0)), ""),
         (compressed(sign=lambda x: torch.where(x >= 0, -1.0, 1.0)), ""),
         (compressed(times=lambda s, c: s / c), ""),
@@ -551,5 +551,6 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (outer(move=lambda anchor, d, u, rate, decay: anchor.sub_(d + decay * u)), ""),
         (outer(move=lambda anchor, d, u, rate, decay: anchor.sub_(rate * (d + u))), ""),
         (outer_rebound, ""),
+        (outer_gathered, "more is sent than the weights"),
     ],
 }

@@ -410,7 +410,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         ),
         (lambda operations, states: (traffic(operations, states)[0], 4 * len(states)), "goes both ways"),
         (lambda operations, states: (traffic(operations, states)[0], 8 * len(states)), "does not go back"),
-        (lambda operations, states: traffic(operations, states)[0], "2 results are expected"),
+        (lambda operations, states: traffic(operations, states)[0], "return 2 numbers"),
     ],
     "update-in-backward": [
         (lambda model, make: None, "No weight has moved"),

@@ -11,6 +11,7 @@ Source: Tang et al. 2021, "1-bit Adam" (arXiv 2102.02888), algorithm 1; Tang et 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -74,11 +75,25 @@ def _gradients() -> Iterator[tuple[Tensor]]:
         yield (3 * normal(seed, draws, weights) + normal(seed + 10, weights),)
 
 
+def _unchanged(answer: Callable[..., Any], values: Tensor) -> Any:
+    """What an answer returns; it may not write into what it is given, which the next exercises read again."""
+    before = values.clone()
+    told = answer(values)
+    if not bool((values == before).all()):
+        raise Wrong(*_CHANGED)
+    return told
+
+
+_CHANGED = Said(
+    "Your function writes into `values`, which others read again: leave it as it is, and return a new tensor.",
+    "Votre fonction écrit dans `values`, que d’autres relisent : laissez-le tel quel, et renvoyez un nouveau tenseur.",
+)
 COMPRESS_SIGNS = Exercise(
     id="compress-signs",
     title=Said("one bit per number", "un bit par nombre"),
     judge=Judge(
         compress,
+        trial=_unchanged,
         cases=_vectors,
         mistakes=(
             Mistake(
@@ -126,6 +141,40 @@ COMPRESS_SIGNS = Exercise(
                 "The scale is the sum of the magnitudes: divide it by how many there are.",
                 "L’échelle est la somme des valeurs absolues : divisez-la par leur nombre.",
             ),
+            *(
+                Mistake(
+                    _scaled(scale),
+                    "Your scale is not the mean magnitude, values.abs().mean(): of all scales that one makes the error smallest.",
+                    "Votre échelle n’est pas la moyenne des valeurs absolues, values.abs().mean() : de toutes les échelles, c’est "
+                    "elle qui rend l’erreur la plus petite.",
+                )
+                for scale in (
+                    lambda values: values.abs().median(),
+                    lambda values: values.square().mean(),
+                    lambda values: values.std(),
+                    lambda values: values.norm(),
+                )
+            ),
+            Mistake(
+                lambda values: (values >= 0) * values.abs().mean(),
+                "Negative numbers become 0: a bit tells + from −, so torch.where(values >= 0, 1.0, -1.0).",
+                "Les nombres négatifs deviennent 0 : un bit distingue + de −, donc torch.where(values >= 0, 1.0, -1.0).",
+            ),
+            Mistake(
+                lambda values: -_signs(values) * values.abs().mean(),
+                "The signs are the other way round.",
+                "Les signes sont inversés.",
+            ),
+            Mistake(
+                lambda values: _signs(values) / values.abs().mean(),
+                "You divide by the scale: multiply.",
+                "Vous divisez par l’échelle : multipliez.",
+            ),
+            Mistake(
+                lambda values: _signs(values) * values.abs(),
+                "Each number keeps its own magnitude, so nothing is compressed: one scale serves the whole vector.",
+                "Chaque nombre garde sa valeur absolue, rien n’est donc compressé : une seule échelle sert tout le vecteur.",
+            ),
         ),
     ),
     praise_en="Right: one bit per number in place of 32, and one scale for all.",
@@ -135,6 +184,12 @@ COMPRESS_SIGNS = Exercise(
     nearer_en="torch.where(condition, 1.0, -1.0) gives the signs, values.abs().mean() the scale.",
     nearer_fr="torch.where(condition, 1.0, -1.0) donne les signes, values.abs().mean() l’échelle.",
 )
+
+
+def _told(draws: Tensor) -> Tensor:
+    """Every row compressed by itself."""
+    return _signs(draws) * draws.abs().mean(1, keepdim=True)
+
 
 SIGN_BIAS = Exercise(
     id="sign-bias",
@@ -179,6 +234,51 @@ SIGN_BIAS = Exercise(
                 "alone, mean(0).",
                 "Il ne reste qu’un nombre, moyenné aussi sur les poids, où les biais se compensent : ne moyennez que "
                 "sur les tirages, mean(0).",
+            ),
+            Mistake(
+                lambda draws: (_told(draws) - draws).sum(0),
+                "You add the draws up: take their mean.",
+                "Vous additionnez les tirages : prenez leur moyenne.",
+            ),
+            Mistake(
+                lambda draws: _told(draws).median(0).values - draws.median(0).values,
+                "You take medians: the bias is a difference of means.",
+                "Vous prenez des médianes : le biais est une différence de moyennes.",
+            ),
+            Mistake(
+                lambda draws: _told(draws).mean(0) + draws.mean(0),
+                "You add what should have arrived: take it away.",
+                "Vous ajoutez ce qui aurait dû arriver : retranchez-le.",
+            ),
+            Mistake(
+                lambda draws: bias(draws) / draws.mean(0),
+                "You divide by the mean: the difference itself is asked for.",
+                "Vous divisez par la moyenne : on demande la différence elle-même.",
+            ),
+            Mistake(
+                lambda draws: bias(draws).square(),
+                "You square the difference: its sign tells which way the weights are pushed.",
+                "Vous élevez la différence au carré : son signe dit de quel côté les poids sont poussés.",
+            ),
+            Mistake(
+                lambda draws: draws.sign().mean(0) - draws.mean(0),
+                "The scale is missing: each row is compressed by `compress`, signs times its mean magnitude.",
+                "L’échelle manque : chaque ligne est compressée par `compress`, signes fois moyenne de ses valeurs absolues.",
+            ),
+            Mistake(
+                lambda draws: (draws.sign() * draws.abs().mean(0)).mean(0) - draws.mean(0),
+                "You take one scale per weight: a gradient, a row, has its own scale, over its weights.",
+                "Vous prenez une échelle par poids : chaque gradient, une ligne, a la sienne, sur tous ses poids.",
+            ),
+            Mistake(
+                lambda draws: 0 * draws.mean(0),
+                "Your bias is 0: nothing has been compressed.",
+                "Votre biais vaut 0 : rien n’a été compressé.",
+            ),
+            Mistake(
+                lambda draws: compress(draws[0]) - draws[0],
+                "You look at the first gradient alone: the mean over all rows is asked for.",
+                "Vous ne regardez que le premier gradient : on demande la moyenne sur toutes les lignes.",
             ),
         ),
     ),
@@ -307,6 +407,59 @@ ERROR_FEEDBACK = Exercise(
                 "Nothing is compressed: values + error is sent as it is.",
                 "Rien n’est compressé : values + error est envoyé tel quel.",
             ),
+            *(
+                Mistake(way, en, fr)
+                for way, en, fr in (
+                    (
+                        lambda values, error, compress: (compress(values + error), values - compress(values)),
+                        "What is left is taken from values alone: what was meant, values + error, less what was told.",
+                        "Le reste est pris sur values seul : c’est ce qu’on voulait dire, values + error, moins ce qui est dit.",
+                    ),
+                    (
+                        lambda values, error, compress: (
+                            compress(values) + compress(error),
+                            values + error - compress(values) - compress(error),
+                        ),
+                        "You compress twice: what is sent is one message, compress(values + error).",
+                        "Vous compressez deux fois : on n’envoie qu’un message, compress(values + error).",
+                    ),
+                    (
+                        _fed(operator.add, lambda values, error, told: error - told),
+                        "What is left forgets the new values: values + error − told.",
+                        "Le reste oublie les nouvelles valeurs : values + error − told.",
+                    ),
+                    (
+                        _fed(operator.add, lambda values, error, told: values + error),
+                        "What was told is not taken away from what is left: values + error − told.",
+                        "Ce qui est dit n’est pas retranché du reste : values + error − told.",
+                    ),
+                    (
+                        lambda values, error, compress: (values + error - compress(values + error),) * 2,
+                        "You send what is left: what is sent is compress(values + error).",
+                        "Vous envoyez le reste : ce qui est envoyé, c’est compress(values + error).",
+                    ),
+                    (
+                        _fed(operator.add, lambda values, error, told: (values + error - told).abs()),
+                        "What is left lost its sign: no abs().",
+                        "Le reste a perdu son signe : pas de abs().",
+                    ),
+                    (
+                        lambda values, error, _: feed_back(values, error, compress),
+                        "You call your own compression: use the one that you are given, `compress`.",
+                        "Vous appelez votre propre compression : utilisez celle que l’on vous donne, `compress`.",
+                    ),
+                    (
+                        _fed(operator.add, lambda values, error, told: 0 * error),
+                        "Nothing is left to say: the error of this compression gets lost, values + error − told.",
+                        "Il ne reste rien à dire : l’erreur de cette compression se perd, values + error − told.",
+                    ),
+                    (
+                        _fed(lambda values, error: (values + error) / 2, lambda values, error, told: values + error - told),
+                        "You average values and error: they add up.",
+                        "Vous faites la moyenne de values et error : on les additionne.",
+                    ),
+                )
+            ),
         ),
     ),
     praise_en="Right: nothing is lost. Summed over all steps, the messages plus the last error equal the values.",
@@ -399,6 +552,45 @@ COMPRESSED_BYTES = Exercise(
                 "That is the all-reduce in fp32: 4 bytes per number. Here a number takes one bit.",
                 "C’est l’all-reduce en fp32 : 4 octets par nombre. Ici, un nombre prend un bit.",
             ),
+            Mistake(
+                _ways(lambda parameters, ranks: _message(parameters // ranks // 8 * 8)),
+                "You round the chunk down: all numbers must have a server, so up, to a multiple of 8.",
+                "Vous arrondissez le morceau vers le bas : tout nombre doit avoir un serveur, donc vers le haut, à un multiple de "
+                "8.",
+            ),
+            *(
+                Mistake(
+                    _ways(lambda parameters, ranks, cut=cut: cut(math.ceil(parameters / ranks))),  # type: ignore[misc]
+                    "The chunk is not filled up to a multiple of 8 numbers: its last byte is whole.",
+                    "Le morceau n’est pas complété à un multiple de 8 nombres : son dernier octet est entier.",
+                )
+                for cut in (lambda chunk: chunk // 8 + 4 * math.ceil(chunk / BLOCK), _message)
+            ),
+            Mistake(
+                _ways(lambda parameters, ranks: _chunk(parameters, ranks) / 8 + 4 * (_chunk(parameters, ranks) // BLOCK)),
+                "A block of 2048 numbers that is only begun has a scale too: round their number up.",
+                "Un bloc de 2048 nombres seulement commencé a aussi son échelle : arrondissez leur nombre vers le haut.",
+            ),
+            Mistake(
+                _ways(lambda parameters, ranks: _chunk(parameters, ranks) / 8 + math.ceil(_chunk(parameters, ranks) / BLOCK)),
+                "A scale has 4 bytes: you count one.",
+                "Une échelle a 4 octets : vous en comptez un.",
+            ),
+            Mistake(
+                _ways(lambda parameters, ranks: _chunk(parameters, ranks) + 4 * math.ceil(_chunk(parameters, ranks) / BLOCK)),
+                "You count a byte per number: eight signs make a byte.",
+                "Vous comptez un octet par nombre : huit signes font un octet.",
+            ),
+            Mistake(
+                lambda parameters, ranks: compressed_bytes(parameters, ranks) / ranks,
+                "You divide by the number of ranks once more: a message is that of one chunk already.",
+                "Vous divisez une fois de plus par le nombre de rangs : un message est déjà celui d’un morceau.",
+            ),
+            Mistake(
+                lambda parameters, ranks: compressed_bytes(parameters, ranks) / (ranks - 1),
+                "You count one message per exchange: a rank sends one to each of the N − 1 others.",
+                "Vous comptez un message par échange : un rang en envoie un à chacun des N − 1 autres.",
+            ),
         ),
     ),
     praise_en="Right: Ψ/8 bytes take the place of 4Ψ, and the scales add one part in 64.",
@@ -482,11 +674,14 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
 
     worker_error, server_error = torch.zeros(size * CHUNK), torch.zeros(CHUNK)
     given: dict[str, Any] = {}
+    changed = False
     dist.all_to_all_single = noted  # type: ignore[assignment] # on this rank, which ends with the trial
     for call in range(CALLS):
-        result = answer(values_of(rank, size, seed, call), worker_error, server_error)
+        values = values_of(rank, size, seed, call)
+        result = answer(values, worker_error, server_error)
+        changed |= not bool((values == values_of(rank, size, seed, call)).all())
         given[f"mean of call {call}"] = result.clone() if isinstance(result, torch.Tensor) else result
-    return {"exchanged": types}, given | {_WORKER: worker_error, _SERVER: server_error}
+    return {"exchanged": types, "changed": changed}, given | {_WORKER: worker_error, _SERVER: server_error}
 
 
 def simulated(
@@ -549,8 +744,46 @@ def _means(**ways: Any) -> Callable[[int, int, int], dict[str, Tensor]]:
     return values
 
 
+def _uncompressed(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """The mean as an ordinary all-reduce gives it."""
+    means = [sum(values_of(one, size, seed, call) for one in range(size)) / size for call in range(CALLS)]
+    return {f"mean of call {call}": mean for call, mean in enumerate(means)}  # type: ignore[misc]
+
+
+def _signs_added(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """Each rank's whole vector, compressed, and then an all-reduce of numbers: of the first call."""
+    return {"mean of call 0": sum(read(write(values_of(one, size, seed, 0))) for one in range(size)) / size}  # type: ignore[dict-item]
+
+
+def _first_call(worker: float = 1.0, server: float = 1.0) -> Callable[[int, int, int], dict[str, Tensor]]:
+    """Two calls: by how much what was told is taken away from the errors, 1 if all is right."""
+
+    def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+        import torch
+
+        errors, left = [torch.zeros(size * CHUNK) for _ in range(size)], [torch.zeros(CHUNK) for _ in range(size)]
+        found = {}
+        for call in range(2):
+            told = []
+            for one in range(size):
+                errors[one] = errors[one] + values_of(one, size, seed, call)
+                told.append([read(write(chunk)) for chunk in errors[one].chunk(size)])
+                errors[one] = errors[one] - worker * torch.cat(told[one])
+            means = []
+            for one in range(size):
+                left[one] = left[one] + torch.stack([of[one] for of in told]).mean(0)
+                means.append(read(write(left[one])))
+                left[one] = left[one] - server * means[one]
+            found[f"mean of call {call}"] = torch.cat(means)
+        return found
+
+    return values
+
+
 def _inspect(answers: list[RankAnswer], size: int) -> None:
-    """All values are right: what has travelled for them?"""
+    """All values are right: what has travelled for them, and is `values` left as it was?"""
+    if answers[0].value["changed"]:
+        raise Wrong(*_CHANGED)
     calls = answers[0].calls
     floats = [kind for kind in answers[0].value["exchanged"] if kind != "torch.uint8"]
     if floats or any(call["dtype"] != "uint8" and int(call["numel"]) >= CHUNK for call in calls):
@@ -639,6 +872,35 @@ COMPRESSED_ALL_REDUCE = Exercise(
                 "messages after the all-gather.",
                 "Les moyennes des serveurs reviennent sans compression, en 32 bits par nombre : passez-les elles aussi "
                 "par write, et lisez les messages après l’all-gather.",
+            ),
+            Mistake(
+                _uncompressed,
+                "The mean is exact: nothing is compressed, and numbers of 32 bits travel. Write messages, and add the errors.",
+                "La moyenne est exacte : rien n’est compressé, et des nombres de 32 bits voyagent. Écrivez des messages, et ajoutez "
+                "les erreurs.",
+            ),
+            Mistake(
+                _signs_added,
+                "Each rank compresses its whole vector once, and the numbers are added up: cut it into chunks, one message per "
+                "server, and let servers compress their mean in turn.",
+                "Chaque rang compresse une fois son vecteur entier, et les nombres sont additionnés : coupez-le en morceaux, un "
+                "message par serveur, et faites compresser à son tour la moyenne par les serveurs.",
+            ),
+            *(
+                Mistake(
+                    _first_call(worker=taken),
+                    "What the worker has told is not taken away from worker_error: worker_error -= told.",
+                    "Ce qu’a dit le travailleur n’est pas retranché de worker_error : worker_error -= ce qui est dit.",
+                )
+                for taken in (0.0, -1.0)
+            ),
+            *(
+                Mistake(
+                    _first_call(server=taken),
+                    "What the server answers is not taken away from server_error: server_error -= read(answer).",
+                    "Ce que répond le serveur n’est pas retranché de server_error : server_error -= read(réponse).",
+                )
+                for taken in (0.0, -1.0)
             ),
         ),
     ),
