@@ -66,8 +66,8 @@ torch.set_num_threads(1)  # as on the ranks // comme sur les rangs
 # ### Exercice 1 — compresser
 #
 # Renvoyez, pour le vecteur `values`, ce que le destinataire en saura : le signe de chaque nombre, multiplié par
-# l’échelle. Un bit ne distingue que deux cas : zéro compte comme positif. (Laissez `values` lui-même tel quel : d’autres
-# le relisent.)
+# l’échelle. Un bit ne distingue que deux cas : zéro compte comme positif. (Laissez `values` lui-même tel quel :
+# d’autres le relisent.)
 
 # %% [markdown] lang="en"
 # ## 1. One bit per number
@@ -262,7 +262,7 @@ print([round(number, 2) for number in read(message)[:8].tolist()])
 # ### Exercice 4 — l’*all-reduce* compressé, sur les rangs
 #
 # Renvoyez la moyenne sur les rangs de `values`, un vecteur dont la longueur est un multiple de 8 fois le nombre de
-# rangs. Mettez à jour les deux erreurs **en place** (`+=`, `-=`, `copy_`).
+# rangs. Mettez à jour les deux erreurs **en place** (`+=`, `-=`, `copy_`), et laissez `values` tel quel.
 #
 # - `worker_error.view(size, -1)` : un morceau par ligne, sans copie ;
 # - `dist.all_to_all_single(reçu, donné)` : la ligne j de `donné` part au rang j ; la ligne i de `reçu` vient du rang
@@ -644,8 +644,9 @@ print(one_bit.losses[:warm] == plain.losses[:warm], one_bit.losses[warm:] == pla
 # `operations` est la liste, dans l’ordre, des opérations d’une mise à jour : des couples (tenseurs lus, tenseurs
 # écrits), désignés par leurs noms. `states` contient les noms des tenseurs présents avant et après ; les autres sont
 # temporaires. Renvoyez les octets déplacés **par paramètre**, en fp32 : un noyau par opération, puis un seul noyau pour
-# tout. Ce dernier lit un état la première fois qu’il en a besoin, sauf s’il vient de le calculer, et écrit à la fin
-# chaque état modifié ; les temporaires restent dans les registres.
+# tout. Un noyau lit un tenseur une fois, même si une opération le nomme deux fois (g · g). Le noyau unique lit un état
+# la première fois qu’il en a besoin, sauf s’il vient de le calculer, et écrit à la fin chaque état modifié ; les
+# temporaires restent dans les registres.
 
 # %% [markdown] lang="en"
 # Two relatives of 1-bit Adam, in the package:

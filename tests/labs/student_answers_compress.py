@@ -1,4 +1,4 @@
-"""Answers of lab 11 as students write them, from its text alone: right ones in many ways, wrong ones with their words."""
+"""Answers of lab 11 as students write them, from its text alone: right ones, and wrong ones with their words."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ def soft(
     factor: Any = lambda t: t**2,
     term: Any = lambda p, q: p * (p.log() - q.log()),
 ) -> Answer:
-    return lambda s, t, temperature: (
-        factor(temperature) * mean(term(p(teacher(t) / temperature), p(s / temperature)))
-    )
+    return lambda s, t, temperature: factor(temperature) * mean(term(p(teacher(t) / temperature), p(s / temperature)))
 
 
 def soft_sample_by_sample(student: Any, teacher: Any, temperature: float) -> Any:
@@ -61,7 +59,7 @@ def hard(student: Any, labels: Any) -> Any:
 
 
 def mixed(
-    soft_loss: Any = soft(),
+    soft_loss: Any = soft(),  # noqa: B008 - a function, made once
     hard_loss: Any = hard,
     mix: Any = lambda alpha, a, b: alpha * a + (1 - alpha) * b,
 ) -> Answer:
@@ -248,9 +246,7 @@ def masks(
 
 
 def masks_in_a_list(weights: Any, sparsity: float) -> Any:
-    places = sorted(
-        ((abs(v), layer, i) for layer, w in enumerate(weights) for i, v in enumerate(w.flatten().tolist()))
-    )
+    places = sorted(((abs(v), layer, i) for layer, w in enumerate(weights) for i, v in enumerate(w.flatten().tolist())))
     found = [torch.ones(w.numel()) for w in weights]
     for _, layer, i in places[: round(sparsity * len(places))]:
         found[layer][i] = 0.0
@@ -409,7 +405,10 @@ RIGHT: list[tuple[str, Answer]] = [
     ("straight-through", fake(through=detached_rounding)),
     ("straight-through", fake(clamp=torch.clamp)),
     ("straight-through", fake(clamp=lambda x, low, high: x.clamp(min=low).clamp(max=high))),
-    ("straight-through", fake(clamp=lambda x, low, high: torch.clip(x, low, high), through=lambda x: Straight.apply(x).clone())),
+    (
+        "straight-through",
+        fake(clamp=torch.clip, through=lambda x: Straight.apply(x).clone()),
+    ),
     ("straight-through", fake(back=lambda q, scale: scale.mul(q))),
     ("straight-through", fake(high=lambda bits: (1 << (bits - 1)) - 1.0)),
     ("straight-through", fake(through=lambda x: x - (x - x.round()).detach())),
@@ -444,14 +443,35 @@ RIGHT: list[tuple[str, Answer]] = [
     ("sr-ste", lambda w, m, g, d: g.add(w - m * w, alpha=d)),
     ("sr-ste", lambda w, m, g, d: g.add_(d * (w - w * m))),
     ("sr-ste", lambda w, m, g, d: g + d * torch.logical_not(m).float() * w),
-    ("sr-ste", lambda w, m, g, d: torch.tensor(
-        [[b if k else b + d * a for a, k, b in zip(*row, strict=True)] for row in zip(w.tolist(), m.tolist(), g.tolist(), strict=True)]
-    )),
+    (
+        "sr-ste",
+        lambda w, m, g, d: torch.tensor(
+            [
+                [b if k else b + d * a for a, k, b in zip(*row, strict=True)]
+                for row in zip(w.tolist(), m.tolist(), g.tolist(), strict=True)
+            ]
+        ),
+    ),
     ("permutation", moved(lambda t, order: t[order], lambda t, order: t[:, order])),
     ("permutation", moved(lambda t, order: t.index_select(0, order), lambda t, order: t.index_select(1, order))),
-    ("permutation", moved(lambda t, order: t.take_along_dim(order if t.dim() == 1 else order[:, None], 0), lambda t, order: t.T[order].T)),
+    (
+        "permutation",
+        moved(
+            lambda t, order: t.take_along_dim(order if t.dim() == 1 else order[:, None], 0),
+            lambda t, order: t.T[order].T,
+        ),
+    ),
     ("permutation", lambda e, b, p, order: [e[order, :], torch.gather(b, 0, order), p[..., order]]),
-    ("permutation", lambda e, b, p, order: (*torch.cat([e, b[:, None]], 1)[order].split([e.shape[1], 1], 1),)[:1] + (b[order.tolist()], p[:, order.tolist()])),
+    (
+        "permutation",
+        lambda e, b, p, order: (
+            (
+                *(*torch.cat([e, b[:, None]], 1)[order].split([e.shape[1], 1], 1),)[:1],
+                b[order.tolist()],
+                p[:, order.tolist()],
+            )
+        ),
+    ),
     ("permutation", moved_by_matrix),
     ("permutation", moved_into_place),
     ("permutation", moved_in_place),
@@ -467,20 +487,50 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (soft(mean=lambda terms: terms.sum(1)), ""),
         (soft(term=lambda p, q: q * (q.log() - p.log())), ""),
         (soft(mean=lambda terms: -terms.sum() / len(terms)), ""),
-        (lambda s, t, temperature: temperature**2 * F.kl_div((s / temperature).softmax(-1), (t.detach() / temperature).softmax(-1), reduction="batchmean"), ""),
+        (
+            lambda s, t, temperature: (
+                temperature**2
+                * F.kl_div((s / temperature).softmax(-1), (t.detach() / temperature).softmax(-1), reduction="batchmean")
+            ),
+            "",
+        ),
         (lambda s, t, temperature: torch.tensor(soft()(s, t, temperature).item()), ""),
     ],
     "mixed-loss": [
         (mixed(mix=lambda alpha, a, b: a + b), ""),
         (mixed(mix=lambda alpha, a, b: (a + b) / 2), ""),
         (mixed(mix=lambda alpha, a, b: alpha * a), ""),
-        (mixed(hard_loss=lambda s, labels: F.cross_entropy(s[labels > 0], labels[labels > 0]) if (labels > 0).any() else 0.0), ""),
+        (
+            mixed(
+                hard_loss=lambda s, labels: (
+                    F.cross_entropy(s[labels > 0], labels[labels > 0]) if (labels > 0).any() else 0.0
+                )
+            ),
+            "",
+        ),
         (mixed(hard_loss=lambda s, labels: F.cross_entropy(s[labels >= 0], labels[labels >= 0], reduction="sum")), ""),
         (mixed(soft_loss=lambda s, t, temperature: soft()(s, t, 1.0)), ""),
         (mixed(soft_loss=soft(factor=lambda t: 1)), ""),
-        (mixed(hard_loss=lambda s, labels: F.nll_loss(s[labels >= 0], labels[labels >= 0]) if (labels >= 0).any() else 0.0), ""),
-        (lambda s, t, labels, temperature, alpha: mixed()(s, t, labels, temperature, alpha) if (labels >= 0).any() else soft()(s, t, temperature), ""),
-        (lambda s, t, labels, temperature, alpha: mixed()(s, t, labels, temperature, alpha) if (labels >= 0).any() else torch.zeros(()), ""),
+        (
+            mixed(
+                hard_loss=lambda s, labels: (
+                    F.nll_loss(s[labels >= 0], labels[labels >= 0]) if (labels >= 0).any() else 0.0
+                )
+            ),
+            "",
+        ),
+        (
+            lambda s, t, labels, temperature, alpha: (
+                mixed()(s, t, labels, temperature, alpha) if (labels >= 0).any() else soft()(s, t, temperature)
+            ),
+            "",
+        ),
+        (
+            lambda s, t, labels, temperature, alpha: (
+                mixed()(s, t, labels, temperature, alpha) if (labels >= 0).any() else torch.zeros(())
+            ),
+            "",
+        ),
     ],
     "rows": [
         (rows(largest=lambda w: w.abs().mean(1, keepdim=True)), ""),
@@ -518,7 +568,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (integer(shift=lambda x, w, z: z * x.int().sum(1, keepdim=True)), ""),
         (integer(scales=lambda y, sx, sw: (sx * sw.T * y).round()), ""),
         (integer(scales=lambda y, sx, sw: (sx * sw.T * y).T), ""),
-        (integer(sums=lambda x, w: (x.float() @ w.float().T)), ""),
+        (integer(sums=lambda x, w: x.float() @ w.float().T), ""),
         (lambda x_q, sx, z, w_q, sw: sx * sw.T * ((x_q - z).int() @ w_q.int().T), ""),
     ],
     "straight-through": [

@@ -1,4 +1,4 @@
-"""Answers of lab 08 as students write them, from its text alone: right ones in many ways, wrong ones with their words."""
+"""Answers of lab 08 as students write them, from its text alone: right ones, and wrong ones with their words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import lsq_linear, minimize
+from scipy.optimize import lsq_linear
 from scipy.stats import binomtest
 
 Answer = Callable[..., Any]
@@ -292,7 +292,9 @@ def errors(
     def answer(rows: Any) -> Any:
         r = rate([speed_of(row) for row in rows if fitted(row)])
         kept = [row for row in rows if judged(row)]
-        return held_in((mean([gap(row.predicted_s, row) for row in kept]), mean([gap(row.work / r, row) for row in kept])))
+        return held_in(
+            (mean([gap(row.predicted_s, row) for row in kept]), mean([gap(row.work / r, row) for row in kept]))
+        )
 
     return answer
 
@@ -318,13 +320,21 @@ RIGHT: list[tuple[str, Answer]] = [
     ("best-split", best()),
     ("best-split", best_by_numpy),
     ("best-split", best(choose=lambda able, key: sorted(able, key=key)[0], out=list)),
-    ("best-split", best(reduce=lambda pp, dp, p, alpha, beta: sum(alpha + beta * 2 * p / (pp * dp) for _ in range(2 * dp - 2)))),
+    (
+        "best-split",
+        best(reduce=lambda pp, dp, p, alpha, beta: sum(alpha + beta * 2 * p / (pp * dp) for _ in range(2 * dp - 2))),
+    ),
     ("choose-layout", chosen_in_a_loop),
     ("choose-layout", lambda *asked: max(able(*asked), key=speed)),
     ("choose-layout", lambda *asked: sorted(able(*asked), key=speed)[-1]),
     ("choose-layout", lambda *asked: min(able(*asked), key=lambda one: 1 / speed(one))),
     ("choose-layout", lambda *asked: able(*asked)[int(np.argmax([speed(one) for one in able(*asked)]))]),
-    ("choose-layout", lambda layouts, *rest: layouts[max((speed(one), i) for i, one in enumerate(layouts) if one in able(layouts, *rest))[1]]),
+    (
+        "choose-layout",
+        lambda layouts, *rest: layouts[
+            max((speed(one), i) for i, one in enumerate(layouts) if one in able(layouts, *rest))[1]
+        ],
+    ),
     ("pareto-front", front(beats)),
     ("pareto-front", front_by_numpy),
     ("pareto-front", front_by_torch),
@@ -333,10 +343,25 @@ RIGHT: list[tuple[str, Answer]] = [
     ("sharding-programme", linear()),
     ("sharding-programme", linear(held_in=list)),
     ("sharding-programme", linear(ones=lambda v, n: [{("s", v, k): 2 for k in range(n)}, 2])),
-    ("sharding-programme", linear(makers=lambda v, k, n: ({("s", v, k): -0.5, **{("e", v, k, j): 0.5 for j in range(n)}}, 0.0))),
-    ("sharding-programme", linear(makers=lambda v, k, n: ({("s", v, k): 1, **{("e", v, k, j): -1 for j in range(n)}}, 0) if k else None)),
-    ("sharding-programme", lambda costs, matrices: (linear()(costs, matrices)[0], tuple(linear()(costs, matrices)[1][::-1]))),
-    ("sharding-programme", lambda costs, matrices: ({k: np.float64(v) for k, v in linear()(costs, matrices)[0].items()}, linear()(costs, matrices)[1])),
+    (
+        "sharding-programme",
+        linear(makers=lambda v, k, n: ({("s", v, k): -0.5, **{("e", v, k, j): 0.5 for j in range(n)}}, 0.0)),
+    ),
+    (
+        "sharding-programme",
+        linear(makers=lambda v, k, n: ({("s", v, k): 1, **{("e", v, k, j): -1 for j in range(n)}}, 0) if k else None),
+    ),
+    (
+        "sharding-programme",
+        lambda costs, matrices: (linear()(costs, matrices)[0], tuple(linear()(costs, matrices)[1][::-1])),
+    ),
+    (
+        "sharding-programme",
+        lambda costs, matrices: (
+            {k: np.float64(v) for k, v in linear()(costs, matrices)[0].items()},
+            linear()(costs, matrices)[1],
+        ),
+    ),
     ("sharding-programme", linear(ones=lambda v, n: ({("s", v, k): 1 for k in range(n)}, 1) if v else None)),
     ("pipeline-stages", shortest()),
     ("pipeline-stages", shortest_by_table),
@@ -374,9 +399,14 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (lambda n, t, factor: np.abs(fitted(unbounded)(n, t, factor)), ""),
         (lambda n, t, factor: np.array(fitted(by_bounds)(n, t, factor)) * [1, factor], ""),
         (lambda n, t, factor: np.array(fitted(by_bounds)(n, t, factor)) * [1e6, 1e9], ""),
-        (lambda n, t, factor: (fitted(by_bounds)(n, t, factor)[0], 1 / fitted(by_bounds)(n, t, factor)[1] if fitted(by_bounds)(n, t, factor)[1] else 0), ""),
+        (
+            lambda n, t, factor: [
+                x if i == 0 or x == 0 else 1 / x for i, x in enumerate(fitted(by_normal_equations)(n, t, factor))
+            ],
+            "",
+        ),
         (lambda n, t, factor: np.array(fitted(by_bounds)(n[:2], t[:2], factor)), ""),
-        (lambda n, t, factor: minimize(lambda x: sum(((x[0] + x[1] * factor * a - b) / b) ** 2 for a, b in zip(n, t, strict=True)), [0, 0], bounds=[(0, None)] * 2).x * 0 + [max(t), 0], ""),
+        (lambda n, t, factor: (max(t), 0.0), ""),
     ],
     "best-split": [
         (best(divides=lambda gpus, pp, m: gpus % pp == 0), ""),
@@ -413,7 +443,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (lambda points: [i + 1 for i in front(beats)(points)], ""),
         (lambda points: [i for i in range(len(points)) if i not in front(beats)(points)], ""),
         (lambda points: front(beats)(points)[:-1], ""),
-        (lambda points: [True if i in front(beats)(points) else False for i in range(len(points))], ""),
+        (lambda points: [i in front(beats)(points) for i in range(len(points))], ""),
     ],
     "sharding-programme": [
         (linear(ones=lambda v, n: ({("s", v, k): 1 for k in range(n)}, n)), ""),
@@ -423,7 +453,12 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (linear(makers=lambda v, k, n: ({("s", v, k): 1, **{("e", v, k, j): 1 for j in range(n)}}, 0)), ""),
         (linear(readers=lambda v, j, n: ({("s", v, j): 1, **{("e", v, k, j): -1 for k in range(n)}}, 0)), ""),
         (linear(makers=lambda v, k, n: None), ""),
-        (linear(objective=lambda costs, m: {("s", v, k): c for v, some in enumerate(costs) for k, c in enumerate(some)}), ""),
+        (
+            linear(
+                objective=lambda costs, m: {("s", v, k): c for v, some in enumerate(costs) for k, c in enumerate(some)}
+            ),
+            "",
+        ),
         (linear(objective=lambda costs, m: {name: -c for name, c in linear()(costs, m)[0].items()}), ""),
         (lambda costs, m: (linear()(costs, m)[0], []), ""),
         (lambda costs, m: min(costs[0]), ""),
@@ -433,18 +468,36 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (shortest(t_of=lambda b, added, slowest: added + slowest), ""),
         (shortest(t_of=lambda b, added, slowest: slowest), ""),
         (shortest(sizes=lambda gpus: range(1, gpus + 1)), ""),
-        (shortest(end=lambda found: next(iter(found)), t_of=lambda b, added, slowest: -(added + (b - 1) * slowest)), ""),
+        (
+            shortest(end=lambda found: next(iter(found)), t_of=lambda b, added, slowest: -(added + (b - 1) * slowest)),
+            "",
+        ),
         (shortest(end=max), ""),
         (shortest(last=lambda left: True), ""),
-        (lambda time_of, layers, gpus, b: sum(time_of(i, i, 1) for i in range(layers)) + (b - 1) * max(time_of(i, i, 1) for i in range(layers)), ""),
+        (
+            lambda time_of, layers, gpus, b: (
+                sum(time_of(i, i, 1) for i in range(layers)) + (b - 1) * max(time_of(i, i, 1) for i in range(layers))
+            ),
+            "",
+        ),
     ],
     "paired-rounds": [
-        (paired(p=lambda ahead, behind: ahead / (ahead + behind)), ""),
+        (paired(p=lambda ahead, behind: max(ahead, behind) / (ahead + behind)), ""),
         (paired(p=lambda ahead, behind: 0.5 ** max(ahead, behind)), ""),
         (paired(p=lambda ahead, behind: 2 * 0.5 ** (ahead + behind)), ""),
         (paired(p=lambda ahead, behind: binomtest(ahead, ahead + behind, alternative="greater").pvalue), ""),
         (paired(p=lambda ahead, behind: binomtest(behind, ahead + behind, alternative="greater").pvalue), ""),
-        (paired(p=lambda ahead, behind: min(1, 2 * sum(math.comb(ahead + behind, k) for k in range(max(ahead, behind) + 1, ahead + behind + 1)) / 2 ** (ahead + behind))), ""),
+        (
+            paired(
+                p=lambda ahead, behind: min(
+                    1,
+                    2
+                    * sum(math.comb(ahead + behind, k) for k in range(max(ahead, behind) + 1, ahead + behind + 1))
+                    / 2 ** (ahead + behind),
+                )
+            ),
+            "",
+        ),
         (paired(ratio=lambda a, b: statistics.median(y - x for x, y in zip(a, b, strict=True))), ""),
         (paired(ratio=lambda a, b: statistics.geometric_mean(y / x for x, y in zip(a, b, strict=True))), ""),
         (paired(ratio=lambda a, b: sorted(y / x for x, y in zip(a, b, strict=True))[len(a) // 2]), ""),
@@ -459,7 +512,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (errors(gap=lambda guess, row: abs(math.log(guess / row.measured_s))), ""),
         (errors(rate=max), ""),
         (errors(speed_of=lambda row: row.work / row.predicted_s), ""),
-        (errors(rate=lambda rates: statistics.harmonic_mean(rates)), ""),
+        (errors(rate=statistics.harmonic_mean), ""),
         (lambda rows: (errors()(rows)[0], errors(gap=lambda guess, row: guess)(rows)[1]), ""),
     ],
 }

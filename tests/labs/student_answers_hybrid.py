@@ -1,4 +1,4 @@
-"""Answers of lab 07 as students write them, from its text alone: right ones in many ways, wrong ones with their words."""
+"""Answers of lab 07 as students write them, from its text alone: right ones, and wrong ones with their words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 import dlojz
@@ -263,7 +262,10 @@ RIGHT: list[tuple[str, Answer]] = [
     ("between-nodes", between(neighbours=lambda group: ((group[i - 1], group[i]) for i in range(len(group))))),
     ("hybrid-step", step()),
     ("hybrid-step", step(reduce=lambda p, dp, tp: dp.all_reduce(p.grad.div_(dp.size)))),
-    ("hybrid-step", step(inside=lambda part, x, tp: torch.relu((copy(x, tp) * copy(part["scale"], tp)) @ part["w1"].T))),
+    (
+        "hybrid-step",
+        step(inside=lambda part, x, tp: torch.relu((copy(x, tp) * copy(part["scale"], tp)) @ part["w1"].T)),
+    ),
     ("hybrid-step", step_in_one_message),
     ("hybrid-step", step_of_a_smaller_loss),
     ("hybrid-step", step_by_autograd),
@@ -296,15 +298,33 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (degrees(order=lambda d: (d[1], d[0], d[2])), ""),
         (degrees(order=lambda d: {"dp": d[0], "pp": d[1], "tp": d[2]}), ""),
         (degrees(fill=lambda n, known: n - known), ""),
-        (lambda n, dp=None, pp=None, tp=None: None if n % ((dp or 1) * (pp or 1) * (tp or 1)) else degrees(off=lambda *a: False)(n, dp, pp, tp), ""),
+        (
+            lambda n, dp=None, pp=None, tp=None: (
+                None if n % ((dp or 1) * (pp or 1) * (tp or 1)) else degrees(off=lambda *a: False)(n, dp, pp, tp)
+            ),
+            "",
+        ),
     ],
     "grid-groups": [
         (lambda axis, dp, pp, tp: groups_in_branches(axis, dp, pp, tp)[0], ""),
         (lambda axis, dp, pp, tp: groups_in_branches({"dp": "tp", "tp": "dp", "pp": "pp"}[axis], dp, pp, tp), ""),
         (lambda axis, dp, pp, tp: groups_in_branches(axis, pp, dp, tp), ""),
         (lambda axis, dp, pp, tp: [list(range(dp * pp * tp))], ""),
-        (lambda axis, dp, pp, tp: [[r for r in range(dp * pp * tp) if place(r, dp, pp, tp)[NUMBER[axis]] == i] for i in range({"dp": dp, "pp": pp, "tp": tp}[axis])], ""),
-        (lambda axis, dp, pp, tp: [list(range(i, i + tp)) for i in range(0, 8, tp)] if axis == "tp" else groups_in_branches(axis, dp, pp, tp), ""),
+        (
+            lambda axis, dp, pp, tp: [
+                [r for r in range(dp * pp * tp) if place(r, dp, pp, tp)[NUMBER[axis]] == i]
+                for i in range({"dp": dp, "pp": pp, "tp": tp}[axis])
+            ],
+            "",
+        ),
+        (
+            lambda axis, dp, pp, tp: (
+                [list(range(i, i + tp)) for i in range(0, 8, tp)]
+                if axis == "tp"
+                else groups_in_branches(axis, dp, pp, tp)
+            ),
+            "",
+        ),
         (lambda axis, dp, pp, tp: [g for g in groups_in_branches(axis, dp, pp, tp) if 0 in g], ""),
     ],
     "between-nodes": [

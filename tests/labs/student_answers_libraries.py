@@ -1,4 +1,4 @@
-"""Answers of lab 12 as students write them, from its text alone: right ones in many ways, wrong ones with their words."""
+"""Answers of lab 12 as students write them, from its text alone: right ones, and wrong ones with their words."""
 
 from __future__ import annotations
 
@@ -204,7 +204,12 @@ def converted(
 def converted_by_index(weight: Any, heads: int, tp: int, rank: int) -> Any:
     width = weight.shape[1]
     size, own = width // heads, heads // tp
-    rows = [part * width + head * size + i for head in range(rank * own, (rank + 1) * own) for part in range(3) for i in range(size)]
+    rows = [
+        part * width + head * size + i
+        for head in range(rank * own, (rank + 1) * own)
+        for part in range(3)
+        for i in range(size)
+    ]
     return weight[rows]
 
 
@@ -221,7 +226,9 @@ def converted_by_numpy(weight: Any, heads: int, tp: int, rank: int) -> Any:
 
 def own_then_order(weight: Any, heads: int, tp: int, rank: int) -> Any:
     own = heads // tp
-    q, k, v = (part.view(heads, -1, weight.shape[1])[rank * own : (rank + 1) * own] for part in weight.split(len(weight) // 3))
+    q, k, v = (
+        part.view(heads, -1, weight.shape[1])[rank * own : (rank + 1) * own] for part in weight.split(len(weight) // 3)
+    )
     return torch.stack([q, k, v], dim=1).flatten(0, 2)
 
 
@@ -235,7 +242,7 @@ def arguments(
     default: Any = lambda micro, dp: micro * dp,
 ) -> Answer:
     def answer(words: list[str], gpus: int) -> Any:
-        found = {a: b for a, b in zip(words, words[1:], strict=False) if a.startswith("--")}
+        found = {a: b for a, b in pairwise(words) if a.startswith("--")}
         tp = int(found.get("--tensor-model-parallel-size", "1"))
         pp = int(found.get("--pipeline-model-parallel-size", "1"))
         replicas = dp(gpus, tp, pp)
@@ -292,14 +299,26 @@ RIGHT: list[tuple[str, Answer]] = [
     ("deepspeed-loop", with_engine(after=lambda engine, number, last: engine.train())),
     ("deepspeed-loop", with_engine(after=lambda engine, number, last: print(number) if last else None)),
     ("deepspeed-loop", lambda engine, batches: [(engine.backward(engine(b)), engine.step()) for b in batches]),
-    ("deepspeed-loop", lambda engine, batches: engine.train() and None or with_engine()(engine, batches)),
+    ("deepspeed-loop", lambda engine, batches: (engine.train() and None) or with_engine()(engine, batches)),
     ("course-json", completed()),
     ("course-json", completed(micro=micro_downwards)),
     ("course-json", completed(merge=updated)),
     ("course-json", completed(merge=lambda course, sizes: {**sizes, **course})),
     ("course-json", completed(merge=lambda course, sizes: dict(course, **sizes))),
-    ("course-json", completed(micro=lambda samples, fits: next(samples // k for k in range(1, samples + 1) if samples % k == 0 and samples // k <= fits))),
-    ("course-json", completed(micro=lambda samples, fits: sorted(m for m in range(1, min(samples, fits) + 1) if samples % m == 0)[-1])),
+    (
+        "course-json",
+        completed(
+            micro=lambda samples, fits: next(
+                samples // k for k in range(1, samples + 1) if samples % k == 0 and samples // k <= fits
+            )
+        ),
+    ),
+    (
+        "course-json",
+        completed(
+            micro=lambda samples, fits: sorted(m for m in range(1, min(samples, fits) + 1) if samples % m == 0)[-1]
+        ),
+    ),
     ("course-json", completed(merge=lambda course, sizes: {k: v for d in (course, sizes) for k, v in d.items()})),
     ("accelerate-loop", with_accelerator()),
     ("accelerate-loop", with_accelerator(prepare=prepared_separately)),
@@ -323,7 +342,12 @@ RIGHT: list[tuple[str, Answer]] = [
     ("megatron-qkv", converted()),
     ("megatron-qkv", converted(part=lambda w, tp, rank: w.view(tp, -1, w.shape[1])[rank])),
     ("megatron-qkv", converted(part=lambda w, tp, rank: w.tensor_split(tp)[rank].clone())),
-    ("megatron-qkv", converted(heads_first=lambda w, heads: torch.einsum("phdw->hpdw", w.unflatten(0, (3, heads, -1))).flatten(0, 2))),
+    (
+        "megatron-qkv",
+        converted(
+            heads_first=lambda w, heads: torch.einsum("phdw->hpdw", w.unflatten(0, (3, heads, -1))).flatten(0, 2)
+        ),
+    ),
     ("megatron-qkv", converted_by_index),
     ("megatron-qkv", converted_by_parts),
     ("megatron-qkv", converted_by_numpy),
@@ -356,12 +380,20 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (completed(micro=lambda samples, fits: fits), ""),
         (completed(micro=lambda samples, fits: samples), ""),
         (completed(micro=lambda samples, fits: 1), ""),
-        (completed(micro=lambda samples, fits: math.gcd(samples, fits)), ""),
+        (completed(micro=math.gcd), ""),
         (completed(micro=lambda samples, fits: min(m for m in range(2, fits + 1) if samples % m == 0)), ""),
         (completed(total=lambda batch, ranks: batch // ranks), ""),
         (completed(total=lambda batch, ranks: batch * ranks), ""),
         (completed(merge=lambda course, sizes: {**course, **{k: str(v) for k, v in sizes.items()}}), ""),
-        (completed(merge=lambda course, sizes: {**course, **{k: v for k, v in sizes.items() if k != "gradient_accumulation_steps"}}), ""),
+        (
+            completed(
+                merge=lambda course, sizes: {
+                    **course,
+                    **{k: v for k, v in sizes.items() if k != "gradient_accumulation_steps"},
+                }
+            ),
+            "",
+        ),
     ],
     "accelerate-loop": [
         (with_accelerator(prepare=prepared_and_swapped), ""),
@@ -370,7 +402,12 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (with_accelerator(loss=lambda model, batch: model(batch) / 4), ""),
         (with_accelerator(backward=lambda a, loss: (a.backward(loss), a.backward(loss))), ""),
         (with_accelerator(step=lambda a, optimizer: None), ""),
-        (with_accelerator(step=lambda a, optimizer: optimizer.step() if a.sync_gradients else None, zero=lambda optimizer: None), ""),
+        (
+            with_accelerator(
+                step=lambda a, optimizer: optimizer.step() if a.sync_gradients else None, zero=lambda optimizer: None
+            ),
+            "",
+        ),
         (with_accelerator(backward=lambda a, loss: None), ""),
         (with_accelerator(step=lambda a, optimizer: (optimizer.step(), optimizer.step())), ""),
     ],
@@ -384,7 +421,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
     "read-traffic": [
         (told(lambda g: 0 if g == 0 else 2 if g < 2 else 3), ""),
         (told(lambda g: 0 if g <= 0 else 2 if g <= 1 else 3), ""),
-        (told(lambda g: round(g)), ""),
+        (told(round), ""),
         (told(lambda g: 3 if g >= 2 else 2), ""),
         (told(lambda g: g), ""),
         (lambda messages, weights: 2 if "all_gather" in messages else 0, ""),
@@ -399,8 +436,20 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (converted(part=lambda w, tp, rank: w.chunk(tp)[tp - 1 - rank]), ""),
         (converted(part=lambda w, tp, rank: w[rank::tp]), ""),
         (converted(part=lambda w, tp, rank: w.chunk(tp)[0]), ""),
-        (converted(heads_first=lambda w, heads: w.view(3, heads, -1, w.shape[1]).flip(0).transpose(0, 1).reshape(w.shape)), ""),
-        (converted(heads_first=lambda w, heads: w.T.contiguous().view(3, heads, -1, w.shape[1]).transpose(0, 1).reshape(w.shape)), ""),
+        (
+            converted(
+                heads_first=lambda w, heads: w.view(3, heads, -1, w.shape[1]).flip(0).transpose(0, 1).reshape(w.shape)
+            ),
+            "",
+        ),
+        (
+            converted(
+                heads_first=lambda w, heads: (
+                    w.T.contiguous().view(3, heads, -1, w.shape[1]).transpose(0, 1).reshape(w.shape)
+                )
+            ),
+            "",
+        ),
         (lambda weight, heads, tp, rank: converted()(weight, tp, tp, rank), ""),
     ],
     "megatron-arguments": [

@@ -1,4 +1,4 @@
-"""Answers of lab 10 as students write them, from its text alone: right ones in many ways, wrong ones with their words."""
+"""Answers of lab 10 as students write them, from its text alone: right ones, and wrong ones with their words."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def gate_token_by_token(logits: Any, k: int) -> Any:
 
 def two_levels(
     group: Any = lambda logits: logits.softmax(1).max(1),
-    inside: Any = gate(),
+    inside: Any = gate(),  # noqa: B008 - a function, made once
     weight: Any = lambda p, w: p[:, None] * w,
     number: Any = lambda g, c, each: g[:, None] * each + c,
     window: Any = lambda logits, g, each: logits.view(len(logits), -1, each)[torch.arange(len(logits)), g],
@@ -313,7 +313,7 @@ def exchange_flat(t: Any) -> Any:
 
 
 def averaged(
-    all_of: Any = lambda t: dist.all_reduce(t),
+    all_of: Any = lambda t: dist.all_reduce(t),  # noqa: PLW0108 - looked up on the rank, where calls are counted
     some_of: Any = lambda t, group: dist.all_reduce(t, group=group),
     shared_by: Any = lambda replicas: dist.get_world_size(),
     own_by: Any = lambda replicas: dist.get_world_size(),
@@ -321,7 +321,7 @@ def averaged(
     def answer(shared: Any, own: Any, replicas: Any) -> None:
         for g in shared:
             all_of(g)
-            g /= shared_by(replicas)
+            g.div_(shared_by(replicas))
         for g in own:
             some_of(g, replicas)
             g.mul_(1 / own_by(replicas))
@@ -350,8 +350,8 @@ def averaged_by_the_mean(shared: Any, own: Any, replicas: Any) -> None:
     copies, n = dist.get_world_size(replicas), dist.get_world_size()
     for g in own:
         dist.all_reduce(g, op=dist.ReduceOp.SUM, group=replicas)
-        g /= copies
-        g *= copies / n
+        g.div_(copies)
+        g.mul_(copies / n)
     for g in shared:
         dist.all_reduce(g, op=dist.ReduceOp.SUM)
         torch.div(g, n, out=g)
@@ -427,7 +427,10 @@ RIGHT: list[tuple[str, Answer]] = [
     ("mixture", mixture(add=in_row_order)),
     ("mixture", mixture(add=with_put)),
     ("mixture", mixture(keep=lambda places: places != -1, weigh=lambda w, rows: torch.einsum("t,td->td", w, rows))),
-    ("mixture", mixture(add=lambda x, token, rows: x.new_zeros(x.shape).scatter_add(0, token[:, None].expand_as(rows), rows))),
+    (
+        "mixture",
+        mixture(add=lambda x, token, rows: x.new_zeros(x.shape).scatter_add(0, token[:, None].expand_as(rows), rows)),
+    ),
     ("mixture", mixture_by_einsum),
     ("mixture", mixture_choice_by_choice),
     ("mixture", mixture_with_a_bin),
@@ -436,22 +439,47 @@ RIGHT: list[tuple[str, Answer]] = [
     ("balance-loss", balance(f=lambda logits, chosen: F.one_hot(chosen, logits.shape[1]).sum((0, 1)) / chosen.numel())),
     ("balance-loss", balance(f=lambda logits, chosen: torch.eye(logits.shape[1])[chosen].mean((0, 1)))),
     ("balance-loss", balance(f=share_in_a_loop)),
-    ("balance-loss", balance(f=lambda logits, chosen: torch.zeros(logits.shape[1]).index_add(0, chosen.flatten(), torch.ones(chosen.numel())) / chosen.numel())),
-    ("balance-loss", balance(p=lambda logits: logits.log_softmax(1).exp().sum(0) / len(logits), end=lambda f, p: (f * p).sum() * len(p))),
+    (
+        "balance-loss",
+        balance(
+            f=lambda logits, chosen: (
+                torch.zeros(logits.shape[1]).index_add(0, chosen.flatten(), torch.ones(chosen.numel())) / chosen.numel()
+            )
+        ),
+    ),
+    (
+        "balance-loss",
+        balance(
+            p=lambda logits: logits.log_softmax(1).exp().sum(0) / len(logits), end=lambda f, p: (f * p).sum() * len(p)
+        ),
+    ),
     ("balance-loss", balance(end=lambda f, p: (len(p) ** 2 * f * p).mean())),
     ("balance-loss", balance_in_a_loop),
     ("two-level-gate", two_levels()),
     ("two-level-gate", two_levels(inside=gate_of_chosen_logits)),
     ("two-level-gate", two_levels(group=lambda logits: (F.softmax(logits, -1).amax(-1), logits.argmax(-1)))),
     ("two-level-gate", two_levels(weight=lambda p, w: torch.einsum("t,tk->tk", p, w))),
-    ("two-level-gate", two_levels(window=lambda logits, g, each: torch.stack([row[i * each : (i + 1) * each] for row, i in zip(logits, g.tolist(), strict=True)]))),
-    ("two-level-gate", two_levels(window=lambda logits, g, each: logits.gather(1, g[:, None] * each + torch.arange(each)))),
+    (
+        "two-level-gate",
+        two_levels(
+            window=lambda logits, g, each: torch.stack(
+                [row[i * each : (i + 1) * each] for row, i in zip(logits, g.tolist(), strict=True)]
+            )
+        ),
+    ),
+    (
+        "two-level-gate",
+        two_levels(window=lambda logits, g, each: logits.gather(1, g[:, None] * each + torch.arange(each))),
+    ),
     ("two-level-gate", two_levels_masked),
     ("two-level-gate", two_levels_token_by_token),
     ("exchange", exchange()),
     ("exchange", exchange(there=lambda t, n, own: torch.cat(t.chunk(n), dim=1))),
     ("exchange", exchange(back=lambda t, n, own, room: torch.cat(t.chunk(n, dim=1)))),
-    ("exchange", exchange(there=lambda t, n, own: torch.einsum("noce->once", t.view(n, own, *t.shape[1:])).flatten(1, 2))),
+    (
+        "exchange",
+        exchange(there=lambda t, n, own: torch.einsum("noce->once", t.view(n, own, *t.shape[1:])).flatten(1, 2)),
+    ),
     ("exchange", exchange(send=exchange_waited)),
     ("exchange", exchange(send=exchange_flat)),
     ("exchange", exchange_of_lists),
@@ -461,10 +489,18 @@ RIGHT: list[tuple[str, Answer]] = [
     ("expert-gradients", averaged_in_one_message),
     ("expert-gradients", averaged_divided_first),
     ("expert-gradients", averaged_by_the_mean),
-    ("expert-gradients", lambda shared, own, replicas: averaged()([g.view(-1) for g in shared], [g.data for g in own], replicas)),
+    (
+        "expert-gradients",
+        lambda shared, own, replicas: averaged()([g.view(-1) for g in shared], [g.data for g in own], replicas),
+    ),
     ("exchange-bytes", bytes_sent()),
     ("exchange-bytes", bytes_sent(room=lambda factor, k, tokens, experts: int(np.ceil(factor * k * tokens / experts)))),
-    ("exchange-bytes", lambda tokens, width, experts, k, factor, ranks, size: 4 * (experts - experts // ranks) * math.ceil(factor * k * tokens / experts) * width * size),
+    (
+        "exchange-bytes",
+        lambda tokens, width, experts, k, factor, ranks, size: (
+            4 * (experts - experts // ranks) * math.ceil(factor * k * tokens / experts) * width * size
+        ),
+    ),
     ("exchange-bytes", bytes_in_a_loop),
     ("pacing", pace()),
     ("pacing", pace(whole=lambda length, multiple: math.floor(length) - math.floor(length) % multiple)),
@@ -495,7 +531,13 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (places(room=lambda factor, k, tokens, experts: k * tokens // experts), ""),
         (places(serve=lambda chosen: chosen.flatten(), back=lambda found, tokens, k: found.view(tokens, k)), ""),
         (places(back=lambda found, tokens, k: found.view(tokens, k)), ""),
-        (places(serve=lambda chosen: chosen.T.flatten().flip(0), back=lambda found, tokens, k: found.flip(0).view(k, tokens).T), ""),
+        (
+            places(
+                serve=lambda chosen: chosen.T.flatten().flip(0),
+                back=lambda found, tokens, k: found.flip(0).view(k, tokens).T,
+            ),
+            "",
+        ),
         (places(back=lambda found, tokens, k: found.view(k, tokens)), ""),
         (lambda chosen, experts, factor: places()(chosen[:, :1], experts, factor).expand(-1, chosen.shape[1]), ""),
         (lambda chosen, experts, factor: torch.arange(chosen.numel()).view(chosen.shape), ""),
@@ -536,8 +578,15 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (two_levels(group=lambda logits: logits.softmax(0).max(1)), ""),
         (two_levels(group=lambda logits: logits.softmax(1).min(1)), ""),
         (two_levels(group=lambda logits: (torch.ones(len(logits)), logits.argmax(1))), ""),
-        (two_levels(window=lambda logits, g, each: logits.view(len(logits), each, -1).transpose(1, 2)[torch.arange(len(logits)), g]), ""),
-        (two_levels(inside=lambda logits, k: gate(from_k=1)(logits, k)), ""),
+        (
+            two_levels(
+                window=lambda logits, g, each: logits.view(len(logits), each, -1).transpose(1, 2)[
+                    torch.arange(len(logits)), g
+                ]
+            ),
+            "",
+        ),
+        (two_levels(inside=gate(from_k=1)), ""),
         (two_levels(weight=lambda p, w: (p[:, None] * w) / (p[:, None] * w).sum(-1, keepdim=True)), ""),
     ],
     "exchange": [

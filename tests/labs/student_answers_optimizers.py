@@ -1,4 +1,4 @@
-"""Answers of lab 09 as students write them, from its text alone: right ones in many ways, wrong ones with their words."""
+"""Answers of lab 09 as students write them, from its text alone: right ones, and wrong ones with their words."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def bias(
 
 def bias_weight_by_weight(draws: Any) -> Any:
     told = [compressed_one_by_one(row) for row in draws]
-    return torch.stack([
-        sum(t[j] for t in told) / len(told) - draws[:, j].sum() / len(draws) for j in range(draws.shape[1])
-    ])
+    return torch.stack(
+        [sum(t[j] for t in told) / len(told) - draws[:, j].sum() / len(draws) for j in range(draws.shape[1])]
+    )
 
 
 def fed(values: Any, error: Any, compress: Any) -> Any:
@@ -402,7 +402,7 @@ RIGHT: list[tuple[str, Answer]] = [
     ("compress-signs", compressed_by_numpy),
     ("sign-bias", bias()),
     ("sign-bias", bias(arrives=lambda draws: torch.where(draws >= 0, 1.0, -1.0) * draws.abs().mean(1, keepdim=True))),
-    ("sign-bias", bias(arrives=lambda draws: torch.vmap(compressed())(draws))),
+    ("sign-bias", bias(arrives=torch.vmap(compressed()))),
     ("sign-bias", bias(mean=lambda t: t.sum(dim=0).div(len(t)))),
     ("sign-bias", bias(mean=lambda t: torch.einsum("nd->d", t) / t.shape[0], end=torch.sub)),
     ("sign-bias", lambda draws: (torch.stack(list(map(compressed_by_masks, draws))) - draws).mean(dim=0)),
@@ -412,20 +412,31 @@ RIGHT: list[tuple[str, Answer]] = [
     ("error-feedback", fed_into_error),
     ("error-feedback", lambda v, e, c: (c(v + e), v + e - c(v + e))),
     ("error-feedback", lambda v, e, c: (c(torch.add(v, e)), v - (c(v + e) - e))),
-    ("error-feedback", lambda v, e, c: (lambda told: (told, e + (v - told)))(c(e + v))),
-    ("error-feedback", lambda v, e, c: tuple((lambda m: (c(m.clone()), m - c(m)))(torch.stack([v, e]).sum(0)))),
+    ("error-feedback", lambda v, e, c: next((told, e + (v - told)) for told in [c(e + v)])),
+    ("error-feedback", lambda v, e, c: next((c(m.clone()), m - c(m)) for m in [torch.stack([v, e]).sum(0)])),
     ("compressed-all-reduce", exchanged()),
     ("compressed-all-reduce", exchanged(send=sent_as_list)),
     ("compressed-all-reduce", exchanged(gather=gathered_as_list)),
     ("compressed-all-reduce", exchanged(gather=gathered_flat)),
     ("compressed-all-reduce", exchanged(mean=lambda rows: rows.sum(0) / len(rows))),
     ("compressed-all-reduce", exchanged(add=lambda error, v: error.copy_(error + v))),
-    ("compressed-all-reduce", exchanged(server=lambda error, own: error.copy_(own + error), worker_left=lambda error, told: error.copy_(error - told))),
+    (
+        "compressed-all-reduce",
+        exchanged(
+            server=lambda error, own: error.copy_(own + error),
+            worker_left=lambda error, told: error.copy_(error - told),
+        ),
+    ),
     ("compressed-bytes", bytes_sent()),
     ("compressed-bytes", bytes_sent(chunk=lambda n, ranks: (-(-n // ranks) + 7) // 8 * 8)),
     ("compressed-bytes", bytes_sent(message=lambda chunk: chunk / 8 + 4 * -(-chunk // 2048))),
     ("compressed-bytes", bytes_in_a_loop),
-    ("compressed-bytes", lambda n, ranks: int(np.ceil(np.ceil(n / ranks) / 8) + 4 * np.ceil(np.ceil(np.ceil(n / ranks) / 8) / 256)) * 2 * (ranks - 1)),
+    (
+        "compressed-bytes",
+        lambda n, ranks: (
+            int(np.ceil(np.ceil(n / ranks) / 8) + 4 * np.ceil(np.ceil(np.ceil(n / ranks) / 8) / 256)) * 2 * (ranks - 1)
+        ),
+    ),
     ("freeze-step", frozen()),
     ("freeze-step", frozen(test=lambda a, b, least: a >= least * b and b >= least * a)),
     ("freeze-step", frozen(test=lambda a, b, least: min(a / b, b / a) >= least)),
@@ -437,7 +448,10 @@ RIGHT: list[tuple[str, Answer]] = [
     ("fused-traffic", moved_state_by_state),
     ("fused-traffic", lambda operations, states: np.array(moved()(operations, states))),
     ("fused-traffic", lambda operations, states: torch.tensor(moved()(operations, states))),
-    ("fused-traffic", lambda operations, states: moved()([(tuple(r), tuple(w)) for r, w in operations], sorted(states))),
+    (
+        "fused-traffic",
+        lambda operations, states: moved()([(tuple(r), tuple(w)) for r, w in operations], sorted(states)),
+    ),
     ("update-in-backward", hooked()),
     ("update-in-backward", hooked(free=lambda optimizer, p: optimizer.zero_grad())),
     ("update-in-backward", hooked_by_partial),
@@ -445,7 +459,13 @@ RIGHT: list[tuple[str, Answer]] = [
     ("update-in-backward", hooked_by_table),
     ("update-in-backward", hooked_by_module),
     ("outer-step", outer()),
-    ("outer-step", outer(velocity=lambda u, d, decay: u.mul_(decay).add_(d), bring=lambda weights, anchor: weights.set_(anchor.clone()))),
+    (
+        "outer-step",
+        outer(
+            velocity=lambda u, d, decay: u.mul_(decay).add_(d),
+            bring=lambda weights, anchor: weights.set_(anchor.clone()),
+        ),
+    ),
     ("outer-step", outer(move=lambda anchor, d, u, rate, decay: anchor.copy_(anchor - rate * d - rate * decay * u))),
     ("outer-step", outer(mean=lambda w: w.mul_(1 / dist.get_world_size()))),
     ("outer-step", outer(difference=lambda anchor, mean: -(mean - anchor))),
@@ -519,7 +539,17 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (frozen(test=lambda a, b, least: abs(a - b) <= 1 - least), ""),
         (frozen(test=lambda a, b, least: max(a, b) / min(a, b) >= least), ""),
         (frozen(start=lambda delta: 1), ""),
-        (lambda norms, beta2, least: max([t for t in range(20, len(norms)) if min(norms[t], norms[t - 20]) / max(norms[t], norms[t - 20]) >= least], default=len(norms)), ""),
+        (
+            lambda norms, beta2, least: max(
+                [
+                    t
+                    for t in range(20, len(norms))
+                    if min(norms[t], norms[t - 20]) / max(norms[t], norms[t - 20]) >= least
+                ],
+                default=len(norms),
+            ),
+            "",
+        ),
     ],
     "fused-traffic": [
         (moved(size=2), ""),

@@ -128,7 +128,9 @@ class Judge:
 
     def _explains(self, mistake: Mistake, given: list[Any], cases: list[Case]) -> bool:
         try:
-            return all(self._same(own, self._outcome(mistake.way, case)) for own, case in zip(given, cases, strict=True))
+            return all(
+                self._same(own, self._outcome(mistake.way, case)) for own, case in zip(given, cases, strict=True)
+            )
         except (ArithmeticError, IndexError, RuntimeError, Wrong):
             return False  # a way that cannot be gone to the end on these inputs has given nothing
 

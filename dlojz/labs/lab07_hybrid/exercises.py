@@ -10,8 +10,8 @@ Shape suffixes: D width of the residual stream, H hidden width of one rank, B sa
 
 from __future__ import annotations
 
-import math
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -593,9 +593,11 @@ BETWEEN_NODES = Exercise(
             ),
             Mistake(
                 lambda collective, m, group, per: _sent(collective, m, len(group)) * _nodes(group, per),
-                "You count the nodes that the group touches, or sort it; a ring goes on in the order given, and may leave a node several "
+                "You count the nodes that the group touches, or sort it; a ring goes on in the order given, and may "
+                "leave a node several "
                 "times. Count the neighbours on different nodes.",
-                "Vous comptez les nœuds que touche le groupe, ou le triez ; or l’anneau suit l’ordre donné, et peut sortir plusieurs fois d’un "
+                "Vous comptez les nœuds que touche le groupe, ou le triez ; or l’anneau suit l’ordre donné, et peut "
+                "sortir plusieurs fois d’un "
                 "nœud. Comptez les voisins qui sont sur des nœuds différents.",
             ),
             Mistake(
@@ -604,7 +606,8 @@ BETWEEN_NODES = Exercise(
                     * sum(one // per != other // per for one, other in itertools.combinations(group, 2))
                 ),
                 "You count every pair of ranks on different nodes: in a ring each rank sends to its neighbour alone.",
-                "Vous comptez toutes les paires de rangs sur des nœuds différents : dans un anneau, chacun n’envoie qu’à son "
+                "Vous comptez toutes les paires de rangs sur des nœuds différents : dans un anneau, chacun n’envoie "
+                "qu’à son "
                 "voisin.",
             ),
             Mistake(
@@ -612,21 +615,27 @@ BETWEEN_NODES = Exercise(
                     _sent(collective, m, len(group))
                     * sum(abs(one - other) >= per for one, other in zip(group, [*group[1:], group[0]], strict=True))
                 ),
-                "You compare the distance of two ranks with the size of a node: neighbouring numbers can lie on two nodes. "
+                "You compare the distance of two ranks with the size of a node: neighbouring numbers can lie on two "
+                "nodes. "
                 "The node is rank // gpus_per_node.",
-                "Vous comparez l’écart de deux rangs à la taille d’un nœud : deux numéros voisins peuvent être sur deux nœuds. Le "
+                "Vous comparez l’écart de deux rangs à la taille d’un nœud : deux numéros voisins peuvent être sur "
+                "deux nœuds. Le "
                 "nœud, c’est rank // gpus_per_node.",
             ),
             *(
                 Mistake(
-                    lambda collective, m, group, per, size=size: _sent(collective, m, len(group)) * _crossings(group, size),  # type: ignore[misc]
+                    lambda collective, m, group, per, size=size: (
+                        _sent(collective, m, len(group)) * _crossings(group, size)
+                    ),  # type: ignore[misc]
                     f"You take nodes of {size} GPUs whatever gpus_per_node is.",
                     f"Vous prenez des nœuds de {size} GPU quel que soit gpus_per_node.",
                 )
                 for size in (8, 4)
             ),
             Mistake(
-                lambda collective, m, group, per: _sent(collective, m, len(group)) * (len(group) - _crossings(group, per)),
+                lambda collective, m, group, per: (
+                    _sent(collective, m, len(group)) * (len(group) - _crossings(group, per))
+                ),
                 "You count the messages that stay inside a node: those that leave it are asked for.",
                 "Vous comptez les messages qui restent dans un nœud : on demande ceux qui en sortent.",
             ),
@@ -641,7 +650,9 @@ BETWEEN_NODES = Exercise(
                 "Vous comptez un morceau d’un n-ième par tour : chaque rang en envoie n − 1.",
             ),
             Mistake(
-                lambda collective, m, group, per: _sent(collective, m, len(group)) / len(group) * _crossings(group, per),
+                lambda collective, m, group, per: (
+                    _sent(collective, m, len(group)) / len(group) * _crossings(group, per)
+                ),
                 "You divide by n twice: (n − 1)/n of the message per round is what one rank sends.",
                 "Vous divisez deux fois par n : ce qu’envoie un rang par tour, c’est (n − 1)/n du message.",
             ),
@@ -649,17 +660,19 @@ BETWEEN_NODES = Exercise(
                 lambda collective, m, group, per: (
                     (_sent(collective, m, len(group)) if collective == "all_reduce" else m) * _crossings(group, per)
                 ),
-                "The all-reduce is right; of a reduce-scatter or an all-gather each rank sends (n − 1)/n of the message, not all "
+                "The all-reduce is right; of a reduce-scatter or an all-gather each rank sends (n − 1)/n of the "
+                "message, not all "
                 "of it.",
-                "L’all-reduce est juste ; d’un reduce-scatter ou d’un all-gather, chaque rang envoie (n − 1)/n du message, et non le "
+                "L’all-reduce est juste ; d’un reduce-scatter ou d’un all-gather, chaque rang envoie (n − 1)/n du "
+                "message, et non le "
                 "message entier.",
             ),
         ),
     ),
     praise_en="Right: a ring whose ranks are in order leaves each node once, however many of its ranks are there; in "
     "another order it leaves a node as often as it comes back.",
-    praise_fr="Exact : un anneau dont les rangs sont dans l’ordre sort une fois de chaque nœud, quel que soit le nombre "
-    "de rangs qu’il y a ; dans un autre ordre, il en sort autant de fois qu’il y revient.",
+    praise_fr="Exact : un anneau dont les rangs sont dans l’ordre sort une fois de chaque nœud, quel que soit le "
+    "nombre de rangs qu’il y a ; dans un autre ordre, il en sort autant de fois qu’il y revient.",
     hint_en="Two factors: what one rank sends to its neighbour (lab 03), and how many ranks have their neighbour on "
     "another node. Who is the neighbour of the last?",
     hint_fr="Deux facteurs : ce qu’un rang envoie à son voisin (TP 03), et combien de rangs ont leur voisin sur un "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -254,32 +254,44 @@ _STAGE_WAYS = (
             _plans(total, choose, sizes),
             en,
             fr,
+            part=0,
         )
         for total, choose, sizes, en, fr in (
             (
-                lambda added, slowest, b: b * added, min, _powers,
+                lambda added, slowest, b: b * added,
+                min,
+                _powers,
                 "You make the micro-batches wait for one another: once the pipeline is filled, one leaves per max t. "
                 "Σ t + (B − 1) · max t.",
-                "Vous faites attendre les micro-batches les uns après les autres : une fois le pipeline rempli, il en sort un "
+                "Vous faites attendre les micro-batches les uns après les autres : une fois le pipeline rempli, il en "
+                "sort un "
                 "par max t. Σ t + (B − 1) · max t.",
             ),
             (
-                lambda added, slowest, b: added + slowest, min, _powers,
+                lambda added, slowest, b: added + slowest,
+                min,
+                _powers,
                 "The micro-batches are left out: the slowest stage is passed B − 1 more times.",
                 "Les micro-batches sont oubliés : on repasse B − 1 fois par l’étage le plus lent.",
             ),
             (
-                lambda added, slowest, b: slowest, min, _powers,
+                lambda added, slowest, b: slowest,
+                min,
+                _powers,
                 "That is the slowest stage alone: the step is Σ t + (B − 1) · max t.",
                 "C’est seulement l’étage le plus lent : le pas dure Σ t + (B − 1) · max t.",
             ),
             (
-                lambda added, slowest, b: added + (b - 1) * slowest, min, lambda gpus: range(1, gpus + 1),
+                lambda added, slowest, b: added + (b - 1) * slowest,
+                min,
+                lambda gpus: range(1, gpus + 1),
                 "You give stages groups of 3 GPUs and the like: groups have 1, 2, 4… of them.",
                 "Vous donnez à des étages des groupes de 3 GPU : les groupes en ont 1, 2, 4…",
             ),
             (
-                lambda added, slowest, b: added + (b - 1) * slowest, max, _powers,
+                lambda added, slowest, b: added + (b - 1) * slowest,
+                max,
+                _powers,
                 "That is the longest step: the shortest is asked for.",
                 "C’est le pas le plus long : on demande le plus court.",
             ),
@@ -289,9 +301,12 @@ _STAGE_WAYS = (
         lambda time_of, layers, gpus, b: (
             sum(time_of(i, i, 1) for i in range(layers)) + (b - 1) * max(time_of(i, i, 1) for i in range(layers))
         ),
-        "You make a stage of each layer, on one GPU, whatever there are: all GPUs must be used, and no more than there are.",
-        "Vous faites un étage de chaque couche, sur un GPU, quel que soit leur nombre : il faut tous les employer, et pas "
+        "You make a stage of each layer, on one GPU, whatever there are: all GPUs must be used, and no more than "
+        "there are.",
+        "Vous faites un étage de chaque couche, sur un GPU, quel que soit leur nombre : il faut tous les employer, et "
+        "pas "
         "davantage.",
+        part=0,
     ),
 )
 

@@ -125,10 +125,12 @@ _FIT_WAYS = (
         "durée, pour que comptent les écarts relatifs, comme au TP 03.",
     ),
     Mistake(
-        lambda n, t, factor: _free(n, t, factor),
-        "You fit gaps in seconds, so that the longest messages decide alone, and let both numbers be negative: divide each "
+        _free,
+        "You fit gaps in seconds, so that the longest messages decide alone, and let both numbers be negative: divide "
+        "each "
         "row by its time, and keep both at least 0.",
-        "Vous ajustez des écarts en secondes, où les plus longs messages décident seuls, et laissez les nombres devenir "
+        "Vous ajustez des écarts en secondes, où les plus longs messages décident seuls, et laissez les nombres "
+        "devenir "
         "négatifs : divisez chaque ligne par sa durée, et gardez les deux au moins à 0.",
     ),
     Mistake(
@@ -146,8 +148,10 @@ _FIT_WAYS = (
     ),
     Mistake(
         lambda n, t, factor: tuple(abs(one) for one in _RELATIVE(n, t, factor)),
-        "You take the magnitude of a negative number: it is no fit any more. Set it to 0, and fit the other again alone.",
-        "Vous prenez la valeur absolue d’un nombre négatif : ce n’est plus un ajustement. Mettez-le à 0, et ajustez l’autre "
+        "You take the magnitude of a negative number: it is no fit any more. Set it to 0, and fit the other again "
+        "alone.",
+        "Vous prenez la valeur absolue d’un nombre négatif : ce n’est plus un ajustement. Mettez-le à 0, et ajustez "
+        "l’autre "
         "de nouveau, seul.",
     ),
     Mistake(
@@ -340,24 +344,30 @@ PAIRED = Exercise(
                     (
                         lambda most, n: most / n,
                         "You give the share of the rounds won: p is how likely a coin makes one at least as large.",
-                        "Vous donnez la part des tours gagnés : p dit à quelle fréquence une pièce en fait une au moins aussi grande.",
+                        "Vous donnez la part des tours gagnés : p dit à quelle fréquence une pièce en fait une au "
+                        "moins aussi grande.",
                     ),
                     (
                         lambda most, n: 0.5**most,
-                        "That is how likely as many tosses in a row come down alike: count all results at least as one-sided.",
-                        "C’est la probabilité d’autant de lancers identiques à la suite : comptez tous les résultats au moins aussi "
+                        "That is how likely as many tosses in a row come down alike: count all results at least as "
+                        "one-sided.",
+                        "C’est la probabilité d’autant de lancers identiques à la suite : comptez tous les résultats "
+                        "au moins aussi "
                         "déséquilibrés.",
                     ),
                     (
                         lambda most, n: 2 * 0.5**n,
                         "That is how likely one wins every round: count all results at least as one-sided as yours.",
-                        "C’est la probabilité que l’un gagne tous les tours : comptez tous les résultats au moins aussi déséquilibrés "
+                        "C’est la probabilité que l’un gagne tous les tours : comptez tous les résultats au moins "
+                        "aussi déséquilibrés "
                         "que le vôtre.",
                     ),
                     (
                         lambda most, n: min(1.0, 2 * _tail(most + 1, n)),
-                        "You count only results that are more one-sided: at least as one-sided, so from as many wins on.",
-                        "Vous ne comptez que les résultats plus déséquilibrés : au moins aussi déséquilibrés, donc à partir d’autant "
+                        "You count only results that are more one-sided: at least as one-sided, so from as many wins "
+                        "on.",
+                        "Vous ne comptez que les résultats plus déséquilibrés : au moins aussi déséquilibrés, donc à "
+                        "partir d’autant "
                         "de victoires.",
                     ),
                 )
@@ -379,8 +389,10 @@ PAIRED = Exercise(
             ),
             Mistake(
                 lambda first, second: statistics.geometric_mean([b / a for a, b in zip(first, second, strict=True)]),
-                "You take the geometric mean of the ratios: their median is asked for, which one bad round does not move.",
-                "Vous prenez la moyenne géométrique des rapports : on demande leur médiane, qu’un mauvais tour ne déplace pas.",
+                "You take the geometric mean of the ratios: their median is asked for, which one bad round does not "
+                "move.",
+                "Vous prenez la moyenne géométrique des rapports : on demande leur médiane, qu’un mauvais tour ne "
+                "déplace pas.",
                 part=0,
             ),
             Mistake(
@@ -390,7 +402,9 @@ PAIRED = Exercise(
                 part=0,
             ),
             Mistake(
-                lambda first, second: statistics.median([b / a for a, b in zip(sorted(first), sorted(second), strict=True)]),
+                lambda first, second: statistics.median(
+                    [b / a for a, b in zip(sorted(first), sorted(second), strict=True)]
+                ),
                 "You sort each list: the n-th of each come from the same round, and must stay together.",
                 "Vous triez chaque liste : les n-ièmes des deux viennent du même tour, et doivent rester ensemble.",
                 part=0,
@@ -574,27 +588,32 @@ HELD_OUT = Exercise(
                 Mistake(lambda rows, mean=mean, gap=gap, part=part: _as(rows, mean, gap)[part], en, fr, part)  # type: ignore[misc]
                 for mean, gap, en, fr in (
                     (
-                        statistics.median, abs,
+                        statistics.median,
+                        abs,
                         "You take the median of the errors: their mean is asked for.",
                         "Vous prenez la médiane des erreurs : on demande leur moyenne.",
                     ),
                     (
-                        max, abs,
+                        max,
+                        abs,
                         "You take the largest error: their mean is asked for.",
                         "Vous prenez la plus grande erreur : on demande leur moyenne.",
                     ),
                     (
-                        statistics.fmean, lambda off: off**2,
+                        statistics.fmean,
+                        lambda off: off**2,
                         "You square the errors: their magnitude is asked for.",
                         "Vous élevez les erreurs au carré : on demande leur valeur absolue.",
                     ),
                     (
-                        statistics.fmean, lambda off: 100 * abs(off),
+                        statistics.fmean,
+                        lambda off: 100 * abs(off),
                         "Your errors are in per cent: return shares, 0.1 for 10%.",
                         "Vos erreurs sont en pour cent : renvoyez des parts, 0,1 pour 10 %.",
                     ),
                     (
-                        statistics.fmean, lambda off: abs(math.log(1 + off)),
+                        statistics.fmean,
+                        lambda off: abs(math.log(1 + off)),
                         "You take logarithms: |predicted / measured − 1| is asked for.",
                         "Vous prenez des logarithmes : on demande |prédit / mesuré − 1|.",
                     ),
@@ -623,12 +642,12 @@ HELD_OUT = Exercise(
             ),
             Mistake(
                 lambda rows: statistics.fmean(
-                    abs(row.work / statistics.median(_rates([one for one in rows if one.fitted])) - 1)
+                    row.work / statistics.median(_rates([one for one in rows if one.fitted]))
                     for row in rows
                     if not row.fitted
                 ),
-                "You compare the predicted seconds with 1: divide them by the measured ones first.",
-                "Vous comparez les secondes prédites à 1 : divisez-les d’abord par les secondes mesurées.",
+                "That is the mean of the predicted seconds: their error is asked for, |predicted / measured − 1|.",
+                "C’est la moyenne des secondes prédites : on demande leur erreur, |prédit / mesuré − 1|.",
                 1,
             ),
         ),

@@ -218,8 +218,10 @@ RANK_BYTES = Exercise(
             ),
             _flight(
                 lambda layout, stage: max(layout.pp - stage, layout.micro_batches),
-                "You take the larger of the two numbers: a stage cannot keep more micro-batches than either allows, so min.",
-                "Vous prenez le plus grand des deux nombres : un étage ne peut garder plus de micro-batches que ne le permet chacun, "
+                "You take the larger of the two numbers: a stage cannot keep more micro-batches than either allows, "
+                "so min.",
+                "Vous prenez le plus grand des deux nombres : un étage ne peut garder plus de micro-batches que ne le "
+                "permet chacun, "
                 "donc min.",
             ),
             _flight(
@@ -229,8 +231,10 @@ RANK_BYTES = Exercise(
             ),
             _flight(
                 lambda layout, stage: layout.micro_batches / layout.dp,
-                "You divide the micro-batches by dp: they are those of one replica already, and 1F1B keeps pp − stage at most.",
-                "Vous divisez les micro-batches par dp : ce sont déjà ceux d’une réplique, et 1F1B en garde pp − stage au plus.",
+                "You divide the micro-batches by dp: they are those of one replica already, and 1F1B keeps pp − stage "
+                "at most.",
+                "Vous divisez les micro-batches par dp : ce sont déjà ceux d’une réplique, et 1F1B en garde pp − "
+                "stage au plus.",
             ),
         ),
         tolerance=1e-6,
@@ -403,13 +407,19 @@ def _least_of(
     *,
     worst: bool = False,
     shared: bool = True,
-    fits: Callable[[float, int, float], bool] = lambda parameters, pp, capacity: STATE_BYTES * parameters / pp <= capacity,
+    fits: Callable[[float, int, float], bool] = lambda parameters, pp, capacity: (
+        STATE_BYTES * parameters / pp <= capacity
+    ),
 ) -> Callable[..., Numbers]:
     """The split that another order of the costs chooses, or another rule of what can be."""
 
     def found(gpus: int, m: int, work_s: float, parameters: float, capacity: float, *link: float) -> Numbers:
         priced = [
-            (float(pp), _bubble_s(pp, dp, m, work_s, parameters, *link), _reduce_s(pp, dp, m, work_s, parameters, *link))
+            (
+                float(pp),
+                _bubble_s(pp, dp, m, work_s, parameters, *link),
+                _reduce_s(pp, dp, m, work_s, parameters, *link),
+            )
             for pp, dp in ((pp, gpus // pp) for pp in range(1, gpus + 1) if gpus % pp == 0)
             if (m % dp == 0 or not shared) and fits(parameters, pp, capacity)
         ]
@@ -449,11 +459,18 @@ _SPLIT_CHOICES = (
         _least(reduce=lambda pp, dp, m, w, g, a, b: 2 * (dp - 1) / dp * (a + b * SPLIT_GRADIENT_BYTES * g / pp)),
         "You divide the latency by dp too: each of the 2 (dp − 1) steps has all of α; its chunk alone is 1/dp of the "
         "message.",
-        "Vous divisez aussi la latence par dp : chacune des 2 (dp − 1) étapes a tout α ; seul son morceau est un dp-ième "
+        "Vous divisez aussi la latence par dp : chacune des 2 (dp − 1) étapes a tout α ; seul son morceau est un "
+        "dp-ième "
         "du message.",
     ),
     Mistake(
-        _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g, a, b) / (dp - 1) * dp if dp > 1 else 2 * (a + b * SPLIT_GRADIENT_BYTES * g / pp)),
+        _least(
+            reduce=lambda pp, dp, m, w, g, a, b: (
+                _reduce_s(pp, dp, m, w, g, a, b) / (dp - 1) * dp
+                if dp > 1
+                else 2 * (a + b * SPLIT_GRADIENT_BYTES * g / pp)
+            )
+        ),
         "You count 2 dp steps: the ring makes 2 (dp − 1), and none with one replica.",
         "Vous comptez 2 dp étapes : l’anneau en fait 2 (dp − 1), et aucune avec une seule réplique.",
     ),
@@ -475,7 +492,8 @@ _SPLIT_CHOICES = (
     Mistake(
         _least(lambda pp, dp, m, w, g, a, b: (pp - 1) * w / pp / m),
         "You divide the bubble by the micro-batches: it is waited once per step, however many there are.",
-        "Vous divisez la bulle par le nombre de micro-batches : on l’attend une fois par pas, quel que soit leur nombre.",
+        "Vous divisez la bulle par le nombre de micro-batches : on l’attend une fois par pas, quel que soit leur "
+        "nombre.",
     ),
     Mistake(
         lambda *case: (best_split(*case)[0], sum(best_split(*case)[1:]), 0.0),
@@ -764,13 +782,15 @@ _FRONT_WAYS = (
     Mistake(
         lambda points: [i for i, one in enumerate(points) if not any(sum(other) < sum(one) for other in points)],
         "You add the criteria up, bytes and seconds alike: a point is beaten only by one that is as small in each.",
-        "Vous additionnez les critères, octets et secondes mêlés : un point n’est battu que par un autre aussi petit en "
+        "Vous additionnez les critères, octets et secondes mêlés : un point n’est battu que par un autre aussi petit "
+        "en "
         "chacun.",
     ),
     Mistake(
         lambda points: [i for i, one in enumerate(points) if not any(any(map(operator.lt, o, one)) for o in points)],
         "For you one smaller criterion is enough to beat: all others must be at least as small too (all, then any).",
-        "Pour vous, un seul critère plus petit suffit : tous les autres doivent être au moins aussi petits (all, puis any).",
+        "Pour vous, un seul critère plus petit suffit : tous les autres doivent être au moins aussi petits (all, puis "
+        "any).",
     ),
     Mistake(
         lambda points: [i for i, one in enumerate(points) if not any(other < one for other in points)],

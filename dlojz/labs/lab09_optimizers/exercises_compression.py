@@ -144,8 +144,10 @@ COMPRESS_SIGNS = Exercise(
             *(
                 Mistake(
                     _scaled(scale),
-                    "Your scale is not the mean magnitude, values.abs().mean(): of all scales that one makes the error smallest.",
-                    "Votre échelle n’est pas la moyenne des valeurs absolues, values.abs().mean() : de toutes les échelles, c’est "
+                    "Your scale is not the mean magnitude, values.abs().mean(): of all scales that one makes the "
+                    "error smallest.",
+                    "Votre échelle n’est pas la moyenne des valeurs absolues, values.abs().mean() : de toutes les "
+                    "échelles, c’est "
                     "elle qui rend l’erreur la plus petite.",
                 )
                 for scale in (
@@ -158,7 +160,8 @@ COMPRESS_SIGNS = Exercise(
             Mistake(
                 lambda values: (values >= 0) * values.abs().mean(),
                 "Negative numbers become 0: a bit tells + from −, so torch.where(values >= 0, 1.0, -1.0).",
-                "Les nombres négatifs deviennent 0 : un bit distingue + de −, donc torch.where(values >= 0, 1.0, -1.0).",
+                "Les nombres négatifs deviennent 0 : un bit distingue + de −, donc torch.where(values >= 0, 1.0, "
+                "-1.0).",
             ),
             Mistake(
                 lambda values: -_signs(values) * values.abs().mean(),
@@ -173,7 +176,8 @@ COMPRESS_SIGNS = Exercise(
             Mistake(
                 lambda values: _signs(values) * values.abs(),
                 "Each number keeps its own magnitude, so nothing is compressed: one scale serves the whole vector.",
-                "Chaque nombre garde sa valeur absolue, rien n’est donc compressé : une seule échelle sert tout le vecteur.",
+                "Chaque nombre garde sa valeur absolue, rien n’est donc compressé : une seule échelle sert tout le "
+                "vecteur.",
             ),
         ),
     ),
@@ -263,7 +267,8 @@ SIGN_BIAS = Exercise(
             Mistake(
                 lambda draws: draws.sign().mean(0) - draws.mean(0),
                 "The scale is missing: each row is compressed by `compress`, signs times its mean magnitude.",
-                "L’échelle manque : chaque ligne est compressée par `compress`, signes fois moyenne de ses valeurs absolues.",
+                "L’échelle manque : chaque ligne est compressée par `compress`, signes fois moyenne de ses valeurs "
+                "absolues.",
             ),
             Mistake(
                 lambda draws: (draws.sign() * draws.abs().mean(0)).mean(0) - draws.mean(0),
@@ -413,7 +418,8 @@ ERROR_FEEDBACK = Exercise(
                     (
                         lambda values, error, compress: (compress(values + error), values - compress(values)),
                         "What is left is taken from values alone: what was meant, values + error, less what was told.",
-                        "Le reste est pris sur values seul : c’est ce qu’on voulait dire, values + error, moins ce qui est dit.",
+                        "Le reste est pris sur values seul : c’est ce qu’on voulait dire, values + error, moins ce "
+                        "qui est dit.",
                     ),
                     (
                         lambda values, error, compress: (
@@ -454,7 +460,10 @@ ERROR_FEEDBACK = Exercise(
                         "Il ne reste rien à dire : l’erreur de cette compression se perd, values + error − told.",
                     ),
                     (
-                        _fed(lambda values, error: (values + error) / 2, lambda values, error, told: values + error - told),
+                        _fed(
+                            lambda values, error: (values + error) / 2,
+                            lambda values, error, told: values + error - told,
+                        ),
                         "You average values and error: they add up.",
                         "Vous faites la moyenne de values et error : on les additionne.",
                     ),
@@ -555,7 +564,8 @@ COMPRESSED_BYTES = Exercise(
             Mistake(
                 _ways(lambda parameters, ranks: _message(parameters // ranks // 8 * 8)),
                 "You round the chunk down: all numbers must have a server, so up, to a multiple of 8.",
-                "Vous arrondissez le morceau vers le bas : tout nombre doit avoir un serveur, donc vers le haut, à un multiple de "
+                "Vous arrondissez le morceau vers le bas : tout nombre doit avoir un serveur, donc vers le haut, à un "
+                "multiple de "
                 "8.",
             ),
             *(
@@ -567,17 +577,28 @@ COMPRESSED_BYTES = Exercise(
                 for cut in (lambda chunk: chunk // 8 + 4 * math.ceil(chunk / BLOCK), _message)
             ),
             Mistake(
-                _ways(lambda parameters, ranks: _chunk(parameters, ranks) / 8 + 4 * (_chunk(parameters, ranks) // BLOCK)),
+                _ways(
+                    lambda parameters, ranks: _chunk(parameters, ranks) / 8 + 4 * (_chunk(parameters, ranks) // BLOCK)
+                ),
                 "A block of 2048 numbers that is only begun has a scale too: round their number up.",
-                "Un bloc de 2048 nombres seulement commencé a aussi son échelle : arrondissez leur nombre vers le haut.",
+                "Un bloc de 2048 nombres seulement commencé a aussi son échelle : arrondissez leur nombre vers le "
+                "haut.",
             ),
             Mistake(
-                _ways(lambda parameters, ranks: _chunk(parameters, ranks) / 8 + math.ceil(_chunk(parameters, ranks) / BLOCK)),
+                _ways(
+                    lambda parameters, ranks: (
+                        _chunk(parameters, ranks) / 8 + math.ceil(_chunk(parameters, ranks) / BLOCK)
+                    )
+                ),
                 "A scale has 4 bytes: you count one.",
                 "Une échelle a 4 octets : vous en comptez un.",
             ),
             Mistake(
-                _ways(lambda parameters, ranks: _chunk(parameters, ranks) + 4 * math.ceil(_chunk(parameters, ranks) / BLOCK)),
+                _ways(
+                    lambda parameters, ranks: (
+                        _chunk(parameters, ranks) + 4 * math.ceil(_chunk(parameters, ranks) / BLOCK)
+                    )
+                ),
                 "You count a byte per number: eight signs make a byte.",
                 "Vous comptez un octet par nombre : huit signes font un octet.",
             ),
@@ -875,15 +896,19 @@ COMPRESSED_ALL_REDUCE = Exercise(
             ),
             Mistake(
                 _uncompressed,
-                "The mean is exact: nothing is compressed, and numbers of 32 bits travel. Write messages, and add the errors.",
-                "La moyenne est exacte : rien n’est compressé, et des nombres de 32 bits voyagent. Écrivez des messages, et ajoutez "
+                "The mean is exact: nothing is compressed, and numbers of 32 bits travel. Write messages, and add the "
+                "errors.",
+                "La moyenne est exacte : rien n’est compressé, et des nombres de 32 bits voyagent. Écrivez des "
+                "messages, et ajoutez "
                 "les erreurs.",
             ),
             Mistake(
                 _signs_added,
-                "Each rank compresses its whole vector once, and the numbers are added up: cut it into chunks, one message per "
+                "Each rank compresses its whole vector once, and the numbers are added up: cut it into chunks, one "
+                "message per "
                 "server, and let servers compress their mean in turn.",
-                "Chaque rang compresse une fois son vecteur entier, et les nombres sont additionnés : coupez-le en morceaux, un "
+                "Chaque rang compresse une fois son vecteur entier, et les nombres sont additionnés : coupez-le en "
+                "morceaux, un "
                 "message par serveur, et faites compresser à son tour la moyenne par les serveurs.",
             ),
             *(

@@ -156,14 +156,17 @@ FREEZE_STEP = Exercise(
             Mistake(
                 lambda norms, beta2, threshold: _from(norms, beta2, threshold, 1),
                 "You begin before step Δ: norms[t − Δ] with a negative index counts from the end of the list.",
-                "Vous commencez avant le pas Δ : norms[t − Δ], avec un indice négatif, compte depuis la fin de la liste.",
+                "Vous commencez avant le pas Δ : norms[t − Δ], avec un indice négatif, compte depuis la fin de la "
+                "liste.",
             ),
             *(
                 Mistake(
                     _first(_smaller, cut),
-                    "Δ is not rounded to the nearest: 1 / (1 − 0.95) is 19.99… for the computer; int() makes 19 of it, and ceil() "
+                    "Δ is not rounded to the nearest: 1 / (1 − 0.95) is 19.99… for the computer; int() makes 19 of "
+                    "it, and ceil() "
                     "can give one too many. round().",
-                    "Δ n’est pas arrondi au plus proche : 1 / (1 − 0,95) vaut 19,99… pour l’ordinateur ; int() en fait 19, et ceil() "
+                    "Δ n’est pas arrondi au plus proche : 1 / (1 − 0,95) vaut 19,99… pour l’ordinateur ; int() en "
+                    "fait 19, et ceil() "
                     "peut en donner un de trop. round().",
                 )
                 for cut in (lambda beta2: int(1 / (1 - beta2)), lambda beta2: math.ceil(1 / (1 - beta2)))
@@ -181,7 +184,9 @@ FREEZE_STEP = Exercise(
             *(
                 Mistake(
                     lambda norms, beta2, threshold, never=never: (  # type: ignore[misc]
-                        never(norms) if freeze_step(norms, beta2, threshold) == len(norms) else freeze_step(norms, beta2, threshold)
+                        never(norms)
+                        if freeze_step(norms, beta2, threshold) == len(norms)
+                        else freeze_step(norms, beta2, threshold)
                     ),
                     "Right wherever there is such a step; where there is none, len(norms) is due.",
                     "Juste partout où un tel pas existe ; quand il n’y en a pas, il faut len(norms).",
@@ -190,18 +195,21 @@ FREEZE_STEP = Exercise(
             ),
             Mistake(
                 _first(lambda before, now: 1 - abs(before - now)),
-                "You compare the difference of the norms: it is their ratio, the smaller over the larger, that does not depend on "
+                "You compare the difference of the norms: it is their ratio, the smaller over the larger, that does "
+                "not depend on "
                 "their size.",
-                "Vous comparez la différence des normes : c’est leur rapport, la plus petite sur la plus grande, qui ne dépend pas "
+                "Vous comparez la différence des normes : c’est leur rapport, la plus petite sur la plus grande, qui "
+                "ne dépend pas "
                 "de leur taille.",
             ),
             Mistake(
                 _first(lambda before, now: max(before, now) / min(before, now)),
                 "You divide the larger by the smaller: that is never below 1, so your test passes at once.",
-                "Vous divisez la plus grande par la plus petite : c’est toujours au moins 1, et votre test passe aussitôt.",
+                "Vous divisez la plus grande par la plus petite : c’est toujours au moins 1, et votre test passe "
+                "aussitôt.",
             ),
             Mistake(
-                lambda norms, beta2, threshold: _last(norms, beta2, threshold),
+                _last,
                 "You return the last such step: the first is asked for.",
                 "Vous renvoyez le dernier pas qui convient : on demande le premier.",
             ),
@@ -351,7 +359,9 @@ FUSED_TRAFFIC = Exercise(
             ),
             *(
                 Mistake(
-                    lambda operations, states, size=size: [count * size // BYTES for count in update_traffic(operations, states)],  # type: ignore[misc]
+                    lambda operations, states, size=size: [
+                        count * size // BYTES for count in update_traffic(operations, states)
+                    ],  # type: ignore[misc]
                     f"You count {size} bytes per number: fp32 has 4.",
                     f"Vous comptez {size} octets par nombre : fp32 en a 4.",
                 )
@@ -394,14 +404,19 @@ FUSED_TRAFFIC = Exercise(
                     _apart(operations, states),
                     BYTES * len({name for reads, writes in operations for name in (*reads, *writes)}),
                 ),
-                "You count each name once, temporaries included: in one kernel states alone are in memory, read and written "
+                "You count each name once, temporaries included: in one kernel states alone are in memory, read and "
+                "written "
                 "separately.",
-                "Vous comptez chaque nom une fois, temporaires compris : dans un seul noyau, seuls les états sont en mémoire, "
+                "Vous comptez chaque nom une fois, temporaires compris : dans un seul noyau, seuls les états sont en "
+                "mémoire, "
                 "lectures et écritures à part.",
             ),
             *(
                 Mistake(
-                    lambda operations, states, which=which: (_apart(operations, states), _names(operations, states, which)),  # type: ignore[misc]
+                    lambda operations, states, which=which: (
+                        _apart(operations, states),
+                        _names(operations, states, which),
+                    ),  # type: ignore[misc]
                     "In one kernel you count one way only: states that are read, and states that are written.",
                     "Dans un seul noyau, vous ne comptez qu’un sens : il y a les états lus, et les états écrits.",
                 )
@@ -409,8 +424,10 @@ FUSED_TRAFFIC = Exercise(
             ),
             Mistake(
                 lambda operations, states: (_apart(operations, states),) * 2,
-                "Both results are those of one kernel per operation: in one kernel, each state is read and written once.",
-                "Les deux résultats sont ceux d’un noyau par opération : dans un seul, chaque état est lu et écrit une fois.",
+                "Both results are those of one kernel per operation: in one kernel, each state is read and written "
+                "once.",
+                "Les deux résultats sont ceux d’un noyau par opération : dans un seul, chaque état est lu et écrit "
+                "une fois.",
             ),
             Mistake(
                 lambda operations, states: update_traffic(ADAM, ADAM_STATES),
@@ -837,8 +854,10 @@ OUTER_STEP = Exercise(
             ),
             Mistake(
                 _values(bring=False, move_anchor=False, keep=False),
-                "Nothing has changed: `anchor = …` gives a name to a new tensor. Write in place: copy_, -=, mul_, add_.",
-                "Rien n’a changé : `anchor = …` donne un nom à un nouveau tenseur. Écrivez en place : copy_, -=, mul_, add_.",
+                "Nothing has changed: `anchor = …` gives a name to a new tensor. Write in place: copy_, -=, mul_, "
+                "add_.",
+                "Rien n’a changé : `anchor = …` donne un nom à un nouveau tenseur. Écrivez en place : copy_, -=, "
+                "mul_, add_.",
             ),
             *(
                 Mistake(_values(rule=rule), en, fr)
@@ -862,7 +881,10 @@ OUTER_STEP = Exercise(
                         "Le moment ne déplace pas l’ancre : le pas est Δ + μ u.",
                     ),
                     (
-                        lambda gradient, u: (MOMENTUM * u + gradient, (gradient + MOMENTUM * (MOMENTUM * u + gradient)) / RATE),
+                        lambda gradient, u: (
+                            MOMENTUM * u + gradient,
+                            (gradient + MOMENTUM * (MOMENTUM * u + gradient)) / RATE,
+                        ),
                         "The rate is left out: θ ← θ − η (Δ + μ u).",
                         "Le taux est oublié : θ ← θ − η (Δ + μ u).",
                     ),

@@ -218,7 +218,9 @@ MIXTURE = Exercise(
                 "Vous écartez la place 0 (> 0) : les places commencent à 0, et seul -1 veut dire refusé.",
             ),
             Mistake(
-                lambda x, weights, chosen, kept, experts, shape: mixture(x, weights, chosen, kept, lambda buffer: buffer, shape),
+                lambda x, weights, chosen, kept, experts, shape: mixture(
+                    x, weights, chosen, kept, lambda buffer: buffer, shape
+                ),
                 "The experts are not called: experts(buffer) computes what you read.",
                 "Les experts ne sont pas appelés : experts(buffer) calcule ce que vous lisez.",
             ),
@@ -231,7 +233,8 @@ MIXTURE = Exercise(
             ),
             Mistake(
                 _given(lambda weights, chosen, kept: (weights**2, chosen, kept)),
-                "The weights count twice: multiply what enters the expert or what comes out, and the text says the latter, once.",
+                "The weights count twice: multiply what enters the expert or what comes out, and the text says the "
+                "latter, once.",
                 "Les poids comptent deux fois : multipliez une seule fois, ce qui sort de l’expert.",
             ),
             Mistake(
@@ -695,8 +698,10 @@ EXCHANGE_BYTES = Exercise(
             ),
             Mistake(
                 lambda t, d, e, k, f, n, size: 4 * e * math.ceil(f * k * t) * d * size * (n - 1) / n,
-                "Each expert gets places for all choices: its capacity is a share of them, divided by the number of experts.",
-                "Chaque expert reçoit des places pour tous les choix : sa capacité en est une part, divisée par le nombre d’experts.",
+                "Each expert gets places for all choices: its capacity is a share of them, divided by the number of "
+                "experts.",
+                "Chaque expert reçoit des places pour tous les choix : sa capacité en est une part, divisée par le "
+                "nombre d’experts.",
             ),
             Mistake(
                 lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, f, n, size) / e,
@@ -710,8 +715,10 @@ EXCHANGE_BYTES = Exercise(
             ),
             Mistake(
                 lambda t, d, e, k, f, n, size: 4 * t * d * size * (n - 1) / n,
-                "You count the tokens once: what travels are places, factor × k times as many, rounded up for each expert.",
-                "Vous comptez chaque token une fois : ce sont des places qui voyagent, factor × k fois plus, arrondies par expert.",
+                "You count the tokens once: what travels are places, factor × k times as many, rounded up for each "
+                "expert.",
+                "Vous comptez chaque token une fois : ce sont des places qui voyagent, factor × k fois plus, "
+                "arrondies par expert.",
             ),
         ),
     ),

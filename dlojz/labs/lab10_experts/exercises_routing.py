@@ -145,8 +145,10 @@ GATE = Exercise(
             *(
                 Mistake(
                     lambda logits_TE, k, of=of: _normalized(of(logits_TE).topk(k)),  # type: ignore[misc]
-                    "The weights do not come from a softmax over the experts, whose probabilities add up to 1 for each token.",
-                    "Les poids ne viennent pas d’un softmax sur les experts, dont les probabilités ont pour somme 1 par token.",
+                    "The weights do not come from a softmax over the experts, whose probabilities add up to 1 for "
+                    "each token.",
+                    "Les poids ne viennent pas d’un softmax sur les experts, dont les probabilités ont pour somme 1 "
+                    "par token.",
                 )
                 for of in (
                     lambda logits_TE: logits_TE.sigmoid(),
@@ -159,7 +161,8 @@ GATE = Exercise(
                     lambda logits_TE, k, by=by: _shared_by(logits_TE, k, by),  # type: ignore[misc]
                     "With k ≥ 2 the weights of a token must add up to 1: divide by their sum over its own experts, "
                     "weights.sum(-1, keepdim=True), and by nothing else.",
-                    "Avec k ≥ 2, les poids d’un token doivent avoir pour somme 1 : divisez par leur somme sur ses experts, "
+                    "Avec k ≥ 2, les poids d’un token doivent avoir pour somme 1 : divisez par leur somme sur ses "
+                    "experts, "
                     "weights.sum(-1, keepdim=True), et par rien d’autre.",
                 )
                 for by in (
@@ -326,8 +329,10 @@ PLACES = Exercise(
             ),
             Mistake(
                 _refused(lambda place, room: place.masked_fill(place > room, -1)),
-                "One place too many: places go from 0 to C − 1, so a place that equals the capacity is dropped too (>=).",
-                "Une place de trop : les places vont de 0 à C − 1, une place égale à la capacité est donc perdue aussi (>=).",
+                "One place too many: places go from 0 to C − 1, so a place that equals the capacity is dropped too "
+                "(>=).",
+                "Une place de trop : les places vont de 0 à C − 1, une place égale à la capacité est donc perdue "
+                "aussi (>=).",
             ),
             Mistake(
                 _refused(lambda place, room: place.masked_fill(place >= room, 0)),
@@ -346,14 +351,18 @@ PLACES = Exercise(
             ),
             Mistake(
                 lambda chosen_TK, experts, factor: _refused(_minus_one, math.floor)(chosen_TK, experts, 1.0),
-                "The capacity factor is left out, and the share is rounded down (//): math.ceil(factor * k * tokens / experts).",
-                "Le facteur de capacité est oublié, et la part est arrondie vers le bas (//) : math.ceil(factor * k * tokens / "
+                "The capacity factor is left out, and the share is rounded down (//): math.ceil(factor * k * tokens / "
+                "experts).",
+                "Le facteur de capacité est oublié, et la part est arrondie vers le bas (//) : math.ceil(factor * k * "
+                "tokens / "
                 "experts).",
             ),
             Mistake(
                 lambda chosen_TK, experts, factor: places(chosen_TK, experts, factor).T.reshape(chosen_TK.shape),
-                "The places are right, but laid out wrongly: they come by choice, then by token, so view(k, tokens) and then .T.",
-                "Les places sont justes, mais mal rangées : elles viennent par choix, puis par token, donc view(k, tokens), puis .T.",
+                "The places are right, but laid out wrongly: they come by choice, then by token, so view(k, tokens) "
+                "and then .T.",
+                "Les places sont justes, mais mal rangées : elles viennent par choix, puis par token, donc view(k, "
+                "tokens), puis .T.",
             ),
             Mistake(
                 lambda chosen_TK, experts, factor: places(chosen_TK.flip(0, 1), experts, factor).flip(0, 1),
@@ -361,16 +370,18 @@ PLACES = Exercise(
                 "Vous servez dans l’ordre inverse : les premiers choix des premiers tokens passent d’abord.",
             ),
             Mistake(
-                lambda chosen_TK, experts, factor: places(chosen_TK[:, :1], experts, factor * chosen_TK.shape[1]).expand(
-                    -1, chosen_TK.shape[1]
-                ),
+                lambda chosen_TK, experts, factor: places(
+                    chosen_TK[:, :1], experts, factor * chosen_TK.shape[1]
+                ).expand(-1, chosen_TK.shape[1]),
                 "All choices of a token get the place of its first: each choice has its own, with its own expert.",
                 "Tous les choix d’un token reçoivent la place du premier : chacun a la sienne, chez son expert.",
             ),
             Mistake(
                 lambda chosen_TK, experts, factor: (places(chosen_TK, experts, factor) >= 0).long(),
-                "You tell whether a choice has a place; the place itself is asked for, from 0, and -1 where it is dropped.",
-                "Vous dites si un choix a une place ; on demande la place elle-même, à partir de 0, et -1 s’il est refusé.",
+                "You tell whether a choice has a place; the place itself is asked for, from 0, and -1 where it is "
+                "dropped.",
+                "Vous dites si un choix a une place ; on demande la place elle-même, à partir de 0, et -1 s’il est "
+                "refusé.",
             ),
         ),
     ),
@@ -529,7 +540,8 @@ BALANCE = Exercise(
             Mistake(
                 _ended(lambda share, mean, experts: (share * mean).sum() / experts),
                 "You divide by the number of experts: the sum is multiplied by E, so that it is 1 where all is even.",
-                "Vous divisez par le nombre d’experts : la somme est multipliée par E, pour valoir 1 quand tout est égal.",
+                "Vous divisez par le nombre d’experts : la somme est multipliée par E, pour valoir 1 quand tout est "
+                "égal.",
             ),
             Mistake(
                 _ended(lambda share, mean, experts: experts**2 * (share * mean).sum()),
@@ -543,8 +555,10 @@ BALANCE = Exercise(
             ),
             Mistake(
                 _with_mean(lambda logits_TE: logits_TE.softmax(0).mean(0)),
-                "Your softmax runs over the tokens: the probabilities of one token add up to 1 over the experts, dim=-1.",
-                "Votre softmax court sur les tokens : les probabilités d’un token ont pour somme 1 sur les experts, dim=-1.",
+                "Your softmax runs over the tokens: the probabilities of one token add up to 1 over the experts, "
+                "dim=-1.",
+                "Votre softmax court sur les tokens : les probabilités d’un token ont pour somme 1 sur les experts, "
+                "dim=-1.",
             ),
             Mistake(
                 _with_mean(lambda logits_TE: logits_TE.softmax(-1).sum(0)),
@@ -558,8 +572,10 @@ BALANCE = Exercise(
             ),
             Mistake(
                 _with_mean(lambda logits_TE: logits_TE.mean(0).softmax(-1)),
-                "You take the mean of the logits, then the softmax: first the probabilities of each token, then their mean.",
-                "Vous prenez la moyenne des logits, puis le softmax : d’abord les probabilités de chaque token, puis leur moyenne.",
+                "You take the mean of the logits, then the softmax: first the probabilities of each token, then their "
+                "mean.",
+                "Vous prenez la moyenne des logits, puis le softmax : d’abord les probabilités de chaque token, puis "
+                "leur moyenne.",
             ),
         ),
         then=_check_gradient,
@@ -655,7 +671,9 @@ def _in_group(
     def way(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
         groups = group_logits_TG.shape[1]
         group_T = group_logits_TG.argmax(-1) if largest else group_logits_TG.argmin(-1)
-        inside_TGJ = expert_logits_TE.unflatten(1, (-1, groups)).mT if strided else expert_logits_TE.unflatten(1, (groups, -1))
+        inside_TGJ = (
+            expert_logits_TE.unflatten(1, (-1, groups)).mT if strided else expert_logits_TE.unflatten(1, (groups, -1))
+        )
         weights_TK, chosen_TK = (_always_divided if always else gate)(inside_TGJ[range(len(group_T)), group_T], k)
         return weight(probability(group_logits_TG), weights_TK), chosen_TK + group_T.unsqueeze(-1) * inside_TGJ.shape[2]
 
@@ -757,25 +775,32 @@ TWO_LEVEL = Exercise(
             ),
             Mistake(
                 _in_group(strided=True),
-                "The experts of a group are not those that you take: they follow one another, unflatten(1, (groups, -1)).",
-                "Les experts d’un groupe ne sont pas ceux que vous prenez : ils se suivent, unflatten(1, (groups, -1)).",
+                "The experts of a group are not those that you take: they follow one another, unflatten(1, (groups, "
+                "-1)).",
+                "Les experts d’un groupe ne sont pas ceux que vous prenez : ils se suivent, unflatten(1, (groups, "
+                "-1)).",
             ),
             Mistake(
                 _in_group(always=True),
-                "With k = 1 the weight within the group is its expert's probability, as in exercise 1: you always divide by the "
+                "With k = 1 the weight within the group is its expert's probability, as in exercise 1: you always "
+                "divide by the "
                 "sum.",
-                "Avec k = 1, le poids dans le groupe est la probabilité de l’expert, comme à l’exercice 1 : vous divisez toujours "
+                "Avec k = 1, le poids dans le groupe est la probabilité de l’expert, comme à l’exercice 1 : vous "
+                "divisez toujours "
                 "par la somme.",
             ),
             Mistake(
                 _in_group(lambda group_T1, weights_TK: weights_TK / weights_TK.sum(-1, keepdim=True)),
-                "The products are divided by their sum: the probability of the group is lost, and with it its gradient.",
-                "Les produits sont divisés par leur somme : la probabilité du groupe se perd, et avec elle son gradient.",
+                "The products are divided by their sum: the probability of the group is lost, and with it its "
+                "gradient.",
+                "Les produits sont divisés par leur somme : la probabilité du groupe se perd, et avec elle son "
+                "gradient.",
             ),
             Mistake(
                 _renumbered(lambda group, inside, each: group + inside),
                 "You add the number of the group to that of the expert: a group begins at group × experts per group.",
-                "Vous ajoutez le numéro du groupe à celui de l’expert : un groupe commence à groupe × experts par groupe.",
+                "Vous ajoutez le numéro du groupe à celui de l’expert : un groupe commence à groupe × experts par "
+                "groupe.",
             ),
         ),
     ),
@@ -903,7 +928,8 @@ PACING = Exercise(
             ),
             Mistake(
                 _way(lambda t, start, end, steps, degree: _right(t // steps * steps, start, end, steps, degree)),
-                "Your share is a whole number (//): the length jumps from start to end at the last step. Divide with /.",
+                "Your share is a whole number (//): the length jumps from start to end at the last step. Divide with "
+                "/.",
                 "Votre part est un entier (//) : la longueur saute de start à end au dernier pas. Divisez par /.",
             ),
             Mistake(
@@ -929,7 +955,9 @@ PACING = Exercise(
                 "Vos séquences raccourcissent : elles croissent de start à end.",
             ),
             Mistake(
-                lambda t, start, end, steps, degree, multiple: _down(_right(t, start, end, steps, degree) - start, multiple),
+                lambda t, start, end, steps, degree, multiple: _down(
+                    _right(t, start, end, steps, degree) - start, multiple
+                ),
                 "You give what is gained alone: add start.",
                 "Vous donnez seulement ce qui est gagné : ajoutez start.",
             ),

@@ -150,7 +150,8 @@ SOFT_LOSS = Exercise(
             Mistake(
                 _scaled(-2),
                 "You divide by T²: the factor T² makes up for gradients that softening has made smaller, so multiply.",
-                "Vous divisez par T² : ce facteur compense des gradients que l’adoucissement a réduits ; multipliez donc.",
+                "Vous divisez par T² : ce facteur compense des gradients que l’adoucissement a réduits ; multipliez "
+                "donc.",
             ),
             Mistake(
                 lambda student, teacher, t: 2 * t * soft_loss(student, teacher, t) / t**2,
@@ -159,12 +160,16 @@ SOFT_LOSS = Exercise(
             ),
             Mistake(
                 lambda student, teacher, t: t**2 * _kl((teacher / t).softmax(0), (student / t).softmax(0)).mean(),
-                "Your softmax runs over the samples (dim 0): the probabilities of one sample must add up to 1, so dim=-1.",
-                "Votre softmax court sur les échantillons (dim 0) : les probabilités d’un échantillon doivent avoir pour somme "
+                "Your softmax runs over the samples (dim 0): the probabilities of one sample must add up to 1, so "
+                "dim=-1.",
+                "Votre softmax court sur les échantillons (dim 0) : les probabilités d’un échantillon doivent avoir "
+                "pour somme "
                 "1, donc dim=-1.",
             ),
             Mistake(
-                lambda student, teacher, t: t**2 * ((teacher / t).softmax(-1) - (student / t).softmax(-1)).square().sum(-1).mean(),
+                lambda student, teacher, t: (
+                    t**2 * ((teacher / t).softmax(-1) - (student / t).softmax(-1)).square().sum(-1).mean()
+                ),
                 "That is the square difference of the probabilities; the divergence is Σ p (log p − log q).",
                 "C’est l’écart quadratique des probabilités ; la divergence est Σ p (log p − log q).",
             ),
@@ -176,7 +181,8 @@ SOFT_LOSS = Exercise(
             Mistake(
                 lambda student, teacher, t: t**2 * _no_logarithm(student / t, (teacher / t).softmax(-1)),
                 "F.kl_div takes the student's logarithms: log_softmax for the student, softmax for the teacher.",
-                "F.kl_div attend des logarithmes pour l’étudiant : log_softmax pour l’étudiant, softmax pour le professeur.",
+                "F.kl_div attend des logarithmes pour l’étudiant : log_softmax pour l’étudiant, softmax pour le "
+                "professeur.",
             ),
         ),
         then=_check_gradients,
@@ -335,7 +341,8 @@ MIXED_LOSS = Exercise(
             Mistake(
                 lambda s, t, y, temperature, alpha: soft_loss(s, t, temperature) + _hard(s, y),
                 "Neither loss is weighed: alpha times the soft loss, 1 − alpha times the cross-entropy.",
-                "Aucune des deux pertes n’est pondérée : alpha fois la perte de distillation, 1 − alpha fois l’entropie croisée.",
+                "Aucune des deux pertes n’est pondérée : alpha fois la perte de distillation, 1 − alpha fois "
+                "l’entropie croisée.",
             ),
             Mistake(
                 lambda s, t, y, temperature, alpha: (soft_loss(s, t, temperature) + _hard(s, y)) / 2,
@@ -345,7 +352,8 @@ MIXED_LOSS = Exercise(
             Mistake(
                 lambda s, t, y, temperature, alpha: alpha * soft_loss(s, t, temperature),
                 "The true labels do not count: add (1 − alpha) × the cross-entropy of the samples that have one.",
-                "Les vraies étiquettes ne comptent pas : ajoutez (1 − alpha) × l’entropie croisée des échantillons étiquetés.",
+                "Les vraies étiquettes ne comptent pas : ajoutez (1 − alpha) × l’entropie croisée des échantillons "
+                "étiquetés.",
             ),
             Mistake(
                 lambda s, t, y, temperature, alpha: (1 - alpha) * _hard(s, y),
@@ -355,14 +363,16 @@ MIXED_LOSS = Exercise(
             Mistake(
                 lambda s, t, y, temperature, alpha: mixed_loss(s, t, y.where(y != 0, UNKNOWN), temperature, alpha),
                 "Samples of class 0 are left out: a label is unknown if it is -1, and 0 is a class.",
-                "Les échantillons de la classe 0 sont écartés : une étiquette est inconnue si elle vaut -1, et 0 est une classe.",
+                "Les échantillons de la classe 0 sont écartés : une étiquette est inconnue si elle vaut -1, et 0 est "
+                "une classe.",
             ),
             Mistake(
                 lambda s, t, y, temperature, alpha: (
                     alpha * soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y, divided=True) * len(y)
                 ),
                 "The cross-entropy is a sum over the samples: take its mean over those that have a label.",
-                "L’entropie croisée est une somme sur les échantillons : prenez sa moyenne sur ceux qui sont étiquetés.",
+                "L’entropie croisée est une somme sur les échantillons : prenez sa moyenne sur ceux qui sont "
+                "étiquetés.",
             ),
             Mistake(
                 lambda s, t, y, temperature, alpha: mixed_loss(s, t, y, 1.0, alpha),
@@ -377,9 +387,12 @@ MIXED_LOSS = Exercise(
                 "Il manque à la perte de distillation son facteur T² : c’est celle de l’exercice 1.",
             ),
             Mistake(
-                lambda s, t, y, temperature, alpha: alpha * soft_loss(s, t, temperature) - (1 - alpha) * _of_target(s, y),
+                lambda s, t, y, temperature, alpha: (
+                    alpha * soft_loss(s, t, temperature) - (1 - alpha) * _of_target(s, y)
+                ),
                 "F.nll_loss takes log-probabilities: call log_softmax first, or F.cross_entropy, which does both.",
-                "F.nll_loss attend des log-probabilités : appelez d’abord log_softmax, ou F.cross_entropy, qui fait les deux.",
+                "F.nll_loss attend des log-probabilités : appelez d’abord log_softmax, ou F.cross_entropy, qui fait "
+                "les deux.",
             ),
         ),
         then=_check_labels,

@@ -80,7 +80,8 @@ def _by_layer(weights: Sequence[Tensor], sparsity: float) -> Masks:
 
 
 _COUNT = Said(
-    "The choice is right, but not the number: round(sparsity × total number) weights go; int() truncates, ceil() rounds "
+    "The choice is right, but not the number: round(sparsity × total number) weights go; int() truncates, ceil() "
+    "rounds "
     "up, and a threshold found by interpolation (quantile) takes what it finds.",
     "Le choix est bon, mais pas le nombre : round(sparsity × nombre total) poids partent ; int() tronque, ceil() "
     "arrondit vers le haut, et un seuil interpolé (quantile) en prend ce qu’il trouve.",
@@ -142,8 +143,10 @@ GLOBAL_MASKS = Exercise(
             ),
             Mistake(
                 _by_layer,
-                "You measure each layer's weights by its largest one: one threshold for the magnitudes as they are is asked for.",
-                "Vous mesurez les poids de chaque couche à son plus grand : on demande un seuil commun pour les valeurs absolues "
+                "You measure each layer's weights by its largest one: one threshold for the magnitudes as they are is "
+                "asked for.",
+                "Vous mesurez les poids de chaque couche à son plus grand : on demande un seuil commun pour les "
+                "valeurs absolues "
                 "telles quelles.",
             ),
             Mistake(
@@ -328,14 +331,18 @@ TWO_OF_FOUR = Exercise(
             ),
             Mistake(
                 lambda weight: _rows_of(weight.T.reshape(-1, 4), weight),
-                "Your groups follow the transposed matrix: four consecutive weights of a row are a group, unflatten(1, (-1, 4)).",
-                "Vos groupes suivent la matrice transposée : quatre poids consécutifs d’une ligne font un groupe, unflatten(1, "
+                "Your groups follow the transposed matrix: four consecutive weights of a row are a group, "
+                "unflatten(1, (-1, 4)).",
+                "Vos groupes suivent la matrice transposée : quatre poids consécutifs d’une ligne font un groupe, "
+                "unflatten(1, "
                 "(-1, 4)).",
             ),
             Mistake(
                 lambda weight: (weight.abs() >= weight.abs().median()).float(),
-                "You compare all weights with one threshold: each group of four keeps its own two largest, unflatten(1, (-1, 4)).",
-                "Vous comparez tous les poids à un seul seuil : chaque groupe de quatre garde ses deux plus grands, unflatten(1, "
+                "You compare all weights with one threshold: each group of four keeps its own two largest, "
+                "unflatten(1, (-1, 4)).",
+                "Vous comparez tous les poids à un seul seuil : chaque groupe de quatre garde ses deux plus grands, "
+                "unflatten(1, "
                 "(-1, 4)).",
             ),
             *(
@@ -424,14 +431,18 @@ SR_STE = Exercise(
             ),
             Mistake(
                 lambda weight, mask, gradient, decay: gradient + decay * (1 - mask) * gradient,
-                "You add decay times the gradient: it is the weight that is pulled to zero, decay * (1 − mask) * weight.",
-                "Vous ajoutez decay fois le gradient : c’est le poids qui est tiré vers zéro, decay * (1 − mask) * weight.",
+                "You add decay times the gradient: it is the weight that is pulled to zero, decay * (1 − mask) * "
+                "weight.",
+                "Vous ajoutez decay fois le gradient : c’est le poids qui est tiré vers zéro, decay * (1 − mask) * "
+                "weight.",
             ),
             *(
                 Mistake(
                     lambda weight, mask, gradient, decay, of=of: gradient + decay * (1 - mask) * of(weight),  # type: ignore[misc]
-                    "The pull is not towards zero, or not proportional to the weight: decay times the weight with its sign.",
-                    "Le rappel ne va pas vers zéro, ou n’est pas proportionnel au poids : decay fois le poids, avec son signe.",
+                    "The pull is not towards zero, or not proportional to the weight: decay times the weight with its "
+                    "sign.",
+                    "Le rappel ne va pas vers zéro, ou n’est pas proportionnel au poids : decay fois le poids, avec "
+                    "son signe.",
                 )
                 for of in (lambda weight: weight.abs(), lambda weight: weight.sign(), lambda weight: weight.square())
             ),
@@ -546,7 +557,11 @@ PERMUTATION = Exercise(
                 "Rien n’est déplacé : la sortie est la même, évidemment.",
             ),
             Mistake(
-                lambda expand, bias, project, order: (expand[:, order] if expand.shape[0] == expand.shape[1] else expand, bias[order], project[:, order]),
+                lambda expand, bias, project, order: (
+                    expand[:, order] if expand.shape[0] == expand.shape[1] else expand,
+                    bias[order],
+                    project[:, order],
+                ),
                 "The first layer is not moved by its hidden units: they are its rows, expand[order].",
                 "La première couche n’est pas déplacée par unités cachées : celles-ci sont ses lignes, expand[order].",
             ),
@@ -563,12 +578,14 @@ PERMUTATION = Exercise(
             Mistake(
                 lambda expand, bias, project, order: (expand[order.argsort()], bias[order], project[:, order]),
                 "The first layer is moved by the inverse order: unit order[i] comes to place i, so expand[order].",
-                "La première couche est déplacée par l’ordre inverse : l’unité order[i] vient à la place i, donc expand[order].",
+                "La première couche est déplacée par l’ordre inverse : l’unité order[i] vient à la place i, donc "
+                "expand[order].",
             ),
             Mistake(
                 lambda expand, bias, project, order: (expand.sort(0).values, bias.sort().values, project[:, order]),
                 "You sort the values; it is whole units that move, in the order that is given: expand[order].",
-                "Vous triez les valeurs ; or ce sont des unités entières qui se déplacent, dans l’ordre donné : expand[order].",
+                "Vous triez les valeurs ; or ce sont des unités entières qui se déplacent, dans l’ordre donné : "
+                "expand[order].",
             ),
             Mistake(
                 lambda expand, bias, project, order: (expand.flip(0), bias.flip(0), project.flip(1)),
@@ -729,8 +746,10 @@ TICKET = Exercise(
             ),
             Mistake(
                 _with_mask(_truncated),
-                "The choice is right, but not the number: round(rate × number of weights that remain) go; int() truncates.",
-                "Le choix est bon, mais pas le nombre : round(rate × nombre de poids restants) partent ; int() tronque.",
+                "The choice is right, but not the number: round(rate × number of weights that remain) go; int() "
+                "truncates.",
+                "Le choix est bon, mais pas le nombre : round(rate × nombre de poids restants) partent ; int() "
+                "tronque.",
             ),
             Mistake(
                 _with_mask(lambda start, trained, mask, rate: next_ticket(start, trained, mask, 1 - rate)[0]),
@@ -738,13 +757,16 @@ TICKET = Exercise(
                 "Vous gardez la part `rate` de ce qui reste : c’est celle qui part.",
             ),
             Mistake(
-                _with_mask(lambda start, trained, mask, rate: next_ticket(start, trained - trained.min() + 1, mask, rate)[0]),
+                _with_mask(
+                    lambda start, trained, mask, rate: next_ticket(start, trained - trained.min() + 1, mask, rate)[0]
+                ),
                 "You remove the most negative weights: it is the magnitude that counts, trained.abs().",
                 "Vous enlevez les poids les plus négatifs : c’est la valeur absolue qui compte, trained.abs().",
             ),
             Mistake(
                 _with_mask(lambda start, trained, mask, rate: next_ticket(start, trained - start, mask, rate)[0]),
-                "You compare how far weights have moved: here the smallest magnitudes after training go, trained.abs().",
+                "You compare how far weights have moved: here the smallest magnitudes after training go, "
+                "trained.abs().",
                 "Vous comparez le chemin parcouru par les poids : ici partent les plus petites valeurs absolues après "
                 "l’entraînement, trained.abs().",
             ),
@@ -755,8 +777,10 @@ TICKET = Exercise(
             ),
             Mistake(
                 _with_mask(lambda start, trained, mask, rate: mask),
-                "Nothing more is removed: return a new mask, from which round(rate × mask.sum()) more weights have gone.",
-                "Rien de plus n’est enlevé : renvoyez un nouveau masque, où round(rate × mask.sum()) poids de plus sont partis.",
+                "Nothing more is removed: return a new mask, from which round(rate × mask.sum()) more weights have "
+                "gone.",
+                "Rien de plus n’est enlevé : renvoyez un nouveau masque, où round(rate × mask.sum()) poids de plus "
+                "sont partis.",
             ),
         ),
     ),

@@ -203,7 +203,7 @@ _AFFINE_MISTAKES = (
         "Vous tronquez le point zéro (int) : arrondissez-le au plus proche, round(low / scale).",
     ),
     Mistake(
-        lambda x, low, high, bits: _before_scaling(x, low, high, bits),
+        _before_scaling,
         "You take the zero-point away from x: it is a whole number, to be added to x / scale once that is rounded.",
         "Vous retranchez le point zéro de x : c’est un entier, à ajouter à x / scale une fois celui-ci arrondi.",
     ),
@@ -239,7 +239,7 @@ _AFFINE_MISTAKES = (
         "compris.",
     ),
     Mistake(
-        lambda x, low, high, bits: _third_second(x, low, high, bits),
+        _third_second,
         "scale and zero_point are swapped: return q, scale, zero_point.",
         "scale et zero_point sont échangés : renvoyez q, scale, zero_point.",
     ),
@@ -343,7 +343,8 @@ def _inverse(weight: Tensor, bits: int) -> Quantized:
 _NOT_LARGEST = Said(
     "Your scale does not come from the largest magnitude of the row, weight.abs().amax(1, keepdim=True): that is what "
     "becomes the largest whole number.",
-    "Votre échelle ne vient pas de la plus grande valeur absolue de la ligne, weight.abs().amax(1, keepdim=True) : c’est "
+    "Votre échelle ne vient pas de la plus grande valeur absolue de la ligne, weight.abs().amax(1, keepdim=True) : "
+    "c’est "
     "elle qui devient le plus grand entier.",
 )
 _ROWS_MISTAKES = (
@@ -602,7 +603,8 @@ INTEGER_LINEAR = Exercise(
             Mistake(
                 _corrected(lambda x_q, z, w_q: z * w_q.shape[1]),
                 "The correction counts the inputs; each counts with its weight: x_zero × the sum of the row of w_q.",
-                "La correction compte les entrées ; or chacune compte avec son poids : x_zero × la somme de la ligne de w_q.",
+                "La correction compte les entrées ; or chacune compte avec son poids : x_zero × la somme de la ligne "
+                "de w_q.",
             ),
             Mistake(
                 _corrected(lambda x_q, z, w_q: z * w_q.int().sum()),
@@ -616,8 +618,10 @@ INTEGER_LINEAR = Exercise(
             ),
             Mistake(
                 lambda x_q, s, z, w_q, w_s: s * w_s.T * ((x_q - z).int() @ w_q.int().T),
-                "x_q − x_zero runs over in int8: multiply x_q as it is, and take x_zero × the sum of the weights away afterwards.",
-                "x_q − x_zero déborde en int8 : multipliez x_q tel quel, et retranchez ensuite x_zero × la somme des poids.",
+                "x_q − x_zero runs over in int8: multiply x_q as it is, and take x_zero × the sum of the weights away "
+                "afterwards.",
+                "x_q − x_zero déborde en int8 : multipliez x_q tel quel, et retranchez ensuite x_zero × la somme des "
+                "poids.",
             ),
         ),
         then=_check_products,
@@ -763,8 +767,10 @@ STRAIGHT_THROUGH = Exercise(
             ),
             Mistake(
                 lambda weight, scale, bits: _times_gradient(weight, scale, bits, 2.0),
-                "The values are right, but the gradient is not the one that arrived: backward must return it unchanged.",
-                "Les valeurs sont justes, mais le gradient n’est pas celui qui est arrivé : backward doit le rendre tel quel.",
+                "The values are right, but the gradient is not the one that arrived: backward must return it "
+                "unchanged.",
+                "Les valeurs sont justes, mais le gradient n’est pas celui qui est arrivé : backward doit le rendre "
+                "tel quel.",
             ),
             Mistake(
                 _rounded_gradient,
@@ -774,10 +780,14 @@ STRAIGHT_THROUGH = Exercise(
             Mistake(
                 lambda weight, scale, bits: _clamped((weight / scale).floor(), bits) * scale,
                 "You round down, and without Round.apply: no gradient passes, and every weight gets smaller.",
-                "Vous arrondissez vers le bas, et sans Round.apply : aucun gradient ne passe, et tous les poids diminuent.",
+                "Vous arrondissez vers le bas, et sans Round.apply : aucun gradient ne passe, et tous les poids "
+                "diminuent.",
             ),
             *(
-                Mistake(lambda weight, scale, bits, ends=ends: _between(weight, scale, *ends(2 ** (bits - 1) - 1)), *_OTHER_ENDS)  # type: ignore[misc]
+                Mistake(
+                    lambda weight, scale, bits, ends=ends: _between(weight, scale, *ends(2 ** (bits - 1) - 1)),
+                    *_OTHER_ENDS,
+                )  # type: ignore[misc]
                 for ends in (
                     lambda high: (-high - 1, high),
                     lambda high: (0, high),

@@ -239,8 +239,8 @@ def _check_whole(document: Mapping[str, Any]) -> None:
             raise Wrong(
                 en=f"{name} is {value!r}: these sizes are whole numbers, so divide with //, and write no text. "
                 "(DeepSpeed's program would stop at it.)",
-                fr=f"{name} vaut {value!r} : ces tailles sont des nombres entiers ; divisez par //, et n’écrivez pas de "
-                "texte. (Le programme de DeepSpeed s’arrêterait là.)",
+                fr=f"{name} vaut {value!r} : ces tailles sont des nombres entiers ; divisez par //, et n’écrivez pas "
+                "de texte. (Le programme de DeepSpeed s’arrêterait là.)",
             )
 
 
@@ -408,8 +408,10 @@ MEGATRON_QKV = Exercise(
                 lambda weight, heads, tp, rank: (
                     weight.view(heads, 3, -1, weight.shape[1]).transpose(0, 1).reshape(weight.shape).chunk(tp)[rank]
                 ),
-                "You read the rows as (heads, 3, …), Megatron's order: torch's are laid out (3, heads, …), all of Q first.",
-                "Vous lisez les lignes comme (têtes, 3, …), l’ordre de Megatron : celles de torch sont rangées (3, têtes, …), Q tout "
+                "You read the rows as (heads, 3, …), Megatron's order: torch's are laid out (3, heads, …), all of Q "
+                "first.",
+                "Vous lisez les lignes comme (têtes, 3, …), l’ordre de Megatron : celles de torch sont rangées (3, "
+                "têtes, …), Q tout "
                 "entier d’abord.",
             ),
             Mistake(
@@ -417,14 +419,17 @@ MEGATRON_QKV = Exercise(
                     weight.view(heads, 3, -1, weight.shape[1]).reshape(weight.shape).chunk(tp)[rank]
                 ),
                 "The rows are still in torch's order: view(3, heads, …), then transpose the first two dimensions.",
-                "Les lignes sont encore dans l’ordre de torch : view(3, heads, …), puis transposez les deux premières dimensions.",
+                "Les lignes sont encore dans l’ordre de torch : view(3, heads, …), puis transposez les deux premières "
+                "dimensions.",
             ),
             Mistake(
                 lambda weight, heads, tp, rank: (
                     weight.view(3, heads, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape).chunk(tp)[rank]
                 ),
-                "You exchange heads and the rows of a head: it is Q, K, V and heads that change places, transpose(0, 1).",
-                "Vous échangez les têtes et les lignes d’une tête : ce sont Q, K, V et les têtes qui changent de place, "
+                "You exchange heads and the rows of a head: it is Q, K, V and heads that change places, transpose(0, "
+                "1).",
+                "Vous échangez les têtes et les lignes d’une tête : ce sont Q, K, V et les têtes qui changent de "
+                "place, "
                 "transpose(0, 1).",
             ),
             Mistake(
@@ -435,7 +440,8 @@ MEGATRON_QKV = Exercise(
             Mistake(
                 lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0)[rank::tp],
                 "You take every N-th row: a rank's part is one piece, whole heads, chunk(tp)[rank].",
-                "Vous prenez une ligne sur N : la part d’un rang est d’un seul tenant, des têtes entières, chunk(tp)[rank].",
+                "Vous prenez une ligne sur N : la part d’un rang est d’un seul tenant, des têtes entières, "
+                "chunk(tp)[rank].",
             ),
             *(
                 Mistake(

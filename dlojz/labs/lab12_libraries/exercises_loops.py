@@ -244,7 +244,9 @@ def _calls(accelerator: AcceleratorStandIn, accumulation: int, number: int) -> S
     return _accelerator_counted(accelerator, accumulation, number)
 
 
-def _accelerator_counted(accelerator: AcceleratorStandIn, accumulation: int, number: int) -> Said | None:
+def _accelerator_counted(  # noqa: PLR0911 - one sentence each
+    accelerator: AcceleratorStandIn, accumulation: int, number: int
+) -> Said | None:
     optimizer = accelerator.optimizer
     if not accelerator.accumulated:
         return Said(
