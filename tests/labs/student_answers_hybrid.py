@@ -281,41 +281,50 @@ RIGHT: list[tuple[str, Answer]] = [
 
 WRONG: dict[str, list[tuple[Answer, str]]] = {
     "grid-place": [
-        (lambda r, dp, pp, tp: (r // (dp * tp), r % (dp * tp), r % tp), ""),
-        (lambda r, dp, pp, tp: (r // (dp * tp) + 1, r // tp % dp + 1, r % tp + 1), ""),
-        (lambda r, dp, pp, tp: (r // (dp * pp), r // pp % dp, r % pp), ""),
-        (lambda r, dp, pp, tp: (r // tp % dp, r // (dp * tp), r % tp), ""),
-        (lambda r, dp, pp, tp: (r // 4, r // 2 % 2, r % 2), ""),
-        (lambda r, dp, pp, tp: (r // (dp * tp), r // tp % dp), ""),
-        (lambda r, dp, pp, tp: (r // (dp * tp), r // tp % tp, r % tp), ""),
+        (lambda r, dp, pp, tp: (r // (dp * tp), r % (dp * tp), r % tp), "at (pp, dp, tp) ="),
+        (lambda r, dp, pp, tp: (r // (dp * tp) + 1, r // tp % dp + 1, r % tp + 1), "at (pp, dp, tp) ="),
+        (lambda r, dp, pp, tp: (r // (dp * pp), r // pp % dp, r % pp), "at (pp, dp, tp) ="),
+        (lambda r, dp, pp, tp: (r // tp % dp, r // (dp * tp), r % tp), "at (pp, dp, tp) ="),
+        (lambda r, dp, pp, tp: (r // 4, r // 2 % 2, r % 2), "at (pp, dp, tp) ="),
+        (lambda r, dp, pp, tp: (r // (dp * tp), r // tp % dp), "Three numbers are expected, (pp_rank"),
+        (lambda r, dp, pp, tp: (r // (dp * tp), r // tp % tp, r % tp), "at (pp, dp, tp) ="),
     ],
     "grid-degrees": [
-        (degrees_asserted, ""),
-        (degrees_of_two, ""),
-        (degrees(off=lambda n, known, given: False), ""),
-        (degrees(off=lambda n, known, given: n % known, fill=lambda n, known: n / known), ""),
-        (degrees(off=lambda n, known, given: known > n), ""),
-        (degrees(order=lambda d: (d[1], d[0], d[2])), ""),
-        (degrees(order=lambda d: {"dp": d[0], "pp": d[1], "tp": d[2]}), ""),
-        (degrees(fill=lambda n, known: n - known), ""),
+        (degrees_asserted, "dp=None, pp="),
+        (degrees_of_two, "processes="),
+        (degrees(off=lambda n, known, given: False), "dp=None, pp="),
+        (
+            degrees(off=lambda n, known, given: n % known, fill=lambda n, known: n / known),
+            "Whole numbers are expected ((dp, pp, tp)), but",
+        ),
+        (degrees(off=lambda n, known, given: known > n), "dp=None, pp="),
+        (degrees(order=lambda d: (d[1], d[0], d[2])), "For processes="),
+        (
+            degrees(order=lambda d: {"dp": d[0], "pp": d[1], "tp": d[2]}),
+            "Three numbers are expected, (dp, pp, tp), but",
+        ),
+        (degrees(fill=lambda n, known: n - known), "For processes="),
         (
             lambda n, dp=None, pp=None, tp=None: (
                 None if n % ((dp or 1) * (pp or 1) * (tp or 1)) else degrees(off=lambda *a: False)(n, dp, pp, tp)
             ),
-            "",
+            "dp=None, pp=",
         ),
     ],
     "grid-groups": [
-        (lambda axis, dp, pp, tp: groups_in_branches(axis, dp, pp, tp)[0], ""),
-        (lambda axis, dp, pp, tp: groups_in_branches({"dp": "tp", "tp": "dp", "pp": "pp"}[axis], dp, pp, tp), ""),
-        (lambda axis, dp, pp, tp: groups_in_branches(axis, pp, dp, tp), ""),
-        (lambda axis, dp, pp, tp: [list(range(dp * pp * tp))], ""),
+        (lambda axis, dp, pp, tp: groups_in_branches(axis, dp, pp, tp)[0], "A list of groups such as"),
+        (
+            lambda axis, dp, pp, tp: groups_in_branches({"dp": "tp", "tp": "dp", "pp": "pp"}[axis], dp, pp, tp),
+            "into one group along tp, but they differ",
+        ),
+        (lambda axis, dp, pp, tp: groups_in_branches(axis, pp, dp, tp), "groups in all, but you return"),
+        (lambda axis, dp, pp, tp: [list(range(dp * pp * tp))], "groups in all, but you return"),
         (
             lambda axis, dp, pp, tp: [
                 [r for r in range(dp * pp * tp) if place(r, dp, pp, tp)[NUMBER[axis]] == i]
                 for i in range({"dp": dp, "pp": pp, "tp": tp}[axis])
             ],
-            "",
+            "You group the ranks that have the same place",
         ),
         (
             lambda axis, dp, pp, tp: (
@@ -323,38 +332,62 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
                 if axis == "tp"
                 else groups_in_branches(axis, dp, pp, tp)
             ),
-            "",
+            "stands in no group (of",
         ),
-        (lambda axis, dp, pp, tp: [g for g in groups_in_branches(axis, dp, pp, tp) if 0 in g], ""),
+        (
+            lambda axis, dp, pp, tp: [g for g in groups_in_branches(axis, dp, pp, tp) if 0 in g],
+            "stands in no group (of",
+        ),
     ],
     "between-nodes": [
-        (nodes_touched, ""),
-        (between(each=lambda c, m, n: (2 if c == "all-reduce" else 1) * (n - 1) / n * m), ""),
-        (between(each=lambda c, m, n: 2 * (n - 1) / n * m if c == "all_reduce" else m), ""),
-        (between(each=lambda c, m, n: (2 if c == "all_reduce" else 1) * m / n), ""),
-        (between(neighbours=lambda group: itertools.combinations(group, 2)), ""),
-        (between(neighbours=lambda group: zip(sorted(group), [*sorted(group)[1:], min(group)], strict=True)), ""),
-        (between(crossing=lambda a, b, per: abs(a - b) >= per), ""),
-        (between(crossing=lambda a, b, per: a // 8 != b // 8), ""),
-        (between(crossing=lambda a, b, per: a // per == b // per), ""),
-        (between(total=lambda crossings, group, each: 2 * crossings * each), ""),
+        (nodes_touched, "You count the nodes that the group touches"),
+        (
+            between(each=lambda c, m, n: (2 if c == "all-reduce" else 1) * (n - 1) / n * m),
+            "An all-reduce goes round twice, a",
+        ),
+        (
+            between(each=lambda c, m, n: 2 * (n - 1) / n * m if c == "all_reduce" else m),
+            "The all-reduce is right; of a reduce-scatter",
+        ),
+        (between(each=lambda c, m, n: (2 if c == "all_reduce" else 1) * m / n), "/n per round: each rank sends n −"),
+        (
+            between(neighbours=lambda group: itertools.combinations(group, 2)),
+            "You count every pair of ranks on different",
+        ),
+        (
+            between(neighbours=lambda group: zip(sorted(group), [*sorted(group)[1:], min(group)], strict=True)),
+            "You count the nodes that the group touches",
+        ),
+        (between(crossing=lambda a, b, per: abs(a - b) >= per), "You compare the distance of two ranks with"),
+        (between(crossing=lambda a, b, per: a // 8 != b // 8), "GPUs whatever gpus_per_node is."),
+        (between(crossing=lambda a, b, per: a // per == b // per), "You count the messages that stay inside a"),
+        (
+            between(total=lambda crossings, group, each: 2 * crossings * each),
+            "Twice too much: in a ring each rank sends to",
+        ),
     ],
     "hybrid-step": [
-        (step_without_dp_and_copy, ""),
-        (step(loss=lambda y, t: ((y - t) ** 2).sum()), ""),
-        (step(reduce=lambda p, dp, tp: dp.all_reduce(p.grad / dp.size)), ""),
+        (step_without_dp_and_copy, "Two things are missing: what enters the"),
+        (step(loss=lambda y, t: ((y - t) ** 2).sum()), "Your loss is a sum over samples and features"),
+        (step(reduce=lambda p, dp, tp: dp.all_reduce(p.grad / dp.size)), "The layer is right, but the replicas drift"),
         (step(inside=lambda part, x, tp: F.gelu(copy(x * part["scale"], tp) @ part["w1"].T)), ""),
-        (step(inside=lambda part, x, tp: torch.relu(copy(x, tp) @ part["w1"].T)), ""),
-        (step(inside=lambda part, x, tp: torch.relu((copy(x, tp) * part["scale"]) @ part["w1"].T)), ""),
+        (step(inside=lambda part, x, tp: torch.relu(copy(x, tp) @ part["w1"].T)), "Your function raised TypeError"),
+        (
+            step(inside=lambda part, x, tp: torch.relu((copy(x, tp) * part["scale"]) @ part["w1"].T)),
+            "Only scale is wrong: each slice finds a part",
+        ),
     ],
     "layout-3d": [
-        (layout(dp=lambda n, pp, tp: n), ""),
-        (layout(dp=lambda n, pp, tp: 2), ""),
-        (layout(dp=lambda n, pp, tp: n - pp - tp if n > pp + tp else 1), ""),
-        (layout(micro=lambda batch, b, dp: batch // dp), ""),
-        (layout(micro=lambda batch, b, dp: 1), ""),
-        (layout(micro=lambda batch, b, dp: -(-batch // (b * dp)) + 1), ""),
-        (layout(make=dict), ""),
-        (layout(make=lambda **f: dlojz.Layout(**{k: v for k, v in f.items() if k != "engine"})), ""),
+        (layout(dp=lambda n, pp, tp: n), "Your function raised LabError"),
+        (layout(dp=lambda n, pp, tp: 2), "processes: a replica is made of"),
+        (layout(dp=lambda n, pp, tp: n - pp - tp if n > pp + tp else 1), "processes: a replica is made of"),
+        (layout(micro=lambda batch, b, dp: batch // dp), "samples: each of the"),
+        (layout(micro=lambda batch, b, dp: 1), "samples: you divide by all processes, but the"),
+        (layout(micro=lambda batch, b, dp: -(-batch // (b * dp)) + 1), "With micro_batches="),
+        (layout(make=dict), "A dlojz.Layout is expected, but an object of"),
+        (
+            layout(make=lambda **f: dlojz.Layout(**{k: v for k, v in f.items() if k != "engine"})),
+            "The degrees are right, but the engine is",
+        ),
     ],
 }

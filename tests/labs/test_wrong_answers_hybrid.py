@@ -30,6 +30,7 @@ from dlojz.labs.lab07_hybrid.exercises import (
 )
 from dlojz.prediction.link_traffic import crossing
 from dlojz.results.footprint import Traffic
+from tests.labs import student_answers_hybrid as student
 from tests.labs.answers import hybrid_step
 from tests.labs.bank import BankTests
 
@@ -274,8 +275,10 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
 
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
-    wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
-    least = 4
+    wrong = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+    right = REFERENCES
+    others = (*OTHER_RIGHT_ANSWERS, *student.RIGHT)
+    least, least_right = 6, 8
 
 
 def test_the_references_are_the_grid_itself() -> None:

@@ -35,6 +35,7 @@ from dlojz.labs.lab12_libraries.exercises_loops import (
     updates,
     weights_of,
 )
+from tests.labs import student_answers_libraries as student
 from tests.labs.answers import gather_for_metrics
 from tests.labs.bank import BankTests
 
@@ -380,7 +381,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
 
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
-    wrong, right = BANK, REFERENCES
+    wrong = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+    right = REFERENCES
     others = (
         ("deepspeed-loop", with_engine()),
         ("course-json", completing()),
@@ -391,8 +393,9 @@ class TestBank(BankTests):
         ("read-traffic", telling()),
         ("megatron-qkv", converting()),
         ("megatron-arguments", reading()),
+        *student.RIGHT,
     )
-    least = 7
+    least, least_right = 6, 8
 
 
 ENGINE_WAYS = ("right", "divides", "zeroes", "at the boundary", "no step", "returns early")

@@ -25,6 +25,7 @@ from dlojz.labs.lab10_experts.exercises_routing import (
     places,
     two_level_gate,
 )
+from tests.labs import student_answers_moe as student
 from tests.labs.bank import BankTests, detached
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
@@ -369,7 +370,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
 
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
-    wrong, right = BANK, REFERENCES
+    wrong = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+    right = REFERENCES
     others = (
         ("gate", choosing()),
         ("places", placing()),
@@ -379,8 +381,9 @@ class TestBank(BankTests):
         ("expert-gradients", averaging()),
         ("exchange-bytes", counting()),
         ("pacing", growing()),
+        *student.RIGHT,
     )
-    least = 7
+    least, least_right = 6, 8
 
 
 @pytest.mark.parametrize(("k", "groups"), [(1, 1), (2, 1), (1, 2), (2, 4)])

@@ -18,6 +18,7 @@ from dlojz.base.errors import LabError
 from dlojz.labs import lab09_optimizers
 from dlojz.labs.lab09_optimizers.exercises_compression import compress, compressed_bytes, read, write
 from dlojz.labs.lab09_optimizers.exercises_updates import ADAM, ADAM_STATES, update_in_backward, update_traffic
+from tests.labs import student_answers_optimizers as student
 from tests.labs.bank import BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab09_optimizers.EXERCISES}
@@ -457,7 +458,10 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
 
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab09_optimizers.PREDICTIONS
-    wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
+    wrong = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+    right = REFERENCES
+    others = (*OTHER_RIGHT_ANSWERS, *student.RIGHT)
+    least, least_right = 6, 8
 
 
 @pytest.mark.parametrize("numel", [8, 24, 2048, 2056, 4096, 10_000])

@@ -198,10 +198,10 @@ def _infinite(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     if not ranks:
         return None
     return Said(
-        f"{_capital(evidence.label.en)} is infinite or NaN on {_en(ranks)}: look for the exponential of a large number, a "
-        "logarithm of 0 or a division by 0.",
-        f"{_capital(evidence.label.fr)} : valeurs infinies ou NaN sur {_fr(ranks)} ; cherchez l’exponentielle d’un grand "
-        "nombre, le logarithme de 0 ou une division par 0.",
+        f"{_capital(evidence.label.en)} is infinite or NaN on {_en(ranks)}: look for the exponential of a large "
+        "number, a logarithm of 0 or a division by 0.",
+        f"{_capital(evidence.label.fr)} : valeurs infinies ou NaN sur {_fr(ranks)} ; cherchez l’exponentielle d’un "
+        "grand nombre, le logarithme de 0 ou une division par 0.",
     )
 
 

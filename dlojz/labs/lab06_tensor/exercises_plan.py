@@ -264,6 +264,13 @@ MBCONV_CHANNELS = Exercise(
                 )
                 for way in ("summed late", "summed early")
             ),
+            Mistake(
+                lambda rank, size, seed: {OUTPUT: _shares(rank, size, seed)[OUTPUT], OF_X: _inputs(seed)[1]},
+                "The output is right, but no gradient comes through the convolutions: a detach(), or no_grad, cuts "
+                "the way back.",
+                "La sortie est juste, mais aucun gradient ne traverse les convolutions : un detach(), ou no_grad, "
+                "coupe le retour.",
+            ),
         ),
         inspect=refuse_gathers(
             "All is right, but channels are gathered on the way: only the few squeezed numbers depend on all "

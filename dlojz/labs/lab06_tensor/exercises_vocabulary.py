@@ -235,12 +235,31 @@ def _spoilt_loss(way: str) -> Callable[[int, int, int], dict[str, Tensor]]:
         total = sums[rank] if way == "sum alone" else torch.stack(sums).sum(0)
         losses = total.log() - target
         ends = {
+            "each token": losses,
             "not averaged": losses.sum(), "sign": -losses.mean(), "no logarithm": (total - target).mean(),
-            "mean inside": total.mean().log() - target.mean(), "by sample": losses.sum(1).mean(),
+             "by sample": losses.sum(1).mean(),
         }  # fmt: skip
         return {LOSS: ends.get(way, losses.mean())}
 
     return values
+
+
+def _local_loss(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """Over this rank's words, with the target's number brought among them."""
+    import torch.nn.functional as F
+
+    own = _logits(seed).chunk(size, dim=-1)[rank]
+    return {LOSS: F.cross_entropy(own.flatten(0, 1), _tokens(seed).flatten() % own.shape[-1])}
+
+
+def _mean_inside(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """The logarithm of a mean over the tokens; here its value is nearly right, and its gradient is not."""
+    logits = _logits(seed).requires_grad_()
+    shifted = logits - logits.detach().amax(-1, keepdim=True)
+    target = shifted.gather(-1, _tokens(seed).unsqueeze(-1))
+    loss = shifted.exp().sum(-1).mean().log() - target.mean()
+    loss.backward()
+    return {LOSS: loss.detach(), OF_LOGITS: gradient(logits).chunk(size, dim=-1)[rank]}
 
 
 def _inspect_logits(answers: list[RankAnswer], size: int) -> None:
@@ -301,9 +320,7 @@ VOCABULARY_LOSS = Exercise(
                     ),
                     (
                         "target unshifted",
-                        "m is taken away from the logits under the sum, but not from the target's: both, or neither "
-                        "once the "
-                        "logarithm is taken.",
+                        "m is taken away from the logits under the sum, but not from the target's: from both.",
                         "m est retranché des logits de la somme, mais pas de celui de la cible : des deux.",
                     ),
                     (
@@ -317,14 +334,6 @@ VOCABULARY_LOSS = Exercise(
                         "Il manque le logarithme : celui de la somme des exponentielles.",
                     ),
                     (
-                        "mean inside",
-                        "You take the mean of the sums before the logarithm: the logarithm of each token's sum, then "
-                        "the mean.",
-                        "Vous prenez la moyenne des sommes avant le logarithme : d’abord le logarithme pour chaque "
-                        "token, puis la "
-                        "moyenne.",
-                    ),
-                    (
                         "by sample",
                         "You add the tokens of a sample up, then take the mean over samples: the mean over all tokens "
                         "is asked for.",
@@ -335,6 +344,25 @@ VOCABULARY_LOSS = Exercise(
                     ("one less", *_OFF_BY_ONE),
                     ("one more", *_OFF_BY_ONE),
                 )
+            ),
+            Mistake(
+                _mean_inside,
+                "You take the mean of the sums before the logarithm: the logarithm of each token's sum, then the mean.",
+                "Vous prenez la moyenne des sommes avant le logarithme : d’abord le logarithme pour chaque token, "
+                "puis la moyenne.",
+            ),
+            Mistake(
+                _spoilt_loss("each token"),
+                "One loss per token is left: return their mean.",
+                "Il reste une perte par token : renvoyez leur moyenne.",
+            ),
+            Mistake(
+                _local_loss,
+                "Each rank takes the cross-entropy of its own words alone: sum and target's logit are added up over "
+                "the ranks.",
+                "Chaque rang prend l’entropie croisée de ses seuls mots : la somme et le logit de la cible "
+                "s’additionnent sur les "
+                "rangs.",
             ),
         ),
         inspect=_inspect_logits,

@@ -168,14 +168,11 @@ def _powers(gpus: int) -> Iterable[int]:
 
 def _plans(
     total: Callable[[float, float, int], float],
-    choose: Callable[[Iterable[float]], float],
     sizes: Callable[[int], Iterable[int]],
 ) -> Callable[..., float]:
-    """The least, or the largest, of another total over every plan; only plans that another one beats are left out."""
+    """The least of another total over every plan; those that another one beats in both numbers are left out."""
 
     def found(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> float:
-        sign = 1 if choose is min else -1
-
         @cache
         def plans(first: int, left: int) -> frozenset[tuple[float, float]]:
             if first == layers:
@@ -189,12 +186,10 @@ def _plans(
                 for added, slowest in plans(last + 1, left - size)
             }
             return frozenset(
-                one
-                for one in made
-                if not any(o != one and sign * o[0] <= sign * one[0] and sign * o[1] <= sign * one[1] for o in made)
+                one for one in made if not any(o != one and o[0] <= one[0] and o[1] <= one[1] for o in made)
             )
 
-        return choose(total(added, slowest, micro_batches) for added, slowest in plans(0, gpus))
+        return min(total(added, slowest, micro_batches) for added, slowest in plans(0, gpus))
 
     return found
 
@@ -251,15 +246,14 @@ _STAGE_WAYS = (
     ),
     *(
         Mistake(
-            _plans(total, choose, sizes),
+            _plans(total, sizes),
             en,
             fr,
             part=0,
         )
-        for total, choose, sizes, en, fr in (
+        for total, sizes, en, fr in (
             (
                 lambda added, slowest, b: b * added,
-                min,
                 _powers,
                 "You make the micro-batches wait for one another: once the pipeline is filled, one leaves per max t. "
                 "Σ t + (B − 1) · max t.",
@@ -269,31 +263,21 @@ _STAGE_WAYS = (
             ),
             (
                 lambda added, slowest, b: added + slowest,
-                min,
                 _powers,
                 "The micro-batches are left out: the slowest stage is passed B − 1 more times.",
                 "Les micro-batches sont oubliés : on repasse B − 1 fois par l’étage le plus lent.",
             ),
             (
                 lambda added, slowest, b: slowest,
-                min,
                 _powers,
                 "That is the slowest stage alone: the step is Σ t + (B − 1) · max t.",
                 "C’est seulement l’étage le plus lent : le pas dure Σ t + (B − 1) · max t.",
             ),
             (
                 lambda added, slowest, b: added + (b - 1) * slowest,
-                min,
                 lambda gpus: range(1, gpus + 1),
                 "You give stages groups of 3 GPUs and the like: groups have 1, 2, 4… of them.",
                 "Vous donnez à des étages des groupes de 3 GPU : les groupes en ont 1, 2, 4…",
-            ),
-            (
-                lambda added, slowest, b: added + (b - 1) * slowest,
-                max,
-                _powers,
-                "That is the longest step: the shortest is asked for.",
-                "C’est le pas le plus long : on demande le plus court.",
             ),
         )
     ),

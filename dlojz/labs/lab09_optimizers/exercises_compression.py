@@ -285,6 +285,11 @@ SIGN_BIAS = Exercise(
                 "You look at the first gradient alone: the mean over all rows is asked for.",
                 "Vous ne regardez que le premier gradient : on demande la moyenne sur toutes les lignes.",
             ),
+            Mistake(
+                lambda draws: (_told(draws) - draws).mean(1),
+                "You take the mean over the weights: each weight has its own bias, over the draws (dim 0).",
+                "Vous prenez la moyenne sur les poids : chaque poids a son biais, sur les tirages (dim 0).",
+            ),
         ),
     ),
     praise_en="Right: compression is biased, and averaging over more steps does not remove this bias.",
@@ -771,6 +776,17 @@ def _uncompressed(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     return {f"mean of call {call}": mean for call, mean in enumerate(means)}  # type: ignore[misc]
 
 
+def _own_chunks(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """The first call, where each server takes its own messages for those of all ranks."""
+    import torch
+
+    means = []
+    for one in range(size):
+        told = [read(write(chunk)) for chunk in values_of(one, size, seed, 0).chunk(size)]
+        means.append(read(write(torch.stack(told).mean(0))))
+    return {"mean of call 0": torch.cat(means)}
+
+
 def _signs_added(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """Each rank's whole vector, compressed, and then an all-reduce of numbers: of the first call."""
     return {"mean of call 0": sum(read(write(values_of(one, size, seed, 0))) for one in range(size)) / size}  # type: ignore[dict-item]
@@ -926,6 +942,13 @@ COMPRESSED_ALL_REDUCE = Exercise(
                     "Ce que répond le serveur n’est pas retranché de server_error : server_error -= read(réponse).",
                 )
                 for taken in (0.0, -1.0)
+            ),
+            Mistake(
+                _own_chunks,
+                "The messages stay where they are: each server averages its own rank's. "
+                "dist.all_to_all_single(received, told) sends row j to rank j.",
+                "Les messages restent où ils sont : chaque serveur moyenne ceux de son propre rang. "
+                "dist.all_to_all_single(reçus, dits) envoie la ligne j au rang j.",
             ),
         ),
     ),

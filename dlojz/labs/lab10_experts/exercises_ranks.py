@@ -343,6 +343,14 @@ def _journey(
     return held
 
 
+def _alone(rank: int, size: int, seed: int) -> Tensor:
+    """A rank's own experts on all rows of its buffer, as if each had come from another rank."""
+    buffer = _buffers(seed, size)[rank]
+    rows = buffer.view(size, LOCAL_EXPERTS, ROOM, WIDTH).transpose(0, 1).reshape(LOCAL_EXPERTS, size * ROOM, WIDTH)
+    made = _computed(rows, _own(rank), seed, size).view(LOCAL_EXPERTS, size, ROOM, WIDTH)
+    return made.transpose(0, 1).reshape(buffer.shape)
+
+
 _EXCHANGE_FAULTS = (
     Mistake(
         _journey(swapped=False, restored=False),
@@ -371,6 +379,16 @@ _EXCHANGE_FAULTS = (
         _journey(returned=False),
         "The results stay with the experts: a second all-to-all must bring each back to the rank of its token.",
         "Les résultats restent chez les experts : un second all-to-all doit ramener chacun au rang de son token.",
+    ),
+    Mistake(
+        lambda rank, size, seed: {OUTPUT: _buffers(seed, size)[rank]},
+        "The tokens come back as they left: own_experts is not called, or its result is thrown away.",
+        "Les tokens reviennent comme ils sont partis : own_experts n’est pas appelé, ou son résultat est perdu.",
+    ),
+    Mistake(
+        lambda rank, size, seed: {OUTPUT: _alone(rank, size, seed)},
+        "Nothing is exchanged: this rank's experts compute all of its tokens. Each row goes to the rank of its expert.",
+        "Rien n’est échangé : les experts de ce rang calculent tous ses tokens. Chaque ligne va au rang de son expert.",
     ),
 )
 
@@ -507,6 +525,12 @@ def _parity_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -
     return None, {SHARED: shared, OWN: own}
 
 
+def _highest(tensors: list[Tensor]) -> Tensor:
+    import torch
+
+    return torch.stack(tensors).amax(0)
+
+
 _PARITY_FAULTS = (
     Mistake(
         _reduced(SHARED, ALONE, ALONE),
@@ -568,6 +592,25 @@ _PARITY_FAULTS = (
         _reduced(OWN, REPLICAS, ALONE),
         "The gradients of the experts are added up, but not divided: the loss is a mean over all ranks.",
         "Les gradients des experts sont additionnés, mais pas divisés : la perte est une moyenne sur tous les rangs.",
+    ),
+    Mistake(
+        lambda rank, size, seed: (
+            {
+                OWN: added(_after_backward(one, size, seed)[1] for one in _members(rank, size, REPLICAS))
+                / (size * len(_members(rank, size, REPLICAS)))
+            }
+            if len(_members(rank, size, REPLICAS)) > 1
+            else None
+        ),
+        "You divide the gradients of the experts by the number of all ranks and by that of the replicas: by that of "
+        "all ranks alone.",
+        "Vous divisez les gradients des experts par le nombre de tous les rangs et par celui des répliques : par "
+        "celui de tous les rangs seulement.",
+    ),
+    Mistake(
+        lambda rank, size, seed: {SHARED: _highest(_found(size, seed)[0]) / size},
+        "You take the largest gradient over the ranks (MAX): they add up (SUM, the default).",
+        "Vous prenez le plus grand gradient sur les rangs (MAX) : ils s’additionnent (SUM, par défaut).",
     ),
 )
 

@@ -258,6 +258,12 @@ def _refused(what: Callable[[Tensor, int], Tensor], count: Callable[[float], int
     return way
 
 
+def _numbered(chosen_TK: Tensor) -> Tensor:
+    import torch
+
+    return torch.arange(chosen_TK.numel()).view(chosen_TK.shape)
+
+
 def _minus_one(place_TK: Tensor, room: int) -> Tensor:
     return place_TK.masked_fill(place_TK >= room, -1)
 
@@ -377,11 +383,28 @@ PLACES = Exercise(
                 "Tous les choix d’un token reçoivent la place du premier : chacun a la sienne, chez son expert.",
             ),
             Mistake(
+                lambda chosen_TK, experts, factor: places(chosen_TK[:, :1], experts, factor).expand(chosen_TK.shape),
+                "All choices of a token get the place of its first, with room for first choices only: each choice has "
+                "its own place, with its own expert.",
+                "Tous les choix d’un token reçoivent la place du premier, avec de la place pour les seuls premiers "
+                "choix : chacun a la sienne, chez son expert.",
+            ),
+            Mistake(
                 lambda chosen_TK, experts, factor: (places(chosen_TK, experts, factor) >= 0).long(),
                 "You tell whether a choice has a place; the place itself is asked for, from 0, and -1 where it is "
                 "dropped.",
                 "Vous dites si un choix a une place ; on demande la place elle-même, à partir de 0, et -1 s’il est "
                 "refusé.",
+            ),
+            Mistake(
+                lambda chosen_TK, experts, factor: places(chosen_TK, experts, factor).T,
+                "Tokens and choices are exchanged: one row per token, one column per choice (.T at the end).",
+                "Tokens et choix sont échangés : une ligne par token, une colonne par choix (.T à la fin).",
+            ),
+            Mistake(
+                lambda chosen_TK, experts, factor: _numbered(chosen_TK),
+                "You number the choices one after the other: each expert counts its own places from 0.",
+                "Vous numérotez les choix à la suite : chaque expert compte ses propres places à partir de 0.",
             ),
         ),
     ),
@@ -577,6 +600,11 @@ BALANCE = Exercise(
                 "Vous prenez la moyenne des logits, puis le softmax : d’abord les probabilités de chaque token, puis "
                 "leur moyenne.",
             ),
+            Mistake(
+                _ended(lambda share, mean, experts: experts * share * mean),
+                "One number per expert is left: add them up.",
+                "Il reste un nombre par expert : additionnez-les.",
+            ),
         ),
         then=_check_gradient,
     ),
@@ -662,7 +690,7 @@ def _local_numbers(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) ->
 def _in_group(
     weight: Callable[[Tensor, Tensor], Tensor] = lambda group_T1, weights_TK: group_T1 * weights_TK,
     probability: Callable[[Tensor], Tensor] = _best_group,
-    largest: bool = True,
+    group: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(-1),
     strided: bool = False,
     always: bool = False,
 ) -> Callable[..., Chosen]:
@@ -670,7 +698,7 @@ def _in_group(
 
     def way(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
         groups = group_logits_TG.shape[1]
-        group_T = group_logits_TG.argmax(-1) if largest else group_logits_TG.argmin(-1)
+        group_T = group(group_logits_TG)
         inside_TGJ = (
             expert_logits_TE.unflatten(1, (-1, groups)).mT if strided else expert_logits_TE.unflatten(1, (groups, -1))
         )
@@ -761,13 +789,16 @@ TWO_LEVEL = Exercise(
                 "Vous multipliez par le logit du groupe : passez d’abord les logits des groupes par softmax.",
             ),
             Mistake(
-                _in_group(probability=lambda logits: logits.softmax(0).amax(-1, keepdim=True)),
+                _in_group(
+                    probability=lambda logits: logits.softmax(0).amax(-1, keepdim=True),
+                    group=lambda logits: logits.softmax(0).argmax(-1),
+                ),
                 "The softmax of the groups runs over the tokens: it runs over the groups, dim=-1.",
                 "Le softmax des groupes court sur les tokens : il porte sur les groupes, dim=-1.",
             ),
             *(
                 Mistake(
-                    _in_group(largest=False, probability=probability),
+                    _in_group(group=lambda logits: logits.argmin(-1), probability=probability),
                     "You take the least probable group: take the most probable one.",
                     "Vous prenez le groupe le moins probable : prenez le plus probable.",
                 )

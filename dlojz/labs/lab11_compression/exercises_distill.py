@@ -184,6 +184,11 @@ SOFT_LOSS = Exercise(
                 "F.kl_div attend des logarithmes pour l’étudiant : log_softmax pour l’étudiant, softmax pour le "
                 "professeur.",
             ),
+            Mistake(
+                lambda student, teacher, t: t**2 * _kl((teacher / t).softmax(-1), (student / t).softmax(-1)),
+                "One loss per sample is left: take their mean.",
+                "Il reste une perte par échantillon : prenez leur moyenne.",
+            ),
         ),
         then=_check_gradients,
     ),

@@ -398,6 +398,13 @@ def _summed(values: Tensor, real: int) -> Tensor:
     return values / dist.get_world_size()
 
 
+def _to_rank_0(values: Tensor, real: int) -> Tensor:
+    import torch.distributed as dist
+
+    everything = _uncut(values, real)
+    return everything[:real] if dist.get_rank() == 0 else values
+
+
 def _stacked(values: Tensor, real: int) -> Tensor:
     import torch
 
@@ -449,6 +456,26 @@ GATHER_METRICS = Exercise(
                 _stacked,
                 "The ranks have become a further dimension: put their rows end to end (torch.cat), then cut.",
                 "Les rangs forment une dimension à part : mettez leurs lignes bout à bout (torch.cat), puis coupez.",
+            ),
+            Mistake(
+                lambda values, real: _uncut(values, real)[: real - 1],
+                "The last sample is missing: keep `real` of them, [:real].",
+                "Il manque le dernier échantillon : gardez-en `real`, [:real].",
+            ),
+            Mistake(
+                lambda values, real: _uncut(values, real).mean(),
+                "You return the metric itself: return the values, the mean is taken of them afterwards.",
+                "Vous renvoyez la métrique elle-même : renvoyez les valeurs, on en prend ensuite la moyenne.",
+            ),
+            Mistake(
+                lambda values, real: values[:real],
+                "Every rank returns its own values: gather those of all ranks.",
+                "Chaque rang renvoie ses propres valeurs : rassemblez celles de tous les rangs.",
+            ),
+            Mistake(
+                _to_rank_0,
+                "Rank 0 alone has all the values: each rank needs them, all_gather.",
+                "Le rang 0 est seul à avoir toutes les valeurs : chaque rang en a besoin, all_gather.",
             ),
         ),
     ),
