@@ -429,10 +429,12 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
 }
 
 
+WRONG = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+
+
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
-    wrong = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
-    right = REFERENCES
+    wrong, right = WRONG, REFERENCES
     others = (
         ("soft-loss", softening()),
         ("mixed-loss", mixing()),

@@ -273,10 +273,12 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
 }
 
 
+WRONG = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+
+
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
-    wrong = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
-    right = REFERENCES
+    wrong, right = WRONG, REFERENCES
     others = (*OTHER_RIGHT_ANSWERS, *student.RIGHT)
     least, least_right = 6, 8
 

@@ -340,7 +340,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (gathering("last"), "keep the first ones"),
         (gathering("mean"), "You average over the ranks"),
         (gathering("stacked"), "a further dimension"),
-        (gathering("alone"), "what is gathered of a batch that is whole"),
+        (gathering("alone"), "Every rank returns its own values"),
         (lambda values, real: None, "returns nothing"),
     ],
     "read-traffic": [
@@ -379,10 +379,12 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
 }
 
 
+WRONG = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+
+
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
-    wrong = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
-    right = REFERENCES
+    wrong, right = WRONG, REFERENCES
     others = (
         ("deepspeed-loop", with_engine()),
         ("course-json", completing()),

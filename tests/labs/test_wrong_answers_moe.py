@@ -368,10 +368,12 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
 }
 
 
+WRONG = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+
+
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
-    wrong = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
-    right = REFERENCES
+    wrong, right = WRONG, REFERENCES
     others = (
         ("gate", choosing()),
         ("places", placing()),

@@ -456,10 +456,12 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
 ]
 
 
+WRONG = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+
+
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab09_optimizers.PREDICTIONS
-    wrong = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
-    right = REFERENCES
+    wrong, right = WRONG, REFERENCES
     others = (*OTHER_RIGHT_ANSWERS, *student.RIGHT)
     least, least_right = 6, 8
 

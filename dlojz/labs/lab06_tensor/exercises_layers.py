@@ -355,7 +355,7 @@ ROW_LINEAR = Exercise(
             ),
             *(
                 Mistake(
-                    lambda rank, size, seed, share=share: {  # type: ignore[misc]
+                    lambda rank, size, seed, share=share: {
                         OUTPUT: _row(rank, size, seed)[OUTPUT],
                         OF_BIAS_ROW: share(rank, size) * _row(rank, size, seed)[OF_BIAS_ROW],
                     },

@@ -195,7 +195,7 @@ MBCONV_CHANNELS = Exercise(
                 "sur les rangs, alors qu’il est entier sur chacun. Ajoutez le x qui n’est pas passé par copy.",
             ),
             *(
-                Mistake(lambda rank, size, seed, change=change: _whole(seed, **change), en, fr)  # type: ignore[misc]
+                Mistake(lambda rank, size, seed, change=change: _whole(seed, **change), en, fr)
                 for change, en, fr in (
                     (
                         {"act": "relu"},

@@ -580,7 +580,7 @@ SEQUENCE_PARALLEL = Exercise(
                 _if(False, only(_shares, {OUTPUT: OUTPUT, OF_X: "own x", OF_WEIGHT: "own weight"})), *NO_BACKWARD_SUM
             ),
             *(
-                Mistake(lambda rank, size, seed, way=way: _like(rank, size, seed, way), en, fr)  # type: ignore[misc]
+                Mistake(lambda rank, size, seed, way=way: _like(rank, size, seed, way), en, fr)
                 for way, en, fr in (
                     ("no shortcut", "The shortcut is missing: x + …", "Il manque le raccourci : x + …"),
                     (

@@ -626,7 +626,7 @@ BETWEEN_NODES = Exercise(
                 Mistake(
                     lambda collective, m, group, per, size=size: (
                         _sent(collective, m, len(group)) * _crossings(group, size)
-                    ),  # type: ignore[misc]
+                    ),
                     f"You take nodes of {size} GPUs whatever gpus_per_node is.",
                     f"Vous prenez des nœuds de {size} GPU quel que soit gpus_per_node.",
                 )

@@ -133,6 +133,8 @@ _FIT_WAYS = (
         "devenir "
         "négatifs : divisez chaque ligne par sa durée, et gardez les deux au moins à 0.",
     ),
+)
+_FIT_WHOLE = (
     Mistake(
         lambda n, t, factor: (0.0, statistics.median(b / (a * factor) for a, b in zip(n, t, strict=True))),
         "You leave the latency out: a short message takes α.",
@@ -140,7 +142,7 @@ _FIT_WAYS = (
     ),
     *(
         Mistake(
-            lambda n, t, factor, of=of: (of(t), 0.0),  # type: ignore[misc]
+            lambda n, t, factor, of=of: (of(t), 0.0),
             "You leave the bytes out: a long message takes β for each of them.",
             "Vous oubliez les octets : un long message prend β pour chacun.",
         )
@@ -198,7 +200,7 @@ BOUNDED_FIT = Exercise(
         cases=_messages,
         parts=(Said("α", "α"), Said("β", "β")),
         told=_told_messages,
-        mistakes=(*part_by_part(_FIT_WAYS, 2), *_FACTOR_WAYS),
+        mistakes=(*_FIT_WHOLE, *part_by_part(_FIT_WAYS, 2), *_FACTOR_WAYS),
         tolerance=0.005,
     ),
     praise_en="Right: both numbers stay physical for every collective, even outside the range of the measurements.",
@@ -339,7 +341,7 @@ PAIRED = Exercise(
                 part=1,
             ),
             *(
-                Mistake(lambda first, second, p=p: p(*_wins(first, second)), en, fr, part=1)  # type: ignore[misc]
+                Mistake(lambda first, second, p=p: p(*_wins(first, second)), en, fr, part=1)
                 for p, en, fr in (
                     (
                         lambda most, n: most / n,
@@ -374,7 +376,7 @@ PAIRED = Exercise(
             ),
             *(
                 Mistake(
-                    lambda first, second, sign=sign: _one_way(first, second, sign),  # type: ignore[misc]
+                    lambda first, second, sign=sign: _one_way(first, second, sign),
                     "Your p is one-sided: a result as one-sided the other way counts as well.",
                     "Votre p ne regarde qu’un côté : un résultat aussi déséquilibré dans l’autre sens compte aussi.",
                     part=1,
@@ -585,7 +587,7 @@ HELD_OUT = Exercise(
                 part=1,
             ),
             *(
-                Mistake(lambda rows, mean=mean, gap=gap, part=part: _as(rows, mean, gap)[part], en, fr, part)  # type: ignore[misc]
+                Mistake(lambda rows, mean=mean, gap=gap, part=part: _as(rows, mean, gap)[part], en, fr, part)
                 for mean, gap, en, fr in (
                     (
                         statistics.median,
@@ -621,7 +623,7 @@ HELD_OUT = Exercise(
                 for part in (0, 1)
             ),
             *(
-                Mistake(lambda rows, of=of: _trivial(rows, of), en, fr, 1)  # type: ignore[misc]
+                Mistake(lambda rows, of=of: _trivial(rows, of), en, fr, 1)
                 for of, en, fr in (
                     (
                         lambda some: max(_rates([row for row in some if row.fitted])),

@@ -173,7 +173,7 @@ FREEZE_STEP = Exercise(
             ),
             *(
                 Mistake(
-                    lambda norms, beta2, threshold, more=more: (  # type: ignore[misc]
+                    lambda norms, beta2, threshold, more=more: (
                         found + more if (found := freeze_step(norms, beta2, threshold)) < len(norms) else found
                     ),
                     "That is a step beside the one that is found: return t itself.",
@@ -183,7 +183,7 @@ FREEZE_STEP = Exercise(
             ),
             *(
                 Mistake(
-                    lambda norms, beta2, threshold, never=never: (  # type: ignore[misc]
+                    lambda norms, beta2, threshold, never=never: (
                         never(norms)
                         if freeze_step(norms, beta2, threshold) == len(norms)
                         else freeze_step(norms, beta2, threshold)
@@ -361,7 +361,7 @@ FUSED_TRAFFIC = Exercise(
                 Mistake(
                     lambda operations, states, size=size: [
                         count * size // BYTES for count in update_traffic(operations, states)
-                    ],  # type: ignore[misc]
+                    ],
                     f"You count {size} bytes per number: fp32 has 4.",
                     f"Vous comptez {size} octets par nombre : fp32 en a 4.",
                 )
@@ -369,7 +369,7 @@ FUSED_TRAFFIC = Exercise(
             ),
             *(
                 Mistake(
-                    lambda operations, states, one=one: (  # type: ignore[misc]
+                    lambda operations, states, one=one: (
                         BYTES * sum(one(set(reads), set(writes)) for reads, writes in operations),
                         update_traffic(operations, states)[1],
                     ),
@@ -416,7 +416,7 @@ FUSED_TRAFFIC = Exercise(
                     lambda operations, states, which=which: (
                         _apart(operations, states),
                         _names(operations, states, which),
-                    ),  # type: ignore[misc]
+                    ),
                     "In one kernel you count one way only: states that are read, and states that are written.",
                     "Dans un seul noyau, vous ne comptez qu’un sens : il y a les états lus, et les états écrits.",
                 )

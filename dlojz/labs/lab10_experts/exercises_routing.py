@@ -144,7 +144,7 @@ GATE = Exercise(
             ),
             *(
                 Mistake(
-                    lambda logits_TE, k, of=of: _normalized(of(logits_TE).topk(k)),  # type: ignore[misc]
+                    lambda logits_TE, k, of=of: _normalized(of(logits_TE).topk(k)),
                     "The weights do not come from a softmax over the experts, whose probabilities add up to 1 for "
                     "each token.",
                     "Les poids ne viennent pas d’un softmax sur les experts, dont les probabilités ont pour somme 1 "
@@ -158,7 +158,7 @@ GATE = Exercise(
             ),
             *(
                 Mistake(
-                    lambda logits_TE, k, by=by: _shared_by(logits_TE, k, by),  # type: ignore[misc]
+                    lambda logits_TE, k, by=by: _shared_by(logits_TE, k, by),
                     "With k ≥ 2 the weights of a token must add up to 1: divide by their sum over its own experts, "
                     "weights.sum(-1, keepdim=True), and by nothing else.",
                     "Avec k ≥ 2, les poids d’un token doivent avoir pour somme 1 : divisez par leur somme sur ses "

@@ -333,10 +333,7 @@ TWO_OF_FOUR = Exercise(
             ),
             Mistake(_threshold, *_TIES),
             Mistake(_strict, *_TIES),
-            *(
-                Mistake(lambda weight, count=count: _best_of_four(weight, count), *_TWO_EXACTLY)  # type: ignore[misc]
-                for count in (1, 3)
-            ),
+            *(Mistake(lambda weight, count=count: _best_of_four(weight, count), *_TWO_EXACTLY) for count in (1, 3)),
             Mistake(
                 lambda weight: _rows_of(weight.T.reshape(-1, 4), weight),
                 "Your groups follow the transposed matrix: four consecutive weights of a row are a group, "
@@ -354,7 +351,7 @@ TWO_OF_FOUR = Exercise(
                 "(-1, 4)).",
             ),
             *(
-                Mistake(lambda weight, places=places: _always(weight, places), *_ALWAYS)  # type: ignore[misc]
+                Mistake(lambda weight, places=places: _always(weight, places), *_ALWAYS)
                 for places in itertools.combinations(range(4), 2)
             ),
         ),
@@ -446,7 +443,7 @@ SR_STE = Exercise(
             ),
             *(
                 Mistake(
-                    lambda weight, mask, gradient, decay, of=of: gradient + decay * (1 - mask) * of(weight),  # type: ignore[misc]
+                    lambda weight, mask, gradient, decay, of=of: gradient + decay * (1 - mask) * of(weight),
                     "The pull is not towards zero, or not proportional to the weight: decay times the weight with its "
                     "sign.",
                     "Le rappel ne va pas vers zéro, ou n’est pas proportionnel au poids : decay fois le poids, avec "

@@ -787,7 +787,7 @@ STRAIGHT_THROUGH = Exercise(
                 Mistake(
                     lambda weight, scale, bits, ends=ends: _between(weight, scale, *ends(2 ** (bits - 1) - 1)),
                     *_OTHER_ENDS,
-                )  # type: ignore[misc]
+                )
                 for ends in (
                     lambda high: (-high - 1, high),
                     lambda high: (0, high),

@@ -445,7 +445,7 @@ MEGATRON_QKV = Exercise(
             ),
             *(
                 Mistake(
-                    lambda weight, heads, tp, rank, order=order: megatron_qkv(  # type: ignore[misc]
+                    lambda weight, heads, tp, rank, order=order: megatron_qkv(
                         weight.view(3, -1, weight.shape[1])[list(order)].reshape(weight.shape), heads, tp, rank
                     ),
                     "Within a head, the order is another one: q first, then k, then v.",

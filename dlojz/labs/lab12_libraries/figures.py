@@ -367,9 +367,9 @@ def course_command(
     text = json.dumps(document, indent=4)
     # As DeepSpeed: of the three sizes two are enough.
     keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    batch, micro, accumulation = (document.get(key) for key in keys)
+    batch, micro, accumulation = (int(document.get(key, 0)) for key in keys)
     micro = micro or batch // (2 * (accumulation or 1))
-    accumulation = accumulation or (batch or 2 * micro) // (2 * micro)
+    accumulation = accumulation or max(batch // (2 * micro), 1)
     program = LIBRARIES["deepspeed"].program
     words = [
         *("--nproc-per-node", "2", str(program), "-b", str(micro), "-s", str(steps), "--accumulation"),
