@@ -17,17 +17,15 @@ from dlojz.config.run_config import RunConfig
 from dlojz.labs import lab07_hybrid as lab
 from dlojz.labs.lab07_hybrid.exercises import (
     CASES,
-    RIGHT,
     ROUNDS,
     SIZES,
     between_nodes,
-    gradients,
     groups_of,
     layout_3d,
-    make_part,
     missing_degree,
     place_of,
 )
+from dlojz.labs.lab07_hybrid.exercises_step import RIGHT, gradients, make_part
 from dlojz.prediction.link_traffic import crossing
 from dlojz.results.footprint import Traffic
 from tests.labs import student_answers_hybrid as student

@@ -15,13 +15,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from dlojz.labs import lab10_experts as lab
+from dlojz.labs.lab10_experts.exercises_pacing import SETTINGS, pacing
 from dlojz.labs.lab10_experts.exercises_ranks import average_gradients, exchange_bytes, mixture
 from dlojz.labs.lab10_experts.exercises_routing import (
-    SETTINGS,
     balance_loss,
     capacity,
     gate,
-    pacing,
     places,
     two_level_gate,
 )
