@@ -99,14 +99,6 @@ def _largest(tensors: list[Tensor]) -> Tensor:
 
 def _inspect_column(answers: list[RankAnswer], size: int) -> None:
     """The values are right; was only the gradient of x sent, and only this rank's part computed?"""
-    # A product of this rank's rows in each direction, two operations per number.
-    if answers[0].value["flops"] > 1.01 * 2 * 2 * LINEAR_SAMPLES * NARROW * WIDE / size:
-        raise Wrong(
-            en="The values are right, but every rank computes more than its part: cut the weight first, then multiply "
-            "by this rank's rows alone.",
-            fr="Les valeurs sont justes, mais chaque rang calcule plus que sa part : découpez d’abord le poids, puis "
-            "multipliez par les seules lignes de ce rang.",
-        )
     needed = LINEAR_SAMPLES * NARROW
     summed, others = asked_for(answers[0], "all_reduce"), gathers(answers[0])
     if others:
@@ -115,6 +107,14 @@ def _inspect_column(answers: list[RankAnswer], size: int) -> None:
             "all. By columns, an all-reduce of this rank's contribution to the gradient of x is all that is sent.",
             fr="Les valeurs sont justes, mais les rangs rassemblent des tenseurs : chacun fait alors le travail de "
             "tous. Par colonne, on n’envoie qu’un all-reduce de la contribution de ce rang au gradient de x.",
+        )
+    # A product of this rank's rows in each direction, two operations per number.
+    if answers[0].value["flops"] > 1.01 * 2 * 2 * LINEAR_SAMPLES * NARROW * WIDE / size:
+        raise Wrong(
+            en="The values are right, but every rank computes more than its part: cut the weight first, then multiply "
+            "by this rank's rows alone.",
+            fr="Les valeurs sont justes, mais chaque rang calcule plus que sa part : découpez d’abord le poids, puis "
+            "multipliez par les seules lignes de ce rang.",
         )
     if sum(summed) > needed:
         raise Wrong(
