@@ -65,8 +65,9 @@ torch.set_num_threads(1)  # as on the ranks // comme sur les rangs
 #
 # ### Exercice 1 — compresser
 #
-# Renvoyez, pour le tenseur `values`, ce que le destinataire en saura : le signe de chaque nombre, multiplié par
-# l’échelle. Un bit ne distingue que deux cas : zéro compte comme positif.
+# Renvoyez, pour le vecteur `values`, ce que le destinataire en saura : le signe de chaque nombre, multiplié par
+# l’échelle. Un bit ne distingue que deux cas : zéro compte comme positif. (Laissez `values` lui-même tel quel :
+# d’autres le relisent.)
 
 # %% [markdown] lang="en"
 # ## 1. One bit per number
@@ -77,8 +78,8 @@ torch.set_num_threads(1)  # as on the ranks // comme sur les rangs
 #
 # ### Exercise 1 — compressing
 #
-# Return, for the tensor `values`, what its receiver will know of it: the sign of each number, times the scale. A bit
-# tells two cases apart only: zero counts as positive.
+# Return, for the vector `values`, what its receiver will know of it: the sign of each number, times the scale. A bit
+# tells two cases apart only: zero counts as positive. (Leave `values` itself as it is: others read it again.)
 
 
 # %% name="compress-signs"
@@ -277,7 +278,7 @@ print([round(number, 2) for number in read(message)[:8].tolist()])
 # ### Exercice 4 — l’*all-reduce* compressé, sur les rangs
 #
 # Renvoyez la moyenne sur les rangs de `values`, un vecteur dont la longueur est un multiple de 8 fois le nombre de
-# rangs. Mettez à jour les deux erreurs **en place** (`+=`, `-=`, `copy_`).
+# rangs. Mettez à jour les deux erreurs **en place** (`+=`, `-=`, `copy_`), et laissez `values` tel quel.
 #
 # - `worker_error.view(size, -1)` : un morceau par ligne, sans copie ;
 # - `dist.all_to_all_single(reçu, donné)` : la ligne j de `donné` part au rang j ; la ligne i de `reçu` vient du rang
@@ -289,7 +290,7 @@ print([round(number, 2) for number in read(message)[:8].tolist()])
 # ### Exercise 4 — the compressed all-reduce, on the ranks
 #
 # Return the mean over the ranks of `values`, a vector whose length is a multiple of 8 times the number of ranks. Update
-# both errors **in place** (`+=`, `-=`, `copy_`).
+# both errors **in place** (`+=`, `-=`, `copy_`), and leave `values` as it is.
 #
 # - `worker_error.view(size, -1)`: one chunk per row, without a copy;
 # - `dist.all_to_all_single(received, given)`: row j of `given` leaves for rank j; row i of `received` comes from rank
@@ -685,9 +686,9 @@ print(one_bit.losses[:warm] == plain.losses[:warm], one_bit.losses[warm:] == pla
 # `operations` est la liste, dans l’ordre, des opérations d’une mise à jour : des couples (tenseurs lus, tenseurs
 # écrits), désignés par leurs noms. `states` contient les noms des tenseurs présents avant et après ; les autres sont
 # temporaires. Renvoyez les octets déplacés **par paramètre**, en fp32 : un noyau par opération, puis un seul noyau pour
-# tout. Ce dernier lit un état la première fois qu’il en a besoin, sauf s’il vient de le calculer, et écrit à la fin
-# chaque état modifié ; les temporaires restent dans les registres. Un tenseur nommé deux fois dans une opération
-# (g · g) n’y est lu qu’une fois.
+# tout. Un noyau lit un tenseur une fois, même si une opération le nomme deux fois (g · g). Le noyau unique lit un état
+# la première fois qu’il en a besoin, sauf s’il vient de le calculer, et écrit à la fin chaque état modifié ; les
+# temporaires restent dans les registres.
 
 # %% [markdown] lang="en"
 # Two relatives of 1-bit Adam, in the package:
@@ -712,9 +713,9 @@ print(one_bit.losses[:warm] == plain.losses[:warm], one_bit.losses[warm:] == pla
 #
 # `operations` is the list, in order, of an update's operations: pairs (tensors read, tensors written), given by their
 # names. `states` holds the names of the tensors that are there before and after; the others are temporary. Return the
-# bytes moved **per parameter**, in fp32: one kernel per operation, then one kernel for all. The latter reads a state
-# the first time that it needs it, unless it has just computed it, and writes at the end each state that was changed;
-# temporaries stay in registers. A tensor named twice in one operation (g · g) is read once there.
+# bytes moved **per parameter**, in fp32: one kernel per operation, then one kernel for all. A kernel reads a tensor
+# once, even if an operation names it twice (g · g). The one for all reads a state the first time that it needs it,
+# unless it has just computed it, and writes at the end each state that was changed; temporaries stay in registers.
 
 
 # %% name="fused-traffic"

@@ -16,8 +16,10 @@ from dlojz.labs import NotDone
 from dlojz.labs.kit.exercise import Verdict
 from dlojz.labs.kit.figures import Picture
 from dlojz.labs.lab09_optimizers import figures
-from dlojz.labs.lab09_optimizers.exercises_compression import compress, feed_back
-from dlojz.labs.lab09_optimizers.exercises_updates import freeze_step, update_in_backward, watch_gradients
+from dlojz.labs.lab09_optimizers.exercises_compression import compress
+from dlojz.labs.lab09_optimizers.exercises_feedback import feed_back
+from dlojz.labs.lab09_optimizers.exercises_freeze import freeze_step
+from dlojz.labs.lab09_optimizers.exercises_updates import update_in_backward, watch_gradients
 from dlojz.prediction import predict
 
 DRAWS = torch.tensor([[first, second] for first in (4.0, -1.0, -1.0, -1.0) for second in (2.0, -2.0)])

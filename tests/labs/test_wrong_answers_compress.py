@@ -22,6 +22,7 @@ from dlojz.labs.lab11_compression.exercises_quantize import (
     quantize_affine,
     quantize_rows,
 )
+from tests.labs import student_answers_compress as student
 from tests.labs.bank import BankTests, detached
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
@@ -428,9 +429,12 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
 }
 
 
+WRONG = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+
+
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
-    wrong, right = BANK, REFERENCES
+    wrong, right = WRONG, REFERENCES
     others = (
         ("soft-loss", softening()),
         ("mixed-loss", mixing()),
@@ -443,8 +447,9 @@ class TestBank(BankTests):
         ("two-of-four", pairing()),
         ("sr-ste", refining()),
         ("permutation", moving()),
+        *student.RIGHT,
     )
-    least = 6
+    least, least_right = 6, 8
 
 
 @pytest.mark.parametrize("exercise_id", list(EXERCISES))

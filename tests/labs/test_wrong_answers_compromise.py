@@ -36,6 +36,7 @@ from dlojz.labs.lab08_compromise.exercises_layouts import best_split, choose, pa
 from dlojz.planner.alpa.graph import mlp
 from dlojz.planner.alpa.intra_operator import shard
 from dlojz.planner.alpa.mesh import DeviceMesh
+from tests.labs import student_answers_compromise as student
 from tests.labs.answers import programme
 from tests.labs.bank import BankTests
 
@@ -416,10 +417,14 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
 }
 
 
+WRONG = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+
+
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
-    wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
-    least = 4
+    wrong, right = WRONG, REFERENCES
+    others = (*OTHER_RIGHT_ANSWERS, *student.RIGHT)
+    least, least_right = 6, 8
 
 
 def test_the_bytes_by_hand_are_those_of_the_planner() -> None:

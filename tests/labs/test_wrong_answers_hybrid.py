@@ -17,19 +17,18 @@ from dlojz.config.run_config import RunConfig
 from dlojz.labs import lab07_hybrid as lab
 from dlojz.labs.lab07_hybrid.exercises import (
     CASES,
-    RIGHT,
     ROUNDS,
     SIZES,
     between_nodes,
-    gradients,
     groups_of,
     layout_3d,
-    make_part,
     missing_degree,
     place_of,
 )
+from dlojz.labs.lab07_hybrid.exercises_step import RIGHT, gradients, make_part
 from dlojz.prediction.link_traffic import crossing
 from dlojz.results.footprint import Traffic
+from tests.labs import student_answers_hybrid as student
 from tests.labs.answers import hybrid_step
 from tests.labs.bank import BankTests
 
@@ -272,10 +271,14 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
 }
 
 
+WRONG = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+
+
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
-    wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
-    least = 4
+    wrong, right = WRONG, REFERENCES
+    others = (*OTHER_RIGHT_ANSWERS, *student.RIGHT)
+    least, least_right = 6, 8
 
 
 def test_the_references_are_the_grid_itself() -> None:

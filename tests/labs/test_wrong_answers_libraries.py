@@ -35,6 +35,7 @@ from dlojz.labs.lab12_libraries.exercises_loops import (
     updates,
     weights_of,
 )
+from tests.labs import student_answers_libraries as student
 from tests.labs.answers import gather_for_metrics
 from tests.labs.bank import BankTests
 
@@ -273,7 +274,9 @@ def telling(way: str = "right") -> Answer:
             return 0 if messages.get("all_reduce", 0) >= weight_bytes else 3
         if way == "sum":
             return 3 if sum(messages.values()) > 2.5 * weight_bytes else 2 if gathered else 0
-        return 0 if gathered == 0 else 2 if gathered < 1.9 * weight_bytes else 3
+        if way == "exactly none":
+            return 0 if gathered == 0 else 2 if gathered < 1.9 * weight_bytes else 3
+        return 0 if gathered < 0.1 * weight_bytes else 2 if gathered < 1.9 * weight_bytes else 3
 
     return answer
 
@@ -291,7 +294,7 @@ REFERENCES: dict[str, Answer] = {
 BANK: dict[str, list[tuple[Answer, str]]] = {
     "deepspeed-loop": [
         (with_engine("plain backward"), "You call loss.backward()"),
-        (with_engine("divides"), "divides the engine's backward once more"),
+        (with_engine("divides"), "engine.backward divides it by the accumulation again"),
         (with_engine("zeroes"), "You zero the gradients with every micro-batch"),
         (with_engine("zeroes first"), "You zero the gradients with every micro-batch"),
         (with_engine("at the boundary"), "it counts them itself, and believes"),
@@ -324,7 +327,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (with_accelerator("loader"), "not the one that prepare gives"),
         (with_accelerator("no accumulate"), "Without accelerator.accumulate"),
         (with_accelerator("accumulates at the boundary"), "accumulate is entered for 2 of 10"),
-        (with_accelerator("divides"), "divides it once more"),
+        (with_accelerator("divides"), "accelerator.backward divides it by the accumulation again"),
         (with_accelerator("plain backward"), "You call loss.backward()"),
         (with_accelerator("never zeroes"), "Gradients are never zeroed"),
         (with_accelerator("counts"), "miss the end of the loader"),
@@ -337,7 +340,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (gathering("last"), "keep the first ones"),
         (gathering("mean"), "You average over the ranks"),
         (gathering("stacked"), "a further dimension"),
-        (gathering("alone"), "what is gathered of a batch that is whole"),
+        (gathering("alone"), "Every rank returns its own values"),
         (lambda values, real: None, "returns nothing"),
     ],
     "read-traffic": [
@@ -347,6 +350,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (telling("exact"), "returns nothing for some of the steps"),
         (telling("stage 1"), "0, 2 (for stages 1 and 2) or 3 is expected"),
         (telling("by all-reduce"), "although it reduces everything"),
+        (telling("exactly none"), "Leave room for small messages"),
         (telling("sum"), "gathered once, after the update"),
     ],
     "megatron-qkv": [
@@ -375,9 +379,12 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
 }
 
 
+WRONG = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+
+
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
-    wrong, right = BANK, REFERENCES
+    wrong, right = WRONG, REFERENCES
     others = (
         ("deepspeed-loop", with_engine()),
         ("course-json", completing()),
@@ -388,8 +395,9 @@ class TestBank(BankTests):
         ("read-traffic", telling()),
         ("megatron-qkv", converting()),
         ("megatron-arguments", reading()),
+        *student.RIGHT,
     )
-    least = 7
+    least, least_right = 6, 8
 
 
 ENGINE_WAYS = ("right", "divides", "zeroes", "at the boundary", "no step", "returns early")

@@ -15,16 +15,16 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from dlojz.labs import lab10_experts as lab
+from dlojz.labs.lab10_experts.exercises_pacing import SETTINGS, pacing
 from dlojz.labs.lab10_experts.exercises_ranks import average_gradients, exchange_bytes, mixture
 from dlojz.labs.lab10_experts.exercises_routing import (
-    SETTINGS,
     balance_loss,
     capacity,
     gate,
-    pacing,
     places,
     two_level_gate,
 )
+from tests.labs import student_answers_moe as student
 from tests.labs.bank import BankTests, detached
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
@@ -367,9 +367,12 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
 }
 
 
+WRONG = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+
+
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
-    wrong, right = BANK, REFERENCES
+    wrong, right = WRONG, REFERENCES
     others = (
         ("gate", choosing()),
         ("places", placing()),
@@ -379,8 +382,9 @@ class TestBank(BankTests):
         ("expert-gradients", averaging()),
         ("exchange-bytes", counting()),
         ("pacing", growing()),
+        *student.RIGHT,
     )
-    least = 7
+    least, least_right = 6, 8
 
 
 @pytest.mark.parametrize(("k", "groups"), [(1, 1), (2, 1), (1, 2), (2, 4)])

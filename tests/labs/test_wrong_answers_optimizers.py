@@ -18,6 +18,7 @@ from dlojz.base.errors import LabError
 from dlojz.labs import lab09_optimizers
 from dlojz.labs.lab09_optimizers.exercises_compression import compress, compressed_bytes, read, write
 from dlojz.labs.lab09_optimizers.exercises_updates import ADAM, ADAM_STATES, update_in_backward, update_traffic
+from tests.labs import student_answers_optimizers as student
 from tests.labs.bank import BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab09_optimizers.EXERCISES}
@@ -410,7 +411,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         ),
         (lambda operations, states: (traffic(operations, states)[0], 4 * len(states)), "goes both ways"),
         (lambda operations, states: (traffic(operations, states)[0], 8 * len(states)), "does not go back"),
-        (lambda operations, states: traffic(operations, states)[0], "2 results are expected"),
+        (lambda operations, states: traffic(operations, states)[0], "return 2 numbers"),
     ],
     "update-in-backward": [
         (lambda model, make: None, "No weight has moved"),
@@ -455,9 +456,14 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
 ]
 
 
+WRONG = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+
+
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab09_optimizers.PREDICTIONS
-    wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
+    wrong, right = WRONG, REFERENCES
+    others = (*OTHER_RIGHT_ANSWERS, *student.RIGHT)
+    least, least_right = 6, 8
 
 
 @pytest.mark.parametrize("numel", [8, 24, 2048, 2056, 4096, 10_000])

@@ -117,9 +117,7 @@ class Judge:
                 self._check_gradients(answer, case)
             return
         for mistake in self.mistakes:
-            if mistake.part is None and all(
-                self._same(own, self._outcome(mistake.way, case)) for own, case in zip(given, cases, strict=True)
-            ):
+            if mistake.part is None and self._explains(mistake, given, cases):
                 raise Wrong(mistake.en, mistake.fr)
         if self.parts:
             self._refuse_part(cases, given, expected)
@@ -127,6 +125,14 @@ class Judge:
         if self.differs is not None:
             raise Wrong(*self.differs(cases[worst], given[worst], expected[worst]))
         raise Wrong(self._difference(cases[worst], given[worst], expected[worst]))
+
+    def _explains(self, mistake: Mistake, given: list[Any], cases: list[Case]) -> bool:
+        try:
+            return all(
+                self._same(own, self._outcome(mistake.way, case)) for own, case in zip(given, cases, strict=True)
+            )
+        except (ArithmeticError, IndexError, RuntimeError, Wrong):
+            return False  # a way that cannot be gone to the end on these inputs has given nothing
 
     def _outcome(self, way: Answer, case: Case) -> Any:
         inputs = copy.deepcopy(case)
@@ -288,8 +294,12 @@ class Judge:
                 raise Wrong(mistake.en, mistake.fr)
 
     def _name_fault(self, given: list[dict[str, Tensor]], size: int, seed: int) -> None:
+        assert self.reference is not None
+        right = [self.reference(rank, size, seed) for rank in range(size)] if self.faults else []
         for fault in self.faults:
-            if explains([fault.way(rank, size, seed) for rank in range(size)], given):
+            would = [fault.way(rank, size, seed) for rank in range(size)]
+            # A fault that leaves what it tells of as it should be explains nothing.
+            if explains(would, given) and not explains(would, right):
                 raise Wrong(fault.en, fault.fr)
 
 

@@ -68,6 +68,8 @@ def same(value: Any, right: Tensor) -> bool:
     if not isinstance(value, torch.Tensor) or value.shape != right.shape:
         return False
     value, right = value.double(), right.double()
+    if not bool(right.isfinite().all()):  # of an infinite scale, everything would be within the tolerance
+        return bool(torch.allclose(value, right, rtol=TOLERANCE, equal_nan=True))
     scale = right.abs().max().clamp(min=1.0) if right.numel() else 1.0
     return bool(((value - right).abs() <= TOLERANCE * scale).all())
 
@@ -134,6 +136,9 @@ def diagnose(evidence: RankEvidence) -> Said | None:
     wrong = [rank for rank in range(evidence.size) if not evidence.right(rank)]
     if not wrong:
         return None
+    infinite = _infinite(evidence, wrong)
+    if infinite is not None:
+        return infinite
     for explained in (_nothing, _shape, _scaled, _alone, _biased, _other_rank, _other_axis, _other_chunks, _disagree):
         said = explained(evidence, wrong)
         if said is not None:
@@ -183,6 +188,20 @@ def _shape(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     return Said(
         f"On rank {rank} {evidence.label.en} has the shape {given}, but {expected} is expected.",
         f"Sur le rang {rank}, {evidence.label.fr} a la forme {given}, mais {expected} est attendue.",
+    )
+
+
+def _infinite(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
+    import torch
+
+    ranks = [r for r in wrong if torch.is_tensor(evidence.given[r]) and not bool(evidence.given[r].isfinite().all())]
+    if not ranks:
+        return None
+    return Said(
+        f"{_capital(evidence.label.en)} is infinite or NaN on {_en(ranks)}: look for the exponential of a large "
+        "number, a logarithm of 0 or a division by 0.",
+        f"{_capital(evidence.label.fr)} : valeurs infinies ou NaN sur {_fr(ranks)} ; cherchez l’exponentielle d’un "
+        "grand nombre, le logarithme de 0 ou une division par 0.",
     )
 
 

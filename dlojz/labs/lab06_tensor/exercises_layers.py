@@ -38,8 +38,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LINEAR_SAMPLES, NARROW, WIDE = 5, 12, 24
-OF_WEIGHT = "gradient of the weight"
-LINEAR_LABELS = {OF_WEIGHT: Said("the gradient of the weight", "le gradient du poids")}
+OF_WEIGHT, OF_BIAS_ROW = "gradient of the weight", "gradient of the bias"
+LINEAR_LABELS = {
+    OF_WEIGHT: Said("the gradient of the weight", "le gradient du poids"),
+    OF_BIAS_ROW: Said("the gradient of the bias", "le gradient du biais"),
+}
 
 
 def _column_inputs(seed: int) -> Any:
@@ -47,10 +50,13 @@ def _column_inputs(seed: int) -> Any:
     return normals(seed, (LINEAR_SAMPLES, NARROW), (WIDE, NARROW), (WIDE,), (LINEAR_SAMPLES, WIDE))
 
 
-def _column_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
+def _column_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
+    from torch.utils.flop_counter import FlopCounterMode
+
     x, weight, bias, gradient = _column_inputs(seed)
-    y, of_x = answer(x, weight, bias, gradient.chunk(size, dim=1)[rank].contiguous())
-    return {OUTPUT: y, OF_X: of_x}
+    with FlopCounterMode(display=False) as counted:
+        y, of_x = answer(x, weight, bias, gradient.chunk(size, dim=1)[rank].contiguous())
+    return {"flops": counted.get_total_flops()}, {OUTPUT: y, OF_X: of_x}
 
 
 def _column(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -85,8 +91,14 @@ def _side_by_side(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     return {OF_X: torch.cat([_own_of_x(other, size, seed) for other in range(size)], dim=1)}
 
 
+def _largest(tensors: list[Tensor]) -> Tensor:
+    import torch
+
+    return torch.stack(tensors).amax(0)
+
+
 def _inspect_column(answers: list[RankAnswer], size: int) -> None:
-    """The values are right; was only the gradient of x sent?"""
+    """The values are right; was only the gradient of x sent, and only this rank's part computed?"""
     needed = LINEAR_SAMPLES * NARROW
     summed, others = asked_for(answers[0], "all_reduce"), gathers(answers[0])
     if others:
@@ -95,6 +107,14 @@ def _inspect_column(answers: list[RankAnswer], size: int) -> None:
             "all. By columns, an all-reduce of this rank's contribution to the gradient of x is all that is sent.",
             fr="Les valeurs sont justes, mais les rangs rassemblent des tenseurs : chacun fait alors le travail de "
             "tous. Par colonne, on n’envoie qu’un all-reduce de la contribution de ce rang au gradient de x.",
+        )
+    # A product of this rank's rows in each direction, two operations per number.
+    if answers[0].value["flops"] > 1.01 * 2 * 2 * LINEAR_SAMPLES * NARROW * WIDE / size:
+        raise Wrong(
+            en="The values are right, but every rank computes more than its part: cut the weight first, then multiply "
+            "by this rank's rows alone.",
+            fr="Les valeurs sont justes, mais chaque rang calcule plus que sa part : découpez d’abord le poids, puis "
+            "multipliez par les seules lignes de ce rang.",
         )
     if sum(summed) > needed:
         raise Wrong(
@@ -162,6 +182,54 @@ COLUMN_LINEAR = Exercise(
                 "Vous juxtaposez les gradients de x des rangs ; or chacun contribue au gradient entier du même x : "
                 "additionnez-les (all-reduce, et non all-gather).",
             ),
+            Mistake(
+                lambda rank, size, seed: {
+                    OUTPUT: _column(rank, size, seed)[OUTPUT]
+                    + _column_inputs(seed)[2].chunk(size)[0]
+                    - _column_inputs(seed)[2].chunk(size)[rank]
+                },
+                "Every rank adds rank 0's part of the bias: cut it as the weight, bias.chunk(size)[rank].",
+                "Chaque rang ajoute la part de biais du rang 0 : découpez-le comme le poids, bias.chunk(size)[rank].",
+            ),
+            Mistake(
+                lambda rank, size, seed: {OUTPUT: _column(0, size, seed)[OUTPUT]},
+                "Every rank computes rank 0's outputs: take this rank's rows, weight.chunk(size)[rank].",
+                "Chaque rang calcule les sorties du rang 0 : prenez les lignes de ce rang, weight.chunk(size)[rank].",
+            ),
+            Mistake(
+                lambda rank, size, seed: {OUTPUT: _column(size - 1 - rank, size, seed)[OUTPUT]},
+                "The order of the ranks is reversed: rank 0 has the first rows of the weight.",
+                "L’ordre des rangs est inversé : le rang 0 a les premières lignes du poids.",
+            ),
+            Mistake(
+                lambda rank, size, seed: {
+                    OUTPUT: _column(rank, size, seed)[OF_X],
+                    OF_X: _column(rank, size, seed)[OUTPUT],
+                },
+                "The two results are swapped: first the outputs, then the gradient of x.",
+                "Les deux résultats sont inversés : d’abord les sorties, puis le gradient de x.",
+            ),
+            Mistake(
+                lambda rank, size, seed: {
+                    OUTPUT: _column(rank, size, seed)[OUTPUT],
+                    OF_X: _largest([_own_of_x(other, size, seed) for other in range(size)]),
+                },
+                "You take the largest contribution to the gradient of x (MAX): they add up (SUM, the default).",
+                "Vous prenez la plus grande contribution au gradient de x (MAX) : elles s’additionnent (SUM, par "
+                "défaut).",
+            ),
+            Mistake(
+                lambda rank, size, seed: {
+                    OUTPUT: _column(rank, size, seed)[OUTPUT],
+                    OF_X: added(_column_inputs(seed)[3].chunk(size, dim=1)) @ _column_inputs(seed)[1].chunk(size)[rank],
+                },
+                "You add up y_gradient over the ranks, but these are gradients of different outputs: multiply by this "
+                "rank's rows "
+                "first, then add up.",
+                "Vous additionnez y_gradient sur les rangs, or ce sont des gradients de sorties différentes : "
+                "multipliez d’abord par "
+                "les lignes de ce rang, puis additionnez.",
+            ),
         ),
     ),
     praise_en="Right: nothing is sent in the forward pass, and one all-reduce of the gradient of x in the backward "
@@ -186,11 +254,11 @@ def _row_inputs(seed: int) -> Any:
 def _row_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
     x, weight, bias, coefficients = _row_inputs(seed)
     x_own = x.chunk(size, dim=1)[rank].clone().requires_grad_()
-    weight.requires_grad_()
+    weight.requires_grad_(), bias.requires_grad_()
     y = answer(x_own, weight, bias)
     if y is not None and y.shape == coefficients.shape and y.requires_grad:
         (y * coefficients).sum().backward()
-    return {OUTPUT: y, OF_X: x_own.grad, OF_WEIGHT: weight.grad}
+    return {OUTPUT: y, OF_X: x_own.grad, OF_WEIGHT: weight.grad, OF_BIAS_ROW: gradient(bias)}
 
 
 def _row(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -200,7 +268,18 @@ def _row(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     of_weight = torch.zeros_like(weight)
     own = slice(rank * WIDE // size, (rank + 1) * WIDE // size)
     of_weight[:, own] = coefficients.T @ x[:, own]
-    return {OUTPUT: x @ weight.T + bias, OF_X: (coefficients @ weight)[:, own], OF_WEIGHT: of_weight}
+    return {
+        OUTPUT: x @ weight.T + bias,
+        OF_X: (coefficients @ weight)[:, own],
+        OF_WEIGHT: of_weight,
+        OF_BIAS_ROW: coefficients.sum(0),
+    }
+
+
+def _mismatched(size: int, seed: int, take: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """The output, where ranks multiply their inputs by other columns of the weight."""
+    x, weight, bias, _ = _row_inputs(seed)
+    return added(part @ take(weight, one).T for one, part in enumerate(x.chunk(size, dim=1))) + bias
 
 
 def _partial(rank: int, size: int, seed: int) -> Tensor:
@@ -246,6 +325,54 @@ ROW_LINEAR = Exercise(
                 "estimations de la même chose : ne divisez pas.",
             ),
             Mistake(times_ranks(_row, OF_X), *COUNTED_AGAIN),
+            Mistake(
+                lambda rank, size, seed: {OUTPUT: _mismatched(size, seed, lambda w, one: w[:, one::size])},
+                "You take every N-th input of the weight: this rank's inputs are one piece, weight.chunk(size, "
+                "dim=1)[rank].",
+                "Vous prenez une entrée du poids sur N : celles de ce rang sont d’un seul tenant, weight.chunk(size, "
+                "dim=1)[rank].",
+            ),
+            Mistake(
+                lambda rank, size, seed: {
+                    OUTPUT: _mismatched(size, seed, lambda w, one: w.chunk(size, dim=1)[size - 1 - one])
+                },
+                "The order of the ranks is reversed: rank 0 has the first inputs.",
+                "L’ordre des rangs est inversé : le rang 0 a les premières entrées.",
+            ),
+            Mistake(
+                lambda rank, size, seed: {OUTPUT: _mismatched(size, seed, lambda w, one: w.chunk(size, dim=1)[0])},
+                "Every rank multiplies by the weights of rank 0's inputs: take this rank's, weight.chunk(size, "
+                "dim=1)[rank].",
+                "Chaque rang multiplie par les poids des entrées du rang 0 : prenez ceux de ce rang, "
+                "weight.chunk(size, dim=1)[rank].",
+            ),
+            Mistake(
+                lambda rank, size, seed: {
+                    OUTPUT: _largest([_partial(other, size, seed) for other in range(size)]) + _row_inputs(seed)[2]
+                },
+                "You take the largest partial product (MAX): they add up (SUM, the default).",
+                "Vous prenez le plus grand produit partiel (MAX) : ils s’additionnent (SUM, par défaut).",
+            ),
+            *(
+                Mistake(
+                    lambda rank, size, seed, share=share: {
+                        OUTPUT: _row(rank, size, seed)[OUTPUT],
+                        OF_BIAS_ROW: share(rank, size) * _row(rank, size, seed)[OF_BIAS_ROW],
+                    },
+                    "The output is right, but not the gradient of the bias: it takes part in the sum, on one rank "
+                    "only or as 1/N on "
+                    "each, so that its copies learn something else. Add it whole on every rank, after the all-reduce.",
+                    "La sortie est juste, mais pas le gradient du biais : il entre dans la somme, sur un seul rang ou "
+                    "pour 1/N sur "
+                    "chacun, et ses copies apprennent autre chose. Ajoutez-le entier sur chaque rang, après "
+                    "l’all-reduce.",
+                )
+                for share in (
+                    lambda rank, size: float(rank == 0),
+                    lambda rank, size: 1 / size,
+                    lambda rank, size: float(rank == size - 1),
+                )
+            ),
         ),
         inspect=refuse_gathers(
             "The output is right, but something is gathered on the way, and computed on every rank; one "
@@ -331,6 +458,29 @@ def _with_bias(times: Callable[[int], int]) -> Callable[[int, int, int], dict[st
     return values
 
 
+def _mlp_like(
+    act: str = "gelu", bias: bool = True, hidden_summed: bool = False, entered: bool = False, twice: bool = False
+) -> Values:
+    """The output of another MLP, computed in one process."""
+
+    def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+        import torch.nn.functional as F
+
+        ways: dict[str, Callable[[Tensor], Tensor]] = {
+            "gelu": F.gelu, "relu": F.relu, "silu": F.silu, "none": lambda h: h,
+            "tanh gelu": lambda h: F.gelu(h, approximate="tanh"),
+        }  # fmt: skip
+        x, expand, expand_bias, project, project_bias, _ = _mlp_inputs(seed)
+        h = (size * x if entered else x) @ expand.T + bias * expand_bias
+        if hidden_summed:
+            y = added(ways[act](added(h.chunk(size, dim=1))) @ own.T for own in project.chunk(size, dim=1))
+        else:
+            y = ways[act](h) @ project.T
+        return {OUTPUT: (size * y if twice else y) + project_bias}
+
+    return values
+
+
 def _unsummed(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     found = _mlp_shares(rank, size, seed)
     return {OUTPUT: found["partial"] + found["bias"]}
@@ -382,6 +532,47 @@ ONE_ALL_REDUCE = Exercise(
                 "En passe arrière, vous faites la moyenne des contributions au gradient de x : ce sont les "
                 "morceaux d’une même somme. Cette moyenne-là est celle de Data Parallelism, où les rangs ont lu "
                 "des données différentes.",
+            ),
+            *(
+                Mistake(
+                    _mlp_like(act=act),
+                    "The activation is another one: F.gelu, in its exact form, between the two layers.",
+                    "L’activation n’est pas la bonne : F.gelu, sous sa forme exacte, entre les deux couches.",
+                )
+                for act in ("relu", "tanh gelu", "silu", "none")
+            ),
+            Mistake(
+                _mlp_like(hidden_summed=True),
+                "You add the hidden features up over the ranks: they are different features, and nothing is sent "
+                "between the layers.",
+                "Vous additionnez les neurones cachés sur les rangs : ce sont des neurones différents, et rien n’est "
+                "envoyé entre les "
+                "couches.",
+            ),
+            Mistake(
+                _mlp_like(bias=False),
+                "expand_bias is left out of the first layer.",
+                "expand_bias manque à la première couche.",
+            ),
+            Mistake(
+                _mlp_like(entered=True),
+                "Your f adds x up in forward: x is whole on every rank already; f works in backward only.",
+                "Votre f additionne x en passe avant : x est déjà entier sur chaque rang ; f n’agit qu’en passe "
+                "arrière.",
+            ),
+            Mistake(
+                _mlp_like(twice=True),
+                "The partial products are added up twice: one all-reduce is enough.",
+                "Les produits partiels sont additionnés deux fois : un seul all-reduce suffit.",
+            ),
+            Mistake(
+                lambda rank, size, seed: {
+                    OUTPUT: _mlp_expected(rank, size, seed)[OUTPUT],
+                    OF_X: _largest([_mlp_shares(one, size, seed)[OF_X] for one in range(size)]),
+                },
+                "In backward you take the largest contribution (MAX): they add up (SUM, the default).",
+                "En passe arrière, vous prenez la plus grande contribution (MAX) : elles s’additionnent (SUM, par "
+                "défaut).",
             ),
         ),
         inspect=_mlp_inspect,
@@ -472,6 +663,30 @@ def _attention_shares(rank: int, size: int, seed: int, way: str = "right") -> di
     return {name: value.detach() for name, value in {**values, "partial": partials[rank], "own x": own_x}.items()}
 
 
+def _attention_like(
+    scale: float | None = None,
+    causal: bool = False,
+    order: tuple[int, int, int] = (0, 1, 2),
+    heads_of: Callable[[int, int], int] = lambda rank, size: rank,
+    columns_of: Callable[[int, int], int] = lambda rank, size: rank,
+) -> Values:
+    """The output of another attention, and where ranks take other heads, or other columns of project."""
+
+    def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+        import torch
+        import torch.nn.functional as F
+
+        x, qkv, project, _ = _attention_inputs(seed)
+        whole = torch.einsum("btd,pnhd->pbnth", x, qkv.view(3, HEADS, HEAD, ATTENTION_WIDTH))
+        q, k, v = whole[list(order)]
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+        heads = [part.transpose(1, 2).flatten(2) for part in attended.chunk(size, dim=1)]
+        columns = project.chunk(size, dim=1)
+        return {OUTPUT: added(heads[heads_of(r, size)] @ columns[columns_of(r, size)].T for r in range(size))}
+
+    return values
+
+
 def _output(way: str) -> Values:
     return only(_attention_shares, [OUTPUT], way)
 
@@ -524,6 +739,50 @@ ATTENTION_HEADS = Exercise(
             ),
             Mistake(only(_attention_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
             Mistake(only(_attention_shares, {OUTPUT: OUTPUT, OF_X: "own x"}), *NO_BACKWARD_SUM),
+            *(
+                Mistake(
+                    _attention_like(scale=scale),
+                    "The scores are not divided by √H, H being the width of one head: scaled_dot_product_attention "
+                    "does it.",
+                    "Les scores ne sont pas divisés par √H, où H est la largeur d’une tête : "
+                    "scaled_dot_product_attention le fait.",
+                )
+                for scale in (1.0, ATTENTION_WIDTH**-0.5, 1 / HEAD)
+            ),
+            Mistake(
+                _attention_like(causal=True),
+                "Your attention is causal: here each token sees all others.",
+                "Votre attention est causale : ici, chaque token voit tous les autres.",
+            ),
+            *(
+                Mistake(
+                    _attention_like(order=order),
+                    "Queries, keys and values are exchanged: the rows of qkv hold all queries, then all keys, then "
+                    "all values.",
+                    "Requêtes, clés et valeurs sont échangées : les lignes de qkv contiennent toutes les requêtes, "
+                    "puis toutes les "
+                    "clés, puis toutes les valeurs.",
+                )
+                for order in ((1, 0, 2), (2, 1, 0), (0, 2, 1), (1, 2, 0), (2, 0, 1))
+            ),
+            Mistake(
+                _attention_like(heads_of=lambda rank, size: 0, columns_of=lambda rank, size: 0),
+                "Every rank computes the heads of rank 0: take this rank's, chunk(axis.size, …)[axis.rank].",
+                "Chaque rang calcule les têtes du rang 0 : prenez celles de ce rang, chunk(axis.size, …)[axis.rank].",
+            ),
+            *(
+                Mistake(
+                    _attention_like(heads_of=heads_of, columns_of=columns_of),
+                    "Heads and columns of project do not go together: rank r has the r-th of N equal pieces of both.",
+                    "Les têtes et les colonnes de project ne vont pas ensemble : le rang r a le r-ième de N morceaux "
+                    "égaux des deux.",
+                )
+                for heads_of, columns_of in (
+                    (lambda rank, size: rank, lambda rank, size: 0),
+                    (lambda rank, size: size - 1 - rank, lambda rank, size: rank),
+                    (lambda rank, size: 0, lambda rank, size: rank),
+                )
+            ),
         ),
         inspect=refuse_gathers(
             "Output and gradients are right, but something is gathered: heads do not see each other, so that "

@@ -107,7 +107,12 @@ def _shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Te
         else:
             summed = _only(squeezed, one) if way == "gate not entered" else added(squeezed)
         times = size if way == "bias everywhere" else 1
-        gate = torch.sigmoid(F.silu(summed + times * own.squeeze_bias) @ own.excite.T + own.excite_bias)
+        inner = F.silu(summed + times * own.squeeze_bias)
+        if way == "summed late":
+            inner = added(F.silu(part + own.squeeze_bias) for part in squeezed)
+        if way == "summed early":
+            inner = F.silu(added(h.mean((2, 3)) for h in hidden) @ own.squeeze.T + own.squeeze_bias)
+        gate = torch.sigmoid(inner @ own.excite.T + own.excite_bias)
         partials.append(F.conv2d(hidden[one] * gate[:, :, None, None], own.project))
     y = x + added(partials)
     (y * coefficients).sum().backward()
@@ -117,6 +122,33 @@ def _shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Te
         values["gradient of squeeze_bias"] = added(gradient(one.squeeze_bias) for one in owns)
     values |= {"own x": coefficients + gradient(xs[rank]), "partial": x + partials[rank]}
     return {name: value.detach() for name, value in values.items()}
+
+
+def _whole(
+    seed: int,
+    act: str = "gelu",
+    inner: str = "silu",
+    gate: str = "sigmoid",
+    pool: str = "mean",
+    gated: str = "multiplied",
+    shortcut: float = 1.0,
+) -> dict[str, Tensor]:
+    """The output of another block, computed in one process."""
+    import torch
+    import torch.nn.functional as F
+
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        "gelu": F.gelu, "relu": F.relu, "silu": F.silu, "sigmoid": torch.sigmoid, "none": lambda h: h,
+        "mean": lambda h: h.mean((2, 3)), "sum": lambda h: h.sum((2, 3)), "largest": lambda h: h.amax((2, 3)),
+    }  # fmt: skip
+    x, _, weights = _inputs(seed)
+    own = SimpleNamespace(**weights)
+    h = ways[act](F.conv2d(x, own.expand))
+    h = ways[act](F.conv2d(h, own.depthwise, padding=1, groups=len(own.depthwise)))
+    squeezed = ways[inner](ways[pool](h) @ own.squeeze.T + own.squeeze_bias)
+    opened = ways[gate](squeezed @ own.excite.T + own.excite_bias)[:, :, None, None]
+    h = {"multiplied": h * opened, "added": h + opened, "not": h}[gated]
+    return {OUTPUT: shortcut * x + F.conv2d(h, own.project)}
 
 
 MBCONV_CHANNELS = Exercise(
@@ -161,6 +193,83 @@ MBCONV_CHANNELS = Exercise(
                 "ranks, though it is whole on each. Add the x that has not passed copy.",
                 "La connexion résiduelle passe par l’entrée de la région : la passe arrière additionne son gradient "
                 "sur les rangs, alors qu’il est entier sur chacun. Ajoutez le x qui n’est pas passé par copy.",
+            ),
+            *(
+                Mistake(lambda rank, size, seed, change=change: _whole(seed, **change), en, fr)
+                for change, en, fr in (
+                    (
+                        {"act": "relu"},
+                        "The activation of the convolutions is another one: F.gelu.",
+                        "L’activation des convolutions n’est pas la bonne : F.gelu.",
+                    ),
+                    (
+                        {"inner": "relu"},
+                        "The activation of squeeze is another one: F.silu.",
+                        "L’activation de squeeze n’est pas la bonne : F.silu.",
+                    ),
+                    (
+                        {"inner": "none"},
+                        "The activation of squeeze is missing: F.silu.",
+                        "Il manque l’activation de squeeze : F.silu.",
+                    ),
+                    (
+                        {"gate": "none"},
+                        "The gate is not between 0 and 1: torch.sigmoid.",
+                        "La porte n’est pas entre 0 et 1 : torch.sigmoid.",
+                    ),
+                    (
+                        {"pool": "sum"},
+                        "You add the pixels up: squeeze takes the mean over height and width.",
+                        "Vous additionnez les pixels : squeeze prend la moyenne sur hauteur et largeur.",
+                    ),
+                    (
+                        {"pool": "largest"},
+                        "You take the largest pixel: squeeze takes the mean over height and width.",
+                        "Vous prenez le plus grand pixel : squeeze prend la moyenne sur hauteur et largeur.",
+                    ),
+                    (
+                        {"shortcut": 0.0},
+                        "The residual connection is missing: x + …",
+                        "Il manque la connexion résiduelle : x + …",
+                    ),
+                    (
+                        {"gated": "not"},
+                        "The gate is not used: multiply the channels by it.",
+                        "La porte ne sert pas : multipliez-en les canaux.",
+                    ),
+                    (
+                        {"gated": "added"},
+                        "The gate is added: multiply the channels by it.",
+                        "La porte est ajoutée : multipliez-en les canaux.",
+                    ),
+                )
+            ),
+            Mistake(
+                lambda rank, size, seed: {OUTPUT: _shares(rank, size, seed)[OUTPUT] + (size - 1) * _inputs(seed)[0]},
+                "x is added on every rank before the sum, so it counts as many times as there are ranks: add it after "
+                "add_up.",
+                "x est ajouté sur chaque rang avant la somme, il compte donc autant de fois qu’il y a de rangs : "
+                "ajoutez-le après "
+                "add_up.",
+            ),
+            *(
+                Mistake(
+                    only(_shares, [OUTPUT], way),
+                    "The sum over the ranks comes at the wrong place: add up what squeeze has made of this rank's "
+                    "channels, before its "
+                    "bias and its activation.",
+                    "La somme sur les rangs n’est pas au bon endroit : additionnez ce que squeeze a fait des canaux "
+                    "de ce rang, avant "
+                    "son biais et son activation.",
+                )
+                for way in ("summed late", "summed early")
+            ),
+            Mistake(
+                lambda rank, size, seed: {OUTPUT: _shares(rank, size, seed)[OUTPUT], OF_X: _inputs(seed)[1]},
+                "The output is right, but no gradient comes through the convolutions: a detach(), or no_grad, cuts "
+                "the way back.",
+                "La sortie est juste, mais aucun gradient ne traverse les convolutions : un detach(), ou no_grad, "
+                "coupe le retour.",
             ),
         ),
         inspect=refuse_gathers(
@@ -418,6 +527,50 @@ LAYER_BYTES = Exercise(
                 "activations: B × T × D.",
                 "Vous envoyez les poids (D × D) ; le parallélisme de tenseur les laisse où ils sont, et envoie des "
                 "activations : B × T × D.",
+            ),
+            Mistake(
+                _spoilt(lambda n: 1 / 4),
+                "You count a quarter: the layer makes four all-reduces (attention and MLP, forward and backward), and "
+                "each rank sends "
+                "2 (n − 1)/n of a message.",
+                "Vous comptez un quart : la couche fait quatre all-reduces (attention et MLP, passe avant et passe "
+                "arrière), et chaque "
+                "rang envoie 2 (n − 1)/n d’un message.",
+            ),
+            Mistake(
+                _spoilt(lambda n: 3 / 4),
+                "You count three all-reduces: two regions, two directions, so four.",
+                "Vous comptez trois all-reduces : deux régions, deux sens, donc quatre.",
+            ),
+            Mistake(
+                _spoilt(float),
+                "You multiply by n: in a ring each of the 2 (n − 1) steps carries one n-th of the message.",
+                "Vous multipliez par n : dans un anneau, chacune des 2 (n − 1) étapes porte un n-ième du message.",
+            ),
+            Mistake(
+                _spoilt(lambda n: 1 / (n - 1)),
+                "You count one chunk in each direction of the ring: a rank sends 2 (n − 1) of them.",
+                "Vous comptez un morceau par tour d’anneau : un rang en envoie 2 (n − 1).",
+            ),
+            Mistake(
+                lambda b, t, d, n, size: layer_bytes(b, t, 1, n, size),
+                "The width is left out: a token's activation has width numbers.",
+                "La largeur est oubliée : l’activation d’un token a width nombres.",
+            ),
+            Mistake(
+                lambda b, t, d, n, size: layer_bytes(1, t, d, n, size),
+                "The samples are left out: the message holds the tokens of all of them.",
+                "Les échantillons sont oubliés : le message contient les tokens de tous.",
+            ),
+            Mistake(
+                lambda b, t, d, n, size: layer_bytes(b, 1, d, n, size),
+                "The tokens are left out: the message holds those of the whole sequence.",
+                "Les tokens sont oubliés : le message contient ceux de toute la séquence.",
+            ),
+            Mistake(
+                _spoilt(lambda n: 8.0),
+                "That is in bits: number_bytes is in bytes already.",
+                "C’est en bits : number_bytes est déjà en octets.",
             ),
         ),
     ),

@@ -52,6 +52,14 @@ _NO_MASK = Said(
 )
 
 
+_OFF_BY_ONE = Said(
+    "Off by one: this rank's words go from start, included, to start + len(table) (the number of its logits), "
+    "excluded.",
+    "Décalage d’un : les mots de ce rang vont de start, compris, à start + len(table) (le nombre de ses logits), "
+    "exclu.",
+)
+
+
 def _axis() -> Any:
     import torch.distributed as dist
 
@@ -95,7 +103,14 @@ def _found(rank: int, size: int, seed: int, way: str) -> Tensor:
     share = WORDS // size
     start = 0 if way == "no offset" else rank * share
     tokens, table = _tokens(seed), _table(seed)[0].chunk(size)[rank]
+    if way == "reversed":
+        start = (size - 1 - rank) * share
     elsewhere = (tokens < start) | (tokens >= start + share)
+    if way in ("one more", "one less", "from start on"):
+        last = tokens >= WORDS if way == "from start on" else tokens > start + share
+        elsewhere = (tokens <= start) | (tokens >= start + share) if way == "one less" else (tokens < start) | last
+        kept: Tensor = table[tokens % share] * ~elsewhere.unsqueeze(-1)
+        return kept
     if way == "clamped":
         clamped: Tensor = table[(tokens - start).clamp(0, share - 1)]
         return clamped
@@ -133,6 +148,25 @@ VOCABULARY_EMBEDDING = Exercise(
                 "ranks: after a sum in forward, nothing is to be sent in backward.",
                 "La sortie est juste, mais le gradient de la table est trop grand d’un facteur égal au nombre de "
                 "rangs : après une somme en passe avant, il n’y a rien à envoyer en passe arrière.",
+            ),
+            *(Mistake(_added(way), *_OFF_BY_ONE) for way in ("one more", "one less")),
+            Mistake(
+                _added("from start on"),
+                "Words that come after this rank's are looked up too: tokens < start + len(table) is missing.",
+                "Des mots qui viennent après ceux de ce rang sont cherchés aussi : il manque tokens < start + "
+                "len(table).",
+            ),
+            Mistake(
+                _added("reversed"),
+                "The order of the ranks is reversed: rank 0 has the first words.",
+                "L’ordre des rangs est inversé : le rang 0 a les premiers mots.",
+            ),
+            Mistake(
+                lambda rank, size, seed: {OUTPUT: _looked_up(rank, size, seed)[OUTPUT].clamp(min=0.0)},
+                "You take the largest over the ranks: against the zeros of the others a negative number loses. Add "
+                "them up.",
+                "Vous prenez le plus grand sur les rangs : face aux zéros des autres, un nombre négatif perd. "
+                "Additionnez.",
             ),
         ),
         inspect=refuse_gathers(
@@ -187,18 +221,45 @@ def _spoilt_loss(way: str) -> Callable[[int, int, int], dict[str, Tensor]]:
         sums, targets = [], []
         for other, own in enumerate(logits.chunk(size, dim=-1)):
             largest = (own if way == "own largest" else logits).amax(-1)
+            if way == "added largest":
+                largest = added(part.amax(-1) for part in logits.chunk(size, dim=-1))
             shifted = own - largest.unsqueeze(-1)
             start = 0 if way == "no offset" else other * share
-            elsewhere = (tokens < start) | (tokens >= start + share)
-            target = shifted.gather(-1, (tokens - start).masked_fill(elsewhere, 0).unsqueeze(-1)).squeeze(-1)
+            elsewhere = (tokens < start + (way == "one less")) | (tokens >= start + share + (way == "one more"))
+            read = own if way == "target unshifted" else shifted
+            there = (tokens - start).masked_fill(elsewhere, 0) % share
+            target = read.gather(-1, there.unsqueeze(-1)).squeeze(-1)
             targets.append(target if way == "no mask" else target.masked_fill(elsewhere, 0.0))
             sums.append(shifted.exp().sum(-1))
         target = targets[rank] if way == "target alone" else torch.stack(targets).sum(0)
         total = sums[rank] if way == "sum alone" else torch.stack(sums).sum(0)
         losses = total.log() - target
-        return {LOSS: losses.sum() if way == "not averaged" else losses.mean()}
+        ends = {
+            "each token": losses,
+            "not averaged": losses.sum(), "sign": -losses.mean(), "no logarithm": (total - target).mean(),
+             "by sample": losses.sum(1).mean(),
+        }  # fmt: skip
+        return {LOSS: ends.get(way, losses.mean())}
 
     return values
+
+
+def _local_loss(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """Over this rank's words, with the target's number brought among them."""
+    import torch.nn.functional as F
+
+    own = _logits(seed).chunk(size, dim=-1)[rank]
+    return {LOSS: F.cross_entropy(own.flatten(0, 1), _tokens(seed).flatten() % own.shape[-1])}
+
+
+def _mean_inside(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """The logarithm of a mean over the tokens; here its value is nearly right, and its gradient is not."""
+    logits = _logits(seed).requires_grad_()
+    shifted = logits - logits.detach().amax(-1, keepdim=True)
+    target = shifted.gather(-1, _tokens(seed).unsqueeze(-1))
+    loss = shifted.exp().sum(-1).mean().log() - target.mean()
+    loss.backward()
+    return {LOSS: loss.detach(), OF_LOGITS: gradient(logits).chunk(size, dim=-1)[rank]}
 
 
 def _inspect_logits(answers: list[RankAnswer], size: int) -> None:
@@ -248,6 +309,60 @@ VOCABULARY_LOSS = Exercise(
                 _spoilt_loss("not averaged"),
                 "The loss is a sum over the tokens: return their mean.",
                 "La perte est une somme sur les tokens : renvoyez leur moyenne.",
+            ),
+            *(
+                Mistake(_spoilt_loss(way), en, fr)
+                for way, en, fr in (
+                    (
+                        "added largest",
+                        "The largest logits of the ranks are added up: largest=True takes the largest instead.",
+                        "Les plus grands logits des rangs sont additionnés : largest=True en prend le plus grand.",
+                    ),
+                    (
+                        "target unshifted",
+                        "m is taken away from the logits under the sum, but not from the target's: from both.",
+                        "m est retranché des logits de la somme, mais pas de celui de la cible : des deux.",
+                    ),
+                    (
+                        "sign",
+                        "The sign is the other way round: log Σ exp, less the target's logit.",
+                        "Le signe est inversé : log Σ exp, moins le logit de la cible.",
+                    ),
+                    (
+                        "no logarithm",
+                        "The logarithm is missing: log of the sum of exponentials.",
+                        "Il manque le logarithme : celui de la somme des exponentielles.",
+                    ),
+                    (
+                        "by sample",
+                        "You add the tokens of a sample up, then take the mean over samples: the mean over all tokens "
+                        "is asked for.",
+                        "Vous additionnez les tokens d’un échantillon, puis moyennez sur les échantillons : on "
+                        "demande la moyenne sur "
+                        "tous les tokens.",
+                    ),
+                    ("one less", *_OFF_BY_ONE),
+                    ("one more", *_OFF_BY_ONE),
+                )
+            ),
+            Mistake(
+                _mean_inside,
+                "You take the mean of the sums before the logarithm: the logarithm of each token's sum, then the mean.",
+                "Vous prenez la moyenne des sommes avant le logarithme : d’abord le logarithme pour chaque token, "
+                "puis la moyenne.",
+            ),
+            Mistake(
+                _spoilt_loss("each token"),
+                "One loss per token is left: return their mean.",
+                "Il reste une perte par token : renvoyez leur moyenne.",
+            ),
+            Mistake(
+                _local_loss,
+                "Each rank takes the cross-entropy of its own words alone: sum and target's logit are added up over "
+                "the ranks.",
+                "Chaque rang prend l’entropie croisée de ses seuls mots : la somme et le logit de la cible "
+                "s’additionnent sur les "
+                "rangs.",
             ),
         ),
         inspect=_inspect_logits,
@@ -367,6 +482,38 @@ def _shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Te
     return {name: value.detach() for name, value in values.items()}
 
 
+def _like(rank: int, size: int, seed: int, way: str) -> dict[str, Tensor]:
+    """The output of another half block."""
+    import torch.nn.functional as F
+
+    x, weight, bias, *_ = _inputs(seed)
+    stream = "split" if shares_tokens(seed) else "replicated"
+
+    def normed(h: Tensor) -> Tensor:
+        unit = F.layer_norm(h, (SEQUENCE_WIDTH,))
+        if way == "no parameters":
+            return unit
+        return (unit * (1 - 1 / SEQUENCE_WIDTH) ** 0.5 if way == "unbiased" else unit) * weight + bias
+
+    entered = x if way in ("no norm", "norm last") else normed(x)
+    summed = _own(added(_region(one, size, seed)(entered) for one in range(size)), rank, size, seed)
+    if way == "other share":
+        return _with_share(rank, size, seed, summed)
+    y = summed * _mask(rank, seed, stream, summed)
+    own = _own(x, rank, size, seed)
+    y = y if way == "no shortcut" else own + y
+    return {OUTPUT: normed(y) if way == "norm last" else y}
+
+
+def _with_share(rank: int, size: int, seed: int, summed: Tensor) -> dict[str, Tensor]:
+    """The output with the dropout of the usual share, 0.1."""
+    from dlojz.by_hand.tensor.random_state import RandomStates
+
+    stream = "split" if shares_tokens(seed) else "replicated"
+    dropped = RandomStates(seed, rank).dropout(summed, 0.1, stream)  # type: ignore[arg-type]
+    return {OUTPUT: _own(_inputs(seed)[0], rank, size, seed) + dropped}
+
+
 def _if(split: bool, values: Values) -> Callable[[int, int, int], Any]:
     """A fault of one of the two kinds of cases only."""
     return lambda rank, size, seed: values(rank, size, seed) if shares_tokens(seed) == split else None
@@ -431,6 +578,45 @@ SEQUENCE_PARALLEL = Exercise(
             Mistake(_if(False, times_ranks(_shares, OF_WEIGHT)), *COUNTED_AGAIN),
             Mistake(
                 _if(False, only(_shares, {OUTPUT: OUTPUT, OF_X: "own x", OF_WEIGHT: "own weight"})), *NO_BACKWARD_SUM
+            ),
+            *(
+                Mistake(lambda rank, size, seed, way=way: _like(rank, size, seed, way), en, fr)
+                for way, en, fr in (
+                    ("no shortcut", "The shortcut is missing: x + …", "Il manque le raccourci : x + …"),
+                    (
+                        "other share",
+                        "The dropout has another probability: it is 0.5.",
+                        "Le dropout a une autre probabilité : elle vaut 0,5.",
+                    ),
+                    (
+                        "unbiased",
+                        "Your variance is divided by D − 1: layer_norm divides by D (unbiased=False).",
+                        "Votre variance est divisée par D − 1 : layer_norm divise par D (unbiased=False).",
+                    ),
+                    (
+                        "no parameters",
+                        "The norm's weight and bias are left out: F.layer_norm(x, x.shape[-1:], weight, bias).",
+                        "Le poids et le biais de la norme manquent : F.layer_norm(x, x.shape[-1:], weight, bias).",
+                    ),
+                    (
+                        "no norm",
+                        "The norm is missing before the region: F.layer_norm(x, x.shape[-1:], weight, bias).",
+                        "Il manque la norme avant la région : F.layer_norm(x, x.shape[-1:], weight, bias).",
+                    ),
+                    (
+                        "norm last",
+                        "The norm comes at the end: here it comes first, before the region.",
+                        "La norme vient à la fin : ici, elle vient d’abord, avant la région.",
+                    ),
+                )
+            ),
+            Mistake(
+                lambda rank, size, seed: {
+                    OUTPUT: _shares(rank, size, seed)[OUTPUT],
+                    OF_X: _shares(rank, size, seed)[OF_X] - _own(_inputs(seed)[-1], rank, size, seed),
+                },
+                "The output is right, but no gradient takes the shortcut: x itself, not x.detach().",
+                "La sortie est juste, mais aucun gradient ne prend le raccourci : x lui-même, et non x.detach().",
             ),
         ),
         inspect=_inspect,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dlojz.labs.kit.exercise import Prediction
-from dlojz.labs.lab07_hybrid.exercises import BETWEEN_NODES, DEGREES, GROUPS, LAYOUT_3D, PLACE, STEP_2D
+from dlojz.labs.lab07_hybrid.exercises import BETWEEN_NODES, DEGREES, GROUPS, LAYOUT_3D, PLACE
+from dlojz.labs.lab07_hybrid.exercises_step import STEP_2D
 
 EXERCISES = (PLACE, DEGREES, GROUPS, BETWEEN_NODES, STEP_2D, LAYOUT_3D)
 

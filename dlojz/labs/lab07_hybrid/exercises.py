@@ -10,11 +10,10 @@ Shape suffixes: D width of the residual stream, H hidden width of one rank, B sa
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlojz.config.layout import AXES, Layout, RankGrid, complete
@@ -23,7 +22,7 @@ from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Wrong
 from dlojz.labs.kit.judges import Case, Judge, expect_groups, expect_triple, refuse_nothing
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 SIZES = ((2, 4, 2), (2, 2, 2), (3, 2, 4), (2, 3, 1), (5, 1, 3))
 """(dp, pp, tp): the course's picture, this lab's, and degrees that all differ."""
@@ -115,7 +114,7 @@ PLACE = Exercise(
 
 _DEGREES = ((16, None, 4, 2), (8, None, 2, 1), (24, 3, None, 4), (64, 2, 4, None), (8, 2, 2, 2), (4, 4, 1, None))
 """Processes, dp, pp, tp; first the course's picture."""
-_REFUSED = ((12, None, 4, 2), (16, 3, None, 2), (8, 2, 2, 4))
+_REFUSED = ((12, None, 4, 2), (16, 3, None, 2), (8, 2, 2, 4), (16, 2, 2, 2), (4, None, 4, 2))
 
 
 def missing_degree(
@@ -170,7 +169,7 @@ def _must_refuse(answer: Callable[..., Any]) -> None:
             raise
         except ValueError:
             continue
-        except ArithmeticError as error:
+        except (ArithmeticError, AssertionError) as error:
             given = type(error).__name__
         raise Wrong(
             en=f"{_grid_told(case)} cannot be: no whole degree makes this product. Raise a ValueError; your function "
@@ -490,12 +489,19 @@ def _crossings(group: Sequence[int], gpus_per_node: int) -> int:
     return sum(here != there for here, there in zip(nodes, [*nodes[1:], nodes[0]], strict=True))
 
 
+def _nodes(group: Sequence[int], gpus_per_node: int) -> int:
+    """Nodes that the ring touches, 0 if it stays within one."""
+    nodes = len({rank // gpus_per_node for rank in group})
+    return nodes if nodes > 1 else 0
+
+
 def _open(group: Sequence[int], gpus_per_node: int) -> int:
     """The same of a chain that does not close itself."""
     return _crossings(group, gpus_per_node) - (group[0] // gpus_per_node != group[-1] // gpus_per_node)
 
 
 def _cases() -> Iterator[tuple[str, int, tuple[int, ...], int]]:
+    """Some rings come back to a node that they have left."""
     dice = random.Random(7)
     groups = (
         ((0, 1), 8),
@@ -504,6 +510,8 @@ def _cases() -> Iterator[tuple[str, int, tuple[int, ...], int]]:
         ((1, 3, 5), 4),
         ((0, 1, 2, 3, 4, 5, 6, 7), 4),
         ((5, 11, 17, 23), 4),
+        ((0, 8, 1, 9), 8),
+        ((9, 2, 10, 3, 4), 4),
         ((2, 3), 1),
     )
     for group, gpus_per_node in groups:
@@ -581,12 +589,88 @@ BETWEEN_NODES = Exercise(
                 "Vous prenez rank % gpus_per_node, le numéro du GPU dans son nœud ; le nœud, c’est rank // "
                 "gpus_per_node.",
             ),
+            Mistake(
+                lambda collective, m, group, per: _sent(collective, m, len(group)) * _nodes(group, per),
+                "You count the nodes that the group touches, or sort it; a ring goes on in the order given, and may "
+                "leave a node several "
+                "times. Count the neighbours on different nodes.",
+                "Vous comptez les nœuds que touche le groupe, ou le triez ; or l’anneau suit l’ordre donné, et peut "
+                "sortir plusieurs fois d’un "
+                "nœud. Comptez les voisins qui sont sur des nœuds différents.",
+            ),
+            Mistake(
+                lambda collective, m, group, per: (
+                    _sent(collective, m, len(group))
+                    * sum(one // per != other // per for one, other in itertools.combinations(group, 2))
+                ),
+                "You count every pair of ranks on different nodes: in a ring each rank sends to its neighbour alone.",
+                "Vous comptez toutes les paires de rangs sur des nœuds différents : dans un anneau, chacun n’envoie "
+                "qu’à son "
+                "voisin.",
+            ),
+            Mistake(
+                lambda collective, m, group, per: (
+                    _sent(collective, m, len(group))
+                    * sum(abs(one - other) >= per for one, other in zip(group, [*group[1:], group[0]], strict=True))
+                ),
+                "You compare the distance of two ranks with the size of a node: neighbouring numbers can lie on two "
+                "nodes. "
+                "The node is rank // gpus_per_node.",
+                "Vous comparez l’écart de deux rangs à la taille d’un nœud : deux numéros voisins peuvent être sur "
+                "deux nœuds. Le "
+                "nœud, c’est rank // gpus_per_node.",
+            ),
+            *(
+                Mistake(
+                    lambda collective, m, group, per, size=size: (
+                        _sent(collective, m, len(group)) * _crossings(group, size)
+                    ),
+                    f"You take nodes of {size} GPUs whatever gpus_per_node is.",
+                    f"Vous prenez des nœuds de {size} GPU quel que soit gpus_per_node.",
+                )
+                for size in (8, 4)
+            ),
+            Mistake(
+                lambda collective, m, group, per: (
+                    _sent(collective, m, len(group)) * (len(group) - _crossings(group, per))
+                ),
+                "You count the messages that stay inside a node: those that leave it are asked for.",
+                "Vous comptez les messages qui restent dans un nœud : on demande ceux qui en sortent.",
+            ),
+            Mistake(
+                lambda collective, m, group, per: 2 * between_nodes(collective, m, group, per),
+                "Twice too much: in a ring each rank sends to the next one only, not in both directions.",
+                "Deux fois trop : dans un anneau, chaque rang n’envoie qu’au suivant, pas dans les deux sens.",
+            ),
+            Mistake(
+                lambda collective, m, group, per: ROUNDS[collective] * m / len(group) * _crossings(group, per),
+                "You count one chunk of 1/n per round: each rank sends n − 1 of them.",
+                "Vous comptez un morceau d’un n-ième par tour : chaque rang en envoie n − 1.",
+            ),
+            Mistake(
+                lambda collective, m, group, per: (
+                    _sent(collective, m, len(group)) / len(group) * _crossings(group, per)
+                ),
+                "You divide by n twice: (n − 1)/n of the message per round is what one rank sends.",
+                "Vous divisez deux fois par n : ce qu’envoie un rang par tour, c’est (n − 1)/n du message.",
+            ),
+            Mistake(
+                lambda collective, m, group, per: (
+                    (_sent(collective, m, len(group)) if collective == "all_reduce" else m) * _crossings(group, per)
+                ),
+                "The all-reduce is right; of a reduce-scatter or an all-gather each rank sends (n − 1)/n of the "
+                "message, not all "
+                "of it.",
+                "L’all-reduce est juste ; d’un reduce-scatter ou d’un all-gather, chaque rang envoie (n − 1)/n du "
+                "message, et non le "
+                "message entier.",
+            ),
         ),
     ),
-    praise_en="Right: a ring whose ranks are in order enters and leaves each node once, however many of its ranks are "
-    "there.",
-    praise_fr="Exact : un anneau dont les rangs sont dans l’ordre entre et sort une fois de chaque nœud, quel que soit "
-    "le nombre de rangs qu’il y a.",
+    praise_en="Right: a ring whose ranks are in order leaves each node once, however many of its ranks are there; in "
+    "another order it leaves a node as often as it comes back.",
+    praise_fr="Exact : un anneau dont les rangs sont dans l’ordre sort une fois de chaque nœud, quel que soit le "
+    "nombre de rangs qu’il y a ; dans un autre ordre, il en sort autant de fois qu’il y revient.",
     hint_en="Two factors: what one rank sends to its neighbour (lab 03), and how many ranks have their neighbour on "
     "another node. Who is the neighbour of the last?",
     hint_fr="Deux facteurs : ce qu’un rang envoie à son voisin (TP 03), et combien de rangs ont leur voisin sur un "
@@ -595,243 +679,4 @@ BETWEEN_NODES = Exercise(
     "which group[i] // gpus_per_node differs from group[(i + 1) % n] // gpus_per_node.",
     nearer_fr="2 (n − 1)/n · message_bytes pour un all-reduce, la moitié pour les autres ; multiplié par le nombre de "
     "i pour lesquels group[i] // gpus_per_node diffère de group[(i + 1) % n] // gpus_per_node.",
-)
-
-
-HIDDEN, WIDTH, SAMPLES = 3, 4, 5
-"""Hidden features of one rank, width of the stream, samples of one replica."""
-NAMES = ("scale", "w1", "w2", "bias")
-Part = dict[str, "Tensor"]
-
-
-def make_part(rank: int, dp: int, tp: int, seed: int) -> tuple[Part, Tensor, Tensor]:
-    """Make a rank's parameters, samples and targets from the seed."""
-    place = RankGrid(dp=dp, tp=tp).coordinates(rank)
-    whole = _whole(dp, tp, seed)
-    part = {name: value.clone().requires_grad_() for name, value in _sliced(whole, place.tp).items() if name in NAMES}
-    rows = slice(place.dp * SAMPLES, (place.dp + 1) * SAMPLES)
-    return part, whole["x"][rows], whole["targets"][rows]
-
-
-def _whole(dp: int, tp: int, seed: int) -> Part:
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    shapes = {"scale": (WIDTH,), "w1": (tp * HIDDEN, WIDTH), "w2": (WIDTH, tp * HIDDEN), "bias": (WIDTH,),
-              "x": (dp * SAMPLES, WIDTH), "targets": (dp * SAMPLES, WIDTH)}  # fmt: skip
-    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-
-
-def _sliced(whole: Mapping[str, Tensor], number: int) -> Part:
-    columns = slice(number * HIDDEN, (number + 1) * HIDDEN)
-    return {**whole, "w1": whole["w1"][columns], "w2": whole["w2"][:, columns]}
-
-
-@dataclass(frozen=True)
-class StepVariant:
-    """Variant of the step, right or wrong; the right one by default.
-
-    Args:
-        added: axis over which the outputs are added up, `world` or empty.
-        copied: axis over which the gradient of the input is added up.
-        reduced: axis over which gradients are added up.
-        divided: by what they are divided then: an axis, `world` or nothing.
-        bias_each: whether every rank adds the bias before the sum.
-        only_slices: whether the parameters that are whole everywhere are left out of the average.
-    """
-
-    added: str = "tp"
-    copied: str = "tp"
-    reduced: str = "dp"
-    divided: str = "dp"
-    bias_each: bool = False
-    only_slices: bool = False
-
-
-@cache
-def gradients(dp: int, tp: int, seed: int, way: StepVariant) -> list[Part]:
-    """Compute in one process what each rank would hold after this variant of the step."""
-    grid = RankGrid(dp=dp, tp=tp)
-    parts = [make_part(rank, dp, tp, seed) for rank in range(grid.world_size)]
-    # What enters the layer stands alone, so that its gradient can be added up as `copy` does.
-    inputs = [(x * part["scale"]).detach().requires_grad_() for part, x, _ in parts]
-    terms = [
-        (entering @ part["w1"].T).relu() @ part["w2"].T + way.bias_each * part["bias"]
-        for entering, (part, _, _) in zip(inputs, parts, strict=True)
-    ]
-    for rank, (part, _, targets) in enumerate(parts):
-        others = [terms[other].detach() for other in _group(grid, rank, way.added) if other != rank]
-        y = sum(others, terms[rank]) + (not way.bias_each) * part["bias"]
-        ((y - targets) ** 2).mean().backward()
-    found: list[Part] = []
-    for rank, (part, x, _) in enumerate(parts):
-        entered = _sum([_gradient(inputs[other]) for other in _group(grid, rank, way.copied)])
-        own = {name: _gradient(part[name]) for name in ("w1", "w2", "bias")}
-        found.append({"scale": (entered * x).sum(0), **own})
-    return [_averaged(found, rank, grid, way) for rank in range(grid.world_size)]
-
-
-def _gradient(tensor: Tensor) -> Tensor:
-    assert tensor.grad is not None
-    return tensor.grad
-
-
-def _averaged(found: list[Part], rank: int, grid: RankGrid, way: StepVariant) -> Part:
-    group, by = _group(grid, rank, way.reduced), len(_group(grid, rank, way.divided))
-    averaged = {name: _sum([found[other][name] for other in group]) / by for name in NAMES}
-    if way.only_slices:
-        averaged |= {name: found[rank][name] for name in ("scale", "bias")}
-    return {f"gradient of {name}": value for name, value in averaged.items()}
-
-
-def _sum(tensors: list[Tensor]) -> Tensor:
-    import torch
-
-    return torch.stack(tensors).sum(0)
-
-
-def _group(grid: RankGrid, rank: int, axis: str) -> tuple[int, ...]:
-    if axis == "world":
-        return tuple(range(grid.world_size))
-    return grid.group_of(rank, axis) if axis else (rank,)
-
-
-STEP_DEGREES = {4: (2, 2), 3: (3, 1)}
-"""(dp, tp) by number of ranks; in the second case the two differ, so that none stands for the other."""
-STEP_CASES = ((4, 21), (3, 22))
-_LABELS = {f"gradient of {name}": Said(f"the gradient of {name}", f"le gradient de {name}") for name in NAMES}
-
-
-RIGHT = StepVariant()
-
-
-def _held(way: StepVariant) -> Callable[[int, int, int], Part]:
-    return lambda rank, size, seed: gradients(*STEP_DEGREES[size], seed, way)[rank]
-
-
-_FAULTS = (
-    Mistake(
-        lambda rank, size, seed: {name: 0 * value for name, value in _held(RIGHT)(rank, size, seed).items()},
-        "No parameter has a gradient: call backward on the loss.",
-        "Aucun paramètre n’a de gradient : appelez backward sur la perte.",
-    ),
-    Mistake(
-        _held(StepVariant(reduced="world", divided="world")),
-        "The gradients are averaged over all ranks: that mixes slices of different columns. Only the ranks of dp hold "
-        "the same slice; give the collective that axis.",
-        "Les gradients sont moyennés sur tous les rangs : cela mélange des tranches de colonnes différentes. Seuls les "
-        "rangs de dp détiennent la même tranche ; donnez cet axe à la communication collective.",
-    ),
-    Mistake(
-        _held(StepVariant(added="dp", copied="dp", reduced="tp", divided="tp")),
-        "The two axes are swapped: you add up outputs of different samples over dp, and average different slices over "
-        "tp.",
-        "Les deux axes sont échangés : vous additionnez sur dp les sorties d’échantillons différents, et moyennez sur "
-        "tp des tranches différentes.",
-    ),
-    Mistake(
-        _held(StepVariant(reduced="tp", divided="tp")),
-        "The gradients are averaged over tp: these ranks hold different slices. The replicas, which hold the same one, "
-        "are the ranks of dp.",
-        "Les gradients sont moyennés sur tp : ces rangs détiennent des tranches différentes. Les répliques, qui "
-        "détiennent la même, sont les rangs de dp.",
-    ),
-    Mistake(
-        _held(StepVariant(divided="world")),
-        "The gradients are summed over dp, but divided by all ranks: those of tp are slices, not replicas, and are no "
-        "reason to divide.",
-        "Les gradients sont sommés sur dp, mais divisés par le nombre de tous les rangs : ceux de tp sont des "
-        "tranches, non des répliques, et ne donnent pas lieu à division.",
-    ),
-    Mistake(
-        _held(StepVariant(divided="tp")),
-        "The gradients are summed over dp, but divided by tp.size: the mean is over the replicas, dp.size.",
-        "Les gradients sont sommés sur dp, mais divisés par tp.size : la moyenne se fait sur les répliques, dp.size.",
-    ),
-    Mistake(
-        _held(StepVariant(divided="")),
-        "The gradients are summed over the replicas, dp.size times too large: each loss is a mean over its own "
-        "samples, so divide by dp.size.",
-        "Les gradients sont sommés sur les répliques, dp.size fois trop grands : chaque perte est une moyenne sur ses "
-        "échantillons, divisez donc par dp.size.",
-    ),
-    Mistake(
-        _held(StepVariant(reduced="", divided="")),
-        "The layer is right, but the replicas drift apart: average every gradient over dp after backward.",
-        "La couche est juste, mais les répliques s’éloignent : après la passe arrière, faites la moyenne de chaque "
-        "gradient sur dp.",
-    ),
-    Mistake(
-        _held(StepVariant(copied="")),
-        "Only scale is wrong: each slice finds a part of its gradient alone. What enters the column-parallel layer "
-        "goes through copy(…, tp), whose backward adds these parts up.",
-        "Seul scale est faux : chaque tranche n’en trouve qu’une partie du gradient. Ce qui entre dans la couche "
-        "découpée par colonne passe par copy(…, tp), dont la passe arrière additionne ces parties.",
-    ),
-    Mistake(
-        _held(StepVariant(added="", copied="")),
-        "Each rank uses its own term of the output alone: add the terms up over tp before the loss, and pass what "
-        "enters through copy.",
-        "Chaque rang n’utilise que son propre terme de la sortie : additionnez les termes sur tp avant la perte, et "
-        "faites passer l’entrée par copy.",
-    ),
-    Mistake(
-        _held(StepVariant(added="")),
-        "Each rank uses its own term of the output alone: the second layer is split by rows, so add its terms up over "
-        "tp before the loss.",
-        "Chaque rang n’utilise que son propre terme de la sortie : la seconde couche est découpée par ligne, "
-        "additionnez donc ses termes sur tp avant la perte.",
-    ),
-    Mistake(
-        _held(StepVariant(bias_each=True)),
-        "The bias is added on every rank before the sum over tp, so it counts tp.size times: add it once, after "
-        "add_up.",
-        "Le biais est ajouté sur chaque rang avant la somme sur tp, il compte donc tp.size fois : ajoutez-le une fois, "
-        "après add_up.",
-    ),
-    Mistake(
-        _held(StepVariant(only_slices=True)),
-        "scale and bias are left out of the average: they are whole on every rank, but each replica finds their "
-        "gradient from its own samples.",
-        "scale et bias sont oubliés dans la moyenne : ils sont entiers sur chaque rang, mais chaque réplique trouve "
-        "leur gradient à partir de ses seuls échantillons.",
-    ),
-)
-
-
-def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Tensor | None]]:
-    import torch
-    import torch.distributed as dist
-
-    from dlojz.by_hand.tensor.axis import TensorAxis
-
-    dp, tp = STEP_DEGREES[size]
-    grid, axes = RankGrid(dp=dp, tp=tp), {}
-    for axis in ("dp", "tp"):
-        for group in grid.groups(axis):
-            made = dist.new_group(list(group))  # every rank makes every group, and keeps its own
-            if rank in group:
-                axes[axis] = TensorAxis(made)
-    part, x, targets = make_part(rank, dp, tp, seed)
-    answer(part, x, targets, axes["dp"], axes["tp"])
-    grads = {f"gradient of {name}": part[name].grad for name in NAMES}
-    if not any(grad is not None for grad in grads.values()):  # all zero: the first fault names it
-        grads = {f"gradient of {name}": torch.zeros_like(part[name]) for name in NAMES}
-    return None, grads
-
-
-STEP_2D = Exercise(
-    id="hybrid-step",
-    title=Said("one step in two dimensions", "un pas en deux dimensions"),
-    judge=Judge(_held(RIGHT), on_ranks=True, trial=_trial, cases=STEP_CASES, labels=_LABELS, faults=_FAULTS),
-    praise_en="Right on 2 × 2 and on 3 × 1 ranks: the gradients equal those of one process that reads the whole batch.",
-    praise_fr="Exact sur 2 × 2 rangs et sur 3 × 1 : les gradients sont ceux d’un seul processus qui lit tout le batch.",
-    hint_en="For each tensor, ask: which ranks hold a part of the same sum? Terms of one output are on tp; gradients "
-    "of one slice, from other samples, on dp.",
-    hint_fr="Demandez-vous, pour chaque tenseur : quels rangs détiennent une part de la même somme ? Les termes d’une "
-    "même sortie sont sur tp ; les gradients d’une même tranche, issus d’autres échantillons, sur dp.",
-    nearer_en="copy(x * scale, tp) before w1; add_up(h @ w2.T, tp), and only then + bias. After backward, for every "
-    "parameter: dp.all_reduce(parameter.grad), then divide by dp.size.",
-    nearer_fr="copy(x * scale, tp) avant w1 ; add_up(h @ w2.T, tp), et seulement ensuite + bias. Après backward, pour "
-    "chaque paramètre : dp.all_reduce(parameter.grad), puis division par dp.size.",
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -162,6 +162,38 @@ def _told(case: Case) -> str:
     )
 
 
+def _powers(gpus: int) -> Iterable[int]:
+    return [2**power for power in range(gpus.bit_length())]
+
+
+def _plans(
+    total: Callable[[float, float, int], float],
+    sizes: Callable[[int], Iterable[int]],
+) -> Callable[..., float]:
+    """The least of another total over every plan; those that another one beats in both numbers are left out."""
+
+    def found(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> float:
+        @cache
+        def plans(first: int, left: int) -> frozenset[tuple[float, float]]:
+            if first == layers:
+                return frozenset(() if left else ((0.0, 0.0),))
+            made = {
+                (t + added, max(t, slowest))
+                for last in range(first, layers)
+                for size in sizes(left)
+                if size <= left
+                for t in (time_of(first, last, size),)
+                for added, slowest in plans(last + 1, left - size)
+            }
+            return frozenset(
+                one for one in made if not any(o != one and o[0] <= one[0] and o[1] <= one[1] for o in made)
+            )
+
+        return min(total(added, slowest, micro_batches) for added, slowest in plans(0, gpus))
+
+    return found
+
+
 _STAGE_WAYS = (
     Mistake(
         _way(lambda added, t_max, b: added),
@@ -210,6 +242,54 @@ _STAGE_WAYS = (
         "You put all layers into one stage on all GPUs; with many micro-batches a pipeline of smaller ones wins.",
         "Vous mettez toutes les couches dans un seul étage, sur tous les GPU ; avec beaucoup de micro-batches, un "
         "pipeline d’étages plus petits gagne.",
+        part=0,
+    ),
+    *(
+        Mistake(
+            _plans(total, sizes),
+            en,
+            fr,
+            part=0,
+        )
+        for total, sizes, en, fr in (
+            (
+                lambda added, slowest, b: b * added,
+                _powers,
+                "You make the micro-batches wait for one another: once the pipeline is filled, one leaves per max t. "
+                "Σ t + (B − 1) · max t.",
+                "Vous faites attendre les micro-batches les uns après les autres : une fois le pipeline rempli, il en "
+                "sort un "
+                "par max t. Σ t + (B − 1) · max t.",
+            ),
+            (
+                lambda added, slowest, b: added + slowest,
+                _powers,
+                "The micro-batches are left out: the slowest stage is passed B − 1 more times.",
+                "Les micro-batches sont oubliés : on repasse B − 1 fois par l’étage le plus lent.",
+            ),
+            (
+                lambda added, slowest, b: slowest,
+                _powers,
+                "That is the slowest stage alone: the step is Σ t + (B − 1) · max t.",
+                "C’est seulement l’étage le plus lent : le pas dure Σ t + (B − 1) · max t.",
+            ),
+            (
+                lambda added, slowest, b: added + (b - 1) * slowest,
+                lambda gpus: range(1, gpus + 1),
+                "You give stages groups of 3 GPUs and the like: groups have 1, 2, 4… of them.",
+                "Vous donnez à des étages des groupes de 3 GPU : les groupes en ont 1, 2, 4…",
+            ),
+        )
+    ),
+    Mistake(
+        lambda time_of, layers, gpus, b: (
+            sum(time_of(i, i, 1) for i in range(layers)) + (b - 1) * max(time_of(i, i, 1) for i in range(layers))
+        ),
+        "You make a stage of each layer, on one GPU, whatever there are: all GPUs must be used, and no more than "
+        "there are.",
+        "Vous faites un étage de chaque couche, sur un GPU, quel que soit leur nombre : il faut tous les employer, et "
+        "pas "
+        "davantage.",
         part=0,
     ),
 )

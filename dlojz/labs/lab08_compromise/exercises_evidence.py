@@ -69,6 +69,11 @@ def _cut(n: Sequence[float], t: Sequence[float], factor: float) -> Pair:
     return max(alpha, 0.0), max(beta, 0.0)
 
 
+def _free(n: Sequence[float], t: Sequence[float], factor: float) -> Pair:
+    """The line by gaps in seconds, without bounds, as np.polyfit gives it."""
+    return weighted_line([factor * one for one in n], t, [1.0] * len(t))
+
+
 def _messages() -> Iterator[Case]:
     """Times that no network would give: one link with little latency, one with little else, and two plain ones."""
     rough = (1.0, 1.2, 0.85, 1.1, 0.9, 1.15, 0.8, 1.05)
@@ -119,6 +124,56 @@ _FIT_WAYS = (
         "Vous minimisez des écarts en secondes : seuls les plus longs messages décident. Divisez chaque ligne par sa "
         "durée, pour que comptent les écarts relatifs, comme au TP 03.",
     ),
+    Mistake(
+        _free,
+        "You fit gaps in seconds, so that the longest messages decide alone, and let both numbers be negative: divide "
+        "each "
+        "row by its time, and keep both at least 0.",
+        "Vous ajustez des écarts en secondes, où les plus longs messages décident seuls, et laissez les nombres "
+        "devenir "
+        "négatifs : divisez chaque ligne par sa durée, et gardez les deux au moins à 0.",
+    ),
+)
+_FIT_WHOLE = (
+    Mistake(
+        lambda n, t, factor: (0.0, statistics.median(b / (a * factor) for a, b in zip(n, t, strict=True))),
+        "You leave the latency out: a short message takes α.",
+        "Vous oubliez la latence : un message court prend α.",
+    ),
+    *(
+        Mistake(
+            lambda n, t, factor, of=of: (of(t), 0.0),
+            "You leave the bytes out: a long message takes β for each of them.",
+            "Vous oubliez les octets : un long message prend β pour chacun.",
+        )
+        for of in (min, max, statistics.fmean)
+    ),
+    Mistake(
+        lambda n, t, factor: tuple(abs(one) for one in _RELATIVE(n, t, factor)),
+        "You take the magnitude of a negative number: it is no fit any more. Set it to 0, and fit the other again "
+        "alone.",
+        "Vous prenez la valeur absolue d’un nombre négatif : ce n’est plus un ajustement. Mettez-le à 0, et ajustez "
+        "l’autre "
+        "de nouveau, seul.",
+    ),
+    Mistake(
+        lambda n, t, factor: (1e6 * bounded_line(n, t, factor)[0], 1e9 * bounded_line(n, t, factor)[1]),
+        "Your numbers are in microseconds and nanoseconds: return seconds, and seconds per byte.",
+        "Vos nombres sont en microsecondes et nanosecondes : renvoyez des secondes, et des secondes par octet.",
+    ),
+    Mistake(
+        lambda n, t, factor: bounded_line(n[:2], t[:2], factor),
+        "You fit the first two measurements alone: all of them count.",
+        "Vous n’ajustez que les deux premières mesures : toutes comptent.",
+    ),
+    Mistake(
+        lambda n, t, factor: (
+            bounded_line(n, t, factor)[0],
+            1 / bounded_line(n, t, factor)[1] if bounded_line(n, t, factor)[1] else 0.0,
+        ),
+        "You return a bandwidth, bytes per second: β is its inverse, seconds per byte.",
+        "Vous renvoyez un débit, en octets par seconde : β est son inverse, en secondes par octet.",
+    ),
 )
 _FACTOR_WAYS = (
     Mistake(
@@ -145,7 +200,7 @@ BOUNDED_FIT = Exercise(
         cases=_messages,
         parts=(Said("α", "α"), Said("β", "β")),
         told=_told_messages,
-        mistakes=(*part_by_part(_FIT_WAYS, 2), *_FACTOR_WAYS),
+        mistakes=(*_FIT_WHOLE, *part_by_part(_FIT_WAYS, 2), *_FACTOR_WAYS),
         tolerance=0.005,
     ),
     praise_en="Right: both numbers stay physical for every collective, even outside the range of the measurements.",
@@ -184,6 +239,13 @@ def _wins(first_s: Sequence[float], second_s: Sequence[float]) -> tuple[int, int
 def _tail(wins: int, rounds: int) -> float:
     """Probability of at least so many heads."""
     return sum(math.comb(rounds, k) for k in range(wins, rounds + 1)) / 2**rounds
+
+
+def _one_way(first_s: Sequence[float], second_s: Sequence[float], sign: int) -> float:
+    """How likely the first of the two, or the second, wins as many rounds or more."""
+    pairs = list(zip(first_s, second_s, strict=True))
+    own, other = sum(sign * (b - a) > 0 for a, b in pairs), sum(sign * (b - a) < 0 for a, b in pairs)
+    return _tail(own, own + other)
 
 
 def _rounds() -> Iterator[Case]:
@@ -278,6 +340,77 @@ PAIRED = Exercise(
                 "Vous renvoyez 1 − p : p est petit quand le hasard seul gagnerait rarement aussi souvent.",
                 part=1,
             ),
+            *(
+                Mistake(lambda first, second, p=p: p(*_wins(first, second)), en, fr, part=1)
+                for p, en, fr in (
+                    (
+                        lambda most, n: most / n,
+                        "You give the share of the rounds won: p is how likely a coin makes one at least as large.",
+                        "Vous donnez la part des tours gagnés : p dit à quelle fréquence une pièce en fait une au "
+                        "moins aussi grande.",
+                    ),
+                    (
+                        lambda most, n: 0.5**most,
+                        "That is how likely as many tosses in a row come down alike: count all results at least as "
+                        "one-sided.",
+                        "C’est la probabilité d’autant de lancers identiques à la suite : comptez tous les résultats "
+                        "au moins aussi "
+                        "déséquilibrés.",
+                    ),
+                    (
+                        lambda most, n: 2 * 0.5**n,
+                        "That is how likely one wins every round: count all results at least as one-sided as yours.",
+                        "C’est la probabilité que l’un gagne tous les tours : comptez tous les résultats au moins "
+                        "aussi déséquilibrés "
+                        "que le vôtre.",
+                    ),
+                    (
+                        lambda most, n: min(1.0, 2 * _tail(most + 1, n)),
+                        "You count only results that are more one-sided: at least as one-sided, so from as many wins "
+                        "on.",
+                        "Vous ne comptez que les résultats plus déséquilibrés : au moins aussi déséquilibrés, donc à "
+                        "partir d’autant "
+                        "de victoires.",
+                    ),
+                )
+            ),
+            *(
+                Mistake(
+                    lambda first, second, sign=sign: _one_way(first, second, sign),
+                    "Your p is one-sided: a result as one-sided the other way counts as well.",
+                    "Votre p ne regarde qu’un côté : un résultat aussi déséquilibré dans l’autre sens compte aussi.",
+                    part=1,
+                )
+                for sign in (1, -1)
+            ),
+            Mistake(
+                lambda first, second: statistics.median([b - a for a, b in zip(first, second, strict=True)]),
+                "You take differences in seconds: divide round by round, second / first.",
+                "Vous prenez des différences en secondes : divisez tour par tour, second / first.",
+                part=0,
+            ),
+            Mistake(
+                lambda first, second: statistics.geometric_mean([b / a for a, b in zip(first, second, strict=True)]),
+                "You take the geometric mean of the ratios: their median is asked for, which one bad round does not "
+                "move.",
+                "Vous prenez la moyenne géométrique des rapports : on demande leur médiane, qu’un mauvais tour ne "
+                "déplace pas.",
+                part=0,
+            ),
+            Mistake(
+                lambda first, second: sorted(b / a for a, b in zip(first, second, strict=True))[len(first) // 2],
+                "With an even number of rounds the median is the mean of the two in the middle: statistics.median.",
+                "Avec un nombre pair de tours, la médiane est la moyenne des deux du milieu : statistics.median.",
+                part=0,
+            ),
+            Mistake(
+                lambda first, second: statistics.median(
+                    [b / a for a, b in zip(sorted(first), sorted(second), strict=True)]
+                ),
+                "You sort each list: the n-th of each come from the same round, and must stay together.",
+                "Vous triez chaque liste : les n-ièmes des deux viennent du même tour, et doivent rester ensemble.",
+                part=0,
+            ),
         ),
         tolerance=1e-6,
     ),
@@ -352,6 +485,18 @@ def _told_table(case: Case) -> str:
     return say(
         en=f"For a table of {len(case[0])} rows, of which {held} are held out",
         fr=f"Pour une table de {len(case[0])} lignes, dont {held} mises de côté",
+    )
+
+
+def _as(
+    rows: Sequence[MeasuredRow], mean: Callable[[list[float]], float], gap: Callable[[float], float]
+) -> tuple[float, float]:
+    """Both errors, under another mean and another measure of one gap."""
+    held = [row for row in rows if not row.fitted]
+    rate = statistics.median(_rates([row for row in rows if row.fitted]))
+    return (
+        mean([gap(row.predicted_s / row.measured_s - 1) for row in held]),
+        mean([gap(row.work / rate / row.measured_s - 1) for row in held]),
     )
 
 
@@ -440,6 +585,72 @@ HELD_OUT = Exercise(
                 "Votre débit constant est ajusté sur les lignes mêmes qui le jugent ; tirez-le des seules lignes "
                 "ajustées.",
                 part=1,
+            ),
+            *(
+                Mistake(lambda rows, mean=mean, gap=gap, part=part: _as(rows, mean, gap)[part], en, fr, part)
+                for mean, gap, en, fr in (
+                    (
+                        statistics.median,
+                        abs,
+                        "You take the median of the errors: their mean is asked for.",
+                        "Vous prenez la médiane des erreurs : on demande leur moyenne.",
+                    ),
+                    (
+                        max,
+                        abs,
+                        "You take the largest error: their mean is asked for.",
+                        "Vous prenez la plus grande erreur : on demande leur moyenne.",
+                    ),
+                    (
+                        statistics.fmean,
+                        lambda off: off**2,
+                        "You square the errors: their magnitude is asked for.",
+                        "Vous élevez les erreurs au carré : on demande leur valeur absolue.",
+                    ),
+                    (
+                        statistics.fmean,
+                        lambda off: 100 * abs(off),
+                        "Your errors are in per cent: return shares, 0.1 for 10%.",
+                        "Vos erreurs sont en pour cent : renvoyez des parts, 0,1 pour 10 %.",
+                    ),
+                    (
+                        statistics.fmean,
+                        lambda off: abs(math.log(1 + off)),
+                        "You take logarithms: |predicted / measured − 1| is asked for.",
+                        "Vous prenez des logarithmes : on demande |prédit / mesuré − 1|.",
+                    ),
+                )
+                for part in (0, 1)
+            ),
+            *(
+                Mistake(lambda rows, of=of: _trivial(rows, of), en, fr, 1)
+                for of, en, fr in (
+                    (
+                        lambda some: max(_rates([row for row in some if row.fitted])),
+                        "Your rate is the largest: the median over the rows used in the fit.",
+                        "Votre débit est le plus grand : prenez la médiane sur les lignes ajustées.",
+                    ),
+                    (
+                        lambda some: statistics.median(row.work / row.predicted_s for row in some if row.fitted),
+                        "Your rate comes from predicted times: the constant rate is measured, work / measured_s.",
+                        "Votre débit vient de durées prédites : le débit constant se mesure, work / measured_s.",
+                    ),
+                    (
+                        lambda some: statistics.harmonic_mean(_rates([row for row in some if row.fitted])),
+                        "Your rate is a harmonic mean: the median is asked for.",
+                        "Votre débit est une moyenne harmonique : on demande la médiane.",
+                    ),
+                )
+            ),
+            Mistake(
+                lambda rows: statistics.fmean(
+                    row.work / statistics.median(_rates([one for one in rows if one.fitted]))
+                    for row in rows
+                    if not row.fitted
+                ),
+                "That is the mean of the predicted seconds: their error is asked for, |predicted / measured − 1|.",
+                "C’est la moyenne des secondes prédites : on demande leur erreur, |prédit / mesuré − 1|.",
+                1,
             ),
         ),
         tolerance=1e-6,

@@ -124,6 +124,34 @@ def _states(part: int) -> list[Mistake]:
             for bytes_each in (2, 4, 8, 12, 16)
             if bytes_each != size
         ),
+        Mistake(
+            lambda layout, stage, parameters, kept: parameters / layout.tp / layout.pp * size / shared(layout, least),
+            f"You divide the {name_en} by pp: `parameters` are those of one stage already.",
+            f"Vous divisez les {name_fr} par pp : `parameters` est déjà celui d’un étage.",
+            part=part,
+        ),
+        Mistake(
+            lambda layout, stage, parameters, kept: parameters * layout.tp * size / shared(layout, least),
+            f"You multiply the {name_en} by tp: each of the tp ranks holds one slice, so divide.",
+            f"Vous multipliez les {name_fr} par tp : chacun des tp rangs détient une tranche, divisez donc.",
+            part=part,
+        ),
+        Mistake(
+            lambda layout, stage, parameters, kept: (
+                parameters / layout.tp * size / (layout.tp if layout.zero >= least else 1)
+            ),
+            f"ZeRO divides the {name_en} by dp, the number of replicas; you divide by tp once more.",
+            f"ZeRO divise les {name_fr} par dp, le nombre de répliques ; vous divisez encore par tp.",
+            part=part,
+        ),
+        Mistake(
+            lambda layout, stage, parameters, kept: (
+                parameters / layout.tp * size / (layout.dp if layout.zero == least else 1)
+            ),
+            f"You shard the {name_en} in ZeRO-{least} only (==): a higher stage does so too, >=.",
+            f"Vous ne répartissez les {name_fr} qu’avec ZeRO-{least} (==) : un niveau supérieur le fait aussi, >=.",
+            part=part,
+        ),
     ]
 
 
@@ -187,6 +215,26 @@ RANK_BYTES = Exercise(
                 lambda layout, stage: min(layout.pp - stage, layout.micro_batches) / layout.tp,
                 "micro_batch_bytes is already what one rank keeps: do not divide it by tp again.",
                 "micro_batch_bytes est déjà ce que garde un seul rang : ne le divisez pas encore par tp.",
+            ),
+            _flight(
+                lambda layout, stage: max(layout.pp - stage, layout.micro_batches),
+                "You take the larger of the two numbers: a stage cannot keep more micro-batches than either allows, "
+                "so min.",
+                "Vous prenez le plus grand des deux nombres : un étage ne peut garder plus de micro-batches que ne le "
+                "permet chacun, "
+                "donc min.",
+            ),
+            _flight(
+                lambda layout, stage: min(layout.pp - stage + 1, layout.micro_batches),
+                "One micro-batch too many: the last stage keeps one, the first pp.",
+                "Un micro-batch de trop : le dernier étage en garde un, le premier pp.",
+            ),
+            _flight(
+                lambda layout, stage: layout.micro_batches / layout.dp,
+                "You divide the micro-batches by dp: they are those of one replica already, and 1F1B keeps pp − stage "
+                "at most.",
+                "Vous divisez les micro-batches par dp : ce sont déjà ceux d’une réplique, et 1F1B en garde pp − "
+                "stage au plus.",
             ),
         ),
         tolerance=1e-6,
@@ -274,6 +322,9 @@ def _clusters() -> Iterator[Case]:
             # Around the balance of bubble and all-reduce, so that now the one and now the other wins.
             beta = work_s / parameters * 10 ** dice.uniform(-1.0, 0.0)
             yield gpus, gpus * dice.randrange(1, 5), work_s, parameters, capacity, 10 ** dice.uniform(-5.0, -3.5), beta
+    # Micro-batches that the most replicas could not share equally; states that fill a GPU to the last byte.
+    yield 24, 36, 8.0, 1e9, 8e10, 1e-5, 1e-12
+    yield 16, 64, 9.0, 1e10, 8e10, 1e-5, 1e-12
 
 
 def _told_cluster(case: Case) -> str:
@@ -351,6 +402,105 @@ _SPLIT_WAYS = (
 )
 
 
+def _least_of(
+    key: Callable[[Numbers], float] = lambda one: one[1] + one[2],
+    *,
+    worst: bool = False,
+    shared: bool = True,
+    fits: Callable[[float, int, float], bool] = lambda parameters, pp, capacity: (
+        STATE_BYTES * parameters / pp <= capacity
+    ),
+) -> Callable[..., Numbers]:
+    """The split that another order of the costs chooses, or another rule of what can be."""
+
+    def found(gpus: int, m: int, work_s: float, parameters: float, capacity: float, *link: float) -> Numbers:
+        priced = [
+            (
+                float(pp),
+                _bubble_s(pp, dp, m, work_s, parameters, *link),
+                _reduce_s(pp, dp, m, work_s, parameters, *link),
+            )
+            for pp, dp in ((pp, gpus // pp) for pp in range(1, gpus + 1) if gpus % pp == 0)
+            if (m % dp == 0 or not shared) and fits(parameters, pp, capacity)
+        ]
+        return (max if worst else min)(priced, key=key)
+
+    return found
+
+
+_SPLIT_CHOICES = (
+    Mistake(
+        _least_of(shared=False),
+        "You give replicas that the micro-batches cannot be shared among equally: dp must divide micro_batches.",
+        "Vous prenez un nombre de répliques entre lesquelles les micro-batches ne se partagent pas également : dp doit "
+        "diviser micro_batches.",
+    ),
+    Mistake(
+        _least_of(fits=lambda parameters, pp, capacity: STATE_BYTES * parameters / pp < capacity),
+        "States that fill a GPU exactly do fit: <=, not <.",
+        "Des états qui remplissent exactement un GPU y tiennent : <=, et non <.",
+    ),
+    Mistake(
+        _least_of(fits=lambda parameters, pp, capacity: STATE_BYTES / 2 * parameters / pp <= capacity),
+        "You let through twice what a GPU can hold: 16 bytes of states per parameter, over pp stages.",
+        "Vous laissez passer le double de ce que contient un GPU : 16 octets d’états par paramètre, sur pp étages.",
+    ),
+    Mistake(
+        _least_of(lambda one: max(one[1], one[2])),
+        "You compare the longer of the two waits: a step waits for both, so compare their sum.",
+        "Vous comparez la plus longue des deux attentes : un pas attend les deux, comparez donc leur somme.",
+    ),
+    Mistake(
+        _least_of(worst=True),
+        "You take the split that waits most: take the least.",
+        "Vous prenez le découpage qui attend le plus : prenez le moindre.",
+    ),
+    Mistake(
+        _least(reduce=lambda pp, dp, m, w, g, a, b: 2 * (dp - 1) / dp * (a + b * SPLIT_GRADIENT_BYTES * g / pp)),
+        "You divide the latency by dp too: each of the 2 (dp − 1) steps has all of α; its chunk alone is 1/dp of the "
+        "message.",
+        "Vous divisez aussi la latence par dp : chacune des 2 (dp − 1) étapes a tout α ; seul son morceau est un "
+        "dp-ième "
+        "du message.",
+    ),
+    Mistake(
+        _least(
+            reduce=lambda pp, dp, m, w, g, a, b: (
+                _reduce_s(pp, dp, m, w, g, a, b) / (dp - 1) * dp
+                if dp > 1
+                else 2 * (a + b * SPLIT_GRADIENT_BYTES * g / pp)
+            )
+        ),
+        "You count 2 dp steps: the ring makes 2 (dp − 1), and none with one replica.",
+        "Vous comptez 2 dp étapes : l’anneau en fait 2 (dp − 1), et aucune avec une seule réplique.",
+    ),
+    Mistake(
+        _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g, 0.0, b)),
+        "The latency α is left out: each step of the ring has it.",
+        "La latence α est oubliée : chaque étape de l’anneau la paie.",
+    ),
+    Mistake(
+        _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, 2 * g, a, b)),
+        "You count 4 bytes per gradient: in bf16 it has 2.",
+        "Vous comptez 4 octets par gradient : en bf16, il en a 2.",
+    ),
+    Mistake(
+        _least(lambda pp, dp, m, w, g, a, b: w),
+        "Your bubble is pp times a stage's length: pp − 1 of them are waited.",
+        "Votre bulle vaut pp fois la durée d’un étage : on en attend pp − 1.",
+    ),
+    Mistake(
+        _least(lambda pp, dp, m, w, g, a, b: (pp - 1) * w / pp / m),
+        "You divide the bubble by the micro-batches: it is waited once per step, however many there are.",
+        "Vous divisez la bulle par le nombre de micro-batches : on l’attend une fois par pas, quel que soit leur "
+        "nombre.",
+    ),
+    Mistake(
+        lambda *case: (best_split(*case)[0], sum(best_split(*case)[1:]), 0.0),
+        "You add the two waits up: return each by itself, the bubble, then the all-reduce.",
+        "Vous additionnez les deux attentes : renvoyez chacune à part, la bulle, puis l’all-reduce.",
+    ),
+)
 _SHARE = Mistake(
     lambda gpus, m, work_s, *rest: best_split(gpus, m, work_s, *rest)[1] / (m / gpus * work_s),
     "The split is right; your second number is the bubble as a share of the work, but seconds are asked for.",
@@ -370,7 +520,7 @@ BEST_SPLIT = Exercise(
             Said("the all-reduce in seconds", "l’all-reduce en secondes"),
         ),
         told=_told_cluster,
-        mistakes=(*_SPLIT_WAYS, *part_by_part(_SPLIT_WAYS, 3), _SHARE),
+        mistakes=(*_SPLIT_WAYS, *_SPLIT_CHOICES, *part_by_part((*_SPLIT_WAYS, *_SPLIT_CHOICES), 3), _SHARE),
         tolerance=1e-6,
     ),
     praise_en="Right for thirty clusters: stages cost bubble, replicas cost all-reduce, and the link decides which is "
@@ -487,6 +637,22 @@ _CHOICE_WAYS = (
         ),
         "You choose the slowest of those that can run: samples per second are to be as many as possible.",
         "Vous choisissez la plus lente de celles qui peuvent tourner : il faut le plus d’échantillons par seconde.",
+    ),
+    Mistake(
+        lambda rows, gpus, heads, capacity: max(
+            (row for row in rows if not reason(row, gpus, heads, capacity)),
+            key=lambda row: row.micro_batch * row.micro_batches / row.step_s,
+        ),
+        "You count the samples of one replica: a step processes dp times as many.",
+        "Vous comptez les échantillons d’une réplique : un pas en traite dp fois plus.",
+    ),
+    Mistake(
+        lambda rows, gpus, heads, capacity: max(
+            (row for row in rows if not reason(row, gpus, heads, capacity)),
+            key=lambda row: row.dp * row.micro_batch / row.step_s,
+        ),
+        "You count one micro-batch per step: a replica makes micro_batches of them.",
+        "Vous comptez un micro-batch par pas : une réplique en fait micro_batches.",
     ),
 )
 
@@ -612,6 +778,39 @@ _FRONT_WAYS = (
         ],
         "You look at the first two criteria alone; there may be more.",
         "Vous ne regardez que les deux premiers critères ; il peut y en avoir davantage.",
+    ),
+    Mistake(
+        lambda points: [i for i, one in enumerate(points) if not any(sum(other) < sum(one) for other in points)],
+        "You add the criteria up, bytes and seconds alike: a point is beaten only by one that is as small in each.",
+        "Vous additionnez les critères, octets et secondes mêlés : un point n’est battu que par un autre aussi petit "
+        "en "
+        "chacun.",
+    ),
+    Mistake(
+        lambda points: [i for i, one in enumerate(points) if not any(any(map(operator.lt, o, one)) for o in points)],
+        "For you one smaller criterion is enough to beat: all others must be at least as small too (all, then any).",
+        "Pour vous, un seul critère plus petit suffit : tous les autres doivent être au moins aussi petits (all, puis "
+        "any).",
+    ),
+    Mistake(
+        lambda points: [i for i, one in enumerate(points) if not any(other < one for other in points)],
+        "Python compares tuples by their first difference alone: compare criterion by criterion, all(a <= b …).",
+        "Python compare les tuples à leur première différence seulement : comparez critère par critère, all(a <= b …).",
+    ),
+    Mistake(
+        lambda points: [i for i in pareto(points) if points.index(points[i]) == i],
+        "You keep one of several equal points: none of them beats the other, so all stay.",
+        "Vous ne gardez qu’un de plusieurs points égaux : aucun ne bat l’autre, tous restent donc.",
+    ),
+    Mistake(
+        lambda points: [i for i in range(len(points)) if i not in pareto(points)],
+        "You return the points that are beaten: the others are asked for.",
+        "Vous renvoyez les points battus : on demande les autres.",
+    ),
+    Mistake(
+        lambda points: pareto(points)[:-1],
+        "The last of them is missing: look at where your loop or slice ends.",
+        "Il manque le dernier : regardez où finit votre boucle ou votre tranche.",
     ),
 )
 

@@ -7,10 +7,11 @@ from dlojz.labs.lab09_optimizers.exercises_compression import (
     COMPRESS_SIGNS,
     COMPRESSED_ALL_REDUCE,
     COMPRESSED_BYTES,
-    ERROR_FEEDBACK,
     SIGN_BIAS,
 )
-from dlojz.labs.lab09_optimizers.exercises_updates import FREEZE_STEP, FUSED_TRAFFIC, OUTER_STEP, UPDATE_IN_BACKWARD
+from dlojz.labs.lab09_optimizers.exercises_feedback import ERROR_FEEDBACK
+from dlojz.labs.lab09_optimizers.exercises_freeze import FREEZE_STEP
+from dlojz.labs.lab09_optimizers.exercises_updates import FUSED_TRAFFIC, OUTER_STEP, UPDATE_IN_BACKWARD
 
 EXERCISES = (
     COMPRESS_SIGNS,

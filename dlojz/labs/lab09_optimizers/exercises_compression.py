@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import refusal
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge, expect_several, normal
+from dlojz.labs.kit.judges import Judge, normal
 from dlojz.labs.kit.rank_judges import TENSOR_CASES
 from dlojz.processes.forks import RankAnswer
 
@@ -74,11 +74,25 @@ def _gradients() -> Iterator[tuple[Tensor]]:
         yield (3 * normal(seed, draws, weights) + normal(seed + 10, weights),)
 
 
+def _unchanged(answer: Callable[..., Any], values: Tensor) -> Any:
+    """What an answer returns; it may not write into what it is given, which the next exercises read again."""
+    before = values.clone()
+    told = answer(values)
+    if not bool((values == before).all()):
+        raise Wrong(*_CHANGED)
+    return told
+
+
+_CHANGED = Said(
+    "Your function writes into `values`, which others read again: leave it as it is, and return a new tensor.",
+    "Votre fonction écrit dans `values`, que d’autres relisent : laissez-le tel quel, et renvoyez un nouveau tenseur.",
+)
 COMPRESS_SIGNS = Exercise(
     id="compress-signs",
     title=Said("one bit per number", "un bit par nombre"),
     judge=Judge(
         compress,
+        trial=_unchanged,
         cases=_vectors,
         mistakes=(
             Mistake(
@@ -126,6 +140,44 @@ COMPRESS_SIGNS = Exercise(
                 "The scale is the sum of the magnitudes: divide it by how many there are.",
                 "L’échelle est la somme des valeurs absolues : divisez-la par leur nombre.",
             ),
+            *(
+                Mistake(
+                    _scaled(scale),
+                    "Your scale is not the mean magnitude, values.abs().mean(): of all scales that one makes the "
+                    "error smallest.",
+                    "Votre échelle n’est pas la moyenne des valeurs absolues, values.abs().mean() : de toutes les "
+                    "échelles, c’est "
+                    "elle qui rend l’erreur la plus petite.",
+                )
+                for scale in (
+                    lambda values: values.abs().median(),
+                    lambda values: values.square().mean(),
+                    lambda values: values.std(),
+                    lambda values: values.norm(),
+                )
+            ),
+            Mistake(
+                lambda values: (values >= 0) * values.abs().mean(),
+                "Negative numbers become 0: a bit tells + from −, so torch.where(values >= 0, 1.0, -1.0).",
+                "Les nombres négatifs deviennent 0 : un bit distingue + de −, donc torch.where(values >= 0, 1.0, "
+                "-1.0).",
+            ),
+            Mistake(
+                lambda values: -_signs(values) * values.abs().mean(),
+                "The signs are the other way round.",
+                "Les signes sont inversés.",
+            ),
+            Mistake(
+                lambda values: _signs(values) / values.abs().mean(),
+                "You divide by the scale: multiply.",
+                "Vous divisez par l’échelle : multipliez.",
+            ),
+            Mistake(
+                lambda values: _signs(values) * values.abs(),
+                "Each number keeps its own magnitude, so nothing is compressed: one scale serves the whole vector.",
+                "Chaque nombre garde sa valeur absolue, rien n’est donc compressé : une seule échelle sert tout le "
+                "vecteur.",
+            ),
         ),
     ),
     praise_en="Right: one bit per number in place of 32, and one scale for all.",
@@ -135,6 +187,12 @@ COMPRESS_SIGNS = Exercise(
     nearer_en="torch.where(condition, 1.0, -1.0) gives the signs, values.abs().mean() the scale.",
     nearer_fr="torch.where(condition, 1.0, -1.0) donne les signes, values.abs().mean() l’échelle.",
 )
+
+
+def _told(draws: Tensor) -> Tensor:
+    """Every row compressed by itself."""
+    return _signs(draws) * draws.abs().mean(1, keepdim=True)
+
 
 SIGN_BIAS = Exercise(
     id="sign-bias",
@@ -180,6 +238,57 @@ SIGN_BIAS = Exercise(
                 "Il ne reste qu’un nombre, moyenné aussi sur les poids, où les biais se compensent : ne moyennez que "
                 "sur les tirages, mean(0).",
             ),
+            Mistake(
+                lambda draws: (_told(draws) - draws).sum(0),
+                "You add the draws up: take their mean.",
+                "Vous additionnez les tirages : prenez leur moyenne.",
+            ),
+            Mistake(
+                lambda draws: _told(draws).median(0).values - draws.median(0).values,
+                "You take medians: the bias is a difference of means.",
+                "Vous prenez des médianes : le biais est une différence de moyennes.",
+            ),
+            Mistake(
+                lambda draws: _told(draws).mean(0) + draws.mean(0),
+                "You add what should have arrived: take it away.",
+                "Vous ajoutez ce qui aurait dû arriver : retranchez-le.",
+            ),
+            Mistake(
+                lambda draws: bias(draws) / draws.mean(0),
+                "You divide by the mean: the difference itself is asked for.",
+                "Vous divisez par la moyenne : on demande la différence elle-même.",
+            ),
+            Mistake(
+                lambda draws: bias(draws).square(),
+                "You square the difference: its sign tells which way the weights are pushed.",
+                "Vous élevez la différence au carré : son signe dit de quel côté les poids sont poussés.",
+            ),
+            Mistake(
+                lambda draws: draws.sign().mean(0) - draws.mean(0),
+                "The scale is missing: each row is compressed by `compress`, signs times its mean magnitude.",
+                "L’échelle manque : chaque ligne est compressée par `compress`, signes fois moyenne de ses valeurs "
+                "absolues.",
+            ),
+            Mistake(
+                lambda draws: (draws.sign() * draws.abs().mean(0)).mean(0) - draws.mean(0),
+                "You take one scale per weight: a gradient, a row, has its own scale, over its weights.",
+                "Vous prenez une échelle par poids : chaque gradient, une ligne, a la sienne, sur tous ses poids.",
+            ),
+            Mistake(
+                lambda draws: 0 * draws.mean(0),
+                "Your bias is 0: nothing has been compressed.",
+                "Votre biais vaut 0 : rien n’a été compressé.",
+            ),
+            Mistake(
+                lambda draws: compress(draws[0]) - draws[0],
+                "You look at the first gradient alone: the mean over all rows is asked for.",
+                "Vous ne regardez que le premier gradient : on demande la moyenne sur toutes les lignes.",
+            ),
+            Mistake(
+                lambda draws: (_told(draws) - draws).mean(1),
+                "You take the mean over the weights: each weight has its own bias, over the draws (dim 0).",
+                "Vous prenez la moyenne sur les poids : chaque poids a son biais, sur les tirages (dim 0).",
+            ),
         ),
     ),
     praise_en="Right: compression is biased, and averaging over more steps does not remove this bias.",
@@ -188,134 +297,6 @@ SIGN_BIAS = Exercise(
     hint_fr="Compressez chaque ligne séparément, et comparez deux moyennes sur les lignes.",
     nearer_en="torch.stack([compress(row) for row in draws]) has the shape of draws; its mean(0), less draws.mean(0).",
     nearer_fr="torch.stack([compress(row) for row in draws]) a la forme de draws ; son mean(0), moins draws.mean(0).",
-)
-
-
-Compress = Callable[["Tensor"], "Tensor"]
-STEPS = 6
-
-
-def feed_back(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor, Tensor]:
-    """Compress the values plus the error; return the message, and the new error.
-
-    Source: Karimireddy et al. 2019, "Error Feedback Fixes SignSGD" (arXiv 1901.09847), algorithm EF-SGD.
-    """
-    told = compress(values + error)
-    return told, values + error - told
-
-
-def largest(values: Tensor) -> Tensor:
-    """Keep the number of largest magnitude and set all others to zero."""
-    import torch
-
-    kept = torch.zeros_like(values)
-    place = int(values.abs().argmax())
-    kept[place] = values[place]
-    return kept
-
-
-def _use(answer: Callable[..., Any], seed: int, numel: int, compress: Compress) -> Tensor:
-    """Everything told in some steps, and everything kept, end to end."""
-    import torch
-
-    error, seen = torch.zeros(numel), []
-    for step in range(STEPS):
-        given = answer(normal(100 * seed + step, numel) + 0.5, error.clone(), compress)
-        told, error = expect_several(given, "(told, error)", 2)
-        for one in (told, error):
-            if not isinstance(one, torch.Tensor) or one.shape != (numel,):
-                raise Wrong(
-                    en=f"Both results have the shape of values, ({numel},), but one of yours is "
-                    f"{tuple(one.shape) if isinstance(one, torch.Tensor) else type(one).__name__}.",
-                    fr=f"Les deux résultats ont la forme de values, ({numel},), mais l’un des vôtres est "
-                    f"{tuple(one.shape) if isinstance(one, torch.Tensor) else type(one).__name__}.",
-                )
-        seen += [told, error]
-    return torch.cat(seen)
-
-
-def _fed(meant: Callable[..., Tensor], left: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A wrong way: what it compresses, and what it keeps as the error."""
-
-    def way(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor, Tensor]:
-        told = compress(meant(values, error))
-        return told, left(values, error, told)
-
-    return way
-
-
-def _afterwards(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor, Tensor]:
-    told = compress(values)
-    return told + error, values - told
-
-
-ERROR_FEEDBACK = Exercise(
-    id="error-feedback",
-    title=Said("error feedback", "la compensation de l’erreur"),
-    judge=Judge(
-        feed_back,
-        trial=_use,
-        cases=((1, 7, compress), (2, 40, compress), (3, 9, largest)),
-        mistakes=(
-            Mistake(
-                _fed(lambda values, error: values, lambda values, error, told: values - told),
-                "The error is computed but never said: compress values + error, not values alone.",
-                "L’erreur est calculée, mais jamais dite : compressez values + error, et non values seul.",
-            ),
-            Mistake(
-                _fed(lambda values, error: values, lambda values, error, told: error + values - told),
-                "The errors pile up and are never said: compress values + error, not values alone.",
-                "Les erreurs s’accumulent sans jamais être dites : compressez values + error, et non values seul.",
-            ),
-            Mistake(
-                _fed(lambda values, error: values + error, lambda values, error, told: values - told),
-                "Of what was left unsaid before, what is not said this time either gets lost: the new error is (values "
-                "+ error) − told, not values − told.",
-                "Ce qui restait à dire, et qui ne l’est pas cette fois non plus, se perd : la nouvelle erreur est "
-                "(values + error) − told, et non values − told.",
-            ),
-            Mistake(
-                _fed(lambda values, error: values + error, lambda values, error, told: told - values - error),
-                "The error has the wrong sign: it is what was meant, values + error, less what was said.",
-                "L’erreur a le mauvais signe : ce qui reste à dire, c’est ce que l’on voulait dire, moins ce que l’on "
-                "a dit.",
-            ),
-            Mistake(
-                _fed(lambda values, error: values - error, lambda values, error, told: values - error - told),
-                "You take the error away: what was left unsaid is to be said in addition, values + error.",
-                "Vous retranchez l’erreur : ce qui n’a pas été dit doit l’être en plus, values + error.",
-            ),
-            Mistake(
-                _fed(lambda values, error: values + error, lambda values, error, told: values + 2 * error - told),
-                "The old error counts twice: it is in values + error already, so the new one replaces it.",
-                "L’ancienne erreur compte deux fois : elle est déjà dans values + error, la nouvelle la remplace.",
-            ),
-            Mistake(
-                _afterwards,
-                "The error is added after compression: what is sent then takes 32 bits per number again. Add it "
-                "before.",
-                "L’erreur est ajoutée après la compression : ce qui est envoyé reprend alors 32 bits par nombre. "
-                "Ajoutez-la avant.",
-            ),
-            Mistake(
-                lambda values, error, compress: feed_back(values, error, compress)[::-1],
-                "The two results are swapped: first what is sent, then the error.",
-                "Les deux résultats sont inversés : d’abord ce qui est envoyé, puis l’erreur.",
-            ),
-            Mistake(
-                lambda values, error, compress: (values + error, 0 * values),
-                "Nothing is compressed: values + error is sent as it is.",
-                "Rien n’est compressé : values + error est envoyé tel quel.",
-            ),
-        ),
-    ),
-    praise_en="Right: nothing is lost. Summed over all steps, the messages plus the last error equal the values.",
-    praise_fr="Exact : rien n’est perdu. Sommés sur tous les pas, les messages plus la dernière erreur égalent les "
-    "valeurs.",
-    hint_en="What do you mean to say this time? The new numbers, and what is left from before. Compress that.",
-    hint_fr="Que voulez-vous dire cette fois ? Les nouveaux nombres, et ce qui restait. C’est cela que l’on compresse.",
-    nearer_en="With meant = values + error: told = compress(meant), and the new error is meant - told.",
-    nearer_fr="Avec meant = values + error : told = compress(meant), et la nouvelle erreur vaut meant - told.",
 )
 
 
@@ -398,6 +379,57 @@ COMPRESSED_BYTES = Exercise(
                 _ways(lambda parameters, ranks: 4 * _chunk(parameters, ranks)),
                 "That is the all-reduce in fp32: 4 bytes per number. Here a number takes one bit.",
                 "C’est l’all-reduce en fp32 : 4 octets par nombre. Ici, un nombre prend un bit.",
+            ),
+            Mistake(
+                _ways(lambda parameters, ranks: _message(parameters // ranks // 8 * 8)),
+                "You round the chunk down: all numbers must have a server, so up, to a multiple of 8.",
+                "Vous arrondissez le morceau vers le bas : tout nombre doit avoir un serveur, donc vers le haut, à un "
+                "multiple de "
+                "8.",
+            ),
+            *(
+                Mistake(
+                    _ways(lambda parameters, ranks, cut=cut: cut(math.ceil(parameters / ranks))),  # type: ignore[misc]
+                    "The chunk is not filled up to a multiple of 8 numbers: its last byte is whole.",
+                    "Le morceau n’est pas complété à un multiple de 8 nombres : son dernier octet est entier.",
+                )
+                for cut in (lambda chunk: chunk // 8 + 4 * math.ceil(chunk / BLOCK), _message)
+            ),
+            Mistake(
+                _ways(
+                    lambda parameters, ranks: _chunk(parameters, ranks) / 8 + 4 * (_chunk(parameters, ranks) // BLOCK)
+                ),
+                "A block of 2048 numbers that is only begun has a scale too: round their number up.",
+                "Un bloc de 2048 nombres seulement commencé a aussi son échelle : arrondissez leur nombre vers le "
+                "haut.",
+            ),
+            Mistake(
+                _ways(
+                    lambda parameters, ranks: (
+                        _chunk(parameters, ranks) / 8 + math.ceil(_chunk(parameters, ranks) / BLOCK)
+                    )
+                ),
+                "A scale has 4 bytes: you count one.",
+                "Une échelle a 4 octets : vous en comptez un.",
+            ),
+            Mistake(
+                _ways(
+                    lambda parameters, ranks: (
+                        _chunk(parameters, ranks) + 4 * math.ceil(_chunk(parameters, ranks) / BLOCK)
+                    )
+                ),
+                "You count a byte per number: eight signs make a byte.",
+                "Vous comptez un octet par nombre : huit signes font un octet.",
+            ),
+            Mistake(
+                lambda parameters, ranks: compressed_bytes(parameters, ranks) / ranks,
+                "You divide by the number of ranks once more: a message is that of one chunk already.",
+                "Vous divisez une fois de plus par le nombre de rangs : un message est déjà celui d’un morceau.",
+            ),
+            Mistake(
+                lambda parameters, ranks: compressed_bytes(parameters, ranks) / (ranks - 1),
+                "You count one message per exchange: a rank sends one to each of the N − 1 others.",
+                "Vous comptez un message par échange : un rang en envoie un à chacun des N − 1 autres.",
             ),
         ),
     ),
@@ -482,11 +514,14 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
 
     worker_error, server_error = torch.zeros(size * CHUNK), torch.zeros(CHUNK)
     given: dict[str, Any] = {}
+    changed = False
     dist.all_to_all_single = noted  # type: ignore[assignment] # on this rank, which ends with the trial
     for call in range(CALLS):
-        result = answer(values_of(rank, size, seed, call), worker_error, server_error)
+        values = values_of(rank, size, seed, call)
+        result = answer(values, worker_error, server_error)
+        changed |= not bool((values == values_of(rank, size, seed, call)).all())
         given[f"mean of call {call}"] = result.clone() if isinstance(result, torch.Tensor) else result
-    return {"exchanged": types}, given | {_WORKER: worker_error, _SERVER: server_error}
+    return {"exchanged": types, "changed": changed}, given | {_WORKER: worker_error, _SERVER: server_error}
 
 
 def simulated(
@@ -549,8 +584,57 @@ def _means(**ways: Any) -> Callable[[int, int, int], dict[str, Tensor]]:
     return values
 
 
+def _uncompressed(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """The mean as an ordinary all-reduce gives it."""
+    means = [sum(values_of(one, size, seed, call) for one in range(size)) / size for call in range(CALLS)]
+    return {f"mean of call {call}": mean for call, mean in enumerate(means)}  # type: ignore[misc]
+
+
+def _own_chunks(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """The first call, where each server takes its own messages for those of all ranks."""
+    import torch
+
+    means = []
+    for one in range(size):
+        told = [read(write(chunk)) for chunk in values_of(one, size, seed, 0).chunk(size)]
+        means.append(read(write(torch.stack(told).mean(0))))
+    return {"mean of call 0": torch.cat(means)}
+
+
+def _signs_added(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """Each rank's whole vector, compressed, and then an all-reduce of numbers: of the first call."""
+    return {"mean of call 0": sum(read(write(values_of(one, size, seed, 0))) for one in range(size)) / size}  # type: ignore[dict-item]
+
+
+def _first_call(worker: float = 1.0, server: float = 1.0) -> Callable[[int, int, int], dict[str, Tensor]]:
+    """Two calls: by how much what was told is taken away from the errors, 1 if all is right."""
+
+    def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+        import torch
+
+        errors, left = [torch.zeros(size * CHUNK) for _ in range(size)], [torch.zeros(CHUNK) for _ in range(size)]
+        found = {}
+        for call in range(2):
+            told = []
+            for one in range(size):
+                errors[one] = errors[one] + values_of(one, size, seed, call)
+                told.append([read(write(chunk)) for chunk in errors[one].chunk(size)])
+                errors[one] = errors[one] - worker * torch.cat(told[one])
+            means = []
+            for one in range(size):
+                left[one] = left[one] + torch.stack([of[one] for of in told]).mean(0)
+                means.append(read(write(left[one])))
+                left[one] = left[one] - server * means[one]
+            found[f"mean of call {call}"] = torch.cat(means)
+        return found
+
+    return values
+
+
 def _inspect(answers: list[RankAnswer], size: int) -> None:
-    """All values are right: what has travelled for them?"""
+    """All values are right: what has travelled for them, and is `values` left as it was?"""
+    if answers[0].value["changed"]:
+        raise Wrong(*_CHANGED)
     calls = answers[0].calls
     floats = [kind for kind in answers[0].value["exchanged"] if kind != "torch.uint8"]
     if floats or any(call["dtype"] != "uint8" and int(call["numel"]) >= CHUNK for call in calls):
@@ -639,6 +723,46 @@ COMPRESSED_ALL_REDUCE = Exercise(
                 "messages after the all-gather.",
                 "Les moyennes des serveurs reviennent sans compression, en 32 bits par nombre : passez-les elles aussi "
                 "par write, et lisez les messages après l’all-gather.",
+            ),
+            Mistake(
+                _uncompressed,
+                "The mean is exact: nothing is compressed, and numbers of 32 bits travel. Write messages, and add the "
+                "errors.",
+                "La moyenne est exacte : rien n’est compressé, et des nombres de 32 bits voyagent. Écrivez des "
+                "messages, et ajoutez "
+                "les erreurs.",
+            ),
+            Mistake(
+                _signs_added,
+                "Each rank compresses its whole vector once, and the numbers are added up: cut it into chunks, one "
+                "message per "
+                "server, and let servers compress their mean in turn.",
+                "Chaque rang compresse une fois son vecteur entier, et les nombres sont additionnés : coupez-le en "
+                "morceaux, un "
+                "message par serveur, et faites compresser à son tour la moyenne par les serveurs.",
+            ),
+            *(
+                Mistake(
+                    _first_call(worker=taken),
+                    "What the worker has told is not taken away from worker_error: worker_error -= told.",
+                    "Ce qu’a dit le travailleur n’est pas retranché de worker_error : worker_error -= ce qui est dit.",
+                )
+                for taken in (0.0, -1.0)
+            ),
+            *(
+                Mistake(
+                    _first_call(server=taken),
+                    "What the server answers is not taken away from server_error: server_error -= read(answer).",
+                    "Ce que répond le serveur n’est pas retranché de server_error : server_error -= read(réponse).",
+                )
+                for taken in (0.0, -1.0)
+            ),
+            Mistake(
+                _own_chunks,
+                "The messages stay where they are: each server averages its own rank's. "
+                "dist.all_to_all_single(received, told) sends row j to rank j.",
+                "Les messages restent où ils sont : chaque serveur moyenne ceux de son propre rang. "
+                "dist.all_to_all_single(reçus, dits) envoie la ligne j au rang j.",
             ),
         ),
     ),

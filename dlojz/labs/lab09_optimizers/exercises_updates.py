@@ -9,129 +9,17 @@ Nesterov momentum.
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
+from dlojz.base.language import say
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge, expect_several, normal
+from dlojz.labs.kit.judges import Judge, normal, part_by_part
 from dlojz.labs.kit.rank_judges import TENSOR_CASES, asked_for
 from dlojz.processes.forks import RankAnswer
-
-Norms = Sequence[float]
-Rests = Callable[[float, float], bool]
-
-
-def freeze_step(norms: Norms, beta2: float, threshold: float) -> int:
-    """Find the first step whose norm of the variance is that of Δ = 1/(1 − β2) steps before, up to a threshold.
-
-    Args:
-        norms: of the variance after each step, counted from 0.
-        beta2: its decay.
-        threshold: least ratio of the smaller of the two norms to the larger, from 0 to 1.
-
-    Returns:
-        a step; the number of steps where there is none.
-
-    Source: after Tang et al. 2021, "1-bit Adam" (arXiv 2102.02888), where the variance is frozen once its norm has
-    become stable; that both directions count is ours.
-    """
-    return _first(_smaller)(norms, beta2, threshold)
-
-
-def _delta(beta2: float) -> int:
-    return round(1 / (1 - beta2))
-
-
-def _smaller(before: float, now: float) -> float:
-    """The smaller of two norms over the larger."""
-    return min(before, now) / max(before, now)
-
-
-def _first(
-    ratio: Callable[[float, float], float], back: Callable[[float], int] = _delta, rests: Rests = operator.ge
-) -> Callable[[Norms, float, float], int]:
-    """A criterion: which ratio of norms, how many steps apart, and how it compares with the threshold."""
-
-    def step(norms: Norms, beta2: float, threshold: float) -> int:
-        delta = back(beta2)
-        found = (now for now in range(delta, len(norms)) if rests(ratio(norms[now - delta], norms[now]), threshold))
-        return next(found, len(norms))
-
-    return step
-
-
-def _freeze_cases() -> Iterator[tuple[list[float], float, float]]:
-    rising = [1 - math.exp(-step / 20) + 0.01 for step in range(200)]
-    falling = [1 + 6 * math.exp(-step / 25) for step in range(200)]
-    hill = [(step + 1) * math.exp(-step / 15) + 0.5 for step in range(200)]
-    yield from ((rising, 0.9, 0.9), (falling, 0.95, 0.96), (hill, 0.9, 0.95), (falling[:40], 0.95, 0.96))
-
-
-FREEZE_STEP = Exercise(
-    id="freeze-step",
-    title=Said("when the variance may be frozen", "quand geler la variance"),
-    judge=Judge(
-        freeze_step,
-        cases=_freeze_cases,
-        mistakes=(
-            Mistake(
-                _first(_smaller, lambda beta2: 1),
-                "You compare neighbouring steps: a moving average never changes much in one step, so that proves "
-                "nothing. Look Δ = 1/(1 − beta2) steps back.",
-                "Vous comparez deux pas voisins : une moyenne glissante ne change jamais beaucoup d’un pas à l’autre, "
-                "cela ne prouve rien. Remontez de Δ = 1/(1 − beta2) pas.",
-            ),
-            Mistake(
-                _first(lambda before, now: before / now),
-                "Where the norm falls, before / now is larger than 1 and your test passes at once: divide the smaller "
-                "of the two by the larger.",
-                "Quand la norme décroît, avant / maintenant dépasse 1 et votre test passe aussitôt : divisez la plus "
-                "petite des deux par la plus grande.",
-            ),
-            Mistake(
-                _first(lambda before, now: now / before),
-                "Where the norm rises, now / before is larger than 1 and your test passes at once: divide the smaller "
-                "of the two by the larger.",
-                "Quand la norme croît, maintenant / avant dépasse 1 et votre test passe aussitôt : divisez la plus "
-                "petite des deux par la plus grande.",
-            ),
-            Mistake(
-                _first(_smaller, rests=operator.le),
-                "You stop where the norm still moves: the ratio must be at least the threshold, not at most.",
-                "Vous vous arrêtez là où la norme bouge encore : le rapport doit être au moins égal au seuil, et non "
-                "au plus.",
-            ),
-            Mistake(
-                lambda norms, beta2, threshold: freeze_step(norms, beta2, threshold) - _delta(beta2),
-                "That is the step you look back to; at that time nothing is known yet: return the later one.",
-                "C’est le pas jusqu’où l’on remonte ; à ce moment-là, on ne sait encore rien : renvoyez le plus tardif "
-                "des deux.",
-            ),
-            Mistake(
-                _first(_smaller, lambda beta2: 0),
-                "That is the first step of all: a norm is compared with itself. Look Δ = 1/(1 − beta2) steps back.",
-                "C’est le tout premier pas : une norme y est comparée à elle-même. Remontez de Δ = 1/(1 − beta2) pas.",
-            ),
-        ),
-    ),
-    praise_en="Right: the variance is frozen once its norm has been stable over the whole memory of the moving "
-    "average.",
-    praise_fr="Exact : la variance est gelée quand sa norme est restée stable sur toute la mémoire de la moyenne "
-    "glissante.",
-    hint_en="How far back does a moving average with decay β2 remember? Compare the norm now with the one then, the "
-    "smaller over the larger.",
-    hint_fr="Jusqu’où remonte la mémoire d’une moyenne glissante de facteur β2 ? Comparez la norme d’alors et celle de "
-    "maintenant, la plus petite sur la plus grande.",
-    nearer_en="delta = round(1 / (1 - beta2)); the first step from delta on where min(a, b) / max(a, b) >= threshold, "
-    "with a = norms[step - delta] and b = norms[step]; else len(norms).",
-    nearer_fr="delta = round(1 / (1 - beta2)) ; le premier pas, à partir de delta, où min(a, b) / max(a, b) >= "
-    "threshold, avec a = norms[step - delta] et b = norms[step] ; sinon len(norms).",
-)
-
 
 Operation = tuple[Sequence[str], Sequence[str]]
 """Names of the tensors that it reads, and of those that it writes."""
@@ -173,18 +61,16 @@ def update_traffic(operations: Sequence[Operation], states: Collection[str]) -> 
     return BYTES * apart, BYTES * (len(read) + len(written))
 
 
-def _count(answer: Callable[..., Any], operations: Sequence[Operation], states: Collection[str]) -> Tensor:
-    import torch
-
-    apart, together = expect_several(answer(list(operations), set(states)), "(separate, fused)", 2)
-    return torch.tensor([float(apart), float(together)])
-
-
 def _kernel_cases() -> Iterator[tuple[Sequence[Operation], Collection[str]]]:
-    yield ADAM, ADAM_STATES
-    yield ((("b", "g"), ("b",)), (("p", "b"), ("p",))), ("p", "g", "b")  # momentum
+    yield list(ADAM), set(ADAM_STATES)
+    yield [(("b", "g"), ("b",)), (("p", "b"), ("p",))], set("pgb")  # momentum
     # The update itself is kept: written first, read afterwards, never needed from before.
-    yield ((("g", "m"), ("u",)), (("u", "u"), ("s",)), (("s", "u"), ("m",)), (("p", "m", "u"), ("p",))), (*"pgmu",)
+    yield [(("g", "m"), ("u",)), (("u", "u"), ("s",)), (("s", "u"), ("m",)), (("p", "m", "u"), ("p",))], set("pgmu")
+
+
+def _kernel_told(case: tuple[Sequence[Operation], Collection[str]]) -> str:
+    listed = "; ".join(f"{' '.join(reads)} → {' '.join(writes)}" for reads, writes in case[0])
+    return say(en=f"For the operations {listed}", fr=f"Pour les opérations {listed}")
 
 
 def _apart(operations: Sequence[Operation], states: Collection[str]) -> int:
@@ -200,14 +86,23 @@ def _names(operations: Sequence[Operation], states: Collection[str], which: int)
     return BYTES * len({name for operation in operations for name in operation[which] if name in states})
 
 
+def _by_part(*mistakes: Mistake) -> tuple[Mistake, ...]:
+    """The mistakes of both numbers, and each again where the other number is wrong too."""
+    return (*mistakes, *part_by_part(mistakes, 2))
+
+
 FUSED_TRAFFIC = Exercise(
     id="fused-traffic",
     title=Said("an update in one kernel", "une mise à jour en un seul noyau"),
     judge=Judge(
         update_traffic,
-        trial=_count,
         cases=_kernel_cases,
-        mistakes=(
+        told=_kernel_told,
+        parts=(
+            Said("one kernel per operation", "un noyau par opération"),
+            Said("one kernel for all", "un seul noyau pour toutes"),
+        ),
+        mistakes=_by_part(
             Mistake(
                 lambda operations, states: update_traffic(operations, states)[::-1],
                 "The two results are swapped: first one kernel per operation, then one for all.",
@@ -252,6 +147,83 @@ FUSED_TRAFFIC = Exercise(
                 lambda operations, states: (_apart(operations, states), 2 * BYTES * len(states)),
                 "You count each state twice; one that is only read (the gradient) does not go back.",
                 "Vous comptez chaque état deux fois ; or un état seulement lu (le gradient) n’est pas réécrit.",
+            ),
+            *(
+                Mistake(
+                    lambda operations, states, size=size: [
+                        count * size // BYTES for count in update_traffic(operations, states)
+                    ],
+                    f"You count {size} bytes per number: fp32 has 4.",
+                    f"Vous comptez {size} octets par nombre : fp32 en a 4.",
+                )
+                for size in (2, 8)
+            ),
+            *(
+                Mistake(
+                    lambda operations, states, one=one: (
+                        BYTES * sum(one(set(reads), set(writes)) for reads, writes in operations),
+                        update_traffic(operations, states)[1],
+                    ),
+                    en,
+                    fr,
+                )
+                for one, en, fr in (
+                    (
+                        lambda reads, writes: len(reads | writes),
+                        "A tensor that an operation reads and writes goes both ways: count it twice.",
+                        "Un tenseur qu’une opération lit et écrit fait l’aller et le retour : comptez-le deux fois.",
+                    ),
+                    (
+                        lambda reads, writes: len(reads),
+                        "You count what is read only: what is written goes to memory too.",
+                        "Vous ne comptez que les lectures : ce qui est écrit va aussi en mémoire.",
+                    ),
+                    (
+                        lambda reads, writes: len(writes),
+                        "You count what is written only: what is read comes from memory.",
+                        "Vous ne comptez que les écritures : ce qui est lu vient de la mémoire.",
+                    ),
+                    (
+                        lambda reads, writes: 2,
+                        "You count two tensors for every operation: count the names in its two lists.",
+                        "Vous comptez deux tenseurs par opération : comptez les noms de ses deux listes.",
+                    ),
+                )
+            ),
+            Mistake(
+                lambda operations, states: (
+                    _apart(operations, states),
+                    BYTES * len({name for reads, writes in operations for name in (*reads, *writes)}),
+                ),
+                "You count each name once, temporaries included: in one kernel states alone are in memory, read and "
+                "written "
+                "separately.",
+                "Vous comptez chaque nom une fois, temporaires compris : dans un seul noyau, seuls les états sont en "
+                "mémoire, "
+                "lectures et écritures à part.",
+            ),
+            *(
+                Mistake(
+                    lambda operations, states, which=which: (
+                        _apart(operations, states),
+                        _names(operations, states, which),
+                    ),
+                    "In one kernel you count one way only: states that are read, and states that are written.",
+                    "Dans un seul noyau, vous ne comptez qu’un sens : il y a les états lus, et les états écrits.",
+                )
+                for which in (0, 1)
+            ),
+            Mistake(
+                lambda operations, states: (_apart(operations, states),) * 2,
+                "Both results are those of one kernel per operation: in one kernel, each state is read and written "
+                "once.",
+                "Les deux résultats sont ceux d’un noyau par opération : dans un seul, chaque état est lu et écrit "
+                "une fois.",
+            ),
+            Mistake(
+                lambda operations, states: update_traffic(ADAM, ADAM_STATES),
+                "That is Adam's traffic whatever the operations are: count those that you are given.",
+                "C’est le trafic d’Adam quelles que soient les opérations : comptez celles que l’on vous donne.",
             ),
         ),
     ),
@@ -323,9 +295,25 @@ def _trained(answer: Callable[..., Any], seed: int) -> tuple[nn.Module, int]:
 
     for parameter in parameters:  # before the answer's own: hooks are called in the order in which they came
         parameter.register_post_accumulate_grad_hook(look)
-    answer(model, _adam)
+    owned: list[Any] = []
+
+    def make_optimizer(tensors: Sequence[Any]) -> Any:
+        tensors = list(tensors)
+        owned.extend(tensors)
+        return _adam(tensors)
+
+    before = _weights(model)
+    answer(model, make_optimizer)
     for step in range(STEPS):
         _loss(model, seed, step).backward()
+    without = sum(all(parameter is not one for one in owned) for parameter in parameters)
+    if without and not bool((_weights(model) == before).all()):
+        raise Wrong(
+            en=f"{without} of {len(parameters)} parameters have no optimizer (weights and biases count alike): "
+            "make_optimizer([parameter]) makes one for each, whatever its rule is.",
+            fr=f"{without} paramètres sur {len(parameters)} n’ont pas d’optimiseur (poids et biais comptent de même) : "
+            "make_optimizer([parameter]) en fait un pour chacun, quelle que soit sa règle.",
+        )
     return model, most
 
 
@@ -389,6 +377,17 @@ def _too_early(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
         parameter.register_hook(update)
 
 
+def _twice(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
+    def update(parameter: Tensor, optimizer: Any) -> None:
+        optimizer.step()
+        optimizer.step()
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        own = make_optimizer([parameter])
+        parameter.register_post_accumulate_grad_hook(partial(update, optimizer=own))
+
+
 def _all_each_time(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
     optimizer = make_optimizer(list(model.parameters()))
     for parameter in model.parameters():
@@ -435,6 +434,11 @@ _MISTAKES = (
         "parameter.",
         "Chaque hook met à jour tous les paramètres qui ont un gradient, la plupart plusieurs fois : un optimiseur par "
         "paramètre.",
+    ),
+    Mistake(
+        _twice,
+        "Every parameter is updated twice per backward pass: call step once.",
+        "Chaque paramètre est mis à jour deux fois par passe arrière : appelez step une seule fois.",
     ),
 )
 
@@ -500,6 +504,8 @@ def simulated(  # noqa: PLR0913 - each is one way to go wrong
     bring: bool = True,
     move_anchor: bool = True,
     average: bool = False,
+    rule: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+    of_sum: bool = False,
 ) -> list[dict[str, Tensor]]:
     """Compute in one process what each rank holds after all rounds.
 
@@ -512,6 +518,8 @@ def simulated(  # noqa: PLR0913 - each is one way to go wrong
         bring: whether the new weights are written into `weights`.
         move_anchor: whether the new weights are written into `anchor`.
         average: whether the weights are averaged, and nothing else.
+        rule: another momentum, and another step, from the gradient and the momentum before.
+        of_sum: whether the sum of the weights stands in place of their mean.
     """
     import torch
 
@@ -524,10 +532,12 @@ def simulated(  # noqa: PLR0913 - each is one way to go wrong
             weights[rank] = weights[rank] + local_steps(rank, seed, number)
         gaps = torch.stack([anchor - own for anchor, own in zip(anchors, weights, strict=True)])
         mean = gaps.sum(0) if add else gaps.mean(0)
+        mean = anchors[0] - torch.stack(weights).sum(0) if of_sum else mean
         for rank in range(size):
             gradient = sign * (gaps[rank] if alone else mean)
             momentum = MOMENTUM * momenta[rank] + gradient
             step = gradient + MOMENTUM * momentum if nesterov else momentum
+            momentum, step = rule(gradient, momenta[rank]) if rule else (momentum, step)
             new = anchors[rank] - (mean if average else RATE * step)
             if keep and not average:
                 momenta[rank] = momentum
@@ -627,6 +637,59 @@ OUTER_STEP = Exercise(
                 "gradient, and makes a step with momentum of it.",
                 "C’est Local SGD : les poids sont moyennés, rien de plus. DiLoCo prend le chemin parcouru pour un "
                 "gradient, et en fait un pas avec momentum.",
+            ),
+            Mistake(
+                _values(of_sum=True),
+                "You take the sum of the weights away from the anchor: divide it by the number of ranks.",
+                "Vous retranchez de l’ancre la somme des poids : divisez-la par le nombre de rangs.",
+            ),
+            Mistake(
+                _values(bring=False, move_anchor=False, keep=False),
+                "Nothing has changed: `anchor = …` gives a name to a new tensor. Write in place: copy_, -=, mul_, "
+                "add_.",
+                "Rien n’a changé : `anchor = …` donne un nom à un nouveau tenseur. Écrivez en place : copy_, -=, "
+                "mul_, add_.",
+            ),
+            *(
+                Mistake(_values(rule=rule), en, fr)
+                for rule, en, fr in (
+                    (
+                        lambda gradient, u: (u + gradient, gradient + MOMENTUM * (u + gradient)),
+                        "The momentum does not decay: u ← μ u + Δ.",
+                        "Le moment ne s’amortit pas : u ← μ u + Δ.",
+                    ),
+                    (
+                        lambda gradient, u: (
+                            MOMENTUM * u + (1 - MOMENTUM) * gradient,
+                            gradient + MOMENTUM * (MOMENTUM * u + (1 - MOMENTUM) * gradient),
+                        ),
+                        "You weigh the gradient by 1 − μ, as Adam does: here u ← μ u + Δ.",
+                        "Vous pondérez le gradient par 1 − μ, comme Adam : ici, u ← μ u + Δ.",
+                    ),
+                    (
+                        lambda gradient, u: (MOMENTUM * u + gradient, gradient),
+                        "The momentum does not move the anchor: the step is Δ + μ u.",
+                        "Le moment ne déplace pas l’ancre : le pas est Δ + μ u.",
+                    ),
+                    (
+                        lambda gradient, u: (
+                            MOMENTUM * u + gradient,
+                            (gradient + MOMENTUM * (MOMENTUM * u + gradient)) / RATE,
+                        ),
+                        "The rate is left out: θ ← θ − η (Δ + μ u).",
+                        "Le taux est oublié : θ ← θ − η (Δ + μ u).",
+                    ),
+                    (
+                        lambda gradient, u: (MOMENTUM * u + gradient, gradient + MOMENTUM * u + gradient),
+                        "The momentum counts in full in the step: it is Δ + μ u.",
+                        "Le moment compte en entier dans le pas : c’est Δ + μ u.",
+                    ),
+                    (
+                        lambda gradient, u: (MOMENTUM * u + gradient, gradient + MOMENTUM * u),
+                        "The step takes the momentum from before its update: first u ← μ u + Δ, then Δ + μ u.",
+                        "Le pas prend le moment d’avant sa mise à jour : d’abord u ← μ u + Δ, puis Δ + μ u.",
+                    ),
+                )
             ),
         ),
     ),

@@ -140,6 +140,18 @@ def _weighted_before(x: Tensor, weights: Tensor, chosen: Tensor, kept: Tensor, e
     return x.new_zeros(x.shape).index_add(0, token, experts(buffer)[where])
 
 
+def _then(change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """The mixture, changed afterwards: `change(mixed, x, places)`."""
+    return lambda x, weights, chosen, kept, experts, shape: change(
+        mixture(x, weights, chosen, kept, experts, shape), x, kept
+    )
+
+
+def _given(change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]) -> Callable[..., Tensor]:
+    """The mixture of other weights, choices and places."""
+    return lambda x, weights, chosen, kept, experts, shape: mixture(x, *change(weights, chosen, kept), experts, shape)
+
+
 MIXTURE = Exercise(
     id="mixture",
     title=Said("the mixture", "le mélange"),
@@ -185,6 +197,56 @@ MIXTURE = Exercise(
                 _last_choice,
                 "Each choice overwrites the one before: the outputs of a token's experts are added up.",
                 "Chaque choix écrase le précédent : les sorties des experts d’un même token s’additionnent.",
+            ),
+            Mistake(
+                _then(lambda mixed, x, kept: mixed + x),
+                "You add x: the residual connection is around the layer, not in it.",
+                "Vous ajoutez x : la connexion résiduelle est autour de la couche, et non dedans.",
+            ),
+            Mistake(
+                _then(lambda mixed, x, kept: mixed / kept.shape[1]),
+                "You divide by k: the weights say already how much each expert counts.",
+                "Vous divisez par k : les poids disent déjà combien compte chaque expert.",
+            ),
+            Mistake(
+                _then(lambda mixed, x, kept: mixed * (kept >= 0).all(1, keepdim=True)),
+                "A token that one of its experts refuses gets nothing: it keeps what the others have made of it.",
+                "Un token refusé par un de ses experts ne reçoit rien : il garde ce que les autres en ont fait.",
+            ),
+            Mistake(
+                _given(lambda weights, chosen, kept: (weights, chosen, kept.where(kept != 0, -1))),
+                "You leave out place 0 (> 0): places begin at 0, and -1 alone means dropped.",
+                "Vous écartez la place 0 (> 0) : les places commencent à 0, et seul -1 veut dire refusé.",
+            ),
+            Mistake(
+                lambda x, weights, chosen, kept, experts, shape: mixture(
+                    x, weights, chosen, kept, lambda buffer: buffer, shape
+                ),
+                "The experts are not called: experts(buffer) computes what you read.",
+                "Les experts ne sont pas appelés : experts(buffer) calcule ce que vous lisez.",
+            ),
+            Mistake(
+                lambda x, weights, chosen, kept, experts, shape: mixture(
+                    x, weights, chosen, kept, lambda buffer: experts(buffer.flip(0)), shape
+                ),
+                "Tokens meet the wrong experts: row e of the tensor is for expert e.",
+                "Des tokens rencontrent les mauvais experts : la ligne e du tenseur est pour l’expert e.",
+            ),
+            Mistake(
+                _given(lambda weights, chosen, kept: (weights**2, chosen, kept)),
+                "The weights count twice: multiply what enters the expert or what comes out, and the text says the "
+                "latter, once.",
+                "Les poids comptent deux fois : multipliez une seule fois, ce qui sort de l’expert.",
+            ),
+            Mistake(
+                _given(lambda weights, chosen, kept: (weights.flip(1), chosen, kept)),
+                "The weights are exchanged: column c of the weights goes with column c of the choices.",
+                "Les poids sont échangés : la colonne c des poids va avec la colonne c des choix.",
+            ),
+            Mistake(
+                _given(lambda weights, chosen, kept: (weights[:, :1], chosen[:, :1], kept[:, :1])),
+                "Only first choices count: go through all k columns.",
+                "Seuls les premiers choix comptent : parcourez les k colonnes.",
             ),
         ),
     ),
@@ -282,6 +344,14 @@ def _journey(
     return held
 
 
+def _alone(rank: int, size: int, seed: int) -> Tensor:
+    """A rank's own experts on all rows of its buffer, as if each had come from another rank."""
+    buffer = _buffers(seed, size)[rank]
+    rows = buffer.view(size, LOCAL_EXPERTS, ROOM, WIDTH).transpose(0, 1).reshape(LOCAL_EXPERTS, size * ROOM, WIDTH)
+    made = _computed(rows, _own(rank), seed, size).view(LOCAL_EXPERTS, size, ROOM, WIDTH)
+    return made.transpose(0, 1).reshape(buffer.shape)
+
+
 _EXCHANGE_FAULTS = (
     Mistake(
         _journey(swapped=False, restored=False),
@@ -310,6 +380,16 @@ _EXCHANGE_FAULTS = (
         _journey(returned=False),
         "The results stay with the experts: a second all-to-all must bring each back to the rank of its token.",
         "Les résultats restent chez les experts : un second all-to-all doit ramener chacun au rang de son token.",
+    ),
+    Mistake(
+        lambda rank, size, seed: {OUTPUT: _buffers(seed, size)[rank]},
+        "The tokens come back as they left: own_experts is not called, or its result is thrown away.",
+        "Les tokens reviennent comme ils sont partis : own_experts n’est pas appelé, ou son résultat est perdu.",
+    ),
+    Mistake(
+        lambda rank, size, seed: {OUTPUT: _alone(rank, size, seed)},
+        "Nothing is exchanged: this rank's experts compute all of its tokens. Each row goes to the rank of its expert.",
+        "Rien n’est échangé : les experts de ce rang calculent tous ses tokens. Chaque ligne va au rang de son expert.",
     ),
 )
 
@@ -446,6 +526,12 @@ def _parity_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -
     return None, {SHARED: shared, OWN: own}
 
 
+def _highest(tensors: list[Tensor]) -> Tensor:
+    import torch
+
+    return torch.stack(tensors).amax(0)
+
+
 _PARITY_FAULTS = (
     Mistake(
         _reduced(SHARED, ALONE, ALONE),
@@ -507,6 +593,25 @@ _PARITY_FAULTS = (
         _reduced(OWN, REPLICAS, ALONE),
         "The gradients of the experts are added up, but not divided: the loss is a mean over all ranks.",
         "Les gradients des experts sont additionnés, mais pas divisés : la perte est une moyenne sur tous les rangs.",
+    ),
+    Mistake(
+        lambda rank, size, seed: (
+            {
+                OWN: added(_after_backward(one, size, seed)[1] for one in _members(rank, size, REPLICAS))
+                / (size * len(_members(rank, size, REPLICAS)))
+            }
+            if len(_members(rank, size, REPLICAS)) > 1
+            else None
+        ),
+        "You divide the gradients of the experts by the number of all ranks and by that of the replicas: by that of "
+        "all ranks alone.",
+        "Vous divisez les gradients des experts par le nombre de tous les rangs et par celui des répliques : par "
+        "celui de tous les rangs seulement.",
+    ),
+    Mistake(
+        lambda rank, size, seed: {SHARED: _highest(_found(size, seed)[0]) / size},
+        "You take the largest gradient over the ranks (MAX): they add up (SUM, the default).",
+        "Vous prenez le plus grand gradient sur les rangs (MAX) : ils s’additionnent (SUM, par défaut).",
     ),
 )
 
@@ -615,10 +720,56 @@ EXCHANGE_BYTES = Exercise(
                 "Vous divisez une fois de trop par le nombre de rangs ; or un rang a des places pour les E experts, où "
                 "qu’ils soient.",
             ),
+            Mistake(
+                _times(lambda n: 3 / 4),
+                "You count three all-to-all: there and back, in forward and in backward, make four.",
+                "Vous comptez trois all-to-all : aller et retour, en passe avant et en passe arrière, en font quatre.",
+            ),
+            Mistake(
+                _times(lambda n: 2.0),
+                "You count each all-to-all twice: what a rank sends is asked for, not what it receives as well.",
+                "Vous comptez deux fois chaque all-to-all : on demande ce qu’un rang envoie, sans ce qu’il reçoit.",
+            ),
+            Mistake(
+                _times(lambda n: 1 / (n - 1)),
+                "You count the share that stays or goes to one rank, 1/ranks: (ranks − 1)/ranks of the rows leave.",
+                "Vous comptez la part qui reste ou va à un seul rang, 1/ranks : (ranks − 1)/ranks des lignes partent.",
+            ),
+            Mistake(
+                lambda t, d, e, k, f, n, size: 4 * e * math.floor(f * k * t / e) * d * size * (n - 1) / n,
+                "The capacity is rounded down: it is rounded up, math.ceil.",
+                "La capacité est arrondie vers le bas : on l’arrondit vers le haut, math.ceil.",
+            ),
+            Mistake(
+                lambda t, d, e, k, f, n, size: 4 * e * math.ceil(f * k * t) * d * size * (n - 1) / n,
+                "Each expert gets places for all choices: its capacity is a share of them, divided by the number of "
+                "experts.",
+                "Chaque expert reçoit des places pour tous les choix : sa capacité en est une part, divisée par le "
+                "nombre d’experts.",
+            ),
+            Mistake(
+                lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, f, n, size) / e,
+                "You count one expert's places: a rank has places for all E experts.",
+                "Vous comptez les places d’un seul expert : un rang a des places pour les E experts.",
+            ),
+            Mistake(
+                lambda t, d, e, k, f, n, size: exchange_bytes(t, 1, e, k, f, n, size),
+                "The width is left out: a place holds a whole token, width numbers.",
+                "La largeur est oubliée : une place contient un token entier, soit width nombres.",
+            ),
+            Mistake(
+                lambda t, d, e, k, f, n, size: 4 * t * d * size * (n - 1) / n,
+                "You count the tokens once: what travels are places, factor × k times as many, rounded up for each "
+                "expert.",
+                "Vous comptez chaque token une fois : ce sont des places qui voyagent, factor × k fois plus, "
+                "arrondies par expert.",
+            ),
         ),
     ),
-    praise_en="Right: the volume depends on k, the capacity factor and the tokens, not on the number of experts.",
-    praise_fr="Exact : le volume dépend de k, du facteur de capacité et des tokens, non du nombre d’experts.",
+    praise_en="Right: the volume depends on k, the capacity factor, the tokens and their width; the number of experts "
+    "counts by the rounding only.",
+    praise_fr="Exact : le volume dépend de k, du facteur de capacité, des tokens et de leur largeur ; le nombre "
+    "d’experts ne compte que par l’arrondi.",
     hint_en="How large is the tensor (E, C, D) of a rank? How many times does it travel, forward and backward? Which "
     "share of it stays?",
     hint_fr="Quelle est la taille du tenseur (E, C, D) d’un rang ? Combien de fois voyage-t-il, en passes avant et "

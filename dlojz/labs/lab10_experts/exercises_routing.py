@@ -90,6 +90,16 @@ def _always_divided(logits_TE: Tensor, k: int) -> Chosen:
     return weights_TK / weights_TK.sum(-1, keepdim=True), chosen_TK
 
 
+def _undivided_gate(logits_TE: Tensor, k: int) -> Chosen:
+    return logits_TE.softmax(-1).topk(k)
+
+
+def _shared_by(logits_TE: Tensor, k: int, by: Callable[[Tensor], Any]) -> Chosen:
+    """With k ≥ 2, weights divided by something else than their sum."""
+    weights_TK, chosen_TK = _undivided_gate(logits_TE, k)
+    return (weights_TK if k == 1 else weights_TK / by(weights_TK)), chosen_TK
+
+
 GATE = Exercise(
     id="gate",
     title=Said("the gate", "la porte"),
@@ -131,6 +141,46 @@ GATE = Exercise(
                 lambda logits_TE, k: _normalized(logits_TE.softmax(-1).topk(k, largest=False)),
                 "You choose the experts of lowest probability.",
                 "Vous choisissez les experts les moins probables.",
+            ),
+            *(
+                Mistake(
+                    lambda logits_TE, k, of=of: _normalized(of(logits_TE).topk(k)),
+                    "The weights do not come from a softmax over the experts, whose probabilities add up to 1 for "
+                    "each token.",
+                    "Les poids ne viennent pas d’un softmax sur les experts, dont les probabilités ont pour somme 1 "
+                    "par token.",
+                )
+                for of in (
+                    lambda logits_TE: logits_TE.sigmoid(),
+                    lambda logits_TE: logits_TE.log_softmax(-1),
+                    lambda logits_TE: logits_TE.exp(),
+                )
+            ),
+            *(
+                Mistake(
+                    lambda logits_TE, k, by=by: _shared_by(logits_TE, k, by),
+                    "With k ≥ 2 the weights of a token must add up to 1: divide by their sum over its own experts, "
+                    "weights.sum(-1, keepdim=True), and by nothing else.",
+                    "Avec k ≥ 2, les poids d’un token doivent avoir pour somme 1 : divisez par leur somme sur ses "
+                    "experts, "
+                    "weights.sum(-1, keepdim=True), et par rien d’autre.",
+                )
+                for by in (
+                    lambda weights_TK: weights_TK.sum(0),
+                    lambda weights_TK: weights_TK.shape[1],
+                    lambda weights_TK: weights_TK.amax(-1, keepdim=True),
+                    lambda weights_TK: weights_TK.norm(dim=-1, keepdim=True),
+                )
+            ),
+            Mistake(
+                lambda logits_TE, k: (gate if k > 2 else _undivided_gate)(logits_TE, k),
+                "The weights are divided from k = 3 on: with k = 2, too.",
+                "Les poids sont divisés à partir de k = 3 : avec k = 2 aussi.",
+            ),
+            Mistake(
+                lambda logits_TE, k: (gate(logits_TE, 1)[0].expand(-1, k), gate(logits_TE, k)[1]),
+                "Every expert of a token has the weight of the first: each has its own probability.",
+                "Chaque expert d’un token a le poids du premier : à chacun sa propre probabilité.",
             ),
         ),
     ),
@@ -182,7 +232,7 @@ def _spoilt(way: str) -> Callable[..., Tensor]:
             "floor": math.floor(share),
             "without k": math.ceil(share / k),
             "without factor": math.ceil(share / factor),
-            "unlimited": tokens,
+            "unlimited": k * tokens,
         }.get(way, math.ceil(share))
         if way == "each apart":
             columns = [_spoilt("right")(column.unsqueeze(1), experts, factor * k) for column in chosen_TK.T]
@@ -196,6 +246,26 @@ def _spoilt(way: str) -> Callable[..., Tensor]:
         return place_N.view(tokens, k) if way == "by tokens" else place_N.view(k, tokens).T
 
     return spoilt
+
+
+def _refused(what: Callable[[Tensor, int], Tensor], count: Callable[[float], int] = math.ceil) -> Callable[..., Tensor]:
+    """Places where those that find no room are told by `what(places, room)`, and the room is counted by `count`."""
+
+    def way(chosen_TK: Tensor, experts: int, factor: float) -> Tensor:
+        tokens, k = chosen_TK.shape
+        return what(_spoilt("unlimited")(chosen_TK, experts, float(experts)), count(factor * k * tokens / experts))
+
+    return way
+
+
+def _numbered(chosen_TK: Tensor) -> Tensor:
+    import torch
+
+    return torch.arange(chosen_TK.numel()).view(chosen_TK.shape)
+
+
+def _minus_one(place_TK: Tensor, room: int) -> Tensor:
+    return place_TK.masked_fill(place_TK >= room, -1)
 
 
 def crowded() -> Iterator[tuple[Any, ...]]:
@@ -263,6 +333,79 @@ PLACES = Exercise(
                 "The places begin at 1: they begin at 0.",
                 "Les places commencent à 1 : elles commencent à 0.",
             ),
+            Mistake(
+                _refused(lambda place, room: place.masked_fill(place > room, -1)),
+                "One place too many: places go from 0 to C − 1, so a place that equals the capacity is dropped too "
+                "(>=).",
+                "Une place de trop : les places vont de 0 à C − 1, une place égale à la capacité est donc perdue "
+                "aussi (>=).",
+            ),
+            Mistake(
+                _refused(lambda place, room: place.masked_fill(place >= room, 0)),
+                "A choice that is dropped gets place 0, which another one has: mark it by -1.",
+                "Un choix refusé reçoit la place 0, qu’un autre occupe : marquez-le par -1.",
+            ),
+            Mistake(
+                _refused(lambda place, room: place % room),
+                "You begin again at place 0 when an expert is full (%): a choice that finds no place is dropped, -1.",
+                "Vous recommencez à la place 0 quand un expert est plein (%) : un choix sans place est refusé, -1.",
+            ),
+            Mistake(
+                _refused(_minus_one, round),
+                "The capacity is rounded to the nearest: it is rounded up, math.ceil.",
+                "La capacité est arrondie au plus proche : on l’arrondit vers le haut, math.ceil.",
+            ),
+            Mistake(
+                lambda chosen_TK, experts, factor: _refused(_minus_one, math.floor)(chosen_TK, experts, 1.0),
+                "The capacity factor is left out, and the share is rounded down (//): math.ceil(factor * k * tokens / "
+                "experts).",
+                "Le facteur de capacité est oublié, et la part est arrondie vers le bas (//) : math.ceil(factor * k * "
+                "tokens / "
+                "experts).",
+            ),
+            Mistake(
+                lambda chosen_TK, experts, factor: places(chosen_TK, experts, factor).T.reshape(chosen_TK.shape),
+                "The places are right, but laid out wrongly: they come by choice, then by token, so view(k, tokens) "
+                "and then .T.",
+                "Les places sont justes, mais mal rangées : elles viennent par choix, puis par token, donc view(k, "
+                "tokens), puis .T.",
+            ),
+            Mistake(
+                lambda chosen_TK, experts, factor: places(chosen_TK.flip(0, 1), experts, factor).flip(0, 1),
+                "You serve in reverse order: the first choices of the first tokens come first.",
+                "Vous servez dans l’ordre inverse : les premiers choix des premiers tokens passent d’abord.",
+            ),
+            Mistake(
+                lambda chosen_TK, experts, factor: places(
+                    chosen_TK[:, :1], experts, factor * chosen_TK.shape[1]
+                ).expand(-1, chosen_TK.shape[1]),
+                "All choices of a token get the place of its first: each choice has its own, with its own expert.",
+                "Tous les choix d’un token reçoivent la place du premier : chacun a la sienne, chez son expert.",
+            ),
+            Mistake(
+                lambda chosen_TK, experts, factor: places(chosen_TK[:, :1], experts, factor).expand(chosen_TK.shape),
+                "All choices of a token get the place of its first, with room for first choices only: each choice has "
+                "its own place, with its own expert.",
+                "Tous les choix d’un token reçoivent la place du premier, avec de la place pour les seuls premiers "
+                "choix : chacun a la sienne, chez son expert.",
+            ),
+            Mistake(
+                lambda chosen_TK, experts, factor: (places(chosen_TK, experts, factor) >= 0).long(),
+                "You tell whether a choice has a place; the place itself is asked for, from 0, and -1 where it is "
+                "dropped.",
+                "Vous dites si un choix a une place ; on demande la place elle-même, à partir de 0, et -1 s’il est "
+                "refusé.",
+            ),
+            Mistake(
+                lambda chosen_TK, experts, factor: places(chosen_TK, experts, factor).T,
+                "Tokens and choices are exchanged: one row per token, one column per choice (.T at the end).",
+                "Tokens et choix sont échangés : une ligne par token, une colonne par choix (.T à la fin).",
+            ),
+            Mistake(
+                lambda chosen_TK, experts, factor: _numbered(chosen_TK),
+                "You number the choices one after the other: each expert counts its own places from 0.",
+                "Vous numérotez les choix à la suite : chaque expert compte ses propres places à partir de 0.",
+            ),
         ),
     ),
     praise_en="Right: the tensors have a fixed size, whatever the router does; tokens without a place are dropped.",
@@ -320,6 +463,20 @@ def _squared(which: int) -> Callable[..., Tensor]:
 def _of_logits(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
     share_E, _, experts = _parts(logits_TE, chosen_TK)
     return experts * (share_E * logits_TE.mean(0)).sum()
+
+
+def _with_mean(of: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """The mean probabilities taken in another way."""
+
+    def way(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
+        share_E, _, experts = _parts(logits_TE, chosen_TK)
+        return experts * (share_E * of(logits_TE)).sum()
+
+    return way
+
+
+def _ended(of: Callable[[Tensor, Tensor, int], Tensor]) -> Callable[..., Tensor]:
+    return lambda logits_TE, chosen_TK: of(*_parts(logits_TE, chosen_TK))
 
 
 def _check_gradient(answer: Callable[..., Any]) -> None:
@@ -403,6 +560,51 @@ BALANCE = Exercise(
                 "P is a mean of logits: pass them through softmax first.",
                 "P est une moyenne de logits : passez-les d’abord par softmax.",
             ),
+            Mistake(
+                _ended(lambda share, mean, experts: (share * mean).sum() / experts),
+                "You divide by the number of experts: the sum is multiplied by E, so that it is 1 where all is even.",
+                "Vous divisez par le nombre d’experts : la somme est multipliée par E, pour valoir 1 quand tout est "
+                "égal.",
+            ),
+            Mistake(
+                _ended(lambda share, mean, experts: experts**2 * (share * mean).sum()),
+                "You multiply by E twice: once is enough, so that it is 1 where all is even.",
+                "Vous multipliez deux fois par E : une fois suffit, pour valoir 1 quand tout est égal.",
+            ),
+            Mistake(
+                _ended(lambda share, mean, experts: experts * ((share - mean) ** 2).sum()),
+                "That is the distance of f and P: the loss is E Σ f P, their product.",
+                "C’est la distance entre f et P : la perte est E Σ f P, leur produit.",
+            ),
+            Mistake(
+                _with_mean(lambda logits_TE: logits_TE.softmax(0).mean(0)),
+                "Your softmax runs over the tokens: the probabilities of one token add up to 1 over the experts, "
+                "dim=-1.",
+                "Votre softmax court sur les tokens : les probabilités d’un token ont pour somme 1 sur les experts, "
+                "dim=-1.",
+            ),
+            Mistake(
+                _with_mean(lambda logits_TE: logits_TE.softmax(-1).sum(0)),
+                "P is a sum over the tokens: take the mean of their probabilities.",
+                "P est une somme sur les tokens : prenez la moyenne de leurs probabilités.",
+            ),
+            Mistake(
+                _with_mean(lambda logits_TE: logits_TE.softmax(-1).amax(0)),
+                "P is the largest probability of the tokens: take their mean.",
+                "P est la plus grande probabilité des tokens : prenez leur moyenne.",
+            ),
+            Mistake(
+                _with_mean(lambda logits_TE: logits_TE.mean(0).softmax(-1)),
+                "You take the mean of the logits, then the softmax: first the probabilities of each token, then their "
+                "mean.",
+                "Vous prenez la moyenne des logits, puis le softmax : d’abord les probabilités de chaque token, puis "
+                "leur moyenne.",
+            ),
+            Mistake(
+                _ended(lambda share, mean, experts: experts * share * mean),
+                "One number per expert is left: add them up.",
+                "Il reste un nombre par expert : additionnez-les.",
+            ),
         ),
         then=_check_gradient,
     ),
@@ -485,6 +687,36 @@ def _local_numbers(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) ->
     return weights_TK, chosen_TK % (expert_logits_TE.shape[1] // group_logits_TG.shape[1])
 
 
+def _in_group(
+    weight: Callable[[Tensor, Tensor], Tensor] = lambda group_T1, weights_TK: group_T1 * weights_TK,
+    probability: Callable[[Tensor], Tensor] = _best_group,
+    group: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(-1),
+    strided: bool = False,
+    always: bool = False,
+) -> Callable[..., Chosen]:
+    """The gate of two levels under a fault."""
+
+    def way(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
+        groups = group_logits_TG.shape[1]
+        group_T = group(group_logits_TG)
+        inside_TGJ = (
+            expert_logits_TE.unflatten(1, (-1, groups)).mT if strided else expert_logits_TE.unflatten(1, (groups, -1))
+        )
+        weights_TK, chosen_TK = (_always_divided if always else gate)(inside_TGJ[range(len(group_T)), group_T], k)
+        return weight(probability(group_logits_TG), weights_TK), chosen_TK + group_T.unsqueeze(-1) * inside_TGJ.shape[2]
+
+    return way
+
+
+def _renumbered(number: Callable[[Tensor, Tensor, int], Tensor]) -> Callable[..., Chosen]:
+    def way(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
+        weights_TK, chosen_TK = two_level_gate(group_logits_TG, expert_logits_TE, k)
+        each = expert_logits_TE.shape[1] // group_logits_TG.shape[1]
+        return weights_TK, number(chosen_TK // each, chosen_TK % each, each)
+
+    return way
+
+
 TWO_LEVEL = Exercise(
     id="two-level-gate",
     title=Said("the gate of two levels", "la porte à deux niveaux"),
@@ -546,6 +778,61 @@ TWO_LEVEL = Exercise(
                 "Les numéros des experts sont comptés dans leur groupe : ajoutez le premier numéro du groupe, groupe × "
                 "(experts par groupe).",
             ),
+            Mistake(
+                _in_group(lambda group_T1, weights_TK: group_T1 + weights_TK),
+                "You add the probability of the group to the weight within it: multiply them.",
+                "Vous additionnez la probabilité du groupe et le poids dans le groupe : multipliez-les.",
+            ),
+            Mistake(
+                _in_group(probability=lambda logits: logits.amax(-1, keepdim=True)),
+                "You multiply by the logit of the group: pass the groups' logits through softmax first.",
+                "Vous multipliez par le logit du groupe : passez d’abord les logits des groupes par softmax.",
+            ),
+            Mistake(
+                _in_group(
+                    probability=lambda logits: logits.softmax(0).amax(-1, keepdim=True),
+                    group=lambda logits: logits.softmax(0).argmax(-1),
+                ),
+                "The softmax of the groups runs over the tokens: it runs over the groups, dim=-1.",
+                "Le softmax des groupes court sur les tokens : il porte sur les groupes, dim=-1.",
+            ),
+            *(
+                Mistake(
+                    _in_group(group=lambda logits: logits.argmin(-1), probability=probability),
+                    "You take the least probable group: take the most probable one.",
+                    "Vous prenez le groupe le moins probable : prenez le plus probable.",
+                )
+                for probability in (_best_group, lambda logits: logits.softmax(-1).amin(-1, keepdim=True))
+            ),
+            Mistake(
+                _in_group(strided=True),
+                "The experts of a group are not those that you take: they follow one another, unflatten(1, (groups, "
+                "-1)).",
+                "Les experts d’un groupe ne sont pas ceux que vous prenez : ils se suivent, unflatten(1, (groups, "
+                "-1)).",
+            ),
+            Mistake(
+                _in_group(always=True),
+                "With k = 1 the weight within the group is its expert's probability, as in exercise 1: you always "
+                "divide by the "
+                "sum.",
+                "Avec k = 1, le poids dans le groupe est la probabilité de l’expert, comme à l’exercice 1 : vous "
+                "divisez toujours "
+                "par la somme.",
+            ),
+            Mistake(
+                _in_group(lambda group_T1, weights_TK: weights_TK / weights_TK.sum(-1, keepdim=True)),
+                "The products are divided by their sum: the probability of the group is lost, and with it its "
+                "gradient.",
+                "Les produits sont divisés par leur somme : la probabilité du groupe se perd, et avec elle son "
+                "gradient.",
+            ),
+            Mistake(
+                _renumbered(lambda group, inside, each: group + inside),
+                "You add the number of the group to that of the expert: a group begins at group × experts per group.",
+                "Vous ajoutez le numéro du groupe à celui de l’expert : un groupe commence à groupe × experts par "
+                "groupe.",
+            ),
         ),
     ),
     praise_en="Right: two small choices replace a large one, and a token stays within one group.",
@@ -558,123 +845,4 @@ TWO_LEVEL = Exercise(
     "weights times the group's probability; numbers plus group × experts per group.",
     nearer_fr="inside = expert_logits.unflatten(1, (groups, -1))[torch.arange(tokens), group] ; choose(inside, k) ; "
     "poids fois la probabilité du groupe ; numéros plus groupe × experts par groupe.",
-)
-
-
-SETTINGS = ((16, 128, 37, 1, 8), (16, 128, 37, 2, 8), (64, 1024, 53, 3, 16), (8, 48, 23, 1, 1))
-"""Start, end, steps, degree, multiple. The numbers of steps are prime: no length but the last is a whole number by
-chance, so no order of the operations rounds otherwise than another."""
-
-
-def pacing(t: int, start: int, end: int, steps: int, degree: int, multiple: int) -> int:
-    """Compute the tokens per sample of the t-th step, from 1: a degree-th root, rounded down to a multiple.
-
-    Source: Li et al. 2021 (arXiv 2108.06084), the pacing function; DeepSpeed's `CurriculumScheduler`, fixed_root.
-    """
-    length = math.floor(start + (end - start) * min(t / steps, 1) ** (1 / degree))
-    return min(length - length % multiple, end)
-
-
-def _curriculum_pacing_cases() -> Iterator[tuple[int, ...]]:
-    for start, end, steps, degree, multiple in SETTINGS:
-        for t in (1, 2, 5, 11, 17, 22, steps - 1, steps, steps + 9):
-            yield t, start, end, steps, degree, multiple
-
-
-def _way(length: Callable[..., float], *, rounded: Callable[[float, int], float] | None = None) -> Callable[..., float]:
-    """A pacing function under a fault: its length before rounding, and how that is rounded."""
-
-    def way(t: int, start: int, end: int, steps: int, degree: int, multiple: int) -> float:
-        raw = length(t, start, end, steps, degree)
-        return min((rounded or _down)(raw, multiple), end)
-
-    return way
-
-
-def _down(length: float, multiple: int) -> float:
-    return math.floor(length) // multiple * multiple
-
-
-def _right(t: int, start: int, end: int, steps: int, degree: int) -> float:
-    return start + (end - start) * min(t / steps, 1) ** (1 / degree)
-
-
-PACING = Exercise(
-    id="pacing",
-    title=Said("the pacing function", "la fonction de cadence"),
-    judge=Judge(
-        pacing,
-        cases=_curriculum_pacing_cases,
-        mistakes=(
-            Mistake(
-                lambda t, start, end, steps, degree, multiple: _down(
-                    start + (end - start) * (t / steps) ** (1 / degree), multiple
-                ),
-                "After `steps` steps the sequences go on growing: a length never exceeds end.",
-                "Après `steps` pas, les séquences continuent de croître : une longueur ne dépasse jamais end.",
-            ),
-            Mistake(
-                _way(_right, rounded=lambda length, multiple: math.floor(length)),
-                "The growth is right, but a length must be a multiple of `multiple`: tensor cores compute by 8 or 16. "
-                "Round down.",
-                "La croissance est juste, mais une longueur doit être un multiple de `multiple` : les tensor cores "
-                "calculent par 8 ou par 16. Arrondissez vers le bas.",
-            ),
-            Mistake(
-                _way(_right, rounded=lambda length, multiple: length),
-                "The growth is right, but a length must be a whole number, a multiple of `multiple`: round down.",
-                "La croissance est juste, mais une longueur doit être un entier, multiple de `multiple` : arrondissez "
-                "vers le bas.",
-            ),
-            Mistake(
-                _way(_right, rounded=lambda length, multiple: math.ceil(length / multiple) * multiple),
-                "You round up: lengths are rounded down to a multiple, so that the whole length comes at the end only.",
-                "Vous arrondissez vers le haut : on arrondit au multiple inférieur, pour n’atteindre la longueur "
-                "entière qu’à la fin.",
-            ),
-            Mistake(
-                _way(_right, rounded=lambda length, multiple: round(length / multiple) * multiple),
-                "You round to the nearest multiple: lengths are rounded down.",
-                "Vous arrondissez au multiple le plus proche : on arrondit vers le bas.",
-            ),
-            Mistake(
-                _way(lambda t, start, end, steps, degree: start + (end - start) * min(t / steps, 1) ** degree),
-                "You take a power where a root is due: the sequences should grow fast at first, then slowly (** (1 / "
-                "degree)).",
-                "Vous prenez une puissance au lieu d’une racine : les séquences doivent croître vite d’abord, puis "
-                "lentement (** (1 / degree)).",
-            ),
-            Mistake(
-                _way(lambda t, start, end, steps, degree: _right(t, start, end, steps, 1)),
-                "The degree is left out: with degree 2 the share is the square root of t / steps.",
-                "Le degré est oublié : avec degree 2, la part est la racine carrée de t / steps.",
-            ),
-            Mistake(
-                _way(lambda t, start, end, steps, degree: end * min(t / steps, 1) ** (1 / degree)),
-                "The growth begins at 0: it begins at start, and end - start is what is gained.",
-                "La croissance part de 0 : elle part de start, et c’est end - start que l’on gagne.",
-            ),
-            Mistake(
-                _way(lambda t, start, end, steps, degree: start + end * min(t / steps, 1) ** (1 / degree)),
-                "You add a share of end to start: what is gained is a share of end - start.",
-                "Vous ajoutez à start une part de end : ce que l’on gagne est une part de end - start.",
-            ),
-            Mistake(
-                _way(lambda t, start, end, steps, degree: _right(t - 1, start, end, steps, degree)),
-                "You are one step late: t is counted from 1, and the whole length is reached at t = steps.",
-                "Vous avez un pas de retard : t est compté à partir de 1, et la longueur entière est atteinte à t = "
-                "steps.",
-            ),
-        ),
-    ),
-    praise_en="Right: these are the lengths of DeepSpeed's scheduler.",
-    praise_fr="Exact : ce sont les longueurs de l’ordonnanceur de DeepSpeed.",
-    hint_en="Which share of the way has been gone at step t, between 0 and 1? Its root, then a length between start "
-    "and end, then the multiple below.",
-    hint_fr="Quelle part du chemin est parcourue au pas t, entre 0 et 1 ? Sa racine, puis une longueur entre start et "
-    "end, puis le multiple inférieur.",
-    nearer_en="length = math.floor(start + (end - start) * min(t / steps, 1) ** (1 / degree)); then length - length % "
-    "multiple.",
-    nearer_fr="length = math.floor(start + (end - start) * min(t / steps, 1) ** (1 / degree)) ; puis length - length % "
-    "multiple.",
 )

@@ -41,6 +41,11 @@ def _kl(p_BK: Tensor, q_BK: Tensor) -> Tensor:
     return (p_BK * (p_BK.log() - q_BK.log())).sum(-1)
 
 
+def _no_logarithm(student_BK: Tensor, p_BK: Tensor) -> Tensor:
+    """F.kl_div of probabilities that are taken for logarithms."""
+    return (p_BK * (p_BK.log() - student_BK.softmax(-1))).sum(-1).mean()
+
+
 def _scaled(power: float) -> Way:
     return lambda student, teacher, t: t**power * soft_loss(student, teacher, t) / t**2
 
@@ -142,6 +147,48 @@ SOFT_LOSS = Exercise(
                 "vaut pas 0 quand l’étudiant répond comme le professeur. Ajoutez Σ p log p du professeur, ou prenez "
                 "F.kl_div.",
             ),
+            Mistake(
+                _scaled(-2),
+                "You divide by T²: the factor T² makes up for gradients that softening has made smaller, so multiply.",
+                "Vous divisez par T² : ce facteur compense des gradients que l’adoucissement a réduits ; multipliez "
+                "donc.",
+            ),
+            Mistake(
+                lambda student, teacher, t: 2 * t * soft_loss(student, teacher, t) / t**2,
+                "You multiply by 2T; the factor is T², temperature**2.",
+                "Vous multipliez par 2T ; le facteur est T², soit temperature**2.",
+            ),
+            Mistake(
+                lambda student, teacher, t: t**2 * _kl((teacher / t).softmax(0), (student / t).softmax(0)).mean(),
+                "Your softmax runs over the samples (dim 0): the probabilities of one sample must add up to 1, so "
+                "dim=-1.",
+                "Votre softmax court sur les échantillons (dim 0) : les probabilités d’un échantillon doivent avoir "
+                "pour somme "
+                "1, donc dim=-1.",
+            ),
+            Mistake(
+                lambda student, teacher, t: (
+                    t**2 * ((teacher / t).softmax(-1) - (student / t).softmax(-1)).square().sum(-1).mean()
+                ),
+                "That is the square difference of the probabilities; the divergence is Σ p (log p − log q).",
+                "C’est l’écart quadratique des probabilités ; la divergence est Σ p (log p − log q).",
+            ),
+            Mistake(
+                lambda student, teacher, t: -soft_loss(student, teacher, t),
+                "The sign is the other way round: a divergence is never negative, Σ p (log p − log q).",
+                "Le signe est inversé : une divergence n’est jamais négative, Σ p (log p − log q).",
+            ),
+            Mistake(
+                lambda student, teacher, t: t**2 * _no_logarithm(student / t, (teacher / t).softmax(-1)),
+                "F.kl_div takes the student's logarithms: log_softmax for the student, softmax for the teacher.",
+                "F.kl_div attend des logarithmes pour l’étudiant : log_softmax pour l’étudiant, softmax pour le "
+                "professeur.",
+            ),
+            Mistake(
+                lambda student, teacher, t: t**2 * _kl((teacher / t).softmax(-1), (student / t).softmax(-1)),
+                "One loss per sample is left: take their mean.",
+                "Il reste une perte par échantillon : prenez leur moyenne.",
+            ),
         ),
         then=_check_gradients,
     ),
@@ -197,6 +244,12 @@ def _hard(student: Tensor, labels: Tensor, divided: bool = False, t: float = 1.0
     known = labels != UNKNOWN
     total = F.cross_entropy(student[known] / t, labels[known], reduction="sum")
     return total / (len(labels) if divided else known.sum())
+
+
+def _of_target(student: Tensor, labels: Tensor) -> Tensor:
+    """The mean logit of the true class."""
+    known = labels != UNKNOWN
+    return student[known].gather(1, labels[known].unsqueeze(1)).mean()
 
 
 def _soft_of_known(student: Tensor, teacher: Tensor, labels: Tensor, t: float, alpha: float) -> Tensor:
@@ -290,6 +343,62 @@ MIXED_LOSS = Exercise(
             ),
             Mistake(_as_a_class(-1), *_INDEXED),
             Mistake(_as_a_class(0), *_INDEXED),
+            Mistake(
+                lambda s, t, y, temperature, alpha: soft_loss(s, t, temperature) + _hard(s, y),
+                "Neither loss is weighed: alpha times the soft loss, 1 − alpha times the cross-entropy.",
+                "Aucune des deux pertes n’est pondérée : alpha fois la perte de distillation, 1 − alpha fois "
+                "l’entropie croisée.",
+            ),
+            Mistake(
+                lambda s, t, y, temperature, alpha: (soft_loss(s, t, temperature) + _hard(s, y)) / 2,
+                "You take the plain mean of the two losses: their weights are alpha and 1 − alpha.",
+                "Vous prenez la simple moyenne des deux pertes : leurs poids sont alpha et 1 − alpha.",
+            ),
+            Mistake(
+                lambda s, t, y, temperature, alpha: alpha * soft_loss(s, t, temperature),
+                "The true labels do not count: add (1 − alpha) × the cross-entropy of the samples that have one.",
+                "Les vraies étiquettes ne comptent pas : ajoutez (1 − alpha) × l’entropie croisée des échantillons "
+                "étiquetés.",
+            ),
+            Mistake(
+                lambda s, t, y, temperature, alpha: (1 - alpha) * _hard(s, y),
+                "The teacher does not count: add alpha × the soft loss of all samples.",
+                "Le professeur ne compte pas : ajoutez alpha × la perte de distillation de tous les échantillons.",
+            ),
+            Mistake(
+                lambda s, t, y, temperature, alpha: mixed_loss(s, t, y.where(y != 0, UNKNOWN), temperature, alpha),
+                "Samples of class 0 are left out: a label is unknown if it is -1, and 0 is a class.",
+                "Les échantillons de la classe 0 sont écartés : une étiquette est inconnue si elle vaut -1, et 0 est "
+                "une classe.",
+            ),
+            Mistake(
+                lambda s, t, y, temperature, alpha: (
+                    alpha * soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y, divided=True) * len(y)
+                ),
+                "The cross-entropy is a sum over the samples: take its mean over those that have a label.",
+                "L’entropie croisée est une somme sur les échantillons : prenez sa moyenne sur ceux qui sont "
+                "étiquetés.",
+            ),
+            Mistake(
+                lambda s, t, y, temperature, alpha: mixed_loss(s, t, y, 1.0, alpha),
+                "The soft loss takes no temperature here: hand it the one that your function receives.",
+                "La perte de distillation est prise ici sans température : donnez-lui celle que reçoit votre fonction.",
+            ),
+            Mistake(
+                lambda s, t, y, temperature, alpha: (
+                    alpha * soft_loss(s, t, temperature) / temperature**2 + (1 - alpha) * _hard(s, y)
+                ),
+                "The soft loss lacks its factor T²: it is that of exercise 1.",
+                "Il manque à la perte de distillation son facteur T² : c’est celle de l’exercice 1.",
+            ),
+            Mistake(
+                lambda s, t, y, temperature, alpha: (
+                    alpha * soft_loss(s, t, temperature) - (1 - alpha) * _of_target(s, y)
+                ),
+                "F.nll_loss takes log-probabilities: call log_softmax first, or F.cross_entropy, which does both.",
+                "F.nll_loss attend des log-probabilités : appelez d’abord log_softmax, ou F.cross_entropy, qui fait "
+                "les deux.",
+            ),
         ),
         then=_check_labels,
     ),

@@ -9,6 +9,8 @@ Shape suffixes: O outputs, I inputs, H hidden units.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +44,8 @@ def global_masks(weights: Sequence[Tensor], sparsity: float) -> Masks:
 
 
 def _mask_cases() -> Iterator[tuple[Any, ...]]:
-    for seed, sparsity in ((1, 0.5), (2, 0.8), (3, 0.3)):
+    # 60 weights: shares of which neither the truncation nor the next whole number is the nearest.
+    for seed, sparsity in ((1, 0.5), (2, 0.78), (3, 0.104), (4, 0.52)):
         yield [3 * normal(seed, 4, 5) - 1, 0.5 * normal(seed + 10, 10, 3), normal(seed + 20, 10)], sparsity
 
 
@@ -59,6 +62,37 @@ def _mask_trial(answer: Callable[..., Any], weights: list[Tensor], sparsity: flo
 def _mask_signed(weights: Sequence[Tensor], sparsity: float) -> Masks:
     smallest = min(float(weight.min()) for weight in weights)
     return global_masks([weight - smallest for weight in weights], sparsity)
+
+
+def _counted(count: Callable[[float], int]) -> Callable[[Sequence[Tensor], float], Masks]:
+    """As many as `count` makes of sparsity × total."""
+
+    def way(weights: Sequence[Tensor], sparsity: float) -> Masks:
+        total = sum(weight.numel() for weight in weights)
+        return global_masks(weights, min(max(count(sparsity * total) / total, 0.0), 1.0))
+
+    return way
+
+
+def _by_layer(weights: Sequence[Tensor], sparsity: float) -> Masks:
+    """Each layer's weights measured by its largest, then one threshold."""
+    return global_masks([weight / weight.abs().max() for weight in weights], sparsity)
+
+
+def _by_quantile(weights: Sequence[Tensor], sparsity: float) -> Masks:
+    import torch
+
+    limit = torch.quantile(torch.cat([weight.abs().flatten() for weight in weights]), sparsity)
+    return [(weight.abs() >= limit).float() for weight in weights]
+
+
+_COUNT = Said(
+    "The choice is right, but not the number: round(sparsity × total number) weights go; int() truncates, ceil() "
+    "rounds "
+    "up, and a threshold found by interpolation (quantile) takes what it finds.",
+    "Le choix est bon, mais pas le nombre : round(sparsity × nombre total) poids partent ; int() tronque, ceil() "
+    "arrondit vers le haut, et un seuil interpolé (quantile) en prend ce qu’il trouve.",
+)
 
 
 def _scaled(weights: Sequence[Tensor], sparsity: float) -> Masks:
@@ -110,6 +144,24 @@ GLOBAL_MASKS = Exercise(
                 "Votre seuil est une fraction de la plus grande valeur : le nombre de poids enlevés dépend alors d’un "
                 "seul extrême. Triez-les, et prenez-en autant qu’il est demandé.",
             ),
+            *(
+                Mistake(_counted(count), *_COUNT)
+                for count in (int, math.ceil, lambda share: round(share) + 1, lambda share: round(share) - 1)
+            ),
+            Mistake(
+                _by_layer,
+                "You measure each layer's weights by its largest one: one threshold for the magnitudes as they are is "
+                "asked for.",
+                "Vous mesurez les poids de chaque couche à son plus grand : on demande un seuil commun pour les "
+                "valeurs absolues "
+                "telles quelles.",
+            ),
+            Mistake(
+                lambda weights, sparsity: _mask_signed([-weight for weight in weights], sparsity),
+                "You remove the most positive weights: it is the magnitude that counts, weight.abs().",
+                "Vous enlevez les poids les plus positifs : c’est la valeur absolue qui compte, weight.abs().",
+            ),
+            Mistake(_by_quantile, *_COUNT),
         ),
     ),
     praise_en="Right: with one threshold for all layers, a layer of large weights keeps more of them.",
@@ -200,6 +252,36 @@ def _strict(weight: Tensor) -> Tensor:
     return (groups > groups.topk(3, dim=2).values[..., -1:]).float().flatten(1)
 
 
+def _rows_of(groups: Tensor, weight: Tensor) -> Tensor:
+    import torch
+
+    return torch.zeros_like(groups).scatter(1, groups.abs().topk(2).indices, 1.0).reshape(weight.shape)
+
+
+def _best_of_four(weight: Tensor, count: int) -> Tensor:
+    import torch
+
+    groups = weight.abs().unflatten(1, (-1, 4))
+    return torch.zeros_like(groups).scatter(2, groups.topk(count).indices, 1.0).flatten(1)
+
+
+def _always(weight: Tensor, places: Sequence[int]) -> Tensor:
+    """The same two places of every group."""
+    import torch
+
+    groups = torch.zeros_like(weight).unflatten(1, (-1, 4))
+    groups[..., list(places)] = 1.0
+    return groups.flatten(1)
+
+
+_TWO_EXACTLY = Said(
+    "You do not keep two weights of each group, but another number: topk(2).",
+    "Vous ne gardez pas deux poids par groupe, mais un autre nombre : topk(2).",
+)
+_ALWAYS = Said(
+    "You keep the same two places of every group: which ones stay depends on the magnitudes, topk(2).",
+    "Vous gardez les deux mêmes places de chaque groupe : celles qui restent dépendent des valeurs absolues, topk(2).",
+)
 _TIES = Said(
     "Right where no two weights of a group are equal; where they are, comparing with a threshold keeps more than two, "
     "or fewer, and the hardware has room for exactly two. topk(2).indices always gives two.",
@@ -251,6 +333,27 @@ TWO_OF_FOUR = Exercise(
             ),
             Mistake(_threshold, *_TIES),
             Mistake(_strict, *_TIES),
+            *(Mistake(lambda weight, count=count: _best_of_four(weight, count), *_TWO_EXACTLY) for count in (1, 3)),
+            Mistake(
+                lambda weight: _rows_of(weight.T.reshape(-1, 4), weight),
+                "Your groups follow the transposed matrix: four consecutive weights of a row are a group, "
+                "unflatten(1, (-1, 4)).",
+                "Vos groupes suivent la matrice transposée : quatre poids consécutifs d’une ligne font un groupe, "
+                "unflatten(1, "
+                "(-1, 4)).",
+            ),
+            Mistake(
+                lambda weight: (weight.abs() >= weight.abs().median()).float(),
+                "You compare all weights with one threshold: each group of four keeps its own two largest, "
+                "unflatten(1, (-1, 4)).",
+                "Vous comparez tous les poids à un seul seuil : chaque groupe de quatre garde ses deux plus grands, "
+                "unflatten(1, "
+                "(-1, 4)).",
+            ),
+            *(
+                Mistake(lambda weight, places=places: _always(weight, places), *_ALWAYS)
+                for places in itertools.combinations(range(4), 2)
+            ),
         ),
     ),
     praise_en="Right: exactly two of four, everywhere: half of the numbers, and two bits for the place of each.",
@@ -315,6 +418,48 @@ SR_STE = Exercise(
                 "to step. Add decay * (1 − mask) * weight.",
                 "C’est le straight-through seul : les poids coupés errent, et le masque change de pas en pas. Ajoutez "
                 "decay * (1 − mask) * weight.",
+            ),
+            Mistake(
+                lambda weight, mask, gradient, decay: gradient + (1 - mask) * weight,
+                "The decay is left out: add decay * (1 − mask) * weight.",
+                "Le coefficient decay est oublié : ajoutez decay * (1 − mask) * weight.",
+            ),
+            Mistake(
+                lambda weight, mask, gradient, decay: gradient + decay * (1 - mask),
+                "What is added does not depend on the weight: add decay times the weight itself, (1 − mask) * weight.",
+                "Ce qui est ajouté ne dépend pas du poids : ajoutez decay fois le poids lui-même, (1 − mask) * weight.",
+            ),
+            Mistake(
+                lambda weight, mask, gradient, decay: gradient * (1 - mask) + decay * (1 - mask) * weight,
+                "Weights that are kept get no gradient: the whole gradient passes, for all weights.",
+                "Les poids gardés ne reçoivent pas de gradient : tout le gradient passe, pour tous les poids.",
+            ),
+            Mistake(
+                lambda weight, mask, gradient, decay: gradient + decay * (1 - mask) * gradient,
+                "You add decay times the gradient: it is the weight that is pulled to zero, decay * (1 − mask) * "
+                "weight.",
+                "Vous ajoutez decay fois le gradient : c’est le poids qui est tiré vers zéro, decay * (1 − mask) * "
+                "weight.",
+            ),
+            *(
+                Mistake(
+                    lambda weight, mask, gradient, decay, of=of: gradient + decay * (1 - mask) * of(weight),
+                    "The pull is not towards zero, or not proportional to the weight: decay times the weight with its "
+                    "sign.",
+                    "Le rappel ne va pas vers zéro, ou n’est pas proportionnel au poids : decay fois le poids, avec "
+                    "son signe.",
+                )
+                for of in (lambda weight: weight.abs(), lambda weight: weight.sign(), lambda weight: weight.square())
+            ),
+            Mistake(
+                lambda weight, mask, gradient, decay: weight - sr_ste(weight, mask, gradient, decay),
+                "You make the step yourself: return the gradient alone, the optimizer makes the step.",
+                "Vous faites le pas vous-même : renvoyez seulement le gradient, c’est l’optimiseur qui fait le pas.",
+            ),
+            Mistake(
+                lambda weight, mask, gradient, decay: decay * (1 - mask) * weight,
+                "The gradient is missing: it is added to the decay of pruned weights.",
+                "Le gradient manque : il s’ajoute au rappel des poids coupés.",
             ),
         ),
     ),
@@ -416,6 +561,47 @@ PERMUTATION = Exercise(
                 "Nothing is moved: the output is the same, of course.",
                 "Rien n’est déplacé : la sortie est la même, évidemment.",
             ),
+            Mistake(
+                lambda expand, bias, project, order: (
+                    expand[:, order] if expand.shape[0] == expand.shape[1] else expand,
+                    bias[order],
+                    project[:, order],
+                ),
+                "The first layer is not moved by its hidden units: they are its rows, expand[order].",
+                "La première couche n’est pas déplacée par unités cachées : celles-ci sont ses lignes, expand[order].",
+            ),
+            Mistake(
+                lambda expand, bias, project, order: (expand, bias[order], project[:, order]),
+                "The rows of the first layer stay where they were: expand[order].",
+                "Les lignes de la première couche restent en place : expand[order].",
+            ),
+            Mistake(
+                lambda expand, bias, project, order: (expand[order], bias[order.argsort()], project[:, order]),
+                "The bias is moved by the inverse order: bias[order], like the rows of the first layer.",
+                "Le biais est déplacé par l’ordre inverse : bias[order], comme les lignes de la première couche.",
+            ),
+            Mistake(
+                lambda expand, bias, project, order: (expand[order.argsort()], bias[order], project[:, order]),
+                "The first layer is moved by the inverse order: unit order[i] comes to place i, so expand[order].",
+                "La première couche est déplacée par l’ordre inverse : l’unité order[i] vient à la place i, donc "
+                "expand[order].",
+            ),
+            Mistake(
+                lambda expand, bias, project, order: (expand.sort(0).values, bias.sort().values, project[:, order]),
+                "You sort the values; it is whole units that move, in the order that is given: expand[order].",
+                "Vous triez les valeurs ; or ce sont des unités entières qui se déplacent, dans l’ordre donné : "
+                "expand[order].",
+            ),
+            Mistake(
+                lambda expand, bias, project, order: (expand.flip(0), bias.flip(0), project.flip(1)),
+                "You reverse the order of the units, whatever `order` says: index by it, expand[order].",
+                "Vous renversez l’ordre des unités, quoi que dise `order` : indexez par lui, expand[order].",
+            ),
+            Mistake(
+                lambda expand, bias, project, order: reorder(expand, bias, project, order[order]),
+                "The order is applied twice: index by order once.",
+                "L’ordre est appliqué deux fois : indexez une seule fois par order.",
+            ),
         ),
     ),
     praise_en="Right: the order of the hidden units does not change the output, so one may choose the order that suits "
@@ -457,7 +643,8 @@ def next_ticket(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Ti
 def _ticket_cases() -> Iterator[tuple[Any, ...]]:
     import torch
 
-    for seed, rows, removed, rate in ((1, 5, 10, 0.2), (2, 6, 20, 0.4), (3, 5, 0, 0.3)):
+    # A share of what remains that is rounded down (11.2, 5.8 up), and one that comes out even.
+    for seed, rows, removed, rate in ((1, 5, 10, 0.2), (2, 6, 20, 0.4), (3, 5, 0, 0.3), (4, 5, 11, 0.2)):
         start, trained = normal(seed, rows, 8), normal(seed + 10, rows, 8)
         mask = torch.ones(rows * 8)
         mask[torch.randperm(rows * 8, generator=torch.Generator().manual_seed(seed))[:removed]] = 0.0
@@ -501,6 +688,11 @@ def _forgets(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tenso
     import torch
 
     return next_ticket(start, trained, torch.ones_like(mask), rate)[0]
+
+
+def _truncated(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:
+    remaining = int(mask.sum())
+    return next_ticket(start, trained, mask, int(rate * remaining) / remaining)[0]
 
 
 def _not_rewound(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Ticket:
@@ -556,6 +748,44 @@ TICKET = Exercise(
                 _with_mask(lambda start, trained, mask, rate: next_ticket(start, 1 / trained, mask, rate)[0]),
                 "The largest weights go: the smallest ones must.",
                 "Ce sont les plus grands poids qui partent : il faut que ce soient les plus petits.",
+            ),
+            Mistake(
+                _with_mask(_truncated),
+                "The choice is right, but not the number: round(rate × number of weights that remain) go; int() "
+                "truncates.",
+                "Le choix est bon, mais pas le nombre : round(rate × nombre de poids restants) partent ; int() "
+                "tronque.",
+            ),
+            Mistake(
+                _with_mask(lambda start, trained, mask, rate: next_ticket(start, trained, mask, 1 - rate)[0]),
+                "You keep `rate` of what remains: it is the share that goes.",
+                "Vous gardez la part `rate` de ce qui reste : c’est celle qui part.",
+            ),
+            Mistake(
+                _with_mask(
+                    lambda start, trained, mask, rate: next_ticket(start, trained - trained.min() + 1, mask, rate)[0]
+                ),
+                "You remove the most negative weights: it is the magnitude that counts, trained.abs().",
+                "Vous enlevez les poids les plus négatifs : c’est la valeur absolue qui compte, trained.abs().",
+            ),
+            Mistake(
+                _with_mask(lambda start, trained, mask, rate: next_ticket(start, trained - start, mask, rate)[0]),
+                "You compare how far weights have moved: here the smallest magnitudes after training go, "
+                "trained.abs().",
+                "Vous comparez le chemin parcouru par les poids : ici partent les plus petites valeurs absolues après "
+                "l’entraînement, trained.abs().",
+            ),
+            Mistake(
+                _with_mask(lambda start, trained, mask, rate: 1 - next_ticket(start, trained, mask, rate)[0]),
+                "Your mask is 1 where a weight goes: 1 is for what stays.",
+                "Votre masque vaut 1 là où un poids part : 1 désigne ce qui reste.",
+            ),
+            Mistake(
+                _with_mask(lambda start, trained, mask, rate: mask),
+                "Nothing more is removed: return a new mask, from which round(rate × mask.sum()) more weights have "
+                "gone.",
+                "Rien de plus n’est enlevé : renvoyez un nouveau masque, où round(rate × mask.sum()) poids de plus "
+                "sont partis.",
             ),
         ),
     ),

@@ -9,6 +9,7 @@ Shape suffixes: B rows, O outputs, I inputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,41 @@ def _symmetric(x: Tensor, low: float, high: float, bits: int) -> Affine:
     return (x / scale).round().clamp(lowest, highest).to(torch.int8), scale, 0
 
 
+def _with_range(span: Callable[[float, float], float], more: int = 0) -> Callable[..., Affine]:
+    """Another length of the range; `more`: divided by 2^bits − 1 − more."""
+
+    def way(x: Tensor, low: float, high: float, bits: int) -> Affine:
+        import torch
+
+        lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+        scale = span(low, high) / (2**bits - 1 - more)
+        zero_point = lowest - round(low / scale)
+        return ((x / scale).round() + zero_point).clamp(lowest, highest).to(torch.int8), scale, zero_point
+
+    return way
+
+
+def _before_scaling(x: Tensor, low: float, high: float, bits: int) -> Affine:
+    import torch
+
+    _, scale, zero_point = quantize_affine(x, low, high, bits)
+    q = ((x - zero_point) / scale).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return q.to(torch.int8), scale, zero_point
+
+
+def _in_eight_bits(x: Tensor, low: float, high: float) -> Affine:
+    return quantize_affine(x, low, high, 8)
+
+
+def _third_second(x: Tensor, low: float, high: float, bits: int) -> tuple[Tensor, int, float]:
+    q, scale, zero_point = quantize_affine(x, low, high, bits)
+    return q, zero_point, scale
+
+
+_OTHER_RANGE = Said(
+    "Your scale leaves out a part of the range: it goes from low to high, (high − low) / (2^bits − 1).",
+    "Votre échelle oublie une partie de l’intervalle : il va de low à high, (high − low) / (2^bits − 1).",
+)
 _UNSIGNED = Said(
     "Your whole numbers begin at 0; with a sign they begin at −2^(bits − 1): shift the zero-point by as much.",
     "Vos entiers commencent à 0 ; signés, ils commencent à −2^(bits − 1) : décalez d’autant le point zéro.",
@@ -148,6 +184,64 @@ _AFFINE_MISTAKES = (
         _affine(whole=lambda steps, zero_point: steps + zero_point),
         "The whole numbers are truncated: call round() before .to(torch.int8).",
         "Les entiers sont tronqués : appelez round() avant .to(torch.int8).",
+    ),
+    Mistake(
+        _affine(zero=lambda lowest, shift: 0),
+        "Your zero-point is 0 whatever the range: it is −2^(bits − 1) − round(low / scale), so that low becomes the "
+        "smallest whole number.",
+        "Votre point zéro vaut 0 quel que soit l’intervalle : il vaut −2^(bits − 1) − round(low / scale), pour que low "
+        "devienne le plus petit entier.",
+    ),
+    Mistake(
+        _affine(zero=lambda lowest, shift: lowest - math.floor(shift)),
+        "You round the zero-point down: round it to the nearest, round(low / scale).",
+        "Vous arrondissez le point zéro vers le bas : arrondissez-le au plus proche, round(low / scale).",
+    ),
+    Mistake(
+        _affine(zero=lambda lowest, shift: lowest - math.ceil(shift)),
+        "You truncate the zero-point (int): round it to the nearest, round(low / scale).",
+        "Vous tronquez le point zéro (int) : arrondissez-le au plus proche, round(low / scale).",
+    ),
+    Mistake(
+        _before_scaling,
+        "You take the zero-point away from x: it is a whole number, to be added to x / scale once that is rounded.",
+        "Vous retranchez le point zéro de x : c’est un entier, à ajouter à x / scale une fois celui-ci arrondi.",
+    ),
+    Mistake(
+        _affine(whole=lambda steps, zero_point: steps.round()),
+        "The zero-point is never added to the whole numbers: q = round(x / scale) + zero_point.",
+        "Le point zéro n’est jamais ajouté aux entiers : q = round(x / scale) + zero_point.",
+    ),
+    Mistake(
+        _affine(ends=lambda bits: (1 - 2 ** (bits - 1), 2 ** (bits - 1) - 1)),
+        "You clamp from −2^(bits − 1) + 1: here the smallest whole number, −2^(bits − 1), is used too.",
+        "Vous écrêtez à partir de −2^(bits − 1) + 1 : ici, le plus petit entier, −2^(bits − 1), sert aussi.",
+    ),
+    Mistake(
+        _affine(ends=lambda bits: (-128, 127)),
+        "You clamp to −128 and 127 whatever bits is: with 4 bits the ends are −8 and 7.",
+        "Vous écrêtez à −128 et 127 quel que soit bits : avec 4 bits, les bornes sont −8 et 7.",
+    ),
+    Mistake(
+        lambda x, low, high, bits: _in_eight_bits(x, low, high),
+        "You quantize to 8 bits whatever bits is: with 4 bits whole numbers go from −8 to 7.",
+        "Vous quantifiez en 8 bits quel que soit bits : avec 4 bits, les entiers vont de −8 à 7.",
+    ),
+    *(
+        Mistake(_with_range(span), *_OTHER_RANGE)
+        for span in (lambda low, high: high, lambda low, high: max(-low, high), lambda low, high: -low)
+    ),
+    Mistake(
+        _with_range(lambda low, high: (high - low) * 2, more=1),
+        "You divide the range by 2^(bits − 1) − 1, half of the whole numbers: it has 2^bits − 1 steps, negative ones "
+        "included.",
+        "Vous divisez l’intervalle par 2^(bits − 1) − 1, la moitié des entiers : il compte 2^bits − 1 pas, négatifs "
+        "compris.",
+    ),
+    Mistake(
+        _third_second,
+        "scale and zero_point are swapped: return q, scale, zero_point.",
+        "scale et zero_point sont échangés : renvoyez q, scale, zero_point.",
     ),
 )
 
@@ -246,6 +340,13 @@ def _inverse(weight: Tensor, bits: int) -> Quantized:
     return q, 1 / scale
 
 
+_NOT_LARGEST = Said(
+    "Your scale does not come from the largest magnitude of the row, weight.abs().amax(1, keepdim=True): that is what "
+    "becomes the largest whole number.",
+    "Votre échelle ne vient pas de la plus grande valeur absolue de la ligne, weight.abs().amax(1, keepdim=True) : "
+    "c’est "
+    "elle qui devient le plus grand entier.",
+)
 _ROWS_MISTAKES = (
     Mistake(
         _rows(lambda weight, bits: (weight.abs().max() / _high(bits)).expand(len(weight), 1)),
@@ -294,6 +395,32 @@ _ROWS_MISTAKES = (
         _inverse,
         "q is right; scale is upside down: it must satisfy weight ≈ scale × q.",
         "q est juste ; scale est inversée : on doit avoir weight ≈ scale × q.",
+    ),
+    *(
+        Mistake(_rows(lambda weight, bits, size=size: size(weight) / _high(bits), clamped=clamped), *_NOT_LARGEST)  # type: ignore[misc]
+        for size in (
+            lambda weight: weight.abs().mean(1, keepdim=True),
+            lambda weight: weight.abs().sum(1, keepdim=True),
+            lambda weight: weight.amax(1, keepdim=True) - weight.amin(1, keepdim=True),
+            lambda weight: weight.std(1, keepdim=True),
+            lambda weight: weight.norm(dim=1, keepdim=True),
+        )
+        for clamped in (False, True)
+    ),
+    Mistake(
+        _rows(whole=lambda steps: steps.ceil()),
+        "You round up, which shifts all weights the same way: round to the nearest.",
+        "Vous arrondissez vers le haut, ce qui décale tous les poids du même côté : arrondissez au plus proche.",
+    ),
+    *_scaled(
+        lambda weight, bits: weight.abs().amax(1, keepdim=True) / 2**bits,
+        "You divide by 2^bits: half of the whole numbers are negative, so the largest is 2^(bits − 1) − 1.",
+        "Vous divisez par 2^bits : la moitié des entiers sont négatifs, le plus grand est donc 2^(bits − 1) − 1.",
+    ),
+    *_scaled(
+        lambda weight, bits: weight.abs().amax(1, keepdim=True) / bits,
+        "You divide by the number of bits: the largest whole number of 8 bits is 127, 2^(bits − 1) − 1.",
+        "Vous divisez par le nombre de bits : le plus grand entier de 8 bits est 127, soit 2^(bits − 1) − 1.",
     ),
 )
 
@@ -458,6 +585,44 @@ INTEGER_LINEAR = Exercise(
                 "Les échelles des poids manquent : une par sortie, w_scale.T.",
             ),
             Mistake(_without_scales(False), "The scale of x is left out.", "L’échelle de x manque."),
+            Mistake(
+                lambda x_q, s, z, w_q, w_s: (x_q.int() @ w_q.int().T - z * w_q.int().sum(1)).float(),
+                "The sums are right, but no scale is applied: multiply by x_scale and by w_scale.T.",
+                "Les sommes sont justes, mais sans échelle : multipliez par x_scale et par w_scale.T.",
+            ),
+            Mistake(
+                lambda x_q, s, z, w_q, w_s: integer_linear(x_q, s, z, w_q, 1 / w_s),
+                "You divide by w_scale: a weight is worth w_scale × w_q, so multiply.",
+                "Vous divisez par w_scale : un poids vaut w_scale × w_q ; multipliez donc.",
+            ),
+            Mistake(
+                _corrected(lambda x_q, z, w_q: z * w_q.sum(1).to(x_q.dtype)),
+                "The sum of the weights runs over, kept in int8: add up in int32, w_q.int().sum(1).",
+                "La somme des poids déborde, gardée en int8 : sommez en int32, w_q.int().sum(1).",
+            ),
+            Mistake(
+                _corrected(lambda x_q, z, w_q: z * w_q.shape[1]),
+                "The correction counts the inputs; each counts with its weight: x_zero × the sum of the row of w_q.",
+                "La correction compte les entrées ; or chacune compte avec son poids : x_zero × la somme de la ligne "
+                "de w_q.",
+            ),
+            Mistake(
+                _corrected(lambda x_q, z, w_q: z * w_q.int().sum()),
+                "The correction adds up all weights of the layer: each output has its own, w_q.int().sum(1).",
+                "La correction additionne tous les poids de la couche : chaque sortie a la sienne, w_q.int().sum(1).",
+            ),
+            Mistake(
+                lambda x_q, s, z, w_q, w_s: integer_linear(x_q, s, z, w_q, w_s).round(),
+                "You round the output: it is a number in floats; only the factors of the product are whole.",
+                "Vous arrondissez la sortie : c’est un nombre flottant ; seuls les facteurs du produit sont entiers.",
+            ),
+            Mistake(
+                lambda x_q, s, z, w_q, w_s: s * w_s.T * ((x_q - z).int() @ w_q.int().T),
+                "x_q − x_zero runs over in int8: multiply x_q as it is, and take x_zero × the sum of the weights away "
+                "afterwards.",
+                "x_q − x_zero déborde en int8 : multipliez x_q tel quel, et retranchez ensuite x_zero × la somme des "
+                "poids.",
+            ),
         ),
         then=_check_products,
     ),
@@ -529,6 +694,32 @@ def _scaled_gradient(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
     return (straight / scale) + (straight - straight / scale).detach()
 
 
+def _times_gradient(weight: Tensor, scale: Tensor, bits: int, factor: float) -> Tensor:
+    straight = fake_quantize(weight, scale, bits)
+    return factor * straight + ((1 - factor) * straight).detach()
+
+
+def _rounded_gradient(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
+    straight = fake_quantize(weight, scale, bits)
+    if straight.requires_grad:
+        # What arrives at the rounding has been multiplied by the scale, and is divided by it afterwards.
+        straight = (weight / scale).clone()
+        straight.register_hook(lambda gradient: gradient.round())
+        return _clamped(straight + (straight.round() - straight).detach(), bits) * scale
+    return straight
+
+
+def _between(weight: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
+    steps = weight / scale
+    return (steps + (steps.round() - steps).detach()).clamp(low, high) * scale
+
+
+_OTHER_ENDS = Said(
+    "You clamp at other ends: whole numbers go from −(2^(bits − 1) − 1) to 2^(bits − 1) − 1, from −7 to 7 with 4 bits.",
+    "Vous écrêtez à d’autres bornes : les entiers vont de −(2^(bits − 1) − 1) à 2^(bits − 1) − 1, de −7 à 7 avec 4 "
+    "bits.",
+)
+
 STRAIGHT_THROUGH = Exercise(
     id="straight-through",
     title=Said("a gradient through a rounding", "un gradient à travers un arrondi"),
@@ -573,6 +764,47 @@ STRAIGHT_THROUGH = Exercise(
                 lambda weight, scale, bits: _clamped(weight / scale, bits) * scale,
                 "Nothing is rounded: the gradient is right, but the values are those of the weights.",
                 "Rien n’est arrondi : le gradient est juste, mais les valeurs sont celles des poids.",
+            ),
+            Mistake(
+                lambda weight, scale, bits: _times_gradient(weight, scale, bits, 2.0),
+                "The values are right, but the gradient is not the one that arrived: backward must return it "
+                "unchanged.",
+                "Les valeurs sont justes, mais le gradient n’est pas celui qui est arrivé : backward doit le rendre "
+                "tel quel.",
+            ),
+            Mistake(
+                _rounded_gradient,
+                "The values are right, but backward rounds the gradient as well: it must return it unchanged.",
+                "Les valeurs sont justes, mais backward arrondit aussi le gradient : il doit le rendre tel quel.",
+            ),
+            Mistake(
+                lambda weight, scale, bits: _clamped((weight / scale).floor(), bits) * scale,
+                "You round down, and without Round.apply: no gradient passes, and every weight gets smaller.",
+                "Vous arrondissez vers le bas, et sans Round.apply : aucun gradient ne passe, et tous les poids "
+                "diminuent.",
+            ),
+            *(
+                Mistake(
+                    lambda weight, scale, bits, ends=ends: _between(weight, scale, *ends(2 ** (bits - 1) - 1)),
+                    *_OTHER_ENDS,
+                )
+                for ends in (
+                    lambda high: (-high - 1, high),
+                    lambda high: (0, high),
+                    lambda high: (-2 * high - 1, 2 * high + 1),
+                    lambda high: (-high - 1, high + 1),
+                    lambda high: (-high, high + 1),
+                )
+            ),
+            Mistake(
+                lambda weight, scale, bits: fake_quantize(weight, scale, bits) / scale**2,
+                "You divide by the scale at the end: it has divided already, so multiply, to come back to weights.",
+                "Vous divisez par l’échelle à la fin : elle a déjà divisé ; multipliez, pour revenir à des poids.",
+            ),
+            Mistake(
+                lambda weight, scale, bits: fake_quantize(weight, scale * 0 + 1, bits) * scale,
+                "You round the weights themselves: divide by the scale first.",
+                "Vous arrondissez les poids eux-mêmes : divisez d’abord par l’échelle.",
             ),
         ),
     ),

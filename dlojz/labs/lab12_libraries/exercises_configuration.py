@@ -140,10 +140,10 @@ def _numbers(given: Any) -> Numbers:
             fr="Certains des quatre sont des textes : ce que donne une ligne de commande doit devenir un nombre, "
             "int(…).",
         )
-    if any(one != int(one) for one in given):
+    if any(isinstance(one, float) for one in given):
         raise Wrong(
-            en=f"{tuple(given)}: degrees and counts are whole numbers.",
-            fr=f"{tuple(given)} : degrés et comptes sont des nombres entiers.",
+            en=f"{tuple(given)}: degrees and counts are whole numbers, so divide with // and not with /.",
+            fr=f"{tuple(given)} : degrés et comptes sont des nombres entiers ; divisez par //, et non par /.",
         )
     tp, pp, dp, micro_batches = (int(one) for one in given)
     return tp, pp, dp, micro_batches
@@ -203,10 +203,12 @@ def complete(course: Mapping[str, Any], global_batch: int, ranks: int, fits: int
 
 
 def _check_course_json(answer: Callable[..., Any], global_batch: int, ranks: int, fits: int) -> None:
-    course = copy.deepcopy(COURSE)
+    # In one case the file says something else too, which must not get lost.
+    given = {**COURSE, **({"wall_clock_breakdown": False} if global_batch == COURSE_JSON_CASES[-1][0] else {})}
+    course = copy.deepcopy(given)
     document = expect_json(answer(course, global_batch, ranks, fits))
     asked = _course_json_asked(global_batch, ranks, fits)
-    if course != COURSE:
+    if course != given:
         raise Wrong(
             en="Your function changes the dictionary that it is given: the next file would begin with what this "
             "one says. Work on a copy, e.g. {**course, …}.",
@@ -220,7 +222,26 @@ def _check_course_json(answer: Callable[..., Any], global_batch: int, ranks: int
             fr="Ce que le fichier du cours dit de ZeRO a disparu ou changé : gardez course, et complétez-le, au "
             "premier niveau.",
         )
+    lost = [name for name, value in given.items() if document.get(name) != value]
+    if lost:
+        raise Wrong(
+            en=f"The file that you are given says {lost[0]!r} too, which yours has lost: keep all of course.",
+            fr=f"Le fichier reçu dit aussi {lost[0]!r}, que le vôtre a perdu : gardez tout ce que contient course.",
+        )
+    _check_whole(document)
     _check_sizes(document, complete(COURSE, global_batch, ranks, fits), asked, ranks, fits)
+
+
+def _check_whole(document: Mapping[str, Any]) -> None:
+    for name in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        value = document.get(name)
+        if isinstance(value, float | str):
+            raise Wrong(
+                en=f"{name} is {value!r}: these sizes are whole numbers, so divide with //, and write no text. "
+                "(DeepSpeed's program would stop at it.)",
+                fr=f"{name} vaut {value!r} : ces tailles sont des nombres entiers ; divisez par //, et n’écrivez pas "
+                "de texte. (Le programme de DeepSpeed s’arrêterait là.)",
+            )
 
 
 def _course_json_asked(global_batch: int, ranks: int, fits: int) -> Said:
@@ -383,6 +404,60 @@ MEGATRON_QKV = Exercise(
                 "Every rank gets the part of rank 0: take that of rank.",
                 "Chaque rang reçoit la part du rang 0 : prenez celle de rank.",
             ),
+            Mistake(
+                lambda weight, heads, tp, rank: (
+                    weight.view(heads, 3, -1, weight.shape[1]).transpose(0, 1).reshape(weight.shape).chunk(tp)[rank]
+                ),
+                "You read the rows as (heads, 3, …), Megatron's order: torch's are laid out (3, heads, …), all of Q "
+                "first.",
+                "Vous lisez les lignes comme (têtes, 3, …), l’ordre de Megatron : celles de torch sont rangées (3, "
+                "têtes, …), Q tout "
+                "entier d’abord.",
+            ),
+            Mistake(
+                lambda weight, heads, tp, rank: (
+                    weight.view(heads, 3, -1, weight.shape[1]).reshape(weight.shape).chunk(tp)[rank]
+                ),
+                "The rows are still in torch's order: view(3, heads, …), then transpose the first two dimensions.",
+                "Les lignes sont encore dans l’ordre de torch : view(3, heads, …), puis transposez les deux premières "
+                "dimensions.",
+            ),
+            Mistake(
+                lambda weight, heads, tp, rank: (
+                    weight.view(3, heads, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape).chunk(tp)[rank]
+                ),
+                "You exchange heads and the rows of a head: it is Q, K, V and heads that change places, transpose(0, "
+                "1).",
+                "Vous échangez les têtes et les lignes d’une tête : ce sont Q, K, V et les têtes qui changent de "
+                "place, "
+                "transpose(0, 1).",
+            ),
+            Mistake(
+                lambda weight, heads, tp, rank: megatron_qkv(weight, heads, tp, tp - 1 - rank),
+                "The order of the ranks is reversed: rank 0 has the first heads.",
+                "L’ordre des rangs est inversé : le rang 0 a les premières têtes.",
+            ),
+            Mistake(
+                lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0)[rank::tp],
+                "You take every N-th row: a rank's part is one piece, whole heads, chunk(tp)[rank].",
+                "Vous prenez une ligne sur N : la part d’un rang est d’un seul tenant, des têtes entières, "
+                "chunk(tp)[rank].",
+            ),
+            *(
+                Mistake(
+                    lambda weight, heads, tp, rank, order=order: megatron_qkv(
+                        weight.view(3, -1, weight.shape[1])[list(order)].reshape(weight.shape), heads, tp, rank
+                    ),
+                    "Within a head, the order is another one: q first, then k, then v.",
+                    "Dans une tête, l’ordre n’est pas le bon : d’abord q, puis k, puis v.",
+                )
+                for order in ((2, 1, 0), (1, 0, 2), (0, 2, 1))
+            ),
+            Mistake(
+                lambda weight, heads, tp, rank: megatron_qkv(weight.T.reshape(weight.shape), heads, tp, rank),
+                "You transpose the weight: torch's is (outputs, inputs) already, and Megatron's too.",
+                "Vous transposez le poids : celui de torch est déjà (sorties, entrées), comme celui de Megatron.",
+            ),
         ),
     ),
     praise_en="Right: whole heads on each rank, each with its q, k and v. A checkpoint is converted in this way.",
@@ -401,6 +476,8 @@ MEGATRON_QKV = Exercise(
 
 Messages = Mapping[str, int]
 
+METRIC_BYTES = 4096
+"""All-gathered in a step besides, of values for a metric: far less than the weights."""
 TRAFFIC_CASES: tuple[tuple[str, dict[str, Any], int], ...] = (
     ("DDP", {"engine": "torch"}, 0),
     ("DeepSpeed, stage 2", {"engine": "deepspeed", "zero": 2}, 2),
@@ -450,6 +527,13 @@ def cases() -> list[tuple[str, dict[str, int], int, int]]:
     ]
 
 
+def _step_cases() -> list[tuple[dict[str, int], int]]:
+    """Messages of the layouts, and of DDP with a metric that is gathered."""
+    found = [(messages, weight_bytes) for _, messages, weight_bytes, _ in cases()]
+    messages, weight_bytes = found[0]
+    return [*found, ({**messages, "all_gather": METRIC_BYTES}, weight_bytes)]
+
+
 def _stage_number(given: Any) -> int:
     if given is None:
         raise Wrong(
@@ -476,6 +560,13 @@ def _other_stage(case: Case, given: int, right: int) -> Said:
 
 
 def _why(given: int, right: int, messages: Messages) -> Said:
+    if right == 0 and "all_gather" in messages:
+        return Said(
+            "what is gathered is far less than the weights, a metric or the like: the weights never travel, so nothing "
+            "is sharded. Leave room for small messages.",
+            "ce qui est rassemblé est bien plus petit que les poids, une métrique par exemple : les poids ne voyagent "
+            "jamais, rien n’est donc réparti. Laissez de la marge pour les petits messages.",
+        )
     if right == 0:
         return Said(
             "the weights never travel, since every rank has them all: nothing is sharded, whatever the number of bytes "
@@ -515,7 +606,7 @@ READ_TRAFFIC = Exercise(
     title=Said("read the messages of a step", "lire les messages d’un pas"),
     judge=Judge(
         stage,
-        cases=lambda: [(messages, weight_bytes) for _, messages, weight_bytes, _ in cases()],
+        cases=_step_cases,
         read=_stage_number,
         differs=_other_stage,
     ),

@@ -96,10 +96,9 @@ def _counts(engine: EngineStandIn, number: int) -> Said | None:
 def _sizes(engine: EngineStandIn, accumulation: int, number: int) -> Said | None:
     if any(abs(value - 1 / accumulation) > 1e-6 for value in engine.arrived):
         return Said(
-            f"The loss is divided by the accumulation, {accumulation}, and so divides the engine's backward once more: "
-            "give it the loss as it is.",
-            f"La perte est divisée par l’accumulation, {accumulation}, et engine.backward divise encore : donnez-lui "
-            "la perte telle quelle.",
+            "You scale the loss, and engine.backward divides it by the accumulation again: pass it as it is.",
+            "Vous changez l’échelle de la perte, et engine.backward la divise encore par l’accumulation : passez-la "
+            "telle quelle.",
         )
     if engine.steps == 0:
         return Said(
@@ -238,15 +237,16 @@ def _calls(accelerator: AcceleratorStandIn, accumulation: int, number: int) -> S
         )
     if any(abs(value - 1 / accumulation) > 1e-6 for value in accelerator.arrived):
         return Said(
-            f"The loss is divided by the accumulation, {accumulation}, and accelerator.backward divides it once more: "
-            "give it the loss as it is.",
-            f"La perte est divisée par l’accumulation, {accumulation}, et accelerator.backward divise encore : "
-            "donnez-lui la perte telle quelle.",
+            "You scale the loss, and accelerator.backward divides it by the accumulation again: pass it as it is.",
+            "Vous changez l’échelle de la perte, et accelerator.backward la divise encore par l’accumulation : "
+            "passez-la telle quelle.",
         )
     return _accelerator_counted(accelerator, accumulation, number)
 
 
-def _accelerator_counted(accelerator: AcceleratorStandIn, accumulation: int, number: int) -> Said | None:
+def _accelerator_counted(  # noqa: PLR0911 - one sentence each
+    accelerator: AcceleratorStandIn, accumulation: int, number: int
+) -> Said | None:
     optimizer = accelerator.optimizer
     if not accelerator.accumulated:
         return Said(
@@ -261,6 +261,18 @@ def _accelerator_counted(accelerator: AcceleratorStandIn, accumulation: int, num
             "it with each one.",
             f"On entre {accelerator.accumulated} fois dans accumulate pour {number} micro-batches : c’est lui qui les "
             "compte, entrez-y à chacun.",
+        )
+    if accelerator.backwards < number:
+        return Said(
+            f"accelerator.backward is called for {accelerator.backwards} of {number} micro-batches: each has its own.",
+            f"accelerator.backward est appelé {accelerator.backwards} fois pour {number} micro-batches : chacun a le "
+            "sien.",
+        )
+    if optimizer is not None and optimizer.steps > number:
+        return Said(
+            f"optimizer.step is called {optimizer.steps} times for {number} micro-batches: call it once after each.",
+            f"optimizer.step est appelé {optimizer.steps} fois pour {number} micro-batches : appelez-le une fois après "
+            "chacun.",
         )
     if optimizer is None or not optimizer.zeroed:
         return Said(
@@ -285,10 +297,10 @@ def _accelerator_other(accumulation: int, number: int) -> Said:
     return Said(
         f"After {number} micro-batches with an accumulation of {accumulation}, the weights are not those of "
         "Accelerate's recipe: within accumulate, for each micro-batch, forward, accelerator.backward, optimizer.step, "
-        "optimizer.zero_grad.",
+        "optimizer.zero_grad, in this order (to zero first throws away, at the last one, the gradients of the others).",
         f"Après {number} micro-batches avec une accumulation de {accumulation}, les poids ne sont pas ceux que donne "
         "Accelerate : dans accumulate, pour chaque micro-batch, passe avant, accelerator.backward, optimizer.step, "
-        "optimizer.zero_grad.",
+        "optimizer.zero_grad, dans cet ordre (remettre à zéro d’abord perd, au dernier, les gradients des autres).",
     )
 
 
@@ -386,6 +398,13 @@ def _summed(values: Tensor, real: int) -> Tensor:
     return values / dist.get_world_size()
 
 
+def _to_rank_0(values: Tensor, real: int) -> Tensor:
+    import torch.distributed as dist
+
+    everything = _uncut(values, real)
+    return everything[:real] if dist.get_rank() == 0 else values
+
+
 def _stacked(values: Tensor, real: int) -> Tensor:
     import torch
 
@@ -437,6 +456,26 @@ GATHER_METRICS = Exercise(
                 _stacked,
                 "The ranks have become a further dimension: put their rows end to end (torch.cat), then cut.",
                 "Les rangs forment une dimension à part : mettez leurs lignes bout à bout (torch.cat), puis coupez.",
+            ),
+            Mistake(
+                lambda values, real: _uncut(values, real)[: real - 1],
+                "The last sample is missing: keep `real` of them, [:real].",
+                "Il manque le dernier échantillon : gardez-en `real`, [:real].",
+            ),
+            Mistake(
+                lambda values, real: _uncut(values, real).mean(),
+                "You return the metric itself: return the values, the mean is taken of them afterwards.",
+                "Vous renvoyez la métrique elle-même : renvoyez les valeurs, on en prend ensuite la moyenne.",
+            ),
+            Mistake(
+                lambda values, real: values[:real],
+                "Every rank returns its own values: gather those of all ranks.",
+                "Chaque rang renvoie ses propres valeurs : rassemblez celles de tous les rangs.",
+            ),
+            Mistake(
+                _to_rank_0,
+                "Rank 0 alone has all the values: each rank needs them, all_gather.",
+                "Le rang 0 est seul à avoir toutes les valeurs : chaque rang en a besoin, all_gather.",
             ),
         ),
     ),
@@ -811,6 +850,12 @@ class AcceleratorStandIn:
         """Wrap each thing, in the order given."""
         prepared = tuple(self._prepared(thing) for thing in things)
         return prepared[0] if len(prepared) == 1 else prepared
+
+    def prepare_model(self, model: Any) -> Any:
+        """Wrap a model; the three methods that `prepare` calls can be called one by one."""
+        return self._prepared(model)
+
+    prepare_optimizer = prepare_data_loader = prepare_model
 
     def _prepared(self, thing: Any) -> Any:
         if hasattr(thing, "param_groups"):

@@ -365,9 +365,11 @@ def course_command(
     """
     document = dict(complete(COURSE, global_batch, 2, fits))
     text = json.dumps(document, indent=4)
-    micro, accumulation = (
-        document.get(key, 1) for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    )
+    # As DeepSpeed: of the three sizes two are enough.
+    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    batch, micro, accumulation = (int(document.get(key, 0)) for key in keys)
+    micro = micro or batch // (2 * (accumulation or 1))
+    accumulation = accumulation or max(batch // (2 * micro), 1)
     program = LIBRARIES["deepspeed"].program
     words = [
         *("--nproc-per-node", "2", str(program), "-b", str(micro), "-s", str(steps), "--accumulation"),

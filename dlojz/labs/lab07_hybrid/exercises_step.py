@@ -1,0 +1,271 @@
+"""Exercise of lab 07 on ranks: one step in two dimensions, judged by the gradients of the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from dlojz.config.layout import RankGrid
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said
+from dlojz.labs.kit.judges import Judge
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HIDDEN, WIDTH, SAMPLES = 3, 4, 5
+"""Hidden features of one rank, width of the stream, samples of one replica."""
+NAMES = ("scale", "w1", "w2", "bias")
+Part = dict[str, "Tensor"]
+
+
+def make_part(rank: int, dp: int, tp: int, seed: int) -> tuple[Part, Tensor, Tensor]:
+    """Make a rank's parameters, samples and targets from the seed."""
+    place = RankGrid(dp=dp, tp=tp).coordinates(rank)
+    whole = _whole(dp, tp, seed)
+    part = {name: value.clone().requires_grad_() for name, value in _sliced(whole, place.tp).items() if name in NAMES}
+    rows = slice(place.dp * SAMPLES, (place.dp + 1) * SAMPLES)
+    return part, whole["x"][rows], whole["targets"][rows]
+
+
+def _whole(dp: int, tp: int, seed: int) -> Part:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"scale": (WIDTH,), "w1": (tp * HIDDEN, WIDTH), "w2": (WIDTH, tp * HIDDEN), "bias": (WIDTH,),
+              "x": (dp * SAMPLES, WIDTH), "targets": (dp * SAMPLES, WIDTH)}  # fmt: skip
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def _sliced(whole: Mapping[str, Tensor], number: int) -> Part:
+    columns = slice(number * HIDDEN, (number + 1) * HIDDEN)
+    return {**whole, "w1": whole["w1"][columns], "w2": whole["w2"][:, columns]}
+
+
+@dataclass(frozen=True)
+class StepVariant:
+    """Variant of the step, right or wrong; the right one by default.
+
+    Args:
+        added: axis over which the outputs are added up, `world` or empty.
+        copied: axis over which the gradient of the input is added up.
+        reduced: axis over which gradients are added up.
+        divided: by what they are divided then: an axis, `world` or nothing.
+        bias_each: whether every rank adds the bias before the sum.
+        only_slices: whether the parameters that are whole everywhere are left out of the average.
+    """
+
+    added: str = "tp"
+    copied: str = "tp"
+    reduced: str = "dp"
+    divided: str = "dp"
+    bias_each: bool = False
+    only_slices: bool = False
+
+
+@cache
+def gradients(dp: int, tp: int, seed: int, way: StepVariant) -> list[Part]:
+    """Compute in one process what each rank would hold after this variant of the step."""
+    grid = RankGrid(dp=dp, tp=tp)
+    parts = [make_part(rank, dp, tp, seed) for rank in range(grid.world_size)]
+    # What enters the layer stands alone, so that its gradient can be added up as `copy` does.
+    inputs = [(x * part["scale"]).detach().requires_grad_() for part, x, _ in parts]
+    terms = [
+        (entering @ part["w1"].T).relu() @ part["w2"].T + way.bias_each * part["bias"]
+        for entering, (part, _, _) in zip(inputs, parts, strict=True)
+    ]
+    for rank, (part, _, targets) in enumerate(parts):
+        others = [terms[other].detach() for other in _group(grid, rank, way.added) if other != rank]
+        y = sum(others, terms[rank]) + (not way.bias_each) * part["bias"]
+        ((y - targets) ** 2).mean().backward()
+    found: list[Part] = []
+    for rank, (part, x, _) in enumerate(parts):
+        entered = _sum([_gradient(inputs[other]) for other in _group(grid, rank, way.copied)])
+        own = {name: _gradient(part[name]) for name in ("w1", "w2", "bias")}
+        found.append({"scale": (entered * x).sum(0), **own})
+    return [_averaged(found, rank, grid, way) for rank in range(grid.world_size)]
+
+
+def _gradient(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+def _averaged(found: list[Part], rank: int, grid: RankGrid, way: StepVariant) -> Part:
+    group, by = _group(grid, rank, way.reduced), len(_group(grid, rank, way.divided))
+    averaged = {name: _sum([found[other][name] for other in group]) / by for name in NAMES}
+    if way.only_slices:
+        averaged |= {name: found[rank][name] for name in ("scale", "bias")}
+    return {f"gradient of {name}": value for name, value in averaged.items()}
+
+
+def _sum(tensors: list[Tensor]) -> Tensor:
+    import torch
+
+    return torch.stack(tensors).sum(0)
+
+
+def _group(grid: RankGrid, rank: int, axis: str) -> tuple[int, ...]:
+    if axis == "world":
+        return tuple(range(grid.world_size))
+    return grid.group_of(rank, axis) if axis else (rank,)
+
+
+STEP_DEGREES = {4: (2, 2), 3: (3, 1)}
+"""(dp, tp) by number of ranks; in the second case the two differ, so that none stands for the other."""
+STEP_CASES = ((4, 21), (3, 22))
+_LABELS = {f"gradient of {name}": Said(f"the gradient of {name}", f"le gradient de {name}") for name in NAMES}
+
+
+RIGHT = StepVariant()
+
+
+def _held(way: StepVariant) -> Callable[[int, int, int], Part]:
+    return lambda rank, size, seed: gradients(*STEP_DEGREES[size], seed, way)[rank]
+
+
+_FAULTS = (
+    Mistake(
+        lambda rank, size, seed: {name: 0 * value for name, value in _held(RIGHT)(rank, size, seed).items()},
+        "No parameter has a gradient: call backward on the loss.",
+        "Aucun paramètre n’a de gradient : appelez backward sur la perte.",
+    ),
+    Mistake(
+        _held(StepVariant(copied="", reduced="", divided="")),
+        "Two things are missing: what enters the column-parallel layer goes through copy(…, tp), and every gradient is "
+        "averaged over dp after backward.",
+        "Deux choses manquent : ce qui entre dans la couche par colonne passe par copy(…, tp), et chaque gradient est "
+        "moyenné sur dp après backward.",
+    ),
+    Mistake(
+        lambda rank, size, seed: {n: SAMPLES * WIDTH * v for n, v in _held(RIGHT)(rank, size, seed).items()},
+        "Your loss is a sum over samples and features: the mean is asked for, ((y - targets) ** 2).mean().",
+        "Votre perte est une somme sur les échantillons et les neurones : on demande la moyenne, ((y - targets) ** "
+        "2).mean().",
+    ),
+    Mistake(
+        lambda rank, size, seed: {n: SAMPLES * v for n, v in _held(RIGHT)(rank, size, seed).items()},
+        "Your loss is a sum over the samples: the mean over everything is asked for, ((y - targets) ** 2).mean().",
+        "Votre perte est une somme sur les échantillons : on demande la moyenne sur tout, ((y - targets) ** 2).mean().",
+    ),
+    Mistake(
+        _held(StepVariant(reduced="world", divided="world")),
+        "The gradients are averaged over all ranks: that mixes slices of different columns. Only the ranks of dp hold "
+        "the same slice; give the collective that axis.",
+        "Les gradients sont moyennés sur tous les rangs : cela mélange des tranches de colonnes différentes. Seuls les "
+        "rangs de dp détiennent la même tranche ; donnez cet axe à la communication collective.",
+    ),
+    Mistake(
+        _held(StepVariant(added="dp", copied="dp", reduced="tp", divided="tp")),
+        "The two axes are swapped: you add up outputs of different samples over dp, and average different slices over "
+        "tp.",
+        "Les deux axes sont échangés : vous additionnez sur dp les sorties d’échantillons différents, et moyennez sur "
+        "tp des tranches différentes.",
+    ),
+    Mistake(
+        _held(StepVariant(reduced="tp", divided="tp")),
+        "The gradients are averaged over tp: these ranks hold different slices. The replicas, which hold the same one, "
+        "are the ranks of dp.",
+        "Les gradients sont moyennés sur tp : ces rangs détiennent des tranches différentes. Les répliques, qui "
+        "détiennent la même, sont les rangs de dp.",
+    ),
+    Mistake(
+        _held(StepVariant(divided="world")),
+        "The gradients are summed over dp, but divided by all ranks: those of tp are slices, not replicas, and are no "
+        "reason to divide.",
+        "Les gradients sont sommés sur dp, mais divisés par le nombre de tous les rangs : ceux de tp sont des "
+        "tranches, non des répliques, et ne donnent pas lieu à division.",
+    ),
+    Mistake(
+        _held(StepVariant(divided="tp")),
+        "The gradients are summed over dp, but divided by tp.size: the mean is over the replicas, dp.size.",
+        "Les gradients sont sommés sur dp, mais divisés par tp.size : la moyenne se fait sur les répliques, dp.size.",
+    ),
+    Mistake(
+        _held(StepVariant(divided="")),
+        "The gradients are summed over the replicas, dp.size times too large: each loss is a mean over its own "
+        "samples, so divide by dp.size.",
+        "Les gradients sont sommés sur les répliques, dp.size fois trop grands : chaque perte est une moyenne sur ses "
+        "échantillons, divisez donc par dp.size.",
+    ),
+    Mistake(
+        _held(StepVariant(reduced="", divided="")),
+        "The layer is right, but the replicas drift apart: average every gradient over dp after backward.",
+        "La couche est juste, mais les répliques s’éloignent : après la passe arrière, faites la moyenne de chaque "
+        "gradient sur dp.",
+    ),
+    Mistake(
+        _held(StepVariant(copied="")),
+        "Only scale is wrong: each slice finds a part of its gradient alone. What enters the column-parallel layer "
+        "goes through copy(…, tp), whose backward adds these parts up.",
+        "Seul scale est faux : chaque tranche n’en trouve qu’une partie du gradient. Ce qui entre dans la couche "
+        "découpée par colonne passe par copy(…, tp), dont la passe arrière additionne ces parties.",
+    ),
+    Mistake(
+        _held(StepVariant(added="", copied="")),
+        "Each rank uses its own term of the output alone: add the terms up over tp before the loss, and pass what "
+        "enters through copy.",
+        "Chaque rang n’utilise que son propre terme de la sortie : additionnez les termes sur tp avant la perte, et "
+        "faites passer l’entrée par copy.",
+    ),
+    Mistake(
+        _held(StepVariant(added="")),
+        "Each rank uses its own term of the output alone: the second layer is split by rows, so add its terms up over "
+        "tp before the loss.",
+        "Chaque rang n’utilise que son propre terme de la sortie : la seconde couche est découpée par ligne, "
+        "additionnez donc ses termes sur tp avant la perte.",
+    ),
+    Mistake(
+        _held(StepVariant(bias_each=True)),
+        "The bias is added on every rank before the sum over tp, so it counts tp.size times: add it once, after "
+        "add_up.",
+        "Le biais est ajouté sur chaque rang avant la somme sur tp, il compte donc tp.size fois : ajoutez-le une fois, "
+        "après add_up.",
+    ),
+    Mistake(
+        _held(StepVariant(only_slices=True)),
+        "scale and bias are left out of the average: they are whole on every rank, but each replica finds their "
+        "gradient from its own samples.",
+        "scale et bias sont oubliés dans la moyenne : ils sont entiers sur chaque rang, mais chaque réplique trouve "
+        "leur gradient à partir de ses seuls échantillons.",
+    ),
+)
+
+
+def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Tensor | None]]:
+    import torch
+    import torch.distributed as dist
+
+    from dlojz.by_hand.tensor.axis import TensorAxis
+
+    dp, tp = STEP_DEGREES[size]
+    grid, axes = RankGrid(dp=dp, tp=tp), {}
+    for axis in ("dp", "tp"):
+        for group in grid.groups(axis):
+            made = dist.new_group(list(group))  # every rank makes every group, and keeps its own
+            if rank in group:
+                axes[axis] = TensorAxis(made)
+    part, x, targets = make_part(rank, dp, tp, seed)
+    answer(part, x, targets, axes["dp"], axes["tp"])
+    grads = {f"gradient of {name}": part[name].grad for name in NAMES}
+    if not any(grad is not None for grad in grads.values()):  # all zero: the first fault names it
+        grads = {f"gradient of {name}": torch.zeros_like(part[name]) for name in NAMES}
+    return None, grads
+
+
+STEP_2D = Exercise(
+    id="hybrid-step",
+    title=Said("one step in two dimensions", "un pas en deux dimensions"),
+    judge=Judge(_held(RIGHT), on_ranks=True, trial=_trial, cases=STEP_CASES, labels=_LABELS, faults=_FAULTS),
+    praise_en="Right on 2 × 2 and on 3 × 1 ranks: the gradients equal those of one process that reads the whole batch.",
+    praise_fr="Exact sur 2 × 2 rangs et sur 3 × 1 : les gradients sont ceux d’un seul processus qui lit tout le batch.",
+    hint_en="For each tensor, ask: which ranks hold a part of the same sum? Terms of one output are on tp; gradients "
+    "of one slice, from other samples, on dp.",
+    hint_fr="Demandez-vous, pour chaque tenseur : quels rangs détiennent une part de la même somme ? Les termes d’une "
+    "même sortie sont sur tp ; les gradients d’une même tranche, issus d’autres échantillons, sur dp.",
+    nearer_en="copy(x * scale, tp) before w1; add_up(h @ w2.T, tp), and only then + bias. After backward, for every "
+    "parameter: dp.all_reduce(parameter.grad), then divide by dp.size.",
+    nearer_fr="copy(x * scale, tp) avant w1 ; add_up(h @ w2.T, tp), et seulement ensuite + bias. Après backward, pour "
+    "chaque paramètre : dp.all_reduce(parameter.grad), puis division par dp.size.",
+)

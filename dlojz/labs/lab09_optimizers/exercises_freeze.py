@@ -1,0 +1,217 @@
+"""Exercise of lab 09 on when to freeze the variance of 1-bit Adam."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+
+from dlojz.base.language import say, significant
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said
+from dlojz.labs.kit.judges import Judge
+
+Norms = Sequence[float]
+Rests = Callable[[float, float], bool]
+
+
+def freeze_step(norms: Norms, beta2: float, threshold: float) -> int:
+    """Find the first step whose norm of the variance is that of Δ = 1/(1 − β2) steps before, up to a threshold.
+
+    Args:
+        norms: of the variance after each step, counted from 0.
+        beta2: its decay.
+        threshold: least ratio of the smaller of the two norms to the larger, from 0 to 1.
+
+    Returns:
+        a step; the number of steps where there is none.
+
+    Source: after Tang et al. 2021, "1-bit Adam" (arXiv 2102.02888), where the variance is frozen once its norm has
+    become stable; that both directions count is ours.
+    """
+    return _first(_smaller)(norms, beta2, threshold)
+
+
+def _delta(beta2: float) -> int:
+    return round(1 / (1 - beta2))
+
+
+def _smaller(before: float, now: float) -> float:
+    """The smaller of two norms over the larger."""
+    return min(before, now) / max(before, now)
+
+
+def _first(
+    ratio: Callable[[float, float], float], back: Callable[[float], int] = _delta, rests: Rests = operator.ge
+) -> Callable[[Norms, float, float], int]:
+    """A criterion: which ratio of norms, how many steps apart, and how it compares with the threshold."""
+
+    def step(norms: Norms, beta2: float, threshold: float) -> int:
+        delta = back(beta2)
+        found = (now for now in range(delta, len(norms)) if rests(ratio(norms[now - delta], norms[now]), threshold))
+        return next(found, len(norms))
+
+    return step
+
+
+def _from(norms: Norms, beta2: float, threshold: float, start: int) -> int:
+    delta = _delta(beta2)
+    found = (now for now in range(start, len(norms)) if _smaller(norms[now - delta], norms[now]) >= threshold)
+    return next(found, len(norms))
+
+
+def _last(norms: Norms, beta2: float, threshold: float) -> int:
+    delta = _delta(beta2)
+    found = [now for now in range(delta, len(norms)) if _smaller(norms[now - delta], norms[now]) >= threshold]
+    return found[-1] if found else len(norms)
+
+
+def _freeze_cases() -> Iterator[tuple[list[float], float, float]]:
+    rising = [1 - math.exp(-step / 20) + 0.01 for step in range(200)]
+    falling = [1 + 6 * math.exp(-step / 25) for step in range(200)]
+    hill = [(step + 1) * math.exp(-step / 15) + 0.5 for step in range(200)]
+    yield from ((rising, 0.9, 0.9), (falling, 0.95, 0.96), (hill, 0.9, 0.95), (falling[:40], 0.95, 0.96))
+    # At rest from the beginning: the first step that can be compared is the one, and the ratio equals the threshold.
+    yield [2.0] * 30, 0.9, 1.0
+
+
+def _freeze_told(case: tuple[list[float], float, float]) -> str:
+    norms, beta2, threshold = case
+    return say(
+        en=f"For {len(norms)} norms from {significant(norms[0], 3)} to {significant(norms[-1], 3)}, beta2={beta2}, "
+        f"threshold={threshold}",
+        fr=f"Pour {len(norms)} normes de {significant(norms[0], 3)} à {significant(norms[-1], 3)}, beta2={beta2}, "
+        f"threshold={threshold}",
+    )
+
+
+FREEZE_STEP = Exercise(
+    id="freeze-step",
+    title=Said("when the variance may be frozen", "quand geler la variance"),
+    judge=Judge(
+        freeze_step,
+        cases=_freeze_cases,
+        told=_freeze_told,
+        mistakes=(
+            Mistake(
+                _first(_smaller, lambda beta2: 1),
+                "You compare neighbouring steps: a moving average never changes much in one step, so that proves "
+                "nothing. Look Δ = 1/(1 − beta2) steps back.",
+                "Vous comparez deux pas voisins : une moyenne glissante ne change jamais beaucoup d’un pas à l’autre, "
+                "cela ne prouve rien. Remontez de Δ = 1/(1 − beta2) pas.",
+            ),
+            Mistake(
+                _first(lambda before, now: before / now),
+                "Where the norm falls, before / now is larger than 1 and your test passes at once: divide the smaller "
+                "of the two by the larger.",
+                "Quand la norme décroît, avant / maintenant dépasse 1 et votre test passe aussitôt : divisez la plus "
+                "petite des deux par la plus grande.",
+            ),
+            Mistake(
+                _first(lambda before, now: now / before),
+                "Where the norm rises, now / before is larger than 1 and your test passes at once: divide the smaller "
+                "of the two by the larger.",
+                "Quand la norme croît, maintenant / avant dépasse 1 et votre test passe aussitôt : divisez la plus "
+                "petite des deux par la plus grande.",
+            ),
+            Mistake(
+                _first(_smaller, rests=operator.le),
+                "You stop where the norm still moves: the ratio must be at least the threshold, not at most.",
+                "Vous vous arrêtez là où la norme bouge encore : le rapport doit être au moins égal au seuil, et non "
+                "au plus.",
+            ),
+            Mistake(
+                lambda norms, beta2, threshold: freeze_step(norms, beta2, threshold) - _delta(beta2),
+                "That is the step you look back to; at that time nothing is known yet: return the later one.",
+                "C’est le pas jusqu’où l’on remonte ; à ce moment-là, on ne sait encore rien : renvoyez le plus tardif "
+                "des deux.",
+            ),
+            Mistake(
+                _first(_smaller, lambda beta2: 0),
+                "That is the first step of all: a norm is compared with itself. Look Δ = 1/(1 − beta2) steps back.",
+                "C’est le tout premier pas : une norme y est comparée à elle-même. Remontez de Δ = 1/(1 − beta2) pas.",
+            ),
+            Mistake(
+                _first(_smaller, rests=operator.gt),
+                "A ratio that equals the threshold is enough: at least, >=.",
+                "Un rapport égal au seuil suffit : au moins, >=.",
+            ),
+            Mistake(
+                lambda norms, beta2, threshold: _from(norms, beta2, threshold, _delta(beta2) + 1),
+                "You begin one step late: step Δ can be compared with step 0 already, range(Δ, len(norms)).",
+                "Vous commencez un pas trop tard : le pas Δ se compare déjà au pas 0, range(Δ, len(norms)).",
+            ),
+            Mistake(
+                lambda norms, beta2, threshold: _from(norms, beta2, threshold, 1),
+                "You begin before step Δ: norms[t − Δ] with a negative index counts from the end of the list.",
+                "Vous commencez avant le pas Δ : norms[t − Δ], avec un indice négatif, compte depuis la fin de la "
+                "liste.",
+            ),
+            *(
+                Mistake(
+                    _first(_smaller, cut),
+                    "Δ is not rounded to the nearest: 1 / (1 − 0.95) is 19.99… for the computer; int() makes 19 of "
+                    "it, and ceil() "
+                    "can give one too many. round().",
+                    "Δ n’est pas arrondi au plus proche : 1 / (1 − 0,95) vaut 19,99… pour l’ordinateur ; int() en "
+                    "fait 19, et ceil() "
+                    "peut en donner un de trop. round().",
+                )
+                for cut in (lambda beta2: int(1 / (1 - beta2)), lambda beta2: math.ceil(1 / (1 - beta2)))
+            ),
+            *(
+                Mistake(
+                    lambda norms, beta2, threshold, more=more: (
+                        found + more if (found := freeze_step(norms, beta2, threshold)) < len(norms) else found
+                    ),
+                    "That is a step beside the one that is found: return t itself.",
+                    "C’est un pas à côté de celui qui est trouvé : renvoyez t lui-même.",
+                )
+                for more in (1, -1)
+            ),
+            *(
+                Mistake(
+                    lambda norms, beta2, threshold, never=never: (
+                        never(norms)
+                        if freeze_step(norms, beta2, threshold) == len(norms)
+                        else freeze_step(norms, beta2, threshold)
+                    ),
+                    "Right wherever there is such a step; where there is none, len(norms) is due.",
+                    "Juste partout où un tel pas existe ; quand il n’y en a pas, il faut len(norms).",
+                )
+                for never in (lambda norms: -1, lambda norms: len(norms) - 1, lambda norms: 0)
+            ),
+            Mistake(
+                _first(lambda before, now: 1 - abs(before - now)),
+                "You compare the difference of the norms: it is their ratio, the smaller over the larger, that does "
+                "not depend on "
+                "their size.",
+                "Vous comparez la différence des normes : c’est leur rapport, la plus petite sur la plus grande, qui "
+                "ne dépend pas "
+                "de leur taille.",
+            ),
+            Mistake(
+                _first(lambda before, now: max(before, now) / min(before, now)),
+                "You divide the larger by the smaller: that is never below 1, so your test passes at once.",
+                "Vous divisez la plus grande par la plus petite : c’est toujours au moins 1, et votre test passe "
+                "aussitôt.",
+            ),
+            Mistake(
+                _last,
+                "You return the last such step: the first is asked for.",
+                "Vous renvoyez le dernier pas qui convient : on demande le premier.",
+            ),
+        ),
+    ),
+    praise_en="Right: the variance is frozen once its norm has been stable over the whole memory of the moving "
+    "average.",
+    praise_fr="Exact : la variance est gelée quand sa norme est restée stable sur toute la mémoire de la moyenne "
+    "glissante.",
+    hint_en="How far back does a moving average with decay β2 remember? Compare the norm now with the one then, the "
+    "smaller over the larger.",
+    hint_fr="Jusqu’où remonte la mémoire d’une moyenne glissante de facteur β2 ? Comparez la norme d’alors et celle de "
+    "maintenant, la plus petite sur la plus grande.",
+    nearer_en="delta = round(1 / (1 - beta2)); the first step from delta on where min(a, b) / max(a, b) >= threshold, "
+    "with a = norms[step - delta] and b = norms[step]; else len(norms).",
+    nearer_fr="delta = round(1 / (1 - beta2)) ; le premier pas, à partir de delta, où min(a, b) / max(a, b) >= "
+    "threshold, avec a = norms[step - delta] et b = norms[step] ; sinon len(norms).",
+)

@@ -1,0 +1,633 @@
+"""Answers of lab 08 as students write them, from its text alone: right ones, and wrong ones with their words."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import lsq_linear
+from scipy.stats import binomtest
+
+Answer = Callable[..., Any]
+
+
+def held(
+    own: Any = lambda parameters, layout: parameters / layout.tp,
+    sizes: Any = (2, 4, 12),
+    over: Any = lambda layout, least: layout.dp if layout.zero >= least else 1,
+    kept: Any = lambda one, layout, stage: one * min(layout.pp - stage, layout.micro_batches),
+    held_in: Any = tuple,
+) -> Answer:
+    return lambda layout, stage, parameters, one: held_in([
+        *(size * own(parameters, layout) / over(layout, 3 - i) for i, size in enumerate(sizes)),
+        kept(one, layout, stage),
+    ])  # fmt: skip
+
+
+def held_by_match(layout: Any, stage: int, parameters: Any, micro_batch_bytes: Any) -> Any:
+    w, g, o = (bytes_each * parameters / layout.tp for bytes_each in (2, 4, 12))
+    match layout.zero:
+        case 1:
+            o /= layout.dp
+        case 2:
+            g, o = g / layout.dp, o / layout.dp
+        case 3:
+            w, g, o = w / layout.dp, g / layout.dp, o / layout.dp
+    under_way = 0
+    for number in range(layout.micro_batches):
+        under_way += number < layout.pp - stage
+    return w, g, o, under_way * micro_batch_bytes
+
+
+def held_in_whole_bytes(layout: Any, stage: int, parameters: Any, micro_batch_bytes: Any) -> Any:
+    return tuple(Fraction(one) for one in held()(layout, stage, parameters, micro_batch_bytes))
+
+
+def fitted(solve: Any) -> Answer:
+    def answer(message_bytes: Any, seconds: Any, factor: float) -> Any:
+        n, t = np.asarray(message_bytes, dtype=float) * factor, np.asarray(seconds, dtype=float)
+        return solve(np.column_stack([1 / t, n / t]), np.ones(len(t)))
+
+    return answer
+
+
+def by_bounds(rows: Any, ones: Any) -> Any:
+    scale = rows.max(axis=0)
+    return lsq_linear(rows / scale, ones, bounds=(0, np.inf), tol=1e-14).x / scale
+
+
+def by_every_face(rows: Any, ones: Any) -> Any:
+    """The free minimum if it is legal, else the better of the two edges."""
+    best = min(
+        (np.append(x, 0.0) for x in (np.array([rows[:, 0].sum() / (rows[:, 0] ** 2).sum()]),)),
+        key=lambda x: ((rows @ x - ones) ** 2).sum(),
+    )
+    candidates = [best, np.array([0.0, rows[:, 1].sum() / (rows[:, 1] ** 2).sum()])]
+    free = np.linalg.lstsq(rows / rows.max(0), ones, rcond=None)[0] / rows.max(0)
+    if (free >= 0).all():
+        candidates.append(free)
+    return min(candidates, key=lambda x: float(((rows @ x - ones) ** 2).sum())).tolist()
+
+
+def by_descent(rows: Any, ones: Any) -> Any:
+    scale = rows.max(axis=0)
+    a = rows / scale
+    x = np.full(2, 0.5)
+    for _ in range(4000):  # coordinate descent keeps within the bounds
+        for j in range(2):
+            rest = ones - a[:, 1 - j] * x[1 - j]
+            x[j] = max(0.0, (a[:, j] @ rest) / (a[:, j] @ a[:, j]))
+    return tuple(x / scale)
+
+
+def by_normal_equations(rows: Any, ones: Any) -> Any:
+    (aa, ab), (_, bb) = rows.T @ rows
+    a1, b1 = rows.sum(0)
+    alpha, beta = (bb * a1 - ab * b1) / (aa * bb - ab**2), (aa * b1 - ab * a1) / (aa * bb - ab**2)
+    if alpha < 0:
+        return 0, b1 / bb
+    return (a1 / aa, 0) if beta < 0 else (alpha, beta)
+
+
+def unbounded(rows: Any, ones: Any) -> Any:
+    return np.linalg.lstsq(rows / rows.max(0), ones, rcond=None)[0] / rows.max(0)
+
+
+def best(
+    fits: Any = lambda parameters, pp, capacity: 16 * parameters / pp <= capacity,
+    divides: Any = lambda gpus, pp, m: gpus % pp == 0 and m % (gpus // pp) == 0,
+    bubble: Any = lambda pp, dp, m, work: (pp - 1) * work / pp,
+    reduce: Any = lambda pp, dp, parameters, alpha, beta: 2 * (dp - 1) * (alpha + beta * 2 * parameters / pp / dp),
+    key: Any = lambda one: one[1] + one[2],
+    choose: Any = min,
+    out: Any = lambda one: one,
+) -> Answer:
+    def answer(gpus: int, m: int, work: float, parameters: float, capacity: float, alpha: float, beta: float) -> Any:
+        able = [
+            (pp, bubble(pp, gpus // pp, m, work), reduce(pp, gpus // pp, parameters, alpha, beta))
+            for pp in range(1, gpus + 1)
+            if divides(gpus, pp, m) and fits(parameters, pp, capacity)
+        ]
+        return out(choose(able, key=key))
+
+    return answer
+
+
+def best_by_numpy(gpus: int, m: int, work: float, parameters: float, capacity: float, alpha: float, beta: float) -> Any:
+    pp = np.array([p for p in range(1, gpus + 1) if not gpus % p])
+    dp = gpus // pp
+    keep = (m % dp == 0) & (pp * capacity >= 16 * parameters)
+    pp, dp = pp[keep], dp[keep]
+    bubble, reduce = work - work / pp, 2 * (dp - 1) * (alpha + 2 * beta * parameters / (pp * dp))
+    i = (bubble + reduce).argmin()
+    return pp[i], bubble[i], reduce[i]
+
+
+def able(layouts: Any, gpus: int, heads: int, capacity: float) -> list[Any]:
+    return [
+        one
+        for one in layouts
+        if one.dp * one.tp * one.pp == gpus and not heads % one.tp and one.memory_bytes <= capacity
+    ]
+
+
+def speed(one: Any) -> float:
+    return one.dp * one.micro_batch * one.micro_batches / one.step_s
+
+
+def chosen_in_a_loop(layouts: Any, gpus: int, heads: int, capacity_bytes: float) -> Any:
+    found, fastest = None, 0.0
+    for one in layouts:
+        if one.dp * one.pp * one.tp != gpus or heads % one.tp != 0 or one.memory_bytes > capacity_bytes:
+            continue
+        if speed(one) > fastest:
+            found, fastest = one, speed(one)
+    return found
+
+
+def front_by_numpy(points: Any) -> Any:
+    p = np.array(points)
+    beats = (p[:, None] <= p[None]).all(-1) & (p[:, None] < p[None]).any(-1)
+    return np.flatnonzero(~beats.any(0))
+
+
+def front_by_torch(points: Any) -> Any:
+    p = torch.tensor(points, dtype=torch.float64)
+    beats = (p.unsqueeze(1) <= p).all(-1) & (p.unsqueeze(1) < p).any(-1)
+    return (~beats.any(0)).nonzero().flatten()
+
+
+def front_by_removal(points: Any) -> Any:
+    left = set(range(len(points)))
+    for i, j in itertools.permutations(range(len(points)), 2):
+        if all(a <= b for a, b in zip(points[i], points[j], strict=True)) and points[i] != points[j]:
+            left.discard(j)
+    return left
+
+
+def front_by_order(points: Any) -> Any:
+    found: list[int] = []
+    for i in sorted(range(len(points)), key=lambda i: tuple(points[i])):
+        if not any(
+            all(a <= b for a, b in zip(points[j], points[i], strict=True)) and points[j] != points[i] for j in found
+        ):
+            found.append(i)
+    return tuple(found)
+
+
+def front(beats: Any) -> Answer:
+    return lambda points: [i for i, p in enumerate(points) if not any(beats(q, p) for q in points)]
+
+
+def beats(q: Any, p: Any) -> bool:
+    return all(a <= b for a, b in zip(q, p, strict=True)) and any(a < b for a, b in zip(q, p, strict=True))
+
+
+def linear(
+    objective: Any = lambda costs, matrices: (
+        {("s", v, k): c for v, some in enumerate(costs) for k, c in enumerate(some)}
+        | {("e", v, k, j): c for v, m in enumerate(matrices) for k, row in enumerate(m) for j, c in enumerate(row)}
+    ),
+    ones: Any = lambda v, n: ({("s", v, k): 1 for k in range(n)}, 1),
+    makers: Any = lambda v, k, n: ({("s", v, k): 1, **{("e", v, k, j): -1 for j in range(n)}}, 0),
+    readers: Any = lambda v, j, n: ({("s", v + 1, j): 1, **{("e", v, k, j): -1 for k in range(n)}}, 0),
+    held_in: Any = tuple,
+) -> Answer:
+    def answer(costs: Any, resharding: Any) -> Any:
+        rows = [ones(v, len(some)) for v, some in enumerate(costs)]
+        for v in range(len(resharding)):
+            a, b = len(costs[v]), len(costs[v + 1])
+            rows += [row for k in range(a) if (row := makers(v, k, b))]
+            rows += [row for j in range(b) if (row := readers(v, j, a))]
+        return held_in((objective(costs, resharding), [row for row in rows if row]))
+
+    return answer
+
+
+def shortest(
+    t_of: Any = lambda b, added, slowest: added + (b - 1) * slowest,
+    sizes: Any = lambda gpus: [n for n in (1, 2, 4, 8, 16, 32) if n <= gpus],
+    last: Any = lambda gpus: gpus == 0,
+    end: Any = min,
+) -> Answer:
+    def answer(time_of: Answer, layers: int, gpus: int, micro_batches: int) -> Any:
+        @cache
+        def plans(first: int, left: int) -> frozenset[tuple[float, float]]:
+            """Sum and maximum of every way to place what remains, those aside that another beats."""
+            if first == layers:
+                return frozenset({(0.0, 0.0)} if last(left) else ())
+            found = set()
+            for stop in range(first, layers):
+                for n in sizes(left):
+                    t = time_of(first, stop, n)
+                    found |= {(t + added, max(t, slowest)) for added, slowest in plans(stop + 1, left - n)}
+            return frozenset(p for p in found if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in found))
+
+        return end(t_of(micro_batches, *plan) for plan in plans(0, gpus))
+
+    return answer
+
+
+def shortest_by_table(time_of: Answer, layers: int, gpus: int, micro_batches: int) -> Any:
+    sizes = [2**i for i in range(gpus.bit_length()) if 2**i <= gpus]
+    times = sorted({time_of(i, j, n) for i in range(layers) for j in range(i, layers) for n in sizes})
+    best = math.inf
+    for t_max in times:
+        table = np.full((layers + 1, gpus + 1), np.inf)
+        table[layers, 0] = 0.0
+        for first, left in itertools.product(range(layers - 1, -1, -1), range(gpus + 1)):
+            for stop, n in itertools.product(range(first, layers), sizes):
+                if n <= left and time_of(first, stop, n) <= t_max:
+                    table[first, left] = min(table[first, left], time_of(first, stop, n) + table[stop + 1, left - n])
+        best = min(best, table[0, gpus] + (micro_batches - 1) * t_max)
+    return best
+
+
+def paired(
+    ratio: Any = lambda a, b: statistics.median(y / x for x, y in zip(a, b, strict=True)),
+    p: Any = lambda ahead, behind: binomtest(ahead, ahead + behind).pvalue if ahead + behind else 1.0,
+) -> Answer:
+    def answer(first_s: Any, second_s: Any) -> Any:
+        ahead = sum(1 for x, y in zip(first_s, second_s, strict=True) if x < y)
+        behind = sum(1 for x, y in zip(first_s, second_s, strict=True) if x > y)
+        return ratio(first_s, second_s), p(ahead, behind)
+
+    return answer
+
+
+def p_by_tosses(ahead: int, behind: int) -> float:
+    n, gap = ahead + behind, abs(ahead - behind)
+    rows = [math.comb(n, k) for k in range(n + 1) if abs(n - 2 * k) >= gap]
+    return sum(rows) / 2**n
+
+
+def p_by_pascal(ahead: int, behind: int) -> float:
+    row = [1.0]
+    for _ in range(ahead + behind):
+        row = [a / 2 + b / 2 for a, b in zip([0.0, *row], [*row, 0.0], strict=True)]
+    return min(1.0, 2 * sum(row[: min(ahead, behind) + 1]))
+
+
+def p_of_one_tail(ahead: int, behind: int) -> float:
+    n = ahead + behind
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(min(ahead, behind) + 1)) / 2**n)
+
+
+def errors(
+    rate: Any = statistics.median,
+    fitted: Any = lambda row: row.fitted,
+    judged: Any = lambda row: not row.fitted,
+    gap: Any = lambda guess, row: abs(guess / row.measured_s - 1),
+    mean: Any = statistics.mean,
+    speed_of: Any = lambda row: row.work / row.measured_s,
+    held_in: Any = tuple,
+) -> Answer:
+    def answer(rows: Any) -> Any:
+        r = rate([speed_of(row) for row in rows if fitted(row)])
+        kept = [row for row in rows if judged(row)]
+        return held_in(
+            (mean([gap(row.predicted_s, row) for row in kept]), mean([gap(row.work / r, row) for row in kept]))
+        )
+
+    return answer
+
+
+def errors_by_numpy(rows: Any) -> Any:
+    work, t, guess = (np.array([getattr(row, n) for row in rows]) for n in ("work", "measured_s", "predicted_s"))
+    fitted = np.array([row.fitted for row in rows])
+    rate = np.median(work[fitted] / t[fitted])
+    return np.abs(np.stack([guess, work / rate]) / t - 1)[:, ~fitted].mean(1)
+
+
+RIGHT: list[tuple[str, Answer]] = [
+    ("rank-bytes", held()),
+    ("rank-bytes", held_by_match),
+    ("rank-bytes", held(held_in=list)),
+    ("rank-bytes", held_in_whole_bytes),
+    ("rank-bytes", held(kept=lambda one, layout, stage: one * sorted([layout.pp - stage, layout.micro_batches])[0])),
+    ("bounded-fit", fitted(by_bounds)),
+    ("bounded-fit", fitted(by_every_face)),
+    ("bounded-fit", fitted(by_descent)),
+    ("bounded-fit", fitted(by_normal_equations)),
+    ("bounded-fit", lambda *asked: torch.tensor(np.array(fitted(by_bounds)(*asked)))),
+    ("best-split", best()),
+    ("best-split", best_by_numpy),
+    ("best-split", best(choose=lambda able, key: sorted(able, key=key)[0], out=list)),
+    (
+        "best-split",
+        best(reduce=lambda pp, dp, p, alpha, beta: sum(alpha + beta * 2 * p / (pp * dp) for _ in range(2 * dp - 2))),
+    ),
+    ("choose-layout", chosen_in_a_loop),
+    ("choose-layout", lambda *asked: max(able(*asked), key=speed)),
+    ("choose-layout", lambda *asked: sorted(able(*asked), key=speed)[-1]),
+    ("choose-layout", lambda *asked: min(able(*asked), key=lambda one: 1 / speed(one))),
+    ("choose-layout", lambda *asked: able(*asked)[int(np.argmax([speed(one) for one in able(*asked)]))]),
+    (
+        "choose-layout",
+        lambda layouts, *rest: layouts[
+            max((speed(one), i) for i, one in enumerate(layouts) if one in able(layouts, *rest))[1]
+        ],
+    ),
+    ("pareto-front", front(beats)),
+    ("pareto-front", front_by_numpy),
+    ("pareto-front", front_by_torch),
+    ("pareto-front", front_by_removal),
+    ("pareto-front", front_by_order),
+    ("sharding-programme", linear()),
+    ("sharding-programme", linear(held_in=list)),
+    ("sharding-programme", linear(ones=lambda v, n: [{("s", v, k): 2 for k in range(n)}, 2])),
+    (
+        "sharding-programme",
+        linear(makers=lambda v, k, n: ({("s", v, k): -0.5, **{("e", v, k, j): 0.5 for j in range(n)}}, 0.0)),
+    ),
+    (
+        "sharding-programme",
+        linear(makers=lambda v, k, n: ({("s", v, k): 1, **{("e", v, k, j): -1 for j in range(n)}}, 0) if k else None),
+    ),
+    (
+        "sharding-programme",
+        lambda costs, matrices: (linear()(costs, matrices)[0], tuple(linear()(costs, matrices)[1][::-1])),
+    ),
+    (
+        "sharding-programme",
+        lambda costs, matrices: (
+            {k: np.float64(v) for k, v in linear()(costs, matrices)[0].items()},
+            linear()(costs, matrices)[1],
+        ),
+    ),
+    ("sharding-programme", linear(ones=lambda v, n: ({("s", v, k): 1 for k in range(n)}, 1) if v else None)),
+    ("pipeline-stages", shortest()),
+    ("pipeline-stages", shortest_by_table),
+    ("pipeline-stages", shortest(end=lambda found: np.min(list(found)))),
+    ("pipeline-stages", shortest(end=lambda found: sorted(found)[0])),
+    ("paired-rounds", paired()),
+    ("paired-rounds", paired(p=p_by_tosses)),
+    ("paired-rounds", paired(p=p_by_pascal)),
+    ("paired-rounds", paired(p=p_of_one_tail)),
+    ("paired-rounds", paired(ratio=lambda a, b: np.median(np.divide(b, a)))),
+    ("held-out", errors()),
+    ("held-out", errors_by_numpy),
+    ("held-out", errors(mean=lambda gaps: sum(gaps) / len(gaps), held_in=list)),
+    ("held-out", errors(gap=lambda guess, row: abs(guess - row.measured_s) / row.measured_s, rate=np.median)),
+]
+
+WRONG: dict[str, list[tuple[Answer, str]]] = {
+    "rank-bytes": [
+        (held(sizes=(4, 4, 12)), "bytes per parameter for the weights, where"),
+        (held(sizes=(2, 4, 16)), "bytes per parameter for the optimizer, where"),
+        (
+            held(own=lambda parameters, layout: parameters / layout.tp / layout.pp),
+            "You divide the weights by pp: `parameters`",
+        ),
+        (held(own=lambda parameters, layout: parameters * layout.tp), "You multiply the weights by tp: each of the"),
+        (
+            held(over=lambda layout, least: layout.tp if layout.zero >= least else 1),
+            "ZeRO divides the weights by dp, the number of",
+        ),
+        (
+            held(over=lambda layout, least: layout.dp if layout.zero == least else 1),
+            "only (==): a higher stage does so too, >=.",
+        ),
+        (held(over=lambda layout, least: 1), "You never shard the weights over the"),
+        (
+            held(kept=lambda one, layout, stage: one * min(layout.pp - stage, layout.micro_batches) / layout.tp),
+            "micro_batch_bytes is already what one rank",
+        ),
+        (
+            held(kept=lambda one, layout, stage: one * max(layout.pp - stage, layout.micro_batches)),
+            "You take the larger of the two numbers: a",
+        ),
+        (
+            held(kept=lambda one, layout, stage: one * min(layout.pp - stage + 1, layout.micro_batches)),
+            "One micro-batch too many: the last stage",
+        ),
+        (
+            held(kept=lambda one, layout, stage: one * layout.micro_batches / layout.dp),
+            "You divide the micro-batches by dp: they are",
+        ),
+    ],
+    "bounded-fit": [
+        (
+            lambda n, t, factor: np.polyfit(np.array(n) * factor, t, 1)[::-1],
+            "You fit gaps in seconds, so that the longest",
+        ),
+        (
+            lambda n, t, factor: (0.0, float(np.median(np.array(t) / (np.array(n) * factor)))),
+            "You leave the latency out: a short message",
+        ),
+        (lambda n, t, factor: (min(t), 0.0), "You leave the bytes out: a long message takes"),
+        (lambda n, t, factor: np.abs(fitted(unbounded)(n, t, factor)), "You take the magnitude of a negative number"),
+        (
+            lambda n, t, factor: np.array(fitted(by_bounds)(n, t, factor)) * [1, factor],
+            "α is right; your β is that of a byte of the",
+        ),
+        (
+            lambda n, t, factor: np.array(fitted(by_bounds)(n, t, factor)) * [1e6, 1e9],
+            "Your numbers are in microseconds and",
+        ),
+        (
+            lambda n, t, factor: [
+                x if i == 0 or x == 0 else 1 / x for i, x in enumerate(fitted(by_normal_equations)(n, t, factor))
+            ],
+            "You return a bandwidth, bytes per second: β",
+        ),
+        (
+            lambda n, t, factor: np.array(fitted(by_bounds)(n[:2], t[:2], factor)),
+            "You fit the first two measurements alone: all",
+        ),
+        (lambda n, t, factor: (max(t), 0.0), "You leave the bytes out: a long message takes"),
+    ],
+    "best-split": [
+        (best(divides=lambda gpus, pp, m: gpus % pp == 0), "You give replicas that the micro-batches"),
+        (
+            best(fits=lambda parameters, pp, capacity: 16 * parameters <= capacity * pp * 2),
+            "bytes of states per parameter, over pp stages.",
+        ),
+        (
+            best(fits=lambda parameters, pp, capacity: 16 * parameters / pp < capacity),
+            "States that fill a GPU exactly do fit: <=",
+        ),
+        (best(key=lambda one: max(one[1], one[2])), "You compare the longer of the two waits: a"),
+        (best(choose=max), "You take the split that waits most: take the"),
+        (best(bubble=lambda pp, dp, m, work: pp * work / pp), "Your bubble is pp times a stage's length: pp −"),
+        (best(bubble=lambda pp, dp, m, work: (pp - 1) * work / pp / m), "You divide the bubble by the micro-batches"),
+        (
+            best(reduce=lambda pp, dp, p, alpha, beta: 2 * (dp - 1) / dp * (alpha + beta * 2 * p / pp)),
+            "You divide the latency by dp too: each of the",
+        ),
+        (
+            best(reduce=lambda pp, dp, p, alpha, beta: 2 * dp * (alpha + beta * 2 * p / pp / dp)),
+            "), and none with one replica.",
+        ),
+        (
+            best(reduce=lambda pp, dp, p, alpha, beta: 2 * (dp - 1) * beta * 2 * p / pp / dp),
+            "The latency α is left out: each step of the",
+        ),
+        (
+            best(reduce=lambda pp, dp, p, alpha, beta: 2 * (dp - 1) * (alpha + beta * 4 * p / pp / dp)),
+            "bytes per gradient: in bf",
+        ),
+        (best(out=lambda one: (one[0], one[2], one[1])), "The numbers are right, but in another order"),
+        (best(out=lambda one: (one[0], one[1] + one[2], 0.0)), "You add the two waits up: return each by"),
+    ],
+    "choose-layout": [
+        (lambda *asked: able(*asked)[0], "samples per second; dp"),
+        (lambda *asked: min(able(*asked), key=lambda one: one.step_s / one.micro_batch), "samples per second; dp"),
+        (
+            lambda *asked: max(able(*asked), key=lambda one: one.dp * one.micro_batch / one.step_s),
+            "You count one micro-batch per step: a replica",
+        ),
+        (
+            lambda *asked: max(able(*asked), key=lambda one: one.micro_batch * one.micro_batches / one.step_s),
+            "You count the samples of one replica: a step",
+        ),
+        (lambda *asked: max(able(*asked), key=lambda one: one.memory_bytes), "samples per second; dp"),
+        (lambda *asked: max(able(*asked), key=lambda one: one.dp), "samples per second; dp"),
+        (lambda *asked: [max(able(*asked), key=speed)], "Return one of the layouts that you were"),
+        (lambda *asked: speed(max(able(*asked), key=speed)), "Return one of the layouts that you were"),
+    ],
+    "pareto-front": [
+        (front(lambda q, p: sum(q) < sum(p)), "You add the criteria up, bytes and seconds"),
+        (
+            front(lambda q, p: any(a < b for a, b in zip(q, p, strict=True))),
+            "For you one smaller criterion is enough to",
+        ),
+        (front(lambda q, p: q < p), "Python compares tuples by their first"),
+        (front(lambda q, p: q[0] < p[0] and q[-1] <= p[-1]), ") is nowhere larger, and smaller somewhere."),
+        (
+            front(lambda q, p: all(a >= b for a, b in zip(q, p, strict=True)) and q != p),
+            "Your front is inverted: these points dominate",
+        ),
+        (
+            lambda points: [i for i in front(beats)(points) if points.index(points[i]) == i],
+            "You keep one of several equal points: none of",
+        ),
+        (lambda points: [i + 1 for i in front(beats)(points)], "Return the places of the points, whole"),
+        (
+            lambda points: [i for i in range(len(points)) if i not in front(beats)(points)],
+            "You return the points that are beaten: the",
+        ),
+        (lambda points: front(beats)(points)[:-1], "The last of them is missing: look at where"),
+        (
+            lambda points: [i in front(beats)(points) for i in range(len(points))],
+            ") is nowhere larger, and smaller somewhere.",
+        ),
+    ],
+    "sharding-programme": [
+        (
+            linear(ones=lambda v, n: ({("s", v, k): 1 for k in range(n)}, n)),
+            "An equation forbids a legal choice: if the",
+        ),
+        (
+            linear(ones=lambda v, n: ({("s", v, k): 1 for k in range(n)}, 0)),
+            "An equation forbids a legal choice: if the",
+        ),
+        (linear(ones=lambda v, n: None), "strategies. Demand that its s add up to"),
+        (
+            linear(makers=lambda v, k, n: ({("e", v, k, j): 1 for j in range(n)}, 1)),
+            "An equation forbids a legal choice: if the",
+        ),
+        (
+            linear(makers=lambda v, k, n: ({("s", v, k): 1, **{("e", v, k, j): 1 for j in range(n)}}, 0)),
+            "An equation forbids a legal choice: if the",
+        ),
+        (
+            linear(readers=lambda v, j, n: ({("s", v, j): 1, **{("e", v, k, j): -1 for k in range(n)}}, 0)),
+            "An equation forbids a legal choice: if the",
+        ),
+        (linear(makers=lambda v, k, n: None), "] that go with it, added over the strategies"),
+        (
+            linear(
+                objective=lambda costs, m: {("s", v, k): c for v, some in enumerate(costs) for k, c in enumerate(some)}
+            ),
+            "Your objective leaves resharding out: the e",
+        ),
+        (
+            linear(objective=lambda costs, m: {name: -c for name, c in linear()(costs, m)[0].items()}),
+            "If the layers take the strategies",
+        ),
+        (lambda costs, m: (linear()(costs, m)[0], []), "strategies. Demand that its s add up to"),
+        (lambda costs, m: min(costs[0]), "Return the objective, a dictionary, and the"),
+    ],
+    "pipeline-stages": [
+        (shortest(t_of=lambda b, added, slowest: b * added), "You make the micro-batches wait for one"),
+        (shortest(t_of=lambda b, added, slowest: added + slowest), "The micro-batches are left out: the slowest"),
+        (shortest(t_of=lambda b, added, slowest: slowest), "That is the slowest stage alone: the step is"),
+        (shortest(sizes=lambda gpus: range(1, gpus + 1)), "GPUs and the like: groups have"),
+        (shortest(last=lambda left: True), "Your plans leave GPUs without work: at the"),
+        (
+            lambda time_of, layers, gpus, b: (
+                sum(time_of(i, i, 1) for i in range(layers)) + (b - 1) * max(time_of(i, i, 1) for i in range(layers))
+            ),
+            "You make a stage of each layer, on one GPU",
+        ),
+    ],
+    "paired-rounds": [
+        (
+            paired(p=lambda ahead, behind: max(ahead, behind) / (ahead + behind)),
+            "You give the share of the rounds won: p is",
+        ),
+        (paired(p=lambda ahead, behind: 0.5 ** max(ahead, behind)), "That is how likely as many tosses in a row"),
+        (paired(p=lambda ahead, behind: 2 * 0.5 ** (ahead + behind)), "That is how likely one wins every round"),
+        (
+            paired(p=lambda ahead, behind: binomtest(ahead, ahead + behind, alternative="greater").pvalue),
+            "Your p is one-sided: a result as one-sided",
+        ),
+        (
+            paired(p=lambda ahead, behind: binomtest(behind, ahead + behind, alternative="greater").pvalue),
+            "Your p is one-sided: a result as one-sided",
+        ),
+        (
+            paired(
+                p=lambda ahead, behind: min(
+                    1,
+                    2
+                    * sum(math.comb(ahead + behind, k) for k in range(max(ahead, behind) + 1, ahead + behind + 1))
+                    / 2 ** (ahead + behind),
+                )
+            ),
+            "You count only results that are more",
+        ),
+        (
+            paired(ratio=lambda a, b: statistics.median(y - x for x, y in zip(a, b, strict=True))),
+            "You take differences in seconds: divide round",
+        ),
+        (
+            paired(ratio=lambda a, b: statistics.geometric_mean(y / x for x, y in zip(a, b, strict=True))),
+            "You take the geometric mean of the ratios",
+        ),
+        (
+            paired(ratio=lambda a, b: sorted(y / x for x, y in zip(a, b, strict=True))[len(a) // 2]),
+            "With an even number of rounds the median is",
+        ),
+        (lambda a, b: paired()(a, b)[::-1], "The numbers are right, but in another order"),
+        (lambda a, b: paired()(sorted(a), sorted(b)), "You sort each list: the n-th of each come"),
+    ],
+    "held-out": [
+        (errors(mean=statistics.median), "You take the median of the errors: their mean"),
+        (errors(mean=max), "You take the largest error: their mean is"),
+        (errors(gap=lambda guess, row: (guess / row.measured_s - 1) ** 2), "You square the errors: their magnitude is"),
+        (
+            errors(gap=lambda guess, row: abs(guess / row.measured_s - 1) * 100),
+            "Your errors are in per cent: return shares",
+        ),
+        (
+            errors(gap=lambda guess, row: abs(math.log(guess / row.measured_s))),
+            "You take logarithms: |predicted / measured −",
+        ),
+        (errors(rate=max), "Your rate is the largest: the median over the"),
+        (errors(speed_of=lambda row: row.work / row.predicted_s), "Your rate comes from predicted times: the"),
+        (errors(rate=statistics.harmonic_mean), "Your rate is a harmonic mean: the median is"),
+        (
+            lambda rows: (errors()(rows)[0], errors(gap=lambda guess, row: guess)(rows)[1]),
+            "That is the mean of the predicted seconds",
+        ),
+    ],
+}
