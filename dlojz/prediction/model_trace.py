@@ -381,8 +381,27 @@ def _kept(key: TraceKey) -> MemoryTrace:
     return kept((key, contents) if contents else key, lambda: _traced(key))
 
 
-@refusing_overflow()
 def _traced(key: TraceKey) -> MemoryTrace:
+    model, traced = _tracer(key)
+    return trace_repeating(model, traced)
+
+
+def pretended_sums(config: RunConfig) -> tuple[int, ...]:
+    """List the bytes of each sum that a tensor-parallel rank makes in a micro-batch of a model from elsewhere."""
+    return _sums(key_of(config))
+
+
+@lru_cache(maxsize=64)
+def _sums(key: TraceKey) -> tuple[int, ...]:
+    model, traced = _tracer(key)
+    traced(model)
+    axes = (getattr(one, "axis", None) for one in model.modules())
+    return tuple(next(one for one in axes if one is not None).pretended)
+
+
+@refusing_overflow()
+def _tracer(key: TraceKey) -> tuple[BlockList, Callable[[nn.Module], MemoryTrace]]:
+    """Build a rank's part of a model, and what traces it."""
     model = build_on_meta(
         key.model,
         key.image_size,
@@ -411,7 +430,7 @@ def _traced(key: TraceKey) -> MemoryTrace:
         on_gpu=key.on_gpu,
         in_megatron=key.in_megatron,
     )
-    return trace_repeating(model, lambda shortened: how(shortened, inputs))
+    return model, lambda shortened: how(shortened, inputs)
 
 
 def block_of(module: str) -> str:

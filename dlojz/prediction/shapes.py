@@ -267,7 +267,9 @@ def build_on_meta(
         from dlojz.by_hand.tensor.split import split_model
 
         axis = TensorAxis(rank=split.rank, size=split.size, sequence_parallel=split.sequence_parallel)
-        return split_model(built, axis, split.pattern)
+        if built.tensor_plan is None:
+            return split_model(built, axis, split.pattern)
+    return split_model(built, axis, split.pattern)  # of one from elsewhere the blocks are tried with numbers
 
 
 @lru_cache(maxsize=64)
