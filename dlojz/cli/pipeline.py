@@ -493,7 +493,7 @@ lists of blocks how often each tool misses the optimum.
 --tp shows the plan by which that many tensor-parallel ranks share each block of a model from elsewhere (timm, hf, your
 own file): which linear layers are split by columns and rows, what a rank holds, what is sent. Your own file may say
 otherwise: tp_plan = {"blocks.*.mlp.fc1": "colwise", "blocks.*.mlp.fc2": "rowwise"}.""",
-    fr="""Découper un modèle en étages de pipeline : quels blocs vont où, et avec quel équilibre ; ou ses couches (--tp).
+    fr="""Découper un modèle en étages de pipeline : quels blocs vont où, et avec quel équilibre ; ou couches (--tp).
 
 Un pipeline avance au rythme de son étage le plus chargé : un pas de m micro-batches dure Σ tᵢ + (m − 1) max tᵢ ; le
 meilleur découpage est donc celui dont l’étage le plus chargé (le goulot) l’est le moins. Un étage est une suite de
@@ -569,24 +569,21 @@ def _answer_tensor_plan(config: RunConfig, given: Given, answer: Answer) -> None
         document = {"model": config.model, "tp": tp, "tp_plan": plan, "rows": [row._asdict() for row in rows]}
         answer(document | {"all_reduces": len(sums), "all_reduce_bytes": sum(sums)})
         return
+    forward = say(en="all-reduce, forward", fr="all-reduce, passe avant")
+    backward = say(en="all-reduce, backward", fr="all-reduce, passe arrière")
     hows = {
         "colwise": say(en="column-parallel", fr="par colonnes"),
         "rowwise": say(en="row-parallel", fr="par lignes"),
-        "inner": say(en="whole, read by split heads", fr="entier, lu par des têtes découpées"),
+        "inner": say(en="whole, within heads", fr="entier, dans les têtes"),
         "whole": say(en="whole", fr="entier"),
     }
-    sent = {
-        "colwise": say(en="backward: all-reduce of its input's gradient", fr="arrière : all-reduce du gradient d’entrée"),
-        "rowwise": say(en="forward: all-reduce of its output", fr="avant : all-reduce de la sortie"),
-        "inner": say(en="backward: all-reduce of its own gradient", fr="arrière : all-reduce de son gradient"),
-        "whole": "-",
-    }
+    sent = {"colwise": backward, "rowwise": forward, "inner": backward, "whole": "-"}
     cells = tuple(
         (
             row.layers or say(en="all else", fr="tout le reste"),
-            str(row.count),
+            str(row.number),
             hows[row.style]
-            + (say(en=f", {len(row.parts)} fused parts", fr=f", {len(row.parts)} parts") if len(row.parts) > 1 else ""),
+            + (say(en=f", {len(row.parts)} fused", fr=f", {len(row.parts)} fusionnées") if len(row.parts) > 1 else ""),
             f"{row.heads} / {tp}" if row.heads else "-",
             format_bytes(row.rank_bytes),
             sent[row.style],
@@ -597,7 +594,7 @@ def _answer_tensor_plan(config: RunConfig, given: Given, answer: Answer) -> None
         en="layer; number; how it is split; heads; weights of a rank; collective",
         fr="couche; nombre; découpage; têtes; poids d’un rang; collective",
     )
-    answer(Table(head, cells, f"{config.model_name}, tp={tp}", align="l", whole=2))
+    answer(Table(head, cells, f"{config.model_name}, tp={tp}", align="l", whole=3))
     answer(
         en=f"per micro-batch of {config.layout.micro_batch}: {len(sums)} all-reduces, {format_bytes(sum(sums))}",
         fr=f"par micro-batch de {config.layout.micro_batch} : {len(sums)} all-reduce, {format_bytes(sum(sums))}",

@@ -17,7 +17,7 @@ class TensorShareRow(NamedTuple):
     Attributes:
         layers: path with `*` for numbers, which is a pattern of a `tp_plan`; empty for all that is whole.
         style: of their split; `inner` is whole, but its gradient is summed.
-        count: how many layers.
+        number: how many layers.
         heads: attention heads of each that the ranks share; 0 where it has none.
         parts: outputs of each fused part, which is split by itself; one number where none is fused.
         rank_bytes: fp32 weights of all of them on a rank.
@@ -25,7 +25,7 @@ class TensorShareRow(NamedTuple):
 
     layers: str
     style: Literal["colwise", "rowwise", "inner", "whole"]
-    count: int
+    number: int
     heads: int
     parts: tuple[int, ...]
     rank_bytes: int

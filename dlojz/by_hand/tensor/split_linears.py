@@ -36,6 +36,9 @@ class LinearShare(nn.Module):
         layer: how it is split.
     """
 
+    weight: Tensor
+    bias: Any
+
     def __init__(self, whole: nn.Module, layer: SplitLayer, axis: TensorAxis) -> None:
         super().__init__()
         self.axis, self.by_columns = axis, layer.style == "colwise"
@@ -54,9 +57,8 @@ class LinearShare(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``(…, D)`` to ``(…, f)``, or ``(…, d)`` to ``(…, F)``."""
-        weight, bias = self.weight, self.bias
-        assert isinstance(weight, Tensor)
-        weight = weight.T if self.transposed else weight
+        weight = self.weight.T if self.transposed else self.weight
+        bias: Tensor | None = self.bias
         if self.by_columns:
             # Who: the ranks of the axis, in backward. What: the gradient of x, all-reduced. How much: its bytes.
             return F.linear(copy(x, self.axis), weight, bias)
@@ -100,4 +102,4 @@ def _share(module: nn.Module, names: Sequence[str], axis: TensorAxis) -> None:
         finally:
             module._parameters.update(held)
 
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward

@@ -155,7 +155,7 @@ def _matching(pattern: str) -> str:
 
 def style_of(path: str, given: Styles) -> str:
     """Look a layer up in a plan: the last pattern that matches its path speaks."""
-    return next((style for pattern, style in reversed(given.items()) if fnmatchcase(path, pattern)), "whole")
+    return next((style for pattern, style in reversed(list(given.items())) if fnmatchcase(path, pattern)), "whole")
 
 
 def check_styles(source: str, given: object) -> dict[str, str]:
@@ -194,7 +194,9 @@ def _check_all_used(name: str, module: nn.Module, given: Styles, found: Sequence
             )
 
 
-def _called(module: nn.Module, blocks: Sequence[str], run: Callable[[], Any]) -> Iterator[tuple[str, nn.Module, Any, Any]]:
+def _called(
+    module: nn.Module, blocks: Sequence[str], run: Callable[[], Any]
+) -> Iterator[tuple[str, nn.Module, Any, Any]]:
     """Each block with what it was called with."""
     calls: dict[str, tuple[Any, Any]] = {}
     handles = []
@@ -219,7 +221,8 @@ def _kind(block: nn.Module, call: Any) -> object:
         for path, one in block.named_modules()
     )
     shapes = tuple((path, one.shape) for path, one in block.named_parameters())
-    read = tuple((tuple(one.shape), one.requires_grad) if isinstance(one, Tensor) else str(one) for one in tree_leaves(call))
+    leaves = tree_leaves(call)
+    read = tuple((one.shape, one.requires_grad) if isinstance(one, Tensor) else str(one) for one in leaves)
     return parts, shapes, read
 
 
@@ -252,7 +255,7 @@ class _Probe:
                 path for path in self.layers if owners[id(block.get_submodule(path).weight)] == 1
             }  # a shared weight is not split
             for path, layer in self.layers.items():
-                layer.forward = self._stub(path)  # type: ignore[method-assign]
+                layer.forward = self._stub(path)
             for part in self.block.modules():
                 if part not in self.layers.values():
                     _fill(part)
@@ -398,10 +401,10 @@ class _Probe:
 
     def _around(self, candidate: _Candidate) -> list[tuple[str, nn.Module]]:
         """Modules that hold a region's layers, from the innermost one with all of them inward."""
-        layers = [candidate.row, *candidate.columns]
-        owners = [[path.rsplit(".", cut)[0] if path.count(".") >= cut else "" for cut in range(1, 9)] for path in layers]
-        common = max(set.intersection(*(set(one) for one in owners)), key=len)
-        paths = {path for one in owners for path in one if path.startswith(common)}
+        names = [path.split(".")[:-1] for path in (candidate.row, *candidate.columns)]
+        owners = [{".".join(own[:depth]) for depth in range(len(own) + 1)} for own in names]
+        common = max(set.intersection(*owners), key=len)
+        paths = {path for own in owners for path in own if path.startswith(common)}
         return [(path, self.block.get_submodule(path)) for path in sorted(paths)]
 
     def heads(self, candidate: _Candidate) -> int:
@@ -415,14 +418,15 @@ class _Probe:
         ]
         if not (told or sizes) or self._is_even(candidate):
             return 0
-        return max(told) if told else widths(self.layers[candidate.row])[0] // sizes[0]
+        return widths(self.layers[candidate.row])[0] // sizes[0] if sizes else max(told)
 
     def _is_even(self, candidate: _Candidate) -> bool:
         """Whether each feature stands alone, as in an MLP: with all but the first of them changed, it is the same."""
         assert self.whole is not None
-        ways = [_fused(widths(self.layers[path])[1], widths(self.layers[candidate.row])[0]) for path in candidate.columns]
+        inputs = widths(self.layers[candidate.row])[0]
         changed = dict(self.given)
-        for path, (parts, *_) in zip(candidate.columns, ways, strict=True):
+        for path in candidate.columns:
+            parts = _fused(widths(self.layers[path])[1], inputs)[0]
             kept = torch.cat([torch.arange(one) == 0 for one in parts])
             changed[path] = torch.where(kept, self.given[path], self.given[path].flip(-1))
         run = self._run(changed)
@@ -462,7 +466,8 @@ class _Probe:
         heads, where = self.heads(candidate), f"{path}.{candidate.row}"
         degrees = say(en=" or ", fr=" ou ").join(f"tp={one}" for one in works)
         features = widths(self.layers[candidate.row])[0]
-        what = say(en=f"{heads} heads", fr=f"{heads} têtes") if heads else say(en=f"{features} features", fr=f"{features} neurones")
+        what = say(en=f"{features} features", fr=f"{features} neurones")
+        what = say(en=f"{heads} heads", fr=f"{heads} têtes") if heads else what
         return refusal(
             en=f"tp={size} does not divide the {what} before {where} of {name} equally, keys and values included: use "
             f"{degrees}, or leave this layer out by tensor_parts (e.g. mlp) or a tp_plan.",
@@ -557,7 +562,7 @@ def _made(one: Any) -> Any:
         return one
     if one.is_floating_point():
         return (torch.rand(one.shape, dtype=one.dtype) + 0.1).requires_grad_(one.requires_grad)
-    return torch.ones(one.shape, dtype=one.dtype) if one.dtype == torch.bool else torch.zeros(one.shape, dtype=one.dtype)
+    return torch.full(one.shape, one.dtype == torch.bool, dtype=one.dtype)
 
 
 def _same(one: Tensor, other: object) -> bool:

@@ -15,9 +15,11 @@ embeddings that images need.
     norms, with sequence parallelism     SequenceParallel     all-gather after it, reduce-scatter at the region's end
 
 The gradient of a split embedding is made whole on every rank (V × D, torch's rule), but for DDP and FSDP2, which cut it
-at once. A model from elsewhere is split into plain tensors, with the lab's operators (`split_linears`), whatever the
-engine of the data axis. Asynchronous tensor parallelism (`async_tensor_parallel`) compiles the blocks so that pieces of a product
+at once. Asynchronous tensor parallelism (`async_tensor_parallel`) compiles the blocks so that pieces of a product
 overlap with their communication. It needs NVLink and symmetric memory, and has not been run here.
+
+A model from elsewhere is split into plain tensors with the lab's operators (`dlojz.by_hand.tensor.split_linears`),
+whatever the engine of the data axis.
 
 Source: torch 2.13, `torch/distributed/tensor/parallel/style.py`; Shoeybi et al. 2019 (arXiv 1909.08053), §3;
 Korthikanti et al. 2022 (arXiv 2205.05198), §4.2.2.
@@ -49,8 +51,8 @@ from dlojz.by_hand.tensor.layers import vocabulary_parallel_cross_entropy
 from dlojz.by_hand.tensor.split import check_tied, parallel_loss, parts_of, split_model
 from dlojz.config.run_config import RunConfig
 from dlojz.models import coatnet, gpt, llama
-from dlojz.models.foreign.tensor_plan import own_columns
 from dlojz.models.blocks import BlockList, TransformerBlock, VocabularyHead, tie, tied_names
+from dlojz.models.foreign.tensor_plan import own_columns
 from dlojz.train.axes import Axes
 
 Loss = Callable[[Tensor, Tensor], Tensor]
