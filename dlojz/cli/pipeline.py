@@ -560,7 +560,7 @@ def partition_command(given: Given, answer: Answer) -> None:
 def _answer_tensor_plan(config: RunConfig, given: Given, answer: Answer) -> None:
     """Show how the ranks of the tensor axis share a model from elsewhere."""
     from dlojz.prediction.model_trace import pretended_sums
-    from dlojz.prediction.tensor_shares import tensor_share_rows
+    from dlojz.prediction.shapes import tensor_share_rows
 
     rows, tp = tensor_share_rows(config), config.layout.tp
     sums = pretended_sums(config)

@@ -24,7 +24,7 @@ from dlojz.models.checkpointing import Checkpointing, level_of, run_checkpointed
 from dlojz.models.experts.layer import MixtureOfExperts
 from dlojz.models.experts.routing import Routing
 from dlojz.models.foreign.example import run_on
-from dlojz.models.foreign.tensor_plan import Region
+from dlojz.models.foreign.tensor_regions import Region
 
 Loss = Callable[[Any, Tensor], Tensor]
 """Mean loss of a model's output and the targets: a scalar."""

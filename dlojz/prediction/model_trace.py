@@ -31,6 +31,7 @@ from dlojz.by_hand.activation_offload import ActivationOffload, planned_offload
 from dlojz.by_hand.context_parallel import RingShare, share_sequences
 from dlojz.by_hand.ring_attention import PretendedRing
 from dlojz.by_hand.tensor.split import parallel_loss
+from dlojz.by_hand.tensor.split_linears import LinearShare
 from dlojz.config.compatibility import has_tied_head
 from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
@@ -395,8 +396,7 @@ def pretended_sums(config: RunConfig) -> tuple[int, ...]:
 def _sums(key: TraceKey) -> tuple[int, ...]:
     model, traced = _tracer(key)
     traced(model)
-    axes = (getattr(one, "axis", None) for one in model.modules())
-    return tuple(next(one for one in axes if one is not None).pretended)
+    return tuple(next(one.axis.pretended for one in model.modules() if isinstance(one, LinearShare)))
 
 
 @refusing_overflow()

@@ -14,8 +14,8 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
 from dlojz.models.foreign.building import spec, tensor_plan
-from dlojz.models.foreign.tensor_plan import Region, own_columns
-from dlojz.prediction.tensor_shares import pattern_of, tensor_share_rows
+from dlojz.models.foreign.tensor_regions import Region, own_columns
+from dlojz.prediction.shapes import pattern_of, tensor_share_rows
 from dlojz.runnable import check_runnable
 from tests.models import own_heads, own_models
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dlojz.base.language import refusal
-from dlojz.models.foreign.tensor_plan import own_columns
+from dlojz.models.foreign.tensor_regions import own_columns
 
 
 class TensorAxis:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from dlojz.by_hand.tensor.axis import TensorAxis
 from dlojz.by_hand.tensor.operators import add_up, copy
 from dlojz.models.blocks import BlockList
-from dlojz.models.foreign.tensor_plan import Region, SplitLayer, own_columns, put
+from dlojz.models.foreign.tensor_regions import Region, SplitLayer, own_columns, put
 
 
 class LinearShare(nn.Module):

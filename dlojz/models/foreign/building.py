@@ -24,7 +24,8 @@ from dlojz.models.foreign.elsewhere import CHAIN, absolute_name
 from dlojz.models.foreign.example import run_on
 from dlojz.models.foreign.meta_checks import built, check_loss, not_logits, tried_on_meta
 from dlojz.models.foreign.sources import origin_of
-from dlojz.models.foreign.tensor_plan import Region, find_plan
+from dlojz.models.foreign.tensor_plan import find_plan
+from dlojz.models.foreign.tensor_regions import Region
 from dlojz.models.meta import on_meta, sample_inputs, targets_shape
 
 FEW_TOKENS = 8

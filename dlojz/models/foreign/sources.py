@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from unittest.mock import patch
 
 import torch
@@ -101,8 +101,7 @@ def _of_timm(name: str) -> Origin:
 
     def make(size: int, classes: int) -> nn.Module:
         fixed = {"img_size": size} if known and known.fixed_input_size and size != side else {}
-        module: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes, **fixed)
-        return module
+        return cast(nn.Module, timm.create_model(name, pretrained=False, num_classes=classes, **fixed))
 
     return Origin(make, "image", side, classes)
 
@@ -122,8 +121,7 @@ def _of_torchvision(name: str) -> Origin:
             more = {"input_size": (size, size)}
         elif name in ("googlenet", "inception_v3"):
             more = {"aux_logits": False, "init_weights": False}
-        module: nn.Module = package.models.get_model(name, weights=None, num_classes=classes, **more)
-        return module
+        return cast(nn.Module, package.models.get_model(name, weights=None, num_classes=classes, **more))
 
     return Origin(make, "image", side, 1000)
 
@@ -231,7 +229,7 @@ def _of_file(name: str) -> Origin:
     except Exception as error:
         raise not_built(f"{written}:example_inputs", error) from error
     source = f"example_inputs() {say(en='of', fr='de')} {written}"
-    return origin_of_batch(name, source, build, batch, getattr(module, "loss", None), getattr(module, "tp_plan", None))
+    return origin_of_batch(name, source, build, batch, *(getattr(module, one, None) for one in ("loss", "tp_plan")))
 
 
 def origin_of_batch(
@@ -244,8 +242,7 @@ def origin_of_batch(
 ) -> Origin:
     """Read off a batch, which `source` gave, what a module reads; refuse what is no batch of tensors."""
     check_batch(source, batch)
-    plan = None if tp_plan is None else check_styles(name, tp_plan)
-    family = family_name(batch)
+    family, plan = family_name(batch), check_styles(name, tp_plan)
     with torch.random.fork_rng(devices=[]), on_meta():
         inputs = tree_map(lambda one: torch.empty_like(one, device="meta"), batch)
         output = tried_on_meta(name, built(name, build), inputs)

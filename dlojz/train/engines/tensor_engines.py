@@ -52,7 +52,7 @@ from dlojz.by_hand.tensor.split import check_tied, parallel_loss, parts_of, spli
 from dlojz.config.run_config import RunConfig
 from dlojz.models import coatnet, gpt, llama
 from dlojz.models.blocks import BlockList, TransformerBlock, VocabularyHead, tie, tied_names
-from dlojz.models.foreign.tensor_plan import own_columns
+from dlojz.models.foreign.tensor_regions import own_columns
 from dlojz.train.axes import Axes
 
 Loss = Callable[[Tensor, Tensor], Tensor]
