@@ -21,7 +21,6 @@ Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), §3, for the two 
 from __future__ import annotations
 
 import copy
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
@@ -35,6 +34,7 @@ from dlojz.models.foreign.tensor_regions import (
     Region,
     SplitLayer,
     fused_ways,
+    head_counts,
     is_linear,
     own_columns,
     setting,
@@ -149,9 +149,11 @@ class Probe:
             return None
         ways = [fused_ways(widths(self.layers[path])[1], inputs) for path in candidate.columns]
         heads, others = self._attributes(candidate, {inputs, *(one for way in ways for parts in way for one in parts)})
-        in_config = [(path, f"config.{key}", value) for path, one in self._around(candidate) for key, value in _heads(
-            getattr(one, "config", None)
-        )]  # fmt: skip
+        in_config = [
+            (path, f"config.{key}", value)
+            for path, one in self._around(candidate)
+            for key, value in head_counts(getattr(one, "config", None))
+        ]
         tried = [[], heads, [*heads, *others], *([[*heads, *in_config]] if in_config else [])]
         for parts, settings in product(product(*ways), tried):
             if any(one % size for each in parts for one in each) or any(value % size for *_, value in settings):
@@ -188,7 +190,7 @@ class Probe:
     ) -> tuple[list[tuple[str, str, int]], list[tuple[str, str, int]]]:
         """Numbers of heads, and widths, in the attributes of the modules around a region's layers."""
         around = self._around(candidate)
-        heads = [(path, key, value) for path, one in around for key, value in _heads(one)]
+        heads = [(path, key, value) for path, one in around for key, value in head_counts(one)]
         others = [
             (path, key, value)
             for path, one in around
@@ -259,16 +261,6 @@ class Probe:
             and len(found.outputs) == len(self.whole.outputs)
             and all(_same(one, other) if isinstance(one, Tensor) else True for one, other in pairs)
         )
-
-
-def _heads(owner: object) -> list[tuple[str, int]]:
-    """Attributes of a module, or of its configuration, that are numbers of heads, by their names."""
-    named = getattr(owner, "__dict__", {}).items()
-    return [
-        (key, value)
-        for key, value in named
-        if type(value) is int and "head" in key and not re.search("dim|size|width|per", key)
-    ]
 
 
 def _fill(part: nn.Module) -> None:

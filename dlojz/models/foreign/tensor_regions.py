@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
@@ -84,7 +85,7 @@ def own_columns(parts: Sequence[int], size: int, rank: int, device: torch.device
 
 
 def fused_ways(outputs: int, inputs: int) -> list[tuple[int, ...]]:
-    """List the ways in which a layer's outputs may be fused, before a row layer with so many inputs: the commonest first."""
+    """List the ways in which outputs may be fused before a row layer with so many inputs, the commonest first."""
     ways = [(inputs,) * (outputs // inputs)] if outputs in (2 * inputs, 3 * inputs) else []
     if outputs > inputs and (outputs - inputs) % 2 == 0 and outputs != 3 * inputs:
         ways.append((inputs, *[(outputs - inputs) // 2] * 2))  # fewer keys and values than queries
@@ -111,3 +112,13 @@ def put(module: nn.Module, settings: Sequence[tuple[str, str, int]]) -> None:
             owner.config = copy.copy(owner.config)
             owner = owner.config
         setattr(owner, attribute.removeprefix("config."), value)
+
+
+def head_counts(owner: object) -> list[tuple[str, int]]:
+    """List the attributes of a module, or of its configuration, that are numbers of heads, by their names."""
+    named = getattr(owner, "__dict__", {}).items()
+    return [
+        (key, value)
+        for key, value in named
+        if type(value) is int and "head" in key and not re.search("dim|size|width|per", key)
+    ]
