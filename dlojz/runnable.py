@@ -16,6 +16,7 @@ from dlojz.config.compatibility import check
 from dlojz.config.fields import block_choices
 from dlojz.config.run_compatibility import NO_LIBRARY, PIPELINE, RUN, PipelineRun
 from dlojz.config.run_config import RunConfig
+from dlojz.models.foreign.elsewhere import is_elsewhere
 from dlojz.pipeline.exchange_formats import torch_refusal
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.validity import check_executable
@@ -81,7 +82,7 @@ def check_tensor(config: RunConfig) -> None:
     layout = config.layout
     if layout.async_tensor_parallel:
         _check_overlap(config)
-    if layout.tensor_parts:
+    if layout.tensor_parts or is_elsewhere(config.model):
         _check_parts(config)
 
 
@@ -92,7 +93,7 @@ def _check_parts(config: RunConfig) -> None:
 
     model = build_on_meta(config.built_model, config.image_size, config.sequence_length, config.num_classes)
     layout = config.layout
-    if layout.engine == "torch":
+    if layout.engine == "torch" and model.tensor_plan is None:
         from dlojz.train.engines.tensor_engines import torch_parts
 
         torch_parts(model, layout.tensor_parts)

@@ -7,16 +7,18 @@ before anything is printed.
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say, spaced_percent
+from dlojz.base.language import format_bytes, refusal, say, spaced_percent
 from dlojz.base.table import Table, facts, titles
 from dlojz.cli.options import (
     JSON,
+    MODEL,
     PNG,
     WORDS,
     Answer,
@@ -459,6 +461,7 @@ CASES, SEED = 4000, 0
 
 @verb(
     "partition",
+    MODEL,
     f"""
     --stages INT>=1 = 4  pipeline stages // étages du pipeline
     --by {"|".join(MEASURES)}  what a block weighs (default: parameters)
@@ -469,11 +472,13 @@ CASES, SEED = 4000, 0
         // les découpages dans d’autres unités, et combien de fois chaque outil manque l’optimum
     """,
     config_flags(
-        *("model", "data", "image_size", "sequence_length", "micro_batch", "micro_batches", "device"), micro_batches=8
+        *("model", "data", "image_size", "sequence_length", "micro_batch", "micro_batches", "device"),
+        *("tp", "tensor_parts"),
+        micro_batches=8,
     ),
     PNG,
     JSON,
-    en="""Cut a model into pipeline stages: which blocks go where, and how evenly.
+    en="""Cut a model into pipeline stages: which blocks go where, and how evenly; or its layers into shares (--tp).
 
 A pipeline runs at the pace of its heaviest stage: a step of m micro-batches takes Σ tᵢ + (m − 1) max tᵢ, so the best
 cut is the one whose heaviest stage (the bottleneck) is lightest. Stages are runs of neighbouring blocks. The exact
@@ -483,8 +488,12 @@ bottleneck ÷ mean: 1.00 is perfect.
 --by says what a block weighs: its parameters, its FLOPs, its time (each kind of block really runs, forward and
 backward), 1 each (uniform), or 1 if --pattern is found in its class (regex, DeepSpeed's 'type:PATTERN').
 --compare also weighs each cut in the other units (equal parameters are not equal work), and counts over 4,000 random
-lists of blocks how often each tool misses the optimum.""",
-    fr="""Découper un modèle en étages de pipeline : quels blocs vont où, et avec quel équilibre.
+lists of blocks how often each tool misses the optimum.
+
+--tp shows the plan by which that many tensor-parallel ranks share each block of a model from elsewhere (timm, hf, your
+own file): which linear layers are split by columns and rows, what a rank holds, what is sent. Your own file may say
+otherwise: tp_plan = {"blocks.*.mlp.fc1": "colwise", "blocks.*.mlp.fc2": "rowwise"}.""",
+    fr="""Découper un modèle en étages de pipeline : quels blocs vont où, et avec quel équilibre ; ou couches (--tp).
 
 Un pipeline avance au rythme de son étage le plus chargé : un pas de m micro-batches dure Σ tᵢ + (m − 1) max tᵢ ; le
 meilleur découpage est donc celui dont l’étage le plus chargé (le goulot) l’est le moins. Un étage est une suite de
@@ -494,12 +503,18 @@ nombres de blocs égaux. Déséquilibre = goulot ÷ moyenne : 1,00 est parfait.
 --by dit ce que pèse un bloc : ses paramètres, ses FLOPs, son temps (chaque sorte de bloc est vraiment exécutée, passes
 avant et arrière), 1 chacun (uniform), ou 1 si --pattern se trouve dans le nom de sa classe (regex, le 'type:MOTIF' de
 DeepSpeed). --compare pèse aussi chaque découpage dans les autres unités (à paramètres égaux, le travail ne l’est pas),
-et compte sur 4 000 listes de blocs aléatoires combien de fois chaque outil manque l’optimum.""",
+et compte sur 4 000 listes de blocs aléatoires combien de fois chaque outil manque l’optimum.
+
+--tp montre le plan selon lequel autant de rangs de Tensor Parallelism se partagent chaque bloc d’un modèle venu
+d’ailleurs (timm, hf, votre fichier) : les couches linéaires découpées par colonnes et par lignes, ce que garde un rang,
+ce qui est envoyé. Votre fichier peut en décider autrement : tp_plan = {"blocks.*.mlp.fc1": "colwise",
+"blocks.*.mlp.fc2": "rowwise"}.""",
     examples="""
     dlojz partition --model coatnet_7 --stages 8
     dlojz partition --model coatnet_7 --stages 8 --by flops --compare --png cut.png
     dlojz partition --model coatnet_tiny --stages 4 --by time --micro-batch 8
     dlojz partition --model coatnet_7 --stages 4 --by regex --pattern Attention --json
+    dlojz partition timm:vit_small_patch16_224 --tp 2
     """,
 )
 def partition_command(given: Given, answer: Answer) -> None:
@@ -508,6 +523,9 @@ def partition_command(given: Given, answer: Answer) -> None:
 
     stages, pattern = given["stages"], given["pattern"]
     config = config_of(given, micro_batches=given["micro_batches"])
+    if config.layout.tp > 1:
+        _answer_tensor_plan(config, given, answer)
+        return
     by = given["by"] or ("regex" if pattern else "parameters")
     check_stages(len(block_weights(config).kinds), stages)  # before blocks are timed for nothing
     weighed = _weighed(config, by, pattern)
@@ -537,6 +555,51 @@ def partition_command(given: Given, answer: Answer) -> None:
     for table in (sheet.units_table(others), sheet.counts_table(counts)) if given["compare"] else ():
         answer("")
         answer(table)
+
+
+def _answer_tensor_plan(config: RunConfig, given: Given, answer: Answer) -> None:
+    """Show how the ranks of the tensor axis share a model from elsewhere."""
+    from dlojz.prediction.model_trace import pretended_sums
+    from dlojz.prediction.shapes import tensor_share_rows
+
+    rows, tp = tensor_share_rows(config), config.layout.tp
+    sums = pretended_sums(config)
+    plan = {row.layers: row.style for row in rows if row.style in ("colwise", "rowwise")}
+    if given["json"]:
+        document = {"model": config.model, "tp": tp, "tp_plan": plan, "rows": [row._asdict() for row in rows]}
+        answer(document | {"all_reduces": len(sums), "all_reduce_bytes": sum(sums)})
+        return
+    forward = say(en="all-reduce, forward", fr="all-reduce, passe avant")
+    backward = say(en="all-reduce, backward", fr="all-reduce, passe arrière")
+    hows = {
+        "colwise": say(en="column-parallel", fr="par colonnes"),
+        "rowwise": say(en="row-parallel", fr="par lignes"),
+        "inner": say(en="whole, within heads", fr="entier, dans les têtes"),
+        "whole": say(en="whole", fr="entier"),
+    }
+    sent = {"colwise": backward, "rowwise": forward, "inner": backward, "whole": "-"}
+    cells = tuple(
+        (
+            row.layers or say(en="all else", fr="tout le reste"),
+            str(row.number),
+            hows[row.style]
+            + (say(en=f", {len(row.parts)} fused", fr=f", {len(row.parts)} fusionnées") if len(row.parts) > 1 else ""),
+            f"{row.heads} / {tp}" if row.heads else "-",
+            format_bytes(row.rank_bytes),
+            sent[row.style],
+        )
+        for row in rows
+    )
+    head = titles(
+        en="layer; number; how it is split; heads; weights of a rank; collective",
+        fr="couche; nombre; découpage; têtes; poids d’un rang; collective",
+    )
+    answer(Table(head, cells, f"{config.model_name}, tp={tp}", align="l", whole=3))
+    answer(
+        en=f"per micro-batch of {config.layout.micro_batch}: {len(sums)} all-reduces, {format_bytes(sum(sums))}",
+        fr=f"par micro-batch de {config.layout.micro_batch} : {len(sums)} all-reduce, {format_bytes(sum(sums))}",
+    )
+    answer(f"tp_plan = {json.dumps(plan, indent=4)}")
 
 
 def _weighed(config: RunConfig, by: str, pattern: str | None) -> BlockWeights:

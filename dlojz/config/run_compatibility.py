@@ -24,17 +24,19 @@ from dlojz.models.sizes import CoAtNetSize, GPTSize
 # --- models from elsewhere --------------------------------------------------------------------------------------------
 
 WHOLE_LAYOUT: Final = {
-    **{"tp": 1, "cp": 1, "activation_plan": "", "offload": "none", "gradient_compression": "none"},
+    **{"cp": 1, "activation_plan": "", "offload": "none", "gradient_compression": "none"},
+    **{"sequence_parallel": False, "async_tensor_parallel": False},
 }
 """Fields of a layout that are plain with a model from elsewhere."""
 
 
 def _beyond_replicas(config: RunFields) -> Facts | None:
-    """Find what a model from elsewhere cannot be laid out with: all but replicas, whole or sharded, and pipelines."""
+    """Find what a model from elsewhere cannot be laid out with: but replicas, tensor parallelism, or a pipeline."""
     if not is_elsewhere(config.model):
         return None
     plain = {"update": "auto", "library": "none"}
-    return first_set(config.layout, WHOLE_LAYOUT) or first_set(config, plain)
+    both = {"pp": 1} if config.layout.tp > 1 else {}
+    return first_set(config.layout, {**WHOLE_LAYOUT, **both}) or first_set(config, plain)
 
 
 def _recomputed_in_part(config: RunFields) -> bool:
@@ -50,11 +52,11 @@ ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
         "models from elsewhere have replicas",
         _beyond_replicas,
         en="{name}={value!r} was received with {config.model}, but a model from elsewhere is predicted and run with "
-        "replicas, whole or sharded (DDP, FSDP2, DeepSpeed, by hand), in a pipeline, or on one process alone: use "
-        "{name}={plain!r}, or a model of the catalogue.",
+        "replicas, whole or sharded (DDP, FSDP2, DeepSpeed, by hand), with tensor parallelism or in a pipeline, or on "
+        "one process alone: use {name}={plain!r}, or a model of the catalogue.",
         fr="{name}={value!r} a été reçu avec {config.model}, mais un modèle venu d’ailleurs se prédit et s’exécute "
-        "seulement avec des répliques, entières ou découpées (DDP, FSDP2, DeepSpeed, à la main), en pipeline, ou sur "
-        "un seul processus : prenez {name}={plain!r}, ou un modèle du catalogue.",
+        "seulement avec des répliques, entières ou découpées (DDP, FSDP2, DeepSpeed, à la main), avec du Tensor "
+        "Parallelism ou en pipeline, ou sur un seul processus : prenez {name}={plain!r}, ou un modèle du catalogue.",
     ),
     Rule(
         "models from elsewhere recompute whole blocks",

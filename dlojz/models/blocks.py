@@ -12,6 +12,7 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -23,6 +24,7 @@ from dlojz.models.checkpointing import Checkpointing, level_of, run_checkpointed
 from dlojz.models.experts.layer import MixtureOfExperts
 from dlojz.models.experts.routing import Routing
 from dlojz.models.foreign.example import run_on
+from dlojz.models.foreign.tensor_regions import Region
 
 Loss = Callable[[Any, Tensor], Tensor]
 """Mean loss of a model's output and the targets: a scalar."""
@@ -43,6 +45,10 @@ class BlockList(nn.Module):
 
     is_chain = True
     """Whether the forward pass is that of the blocks, one after the other."""
+    tensor_plan: Callable[[int, str], tuple[Region, ...]] | None = None
+    """Regions of a module from elsewhere that so many tensor-parallel ranks share, of those that match a pattern."""
+    parts: Mapping[str, nn.Module] = MappingProxyType({})
+    """Repeated parts of a module from elsewhere, by their paths in it."""
 
     def __init__(self, blocks: Iterable[nn.Module], *, checkpointing: Checkpointing | bool = "none") -> None:
         super().__init__()

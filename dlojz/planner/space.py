@@ -361,7 +361,14 @@ def _refuse_no_runs(space: Space) -> None:
 
 
 def run_refusal(subject: Subject, precision: Precision, one: PlannedLayout) -> str:
-    """Say why no run of a model can have a layout; empty where one can."""
+    """Say why no run of a model can have a layout, or none whose seconds are known; empty where one can."""
+    if subject.is_elsewhere and one.tp > 1:
+        return say(
+            en=f"the planner knows no seconds of tp={one.tp} of a model from elsewhere: use tp=1; "
+            "`dlojz partition --tp` and `dlojz predict` know its plan, its bytes and its messages.",
+            fr=f"le planificateur ne connaît pas les secondes de tp={one.tp} pour un modèle venu d’ailleurs : prenez "
+            "tp=1 ; `dlojz partition --tp` et `dlojz predict` en connaissent le plan, les octets et les messages.",
+        )
     try:
         config = run_config_of(subject, precision, one)
         check(RUN, config)

@@ -10,6 +10,8 @@ from dlojz.hardware import Device
 from dlojz.results.footprint import Footprint
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor, nn
 
 
@@ -19,6 +21,7 @@ def predict(
     device: Device | str | None = None,
     *,
     rank: int = 0,
+    tp_plan: Mapping[str, str] | None = None,
     **fields: Any,
 ) -> Footprint:
     """Predict the footprint of one rank: memory by category with its peak, communication per step, FLOPs.
@@ -32,6 +35,8 @@ def predict(
             first dimension is the micro-batch where `fields` give none; of a run: its rank.
         device: a GPU or its name (see `dlojz.hardware`); by default the CPU.
         rank: from 0 to the world size; ranks differ where shards do not divide evenly.
+        tp_plan: of a module, with tp > 1: patterns of its linear layers, `colwise` or `rowwise`, e.g.
+            `{"blocks.*.fc1": "colwise", "blocks.*.fc2": "rowwise"}`; by default all that can be split is.
         fields: of a model: those of a configuration, flat, as `dlojz.run` takes them.
 
     Raises:
@@ -59,7 +64,7 @@ def predict(
         )
     from dlojz.models.foreign.given_module import name_of_module
 
-    name, samples = name_of_module(model, inputs)
+    name, samples = name_of_module(model, inputs, tp_plan)
     config = RunConfig.of(model=name, **{"micro_batch": samples, **fields})
     return _predicted(config, rank, device)
 

@@ -49,6 +49,7 @@ from dlojz.config.compatibility import has_tied_head
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import sending_interval
+from dlojz.models.foreign.elsewhere import is_elsewhere
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, FORWARD, Schedule
 from dlojz.prediction.shapes import (
@@ -508,6 +509,8 @@ def tensor_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Tr
     Raises:
         LabError: for engine deepspeed, which splits no layers itself.
     """
+    from dlojz.prediction.model_trace import pretended_sums  # loads torch
+
     layout = config.layout
     if layout.tp == 1:
         return []
@@ -518,6 +521,17 @@ def tensor_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Tr
             fr=f"ce que engine={layout.engine!r} envoie selon tp={layout.tp} n’est pas prédit : prenez "
             "engine='by_hand' pour le prédire ; `dlojz memory` prédit la mémoire de tous les moteurs.",
         )
+    if is_elsewhere(config.model):
+        sent = pretended_sums(config)
+        times = layout.micro_batches
+        found = Traffic(
+            collective="all_reduce",
+            group="tp",
+            group_size=layout.tp,
+            count=times * len(sent),
+            message_bytes=times * sum(sent),
+        )
+        return [found]
     # torch leaves such a gradient as the ranks' parts of a sum, which is settled once, before the update; DDP and FSDP2
     # want it whole after each micro-batch (FSDP2 in a pipeline after the last), and so does the lab's own operator.
     settled = layout.engine == "torch" and (layout.pp > 1 or not layout.engine_spec.averages_each_micro_batch)

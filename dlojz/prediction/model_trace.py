@@ -31,6 +31,7 @@ from dlojz.by_hand.activation_offload import ActivationOffload, planned_offload
 from dlojz.by_hand.context_parallel import RingShare, share_sequences
 from dlojz.by_hand.ring_attention import PretendedRing
 from dlojz.by_hand.tensor.split import parallel_loss
+from dlojz.by_hand.tensor.split_linears import LinearShare
 from dlojz.config.compatibility import has_tied_head
 from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
@@ -381,8 +382,26 @@ def _kept(key: TraceKey) -> MemoryTrace:
     return kept((key, contents) if contents else key, lambda: _traced(key))
 
 
-@refusing_overflow()
 def _traced(key: TraceKey) -> MemoryTrace:
+    model, traced = _tracer(key)
+    return trace_repeating(model, traced)
+
+
+def pretended_sums(config: RunConfig) -> tuple[int, ...]:
+    """List the bytes of each sum that a tensor-parallel rank makes in a micro-batch of a model from elsewhere."""
+    return _sums(key_of(config))
+
+
+@lru_cache(maxsize=64)
+def _sums(key: TraceKey) -> tuple[int, ...]:
+    model, traced = _tracer(key)
+    traced(model)
+    return tuple(next(one.axis.pretended for one in model.modules() if isinstance(one, LinearShare)))
+
+
+@refusing_overflow()
+def _tracer(key: TraceKey) -> tuple[BlockList, Callable[[nn.Module], MemoryTrace]]:
+    """Build a rank's part of a model, and what traces it."""
     model = build_on_meta(
         key.model,
         key.image_size,
@@ -411,7 +430,7 @@ def _traced(key: TraceKey) -> MemoryTrace:
         on_gpu=key.on_gpu,
         in_megatron=key.in_megatron,
     )
-    return trace_repeating(model, lambda shortened: how(shortened, inputs))
+    return model, lambda shortened: how(shortened, inputs)
 
 
 def block_of(module: str) -> str:

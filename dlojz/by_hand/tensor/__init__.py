@@ -6,6 +6,7 @@ In the order in which to read the files:
     operators       the conjugate pairs: identity and all-reduce, all-gather and reduce-scatter
     layers          linear by columns and by rows, embedding, cross-entropy, norms on part of the sequence
     split_blocks    attention by heads, the MLP with one all-reduce; convolution likewise
+    split_linears   of a model from elsewhere: the pairs of linear layers that are found in it
     split           which modules are split
     random_state    dropout: the same on all ranks, or another on each
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dlojz.base.language import refusal
+from dlojz.models.foreign.tensor_regions import own_columns
 
 
 class TensorAxis:
@@ -42,6 +43,8 @@ class TensorAxis:
         self.size = size if group is None else group.size()
         self.sequence_parallel = sequence_parallel and self.size > 1
         self._pretends = group is None
+        self.pretended: list[int] = []
+        """Bytes of each sum that a pretended axis would have made."""
 
     @contextmanager
     def pretending(self) -> Iterator[None]:
@@ -60,6 +63,8 @@ class TensorAxis:
         if self.size > 1 and not self._pretends:
             operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
             dist.all_reduce(x, op=operation, group=self.group)
+        elif self.size > 1:
+            self.pretended.append(x.nbytes)
         return x
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
@@ -145,8 +150,19 @@ def split_dims(model: nn.Module) -> dict[str, int]:
     return found
 
 
-def gather_whole(own: Tensor, dim: int, shape: Sequence[int], axis: TensorAxis) -> Tensor:
-    """Gather a whole parameter, of the given shape, from the ranks' slices.
+def split_parts(model: nn.Module) -> dict[str, Sequence[int]]:
+    """Map parameters that are split part by part, as of a fused projection, to the lengths of their parts."""
+    found: dict[str, Sequence[int]] = {}
+    for path, module in model.named_modules():
+        parts: dict[str, Sequence[int]] = getattr(module, "split_parts", {})
+        found |= {f"{path}.{name}": lengths for name, lengths in parts.items() if len(lengths) > 1}
+    return found
+
+
+def gather_whole(
+    own: Tensor, dim: int, shape: Sequence[int], axis: TensorAxis, parts: Sequence[int] | None = None
+) -> Tensor:
+    """Gather a whole parameter, of the given shape, from the ranks' slices; each of its `parts` is split by itself.
 
     Who: all ranks of the axis, at the end of a run. What: the slices, padded to the longest. How much: the parameter's
     bytes.
@@ -155,4 +171,8 @@ def gather_whole(own: Tensor, dim: int, shape: Sequence[int], axis: TensorAxis) 
     padded_shape[dim] = -(-shape[dim] // axis.size)
     padded = own.new_zeros(padded_shape)
     padded.narrow(dim, 0, own.shape[dim]).copy_(own)
-    return axis.all_gather(padded, dim).narrow(dim, 0, shape[dim])
+    whole = axis.all_gather(padded, dim).narrow(dim, 0, shape[dim])
+    if parts is None:
+        return whole
+    order = torch.cat([own_columns(parts, axis.size, rank, whole.device) for rank in range(axis.size)])
+    return torch.empty_like(whole).index_copy_(dim, order, whole)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
@@ -30,8 +29,9 @@ from dlojz.by_hand.tensor.split_blocks import (
     ParallelLlamaBlock,
     ParallelTransformerBlock,
 )
+from dlojz.by_hand.tensor.split_linears import split_linears
 from dlojz.models import coatnet, gpt, llama
-from dlojz.models.blocks import BlockList, TransformerBlock, VocabularyHead, tie, tied_names
+from dlojz.models.blocks import BlockList, Loss, TransformerBlock, VocabularyHead, loss_of, tie, tied_names
 
 EVERYTHING = ""
 """The pattern that every part's name matches."""
@@ -71,8 +71,10 @@ def split_model(model: BlockList, axis: TensorAxis, pattern: str = EVERYTHING) -
 
     Raises:
         LabError: if no part matches; or one alone of two that share a matrix; or there are too few heads, channels or
-            features for the ranks.
+            features for the ranks; or of a model from elsewhere nothing can be split.
     """
+    if model.tensor_plan is not None:
+        return split_linears(model, axis, model.tensor_plan(axis.size, pattern))
     names = list(parts_of(model))
     chosen = {name for name in names if re.search(pattern, name)}
     if not chosen:
@@ -123,16 +125,12 @@ def check_tied(chosen: set[str], names: Sequence[str], tied: Mapping[str, str], 
         )
 
 
-def parallel_loss(model: BlockList) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the mean cross-entropy for the logits of the model's last block: all of them, or this rank's."""
+def parallel_loss(model: BlockList) -> Loss:
+    """Return the mean loss for what the model's last block gives: all logits, or this rank's words of them."""
     head = model.blocks[-1]
-
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        if isinstance(head, ParallelHead):
-            return vocabulary_parallel_cross_entropy(logits.float(), targets, head.start, head.axis)
-        return F.cross_entropy(logits.float().reshape(-1, logits.shape[-1]), targets.reshape(-1))
-
-    return loss
+    if not isinstance(head, ParallelHead):
+        return loss_of(model)
+    return lambda logits, targets: vocabulary_parallel_cross_entropy(logits.float(), targets, head.start, head.axis)
 
 
 def _nothing_matches(model: str, pattern: str, names: list[str]) -> str:

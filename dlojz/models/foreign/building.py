@@ -21,10 +21,15 @@ from dlojz.models.catalogue import ModelSpec
 from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.foreign.chain import chain_of, not_a_chain
 from dlojz.models.foreign.elsewhere import CHAIN, absolute_name
+from dlojz.models.foreign.example import run_on
 from dlojz.models.foreign.meta_checks import built, check_loss, not_logits, tried_on_meta
 from dlojz.models.foreign.sources import origin_of
+from dlojz.models.foreign.tensor_plan import find_plan
+from dlojz.models.foreign.tensor_regions import Region
 from dlojz.models.meta import on_meta, sample_inputs, targets_shape
 
+FEW_TOKENS = 8
+"""Tokens with which the layers of a text model are looked at, where it reads any number of them."""
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -88,9 +93,32 @@ def _build(
         )
     if is_chain and found.example and not isinstance(found.example.batch, Tensor):
         raise not_a_chain(name, say(en="it reads more than one tensor", fr="il lit plus d’un tenseur"))
-    if is_chain:
-        return chain_of(name, _made(name, size, classes), parts, checkpointing)
-    return NestedBlocks(_made(name, size, classes), parts, found.loss)
+    made = _made(name, size, classes)
+    model = chain_of(name, made, parts, checkpointing) if is_chain else NestedBlocks(made, parts, found.loss)
+    model.tensor_plan = partial(tensor_plan, name, size, classes)
+    model.parts = {path: made.get_submodule(path) for path in parts}
+    return model
+
+
+@lru_cache(maxsize=64)
+def tensor_plan(name: str, size: int, classes: int, ranks: int, pattern: str = "") -> tuple[Region, ...]:
+    """Find what so many tensor-parallel ranks share of a model from elsewhere, of a size of its input.
+
+    Raises:
+        LabError: see `dlojz.models.foreign.tensor_plan.find_plan`.
+    """
+    found = origin_of(name)
+    with torch.random.fork_rng(devices=[]), on_meta():
+        module = _made(name, size, classes).eval()
+        tokens = None if found.family != "text" else min(size, FEW_TOKENS) if name.startswith("hf:") else size
+        side = size if found.family == "image" else None
+        inputs = sample_inputs(name, 1, image_size=side, sequence_length=tokens)
+
+    def run() -> None:
+        with torch.enable_grad(), on_meta():
+            run_on(module, inputs)
+
+    return find_plan(name, module, _parts(name, size, classes), run, ranks, pattern, found.tp_plan)
 
 
 def _made(name: str, size: int, classes: int) -> nn.Module:

@@ -23,12 +23,13 @@ def changes_its_model(name: str) -> bool:
     return is_own_file(name) or name.removeprefix(CHAIN) in given_origins
 
 
-def name_of_module(module: nn.Module, batch: object) -> tuple[str, int]:
+def name_of_module(module: nn.Module, batch: object, tp_plan: object = None) -> tuple[str, int]:
     """Name a module, as it is now, so that it is predicted like a model from elsewhere; count the batch's samples.
 
     Args:
         module: On any device.
         batch: Example of its inputs: a tensor, or a tuple or dict of tensors.
+        tp_plan: How tensor parallelism splits its layers (`dlojz.models.foreign.tensor_plan`); by default all it can.
 
     Raises:
         LabError: if its weights are not in fp32, it cannot be copied, or it does not run on the batch.
@@ -46,7 +47,7 @@ def name_of_module(module: nn.Module, batch: object) -> tuple[str, int]:
     copied = _copied(module, name)
     source = say(en="the example of inputs", fr="l’exemple d’entrées")
     samples = check_batch(source, batch)
-    given_origins[name] = origin_of_batch(name, source, lambda: _copied(copied, name), batch)
+    given_origins[name] = origin_of_batch(name, source, lambda: _copied(copied, name), batch, tp_plan=tp_plan)
     return name, samples
 
 

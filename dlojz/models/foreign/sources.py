@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from unittest.mock import patch
 
 import torch
@@ -30,6 +30,7 @@ from dlojz.models.foreign.elsewhere import check_execution, file_of, is_own_file
 from dlojz.models.foreign.example import Batch, Example, check_batch, family_name
 from dlojz.models.foreign.meta_checks import built, not_built, not_logits, tried_on_meta
 from dlojz.models.foreign.missing_operators import ensure_grouped_products_on_meta, ensure_torchvision_imports
+from dlojz.models.foreign.tensor_plan import check_styles
 from dlojz.models.meta import on_meta
 
 given_origins: dict[str, Origin] = {}  # by the names of `dlojz.models.foreign.given_module`
@@ -50,6 +51,7 @@ class Origin(NamedTuple):
         classes: Default number of classes, or words.
         loss: Mean loss of its output and the targets; None for the cross-entropy of logits.
         example: Inputs, where they are neither square images nor tokens.
+        tp_plan: How tensor parallelism splits its layers, where its author says so.
     """
 
     make: Callable[[int, int], nn.Module]
@@ -58,6 +60,7 @@ class Origin(NamedTuple):
     classes: int
     loss: Callable[[Any, Tensor], Tensor] | None = None
     example: Example | None = None
+    tp_plan: dict[str, str] | None = None
 
 
 @lru_cache(maxsize=64)
@@ -98,8 +101,7 @@ def _of_timm(name: str) -> Origin:
 
     def make(size: int, classes: int) -> nn.Module:
         fixed = {"img_size": size} if known and known.fixed_input_size and size != side else {}
-        module: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes, **fixed)
-        return module
+        return cast(nn.Module, timm.create_model(name, pretrained=False, num_classes=classes, **fixed))
 
     return Origin(make, "image", side, classes)
 
@@ -119,8 +121,7 @@ def _of_torchvision(name: str) -> Origin:
             more = {"input_size": (size, size)}
         elif name in ("googlenet", "inception_v3"):
             more = {"aux_logits": False, "init_weights": False}
-        module: nn.Module = package.models.get_model(name, weights=None, num_classes=classes, **more)
-        return module
+        return cast(nn.Module, package.models.get_model(name, weights=None, num_classes=classes, **more))
 
     return Origin(make, "image", side, 1000)
 
@@ -228,7 +229,7 @@ def _of_file(name: str) -> Origin:
     except Exception as error:
         raise not_built(f"{written}:example_inputs", error) from error
     source = f"example_inputs() {say(en='of', fr='de')} {written}"
-    return origin_of_batch(name, source, build, batch, getattr(module, "loss", None))
+    return origin_of_batch(name, source, build, batch, *(getattr(module, one, None) for one in ("loss", "tp_plan")))
 
 
 def origin_of_batch(
@@ -237,10 +238,11 @@ def origin_of_batch(
     build: Callable[[], nn.Module],
     batch: Batch,
     loss: Callable[[Any, Tensor], Tensor] | None = None,
+    tp_plan: object = None,
 ) -> Origin:
     """Read off a batch, which `source` gave, what a module reads; refuse what is no batch of tensors."""
     check_batch(source, batch)
-    family = family_name(batch)
+    family, plan = family_name(batch), check_styles(name, tp_plan)
     with torch.random.fork_rng(devices=[]), on_meta():
         inputs = tree_map(lambda one: torch.empty_like(one, device="meta"), batch)
         output = tried_on_meta(name, built(name, build), inputs)
@@ -248,9 +250,9 @@ def origin_of_batch(
     if loss is None and not isinstance(output, Tensor):
         raise not_logits(name, type(output).__name__)
     if family != "tensors":
-        return Origin(lambda size, classes: build(), family, batch.shape[-1], classes, loss)
+        return Origin(lambda size, classes: build(), family, batch.shape[-1], classes, loss, None, plan)
     places = tuple(output.shape[1:-1]) if isinstance(output, Tensor) else ()
-    return Origin(lambda size, classes: build(), family, 0, classes, loss, Example(batch, places))
+    return Origin(lambda size, classes: build(), family, 0, classes, loss, Example(batch, places), plan)
 
 
 def _imported(path: Path) -> ModuleType:

@@ -27,6 +27,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dlojz.by_hand.ddp import DataParallel, _Flight, pieces_of
@@ -129,7 +130,7 @@ class DDPEngine(Engine):
             options["device_ids"] = [self.device.index]
         group = self.axes.group("dp")
         module = module.to(self.device)
-        if self.config.layout.tp > 1:  # DDP takes no DTensors
+        if any(isinstance(one, DTensor) for one in module.parameters()):  # which DDP does not take
             module = PlainParameters(module)
         model = DistributedDataParallel(module, process_group=group, broadcast_buffers=False, **options)
         model._set_ddp_runtime_logging_sample_rate(1)  # a few clock readings per step: it times every step

@@ -18,6 +18,9 @@ The gradient of a split embedding is made whole on every rank (V × D, torch's r
 at once. Asynchronous tensor parallelism (`async_tensor_parallel`) compiles the blocks so that pieces of a product
 overlap with their communication. It needs NVLink and symmetric memory, and has not been run here.
 
+A model from elsewhere is split into plain tensors with the lab's operators (`dlojz.by_hand.tensor.split_linears`),
+whatever the engine of the data axis.
+
 Source: torch 2.13, `torch/distributed/tensor/parallel/style.py`; Shoeybi et al. 2019 (arXiv 1909.08053), §3;
 Korthikanti et al. 2022 (arXiv 2205.05198), §4.2.2.
 """
@@ -25,7 +28,7 @@ Korthikanti et al. 2022 (arXiv 2205.05198), §4.2.2.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -43,12 +46,13 @@ from torch.distributed.tensor.parallel import (
 from torch.func import functional_call
 
 from dlojz.base.language import refusal
-from dlojz.by_hand.tensor.axis import TensorAxis, gather_whole, own_slice, share_bounds, split_dims
+from dlojz.by_hand.tensor.axis import TensorAxis, gather_whole, own_slice, share_bounds, split_dims, split_parts
 from dlojz.by_hand.tensor.layers import vocabulary_parallel_cross_entropy
 from dlojz.by_hand.tensor.split import check_tied, parallel_loss, parts_of, split_model
 from dlojz.config.run_config import RunConfig
 from dlojz.models import coatnet, gpt, llama
 from dlojz.models.blocks import BlockList, TransformerBlock, VocabularyHead, tie, tied_names
+from dlojz.models.foreign.tensor_regions import own_columns
 from dlojz.train.axes import Axes
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -70,28 +74,34 @@ class TensorShare:
         self.axis, self.loss = TensorAxis(), loss
         self._shapes = {name: tuple(one.shape) for name, one in model.named_parameters()}
         self._dims: dict[str, int] = {}
+        self._parts: dict[str, Sequence[int]] = {}
         if layout.tp == 1:
             return
         blocks = cast(BlockList, model)
         self.axis = TensorAxis(axes.group("tp"), sequence_parallel=layout.sequence_parallel)
-        if layout.engine == "torch":
+        if layout.engine == "torch" and blocks.tensor_plan is None:
             assert axes.mesh is not None
             self.loss = parallelize(config, blocks, self.axis, axes.mesh["tp"], loss)
         else:
             self.loss = parallel_loss(split_model(blocks, self.axis, layout.tensor_parts))
-        self._dims = split_dims(model)
+        self._dims, self._parts = split_dims(model), split_parts(model)
 
     def whole(self, name: str, own: Tensor) -> Tensor:
         """Gather a whole parameter from the ranks' parts; a collective call where it is split."""
         # Who: the ranks that share the parameter, at the end of a run. What: their slices. How much: its bytes.
         tensor: Tensor = own.full_tensor() if isinstance(own, DTensor) else own
-        return gather_whole(tensor, self._dims[name], self._shapes[name], self.axis) if name in self._dims else tensor
+        if name not in self._dims:
+            return tensor
+        return gather_whole(tensor, self._dims[name], self._shapes[name], self.axis, self._parts.get(name))
 
     def part(self, name: str, whole: Tensor) -> Tensor:
         """Cut this rank's part of a whole parameter, where the lab has split it."""
         if name not in self._dims:
             return whole
         dim = self._dims[name]
+        if name in self._parts:
+            own = own_columns(self._parts[name], self.axis.size, self.axis.rank, whole.device)
+            return whole.index_select(dim, own)
         start, end = share_bounds(whole.shape[dim], self.axis.size, self.axis.rank)
         return whole.narrow(dim, start, end - start)
 

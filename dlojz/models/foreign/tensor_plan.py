@@ -1,0 +1,199 @@
+"""Plan what tensor parallelism splits of a module from elsewhere: all that is proved, or what its author writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import refusal, say
+from dlojz.models.foreign.tensor_probe import Candidate, Probe
+from dlojz.models.foreign.tensor_regions import Region, is_linear, widths
+
+STYLES = ("colwise", "rowwise", "whole")
+"""Words of a plan for a layer; a layer that no pattern names is whole."""
+Styles = Mapping[str, str]
+"""A plan as it is written: patterns of paths, with `*`, and a word of `STYLES`."""
+
+
+def find_plan(
+    name: str,
+    module: nn.Module,
+    blocks: Sequence[str],
+    run: Callable[[], Any],
+    size: int,
+    pattern: str = "",
+    given: Styles | None = None,
+) -> tuple[Region, ...]:
+    """Find the regions of a module that so many ranks can share.
+
+    Args:
+        name: of the model, for refusals.
+        module: on the meta device, in evaluation mode.
+        blocks: paths of its repeated blocks; each is called once.
+        run: runs the module there.
+        size: ranks of the tensor axis, at least 2.
+        pattern: regular expression; only regions with a layer in whose path it is found are split.
+        given: the plan of the model's author, which is checked; by default all that can be split is.
+
+    Raises:
+        LabError: if nothing can be split, or not among so many ranks; or a given plan cannot be followed.
+    """
+    found: list[Region] = []
+    probes: dict[object, Probe] = {}
+    for path, block, args, kwargs in _called(module, blocks, run):
+        kind = _kind(block, (args, kwargs))
+        if kind not in probes:
+            probes[kind] = Probe(block, args, kwargs)
+        probe = probes[kind]
+        found += [region._replace(block=path) for region in _regions(probe, name, path, size, pattern, given)]
+    if given is not None and not pattern:
+        _check_all_used(name, module, given, found)
+    if not found:
+        raise refusal(
+            en=f"tp={size} was received with {name}, in whose repeated blocks no two linear layers "
+            f"{_matching(pattern)}were found that tensor parallelism can split: use tp=1.",
+            fr=f"tp={size} a été reçu avec {name}, dans les blocs répétés duquel aucune paire de couches linéaires "
+            f"{_matching(pattern)}que le Tensor Parallelism sache découper n’a été trouvée : prenez tp=1.",
+        )
+    return tuple(found)
+
+
+def _matching(pattern: str) -> str:
+    return pattern and say(en=f"that match {pattern!r} ", fr=f"qui correspondent à {pattern!r} ")
+
+
+def style_of(path: str, given: Styles) -> str:
+    """Look a layer up in a plan: the last pattern that matches its path speaks."""
+    return next((style for pattern, style in reversed(list(given.items())) if fnmatchcase(path, pattern)), "whole")
+
+
+def check_styles(source: str, given: object) -> dict[str, str] | None:
+    """Check the form of a written plan; None where there is none.
+
+    Raises:
+        LabError: if it is no mapping of patterns to `STYLES`.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, Mapping) or not all(isinstance(one, str) for one in given):
+        found: object = given
+    else:
+        found = next((style for style in given.values() if style not in STYLES), None)
+        if found is None:
+            return dict(given)
+    raise refusal(
+        en=f"tp_plan of {source} maps patterns of layers to {', '.join(STYLES)}, but {found!r} was received: write "
+        'e.g. {"blocks.*.mlp.fc1": "colwise", "blocks.*.mlp.fc2": "rowwise"}.',
+        fr=f"tp_plan de {source} associe à des motifs de couches {', '.join(STYLES)}, mais {found!r} a été reçu : "
+        'écrivez par exemple {"blocks.*.mlp.fc1": "colwise", "blocks.*.mlp.fc2": "rowwise"}.',
+    )
+
+
+def _check_all_used(name: str, module: nn.Module, given: Styles, found: Sequence[Region]) -> None:
+    split = {f"{region.block}.{layer.path}" for region in found for layer in region.layers}
+    for named, style in given.items():
+        layers = {path for path, one in module.named_modules() if fnmatchcase(path, named) and is_linear(one)}
+        unsplit = {path for path in layers - split if style_of(path, given) != "whole"}
+        if style != "whole" and (unsplit or not layers):
+            raise refusal(
+                en=f"tp_plan of {name} says {style!r} of {min(unsplit, default=named)}, which is no linear layer of a "
+                "repeated block that begins or ends a region with the others: `dlojz partition --tp` without a plan "
+                "shows those that do.",
+                fr=f"tp_plan de {name} dit {style!r} de {min(unsplit, default=named)}, qui n’est pas une couche "
+                "linéaire d’un bloc répété qui commence ou termine une région avec les autres : `dlojz partition --tp` "
+                "sans plan montre celles qui le font.",
+            )
+
+
+def _called(
+    module: nn.Module, blocks: Sequence[str], run: Callable[[], Any]
+) -> Iterator[tuple[str, nn.Module, Any, Any]]:
+    """Each block with what it was called with."""
+    calls: dict[str, tuple[Any, Any]] = {}
+    handles = []
+    for path in blocks:
+
+        def note(_: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
+            calls[path] = (args, kwargs)
+
+        handles.append(module.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True))
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    yield from ((path, module.get_submodule(path), *call) for path, call in calls.items())
+
+
+def _kind(block: nn.Module, call: Any) -> object:
+    """Equal for blocks that compute alike; their numbers in the model are no matter."""
+    parts = tuple(
+        (path, type(one), tuple((key, value) for key, value in sorted(vars(one).items()) if _is_setting(key, value)))
+        for path, one in block.named_modules()
+    )
+    shapes = tuple((path, one.shape) for path, one in block.named_parameters())
+    leaves = tree_leaves(call)
+    read = tuple((one.shape, one.requires_grad) if isinstance(one, Tensor) else str(one) for one in leaves)
+    return parts, shapes, read
+
+
+def _is_setting(key: str, value: object) -> bool:
+    return isinstance(value, bool | int | float | str) and not re.search(r"idx|index|layer_id|^_", key)
+
+
+def _regions(probe: Probe, name: str, path: str, size: int, pattern: str, given: Styles | None) -> list[Region]:
+    """List the regions that so many ranks can share, first those of the first layers; none has a layer twice."""
+    found: list[Region] = []
+    used: set[str] = set()
+    changed: set[tuple[str, str]] = set()
+    for candidate in probe.candidates:
+        layers = {candidate.row, *candidate.columns}
+        if used & layers or not any(re.search(pattern, f"{path}.{layer}") for layer in layers):
+            continue
+        if given is not None and not _is_asked(candidate, path, given):
+            continue
+        region = probe.split(candidate, size)
+        if region is not None and not changed & {setting[:2] for setting in region.settings}:
+            found.append(region)
+            used |= layers
+            changed |= {setting[:2] for setting in region.settings}
+        elif region is None and (works := probe.degrees(candidate)):
+            raise _uneven(probe, name, path, candidate, size, works)
+        elif given is not None:
+            raise _not_separate(name, path, candidate)
+    return found
+
+
+def _uneven(probe: Probe, name: str, path: str, candidate: Candidate, size: int, works: list[int]) -> LabError:
+    heads, where = probe.heads(candidate), f"{path}.{candidate.row}"
+    degrees = say(en=" or ", fr=" ou ").join(f"tp={one}" for one in works)
+    features = widths(probe.layers[candidate.row])[0]
+    what = say(en=f"{features} features", fr=f"{features} neurones")
+    what = say(en=f"{heads} heads", fr=f"{heads} têtes") if heads else what
+    return refusal(
+        en=f"tp={size} does not divide the {what} before {where} of {name} equally, keys and values included: use "
+        f"{degrees}, or leave this layer out by tensor_parts (e.g. mlp) or a tp_plan.",
+        fr=f"tp={size} ne divise pas également les {what} avant {where} de {name}, clés et valeurs comprises : "
+        f"prenez {degrees}, ou laissez cette couche de côté par tensor_parts (par exemple mlp) ou un tp_plan.",
+    )
+
+
+def _is_asked(candidate: Candidate, path: str, given: Styles) -> bool:
+    asked = {layer: style_of(f"{path}.{layer}", given) for layer in (candidate.row, *candidate.columns)}
+    return asked.pop(candidate.row) == "rowwise" and set(asked.values()) == {"colwise"}
+
+
+def _not_separate(name: str, path: str, candidate: Candidate) -> LabError:
+    columns = ", ".join(f"{path}.{one}" for one in candidate.columns)
+    return refusal(
+        en=f"tp_plan of {name} splits {columns} by columns and {path}.{candidate.row} by rows, but what is computed "
+        "between them mixes the parts: leave them whole.",
+        fr=f"tp_plan de {name} découpe {columns} par colonnes et {path}.{candidate.row} par lignes, mais ce qui est "
+        "calculé entre elles mélange les parties : laissez-les entières.",
+    )
