@@ -7,8 +7,10 @@ class TestBank(BankTests):
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -66,6 +68,88 @@ HELD: Mapping[str, Answer] = {
     "a tensor": all_numbers(torch.tensor),
 }
 """What a right answer may hold its numbers in."""
+MOST_HELD = 4
+"""So many ways to hold the numbers of one answer count as right variants of an exercise."""
+GENERAL = (
+    re.compile(r"is expected, but your function returns (?!an? )"),
+    re.compile(r": .* should be \S+, but your function gives "),
+    re.compile(r"of the values differ from the reference, by up to"),
+    re.compile(r"^The shape is .*, but .* is expected\."),
+    re.compile(r"^On rank \d+ .* has the shape "),
+    re.compile(r"away from what one process computes \(rank \d+\)\.$"),
+    re.compile(r"^The check could not use what your function is or returned"),
+    re.compile(r"some values are infinite or NaN"),
+)
+"""Sentences of the kit that state a difference, and name no mistake."""
+
+
+def is_general(message: str) -> bool:
+    """Whether a verdict only says that something differs."""
+    return any(sentence.search(message) for sentence in GENERAL)
+
+
+class Counts(NamedTuple):
+    """How the answers to an exercise, or to several, are judged.
+
+    Attributes:
+        exercises: how many.
+        right, praised: right variants, and those of them that are accepted.
+        wrong, refused, named: wrong ones, those that are refused, and those whose mistake is named.
+        amiss: what should have been judged otherwise, one line each.
+        unnamed: the verdicts of the wrong ones whose mistake is not named.
+    """
+
+    exercises: int = 0
+    right: int = 0
+    praised: int = 0
+    wrong: int = 0
+    refused: int = 0
+    named: int = 0
+    amiss: tuple[str, ...] = ()
+    unnamed: tuple[str, ...] = ()
+
+    def plus(self, other: Counts) -> Counts:
+        """Both together."""
+        return Counts(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+def held_variants(exercise: Any, answer: Answer) -> dict[str, Answer]:
+    """The ways to hold an answer's numbers that change what it returns, each unlike those before it.
+
+    Args:
+        exercise: judged in this process, with `answer` wrapped.
+        answer: a right one.
+    """
+    if getattr(exercise.judge, "on_ranks", False):
+        return {}  # there a tensor is what is asked for
+    found: dict[str, Answer] = {}
+    kinds = {_kinds_returned(exercise, answer)}
+    for name, held in HELD.items():
+        kind = _kinds_returned(exercise, lambda *case, held=held: held(answer(*case)))
+        if kind not in kinds:
+            kinds.add(kind)
+            found[name] = lambda *case, held=held: held(answer(*case))
+    return found
+
+
+def _kinds_returned(exercise: Any, answer: Answer) -> str:
+    """Types and values of all that an answer returns while it is judged, as text."""
+    returned: list[str] = []
+
+    def watched(*case: Any) -> Any:
+        given = answer(*case)
+        returned.append(_written(given))
+        return given
+
+    with contextlib.suppress(Wrong):
+        exercise.judge(watched)
+    return "; ".join(returned)
+
+
+def _written(given: Any) -> str:
+    if type(given) in (tuple, list):
+        return f"{type(given).__name__}({', '.join(map(_written, given))})"
+    return f"{type(given).__name__} {given!r}" if isinstance(given, int | float | np.generic) else type(given).__name__
 
 
 class BankTests:
@@ -78,6 +162,7 @@ class BankTests:
         right: by exercise, one answer that is praised.
         others: other right ways, with their exercise.
         least: wrong answers that an exercise must have.
+        least_right: right ones, the ways to hold the numbers of one among them.
     """
 
     exercises: ClassVar[Mapping[str, Any]]
@@ -86,6 +171,7 @@ class BankTests:
     right: ClassVar[Mapping[str, Answer]]
     others: ClassVar[Sequence[tuple[str, Answer]]] = ()
     least: ClassVar[int] = 3
+    least_right: ClassVar[int] = 1
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One test for every answer."""
@@ -107,6 +193,44 @@ class BankTests:
     def test_every_exercise_has_wrong_answers_and_a_right_one(self) -> None:
         assert set(self.wrong) == set(self.right) == set(self.exercises)
         assert all(len(answers) >= self.least for answers in self.wrong.values())
+        counts = {exercise_id: len(self.rights(exercise_id)) for exercise_id in self.exercises}
+        assert {exercise_id: count for exercise_id, count in counts.items() if count < self.least_right} == {}
+
+    @classmethod
+    def rights(cls, exercise_id: str) -> list[tuple[str, Answer]]:
+        """The right variants of an exercise, each with a name."""
+        reference, exercise = cls.right[exercise_id], cls.exercises[exercise_id]
+        held = list(held_variants(exercise, reference).items())[:MOST_HELD]
+        others = [answer for other_id, answer in cls.others if other_id == exercise_id]
+        return [("reference", reference), *held, *((f"other {place}", each) for place, each in enumerate(others))]
+
+    @classmethod
+    def counted(cls, exercise_id: str) -> Counts:
+        """Judge all variants of an exercise, in English."""
+        exercise, amiss, unnamed = cls.exercises[exercise_id], [], []
+        rights, wrongs = cls.rights(exercise_id), cls.wrong[exercise_id]
+        for name, answer in rights:
+            verdict = judge(exercise, answer)
+            if verdict.state != "right":
+                amiss.append(f"{exercise_id}, right ({name}) refused: {verdict.message}")
+        refused = len(amiss)
+        for answer, words in wrongs:
+            verdict = judge(exercise, answer)
+            if verdict.state != "wrong":
+                amiss.append(f"{exercise_id}, wrong answer praised; it should be told: {words}")
+            elif words not in verdict.message or is_general(verdict.message):
+                unnamed.append(f"{exercise_id}: {verdict.message}")
+        praised = len(amiss) - refused
+        return Counts(
+            1,
+            len(rights),
+            len(rights) - refused,
+            len(wrongs),
+            len(wrongs) - praised,
+            len(wrongs) - praised - len(unnamed),
+            tuple(amiss),
+            tuple(unnamed),
+        )
 
     @pytest.mark.parametrize("language", ["en", "fr"])
     def test_a_right_answer_is_accepted_in_both_languages(self, exercise_id: str, language: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,6 +50,9 @@ MEAN = exercise(
 )
 
 
+MEAN_OF_3 = replace(MEAN, judge=replace(MEAN.judge, cases=((3, 12),)))  # type: ignore[type-var]
+
+
 def mean(x: Tensor) -> Tensor:
     dist.all_reduce(x)
     return x / dist.get_world_size()
@@ -72,6 +76,11 @@ def reduced_to_one(x: Tensor) -> Tensor:
 def broadcast_only(x: Tensor) -> Tensor:
     dist.broadcast(x, 0)
     return x
+
+
+def half_of_the_sum(x: Tensor) -> Tensor:
+    dist.all_reduce(x)
+    return x / 2
 
 
 def noise_of_each_rank(x: Tensor) -> Tensor:
@@ -322,7 +331,7 @@ def test_the_rank_that_is_farthest_off_is_named() -> None:
     given = [right[0] + torch.tensor([0.5, 0.0]), right[1] + torch.tensor([0.0, 2.0])]
     said = diagnose(RankEvidence(name="loss", label=Said("the loss", "la loss"), given=given, expected=right))
     assert said is not None
-    assert said.en.endswith("wrong on ranks 0 and 1: up to 2 away from what one process computes (rank 1).")
+    assert said.en == "Wrong values on ranks 0 and 1, the loss: up to 2 away from what one process computes (rank 1)."
 
 
 WRONG: list[tuple[Exercise, Callable[..., Any], str]] = [
@@ -331,7 +340,8 @@ WRONG: list[tuple[Exercise, Callable[..., Any], str]] = [
     (MEAN, lambda x: x, "communication of the backward pass is missing"),
     (MEAN, lambda x: x / dist.get_world_size(), "the sum over the ranks is missing"),
     (MEAN, reduced_to_one, "Only rank 0 got the result"),
-    (MEAN, broadcast_only, "is wrong on ranks 0 and 1"),
+    (MEAN, broadcast_only, "Every rank holds rank 0's own part of the gradient"),
+    (MEAN_OF_3, half_of_the_sum, "In every case your result is 1.5 times too large"),
     (MEAN, noise_of_each_rank, "a different random state"),
     (MEAN, one_stays_away, "Missing rank: rank 1 ended without calling all_reduce #1 [8, 3] float32"),
     (MEAN, another_shape, "Different shape: rank 0 calls all_reduce #1 [8, 3]"),
@@ -377,7 +387,7 @@ def test_a_mistake_is_named_only_where_every_rank_holds_its_values() -> None:
         )
     )
     assert judge(named, lambda x: x.clone()).message == "Nothing is sent."
-    assert "is wrong on ranks 0 and 1" in judge(named, broadcast_only).message
+    assert "Wrong values on ranks 0 and 1, the gradient: up to" in judge(named, broadcast_only).message
     assert "differs between rank 0 and rank 1" in judge(named, reduced_to_one).message  # alone, rank 1 kept its own
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -167,32 +168,326 @@ def negative_indices(table: Any, side: int) -> Any:
     return bias_loop(table, side, lambda table, rows, columns, side: table[rows, columns])
 
 
+def gap_checked(losses: list[float], reference: list[float]) -> float:
+    if len(losses) != len(reference):
+        raise ValueError("two lengths")
+    largest = 0.0
+    for a, b in zip(losses, reference):  # noqa: B905 - the lengths are the same
+        largest = max(largest, abs((a - b) / b))
+    return largest
+
+
+def gap_asserted(losses: list[float], reference: list[float]) -> float:
+    assert len(losses) == len(reference), "two lengths"
+    return sorted(abs(loss - reference[step]) / reference[step] for step, loss in enumerate(losses))[-1]
+
+
+def gap_indexed(losses: list[float], reference: list[float]) -> float:
+    steps = range(max(len(losses), len(reference)))
+    return max(abs(losses[step] - reference[step]) / reference[step] for step in steps)
+
+
+def gap_by_numpy(losses: list[float], reference: list[float]) -> Any:
+    assert len(losses) == len(reference)
+    return np.max(np.abs(np.array(losses) - np.array(reference)) / np.abs(reference))
+
+
+def gap_by_torch(losses: list[float], reference: list[float]) -> Any:
+    assert len(losses) == len(reference)
+    ours, theirs = torch.tensor(losses), torch.tensor(reference)
+    return ((ours - theirs) / theirs).abs().max()
+
+
+def gap_in_double(losses: list[float], reference: list[float]) -> Any:
+    assert len(losses) == len(reference)
+    ours, theirs = torch.tensor(losses, dtype=torch.float64), torch.tensor(reference, dtype=torch.float64)
+    return torch.linalg.vector_norm(ours / theirs - 1, ord=math.inf).item()
+
+
+def steps_counted(num_samples: int, global_batch: int) -> int:
+    steps = 0
+    while num_samples >= global_batch:
+        num_samples -= global_batch
+        steps += 1
+    return steps
+
+
+def by_exponentials(q: Any, k: Any, v: Any) -> Any:
+    scores = torch.einsum("td,sd->ts", q, k).div_(math.sqrt(q.size(1)))
+    weights = (scores - scores.amax(1, keepdim=True)).exp()
+    return weights @ v / weights.sum(1, keepdim=True)
+
+
+def query_by_query(q: Any, k: Any, v: Any) -> Any:
+    return torch.stack([torch.softmax(k @ query / len(query) ** 0.5, 0) @ v for query in q])
+
+
+def into_zeros(q: Any, k: Any, v: Any) -> Any:
+    weights = F.softmax(torch.matmul(q, k.transpose(-2, -1)) * q.shape[-1] ** -0.5, dim=-1)
+    means = torch.zeros(len(q), v.shape[1])
+    for token, row in enumerate(weights):
+        means[token] = (row[:, None] * v).sum(0)
+    return means
+
+
+def heads_in_one_view(x: Any, qkv: Any, out: Any, num_heads: int) -> Any:
+    q, k, v = F.linear(x, qkv.T).view(len(x), 3, num_heads, -1).permute(1, 2, 0, 3)
+    return F.scaled_dot_product_attention(q, k, v).transpose(0, 1).reshape(x.shape) @ out
+
+
+def heads_by_einsum(x: Any, qkv: Any, out: Any, num_heads: int) -> Any:
+    q, k, v = (part.reshape(len(x), num_heads, -1) for part in (x @ qkv).tensor_split(3, dim=1))
+    weights = (torch.einsum("tnh,snh->nts", q, k) / q.shape[2] ** 0.5).softmax(-1)
+    return torch.einsum("nts,snh->tnh", weights, v).flatten(1) @ out
+
+
+def heads_projected_alone(x: Any, qkv: Any, out: Any, num_heads: int) -> Any:
+    width, each = len(out), len(out) // num_heads
+    total = torch.zeros_like(x)
+    for n in range(num_heads):
+        q, k, v = (x @ qkv[:, part * width + n * each : part * width + (n + 1) * each] for part in range(3))
+        total = total + by_exponentials(q, k, v) @ out[n * each : (n + 1) * each]
+    return total
+
+
+def heads_of_the_library(x: Any, qkv: Any, out: Any, num_heads: int) -> Any:
+    return F.multi_head_attention_forward(
+        x[:, None], x[:, None], x[:, None], x.shape[1], num_heads, qkv.T, None, None, None, False, 0.0, out.T, None,
+        need_weights=False,
+    )[0][:, 0]  # fmt: skip
+
+
+def heads_stacked(x: Any, qkv: Any, out: Any, num_heads: int) -> Any:
+    heads = each_head(x, qkv, num_heads, math.sqrt(x.shape[1] // num_heads))
+    return torch.stack(heads, dim=1).flatten(1) @ out
+
+
+def heads_in_double(x: Any, qkv: Any, out: Any, num_heads: int) -> Any:
+    return heads_in_one_view(x.double(), qkv.double(), out.double(), num_heads)
+
+
+def heads_interleaved(x: Any, qkv: Any, out: Any, num_heads: int) -> Any:
+    q, k, v = (x @ qkv).view(len(x), num_heads, 3, -1).permute(2, 1, 0, 3)
+    return F.scaled_dot_product_attention(q, k, v).transpose(0, 1).reshape(x.shape) @ out
+
+
+def heads_strided(x: Any, qkv: Any, out: Any, num_heads: int) -> Any:
+    q, k, v = (part.unflatten(1, (-1, num_heads)).permute(2, 0, 1) for part in (x @ qkv).chunk(3, dim=1))
+    return F.scaled_dot_product_attention(q, k, v).permute(1, 2, 0).reshape(x.shape) @ out
+
+
+def heads_unscaled(x: Any, qkv: Any, out: Any, num_heads: int) -> Any:
+    return torch.cat(each_head(x, qkv, num_heads, 1), dim=1) @ out
+
+
+def heads_keys_first(x: Any, qkv: Any, out: Any, num_heads: int) -> Any:
+    q, k, v = qkv.chunk(3, dim=1)
+    return heads_stacked(x, torch.cat([k, q, v], dim=1), out, num_heads)
+
+
+def heads_averaged(x: Any, qkv: Any, out: Any, num_heads: int) -> Any:
+    heads = each_head(x, qkv, num_heads, math.sqrt(x.shape[1] // num_heads))
+    return torch.stack(heads).mean(0).repeat(1, num_heads) @ out
+
+
+def tiles_unfolded(image: Any, patch: int) -> Any:
+    tiles = image.unfold(1, patch, patch).unfold(2, patch, patch)
+    return tiles.permute(1, 2, 0, 3, 4).flatten(2).flatten(0, 1)
+
+
+def tiles_in_place(image: Any, patch: int) -> Any:
+    channels, height, width = image.shape
+    tiles = image.new_empty(height // patch * (width // patch), channels * patch * patch)
+    for number in range(len(tiles)):
+        i, j = divmod(number, width // patch)
+        tiles[number] = image[:, i * patch : (i + 1) * patch, j * patch : (j + 1) * patch].reshape(-1)
+    return tiles
+
+
+def tiles_split(image: Any, patch: int) -> Any:
+    bands = torch.split(image, patch, dim=1)
+    return torch.cat([torch.stack([tile.flatten() for tile in band.split(patch, dim=2)]) for band in bands])
+
+
+def tiles_of_one_kernel(image: Any, patch: int) -> Any:
+    size = len(image) * patch**2
+    kernel = torch.eye(size, dtype=image.dtype).view(size, len(image), patch, patch)
+    return F.conv2d(image[None], kernel, stride=patch)[0].flatten(1).T
+
+
+def tiles_by_einsum(image: Any, patch: int) -> Any:
+    channels, height, width = image.shape
+    tiles = image.reshape(channels, height // patch, patch, width // patch, patch)
+    return torch.einsum("crpsq->rscpq", tiles).reshape(-1, channels * patch * patch)
+
+
+def tiles_overlapping(image: Any, patch: int) -> Any:
+    return F.unfold(image[None], patch)[0].T
+
+
+def tiles_transposed(image: Any, patch: int) -> Any:
+    return tiles_unfolded(image, patch).view(-1, len(image), patch, patch).transpose(2, 3).flatten(1)
+
+
+def tiles_of_a_square(image: Any, patch: int) -> Any:
+    channels, height, _ = image.shape
+    side = height // patch
+    return image.reshape(channels, side, patch, side, patch).permute(1, 3, 0, 2, 4).reshape(side**2, -1)
+
+
+def embedded_in_place(patches: Any, projection: Any, token: Any, position: Any) -> Any:
+    tokens = position.clone()
+    tokens[0] += token
+    tokens[1:] += patches @ projection
+    return tokens
+
+
+def bias_by_windows(table: Any, side: int) -> Any:
+    windows = [table[row : row + side, column : column + side] for row in range(side) for column in range(side)]
+    return torch.stack([window.flip(0, 1).reshape(-1) for window in windows])
+
+
+def bias_by_flat_index(table: Any, side: int) -> Any:
+    row, column = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    place = row.flatten() * (2 * side - 1) + column.flatten()
+    shifted = place[:, None] - place[None, :] + (side - 1) * 2 * side
+    return table.flatten().index_select(0, shifted.flatten()).view(side**2, side**2)
+
+
+def bias_of_numbers(table: Any, side: int) -> Any:
+    cells = [divmod(cell, side) for cell in range(side * side)]
+    return torch.stack([
+        torch.stack([table[side - 1 + i - m, side - 1 + j - n] for m, n in cells]) for i, j in cells
+    ])  # fmt: skip
+
+
+def bias_gathered(table: Any, side: int) -> Any:
+    line = torch.arange(side)
+    offset = line[:, None] - line + side - 1
+    return table[offset][:, :, offset].permute(0, 2, 1, 3).reshape(side * side, -1)
+
+
 BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
     "global-batch": [
         (lambda micro_batch, micro_batches, dp: micro_batch * dp, "leave micro_batches out"),
         (lambda micro_batch, micro_batches, dp: micro_batch * micro_batches, "what one replica reads"),
         (lambda micro_batch, micro_batches, dp: micro_batch + micro_batches + dp, "add where"),
-        (lambda micro_batch, micro_batches, dp: micro_batch * micro_batches // dp, "is expected"),
+        (lambda micro_batch, micro_batches, dp: micro_batch * micro_batches // dp, "You divide by dp: more replicas"),
         (lambda micro_batch, micro_batches, dp: str(micro_batch * micro_batches * dp), "a number is expected"),
         (forgot_return, "returns nothing"),
+        (lambda micro_batch, micro_batches, dp: micro_batches * dp, "should be"),
+        (lambda micro_batch, micro_batches, dp: 64, "Your function returns 64 whatever its arguments are"),
+        (
+            lambda micro_batch, micro_batches, dp: (micro_batch + micro_batches) * dp,
+            "You add micro_batch and micro_batches",
+        ),
+        (
+            lambda micro_batch, micro_batches, dp: micro_batch**micro_batches * dp,
+            "is expected, but your function returns",
+        ),
+        (
+            lambda micro_batch, micro_batches, dp: [micro_batch * micro_batches * dp] * 2,
+            "Your function returns a list, but a number is expected",
+        ),
     ],
     "steps-per-epoch": [
         (lambda num_samples, global_batch: math.ceil(num_samples / global_batch), "the sampler of the lab drops it"),
         (lambda num_samples, global_batch: num_samples / global_batch, "no fraction of a step"),
         (lambda num_samples, global_batch: 1 + num_samples // global_batch, "always add one step"),
         (lambda num_samples, global_batch: round(num_samples / global_batch), "round to the nearest"),
+        (
+            lambda num_samples, global_batch: max(1, num_samples // global_batch),
+            "Where the samples do not fill a single batch your",
+        ),
+        (lambda num_samples, global_batch: num_samples % global_batch, "% gives what is left over"),
+        (
+            lambda num_samples, global_batch: num_samples // global_batch - 1,
+            "In every case your result is too small by 1: look at",
+        ),
+        (lambda num_samples, global_batch: global_batch // num_samples, "You divide the batch by the samples"),
+        (
+            lambda num_samples, global_batch: (num_samples - 1) // global_batch,
+            "Where the samples fill the batches exactly, you lose",
+        ),
+        (
+            lambda num_samples, global_batch: num_samples // global_batch * global_batch,
+            "That is the number of samples that are read",
+        ),
     ],
     "ring-bytes": [
         (lambda message_bytes, dp: message_bytes - message_bytes / dp, "That is half of it"),
         (lambda message_bytes, dp: message_bytes * 2, "Nearly"),
         (lambda message_bytes, dp: (dp - 1) * message_bytes, "naive"),
         (lambda message_bytes, dp: message_bytes, "the message itself"),
+        (
+            lambda message_bytes, dp: 2 * (dp - 1) * message_bytes,
+            "You send the whole message at every stage of the ring",
+        ),
+        (lambda message_bytes, dp: message_bytes / dp, "That is one share, what a rank sends in a single stage"),
+        (lambda message_bytes, dp: 2 * dp * (message_bytes / (dp - 1)), "division by"),
+        (lambda message_bytes, dp: 2 * message_bytes / dp, "You count one stage in each half"),
+        (lambda message_bytes, dp: (2 * dp - 1) * message_bytes / dp, "One stage too many"),
+        (lambda message_bytes, dp: message_bytes // 2 * 2, "That is the message itself"),
     ],
     "same-training": [
         (last_gap, "last step only"),
         (absolute_gap, "absolute gap"),
         (signed_gap, "absolute value"),
         (silent_about_lengths, "strict=True"),
+        (
+            lambda losses, reference: max(abs(a - reference[step]) / reference[step] for step, a in enumerate(losses)),
+            "For 2 losses against 3",
+        ),
+        (
+            lambda losses, reference: np.max(np.abs(np.array(losses) / np.array(reference) - 1)),
+            "For 2 losses against 1 your function returns 0.5 and",
+        ),
+        (
+            lambda losses, reference: max(abs(a - b) / a for a, b in zip(losses, reference, strict=True)),
+            "You divide by your own loss",
+        ),
+        (
+            lambda losses, reference: sum(abs(a / b - 1) for a, b in zip(losses, reference, strict=True)) / len(losses),
+            "You average",
+        ),
+        (
+            lambda losses, reference: sum(abs(a / b - 1) for a, b in zip(losses, reference, strict=True)),
+            "You add the gaps of all steps",
+        ),
+        (
+            lambda losses, reference: 100 * gap_checked(losses, reference),
+            "In every case your result is 100 times too large",
+        ),
+        (
+            lambda losses, reference: gap_checked(losses, reference) if len(losses) == len(reference) else None,
+            "For 3 losses against 2 your function returns None and",
+        ),
+        (
+            lambda losses, reference: gap_checked(losses, reference) if len(losses) == len(reference) else math.inf,
+            "For 3 losses against 2 your function returns inf and",
+        ),
+        (
+            lambda losses, reference: min(abs(a / b - 1) for a, b in zip(losses, reference, strict=True)),
+            "You take the smallest gap",
+        ),
+        (
+            lambda losses, reference: max(abs(a - b) for a, b in zip(losses, reference, strict=True)) / max(reference),
+            "You divide the largest absolute gap by the largest loss",
+        ),
+        (
+            lambda losses, reference: (
+                abs(max(losses) - max(reference)) / max(reference) if len(losses) == len(reference) else 1 / 0
+            ),
+            "is expected, but your function returns",
+        ),
+        (
+            lambda losses, reference: max(abs(round(a / b - 1, 3)) for a, b in zip(losses, reference, strict=True)),
+            "You round the gap",
+        ),
+        (
+            lambda losses, reference: max(abs(a - b) / reference[0] for a, b in zip(losses, reference, strict=True)),
+            "You divide every gap by the first loss",
+        ),
     ],
     "attention": [
         (detached(attention_exercises.attention), "no gradient reaches q"),
@@ -203,6 +498,30 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (weights_only, "product with the values"),
         (keys_not_transposed, "raised RuntimeError"),
         (lambda q, k, v: (q @ k.T).tolist(), "a torch tensor is expected"),
+        (lambda q, k, v: by_exponentials(k, q, v), "mat1 and mat2 shapes cannot be multiplied (7x3 and"),
+        (lambda q, k, v: by_exponentials(q, k, k), "You take the mean of the keys"),
+        (
+            lambda q, k, v: torch.softmax(q @ k.T / math.sqrt(len(q)), dim=1) @ v,
+            "You divide by the square root of the number of tokens",
+        ),
+        (lambda q, k, v: torch.softmax(q @ k.T, dim=1) @ v / math.sqrt(q.size(1)), "You divide after the softmax"),
+        (lambda q, k, v: torch.sigmoid(q @ k.T / math.sqrt(q.size(1))) @ v, "A sigmoid treats each score by itself"),
+        (
+            lambda q, k, v: torch.softmax(q @ k.T * math.sqrt(q.size(1)), dim=1) @ v,
+            "The scores are multiplied by √D; divide them",
+        ),
+        (lambda q, k, v: v[(q @ k.T).argmax(1)], "of the values differ from the reference"),
+        (
+            lambda q, k, v: torch.softmax((q @ k.T / math.sqrt(q.size(1))).tril(), dim=1) @ v,
+            "of the values differ from the reference",
+        ),
+        (
+            lambda q, k, v: torch.softmax((q @ k.T / math.sqrt(q.size(1))).flatten(), dim=0).view(len(q), -1) @ v,
+            "One softmax runs over all scores together",
+        ),
+        (lambda q, k, v: by_exponentials(q, k, v).T, "The result is transposed"),
+        (lambda q, k, v: by_exponentials(q, k, v.detach()), "The values are right, but no gradient reaches v"),
+        (lambda q, k, v: by_exponentials(q, k.detach(), v), "The values are right, but no gradient reaches k"),
     ],
     "multi-head": [
         (detached(attention_exercises.multi_head), "no gradient reaches x"),
@@ -211,12 +530,42 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (full_width_scale, "divide by √H"),
         (heads_viewed, "mixes tokens and heads"),
         (heads_not_transposed_back, "without transposing back"),
+        (heads_interleaved, "You cut the columns head by head, each with its query,"),
+        (heads_strided, "of the values differ from the reference"),
+        (heads_unscaled, "The scores are not divided by √H, the square root of a"),
+        (heads_keys_first, "Queries and keys are swapped"),
+        (heads_averaged, "of the values differ from the reference"),
+        (
+            lambda x, qkv, out, n: torch.cat(each_head(x, qkv, n, math.sqrt(n)), dim=1) @ out,
+            "You divide by the square root of the number of heads",
+        ),
+        (lambda x, qkv, out, n: no_output_projection(x, qkv, out, n) @ out.T, "The output projection is transposed"),
+        (lambda x, qkv, out, n: heads_stacked(x, qkv, out, 2), "of the values differ from the reference"),
+        (
+            lambda x, qkv, out, n: heads_stacked(x, qkv, out.detach(), n),
+            "The values are right, but no gradient reaches out",
+        ),
     ],
     "patches": [
         (plain_view, "runs of pixels"),
         (loop_by_columns, "column by column"),
         (channels_last, "channels come last"),
         (still_folded, "transpose the result"),
+        (tiles_overlapping, "Your patches overlap"),
+        (tiles_transposed, "Each patch is transposed"),
+        (tiles_of_a_square, "shape '[3, 2, 4, 2, 4]' is invalid for input of size"),
+        (
+            lambda image, patch: tiles_unfolded(image, patch).view(-1, len(image), patch, patch),
+            "The values are right and in the right order, but the",
+        ),
+        (lambda image, patch: tiles_unfolded(image, patch)[:-1], "The rows are right, but the last ones are missing"),
+        (lambda image, patch: tiles_unfolded(image, patch).flip(0), "The rows are right, but in reverse order"),
+        (lambda image, patch: tiles_unfolded(image[:1], patch), "Only the first channel is there"),
+        (lambda image, patch: tiles_unfolded(image, 4), "The shape is (2, 16), but (15, 4) is expected"),
+        (
+            lambda image, patch: tiles_unfolded(image, patch).flatten(),
+            "The values are right and in the right order, but the",
+        ),
     ],
     "tokens": [
         (lambda *case: vision_exercises.embed(*case[:3], case[3].detach()), "no gradient reaches the positions"),
@@ -224,6 +573,36 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (class_without_position, "has got no position"),
         (no_class_token, "class token is missing"),
         (no_position, "bag of patches"),
+        (
+            lambda a, w, token, position: torch.vstack([token, a @ w]) + position.roll(1, 0),
+            "The positions are shifted by one, and the last comes",
+        ),
+        (lambda a, w, token, position: a @ w + token + position[1:], "You add the class token to every patch"),
+        (lambda a, w, token, position: torch.vstack([token, a @ w]) * position, "You multiply by the positions"),
+        (
+            lambda a, w, token, position: torch.vstack([token + position[0], a @ w]),
+            "The class token alone gets its position",
+        ),
+        (
+            lambda a, w, token, position: torch.vstack([token, a @ w + position[:-1]]),
+            "The positions are shifted by one",
+        ),
+        (
+            lambda a, w, token, position: torch.vstack([token, a @ w]) + position[0],
+            "Every token gets the first position",
+        ),
+        (
+            lambda a, w, token, position: torch.vstack([token.detach(), a @ w]) + position,
+            "The values are right, but no gradient reaches the class",
+        ),
+        (
+            lambda a, w, token, position: torch.vstack([torch.zeros_like(token), a @ w]) + position,
+            "The place of the class token is kept, but zeros stand",
+        ),
+        (
+            lambda a, w, token, position: torch.hstack([token, (a @ w).flatten()]).view_as(position) - position,
+            "of the values differ from the reference",
+        ),
     ],
     "block-parameters": [
         (lambda width: 12 * width**2, "the biases (9 D) and the two layer norms"),
@@ -231,6 +610,15 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (lambda width: 12 * width**2 + 9 * width, "layer norms are missing"),
         (lambda width: 3 * width**2 + 3 * width + 8 * width**2 + 5 * width + 4 * width, "output projection"),
         (lambda width: 10 * width**2, "is expected"),
+        (lambda width: 12 * width**2 + 11 * width, "One layer norm is missing, or each has lost its shift"),
+        (lambda width: 12 * width**2 + 4 * width, "The biases are missing"),
+        (lambda width: 8 * width**2 + 5 * width, "That is the MLP alone"),
+        (lambda width: 12 * width**2 + 10 * width, "The bias of queries, keys and values, 3 D, is missing"),
+        (lambda width: 12 * width**2 + 15 * width, "One layer norm too many"),
+        (lambda width: 12 * 768**2 + 13 * 768, "Your function returns 7.088e+06 whatever its arguments"),
+        (lambda width: 12 * (12 * width**2 + 13 * width), "In every case your result is 12 times too large"),
+        (lambda width: 12 * width**2 + 12 * width, "One bias of D numbers is missing"),
+        (lambda width: 4 * (12 * width**2 + 13 * width), "In every case your result is 4 times too large"),
     ],
     "attention-cost": [
         (lambda num_tokens, width: 2 * width * num_tokens**2, "projections, 4 T D²"),
@@ -238,6 +626,13 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (lambda num_tokens, width: num_tokens * width * (3 * width + 2 * num_tokens), "output projection"),
         (lambda num_tokens, width: num_tokens * width * (4 * width + num_tokens), "two products with T² D"),
         (lambda num_tokens, width: num_tokens * width * (8 * width + 4 * num_tokens), "two per multiply-add"),
+        (lambda t, d: 12 * t * d**2 + 2 * t**2 * d, "You count the MLP too"),
+        (lambda t, d: 4 * d * t**2 + 2 * d**2 * t, "T and D are swapped"),
+        (lambda t, d: 4 * t * d**2 + 2 * t * d, "Scores and mean grow with T²: every query meets every"),
+        (lambda t, d: 2 * t**2 * d, "That is q kᵀ and the mean of the values"),
+        (lambda t, d: 4 * d**2 + 2 * t * d, "should be"),
+        (lambda t, d: t * d**2 + 2 * t**2 * d, "You count one projection"),
+        (lambda t, d: 4 * t * d**2 + 2 * t**2, "A score is a dot product of D terms, so T² D"),
     ],
     "relative-bias": [
         (detached(position_exercises.relative_bias), "no gradient reaches the table"),
@@ -245,6 +640,43 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (rows_for_columns, "swapped"),
         (negative_indices, "an index starts at 0"),
         (lambda table, side: table, "is expected"),
+        (
+            lambda table, side: bias_by_windows(table, side).view(side, side, side, side),
+            "The values are right and in the right order, but the",
+        ),
+        (lambda table, side: bias_by_windows(table, side).T, "The sign is reversed"),
+        (
+            lambda table, side: bias_loop(
+                table, side, lambda table, rows, columns, side: table[abs(rows), abs(columns)]
+            ),
+            "You take the distance, without its sign",
+        ),
+        (
+            lambda table, side: bias_loop(
+                table, side, lambda table, rows, columns, side: table[rows + side - 2, columns + side - 2]
+            ),
+            "The indices are one too small",
+        ),
+        (lambda table, side: bias_by_windows(table.T, side), "Rows and columns are swapped"),
+        (
+            lambda table, side: bias_loop(
+                table, side, lambda table, rows, columns, side: table[rows + side, columns + side]
+            ),
+            "index 5 is out of bounds for dimension 1 with size",
+        ),
+        (
+            lambda table, side: torch.stack(
+                [table[i : i + side, j : j + side].flatten() for i in range(side) for j in range(side)]
+            ),
+            "You add the positions of query and key",
+        ),
+        (lambda table, side: bias_by_windows(table, side)[:side], "The rows are right, but the last ones are missing"),
+        (
+            lambda table, side: bias_loop(
+                table, side, lambda table, rows, columns, side: table[rows + side - 1, side - 1]
+            ),
+            "of the values differ from the reference",
+        ),
     ],
 }
 
@@ -265,9 +697,94 @@ REFERENCES: dict[str, Callable[..., Any]] = {
 }
 
 
+OTHER_RIGHT_ANSWERS: list[tuple[str, Callable[..., Any]]] = [
+    ("global-batch", lambda *sizes: math.prod(sizes)),
+    ("global-batch", lambda *sizes: np.prod(sizes)),
+    ("global-batch", lambda *sizes: torch.tensor(sizes).prod()),
+    ("global-batch", lambda micro_batch, micro_batches, dp: sum([micro_batch] * micro_batches * dp)),
+    ("global-batch", lambda micro_batch, micro_batches, dp: len(range(micro_batch)) * micro_batches * float(dp)),
+    ("steps-per-epoch", lambda num_samples, global_batch: num_samples // global_batch),
+    ("steps-per-epoch", lambda num_samples, global_batch: int(num_samples / global_batch)),
+    ("steps-per-epoch", lambda num_samples, global_batch: divmod(num_samples, global_batch)[0]),
+    ("steps-per-epoch", lambda num_samples, global_batch: len(range(global_batch, num_samples + 1, global_batch))),
+    ("steps-per-epoch", lambda num_samples, global_batch: np.floor(num_samples / global_batch)),
+    ("steps-per-epoch", lambda n, batch: torch.div(torch.tensor(n), batch, rounding_mode="floor")),
+    ("steps-per-epoch", steps_counted),
+    ("ring-bytes", lambda message_bytes, dp: 2 * (dp - 1) * (message_bytes / dp)),
+    ("ring-bytes", lambda message_bytes, dp: 2 * (dp - 1) * message_bytes // dp),
+    ("ring-bytes", lambda message_bytes, dp: sum(message_bytes / dp for _ in range(2 * (dp - 1)))),
+    ("ring-bytes", lambda message_bytes, dp: 2 * message_bytes - 2 * message_bytes / dp),
+    ("ring-bytes", lambda message_bytes, dp: np.multiply(2 * (dp - 1) / dp, message_bytes)),
+    ("same-training", gap_checked),
+    ("same-training", gap_asserted),
+    ("same-training", gap_indexed),
+    ("same-training", gap_by_numpy),
+    ("same-training", gap_by_torch),
+    ("same-training", gap_in_double),
+    ("attention", by_exponentials),
+    ("attention", query_by_query),
+    ("attention", into_zeros),
+    ("attention", lambda q, k, v: torch.softmax(q / q.shape[1] ** 0.5 @ k.mT, -1).matmul(v)),
+    ("attention", lambda q, k, v: F.log_softmax(torch.inner(q, k) / math.sqrt(k.shape[1]), dim=1).exp() @ v),
+    ("attention", lambda q, k, v: torch.bmm(torch.softmax(q @ k.t() / k.size(1) ** 0.5, 1)[None], v[None])[0]),
+    ("attention", lambda q, k, v: (v.T @ torch.softmax(k @ q.T / np.sqrt(q.shape[1]), dim=0)).T),
+    ("attention", lambda q, k, v: by_exponentials(q.double(), k.double(), v.double())),
+    ("multi-head", heads_in_one_view),
+    ("multi-head", heads_by_einsum),
+    ("multi-head", heads_projected_alone),
+    ("multi-head", heads_of_the_library),
+    ("multi-head", heads_stacked),
+    ("multi-head", heads_in_double),
+    ("multi-head", lambda *case: heads_in_one_view(*case).contiguous().clone()),
+    ("patches", tiles_unfolded),
+    ("patches", tiles_in_place),
+    ("patches", tiles_split),
+    ("patches", tiles_of_one_kernel),
+    ("patches", tiles_by_einsum),
+    ("patches", lambda image, patch: F.pixel_unshuffle(image, patch).flatten(1).T),
+    ("patches", lambda image, patch: torch.from_numpy(tiles_split(image, patch).numpy().copy())),
+    ("patches", lambda image, patch: tiles_by_einsum(image.double(), patch)),
+    ("tokens", embedded_in_place),
+    ("tokens", lambda patches, projection, token, position: torch.cat((token[None], patches @ projection)) + position),
+    ("tokens", lambda a, w, token, position: torch.vstack([token + position[0], torch.addmm(position[1:], a, w)])),
+    ("tokens", lambda a, w, token, position: torch.stack([token, *(row @ w for row in a)]).add_(position)),
+    (
+        "tokens",
+        lambda a, w, token, position: (
+            F.pad(a @ w, (0, 0, 1, 0)).index_add(0, torch.tensor([0]), token[None]) + position
+        ),
+    ),
+    ("tokens", lambda a, w, token, position: torch.concat([token.view(1, -1), F.linear(a, w.T)]) + position),
+    (
+        "tokens",
+        lambda a, w, token, position: position + torch.cat([token.unsqueeze(0), torch.einsum("pe,ed->pd", a, w)]),
+    ),
+    ("tokens", lambda a, w, token, position: torch.cat((token[None], a @ w)).double() + position.double()),
+    ("block-parameters", lambda width: width * (12 * width + 13)),
+    ("block-parameters", lambda d: 2 * 2 * d + sum(i * o + o for i, o in [(d, 3 * d), (d, d), (d, 4 * d), (4 * d, d)])),
+    ("block-parameters", lambda d: sum(p.numel() for p in torch.nn.TransformerEncoderLayer(d, 1, 4 * d).parameters())),
+    ("block-parameters", lambda width: np.polyval([12, 13, 0], width)),
+    ("block-parameters", lambda width: 12.0 * width**2 + 13.0 * width),
+    ("attention-cost", lambda t, d: 4 * t * d**2 + 2 * t**2 * d),
+    ("attention-cost", lambda t, d: sum(a * b * c for a, b, c in [(t, d, d)] * 4 + [(t, d, t), (t, t, d)])),
+    ("attention-cost", lambda t, d: t * d * 3 * d + t * d * t + t * t * d + t * d * d),
+    ("attention-cost", lambda t, d: np.dot([4, 2], [t * d**2, t**2 * d])),
+    ("attention-cost", lambda t, d: sum((4 * d + 2 * t) * d for _ in range(t))),
+    ("relative-bias", bias_by_windows),
+    ("relative-bias", bias_by_flat_index),
+    ("relative-bias", bias_of_numbers),
+    ("relative-bias", bias_gathered),
+    ("relative-bias", lambda table, side: bias_by_windows(table.double(), side)),
+    ("relative-bias", lambda table, side: bias_by_flat_index(table.flip(0, 1), side).T),
+    ("relative-bias", lambda table, side: F.unfold(table.flip(0, 1)[None, None], side)[0].T.flip(0)),
+    ("relative-bias", lambda table, side: bias_by_windows(table, side).contiguous().view(side**2, -1)),
+]
+
+
 class TestBank(BankTests):
     exercises = EXERCISES
-    wrong, right = BANK, REFERENCES
+    wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
+    least, least_right = 6, 8
 
 
 def test_the_references_are_what_the_models_do() -> None:

@@ -2,24 +2,25 @@
 
 The answers are written the way a student would write them, not with the variants that the judges compare with.
 """
+# ruff: noqa: PLC3002 - an answer that takes one more name fits on its line
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import product
+from fractions import Fraction
+from functools import partial, reduce
+from itertools import accumulate, product
 from typing import Any
 
-import pytest
+import numpy as np
 import torch
 import torch._dynamo  # here, once: the first checkpoint in a child would import it, for seconds
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
 from dlojz.labs import lab02_memory
-from dlojz.labs.kit.exercise import judge
 from dlojz.labs.lab02_memory.exercises import (
     bytes_per_parameter,
     data_parallel_bytes,
@@ -36,6 +37,7 @@ from dlojz.labs.lab02_memory.exercises_recompute import (
 )
 from dlojz.planner.activation_budget import block_tables, cheapest
 from tests.labs.answers import checkpointed
+from tests.labs.bank import BankTests
 
 EXERCISES = {exercise.id: exercise for exercise in lab02_memory.EXERCISES}
 Answer = Callable[..., Any]
@@ -332,130 +334,626 @@ def even_where_none_fits(blocks: Any, budget: float) -> Any:
     return tried_all(blocks, budget, peak_walked) or ["offload"] * len(blocks)
 
 
-RIGHT: tuple[tuple[str, Answer], ...] = (
-    ("bytes-per-parameter", bytes_per_parameter),
+def by_item_sizes(precision: str, optimizer: str) -> int:
+    half, full = torch.bfloat16.itemsize, torch.float32.itemsize
+    kept = [half if precision.startswith("bf16") else full, half if precision == "bf16" else full]
+    if precision.startswith("bf16"):
+        kept.append(full)
+    return sum(kept + ["sgd", "momentum", "adamw"].index(optimizer) * [full])
+
+
+def by_cases(precision: str, optimizer: str) -> int:
+    total = 8 if precision in ("fp32", "autocast") else 8 if precision == "bf16" else 10
+    if optimizer == "momentum":
+        total += 4
+    elif optimizer == "adamw":
+        total += 8
+    return total
+
+
+def peak_by_loop(samples: Any) -> int:
+    most = 0
+    for sample in samples:
+        total = 0
+        for category in sample:
+            total += sample[category]
+        most = total if total > most else most
+    return most
+
+
+def by_terms(s: int, b: int, h: int, a: int) -> int:
+    wide = [2] * 6 + [2 * 4] * 2 + [2 * 1] * 2 + [1, 1]
+    square = [2, 1, 2]
+    return sum(wide) * s * b * h + sum(square) * a * s * s * b
+
+
+def batch_by_fractions(taken: Answer, limit: int) -> int:
+    near, far = taken(8), taken(32)
+    slope = Fraction(far - near, 24)
+    return max(0, math.floor((limit - near) / slope) + 8)
+
+
+def batch_by_polyfit(taken: Answer, limit: int) -> int:
+    slope, fixed = np.polyfit([8, 16, 32], [taken(8), taken(16), taken(32)], 1)
+    return max(0, int((limit - fixed) / slope + 1e-6))
+
+
+def batch_along_the_line(taken: Answer, limit: int) -> int:
+    near, far = taken(16), taken(24)
+    batch, held = 0, near - 2 * (far - near)
+    while held + (far - near) / 8 <= limit:
+        batch, held = batch + 1, held + (far - near) / 8
+    return batch
+
+
+def batch_confirmed(taken: Answer, limit: int) -> int:
+    slope = (taken(16) - taken(8)) / 8
+    batch = int((limit - taken(8)) / slope + 8)
+    return batch if batch > 0 else 0
+
+
+def batch_by_numpy(taken: Answer, limit: int) -> Any:
+    fixed, slope = np.linalg.solve([[1, 10], [1, 20]], [taken(10), taken(20)])
+    return np.clip(np.floor((limit - fixed) / slope + 1e-9), 0, None)
+
+
+def one_after_the_other(x: Any, *blocks: Any) -> Any:
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def segments_as_arguments(blocks: Any, x: Any, per_segment: int) -> Any:
+    start = 0
+    while start < len(blocks):
+        x = checkpoint(one_after_the_other, x, *blocks[start : start + per_segment], use_reentrant=False)
+        start += per_segment
+    return x
+
+
+def segments_recursive(blocks: Any, x: Any, per_segment: int) -> Any:
+    if not len(blocks):
+        return x
+    x = checkpoint(lambda y: one_after_the_other(y, *blocks[:per_segment]), x, use_reentrant=False)
+    return segments_recursive(blocks[per_segment:], x, per_segment)
+
+
+def segments_partial(blocks: Any, x: Any, per_segment: int) -> Any:
+    run = partial(checkpoint, use_reentrant=False, preserve_rng_state=True)
+    return reduce(run_of(run), [blocks[i : i + per_segment] for i in range(0, len(blocks), per_segment)], x)
+
+
+def run_of(run: Answer) -> Answer:
+    return lambda x, segment: run(nn.Sequential(*segment), x)
+
+
+def segments_bound(blocks: Any, x: Any, per_segment: int) -> Any:
+    for start in range(0, len(blocks), per_segment):
+
+        def segment(y: Any, start: int = start) -> Any:
+            return one_after_the_other(y, *blocks[start : start + per_segment])
+
+        x = checkpoint(segment, x, use_reentrant=False)
+    return x
+
+
+def segments_by_number(blocks: Any, x: Any, per_segment: int) -> Any:
+    for number in range(-(-len(blocks) // per_segment)):
+        own = [block for i, block in enumerate(blocks) if i // per_segment == number]
+        x = checkpoint(nn.Sequential(*own).forward, x, use_reentrant=False, determinism_check="none")
+    return x
+
+
+class Segment(nn.Module):
+    def __init__(self, blocks: Any) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Any) -> Any:
+        return one_after_the_other(x, *self.blocks)
+
+
+def segments_as_modules(blocks: Any, x: Any, per_segment: int) -> Any:
+    for segment in [Segment(blocks[i : i + per_segment]) for i in range(0, len(blocks), per_segment)]:
+        x = checkpoint(segment, x, use_reentrant=False)
+    return x
+
+
+class ByHand(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Any, run: Any, *parameters: Any) -> Any:
+        context.run, context.seed, context.parameters = run, torch.get_rng_state(), parameters
+        context.save_for_backward(x)
+        return run(x)
+
+    @staticmethod
+    def backward(context: Any, gradient: Any) -> Any:
+        (x,) = context.saved_tensors
+        x = x.detach().requires_grad_()
+        with torch.random.fork_rng(), torch.enable_grad():
+            torch.set_rng_state(context.seed)
+            y = context.run(x)
+        found = torch.autograd.grad(y, (x, *context.parameters), gradient)
+        return found[0], None, *found[1:]
+
+
+def segments_by_hand(blocks: Any, x: Any, per_segment: int) -> Any:
+    for start in range(0, len(blocks), per_segment):
+        segment = nn.Sequential(*blocks[start : start + per_segment])
+        x = ByHand.apply(x, segment, *segment.parameters())
+    return x
+
+
+def address(tensor: Any) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def hooks_of_pairs(model: Any, host: Any) -> Any:
+    def pack(tensor: Any) -> Any:
+        if any(address(tensor) == address(parameter) for parameter in model.parameters()):
+            return "here", tensor
+        return "host", host.store(tensor)
+
+    return pack, lambda packed: packed[1] if packed[0] == "here" else host.fetch(packed[1])
+
+
+def hooks_of_functions(model: Any, host: Any) -> Any:
+    weights = [address(parameter) for parameter in model.parameters()]
+
+    def pack(tensor: Any) -> Any:
+        if address(tensor) in weights:
+            return lambda: tensor
+        number = host.store(tensor)
+        return lambda: host.fetch(number)
+
+    return pack, lambda packed: packed()
+
+
+def hooks_by_name(model: Any, host: Any) -> Any:
+    names = {address(parameter): name for name, parameter in model.named_parameters()}
+    return (
+        lambda tensor: tensor if names.get(address(tensor)) else host.store(tensor),
+        lambda packed: host.fetch(packed) if isinstance(packed, int) else packed,
+    )
+
+
+def hooks_of_the_state(model: Any, host: Any) -> list[Any]:
+    weights = set(map(address, model.state_dict().values()))
+    return [
+        lambda t: t if address(t) in weights else host.store(t),
+        lambda p: p if torch.is_tensor(p) else host.fetch(p),
+    ]
+
+
+def hooks_with_a_list(model: Any, host: Any) -> Any:
+    kept: list[Any] = []
+
+    def pack(tensor: Any) -> Any:
+        weight = address(tensor) in {address(parameter) for parameter in model.parameters()}
+        kept.append(tensor if weight else host.store(tensor.detach()))
+        return len(kept) - 1
+
+    def unpack(place: int) -> Any:
+        return kept[place] if isinstance(kept[place], torch.Tensor) else host.fetch(kept[place])
+
+    return pack, unpack
+
+
+class Hooks:
+    def __init__(self, model: Any, host: Any) -> None:
+        self.host, self.weights = host, frozenset(address(parameter) for parameter in model.parameters())
+
+    def pack(self, tensor: Any) -> Any:
+        return tensor if address(tensor) in self.weights else self.host.store(tensor)
+
+    def unpack(self, packed: Any) -> Any:
+        return packed if isinstance(packed, torch.Tensor) else self.host.fetch(packed)
+
+
+def hooks_of_an_object(model: Any, host: Any) -> Any:
+    hooks = Hooks(model, host)
+    return hooks.pack, hooks.unpack
+
+
+def hooks_by_base(model: Any, host: Any) -> Any:
+    known = {id(parameter) for parameter in model.parameters()}
+
+    def pack(tensor: Any) -> Any:
+        return tensor if id(tensor) in known or id(tensor._base) in known else host.store(tensor)
+
+    return pack, lambda packed: packed if isinstance(packed, torch.Tensor) else host.fetch(packed)
+
+
+def exposed_by_cases(moved: float, link: float, forward: float) -> float:
+    way, added = moved / link, 0.0
+    if way > forward:
+        added += way - forward
+    if way > 2 * forward:
+        added += way - 2 * forward
+    return added
+
+
+def plan_by_recursion(blocks: Any, budget: float) -> Any:
+    def best(number: int, held: float) -> Any:
+        if number == len(blocks):
+            return 0.0, []
+        block, found = blocks[number], None
+        for choice in CHOICES:
+            if held + block.backward_bytes[choice] > budget:
+                continue
+            rest = best(number + 1, held + block.held_bytes[choice])
+            if rest and (found is None or rest[0] + block.seconds[choice] < found[0]):
+                found = rest[0] + block.seconds[choice], [choice, *rest[1]]
+        return found
+
+    found = best(0, 0)
+    return found and found[1]
+
+
+def plan_from_the_fastest(blocks: Any, budget: float) -> Any:
+    for plan in sorted(product(CHOICES, repeat=len(blocks)), key=lambda plan: seconds_of(blocks, plan)):
+        if peak_walked(blocks, plan) <= budget:
+            return plan
+    return None
+
+
+def peak_accumulated(blocks: Any, plan: Any) -> Any:
+    before = [0, *accumulate(block.held_bytes[choice] for block, choice in zip(blocks, plan, strict=True))]
+    return max(held + block.backward_bytes[choice] for held, block, choice in zip(before, blocks, plan, strict=False))
+
+
+def plan_by_loop(blocks: Any, budget: float) -> Any:
+    best, least = None, math.inf
+    for plan in product(("offload", "recompute", "keep"), repeat=len(blocks)):
+        if peak_accumulated(blocks, plan) <= budget and seconds_of(blocks, plan) < least:
+            best, least = list(plan), seconds_of(blocks, plan)
+    return best
+
+
+def plan_of_an_array(blocks: Any, budget: float) -> Any:
+    plan = plan_by_loop(blocks, budget)
+    return plan if plan is None else np.array(plan)
+
+
+BANK: dict[str, list[tuple[Answer, str]]] = {
+    "bytes-per-parameter": [
+        (no_master, "master copy is missing"),
+        (half_moments, "moments in the precision of the weights"),
+        (one_moment, "two moments per parameter"),
+        (always_adam, "SGD keeps nothing"),
+        (no_gradients, "gradients are missing"),
+        (rule_of_twenty, "rule of 20 bytes"),
+        (always_sixteen, "Your function returns 16 whatever"),
+        (forgot_return, "end it with return"),
+        (lambda p, o: 8 * from_a_table(p, o), "In every case your result is 8 times too large"),
+        (lambda p, o: from_a_table(p, o) - 2 * p.startswith("bf16"), "Your master copy takes 2 bytes"),
+        (lambda p, o: from_a_table(p, o) + 4 * (p == "autocast"), "You count a master copy under autocast"),
+        (lambda p, o: {"fp32": 8, "bf16": 8, "bf16_fp32_gradients": 10}[p] + MOMENTS[o], "'autocast'"),
+        (
+            lambda p, o: TABLE[p] + {"sgd": 4, "momentum": 8, "adamw": 8}[o],
+            "One moment too many for SGD and for SGD with momentum",
+        ),
+        (lambda p, o: (4 if p in ("fp32", "autocast") else 6) + MOMENTS[o], "The gradients are missing"),
+        (lambda p, o: TABLE[p], "The moments of the optimizer are missing"),
+    ],
+    "peak": [
+        (maxima_added, "do not occur at the same moment"),
+        (lambda samples: max(value for sample in samples for value in sample.values()), "single category"),
+        (lambda samples: sum(samples[-1].values()), "end of the step"),
+        (lambda samples: sum(map(sum, (sample.values() for sample in samples))), "add the moments up"),
+        (lambda samples: max(samples, key=lambda sample: sum(sample.values())), "but a number is expected"),
+        (
+            lambda samples: max(sum(sample[name] for name in samples[0]) for sample in samples),
+            "You add the categories of the first moment only",
+        ),
+        (lambda samples: sum(sum(s.values()) for s in samples) / len(samples), "That is the mean over the step"),
+        (
+            lambda samples: int(np.argmax([sum(s.values()) for s in samples])),
+            "That is the moment of the peak, its place in the list",
+        ),
+        (lambda samples: sum(samples[0].values()), "That is the beginning of the step"),
+        (lambda samples: max(sum(s.values()) for s in samples[:-1]), "You leave out the last moment"),
+        (lambda samples: max(sum(s.values()) for s in samples[1:]), "You leave out the first moment"),
+        (
+            lambda samples: max(sum(s.values()) for s in samples) / 2**20,
+            "In every case your result is 1.049e+06 times too small",
+        ),
+        (lambda samples: [sum(s.values()) for s in samples], "Your function returns a list, but a number is expected"),
+    ],
+    "block-activations": [
+        (lambda s, b, h, a: 34 * s * b * h, "scores are missing"),
+        (lambda s, b, h, a: 34 * s * b * h + 2 * a * s * s * b, "result of the softmax alone"),
+        (lambda s, b, h, a: 36 * s * b * h + 6 * a * s * s * b, "1 byte per element, not 2"),
+        (lambda s, b, h, a: 32 * s * b * h + 4 * a * s * s * b, "dropout masks are missing"),
+        (lambda s, b, h, a: 30 * s * b * h + 5 * a * s * s * b, "layer norms are missing"),
+        (lambda s, b, h, a: 26 * s * b * h + 5 * a * s * s * b, "two tensors of width 4 h"),
+        (all_elements, "takes 2 bytes"),
+        (lambda s, b, h, a: s * b * (34 * h + 5 * s), "has its own scores"),
+        (lambda s, b, h, a: 34 * s * b * h + 5 * s * s * b * h, "The scores do not have width h"),
+        (lambda s, b, h, a: 34 * s * b * h + 5 * a * s * b, "The scores are a square"),
+        (lambda s, b, h, a: 34 * s * h + 5 * a * s * s, "should be"),
+        (lambda s, b, h, a: 5 * a * s * s * b, "The terms of width h are missing"),
+        (lambda s, b, h, a: 33 * s * b * h + 5 * a * s * s * b, "One of the two dropout masks of width h is missing"),
+        (lambda s, b, h, a: 34 * s * b * h + 4 * a * s * s * b, "The mask of the dropout on the scores is missing"),
+    ],
+    "largest-batch": [
+        (batch_of_proportion, "there once, whatever the batch"),
+        (batch_without_states, "forget the fixed part"),
+        (batch_rounded_up, "round up"),
+        (batch_negative, "negative batch"),
+        (batch_from_one_and_two, "Ask for 8 and 16"),
+        (batch_by_trying, "Two points are enough"),
+        (lambda taken, limit: largest_batch(taken, limit - 1), "Where a batch takes exactly limit_bytes, it fits (≤,"),
+        (lambda taken, limit: largest_batch(taken, limit) - 1, "In every case your result is too small by 1: look at"),
+        (
+            lambda taken, limit: max(1, largest_batch(taken, limit)),
+            "Where not even one sample fits, your function still",
+        ),
+        (lambda taken, limit: limit // taken(8) * 8, "is expected, but your function returns"),
+        (lambda taken, limit: largest_batch(taken, limit) + 1, "In every case your result is too large by 1: look at"),
+        (
+            lambda taken, limit: (limit - taken(8)) / ((taken(16) - taken(8)) / 8),
+            "taken_bytes(8) is not the fixed part",
+        ),
+        (
+            lambda taken, limit: max(0, (limit - (taken(8) - (taken(16) - taken(8)))) / ((taken(16) - taken(8)) / 8)),
+            "A batch is a whole number of samples",
+        ),
+        (lambda taken, limit: 24, "Your function returns 24 whatever its arguments are"),
+        (
+            lambda taken, limit: round(max(0, (limit - (2 * taken(8) - taken(16))) / ((taken(16) - taken(8)) / 8))),
+            "You round to the nearest",
+        ),
+    ],
+    "data-parallel-bytes": [
+        (lambda p, a, n, d: ((20 if d > 1 else 16) * p + a * n) // d, "what ZeRO-3 does"),
+        (lambda p, a, n, d: (16 * p + a * n) // d, "what ZeRO-3 does"),
+        (lambda p, a, n, d: 16 * p + a * (n // d), "buckets are missing"),
+        (lambda p, a, n, d: 20 * p + a * (n // d), "on a single GPU too"),
+        (lambda p, a, n, d: 16 * p + 4 * p * (d > 1) + a * n, "whole global batch"),
+        (lambda p, a, n, d: 16 * p + 4 * p * (d > 1) + a, "one single image"),
+        (lambda p, a, n, d: 16 * p + 4 * p * d + a * n // d, "You count one copy of the gradients per replica"),
+        (lambda p, a, n, d: 12 * p + 4 * p * (d > 1) + a * n // d, "A state is missing"),
+        (
+            lambda p, a, n, d: 16 * p + 4 * p * (d > 2) + a * n // d,
+            "The buckets are there from dp = 2 on (dp > 1, not dp >",
+        ),
+        (lambda p, a, n, d: 16 * p + 2 * p * (d > 1) + a * n // d, "The buckets are in fp32, as the gradients are"),
+        (lambda p, a, n, d: d * (16 * p + 4 * p * (d > 1)) + a * n, "should be"),
+        (lambda p, a, n, d: 16 * p + 4 * p * (d > 1), "The activations are missing"),
+        (lambda p, a, n, d: 4 * p + 4 * p * (d > 1) + a * n // d, "You count the weights alone"),
+    ],
+    "checkpoint": [
+        (plain_loop, "6 of the 6 hidden activations are still in memory"),
+        (last_segment_plain, "2 of the 6 hidden activations are still in memory"),
+        (each_block, "the outputs of 6 blocks are in memory; with 6 blocks"),
+        (whole_model, "your segments are too long"),
+        (nested, "runs 3 times"),
+        (last_segment_lost, "these never run: 6"),
+        (from_the_input, "must begin with what the one before gives"),
+        (reentrant, "use_reentrant=False"),
+        (detached, "a detach cuts all that comes before it"),
+        (without_graph, "no parameter gets a gradient"),
+        (late_binding, "sees the last value of the loop's variables"),
+        (other_masks, "same mask twice"),
+        (forgot_return, "end it with return"),
+        (
+            lambda blocks, x, per: checkpointed(blocks, x, max(1, len(blocks) // per)),
+            "After forward, the outputs of 2 blocks are in memory, 3",
+        ),
+        (lambda blocks, x, per: checkpointed(blocks[:per], x, per), "2 per segment, these never run"),
+        (
+            lambda blocks, x, per: checkpointed(blocks, x, per).detach(),
+            "The output is right, but no parameter gets a gradient",
+        ),
+        (
+            lambda blocks, x, per: torch.utils.checkpoint.checkpoint_sequential(
+                nn.Sequential(*blocks), -(-len(blocks) // per), x, use_reentrant=False
+            ),
+            "After forward, 2 of the 6 hidden activations are still",
+        ),
+        (
+            lambda blocks, x, per: checkpointed(blocks[::-1], x, per),
+            "The output is not that of the blocks run one after the",
+        ),
+        (lambda blocks, x, per: checkpointed(blocks, x, 2), "After forward, the outputs of 4 blocks are in memory"),
+    ],
+    "offload": [
+        (all_to_the_host, "bytes of weights"),
+        (parameters_by_type, "bytes of weights"),
+        (nothing_moved, "nothing has gone to the host"),
+        (kept_beside, "never fetched"),
+        (flattened, "exactly the tensor that pack was given"),
+        (only_large, "all that is saved but the weights"),
+        (one_hook, "Two functions are expected"),
+        (forgot_return, "return pack, unpack"),
+        (
+            lambda model, host: tuple(reversed(offload_hooks(model, host))),
+            "unpack gives back an object of type int, but a tensor",
+        ),
+        (
+            lambda model, host: (
+                lambda t: t if any(t is p for p in model.parameters()) else host.store(t),
+                lambda p: p if torch.is_tensor(p) else host.fetch(p),
+            ),
+            "Your hooks also move 512 bytes of weights, which stay",
+        ),
+        (
+            lambda model, host: (
+                lambda t: t if t.data_ptr() in {p.data_ptr() for p in model.parameters()} else host.store(t),
+                lambda p: p,
+            ),
+            "unpack gives back an object of type int, but a tensor",
+        ),
+        (
+            lambda model, host: (
+                lambda t: host.store(t) if address(t) in {address(p) for p in model.parameters()} else t,
+                lambda p: p if torch.is_tensor(p) else host.fetch(p),
+            ),
+            "It is the other way round",
+        ),
+        (
+            lambda model, host: (
+                offload_hooks(model, host)[0],
+                lambda p: p if torch.is_tensor(p) else torch.zeros_like(host.fetch(p)),
+            ),
+            "The gradients are no longer those of the model without",
+        ),
+        (
+            lambda model, host: (
+                lambda t: t if t.requires_grad else host.store(t),
+                lambda p: p if torch.is_tensor(p) else host.fetch(p),
+            ),
+            "It is the other way round",
+        ),
+        (
+            lambda model, host: (
+                lambda t: t if t.shape in {p.shape for p in model.parameters()} else host.store(t),
+                lambda p: p if torch.is_tensor(p) else host.fetch(p),
+            ),
+            "3200 bytes have gone to the host, 4224 are expected",
+        ),
+    ],
+    "exposed-seconds": [
+        (lambda moved, link, forward: 2 * moved / link, "only what is longer"),
+        (lambda moved, link, forward: max(0, moved / link - forward), "way out"),
+        (lambda moved, link, forward: max(0, 2 * moved / link - 3 * forward), "spare time"),
+        (lambda moved, link, forward: 2 * max(0, moved / link - forward), "twice as long"),
+        (lambda moved, link, forward: 2 * moved / link - 3 * forward, "max(0, …)"),
+        (lambda m, w, f: max(0, m * w - f) + max(0, m * w - 2 * f), "You multiply bytes by bytes per second"),
+        (lambda m, w, f: max(0, m / w - 2 * f), "That is the way back"),
+        (lambda m, w, f: max(0, m / w - f, m / w - 2 * f), "That is the way out"),
+        (
+            lambda m, w, f: max(0, m / w - f) + max(0, m / w - f / 2),
+            "Backward takes twice as long as forward, not half as",
+        ),
+        (lambda m, w, f: max(0, m / 2 / w - f) + max(0, m / 2 / w - 2 * f), "You send half of the bytes each way"),
+        (lambda m, w, f: m / w, "That is the time of one way"),
+        (lambda m, w, f: max(m / w, f) + max(m / w, 2 * f), "That is the time of both passes with their transfers"),
+        (lambda m, w, f: abs(m / w - f) + abs(m / w - 2 * f), "Where the transfer is shorter than the computation,"),
+    ],
+    "activation-plan": [
+        (lambda b, most: tried_all(b, most, held_by), "takes its backward_bytes besides"),
+        (lambda b, most: tried_all(b, most, all_held_and_the_fullest), "have given theirs back"),
+        (lambda b, most: tried_all(b, most, peak_with_own), "count a block twice"),
+        (lambda b, most: tried_all(b, most, peak_from_the_end), "begins with the last block"),
+        (lambda b, most: tried_all(b, most, peak_walked, cost=peak_walked), "smallest peak of all"),
+        (lambda b, most: tried_all(b, most, peak_walked, CHOICES[:2]), "never offload"),
+        (lambda b, most: tried_all(b, most, peak_walked, CHOICES[::2]), "never recompute"),
+        (one_choice_for_all, "the same choice"),
+        (best_bytes_per_second, "most bytes per second"),
+        (plan_or_an_error, "raised ValueError"),
+        (even_where_none_fits, "no plan fits: return None"),
+        (lambda b, most: ["keep"] * len(b), "your plan does not fit: its peak is"),
+        (lambda b, most: ["offload"] * len(b), "another that fits adds"),
+        (lambda b, most: ["keep"], "your plan has 1 choices"),
+        (lambda b, most: [0] * len(b), "A choice for each block is expected"),
+        (forgot_return, "your function returns None, but there is a plan"),
+        (lambda b, most: tried_all(b, most - 1, peak_walked), "A plan whose peak is exactly budget_bytes fits"),
+        (lambda b, most: tried_all(b, most, peak_walked) or [], "There are 4 blocks, but your plan has 0 choices"),
+        (
+            lambda b, most: seconds_of(b, tried_all(b, most, peak_walked) or ["keep"] * len(b)),
+            'A choice for each block is expected, "keep",',
+        ),
+        (
+            lambda b, most: max(
+                (p for p in product(CHOICES, repeat=len(b)) if peak_walked(b, p) <= most),
+                key=lambda p: seconds_of(b, p),
+                default=None,
+            ),
+            "Of the plans that fit you take the one that adds most",
+        ),
+        (
+            lambda b, most: next((p for p in product(CHOICES, repeat=len(b)) if peak_walked(b, p) <= most), None),
+            "You take the first plan that fits",
+        ),
+        (lambda b, most: (lambda p: p and p[::-1])(tried_all(b, most, peak_walked)), "Your plan is in reverse order"),
+        (
+            lambda b, most: tried_all(
+                b, most, lambda bs, plan: max(one.backward_bytes[c] for one, c in zip(bs, plan, strict=True))
+            ),
+            "You hold each backward pass by itself against the budget",
+        ),
+    ],
+}
+
+REFERENCES: dict[str, Answer] = {
+    "bytes-per-parameter": bytes_per_parameter,
+    "peak": peak_bytes,
+    "block-activations": transformer_layer_bytes,
+    "largest-batch": largest_batch,
+    "data-parallel-bytes": data_parallel_bytes,
+    "checkpoint": checkpointed,
+    "offload": offload_hooks,
+    "exposed-seconds": exposed_seconds,
+    "activation-plan": cheapest_plan,
+}
+OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
     ("bytes-per-parameter", from_a_table),
-    ("peak", peak_bytes),
     ("peak", lambda samples: max([sum(sample.values()) for sample in samples])),
-    ("block-activations", transformer_layer_bytes),
     ("block-activations", by_parts),
     ("block-activations", lambda s, b, h, a: s * b * h * (34 + 5 * a * s / h)),
-    ("largest-batch", largest_batch),
     ("largest-batch", batch_from_two_points),
-    ("data-parallel-bytes", data_parallel_bytes),
-    ("checkpoint", checkpointed),
-    ("offload", offload_hooks),
-    ("exposed-seconds", exposed_seconds),
-    ("activation-plan", cheapest_plan),
     ("activation-plan", plan_by_blocks),
     ("activation-plan", lambda blocks, budget: tried_all(blocks, budget, peak_walked)),
-)
-
-WRONG: tuple[tuple[str, Answer, str], ...] = (
-    ("bytes-per-parameter", no_master, "master copy is missing"),
-    ("bytes-per-parameter", half_moments, "moments in the precision of the weights"),
-    ("bytes-per-parameter", one_moment, "two moments per parameter"),
-    ("bytes-per-parameter", always_adam, "SGD keeps nothing"),
-    ("bytes-per-parameter", no_gradients, "gradients are missing"),
-    ("bytes-per-parameter", rule_of_twenty, "rule of 20 bytes"),
-    ("bytes-per-parameter", always_sixteen, "8 is expected, but your function returns 16"),
-    ("bytes-per-parameter", forgot_return, "end it with return"),
-    ("peak", maxima_added, "do not occur at the same moment"),
-    ("peak", lambda samples: max(value for sample in samples for value in sample.values()), "single category"),
-    ("peak", lambda samples: sum(samples[-1].values()), "end of the step"),
-    ("peak", lambda samples: sum(map(sum, (sample.values() for sample in samples))), "add the moments up"),
-    ("peak", lambda samples: max(samples, key=lambda sample: sum(sample.values())), "but a number is expected"),
-    ("block-activations", lambda s, b, h, a: 34 * s * b * h, "scores are missing"),
-    ("block-activations", lambda s, b, h, a: 34 * s * b * h + 2 * a * s * s * b, "result of the softmax alone"),
-    ("block-activations", lambda s, b, h, a: 36 * s * b * h + 6 * a * s * s * b, "1 byte per element, not 2"),
-    ("block-activations", lambda s, b, h, a: 32 * s * b * h + 4 * a * s * s * b, "dropout masks are missing"),
-    ("block-activations", lambda s, b, h, a: 30 * s * b * h + 5 * a * s * s * b, "layer norms are missing"),
-    ("block-activations", lambda s, b, h, a: 26 * s * b * h + 5 * a * s * s * b, "two tensors of width 4 h"),
-    ("block-activations", all_elements, "takes 2 bytes"),
-    ("block-activations", lambda s, b, h, a: s * b * (34 * h + 5 * s), "has its own scores"),
-    ("largest-batch", batch_of_proportion, "there once, whatever the batch"),
-    ("largest-batch", batch_without_states, "forget the fixed part"),
-    ("largest-batch", batch_rounded_up, "round up"),
-    ("largest-batch", batch_negative, "negative batch"),
-    ("largest-batch", batch_from_one_and_two, "Ask for 8 and 16"),
-    ("largest-batch", batch_by_trying, "Two points are enough"),
-    ("data-parallel-bytes", lambda p, a, n, d: ((20 if d > 1 else 16) * p + a * n) // d, "what ZeRO-3 does"),
-    ("data-parallel-bytes", lambda p, a, n, d: (16 * p + a * n) // d, "what ZeRO-3 does"),
-    ("data-parallel-bytes", lambda p, a, n, d: 16 * p + a * (n // d), "buckets are missing"),
-    ("data-parallel-bytes", lambda p, a, n, d: 20 * p + a * (n // d), "on a single GPU too"),
-    ("data-parallel-bytes", lambda p, a, n, d: 16 * p + 4 * p * (d > 1) + a * n, "whole global batch"),
-    ("data-parallel-bytes", lambda p, a, n, d: 16 * p + 4 * p * (d > 1) + a, "one single image"),
-    ("checkpoint", plain_loop, "6 of the 6 hidden activations are still in memory"),
-    ("checkpoint", last_segment_plain, "2 of the 6 hidden activations are still in memory"),
-    ("checkpoint", each_block, "the outputs of 6 blocks are in memory; with 6 blocks"),
-    ("checkpoint", whole_model, "your segments are too long"),
-    ("checkpoint", nested, "runs 3 times"),
-    ("checkpoint", last_segment_lost, "these never run: 6"),
-    ("checkpoint", from_the_input, "must begin with what the one before gives"),
-    ("checkpoint", reentrant, "use_reentrant=False"),
-    ("checkpoint", detached, "a detach cuts all that comes before it"),
-    ("checkpoint", without_graph, "no parameter gets a gradient"),
-    ("checkpoint", late_binding, "sees the last value of the loop's variables"),
-    ("checkpoint", other_masks, "same mask twice"),
-    ("checkpoint", forgot_return, "end it with return"),
-    ("offload", all_to_the_host, "bytes of weights"),
-    ("offload", parameters_by_type, "bytes of weights"),
-    ("offload", nothing_moved, "nothing has gone to the host"),
-    ("offload", kept_beside, "never fetched"),
-    ("offload", flattened, "exactly the tensor that pack was given"),
-    ("offload", only_large, "all that is saved but the weights"),
-    ("offload", one_hook, "Two functions are expected"),
-    ("offload", forgot_return, "return pack, unpack"),
-    ("exposed-seconds", lambda moved, link, forward: 2 * moved / link, "only what is longer"),
-    ("exposed-seconds", lambda moved, link, forward: max(0, moved / link - forward), "way out"),
-    ("exposed-seconds", lambda moved, link, forward: max(0, 2 * moved / link - 3 * forward), "spare time"),
-    ("exposed-seconds", lambda moved, link, forward: 2 * max(0, moved / link - forward), "twice as long"),
-    ("exposed-seconds", lambda moved, link, forward: 2 * moved / link - 3 * forward, "max(0, …)"),
-    ("activation-plan", lambda b, most: tried_all(b, most, held_by), "takes its backward_bytes besides"),
-    ("activation-plan", lambda b, most: tried_all(b, most, all_held_and_the_fullest), "have given theirs back"),
-    ("activation-plan", lambda b, most: tried_all(b, most, peak_with_own), "count a block twice"),
-    ("activation-plan", lambda b, most: tried_all(b, most, peak_from_the_end), "begins with the last block"),
-    ("activation-plan", lambda b, most: tried_all(b, most, peak_walked, cost=peak_walked), "smallest peak of all"),
-    ("activation-plan", lambda b, most: tried_all(b, most, peak_walked, CHOICES[:2]), "never offload"),
-    ("activation-plan", lambda b, most: tried_all(b, most, peak_walked, CHOICES[::2]), "never recompute"),
-    ("activation-plan", one_choice_for_all, "the same choice"),
-    ("activation-plan", best_bytes_per_second, "most bytes per second"),
-    ("activation-plan", plan_or_an_error, "raised ValueError"),
-    ("activation-plan", even_where_none_fits, "no plan fits: return None"),
-    ("activation-plan", lambda b, most: ["keep"] * len(b), "your plan does not fit: its peak is"),
-    ("activation-plan", lambda b, most: ["offload"] * len(b), "another that fits adds"),
-    ("activation-plan", lambda b, most: ["keep"], "your plan has 1 choices"),
-    ("activation-plan", lambda b, most: [0] * len(b), "A choice for each block is expected"),
-    ("activation-plan", forgot_return, "your function returns None, but there is a plan"),
-)
+    ("bytes-per-parameter", by_item_sizes),
+    ("bytes-per-parameter", by_cases),
+    ("bytes-per-parameter", lambda p, o: np.add(10 if p[-1] == "s" else 8, 4 * ["sgd", "momentum", "adamw"].index(o))),
+    (
+        "bytes-per-parameter",
+        lambda p, o: 4.0 * (2 + (p == "bf16_fp32_gradients") / 2) + {"sgd": 0, "momentum": 4}.get(o, 8),
+    ),
+    ("peak", peak_by_loop),
+    ("peak", lambda samples: sorted(sum(sample.values()) for sample in samples)[-1]),
+    ("peak", lambda samples: max(map(sum, map(dict.values, samples)))),
+    ("peak", lambda samples: np.max([np.sum(list(sample.values())) for sample in samples])),
+    ("peak", lambda samples: torch.tensor([sum(sample.values()) for sample in samples]).max()),
+    ("peak", lambda samples: sum(max(samples, key=lambda sample: sum(sample.values())).values())),
+    ("block-activations", by_terms),
+    ("block-activations", lambda s, b, h, a: s * b * (34 * h + 5 * a * s)),
+    ("block-activations", lambda s, b, h, a: 2 * s * b * h * (16 + 1) + 2.5 * (2 * a * s**2 * b)),
+    ("block-activations", lambda s, b, h, a: np.dot([34, 5], [s * b * h, a * s**2 * b])),
+    ("largest-batch", batch_by_fractions),
+    ("largest-batch", batch_by_polyfit),
+    ("largest-batch", batch_along_the_line),
+    ("largest-batch", batch_confirmed),
+    ("largest-batch", batch_by_numpy),
+    ("data-parallel-bytes", lambda p, a, n, d: 4 * p * (4 + min(d // 2, 1)) + n // d * a),
+    ("data-parallel-bytes", lambda p, a, n, d: 16 * p + 4 * p * (d > 1) + a * (n // d)),
+    ("data-parallel-bytes", lambda p, a, n, d: (20 if d >= 2 else 16) * p + a * n / d),
+    ("data-parallel-bytes", lambda p, a, n, d: sum([4 * p] * (4 + min(1, d - 1))) + sum([a] * (n // d))),
+    ("data-parallel-bytes", lambda p, a, n, d: np.array([16 + 4 * (d != 1), n / d]) @ np.array([p, a])),
+    ("checkpoint", segments_as_arguments),
+    ("checkpoint", segments_recursive),
+    ("checkpoint", segments_partial),
+    ("checkpoint", segments_bound),
+    ("checkpoint", segments_by_number),
+    ("checkpoint", segments_as_modules),
+    ("checkpoint", segments_by_hand),
+    ("offload", hooks_of_pairs),
+    ("offload", hooks_of_functions),
+    ("offload", hooks_by_name),
+    ("offload", hooks_of_the_state),
+    ("offload", hooks_with_a_list),
+    ("offload", hooks_of_an_object),
+    ("offload", hooks_by_base),
+    ("exposed-seconds", exposed_by_cases),
+    ("exposed-seconds", lambda moved, link, forward: sum(max(0, moved / link - n * forward) for n in (1, 2))),
+    ("exposed-seconds", lambda moved, link, forward: np.maximum(0, moved / link - np.array([1, 2]) * forward).sum()),
+    ("exposed-seconds", lambda m, w, f: torch.relu(m / w - torch.tensor([f, 2 * f], dtype=torch.float64)).sum()),
+    ("exposed-seconds", lambda m, w, f: max(m / w, f) - f + max(m / w, 2 * f) - 2 * f),
+    ("activation-plan", plan_by_recursion),
+    ("activation-plan", plan_from_the_fastest),
+    ("activation-plan", plan_by_loop),
+    ("activation-plan", plan_of_an_array),
+    ("activation-plan", lambda b, most: tried_all(b, most, peak_walked, CHOICES[::-1])),
+]
 
 
-@pytest.mark.parametrize(("exercise_id", "answer"), RIGHT)
-def test_a_right_answer_is_praised(exercise_id: str, answer: Answer) -> None:
-    verdict = judge(EXERCISES[exercise_id], answer)
-    assert (verdict.state, verdict.message) == ("right", str(EXERCISES[exercise_id].praise))
-
-
-@pytest.mark.parametrize(("exercise_id", "answer", "said"), WRONG)
-def test_a_wrong_answer_is_told_what_is_wrong(exercise_id: str, answer: Answer, said: str) -> None:
-    verdict = judge(EXERCISES[exercise_id], answer)
-    assert verdict.state == "wrong"
-    assert said in verdict.message
-
-
-@pytest.mark.parametrize("exercise_id", EXERCISES)
-def test_every_exercise_has_its_wrong_answers(exercise_id: str) -> None:
-    assert sum(wrong[0] == exercise_id for wrong in WRONG) >= 3
-
-
-def test_wrong_answers_are_refused_in_french_too() -> None:
-    for exercise_id, answer, _ in WRONG[::5]:
-        use_language("en")
-        english_message = judge(EXERCISES[exercise_id], answer).message
-        use_language("fr")
-        verdict = judge(EXERCISES[exercise_id], answer)
-        assert verdict.state == "wrong"
-        assert verdict.message != english_message
+class TestBank(BankTests):
+    exercises, predictions = EXERCISES, lab02_memory.PREDICTIONS
+    wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
+    least, least_right = 6, 8
 
 
 def test_the_exercise_finds_what_the_integer_programme_finds() -> None:

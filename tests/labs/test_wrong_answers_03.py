@@ -2,6 +2,7 @@
 
 The answers are written the way a student would write them, not with the variants that the judges compare with.
 """
+# ruff: noqa: PLC3002 - an answer that takes one more name fits on its line
 
 from __future__ import annotations
 
@@ -279,6 +280,23 @@ def divides_after_the_wait(model: Any) -> Callable[[], None]:
     return synchronize
 
 
+def keeps_old_works(model: Any) -> Callable[[], None]:
+    works: list[Any] = []
+
+    def hook(parameter: Any) -> None:
+        works.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(hook)
+
+    def synchronize() -> None:
+        for parameter, work in works:
+            work.wait()
+            parameter.grad.div_(dist.get_world_size())
+
+    return synchronize
+
+
 def waits_in_the_hook(model: Any) -> Callable[[], None]:
     def hook(parameter: Any) -> None:
         parameter.grad.div_(dist.get_world_size())
@@ -401,6 +419,372 @@ def warm(step: int, base_rate: float, scale: float, warmup_steps: int) -> float:
     return base_rate + (scale * base_rate - base_rate) * step / warmup_steps
 
 
+def ring_in_two_loops(x: Any) -> Any:
+    rank, size, right, left = neighbours()
+    chunks, received = x.chunk(size), torch.empty_like(x[: len(x) // size])
+    for step in range(size - 1):
+        sending = dist.isend(chunks[(rank - step) % size], right)
+        dist.recv(received, left)
+        sending.wait()
+        chunks[(rank - step - 1) % size].add_(received)
+    for step in range(size - 1):
+        sending = dist.isend(chunks[(rank + 1 - step) % size], right)
+        dist.recv(chunks[(rank - step) % size], left)
+        sending.wait()
+    return x
+
+
+def ring_waiting_for_both(x: Any) -> None:
+    rank, size, right, left = neighbours()
+    chunks = x.view(size, -1)
+    for step in range(2 * size - 2):
+        arrived = torch.zeros_like(chunks[0])
+        works = [dist.isend(chunks[(rank - step) % size].clone(), right), dist.irecv(arrived, left)]
+        for work in works:
+            work.wait()
+        here = (rank - step - 1) % size
+        chunks[here] = chunks[here] + arrived if step < size - 1 else arrived
+
+
+def ring_of_parity(x: Any) -> Any:
+    """Blocking sends: rank 0 receives first."""
+    rank, size, right, left = neighbours()
+    chunks, arrived = x.split(len(x) // size), x.new_empty(len(x) // size)
+    for step in range(2 * (size - 1)):
+        if rank == 0:
+            dist.recv(arrived, left)
+            dist.send(chunks[-step % size], right)
+        else:
+            dist.send(chunks[(rank - step) % size], right)
+            dist.recv(arrived, left)
+        here = chunks[(rank - 1 - step) % size]
+        here.copy_(here + arrived if step < size - 1 else arrived)
+    return x
+
+
+def ring_in_a_batch(x: Any) -> None:
+    rank, size, right, left = neighbours()
+    chunks = x.reshape(size, -1)
+    for step in range(2 * (size - 1)):
+        arrived = torch.empty_like(chunks[0])
+        sent = dist.P2POp(dist.isend, chunks[(rank - step) % size], right)
+        for work in dist.batch_isend_irecv([sent, dist.P2POp(dist.irecv, arrived, left)]):
+            work.wait()
+        if step < size - 1:
+            chunks[(rank - 1 - step) % size] += arrived
+        else:
+            chunks[(rank - 1 - step) % size] = arrived
+
+
+def ring_by_slices(x: Any) -> None:
+    rank, size, right, left = neighbours()
+    length = x.numel() // size
+
+    def chunk(number: int) -> Any:
+        start = number % size * length
+        return x[start : start + length]
+
+    for step in range(2 * (size - 1)):
+        arrived = torch.empty(length, dtype=x.dtype)
+        sending = dist.isend(chunk(rank - step), right)
+        dist.recv(arrived, left)
+        sending.wait()
+        if step < size - 1:
+            torch.add(chunk(rank - step - 1), arrived, out=arrived)
+        chunk(rank - step - 1).copy_(arrived)
+
+
+def ring_collected(x: Any) -> Any:
+    """The sum is put together elsewhere, and copied into x at the end."""
+    rank, size, right, left = neighbours()
+    chunks = [chunk.clone() for chunk in x.chunk(size)]
+    for step in range(2 * (size - 1)):
+        sending = dist.isend(chunks[(rank - step) % size], right)
+        arrived = torch.empty_like(chunks[0])
+        dist.recv(arrived, left)
+        sending.wait()
+        here = (rank - step - 1) % size
+        chunks[here] = chunks[here] + arrived if step < size - 1 else arrived
+    x.copy_(torch.cat(chunks))
+    return x
+
+
+def ring_the_other_way(x: Any) -> None:
+    rank, size, right, left = neighbours()
+    chunks = x.chunk(size)
+    arrived = torch.empty_like(chunks[0])
+    for step in range(2 * (size - 1)):
+        sending = dist.isend(chunks[(rank + step) % size], left)
+        dist.recv(arrived, right)
+        sending.wait()
+        here = chunks[(rank + step + 1) % size]
+        here.copy_(here + arrived if step < size - 1 else arrived)
+
+
+def fit_weighted(message_bytes: Sequence[float], seconds: Sequence[float], size: int) -> Any:
+    b, a = np.polyfit(message_bytes, seconds, 1, w=1 / np.array(seconds))
+    return a / (2 * (size - 1)), b * size / (2 * (size - 1))
+
+
+def fit_by_normal_equations(message_bytes: Sequence[float], seconds: Sequence[float], size: int) -> list[float]:
+    w = [1 / t**2 for t in seconds]
+    s, sn = sum(w), sum(w * n for w, n in zip(w, message_bytes, strict=True))
+    snn = sum(w * n * n for w, n in zip(w, message_bytes, strict=True))
+    st = sum(w * t for w, t in zip(w, seconds, strict=True))
+    snt = sum(w * n * t for w, n, t in zip(w, message_bytes, seconds, strict=True))
+    b = (s * snt - sn * st) / (s * snn - sn * sn)
+    return [(st - b * sn) / s / 2 / (size - 1), b * size / 2 / (size - 1)]
+
+
+def fit_by_pinv(message_bytes: Sequence[float], seconds: Sequence[float], size: int) -> Any:
+    n, t = np.array(message_bytes, dtype=float), np.array(seconds, dtype=float)
+    return np.linalg.pinv(np.c_[np.ones_like(n), n] / t[:, None]).sum(1) * [1, size] / (2 * (size - 1))
+
+
+def fit_directly(message_bytes: Sequence[float], seconds: Sequence[float], size: int) -> Any:
+    """α and β as unknowns: no conversion at the end."""
+    n, t = np.array(message_bytes), np.array(seconds)
+    rows = np.column_stack([2 * (size - 1) / t, 2 * (size - 1) / size * n / t])
+    alpha_s, beta = np.linalg.lstsq(rows, np.ones(len(t)), rcond=None)[0]
+    return float(alpha_s), float(beta)
+
+
+def fit_in_double(message_bytes: Sequence[float], seconds: Sequence[float], size: int) -> Any:
+    n, t = torch.tensor(message_bytes, dtype=torch.float64), torch.tensor(seconds, dtype=torch.float64)
+    rows = torch.stack([1 / t, n / t], 1)
+    a, b = torch.linalg.lstsq(rows, torch.ones(len(t), 1, dtype=torch.float64)).solution
+    return a / (2 * (size - 1)), b * size / (2 * (size - 1))
+
+
+def average_with_avg(model: Any) -> None:
+    for parameter in model.parameters():
+        parts = [torch.empty_like(parameter.grad) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, parameter.grad)
+        parameter.grad.copy_(sum(parts) / len(parts))
+
+
+def average_all_at_once(model: Any) -> None:
+    gradients = [parameter.grad for parameter in model.parameters()]
+    flat = torch.cat([gradient.flatten() for gradient in gradients]) / dist.get_world_size()
+    dist.all_reduce(flat)
+    start = 0
+    for gradient in gradients:
+        gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
+        start += gradient.numel()
+
+
+def average_asynchronously(model: Any) -> None:
+    works = [dist.all_reduce(parameter.grad, async_op=True) for parameter in model.parameters()]
+    for work, parameter in zip(works, model.parameters(), strict=True):
+        work.wait()
+        parameter.grad.mul_(1 / dist.get_world_size())
+
+
+def average_by_ring(model: Any) -> None:
+    for parameter in model.parameters():
+        flat = F.pad(parameter.grad.flatten(), (0, -parameter.grad.numel() % dist.get_world_size()))
+        ring(flat)
+        flat /= dist.get_world_size()
+        parameter.grad.copy_(flat[: parameter.grad.numel()].view_as(parameter.grad))
+
+
+def average_through_rank_0(model: Any) -> None:
+    for parameter in model.parameters():
+        dist.reduce(parameter.grad, dst=0)
+        if dist.get_rank() == 0:
+            parameter.grad /= dist.get_world_size()
+        dist.broadcast(parameter.grad, src=0)
+
+
+def average_by_name(model: Any) -> None:
+    with torch.no_grad():
+        for _, parameter in sorted(model.named_parameters()):
+            dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM)
+            parameter.grad.copy_(parameter.grad / dist.get_world_size())
+
+
+def average_a_copy_put_back(model: Any) -> None:
+    for parameter in reversed(list(model.parameters())):
+        mean = parameter.grad.clone()
+        dist.all_reduce(mean)
+        parameter.grad[:] = mean / dist.get_world_size()
+
+
+def average_by_vectors(model: Any) -> None:
+    gradients = [parameter.grad for parameter in model.parameters()]
+    flat = torch.nn.utils.parameters_to_vector(gradients)
+    dist.all_reduce(flat)
+    for gradient, part in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
+        torch.div(part.view_as(gradient), dist.get_world_size(), out=gradient)
+
+
+def buckets_by_while(gradient_bytes: Sequence[int], limit_bytes: int) -> list[list[int]]:
+    left, buckets = list(range(len(gradient_bytes))), []
+    while left:
+        bucket: list[int] = []
+        while left and sum(gradient_bytes[index] for index in bucket) < limit_bytes:
+            bucket.append(left.pop())
+        buckets.append(bucket)
+    return buckets
+
+
+def buckets_opened_when_needed(gradient_bytes: Sequence[int], limit_bytes: int) -> list[list[int]]:
+    buckets: list[list[int]] = []
+    held = limit_bytes
+    for index in range(len(gradient_bytes) - 1, -1, -1):
+        if held >= limit_bytes:
+            buckets.append([])
+            held = 0
+        buckets[-1].append(index)
+        held += gradient_bytes[index]
+    return buckets
+
+
+def buckets_recursive(gradient_bytes: Sequence[int], limit_bytes: int) -> list[list[int]]:
+    if not len(gradient_bytes):
+        return []
+    first = len(gradient_bytes)
+    while first > 0 and sum(gradient_bytes[first:]) < limit_bytes:
+        first -= 1
+    mine = list(range(len(gradient_bytes)))[first:][::-1]
+    return [mine, *buckets_recursive(gradient_bytes[:first], limit_bytes)]
+
+
+def overlapped(model: Any, *, send: Answer, finish: Answer) -> Callable[[], None]:
+    works: dict[Any, Any] = {}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: works.__setitem__(p, send(p)))
+
+    def synchronize() -> None:
+        for parameter, work in works.items():
+            finish(parameter, work)
+        works.clear()
+
+    return synchronize
+
+
+def waited(parameter: Any, work: Any) -> None:
+    work.wait()
+
+
+def waited_and_divided(parameter: Any, work: Any) -> None:
+    work.wait()
+    parameter.grad.div_(dist.get_world_size())
+
+
+def sent_copy(parameter: Any) -> Any:
+    mean = parameter.grad / dist.get_world_size()
+    return dist.all_reduce(mean, async_op=True), mean
+
+
+def waited_and_put_back(parameter: Any, work: Any) -> None:
+    work[0].wait()
+    parameter.grad.copy_(work[1])
+
+
+class Overlap:
+    def __init__(self, model: Any) -> None:
+        self.works: list[Any] = []
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(self.send)
+
+    def send(self, parameter: Any) -> None:
+        parameter.grad *= 1 / dist.get_world_size()
+        self.works += [dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM, async_op=True)]
+
+    def __call__(self) -> None:
+        for work in self.works:
+            work.wait()
+        self.works = []
+
+
+def accumulate_by_autograd(model: Any, micro_batches: Any) -> None:
+    for inputs, targets in micro_batches:
+        loss = F.cross_entropy(model(inputs), targets) / len(micro_batches)
+        for parameter, gradient in zip(model.parameters(), torch.autograd.grad(loss, model.parameters()), strict=True):
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+    average(model)
+
+
+def accumulate_mean_of_sum(model: Any, micro_batches: Any) -> None:
+    samples = sum(len(targets) for _, targets in micro_batches)
+    for inputs, targets in micro_batches:
+        (F.cross_entropy(model(inputs), targets, reduction="sum") / samples).backward()
+    average_all_at_once(model)
+
+
+def accumulate_scaled_back(model: Any, micro_batches: Any) -> None:
+    for inputs, targets in micro_batches:
+        F.cross_entropy(model(inputs), targets).backward(torch.tensor(1 / len(micro_batches)))
+    average_asynchronously(model)
+
+
+def accumulate_everything_divided(model: Any, micro_batches: Any) -> None:
+    for inputs, targets in micro_batches:
+        F.cross_entropy(model(inputs), targets).backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= len(micro_batches) * dist.get_world_size()
+
+
+def accumulate_in_a_hook(model: Any, micro_batches: Any) -> None:
+    """Only in the last backward is there something to send."""
+    for number, (inputs, targets) in enumerate(micro_batches):
+        finish = hooked(model) if number == len(micro_batches) - 1 else None
+        (F.cross_entropy(model(inputs), targets) / len(micro_batches)).backward()
+    assert finish is not None
+    finish()
+
+
+def accumulate_elsewhere(model: Any, micro_batches: Any) -> None:
+    total = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    for inputs, targets in micro_batches:
+        model.zero_grad()
+        F.cross_entropy(model(inputs), targets).backward()
+        for place, parameter in enumerate(model.parameters()):
+            total[place] += parameter.grad / len(micro_batches)
+    for parameter, gradient in zip(model.parameters(), total, strict=True):
+        parameter.grad = gradient
+    average(model)
+
+
+def shard_by_numpy(num_samples: int, rank: int, size: int, epoch: int, seed: int) -> Any:
+    return np.random.default_rng([seed, epoch]).permutation(num_samples)[rank::size][: num_samples // size]
+
+
+def shard_by_random(num_samples: int, rank: int, size: int, epoch: int, seed: int) -> list[int]:
+    order = random.Random(f"{seed} {epoch}").sample(range(num_samples), num_samples)
+    return order[rank * (num_samples // size) :][: num_samples // size]
+
+
+def shard_of_torch(num_samples: int, rank: int, size: int, epoch: int, seed: int) -> list[int]:
+    sampler = torch.utils.data.DistributedSampler(
+        range(num_samples), num_replicas=size, rank=rank, seed=seed, drop_last=True
+    )
+    sampler.set_epoch(epoch)
+    return list(sampler)[: num_samples // size]
+
+
+def shard_viewed(num_samples: int, rank: int, size: int, epoch: int, seed: int) -> Any:
+    order = torch.tensor(permuted(num_samples, 1000 * seed + epoch), dtype=torch.int32)
+    return order[: num_samples // size * size].view(-1, size)[:, rank]
+
+
+def shard_sorted_by_key(num_samples: int, rank: int, size: int, epoch: int, seed: int) -> list[int]:
+    torch.manual_seed(seed * 7919 + epoch)
+    order = torch.rand(num_samples).argsort()
+    return [int(order[place]) for place in range(rank, num_samples // size * size, size)]
+
+
+def warm_on_a_line(step: int, base_rate: float, scale: float, warmup_steps: int) -> Any:
+    return np.interp(step, [0, warmup_steps], [base_rate, scale * base_rate])
+
+
+def warm_by_torch(step: int, base_rate: float, scale: float, warmup_steps: int) -> Any:
+    start = torch.tensor(base_rate, dtype=torch.float64)
+    return torch.lerp(start, scale * start, min(step, warmup_steps) / warmup_steps)
+
+
 BANK: dict[str, list[tuple[Answer, str]]] = {
     "ring-all-reduce": [
         (ring_half, "That is the reduce-scatter"),
@@ -413,6 +797,19 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (ring_of_the_library, "torch's own all_reduce"),
         (dist.all_reduce, "torch's own all_reduce"),
         (lambda x: x, "Every rank keeps its own part"),
+        (lambda x: x.mul_(dist.get_world_size()), "differs between rank 0 and rank 1"),
+        (lambda x: (ring(x), x.div_(dist.get_world_size()))[1], "That is the mean"),
+        (
+            lambda x: dist.all_gather([torch.empty_like(x) for _ in range(dist.get_world_size())], x),
+            "Every rank keeps its own part of the sum",
+        ),
+        (lambda x: dist.reduce(x, 0), "differs between rank 0 and rank 1"),
+        (
+            lambda x: (lambda parts: (dist.all_gather(parts, x), x.copy_(sum(parts)))[:0] or None)(
+                [torch.empty_like(x) for _ in range(dist.get_world_size())]
+            ),
+            "The sum is right, but it is torch's own all_gather that",
+        ),
     ],
     "ring-time": [
         (lambda n, p, a, b: (p - 1) * (a + b * n / p), "That is half of it"),
@@ -422,6 +819,11 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda n, p, a, b: 2 * p * (a + b * n / p), "One step too many"),
         (lambda n, p, a, b: a + b * n, "one message from one rank to another"),
         (lambda n, p, a, b: 2 * (a + b * n) * math.log(p, 2), "That is a tree"),
+        (lambda n, p, a, b: 2 * (p - 1) * a + b * n / p, "The latency is paid in every step, but the bytes once"),
+        (lambda n, p, a, b: 2 * (p - 1) * (a + n / p / b), "You divide by β; it is in seconds per byte, the inverse"),
+        (lambda n, p, a, b: 2 * (p - 1) * (a * b + n / p), "is expected, but your function returns"),
+        (lambda n, p, a, b: 2 * p * (p - 1) * (a + b * n / p), "should be"),
+        (lambda n, p, a, b: 2 * (p - 1) * (a + 4 * b * n / p), "You multiply by 4 bytes per number, but message_bytes"),
     ],
     "alpha-beta": [
         (fit_absolute, "minimise gaps in seconds"),
@@ -432,6 +834,17 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda n, t, p: fit_relative(n, t, p)[0], "should return 2 numbers"),
         (lambda n, t, p: None, "returns nothing"),
         (lambda n, t, p: (t[0], t[-1] / n[-1]), "should be"),
+        (lambda n, t, p: (fit_relative(n, t, p)[0], 1 / fit_relative(n, t, p)[1]), "α is right"),
+        (lambda n, t, p: tuple(np.array(fit_relative(n, t, p)) * (p - 1) / p), "should be"),
+        (lambda n, t, p: fit_relative(n, t, 4), "You compute with 4 ranks whatever `size` is"),
+        (lambda n, t, p: (lambda x: (np.exp(x[1]), np.exp(x[0])))(np.polyfit(np.log(n), np.log(t), 1)), "should be"),
+        (
+            lambda n, t, p: (lambda x: (x[1] / (2 * (p - 1)), x[0] * p / (2 * (p - 1))))(
+                np.polyfit(n, t, 1, w=1 / np.sqrt(t))
+            ),
+            "should be",
+        ),
+        (lambda n, t, p: tuple(2 * x for x in fit_relative(n, t, p)), "Both are twice too large"),
     ],
     "average-gradients": [
         (only_sums, "times too large"),
@@ -442,6 +855,30 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (weights_without_biases, "The biases are left out"),
         (reduces_to_rank_0, "all-reduce, not reduce"),
         (forgets_rank_1, "rank 1"),
+        (
+            lambda model: [dist.broadcast(p.grad, src=0) for p in model.parameters()] and None,
+            "Every rank holds rank 0's own part of the gradient of",
+        ),
+        (
+            lambda model: [p.grad.zero_() for p in model.parameters()] and None,
+            "Wrong values on ranks 0 and 1, the gradient of 0.weight",
+        ),
+        (
+            lambda model: [setattr(p, "grad", p.grad / dist.get_world_size()) for p in model.parameters()] and None,
+            "Every rank divides its own part of the gradient of",
+        ),
+        (
+            lambda model: [(dist.all_reduce(p.grad), p.grad.div_(2)) for p in model.parameters()] and None,
+            "Wrong values on ranks 0–2, the gradient of 0.weight",
+        ),
+        (
+            lambda model: [(dist.all_reduce(p.grad, op=dist.ReduceOp.MAX)) for p in model.parameters()] and None,
+            "You take the largest of the ranks' gradients, not their",
+        ),
+        (
+            lambda model: [average(model), *(p.data.sub_(0.1 * p.grad) for p in model.parameters())].clear(),
+            "Wrong values on ranks 0 and 1, the weights of a rank",
+        ),
     ],
     "buckets": [
         (buckets_forwards, "begin with the first parameters"),
@@ -450,19 +887,55 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (buckets_below_the_limit, "before it exceeds the limit"),
         (lambda sizes, limit: cut(range(len(sizes))[::-1], sizes, limit + 1), "≥, not >"),
         (lambda sizes, limit: [[index] for index in reversed(range(len(sizes)))], "One bucket per gradient"),
-        (buckets_with_an_empty_one, "is expected, but your function returns"),
+        (buckets_with_an_empty_one, "an empty bucket is no bucket"),
         (lambda sizes, limit: len(buckets_right(sizes, limit)), "A list of buckets is expected"),
+        (
+            lambda sizes, limit: [b[::-1] for b in buckets_right(sizes, limit)],
+            "The buckets are right, but within a bucket too the",
+        ),
+        (lambda sizes, limit: [[sizes[i] for i in b] for b in buckets_right(sizes, limit)], "You return sizes"),
+        (lambda sizes, limit: [list(range(len(sizes)))[::-1]], "All gradients are in one bucket"),
+        (
+            lambda sizes, limit: [[i + 1 for i in b] for b in buckets_right(sizes, limit)],
+            "You number the parameters from 1; Python, and",
+        ),
+        (
+            lambda sizes, limit: [i for b in buckets_right(sizes, limit) for i in b],
+            "A list of buckets is expected, each a list of parameter",
+        ),
+        (
+            lambda sizes, limit: [[len(sizes) - 1 - i for i in b] for b in buckets_right(sizes, limit)],
+            "The cut is right, but you number the parameters from",
+        ),
     ],
     "overlap": [
         (lambda model: hooked(model, mean=False), "times too large"),
         (lambda model: hooked(model, wait=False), "synchronize() does not wait"),
         (lambda model: hooked(model, mean=False, wait=False), "its result is thrown away"),
         (lambda model: hooked(model, late_division=True), "right after sending"),
+        (keeps_old_works, "Empty the list"),
         (waits_in_the_hook, "wait() is called in the hook"),
         (blocks_in_the_hook, "each hook waits for its all-reduce"),
         (sends_after_backward, "none leaves before backward has ended"),
         (calls_synchronize, "must return the function synchronize"),
         (lambda model: lambda: None, "Every rank keeps its own part"),
+        (lambda model: (average(model), lambda: None)[1], "'NoneType' object has no attribute"),
+        (lambda model: lambda: average(model), "The gradients are right, but none leaves before"),
+        (
+            lambda model: (
+                [
+                    p.register_hook(lambda g: (dist.all_reduce(g), g / dist.get_world_size())[1])
+                    for p in model.parameters()
+                ]
+                and (lambda: None)
+            ),
+            "The gradients are right, but each hook waits for its",
+        ),
+        (
+            lambda model: hooked(torch.nn.Sequential(list(model.children())[-1])),
+            "Every rank keeps its own part of the gradient of",
+        ),
+        (lambda model: None, "Your function must return the function synchronize,"),
     ],
     "accumulation": [
         (accumulate_sum, "as many times too large as there are micro-batches"),
@@ -471,6 +944,35 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (accumulate_alone, "Every rank keeps its own part"),
         (accumulate_in_one_pass, "one forward pass reads"),
         (accumulate_losses, "Call backward in the loop"),
+        (
+            lambda model, mb: (
+                [(lambda x: x.backward())(F.cross_entropy(model(x), y) / len(mb)) for x, y in mb[:-1]]
+                and average(model)
+            ),
+            "The last micro-batch is missing",
+        ),
+        (
+            lambda model, mb: [(F.cross_entropy(model(x), y) / len(y)).backward() for x, y in mb] and average(model),
+            "You divide each loss by the number of samples of a",
+        ),
+        (
+            lambda model, mb: [(F.cross_entropy(model(x), y) / len(mb)).backward() for x, y in mb] and only_sums(model),
+            "The gradient of 0.weight is 2 times too large, as many",
+        ),
+        (
+            lambda model, mb: (hooked(model), [(F.cross_entropy(model(x), y) / len(mb)).backward() for x, y in mb])[
+                0
+            ](),
+            "Wrong values on ranks 0 and 1, the gradient of 0.weight",
+        ),
+        (
+            lambda model, mb: [(F.cross_entropy(model(x), y) / 2).backward() for x, y in mb] and average(model),
+            "You divide by 2 whatever the number of micro-batches",
+        ),
+        (
+            lambda model, mb: (F.cross_entropy(model(mb[0][0]), mb[0][1]).backward(), average(model))[1],
+            "Only the first micro-batch counts",
+        ),
     ],
     "sampler": [
         (lambda num_samples, rank, size, epoch, seed: permuted(num_samples, seed + epoch), "the same samples"),
@@ -495,14 +997,60 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             lambda num_samples, rank, size, epoch, seed: shard(num_samples // size * size, rank, size, epoch, seed),
             "is never read",
         ),
+        (
+            lambda num_samples, rank, size, epoch, seed: (
+                torch.tensor(permuted(num_samples, seed)).roll(7 * epoch)[rank::size][: num_samples // size]
+            ),
+            "follow the same one in every epoch",
+        ),
         (shard_padded, "what fills no whole share is dropped"),
         (shard_unseeded, "two different answers"),
         (shard_then_shuffle, "always reads the same part"),
         (shard_with_replacement, "twice in one epoch"),
+        (
+            lambda num_samples, rank, size, epoch, seed: [i + 1 for i in shard(num_samples, rank, size, epoch, seed)],
+            "Sample 24 does not exist",
+        ),
+        (
+            lambda num_samples, rank, size, epoch, seed: shard(num_samples, rank, size, seed, seed),
+            "Every epoch has the same order",
+        ),
+        (
+            lambda num_samples, rank, size, epoch, seed: permuted(num_samples, seed * epoch)[rank::size][
+                : num_samples // size
+            ],
+            "The seed changes nothing",
+        ),
+        (
+            lambda num_samples, rank, size, epoch, seed: permuted(num_samples, seed + epoch)[
+                rank * size : (rank + 1) * size
+            ],
+            "For 24 samples and 4 ranks each share has 4 samples,",
+        ),
+        (
+            lambda num_samples, rank, size, epoch, seed: torch.randperm(num_samples)[rank::size][: num_samples // size],
+            "Asked twice for the same epoch, your function gives two",
+        ),
+        (
+            lambda num_samples, rank, size, epoch, seed: [
+                i for i in permuted(num_samples, seed + epoch) if i % size == rank
+            ][: num_samples // size],
+            "A rank always reads the same part of the data, in",
+        ),
+        (
+            lambda num_samples, rank, size, epoch, seed: permuted(num_samples, seed + epoch)[: num_samples // size],
+            "Every rank reads the same samples",
+        ),
+        (
+            lambda num_samples, rank, size, epoch, seed: range(
+                rank * (num_samples // size), (rank + 1) * (num_samples // size)
+            ),
+            "The samples are divided among the ranks, but not",
+        ),
     ],
     "learning-rate": [
         (lambda step, base_rate, scale, warmup_steps: base_rate * scale, "without warm-up"),
-        (lambda step, base_rate, scale, warmup_steps: warm(step, 0, 1, warmup_steps), "is expected"),
+        (lambda step, base_rate, scale, warmup_steps: warm(step, 0, 1, warmup_steps), "whatever its arguments are"),
         (
             lambda step, base_rate, scale, warmup_steps: min(step / warmup_steps, 1) * scale * base_rate,
             "You start from zero",
@@ -515,6 +1063,17 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             "goes on rising",
         ),
         (lambda step, base_rate, scale, warmup_steps: base_rate, "never changes"),
+        (lambda step, r, k, n: min(r + step / n * r, k * r), "You rise by base_rate during the warm-up, and go on"),
+        (lambda step, r, k, n: r if step < n else k * r, "That is a jump at the end of the warm-up"),
+        (lambda step, r, k, n: warm(step + 1, r, k, n), "You are one step ahead"),
+        (lambda step, r, k, n: r * k ** min(1, step / n), "The rate is multiplied by the same factor in each step"),
+        (
+            lambda step, r, k, n: warm(step, r, k, n) if step <= n else r,
+            "After the warm-up your rate falls back to base_rate",
+        ),
+        (lambda step, r, k, n: r * (1 + min(1, step // n) * (k - 1)), "That is a jump at the end of the warm-up"),
+        (lambda step, r, k, n: warm(step, r, 1 + k, n), "You rise by scale times the base rate, and arrive at"),
+        (lambda step, r, k, n: warm(step, r, k, n - 1), "You arrive one step too early"),
     ],
 }
 
@@ -535,12 +1094,84 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
     ("accumulation", accumulate_then_divide),
     ("ring-all-reduce", ring_given_back),
     ("sampler", lambda n, rank, size, epoch, seed: torch.tensor(permuted(n, seed + epoch))[rank::size][: n // size]),
+    ("ring-all-reduce", ring_in_two_loops),
+    ("ring-all-reduce", ring_waiting_for_both),
+    ("ring-all-reduce", ring_of_parity),
+    ("ring-all-reduce", ring_in_a_batch),
+    ("ring-all-reduce", ring_by_slices),
+    ("ring-all-reduce", ring_collected),
+    ("ring-all-reduce", ring_the_other_way),
+    ("ring-time", lambda n, p, a, b: 2 * (p - 1) * (a + b * n / p)),
+    ("ring-time", lambda n, p, a, b: sum(a + n / p * b for _ in range(2 * p - 2))),
+    ("ring-time", lambda n, p, a, b: np.dot([a, b], [2 * (p - 1), 2 * (p - 1) / p * n])),
+    ("ring-time", lambda n, p, a, b: (2 * p - 2) * a + 2 * b * (n - n / p)),
+    ("alpha-beta", fit_weighted),
+    ("alpha-beta", fit_by_normal_equations),
+    ("alpha-beta", fit_by_pinv),
+    ("alpha-beta", fit_directly),
+    ("alpha-beta", fit_in_double),
+    ("average-gradients", average_with_avg),
+    ("average-gradients", average_all_at_once),
+    ("average-gradients", average_asynchronously),
+    ("average-gradients", average_by_ring),
+    ("average-gradients", average_through_rank_0),
+    ("average-gradients", average_by_name),
+    ("average-gradients", average_a_copy_put_back),
+    ("average-gradients", average_by_vectors),
+    ("buckets", buckets_by_while),
+    ("buckets", buckets_opened_when_needed),
+    ("buckets", buckets_recursive),
+    ("buckets", lambda sizes, limit: tuple(map(tuple, buckets_right(sizes, limit)))),
+    ("buckets", lambda sizes, limit: [np.array(bucket) for bucket in buckets_right(sizes, limit)]),
+    ("buckets", lambda sizes, limit: [torch.tensor(bucket) for bucket in buckets_by_while(sizes, limit)]),
+    ("buckets", lambda sizes, limit: [list(map(np.int64, bucket)) for bucket in buckets_by_while(sizes, limit)]),
+    ("overlap", Overlap),
+    ("overlap", lambda model: overlapped(model, send=sent_copy, finish=waited_and_put_back)),
+    (
+        "overlap",
+        lambda model: overlapped(
+            model, send=lambda p: dist.all_reduce(p.grad, async_op=True), finish=waited_and_divided
+        ),
+    ),
+    (
+        "overlap",
+        lambda model: overlapped(
+            model, send=lambda p: dist.all_reduce(p.grad.div_(dist.get_world_size()), async_op=True), finish=waited
+        ),
+    ),
+    (
+        "overlap",
+        lambda model: overlapped(
+            model, send=lambda p: dist.all_reduce(p.grad.data, async_op=True).get_future(), finish=waited_and_divided
+        ),
+    ),
+    ("overlap", lambda model: Overlap(model).__call__),
+    ("accumulation", accumulate_by_autograd),
+    ("accumulation", accumulate_mean_of_sum),
+    ("accumulation", accumulate_scaled_back),
+    ("accumulation", accumulate_everything_divided),
+    ("accumulation", accumulate_in_a_hook),
+    ("accumulation", accumulate_elsewhere),
+    ("sampler", shard_by_numpy),
+    ("sampler", shard_by_random),
+    ("sampler", shard_of_torch),
+    ("sampler", shard_viewed),
+    ("sampler", shard_sorted_by_key),
+    ("sampler", lambda n, rank, size, epoch, seed: tuple(shard(n, rank, size, epoch, seed))),
+    (
+        "learning-rate",
+        lambda step, base_rate, scale, warmup_steps: base_rate * (1 + min(1, step / warmup_steps) * (scale - 1)),
+    ),
+    ("learning-rate", warm_on_a_line),
+    ("learning-rate", warm_by_torch),
+    ("learning-rate", lambda step, rate, k, n: (rate * (n - min(step, n)) + k * rate * min(step, n)) / n),
 ]
 
 
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab03_data_parallel.PREDICTIONS
     wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
+    least, least_right = 6, 8
 
 
 def test_the_references_are_what_the_package_computes() -> None:

@@ -2,12 +2,16 @@
 
 The answers are written the way a student would write them, not with the variants that the judges compare with.
 """
+# ruff: noqa: PLC3002 - an answer that takes one more name fits on its line
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -197,6 +201,11 @@ def pads_each(gradients: Any) -> Any:
     return reduced(torch.cat([padded(gradient.flatten()) for gradient in gradients])) / dist.get_world_size()
 
 
+def pads_where_nothing_is_missing(gradients: Any) -> Any:
+    flat, size = flat_of(gradients), dist.get_world_size()
+    return reduced(F.pad(flat, (0, size - flat.numel() % size))) / size
+
+
 def pads_in_front(gradients: Any) -> Any:
     flat = flat_of(gradients)
     return reduced(F.pad(flat, (-flat.numel() % dist.get_world_size(), 0))) / dist.get_world_size()
@@ -362,6 +371,307 @@ def sent(passes: tuple[int, int, int, int]) -> Answer:
     return lambda w, n, stage, m: w * (n - 1) / n * passes[stage]
 
 
+def states_by_list(p: float, n: int, stage: int) -> float:
+    return sum(share / (n if stage >= first else 1) for first, share in [(1, 12 * p), (2, 2 * p), (3, 2 * p)])
+
+
+def states_by_cases(p: int, n: int, stage: int) -> Any:
+    if stage == 0:
+        return 16 * p
+    if stage == 1:
+        return 4 * p + 12 * p / n
+    return 2 * p + 14 * p / n if stage == 2 else 16 * p / n
+
+
+def sharded_with_parameter(weights: Any, make_optimizer: Any) -> Any:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    share = torch.nn.Parameter(weights.chunk(size)[rank])
+    optimizer = make_optimizer([share])
+
+    def step(gradient: Any) -> None:
+        optimizer.zero_grad()
+        share.grad = gradient.clone()
+        optimizer.step()
+        parts = [torch.empty_like(gradient) for _ in range(size)]
+        dist.all_gather(parts, share.detach())
+        weights.copy_(torch.cat(parts))
+
+    return step
+
+
+def sharded_by_slice(weights: Any, make_optimizer: Any) -> Any:
+    length = len(weights) // dist.get_world_size()
+    mine = weights[dist.get_rank() * length : (dist.get_rank() + 1) * length]
+    optimizer = make_optimizer([mine])
+
+    def step(gradient: Any) -> Any:
+        mine.grad = gradient
+        optimizer.step()
+        whole = torch.empty_like(weights)
+        dist.all_gather_into_tensor(whole, mine)
+        weights.copy_(whole)
+        return weights
+
+    return step
+
+
+def sharded_asynchronously(weights: Any, make_optimizer: Any) -> Any:
+    share = weights.split(weights.numel() // dist.get_world_size())[dist.get_rank()]
+    optimizer = make_optimizer([share])
+
+    def step(gradient: Any) -> None:
+        if share.grad is None:
+            share.grad = torch.empty_like(share)
+        share.grad.copy_(gradient)
+        optimizer.step()
+        dist.all_gather_into_tensor(weights, share.clone(), async_op=True).wait()
+
+    return step
+
+
+class Sharded:
+    def __init__(self, weights: Any, make_optimizer: Any) -> None:
+        self.weights = weights
+        self.share = weights.view(dist.get_world_size(), -1)[dist.get_rank()].detach().clone()
+        self.optimizer = make_optimizer([self.share])
+
+    def __call__(self, gradient: Any) -> None:
+        self.share.grad = gradient
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        dist.all_gather_into_tensor(self.weights, self.share)
+
+
+def sharded_by_sends(weights: Any, make_optimizer: Any) -> Any:
+    """The gather around a ring."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    chunks = weights.chunk(size)
+    optimizer = make_optimizer([chunks[rank]])
+
+    def step(gradient: Any) -> None:
+        chunks[rank].grad = gradient
+        optimizer.step()
+        for hop in range(size - 1):
+            sending = dist.isend(chunks[(rank - hop) % size].clone(), (rank + 1) % size)
+            dist.recv(chunks[(rank - hop - 1) % size], (rank - 1) % size)
+            sending.wait()
+
+    return step
+
+
+def sharded_in_a_list(weights: Any, make_optimizer: Any) -> Any:
+    shares = list(weights.tensor_split(dist.get_world_size()))
+    optimizer = make_optimizer([shares[dist.get_rank()]])
+
+    def step(gradient: Any) -> None:
+        shares[dist.get_rank()].grad = gradient
+        with torch.no_grad():
+            optimizer.step()
+        dist.all_gather(shares, shares[dist.get_rank()].clone())
+
+    return step
+
+
+def reduced_by_list(gradients: Any) -> Any:
+    flat = padded(flat_of(gradients))
+    share = torch.zeros(len(flat) // dist.get_world_size())
+    dist.reduce_scatter(share, list(flat.chunk(dist.get_world_size())))
+    return share.div_(dist.get_world_size())
+
+
+def reduced_share_by_share(gradients: Any) -> Any:
+    flat, size = padded(flat_of(gradients)), dist.get_world_size()
+    for rank, share in enumerate(flat.chunk(size)):
+        dist.reduce(share, dst=rank)
+    return flat.chunk(size)[dist.get_rank()] / size
+
+
+def reduced_by_all_to_all(gradients: Any) -> Any:
+    flat = padded(flat_of(gradients))
+    arrived = torch.empty_like(flat)
+    dist.all_to_all_single(arrived, flat)
+    return arrived.view(dist.get_world_size(), -1).mean(0)
+
+
+def reduced_in_place(gradients: Any) -> Any:
+    size = dist.get_world_size()
+    total = sum(gradient.numel() for gradient in gradients)
+    flat, start = torch.zeros(-(-total // size) * size), 0
+    for gradient in gradients:
+        flat[start : start + gradient.numel()] = gradient.ravel()
+        start += gradient.numel()
+    flat /= size
+    share = torch.empty(len(flat) // size)
+    dist.reduce_scatter_tensor(share, flat, op=dist.ReduceOp.SUM)
+    return share
+
+
+def reduced_with_vectors(gradients: Any) -> Any:
+    flat = torch.nn.utils.parameters_to_vector(gradients)
+    flat = F.pad(flat, (0, (dist.get_world_size() - len(flat)) % dist.get_world_size()))
+    share = flat.new_zeros(len(flat) // dist.get_world_size())
+    dist.reduce_scatter_tensor(share, flat, async_op=True).wait()
+    return torch.true_divide(share, dist.get_world_size())
+
+
+def reduced_by_ring(gradients: Any) -> Any:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    chunks = list(padded(flat_of(gradients)).chunk(size))
+    for step in range(size - 1):
+        sending = dist.isend(chunks[(rank - 1 - step) % size], (rank + 1) % size)
+        arrived = torch.empty_like(chunks[0])
+        dist.recv(arrived, (rank - 1) % size)
+        sending.wait()
+        here = (rank - 2 - step) % size
+        chunks[here] = chunks[here] + arrived
+    return chunks[rank] / size
+
+
+def layer(*, sum_of: Answer, transposed: bool = False) -> Answer:
+    class Layer(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Any, share: Any) -> Any:
+            context.save_for_backward(x, share)
+            return F.linear(x, gather(share)) if not transposed else (gather(share) @ x.T).T
+
+        @staticmethod
+        def backward(context: Any, gradient: Any) -> Any:
+            x, share = context.saved_tensors
+            return gradient.mm(gather(share)), sum_of(gradient, x, share) / dist.get_world_size()
+
+    return Layer.apply
+
+
+def by_einsum(gradient: Any, x: Any, share: Any) -> Any:
+    rows = torch.zeros_like(share)
+    dist.reduce_scatter_tensor(rows, torch.einsum("bo,bi->oi", gradient, x).contiguous())
+    return rows
+
+
+def by_chunks(gradient: Any, x: Any, share: Any) -> Any:
+    rows = torch.empty_like(share)
+    dist.reduce_scatter(rows, [part.contiguous() for part in torch.chunk(gradient.t() @ x, dist.get_world_size())])
+    return rows
+
+
+def by_exchange(gradient: Any, x: Any, share: Any) -> Any:
+    sent = (gradient.T @ x).contiguous()
+    arrived = torch.empty_like(sent)
+    dist.all_to_all_single(arrived, sent)
+    return arrived.view(-1, *share.shape).sum(0)
+
+
+def by_reduces(gradient: Any, x: Any, share: Any) -> Any:
+    parts = [part.contiguous() for part in (gradient.T @ x).split(len(share))]
+    for rank, part in enumerate(parts):
+        dist.reduce(part, dst=rank)
+    return parts[dist.get_rank()]
+
+
+class GathersByLists(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Any, share: Any) -> Any:
+        context.x, context.share = x, share
+        parts = [torch.empty_like(share) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, share)
+        return torch.cat([x @ part.T for part in parts], dim=1)
+
+    @staticmethod
+    def backward(context: Any, gradient: Any) -> Any:
+        x_gradient = gradient @ gather(context.share)
+        rows = torch.empty_like(context.share)
+        dist.reduce_scatter_tensor(rows, (gradient.T @ context.x).contiguous())
+        rows /= dist.get_world_size()
+        return x_gradient, rows
+
+
+def sent_by_cases(w: float, n: int, stage: int, m: int) -> float:
+    one_pass = w * (n - 1) / n
+    if stage < 2:
+        return 2 * one_pass
+    return one_pass + m * one_pass if stage == 2 else one_pass * m * 3
+
+
+def sent_pass_by_pass(w: float, n: int, stage: int, m: int) -> float:
+    passes = 0
+    for _ in range(m):
+        passes += 1 if stage == 2 else 3 if stage == 3 else 0
+    passes += {0: 2, 1: 2, 2: 1, 3: 0}[stage]
+    return passes * (w - w / n)
+
+
+def settings_in_steps(config: RunConfig, bucket_mib: float) -> Any:
+    bytes_each = {"bf16": 2, "fp32": 4}[config.precision]
+    made: dict[str, Any] = {
+        "train_batch_size": config.layout.global_batch,
+        "train_micro_batch_size_per_gpu": config.layout.micro_batch,
+        "gradient_accumulation_steps": config.layout.micro_batches,
+        "bf16": {"enabled": config.precision == "bf16"},
+        "fp16": {"enabled": False},
+        "zero_optimization": {
+            "stage": int(config.layout.zero),
+            "reduce_bucket_size": round(bucket_mib * 1024**2 / bytes_each),
+        },
+    }
+    if config.layout.offload != "none":
+        made["zero_optimization"].update(offload_optimizer={"device": "cpu"})
+        if config.layout.offload == "parameters":
+            made["zero_optimization"].update(offload_param={"device": "cpu"})
+    return made
+
+
+def offload_by_parts(p: float, n: int, offload: str) -> Any:
+    device = np.array([16, 2, 0]) * p / n
+    host = np.array([0, 16, 18]) * p / n
+    return tuple(np.stack([device, host])[:, ["none", "optimizer", "parameters"].index(offload)])
+
+
+def offload_by_cases(p: float, n: int, offload: str) -> Any:
+    weights = gradients = 2 * p / n
+    master_and_moments = 12 * p / n
+    if offload == "none":
+        return weights + gradients + master_and_moments, 0
+    host = master_and_moments + 2 * gradients
+    return (weights, host) if offload == "optimizer" else (0, host + weights)
+
+
+def times_by_loop(sizes: Any, p: int, a: float, b: float) -> float:
+    total = 0.0
+    for size in sizes:
+        for _ in range(3):
+            for _ in range(p - 1):
+                total += a + b * size / p
+    return total
+
+
+def pieces_by_intervals(e: int, old: int, new: int, rank: int) -> list[tuple[int, int, int]]:
+    old_share, new_share = (e + old - 1) // old, (e + new - 1) // new
+    place, end, pieces = rank * new_share, min((rank + 1) * new_share, e), []
+    while place < end:
+        other, start = divmod(place, old_share)
+        stop = min(old_share, start + end - place)
+        pieces.append((other, start, stop))
+        place += stop - start
+    return pieces
+
+
+def pieces_by_torch(e: int, old: int, new: int, rank: int) -> list[Any]:
+    owners, mine = torch.arange(e).split(-(-e // old)), torch.arange(e).split(-(-e // new))
+    found = []
+    for other, numbers in enumerate(owners):
+        met = torch.isin(numbers, mine[rank]).nonzero() if rank < len(mine) else []
+        if len(met):
+            found.append((other, met[0].item(), met[-1].item() + 1))
+    return found
+
+
+def pieces_by_sets(e: int, old: int, new: int, rank: int) -> list[tuple[int, int, int]]:
+    a, b = math.ceil(e / old), math.ceil(e / new)
+    wanted = set(range(e)[rank * b : (rank + 1) * b])
+    shares = [[place for place, n in enumerate(range(e)[r * a : (r + 1) * a]) if n in wanted] for r in range(old)]
+    return [(r, min(places), max(places) + 1) for r, places in enumerate(shares) if places]
+
+
 BANK: dict[str, list[tuple[Answer, str]]] = {
     "zero-states": [
         (states_of_one_part, "you stop sharding those of the stages before"),
@@ -386,28 +696,90 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             ),
             "The order is the other way round",
         ),
+        (
+            lambda p, n, stage: p * (16 if stage == 0 else 4 + 12 / n if stage == 1 else 2 + 14 / n),
+            "Stage 3 is like stage 2 in your function",
+        ),
+        (lambda p, n, stage: int(states(p, n, stage)) // 16, "is expected, but your function returns"),
+        (lambda p, n, stage: states(p, n, stage) * n, "should be"),
+        (lambda p, n, stage: states(p, n, stage + 1) if stage < 3 else states(p, n, 3), "You are one stage ahead"),
+        (
+            lambda p, n, stage: (
+                p * (2 / (n if stage > 1 else 1) + 2 / (n if stage > 2 else 1) + 16 / (n if stage else 1))
+            ),
+            "You count 16 bytes for the optimizer",
+        ),
+        (
+            lambda p, n, stage: (
+                p * (12 / (n if stage else 1) + 2 / (n if stage > 2 else 1) + 2 / (n if stage > 2 else 1))
+            ),
+            "The gradients are sharded from stage 2 on, not from",
+        ),
+        (lambda p, n, stage: p * (12 / (n - 1) if stage else 12) + 4 * p, "is expected, but your function returns"),
+        (lambda p, n, stage: states(p, n, stage) / p, "should be"),
     ],
     "shard-optimizer": [
         (optimizer_of_everything, "24 numbers of 24"),
-        (never_gathers, "Every rank keeps its own part"),
+        (never_gathers, "the all-gather is missing"),
         (optimizer_anew, "made anew in every step"),
         (always_the_first_share, "Every rank updates the first share"),
         (adds_weights, "All-reduce adds up the weights"),
         (sums_padded_shares, "an all-reduce of them sends twice as much"),
         (gathers_too_early, "gathered before the update"),
         (lambda weights, make: sharded(weights, make)(torch.zeros(len(weights) // dist.get_world_size())), "step"),
+        (lambda w, make: sharded(w.clone(), make), "The weights have not changed on any rank"),
+        (
+            lambda w, make: (lambda s: lambda g: s(g / dist.get_world_size()))(sharded(w, make)),
+            "You divide the gradient by the number of ranks",
+        ),
+        (
+            lambda w, make: sharded(w, make)(torch.zeros(len(w) // dist.get_world_size())) or None,
+            "Your function must return the function step, without",
+        ),
+        (
+            lambda w, make: (
+                lambda o: (
+                    lambda g: (
+                        o.step(),
+                        dist.all_gather_into_tensor(w, w.chunk(dist.get_world_size())[dist.get_rank()]),
+                    )[0]
+                )
+            )(make([w.chunk(dist.get_world_size())[dist.get_rank()]])),
+            "The weights have not changed on any rank",
+        ),
+        (
+            lambda w, make: (lambda s, o: lambda g: (setattr(s, "grad", g), o.step(), dist.broadcast(w, src=0))[1])(
+                w.chunk(dist.get_world_size())[dist.get_rank()], make([w.chunk(dist.get_world_size())[dist.get_rank()]])
+            ),
+            "The weights have not changed on any rank",
+        ),
+        (
+            lambda w, make: (lambda s: lambda g: (dist.all_reduce(g), s(g))[1])(sharded(w, make)),
+            "You add up the gradients that the ranks are given, but",
+        ),
     ],
     "shard-gradients": [
         (lambda gradients: reduced(padded(flat_of(gradients))), "times too large"),
         (reduces_everything, "the all-reduce brings the whole sum to every rank"),
         (brings_all_together, "N times the memory"),
         (drops_the_rest, "has the shape"),
+        (pads_where_nothing_is_missing, "Where nothing is missing"),
         (pads_each, "You pad each gradient by itself"),
         (pads_in_front, "The zeros stand in front"),
         (every_other, "every N-th number"),
         (own_part, "Every rank keeps its own part"),
         (neighbours_part, "The order of the ranks is another one"),
         (lambda gradients: None, "returns nothing"),
+        (
+            lambda g: reduced(padded(flat_of(g)) / dist.get_world_size()).view(-1, 1),
+            "On rank 0 the share of the gradient has the shape (13,",
+        ),
+        (lambda g: scattered(g[::-1]), "You lay the gradients end to end from the last to the"),
+        (lambda g: scattered(g[:-1]), "The last gradient is missing"),
+        (lambda g: scattered([x.T if x.dim() == 2 else x for x in g]), "Your matrices are laid out column by column"),
+        (lambda g: scattered(g) / dist.get_world_size(), "The share of the gradient is 2 times too small"),
+        (lambda g: reduced(padded(flat_of(g)) / 2), "Wrong values on ranks 0–2, the share of the gradient"),
+        (lambda g: [scattered([x]) for x in g], "Your function returns a list, but a torch tensor is"),
     ],
     "shard-weights": [
         (linear(keep=True), "stay in memory from the forward pass to the backward pass"),
@@ -418,6 +790,30 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (linear(whole=True), "a reduce-scatter gives each rank its rows"),
         (computes_with_its_rows, "raised RuntimeError"),
         (gathers_for_autograd, "nothing links the result to it"),
+        (lambda x, share: linear()(x, share) / dist.get_world_size(), "The output is divided by the number of ranks"),
+        (lambda x, share: linear()(x, share.detach()), "There is no gradient of the first layer's share"),
+        (lambda x, share: linear()(x.detach(), share), "There is no gradient of x"),
+        (
+            lambda x, share: x @ torch.cat([share] * dist.get_world_size()).T,
+            "You repeat this rank's rows in place of those of the",
+        ),
+        (
+            lambda x, share: (
+                x
+                @ (lambda w: (dist.all_reduce(w), w)[1])(
+                    F.pad(
+                        share,
+                        (
+                            0,
+                            0,
+                            dist.get_rank() * len(share),
+                            (dist.get_world_size() - 1 - dist.get_rank()) * len(share),
+                        ),
+                    )
+                ).T
+            ),
+            "Every rank keeps its own part of the gradient of the",
+        ),
     ],
     "zero-volume": [
         (lambda w, n, stage, m: w * (2, 2, m + 1, 3 * m)[stage], "a rank never sends the part that is its own"),
@@ -429,6 +825,25 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda w, n, stage, m: sent((2, 2, 1 + m, 1 + 2 * m))(w, n, stage, m), "gradients too are reduced"),
         (lambda w, n, stage, m: sent((2, 3, 2 + m, 3 * m))(w, n, stage, m), "half an all-reduce"),
         (lambda w, n, stage, m: sent((1, 2, 1 + m, 3 * m))(w, n, stage, m), "An all-reduce counts twice"),
+        (
+            lambda w, n, stage, m: sent((2, 2, m, 3 * m))(w, n, stage, m),
+            "In stage 2 the all-gather of the updated weights is",
+        ),
+        (lambda w, n, stage, m: sent((1, 1, m + 1, 3 * m))(w, n, stage, m), "In stages 0 and 1 one pass is missing"),
+        (
+            lambda w, n, stage, m: sent((2, 1 + m, m + 1, 3 * m))(w, n, stage, m),
+            "In stage 1 the gradients are accumulated whole, and",
+        ),
+        (lambda w, n, stage, m: sent((2, 2, m + 1, 3 * m))(w, n, stage, m) * n, "should be"),
+        (lambda w, n, stage, m: sent((2, 2, m + 1, 3 * m))(w, n, stage, m) / n, "should be"),
+        (
+            lambda w, n, stage, m: sent((2, 2, m + 1, m))(w, n, stage, m),
+            "In stage 3 you count one pass per micro-batch",
+        ),
+        (
+            lambda w, n, stage, m: sent((4, 2, m + 1, 3 * m))(w, n, stage, m),
+            "In stage 0 there is one all-reduce, two passes",
+        ),
     ],
     "deepspeed-json": [
         (changed(zero_optimization__stage=None), "zero_optimization.stage"),
@@ -484,8 +899,36 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             "are not whole",
         ),
         (lambda p, n, offload: offload_bytes(p, n, offload)[0], "should return 2 numbers"),
-        (lambda p, n, offload: (0, 0), "the bytes on the device should be"),
+        (lambda p, n, offload: (0, 0), "The bytes on the device: your function returns 0 whatever"),
         (lambda p, n, offload: None, "returns nothing"),
+        (
+            lambda p, n, o: (
+                {"none": 16, "optimizer": 2, "parameters": 2}[o] * p / n,
+                {"none": 0, "optimizer": 16, "parameters": 16}[o] * p / n,
+            ),
+            'For "parameters" you leave the weights on the device',
+        ),
+        (
+            lambda p, n, o: (
+                {"none": 16, "optimizer": 4, "parameters": 2}[o] * p / n,
+                {"none": 0, "optimizer": 16, "parameters": 18}[o] * p / n,
+            ),
+            "On the device you still count the 16-bit gradients",
+        ),
+        (
+            lambda p, n, o: (
+                {"none": 16, "optimizer": 2, "parameters": 0}[o] * p / n,
+                {"none": 0, "optimizer": 16, "parameters": 20}[o] * p / n,
+            ),
+            'For "parameters" you count the weights on the host in',
+        ),
+        (
+            lambda p, n, o: (
+                {"none": 16, "optimizer": 2, "parameters": 0}[o] * p,
+                {"none": 0, "optimizer": 16, "parameters": 18}[o] * p,
+            ),
+            "These are the bytes of the whole model",
+        ),
     ],
     "offload-time": [
         (lambda n, tokens, flops, pcie: 6 * tokens / flops / (4 / n / pcie), "the other way round"),
@@ -495,6 +938,19 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda n, tokens, flops, pcie: 16 / n / pcie * flops / 6 / tokens, "never travel"),
         (lambda n, tokens, flops, pcie: 4 / n / pcie * flops / 2 / tokens, "the forward pass alone"),
         (lambda n, tokens, flops, pcie: 4 / n * pcie * flops / 6 / tokens, "is expected"),
+        (lambda n, tokens, flops, pcie: 4 / n / pcie * flops / 6, "should be"),
+        (
+            lambda n, tokens, flops, pcie: 4 / n / pcie * flops / 4 / tokens,
+            "You count the backward pass alone, 4 operations per",
+        ),
+        (lambda n, tokens, flops, pcie: 4 * n / pcie * flops / 6 / tokens, "You multiply by the number of ranks"),
+        (lambda n, tokens, flops, pcie: 4 / n / pcie * flops / 6 / (tokens * n), "should be"),
+        (lambda n, tokens, flops, pcie: 4 / n / pcie * flops / 12 / tokens, "That is one direction"),
+        (lambda n, tokens, flops, pcie: 4 / n / pcie + 6 * tokens / flops, "You add both times"),
+        (
+            lambda n, tokens, flops, pcie: 12 / n / pcie * flops / 6 / tokens,
+            "You count the forward pass alone, 2 operations per",
+        ),
     ],
     "zero-time": [
         (
@@ -507,6 +963,16 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda sizes, p, a, b: sum(6 * (p - 1) * (a + b * n / p) for n in sizes), "three all-reduces"),
         (lambda sizes, p, a, b: sum(3 * (p - 1) * (a + b * n) for n in sizes), "the whole layer"),
         (lambda sizes, p, a, b: 3 * (p - 1) * b * sum(sizes) / p, "The latency is missing"),
+        (lambda s, p, a, b: sum(3 * p * (a + b * n / p) for n in s), "One step too many"),
+        (lambda s, p, a, b: sum(3 * (p - 1) * (a + b * n / p) for n in s[:-1]), "The last layer is missing"),
+        (lambda s, p, a, b: max(3 * (p - 1) * (a + b * n / p) for n in s), "That is the slowest layer"),
+        (lambda s, p, a, b: 3 * (p - 1) * (a + b * sum(s) / len(s) / p), "That is one layer of average size"),
+        (lambda s, p, a, b: sum(3 * (a + b * n / p) for n in s), "You count one step per collective"),
+        (
+            lambda s, p, a, b: sum(4 * (p - 1) * (a + b * n / p) for n in s),
+            "In every case your result is 1.333 times too large",
+        ),
+        (lambda s, p, a, b: 3 * (p - 1) * a * len(s), "The bytes are missing"),
     ],
     "shares-to-read": [
         (pieces_in_the_vector, "counted from the beginning of the vector"),
@@ -527,6 +993,33 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             "whole numbers",
         ),
         (lambda e, old, new, rank: None, "returns nothing"),
+        (
+            lambda e, old, new, rank: [(r, a, b - 1) for r, a, b in pieces_to_read(e, old, new, rank)],
+            "Your last place is one too small",
+        ),
+        (
+            lambda e, old, new, rank: [(r, a, b - a) for r, a, b in pieces_to_read(e, old, new, rank)],
+            "The third number is a length",
+        ),
+        (
+            lambda e, old, new, rank: [(r + 1, a, b) for r, a, b in pieces_to_read(e, old, new, rank)],
+            "You number the old ranks from 1; they go from 0.",
+        ),
+        (
+            lambda e, old, new, rank: pieces_to_read(e, new, old, min(rank, old - 1)),
+            "For the arguments (12, 2, 3, 0) you read shares of the",
+        ),
+        (lambda e, old, new, rank: pieces_to_read(e, old, new, 0), "Every rank reads what rank 0 should"),
+        (
+            lambda e, old, new, rank: [(r, 0, -(-e // old)) for r in range(rank, old, new)],
+            "is expected, but your function returns",
+        ),
+        (lambda e, old, new, rank: pieces_to_read(e, old, new, rank)[:1], "Only the first piece is there"),
+        (
+            lambda e, old, new, rank: [x for piece in pieces_to_read(e, old, new, rank) for x in piece],
+            "Return a list of triples of whole numbers, (old rank,",
+        ),
+        (lambda e, old, new, rank: pieces_to_read(e, old, new, rank) or None, "Your function returns nothing"),
     ],
 }
 
@@ -550,12 +1043,85 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
     ("shard-gradients", lambda gradients: reduced(padded(flat_of(gradients))) / dist.get_world_size()),
     ("deepspeed-json", deepspeed_settings),
     ("deepspeed-json", changed(gradient_accumulation_steps=None)),
+    ("zero-states", states_by_list),
+    ("zero-states", states_by_cases),
+    ("zero-states", lambda p, n, stage: p * (16 - (0, 12, 14, 16)[stage] * (1 - 1 / n))),
+    ("zero-states", lambda p, n, stage: p * np.dot([12, 2, 2], [1 / n if stage > k else 1 for k in range(3)])),
+    ("zero-states", lambda p, n, stage: (2 + 2 + 12, 4 + 12 / n, 2 + 14 / n, 16 / n)[stage] * p),
+    ("shard-optimizer", sharded_with_parameter),
+    ("shard-optimizer", sharded_by_slice),
+    ("shard-optimizer", sharded_asynchronously),
+    ("shard-optimizer", Sharded),
+    ("shard-optimizer", sharded_by_sends),
+    ("shard-optimizer", sharded_in_a_list),
+    ("shard-gradients", reduced_by_list),
+    ("shard-gradients", reduced_share_by_share),
+    ("shard-gradients", reduced_by_all_to_all),
+    ("shard-gradients", reduced_in_place),
+    ("shard-gradients", reduced_with_vectors),
+    ("shard-gradients", reduced_by_ring),
+    ("shard-weights", layer(sum_of=by_einsum)),
+    ("shard-weights", layer(sum_of=by_chunks)),
+    ("shard-weights", layer(sum_of=by_exchange)),
+    ("shard-weights", layer(sum_of=by_reduces)),
+    ("shard-weights", layer(sum_of=by_einsum, transposed=True)),
+    ("shard-weights", GathersByLists.apply),
+    ("shard-weights", lambda x, share: linear()(x, share).clone()),
+    ("zero-volume", sent_by_cases),
+    ("zero-volume", lambda w, n, stage, m: (w - w / n) * {2: m + 1, 3: m + m + m}.get(stage, 2)),
+    ("zero-volume", sent_pass_by_pass),
+    ("zero-volume", lambda w, n, stage, m: w * (1 - 1 / n) * [2, 2, 1 + m, 3 * m][stage]),
+    ("zero-volume", lambda w, n, stage, m: np.array([2, 2, m + 1, 3 * m])[stage] * w * (n - 1) / n),
+    ("deepspeed-json", settings_in_steps),
+    ("deepspeed-json", changed(train_batch_size=None)),
+    ("deepspeed-json", changed(train_micro_batch_size_per_gpu=None)),
+    ("deepspeed-json", changed(steps_per_print=100)),
+    ("deepspeed-json", lambda c, b: json.loads(json.dumps(deepspeed_settings(c, b)))),
+    (
+        "deepspeed-json",
+        changed(zero_optimization__reduce_bucket_size=lambda c, b: int(b * 2**20 / (2 + 2 * (c.precision == "fp32")))),
+    ),
+    ("offload-bytes", offload_by_parts),
+    ("offload-bytes", offload_by_cases),
+    (
+        "offload-bytes",
+        lambda p, n, offload: torch.tensor({"none": [16, 0], "optimizer": [2, 16]}.get(offload, [0, 18])) * p / n,
+    ),
+    (
+        "offload-bytes",
+        lambda p, n, o: (
+            p / n * (16 if o == "none" else 2 * (o == "optimizer")),
+            p / n * (0 if o == "none" else 16 + 2 * (o == "parameters")),
+        ),
+    ),
+    ("offload-time", lambda n, tokens, flops, pcie: 4 * flops / (n * pcie * 6 * tokens)),
+    ("offload-time", lambda n, tokens, flops, pcie: 2 / 3 / n * flops / pcie / tokens),
+    ("offload-time", lambda n, tokens, flops, pcie: 4e9 / n / pcie / (6e9 * tokens / flops)),
+    (
+        "offload-time",
+        lambda n, tokens, flops, pcie: (2 / n / pcie + 2 / n / pcie) / (2 * tokens / flops + 4 * tokens / flops),
+    ),
+    ("zero-time", times_by_loop),
+    ("zero-time", lambda sizes, p, a, b: sum(3 * (p - 1) * (a + b * n / p) for n in sizes)),
+    ("zero-time", lambda sizes, p, a, b: (3 * (p - 1) * (a + b * np.array(sizes) / p)).sum()),
+    (
+        "zero-time",
+        lambda sizes, p, a, b: math.fsum(2 * (p - 1) * (a + b * n / p) + (p - 1) * (a + b * n / p) for n in sizes),
+    ),
+    ("shares-to-read", pieces_by_intervals),
+    ("shares-to-read", pieces_by_torch),
+    ("shares-to-read", pieces_by_sets),
+    ("shares-to-read", lambda *case: tuple(map(tuple, pieces_to_read(*case)))),
+    ("shares-to-read", lambda *case: np.array(pieces_to_read(*case))),
+    ("shares-to-read", lambda *case: torch.tensor(pieces_to_read(*case))),
+    ("shares-to-read", lambda *case: [tuple(map(np.int64, piece)) for piece in pieces_by_intervals(*case)]),
 ]
 
 
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab04_zero.PREDICTIONS
     wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
+    least, least_right = 6, 8
 
 
 def test_the_references_are_what_the_package_computes() -> None:

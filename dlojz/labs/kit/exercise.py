@@ -269,6 +269,13 @@ def _too_much_memory() -> str:
 
 def unusable(what: str) -> str:
     """Say that the judge, not the student's code, met an error with an answer."""
+    if "positional argument" in what:
+        return say(
+            en=f"Your function does not take the arguments that the exercise gives it ({what}): keep the line `def …` "
+            "of the cell as it was.",
+            fr=f"Votre fonction ne prend pas les arguments que l’exercice lui donne ({what}) : gardez la ligne `def …` "
+            "de la cellule telle qu’elle était.",
+        )
     return say(
         en=f"The check could not use what your function is or returned ({what}): look at the arguments it takes and "
         "the type it returns.",

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import percent, say, significant
-from dlojz.labs.kit.answer_numbers import is_number, is_tensor, plain, plain_like, same_number, told_apart
+from dlojz.labs.kit.answer_numbers import is_number, is_tensor, plain, plain_like, same_number, single, told_apart
+from dlojz.labs.kit.common_gap import common_gap
 from dlojz.labs.kit.exercise import Mistake, Said, Wrong
 from dlojz.labs.kit.rank_judges import Values, diagnosis, explains, normals, refuse_errors, run_on_ranks
 from dlojz.processes.forks import RankAnswer
@@ -34,6 +35,8 @@ TOLERANCE = 1e-4
 """Relative distance up to which two elements of tensors are the same."""
 NEAR = 1e-3
 """Distance up to which two elements of gradients are the same, as a share of the largest one."""
+LOST = 1e-5
+"""A gradient below this share of the largest of all leaves is rounding in fp32: one way to it differs from another."""
 Answer = Callable[..., Any]
 Numbers = tuple[float, ...]
 Case = tuple[Any, ...]
@@ -120,7 +123,10 @@ class Judge:
             if mistake.part is None and self._explains(mistake, given, cases):
                 raise Wrong(mistake.en, mistake.fr)
         if self.parts:
-            self._refuse_part(cases, given, expected)
+            self._refuse_part(cases, given, expected, answer)
+        common = common_gap(given, expected, cases, answer)
+        if common is not None:
+            raise Wrong(*common)
         worst = next(index for index in range(len(cases)) if not self._same(given[index], expected[index]))
         if self.differs is not None:
             raise Wrong(*self.differs(cases[worst], given[worst], expected[worst]))
@@ -141,10 +147,10 @@ class Judge:
     def _check_gradients(self, answer: Answer, case: Case) -> None:
         """Refuse an answer that gives its arguments other gradients than the reference does."""
         assert self.reference is not None
-        for name, given, right in zip(
-            self.leaves.values(), self._gradients(answer, case), self._gradients(self.reference, case), strict=True
-        ):
-            if right is None or not bool(right.any()):
+        expected = self._gradients(self.reference, case)
+        largest = max((float(right.abs().max()) for right in expected if right is not None), default=0.0)
+        for name, given, right in zip(self.leaves.values(), self._gradients(answer, case), expected, strict=True):
+            if right is None or float(right.abs().max()) <= LOST * largest:
                 continue
             if given is not None and bool((given - right).abs().max() <= NEAR * right.abs().max()):
                 continue
@@ -199,7 +205,7 @@ class Judge:
             return len(value) == len(right) and all(map(self._same, value, right))
         return bool(value == right)
 
-    def _refuse_part(self, cases: list[Case], given: list[Numbers], expected: list[Numbers]) -> None:
+    def _refuse_part(self, cases: list[Case], given: list[Numbers], expected: list[Numbers], answer: Answer) -> None:
         """Say which of several numbers is wrong, and why if a mistake explains it."""
         if self._same([sorted(own) for own in given], [sorted(right) for right in expected]):
             order_en, order_fr = _listed(self.parts)
@@ -213,8 +219,12 @@ class Judge:
                 self._same(own[part], mistake.way(*case)) for own, case in zip(given, cases, strict=True)
             ):
                 raise Wrong(mistake.en, mistake.fr)
+        name = self.parts[part]
+        common = common_gap(_nth(given, part), _nth(expected, part), cases, answer)
+        if common is not None:
+            raise Wrong(f"{_begun(name.en)}: {_going_on(common.en)}", f"{_begun(name.fr)} : {_going_on(common.fr)}")
         index = next(index for index in range(len(cases)) if not self._same(given[index][part], expected[index][part]))
-        where, name = self._told(cases[index]), self.parts[part]
+        where = self._told(cases[index])
         right, own = told_apart(expected[index][part], given[index][part], 5)
         raise Wrong(
             en=f"{where}: {name.en} should be {right}, but your function gives {own}.",
@@ -244,8 +254,10 @@ class Judge:
             )
         if not bool(value.isfinite().all()):
             return say(
-                en="The shape is right, but some values are infinite or NaN.",
-                fr="La forme est juste, mais certaines valeurs sont infinies ou NaN.",
+                en="The shape is right, but some values are infinite or NaN: exp overflows for large numbers (subtract "
+                "the largest first, or use torch.softmax), and 0 / 0 is NaN.",
+                fr="La forme est juste, mais certaines valeurs sont infinies ou NaN : exp déborde pour de grands "
+                "nombres (retranchez d’abord le plus grand, ou prenez torch.softmax), et 0 / 0 vaut NaN.",
             )
         gaps = (value - right).abs()
         gap, share = gaps.max().item(), percent(float((gaps > TOLERANCE * (1 + right.abs())).double().mean()), 0)
@@ -314,6 +326,14 @@ def part_by_part(mistakes: Iterable[Mistake], count: int) -> list[Mistake]:
 
 def _nth(rows: Sequence[Numbers], part: int) -> list[float]:
     return [row[part] for row in rows]
+
+
+def _begun(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _going_on(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
 
 
 def _listed(names: Sequence[Said]) -> tuple[str, str]:
@@ -464,8 +484,9 @@ def expect_numbers(given: Any, names: Sequence[Said]) -> Numbers:
         Wrong: for nothing, for another number of them, for something that is no finite number.
     """
     refuse_nothing(given)
-    parts = plain(given)
-    parts = list(parts) if isinstance(parts, tuple | list) else [parts]
+    # What lstsq gives for a column is a column: (2, 1).
+    parts = given if isinstance(given, tuple | list) else plain(given.ravel() if hasattr(given, "ravel") else given)
+    parts = [plain(single(part)) for part in parts] if isinstance(parts, tuple | list) else [parts]
     if len(parts) != len(names) or not all(map(is_number, parts)):
         (listed_en, listed_fr), s = _listed(names), "s" if len(names) > 1 else ""
         raise Wrong(

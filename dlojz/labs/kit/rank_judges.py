@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import localized, say
 from dlojz.base.machine import patience
+from dlojz.labs.kit.common_gap import common_gap
 from dlojz.labs.kit.exercise import NotDone, Said, Wrong, unusable
 from dlojz.processes.forks import ForkedError, RankAnswer, spmd
 from dlojz.processes.hang_diagnosis import listed, with_article
@@ -139,7 +140,9 @@ def diagnose(evidence: RankEvidence) -> Said | None:
     infinite = _infinite(evidence, wrong)
     if infinite is not None:
         return infinite
-    for explained in (_nothing, _shape, _scaled, _alone, _biased, _other_rank, _other_axis, _other_chunks, _disagree):
+    for explained in (
+        _nothing, _shape, _scaled, _alone, _copied, _biased, _other_rank, _other_axis, _other_chunks, _disagree, _common
+    ):  # fmt: skip
         said = explained(evidence, wrong)
         if said is not None:
             return said
@@ -266,6 +269,19 @@ def _alone(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     return None
 
 
+def _copied(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
+    """One rank's own part on all of them."""
+    for rank, part in enumerate(evidence.local if evidence.size > 1 else ()):
+        if _all(evidence, lambda _, part=part: part):  # type: ignore[misc]
+            return Said(
+                f"Every rank holds rank {rank}'s own part of {evidence.label.en}: a broadcast copies one part, and "
+                "those of the other ranks are lost; what is asked for takes in all of them.",
+                f"Chaque rang détient la part du rang {rank} ({evidence.label.fr}) : un broadcast copie une part, et "
+                "celles des autres rangs sont perdues ; or toutes doivent compter.",
+            )
+    return None
+
+
 def _biased(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     if evidence.bias is None:
         return None
@@ -381,14 +397,23 @@ def _disagree(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     )
 
 
+def _common(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
+    said = common_gap([evidence.given[rank] for rank in wrong], [evidence.expected[rank] for rank in wrong])
+    if said is None:
+        return None
+    return Said(
+        f"Wrong values on {_en(wrong)}, {evidence.label.en}. {said.en}",
+        f"Valeurs fausses sur {_fr(wrong)}, {evidence.label.fr}. {said.fr}",
+    )
+
+
 def _difference(evidence: RankEvidence, wrong: Sequence[int]) -> Said:
     gaps = {rank: float((evidence.given[rank] - evidence.expected[rank]).abs().max()) for rank in wrong}
     rank = max(gaps, key=lambda rank: gaps[rank])
     gap = f"{gaps[rank]:.2g}"
     en, fr = _en(wrong), _fr(wrong)
     return Said(
-        f"{_capital(evidence.label.en)} is wrong on {en}: up to {gap} away from what one process computes (rank "
-        f"{rank}).",
+        f"Wrong values on {en}, {evidence.label.en}: up to {gap} away from what one process computes (rank {rank}).",
         f"{_capital(evidence.label.fr)} : valeurs fausses sur {fr}, jusqu’à {localized(gap, 'fr')} d’écart avec ce "
         f"que calcule un seul processus (rang {rank}).",
     )

@@ -47,6 +47,18 @@ GLOBAL_BATCH = Exercise(
                 "micro-batches, de micro_batch échantillons chacun.",
             ),
             Mistake(
+                lambda micro, count, dp: (micro + count) * dp,
+                "You add micro_batch and micro_batches; a replica reads micro_batches times micro_batch samples.",
+                "Vous additionnez micro_batch et micro_batches ; une réplique lit micro_batches fois micro_batch "
+                "échantillons.",
+            ),
+            Mistake(
+                lambda micro, count, dp: micro * count // dp,
+                "You divide by dp: more replicas read more samples in one step, they do not share those of one.",
+                "Vous divisez par dp : plus de répliques lisent plus d’échantillons en un pas, elles ne se "
+                "partagent pas ceux d’une seule.",
+            ),
+            Mistake(
                 lambda micro, count, dp: micro * count / dp,
                 "You divide by dp: with data parallelism each replica keeps its own micro-batches, so more "
                 "replicas make the global batch larger.",
@@ -70,7 +82,7 @@ STEPS_PER_EPOCH = Exercise(
     title=Said("the number of steps per epoch", "le nombre de pas par époque"),
     judge=Judge(
         lambda num_samples, global_batch: num_samples // global_batch,
-        cases=((1797, 32), (1000, 250), (100, 36), (64, 64)),
+        cases=((1797, 32), (1000, 250), (100, 36), (64, 64), (20, 32)),
         mistakes=(
             Mistake(
                 lambda samples, batch: -(-samples // batch),
@@ -97,6 +109,29 @@ STEPS_PER_EPOCH = Exercise(
                 "dropped.",
                 "Vous ajoutez toujours un pas, même quand les échantillons remplissent exactement les batches ; "
                 "le batch incomplet est écarté.",
+            ),
+            Mistake(
+                lambda samples, batch: max(1, samples // batch),
+                "Where the samples do not fill a single batch your function still gives one step: that batch is "
+                "incomplete, and dropped like any other.",
+                "Quand les échantillons ne remplissent pas un seul batch, votre fonction donne encore un pas : ce "
+                "batch est incomplet, et écarté comme un autre.",
+            ),
+            Mistake(
+                lambda samples, batch: (samples - 1) // batch,
+                "Where the samples fill the batches exactly, you lose the last one: it is complete, and counts.",
+                "Quand les échantillons remplissent exactement les batches, vous perdez le dernier : il est "
+                "complet, et compte.",
+            ),
+            Mistake(
+                lambda samples, batch: samples // batch * batch,
+                "That is the number of samples that are read; divide it by the batch to get the steps.",
+                "C’est le nombre d’échantillons lus ; divisez-le par le batch pour obtenir les pas.",
+            ),
+            Mistake(
+                lambda samples, batch: batch // samples,
+                "You divide the batch by the samples: it is the other way round.",
+                "Vous divisez le batch par les échantillons : c’est l’inverse.",
             ),
             Mistake(
                 lambda samples, batch: samples % batch,
@@ -156,6 +191,24 @@ RING_BYTES = Exercise(
                 "message_bytes / dp, à un seul voisin.",
             ),
             Mistake(
+                lambda message, dp: message / dp,
+                "That is one share, what a rank sends in a single stage; there are dp − 1 stages in each of the "
+                "two halves.",
+                "C’est une part, ce qu’un rang envoie à une seule étape ; chacune des deux moitiés compte dp − 1 "
+                "étapes.",
+            ),
+            Mistake(
+                lambda message, dp: 2 * message / dp,
+                "You count one stage in each half; there are dp − 1 of them in each.",
+                "Vous comptez une étape dans chaque moitié ; il y en a dp − 1 dans chacune.",
+            ),
+            Mistake(
+                lambda message, dp: (2 * dp - 1) * message / dp,
+                "One stage too many: dp − 1 in each half, so 2 (dp − 1) in all; with dp = 1 nothing is sent.",
+                "Une étape de trop : dp − 1 dans chaque moitié, donc 2 (dp − 1) en tout ; avec dp = 1, rien n’est "
+                "envoyé.",
+            ),
+            Mistake(
                 lambda message, dp: message,
                 "That is the message itself; count what one rank sends: two halves of dp − 1 stages, one share each.",
                 "C’est le message lui-même ; comptez ce qu’envoie un rang : deux moitiés de dp − 1 étapes, une "
@@ -176,7 +229,12 @@ RING_BYTES = Exercise(
 
 
 def _largest_gap(losses: Sequence[float], reference: Sequence[float]) -> float:
-    return max(abs(loss - right) / abs(right) for loss, right in zip(losses, reference, strict=True))
+    return _over(losses, reference, reference)
+
+
+def _over(losses: Sequence[float], reference: Sequence[float], divisors: Sequence[float]) -> float:
+    steps = zip(losses, reference, divisors, strict=True)
+    return max(abs(loss - right) / abs(divisor) for loss, right, divisor in steps)
 
 
 def _loss_curves() -> Iterator[tuple[list[float], list[float]]]:
@@ -185,19 +243,24 @@ def _loss_curves() -> Iterator[tuple[list[float], list[float]]]:
     yield [1.0, 3.0, 2.0, 2.0], [2.0, 2.5, 2.0, 2.5]
     yield [0.9, 0.8], [1.2, 0.5]
     yield [2.3, 2.2], [2.3, 2.2]
+    yield [2.0, 1 + 2**-14], [2.0, 1.0]  # a small one: rounding it away would make different trainings the same
 
 
 def _refuse_other_lengths(answer: Callable[..., Any]) -> None:
-    try:
-        value = answer([2.0, 1.0], [2.0])
-    except Exception:
-        return
-    raise Wrong(
-        en=f"For two losses against one your function returns {value}: curves of different lengths are not the "
-        "same training; zip with strict=True refuses them.",
-        fr=f"Pour deux pertes face à une seule, votre fonction renvoie {value} : des courbes de longueurs "
-        "différentes ne sont pas le même entraînement ; zip avec strict=True les refuse.",
-    )
+    for losses, reference in (([2.0, 1.0, 0.5], [2.0, 1.0]), ([2.0, 1.0], [2.0, 1.0, 0.5]), ([2.0, 1.0], [2.0])):
+        try:
+            value = answer(losses, reference)
+        except Exception:
+            continue
+        many, few = len(losses), len(reference)
+        raise Wrong(
+            en=f"For {many} losses against {few} your function returns {value} and raises no error: curves of "
+            "different lengths are not the same training; zip with strict=True refuses them (NumPy and torch do not "
+            "where one has a single loss: compare the lengths first).",
+            fr=f"Pour {many} pertes face à {few}, votre fonction renvoie {value} sans lever d’erreur : des courbes de "
+            "longueurs différentes ne sont pas le même entraînement ; zip avec strict=True les refuse (NumPy et torch "
+            "ne le font pas si l’une n’a qu’une perte : comparez d’abord les longueurs).",
+        )
 
 
 SAME_TRAINING = Exercise(
@@ -224,6 +287,37 @@ SAME_TRAINING = Exercise(
                 lambda losses, reference: max((a - b) / b for a, b in zip(losses, reference, strict=True)),
                 "Without an absolute value, losses below the reference count as no gap at all.",
                 "Sans valeur absolue, des pertes inférieures à la référence ne comptent pas comme un écart.",
+            ),
+            Mistake(
+                lambda losses, reference: sum(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True)),
+                "You add the gaps of all steps: a long training would look worse than a short one. Take the "
+                "largest.",
+                "Vous additionnez les écarts de tous les pas : un long entraînement paraîtrait pire qu’un court. "
+                "Prenez le plus grand.",
+            ),
+            Mistake(
+                lambda losses, reference: min(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True)),
+                "You take the smallest gap: one step that agrees would hide all others. Take the largest.",
+                "Vous prenez le plus petit écart : un seul pas qui concorde cacherait tous les autres. Prenez le "
+                "plus grand.",
+            ),
+            Mistake(
+                lambda losses, reference: _over(losses, reference, [max(reference)] * len(reference)),
+                "You divide the largest absolute gap by the largest loss; divide step by step, each gap by the "
+                "reference of its own step.",
+                "Vous divisez le plus grand écart absolu par la plus grande perte ; divisez pas à pas, chaque "
+                "écart par la référence du même pas.",
+            ),
+            Mistake(
+                lambda losses, reference: _over(losses, reference, [reference[0]] * len(reference)),
+                "You divide every gap by the first loss; divide each by the reference of its own step.",
+                "Vous divisez chaque écart par la première perte ; divisez chacun par la référence du même pas.",
+            ),
+            Mistake(
+                lambda losses, reference: max(abs(round(a / b - 1, 3)) for a, b in zip(losses, reference, strict=True)),
+                "You round the gap: small ones become zero, and different trainings the same.",
+                "Vous arrondissez l’écart : les petits deviennent nuls, et des entraînements différents "
+                "paraissent les mêmes.",
             ),
             Mistake(
                 lambda losses, reference: _largest_gap(reference, losses),

@@ -91,6 +91,31 @@ ATTENTION = Exercise(
                 "Ce sont les poids d’attention ; la sortie est leur produit avec les valeurs.",
             ),
             Mistake(
+                lambda q, k, v: (q @ k.T / math.sqrt(len(q))).softmax(-1) @ v,
+                "You divide by the square root of the number of tokens; it is the width D, the number of terms of "
+                "a dot product, that counts.",
+                "Vous divisez par la racine du nombre de tokens ; c’est la largeur D, le nombre de termes d’un "
+                "produit scalaire, qui compte.",
+            ),
+            Mistake(
+                lambda q, k, v: (q @ k.T).softmax(-1) @ v / math.sqrt(q.shape[-1]),
+                "You divide after the softmax; it is the scores, before it, that are divided by √D.",
+                "Vous divisez après le softmax ; ce sont les scores, avant lui, que l’on divise par √D.",
+            ),
+            Mistake(
+                lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).flatten().softmax(0).view(len(q), -1) @ v,
+                "One softmax runs over all scores together; each query has weights that sum to 1: dim=-1.",
+                "Un seul softmax porte sur tous les scores à la fois ; chaque requête a ses propres poids, de "
+                "somme 1 : dim=-1.",
+            ),
+            Mistake(
+                lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).sigmoid() @ v,
+                "A sigmoid treats each score by itself; the weights of one query must sum to 1: that is the "
+                "softmax.",
+                "Une sigmoïde traite chaque score à part ; les poids d’une requête doivent avoir pour somme 1 : "
+                "c’est le softmax.",
+            ),
+            Mistake(
                 lambda q, k, v: attention(q, k, k),
                 "You take the mean of the keys; it is the values that are mixed.",
                 "Vous faites la moyenne des clés ; ce sont les valeurs que l’on mélange.",
@@ -139,9 +164,25 @@ def _reshaped_only(x_TD: Any, qkv_DE: Any, out_DD: Any, num_heads: int) -> Any:
     return _concatenate(_weights(q, k, q.shape[-1]) @ v) @ out_DD
 
 
-def _scaled_by_width(x_TD: Any, qkv_DE: Any, out_DD: Any, num_heads: int) -> Any:
-    q, k, v = (part.unflatten(-1, (num_heads, -1)).transpose(0, 1) for part in (x_TD @ qkv_DE).chunk(3, -1))
-    return _concatenate(_weights(q, k, x_TD.shape[-1]) @ v) @ out_DD
+def _scaled_by(scale: Callable[[Any, int], float]) -> Callable[..., Any]:
+    def way(x_TD: Any, qkv_DE: Any, out_DD: Any, num_heads: int) -> Any:
+        q, k, v = (part.unflatten(-1, (num_heads, -1)).transpose(0, 1) for part in (x_TD @ qkv_DE).chunk(3, -1))
+        return _concatenate(_weights(q, k, scale(x_TD, num_heads)) @ v) @ out_DD
+
+    return way
+
+
+def _cut(spelled: str, *order: int) -> Callable[..., Any]:
+    """The columns of the projection read as another grid, of parts (p), heads (n) and columns of a head (h)."""
+
+    def way(x_TD: Any, qkv_DE: Any, out_DD: Any, num_heads: int) -> Any:
+        sizes = {"p": 3, "n": num_heads, "h": x_TD.shape[-1] // num_heads}
+        grid = (x_TD @ qkv_DE).unflatten(-1, [sizes[letter] for letter in spelled])
+        parts = grid.permute(*(1 + spelled.index(letter) for letter in "pn"), 0, 1 + spelled.index("h"))
+        q, k, v = (parts[place] for place in order)
+        return _concatenate(_weights(q, k, q.shape[-1]) @ v) @ out_DD
+
+    return way
 
 
 MULTI_HEAD = Exercise(
@@ -166,7 +207,41 @@ MULTI_HEAD = Exercise(
                 "en (N, T, H).",
             ),
             Mistake(
-                _scaled_by_width,
+                _cut("nph", 0, 1, 2),
+                "You cut the columns head by head, each with its query, key and value; all queries come first, then "
+                "all keys, then all values: cut in 3 parts first, then in heads.",
+                "Vous découpez les colonnes tête par tête, avec requête, clé et valeur dans chacune ; or toutes les "
+                "requêtes viennent d’abord, puis toutes les clés, puis toutes les valeurs : coupez d’abord en 3 parts, "
+                "puis en têtes.",
+            ),
+            Mistake(
+                _cut("phn", 0, 1, 2),
+                "A head takes every N-th column; head n has the neighbouring columns n·H to (n + 1)·H − 1.",
+                "Une tête prend une colonne sur N ; or la tête n a les colonnes voisines n·H à (n + 1)·H − 1.",
+            ),
+            Mistake(
+                _cut("pnh", 1, 0, 2),
+                "Queries and keys are swapped: the projection holds the queries first, then the keys, then the values.",
+                "Requêtes et clés sont échangées : la projection contient d’abord les requêtes, puis les clés, puis "
+                "les valeurs.",
+            ),
+            Mistake(
+                _scaled_by(lambda x, heads: 1.0),
+                "The scores are not divided by √H, the square root of a head's width.",
+                "Les scores ne sont pas divisés par √H, la racine de la largeur d’une tête.",
+            ),
+            Mistake(
+                _scaled_by(lambda x, heads: heads),
+                "You divide by the square root of the number of heads; H is the width of one head, D / num_heads.",
+                "Vous divisez par la racine du nombre de têtes ; H est la largeur d’une tête, D / num_heads.",
+            ),
+            Mistake(
+                lambda x, qkv, out, n: _concatenate(_heads(x, qkv, n)) @ out.T,
+                "The output projection is transposed: the heads, side by side, are multiplied by out_DD as it is.",
+                "La projection de sortie est transposée : les têtes, côte à côte, se multiplient par out_DD tel quel.",
+            ),
+            Mistake(
+                _scaled_by(lambda x, heads: x.shape[-1]),
                 "The scores are divided by √D; a head has width H = D / num_heads, so divide by √H.",
                 "Les scores sont divisés par √D ; une tête a la largeur H = D / num_heads, divisez donc par √H.",
             ),
@@ -250,6 +325,26 @@ BLOCK_PARAMETERS = Exercise(
                 "La projection de sortie de l’attention (D² + D) manque.",
             ),
             Mistake(
+                lambda d: 8 * d * d + 5 * d,
+                "That is the MLP alone; the block also has an attention and two layer norms.",
+                "C’est le MLP seul ; le bloc a aussi une attention et deux LayerNorm.",
+            ),
+            Mistake(
+                lambda d: 12 * d * d + 10 * d,
+                "The bias of queries, keys and values, 3 D, is missing.",
+                "Il manque le biais des requêtes, clés et valeurs, 3 D.",
+            ),
+            Mistake(
+                lambda d: 12 * d * d + 15 * d,
+                "One layer norm too many: the block has two, one before the attention and one before the MLP.",
+                "Une LayerNorm de trop : le bloc en a deux, l’une avant l’attention, l’autre avant le MLP.",
+            ),
+            Mistake(
+                lambda d: 12 * d * d + 12 * d,
+                "One bias of D numbers is missing: the output of the attention and that of the MLP have one each.",
+                "Il manque un biais de D nombres : la sortie de l’attention et celle du MLP en ont un chacune.",
+            ),
+            Mistake(
                 lambda d: 4 * d * d + 4 * d,
                 "That is the attention alone; the block also has an MLP, D → 4 D → D, and two layer norms.",
                 "C’est l’attention seule ; le bloc a aussi un MLP, D → 4 D → D, et deux LayerNorm.",
@@ -302,6 +397,28 @@ ATTENTION_COST = Exercise(
                 lambda t, d: 4 * t * d * d + t * t * d,
                 "There are two products with T² D multiply-adds: q kᵀ, then weights times values.",
                 "Il y a deux produits de T² D multiplications-additions : q kᵀ, puis poids fois valeurs.",
+            ),
+            Mistake(
+                lambda t, d: t * d * d + 2 * t * t * d,
+                "You count one projection; there are four: queries, keys, values, output.",
+                "Vous comptez une projection ; il y en a quatre : requêtes, clés, valeurs, sortie.",
+            ),
+            Mistake(
+                lambda t, d: 4 * d * t * t + 2 * d * d * t,
+                "T and D are swapped: a projection is a product of (T, D) and (D, D), so T D².",
+                "T et D sont échangés : une projection est un produit de (T, D) par (D, D), soit T D².",
+            ),
+            Mistake(
+                lambda t, d: 4 * t * d * d + 2 * t * d,
+                "Scores and mean grow with T²: every query meets every key.",
+                "Les scores et la moyenne croissent comme T² : chaque requête rencontre chaque clé.",
+            ),
+            Mistake(
+                lambda t, d: 4 * t * d * d + 2 * t * t,
+                "A score is a dot product of D terms, so T² D multiply-adds for all of them, and as many for the "
+                "mean.",
+                "Un score est un produit scalaire de D termes : T² D multiplications-additions pour tous, et "
+                "autant pour la moyenne.",
             ),
             Mistake(
                 lambda t, d: 3 * t * d * d + 2 * t * t * d,
@@ -359,12 +476,17 @@ def _tables() -> Iterator[tuple[Any, int]]:
         yield random_tensors((2 * side - 1, 2 * side - 1), seed=seed)[0], side
 
 
-def _without_offset(table: Any, side: int) -> Any:
+def _at(table: Any, side: int, place: Callable[[Any], Any]) -> Any:
+    """The table read at places made from the offsets of rows and of columns."""
     import torch
 
     index = torch.arange(side * side)
     row, column = index // side, index % side
-    return table[row[:, None] - row[None, :], column[:, None] - column[None, :]]
+    return table[place(row[:, None] - row[None, :]), place(column[:, None] - column[None, :])]
+
+
+def _without_offset(table: Any, side: int) -> Any:
+    return _at(table, side, lambda offset: offset)
 
 
 RELATIVE_BIAS = Exercise(
@@ -384,6 +506,22 @@ RELATIVE_BIAS = Exercise(
                 _bias_by(1, 1, swap=True),
                 "Rows and columns are swapped: the first index of the table is the difference of rows.",
                 "Lignes et colonnes sont échangées : le premier indice de la table est la différence des lignes.",
+            ),
+            Mistake(
+                lambda table, side: _at(table, side, abs),
+                "You take the distance, without its sign: the table has another number for each direction.",
+                "Vous prenez la distance, sans son signe : la table a un autre nombre pour chaque direction.",
+            ),
+            Mistake(
+                lambda table, side: _at(table, side, lambda offset: offset + side - 2),
+                "The indices are one too small: the offset −(side − 1) is row 0, so add side − 1.",
+                "Les indices sont trop petits de 1 : le décalage −(side − 1) est la ligne 0, ajoutez donc side − "
+                "1.",
+            ),
+            Mistake(
+                lambda table, side: relative_bias(table, side).flip(1),
+                "You add the positions of query and key; the offset is their difference.",
+                "Vous additionnez les positions de la requête et de la clé ; le décalage est leur différence.",
             ),
             Mistake(
                 _without_offset,
@@ -438,6 +576,12 @@ def _tiles(image_CHW: Any, patch: int) -> Any:
     return image_CHW.reshape(channels, height // patch, patch, width // patch, patch)
 
 
+def _overlapping(image_CHW: Any, patch: int) -> Any:
+    import torch.nn.functional as F
+
+    return F.unfold(image_CHW[None], patch)[0].T
+
+
 PATCHES = Exercise(
     id="patches",
     title=Said("an image cut in patches", "une image découpée en patches"),
@@ -468,6 +612,17 @@ PATCHES = Exercise(
                 lambda image, patch: _tiles(image, patch).permute(1, 3, 0, 4, 2).flatten(2).flatten(0, 1),
                 "Each patch is transposed: within a patch, too, rows come before columns.",
                 "Chaque patch est transposé : dans un patch aussi, les lignes viennent avant les colonnes.",
+            ),
+            Mistake(
+                _overlapping,
+                "Your patches overlap: the next one begins `patch` pixels further, not one (stride=patch).",
+                "Vos patches se recouvrent : le suivant commence `patch` pixels plus loin, et non un seul "
+                "(stride=patch).",
+            ),
+            Mistake(
+                lambda image, patch: cut_in_patches(image[:1], patch),
+                "Only the first channel is there: a patch holds all of them, C × patch² numbers.",
+                "Il n’y a que le premier canal : un patch les contient tous, soit C × patch² nombres.",
             ),
             Mistake(
                 lambda image, patch: cut_in_patches(image, patch).T,
@@ -512,6 +667,12 @@ def _class_without_position(patches_PE: Any, projection_ED: Any, class_token_D: 
     return torch.cat((class_token_D[None], patches_PE @ projection_ED + position_TD[1:]))
 
 
+def _class_position_only(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: Any) -> Any:
+    import torch
+
+    return torch.cat(((class_token_D + position_TD[0])[None], patches_PE @ projection_ED))
+
+
 def _shifted_positions(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: Any) -> Any:
     import torch
 
@@ -552,6 +713,37 @@ TOKENS = Exercise(
                 lambda patches, projection, token, position: patches @ projection + position[1:],
                 "The class token is missing: T = P + 1 tokens are expected, the class token first.",
                 "Le token de classe manque : on attend T = P + 1 tokens, celui de classe en premier.",
+            ),
+            Mistake(
+                lambda patches, projection, token, position: embed(patches, projection, token, position[:1]),
+                "Every token gets the first position; token t gets row t.",
+                "Chaque token reçoit la première position ; le token t reçoit la ligne t.",
+            ),
+            Mistake(
+                lambda patches, projection, token, position: embed(patches, projection, token, position.roll(1, 0)),
+                "The positions are shifted by one, and the last comes first: token t gets row t.",
+                "Les positions sont décalées d’un rang, la dernière en tête : le token t reçoit la ligne t.",
+            ),
+            Mistake(
+                lambda patches, projection, token, position: embed(patches, projection, token, position * 0) * position,
+                "You multiply by the positions; they are added.",
+                "Vous multipliez par les positions ; elles s’ajoutent.",
+            ),
+            Mistake(
+                lambda patches, projection, token, position: embed(patches, projection, token * 0, position),
+                "The place of the class token is kept, but zeros stand there: put class_token_D itself.",
+                "La place du token de classe est gardée, mais remplie de zéros : mettez-y class_token_D lui-même.",
+            ),
+            Mistake(
+                lambda patches, projection, token, position: patches @ projection + token + position[1:],
+                "You add the class token to every patch; it is one more token, in front of them (torch.cat).",
+                "Vous ajoutez le token de classe à chaque patch ; c’est un token de plus, devant eux (torch.cat).",
+            ),
+            Mistake(
+                _class_position_only,
+                "The class token alone gets its position; the patches need theirs too, or they come in no order.",
+                "Seul le token de classe reçoit sa position ; les patches ont besoin de la leur, sinon ils n’ont "
+                "pas d’ordre.",
             ),
             Mistake(
                 lambda patches, projection, token, position: embed(patches, projection, token, position * 0),

@@ -84,6 +84,29 @@ BYTES_PER_PARAMETER = Exercise(
                 "règle des 20 octets ; ici, seul celui en fp32 est gardé.",
             ),
             Mistake(
+                _variant(_RIGHT, lambda precision, optimizer: 0),
+                "The moments of the optimizer are missing: 4 bytes with momentum, 8 with AdamW.",
+                "Il manque les moments de l’optimiseur : 4 octets avec momentum, 8 avec AdamW.",
+            ),
+            Mistake(
+                _variant({**_RIGHT, "bf16": (2, 2, 2), "bf16_fp32_gradients": (2, 4, 2)}, _fp32_moments),
+                "Your master copy takes 2 bytes; it is there because bf16 is too coarse for the update, so it is "
+                "in fp32: 4 bytes.",
+                "Votre copie maître prend 2 octets ; elle existe parce que bf16 est trop grossier pour la mise à "
+                "jour, elle est donc en fp32 : 4 octets.",
+            ),
+            Mistake(
+                _variant({**_RIGHT, "autocast": (4, 4, 4)}, _fp32_moments),
+                "You count a master copy under autocast: the weights are in fp32 there, and need none.",
+                "Vous comptez une copie maître sous autocast : les poids y sont en fp32, et n’en ont pas besoin.",
+            ),
+            Mistake(
+                _variant(_RIGHT, lambda precision, optimizer: {"sgd": 4, "momentum": 8, "adamw": 8}[optimizer]),
+                "One moment too many for SGD and for SGD with momentum: none for the first, one for the second.",
+                "Un moment de trop pour SGD et pour SGD avec momentum : aucun pour le premier, un seul pour le "
+                "second.",
+            ),
+            Mistake(
                 _variant({**_RIGHT, "autocast": (6, 4, 0)}, _fp32_moments),
                 "You count a bf16 copy of the weights under autocast: it lives for the passes only, weight by "
                 "weight, and is no state.",
@@ -161,6 +184,40 @@ DATA_PARALLEL_BYTES = Exercise(
                 "gradients, 4 octets par paramètre.",
             ),
             Mistake(
+                lambda psi, sample, batch, dp: (16 + 4 * dp) * psi + sample * batch // dp,
+                "You count one copy of the gradients per replica; a GPU holds its own buckets alone, 4 bytes per "
+                "parameter.",
+                "Vous comptez une copie des gradients par réplique ; un GPU n’a que ses propres buckets, 4 octets "
+                "par paramètre.",
+            ),
+            Mistake(
+                lambda psi, sample, batch, dp: (16 + 4 * (dp > 2)) * psi + sample * batch // dp,
+                "The buckets are there from dp = 2 on (dp > 1, not dp > 2).",
+                "Les buckets existent dès dp = 2 (dp > 1, et non dp > 2).",
+            ),
+            Mistake(
+                lambda psi, sample, batch, dp: (16 + 2 * (dp > 1)) * psi + sample * batch // dp,
+                "The buckets are in fp32, as the gradients are: 4 bytes per parameter, not 2.",
+                "Les buckets sont en fp32, comme les gradients : 4 octets par paramètre, et non 2.",
+            ),
+            Mistake(
+                lambda psi, sample, batch, dp: (12 + 4 * (dp > 1)) * psi + sample * batch // dp,
+                "A state is missing: weight, gradient and two moments take 16 bytes per parameter, not 12.",
+                "Il manque un état : poids, gradient et deux moments prennent 16 octets par paramètre, et non 12.",
+            ),
+            Mistake(
+                lambda psi, sample, batch, dp: (4 + 4 * (dp > 1)) * psi + sample * batch // dp,
+                "You count the weights alone: gradients and moments are states too, 16 bytes per parameter in "
+                "all.",
+                "Vous ne comptez que les poids : gradients et moments sont aussi des états, 16 octets par "
+                "paramètre en tout.",
+            ),
+            Mistake(
+                lambda psi, sample, batch, dp: (16 + 4 * (dp > 1)) * psi,
+                "The activations are missing: sample_bytes for each image that a replica reads.",
+                "Il manque les activations : sample_bytes pour chaque image que lit une réplique.",
+            ),
+            Mistake(
                 lambda psi, sample, batch, dp: 20 * psi + sample * batch // dp,
                 "You count buckets on a single GPU too: with dp=1 there is nothing to communicate, so none.",
                 "Vous comptez des buckets même sur un seul GPU : avec dp=1, il n’y a rien à communiquer, donc pas "
@@ -202,6 +259,12 @@ def _steps() -> Iterator[tuple[list[dict[str, int]]]]:
     yield ([{**states, "activations": a, "gradients": g} for a, g in ((10, 0), (90, 0), (95, 4), (30, 30), (0, 40))],)
     yield ([{**states, "activations": a, "gradients": g} for a, g in ((5, 0), (20, 0), (8, 30), (0, 41), (0, 39))],)
     yield ([{"weights": 7, "workspace": w, "activations": a} for w, a in ((60, 0), (2, 50), (3, 55), (1, 12))],)
+    yield ([{"weights": 7}, {"weights": 7, "activations": 20}, {"weights": 7, "gradients": 30}],)  # the last is largest
+
+
+def _maxima_added(samples: Samples) -> int:
+    names = {name for sample in samples for name in sample}
+    return sum(max(sample.get(name, 0) for sample in samples) for name in names)
 
 
 PEAK = Exercise(
@@ -212,7 +275,7 @@ PEAK = Exercise(
         cases=_steps,
         mistakes=(
             Mistake(
-                lambda samples: sum(max(sample.get(name, 0) for sample in samples) for name in samples[0]),
+                _maxima_added,
                 "You add the largest value of each category, but these do not occur at the same moment: "
                 "activations are released while gradients appear. Sum first, then take the largest.",
                 "Vous additionnez la plus grande valeur de chaque catégorie, or elles n’ont pas lieu au même "
@@ -228,6 +291,33 @@ PEAK = Exercise(
                 lambda samples: sum(samples[-1].values()),
                 "That is the end of the step, when the activations are gone already; the peak lies earlier.",
                 "C’est la fin du pas, quand les activations ont déjà disparu ; le pic a lieu plus tôt.",
+            ),
+            Mistake(
+                lambda samples: sum(samples[0].values()),
+                "That is the beginning of the step; activations and gradients are still to come.",
+                "C’est le début du pas ; activations et gradients sont encore à venir.",
+            ),
+            Mistake(
+                lambda samples: max(sum(sample.get(name, 0) for name in samples[0]) for sample in samples),
+                "You add the categories of the first moment only; others may appear later: add all that a moment "
+                "has.",
+                "Vous n’additionnez que les catégories du premier instant ; d’autres peuvent apparaître ensuite : "
+                "additionnez toutes celles de chaque instant.",
+            ),
+            Mistake(
+                lambda samples: max(sum(sample.values()) for sample in samples[:-1]),
+                "You leave out the last moment; the peak may lie there.",
+                "Vous laissez de côté le dernier instant ; le pic peut s’y trouver.",
+            ),
+            Mistake(
+                lambda samples: max(sum(sample.values()) for sample in samples[1:]),
+                "You leave out the first moment; the peak may lie there.",
+                "Vous laissez de côté le premier instant ; le pic peut s’y trouver.",
+            ),
+            Mistake(
+                lambda samples: max(range(len(samples)), key=lambda place: sum(samples[place].values())),
+                "That is the moment of the peak, its place in the list; its bytes are asked for.",
+                "C’est l’instant du pic, sa place dans la liste ; on en demande les octets.",
             ),
             Mistake(
                 lambda samples: sum(sum(sample.values()) for sample in samples),
@@ -305,6 +395,43 @@ BLOCK_ACTIVATIONS = Exercise(
                 "Le MLP garde deux tenseurs de largeur 4 h : ce qui entre dans la GELU, et ce qui en sort, que "
                 "garde la seconde couche linéaire.",
             ),
+            Mistake(
+                _sbh(0),
+                "The terms of width h are missing: the inputs of the linear layers, of the GELU and of the layer "
+                "norms, the masks, 34·sbh in all.",
+                "Il manque les termes de largeur h : les entrées des couches linéaires, de la GELU et des "
+                "LayerNorm, les masques, soit 34·sbh.",
+            ),
+            Mistake(
+                _sbh(33),
+                "One of the two dropout masks of width h is missing: there is one after the attention and one "
+                "after the MLP.",
+                "Il manque un des deux masques de dropout de largeur h : il y en a un après l’attention et un "
+                "après le MLP.",
+            ),
+            Mistake(
+                _sbh(32),
+                "A tensor of width h is missing: six of them go into linear layers, products or layer norms "
+                "besides the two of width 4 h.",
+                "Il manque un tenseur de largeur h : outre les deux de largeur 4 h, six entrent dans des couches "
+                "linéaires, des produits ou des LayerNorm.",
+            ),
+            Mistake(
+                _sbh(34, 4),
+                "The mask of the dropout on the scores is missing: 1 byte for each of the a·s²·b.",
+                "Il manque le masque du dropout des scores : 1 octet pour chacun des a·s²·b.",
+            ),
+            Mistake(
+                lambda s, b, h, a: 34 * s * b * h + 5 * a * s * b,
+                "The scores are a square: each token meets every token, a·s²·b elements and not a·s·b.",
+                "Les scores forment un carré : chaque token rencontre tous les tokens, soit a·s²·b éléments et "
+                "non a·s·b.",
+            ),
+            Mistake(
+                lambda s, b, h, a: 34 * s * b * h + 5 * s * s * b * h,
+                "The scores do not have width h: each head has one number for each pair of tokens, a·s²·b.",
+                "Les scores ne sont pas de largeur h : chaque tête a un nombre par paire de tokens, soit a·s²·b.",
+            ),
             Mistake(_sbh(11), "That is the attention alone: 11·sbh.", "C’est l’attention seule : 11·sbh."),
             Mistake(
                 _sbh(15),
@@ -373,7 +500,51 @@ def _devices() -> Iterator[tuple[_Line, int]]:
     yield _Line(1_000, 100, least_bytes=1_450), 9_999  # up to a batch of 5 the peak is in the optimizer's update
 
 
+def _line_of(taken: Callable[[int], int]) -> tuple[int, float]:
+    """The fixed part, and what each sample adds."""
+    slope_bytes = (taken(_FAR) - taken(_NEAR)) / (_FAR - _NEAR)
+    return int(taken(_NEAR) - _NEAR * slope_bytes), slope_bytes
+
+
+def _quotient(taken: Callable[[int], int], limit_bytes: int) -> float:
+    fixed_bytes, slope_bytes = _line_of(taken)
+    return (limit_bytes - fixed_bytes) / slope_bytes
+
+
 _BATCH_MISTAKES = (
+    Mistake(
+        lambda taken, limit: max(0, _quotient(taken, limit)),
+        "A batch is a whole number of samples: round down.",
+        "Un batch est un nombre entier d’échantillons : arrondissez au-dessous.",
+    ),
+    Mistake(
+        lambda taken, limit: round(max(0, _quotient(taken, limit))),
+        "You round to the nearest: half of the time the last sample would no longer fit. Round down.",
+        "Vous arrondissez au plus proche : une fois sur deux, le dernier échantillon ne tiendrait plus. "
+        "Arrondissez au-dessous.",
+    ),
+    Mistake(
+        lambda taken, limit: max(1, _quotient(taken, limit) // 1),
+        "Where not even one sample fits, your function still gives 1: return 0.",
+        "Là où pas même un échantillon ne tient, votre fonction donne encore 1 : renvoyez 0.",
+    ),
+    Mistake(
+        lambda taken, limit: largest_batch(taken, limit - 1),
+        "Where a batch takes exactly limit_bytes, it fits (≤, not <): your batch is one sample short.",
+        "Quand un batch prend exactement limit_bytes, il tient (≤, et non <) : il manque un échantillon à "
+        "votre batch.",
+    ),
+    Mistake(
+        lambda taken, limit: (limit - taken(8)) / _line_of(taken)[1],
+        "taken_bytes(8) is not the fixed part: the 8 samples are in it. Take off 8 times the slope.",
+        "taken_bytes(8) n’est pas la part fixe : 8 échantillons y sont compris. Retranchez 8 fois la "
+        "pente.",
+    ),
+    Mistake(
+        lambda taken, limit: largest_batch(taken, limit) - (largest_batch(taken, limit) > 0),
+        "Your batch is one sample short: the largest one that fits is asked for.",
+        "Il manque un échantillon à votre batch : on demande le plus grand qui tienne.",
+    ),
     Mistake(
         lambda taken, limit: limit // taken(1),
         "You divide the limit by what one sample takes with all states: these are there once, whatever the batch. "

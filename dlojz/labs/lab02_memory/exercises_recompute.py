@@ -221,7 +221,7 @@ CHECKPOINT = Exercise(
 )
 
 
-_OFFLOAD_SAMPLES, _OFFLOAD_WIDTH = 5, 8
+_OFFLOAD_SAMPLES, _OFFLOAD_WIDTH = 16, 8  # as many samples as hidden units: activations have the shape of a weight too
 
 
 class Host:
@@ -293,15 +293,28 @@ def _step(hooks_of: Callable[..., Any] | None) -> tuple[Host, list[Tensor]]:
         model(x).square().sum().backward()
     else:
         pack, unpack = _as_hooks(hooks_of(model, host))
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: _unpacked(unpack(packed))):
             output = model(x)
         output.square().sum().backward()
     return host, [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
+def _unpacked(given: Any) -> Tensor:
+    import torch
+
+    if not isinstance(given, torch.Tensor):
+        raise Wrong(
+            en=f"unpack gives back an object of type {type(given).__name__}, but a tensor is expected: "
+            "host.fetch(number) returns the one that is stored (or are pack and unpack swapped?).",
+            fr=f"unpack rend un objet de type {type(given).__name__}, mais on attend un tenseur : host.fetch(numéro) "
+            "renvoie celui qui est stocké (ou pack et unpack sont-ils échangés ?).",
+        )
+    return given
+
+
 def _pair(value: Any) -> Hooks:
     pack, unpack = value
-    if not (isinstance(value, tuple) and callable(pack) and callable(unpack)):
+    if not (callable(pack) and callable(unpack)):
         raise TypeError
     return pack, unpack
 
@@ -314,10 +327,18 @@ _as_hooks = reader(
 )
 
 
+def _of_weights(model: nn.Module, host: Host) -> Hooks:
+    """The mistake of moving the weights, and nothing else."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    _, unpack = offload_hooks(model, host)
+    return (lambda tensor: host.store(tensor) if tensor.untyped_storage().data_ptr() in weights else tensor), unpack
+
+
 def _judge_hooks(answer: Callable[..., Any]) -> None:
     _, right = _step(None)
     expected, _ = _step(offload_hooks)
     weights_bytes = sum(parameter.nbytes for parameter in _model().parameters() if parameter.dim() > 1)
+    weights_moved, _ = _step(_of_weights)
     host, gradients = _step(answer)
     if len(gradients) != len(right) or not all(a.allclose(b) for a, b in zip(gradients, right, strict=True)):
         raise Wrong(
@@ -341,6 +362,13 @@ def _judge_hooks(answer: Callable[..., Any]) -> None:
             "garde donc, et aucune mémoire n’est économisée. Ne gardez que le numéro.",
         )
     extra = host.stored_bytes - expected.stored_bytes
+    if host.stored_bytes == weights_moved.stored_bytes:
+        raise Wrong(
+            en="It is the other way round: your hooks move the weights and keep the activations. Weights stay on the "
+            "device anyway; all else goes to the host.",
+            fr="C’est l’inverse : vos hooks déplacent les poids et gardent les activations. Les poids restent de toute "
+            "façon sur le GPU ; c’est tout le reste qui part vers l’hôte.",
+        )
     if 0 < extra <= weights_bytes:
         raise Wrong(
             en=f"Your hooks also move {extra} bytes of weights, which stay on the device anyway: that saves "
@@ -402,6 +430,48 @@ EXPOSED_SECONDS = Exercise(
                 "longer than the computation is waited for.",
                 "C’est tout le temps de transport ; or les octets voyagent pendant que le GPU calcule, et l’on "
                 "n’attend que ce qui dépasse le calcul.",
+            ),
+            Mistake(
+                lambda moved, link, forward: moved / link,
+                "That is the time of one way; it is hidden behind the computation, and only what is longer is "
+                "waited for.",
+                "C’est la durée d’un trajet ; il se cache derrière le calcul, et l’on n’attend que ce qui "
+                "dépasse.",
+            ),
+            Mistake(
+                lambda moved, link, forward: max(0.0, moved * link - forward) + max(0.0, moved * link - 2 * forward),
+                "You multiply bytes by bytes per second; a time is bytes divided by bytes per second.",
+                "Vous multipliez des octets par des octets par seconde ; un temps, ce sont des octets divisés par "
+                "des octets par seconde.",
+            ),
+            Mistake(
+                lambda moved, link, forward: max(0.0, moved / link - 2 * forward),
+                "That is the way back; the bytes must leave first, during the forward pass.",
+                "C’est le retour ; les octets doivent d’abord partir, pendant la passe avant.",
+            ),
+            Mistake(
+                lambda moved, link, forward: max(0.0, moved / link - forward) + max(0.0, moved / link - forward / 2),
+                "Backward takes twice as long as forward, not half as long.",
+                "La passe arrière dure deux fois plus que la passe avant, et non deux fois moins.",
+            ),
+            Mistake(
+                lambda moved, link, forward: exposed_seconds(moved / 2, link, forward),
+                "You send half of the bytes each way; all of them leave, and all of them come back.",
+                "Vous envoyez la moitié des octets à chaque trajet ; tous partent, et tous reviennent.",
+            ),
+            Mistake(
+                lambda moved, link, forward: max(moved / link, forward) + max(moved / link, 2 * forward),
+                "That is the time of both passes with their transfers; what offloading adds to it is asked for: "
+                "take off the computation.",
+                "C’est la durée des deux passes avec leurs transferts ; on demande ce que le déchargement y "
+                "ajoute : retranchez le calcul.",
+            ),
+            Mistake(
+                lambda moved, link, forward: abs(moved / link - forward) + abs(moved / link - 2 * forward),
+                "Where the transfer is shorter than the computation, your absolute value counts the difference as "
+                "waiting; it costs nothing: max(0, …).",
+                "Quand le transfert est plus court que le calcul, votre valeur absolue compte l’écart comme une "
+                "attente ; il ne coûte rien : max(0, …).",
             ),
             Mistake(
                 lambda moved, link, forward: max(0.0, moved / link - forward),
@@ -513,6 +583,15 @@ def _with_itself(blocks: Sequence[BlockCosts], plan: Choices) -> float:
     return max(own + block.backward_bytes[one] for own, block, one in zip(held, blocks, plan, strict=True))
 
 
+def _fullest_alone(blocks: Sequence[BlockCosts], plan: Choices) -> float:
+    return max(block.backward_bytes[one] for block, one in zip(blocks, plan, strict=True))
+
+
+def _turned_round(blocks: Sequence[BlockCosts], budget_bytes: float) -> Choices | None:
+    plan = cheapest_plan(blocks, budget_bytes)
+    return plan and plan[::-1]
+
+
 def _greedy(blocks: Sequence[BlockCosts], budget_bytes: float) -> Choices | None:
     """Change what frees most bytes per second, until the plan fits."""
     plan = [BLOCK_CHOICES[0]] * len(blocks)
@@ -579,6 +658,9 @@ def _budgets() -> Iterator[tuple[list[BlockCosts], float]]:
         blocks = _made(seed, count)
         yield blocks, int(share * plan_peak_bytes(blocks, ["keep"] * count))
     yield blocks, 5  # less than any backward pass takes
+    blocks = _made(6, 4)
+    for budget in (plan_peak_bytes(blocks, ["keep"] * 4), plan_peak_bytes(blocks, ["offload"] * 4)):
+        yield blocks, budget  # full to the last byte
 
 
 def _amiss(case: Any, given: tuple[float, float], right: tuple[float, float]) -> Said:
@@ -617,6 +699,35 @@ ACTIVATION_PLAN = Exercise(
         tolerance=0.01,
         differs=_amiss,
         mistakes=(
+            Mistake(
+                lambda blocks, budget: cheapest_plan(blocks, budget - 1),
+                "A plan whose peak is exactly budget_bytes fits: ≤, not <.",
+                "Un plan dont le pic est exactement budget_bytes tient : ≤, et non <.",
+            ),
+            Mistake(
+                _cheapest(least=lambda blocks, plan: -_seconds(blocks, plan)),
+                "Of the plans that fit you take the one that adds most seconds; the fewest are asked for.",
+                "Parmi les plans qui tiennent, vous prenez celui qui ajoute le plus de secondes ; on veut le "
+                "moins.",
+            ),
+            Mistake(
+                _cheapest(least=lambda blocks, plan: 0),
+                "You take the first plan that fits; others that fit add fewer seconds: compare them all.",
+                "Vous prenez le premier plan qui tient ; d’autres, qui tiennent aussi, ajoutent moins de "
+                "secondes : comparez-les tous.",
+            ),
+            Mistake(
+                _cheapest(_fullest_alone),
+                "You hold each backward pass by itself against the budget; what the blocks before it hold is in "
+                "memory too.",
+                "Vous comparez au budget chaque passe arrière prise à part ; ce que gardent les blocs précédents "
+                "est aussi en mémoire.",
+            ),
+            Mistake(
+                _turned_round,
+                "Your plan is in reverse order: return the choices from the first block to the last.",
+                "Votre plan est à l’envers : renvoyez les choix du premier bloc au dernier.",
+            ),
             Mistake(
                 _cheapest(_held),
                 "You hold the sum of what the blocks keep against the budget. The peak comes during a backward pass: "

@@ -93,6 +93,13 @@ def _average_weights(model: nn.Module) -> None:
         parameter.data /= dist.get_world_size()
 
 
+def _largest(model: nn.Module) -> None:
+    import torch.distributed as dist
+
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad, op=dist.ReduceOp.MAX)
+
+
 def _backward_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
     import torch
     from torch.nn.utils import parameters_to_vector
@@ -135,6 +142,11 @@ AVERAGE_GRADIENTS = Exercise(
                 "backward.",
                 "Vous moyennez les poids ; or ce sont les gradients, parameter.grad, qui diffèrent entre répliques "
                 "après la passe arrière.",
+            ),
+            Mistake(
+                _largest,
+                "You take the largest of the ranks' gradients, not their sum (op=dist.ReduceOp.MAX).",
+                "Vous prenez le plus grand des gradients des rangs, et non leur somme (op=dist.ReduceOp.MAX).",
             ),
             Mistake(
                 lambda model: average_gradients(model, lambda index, parameter: index == 0),
@@ -183,10 +195,10 @@ def _accumulation_trial(answer: Callable[..., Any], rank: int, size: int, seed: 
     def forward(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
         if torch.is_grad_enabled():
             passes.append(len(inputs[0]))
+            # On the output, not on a parameter: torch.autograd.grad accumulates nothing.
+            output.register_hook(lambda gradient: passes.append(0))
 
     model.register_forward_hook(forward)
-    last = [*model.parameters()][-1]
-    last.register_post_accumulate_grad_hook(lambda parameter: passes.append(0))
     answer(model, _micro_batches(rank, seed))
     return {"passes": passes}, gradients(model)
 
@@ -270,6 +282,23 @@ ACCUMULATION = Exercise(
                 "Seul le premier micro-batch compte : regardez où finit votre boucle.",
             ),
             Mistake(
+                lambda model, batches: _accumulate(model, batches[:-1], share=1 / len(batches)),
+                "The last micro-batch is missing: look at where your loop ends.",
+                "Il manque le dernier micro-batch : regardez où finit votre boucle.",
+            ),
+            Mistake(
+                lambda model, batches: _accumulate(model, batches, share=1 / SAMPLES),
+                "You divide each loss by the number of samples of a micro-batch; cross_entropy has done so "
+                "already. Divide by the number of micro-batches.",
+                "Vous divisez chaque perte par le nombre d’échantillons d’un micro-batch ; cross_entropy l’a déjà "
+                "fait. Divisez par le nombre de micro-batches.",
+            ),
+            Mistake(
+                lambda model, batches: _accumulate(model, batches, share=0.5),
+                "You divide by 2 whatever the number of micro-batches; divide by len(micro_batches).",
+                "Vous divisez par 2 quel que soit le nombre de micro-batches ; divisez par len(micro_batches).",
+            ),
+            Mistake(
                 lambda model, batches: _accumulate(model, batches, share=1.0, average=False),
                 "Two things are missing: the loss of each micro-batch is to be divided by their number, and the "
                 "gradients are never averaged over the ranks.",
@@ -336,6 +365,10 @@ def _backwards(sizes: Sequence[int]) -> Sequence[int]:
     return range(len(sizes) - 1, -1, -1)
 
 
+def _empty_where_full(sizes: Sequence[int], limit: int) -> Buckets:
+    return [[]] if sum(sizes[index] for index in fill_buckets(sizes, limit)[-1]) >= limit else []
+
+
 _BUCKET_MISTAKES = (
     Mistake(
         lambda sizes, limit: _filled(range(len(sizes)), sizes, lambda held: held >= limit, keep_rest=True),
@@ -377,6 +410,29 @@ _BUCKET_MISTAKES = (
         lambda sizes, limit: [[index] for index in _backwards(sizes)],
         "One bucket per gradient: then every small gradient pays one latency.",
         "Un bucket par gradient : chaque petit gradient paie alors sa propre latence.",
+    ),
+    Mistake(
+        lambda sizes, limit: [*fill_buckets(sizes, limit), *_empty_where_full(sizes, limit)],
+        "Where the gradients fill the last bucket exactly, you add an empty one: an empty bucket is no bucket.",
+        "Quand les gradients remplissent tout le dernier bucket, vous en ajoutez un vide : ce n’est pas un bucket.",
+    ),
+    Mistake(
+        lambda sizes, limit: [list(_backwards(sizes))],
+        "All gradients are in one bucket: it could leave only once backward has ended. Close a bucket once it holds "
+        "limit_bytes.",
+        "Tous les gradients sont dans un seul bucket : il ne pourrait partir qu’à la fin de la passe arrière. Fermez "
+        "un bucket dès qu’il contient limit_bytes.",
+    ),
+    Mistake(
+        lambda sizes, limit: [[index + 1 for index in bucket] for bucket in fill_buckets(sizes, limit)],
+        "You number the parameters from 1; Python, and model.parameters(), from 0.",
+        "Vous numérotez les paramètres à partir de 1 ; Python, et model.parameters(), à partir de 0.",
+    ),
+    Mistake(
+        lambda sizes, limit: [[len(sizes) - 1 - index for index in bucket] for bucket in fill_buckets(sizes, limit)],
+        "The cut is right, but you number the parameters from the end: the indices are those of gradient_bytes.",
+        "Le découpage est juste, mais vous numérotez les paramètres depuis la fin : les indices sont ceux de "
+        "gradient_bytes.",
     ),
     Mistake(
         lambda sizes, limit: [[sizes[index] for index in bucket] for bucket in fill_buckets(sizes, limit)],
@@ -463,6 +519,10 @@ class _Travelling:
         """Whether the sum is there."""
         return bool(self._work.is_completed())
 
+    def get_future(self) -> _Travelling:
+        """Itself: torch's future, too, has `wait`."""
+        return self
+
 
 def _watch(events: list[str]) -> None:
     """From here on every all-reduce of this process, which ends with the trial, leaves an event."""
@@ -502,7 +562,9 @@ def _mean(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     return true_gradients(seed, [batch_of(other, seed, STEPS - 1) for other in range(size)])
 
 
-def overlap(model: nn.Module, *, divide: str = "before", wait: bool = True) -> Synchronize:
+def overlap(
+    model: nn.Module, *, divide: str = "before", wait: bool = True, clear: bool = True
+) -> Synchronize:
     """Send each gradient as soon as backward has finished with it; the function returned waits for all of them.
 
     Source: Li et al. 2020 (arXiv 2006.15704), §3.2.3.
@@ -518,7 +580,7 @@ def overlap(model: nn.Module, *, divide: str = "before", wait: bool = True) -> S
         if divide == "before":
             gradient /= dist.get_world_size()
         # Who: all ranks. What: one gradient, of its parameter's shape, summed; the call returns at once.
-        travelling.append((dist.all_reduce(gradient, async_op=True), gradient))
+        travelling.append((dist.all_reduce(gradient, async_op=True), parameter))
         if divide == "while travelling":
             gradient /= dist.get_world_size()
 
@@ -526,9 +588,12 @@ def overlap(model: nn.Module, *, divide: str = "before", wait: bool = True) -> S
         parameter.register_post_accumulate_grad_hook(send)
 
     def synchronize() -> None:
-        for work, _ in travelling if wait else ():
+        for work, parameter in travelling if wait else ():
             work.wait()
-        travelling.clear()
+            if divide == "after" and parameter.grad is not None:
+                parameter.grad /= dist.get_world_size()
+        if clear:
+            travelling.clear()
 
     return synchronize
 
@@ -568,6 +633,20 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
 
 
 _OVERLAP_MISTAKES = (
+    Mistake(
+        lambda model: overlap(model, divide="after", clear=False),
+        "The first step is right, the second is not: the list still holds the works of the first, and what they "
+        "brought is put back or divided again. Empty the list at the end of synchronize().",
+        "Le premier pas est juste, le second ne l’est pas : la liste contient encore les objets Work du premier, et ce "
+        "qu’ils ont apporté est remis ou divisé de nouveau. Videz la liste à la fin de synchronize().",
+    ),
+    Mistake(
+        lambda model: overlap(model, clear=False),
+        "The first step is right, the second is not: the list still holds the works of the first, which are waited for "
+        "again. Empty the list at the end of synchronize().",
+        "Le premier pas est juste, le second ne l’est pas : la liste contient encore les objets Work du premier, qui "
+        "sont attendus de nouveau. Videz la liste à la fin de synchronize().",
+    ),
     Mistake(
         lambda model: overlap(model, wait=False),
         "synchronize() does not wait: the optimizer would read gradients that are still on their way. Call "

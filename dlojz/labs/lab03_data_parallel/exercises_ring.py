@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 from dlojz.hardware.links import weighted_line
@@ -226,6 +226,23 @@ RING_TIME = Exercise(
                 "transmis p − 1 fois ; essayez size = 1, où rien n’est envoyé.",
             ),
             Mistake(
+                lambda n, p, a, b: 2 * (p - 1) * a + n / p * b,
+                "The latency is paid in every step, but the bytes once only; each of the 2 (p − 1) steps carries "
+                "a chunk.",
+                "La latence est payée à chaque étape, mais les octets une seule fois ; chacune des 2 (p − 1) "
+                "étapes transporte un morceau.",
+            ),
+            Mistake(
+                lambda n, p, a, b: 2 * (p - 1) * (a + n / p / b),
+                "You divide by β; it is in seconds per byte, the inverse of a bandwidth: multiply.",
+                "Vous divisez par β ; c’est un nombre de secondes par octet, l’inverse d’un débit : multipliez.",
+            ),
+            Mistake(
+                lambda n, p, a, b: 2 * (p - 1) * (a + 4 * n / p * b),
+                "You multiply by 4 bytes per number, but message_bytes is in bytes already.",
+                "Vous multipliez par 4 octets par nombre, mais message_bytes est déjà en octets.",
+            ),
+            Mistake(
                 lambda n, p, a, b: a + n * b,
                 "That is the time of one message from one rank to another; the ring takes 2 (p − 1) steps of one "
                 "chunk each.",
@@ -324,6 +341,17 @@ _FIT_MISTAKES = (
         "α is right. A step carries one chunk of n / p bytes only, so b = 2 (p − 1) / p · β: your β lacks a factor p.",
         "α est juste. Une étape ne transporte qu’un morceau de n / p octets, donc b = 2 (p − 1) / p · β : il "
         "manque un facteur p à votre β.",
+    ),
+    Mistake(
+        lambda n, t, p: 1 / fit_alpha_beta(n, t, p)[1],
+        "α is right. β is in seconds per byte; you give its inverse, the bandwidth.",
+        "α est juste. β est en secondes par octet ; vous donnez son inverse, le débit.",
+        part=1,
+    ),
+    Mistake(
+        lambda n, t, p: _per_step(weighted_line(n, t), 4),
+        "You compute with 4 ranks whatever `size` is.",
+        "Vous calculez avec 4 rangs quel que soit `size`.",
     ),
     Mistake(
         lambda n, t, p: (2 * fit_alpha_beta(n, t, p)[0], 2 * fit_alpha_beta(n, t, p)[1]),
@@ -458,6 +486,14 @@ def _judge_epochs(epochs: Sequence[Shards], num_samples: int, size: int) -> None
         raise Wrong(*_SAME_EVERY_EPOCH)
     if all(sorted(shard) == sorted(first[rank]) for shards in epochs for rank, shard in enumerate(shards)):
         raise Wrong(*_OWN_PART_ONLY)
+    before, *later = ({pair for shard in shards for pair in pairwise(shard)} for shards in epochs)
+    if any(len(pairs & before) > len(before) / 2 for pairs in later):
+        raise Wrong(
+            en="Most samples follow the same one in every epoch: your order is turned or cut elsewhere, not shuffled "
+            "anew. Seed a new shuffle with seed and epoch.",
+            fr="La plupart des échantillons suivent le même à chaque époque : votre ordre est décalé ou coupé "
+            "ailleurs, et non mélangé de nouveau. Faites un nouveau mélange, dont la graine dépend de seed et d’epoch.",
+        )
     never = set(range(num_samples)).difference(*(shard for shards in epochs for shard in shards))
     if never:
         raise Wrong(
@@ -584,6 +620,35 @@ LEARNING_RATE = Exercise(
                 lambda step, base, scale, warm: base if step < warm else base * scale,
                 "That is a jump at the end of the warm-up; gradual means a straight line, step after step.",
                 "C’est un saut à la fin du warm-up ; « graduel » veut dire en ligne droite, pas après pas.",
+            ),
+            Mistake(
+                lambda step, base, scale, warm: base * min(1 + step / warm, scale),
+                "You rise by base_rate during the warm-up, and go on until scale · base_rate; the rise to scale · "
+                "base_rate takes exactly warmup_steps.",
+                "Vous montez de base_rate pendant le warm-up, et continuez jusqu’à scale · base_rate ; la montée "
+                "jusqu’à scale · base_rate prend exactement warmup_steps.",
+            ),
+            Mistake(
+                lambda step, base, scale, warm: scaled_rate(step + 1, base, scale, warm),
+                "You are one step ahead: at step 0 the rate is base_rate.",
+                "Vous avez un pas d’avance : au pas 0, le taux est base_rate.",
+            ),
+            Mistake(
+                lambda step, base, scale, warm: scaled_rate(step, base, scale, warm - 1),
+                "You arrive one step too early: scale · base_rate is reached at step warmup_steps.",
+                "Vous arrivez un pas trop tôt : scale · base_rate est atteint au pas warmup_steps.",
+            ),
+            Mistake(
+                lambda step, base, scale, warm: base * scale ** min(1, step / warm),
+                "The rate is multiplied by the same factor in each step; in a straight line, the same amount is "
+                "added.",
+                "Le taux est multiplié par le même facteur à chaque pas ; en ligne droite, on ajoute la même "
+                "quantité.",
+            ),
+            Mistake(
+                lambda step, base, scale, warm: scaled_rate(step, base, scale, warm) if step <= warm else base,
+                "After the warm-up your rate falls back to base_rate; hold it at scale · base_rate.",
+                "Après le warm-up, votre taux retombe à base_rate ; maintenez-le à scale · base_rate.",
             ),
             Mistake(
                 lambda step, base, scale, warm: base,

@@ -25,7 +25,7 @@ import re
 import shutil
 import struct
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -53,8 +53,8 @@ from dlojz.prediction.shapes import model_shapes
 from dlojz.results.footprint import CATEGORIES, Category
 
 Pieces = list[tuple[int, int, int]]
-CASES = ((12, 2, 3), (12, 3, 2), (10, 4, 3), (10, 3, 4), (7, 2, 2), (9, 1, 2), (9, 4, 1), (23, 5, 4))
-"""Elements, ranks that have written, ranks that read; each is asked for every reading rank."""
+CASES = ((12, 2, 3), (12, 3, 2), (10, 4, 3), (10, 3, 4), (7, 2, 2), (9, 1, 2), (9, 4, 1), (23, 5, 4), (5, 2, 4))
+"""Elements, ranks that have written, ranks that read; each of these is asked for, also one with nothing to read."""
 
 
 def shares_to_read(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
@@ -121,7 +121,36 @@ def _whole_shares(elements: int, old_ranks: int, new_ranks: int, rank: int) -> P
     ]
 
 
+def _spoilt(change: Callable[[Pieces], Pieces]) -> Callable[[int, int, int, int], Pieces]:
+    return lambda *case: change(shares_to_read(*case))
+
+
 MISTAKES = (
+    Mistake(
+        _spoilt(lambda pieces: [(other, start, stop - 1) for other, start, stop in pieces]),
+        "Your last place is one too small: `stop` is excluded, as in a slice.",
+        "Votre dernière position est trop petite de 1 : `stop` est exclu, comme dans une tranche.",
+    ),
+    Mistake(
+        _spoilt(lambda pieces: [(other, start, stop - start) for other, start, stop in pieces]),
+        "The third number is a length; the place where the piece ends, excluded, is asked for.",
+        "Le troisième nombre est une longueur ; on demande la position où finit le morceau, exclue.",
+    ),
+    Mistake(
+        _spoilt(lambda pieces: [(other + 1, start, stop) for other, start, stop in pieces]),
+        "You number the old ranks from 1; they go from 0.",
+        "Vous numérotez les anciens rangs à partir de 1 ; ils commencent à 0.",
+    ),
+    Mistake(
+        _spoilt(lambda pieces: pieces[:1]),
+        "Only the first piece is there: a new share may reach over several old ones.",
+        "Il n’y a que le premier morceau : une nouvelle part peut s’étendre sur plusieurs anciennes.",
+    ),
+    Mistake(
+        lambda elements, old_ranks, new_ranks, rank: shares_to_read(elements, old_ranks, new_ranks, 0),
+        "Every rank reads what rank 0 should: where does the new share of `rank` begin?",
+        "Chaque rang lit ce que devrait lire le rang 0 : où commence la nouvelle part de `rank` ?",
+    ),
     Mistake(
         _in_the_vector,
         "The pieces are the right ones, but their places are counted from the beginning of the vector: a file "
@@ -165,6 +194,14 @@ def _pieces(value: Any) -> Pieces:
 
 
 def _differs(case: Any, given: Pieces, right: Pieces) -> Said:
+    elements, old_ranks, new_ranks, rank = case
+    if rank < old_ranks and given == shares_to_read(elements, new_ranks, old_ranks, rank):
+        return Said(
+            f"For the arguments {case} you read shares of the new cut as if they were the old one: files are of "
+            "old_ranks ranks, and new_ranks read them.",
+            f"Pour les arguments {case}, vous lisez les parts du nouveau découpage comme si c’était l’ancien : les "
+            "fichiers viennent de old_ranks rangs, et new_ranks les lisent.",
+        )
     if sorted(given) == right:
         return Said(
             "The right pieces, but in another order: laid end to end they must give the new share.",

@@ -88,6 +88,37 @@ ZERO_VOLUME = Exercise(
                 "fois, pour la passe avant et pour la passe arrière, et réduit en plus ses gradients.",
             ),
             Mistake(
+                lambda w, n, stage, m: _times((2, 2, m, 3 * m), w, n, stage),
+                "In stage 2 the all-gather of the updated weights is missing, once per step.",
+                "Au stage 2, il manque l’all-gather des poids mis à jour, une fois par pas.",
+            ),
+            Mistake(
+                lambda w, n, stage, m: _times((1, 1, m + 1, 3 * m), w, n, stage),
+                "In stages 0 and 1 one pass is missing: an all-reduce is a reduce-scatter and an all-gather, and "
+                "stage 1 brings the updated weights together.",
+                "Aux stages 0 et 1, il manque un passage : un all-reduce est un reduce-scatter et un all-gather, "
+                "et le stage 1 rassemble les poids mis à jour.",
+            ),
+            Mistake(
+                lambda w, n, stage, m: _times((2, m + 1, m + 1, 3 * m), w, n, stage),
+                "In stage 1 the gradients are accumulated whole, and reduced once per step; stage 2 reduces with "
+                "every micro-batch.",
+                "Au stage 1, les gradients sont cumulés entiers, et réduits une fois par pas ; c’est le stage 2 "
+                "qui réduit à chaque micro-batch.",
+            ),
+            Mistake(
+                lambda w, n, stage, m: _times((2, 2, m + 1, m), w, n, stage),
+                "In stage 3 you count one pass per micro-batch; there are three: the weights for forward, again "
+                "for backward, and the gradients.",
+                "Au stage 3, vous comptez un passage par micro-batch ; il y en a trois : les poids pour la passe "
+                "avant, de nouveau pour la passe arrière, et les gradients.",
+            ),
+            Mistake(
+                lambda w, n, stage, m: _times((4, 2, m + 1, 3 * m), w, n, stage),
+                "In stage 0 there is one all-reduce, two passes; the weights are not communicated.",
+                "Au stage 0, il y a un all-reduce, soit deux passages ; les poids ne sont pas communiqués.",
+            ),
+            Mistake(
                 lambda w, n, stage, m: _times((2, 2, m + 1, 2 * m + 1), w, n, stage),
                 "In stage 3 the gradients too are reduced with every micro-batch, since no rank keeps whole ones.",
                 "Au stage 3, les gradients aussi sont réduits à chaque micro-batch, puisqu’aucun rang n’en garde "
@@ -218,6 +249,38 @@ ZERO_TIME = Exercise(
                 "rassemble couche par couche : la latence se paie pour chacune.",
             ),
             Mistake(
+                lambda sizes, p, a, b: sum(PASSES * p * (a + b * size / p) for size in sizes),
+                "One step too many: a ring all-gather, or reduce-scatter, takes p − 1; try ranks = 1, where "
+                "nothing is sent.",
+                "Une étape de trop : un all-gather ou un reduce-scatter en anneau en compte p − 1 ; essayez ranks "
+                "= 1, où rien n’est envoyé.",
+            ),
+            Mistake(
+                lambda sizes, p, a, b: sum(PASSES * (a + b * size / p) for size in sizes),
+                "You count one step per collective; in a ring there are p − 1.",
+                "Vous comptez une étape par communication collective ; dans un anneau, il y en a p − 1.",
+            ),
+            Mistake(
+                lambda sizes, p, a, b: max(_ring(PASSES, size, p, a, b) for size in sizes),
+                "That is the slowest layer; the layers come one after the other, so their times add up.",
+                "C’est la couche la plus lente ; les couches se suivent, leurs durées s’ajoutent donc.",
+            ),
+            Mistake(
+                lambda sizes, p, a, b: zero_3_seconds(sizes[:-1], p, a, b),
+                "The last layer is missing: look at where your loop ends.",
+                "Il manque la dernière couche : regardez où finit votre boucle.",
+            ),
+            Mistake(
+                lambda sizes, p, a, b: _ring(PASSES, sum(sizes) / len(sizes), p, a, b),
+                "That is one layer of average size; each layer has its own three collectives.",
+                "C’est une seule couche de taille moyenne ; chaque couche a ses trois communications collectives.",
+            ),
+            Mistake(
+                lambda sizes, p, a, b: PASSES * (p - 1) * a * len(sizes),
+                "The bytes are missing: each step carries n / p of them, which takes β · n / p.",
+                "Il manque les octets : chaque étape en transporte n / p, ce qui prend β · n / p.",
+            ),
+            Mistake(
                 lambda sizes, p, a, b: sum(PASSES * (a + b * (p - 1) / p * size) for size in sizes),
                 "α is paid once per collective here; yet a ring all-gather, like a reduce-scatter, takes p − 1 "
                 "steps, and each begins with a latency.",
@@ -279,6 +342,21 @@ def _offload_cases() -> Iterator[tuple[int, int, str]]:
 
 
 _BYTES_MISTAKES = (
+    Mistake(
+        lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (2, 16)}),
+        'For "parameters" you leave the weights on the device; they go to the host too, 2 bytes each.',
+        "Pour « parameters », vous laissez les poids sur le GPU ; ils vont eux aussi chez l’hôte, 2 octets chacun.",
+    ),
+    Mistake(
+        lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (4, 16), "parameters": (2, 18)}),
+        "On the device you still count the 16-bit gradients; each leaves for the host as soon as it is reduced.",
+        "Sur le GPU, vous comptez encore les gradients sur 16 bits ; chacun part vers l’hôte dès qu’il est réduit.",
+    ),
+    Mistake(
+        lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (0, 20)}),
+        'For "parameters" you count the weights on the host in fp32; they keep their 2 bytes wherever they go.',
+        "Pour « parameters », vous comptez chez l’hôte des poids en fp32 ; ils gardent partout leurs 2 octets.",
+    ),
     Mistake(
         lambda p, n, offload: offload_bytes(p, n, offload)[::-1],
         "The two numbers are right, but swapped: first the device, then the host.",
@@ -394,6 +472,23 @@ OFFLOAD_TIME = Exercise(
                 lambda n, tokens, flops, pcie: _ratio(4, 1, tokens, flops, pcie),
                 "Each rank transfers its own share only, one N-th: every GPU has its link to the host.",
                 "Chaque rang ne transfère que sa part, un N-ième : chaque GPU a son propre lien vers l’hôte.",
+            ),
+            Mistake(
+                lambda n, tokens, flops, pcie: _ratio(4, 1 / n, tokens, flops, pcie),
+                "You multiply by the number of ranks; each transfers its own share, one N-th: divide.",
+                "Vous multipliez par le nombre de rangs ; chacun ne transfère que sa part, un N-ième : divisez.",
+            ),
+            Mistake(
+                lambda n, tokens, flops, pcie: 4 / n / pcie + 6 * tokens / flops,
+                "You add both times; the question is how many times one holds the other: divide.",
+                "Vous additionnez les deux durées ; on demande combien de fois l’une contient l’autre : divisez.",
+            ),
+            Mistake(
+                lambda n, tokens, flops, pcie: _ratio(4, n, tokens, flops, pcie, 4),
+                "You count the backward pass alone, 4 operations per parameter and token: with forward there are "
+                "6.",
+                "Vous ne comptez que la passe arrière, 4 opérations par paramètre et par token : avec la passe "
+                "avant, il y en a 6.",
             ),
             Mistake(
                 lambda n, tokens, flops, pcie: _ratio(8, n, tokens, flops, pcie),

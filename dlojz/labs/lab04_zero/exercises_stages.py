@@ -6,7 +6,6 @@ communicated for them: right values alone are not ZeRO.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +90,30 @@ ZERO_STATES = Exercise(
                 "12, copie maître comprise : 16 aussi, mais répartis autrement.",
             ),
             Mistake(
+                lambda p, n, stage: _shared(p, n, stage, (4, 2, 1)),
+                "Stage 3 is like stage 2 in your function: there the weights too are sharded.",
+                "Dans votre fonction, le niveau 3 est comme le niveau 2 : les poids y sont répartis eux aussi.",
+            ),
+            Mistake(
+                lambda p, n, stage: _shared(p, n, stage, (2, 1, 0)),
+                "You are one stage ahead: stage 0 shards nothing, stage 1 the optimizer, stage 2 the gradients "
+                "too, stage 3 the weights too.",
+                "Vous avez un niveau d’avance : le niveau 0 ne répartit rien, le 1 l’optimiseur, le 2 aussi les "
+                "gradients, le 3 aussi les poids.",
+            ),
+            Mistake(
+                lambda p, n, stage: _shared(p, n, stage, (3, 3, 1)),
+                "The gradients are sharded from stage 2 on, not from stage 3.",
+                "Les gradients sont répartis dès le niveau 2, et non dès le niveau 3.",
+            ),
+            Mistake(
+                lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (2, 2, 16)),
+                "You count 16 bytes for the optimizer; 16 is the sum of all three parts: master copy and two "
+                "moments take 12.",
+                "Vous comptez 16 octets pour l’optimiseur ; 16 est la somme des trois parts : copie maître et "
+                "moments en prennent 12.",
+            ),
+            Mistake(
                 lambda p, n, stage: 16 * p / (n if stage else 1),
                 "You shard everything from stage 1 on; only stage 3 does that.",
                 "Vous répartissez tout dès le niveau 1 ; seul le niveau 3 le fait.",
@@ -121,7 +144,8 @@ _WEIGHTS = "weights"
 def _adam(tensors: Sequence[Any]) -> Any:
     import torch
 
-    return torch.optim.Adam(tensors, lr=0.1)
+    # A large eps: without it Adam does not see a gradient that is as many times too large as there are ranks.
+    return torch.optim.Adam(tensors, lr=0.1, eps=0.5)
 
 
 def shard_optimizer(weights: Tensor, make_optimizer: MakeOptimizer, *, way: str = "right") -> Callable[[Tensor], None]:
@@ -139,7 +163,9 @@ def shard_optimizer(weights: Tensor, make_optimizer: MakeOptimizer, *, way: str 
         nonlocal optimizer
         if way == "anew":
             optimizer = make_optimizer([share])
-        share.grad = gradient
+        if way == "adds gradients":
+            dist.all_reduce(gradient)
+        share.grad = gradient / size if way == "divides" else gradient
         if way == "gathers before":
             dist.all_gather_into_tensor(weights, share)
         optimizer.step()
@@ -221,7 +247,35 @@ SHARD_OPTIMIZER = Exercise(
         trial=_shard_optimizer_trial,
         local=_own_share_updated,
         labels={_WEIGHTS: Said("the weights", "les poids")},
+        faults=(
+            Mistake(
+                _own_share_updated,
+                "Each rank has updated its own share, but never gets those of the others: the all-gather is missing, "
+                "or its result is thrown away.",
+                "Chaque rang a mis à jour sa propre part, mais ne reçoit jamais celles des autres : il manque "
+                "l’all-gather, ou son résultat est perdu.",
+            ),
+            Mistake(
+                lambda rank, size, seed: {_WEIGHTS: normal(seed, WEIGHTS)},
+                "The weights have not changed on any rank: you update a copy of them (clone), or the optimizer finds "
+                "no gradient: give it in share.grad.",
+                "Les poids n’ont changé sur aucun rang : vous en mettez à jour une copie (clone), ou l’optimiseur ne "
+                "trouve pas de gradient : donnez-le dans share.grad.",
+            ),
+        ),
         mistakes=(
+            Mistake(
+                lambda weights, make: shard_optimizer(weights, make, way="divides"),
+                "You divide the gradient by the number of ranks; it is this rank's share of the mean already.",
+                "Vous divisez le gradient par le nombre de rangs ; c’est déjà la part de ce rang dans la moyenne.",
+            ),
+            Mistake(
+                lambda weights, make: shard_optimizer(weights, make, way="adds gradients"),
+                "You add up the gradients that the ranks are given, but these are shares of different places: rank r "
+                "needs its own alone.",
+                "Vous additionnez les gradients que reçoivent les rangs, or ce sont des parts à des places "
+                "différentes : le rang r n’a besoin que de la sienne.",
+            ),
             Mistake(
                 lambda weights, make: shard_optimizer(weights, make, way="anew"),
                 "The optimizer is made anew in every step, and its moments start from zero each time: make it "
@@ -266,7 +320,7 @@ SHARD_OPTIMIZER = Exercise(
 
 
 SHAPES = ((3, 5), (4,), (2, 3))
-"""25 gradients, which neither 2 nor 3 nor 4 ranks share evenly."""
+"""25 gradients, which neither 2 nor 4 ranks share evenly; 3 ranks get one fewer, and need no zeros."""
 _SHARE = "gradient share"
 
 
@@ -284,7 +338,7 @@ def reduce_gradients(gradients: Sequence[Tensor], *, way: str = "right") -> Tens
     if way == "each apart":
         pieces = [F.pad(piece, (0, -piece.numel() % size)) for piece in pieces]
     flat = torch.cat(pieces)
-    missing = -flat.numel() % size
+    missing = size - flat.numel() % size if way == "one more" else -flat.numel() % size
     flat = F.pad(flat, (missing, 0) if way == "in front" else (0, missing))
     if way == "every other":
         flat = flat.view(-1, size).T.flatten()
@@ -294,12 +348,13 @@ def reduce_gradients(gradients: Sequence[Tensor], *, way: str = "right") -> Tens
     return share / size
 
 
-def _gradients_of(rank: int, seed: int) -> list[Tensor]:
-    return [normal(1000 * seed + 10 * rank + number, *shape) for number, shape in enumerate(SHAPES)]
+def _gradients_of(rank: int, size: int, seed: int) -> list[Tensor]:
+    made = [normal(1000 * seed + 10 * rank + number, *shape) for number, shape in enumerate(SHAPES)]
+    return [one[:3] if one.shape == (4,) and size == 3 else one for one in made]
 
 
 def _reduce_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
-    share = answer(_gradients_of(rank, seed))
+    share = answer(_gradients_of(rank, size, seed))
     if share is None:
         return {"nothing": True}, _share_of(range(size), rank, size, seed)  # for `_inspect_volume` to refuse
     return {}, {_SHARE: share}
@@ -309,7 +364,7 @@ def _share_of(ranks: Sequence[int], rank: int, size: int, seed: int) -> dict[str
     import torch
     import torch.nn.functional as F
 
-    flats = [torch.cat([gradient.flatten() for gradient in _gradients_of(other, seed)]) for other in ranks]
+    flats = [torch.cat([gradient.flatten() for gradient in _gradients_of(other, size, seed)]) for other in ranks]
     mean = torch.stack(flats).mean(0)
     return {_SHARE: F.pad(mean, (0, -mean.numel() % size)).chunk(size)[rank]}
 
@@ -318,7 +373,7 @@ def _inspect_volume(answers: list[RankAnswer], size: int) -> None:
     """The share is right; was anything sent that only other ranks need?"""
     if answers[0].value.get("nothing"):
         refuse_nothing(None)
-    whole = sum(math.prod(shape) for shape in SHAPES)
+    whole = sum(gradient.numel() for gradient in _gradients_of(0, size, 0))
     if sum(call["numel"] for call in answers[0].calls if call["op"] == "all_reduce") >= whole:
         raise Wrong(
             en="The share is right, but the all-reduce brings the whole sum to every rank, and all but a share of "
@@ -353,6 +408,29 @@ SHARD_GRADIENTS = Exercise(
                 "Vous complétez chaque gradient séparément : les parts sont plus longues que nécessaire, et ne "
                 "correspondent plus à celles des poids. Mettez-les d’abord bout à bout, puis complétez une seule "
                 "fois, à la fin.",
+            ),
+            Mistake(
+                lambda gradients: reduce_gradients(gradients[::-1]),
+                "You lay the gradients end to end from the last to the first; keep the order of the list.",
+                "Vous mettez les gradients bout à bout du dernier au premier ; gardez l’ordre de la liste.",
+            ),
+            Mistake(
+                lambda gradients: reduce_gradients(gradients[:-1]),
+                "The last gradient is missing: look at where your loop ends.",
+                "Il manque le dernier gradient : regardez où finit votre boucle.",
+            ),
+            Mistake(
+                lambda gradients: reduce_gradients([one.T if one.dim() == 2 else one for one in gradients]),
+                "Your matrices are laid out column by column; flatten() goes row by row, as the weights do.",
+                "Vos matrices sont mises à plat colonne par colonne ; flatten() va ligne par ligne, comme les "
+                "poids.",
+            ),
+            Mistake(
+                lambda gradients: reduce_gradients(gradients, way="one more"),
+                "Where nothing is missing you still add zeros, one for each rank: -flat.numel() % size is 0 "
+                "there.",
+                "Quand il ne manque rien, vous ajoutez quand même des zéros, un par rang : -flat.numel() % size "
+                "vaut alors 0.",
             ),
             Mistake(
                 lambda gradients: reduce_gradients(gradients, way="in front"),
@@ -404,6 +482,12 @@ def gather(share: Tensor) -> Tensor:
     # Who: all ranks. What: each gives its rows and has all of them. How much: the matrix's bytes.
     dist.all_gather_into_tensor(whole, share.detach().contiguous())
     return whole
+
+
+def _ranks() -> int:
+    import torch.distributed as dist
+
+    return dist.get_world_size()
 
 
 def sharded_linear(x: Tensor, share: Tensor, *, way: str = "right") -> Tensor:
@@ -524,6 +608,18 @@ SHARD_WEIGHTS = Exercise(
         local=_local,
         labels=LABELS,
         mistakes=(
+            Mistake(
+                lambda x, share: sharded_linear(x, share) / _ranks(),
+                "The output is divided by the number of ranks; nothing is summed in forward, each rank has its own x.",
+                "La sortie est divisée par le nombre de rangs ; rien n’est additionné dans forward, chaque rang a son "
+                "propre x.",
+            ),
+            Mistake(
+                lambda x, share: x @ share.repeat(_ranks(), 1).T,
+                "You repeat this rank's rows in place of those of the other ranks: gather(share) brings these.",
+                "Vous répétez les lignes de ce rang à la place de celles des autres : gather(share) apporte ces "
+                "dernières.",
+            ),
             Mistake(
                 lambda x, share: sharded_linear(x, share, way="averages x"),
                 "You average the gradient of x over the ranks; each rank has read other data, so that "

@@ -62,8 +62,14 @@ def _action(entry: Any, stage: int) -> Action:
         text = entry.strip()
         try:
             return parse_action(f"{stage}{text}" if _SHORT.fullmatch(text) else text)
-        except LabError as error:
-            raise Wrong(str(error)) from None
+        except LabError:
+            raise Wrong(
+                en=f"{text!r} is no action: write the kind and the micro-batch, counted from 0, as F0 (forward), B0 "
+                "(backward), or I0 and W0 (a backward in two parts). In messages the stage stands in front: 2F0.",
+                fr=f"{text!r} n’est pas une action : écrivez le type et le micro-batch, compté à partir de 0, comme F0 "
+                "(passe avant), B0 (passe arrière), ou I0 et W0 (une passe arrière en deux parties). Dans les "
+                "messages, l’étage vient devant : 2F0.",
+            ) from None
     raise Wrong(
         en=f"An order holds texts such as 'F0', but one of its entries is a {type(entry).__name__}.",
         fr=f"Un ordre contient des textes comme 'F0', mais l’un de ses éléments est de type {type(entry).__name__}.",
@@ -382,6 +388,42 @@ ORDER_KEPT = Exercise(
                 lambda schedule, r, p, m: m if schedule == "gpipe" else min(r + 1, m),
                 "For 1F1B the ranks are the wrong way round: the last one, next to the loss, keeps 1.",
                 "Pour 1F1B, les rangs sont inversés : c’est le dernier, où se calcule la perte, qui en garde 1.",
+            ),
+            Mistake(
+                lambda schedule, r, p, m: m,
+                "For 1F1B you give all micro-batches, as for GPipe: a backward gives back activations before the "
+                "last forward. (The names are “gpipe” and “1f1b”.)",
+                "Pour 1F1B, vous donnez tous les micro-batches, comme pour GPipe : or une passe arrière rend des "
+                "activations avant la dernière passe avant. (Les noms sont « gpipe » et « 1f1b ».)",
+            ),
+            Mistake(
+                lambda schedule, r, p, m: min(p - r, m) if schedule == "gpipe" else m,
+                "GPipe and 1F1B are swapped: it is GPipe that keeps all micro-batches.",
+                "GPipe et 1F1B sont échangés : c’est GPipe qui garde tous les micro-batches.",
+            ),
+            Mistake(
+                lambda schedule, r, p, m: m if schedule == "gpipe" else 1,
+                "For 1F1B you keep one micro-batch on every rank; rank r runs p − r forwards before its first "
+                "gradient comes.",
+                "Pour 1F1B, vous gardez un micro-batch sur chaque rang ; le rang r exécute p − r passes avant "
+                "avant que son premier gradient n’arrive.",
+            ),
+            Mistake(
+                lambda schedule, r, p, m: m if schedule == "gpipe" else min(p - r + 1, m),
+                "For 1F1B you count one micro-batch too many: the last rank keeps 1.",
+                "Pour 1F1B, vous comptez un micro-batch de trop : le dernier rang en garde 1.",
+            ),
+            Mistake(
+                lambda schedule, r, p, m: p if schedule == "gpipe" else min(p - r, m),
+                "GPipe runs all forwards first, so it keeps as many as there are micro-batches, not as there are "
+                "ranks.",
+                "GPipe exécute d’abord toutes les passes avant : il garde autant de micro-batches qu’il y en a, "
+                "et non autant que de rangs.",
+            ),
+            Mistake(
+                lambda schedule, r, p, m: m if schedule == "gpipe" else max(p - r, m),
+                "For 1F1B take the smaller of the two numbers: no more than p − r are ever ahead.",
+                "Pour 1F1B, prenez le plus petit des deux nombres : jamais plus de p − r ne sont en avance.",
             ),
             Mistake(
                 lambda schedule, r, p, m: min(p - r, m),

@@ -73,9 +73,13 @@ def run_stage(
         if way == "no gradient":
             y.sum().backward()
         else:
+            y.backward(gradient, retain_graph=way == "twice")
+        if way == "twice":
             y.backward(gradient)
     if rank > 0 and x.grad is not None:
         handed = x.detach() if way == "activation back" else x.grad
+        if way == "zeros":
+            handed = torch.zeros_like(x)
         if way == "gradient passed on":
             handed = y.detach().clone().zero_() if rank == last else gradient
         dist.send(handed, rank - 1)
@@ -163,6 +167,17 @@ STAGE_BOUNDARY = Exercise(
                 "gradient), not from a loss of this rank's own.",
                 "Le gradient reçu ne sert pas : c’est de lui que doit partir la passe arrière, y.backward("
                 "gradient), et non d’une perte propre à ce rang.",
+            ),
+            Mistake(
+                lambda *given: run_stage(*given, way="twice"),
+                "backward runs twice from the received gradient, and gradients add up: call it once.",
+                "La passe arrière part deux fois du gradient reçu, et les gradients s’additionnent : appelez-la "
+                "une seule fois.",
+            ),
+            Mistake(
+                lambda *given: run_stage(*given, way="zeros"),
+                "What you send back is zero everywhere: send x.grad, which backward has filled.",
+                "Ce que vous renvoyez est nul partout : envoyez x.grad, que la passe arrière a rempli.",
             ),
             Mistake(
                 lambda *given: run_stage(*given, way="activation back"),
@@ -333,9 +348,15 @@ def _stale_cases() -> Iterator[tuple[float, int, int]]:
             yield step, delay, updates
 
 
+_read_weights = reader(
+    lambda given: [float(weight) for weight in given],
+    "A list of weights, w(0) to w(updates), is expected",
+    "On attend une liste de poids, de w(0) à w(updates)",
+)
+
+
 def _last(answer: Callable[..., Any], step: float, delay: int, updates: int) -> float:
-    weights = answer(step, delay, updates)
-    refuse_nothing(weights)
+    weights = _read_weights(answer(step, delay, updates))
     if len(weights) != updates + 1:
         raise Wrong(
             en=f"For updates={updates} the list holds w(0) to w({updates}), {updates + 1} values, but yours has "
@@ -375,6 +396,26 @@ STALE_SGD = Exercise(
                 lambda step, delay, updates: _iterate(step, delay, updates, "from the old weights"),
                 "The gradient is old, but it is applied to the newest weights: w(t) − step · w(t − delay).",
                 "Le gradient est ancien, mais il s’applique aux poids les plus récents : w(t) − pas · w(t − delay).",
+            ),
+            Mistake(
+                lambda step, delay, updates: _iterate(step, max(delay - 1, 0), updates),
+                "Your gradient is one update too fresh: it is that of w(t − delay).",
+                "Votre gradient est trop récent d’une mise à jour : c’est celui de w(t − delay).",
+            ),
+            Mistake(
+                lambda step, delay, updates: _iterate(-step, delay, updates),
+                "You add the gradient; a descent subtracts it.",
+                "Vous ajoutez le gradient ; une descente le retranche.",
+            ),
+            Mistake(
+                lambda step, delay, updates: _iterate(2 * step, delay, updates),
+                "The gradient of w²/2 is w, not 2w.",
+                "Le gradient de w²/2 est w, et non 2w.",
+            ),
+            Mistake(
+                lambda step, delay, updates: [1.0 - step * number for number in range(updates + 1)],
+                "Your gradient is always that of w = 1; it is that of w(t − delay), which changes.",
+                "Votre gradient est toujours celui de w = 1 ; c’est celui de w(t − delay), qui change.",
             ),
             Mistake(
                 lambda step, delay, updates: _iterate(step, delay, updates, "short"),
