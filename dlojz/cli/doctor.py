@@ -189,7 +189,7 @@ def _libraries(group: str) -> Check:
         found = say(en="dlojz is on the path, but not installed", fr="dlojz est dans le chemin, mais pas installé")
         advice = say(en="what it needs is not known here: ", fr="ses besoins ne sont pas connus ici : ")
         return _warned(name, found, advice + "pip install --no-deps -e .")
-    missing = {one: state for one in wanted if (state := _missing(*one))}
+    missing = {one: told for one in wanted if (told := _missing(*one))}
     if not missing:
         listed = ", ".join(distribution for distribution, _ in wanted)
         return Check(name, "ok", listed)
@@ -198,8 +198,8 @@ def _libraries(group: str) -> Check:
     install = f"pip install {' '.join(shlex.quote(distribution + bounds) for distribution, bounds in missing)}"
     use = uses_of_groups()[group]
     if group in OPTIONAL:
-        told = say(en=f"optional, for {use}: {found}; {install}", fr=f"facultatif, pour {use} : {found} ; {install}")
-        return Check(name, "ok", told)
+        found = say(en=f"optional, for {use}: {found}; {install}", fr=f"facultatif, pour {use} : {found} ; {install}")
+        return Check(name, "ok", found)
     advice = say(en=f"needed for {use}: {install}", fr=f"nécessaire pour {use} : {install}")
     return Check(name, state, found, advice)
 

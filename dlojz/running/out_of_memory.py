@@ -121,9 +121,9 @@ def memory_lines(found: PostMortem) -> list[str]:
             "",
             say(
                 en=f"It then asked for {asked} at once, more than the limit leaves: what failed was larger than the "
-                f"step that was {source}, by its batch or by a tensor of its own.",
+                f"step that was {source}, by its batch or by one more tensor.",
                 fr=f"Il a ensuite demandé {asked} d’un coup, plus que la limite n’en laisse : ce qui a échoué était "
-                f"plus grand que le pas {source}, par son batch ou par un tenseur à lui.",
+                f"plus grand que le pas {source}, par son batch ou par un tenseur de plus.",
             ),
         ]
     elif found.limit_bytes and not found.limit_explains:
