@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import platform
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter, methodcaller
@@ -28,7 +29,9 @@ from dlojz.hardware import Device
 from dlojz.hardware.gpus import device_of_driver
 from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.pipeline.partition_baselines import schedule_of
+from dlojz.pipeline.schedule import Action, parse_action
 from dlojz.pipeline.simulator import MeasuredOverlay, Timeline, overlay, simulate, steps_of
+from dlojz.pipeline.traced_pipeline import recognised
 from dlojz.prediction import predict
 from dlojz.results.footprint import CATEGORIES, STATES, Collective, Footprint, Traffic
 from dlojz.results.record import RunRecord
@@ -237,6 +240,8 @@ def overlay_of(record: RunRecord, step: int | None = None, replica: int = 0) -> 
         LabError: if the run is no pipeline, or did not time that step.
     """
     layout = record.config.layout
+    if record.config.script and steps_of(record.spans):
+        return _overlay_of_script(record, step, replica)
     if layout.pp == 1:
         raise refusal(
             en=f"the run {record.run_id} is no pipeline (pp=1), so there is no schedule to lay it over: run one with "
@@ -252,6 +257,21 @@ def overlay_of(record: RunRecord, step: int | None = None, replica: int = 0) -> 
         )
     ranks = {pipeline * layout.dp + replica: pipeline for pipeline in range(layout.pp)}
     return overlay(schedule_of(layout), record.spans, step, ranks)
+
+
+def _overlay_of_script(record: RunRecord, step: int | None, replica: int) -> MeasuredOverlay:
+    """Simulate a step of a script's pipeline, whose schedule is recognised by the order of its actions."""
+    last = steps_of(record.spans)[-1]
+    orders: dict[int, list[Action]] = defaultdict(list)
+    for span in sorted(record.spans, key=attrgetter("start_s")):
+        if span.action and span.step == last:
+            orders[span.rank].append(parse_action(span.action))
+    pipelines: dict[frozenset[int], list[int]] = defaultdict(list)
+    for rank, order in sorted(orders.items()):
+        pipelines[frozenset(action.stage for action in order)].append(rank)
+    ranks = sorted(alike[min(replica, len(alike) - 1)] for alike in pipelines.values())
+    schedule, _ = recognised([orders[rank] for rank in ranks])
+    return overlay(schedule, record.spans, step, {rank: place for place, rank in enumerate(ranks)})
 
 
 NOT_TWINNED = ("layout", "steps", "device", "data_root", "keep_weights", "library")
@@ -502,8 +522,11 @@ def _unequal_ranks(record: RunRecord) -> tuple[int, ...]:
 
     config, unequal = record.config, []
     if config.script:
-        of_all = _of_script(record)[0]
-        pairs = {one.rank: _compare_communication(of_all, one) for one in record.footprints}
+        told = record.script_prediction
+        pairs = {
+            one.rank: _compare_communication(told.of_rank(one.rank) if told else None, one)
+            for one in record.footprints
+        }
         return tuple(rank for rank, its in pairs.items() if any(one.message_bytes.equal is False for one in its))
     predicted = communication_by_place(config)
     for counted in record.footprints:

@@ -8,6 +8,7 @@ hooks, and its parameters are on the meta device.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._C import _len_torch_function_stack
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -81,6 +82,8 @@ class FirstStep(TorchFunctionMode):
         self.held: frozenset[int] = frozenset()
         """Results that the script still holds in the backward pass of its last micro-batch."""
         self.models: list[nn.Module] = []
+        self.schedule: Any = None
+        """Of `torch.distributed.pipelining`, whose step is then the only call."""
         self.over = False
         self._device_type = device_type
         self._thread = threading.get_ident()
@@ -109,7 +112,14 @@ class FirstStep(TorchFunctionMode):
             self._within = True
             if module not in self.models:
                 self.models.append(module)
-            call = self._begin(None, args, kwargs) if self.backwards == 0 else None
+            scheduled = running_schedule()
+            call = None
+            if scheduled is not None:
+                if self.schedule is None:
+                    self.schedule, *given = scheduled
+                    self._begin(None, *given)
+            elif self.backwards == 0:
+                call = self._begin(None, args, kwargs)
             try:
                 result = method(module, *args, **kwargs)
             finally:
@@ -139,7 +149,9 @@ class FirstStep(TorchFunctionMode):
             return
         self._leave()
         first = next((leaf for leaf in tree_leaves(root) if isinstance(leaf, Tensor)), None)
-        if self.backwards == 0 and first is not None and self._is_made(first):
+        if self.schedule is not None:
+            self.loss = NO_LOSS
+        elif self.backwards == 0 and first is not None and self._is_made(first):
             self.loss = self._known[id(first)][1].number
         self.backwards += 1
         self.synchronised += all(_synchronises(module) for module in self.models)
@@ -215,6 +227,43 @@ def _synchronises(module: nn.Module) -> bool:
     return bool(getattr(module, "require_backward_grad_sync", True)) and all(
         group.reduce_grads and group.all_reduce_grads for group in groups
     )
+
+
+NO_LOSS = -1
+"""Number of the loss that a pipeline's schedule computes itself."""
+
+
+def running_schedule() -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
+    """Find the schedule of `torch.distributed.pipelining` whose step calls this, with what its step was given."""
+    known = sys.modules.get("torch.distributed.pipelining.schedules")
+    frame = sys._getframe() if known is not None else None
+    found = None
+    while frame is not None and known is not None:
+        if frame.f_code.co_name == "step" and frame.f_code.co_filename == known.__file__:
+            found = frame.f_locals
+        frame = frame.f_back
+    if found is None:
+        return None
+    named = {name: found[name] for name in ("target", "losses", "return_outputs", "loss_kwargs") if name in found}
+    return found["self"], found["args"], found["kwargs"] | named
+
+
+def schedule_stages(schedule: Any) -> list[Any]:
+    """List the stages of a pipeline's schedule that are on this rank; none without a schedule."""
+    return [] if schedule is None else list(getattr(schedule, "_stages", None) or [schedule._stage])
+
+
+def num_parameters(models: Iterable[nn.Module]) -> int:
+    """Count the parameters of whole models, of which ZeRO-3 or FSDP1 may have left this rank shards, or none."""
+    modules = [part for model in models for part in model.modules()]
+    handles = [one._handle for one in modules if isinstance(one, FullyShardedDataParallel) and one._handle is not None]
+    flat: list[Any] = [handle.flat_param for handle in handles]
+    within = {id(one) for whole in flat for one in (whole, *(whole._params or ()))}
+    numel_of = {
+        id(one): int(getattr(one, "ds_numel", one.numel())) for part in modules for one in part._parameters.values()
+        if one is not None and id(one) not in within
+    }
+    return sum(numel_of.values()) + sum(sum(whole._numels) for whole in flat)
 
 
 def fsdp_units(module: nn.Module) -> list[tuple[str, FSDPModule]]:
@@ -299,12 +348,19 @@ class ScriptModel(NestedBlocks):
         parts: paths of its blocks.
         step: what was recorded.
         autocast: type of all calls, in place of the recorded one.
+        device_type: of the copy's tensors.
     """
 
     def __init__(
-        self, module: nn.Module, parts: Iterable[str], step: FirstStep, autocast: torch.dtype | None = None
+        self,
+        module: nn.Module,
+        parts: Iterable[str],
+        step: FirstStep,
+        autocast: torch.dtype | None = None,
+        device_type: str = "cpu",
     ) -> None:
         super().__init__(module, parts)
+        self.device_type = device_type
         self.calls = _leading_to(step.calls, step.loss)
         self.loss_number, self.autocast, self.keeps = step.loss, autocast, step.held
         self.held: list[Tensor] = []
@@ -324,7 +380,8 @@ class ScriptModel(NestedBlocks):
                 wanted = self.autocast or call.autocast
                 if wanted is not present:
                     stack.close()
-                    stack.enter_context(torch.autocast("cpu", wanted or torch.bfloat16, enabled=wanted is not None))
+                    enabled, dtype = wanted is not None, wanted or torch.bfloat16
+                    stack.enter_context(torch.autocast(self.device_type, dtype, enabled=enabled))
                     present = wanted
                 self._run(call, values, given)
                 done = [one for one in values if last.get(one, -1) <= at and self.loss_number not in (None, one)]
@@ -344,7 +401,8 @@ class ScriptModel(NestedBlocks):
                 return values[leaf.number]
             if isinstance(leaf, GivenTensor):
                 return given[leaf.number]
-            return torch.device("cpu") if isinstance(leaf, torch.device) and leaf.type != "cpu" else leaf
+            elsewhere = isinstance(leaf, torch.device) and leaf.type != self.device_type
+            return torch.device(self.device_type) if elsewhere else leaf
 
         leaves = [value_of(leaf) for leaf in call.leaves]
         args, kwargs = tree_unflatten(leaves, call.structure)

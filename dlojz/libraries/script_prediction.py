@@ -20,7 +20,7 @@ import io
 import random
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -34,6 +34,7 @@ from dlojz.base.language import say
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
+from dlojz.libraries.fake_steps import run_fake_steps
 from dlojz.libraries.first_step import FirstStep, GivenTensor, ScriptModel, TensorShape
 from dlojz.libraries.script_training import OptimizerUse, ScriptTraining, ZeroOptions, recognise, recognised_in
 from dlojz.prediction.communication import DEEPSPEED_REDUCED_ELEMENTS, deepspeed_buckets
@@ -185,10 +186,11 @@ def _predicted(
     limit_bytes: int | None,
 ) -> ScriptPrediction:
     training = recognise(step, optimizers, device, on_gpu, groups, config.layout.world_size)
-    forecast, model, flops = _forecast(config, training)
+    footprint, at_peak = _footprint(config, training, groups)
     levers: tuple[ScriptLever, ...] = ()
-    if limit_bytes is not None and (forecast.memory.needed_bytes or 0) >= NEAR_LIMIT * limit_bytes:
-        levers = tuple(_levers(config, training, forecast.memory.needed_bytes or 0))
+    needed_bytes = footprint.memory.needed_bytes or 0
+    if limit_bytes is not None and needed_bytes >= NEAR_LIMIT * limit_bytes:
+        levers = tuple(_levers(config, training, groups, needed_bytes))
     note = "" if step.loss is not None else say(
         en="its loss was not seen: the prediction is without what computes it.",
         fr="sa loss n’a pas été vue : la prédiction ne compte pas ce qui la calcule.",
@@ -196,16 +198,28 @@ def _predicted(
     return ScriptPrediction(
         recognised=recognised_in(step, optimizers),
         note=note,
-        footprint=Footprint(
-            source="predicted",
-            parameters=sum(one.numel() for one in training.model.parameters()),
-            memory=forecast.memory,
-            step_flops=training.micro_batches * flops,
-            communication=tuple(sorted(_traffic(training, model), key=lambda one: (one.collective, one.group))),
-        ),
-        at_peak=_modules_at_peak(forecast, training, model),
+        footprint=footprint,
+        at_peak=at_peak,
         levers=levers,
     )
+
+
+def _footprint(
+    config: RunConfig, training: ScriptTraining, groups: dict[str, str]
+) -> tuple[Footprint, tuple[ModuleMemory, ...]]:
+    """Predict a footprint, with the modules at its peak."""
+    if training.wrapper == "fakes":
+        ran = run_fake_steps(config, training, groups)
+        return ran.footprint, _largest_first(ran.at_peak)
+    forecast, model, flops = _forecast(config, training)
+    footprint = Footprint(
+        source="predicted",
+        parameters=sum(one.numel() for one in training.model.parameters()),
+        memory=forecast.memory,
+        step_flops=training.micro_batches * flops,
+        communication=tuple(sorted(_traffic(training, model), key=lambda one: (one.collective, one.group))),
+    )
+    return footprint, _modules_at_peak(forecast, training, model)
 
 
 def _config_of(config: RunConfig, training: ScriptTraining) -> RunConfig:
@@ -441,7 +455,7 @@ def _deepspeed_traffic(
 
 
 def _modules_at_peak(forecast: Forecast, training: ScriptTraining, model: ScriptModel) -> tuple[ModuleMemory, ...]:
-    """Bytes of the model's parts at the peak, the largest first; states go with the parameters that they belong to."""
+    """Bytes of the model's parts at the peak; states go with the parameters that they belong to."""
     paths = [*training.parts, ""]
     elements: Counter[str] = Counter()
     for parameter in shapes_of(model).parameters:
@@ -455,9 +469,12 @@ def _modules_at_peak(forecast: Forecast, training: ScriptTraining, model: Script
                 continue
             for name, numel in elements.items():
                 held[name][category] += round(num_bytes * numel / total)
-    named = [(_path(block, paths), dict(categories)) for block, categories in held.items()]
-    named.sort(key=lambda pair: -sum(pair[1].values()))
-    return tuple(ModuleMemory(module=path, bytes_by_category=categories) for path, categories in named)
+    return _largest_first({_path(block, paths): categories for block, categories in held.items()})
+
+
+def _largest_first(held: Mapping[str, Counter[Category]]) -> tuple[ModuleMemory, ...]:
+    named = sorted(held.items(), key=lambda pair: -sum(pair[1].values()))
+    return tuple(ModuleMemory(module=path, bytes_by_category=dict(categories)) for path, categories in named)
 
 
 def _path(block: str, paths: Sequence[str]) -> str:
@@ -466,14 +483,16 @@ def _path(block: str, paths: Sequence[str]) -> str:
     return (paths[int(number)] or REST) if number.isdecimal() else ""
 
 
-def _levers(config: RunConfig, training: ScriptTraining, now: int) -> Iterator[ScriptLever]:
+def _levers(
+    config: RunConfig, training: ScriptTraining, groups: dict[str, str], now: int
+) -> Iterator[ScriptLever]:
     """Predict what single changes of the script would save."""
     found: set[str] = set()
     for name, changed in _changes(training):
         if name in found:
             continue
         try:
-            taken = _forecast(config, changed)[0].memory.needed_bytes or 0
+            taken = _footprint(config, changed, groups)[0].memory.needed_bytes or 0
         except Exception:  # a change that the script's shapes do not take is no lever
             continue
         found.add(name)

@@ -24,7 +24,15 @@ from torch.nn.parallel import DistributedDataParallel
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal
 from dlojz.hardware import Device
-from dlojz.libraries.first_step import FirstStep, GivenTensor, TensorShape, fsdp_units, plain_copy, unwrapped
+from dlojz.libraries.first_step import (
+    FirstStep,
+    GivenTensor,
+    TensorShape,
+    fsdp_units,
+    plain_copy,
+    schedule_stages,
+    unwrapped,
+)
 from dlojz.models.foreign.building import repeated_parts
 from dlojz.prediction.shapes import DDP_FIRST_BUCKET_BYTES, FP32_BYTES
 from dlojz.prediction.trace import Allocation, Compute, Follower
@@ -165,6 +173,7 @@ class ScriptTraining:
     micro_batches: int = 1
     zeroed_late: bool = False
     zero: ZeroOptions | None = None
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()
 
     @property
     def compute(self) -> Compute:
@@ -199,6 +208,14 @@ def recognised_in(step: FirstStep, optimizers: Iterable[torch.optim.Optimizer]) 
                 found["wrapper"] = "FSDP2 (HSDP)"
             kept = [name or "(root)" for name, unit in units if not _reshards(unit)]
             found["kept after forward"] = ", ".join(kept) or "none"
+        if _is_tensor_parallel(inner):
+            found["wrapper"] = f"FSDP2, {TENSOR_PARALLEL}" if units else TENSOR_PARALLEL
+            found["mesh"] = _mesh_of(inner)
+    if step.schedule is not None:
+        stages = schedule_stages(step.schedule)
+        found["wrapper"] = f"pipelining ({type(step.schedule).__name__})"
+        found["stages"] = f"{', '.join(str(one.stage_index) for one in stages)} / {stages[0].num_stages}"
+        found["micro-batches"] = str(step.schedule._n_microbatches)
     found["optimizer"] = ", ".join(type(one).__name__ for one in optimizers)
     first = next((call for call in step.calls if call.function is None), None)
     if first is not None:
@@ -211,6 +228,28 @@ def recognised_in(step: FirstStep, optimizers: Iterable[torch.optim.Optimizer]) 
 
 def _reshards(unit: FSDPModule) -> bool:
     return any(group.post_forward_mesh_info is not None for group in unit._get_fsdp_state()._fsdp_param_groups)
+
+
+TENSOR_PARALLEL = "DTensor (parallelize_module)"
+
+
+def _is_tensor_parallel(module: nn.Module) -> bool:
+    """Whether DTensors divide a model by other means than FSDP2."""
+    units = fsdp_units(module)
+    if not units:
+        return any(isinstance(one, DTensor) for one in module.parameters())
+    return any(one.is_dtensor for group in _param_groups(units) for one in group.fsdp_params)
+
+
+def _param_groups(units: Iterable[tuple[str, FSDPModule]]) -> list[Any]:
+    return [group for _, unit in units for group in unit._get_fsdp_state()._fsdp_param_groups]
+
+
+def _mesh_of(module: nn.Module) -> str:
+    meshes = [one.device_mesh for one in module.parameters() if isinstance(one, DTensor)]
+    mesh = max(meshes, key=lambda one: one.ndim)
+    names = mesh.mesh_dim_names or [str(number) for number in range(mesh.ndim)]
+    return " × ".join(f"{name} {size}" for name, size in zip(names, mesh.shape, strict=True))
 
 
 def _refuse(en: str, fr: str) -> LabError:
@@ -232,24 +271,19 @@ def recognise(
     """
     if not step.calls:
         raise _refuse("no model was called as a whole with gradients", "aucun modèle n’a été appelé en entier")
-    if len(step.models) > 1:
+    if len(step.models) > 1 and step.schedule is None:
         raise _refuse("it trains several models", "il entraîne plusieurs modèles")
     if step.updates_within_backward:
         raise _refuse("its optimizer updates within backward", "son optimiseur met à jour pendant la passe arrière")
     inner, around = unwrapped(step.models[0])
-    if any(isinstance(part, FullyShardedDataParallel) for part in inner.modules()):
-        raise _refuse(
-            "its model is in FSDP1, which `fully_shard` replaces",
-            "son modèle est dans FSDP1, que `fully_shard` remplace",
-        )
+    if step.schedule is not None or _is_run_on_fakes(inner):
+        return _on_fakes(step, optimizers, device, on_gpu)
     parameters = list(inner.parameters())
     ddp = around if isinstance(around, DistributedDataParallel) else None
     engine: Any = around if ddp is None else None
     if engine is None and any(one.dtype != torch.float32 for one in parameters):
         raise _refuse("not all its parameters are in fp32", "ses paramètres ne sont pas tous en fp32")
     units = fsdp_units(inner)
-    if not units and any(isinstance(one, DTensor) for one in parameters):
-        raise _refuse("its model is divided by other means than FSDP2", "son modèle est divisé autrement que par FSDP2")
     copied: dict[int, Any] = {}
     plain = plain_copy(inner, copied)
     in_turn = getattr(engine.optimizer, "fp32_partitioned_groups_flat", ()) if engine is not None else ()
@@ -285,6 +319,52 @@ def recognise(
     )
 
 
+def _is_run_on_fakes(module: nn.Module) -> bool:
+    """Whether the wrapper's own code is run on fake tensors, as no engine memory of the lab's describes it."""
+    if any(isinstance(part, FullyShardedDataParallel) for part in module.modules()):
+        return True
+    units = fsdp_units(module)
+    names = [name for name, _ in units if name]
+    nested = any(name.startswith(f"{other}.") for name in names for other in names)
+    states = [unit._get_fsdp_state() for _, unit in units]
+    shared = any(len(state._fsdp_param_groups) > 1 or state._modules_to_run_forward for state in states)
+    meshes = {group.mesh_info.mesh for group in _param_groups(units)}
+    return nested or shared or len(meshes) > 1 or _is_tensor_parallel(module)
+
+
+def _on_fakes(
+    step: FirstStep, optimizers: Sequence[torch.optim.Optimizer], device: Device | None, on_gpu: bool
+) -> ScriptTraining:
+    """Describe a training whose wrappers run on fake tensors.
+
+    Raises:
+        LabError: if what wraps it cannot be copied.
+    """
+    for model in step.models:
+        _, around = unwrapped(model)
+        if around is not None:
+            name = "DDP" if isinstance(around, DistributedDataParallel) else "DeepSpeed"
+            raise _refuse(
+                f"{name} wraps a model that other means divide too",
+                f"{name} enveloppe un modèle qui est aussi divisé autrement",
+            )
+    inner = unwrapped(step.models[0])[0]
+    return ScriptTraining(
+        model=inner,
+        parts=tuple(repeated_parts(inner) or _children(inner)),
+        step=step,
+        wrapper="fakes",
+        ranks=1,
+        use=OptimizerUse(0, 0),
+        device=device,
+        on_gpu=on_gpu,
+        given=tuple(step.given),
+        micro_batches=1 if step.schedule is not None else max(1, step.backwards),
+        zeroed_late=step.zeroed_late,
+        optimizers=tuple(optimizers),
+    )
+
+
 def _children(module: nn.Module) -> list[str]:
     return [name for name, part in module.named_children() if any(True for _ in part.parameters())]
 
@@ -293,25 +373,15 @@ def _in_units(training: ScriptTraining, units: list[tuple[str, FSDPModule]], gro
     """Add FSDP2's units.
 
     Raises:
-        LabError: if they are nested, leave parameters out, or are on several meshes.
+        LabError: if they leave parameters out, accumulate whole gradients, or offload.
     """
     names = [name for name, _ in units if name]
     states = {name: unit._get_fsdp_state() for name, unit in units}
-    held = [group for state in states.values() for group in state._fsdp_param_groups]
+    held = _param_groups(units)
     if "" not in states and any(not name.startswith(tuple(f"{one}." for one in names)) for name in _owned(training)):
         raise _refuse(
             "a part of its model is in no unit of FSDP2", "une partie du modèle n’est dans aucune unité FSDP2"
         )
-    if any(name.startswith(f"{other}.") for name in names for other in names):
-        raise _refuse("units of FSDP2 are nested", "des unités FSDP2 sont imbriquées")
-    if any(len(state._fsdp_param_groups) > 1 or len(state._modules_to_run_forward) > 0 for state in states.values()):
-        raise _refuse("a unit of FSDP2 has several modules", "une unité FSDP2 a plusieurs modules")
-    if len({group.mesh_info.mesh for group in held}) > 1:
-        raise _refuse("its units of FSDP2 are on several meshes", "ses unités FSDP2 sont sur plusieurs maillages")
-    axes = held[0].mesh_info.mesh.ndim
-    sharded: list[Any] = [one.sharded_param for group in held for one in group.fsdp_params]
-    if any(one.device_mesh.ndim > axes for one in sharded):
-        raise _refuse("FSDP2 divides it along another axis besides", "il est divisé par FSDP2 et suivant un autre axe")
     if training.step.synchronised < training.step.backwards:
         raise _refuse("FSDP2 accumulates whole gradients", "FSDP2 accumule des gradients entiers")
     if any(type(group.offload_policy).__name__ != "OffloadPolicy" for group in held):

@@ -55,7 +55,7 @@ from dlojz.base.language import say
 from dlojz.base.machine import StopRequest, is_out_of_memory, rank_limit_bytes
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware.gpus import device_of_driver
-from dlojz.libraries.first_step import FirstStep
+from dlojz.libraries.first_step import FirstStep, num_parameters, schedule_stages
 from dlojz.libraries.script_prediction import predict_training
 from dlojz.libraries.training_watch import (
     SeenDeepSpeed,
@@ -65,6 +65,7 @@ from dlojz.libraries.training_watch import (
     uncompiled,
     watching_torch,
 )
+from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Action
 from dlojz.results.record import EventLog, Status
 from dlojz.train.loop import GROUP_TIMEOUT, align_clocks, report_measured, write_footprint
 from dlojz.train.probes import Probes
@@ -130,12 +131,6 @@ def mesh_groups(module: nn.Module) -> dict[str, str]:
     return whole | {name: axis for name, axis in named.items() if axis and not axis.startswith(("dim_", "default"))}
 
 
-def whole_numel(parameter: Tensor) -> int:
-    """Count the elements of a whole parameter, of which ZeRO-3 or FSDP1 may have left this rank a shard, or none."""
-    flat = getattr(parameter, "_unpadded_unsharded_size", None)  # FSDP1's
-    return int(getattr(parameter, "ds_numel", parameter.numel()) if flat is None else math.prod(flat))
-
-
 def keywords_of_call() -> dict[str, Any]:
     """Return the keyword arguments of the module call whose hook calls this: torch gives global hooks none."""
     frame = sys._getframe(1)
@@ -173,6 +168,8 @@ class ScriptWatch(TrainingWatch):
         self._updating: object = None
         """Optimizer that updates, or DeepSpeed's engine."""
         self._updates = 0
+        self._in_action = False
+        """Whether a pipeline's action runs, which is one phase."""
         self._in_backward = False
         """Whether an optimizer has updated within the present backward pass."""
         self._usual_forwards = 1
@@ -246,7 +243,7 @@ class ScriptWatch(TrainingWatch):
         engine.optimizers = before.optimizers if before else []
         self._probes.trace.name_groups(mesh_groups(models[0]))
         self._attach(engine, models[0])
-        self.parameters = sum(whole_numel(parameter) for model in models for parameter in model.parameters())
+        self.parameters = num_parameters(models)
         if isinstance(engine, SeenDeepSpeed) and before is None:
             self._watch_deepspeed(engine.model)
 
@@ -422,11 +419,15 @@ class ScriptWatch(TrainingWatch):
         self.step += 1
         if self.step == 1:
             self.predict()
+            for stage in schedule_stages(self.first.schedule):
+                self._time_actions(stage)
         self._probes.start_step(self.step)
         self._enter("data")
 
     def predict(self, limit_bytes: int | None = None) -> None:
         """Predict the run from its first step, on rank 0, or wherever memory has run out; the others wait for it.
+
+        In a pipeline each rank predicts its own.
 
         Args:
             limit_bytes: 0 where memory has run out; by default that of a rank.
@@ -434,7 +435,7 @@ class ScriptWatch(TrainingWatch):
         if not self.first.models:
             return
         self.first.end()
-        if self._probes.rank and limit_bytes is None:
+        if self._probes.rank and limit_bytes is None and self.first.schedule is None:
             return
         on_gpu = self._device.type == "cuda"
         gpu = device_of_driver(torch.cuda.get_device_name(self._device)) if on_gpu else None
@@ -450,6 +451,34 @@ class ScriptWatch(TrainingWatch):
             limit_bytes=limit_bytes,
         )
         self._events.write("prediction", prediction=predicted.to_dict())
+
+    def _time_actions(self, stage: Any) -> None:
+        """Time each action of a pipeline's stage, without what is received before it and sent after it."""
+
+        def timed(method: Callable[..., Any], kind: str) -> Callable[..., Any]:
+            def watched(micro_batch: int, *args: Any, **kwargs: Any) -> Any:
+                own = kind if kwargs.get("full_backward", True) else BACKWARD_INPUT
+                action = Action(own, stage.stage_index, micro_batch)
+                self._timed.close()
+                self._in_action = True
+                try:
+                    with self._probes.clock.phase("forward" if kind == FORWARD else "backward", str(action)):
+                        return method(micro_batch, *args, **kwargs)
+                finally:
+                    self._in_action = False
+                    self._phase = "forward"
+                    if kind != FORWARD:
+                        self._enter("data")
+
+            return watched
+
+        stage.forward_one_chunk = timed(stage.forward_one_chunk, FORWARD)
+        stage.backward_one_chunk = timed(stage.backward_one_chunk, BACKWARD)
+        stage.backward_weight_one_chunk = timed(stage.backward_weight_one_chunk, BACKWARD_WEIGHT)
+
+    def _enter(self, phase: str) -> None:
+        if not self._in_action:
+            super()._enter(phase)
 
     def close(self) -> None:
         """Stop watching; what has begun of another step is left out, if there was one before."""

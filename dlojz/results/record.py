@@ -94,8 +94,13 @@ class ScriptPrediction(Contract):
     recognised: dict[str, str] = Field(default_factory=dict, description="what wraps the model, its batch, and so on")
     note: str = Field("", description="why something is not predicted; empty where all is")
     footprint: Footprint | None = Field(None, description="of rank 0; None where nothing is predicted")
+    other_ranks: tuple[Footprint, ...] = Field((), description="of the other ranks of a pipeline")
     at_peak: tuple[ModuleMemory, ...] = Field((), description="modules at the predicted peak")
     levers: tuple[ScriptLever, ...] = Field((), description="of a run that came near its limit")
+
+    def of_rank(self, rank: int) -> Footprint | None:
+        """Find the footprint of a rank: its own, where its ranks differ."""
+        return next((one for one in self.other_ranks if one.rank == rank), self.footprint)
 
 
 class RunRecord(ReadContract):

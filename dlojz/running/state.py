@@ -164,14 +164,19 @@ def assemble(
         spans=tuple(span for rank in sorted(events) for span in _parts(Span, _latest(events[rank]), "spans", "spans")),
         memory_timeline=tuple(_parts(MemorySample, _latest(events.get(0, ())), "memory_timeline", "samples")),
         expert_loads=loads_of(events),
-        script_prediction=next(
-            (told for rank in sorted(events) if (told := _last(ScriptPrediction, events[rank], *2 * ("prediction",)))),
-            None,
-        ),
+        script_prediction=_predicted(events),
         environment=_texts(first.get("environment")) | _texts(_event(events.get(0, ()), "device"), only=DEVICE_TEXTS),
         started_utc=_text(first.get("time_utc")),
         elapsed_s=max(0.0, elapsed_s),
     )
+
+
+def _predicted(events: Mapping[int, Sequence[Event]]) -> ScriptPrediction | None:
+    """Join the predictions of a script's ranks, where several made one."""
+    told = [_last(ScriptPrediction, events[rank], *2 * ("prediction",)) for rank in sorted(events)]
+    found = [one for one in told if one is not None]
+    others = tuple(one.footprint for one in found[1:] if one.footprint is not None)
+    return found[0].model_copy(update={"other_ranks": others}) if found else None
 
 
 def _latest(events: Sequence[Event]) -> Sequence[Event]:

@@ -137,7 +137,7 @@ class StorageTrace(StorageTracker):
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
             # FSDP2 frees and fills its gathered weights by resizing their storage, which is no operator.
             result = trace._resize(storage, size)
-            trace.follow(storage)
+            trace.resized(storage)
             return result
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
@@ -179,6 +179,11 @@ class StorageTrace(StorageTracker):
         if self._device_type not in (None, tensor.device.type):
             return None
         return self.follow(tensor.untyped_storage())
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Note another size of a storage; one without memory is a fake tensor's."""
+        if storage.device.type != "meta":
+            self.follow(storage)
 
     def release(self, *tensors: Tensor) -> None:
         """Stop tracking tensors that the training needs no longer, though some variable may still hold them."""
@@ -273,6 +278,10 @@ class MemoryProbe:
             if num_bytes and self._category_of.get(number) == "activations":
                 self._category_of[number] = "workspace"
 
+    def category(self, number: int) -> Category:
+        """Category of a storage, once the step is over."""
+        return self._category_of.get(number, "workspace")
+
     def measure(self, step: int, device: torch.device) -> tuple[Memory, tuple[MemorySample, ...]]:
         """Measure the largest bytes by category within a step, the peak of their sum, and its timeline."""
         held: dict[Category, int] = defaultdict(int)
@@ -286,7 +295,7 @@ class MemoryProbe:
                 if event.step == step:
                     most_host_bytes = max(most_host_bytes, host_bytes)
                 continue
-            category = self._category_of.get(event.storage, "workspace")
+            category = self.category(event.storage)
             if event.step == step and not moments:
                 largest.update(held)
                 most_host_bytes = max(most_host_bytes, host_bytes)

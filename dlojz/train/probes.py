@@ -182,14 +182,20 @@ class Probes:
 
     Args:
         control: the group of the lab's own bookkeeping, counted apart; None with one process.
+        trace: of the storages to measure; by default of those on the device.
     """
 
     def __init__(
-        self, config: RunConfig, rank: int, device: torch.device, control: dist.ProcessGroup | None = None
+        self,
+        config: RunConfig,
+        rank: int,
+        device: torch.device,
+        control: dist.ProcessGroup | None = None,
+        trace: StorageTrace | None = None,
     ) -> None:
         self.config, self.rank, self._device = config, rank, device
         names = {str(control.group_name): "control"} if control is not None else {}
-        self.trace = StorageTrace(names, device_type=device.type)
+        self.trace = trace or StorageTrace(names, device_type=device.type)
         self.memory = MemoryProbe(self.trace)
         self.clock = PhaseClock(rank, device, on_phase=self._phase_begins)
         self.timeline: tuple[MemorySample, ...] = ()

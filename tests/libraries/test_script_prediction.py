@@ -16,6 +16,7 @@ from torch import nn
 
 import dlojz
 from dlojz.base.language import use_language
+from dlojz.compare import overlay_of
 from dlojz.config.run_config import RunConfig
 from dlojz.libraries.first_step import FirstStep, plain_copy
 from dlojz.libraries.script_prediction import predict_training
@@ -75,10 +76,17 @@ def predicted(record: RunRecord) -> ScriptPrediction:
         "--wrap deepspeed --zero 2 --groups",
         "--wrap deepspeed --zero 2 --bf16 --accumulation 2",
         f"--wrap deepspeed --zero 3 --zero-options {TEXTBOOK}",
+        "--wrap tp",
+        "--wrap sp --accumulation 2 --autocast --late",
+        "--wrap 2d",
+        "--wrap nested",
+        "--wrap fsdp1",
+        "--wrap fsdp1 --units --keep --accumulation 2 --late",
+        "--wrap fsdp1 --units --groups --freeze",
     ],
 )
 def test_states_and_messages_are_exact_and_the_peak_is_near(words: str, recorded: Recorded) -> None:
-    record = recorded(words, 1 if "none" in words else 4 if "hsdp" in words else 2)
+    record = recorded(words, 1 if "none" in words else 4 if "hsdp" in words or "2d" in words else 2)
     found, measured = predicted(record).footprint, record.footprint()
     assert predicted(record).note == ""
     assert found is not None and measured is not None
@@ -88,6 +96,39 @@ def test_states_and_messages_are_exact_and_the_peak_is_near(words: str, recorded
     assert found.memory.peak_bytes == pytest.approx(measured.memory.peak_bytes, rel=PEAK)
     assert found.communication == measured.communication
     assert found.step_flops == measured.step_flops
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B"])
+def test_each_rank_of_a_pipeline_is_predicted(schedule: str, recorded: Recorded) -> None:
+    record = recorded(f"--wrap pipeline --accumulation 4 --schedule {schedule}")
+    told = predicted(record)
+    assert told.recognised["wrapper"] == f"pipelining (Schedule{schedule})"
+    assert told.recognised["micro-batches"] == "4"
+    assert [one.rank for one in record.footprints] == [0, 1]
+    for measured in record.footprints:
+        found = told.of_rank(measured.rank)
+        assert found is not None and found.rank == measured.rank
+        for category in STATES:
+            assert found.memory.category(category) == measured.memory.category(category)
+        assert found.communication == measured.communication and found.step_flops == measured.step_flops
+        assert found.memory.peak_bytes == pytest.approx(measured.memory.peak_bytes, rel=PEAK)
+    both = overlay_of(record)
+    stages = 4 if schedule == "Interleaved1F1B" else 2
+    assert (both.simulated.schedule.stages, both.simulated.schedule.micro_batches) == (stages, 4)
+    assert both.simulated.schedule.name == {"GPipe": "gpipe", "1F1B": "1f1b"}.get(schedule, "interleaved")
+    row = dlojz.compare(record).rows[0]
+    assert row.exact is True and row.unequal_ranks == () and row.bubble_fraction.measured is not None
+
+
+@pytest.mark.parametrize("words", ["--wrap tp", "--wrap fsdp1 --units"])
+def test_what_runs_on_fakes_has_modules_and_levers(words: str, tmp_path: Path) -> None:
+    limited = [*words.split(), "--limit-mib", "700"]
+    run = dlojz.run(SCRIPT, processes=2, args=limited, device="cpu", root=tmp_path, progress=False)
+    found = post_mortem(run)
+    assert run.state == "oom" and found.out_of_memory
+    assert {one.module for one in found.modules} >= {"layers.0", "layers.3"}
+    assert "micro-batch" in [lever.name for lever in found.levers]
+    assert all(lever.saved_bytes > 0 for lever in found.levers)
 
 
 def test_the_script_trains_the_same_though_it_is_predicted(tmp_path: Path) -> None:
@@ -121,9 +162,6 @@ def test_tokens_and_the_timeline_of_memory_are_in_the_record(recorded: Recorded)
 
 
 def test_what_is_not_predicted_is_said(recorded: Recorded) -> None:
-    told = predicted(recorded("--wrap fsdp1"))
-    assert told.footprint is None and "FSDP1" in told.note
-    assert (told.recognised["wrapper"], told.recognised["sharding"]) == ("FSDP1", "FULL_SHARD")
     told = predicted(recorded("--wrap deepspeed --zero 3"))
     assert told.footprint is None and "`stage3_param_persistence_threshold` = 100000" in told.note
     assert (told.recognised["wrapper"], told.recognised["ZeRO"]) == ("DeepSpeed", "3")
@@ -142,8 +180,8 @@ def test_two_scripts_side_by_side_say_what_differs(recorded: Recorded, tmp_path:
     assert "| enveloppé dans | DDP | FSDP2 |" in both.markdown()
     assert "maximum de chaque catégorie" in both.markdown()
     both.figure(tmp_path / "both.png")
-    whole = dlojz.compare([recorded("--wrap ddp"), recorded("--wrap fsdp1")])
-    assert whole.rows[1].memory_bytes["peak"].predicted is None and "FSDP1" in whole.markdown()
+    whole = dlojz.compare([recorded("--wrap ddp"), recorded("--wrap deepspeed --zero 3")])
+    assert whole.rows[1].memory_bytes["peak"].predicted is None and "DeepSpeed" in whole.markdown()
 
 
 def test_a_script_out_of_memory_names_modules_and_levers(tmp_path: Path) -> None:

@@ -9,8 +9,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 WORDS, WIDTH, HEADS, TOKENS = 256, 64, 4, 32
@@ -47,12 +51,36 @@ class Transformer(nn.Module):
         return {"logits": self.head(x) * scale}
 
 
+class Stage(nn.Module):
+    """A part of the transformer that one stage of a pipeline computes."""
+
+    def __init__(self, whole: Transformer, number: int, stages: int) -> None:
+        super().__init__()
+        each = len(whole.layers) // stages
+        self.embedding = whole.embedding if number == 0 else nn.Identity()
+        self.layers = nn.ModuleList(whole.layers[number * each : (number + 1) * each])
+        self.head = whole.head if number == stages - 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--wrap", choices=("none", "ddp", "fsdp1", "fsdp2", "hsdp", "deepspeed"), default="none")
+WRAPPERS = ("none", "ddp", "fsdp1", "fsdp2", "hsdp", "nested", "tp", "sp", "2d", "pipeline", "deepspeed")
+parser.add_argument("--wrap", choices=WRAPPERS, default="none")
+parser.add_argument("--schedule", default="1F1B", help="of a pipeline, by torch's name")
 parser.add_argument("--zero", type=int, default=0, help="stage of DeepSpeed")
 parser.add_argument("--zero-options", default="{}", help="more of DeepSpeed's section zero_optimization, as JSON")
 parser.add_argument("--bf16", action="store_true", help="with DeepSpeed: weights of 16 bit")
 parser.add_argument("--freeze", action="store_true", help="the embedding and the first two layers are not trained")
+parser.add_argument("--units", action="store_true", help="with FSDP1: each layer is a unit")
 parser.add_argument("--groups", action="store_true", help="two groups of parameters, with and without decay")
 parser.add_argument("--optimizer", default="AdamW")
 parser.add_argument("--accumulation", type=int, default=1)
@@ -73,14 +101,54 @@ if args.freeze:
 if args.wrap == "ddp":
     model = DistributedDataParallel(model)
 elif args.wrap == "fsdp1":
-    model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-elif args.wrap in ("fsdp2", "hsdp"):
+    model = FullyShardedDataParallel(
+        model,
+        device_id=torch.device("cpu"),
+        auto_wrap_policy=ModuleWrapPolicy({Layer}) if args.units else None,
+        sharding_strategy=ShardingStrategy.SHARD_GRAD_OP if args.keep else ShardingStrategy.FULL_SHARD,
+        use_orig_params=args.groups,
+    )
+elif args.wrap in ("fsdp2", "hsdp", "nested", "tp", "sp", "2d"):
     mesh = None
     if args.wrap == "hsdp":
         mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+    if args.wrap in ("tp", "sp", "2d"):
+        shape = (dist.get_world_size() // 2, 2)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
+        between = Shard(1) if args.wrap == "sp" else Replicate()  # what lies between the layers
+        plan = {
+            "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+            "layers.*.qkv": ColwiseParallel(input_layouts=between, output_layouts=Replicate()),
+            "layers.*.out": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+            "layers.*.mlp.0": ColwiseParallel(input_layouts=between),
+            "layers.*.mlp.2": RowwiseParallel(output_layouts=between),
+            "head": ColwiseParallel(input_layouts=between, output_layouts=Replicate()),
+        }
+        if args.wrap == "sp":
+            plan |= {"layers.*.norm": SequenceParallel(), "layers.*.norm_of_mlp": SequenceParallel()}
+        parallelize_module(model, mesh["tp"], plan)
+        mesh = mesh["dp"]
+if args.wrap == "nested":
+    for layer in bare.layers:
+        fully_shard(layer.mlp)
+if args.wrap in ("fsdp2", "hsdp", "nested", "2d"):
     for layer in bare.layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=not args.keep)
     fully_shard(model, mesh=mesh)
+elif args.wrap == "pipeline":
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    kind = pipelining.schedules.get_schedule_class(args.schedule)
+    each = 2 if issubclass(kind, pipelining.schedules.PipelineScheduleMulti) else 1
+    numbers = range(rank, ranks * each, ranks)
+    stages = [Stage(bare, number, ranks * each) for number in numbers]
+    model = nn.ModuleList(stages)
+    bare.embedding, bare.layers, bare.head = nn.Embedding(1, 1), nn.ModuleList(), nn.Linear(1, 1)  # the rest goes
+    device = torch.device("cpu")
+    made = [
+        pipelining.PipelineStage(one, number, ranks * each, device)
+        for one, number in zip(stages, numbers, strict=True)
+    ]
+    schedule = kind(made if each > 1 else made[0], args.accumulation, loss_fn=loss_of)
 groups: list[dict[str, object]] = [{"params": list(model.parameters())}]
 if args.groups:
     groups = [
@@ -109,7 +177,17 @@ if args.limit_mib:
         taken = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + args.limit_mib * 2**20,) * 2)
 
-for step in range(5):
+for _ in range(5 if args.wrap == "pipeline" else 0):
+    optimizer.zero_grad()
+    words = torch.randint(WORDS, (batch, TOKENS + 1))
+    losses: list[Tensor] = []
+    with torch.autocast("cpu", torch.bfloat16, enabled=args.autocast):
+        if rank == 0:
+            schedule.step(words[:, :-1])
+        else:
+            schedule.step(target=words[:, 1:], losses=losses)
+    optimizer.step()
+for step in range(0 if args.wrap == "pipeline" else 5):
     if engine is None and not args.late:
         optimizer.zero_grad()
     for number in range(args.accumulation):

@@ -1,0 +1,393 @@
+"""Run steps of a script's wrapped model on fake tensors, under the probes that measure the real ones.
+
+The model is copied with what wraps it: FSDP1's handles, the hooks and DTensors of tensor parallelism, the stages and
+the schedule of a pipeline. Each tensor of the copy is fake, of this rank's shape, and shares its storage with the same
+others as before. Forward, backward and the update then run the wrapper's own code; a collective of fake tensors is
+counted and moves nothing, so that one process alone runs the step of its rank. What the probes read off these steps is
+the prediction, by construction the same quantities as those of a real run, without its memory and its processes.
+
+Source: torch 2.13, `_subclasses/meta_utils.py` (storages, views and subclasses of a fake copy),
+`distributed/_meta_registrations.py` (collectives of tensors without data).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+import weakref
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils.checkpoint import checkpoint
+
+from dlojz.config.run_config import RunConfig
+from dlojz.hardware import Device
+from dlojz.libraries.first_step import GivenTensor, ScriptModel, num_parameters
+from dlojz.libraries.script_training import ScriptTraining
+from dlojz.libraries.training_watch import Replacements, SeenTorch
+from dlojz.prediction.allocator import replay
+from dlojz.prediction.forecast import CUBLAS_HANDLES
+from dlojz.results.footprint import Category, Footprint, Phases
+from dlojz.train.dispatch_trace import StorageTrace
+from dlojz.train.engines.base import local
+from dlojz.train.probes import Probes
+
+_COPIED = ("torch.distributed.fsdp.", "torch.distributed.pipelining.")
+"""Modules whose objects belong to a wrapper and are copied with it; other objects are the script's, and stay."""
+_KEPT_HOOKS = ("torch.nn.", "torch.distributed.")
+"""Hooks from here belong to the model or to what wraps it; others are the script's."""
+
+
+class FakeCopier:
+    """Copier of a model with its wrappers: tensors become fake, other objects of the script's stay the same.
+
+    Args:
+        mode: of the fake tensors.
+        see: called with each fake tensor that is made.
+    """
+
+    def __init__(self, mode: FakeTensorMode, see: Callable[[Tensor], object]) -> None:
+        self._mode, self._see = mode, see
+        self._known: dict[int, Any] = {}
+        self._originals: list[Any] = []  # so that no identity is used twice
+        self._ways: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+            (Tensor, self._tensor),
+            (torch.optim.Optimizer, self._optimizer),
+            (nn.Module, self._object),
+            (dict, self._mapping),
+            ((list, set, deque), self._elements),
+            (tuple, self._tuple),
+            (partial, lambda one: partial(self(one.func), *self(one.args), **self(one.keywords))),
+            (types.MethodType, lambda one: types.MethodType(one.__func__, self(one.__self__))),
+            (weakref.ref, lambda one: one if one() is None else weakref.ref(self(one()))),
+        )
+
+    def __call__(self, value: Any) -> Any:
+        """Copy a value; what was copied before is found again."""
+        if id(value) in self._known:
+            return self._known[id(value)]
+        for kinds, way in self._ways:
+            if isinstance(value, kinds):
+                return way(value)
+        own = type(value).__module__.startswith(_COPIED) and not isinstance(value, Enum | Exception | type)
+        return self._object(value) if own else value
+
+    def _know(self, value: Any, made: Any) -> Any:
+        self._originals.append(value)
+        self._known[id(value)] = made
+        return made
+
+    def _tensor(self, tensor: Tensor) -> Tensor:
+        """Make a fake tensor; of one within autograd's graph without it."""
+        plain = tensor if isinstance(tensor, nn.Parameter) or not tensor.requires_grad else tensor.data
+        made: Tensor = self._know(tensor, self._mode.from_tensor(plain, static_shapes=True))
+        self._see(local(made))
+        for name, value in vars(tensor).items():
+            setattr(made, name, self(value))  # of a flat parameter: its shard, its whole, and what it is made of
+        return made
+
+    def _elements(self, value: Any) -> Any:
+        made = self._know(value, value.copy())
+        made.clear()
+        (made.update if isinstance(value, set) else made.extend)([self(one) for one in value])
+        return made
+
+    def _tuple(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is not tuple and not hasattr(value, "_fields"):
+            return value
+        parts = [self(one) for one in value]
+        return self._know(value, kind(*parts) if kind is not tuple else tuple(parts))
+
+    def _mapping(self, value: Any) -> Any:
+        made = self._know(value, value.copy())
+        made.clear()
+        for key, one in value.items():
+            made[self(key)] = self(one)
+        return made
+
+    def _object(self, value: Any) -> Any:
+        made = self._know(value, object.__new__(type(value)))
+        slots = (name for base in type(value).__mro__ for name in getattr(base, "__slots__", ()))
+        content = {name: getattr(value, name) for name in slots if hasattr(value, name) and name != "__weakref__"}
+        for name, one in (content | getattr(value, "__dict__", {})).items():
+            kept = one
+            if isinstance(value, nn.Module) and name.endswith("_hooks") and isinstance(one, dict):
+                kept = type(one)({key: hook for key, hook in one.items() if _owner_of(hook).startswith(_KEPT_HOOKS)})
+            object.__setattr__(made, name, self(kept))
+        return made
+
+    def _optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Copy an optimizer without its states, which its first update makes anew."""
+        made: torch.optim.Optimizer = self._know(optimizer, object.__new__(type(optimizer)))
+        own = {name: value for name, value in vars(optimizer).items() if name not in ("step", "zero_grad")}
+        hooks = {name: type(value)() for name, value in own.items() if name.endswith("_hooks")}
+        made.__dict__.update(own | hooks | {"state": defaultdict(dict)})
+        made.param_groups = [
+            {**group, "params": [self(one) for one in group["params"]]} for group in optimizer.param_groups
+        ]
+        return made
+
+
+def _owner_of(hook: Any) -> str:
+    while isinstance(hook, partial):
+        hook = hook.func
+    return str(getattr(hook, "__module__", "") or type(hook).__module__)
+
+
+class FakeTrace(StorageTrace):
+    """Storage trace of the fake tensors of one mode, with the module in which each storage begins."""
+
+    def __init__(self, names: dict[str, str], device_type: str, mode: FakeTensorMode) -> None:
+        super().__init__(names, device_type)
+        self._mode = mode
+        self.modules: list[str] = []
+        self.in_backward_of = ""
+        self.module_of: dict[int, str] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops._c10d_functional.wait_tensor.default and isinstance(args[0], FakeTensor):
+            return args[0]  # as with data; without them it would be a new tensor
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def see(self, tensor: Tensor) -> int | None:
+        """Track a tensor's storage; returns its number in this trace."""
+        if not isinstance(tensor, FakeTensor) or tensor.fake_mode is not self._mode:
+            return None
+        return self.follow(tensor.untyped_storage()) if tensor.fake_device.type == self._device_type else None
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Note another size of a storage that is tracked."""
+        if storage._cdata in self._number_of:
+            self.follow(storage)
+
+    def begun(self, number: int) -> None:
+        """Note the module that computes."""
+        self.module_of[number] = self.modules[-1] if self.modules else self.in_backward_of
+
+    def watch(self, name: str, module: nn.Module) -> Iterator[Any]:
+        """Hooks that say which module computes, forward or backward."""
+
+        def enter(*_: Any) -> None:
+            self.modules.append(name)
+
+        def leave(_: nn.Module, __: Any, output: Any) -> None:
+            self.modules.pop()
+            for tensor in tree_leaves(output):
+                if isinstance(tensor, Tensor) and tensor.requires_grad and not tensor.is_leaf:
+                    tensor.register_hook(begin_backward)
+
+        def begin_backward(_: Tensor) -> None:
+            self.in_backward_of = name
+
+        yield module.register_forward_pre_hook(enter)
+        yield module.register_forward_hook(leave, always_call=True)
+
+
+class FakeSteps(NamedTuple):
+    """What the probes have read off the steady step.
+
+    Attributes:
+        footprint: of this rank.
+        at_peak: bytes by module and category at the peak; under an empty name what belongs to no module.
+    """
+
+    footprint: Footprint
+    at_peak: dict[str, Counter[Category]]
+
+
+class _Driver:
+    """Steps of a copied training, in the phases in which the watch sees those of the script."""
+
+    def __init__(self, training: ScriptTraining, probes: Probes, copy: FakeCopier, device: torch.device) -> None:
+        self._training, self._probes, self._device = training, probes, device
+        step = training.step
+        self.models: list[nn.Module] = [copy(model) for model in step.models]
+        self.optimizers: list[torch.optim.Optimizer] = [copy(one) for one in training.optimizers]
+        self._schedule = copy(step.schedule)
+        self._replayed = ScriptModel(self.models[0], (), step, training.autocast, device.type)
+        if training.checkpointed:
+            for path in training.parts:
+                part = self.models[0].get_submodule(path)
+                part.forward = partial(checkpoint, part.forward, use_reentrant=False)
+        self._timed = contextlib.ExitStack()
+        self._forwards = self._depth = 0
+        self._held: Any = None
+        """What a micro-batch has left to variables of the script's, until the next one's output takes their place."""
+
+    def watched(self) -> Replacements:
+        """Watch where a schedule goes forward and back; otherwise the steps below say so themselves."""
+        undo = Replacements()
+        undo.callback(self.models[0].register_forward_hook(self._forget).remove)
+        if self._schedule is not None:
+            undo.put(torch.autograd, "backward", self._backwards(torch.autograd.backward))
+            for model in self.models:
+                undo.callback(model.register_forward_pre_hook(self._begin_forward).remove)
+        return undo
+
+    def _forget(self, *_: Any) -> None:
+        self._held = None
+
+    def _begin_forward(self, *_: Any) -> None:
+        if not self._depth:
+            self._forwards += 1
+            self._enter("forward")
+
+    def _backwards(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if not self._depth:
+                self._enter("backward")
+            self._depth += 1
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                if not self._depth:
+                    self._enter("data")
+
+        return watched
+
+    def _enter(self, phase: str) -> None:
+        self._timed.close()
+        if phase:
+            self._timed.enter_context(self._probes.clock.phase(phase))
+
+    def run(self, steps: int) -> None:
+        """Run so many steps; what a step leaves to the variables of the script is there until the next one's."""
+        for number in range(steps):
+            self._probes.start_step(number)
+            self._enter("data")
+            self._forward_and_backward()
+            self._enter("optimizer")
+            for optimizer in self.optimizers:
+                type(optimizer).step(optimizer)
+            self._enter("")
+            self._probes.end_step()
+
+    def _forward_and_backward(self) -> None:
+        training = self._training
+        if not training.zeroed_late:
+            self._zero_gradients()
+        if self._schedule is not None:
+            call, given = training.step.calls[0], self._batch()
+            leaves = [given[leaf.number] if isinstance(leaf, GivenTensor) else leaf for leaf in call.leaves]
+            args, kwargs = tree_unflatten(leaves, call.structure)
+            enabled = call.autocast is not None
+            with torch.autocast(self._device.type, call.autocast or torch.bfloat16, enabled=enabled):
+                self._held = given, kwargs, self._schedule.step(*args, **kwargs)
+            return
+        alone = training.step.backwards - training.step.synchronised
+        for micro_batch in range(training.micro_batches):
+            self._enter("data")
+            given = self._batch()
+            self._enter("forward")
+            self._replayed.held = []
+            model: Any = self.models[0]
+            apart = model.no_sync() if micro_batch < alone else contextlib.nullcontext()
+            with apart:
+                loss = self._replayed(*given)
+                self._held = given, loss, self._replayed.held
+                if training.zeroed_late and not micro_batch:
+                    self._zero_gradients()
+                self._enter("backward")
+                loss.backward()
+
+    def _batch(self) -> list[Tensor]:
+        return [torch.empty(one.shape, dtype=one.dtype, device=self._device) for one in self._training.given]
+
+    def _zero_gradients(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        for model in self.models:
+            model.zero_grad()
+
+
+def run_fake_steps(config: RunConfig, training: ScriptTraining, groups: dict[str, str]) -> FakeSteps:
+    """Run a script's training on fake tensors until its steady step.
+
+    Args:
+        config: of the script.
+        training: as recognised.
+        groups: axis of each process group with a name.
+    """
+    device = next(training.step.models[0].parameters()).device
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with contextlib.ExitStack() as stack:
+        trace = FakeTrace(dict(groups), device.type, mode)
+        probes = Probes(config, rank, device, trace=trace)
+        driver = _Driver(training, probes, FakeCopier(mode, trace.see), device)
+        engine = SeenTorch(config, driver.models[0], device)
+        engine.others, engine.optimizers = tuple(driver.models[1:]), driver.optimizers
+        for model in driver.models:
+            for name, part in model.named_modules():
+                for handle in trace.watch(name, part):
+                    stack.callback(handle.remove)
+        stack.enter_context(mode)
+        stack.enter_context(driver.watched())
+        stack.callback(probes.close)
+        probes.start()
+        probes.attach(engine)
+        driver.run(probes.steady_step + 1)
+        measured = probes.footprint(num_parameters(training.step.models))
+        assert measured is not None  # the steady step has just ended
+        return FakeSteps(_as_predicted(measured, trace, training.device), _at_peak(probes, driver, training.parts))
+
+
+def _as_predicted(measured: Footprint, trace: FakeTrace, gpu: Device | None) -> Footprint:
+    """The footprint without what fake steps cannot tell: times, and memory that is not the trace's."""
+    memory: dict[str, object] = {"reserved_bytes": None, "resident_bytes": None}
+    if gpu is not None:
+        handles = [(-1 - handle, gpu.cublas_workspace_bytes) for handle in range(CUBLAS_HANDLES)]
+        events = [(event.storage, event.delta_bytes) for event in trace.trace.storages]
+        reserved = replay([*handles, *events]).reserved_peak_bytes
+        processes = dist.get_world_size() if dist.is_initialized() else 1
+        memory["reserved_bytes"] = reserved
+        memory["device_bytes"] = reserved + gpu.memory_bytes - gpu.allocatable_bytes(processes)
+    known = {"source": "predicted", "phases": Phases(), "samples_per_s": None, "mfu": None}
+    return measured.model_copy(update=known | {"memory": measured.memory.model_copy(update=memory)})
+
+
+def _at_peak(probes: Probes, driver: _Driver, parts: Sequence[str]) -> dict[str, Counter[Category]]:
+    """Bytes by module at the peak; a state belongs to the module of its parameter."""
+    trace = probes.trace
+    assert isinstance(trace, FakeTrace)
+    owner = dict(trace.module_of)
+    for model in driver.models:
+        for name, parameter in model.named_parameters():
+            kept = [one.state.get(parameter, {}) for one in driver.optimizers]
+            held = (parameter, parameter.grad, *(value for state in kept for value in state.values()))
+            numbers = (trace.see(local(one)) for one in held if isinstance(one, Tensor))
+            owner.update((number, name.rpartition(".")[0]) for number in numbers if number is not None)
+    held_bytes: Counter[int] = Counter()
+    total = most = 0
+    at_peak: Counter[int] = Counter()
+    for event in trace.trace.storages:
+        held_bytes[event.storage] += event.delta_bytes
+        total += event.delta_bytes
+        if event.step == probes.steady_step and total > most:
+            most, at_peak = total, held_bytes.copy()
+    found: dict[str, Counter[Category]] = defaultdict(Counter)
+    for number, num_bytes in at_peak.items():
+        if num_bytes:
+            found[_part_of(owner.get(number, ""), parts)][probes.memory.category(number)] += num_bytes
+    return found
+
+
+def _part_of(path: str, parts: Sequence[str]) -> str:
+    """The repeated part of a model that a module's path is in, or `(rest)`; nothing outside of modules."""
+    within = [part for part in map(_unwrapped_path, parts) if f"{_unwrapped_path(path)}.".startswith(f"{part}.")]
+    return max(within, key=len, default="(rest)" if path else "")
+
+
+def _unwrapped_path(path: str) -> str:
+    """A path without FSDP1's wrappers."""
+    return ".".join(name for name in path.split(".") if name != "_fsdp_wrapped_module")
