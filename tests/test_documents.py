@@ -14,6 +14,7 @@ from dlojz.cli.main import DONE, main
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("slurm/*.md"), *ROOT.glob("docs/*.md")])
 FOLDERS_OF_USERS = {"runs/", "quarantine/", "train.py"}
+COMMANDS = ("README.md", "README.fr.md", "docs/commands.md")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -45,22 +46,24 @@ def test_files_and_rooms_that_a_document_names_exist(path: Path) -> None:
     assert [name for name in sorted(named) if f"/{name}" not in known] == []
 
 
-def test_every_command_of_the_readme_exists(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_of_a_document_exists(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each `dlojz …` line is accepted by the command line as far as its flags go."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / name).read_text(encoding="utf-8").replace(".venv/bin/dlojz", "dlojz")
     subcommands = sorted(set(re.findall(r"^\s*(?:\$ )?dlojz (\w+)", text, re.MULTILINE)))
     assert subcommands
     for subcommand in subcommands:
-        assert main([subcommand, "--help"]) == DONE, f"README names `dlojz {subcommand}`, which is unknown"
+        assert main([subcommand, "--help"]) == DONE, f"{name} names `dlojz {subcommand}`, which is unknown"
         told = capsys.readouterr().out
         flags = set(re.findall(rf"^\s*(?:\$ )?dlojz {subcommand}\b.*$", text, re.MULTILINE))
         for flag in {flag for line in flags for flag in re.findall(r"--[a-z-]+", line)}:
-            assert flag in told, f"README gives {flag} to `dlojz {subcommand}`, which has no such flag"
+            assert flag in told, f"{name} gives {flag} to `dlojz {subcommand}`, which has no such flag"
 
 
-def test_every_make_target_of_the_readme_exists() -> None:
+@pytest.mark.parametrize("name", ["README.md", "README.fr.md"])
+def test_every_make_target_of_the_readme_exists(name: str) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"`?make ([a-z]+)`?", (ROOT / "README.md").read_text(encoding="utf-8")))
+    named = set(re.findall(r"`?make ([a-z]+)`?", (ROOT / name).read_text(encoding="utf-8")))
     assert named <= targets
 
 

@@ -94,9 +94,9 @@ def test_memory_meets_its_goals() -> None:
     assert result.activation_mean <= 0.01
 
 
-def test_the_readme_counts_the_step_times_that_the_model_is_held_against() -> None:
+def test_the_page_of_commands_counts_the_step_times_that_the_model_is_held_against() -> None:
     """Not those of tables that only tell memory or single layers, nor those that are excluded."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     said = re.findall(r"(\d+) (?:published|measured) (?:measurements|step times|steps)", text)
     timed = [row for result in map(validate, validated()) for row in result.rows]
     assert len(said) == 2 and {int(number) for number in said} == {len(timed)}

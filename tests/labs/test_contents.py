@@ -141,7 +141,7 @@ def test_the_page_of_contents_leads_to_every_lab_and_shows_progress(language: st
 
 
 @pytest.mark.parametrize("entry", WRITTEN, ids=lambda entry: entry.number)
-def test_the_readme_names_the_lab_as_it_is_called(entry: LabEntry) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"[{entry.heading('en')}](notebooks/en/{entry.notebook})" in text
-    assert f"[{entry.title.fr}](notebooks/fr/{entry.notebook})" in text
+def test_the_page_of_labs_names_the_lab_as_it_is_called(entry: LabEntry) -> None:
+    text = (ROOT / "docs" / "labs.md").read_text(encoding="utf-8")
+    assert f"[{entry.heading('en')}](../notebooks/en/{entry.notebook})" in text
+    assert f"[{entry.title.fr}](../notebooks/fr/{entry.notebook})" in text
