@@ -5,8 +5,9 @@ the optimizer, and when gradients are set to zero. A copy of the model without i
 and replayed by the engine memory of that wrapper (`dlojz.prediction.forecast`), as a model of the catalogue is. No
 measured figure enters.
 
-Known are one process, DDP, FSDP2 along one axis or two (HSDP), with parameters in fp32, and DeepSpeed's ZeRO. What
-else a script holds, such as data sets in memory, is not predicted. Gradients set to zero after the step or before
+Known so are one process, DDP, FSDP2 along one axis or two (HSDP), with parameters in fp32, and DeepSpeed's ZeRO. FSDP1,
+tensor parallelism, nested units of FSDP2 and pipelines run their own code on fake tensors (`fake_steps`). What else a
+script holds, such as data sets in memory, is not predicted. Gradients set to zero after the step or before
 forward are freed before forward. Its FLOPs are counted on the traced operators, by the formulas of the probe.
 
 The copy is traced in a thread, which has no modes of the script's thread and which the watch does not listen to; random

@@ -1,6 +1,7 @@
 """Recognise how a user's script trains, from the objects of its first step: what wraps the model, and how.
 
-Known are one process, DDP, FSDP1, FSDP2 and DeepSpeed's ZeRO; what cannot be predicted is refused in one sentence.
+Known are one process, DDP, FSDP1, FSDP2, DTensor plans, torch's pipelines and DeepSpeed's ZeRO; what cannot be
+predicted is refused in one sentence.
 
 Source: torch 2.13, `distributed/fsdp/_fully_shard/_fsdp_state.py`, `_root_post_forward` and `_lazy_init` (the root is
 not resharded after forward unless asked); `nn/parallel/distributed.py`, `_sync_buffers`. DeepSpeed 0.19,

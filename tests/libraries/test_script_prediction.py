@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -18,9 +19,10 @@ import dlojz
 from dlojz.base.language import use_language
 from dlojz.compare import overlay_of
 from dlojz.config.run_config import RunConfig
+from dlojz.libraries.fake_steps import FakeSteps, run_fake_steps
 from dlojz.libraries.first_step import FirstStep, plain_copy
 from dlojz.libraries.script_prediction import predict_training
-from dlojz.libraries.script_training import use_of
+from dlojz.libraries.script_training import recognise, use_of
 from dlojz.results.footprint import STATES
 from dlojz.results.record import RunRecord, ScriptPrediction
 from dlojz.running.out_of_memory import memory_lines, post_mortem
@@ -120,17 +122,6 @@ def test_each_rank_of_a_pipeline_is_predicted(schedule: str, recorded: Recorded)
     assert row.exact is True and row.unequal_ranks == () and row.bubble_fraction.measured is not None
 
 
-@pytest.mark.parametrize("words", ["--wrap tp", "--wrap fsdp1 --units"])
-def test_what_runs_on_fakes_has_modules_and_levers(words: str, tmp_path: Path) -> None:
-    limited = [*words.split(), "--limit-mib", "700"]
-    run = dlojz.run(SCRIPT, processes=2, args=limited, device="cpu", root=tmp_path, progress=False)
-    found = post_mortem(run)
-    assert run.state == "oom" and found.out_of_memory
-    assert {one.module for one in found.modules} >= {"layers.0", "layers.3"}
-    assert "micro-batch" in [lever.name for lever in found.levers]
-    assert all(lever.saved_bytes > 0 for lever in found.levers)
-
-
 def test_the_script_trains_the_same_though_it_is_predicted(tmp_path: Path) -> None:
     run = dlojz.run(SCRIPT, processes=1, device="cpu", root=tmp_path, progress=False)
     alone = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=True, timeout=120)
@@ -227,6 +218,26 @@ def test_half_a_batch_is_half_the_batch() -> None:
     assert 0 <= taken["micro-batch"] - (half.footprint.memory.peak_bytes or 0) <= gradients
     assert all(lever.taken_bytes + lever.saved_bytes == whole.footprint.memory.peak_bytes for lever in whole.levers)
     assert half.levers == ()
+
+
+def test_steps_on_fakes_find_what_the_replay_of_one_process_finds() -> None:
+    config = RunConfig.of_script(SCRIPT)
+    step, optimizers = first_step(8)
+    replayed = predict_training(config, step, optimizers, None).footprint
+
+    def on_fakes(step: FirstStep, optimizers: list[torch.optim.Optimizer]) -> FakeSteps:
+        training = recognise(step, optimizers, None, False, {}, 1)
+        return run_fake_steps(config, replace(training, wrapper="fakes", optimizers=tuple(optimizers)), {})
+
+    ran, half = on_fakes(step, optimizers), on_fakes(*first_step(4))
+    assert replayed is not None and ran.footprint.parameters == replayed.parameters
+    for category in STATES:
+        assert ran.footprint.memory.category(category) == replayed.memory.category(category)
+    assert ran.footprint.step_flops == replayed.step_flops == 2 * (half.footprint.step_flops or 0)
+    assert ran.footprint.memory.peak_bytes == pytest.approx(replayed.memory.peak_bytes, rel=PEAK)
+    assert (half.footprint.memory.peak_bytes or 0) < (ran.footprint.memory.peak_bytes or 0)
+    assert ran.footprint.memory.peak_bytes == sum(sum(held.values()) for held in ran.at_peak.values())
+    assert {"1", "2"} <= set(ran.at_peak)
 
 
 def test_a_copy_shares_what_the_model_shares_and_changes_nothing_of_it() -> None:
