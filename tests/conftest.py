@@ -19,7 +19,7 @@ from dlojz.base.language import use_language
 TESTS = Path(__file__).resolve().parent
 TOGETHER = ("cluster", "planner")
 """Rooms whose tests share one cluster, or plans that take seconds."""
-LIMIT_S = {"test_trainings.py": 900, "test_notebooks.py": 1200}
+LIMIT_S = {"test_trainings.py": 900, "test_notebooks.py": 2400}
 """Modules with a limit for each test. The first has a cluster that no other module needs."""
 PREPARATION_S = 900
 FIRST = ("cluster", "browser", "notebooks", "libraries", "train", "by_hand", "planner", "labs", "prediction", "cli")

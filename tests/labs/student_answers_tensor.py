@@ -532,6 +532,7 @@ RIGHT: list[tuple[str, Answer]] = [
     ("parallelize-plan", lambda: OrderedDict(plan()())),
     ("layer-bytes", messages()),
     ("layer-bytes", bytes_in_a_loop),
+    ("layer-bytes", lambda b, t, d, n, z: math.prod([8, b, t, d, z]) * (1 - 1 / n)),
     ("layer-bytes", lambda b, t, d, n, z: 8 * b * t * d * z - 8 * b * t * d * z / n),
     ("layer-bytes", lambda b, t, d, n, z: 8 * (n - 1) * b * t * d * z // n),
 ]

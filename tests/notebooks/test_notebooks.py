@@ -121,10 +121,11 @@ def lab_runs(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_solution_shows_again_what_is_stored(name: str, language: str, lab_runs: Path) -> None:
     solution = str(ROOT / "solutions" / language / name)
     nbval = ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_LIMIT_S}", "-p", "no:cacheprovider"]
+    options = ["-o", "addopts=", "-o", f"timeout={CELL_LIMIT_S}", f"--rootdir={ROOT}"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("JPY_SESSION", "PYTEST_"))}
     environment.pop("DLOJZ_LANG", None)  # the notebook tells its language
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", solution, "-q", "--tb=short", *nbval, "-o", "addopts=", f"--rootdir={ROOT}"],
+        [sys.executable, "-m", "pytest", solution, "-q", "--tb=short", *nbval, *options],
         capture_output=True,
         text=True,
         check=False,
