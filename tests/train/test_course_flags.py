@@ -203,7 +203,7 @@ def test_alone_it_is_one_process(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "pas 1: loss" in done.stdout and "débit : non mesuré" in done.stdout
+    assert "pas 1: perte" in done.stdout and "débit : non mesuré" in done.stdout
     assert done.stderr == "coatnet_tiny, un processus : 2 pas de 4 échantillons (4 × 1 × 1 rangs).\n"
     [run] = runs(tmp_path / "runs")
     assert run.state == "completed" and len(run.losses) == 2
