@@ -365,10 +365,10 @@ def course_command(
     """
     document = dict(complete(COURSE, global_batch, 2, fits))
     text = json.dumps(document, indent=4)
-    # As DeepSpeed: of the three sizes two are enough.
+    # As DeepSpeed: of the three sizes two are enough; with fewer it says so itself.
     keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     batch, micro, accumulation = (int(document.get(key, 0)) for key in keys)
-    micro = micro or batch // (2 * (accumulation or 1))
+    micro = micro or max(batch // (2 * (accumulation or 1)), 1)
     accumulation = accumulation or max(batch // (2 * micro), 1)
     program = LIBRARIES["deepspeed"].program
     words = [
