@@ -209,7 +209,6 @@ def test_a_model_from_elsewhere_is_told_in_its_own_names(capfd: pytest.CaptureFi
 @pytest.mark.parametrize(
     "words",
     [
-        ["memory", "--tp", "2"],
         ["memory", "--budget", "1GiB"],
         ["partition", "--stages", "2", "--by", "time"],
         ["compress"],
