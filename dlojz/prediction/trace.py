@@ -65,14 +65,19 @@ class TraceMark:
     """Of the gradient, where one is ready."""
 
 
-def _flash_for_cpu(query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
-    return sdpa_flop_count(query.shape, key.shape, value.shape)
+def _with_heads(query: Tensor, other: Tensor) -> tuple[int, ...]:
+    """Shape of keys or values repeated for each head of the queries; torch before 2.13 counts no shared ones."""
+    return (other.shape[0], query.shape[1], *other.shape[2:])
 
 
-def _flash_for_cpu_backward(
+def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    return sdpa_flop_count(query.shape, _with_heads(query, key), _with_heads(query, value))
+
+
+def _attention_backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any = None, **kwargs: Any
 ) -> int:
-    return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
+    return sdpa_backward_flop_count(gradient.shape, query.shape, _with_heads(query, key), _with_heads(query, value))
 
 
 def _convolution_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
@@ -80,13 +85,17 @@ def _convolution_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, *arg
     return 2 * gradient.numel() * weight[0].numel() * (int(wanted[0]) + int(wanted[1]))
 
 
-# torch's own formulas, but for the CPU's attention kernel, which has none, and the backward of a convolution, whose
-# formula forgets that a grouped convolution (CoAtNet's depthwise one) mixes no channels.
+_ATTENTION_KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+# torch's own formulas, but for attention (the CPU's kernel has none) and the backward of a convolution, whose formula
+# forgets that a grouped convolution (CoAtNet's depthwise one) mixes no channels.
 FLOP_FORMULAS: dict[Any, Any] = {
     **flop_registry,
     torch.ops.aten.convolution_backward: _convolution_backward,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _flash_for_cpu,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _flash_for_cpu_backward,
+    **{getattr(torch.ops.aten, f"_scaled_dot_product_{name}"): _attention for name in _ATTENTION_KERNELS},
+    **{
+        getattr(torch.ops.aten, f"_scaled_dot_product_{name}_backward"): _attention_backward
+        for name in _ATTENTION_KERNELS
+    },
 }
 
 
