@@ -22,7 +22,7 @@ from dlojz.results.record import read_record as read_shipped
 
 FOLDER = Path(dlojz.__file__ or "").parent / "running" / "replays"
 KEPT_STEPS, KEPT_SAMPLES = 2, 60
-MOST_BYTES = 300_000
+MOST_BYTES = 500_000
 
 
 def configs() -> list[RunConfig]:

@@ -16,9 +16,6 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import MEBIBYTE, one_of
 from dlojz.hardware.constants import Constant, ConstantsFile
 
-CONTEXT_BYTES: Final = 481 * MEBIBYTE
-"""Approximate: 0.47 GiB for the CUDA context of one process, measured on an A100 with kernels loaded when first used
-(the default since CUDA 11.8); with all kernels loaded at once, 0.92 GiB. It depends on driver and CUDA version."""
 NCCL_BYTES: Final = 1536 * MEBIBYTE
 """Approximate: 1.5 GiB more after the first collective of a process (communicators, their buffers and kernels).
 
@@ -38,7 +35,7 @@ _SCALARS: Final = {
     "idle_power": "W",
 }
 """Constants of a file besides the peaks, with their units."""
-_OF_CUDA: Final = {"cublas_workspace": "B"}
+_OF_CUDA: Final = {"cublas_workspace": "B", "context": "B"}
 """The same, of GPUs alone."""
 AttentionKernel = Literal["flash2", "flash1", "flash3", "cudnn"]
 ATTENTION_KERNELS: Final = get_args(AttentionKernel)
@@ -59,7 +56,7 @@ class Device:
         name: as it is asked for, e.g. `v100-32`.
         title: as it is shown, e.g. `V100 32 GB`.
         memory_bytes: in all, as a process sees it (`torch.cuda.mem_get_info`), which is less than what is sold.
-        context_bytes: for the CUDA context of one process, approximate.
+        context_bytes: for the CUDA context of one process; it depends on driver and CUDA version.
         nccl_bytes: for NCCL, in a process that has communicated, approximate.
         cublas_workspace_bytes: for each cuBLAS handle and stream, by default; from the allocator, so part of what
             is reserved. A training process has two handles: one of forward's thread, one of backward's.
@@ -122,7 +119,7 @@ def read_gpu(path: Path) -> Device:
         name=path.stem,
         title=file.text("title"),
         memory_bytes=int(constants["memory"].value),
-        context_bytes=CONTEXT_BYTES if on_cuda else 0,
+        context_bytes=int(constants["context"].value) if on_cuda else 0,
         nccl_bytes=NCCL_BYTES if on_cuda else 0,
         cublas_workspace_bytes=int(constants["cublas_workspace"].value) if on_cuda else 0,
         peak_flops={key: constants[f"peak.{key}"].value for key in PRECISIONS if key in peaks},
