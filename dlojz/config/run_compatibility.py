@@ -59,6 +59,14 @@ ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
         "Parallelism ou en pipeline, ou sur un seul processus : prenez {name}={plain!r}, ou un modèle du catalogue.",
     ),
     Rule(
+        "models from elsewhere are split by torch or by hand",
+        lambda config: is_elsewhere(config.model) and config.layout.tp > 1 and config.layout.engine == "deepspeed",
+        en="tp={layout.tp} was received with {config.model} and engine='deepspeed', but the layers of a model from "
+        "elsewhere are split by torch or by hand: use engine='torch' or 'by_hand', or tp=1.",
+        fr="tp={layout.tp} a été reçu avec {config.model} et engine='deepspeed', mais les couches d’un modèle venu "
+        "d’ailleurs sont découpées par torch ou à la main : prenez engine='torch' ou 'by_hand', ou tp=1.",
+    ),
+    Rule(
         "models from elsewhere recompute whole blocks",
         _recomputed_in_part,
         en="checkpointing={layout.checkpointing!r} was received with {config.model}, engine={layout.engine!r} and "
