@@ -148,7 +148,7 @@ def subject(model: str | DecoderSize, *, image_size: int | None = None, sequence
             en=f"model must be a name or a DecoderSize, but {model!r} was received.",
             fr=f"model doit être un nom ou un DecoderSize, mais {model!r} a été reçu.",
         )
-    if model in models.names() or ":" in model:
+    if model in models.names() or ":" in model or model.endswith(".py"):
         return _of_catalogue(model, image_size, sequence_length)
     key = model.strip().lower().replace("_", "-")
     if key not in published():

@@ -94,7 +94,9 @@ BROKEN: dict[str, dict[str, Any]] = {
     "the lengths of a discrete curriculum are multiples": {**DISCRETE, "curriculum_lengths": "12:3"},
     "a discrete curriculum ends within the run": {**DISCRETE, "curriculum_lengths": "8:50"},
     "models from elsewhere have replicas": {"model": "torchvision:resnet18", "offload": "activations"},
-    "models from elsewhere are split by torch or by hand": {"model": "torchvision:resnet18", "tp": 2, "engine": "deepspeed"},
+    "models from elsewhere are split by torch or by hand": {
+        **{"model": "torchvision:resnet18", "tp": 2, "engine": "deepspeed"}
+    },
     "models from elsewhere recompute whole blocks": {"model": "torchvision:resnet18", "checkpointing": "selective"},
     "context parallelism is of texts": {"cp": 2},
     "context-parallel ranks have no experts": {**MOE, "cp": 2},

@@ -28,6 +28,11 @@ def test_names_are_unique_and_each_has_an_entry() -> None:
         models.check_input(name, entry.image_size, entry.sequence_length)
 
 
+def test_a_file_without_its_function_is_no_unknown_model() -> None:
+    with pytest.raises(ValueError, match=r"^two\.py is a file: name the .*two\.py:build.*dlojz run two\.py\.$"):
+        models.spec("two.py")
+
+
 def test_unknown_model_names_a_close_one_and_the_legal_ones() -> None:
     with pytest.raises(ValueError, match=r"unknown model 'coatnet_tin': did you mean 'coatnet_tiny'\?.*llama_3_8b"):
         models.spec("coatnet_tin")
