@@ -201,7 +201,7 @@ def test_an_answer_of_the_wrong_type_is_refused(answer: object) -> None:
 def test_a_function_with_other_arguments_is_refused() -> None:
     verdict = judge(GLOBAL_BATCH, lambda: 3)
     assert verdict.state == "wrong"
-    assert "the arguments it takes" in verdict.message
+    assert "the arguments that the exercise gives it" in verdict.message
 
 
 def test_what_is_not_written_yet_is_to_do() -> None:
