@@ -309,5 +309,5 @@ def test_a_curriculum_is_whole_after_half_of_the_run(steps: int, whole_after: in
 def test_the_vocabulary_that_a_text_model_trains_with_is_said() -> None:
     own, other = (vocabulary_note(RunConfig.of(model="gpt2", **fields)) for fields in ({}, {"data": "text"}))
     assert own == "gpt2 is trained with its own vocabulary of 50,257 tokens, on random ones (data=synthetic)."
-    assert other.startswith("gpt2 is trained with the 256 tokens of data=text, not with the 50,257 of its own")
+    assert other.startswith("gpt2 is trained with the 256 tokens of data=text, not with its whole vocabulary of 50,257")
     assert vocabulary_note(RunConfig.of(model="gpt_tiny")) == vocabulary_note(RunConfig.of(model="vit_tiny")) == ""
