@@ -210,6 +210,15 @@ def test_the_rows_that_offload_are_those_that_the_page_speaks_of() -> None:
     assert elsewhere == []
 
 
+@pytest.fixture
+def validated_once(results: list[TableResult], memory: MemoryResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command shows what is computed already, since a page takes all tables."""
+    told = {one.name: one for one in results}
+    monkeypatch.setattr("dlojz.cost_model.validation.validate", told.__getitem__)
+    monkeypatch.setattr("dlojz.cost_model.validation.validate_memory", lambda: memory)
+
+
+@pytest.mark.usefixtures("validated_once")
 def test_a_page_keeps_what_was_written_by_hand(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "deep" / "truth.md"
     validate_command(["--page", str(page)])
@@ -227,6 +236,7 @@ def test_a_page_keeps_what_was_written_by_hand(tmp_path: Path, capfd: pytest.Cap
     assert page.read_text(encoding="utf-8") == f"by hand\n{first}by hand too\n"
 
 
+@pytest.mark.usefixtures("validated_once")
 def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:
     notes = tmp_path / "notes.md"
     notes.write_text("# My notes\n", encoding="utf-8")
@@ -260,6 +270,7 @@ def test_rank_correlation() -> None:
     assert math.isnan(spearman([1, 1], [1, 2]))
 
 
+@pytest.mark.usefixtures("validated_once")
 def test_the_command_answers_in_json(capfd: pytest.CaptureFixture[str]) -> None:
     assert validate_command(["korthikanti-5", "--json"]) == 0
     document = json.loads(capfd.readouterr().out)

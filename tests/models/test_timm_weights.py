@@ -41,7 +41,7 @@ def timm_model(name: str, **options: object) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("name", TIMM_SIZES)
+@pytest.mark.parametrize("name", [name for name in TIMM_SIZES if name < "coatnet_4"])
 def test_logits_agree(name: str) -> None:
     theirs = timm_model(name).eval()
     ours = from_timm(theirs)

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 import dlojz
-from benchmarks.plan_memory import MODELS, compared
+from benchmarks.plan_memory import compared
 from dlojz.planner.planned_memory import columns_of, is_forecast, layout_memories
 from dlojz.planner.search import fullest
 from dlojz.prediction.forecast import heaviest
 from tests.models import own_models
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["coatnet_7", "vit_l_16", "gpt2_xl"])
 def test_the_planner_says_what_the_forecast_says_and_judges_alike(model: str) -> None:
-    """Of CoAtNet-7 at 512², ViT-L/16, GPT-2 XL and Llama-3-8B: within 5 %, the same verdict on three GPUs."""
+    """Within 5 %, the same verdict on three GPUs; `benchmarks/plan_memory.py` does so for Llama-3-8B too."""
     rows = compared(model)
     assert {(one.candidate.zero, one.candidate.checkpointing) for one in rows} >= {
         (zero, kind) for zero in range(4) for kind in ("none", "selective", "full")
