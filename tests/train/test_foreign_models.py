@@ -20,7 +20,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "inputs": {"model": f"{Path(own_models.__file__).with_name('own_inputs.py')}:build"},
     "shapes": {"model": f"{Path(own_models.__file__).with_name('own_shapes.py')}:build"},
     "resnet": {"model": "torchvision:resnet18", "image_size": 64, "learning_rate": 0.001},
-    "convnext": {"model": "timm:convnext_atto", "image_size": 64},
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
     "": {"micro_batches": 4, "engine": "single"},
@@ -70,7 +69,6 @@ PIPELINES: dict[str, dict[str, Any]] = {
 CHAINS: dict[str, dict[str, Any]] = {
     "chained": {"model": f"{own_models.__file__}:chained"},
     "resnet_chain": MODELS["resnet"],
-    "convnext_chain": MODELS["convnext"],
     "vit_chain": {"model": "timm:vit_tiny_patch16_224", "image_size": 32},
 }
 RUNS |= {

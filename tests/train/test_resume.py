@@ -47,7 +47,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "dp-tp": {**COATNET, **TWO, **HAND, "tp": 2},
     "dp-pp": {**LLAMA, "micro_batch": 1, "micro_batches": 2, "dp": 2, "pp": 2},
     "fsdp2-tp": {**LLAMA, **TWO, "tp": 2, "zero": 3},
-    "zero2-3": {**LLAMA, **THREE, **HAND, "zero": 2},
     "fsdp2-3": {**LLAMA, **THREE, "zero": 3},
 }
 """Each is run whole, and cut off after two of its steps and gone on with."""

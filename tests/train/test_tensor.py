@@ -46,28 +46,16 @@ ON: dict[int, dict[str, dict[str, Any]]] = {
         "torch-llama-sp": {**LLAMA, **TORCH, "tp": 2, "sequence_parallel": True},
     },
     4: {
-        "hand-coatnet-dp": {**COATNET, **HAND, "tp": 2, "dp": 2},
         "hand-llama-zero1-sp": {**LLAMA, **HAND, "tp": 2, "dp": 2, "zero": 1, "sequence_parallel": True},
         "hand-coatnet-zero3": {**COATNET, **HAND, "tp": 2, "dp": 2, "zero": 3},
         "hand-coatnet-pp": {**COATNET, **HAND, "tp": 2, "pp": 2},
-        "torch-coatnet-ddp": {**COATNET, **TORCH, "tp": 2, "dp": 2},
         "torch-coatnet-fsdp2": {**COATNET, **TORCH, "tp": 2, "dp": 2, "zero": 3},
         "torch-llama-fsdp2-sp": {**LLAMA, **TORCH, "tp": 2, "dp": 2, "zero": 3, "sequence_parallel": True},
         "torch-coatnet-pp-fsdp2": {**COATNET, **TORCH, "dp": 2, "pp": 2, "zero": 2},
     },
     8: {
-        "hand-coatnet-3d": {**COATNET, **HAND, "tp": 2, "pp": 2, "dp": 2},
         "hand-llama-3d-sp": {**LLAMA, **HAND, "tp": 2, "pp": 2, "dp": 2, "sequence_parallel": True},
         "torch-coatnet-3d": {**COATNET, **TORCH, "tp": 2, "pp": 2, "dp": 2},
-        "torch-llama-3d-fsdp2-sp": {
-            **LLAMA,
-            **TORCH,
-            "tp": 2,
-            "pp": 2,
-            "dp": 2,
-            "zero": 2,
-            "sequence_parallel": True,
-        },
     },
 }
 CASES = [(count, name) for count, names in ON.items() for name in names]
