@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Try the course beside several versions of torch: for each an environment of its own, the quick tests and the parity
+# tests in it, and one line of what came out. Builds of torch are large (1 to 6 GB each), so that `make test` leaves
+# this out.
+#
+#   ci/matrix.sh                     torch 2.8.0, 2.11.0 and the version of constraints.txt
+#   ci/matrix.sh 2.9.1               this one alone
+#   PYTHON=python3.12 ci/matrix.sh   with another interpreter
+#   MATRIX=/scratch/m ci/matrix.sh   environments and logs there instead of .matrix/; what is built already is kept
+set -uo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3}
+MATRIX=${MATRIX:-.matrix}
+locked=$(sed -n 's/^torch==//p' constraints.txt)
+# What every change should leave right with every torch: states, forecasts, losses of one process under each engine.
+TESTS=(tests/base tests/config tests/results tests/hardware tests/pipeline/test_oracles.py
+  tests/prediction/test_states.py tests/models/test_catalogue.py tests/train/test_worker.py tests/train/test_truth.py)
+
+case "${1:-}" in
+  -h | --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "$0"; exit 0 ;;
+esac
+[ $# -gt 0 ] || set -- 2.8.0 2.11.0 "$locked"
+for version in "$@"; do
+  [[ $version =~ ^[0-9]+\.[0-9]+(\.[0-9]+)?$ ]] || { echo "ci/matrix.sh: '$version' is no version of torch such as 2.11.0" >&2; exit 2; }
+done
+mkdir -p "$MATRIX"
+python_version=$("$PYTHON" -c 'import platform; print(platform.python_version())') || exit 1
+failed=0
+for version in "$@"; do
+  at=$MATRIX/torch-$version-python-$python_version
+  log=$at.log
+  begun=$SECONDS
+  line="torch $version, Python $python_version:"
+  if ! [ -e "$at/.ready" ]; then
+    # The lock but for what follows torch's version.
+    grep -vE '^(torch|torchvision|torchao|triton)==' constraints.txt > "$at.constraints"
+    { "$PYTHON" -m venv --clear "$at" &&
+      "$at/bin/python" -m pip install -c "$at.constraints" "torch==$version" torchvision -e '.[labs,dev]' &&
+      touch "$at/.ready"; } > "$log" 2>&1 || {
+      echo "$line could not be installed ($(grep -m 1 '^ERROR' "$log" || tail -n 1 "$log"); log: $log)"
+      failed=1
+      continue
+    }
+  fi
+  PYTHONPATH=$PWD "$at/bin/python" -m pytest -n 2 "${TESTS[@]}" > "$log" 2>&1 || failed=1
+  echo "$line $(tail -n 1 "$log"), $((SECONDS - begun)) s in all; log: $log"
+done
+exit "$failed"
