@@ -12,6 +12,7 @@ in the record itself (`environment`, `started_utc`).
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dlojz.results.record import read_record as read_shipped
 
 FOLDER = Path(dlojz.__file__ or "").parent / "running" / "replays"
 KEPT_STEPS, KEPT_SAMPLES = 2, 60
-MOST_BYTES = 500_000
+MOST_BYTES = 350_000
 
 
 def configs() -> list[RunConfig]:
@@ -80,7 +81,9 @@ def rate(record: RunRecord) -> float:
 
 def ship(record: RunRecord) -> None:
     """Write a record into the package."""
-    path = FOLDER / f"{record.config.hash}.json"
+    folder = FOLDER / "gpu" if record.config.device == "cuda" else FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{record.config.hash}.json"
     write_record(path, trimmed(record))
     write_atomic(path, json.dumps(json.loads(path.read_text(encoding="utf-8")), ensure_ascii=False))  # on one line
     size = path.stat().st_size
@@ -88,16 +91,17 @@ def ship(record: RunRecord) -> None:
 
 
 def recorded(folder: Path) -> list[RunRecord]:
-    """The runs that `make gpu` has kept in a folder."""
+    """The runs of one process that `make gpu` has kept in a folder; ranks that share a GPU tell no seconds."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python benchmarks/…` finds its own folder alone
     from benchmarks.gpu import read_record
 
     kept = [read_record(path) for path in sorted(folder.glob("replays-*.json"))]
-    return [RunRecord.from_dict(one.result) for one in kept if one.state == "done"]
+    found = [RunRecord.from_dict(one.result) for one in kept if one.state == "done"]
+    return [one for one in found if one.config.layout.world_size == 1]
 
 
 def main(root: Path | None = None, tries: int = 3, gpu: Path | None = None) -> None:
     """Run everything and write the records; with `gpu` nothing is run, and the records of that folder are written."""
-    FOLDER.mkdir(exist_ok=True)
     if (root is None) == (gpu is None):
         raise SystemExit("Give either --root, the folder of the runs to make, or --gpu, a folder of `make gpu`.")
     if gpu is not None:
@@ -108,12 +112,12 @@ def main(root: Path | None = None, tries: int = 3, gpu: Path | None = None) -> N
             ship(fastest(config, Path(root or ""), tries))
     own = {f"{config.hash}.json" for config in configs()}
     total = 0
-    for path in FOLDER.glob("*.json"):
+    for path in FOLDER.rglob("*.json"):
         if path.name not in own and read_shipped(path).config.device != "cuda":
             path.unlink()
         else:
             total += path.stat().st_size
-    print(f"{len(list(FOLDER.glob('*.json')))} records, {total} bytes")
+    print(f"{len(list(FOLDER.rglob('*.json')))} records, {total} bytes")
     if total > MOST_BYTES:
         raise SystemExit(f"{total} bytes are more than the {MOST_BYTES} that may be shipped: keep less of each.")
 

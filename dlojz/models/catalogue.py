@@ -188,16 +188,9 @@ def spec(name: str) -> ModelSpec:
     Raises:
         LabError: no model has this name; the sentence lists those that exist.
     """
-    if isinstance(name, str) and ":" in name:
+    if isinstance(name, str) and (":" in name or name.endswith(".py")):
         elsewhere: ModelSpec = importlib.import_module("dlojz.models.foreign.building").spec(name)
         return elsewhere
-    if isinstance(name, str) and name.endswith(".py"):
-        raise refusal(
-            en=f"{name} is a file: name the function in it that returns the model too, as in {name}:build; a training "
-            f"script is run: dlojz run {name}.",
-            fr=f"{name} est un fichier : nommez aussi la fonction qui renvoie le modèle, comme {name}:build ; un "
-            f"script d’entraînement se lance : dlojz run {name}.",
-        )
     if not isinstance(name, str) or name not in _CATALOGUE:
         raise LabError(one_of("model", name, _CATALOGUE))
     return _CATALOGUE[name]

@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
@@ -70,11 +71,11 @@ def _with_heads(query: Tensor, other: Tensor) -> tuple[int, ...]:
     return (other.shape[0], query.shape[1], *other.shape[2:])
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
     return sdpa_flop_count(query.shape, _with_heads(query, key), _with_heads(query, value))
 
 
-def _attention_backward(
+def _attention_backward_flops(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any = None, **kwargs: Any
 ) -> int:
     return sdpa_backward_flop_count(gradient.shape, query.shape, _with_heads(query, key), _with_heads(query, value))
@@ -91,9 +92,9 @@ _ATTENTION_KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention
 FLOP_FORMULAS: dict[Any, Any] = {
     **flop_registry,
     torch.ops.aten.convolution_backward: _convolution_backward,
-    **{getattr(torch.ops.aten, f"_scaled_dot_product_{name}"): _attention for name in _ATTENTION_KERNELS},
+    **{getattr(torch.ops.aten, f"_scaled_dot_product_{name}"): _attention_flops for name in _ATTENTION_KERNELS},
     **{
-        getattr(torch.ops.aten, f"_scaled_dot_product_{name}_backward"): _attention_backward
+        getattr(torch.ops.aten, f"_scaled_dot_product_{name}_backward"): _attention_backward_flops
         for name in _ATTENTION_KERNELS
     },
 }
@@ -222,6 +223,8 @@ class CudaOverrides(TorchFunctionMode):
             return _attention(*args, **kwargs)
         if func is F.dropout or func is torch.dropout:
             return _dropout(*args, **kwargs)
+        if func is F.rms_norm or func is torch.rms_norm:
+            return _rms_norm(func, *args, **kwargs)
         if self._autocast and func in IN_FP32:
             return func(*tree_map(_to_fp32, args), **tree_map(_to_fp32, kwargs))
         return func(*args, **kwargs)
@@ -239,6 +242,33 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
     return kept
 
 
+class _FusedRmsNorm(torch.autograd.Function):
+    """Allocations of CUDA's kernel: it keeps one number for each row, where the CPU's composition keeps the rows too.
+
+    Source: torch 2.13, `aten/src/ATen/native/layer_norm.cpp`, `aten/src/ATen/native/cuda/layer_norm_kernel.cu`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, rows: int) -> Tensor:
+        ctx.save_for_backward(x, x.new_empty((*x.shape[:rows], *[1] * (x.dim() - rows)), dtype=torch.float32), weight)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        x, _, weight = ctx.saved_tensors
+        return torch.empty_like(x), None if weight is None else torch.empty_like(weight), None
+
+
+def _rms_norm(
+    func: Any, x: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    if weight is not None and weight.dtype != x.dtype:
+        composed: Tensor = func(x, normalized_shape, weight, eps)
+        return composed
+    normed: Tensor = _FusedRmsNorm.apply(x, weight, x.dim() - len(normalized_shape))
+    return normed
+
+
 def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *args: Any, **options: Any) -> Tensor:
     # The CPU's fused kernel takes no bias that needs a gradient and falls back on the plain product, which keeps all
     # scores; CUDA's memory-efficient kernel takes it.
@@ -249,6 +279,10 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None,
         bias = attn_mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
         attended: Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True)[0]
         return attended
+    if options.get("enable_gqa") and query.dtype == torch.float32 and not torch.is_autocast_enabled("cpu"):
+        # The only kernel on CUDA that takes fp32 takes no shared heads of keys: the plain product is left.
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(query, key, value, attn_mask, *args, **options)
     return F.scaled_dot_product_attention(query, key, value, attn_mask, *args, **options)
 
 

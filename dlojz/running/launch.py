@@ -144,7 +144,7 @@ MOST_DIFFERENCES, MOST_CHARACTERS = 6, 40
 
 def shipped() -> dict[str, Path]:
     """Return the shipped records: the hash of the configuration → the file."""
-    return {path.stem: path for path in sorted(FOLDER.glob("*.json"))}
+    return {path.stem: path for path in sorted(FOLDER.rglob("*.json"))}
 
 
 def is_replayed(record: RunRecord) -> bool:

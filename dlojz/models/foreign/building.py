@@ -39,6 +39,13 @@ def spec(name: str) -> ModelSpec:
     Raises:
         LabError: no such model, its package is missing, or its inputs are not known.
     """
+    if name.endswith(".py"):
+        raise refusal(
+            en=f"{name} is a file: name the function in it that returns the model too, as in {name}:build; a training "
+            f"script is run: dlojz run {name}.",
+            fr=f"{name} est un fichier : nommez aussi la fonction qui renvoie le modèle, comme {name}:build ; un "
+            f"script d’entraînement se lance : dlojz run {name}.",
+        )
     return _spec(absolute_name(name))
 
 
