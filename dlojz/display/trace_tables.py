@@ -125,10 +125,12 @@ def straggler_sentences(stragglers: tuple[Straggler, ...], ranks: int, length_s:
         yield say(
             en=f"Straggler: rank {one.rank} comes last to {integer(one.last)} of {integer(one.collectives)} "
             f"collectives, {format_seconds(one.late_s)} after the one before it (median); the others wait for it "
-            f"{format_seconds(one.waited_s)} each, {percent(one.waited_s / length_s)} of the time.",
+            f"{format_seconds(one.waited_s)} each, {percent(one.waited_s / length_s)} of the time, computing meanwhile "
+            "or not (the table counts what is exposed).",
             fr=f"Retardataire : le rang {one.rank} arrive le dernier à {integer(one.last)} collectives sur "
             f"{integer(one.collectives)}, {format_seconds(one.late_s)} après le précédent (médiane) ; les autres "
-            f"l’attendent {format_seconds(one.waited_s)} chacun, {spaced_percent(one.waited_s / length_s)} du temps.",
+            f"l’attendent {format_seconds(one.waited_s)} chacun, {spaced_percent(one.waited_s / length_s)} du temps, "
+            "en calculant ou non pendant ce temps (le tableau compte ce qui est exposé).",
         )
     if told and not causing:
         yield say(
