@@ -10,7 +10,7 @@ PROXY_VERSION := 5.3.0
 PROXY := $(VENV)/node/node_modules/.bin/configurable-http-proxy
 export DLOJZ_RUNS ?= $(CURDIR)/runs
 
-.PHONY: help demo test check lint lab book libraries colossalai hub cluster cluster-stop gpu clean
+.PHONY: help demo test check quick lint lab book libraries colossalai hub cluster cluster-stop gpu clean
 .DEFAULT_GOAL := help
 
 help:
@@ -141,7 +141,9 @@ test:
 CHECKED := tests/test_house.py tests/base tests/config tests/results tests/hardware \
   tests/pipeline/test_oracles.py tests/prediction/test_states.py tests/train/test_worker.py \
   "tests/notebooks/test_notebooks.py::test_a_solution_shows_again_what_is_stored[00_getting_started.ipynb-fr]"
-check: lint
+check: lint quick
+
+quick: $(READY)
 	@$(BIN)/python -m pytest $(CHECKED)
 
 clean:

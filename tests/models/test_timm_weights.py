@@ -41,7 +41,8 @@ def timm_model(name: str, **options: object) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("name", [name for name in TIMM_SIZES if name < "coatnet_4"])
+# CoAtNet-4 and -5, of the same blocks, take a minute and a half.
+@pytest.mark.parametrize("name", [name for name in TIMM_SIZES if not name.startswith(("coatnet_4", "coatnet_5"))])
 def test_logits_agree(name: str) -> None:
     theirs = timm_model(name).eval()
     ours = from_timm(theirs)
