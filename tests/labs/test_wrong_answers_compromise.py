@@ -311,7 +311,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (held(flight=lambda one, stage: 1), "a single micro-batch"),
         (lambda *asked: held()(*asked)[::-1], "but in another order"),
         (lambda *asked: sum(held()(*asked)), "4 numbers, weights, gradients, optimizer, activations"),
-        (lambda *asked: [1.01 * one for one in held()(*asked)], "Weights: in every case your result is 1.01 times too large"),
+        (lambda *asked: [1.01 * one for one in held()(*asked)], "Weights: in every case your result is 1.01 times"),
         (lambda *asked: None, "returns nothing"),
     ],
     "bounded-fit": [
