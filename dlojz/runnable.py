@@ -16,7 +16,7 @@ from dlojz.config.compatibility import check
 from dlojz.config.fields import block_choices
 from dlojz.config.run_compatibility import NO_LIBRARY, PIPELINE, RUN, PipelineRun
 from dlojz.config.run_config import RunConfig
-from dlojz.models.foreign.elsewhere import is_elsewhere
+from dlojz.models.foreign.names import is_elsewhere
 from dlojz.pipeline.exchange_formats import torch_refusal
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.validity import check_executable

@@ -18,7 +18,8 @@ from dlojz.config.compatibility import LAYOUT, LEGAL, Facts, Rule, first_set, ha
 from dlojz.config.engines import pipeline_stages, program_layouts
 from dlojz.config.fields import ASYNCHRONOUS, RunFields
 from dlojz.config.schedules import COMMUNICATING
-from dlojz.models.foreign.elsewhere import is_elsewhere, size_of
+from dlojz.models.foreign.elsewhere import size_of
+from dlojz.models.foreign.names import is_elsewhere
 from dlojz.models.sizes import CoAtNetSize, GPTSize
 
 # --- models from elsewhere --------------------------------------------------------------------------------------------
@@ -39,12 +40,11 @@ def _beyond_replicas(config: RunFields) -> Facts | None:
     return first_set(config.layout, {**WHOLE_LAYOUT, **both}) or first_set(config, plain)
 
 
-def _recomputed_in_part(config: RunFields) -> bool:
-    """Whether blocks of a model from elsewhere are recomputed otherwise than whole, or by DeepSpeed's stage 3."""
+def _recomputed_and_gathered(config: RunFields) -> bool:
+    """Whether blocks of a model from elsewhere are recomputed under DeepSpeed's stage 3."""
     layout = config.layout
-    if not is_elsewhere(config.model) or layout.checkpointing == "none":
-        return False
-    return layout.checkpointing != "full" or (layout.engine == "deepspeed" and layout.zero == 3)
+    recomputes = is_elsewhere(config.model) and layout.checkpointing != "none"
+    return recomputes and layout.engine == "deepspeed" and layout.zero == 3
 
 
 ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
@@ -67,16 +67,14 @@ ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
         "d’ailleurs sont découpées par torch ou à la main : prenez engine='torch' ou 'by_hand', ou tp=1.",
     ),
     Rule(
-        "models from elsewhere recompute whole blocks",
-        _recomputed_in_part,
-        en="checkpointing={layout.checkpointing!r} was received with {config.model}, engine={layout.engine!r} and "
-        "zero={layout.zero}, but the blocks of a model from elsewhere are recomputed whole, and not with DeepSpeed's "
-        "ZeRO-3, whose gathering is then not predicted: use checkpointing='full' with another engine or stage, or "
-        "checkpointing='none'.",
-        fr="checkpointing={layout.checkpointing!r} a été reçu avec {config.model}, engine={layout.engine!r} et "
-        "zero={layout.zero}, mais les blocs d’un modèle venu d’ailleurs se recalculent entiers, et pas avec ZeRO-3 de "
-        "DeepSpeed, dont les rassemblements ne sont alors pas prédits : prenez checkpointing='full' avec un autre "
-        "moteur ou niveau, ou checkpointing='none'.",
+        "models from elsewhere recompute no gathered blocks",
+        _recomputed_and_gathered,
+        en="checkpointing={layout.checkpointing!r} was received with {config.model}, engine='deepspeed' and zero=3, "
+        "whose gathering for the second forward pass is not predicted for a model from elsewhere: use another engine "
+        "or stage, or checkpointing='none'.",
+        fr="checkpointing={layout.checkpointing!r} a été reçu avec {config.model}, engine='deepspeed' et zero=3, dont "
+        "les rassemblements pour la seconde passe avant ne sont pas prédits pour un modèle venu d’ailleurs : prenez un "
+        "autre moteur ou niveau, ou checkpointing='none'.",
     ),
 )
 """What a model from elsewhere may not be combined with."""

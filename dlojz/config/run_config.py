@@ -34,9 +34,9 @@ from dlojz.models.foreign.elsewhere import (
     contents_hash,
     executes_files,
     executing_no_file,
-    is_elsewhere,
     is_taken_as_told,
 )
+from dlojz.models.foreign.names import is_elsewhere
 
 START_SHARE: Final = 8
 """By default, the samples of a curriculum begin with one part in so many of the whole length."""

@@ -9,12 +9,13 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal
 from dlojz.models import sizes
 from dlojz.models.experts.routing import Routing
+from dlojz.models.foreign.names import is_elsewhere
 
 if TYPE_CHECKING:
     from dlojz.models.blocks import BlockList
@@ -188,9 +189,8 @@ def spec(name: str) -> ModelSpec:
     Raises:
         LabError: no model has this name; the sentence lists those that exist.
     """
-    if isinstance(name, str) and (":" in name or name.endswith(".py")):
-        elsewhere: ModelSpec = importlib.import_module("dlojz.models.foreign.building").spec(name)
-        return elsewhere
+    if is_elsewhere(name):
+        return cast(ModelSpec, importlib.import_module("dlojz.models.foreign.building").spec(name))
     if not isinstance(name, str) or name not in _CATALOGUE:
         raise LabError(one_of("model", name, _CATALOGUE))
     return _CATALOGUE[name]

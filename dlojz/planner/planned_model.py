@@ -20,6 +20,7 @@ from dlojz.cost_model import Workload, workload
 from dlojz.hardware import Precision
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.hardware.evidence import table
+from dlojz.models.foreign.names import is_elsewhere
 
 _ROWS: Final[dict[str, str]] = {
     "megatron-1.7b": "sc21-1/1.7",
@@ -70,7 +71,7 @@ class Subject:
     @property
     def is_elsewhere(self) -> bool:
         """Whether it comes from elsewhere (timm, torchvision, one's own file), so that its rules say what runs it."""
-        return ":" in self.catalogue
+        return is_elsewhere(self.catalogue)
 
     @property
     def num_parameters(self) -> int:
@@ -148,7 +149,7 @@ def subject(model: str | DecoderSize, *, image_size: int | None = None, sequence
             en=f"model must be a name or a DecoderSize, but {model!r} was received.",
             fr=f"model doit être un nom ou un DecoderSize, mais {model!r} a été reçu.",
         )
-    if model in models.names() or ":" in model or model.endswith(".py"):
+    if model in models.names() or is_elsewhere(model):
         return _of_catalogue(model, image_size, sequence_length)
     key = model.strip().lower().replace("_", "-")
     if key not in published():

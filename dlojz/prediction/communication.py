@@ -49,7 +49,7 @@ from dlojz.config.compatibility import has_tied_head
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import sending_interval
-from dlojz.models.foreign.elsewhere import is_elsewhere
+from dlojz.models.foreign.names import is_elsewhere
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, FORWARD, Schedule
 from dlojz.prediction.shapes import (

@@ -38,8 +38,9 @@ from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList, loss_of, untie
 from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.experts.routing import Routing
-from dlojz.models.foreign.elsewhere import contents_hash, is_elsewhere
+from dlojz.models.foreign.elsewhere import contents_hash
 from dlojz.models.foreign.given_module import changes_its_model
+from dlojz.models.foreign.names import is_elsewhere
 from dlojz.models.meta import sample_inputs, targets_shape
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD

@@ -31,6 +31,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 RECOMPUTED = ("", "-ddp", "-fsdp2-zero3", "-by-hand-3")
 LAYOUTS |= {f"{layout}-full": {**LAYOUTS[layout], "checkpointing": "full"} for layout in RECOMPUTED}
+LAYOUTS["-ddp-selective"] = {**LAYOUTS["-ddp"], "checkpointing": "selective"}
 ALONE = ("", "-fsdp2-zero3", "-fsdp2-zero3-full", "-deepspeed-3", "-by-hand-3")
 """Layouts of the models that are not in one's own file."""
 NO_CHAIN = ("loss", "inputs", "shapes")

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TypeGuard
 
 from dlojz.base.files import cache_folder
 from dlojz.base.language import refusal
 from dlojz.models.catalogue import spec
+from dlojz.models.foreign.names import is_elsewhere
 from dlojz.models.sizes import Size
 
 CHAIN = "chain:"
@@ -38,11 +38,6 @@ def executing_no_file() -> Iterator[None]:
 def executes_files() -> bool:
     """Tell whether an own file may be executed here: not within `executing_no_file`."""
     return not _reading.get()
-
-
-def is_elsewhere(name: object) -> TypeGuard[str]:
-    """Tell whether a name is that of a model from elsewhere: `timm:resnet50`, `my_file.py:build`."""
-    return isinstance(name, str) and ":" in name
 
 
 def is_own_file(name: str) -> bool:

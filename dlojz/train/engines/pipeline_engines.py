@@ -35,7 +35,7 @@ from dlojz.by_hand.tensor.axis import TensorAxis
 from dlojz.by_hand.tensor.split import split_model
 from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList, mean_loss, untie
-from dlojz.models.foreign.elsewhere import is_elsewhere
+from dlojz.models.foreign.names import is_elsewhere
 from dlojz.models.meta import sample_inputs
 from dlojz.pipeline.exchange_formats import to_csv, torch_refusal
 from dlojz.pipeline.partition_baselines import schedule_of
