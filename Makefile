@@ -74,15 +74,20 @@ $(PACKAGES): constraints.txt pyproject.toml | $(READY) $(SYSTEM)
 	fi
 	@if [ -x $(PROXY) ] || ! command -v npm > /dev/null; then touch $(PACKAGES); fi
 
+# make demo PICTURE=docs/demo.png also renews the picture of the README; on a quiet machine, as it shows throughput.
 demo: $(READY)
 	@$(BIN)/dlojz demo
+	@$(if $(PICTURE),cp "$(DLOJZ_RUNS)/demo.png" "$(PICTURE)")
 
 # Nothing is executed: the pages show the outputs that the solutions hold.
 book: $(READY)
 	@$(BIN)/dlojz labs book --out book
 
-# All of the course is served, since the labs link to the code that they are about.
+# All of the course is served, since the labs link to the code that they are about. JupyterLab does not ask about news.
+LAB_SETTINGS := $(VENV)/share/jupyter/lab/settings
 lab: $(READY)
+	@mkdir -p $(LAB_SETTINGS)
+	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}' > $(LAB_SETTINGS)/overrides.json
 	@case "$$DLOJZ_LANG" in [Ff][Rr]*) language=fr ;; *) language=en ;; esac; \
 	  $(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/$$language/contents.ipynb --LabApp.news_url=None \
 	  $$([ "$$(id -u)" != 0 ] || echo --allow-root)

@@ -50,6 +50,8 @@ class _Package(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name not in _HOME_OF:
             raise AttributeError(f"dlojz has no name {name!r}; it offers: {', '.join(sorted(_HOME_OF))}.")
+        if sys.platform == "win32":
+            importlib.import_module("dlojz.base.machine").refuse_windows()
         return getattr(importlib.import_module(_HOME_OF[name]), name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageChops, ImageStat
 
 import dlojz
 from dlojz.cli.main import DONE, main
+from dlojz.cli.runs import PICTURE_RECORDS, demo_configs
+from dlojz.compare import compare
+from dlojz.results.record import RunRecord
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("slurm/*.md"), *ROOT.glob("docs/*.md")])
 FOLDERS_OF_USERS = {"runs/", "quarantine/", "train.py"}
+SAME_PICTURE = 0.2
+"""Mean difference of two pictures, of 255; a bar that moves makes more."""
 COMMANDS = ("README.md", "README.fr.md", "docs/commands.md")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -65,6 +72,20 @@ def test_every_make_target_of_the_readme_exists(name: str) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"`?make ([a-z]+)`?", (ROOT / name).read_text(encoding="utf-8")))
     assert named <= targets
+
+
+def test_the_picture_of_the_readme_is_what_the_demo_draws_today(tmp_path: Path) -> None:
+    """Drawn again from the records that it holds, with the predictions of today, it is the same picture."""
+    again = "docs/demo.png is out of date: make demo PICTURE=docs/demo.png, on a quiet machine"
+    with Image.open(ROOT / "docs" / "demo.png") as shown:
+        shown.load()
+    records = [RunRecord.model_validate(one) for one in json.loads(shown.info.get(PICTURE_RECORDS, "[]"))]
+    assert [record.config.hash for record in records] == [config.hash for config in demo_configs()], again
+    compare(records).figure(tmp_path / "demo.png")
+    with Image.open(tmp_path / "demo.png") as drawn:
+        assert drawn.size == shown.size and drawn.info["Title"] == shown.info["Title"], again
+        difference = ImageStat.Stat(ImageChops.difference(drawn.convert("RGB"), shown.convert("RGB")))
+    assert max(difference.mean) < SAME_PICTURE, again
 
 
 def test_no_file_names_a_path_of_one_machine() -> None:

@@ -10,16 +10,17 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import resource
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, NoReturn
 
 import psutil
+
+from dlojz.base.language import refusal
 
 MOST: Final = 8.0
 _LOAD = Path("/proc/loadavg")
@@ -38,6 +39,15 @@ def patience() -> float:
         minute, _, _, now = _LOAD.read_text(encoding="ascii").split()[:4]
         work = max(float(minute), float(now.partition("/")[0]))
     return min(max(work / (os.cpu_count() or 1), 1.0), MOST)
+
+
+def refuse_windows() -> NoReturn:
+    """Refuse a system on which no process can be forked and no signal stops a rank."""
+    raise refusal(
+        en="dlojz does not run on Windows itself: install WSL (in PowerShell: wsl --install), and dlojz in its Linux.",
+        fr="dlojz ne s’exécute pas sous Windows même : installez WSL (dans PowerShell : wsl --install), puis dlojz "
+        "dans son Linux.",
+    )
 
 
 def cores_available() -> int:
@@ -81,10 +91,20 @@ def rank_limit_bytes(ranks: int) -> int:
         ranks: on this machine, at least 1.
     """
     share = machine_limit_bytes() // ranks
-    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if allowed == resource.RLIM_INFINITY:
+    allowed = system_limit("RLIMIT_AS")
+    if allowed is None:
         return share
     return min(share, max(0, allowed - psutil.Process().memory_info().vms))
+
+
+def system_limit(name: str, *, hard: bool = False) -> int | None:
+    """Read a limit of this process by its name in `resource`; None without a limit, or where the system has none."""
+    try:
+        import resource
+    except ModuleNotFoundError:
+        return None
+    limit = resource.getrlimit(getattr(resource, name))[hard]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 PARENT_VARIABLE = "DLOJZ_LAUNCHER_PID"

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.text import Text
 
+from dlojz.base import extension_locks
 from dlojz.base.language import format_bytes, format_seconds, language, refusal, say
 from dlojz.base.machine import cores_available
 from dlojz.base.table import Lines, Table, titles, visible
@@ -96,6 +97,7 @@ def examine(root: Path) -> list[Check]:
         "cores": _cores,
         "memory": _memory,
         "disk": partial(check_disk, root),
+        "extensions": _extensions,
         "gloo": _gloo,
         "slurm": lambda: _warned("slurm", shutil.which("sbatch") or queue),
         "language": lambda: _warned("language", spoken),
@@ -293,6 +295,14 @@ def check_disk(root: Path) -> Check:
         en="less than 1 GiB is free: remove old runs", fr="moins de 1 Gio libre : supprimez d’anciennes exécutions"
     )
     return _warned("disk", found, full if free_bytes < FREE_BYTES_WANTED else "")
+
+
+def _extensions() -> Check:
+    """Check that no lock was left in torch's cache of compiled extensions."""
+    locks = extension_locks.stale_locks()
+    if not locks:
+        return _warned("extensions", say(en="no stale lock", fr="pas de verrou abandonné"))
+    return Check("extensions", "problem", ", ".join(map(str, locks)), extension_locks.told(locks))
 
 
 def _gloo() -> Check:

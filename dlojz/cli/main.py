@@ -168,6 +168,10 @@ def _dispatch(words: list[str]) -> int:
 
         print(f"dlojz {dlojz.__version__}")
         return DONE
+    if sys.platform == "win32":
+        from dlojz.base.machine import refuse_windows
+
+        refuse_windows()
     name, rest = words[0], words[1:]
     if name not in SUBCOMMANDS:
         raise LabError(one_of("command", name, SUBCOMMANDS))

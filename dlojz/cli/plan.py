@@ -14,7 +14,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, say, spaced_percent
 from dlojz.base.table import Table, facts, titles
 from dlojz.cli import main
-from dlojz.cli.options import FIGURE, JSON, WORDS, Answer, Given, tell, tell_written, verb
+from dlojz.cli.options import FIGURE, JSON, WORDS, Answer, Given, check_writable, tell, tell_written, verb
 from dlojz.hardware.decoder_size import DecoderSize
 
 HERE = "here"
@@ -399,6 +399,9 @@ def validate_command(given: Given, answer: Answer) -> int:
             en=f"the page has all tables: leave out {' '.join(names)}, or --page.",
             fr=f"la page contient tous les tableaux : ôtez {' '.join(names)}, ou --page.",
         )
+    check_writable(given, ("figure",))
+    if given["page"]:
+        tables.present_page(Path(given["page"]))  # refused now, not after the half minute that the errors take
     results = [validate(name) for name in names or validated()]
     memory = None if names else validate_memory()
     found = [goal for one in results for goal in table_goals(one)] if memory is None else goals(results, memory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
@@ -291,6 +292,8 @@ def _config(given: Given) -> RunConfig:
 
 
 MICRO_BATCH, DEMO_PROCESSES = 16, 2
+PICTURE_RECORDS = "Records"
+"""Name of the text of the demo's picture that holds the records of its runs."""
 
 
 def demo_configs(steps: int = 30, processes: int = DEMO_PROCESSES) -> list[RunConfig]:
@@ -339,6 +342,7 @@ def demo_command(given: Given, answer: Answer) -> int:
     comparison = compare(runs)
     figure = runs_root(given["root"]) / "demo.png"
     comparison.figure(figure)
+    _keep_records(figure, runs)
     if given["json"]:
         answer(comparison.to_dict())
     else:
@@ -348,6 +352,20 @@ def demo_command(given: Given, answer: Answer) -> int:
     took = format_seconds(time.monotonic() - started_s)
     tell(en=f"{len(runs)} runs in {took}.", fr=f"{len(runs)} exécutions en {took}.")
     return main.DONE if all(run.state == "completed" for run in runs) else main.FAILED
+
+
+def _keep_records(picture: Path, runs: Iterable[Run]) -> None:
+    """Keep the records that a picture shows in its own text, from which it can be drawn again."""
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    records = [run.record.model_dump(mode="json") for run in runs if run.record is not None]
+    with Image.open(picture) as drawn:
+        drawn.load()
+    kept = PngInfo()
+    kept.add_text("Title", str(drawn.info["Title"]))
+    kept.add_text(PICTURE_RECORDS, json.dumps(records), zip=True)
+    drawn.save(picture, dpi=drawn.info["dpi"], pnginfo=kept)
 
 
 def _run_all(configs: list[RunConfig], again: bool, root: str | Path | None) -> list[Run]:

@@ -6,7 +6,9 @@ that a figure is never typed; the rows are a second page beside it.
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -461,6 +463,44 @@ def _why_unused(row: Measurement) -> str:
     return row.series if row.seconds is not None else "prints no time"
 
 
+def present_page(path: Path) -> str:
+    """Read the page that is to be written, with nothing between its marks; a new one has headings alone.
+
+    Args:
+        path: of a Markdown file; its folder is made.
+
+    Raises:
+        LabError: if the page has another ending, has text without the marks, or cannot be read or written.
+    """
+    if path.suffix != ".md":
+        raise refusal(
+            en=f"the page is Markdown, but {path.name!r} was received: give it the ending .md.",
+            fr=f"la page est en Markdown, mais {path.name!r} a été reçu : donnez-lui la terminaison .md.",
+        )
+    with _refusing_page(path):
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for place in (path.parent, path, _rows_beside(path)):
+            if place.exists() and not os.access(place, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+    return filled(text, dict.fromkeys(_HEADINGS, ""), path.name)
+
+
+def _rows_beside(path: Path) -> Path:
+    return path.with_name(f"{path.stem}_rows.md")
+
+
+@contextmanager
+def _refusing_page(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        raise refusal(
+            en=f"the page {path} cannot be read and written: {error}; give another path.",
+            fr=f"la page {path} ne peut pas être lue et écrite : {error} ; donnez un autre chemin.",
+        ) from None
+
+
 def write_page(path: Path, results: Sequence[TableResult], memory: MemoryResult) -> Path:
     """Write the page, and the one of its rows beside it.
 
@@ -472,25 +512,13 @@ def write_page(path: Path, results: Sequence[TableResult], memory: MemoryResult)
         The path of the page of the rows.
 
     Raises:
-        LabError: if the page has another ending, has text without the marks, or cannot be read or written.
+        LabError: as `present_page` does.
     """
-    if path.suffix != ".md":
-        raise refusal(
-            en=f"the page is Markdown, but {path.name!r} was received: give it the ending .md.",
-            fr=f"la page est en Markdown, mais {path.name!r} a été reçu : donnez-lui la terminaison .md.",
-        )
-    beside = path.with_name(f"{path.stem}_rows.md")
-    try:
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        text = filled(text, blocks(results, memory, beside.name), path.name)
-        path.parent.mkdir(parents=True, exist_ok=True)
+    beside = _rows_beside(path)
+    text = filled(present_page(path), blocks(results, memory, beside.name), path.name)
+    with _refusing_page(path):
         beside.write_text(rows_page(results, memory, path.name), encoding="utf-8")
         path.write_text(text, encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise refusal(
-            en=f"the page {path} cannot be read and written: {error}; give another path.",
-            fr=f"la page {path} ne peut pas être lue et écrite : {error} ; donnez un autre chemin.",
-        ) from None
     return beside
 
 

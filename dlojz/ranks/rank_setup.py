@@ -11,14 +11,12 @@ loopback interface by default, and ends with the process that started it, as do 
 from __future__ import annotations
 
 import base64
-import fcntl
 import importlib
 import logging
 import os
 import signal
 import socket
 import sys
-import termios
 import threading
 import time
 import traceback
@@ -38,6 +36,8 @@ from dlojz.base.machine import cores_available, die_with_parent
 TEXT_BYTES = 64 * 2**10
 IMAGE_BYTES = 1024 * 2**10
 """Of all figures of a cell, as PNG."""
+PIPE_BYTES = 2**20
+"""More than a pipe holds: 64 KiB on Linux, 1 MiB where a page has 64 KiB. Source: pipe(7), "Pipe capacity"."""
 # gloo prints how many peers it has, each time a group is made.
 _CHATTER = ("[Gloo] Rank ",)
 
@@ -162,13 +162,16 @@ class Streams:
         with suppress(OSError, ValueError):
             sys.stdout.flush()
         with self._lock:
-            waiting = fcntl.ioctl(self._read, termios.FIONREAD, b"\0" * 4)
-            self._read_pipe(int.from_bytes(waiting, sys.byteorder))
+            self._read_pipe(PIPE_BYTES)
 
 
 def _out_of_the_way(descriptor: int) -> int:
     """Move a descriptor to a number that no cell closes by accident, not inherited by child processes."""
-    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 100)
+    moved = 100
+    with suppress(OSError):  # of the first number that is not open
+        while os.fstat(moved):
+            moved += 1
+    os.dup2(descriptor, moved, inheritable=False)
     os.close(descriptor)
     return moved
 

@@ -30,6 +30,7 @@ from typing import IO, Any
 import psutil
 
 from dlojz.base.errors import LabError
+from dlojz.base.extension_locks import stale_locks, told
 from dlojz.base.files import CHECKOUT
 from dlojz.base.language import one_of, refusal, say
 from dlojz.base.machine import cores_available
@@ -366,6 +367,8 @@ def run(  # noqa: PLR0913 - one call is all that a student has to know
         if new:
             # A run that goes on here after a job of it has ended is no job any more.
             (folder / JOB_FILE).unlink(missing_ok=True)
+            if wanted.script and (locks := stale_locks()):
+                print(f"dlojz: {told(locks)}", file=sys.stderr)
             start(folder)
     handle = Run(folder)
     return handle.follow(progress) if wait else handle

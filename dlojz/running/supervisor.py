@@ -21,7 +21,6 @@ import logging
 import math
 import os
 import re
-import resource
 import signal
 import socket
 import sys
@@ -35,7 +34,7 @@ from typing import Any, Literal, NoReturn
 
 import psutil
 
-from dlojz.base.machine import PARENT_VARIABLE, adopt_orphans, cores_available
+from dlojz.base.machine import PARENT_VARIABLE, adopt_orphans, cores_available, system_limit
 from dlojz.config.run_config import RunConfig
 from dlojz.processes import start_rank as rank_process
 from dlojz.processes.forks import fork
@@ -366,7 +365,7 @@ def supervise(folder: Path) -> Ending:
             folder,
             config.layout.world_size,
             kernel_oom=_kernel_oom_kills(kills_before),
-            cpu_limit_s=_cpu_limit_s(),
+            cpu_limit_s=system_limit("RLIMIT_CPU", hard=True),
             time_limit_s=owner.time_limit_s,
             **known,
         )
@@ -441,12 +440,6 @@ def _kernel_oom_kills(before: int | None) -> bool | None:
     """Return whether the kernel has killed a process for memory since; None where that is not known."""
     now = _count_oom_kills()
     return None if before is None or now is None else now > before
-
-
-def _cpu_limit_s() -> float | None:
-    """Return the processor time that each rank may use (`ulimit -t`), in seconds; None without a limit."""
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    return None if hard == resource.RLIM_INFINITY else float(hard)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ else is workspace. Bytes of collectives are those of the tensors handed to c10d.
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections import defaultdict
@@ -337,8 +336,12 @@ def _samples(moments: list[tuple[StorageEvent, dict[Category, int]]]) -> tuple[M
     )
 
 
-def resident_bytes() -> int:
-    """Return the largest resident set of this process, in bytes."""
+def resident_bytes() -> int | None:
+    """Return the largest resident set of this process, in bytes; None where the system does not say."""
+    try:
+        import resource
+    except ModuleNotFoundError:
+        return None
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else largest * 1024
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dlojz.base import extension_locks
 from dlojz.base.language import use_language
 from dlojz.cli import doctor
 from dlojz.cli.doctor import has_kernels, uses_of_groups, wanted_in
@@ -96,3 +100,30 @@ def test_without_a_library_of_the_core_there_is_one_sentence_and_no_traceback(di
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert distribution in done.stdout + done.stderr and "pip install" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("own_folder", [True, False])
+def test_a_lock_that_a_killed_build_left_is_named_with_what_removes_it(
+    own_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that the user names, or in torch's own, which has one folder more for each Python."""
+    if own_folder:
+        monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    else:
+        monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+        monkeypatch.setattr(extension_locks, "_default_folder", lambda: tmp_path)
+    folder = tmp_path if own_folder else tmp_path / "py311_cpu"
+    locks = {name: folder / name / "lock" for name in ("cpu_adam left", "held", "young")}
+    for name, lock in locks.items():
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+        if name != "young":
+            os.utime(lock, (0, 0))
+    with locks["held"].open("rb"):
+        check = doctor._extensions()
+    assert check.state == "problem" and check.found == str(locks["cpu_adam left"])
+    command = check.advice.partition("now: ")[2]
+    assert shlex.split(command) == ["rm", str(locks["cpu_adam left"])]
+    subprocess.run(shlex.split(command), check=True)
+    with locks["held"].open("rb"):
+        assert doctor._extensions().state == "ok"

@@ -236,8 +236,9 @@ def test_a_page_keeps_what_was_written_by_hand(tmp_path: Path, capfd: pytest.Cap
     assert page.read_text(encoding="utf-8") == f"by hand\n{first}by hand too\n"
 
 
-@pytest.mark.usefixtures("validated_once")
-def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:
+def test_a_page_without_marks_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Refused before anything is computed.
+    monkeypatch.setattr("dlojz.cost_model.validation.validate", pytest.fail)
     notes = tmp_path / "notes.md"
     notes.write_text("# My notes\n", encoding="utf-8")
     with pytest.raises(LabError, match=r"notes.md must hold the line '<!-- dlojz validate: goals -->' once"):

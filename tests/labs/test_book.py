@@ -19,6 +19,7 @@ from dlojz.labs.kit.source import ProseCells, read_source
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTIONS = ROOT / "solutions"
+DOCUMENTS = [path.stem for path in (ROOT / "docs").glob("*.md")]
 BOTH = Shelf("en", ("01_big_models.ipynb",), both=True)
 VOID = {"meta", "img", "br", "hr", "col", "input", "link", "path", "use"}
 
@@ -58,7 +59,7 @@ class Reader(HTMLParser):
 def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("somewhere") / "book"
     made = make_book(folder, ["01", "07"])
-    assert made.pages == 9
+    assert made.pages == 9 + len(DOCUMENTS)
     assert made.first == folder / "index.html"
     assert made.missing == ()
     assert made.size_bytes == sum(path.stat().st_size for path in folder.rglob("*.html"))
@@ -71,7 +72,8 @@ def pages(book: Path) -> dict[str, Reader]:
 
 def test_the_pages_are_those_of_both_languages(book: Path) -> None:
     names = {"index.html", "glossary.html", "01_big_models.html", "07_hybrid_3d.html"}
-    assert set(pages(book)) == {"index.html", *(f"{one}/{name}" for one in LANGUAGES for name in names)}
+    both = {f"{one}/{name}" for one in LANGUAGES for name in names}
+    assert set(pages(book)) == {"index.html", *both, *(f"en/{name}.html" for name in DOCUMENTS)}
 
 
 def test_nothing_runs_and_nothing_comes_from_elsewhere(book: Path) -> None:
@@ -284,5 +286,6 @@ def test_the_options_stand_before_or_after_the_labs(
 def test_the_command_says_where_the_book_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["labs", "book", "07", "--out", str(tmp_path / "b"), "--language", "en"]) == DONE
     told = capsys.readouterr()
-    assert told.out.startswith("4 pages, ") and told.out.endswith(f"{tmp_path / 'b' / 'index.html'}\n")
+    assert told.out.startswith(f"{4 + len(DOCUMENTS)} pages, ")
+    assert told.out.endswith(f"{tmp_path / 'b' / 'index.html'}\n")
     assert told.err == ""

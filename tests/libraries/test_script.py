@@ -287,7 +287,15 @@ def test_the_sentences_are_in_both_languages() -> None:
     assert "avant le premier pas d’un optimiseur" in no_step_at_all("train.py", "rien")
 
 
-def test_words_reach_the_script_as_they_are(tmp_path: Path) -> None:
+def test_words_reach_the_script_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside a lock of a build that was killed, which is named before the run waits for it."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "built"))
+    lock = tmp_path / "built" / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    os.utime(lock, (0, 0))
     words = ["--a b", "$(touch hacked)", ";", "--", "-h"]
     run = run_text(tmp_path, ONE_MODEL + """
     import sys
@@ -296,6 +304,7 @@ def test_words_reach_the_script_as_they_are(tmp_path: Path) -> None:
     """, args=words)
     assert run.logs(0).splitlines()[0] == f"{words} __main__"
     assert not list(tmp_path.rglob("hacked"))
+    assert f"rm {lock}" in capsys.readouterr().err
 
 
 def test_what_says_nothing_to_a_script_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Build the book, `dlojz labs book`: static pages of all executed solutions, contents and glossary, in both languages.
 
+The pages of docs/ are in its English half.
+
 Nothing is executed: a page shows the outputs that are stored beside the code, rendered by nbconvert. It holds no script
 and nothing from elsewhere; a link leads to another page of the book or to the web, and is plain text otherwise. A lab
 whose solution is not there is named in the contents, without a page.
@@ -16,7 +18,7 @@ import io
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from string import Template
@@ -166,11 +168,13 @@ class Shelf:
     Args:
         notebooks: File names of the notebooks that have a page in the book.
         both: Whether each page has its twin in the other language.
+        documents: File names of the pages of docs/ that are in the book; they are in English.
     """
 
     language: Language
     notebooks: Collection[str]
     both: bool
+    documents: Collection[str] = ()
 
     def page_of(self, target: str) -> str | None:
         """Where a link of a notebook leads in the book; None where the book has no such page."""
@@ -179,7 +183,9 @@ class Shelf:
             return HOME
         if name == GLOSSARY:
             return WORDS
-        return name.removesuffix(".ipynb") + ".html" if name in self.notebooks else None
+        if name in self.notebooks or name in self.documents:
+            return Path(name).stem + ".html"
+        return None
 
 
 def notebook_page(notebook: Any, file: str, title: str, shelf: Shelf) -> str:
@@ -411,11 +417,12 @@ def make_book(
             fr=f"{root / 'solutions'} ne contient aucune solution exécutée : le livre se fait à partir d’une copie "
             "du cours.",
         )
-    total = len(chosen) * (len(there) + 2)
+    documents = sorted((root / "docs").glob("*.md")) if "en" in chosen else []
+    total = len(chosen) * (len(there) + 2) + len(documents)
     size_bytes = 0
     # disable=None: a bar where somebody looks, nothing in a log.
     with tqdm(total=total, unit="page", file=sys.stderr, disable=None, dynamic_ncols=True) as bar:
-        for path, text in _pages(root, out, chosen, there):
+        for path, text in _pages(root, out, chosen, there, documents):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, text)
             size_bytes += len(text.encode())
@@ -425,12 +432,25 @@ def make_book(
     return Book(out, total + 1, size_bytes + len(first.encode()), tuple(one for one in wanted if one not in there))
 
 
-def _pages(root: Path, out: Path, languages: list[Language], there: list[LabEntry]) -> Iterator[tuple[Path, str]]:
+def _heading(document: Path) -> str:
+    return document.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+
+
+def _pages(
+    root: Path, out: Path, languages: list[Language], there: list[LabEntry], documents: list[Path]
+) -> Iterator[tuple[Path, str]]:
     for name in languages:
-        shelf = Shelf(name, frozenset(one.notebook for one in there), both=len(languages) > 1)
+        in_english = documents if name == "en" else []
+        notebooks, pages = frozenset(one.notebook for one in there), frozenset(one.name for one in in_english)
+        shelf = Shelf(name, notebooks, both=len(languages) > 1, documents=pages)
         glossary = "\n\n".join(glossary_markdown(name))
         titles = ("Sommaire", "Glossaire") if name == "fr" else ("Contents", "Glossary")
-        yield out / name / HOME, markdown_page(_contents(name), HOME, titles[0], shelf)
+        listed = "".join(f"- [{_heading(one)}]({one.name})\n" for one in in_english)
+        contents = f"{_contents(name)}\n## Documentation\n\n{listed}" if listed else _contents(name)
+        yield out / name / HOME, markdown_page(contents, HOME, titles[0], shelf)
+        for one in in_english:
+            text, file = one.read_text(encoding="utf-8"), f"{one.stem}.html"
+            yield out / name / file, markdown_page(text, file, _heading(one), replace(shelf, both=False))
         yield out / name / WORDS, markdown_page(glossary, WORDS, titles[1], shelf)
         for entry in there:
             file = f"{entry.file}.html"

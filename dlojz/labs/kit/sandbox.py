@@ -14,7 +14,6 @@ import faulthandler
 import gc
 import json
 import os
-import resource
 import selectors
 import signal
 import sys
@@ -194,6 +193,16 @@ def _threads_of_user() -> int:
 
 
 def _limit(cpu_s: int) -> None:
+    with suppress(ModuleNotFoundError):  # a system without limits: those of seconds and output are the parent's
+        _limit_by_system(cpu_s)
+    if "torch" in sys.modules:
+        # OpenMP's threads did not come along with the fork: a parallel region would wait for them for ever.
+        sys.modules["torch"].set_num_threads(1)
+
+
+def _limit_by_system(cpu_s: int) -> None:
+    import resource
+
     limits = {resource.RLIMIT_CPU: cpu_s, resource.RLIMIT_FSIZE: FILE_BYTES, resource.RLIMIT_CORE: 0}
     statm = Path("/proc/self/statm")
     if statm.is_file():  # elsewhere, as on macOS, what is in use is not known, so that no limit can be added to it
@@ -205,9 +214,6 @@ def _limit(cpu_s: int) -> None:
     for name, limit in limits.items():
         hard = resource.getrlimit(name)[1]
         resource.setrlimit(name, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-    if "torch" in sys.modules:
-        # OpenMP's threads did not come along with the fork: a parallel region would wait for them for ever.
-        sys.modules["torch"].set_num_threads(1)
 
 
 def load_deepspeed() -> Any:

@@ -21,7 +21,6 @@ import contextlib
 import hashlib
 import math
 import os
-import pwd
 import re
 import shutil
 import signal
@@ -464,8 +463,10 @@ def words_of(answer: SchedulerAnswer) -> str:
 def user() -> str:
     """Return the name of this user, or the number of one that has none here."""
     try:
+        import pwd
+
         return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
+    except (KeyError, ModuleNotFoundError):
         return str(os.getuid())
 
 
