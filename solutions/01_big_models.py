@@ -344,7 +344,8 @@ lab.reveal("vit-b-encoder", sum(parameter.numel() for block in encoder for param
 # ## 4. Compter les opérations
 #
 # La taille des images se paie ailleurs. Le produit d’une matrice (a, b) par une matrice (b, c) coûte `a·b·c`
-# multiplications-additions ; les articles de vision les appellent « FLOPs ».
+# multiplications-additions. Les articles de vision les appellent « FLOPs » ; dans ce cours, chacune compte pour deux
+# FLOP.
 #
 # ### Exercice 6 — ce que coûte l’attention
 #
@@ -358,7 +359,7 @@ lab.reveal("vit-b-encoder", sum(parameter.numel() for block in encoder for param
 # ## 4. Counting operations
 #
 # The size of the images is paid for elsewhere. The product of an (a, b) matrix and a (b, c) matrix costs `a·b·c`
-# multiply-adds; papers on vision call these “FLOPs”.
+# multiply-adds. Papers on vision call these “FLOPs”; in this course each counts as two FLOPs.
 #
 # ### Exercise 6 — what attention costs
 #
@@ -631,12 +632,7 @@ figures.losses({"coatnet_tiny": coatnet.losses, "vit_tiny": vit_run.losses})
 # </details>
 
 # %%
-tiny, small = models.describe("coatnet_tiny"), models.describe("vit_tiny", num_classes=10)
-(
-    sum(coatnet.losses[-5:]) < sum(vit_run.losses[-5:]),
-    round(small.parameters / tiny.parameters, 2),
-    round(small.flops / tiny.flops, 1),
-)
+figures.learning_seen(coatnet, vit_run)
 
 # %% [markdown] lang="fr"
 # ## Bilan

@@ -287,7 +287,7 @@ asked(lambda: (peak(samples) == measured.peak_bytes, abs(peak(samples) / predict
 figures.peak_and_maxima(samples)
 
 # %% [markdown] lang="fr"
-# Le pic est **moins** que la somme des maximums. Il a lieu au début de la passe arrière : toutes les activations sont
+# Le pic est **inférieur** à la somme des maximums. Il a lieu au début de la passe arrière : toutes les activations sont
 # là, mais presque aucun gradient. Ceux-ci apparaissent ensuite, à mesure que les activations sont libérées.
 #
 # **Votre prédiction.** Avec un micro-batch de 64 et non plus de 16, combien d’octets d’activations `vit_tiny`
@@ -667,15 +667,15 @@ devices = [hardware.device(name) for name in ("v100-16", "v100-32", "a100-40", "
 figures.limit_of_data_parallelism(replica_bytes, parameters, sample_bytes, 64, devices)
 
 # %% [markdown] lang="fr"
-# De gauche à droite, on multiplie les GPU par 64, et la partie basse ne diminue pas : elle augmente. **Seules les
-# activations sont réparties.** Aucun nombre de V100 n’entraînera ce modèle ainsi.
+# De gauche à droite, on multiplie les GPU par 64, et la partie basse ne diminue pas ; de 1 à 2 GPU, elle augmente même,
+# à cause des *buckets*. **Seules les activations sont réparties.** Aucun nombre de V100 n’entraînera ce modèle ainsi.
 #
 # **Expliquez.** Pour chaque GPU : une réplique tient-elle avec une image ? Et avec 1 024 GPU au lieu de 64 ? La cellule
 # répond, puis donne le pic en octets par paramètre, et ce qui le compose.
 
 # %% [markdown] lang="en"
-# From left to right, GPUs are multiplied by 64, and the lower part does not shrink: it grows. **Activations alone are
-# divided.** No number of V100s will ever train this model in this way.
+# From left to right, GPUs are multiplied by 64, and the lower part does not shrink; from 1 to 2 GPUs it even grows,
+# because of the buckets. **Activations alone are divided.** No number of V100s will ever train this model in this way.
 #
 # **Explain.** For each GPU: does a replica fit with one image? And with 1,024 GPUs instead of 64? The cell answers,
 # then gives the peak in bytes per parameter, and what it is made of.
@@ -693,8 +693,8 @@ print({name: round(held / parameters, 1) for name, held in replica.memory.at_pea
 # %% [markdown] lang="fr"
 # On retrouve les **24 octets** par paramètre ! Avec une seule image, le pic est dans la mise à jour de l’optimiseur :
 # aux 16 octets d’états s’ajoutent 4 octets de *buckets* et 4 de temporaires, car AdamW met à jour tous les poids d’un
-# seul coup (`foreach`). Mais ce n’est vrai que pour un si petit batch : dès que les activations dominent, la règle n’a
-# plus de sens.
+# seul coup (`foreach`). (`workspace` réunit ces deux parts ; `buffers` désigne les statistiques des *BatchNorm*.) Mais
+# ce n’est vrai que pour un si petit batch : dès que les activations dominent, la règle n’a plus de sens.
 #
 # Pour aller plus loin, il faudra répartir les états eux-mêmes : c’est *ZeRO*, au TP 04. Restent, sur un seul GPU, deux
 # façons d’échanger du temps contre de la mémoire.
@@ -707,8 +707,9 @@ print({name: round(held / parameters, 1) for name, held in replica.memory.at_pea
 
 # %% [markdown] lang="en"
 # Here are the **24 bytes** per parameter again! With one image the peak is in the optimizer's update: to the 16 bytes
-# of states come 4 bytes of buckets and 4 of temporaries, as AdamW updates all weights at once (`foreach`). But that
-# holds for so small a batch only: once activations dominate, the rule no longer means anything.
+# of states come 4 bytes of buckets and 4 of temporaries, as AdamW updates all weights at once (`foreach`). (`workspace`
+# is both together; `buffers` are the statistics of BatchNorm.) But that holds for so small a batch only: once
+# activations dominate, the rule no longer means anything.
 #
 # To go further, the states themselves must be partitioned: that is ZeRO, in lab 04. There remain, on one single GPU,
 # two ways to trade time for memory.
@@ -1217,7 +1218,9 @@ big.moment
 # sur le GPU, avec le contexte CUDA et NCCL ; et ce que montre **`nvidia-smi`**, où l’allocateur garde en plus, en
 # cache, ce qu’il a déjà réservé. S’il manque de place, il rend ce cache avant d’échouer : c’est le deuxième nombre qui
 # décide si un modèle tient, ici, dans `dlojz memory` et dans `dlojz plan`. Près de la limite, ces restitutions
-# ralentissent l’entraînement : `dlojz plan` signale un GPU rempli à plus de 90 %.
+# ralentissent l’entraînement : `dlojz plan` signale un GPU rempli à plus de 90 %. Dans votre projet,
+# `torch.cuda.max_memory_allocated()` donne le premier nombre, `torch.cuda.max_memory_reserved()` ce que l’allocateur a
+# réservé.
 #
 # ## Bilan
 #
@@ -1235,8 +1238,9 @@ big.moment
 # Three numbers for one memory, not to be confused: the **peak** of what is allocated; what the GPU **needs** at least,
 # with the CUDA context and NCCL; and what **`nvidia-smi`** shows, where the allocator also caches what it has reserved
 # before. When memory is short it gives this cache back before it fails: the second number decides whether a model fits,
-# here, in `dlojz memory` and in `dlojz plan`. Near the limit these releases cost time: `dlojz plan`
-# names a GPU that is more than 90% full.
+# here, in `dlojz memory` and in `dlojz plan`. Near the limit these releases cost time: `dlojz plan` names a GPU that is
+# more than 90% full. In a project of yours, `torch.cuda.max_memory_allocated()` gives the first number,
+# `torch.cuda.max_memory_reserved()` what the allocator has reserved.
 #
 # ## Summary
 #

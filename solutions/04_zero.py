@@ -647,9 +647,9 @@ def sent_by(run):
 lab.reveal("stage-3-sends", sent_by(by_hand[2]))
 
 # %% [markdown] lang="fr"
-# Voici tout, pour le rang 0 : en clair ce qui était prédit, dessous ce qui est mesuré. À gauche, la mémoire des états
-# par catégorie ; le losange est le pic, activations et temporaires compris. À droite, les octets envoyés, en
-# passages.
+# Voici tout, pour le rang 0 : en teinte claire, ce qui était prédit ; au-dessous, ce qui est mesuré. À gauche, la
+# mémoire des états par catégorie ; le losange est le pic, activations et temporaires compris. À droite, les octets
+# envoyés, en passages.
 
 # %% [markdown] lang="en"
 # Here is everything, for rank 0: in pale what was predicted, below it what is measured. On the left, the memory of the
@@ -692,6 +692,13 @@ print([all(abs(a / b - 1) < 1e-3 for a, b in zip(run.losses, fsdp2.losses, stric
 # Changez d’échelle : ce que la prédiction dit de CoAtNet-7 sur 64 GPU, en bf16 avec DeepSpeed, et ce que dit la
 # formule de l’exercice 1. Chaque ligne donne le niveau, puis les deux valeurs par rang. Où diffèrent-elles, et
 # pourquoi ?
+#
+# <details><summary>Réponse</summary>
+#
+# Au niveau 1. La formule y compte des gradients entiers, 2Ψ, comme l’article ; DeepSpeed, avec un micro-batch par pas,
+# n’en garde que sa part, comme au niveau 2.
+#
+# </details>
 
 # %% [markdown] lang="en"
 # Three surprises, which only measuring reveals.
@@ -710,6 +717,13 @@ print([all(abs(a / b - 1) < 1e-3 for a, b in zip(run.losses, fsdp2.losses, stric
 #
 # Now change the scale: what the prediction says of CoAtNet-7 on 64 GPUs, in bf16 with DeepSpeed, and what the formula
 # of exercise 1 says. Each line gives the stage, then the two values per rank. Where do they differ, and why?
+#
+# <details><summary>Answer</summary>
+#
+# In stage 1. There the formula counts whole gradients, 2Ψ, as the paper does; DeepSpeed, with one micro-batch per step,
+# keeps only its share of them, as in stage 2.
+#
+# </details>
 
 # %% name="at-scale"
 from dlojz.prediction.shapes import model_shapes
@@ -799,12 +813,12 @@ lab.check("deepspeed-json", deepspeed_settings)
 # %% [markdown] lang="fr"
 # Voici le fichier que le paquet écrit pour ZeRO-2 sur quatre GPU, 28 images chacun, comme on le ferait pour Jean Zay ;
 # il le relit ensuite comme le ferait DeepSpeed. Comparez avec le vôtre, `deepspeed_settings(wanted, bucket_mib=50)` :
-# que disent les clés de plus ?
+# que disent les clés de plus, et en quoi les autres diffèrent-elles ?
 
 # %% [markdown] lang="en"
 # Here is the file that the package writes for ZeRO-2 on four GPUs, 28 images each, as one would for Jean Zay; it then
 # reads it back as DeepSpeed would. Compare it with your own, `deepspeed_settings(wanted, bucket_mib=50)`: what do the
-# additional keys say?
+# additional keys say, and where do the others differ?
 
 # %% name="read-back"
 from dlojz.config.deepspeed_json import deepspeed_json, read_deepspeed_json
@@ -820,7 +834,9 @@ print(read.title, read.layout.global_batch, read == wanted)
 # %% [markdown] lang="fr"
 # `gradient_clipping` à zéro : pas d’écrêtage, pour que tous les moteurs fassent le même entraînement.
 # `zero_allow_untested_optimizer` : DeepSpeed enveloppe l’optimiseur PyTorch qu’on lui donne, quel qu’il soit. Et
-# `data_types` : en bf16, les tampons du modèle (statistiques de *BatchNorm*) sont convertis comme les poids.
+# `data_types` : en bf16, les tampons du modèle (statistiques de *BatchNorm*) sont convertis comme les poids. Votre
+# *bucket* de 50 Mio compte 26 214 400 éléments ; le paquet en écrit de 2 millions, à la mesure de ses petits modèles.
+# Il omet `train_batch_size`, que DeepSpeed déduit des deux autres tailles.
 #
 # Enregistré sous `ds_config_zero2.json`, ce fichier se donne à l’entraînement ainsi :
 #
@@ -835,7 +851,9 @@ print(read.title, read.layout.global_batch, read == wanted)
 # %% [markdown] lang="en"
 # `gradient_clipping` of zero: no clipping, so that all engines do the same training. `zero_allow_untested_optimizer`:
 # DeepSpeed wraps the PyTorch optimizer it is given, whichever it is. And `data_types`: in bf16 the model's buffers
-# (BatchNorm's statistics) are cast as the weights are.
+# (BatchNorm's statistics) are cast as the weights are. Your bucket of 50 MiB is 26,214,400 elements; the package writes
+# buckets of 2 million, for its small models. It leaves out `train_batch_size`, which DeepSpeed derives from the other
+# two sizes.
 #
 # Saved as `ds_config_zero2.json`, this file is given to the training like this:
 #
@@ -1102,13 +1120,7 @@ figures.lost_time(zero_3_seconds, [("coatnet_7", size) for size in (8, 64, 256, 
 # multiplied?
 
 # %% name="lost-time-seen"
-from dlojz.labs.lab04_zero.exercises_cost import compare_with_compute
-
-small, large, few, many = (
-    compare_with_compute(model, size)["ZeRO-3"]
-    for model, size in (("coatnet_0", 64), ("coatnet_7", 64), ("coatnet_7", 8), ("coatnet_7", 1024))
-)
-small > 1, large > 1, round(many / few, 1)
+figures.lost_time_seen(zero_3_seconds)
 
 # %% [markdown] lang="fr"
 # Sur un petit modèle, ZeRO-3 fait perdre sur les deux tableaux : rien à gagner en mémoire, et des latences que rien ne

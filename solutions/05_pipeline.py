@@ -89,9 +89,9 @@ figures.drawn("gpipe", 4, 9)
 #
 # ### Exercice 1 — la bulle à la main
 #
-# `ranks` étages égaux, `micro_batches` micro-batches ; chaque étage passe `forward` sur la passe avant d’un
-# micro-batch, et `backward` sur sa passe arrière. Les messages ne prennent pas de temps. Renvoyez trois nombres pour
-# GPipe : la durée d’un pas, la fraction de bulle, le surcoût de bulle.
+# `ranks` étages égaux, `micro_batches` micro-batches ; chaque étage met un temps `forward` à faire la passe avant d’un
+# micro-batch, et `backward` à faire sa passe arrière. Les messages ne prennent pas de temps. Renvoyez trois nombres
+# pour GPipe : la durée d’un pas, la fraction de bulle, le surcoût de bulle.
 
 # %% [markdown] lang="en"
 # Four ranks, and blanks: the bubble. “25%” or “33%”? Both are published, under one name:
@@ -148,8 +148,8 @@ lab.predict(
 lab.reveal("speedup", simulate(build("gpipe", 4, 9)).speedup)
 
 # %% [markdown] lang="fr"
-# Quatre GPU, trois fois plus vite : le quatrième est parti en bulle. Voici vos formules, et à côté ce que trouve le
-# simulateur, pour GPipe et pour 1F1B, l’ordonnancement le plus répandu. Regardez bien les deux noms.
+# Quatre GPU, trois fois plus vite : la bulle coûte l’équivalent d’un GPU. Voici vos formules, et à côté ce que trouve
+# le simulateur, pour GPipe et pour 1F1B, l’ordonnancement le plus répandu. Regardez bien les deux noms.
 
 # %% [markdown] lang="en"
 # Four GPUs, three times faster: the fourth went into the bubble. Here are your formulas, and beside them what the
@@ -257,8 +257,8 @@ for name in ("gpipe", "1f1b", "eager-1f1b"):
 
 # %% [markdown] lang="fr"
 # GPipe ajoute 2(p − 1) latences ; 1F1B, 2(p − 1)m/p + 2(p − 2) si p divise m (sinon, un peu plus ou un peu moins :
-# demandez au simulateur). *Eager 1F1B* les masque de nouveau, en gardant presque deux fois plus : on n’achète du temps
-# qu’avec de la mémoire.
+# demandez au simulateur). *Eager 1F1B* les masque de nouveau, en gardant presque deux fois plus : il gagne du temps au
+# prix de la mémoire.
 #
 # ## 3. Interblocages
 #
@@ -339,9 +339,8 @@ figures.repaired(unblocked, 2, 4)
 # ## 4. Sous contrainte de mémoire
 #
 # Et si un rang ne peut pas garder p micro-batches ? Plutôt que d’écrire chaque ordre à la main, prenons un
-# ordonnanceur à liste : dès qu’un rang est libre, il exécute, parmi ce qui est prêt, ce que la **priorité** met en
-# tête.
-# `list_schedule(ranks, micro_batches, priority=…, cap=…)` a deux boutons :
+# **ordonnanceur de liste** : dès qu’un rang est libre, il exécute, parmi ce qui est prêt, ce que la **priorité** met en
+# tête. `list_schedule(ranks, micro_batches, priority=…, cap=…)` a deux réglages :
 #
 # - `priority` : `"forward-first"` ou `"backward-first"` ;
 # - `cap` : le nombre de micro-batches qu’un rang peut garder ; un seul pour tous, un par rang, ou une fonction du rang.
@@ -407,10 +406,10 @@ from dlojz.pipeline.optimum.shortest_schedule import optimum
 lab.reveal("one-slot-less", optimum(4, 8, memory_limit=3).value)
 
 # %% [markdown] lang="fr"
-# Une place de moins coûte 18 % de temps. Au-delà de quatre, la mémoire n’achète plus rien : la bulle est due aux
-# dépendances. Et 1F1B « raccourci » (une passe avant de moins en tête, puis la même alternance) ? 48 : il attend des
-# passes avant qui ne peuvent pas venir, alors que des passes arrière sont prêtes. Un ordre fixé d’avance doit savoir ce
-# que les autres pourront faire.
+# Une place de moins coûte 18 % de temps. Au-delà de quatre places, plus de mémoire ne fait rien gagner : la bulle est
+# due aux dépendances. Et 1F1B « raccourci » (une passe avant de moins en tête, puis la même alternance) ? 48 : il
+# attend des passes avant qui ne peuvent pas venir, alors que des passes arrière sont prêtes. Pour fixer un ordre
+# d’avance, il faut savoir ce que les autres rangs pourront faire.
 
 # %% [markdown] lang="en"
 # One slot fewer costs 18% more time. Beyond four, memory buys nothing more: the bubble comes from the dependencies. And
@@ -429,8 +428,8 @@ figures.capped(under_cap, 4, 8, range(1, 7))
 #
 # ### Exercice 6 — envoyer et recevoir
 #
-# Exécutez, sur ce rang, un micro-batch à travers `stage`, en passe avant puis en passe arrière. Les gradients restent
-# dans les paramètres de l’étage ; il n’y a rien à renvoyer.
+# Faites passer un micro-batch à travers l’étage de ce rang, `stage` : passe avant, puis passe arrière. Les gradients
+# restent dans les paramètres de l’étage ; il n’y a rien à renvoyer.
 #
 # - `x` est le micro-batch sur le rang 0, `None` ailleurs ; `shape` et `dtype` sont la forme et le type de ce qui passe
 #   entre deux étages ;
@@ -494,6 +493,16 @@ lab.check("stage-boundary", run_stage)
 # - pourquoi les envois ne bloquent-ils pas, et quand finit-on par les attendre ?
 # - comment un rang sait-il, sans étiquette, quel message il reçoit ?
 # - où la perte est-elle divisée par le nombre de micro-batches, et pourquoi ?
+#
+# <details><summary>Réponse</summary>
+#
+# Avec des envois bloquants, deux rangs qui s’envoient un message au même moment s’attendraient (section 3) ; le code
+# appelle donc `isend`, et n’attend ses envois qu’à la fin du pas. Entre deux rangs, les messages arrivent dans l’ordre
+# où ils sont partis, et chaque rang connaît la liste de tous : il sait donc lequel vient. La perte est divisée au
+# dernier étage, avant la passe arrière : les gradients des micro-batches s’additionnent, et leur somme doit être le
+# gradient de la perte moyenne.
+#
+# </details>
 
 # %% [markdown] lang="en"
 # For several micro-batches only the schedule is missing: keep the inputs and outputs of those under way, and follow the
@@ -503,6 +512,16 @@ lab.check("stage-boundary", run_stage)
 # - why do the sends not block, and when are they waited for in the end?
 # - how does a rank know, without labels, which message it receives?
 # - where is the loss divided by the number of micro-batches, and why?
+#
+# <details><summary>Answer</summary>
+#
+# With blocking sends, two ranks that send to each other at the same time would wait for ever (section 3); so the code
+# calls `isend`, and waits for its sends at the end of the step only. Messages between two ranks arrive in the order in
+# which they were sent, and each rank knows the lists of all: so it knows which one comes. The loss is divided on the
+# last stage, before the backward pass: the gradients of the micro-batches add up, and their sum must be the gradient of
+# the mean loss.
+#
+# </details>
 
 # %% [markdown] lang="fr"
 # ## 6. Où couper ?
@@ -674,20 +693,19 @@ figures.memory(kept, [gpipe, one_f_one_b_run])
 
 # %% [markdown] lang="fr"
 # Le quotient est le même des deux côtés, à un message encore en route près : ce que garde un rang, c’est bien
-# « micro-batches en cours × activations d’un micro-batch ». Et l’entraînement ? La première valeur dit si les pertes
-# sont les mêmes, la seconde si elles sont celles d’un processus seul, à 10⁻⁵ près.
+# « micro-batches en cours × activations d’un micro-batch ». Et l’entraînement ? Les pertes sont-elles les mêmes,
+# et celles d’un processus seul ?
 
 # %% [markdown] lang="en"
 # The quotient is the same on both sides, give or take a message that is still under way: what a rank keeps is indeed
-# “micro-batches under way × activations of one micro-batch”. And the training? The first value tells whether the
-# losses are the same, the second whether they are those of one process, within 10⁻⁵.
+# “micro-batches under way × activations of one micro-batch”. And the training? Are the losses the same, and those of
+# one process?
 
 # %% name="run-alone" tags=["nbval-ignore-output"]
 alone = dlojz.run(config, pp=1, engine="torch")
 
 # %% name="same-training"
-pairs = list(zip(gpipe.losses, one_f_one_b_run.losses, alone.losses, strict=True))
-print(all(abs(a - b) < 1e-5 for a, b, _ in pairs), all(abs(a - c) < 1e-5 for a, _, c in pairs))
+figures.same_training(gpipe, one_f_one_b_run, alone)
 
 # %% [markdown] lang="fr"
 # ### Et la durée ?
@@ -784,15 +802,15 @@ figures.own(without_bubble, 2, 4)
 
 # %% [markdown] lang="fr"
 # Simulé, donc ; exécutons-le. La cellule qui suit l’écrit dans le format CSV du *runtime* de PyTorch, une ligne par
-# rang. (Tant que l’exercice n’est pas fait, c’est 1F1B.)
+# rang. (Tant que l’exercice n’est pas fait, ou que votre ordre ne peut pas s’exécuter, c’est 1F1B.)
 
 # %% [markdown] lang="en"
 # Simulated, then; let us execute it. The next cell writes it in the CSV format of PyTorch's runtime, one line per rank.
-# (As long as the exercise is to do, it is 1F1B.)
+# (As long as the exercise is to do, or your order cannot be executed, it is 1F1B.)
 
 # %% name="csv"
 csv = figures.csv_of(without_bubble, 2, 4)
-csv.count("\n"), csv.splitlines()[0][:8]
+print(csv)
 
 # %% [markdown] lang="fr"
 # Deux rangs, deux exécutions : par notre *runtime*, puis par celui de PyTorch, qui lit le CSV. Chaque rang compare ses
@@ -858,7 +876,7 @@ print("torch", apart(stages[rank]) < 1e-6)
 # - *TeraPipe* : coupe aussi les séquences, en tranches de tokens ; *BPipe* : confie ses activations à un rang moins
 #   chargé.
 #
-# Quatre rangs, 8 micro-batches ; partout, un rang passe 1 + 1 + 1 sur un micro-batch. « Gardés » se compte en
+# Quatre rangs, 8 micro-batches ; partout, un micro-batch occupe un rang pendant 1 + 1 + 1. « Gardés » se compte en
 # micro-batches entiers, du rang le moins chargé au plus chargé.
 
 # %% [markdown] lang="en"
@@ -967,7 +985,7 @@ still_panel(**choice)
 # - **PipeMare** n’en garde qu’une : les passes avant et arrière voient des poids différents.
 #
 # (AMPNet va plus loin : chacun exécute ce qui arrive, et le retard n’a plus de borne que le nombre de micro-batches en
-# vol.)
+# cours.)
 
 # %% [markdown] lang="en"
 # ## 9. Without waiting: asynchronous pipelines
@@ -1193,7 +1211,7 @@ figures.traffic(small)
 # %% [markdown] lang="fr"
 # Les rangs 0 et 2 forment un pipeline, 1 et 3 l’autre : huit activations dans un sens, huit gradients dans l’autre.
 # Puis les rangs d’un même étage, 0 et 1, 2 et 3, font la moyenne de leurs gradients, une fois par pas. Comparez la
-# taille des deux sortes de messages : c’est pourquoi un pipeline supporte un réseau plus lent.
+# taille des deux sortes de messages : c’est pourquoi un pipeline s’accommode d’un réseau plus lent.
 #
 # AlexNet en deux étages : ses 8 blocs sont très inégaux, et le découpage par paramètres met six blocs d’un côté, deux
 # de l’autre. Est-ce le bon découpage pour la durée du pas ?
@@ -1230,8 +1248,8 @@ for by in ("parameters", "flops"):
 # | asynchrone | 0 en régime établi | p | gradients en retard de τ |
 #
 # Le pipeline demande peu de communication : une frontière par micro-batch. C’est donc lui que l’on place **entre** les
-# nœuds, quand le parallélisme de tenseur (TP 06) reste dans le nœud. Il demande en revanche beaucoup de micro-batches,
-# donc un grand batch : on le combine avec le *Data Parallelism* : c’est le parallélisme hybride.
+# nœuds, quand le *Tensor Parallelism* (TP 06) reste dans le nœud. Il demande en revanche beaucoup de micro-batches,
+# donc un grand batch. On le combine avec le *Data Parallelism* : c’est le parallélisme hybride.
 
 # %% [markdown] lang="en"
 # AlexNet's parameters are in its dense layers, its operations in the convolutions: here memory and time ask for two

@@ -2,11 +2,11 @@
 # # TP 06 — Le parallélisme de tenseur
 #
 # ZeRO répartit les poids, mais les rassemble pour calculer ; le pipeline coupe le modèle entre ses couches. Reste le
-# cas où **une seule couche** est trop grosse, ou trop lente, pour un GPU. Le **parallélisme de tenseur** coupe la
-# couche elle-même : chaque rang garde une partie des poids, calcule avec elle, et ne la donne jamais. C’est la pièce
-# la plus délicate du parallélisme de modèle, et celle où une erreur se voit le moins : un oubli y laisse la première
-# perte exacte. Dans ce TP, vous l’écrivez à la main, sur de vrais rangs, jusqu’à retrouver, à l’arrondi près, ce que
-# calcule un seul processus.
+# cas où **une seule couche** est trop grosse, ou trop lente, pour un GPU. Le **parallélisme de tenseur** (*Tensor
+# Parallelism*) coupe la couche elle-même : chaque rang garde une partie des poids, calcule avec elle, et ne la donne
+# jamais. C’est la pièce la plus délicate du parallélisme de modèle, et celle où une erreur se voit le moins : un oubli
+# y laisse la première perte exacte. Dans ce TP, vous l’écrivez à la main, sur de vrais rangs, jusqu’à retrouver, à
+# l’arrondi près, ce que calcule un seul processus.
 #
 # À la fin, vous saurez :
 #
@@ -69,10 +69,10 @@ torch.set_num_threads(1)  # as on the ranks // comme sur les rangs
 figures.split_layer(ranks=2)
 
 # %% [markdown] lang="fr"
-# - **Par colonne** : chaque rang calcule une partie des *sorties*, à partir de X entier. Rien à envoyer : les colonnes
-#   de Y se trouvent simplement chez des rangs différents.
-# - **Par ligne** : chaque rang a une partie des *entrées*, et calcule pour toutes les sorties un produit **partiel**.
-#   Y en est la somme : un *all-reduce*.
+# - **Par colonne** (*column-parallel*) : chaque rang calcule une partie des *sorties*, à partir de X entier. Rien à
+#   envoyer : les colonnes de Y se trouvent simplement chez des rangs différents.
+# - **Par ligne** (*row-parallel*) : chaque rang a une partie des *entrées*, et calcule pour toutes les sorties un
+#   produit **partiel**. Y en est la somme : un *all-reduce*.
 #
 # Attention à PyTorch : `nn.Linear` garde la transposée, de forme (sorties, entrées). Les *colonnes* de W y sont des
 # *lignes* de `weight`.
@@ -90,10 +90,10 @@ figures.split_layer(ranks=2)
 # - `dist.all_reduce(tenseur)` y met la somme des tenseurs de tous les rangs, en place.
 
 # %% [markdown] lang="en"
-# - **By columns**: each rank computes some of the *outputs*, from the whole X. Nothing is to be sent: the columns of Y
-#   simply lie on different ranks.
-# - **By rows**: each rank has some of the *inputs*, and computes a **partial** product for all outputs. Y is their sum:
-#   an all-reduce.
+# - **By columns** (column-parallel): each rank computes some of the *outputs*, from the whole X. Nothing is to be sent:
+#   the columns of Y simply lie on different ranks.
+# - **By rows** (row-parallel): each rank has some of the *inputs*, and computes a **partial** product for all outputs.
+#   Y is their sum: an all-reduce.
 #
 # Beware: in PyTorch, `nn.Linear` keeps the transpose, of shape (outputs, inputs). The *columns* of W are *rows* of
 # `weight`.
@@ -306,7 +306,7 @@ print(round(2 * (first - mean / world_size).abs().max().item(), 2))
 # %% [markdown] lang="fr"
 # La première ligne donne l’écart entre la perte sans f et la vraie, tous les trois pas : nul au premier, puis de plus
 # en plus grand, sans aucune erreur. La seconde donne le plus grand écart entre les deux rangs, pour les poids de la
-# première couche : ils n’ont plus le même modèle. C’est pourquoi on vérifie un parallélisme de tenseur sur **plusieurs
+# première couche : ils n’ont plus le même modèle. C’est pourquoi on vérifie le *Tensor Parallelism* sur **plusieurs
 # pas**, et sur les **poids**.
 #
 # ## 3. L’attention, par têtes
@@ -596,8 +596,8 @@ for stream in ("replicated", "split"):
 # %% [markdown] lang="en"
 # ### Exercise 7 — half a block, with and without
 #
-# Write half a block: norm, region, dropout with probability 0.5, shortcut. `axis.sequence_parallel` tells whether `x`
-# holds this rank's tokens, or all; the same goes for the output.
+# Write half a block: norm, region, dropout with probability 0.5, residual connection. `axis.sequence_parallel`
+# tells whether `x` holds this rank's tokens, or all; the same goes for the output.
 #
 # - `region(h)` computes all that is **within** the region, from all tokens, and returns this rank's partial product;
 # - `gather_tokens(t, axis)` brings the tokens together (and, in backward, adds up and scatters);
@@ -652,16 +652,7 @@ figures.counted([two, sequence])
 # sequence parallelism? Are the losses the same?
 
 # %% name="sequence-seen"
-print(dlojz.compare([two, sequence]).exact)
-
-
-def divided(run, category):
-    one, shared = (each.record.footprint().memory.category(category) for each in (alone, run))
-    return round(one / shared, 1)
-
-
-print(divided(two, "weights"), divided(two, "activations"), divided(sequence, "activations"))
-print(all(abs(a - b) < 1e-4 for a, b in zip(alone.losses, sequence.losses, strict=True)))
+figures.sequence_seen(alone, two, sequence)
 
 # %% [markdown] lang="fr"
 # Les poids, les gradients et l’optimiseur sont divisés par le nombre de rangs, normalisations mises à part. Les
@@ -840,8 +831,7 @@ print(forward, counted.get_total_counts())
 torch_run = dlojz.run(config, engine="torch", tp=2)
 
 # %% name="torch-seen"
-print(all(abs(a - b) < 1e-4 for a, b in zip(alone.losses, torch_run.losses, strict=True)))
-print(torch_run.record.footprint().memory.weights_bytes == footprint.memory.weights_bytes)
+figures.torch_seen(alone, torch_run, two)
 
 # %% [markdown] lang="fr"
 # ## 9. Combien d’octets, et pourquoi pas entre les nœuds
@@ -897,26 +887,26 @@ lab.predict(
 )
 
 # %% name="reveal-network"
-from dlojz.hardware.links import NETWORK, NVLINK
-from dlojz.labs.lab06_tensor.exercises_plan import layer_seconds
-
 gpt3 = {"samples": 1, "tokens": 2048, "width": 12288, "ranks": 8, "number_bytes": 2}
-lab.reveal("network-over-nvlink", layer_seconds(**gpt3, link=NETWORK) / layer_seconds(**gpt3, link=NVLINK))
+lab.reveal("network-over-nvlink", figures.network_over_nvlink(layer_bytes, **gpt3))
 
 # %% name="links"
 figures.links(layer_bytes, **gpt3)
 
 # %% [markdown] lang="fr"
-# Le rapport des débits est de 12 ; sur NVLink, plus rapide, la latence pèse davantage (le tableau n’en tient pas
-# compte). Ces messages sont difficiles à cacher : la couche suivante les attend. (On peut en recouvrir une partie, en
-# coupant le produit en morceaux que l’on envoie au fur et à mesure : c’est le *Tensor Parallelism* asynchrone de
-# PyTorch.) Comparons au calcul d’une couche, avec des GPU qui soutiennent 200 TFLOP/s :
+# La durée comparée est, pour chaque lien, 4 × 2 (p − 1) α plus vos octets divisés par le débit. Le rapport des débits
+# est de 12 ; sur NVLink, plus rapide, la latence pèse davantage (le tableau n’en tient pas compte). Ces messages sont
+# difficiles à cacher : la couche suivante les attend. (On peut en recouvrir une partie, en coupant le produit en
+# morceaux que l’on envoie au fur et à mesure : c’est le *Tensor Parallelism* asynchrone de PyTorch.) Comparons au
+# calcul d’une couche, 72 B T D² (1 + T / 6D) opérations réparties sur p rangs (Narayanan et al., 2021), avec des GPU
+# qui soutiennent 200 TFLOP/s :
 
 # %% [markdown] lang="en"
-# The ratio of the bandwidths is 12; on NVLink, which is faster, latency weighs more (the table leaves it out). These
-# messages are hard to hide: the next layer waits for them. (A part can be hidden, by cutting the product into pieces
-# that are sent one after the other: PyTorch's asynchronous tensor parallelism.) Let us compare with the computation of
-# a layer, on GPUs that sustain 200 TFLOP/s:
+# The time compared is, for each link, 4 × 2 (p − 1) α plus your bytes over the bandwidth. The bandwidths have the ratio
+# 12; on NVLink, which is faster, latency weighs more (the table leaves it out). These messages are hard to hide: the
+# next layer waits for them. (A part can be hidden, by cutting the product into pieces that are sent one after the
+# other: PyTorch's asynchronous tensor parallelism.) Let us compare with the computation of a layer, 72 B T D²
+# (1 + T / 6D) operations divided among p ranks (Narayanan et al., 2021), on GPUs that sustain 200 TFLOP/s:
 
 # %% name="over-links"
 figures.over_links(layer_bytes, tokens=2048, width=12288, flops_per_s=200e12)
@@ -930,12 +920,8 @@ figures.over_links(layer_bytes, tokens=2048, width=12288, flops_per_s=200e12)
 # over NVLink, then over the network? And for a layer an eighth as wide, still on 8 ranks?
 
 # %% name="share-of-time"
-from dlojz.labs.lab06_tensor.exercises_plan import compute_seconds
-
-for width in (12288, 12288 // 8):
-    computing = compute_seconds(1, 2048, width, 8, 200e12)
-    sending = [layer_seconds(1, 2048, width, 8, 2, link) for link in (NVLINK, NETWORK)]
-    print(width, [round(seconds / (seconds + computing), 2) for seconds in sending])
+sizes = {"samples": 1, "tokens": 2048, "ranks": 8, "number_bytes": 2}
+figures.share_of_time(layer_bytes, (12288, 12288 // 8), flops_per_s=200e12, **sizes)
 
 # %% [markdown] lang="fr"
 # Dans le nœud, un dixième du temps ; par le réseau, la moitié. Et plus la couche est étroite, pire c’est : son calcul
@@ -977,7 +963,7 @@ for checkpointing in ("none", "full"):
 # | perte | trois nombres par token | – |
 # | MBConv | une paire, et une petite pour *squeeze-excite* | de même |
 #
-# Le parallélisme de tenseur divise tout : poids, gradients, optimiseur, calcul, et les activations avec *Sequence
+# Le *Tensor Parallelism* divise tout : poids, gradients, optimiseur, calcul, et les activations avec *Sequence
 # Parallelism* ; sans toucher à la taille de batch, et sans bulle. Il le paie de quatre *all-reduces* par couche,
 # difficiles à cacher. Il se combine avec les autres parallélismes : c’est le TP 07.
 

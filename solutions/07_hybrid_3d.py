@@ -1,12 +1,13 @@
 # %% [markdown] lang="fr"
 # # TP 07 — Hybride et 3D
 #
-# Jusqu’ici, un parallélisme à la fois. *Data Parallelism* accélère mais répète le modèle partout, et gonfle le batch ;
-# *Pipeline Parallelism* coupe entre les couches mais laisse une bulle ; *Tensor Parallelism* coupe chaque couche mais
-# sollicite beaucoup la bande passante. Les plus grands modèles emploient les trois ensemble : chaque rang a une place
-# sur une **grille**, et ne parle qu’à ses voisins de ligne, de colonne ou de profondeur. Se tromper de groupe ne lève
-# souvent aucune erreur : l’entraînement continue, faux ou dix fois trop lent. Dans ce TP, vous construisez la grille,
-# la posez sur des nœuds, puis exécutez vraiment du 2D et du 3D, à côté d’un seul processus.
+# Jusqu’ici, un parallélisme à la fois. Le *Data Parallelism* accélère l’entraînement, mais répète le modèle partout et
+# gonfle le batch ; le *Pipeline Parallelism* coupe entre les couches, mais laisse une bulle ; le *Tensor Parallelism*
+# coupe chaque couche, mais sollicite beaucoup la bande passante. Les plus grands modèles emploient les trois ensemble :
+# chaque rang a une place sur une **grille**, et ne parle qu’à ses voisins de ligne, de colonne ou de profondeur. Se
+# tromper de groupe ne lève souvent aucune erreur : l’entraînement continue, faux ou dix fois trop lent. Dans ce TP,
+# vous construisez la grille, la posez sur des nœuds, puis exécutez vraiment du 2D et du 3D, que vous comparez à un seul
+# processus.
 #
 # À la fin, vous saurez :
 #
@@ -163,7 +164,7 @@ lab.check("grid-degrees", complete)
 # Une communication collective a lieu dans un **groupe**. Selon chaque axe, tout rang en a exactement un : les rangs
 # dont la place ne diffère que selon cet axe.
 #
-# | axe | dans un groupe | ce qu’ils ont en commun | ce qu’ils se disent |
+# | axe | dans un groupe | ce qu’ils ont en commun | ce qu’ils échangent |
 # |--|--|--|--|
 # | tp | les tranches d’une couche | les mêmes échantillons, le même étage | des activations, à chaque couche |
 # | dp | les répliques d’une tranche | les mêmes poids | des gradients, une fois par pas |
@@ -357,8 +358,8 @@ still_grid(**shape)
 # %% [markdown] lang="fr"
 # ## 4. Deux dimensions à la main
 #
-# Quatre rangs, dp = 2 et tp = 2. Le modèle est le MLP du TP 06, avec de quoi se tromper : deux paramètres, `scale` et
-# `bias`, restent **entiers** sur chaque rang.
+# Quatre rangs, dp = 2 et tp = 2. Le modèle est le MLP du TP 06, avec deux pièges : deux paramètres, `scale` et `bias`,
+# restent **entiers** sur chaque rang.
 #
 # $$y = \text{relu}\big((x \odot \text{scale})\, W_1^\top\big)\, W_2^\top + \text{bias}$$
 #
@@ -477,7 +478,9 @@ print((dp_rank, tp_rank), tuple(part["w1"].shape), same)
 # %% [markdown] lang="fr"
 # Aucun rang n’a vu plus de la moitié des échantillons ni plus de la moitié de chaque couche, et les poids sont les
 # mêmes. Remarquez ce qui n’a **pas** été communiqué : le gradient de `bias` est déjà le même sur toutes les tranches
-# (tout ce qui suit `add_up` l’est), et celui de `w1` n’intéresse que les répliques de sa tranche.
+# (tout ce qui suit `add_up` l’est), et celui de `w1` n’intéresse que les répliques de sa tranche. Dans votre projet,
+# `init_device_mesh("cuda", (pp, dp, tp), mesh_dim_names=("pp", "dp", "tp"))`, de `torch.distributed.device_mesh`, forme
+# tous ces groupes ; `mesh["tp"].get_group()` donne celui du rang.
 #
 # ## 5. Trois dimensions, pour de vrai
 #
@@ -490,7 +493,9 @@ print((dp_rank, tp_rank), tuple(part["w1"].shape), same)
 # %% [markdown] lang="en"
 # No rank has seen more than half of the samples, nor more than half of each layer, and the weights are the same. Note
 # what was **not** communicated: the gradient of `bias` is the same on all slices already (all that follows `add_up`
-# is), and that of `w1` concerns the replicas of its slice alone.
+# is), and that of `w1` concerns the replicas of its slice alone. In a project of yours, PyTorch's
+# `init_device_mesh("cuda", (pp, dp, tp), mesh_dim_names=("pp", "dp", "tp"))` in `torch.distributed.device_mesh` makes
+# all these groups; `mesh["tp"].get_group()` gives the rank's own one.
 #
 # ## 5. Three dimensions, for real
 #
@@ -634,7 +639,7 @@ figures.memory(both, alone)
 # Les rangs d’un même étage se ressemblent ; ceux du premier étage gardent les activations de deux micro-batches, ceux
 # du dernier, d’un seul (TP 05), mais calculent la perte.
 #
-# ## 6. Quand le 3D paie-t-il ?
+# ## 6. Quand le 3D est-il rentable ?
 #
 # Revenons aux 16 GPU et à LLaMA-2 7B : 32 séquences par pas, Adam, donc 16 octets d’états par paramètre. Voici
 # plusieurs façons de remplir les deux nœuds.
@@ -656,7 +661,7 @@ figures.degrees(big, 8, choices, samples=32)
 # **Expliquez**, ligne par ligne, ce qui écarte chaque choix ou le rend cher :
 #
 # - 16 × 1 × 1 : les états tiennent-ils dans un GPU de 80 Go ?
-# - 2 × 8 × 1 : combien du temps part en bulle, avec 16 micro-batches par réplique ?
+# - 2 × 8 × 1 : quelle part du temps se perd en bulle, avec 16 micro-batches par réplique ?
 # - 2 × 1 × 8 et 1 × 1 × 16 : combien chaque rang envoie-t-il, et par quel lien dans le second cas ?
 # - 4 × 2 × 2 à 2 × 2 × 4 : que reste-t-il pour les activations, pour la bulle, entre les nœuds ?
 #
@@ -698,8 +703,8 @@ figures.degrees(big, 8, choices, samples=32)
 #
 # - 16 × 1 × 1: no. 6.74 billion parameters, 16 bytes each, make 108 GB on every rank.
 # - 2 × 8 × 1: (p − 1)/(m + p − 1) = 7/23, so 30% of the time.
-# - 2 × 1 × 8: nearly all traffic is tp's, which nothing hides; with 1 × 1 × 16 it also crosses the network, much slower
-#   than NVLink.
+# - 2 × 1 × 8: nearly all traffic is tp's, which is hard to hide; with 1 × 1 × 16 it also crosses the network, much
+#   slower than NVLink.
 # - 4 × 2 × 2 to 2 × 2 × 4: states that leave room for activations, a moderate bubble, and next to nothing between the
 #   nodes.
 #

@@ -1,12 +1,13 @@
 # %% [markdown] lang="fr"
 # # TP 08 — Le meilleur compromis
 #
-# Vous disposez désormais de cinq leviers, et chacun se paie : *Data Parallelism* en mémoire et en *all-reduce*, ZeRO en
-# messages, *Pipeline Parallelism* en bulle, *Tensor Parallelism* en communications difficiles à cacher, le recalcul en
-# opérations. Pour un modèle, un calculateur et un batch donnés, cela fait des milliers de **configurations** : beaucoup
-# sont impossibles, d’autres ne tiennent pas en mémoire, et parmi celles qui restent, la plus rapide l’est plusieurs
-# fois plus que d’autres. Dans ce TP, vous construisez pièce par pièce ce qui les départage, puis vous confrontez le
-# choix du planificateur à la mesure : sur Jean Zay, avec les relevés de BLOOM, et ici même, sur deux processus.
+# Vous disposez désormais de cinq leviers, et chacun se paie : le *Data Parallelism* en mémoire et en *all-reduce*, ZeRO
+# en messages, le *Pipeline Parallelism* en bulle, le *Tensor Parallelism* en communications difficiles à cacher, le
+# recalcul en opérations. Pour un modèle, un calculateur et un batch donnés, cela fait des milliers de
+# **configurations** : beaucoup sont impossibles, d’autres ne tiennent pas en mémoire, et parmi celles qui restent, la
+# plus rapide l’est plusieurs fois plus que d’autres. Dans ce TP, vous construisez pièce par pièce ce qui les départage,
+# puis vous confrontez le choix du planificateur à la mesure : sur Jean Zay, avec les relevés de BLOOM, et ici même, sur
+# deux processus.
 #
 # À la fin, vous saurez :
 #
@@ -14,7 +15,7 @@
 # - résumer un lien en deux nombres, et choisir entre étages et répliques ;
 # - trouver la configuration la plus rapide parmi celles qui tiennent, et les compromis que rien ne bat ;
 # - poser le choix des découpes en programme linéaire, et celui des étages en programmation dynamique ;
-# - défendre un choix face à une mesure, et dire où s’arrête la confiance dans un modèle.
+# - défendre un choix face à une mesure, et dire jusqu’où l’on peut se fier à un modèle.
 #
 # Comptez une heure et demie. Deux processus suffisent, sans GPU.
 
@@ -277,11 +278,12 @@ figures.alpha_beta(list(zip(sizes, seconds, strict=True)), yours=lambda: bounded
 #
 # ### Exercice 3 — la bulle ou l’*all-reduce* ?
 #
-# Des GPU en trop : étages ou répliques ? Un pas compte `micro_batches` micro-batches, que les dp répliques se
-# partagent ; une passe avant et une passe arrière d’un micro-batch à travers le modèle entier prennent `work_s` sur un
-# GPU. Le travail de chaque GPU est le même quel que soit le partage ; le reste, c’est ce que l’on attend :
+# Vous avez des GPU en trop : faut-il en faire des étages ou des répliques ? Un pas compte `micro_batches`
+# micro-batches, que les dp répliques se partagent ; une passe avant et une passe arrière d’un micro-batch à travers le
+# modèle entier prennent `work_s` sur un GPU. Le travail de chaque GPU est le même quel que soit le partage ; le reste,
+# c’est ce que l’on attend :
 #
-# - **la bulle** : (p − 1) fois la durée d’un micro-batch sur un étage (TP 05) ;
+# - **la bulle** : (pp − 1) fois la durée d’un micro-batch sur un étage (TP 05) ;
 # - **l’*all-reduce*** des gradients, en bf16, de l’étage : un anneau de 2 (dp − 1) étapes, dont chacune transporte un
 #   morceau (TP 03) et dure `alpha_s` + `beta_s_per_byte` · octets.
 #
@@ -306,7 +308,7 @@ figures.alpha_beta(list(zip(sizes, seconds, strict=True)), yours=lambda: bounded
 # backward of one micro-batch through the whole model take `work_s` on one GPU. The work of each GPU is the same however
 # they are split; the rest is what one waits for:
 #
-# - **the bubble**: (p − 1) times the length of a micro-batch on one stage (lab 05);
+# - **the bubble**: (pp − 1) times the length of a micro-batch on one stage (lab 05);
 # - **the all-reduce** of the stage's gradients, in bf16: a ring of 2 (dp − 1) steps, of which each carries one chunk
 #   (lab 03) and takes `alpha_s` + `beta_s_per_byte` · bytes.
 #
@@ -348,10 +350,11 @@ lab.check("best-split", best_split)
 tables.splits(best_split, "gpt3-175b", gpus=384, tp=8, batch=1536, site="jean_zay_a100")
 
 # %% [markdown] lang="fr"
-# Toujours un extrême ! La somme des deux attentes est une fonction affine de 1/pp : le plus petit pipeline qui tient,
-# ou le plus grand possible, selon le lien. D’où la règle de Narayanan et al. : du parallélisme de modèle **jusqu’à ce
-# que cela tienne**, puis des répliques… si le réseau suit. Le planificateur, lui, compte aussi les messages du
-# pipeline, d’autant plus nombreux que pp est grand (et répartit l’optimiseur, ZeRO-1 : dès pp = 2, cela tient) :
+# C’est toujours un extrême ! La somme des deux attentes est une fonction affine de 1/pp : le plus petit pipeline qui
+# tient, ou le plus grand possible, selon le lien. D’où la règle de Narayanan et al. : du parallélisme de modèle
+# **jusqu’à ce que cela tienne**, puis des répliques… si le réseau suit. Le planificateur, lui, compte aussi les
+# messages du pipeline, d’autant plus nombreux que pp est grand (et répartit l’optimiseur, ZeRO-1 : dès pp = 2, cela
+# tient) :
 
 # %% [markdown] lang="en"
 # Always an extreme! The sum of both waits is an affine function of 1/pp: the smallest pipeline that fits, or the
@@ -363,13 +366,13 @@ tables.splits(best_split, "gpt3-175b", gpus=384, tp=8, batch=1536, site="jean_za
 figures.bubble_or_all_reduce("gpt3-175b", "jean_zay_a100", gpus=384, batch=1536)
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Où passe le minimum, et qu’est-ce qui l’y ramène ? Que changerait ZeRO-3, qui n’attend pas les mêmes
-# messages, ou un *all-reduce* entièrement recouvert par la passe arrière ?
+# **Expliquez.** Où se trouve le minimum, et qu’est-ce qui l’y ramène ? Que changerait ZeRO-3, qui n’attend pas les
+# mêmes messages, ou un *all-reduce* entièrement recouvert par la passe arrière ?
 #
 # <details><summary>Réponse</summary>
 #
-# Il passe à pp = 12. Sur ce réseau, moins de répliques et des étages plus petits réduisent l’échange des gradients ;
-# les messages du pipeline, qui croissent avec pp, ramènent le minimum en deçà du plus grand. ZeRO-3 rassemble en plus
+# Il se trouve à pp = 12. Sur ce réseau, moins de répliques et des étages plus petits réduisent l’échange des gradients
+# ; les messages du pipeline, qui croissent avec pp, ramènent le minimum en deçà du plus grand. ZeRO-3 rassemble en plus
 # les poids à chaque passe de chaque micro-batch : des répliques nombreuses coûteraient plus cher encore. Avec un
 # *all-reduce* entièrement recouvert, il ne resterait que ce qui croît avec pp : le minimum irait au plus petit pp qui
 # tient.
@@ -600,7 +603,7 @@ tables.trees((("gpt2", 8, 64), ("coatnet_7", 8, 64), ("megatron-7.5b", 64, 512),
 # L’arbre s’arrête à la stratégie la plus simple qui convienne ; la recherche, elle, compte des secondes. Elles
 # s’écartent sur des points que l’arbre ne demande pas. Quand le modèle tient, répartir ses états (ZeRO-2) n’envoie pas
 # plus d’octets que DDP (TP 04), mais divise aussi la mise à jour par le nombre de rangs : quelques pour cent. Pour le
-# plus gros modèle, *Tensor Parallelism* et ZeRO-3 ne tiennent qu’en recalculant toutes les activations ; avec un
+# plus gros modèle, le *Tensor Parallelism* et ZeRO-3 ne tiennent qu’en recalculant toutes les activations ; avec un
 # pipeline, un rang a moins de couches, et garde les siennes. Un arbre dit par où commencer, pas où s’arrêter.
 
 # %% [markdown] lang="en"
@@ -985,9 +988,9 @@ tables.duels(compare_rounds, rows, rounds)
 #
 # </details>
 #
-# Le dernier mot à la configuration choisie : un entraînement ordinaire, avec sa fiche. (Une exécution chronomètre aussi
-# chaque phase et chaque communication : son pas est un peu plus long que ci-dessus. Sa mémoire, elle, est prédite à 1 %
-# près.)
+# Le dernier mot revient à la configuration choisie : un entraînement ordinaire, avec sa fiche. (Une exécution
+# chronomètre aussi chaque phase et chaque communication : son pas est un peu plus long que ci-dessus. Sa mémoire, elle,
+# est prédite à 1 % près.)
 
 # %% [markdown] lang="en"
 # **Explain.** Can the choice be defended? If all times are off by one factor, the machine was busy elsewhere: it is the
@@ -1016,7 +1019,7 @@ run.compare()
 #
 # Un modèle de coût a des paramètres, une douzaine par génération de GPU ; quelques-uns sont ajustés sur des mesures
 # publiées. Sur ces mesures-là, il tombe juste : c’est fait pour. Deux questions décident de ce qu’il vaut : que
-# donne-t-il sur des lignes **mises de côté**, sur lesquelles rien n’a été ajusté ? Et fait-il mieux que le plus bête
+# donne-t-il sur des lignes **mises de côté**, sur lesquelles rien n’a été ajusté ? Et fait-il mieux que le plus simple
 # des modèles, un **débit constant** par GPU ?
 #
 # ### Exercice 9 — le modèle apporte-t-il quelque chose ?

@@ -149,8 +149,9 @@ lab.check("gate", choose)
 #
 # ## 2. Chaque expert a sa capacité
 #
-# Un GPU aime les tenseurs denses, de taille connue d’avance. On donne donc à chaque expert un nombre fixe de places, sa
-# **capacité** : la part équitable des choix, multipliée par un **facteur de capacité**, et arrondie vers le haut,
+# Un GPU calcule efficacement sur des tenseurs denses, de taille connue d’avance. On donne donc à chaque expert un
+# nombre fixe de places, sa **capacité** : la part équitable des choix, multipliée par un **facteur de capacité**, et
+# arrondie vers le haut,
 #
 # $$C = \left\lceil \text{facteur} \times \frac{k \times \text{tokens}}{\text{experts}} \right\rceil$$
 #
@@ -160,7 +161,7 @@ lab.check("gate", choose)
 # ### Exercice 2 — à quelle place ?
 #
 # `chosen` (tokens, k) contient les numéros des experts, premiers choix dans la colonne 0. Renvoyez, dans la même forme,
-# la place de chaque choix chez son expert, à partir de 0 ; -1 s’il est abandonné. On sert d’abord tous les premiers
+# la place de chaque choix chez son expert, à partir de 0 ; `-1` s’il est abandonné. On sert d’abord tous les premiers
 # choix, dans l’ordre des tokens, puis tous les seconds. (`F.one_hot` et `cumsum` évitent la boucle ; une boucle est
 # juste aussi.)
 
@@ -384,15 +385,15 @@ figures.loads(unbalanced, balanced)
 # Une ligne par expert, une colonne par pas. En blanc, l’expert n’a rien reçu ; en bleu, jusqu’à sa capacité ; en
 # orange, au-delà : le surplus est abandonné, comme le montre la courbe du bas. Sans perte d’équilibrage, un seul expert
 # prend presque tout dès les premiers pas, puis un autre le remplace ; le reste n’apprend rien, et l’essentiel des
-# tokens traverse la couche sans y être traité. Avec elle, il faut une vingtaine de pas, mais le travail se partage. En
-# moyenne sur l’entraînement :
+# tokens traverse la couche sans y être traité. Avec elle, il faut une vingtaine de pas, mais le travail se partage
+# mieux. En moyenne sur l’entraînement :
 
 # %% [markdown] lang="en"
 # One row per expert, one column per step. In white, the expert has got nothing; in blue, up to its capacity; in orange,
 # beyond: the rest is dropped, as the lowest curve shows. Without the balance loss one single expert takes nearly
 # everything from the first steps on, then another takes its place; the rest learn nothing, and most tokens cross the
-# layer without being processed there. With it, it takes about twenty steps, but the work is shared. On average over the
-# training:
+# layer without being processed there. With it, it takes about twenty steps, but the work is divided better. On average
+# over the training:
 
 # %% name="loads-seen" tags=["nbval-ignore-output"]
 figures.loads_table(unbalanced, balanced)
@@ -401,10 +402,10 @@ figures.loads_table(unbalanced, balanced)
 print(unbalanced.dropped_share > balanced.dropped_share)
 
 # %% [markdown] lang="fr"
-# Deux remarques. Le poids de cette perte est lui aussi un compromis : trop faible, elle n’équilibre rien ; trop fort,
-# le routeur ne choisit plus selon le texte. L’usage est de 0,01 sur un long entraînement ; nous prenons 0,1 pour voir
-# son effet en quelques pas. Et le routeur calcule en fp32, même dans un modèle en bf16. Voici pourquoi : trois logits
-# distincts, puis les mêmes arrondis en bf16.
+# Deux remarques. Le poids de cette perte est lui aussi un compromis : trop faible, il n’équilibre rien ; trop fort, il
+# empêche le routeur de choisir selon le texte. L’usage est de 0,01 sur un long entraînement ; nous prenons 0,1 pour
+# voir son effet en quelques pas. Et le routeur calcule en fp32, même dans un modèle en bf16. Voici pourquoi : trois
+# logits distincts, puis les mêmes arrondis en bf16.
 
 # %% [markdown] lang="en"
 # Two remarks. The weight of this loss is a compromise, too: too small, and it balances nothing; too large, and the
@@ -423,9 +424,9 @@ print([round(p, 3) for p in logits.bfloat16().float().softmax(-1).tolist()])
 #
 # ## 4. Une porte à deux niveaux
 #
-# Avec des milliers d’experts, répartis entre des nœuds, la porte plate a deux défauts : son softmax est long, et les k
-# experts d’un token peuvent se trouver sur k nœuds. Une porte **à deux niveaux** (Shazeer et al., 2017) choisit d’abord
-# un groupe, un nœud par exemple, puis des experts dans ce groupe.
+# Avec des milliers d’experts, répartis entre des nœuds, une porte à un seul niveau a deux défauts : son softmax est
+# long, et les k experts d’un token peuvent se trouver sur k nœuds. Une porte **à deux niveaux** (Shazeer et al., 2017)
+# choisit d’abord un groupe, un nœud par exemple, puis des experts dans ce groupe.
 #
 # ### Exercice 5 — la porte à deux niveaux
 #
@@ -471,7 +472,7 @@ lab.check("two-level-gate", choose_in_group)
 # %% [markdown] lang="fr"
 # ## 5. Des experts sur d’autres rangs
 #
-# Les experts sont l’essentiel des poids, et chacun ne voit que ses tokens : répartissons-les. Avec **Expert
+# Les experts sont l’essentiel des poids, et chacun ne voit que ses tokens : répartissons-les. Avec l’**Expert
 # Parallelism** (`ep`), chacun des n rangs garde E / n experts, et tout le reste du modèle. Chaque rang lit ses propres
 # données, comme en *Data Parallelism*, et sa porte remplit des places pour **tous** les experts, où qu’ils soient. Un
 # *all-to-all* apporte à chaque rang ce qui est destiné à ses experts ; un second ramène les résultats.
@@ -739,8 +740,8 @@ lab.reveal("expert-weights", footprint.memory.weights_bytes)
 deepspeed_run = dlojz.run(config, engine="deepspeed", ep=2)
 
 # %% [markdown] lang="fr"
-# Dans la figure, pour le rang 0 : en clair ce qui était prédit, dessous ce qui est mesuré. À gauche la mémoire, à
-# droite ce qu’il envoie par pas.
+# Dans la figure, pour le rang 0 : en teinte claire, ce qui était prédit ; au-dessous, ce qui est mesuré. À gauche la
+# mémoire, à droite ce qu’il envoie par pas.
 
 # %% [markdown] lang="en"
 # In the figure, for rank 0: in pale what was predicted, below it what is measured. On the left memory, on the right
@@ -774,23 +775,23 @@ print(apart(shared_out) < 1e-6, apart(deepspeed_run) < 1e-6, apart(deepspeed_run
 # %% [markdown] lang="fr"
 # Avec `ep`, rien ne change au calcul : la porte d’un rang ne dépend que de ses tokens. DeepSpeed donne presque les
 # mêmes pertes, mais pas tout à fait : quand un expert est plein, il n’abandonne pas les mêmes tokens que nous
-# ([deepspeed_experts.py](../../dlojz/train/engines/expert_engines.py) en dresse la liste). Sans token abandonné, les
-# deux s’accordent à l’arrondi près.
+# ([expert_engines.py](../../dlojz/train/engines/expert_engines.py) en dresse la liste). Sans token abandonné, les deux
+# s’accordent à l’arrondi près.
 #
 # Remarquez aussi la colonne des gradients. Répartis, les experts ne sont plus répliqués : leurs gradients ne voyagent
-# plus. Ici, l’*all-to-all* coûte même moins que l’*all-reduce* qu’il remplace. Mais rien ne le cache : la couche
-# attend. Pour une couche de Mixtral, 4 096 tokens par GPU, 8 GPU qui soutiennent 200 TFLOP/s en bf16, selon vos
+# plus. Ici, l’*all-to-all* coûte même moins que l’*all-reduce* qu’il remplace. Mais il est difficile à cacher : la
+# couche attend. Pour une couche de Mixtral, 4 096 tokens par GPU, 8 GPU qui soutiennent 200 TFLOP/s en bf16, selon vos
 # octets :
 
 # %% [markdown] lang="en"
 # With `ep` nothing changes in the computation: the gate of a rank depends on its own tokens only. DeepSpeed gives
 # nearly the same losses, but not quite: when an expert is full, it does not drop the same tokens as we do
-# ([deepspeed_experts.py](../../dlojz/train/engines/expert_engines.py) lists the differences). Where no token is
-# dropped, the two agree up to rounding.
+# ([expert_engines.py](../../dlojz/train/engines/expert_engines.py) lists the differences). Where no token is dropped,
+# the two agree up to rounding.
 #
 # Note the gradients, too. Divided, experts are no longer replicated: their gradients travel no more. Here the
-# all-to-all even costs less than the all-reduce that it replaces. But nothing hides it: the layer waits. For a layer of
-# Mixtral, 4,096 tokens per GPU, 8 GPUs that sustain 200 TFLOP/s in bf16, by your bytes:
+# all-to-all even costs less than the all-reduce that it replaces. But it is hard to hide: the layer waits. For a layer
+# of Mixtral, 4,096 tokens per GPU, 8 GPUs that sustain 200 TFLOP/s in bf16, by your bytes:
 
 # %% name="over-links"
 figures.over_links(exchange_bytes)
@@ -956,12 +957,12 @@ for number in (1, -1):
 # %% [markdown] lang="fr"
 # Autant de tokens, mais en plus de pas, donc plus de mises à jour : le curriculum prend de l’avance dès le début. Sans
 # lui, à un taux d’apprentissage aussi élevé, la perte peut s’envoler un moment avant de redescendre. √v, en revanche,
-# ne raconte pas ici ce que dit l’article : son maximum tient à quelques poids, et la perte d’un pas court, moyenne de
+# ne montre pas ici ce que dit l’article : son maximum tient à quelques poids, et la perte d’un pas court, moyenne de
 # peu de tokens, est bruitée, d’où ses croix.
 #
-# Ces pas, il faut les payer. Un pas huit fois plus court coûte neuf fois moins de FLOPs (grâce à l’attention) ; il ne
-# dure pas neuf fois moins, car la mise à jour des poids prend toujours autant de temps, et un processeur mal rempli
-# calcule moins bien. À secondes égales, l’avance est plus petite qu’à FLOPs égaux.
+# Ces pas ont un prix. Un pas huit fois plus court coûte neuf fois moins de FLOPs (grâce à l’attention) ; il ne dure pas
+# neuf fois moins, car la mise à jour des poids prend toujours autant de temps, et un processeur mal rempli calcule
+# moins bien. À secondes égales, l’avance est donc plus petite que les FLOPs ne le laisseraient prévoir.
 #
 # Ne concluez pas trop vite : quarante pas d’un modèle minuscule, une seule graine. Avec `seed=` et `learning_rate=`,
 # vous verrez l’avance du début demeurer, mais l’écart final changer de taille, voire de sens. L’article annonce, pour
@@ -996,7 +997,7 @@ for number in (1, -1):
 #
 # These steps have to be paid for. A step an eighth as long costs a ninth of the FLOPs (thanks to attention); it does
 # not take a ninth of the time, as the update of the weights takes as long as ever, and a processor that is badly filled
-# computes less well. After as many seconds, the lead is smaller than after as many FLOPs.
+# computes less well. After as many seconds, the lead is therefore smaller than the FLOPs would suggest.
 #
 # Do not conclude too fast: forty steps of a tiny model, one single seed. With `seed=` and `learning_rate=` you will see
 # the early lead remain, and the last gap change its size, even its sign. The paper claims, for GPT-2, up to 2.2 times

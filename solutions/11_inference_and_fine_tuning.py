@@ -1,5 +1,5 @@
 # %% [markdown] lang="fr"
-# # TP 11 — Inférence et fine-tuning
+# # TP 11 — Compression pour l’inférence
 #
 # Un modèle entraîné sert ensuite pendant des mois : c’est alors sa taille et son temps de réponse qui coûtent. Ce TP
 # part d’un modèle qui marche, le **professeur**, et le réduit de trois façons :
@@ -7,6 +7,9 @@
 # - la **distillation** : un modèle plus petit, l’**étudiant**, apprend du professeur ;
 # - la **quantification** : les mêmes poids, écrits sur moins de bits ;
 # - l’**élagage** (*pruning*) : des poids deviennent nuls.
+#
+# Du chapitre du cours, ce TP traite donc la compression. Il ne traite ni le service du modèle (cache des clés et des
+# valeurs, regroupement des requêtes), ni les adaptateurs comme LoRA.
 #
 # À la fin, vous saurez :
 #
@@ -20,7 +23,7 @@
 # chiffres manuscrits.
 
 # %% [markdown] lang="en"
-# # Lab 11 — Inference and fine-tuning
+# # Lab 11 — Compression for inference
 #
 # Once trained, a model serves for months: what costs then is its size and the time of an answer. This lab starts from
 # a model that works, the **teacher**, and makes it smaller in three ways:
@@ -28,6 +31,9 @@
 # - **distillation**: a smaller model, the **student**, learns from the teacher;
 # - **quantization**: the same weights, written in fewer bits;
 # - **pruning**: weights become zero.
+#
+# Of the course's chapter this lab treats compression. It treats neither serving (cache of keys and values, batches of
+# requests) nor adapters such as LoRA.
 #
 # By the end you can:
 #
@@ -564,7 +570,7 @@ figures.aware_training_seen(aware_training)
 #
 # `weights` est la liste des poids de toutes les couches, `sparsity` la part à enlever **sur l’ensemble** : un seul
 # seuil pour toutes. Renvoyez la liste des masques, de mêmes formes, 1 pour un poids gardé et 0 pour un poids enlevé. On
-# enlève exactement `round(sparsity × nombre total)` poids.
+# enlève exactement `round(sparsity × nombre total)` poids, même à égalité.
 
 # %% [markdown] lang="en"
 # A sixteenth of the bits per weight, and nearly everything is back. Remember the order: round first, measure, and train
@@ -579,7 +585,7 @@ figures.aware_training_seen(aware_training)
 #
 # `weights` is the list of the weights of all layers, `sparsity` the share to be removed **of all of them together**:
 # one threshold for all. Return the list of masks, of the same shapes, 1 for a weight that is kept and 0 for one that
-# goes. Exactly `round(sparsity × total number)` weights go.
+# goes. Exactly `round(sparsity × total number)` weights go, also where some are equal.
 
 
 # %% name="global-masks"

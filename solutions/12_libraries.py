@@ -381,8 +381,9 @@ print(figures.gap(deepspeed_run, plain) < 1e-5, dlojz.compare([plain, deepspeed_
 #
 # ## 3. Accelerate
 #
-# Accelerate laisse la boucle chez vous. `prepare` enveloppe modèle, optimiseur et chargeur de données ; ce qu’il rend
-# s’emploie comme avant, et se comporte autrement :
+# Accelerate laisse la boucle chez vous, et se lance par `accelerate launch --num_processes 2 train.py`, ou par
+# `torchrun`. `prepare` enveloppe modèle, optimiseur et chargeur de données ; ce qu’il rend s’emploie comme avant, et se
+# comporte autrement :
 #
 # | | PyTorch (DDP) | DeepSpeed | Accelerate |
 # |--|--|--|--|
@@ -408,8 +409,8 @@ print(figures.gap(deepspeed_run, plain) < 1e-5, dlojz.compare([plain, deepspeed_
 #
 # ## 3. Accelerate
 #
-# Accelerate leaves the loop to you. `prepare` wraps model, optimizer and data loader; what it gives is used as before,
-# and behaves otherwise:
+# Accelerate leaves the loop to you; the program is started by `accelerate launch --num_processes 2 train.py`, or by
+# `torchrun`. `prepare` wraps model, optimizer and data loader; what it gives is used as before, and behaves otherwise:
 #
 # | | PyTorch (DDP) | DeepSpeed | Accelerate |
 # |--|--|--|--|

@@ -109,6 +109,11 @@ def localized(written: str, into: Language | None = None) -> str:
     return written.translate(_FRENCH) if (into or language()) == "fr" else written
 
 
+def a_or_an(word: str) -> str:
+    """Put the English article before a word: `an int`, `an ndarray`, `a list`."""
+    return f"{'an' if word[:1] in 'aeioAEIO' or word.startswith('nd') else 'a'} {word}"
+
+
 def minus(written: str) -> str:
     """Return a number with a minus sign (U+2212) instead of a hyphen."""
     return written.replace("-", "−")

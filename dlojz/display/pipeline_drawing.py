@@ -344,7 +344,10 @@ def _legend(timeline: Timeline, color_by: str, chunks: Sequence[int]) -> tuple[t
     present = {action.kind for action in timeline.schedule.actions}
     kinds = [kind for kind in SCHEDULE_STYLES if kind in present]
     if color_by == "kind":
-        return tuple((SCHEDULE_STYLES[kind], _kind_words(kind)) for kind in kinds)
+        letters = ", ".join("abcdefgh"[chunk % 8] for chunk in sorted(set(chunks))[:8])
+        stages = (Style(WHITE, ""), say(en=f"{letters}: stages of a rank", fr=f"{letters} : étages d’un rang"))
+        written = (stages,) if len(set(chunks)) > 1 else ()
+        return (*((SCHEDULE_STYLES[kind], _kind_words(kind)) for kind in kinds), *written)
     legend = [(Style(WHITE, SCHEDULE_STYLES[kind].hatch), _kind_words(kind)) for kind in kinds]
     if color_by == "chunk":
         for chunk in sorted(set(chunks)):

@@ -197,7 +197,7 @@ LIBRARIES: dict[str, Library] = {
                 "1.0 unless told)",
                 fr="le découpage de chaque poids et les all-reduces de ses couches, l’ordre et les messages du "
                 "pipeline, l’accumulation, un seul tampon contigu de gradients, pas de weight decay sur les biais et "
-                "les normes, l’écrêtage (à 1,0 par défaut)",
+                "les normalisations, l’écrêtage (à 1,0 par défaut)",
             ),
             runs=lambda: say(
                 en="dp × tp × pp (1F1B), models of the gpt family; its distributed optimizer (ZeRO-1) takes CUDA "

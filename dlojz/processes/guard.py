@@ -115,7 +115,8 @@ class Guard:
         self.last, self.log = "", []
         self._threads = set(threading.enumerate())
         self._started = dict(self._state["counts"])
-        self._write(state="running", cell=self._cell, waiting=None, fault=None, error=None, last="", busy=False)
+        fresh: dict[str, Any] = {"waiting": None, "fault": None, "error": None, "last": "", "busy": False, "lost": {}}
+        self._write(state="running", cell=self._cell, **fresh)
 
     def end(self, error: str | None = None) -> None:
         """End the cell on this rank, by an exception of that name if one was raised."""
@@ -158,6 +159,10 @@ class Guard:
         other_end = f"{channel}|{'recv' if sends else 'send'}"
         self._enter(call, [peer], lambda state: _numbered(state.get("messages", {}).get(other_end, ()), number))
         return call
+
+    def loses_message(self, channel: str) -> None:
+        """Note that the work of a message sent is gone without having been waited for; written with the next call."""
+        self._state["lost"] = {**self._state.get("lost", {}), channel: True}
 
     def receives_from_anyone(self) -> None:
         """Compare this rank's messages no longer: which one meets which is not known."""
@@ -422,6 +427,11 @@ class GuardedWork:
     def is_completed(self) -> bool:
         """Whether `wait` would return at once."""
         return self._finished or bool(self._work.is_completed())
+
+    def __del__(self) -> None:
+        # With its work gloo drops a message that has not left yet: whoever waits for it is told why.
+        if not self._finished and self._call["op"] == "send":
+            self._guard.loses_message(self._call["channel"])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)

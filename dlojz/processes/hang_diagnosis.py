@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from dlojz.base.language import say
+from dlojz.base.language import rounded, say
 
 Kind = Literal["missing", "order", "shape", "arguments", "deadlock", "timeout", "peer", "lost"]
 State = Mapping[str, Any]
@@ -251,18 +251,28 @@ def explain_timeout(states: Sequence[State], rank: int, limit_s: float) -> RankF
     """Explain that a rank has waited too long for ranks that still compute."""
     waits = _waits(states, rank)
     busy = sorted(other for other in awaited(states, rank) if states[other].get("state") != "ended")
+    limit, call = rounded(limit_s, 2), states[rank]["waiting"]
+    if not busy and call["op"] == "recv" and call["channel"] in states[call["peer"]].get("lost", {}):
+        peer = call["peer"]
+        return _fault(
+            "timeout",
+            en=f"Time limit: {waits} for more than {limit} s. Rank {peer} has called isend, but did not call wait() on "
+            "the Work object that it returned, and the message is lost: keep that object, and wait().",
+            fr=f"Temps écoulé : {waits} depuis plus de {limit} s. Le rang {peer} a bien appelé isend, mais pas wait() "
+            "sur l’objet Work renvoyé, et le message est perdu : gardez cet objet, et appelez wait().",
+        )
     if not busy:
         return _fault(
             "timeout",
-            en=f"Time limit: {waits} for more than {limit_s:g} s, although every rank has called it.",
-            fr=f"Temps écoulé : {waits} depuis plus de {limit_s:g} s, alors que tous les rangs l’ont appelée.",
+            en=f"Time limit: {waits} for more than {limit} s, although every rank has called it.",
+            fr=f"Temps écoulé : {waits} depuis plus de {limit} s, alors que tous les rangs l’ont appelée.",
         )
     (en, fr), plural = _both(busy), len(busy) > 1
     last = "." if plural else f" ({_last(states, busy[0])})."
     return _fault(
         "timeout",
-        en=f"Time limit: after {limit_s:g} s {waits}; {en} {'are' if plural else 'is'} still computing{last}",
-        fr=f"Temps écoulé : au bout de {limit_s:g} s, {waits} ; {fr} {'calculent' if plural else 'calcule'} "
+        en=f"Time limit: after {limit} s {waits}; {en} {'are' if plural else 'is'} still computing{last}",
+        fr=f"Temps écoulé : au bout de {limit} s, {waits} ; {fr} {'calculent' if plural else 'calcule'} "
         f"encore{last}",
     )
 

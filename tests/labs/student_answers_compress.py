@@ -418,7 +418,6 @@ RIGHT: list[tuple[str, Answer]] = [
     ("global-masks", masks(mask=lambda keep: keep.to(torch.uint8))),
     ("global-masks", masks(sizes=lambda w: w * w)),
     ("global-masks", masks(sizes=lambda w: w.detach().double().abs())),
-    ("global-masks", masks_by_kthvalue),
     ("global-masks", masks_in_a_list),
     ("ticket", ticket()),
     ("ticket", ticket(judged=lambda start, trained: trained**2)),
@@ -641,6 +640,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
             "results are expected, [mask, mask, mask], but",
         ),
         (masks_by_quantile, "The choice is right, but not the number"),
+        (masks_by_kthvalue, "a threshold takes all that have its magnitude"),
     ],
     "ticket": [
         (ticket(count=lambda rate, mask: int(rate * mask.sum())), "The choice is right, but not the number"),

@@ -503,7 +503,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (lambda v, e, c: (c(v + e), v - c(v)), "What is left is taken from values alone: what"),
         (lambda v, e, c: (c(v) + c(e), v + e - c(v) - c(e)), "You compress twice: what is sent is one"),
         (lambda v, e, c: (c(v + e), e - c(v + e)), "What is left forgets the new values: values +"),
-        (lambda v, e, c: (c(v + e), e + v), "What was told is not taken away from what is"),
+        (lambda v, e, c: (c(v + e), e + v), "What was sent is not subtracted from what is"),
         (lambda v, e, c: (v + e - c(v + e), v + e - c(v + e)), "You send what is left: what is sent is"),
         (lambda v, e, c: (c(v + e), (v + e - c(v + e)).abs()), "What is left lost its sign: no abs()."),
         (

@@ -638,7 +638,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         ),
     ],
     "sequence-parallel": [
-        (half_block(end=lambda x, y: y), "The shortcut is missing: x + …"),
+        (half_block(end=lambda x, y: y), "The residual connection is missing: x + …"),
         (half_block(p=0.1), "The dropout has another probability: it is"),
         (
             half_block(norm=lambda x, w, b: layer_norm(x, w, b, unbiased=True)),

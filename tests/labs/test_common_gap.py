@@ -29,6 +29,8 @@ def product(first: int, second: int) -> int:
         ([5, 19, -1], "too small by 1"),
         ([12, 40, 0], "2 times too large"),
         ([0.75, 2.5, 0], "8 times too small"),
+        ([6.144, 20.48, 0], "is 2.4% too large: look for a constant"),
+        ([5.94, 19.8, 0], "is 1% too small: look for a constant"),
         ([-6, -20, 0], "sign is the other way round"),
         ([12, 100, 0], "`first` times too large"),
         ([2, 5, 0], "`second` times too small"),

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
-from dlojz.base.language import use_language
+from dlojz.base.language import say, use_language
+from dlojz.base.table import Table
 from dlojz.by_hand.ddp import shard_indices
 from dlojz.display.canvas import LabFigure
 from dlojz.labs import NotDone
@@ -65,9 +67,28 @@ def test_a_figure_draws_what_the_function_gives_and_says_so(language: str) -> No
 
 def test_losses_are_laid_over_the_samples_read(language: str) -> None:
     figure = figures.large_batches({"small": (16, [2.0] * 40), "large": (64, [2.0, 1.0] * 5)})
+    assert isinstance(figure, LabFigure)
     ends = [line.get_xdata()[-1] for line in figure.axes[0].lines]
     assert ends == [640, 640]
     assert "small" in figure.alt and "large" in figure.alt
+
+
+def test_the_rate_of_the_student_trains_and_the_answers_are_tabled(language: str) -> None:
+    ends = {"16": 0.1, "64": 0.4, "64, × 4": 0.1, "256": 0.7, "256, × 16": 0.8, "256, × 16, warm-up": 0.2}
+    order = torch.arange(512)
+
+    def train(batches: Any, rate: Callable[[int], float]) -> Any:
+        return None, [rate(step) for step, _ in enumerate(batches)]
+
+    trainings = {name: (int(name.split(",")[0]), lambda step, end=end: end) for name, end in ends.items()}
+    curves = figures.trained(train, order, trainings)
+    assert {name: len(losses) for name, (_, losses) in dict(curves).items()}["64"] == 8
+    answers = figures.large_batches_seen(curves)
+    assert isinstance(answers, Table)
+    assert [row[1] for row in answers.rows] == [say(en=en, fr=fr) for en, fr in [("yes", "oui")] * 3 + [("no", "non")]]
+    said = figures.trained(train, order, {"16": (16, undone)})
+    assert isinstance(said, Verdict) and said.state == "todo"
+    assert figures.large_batches(said) is said and figures.large_batches_seen(said) is said
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from dlojz import labs
 from dlojz.base.errors import LabError
 from dlojz.base.language import Language, use_language
-from dlojz.labs.kit.exercise import Prediction, Verdict, Wrong
+from dlojz.labs.kit.exercise import Prediction, Verdict, Wrong, or_to_do
 from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.lab import notebook_language
 
@@ -34,6 +34,26 @@ def lab(tmp_path: Path) -> labs.Lab:
 
 def right(micro_batch: int, micro_batches: int, dp: int) -> int:
     return micro_batch * micro_batches * dp
+
+
+def per_step(micro_batch: int, micro_batches: int, dp: int) -> Any:
+    return None
+
+
+def test_an_answer_that_was_refused_gives_a_sentence_where_a_later_cell_fails_of_it(lab: labs.Lab) -> None:
+    @or_to_do
+    def figure(values: Callable[..., Any]) -> Any:
+        return values(1, 2, 3) + 1
+
+    with pytest.raises(TypeError):
+        figure(per_step)  # not judged yet: this is no fault of an answer
+    lab.check("global-batch", per_step)
+    for said in (figure(per_step), figure(lambda *case: [per_step(*case) + one for one in case])):
+        assert (said.state, "your function per_step right" in said.message) == ("wrong", True)
+    lab.check("global-batch", right)
+    assert figure(right) == 7
+    with pytest.raises(TypeError):
+        figure(lambda *case: str(right(*case)))
 
 
 def folder(base: Path, *names: str) -> Path:
@@ -150,6 +170,8 @@ def test_nothing_is_revealed_before_a_prediction(lab: labs.Lab, capsys: pytest.C
     lab.predict("gradient-bytes", 4096)
     lab.reveal("gradient-bytes", 4096)
     assert "Exactly right" in capsys.readouterr().out
+    lab.reveal("gradient-bytes", Verdict("wrong", "an exercise is not right"))
+    assert capsys.readouterr().out.strip() == "✗ an exercise is not right"
 
 
 @pytest.mark.parametrize("value", ["3", None, True, float("nan"), float("inf"), [3], 3j])

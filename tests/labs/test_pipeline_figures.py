@@ -122,6 +122,24 @@ def test_the_students_schedules_are_drawn() -> None:
     assert figures.csv_of(without_bubble, 2, 4).startswith("0F0,0F1,0I0,0W0,")
 
 
+def test_an_order_that_is_not_whole_or_cannot_run_is_told_and_not_drawn() -> None:
+    one_f = [one_f_one_b(rank, 2, 4) for rank in range(2)]
+    for said, words in (
+        (figures.beside_gpipe(lambda rank, ranks, micro_batches: ["F0"], 4, 8), "0B0 is missing"),
+        (figures.beside_gpipe(lambda rank, ranks, micro_batches: None, 4, 8), "returns nothing"),
+        (figures.repaired(lambda: one_f, 2, 4), "deadlock of blocking sends"),
+        (figures.own(lambda: [["F0"], ["F0"]], 2, 4), "is missing"),
+        (figures.capped(lambda *size: one_f, 4, 8, (3,)), "4 lists are expected"),
+    ):
+        assert isinstance(said, Verdict)
+        assert said.state == "wrong"
+        assert words in said.message
+    assert from_csv(figures.csv_of(lambda: [["F0"], ["F0"]], 2, 4)).orders == build("1f1b", 2, 4).orders
+    drawn = figures.beside_gpipe(one_f_one_b, 4, 8)
+    assert isinstance(drawn, sheet.Picture)
+    assert "your schedule" in drawn.figure.alt
+
+
 def test_the_students_bubble_is_tabled() -> None:
     sheet = figures.bubbles(pipeline_step, ("gpipe", "1f1b"), ((4, 8),))
     assert isinstance(sheet, Table)

@@ -73,6 +73,12 @@ PRIVATE = {
         r"\b[Ss]tages? (?:[0-3]\b|de ZeRO)",
         r"\b(?:les|des|aux|du|chaque) stages?\b",
         r"\bTflop\b",
+        r"\ben vol\b",
+        r"\bpaie-t-(?:il|elle)\b",
+        r"\bpart(?:i|ie)? en bulle\b",
+        r"\bordonnanceurs? à liste\b",
+        r"\bdeux boutons\b",
+        r"\bplus bête\b",
         r"\b(?:board|runs?)\b(?! \(|\.)",
     ),
 }
@@ -92,15 +98,22 @@ def of_the_labs() -> Iterator[tuple[str, str, str]]:
                     yield path.name, "en", "\n".join(re.findall(r"# .+$", in_language(cell.text, "en"), re.M))
 
 
+def is_french(value: ast.expr) -> bool:
+    """Whether a constant is a text with a sign that English does not have."""
+    return isinstance(value, ast.Constant) and isinstance(value.value, str) and bool(re.search("[éèàêç’]", value.value))
+
+
 def of_the_package() -> Iterator[tuple[str, str, str]]:
-    """The same for messages, help, titles and hints, which stand side by side as `en=` and `fr=`."""
+    """The same for messages, help, titles and hints: side by side as `en=` and `fr=`, or one after the other."""
     for path in sorted((ROOT / "dlojz").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             given: list[tuple[str, ast.expr]] = []
             if isinstance(node, ast.keyword) and node.arg:
                 given = [(node.arg[-2:], node.value)] if re.fullmatch(r"(?:\w+_)?(?:en|fr)", node.arg) else []
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Said" and len(node.args) == 2:
-                given = list(zip(("en", "fr"), node.args, strict=True))
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("Said", "Mistake") and len(node.args) >= 2:
+                given = list(zip(("en", "fr"), node.args[-2:], strict=True))
+            elif isinstance(node, ast.Tuple) and len(node.elts) >= 2 and is_french(node.elts[-1]):
+                given = list(zip(("en", "fr"), node.elts[-2:], strict=True))
             for language, value in given:
                 parts = [one.value for one in ast.walk(value) if isinstance(one, ast.Constant)]
                 yield f"{path.name}:{value.lineno}", language, "".join(one for one in parts if isinstance(one, str))

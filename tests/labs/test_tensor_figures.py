@@ -42,6 +42,8 @@ def test_what_is_to_do_is_said() -> None:
     for said in (
         figures.over_links(undone, flops_per_s=1e12, **GPT3),
         figures.links(undone, samples=1, ranks=8, number_bytes=2, **GPT3),
+        figures.network_over_nvlink(undone, samples=1, ranks=8, number_bytes=2, **GPT3),
+        figures.share_of_time(undone, (1,), flops_per_s=1.0, samples=1, tokens=1, ranks=8, number_bytes=2),
     ):
         assert isinstance(said, Verdict)
         assert said.state == "todo"
@@ -84,6 +86,12 @@ def test_links_are_those_of_the_students_bytes() -> None:
         ("300 GB/s", f"{1e3 * sent / 300e9:.3g} ms"),
         ("25 GB/s", f"{1e3 * sent / 25e9:.3g} ms"),
     ]
+    sizes = {"samples": 1, "ranks": 8, "number_bytes": 2}
+    ratio = figures.network_over_nvlink(layer_bytes, **sizes, **GPT3)
+    assert ratio == pytest.approx((56 * 10e-6 + sent / 25e9) / (56 * 5e-6 + sent / 300e9))
+    shares = figures.share_of_time(layer_bytes, (12288,), flops_per_s=200e12, tokens=2048, **sizes)
+    assert isinstance(shares, Table)
+    assert shares.rows == (("12,288", "9%", "51%"),)
     use_language("fr")
     picture = figures.over_links(layer_bytes, flops_per_s=200e12, **GPT3)
     assert isinstance(picture, Picture)

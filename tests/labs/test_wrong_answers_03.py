@@ -54,6 +54,17 @@ def ring_of_a_copy(x: Any) -> Any:
     return copied
 
 
+def ring_adds_into_the_tuple(x: Any) -> None:
+    rank, size, right, left = neighbours()
+    chunks = x.chunk(size)
+    received = torch.empty_like(chunks[0])
+    for step in range(size - 1):
+        sending = dist.isend(chunks[(rank - step) % size], right)
+        dist.recv(received, left)
+        sending.wait()
+        chunks[(rank - step - 1) % size] += received
+
+
 def ring_half(x: Any) -> Any:
     rank, size, right, left = neighbours()
     chunks = x.view(size, -1)
@@ -788,6 +799,7 @@ def warm_by_torch(step: int, base_rate: float, scale: float, warmup_steps: int) 
 BANK: dict[str, list[tuple[Answer, str]]] = {
     "ring-all-reduce": [
         (ring_half, "That is the reduce-scatter"),
+        (ring_adds_into_the_tuple, "gives a tuple of views: write into a view"),
         (ring_always_adds, "you still add what arrives"),
         (ring_starts_again, "starts with the wrong chunk"),
         (ring_of_whole_tensors, "Send one chunk per step"),
@@ -888,6 +900,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda sizes, limit: cut(range(len(sizes))[::-1], sizes, limit + 1), "≥, not >"),
         (lambda sizes, limit: [[index] for index in reversed(range(len(sizes)))], "One bucket per gradient"),
         (buckets_with_an_empty_one, "an empty bucket is no bucket"),
+        (lambda sizes, limit: [*buckets_right(sizes, limit), []], "The last bucket is empty"),
+        (lambda sizes, limit: (bucket for bucket in buckets_right(sizes, limit)), "so it gives a generator"),
         (lambda sizes, limit: len(buckets_right(sizes, limit)), "A list of buckets is expected"),
         (
             lambda sizes, limit: [b[::-1] for b in buckets_right(sizes, limit)],
@@ -958,12 +972,6 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (
             lambda model, mb: [(F.cross_entropy(model(x), y) / len(mb)).backward() for x, y in mb] and only_sums(model),
             "The gradient of 0.weight is 2 times too large, as many",
-        ),
-        (
-            lambda model, mb: (hooked(model), [(F.cross_entropy(model(x), y) / len(mb)).backward() for x, y in mb])[
-                0
-            ](),
-            "Wrong values on ranks 0 and 1, the gradient of 0.weight",
         ),
         (
             lambda model, mb: [(F.cross_entropy(model(x), y) / 2).backward() for x, y in mb] and average(model),

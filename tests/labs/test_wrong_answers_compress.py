@@ -185,6 +185,11 @@ def masking(way: str = "right") -> Answer:
         share = 1 - sparsity if way == "swapped" else sparsity
         ordered = sizes.sort(descending=way == "largest").values
         threshold = ordered[round(share * total) - 1]
+        if way == "right":
+            mask = torch.ones(total)
+            mask[sizes.argsort()[: round(share * total)]] = 0
+            parts = mask.split([weight.numel() for weight in weights])
+            return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
         masks = []
         for weight in weights:
             size = weight if way == "signed" else weight.abs()
@@ -384,6 +389,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (masking("removed"), "Your mask is 1 where a weight goes"),
         (masking("largest"), "The largest weights go"),
         (masking("max"), "a share of the largest magnitude"),
+        (masking("threshold"), "a threshold takes all that have its magnitude"),
         (masking("weights"), "holds other values than 0 and 1"),
         (masking("one"), "3 results are expected"),
     ],

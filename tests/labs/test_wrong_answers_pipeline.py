@@ -426,6 +426,7 @@ def stage_changed(
     everywhere: bool = False,
     of_sum: bool = False,
     weights: bool = False,
+    loss: float = 1.0,
 ) -> Answer:
     def answer(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any) -> None:
         rank, last = dist.get_rank(), dist.get_world_size() - 1
@@ -446,7 +447,7 @@ def stage_changed(
             if twice:
                 y.backward(gradient)
         elif not everywhere:
-            loss_of(y).backward()
+            (loss * loss_of(y)).backward()
         if rank > 0:
             handed = next(stage.parameters()).grad if weights else x.grad if back else torch.zeros_like(x)
             dist.send(handed, rank - 1)
@@ -656,6 +657,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             "what was received asks for no gradient, so there will be",
         ),
         (stage_changed(twice=True), "backward runs twice from the received gradient, and"),
+        (stage_changed(loss=2.0), "your result is 2 times too large: look for a factor"),
         (stage_changed(two=True), "Missing message"),
         (stage_changed(back=False), "What you send back is zero everywhere"),
         (stage_changed(weights=True), "Wrong values on rank 0, the gradient of the stage's"),

@@ -349,7 +349,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (half_block("takes"), "a part is taken where a sum is due"),
         (half_block("no sum"), "the all-reduce of the forward pass is missing"),
         (half_block("norm alone"), "this rank's tokens only"),
-        (half_block("norm always"), "whole on each of them already"),
+        (half_block("norm always"), "copy adds it up over the ranks, but each of them sees all tokens"),
         (half_block("no copy"), "the all-reduce of the backward pass is missing"),
         (half_block("all-reduce"), "a reduce-scatter sends half as much"),
     ],

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 from dlojz.base.language import use_language
 from dlojz.processes.forks import RankAnswer, spmd
-from dlojz.processes.guard import COLLECTIVES, MESSAGES, Guard
+from dlojz.processes.guard import COLLECTIVES, MESSAGES, Guard, GuardedWork
 from dlojz.processes.status_board import StatusBoard
 
 
@@ -296,6 +297,16 @@ def test_who_comes_long_after_another_has_ended_misses_a_rank_not_a_process() ->
     kind, sentence = only(faults(job, 3)[:2])
     assert kind == "missing"
     assert "rank 2" in sentence
+
+
+def test_a_message_whose_work_is_gone_before_it_is_waited_for_is_noted() -> None:
+    noted: list[str] = []
+    guard: Any = SimpleNamespace(loses_message=noted.append)
+    for op, finished in (("send", False), ("send", True), ("recv", False), ("all_reduce", False)):
+        work = GuardedWork(guard, None, {"op": op, "channel": f"g|{op}"}, True)
+        work._finished = finished
+        del work
+    assert noted == ["g|send"]
 
 
 def test_removing_the_guard_gives_torch_its_own_functions_back(tmp_path: Any) -> None:

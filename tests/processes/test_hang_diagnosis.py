@@ -94,6 +94,12 @@ def test_other_endings_have_their_sentences() -> None:
     busy = explain_timeout([in_collective(range(3)), RUNNING, RUNNING], 0, 10)
     assert busy.message.endswith("ranks 1 and 2 are still computing.")
     assert "although every rank has called it" in explain_timeout([in_collective(range(1))], 0, 10).message
+    posted = {**ENDED, "sends": {"g|1>0|0": 1}}
+    assert explain_timeout([receiving(0, 1), posted], 0, 13.785).message.endswith(
+        "more than 14 s, although every rank has called it."
+    )
+    dropped = explain_timeout([receiving(0, 1), {**posted, "lost": {"g|1>0|0": True}}], 0, 10)
+    assert "Rank 1 has called isend, but did not call wait()" in dropped.message
     use_language("fr")
     busy = explain_timeout([in_collective(range(3)), RUNNING, RUNNING], 0, 10)
     assert busy.message.endswith("les rangs 1 et 2 calculent encore.")

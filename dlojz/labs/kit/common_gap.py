@@ -18,6 +18,8 @@ NEAR = 1e-4
 """Distance up to which two tensors are the same, as a share of the largest element."""
 SMALL = 10**4
 """Up to here a difference that is the same in all cases is a miscount."""
+ROUNDED = 0.1
+"""A factor nearer to 1 than this is no factor that is missing: a constant is not quite right."""
 
 
 def common_gap(
@@ -116,6 +118,14 @@ def _times(factor: float) -> Said:
     if factor == -1:
         return Said("The sign is the other way round in every case.", "Le signe est inversé dans tous les cas.")
     large = abs(factor) > 1
+    if 0 < abs(factor - 1) < ROUNDED:
+        share = f"{100 * abs(factor - 1):.2g}"
+        return Said(
+            f"In every case your result is {share}% too {'large' if large else 'small'}: look for a constant that is "
+            "rounded, or for 1,000 in the place of 1,024 (or the other way round).",
+            f"Dans tous les cas, votre résultat est trop {'grand' if large else 'petit'} de {localized(share, 'fr')} % "
+            ": cherchez une constante arrondie, ou 1 000 à la place de 1 024 (ou l’inverse).",
+        )
     en, fr = _written(factor if large else 1 / factor)
     return Said(
         f"In every case your result is {en} times too {'large' if large else 'small'}: look for a factor that is "

@@ -8,13 +8,23 @@ the box in the notebook says what the text says.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import wraps
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
-from dlojz.base.language import format_bytes, format_count, format_seconds, integer, percent, say, shortest, significant
+from dlojz.base.language import (
+    a_or_an,
+    format_bytes,
+    format_count,
+    format_seconds,
+    integer,
+    percent,
+    say,
+    shortest,
+    significant,
+)
 from dlojz.base.table import safe
 from dlojz.display.style import BLUE, NEUTRAL, VERMILION
 from dlojz.labs.kit.answer_numbers import told_apart
@@ -101,7 +111,7 @@ class Verdict:
 
 
 def or_to_do(make: Callable[_P, _T]) -> Callable[_P, _T | Verdict]:
-    """What a student's function gives, or the sentence of the exercise, as long as that is to do.
+    """What a student's function gives, or one sentence: the exercise is to do, or its answer is not right and fails.
 
     Such a sentence is also given back where it comes as an argument, from another function that is `or_to_do`.
     """
@@ -115,8 +125,46 @@ def or_to_do(make: Callable[_P, _T]) -> Callable[_P, _T | Verdict]:
             return make(*args, **kwargs)
         except NotDone as error:
             return Verdict("todo", str(error))
+        except Wrong as wrong:
+            return Verdict("wrong", str(wrong))
+        except Exception as error:
+            name = _not_found_right([*args, *kwargs.values()])
+            if name is None:
+                raise
+            told = f"{type(error).__name__}: {error}"[:PRINTED_CHARACTERS].partition("\n")[0]
+            return Verdict(
+                "wrong",
+                say(
+                    en=f"lab.check has not found your function {name} right, and this cell cannot go on with it "
+                    f"({told}): correct it, then run this cell again.",
+                    fr=f"Votre fonction {name} n’a pas été jugée juste par lab.check, et cette cellule ne peut pas "
+                    f"s’en servir ({told}) : corrigez-la, puis relancez cette cellule.",
+                ),
+            )
 
     return made
+
+
+_FOUND_RIGHT: dict[str, object] = {}
+"""Functions that were judged, by name: the one that was found right last, else None."""
+
+
+def _not_found_right(values: Iterable[object]) -> str | None:
+    """Name a function, given or used by a given one, that was judged and not found right."""
+    for value in values:
+        if isinstance(value, FunctionType):
+            for one in (value, *(value.__globals__.get(name) for name in _names(value.__code__))):
+                name = getattr(one, "__name__", "")
+                if name in _FOUND_RIGHT and _FOUND_RIGHT[name] is not one:
+                    return str(name)
+    return None
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
 
 
 def show(verdict: Verdict) -> None:
@@ -202,8 +250,8 @@ def judge(exercise: Exercise, answer: object) -> Verdict:
         return Verdict(
             "wrong",
             say(
-                en=f'lab.check("{exercise.id}", …) judges a function, but it received a {type(answer).__name__}: give '
-                "it the name of the function, without parentheses.",
+                en=f'lab.check("{exercise.id}", …) judges a function, but it received '
+                f"{a_or_an(type(answer).__name__)}: give it the name of the function, without parentheses.",
                 fr=f'lab.check("{exercise.id}", …) juge une fonction, mais a reçu un objet de type '
                 f"{type(answer).__name__} : donnez-lui le nom de la fonction, sans parenthèses.",
             ),
@@ -212,6 +260,8 @@ def judge(exercise: Exercise, answer: object) -> Verdict:
         import torch._dynamo  # noqa: F401 - here, once: the first optimizer on a rank would import it, for seconds
     outcome = run_limited(lambda: _judged(exercise, answer))
     verdict = _verdict(exercise, outcome)
+    if (name := getattr(answer, "__name__", "<lambda>")) != "<lambda>":
+        _FOUND_RIGHT[name] = answer if verdict.state == "right" else None
     return Verdict(verdict.state, verdict.message, _shortened(outcome.printed))
 
 

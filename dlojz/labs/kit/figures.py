@@ -7,7 +7,7 @@ to do is answered by its sentence, not by an error.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, cast
@@ -250,6 +250,13 @@ def pictured(draw: Callable[_P, LabFigure]) -> Callable[_P, Picture | Verdict]:
         return Picture(draw(*args, **kwargs))
 
     return or_to_do(drawn)
+
+
+def answered(questions: Iterable[tuple[str, bool | str]]) -> Table:
+    """Tabulate questions with yes, no, or what is written."""
+    yes, no = say(en="yes", fr="oui"), say(en="no", fr="non")
+    rows = tuple((asked, found if isinstance(found, str) else (yes if found else no)) for asked, found in questions)
+    return Table((say(en="question", fr="question"), say(en="answer", fr="réponse")), rows)
 
 
 PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}

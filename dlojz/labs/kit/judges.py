@@ -13,17 +13,17 @@ import copy
 import json
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import percent, say, significant
+from dlojz.base.language import a_or_an, percent, say, significant
 from dlojz.labs.kit.answer_numbers import is_number, is_tensor, plain, plain_like, same_number, single, told_apart
 from dlojz.labs.kit.common_gap import common_gap
 from dlojz.labs.kit.exercise import Mistake, Said, Wrong
-from dlojz.labs.kit.rank_judges import Values, diagnosis, explains, normals, refuse_errors, run_on_ranks
+from dlojz.labs.kit.rank_judges import TimesRanks, Values, diagnosis, explains, normals, refuse_errors, run_on_ranks
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
@@ -274,14 +274,7 @@ class Judge:
             answers = self._run(answer, size, seed)
             refuse_errors(answers)
             given = [one.tensors for one in answers]
-            said = diagnosis(
-                given,
-                [self.reference(rank, size, seed) for rank in range(size)],
-                local=[self.local(rank, size, seed) for rank in range(size)] if self.local else None,
-                whole=self.whole(size, seed) if self.whole else None,
-                bias=self.bias(size, seed) if self.bias else None,
-                labels=self.labels,
-            )
+            said = self._diagnosis(given, size, seed)
             if said is not None:
                 self._name_mistake(given, size, seed)
                 for other in cases[place + 1 :] if self.faults else ():
@@ -290,9 +283,29 @@ class Judge:
                     right = [self.reference(rank, *other) for rank in range(other[0])]
                     if not any(one.error for one in again) and not explains(right, values):
                         self._name_fault(values, *other)
-                raise Wrong(*said)
+                raise Wrong(*self._without_coincidence(said, answer, size, cases))
             if self.inspect is not None:
                 self.inspect(answers, size)
+
+    def _diagnosis(self, given: list[dict[str, Tensor]], size: int, seed: int) -> Said | None:
+        assert self.reference is not None
+        return diagnosis(
+            given,
+            [self.reference(rank, size, seed) for rank in range(size)],
+            local=[self.local(rank, size, seed) for rank in range(size)] if self.local else None,
+            whole=self.whole(size, seed) if self.whole else None,
+            bias=self.bias(size, seed) if self.bias else None,
+            labels=self.labels,
+        )
+
+    def _without_coincidence(self, said: Said, answer: Answer, size: int, cases: list[Case]) -> Said:
+        """What another number of ranks says, where the factor is the number of ranks by coincidence."""
+        other = next((case for case in cases if case[0] != size), None) if isinstance(said, TimesRanks) else None
+        answers = self._run(answer, *other) if other else []
+        if not other or any(one.error for one in answers):
+            return said
+        again = self._diagnosis([one.tensors for one in answers], *other)
+        return said if again is None or isinstance(again, TimesRanks) else again
 
     def _run(self, way: Answer, size: int, seed: int) -> list[RankAnswer]:
         assert self.trial is not None
@@ -344,12 +357,12 @@ def _check_type(value: object, right: object) -> None:
     refuse_nothing(value)
     if is_tensor(right) and not is_tensor(value):
         raise Wrong(
-            en=f"Your function returns a {type(value).__name__}, but a torch tensor is expected.",
+            en=f"Your function returns {a_or_an(type(value).__name__)}, but a torch tensor is expected.",
             fr=f"Votre fonction renvoie un objet de type {type(value).__name__}, mais un tenseur torch est attendu.",
         )
     if isinstance(right, Real) and not is_number(value):
         raise Wrong(
-            en=f"Your function returns a {type(value).__name__}, but a number is expected.",
+            en=f"Your function returns {a_or_an(type(value).__name__)}, but a number is expected.",
             fr=f"Votre fonction renvoie un objet de type {type(value).__name__}, mais un nombre est attendu.",
         )
 
@@ -386,6 +399,13 @@ def reader(convert: Callable[[Any], Any], en: str, fr: str, names: str = "") -> 
 
     def read(given: Any) -> Any:
         refuse_nothing(given, names)
+        if isinstance(given, Generator):
+            raise Wrong(
+                en=f"{en}; your function has a yield, so it gives a generator: collect what it gives in a list, and "
+                "return the list.",
+                fr=f"{fr} ; votre fonction contient un yield et donne donc un générateur : rassemblez ce qu’il donne "
+                "dans une liste, et renvoyez-la.",
+            )
         try:
             return convert(plain(given))
         except (TypeError, ValueError):
@@ -412,7 +432,7 @@ def expect_several(returned: object, names: str, count: int) -> tuple[Any, ...]:
     if len(things) != count:
         kind, held = type(returned).__name__, len(things)
         raise Wrong(
-            en=f"{count} results are expected, {names}, but your function returns a {kind}"
+            en=f"{count} results are expected, {names}, but your function returns {a_or_an(kind)}"
             + (f" of {held}." if listed else "."),
             fr=f"{count} résultats sont attendus, {names}, mais votre fonction renvoie un objet de type {kind}"
             + (f" à {held} éléments." if listed else "."),
@@ -431,7 +451,7 @@ def expect_tensor(value: object, name: str, shape: Sequence[int]) -> Tensor:
     refuse_nothing(value)
     if not torch.is_tensor(value):
         raise Wrong(
-            en=f"{name} is a {type(value).__name__}, but a torch tensor is expected.",
+            en=f"{name} is {a_or_an(type(value).__name__)}, but a torch tensor is expected.",
             fr=f"{name} est un objet de type {type(value).__name__}, mais un tenseur torch est attendu.",
         )
     if tuple(value.shape) != tuple(shape):
@@ -514,8 +534,8 @@ def expect_json(document: Any) -> Mapping[str, Any]:
     refuse_nothing(document)
     if not isinstance(document, Mapping):
         raise Wrong(
-            en=f"A dictionary is expected, but your function returns a {type(document).__name__}: json.dump will "
-            "write it to the file.",
+            en=f"A dictionary is expected, but your function returns {a_or_an(type(document).__name__)}: json.dump "
+            "will write it to the file.",
             fr=f"Un dictionnaire est attendu, mais votre fonction renvoie un objet de type {type(document).__name__} : "
             "json.dump se chargera de l’écrire dans le fichier.",
         )

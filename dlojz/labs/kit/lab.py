@@ -241,6 +241,7 @@ class Lab:
 
     def environment(self) -> None:
         """Say what this machine offers: cores, memory, libraries, whether processes can talk to one another."""
+        print(say(en="Looking at this machine…", fr="Examen de cette machine…"), flush=True)
         for line in environment():
             print(line)
 
@@ -294,8 +295,11 @@ class Lab:
             fr=f"C’est noté : {prediction.format(number)}. Continuez pour voir si vous êtes proche.",
         )
 
-    def reveal(self, prediction_id: str, value: float | None) -> None:
-        """Compare the figure that was written down with the one computed or measured."""
+    def reveal(self, prediction_id: str, value: float | Verdict | None) -> None:
+        """Compare the figure that was written down with the one computed or measured.
+
+        A sentence, which a figure's function gives where an exercise is to do or wrong, is shown.
+        """
         prediction = self._prediction(prediction_id)
         if prediction is None:
             return
@@ -306,6 +310,9 @@ class Lab:
                 fr=f'Prédisez d’abord, regardez ensuite : complétez la cellule lab.predict("{prediction_id}", '
                 "…) et exécutez-la.",
             )
+            return
+        if isinstance(value, Verdict):
+            show(value)
             return
         if value is not None:
             self._progress.predicted(prediction_id, self._predicted[prediction_id], float(value))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import localized, say
+from dlojz.base.language import a_or_an, localized, say
 from dlojz.base.machine import patience
 from dlojz.labs.kit.common_gap import common_gap
 from dlojz.labs.kit.exercise import NotDone, Said, Wrong, unusable
@@ -208,26 +208,32 @@ def _infinite(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     )
 
 
+class TimesRanks(Said):
+    """A factor that is the number of ranks: with that number alone it may be a coincidence."""
+
+    __slots__ = ()
+
+
 def _scaled(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     size = evidence.size
     if len(wrong) < size:
         return None
     if _all(evidence, lambda rank: size * evidence.expected[rank]):
         if evidence.backward:
-            return Said(
+            return TimesRanks(
                 f"The {_plain(evidence.label.en)} is {size} times too large, as many times as there are ranks: a sum "
                 "over the ranks stands where their mean belongs, or the sum is made twice.",
                 f"{_capital(evidence.label.fr)} est {size} fois trop grand, soit le nombre de rangs : une somme sur "
                 "les rangs tient lieu de moyenne, ou la somme est faite deux fois.",
             )
-        return Said(
+        return TimesRanks(
             f"{_capital(evidence.label.en)} is {size} times too large, as many times as there are ranks: what should "
             "count once is added on every rank.",
             f"Dans {evidence.label.fr}, tout est {size} fois trop grand, soit le nombre de rangs : ce qui devrait "
             "compter une fois est ajouté sur chaque rang.",
         )
     if _all(evidence, lambda rank: evidence.expected[rank] / size):
-        return Said(
+        return TimesRanks(
             f"{_capital(evidence.label.en)} is {size} times too small: it is divided by the number of ranks once too "
             "often.",
             f"Dans {evidence.label.fr}, tout est {size} fois trop petit : une division par le nombre de rangs est de "
@@ -488,7 +494,7 @@ def refuse_errors(answers: list[RankAnswer]) -> None:
             raise Undone(error.message)
         if error.name == NoTensor.__name__:
             raise Wrong(
-                en=f"Your function returns a {error.message}, but a torch tensor is expected.",
+                en=f"Your function returns {a_or_an(error.message)}, but a torch tensor is expected.",
                 fr=f"Votre fonction renvoie un objet de type {error.message}, mais un tenseur torch est attendu.",
             )
         raise Wrong(_raised(sorted(own), rank, error, len(answers)))

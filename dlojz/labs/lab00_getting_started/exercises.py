@@ -304,13 +304,13 @@ SAME_TRAINING = Exercise(
             Mistake(
                 lambda losses, reference: _over(losses, reference, [max(reference)] * len(reference)),
                 "You divide the largest absolute gap by the largest loss; divide step by step, each gap by the "
-                "reference of its own step.",
+                "reference of the same step.",
                 "Vous divisez le plus grand écart absolu par la plus grande perte ; divisez pas à pas, chaque "
                 "écart par la référence du même pas.",
             ),
             Mistake(
                 lambda losses, reference: _over(losses, reference, [reference[0]] * len(reference)),
-                "You divide every gap by the first loss; divide each by the reference of its own step.",
+                "You divide every gap by the first loss; divide each by the reference of the same step.",
                 "Vous divisez chaque écart par la première perte ; divisez chacun par la référence du même pas.",
             ),
             Mistake(

@@ -14,15 +14,16 @@ from matplotlib.ticker import NullFormatter
 
 from dlojz import models
 from dlojz.base.display_hook import bar
-from dlojz.base.language import decimal, percent, say
+from dlojz.base.language import decimal, percent, say, significant
 from dlojz.base.table import Table, titles, visible
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import BLACK, BLUE, CATEGORY_STYLES, GREEN, GREY, ORANGE, VERMILION, category_label
 from dlojz.labs.kit.exercise import or_to_do
-from dlojz.labs.kit.figures import labelled, panel
+from dlojz.labs.kit.figures import answered, labelled, panel
 from dlojz.labs.lab01_big_models.exercises import attention_multiply_adds
 from dlojz.prediction import predict
+from dlojz.running.run import Run
 
 GIB = 2**30
 # Memory that NVIDIA's data sheets give for the GPUs of Jean Zay's partitions, in GiB as the driver reports them.
@@ -291,6 +292,22 @@ def bias_seen_by(bias: Callable[[Any, int], Any], table: Any, side: int) -> LabF
         axes.set_xlabel(say(en="column of the key", fr="colonne de la clé"))
         axes.set_ylabel(say(en="row of the key", fr="ligne de la clé"))
     return finish(figure)
+
+
+def learning_seen(coatnet: Run, vit: Run) -> Table:
+    """Answer which of two small models learns faster, and how they differ in size and operations."""
+    tiny, small = models.describe("coatnet_tiny"), models.describe("vit_tiny", num_classes=10)
+    return answered(
+        [
+            (say(en="the loss of the last five steps is lower with CoAtNet",
+                 fr="la perte des cinq derniers pas est plus basse avec CoAtNet"),
+             sum(coatnet.losses[-5:]) < sum(vit.losses[-5:])),
+            (say(en="parameters, ViT / CoAtNet", fr="paramètres, ViT / CoAtNet"),
+             significant(small.parameters / tiny.parameters)),
+            (say(en="operations per image, ViT / CoAtNet", fr="opérations par image, ViT / CoAtNet"),
+             significant(small.flops / tiny.flops, 2)),
+        ]
+    )  # fmt: skip
 
 
 def shift_gap(name: str, pixels: int) -> float:

@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 from dlojz.base.table import Table
-from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Verdict, Wrong
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, or_to_do
 from dlojz.labs.kit.judges import Judge
 from dlojz.prediction.rules_of_thumb import Shape, layer_bytes
 from dlojz.prediction.rules_of_thumb import bytes_per_parameter as form
@@ -606,19 +606,17 @@ LARGEST_BATCH = Exercise(
 )
 
 
+@or_to_do
 def asked(question: Callable[[], Any]) -> Any:
-    """What a question gives that calls functions of the student, or which of these is still to do."""
-    try:
-        return question()
-    except NotDone as error:
-        return Verdict("todo", str(error))
+    """What a question gives that calls functions of the student."""
+    return question()
 
 
-def states_table(bytes_per_parameter: Callable[[str, str], float]) -> Table | Verdict:
+@or_to_do
+def states_table(bytes_per_parameter: Callable[[str, str], float]) -> Table:
     """Bytes per parameter by precision and optimizer, by the student's function."""
 
     def row(precision: str) -> tuple[str, ...]:
-        return precision, *(str(bytes_per_parameter(precision, optimizer)) for optimizer in OPTIMIZERS)
+        return precision, *(f"{bytes_per_parameter(precision, optimizer):g}" for optimizer in OPTIMIZERS)
 
-    table: Table | Verdict = asked(lambda: Table(("", *OPTIMIZERS), tuple(map(row, PRECISIONS))))
-    return table
+    return Table(("", *OPTIMIZERS), tuple(map(row, PRECISIONS)))

@@ -19,7 +19,7 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlojz.base.language import format_bytes, format_seconds, say
+from dlojz.base.language import a_or_an, format_bytes, format_seconds, say
 from dlojz.base.table import Table, titles
 from dlojz.config.fields import BLOCK_CHOICES
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, or_to_do
@@ -90,7 +90,7 @@ def _tried(answer: Callable[..., Any], count: int, per_segment: int) -> _Trial:
     refuse_nothing(output)
     if not isinstance(output, torch.Tensor):
         raise Wrong(
-            en=f"Your function returns a {type(output).__name__}, but the tensor that leaves the last block is "
+            en=f"Your function returns {a_or_an(type(output).__name__)}, but the tensor that leaves the last block is "
             "expected.",
             fr=f"Votre fonction renvoie un objet de type {type(output).__name__}, mais on attend le tenseur qui "
             "sort du dernier bloc.",

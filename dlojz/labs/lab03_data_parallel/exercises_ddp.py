@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import shortest
+from dlojz.base.language import a_or_an, shortest
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, reader
 from dlojz.processes.forks import RankAnswer
@@ -417,6 +417,11 @@ _BUCKET_MISTAKES = (
         "Quand les gradients remplissent tout le dernier bucket, vous en ajoutez un vide : ce n’est pas un bucket.",
     ),
     Mistake(
+        lambda sizes, limit: [*fill_buckets(sizes, limit), []],
+        "The last bucket is empty: add the one that is being filled only if there is something in it.",
+        "Le dernier bucket est vide : n’ajoutez celui que vous remplissez que s’il contient quelque chose.",
+    ),
+    Mistake(
         lambda sizes, limit: [list(_backwards(sizes))],
         "All gradients are in one bucket: it could leave only once backward has ended. Close a bucket once it holds "
         "limit_bytes.",
@@ -603,7 +608,8 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
     returned = answers[0].value.get("returned")
     if returned:
         raise Wrong(
-            en=f"Your function must return the function synchronize, without calling it, but it returns a {returned}.",
+            en="Your function must return the function synchronize, without calling it, but it returns "
+            f"{a_or_an(returned)}.",
             fr="Votre fonction doit renvoyer la fonction synchronize, sans l’appeler, mais elle renvoie un objet "
             f"de type {returned}.",
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
+from dlojz.base.language import say
 from dlojz.hardware.links import weighted_line
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, reader
@@ -25,6 +26,10 @@ Pair = tuple[float, float]
 CHUNK = 3
 """Elements of a chunk: more than one, so that a chunk is not taken for an element."""
 _NAME = "sum"
+_IN_PLACE = Said(
+    "x.chunk(size) gives a tuple of views: write into a view, by chunks[i].add_(…) or chunks[i].copy_(…)",
+    "x.chunk(size) donne un tuple de vues : écrivez dans une vue, par chunks[i].add_(…) ou chunks[i].copy_(…)",
+)
 
 
 def _input(rank: int, size: int, seed: int) -> Tensor:
@@ -41,7 +46,12 @@ def _sum(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
     x = _input(rank, size, seed)
-    returned = answer(x)
+    try:
+        returned = answer(x)
+    except TypeError as error:
+        if "item assignment" in str(error):
+            error.args = (say(en=f"{error} ({_IN_PLACE.en})", fr=f"{error} ({_IN_PLACE.fr})"),)
+        raise
     value = x if returned is None else returned
     return {"in place": same(x, _sum(rank, size, seed)[_NAME])}, {_NAME: value}
 

@@ -6,13 +6,17 @@ Each figure tells in words (its `alt`) what it shows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import format_bytes, say, shortest
+from dlojz.base.table import Table
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import BLUE, GREEN, GREY, LINE_STYLES, ORANGE, PURPLE, SKY, VERMILION
-from dlojz.labs.kit.exercise import or_to_do
-from dlojz.labs.kit.figures import done, labelled, panel, plot_lines
+from dlojz.labs.kit.exercise import Verdict, or_to_do
+from dlojz.labs.kit.figures import answered, done, labelled, panel, plot_lines
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RANKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), (SKY, "v"), (VERMILION, "P"))
 SMOOTHED = 0.1
@@ -104,7 +108,58 @@ def rates(
     return labelled(axes, say(en="step", fr="pas"), say(en="learning rate", fr="taux d’apprentissage"))
 
 
-def large_batches(curves: Mapping[str, tuple[int, Sequence[float]]]) -> LabFigure:
+Curves = Mapping[str, tuple[int, Sequence[float]]]
+"""By name of a training, the size of its batch and the loss of each step."""
+
+
+@or_to_do
+def _trained(train: Callable[..., Any], order: Tensor, batch: int, rate: Callable[[int], float]) -> Sequence[float]:
+    losses: Sequence[float] = train(order.split(batch), rate)[1]
+    return losses
+
+
+def trained(
+    train: Callable[..., Any], order: Tensor, trainings: Mapping[str, tuple[int, Callable[[int], float]]]
+) -> Curves | Verdict:
+    """Train on the same samples in the same order with several sizes of batch and learning rates.
+
+    Args:
+        train: the notebook's; gives the model and the losses.
+        order: indices of the samples.
+        trainings: by name, the size of the batch and the learning rate of a step.
+    """
+    curves = {}
+    for name, (batch, rate) in trainings.items():
+        losses = _trained(train, order, batch, rate)
+        if isinstance(losses, Verdict):
+            return losses
+        curves[name] = (batch, losses)
+    return curves
+
+
+@or_to_do
+def large_batches_seen(curves: Curves) -> Table:
+    """Answer, on the mean loss of the last steps, what larger batches, larger rates and the warm-up do."""
+    final = {name: smoothed(losses)[-1] for name, (_, losses) in curves.items()}
+    return answered(
+        [
+            (say(en="rate left alone: the loss of 256 is more than 5 times that of 16",
+                 fr="taux inchangé : la perte de 256 dépasse 5 fois celle de 16"),
+             final["256"] > 5 * final["16"]),
+            (say(en="batch of 64: a rate 4 times as large at least halves the loss",
+                 fr="batch de 64 : un taux 4 fois plus grand divise au moins la perte par deux"),
+             final["64, × 4"] < final["64"] / 2),
+            (say(en="rate 16 times as large: without warm-up the loss is at least 3 times as large",
+                 fr="taux 16 fois plus grand : sans warm-up, la perte est au moins 3 fois plus grande"),
+             final["256, × 16"] > 3 * final["256, × 16, warm-up"]),
+            (say(en="with the warm-up, 256 does as well as 16", fr="avec le warm-up, 256 fait aussi bien que 16"),
+             final["256, × 16, warm-up"] <= final["16"]),
+        ]
+    )  # fmt: skip
+
+
+@or_to_do
+def large_batches(curves: Curves) -> LabFigure:
     """Loss by samples read, so that trainings with batches of several sizes can be compared.
 
     Args:

@@ -61,7 +61,7 @@ ZERO_VOLUME = Exercise(
                 lambda w, n, stage, m: _times((2, 2, 2, 3), w, n, stage),
                 "That is right for one micro-batch. Stages 2 and 3 keep no whole gradient to add to: they reduce "
                 "with every micro-batch, and stage 3 gathers the weights for each.",
-                "C’est juste pour un seul micro-batch. Les stages 2 et 3 ne gardent pas de gradient entier auquel "
+                "C’est juste pour un seul micro-batch. Les niveaux 2 et 3 ne gardent pas de gradient entier auquel "
                 "ajouter le suivant : ils réduisent à chaque micro-batch, et le niveau 3 rassemble les poids pour "
                 "chacun.",
             ),
@@ -69,66 +69,66 @@ ZERO_VOLUME = Exercise(
                 lambda w, n, stage, m: _times((2 * m, 2 * m, 2 * m, 3 * m), w, n, stage),
                 "Not everything is repeated with every micro-batch: stages 0 and 1 accumulate whole gradients and "
                 "reduce once; and up to stage 2 the weights are gathered once, after the update.",
-                "Tout ne se répète pas à chaque micro-batch : les stages 0 et 1 cumulent des gradients entiers et "
-                "réduisent une seule fois ; et jusqu’au stage 2, les poids sont rassemblés une seule fois, après "
+                "Tout ne se répète pas à chaque micro-batch : les niveaux 0 et 1 cumulent des gradients entiers et "
+                "réduisent une seule fois ; et jusqu’au niveau 2, les poids sont rassemblés une seule fois, après "
                 "la mise à jour.",
             ),
             Mistake(
                 lambda w, n, stage, m: _times((2, 2, 2 * m, 3 * m), w, n, stage),
                 "Almost: in stage 2 only the reduce-scatter is repeated with every micro-batch; the weights are "
                 "gathered once, after the update.",
-                "Presque : au stage 2, seul le reduce-scatter se répète à chaque micro-batch ; les poids sont "
+                "Presque : au niveau 2, seul le reduce-scatter se répète à chaque micro-batch ; les poids sont "
                 "rassemblés une seule fois, après la mise à jour.",
             ),
             Mistake(
                 lambda w, n, stage, m: _times((2, 2, m + 1, 2 * m), w, n, stage),
                 "In stage 3 the weights are freed after the forward pass: each micro-batch gathers them twice, for "
                 "forward and for backward, and reduces its gradients besides.",
-                "Au stage 3, les poids sont libérés après la passe avant : chaque micro-batch les rassemble deux "
+                "Au niveau 3, les poids sont libérés après la passe avant : chaque micro-batch les rassemble deux "
                 "fois, pour la passe avant et pour la passe arrière, et réduit en plus ses gradients.",
             ),
             Mistake(
                 lambda w, n, stage, m: _times((2, 2, m, 3 * m), w, n, stage),
                 "In stage 2 the all-gather of the updated weights is missing, once per step.",
-                "Au stage 2, il manque l’all-gather des poids mis à jour, une fois par pas.",
+                "Au niveau 2, il manque l’all-gather des poids mis à jour, une fois par pas.",
             ),
             Mistake(
                 lambda w, n, stage, m: _times((1, 1, m + 1, 3 * m), w, n, stage),
                 "In stages 0 and 1 one pass is missing: an all-reduce is a reduce-scatter and an all-gather, and "
                 "stage 1 brings the updated weights together.",
-                "Aux stages 0 et 1, il manque un passage : un all-reduce est un reduce-scatter et un all-gather, "
-                "et le stage 1 rassemble les poids mis à jour.",
+                "Aux niveaux 0 et 1, il manque un passage : un all-reduce est un reduce-scatter et un all-gather, "
+                "et le niveau 1 rassemble les poids mis à jour.",
             ),
             Mistake(
                 lambda w, n, stage, m: _times((2, m + 1, m + 1, 3 * m), w, n, stage),
                 "In stage 1 the gradients are accumulated whole, and reduced once per step; stage 2 reduces with "
                 "every micro-batch.",
-                "Au stage 1, les gradients sont cumulés entiers, et réduits une fois par pas ; c’est le stage 2 "
+                "Au niveau 1, les gradients sont cumulés entiers, et réduits une fois par pas ; c’est le niveau 2 "
                 "qui réduit à chaque micro-batch.",
             ),
             Mistake(
                 lambda w, n, stage, m: _times((2, 2, m + 1, m), w, n, stage),
                 "In stage 3 you count one pass per micro-batch; there are three: the weights for forward, again "
                 "for backward, and the gradients.",
-                "Au stage 3, vous comptez un passage par micro-batch ; il y en a trois : les poids pour la passe "
+                "Au niveau 3, vous comptez un passage par micro-batch ; il y en a trois : les poids pour la passe "
                 "avant, de nouveau pour la passe arrière, et les gradients.",
             ),
             Mistake(
                 lambda w, n, stage, m: _times((4, 2, m + 1, 3 * m), w, n, stage),
                 "In stage 0 there is one all-reduce, two passes; the weights are not communicated.",
-                "Au stage 0, il y a un all-reduce, soit deux passages ; les poids ne sont pas communiqués.",
+                "Au niveau 0, il y a un all-reduce, soit deux passages ; les poids ne sont pas communiqués.",
             ),
             Mistake(
                 lambda w, n, stage, m: _times((2, 2, m + 1, 2 * m + 1), w, n, stage),
                 "In stage 3 the gradients too are reduced with every micro-batch, since no rank keeps whole ones.",
-                "Au stage 3, les gradients aussi sont réduits à chaque micro-batch, puisqu’aucun rang n’en garde "
+                "Au niveau 3, les gradients aussi sont réduits à chaque micro-batch, puisqu’aucun rang n’en garde "
                 "d’entiers.",
             ),
             Mistake(
                 lambda w, n, stage, m: _times((2, 3, m + 2, 3 * m), w, n, stage),
                 "For stages 1 and 2 that is an all-reduce of the gradients plus an all-gather of the weights. "
                 "A rank needs its own share of the sum alone: a reduce-scatter is enough, half an all-reduce.",
-                "Aux stages 1 et 2, c’est là un all-reduce des gradients plus un all-gather des poids. Or un rang "
+                "Aux niveaux 1 et 2, c’est là un all-reduce des gradients plus un all-gather des poids. Or un rang "
                 "n’a besoin que de sa part de la somme : un reduce-scatter suffit, soit la moitié d’un all-reduce.",
             ),
             Mistake(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dlojz.base.language import a_or_an
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, normal, refuse_nothing
 from dlojz.processes.forks import RankAnswer
@@ -216,7 +217,7 @@ def _inspect_states(answers: list[RankAnswer], size: int) -> None:
     returned = answers[0].value.get("returned")
     if returned:
         raise Wrong(
-            en=f"Your function must return the function step, without calling it, but it returns a {returned}.",
+            en=f"Your function must return the function step, without calling it, but it returns {a_or_an(returned)}.",
             fr="Votre fonction doit renvoyer la fonction step, sans l’appeler, mais elle renvoie un objet de type "
             f"{returned}.",
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from dlojz.base.language import MEBIBYTE, decimal, format_count, localized, say
+from dlojz.base.language import MEBIBYTE, decimal, format_count, localized, say, significant
 from dlojz.base.table import Table, titles
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import (
@@ -24,7 +24,16 @@ from dlojz.display.style import (
 )
 from dlojz.hardware import Device
 from dlojz.labs.kit.exercise import or_to_do
-from dlojz.labs.kit.figures import bar, figure_of, labelled, legend_above, measured_footprint, panel, plot_lines
+from dlojz.labs.kit.figures import (
+    answered,
+    bar,
+    figure_of,
+    labelled,
+    legend_above,
+    measured_footprint,
+    panel,
+    plot_lines,
+)
 from dlojz.labs.lab04_zero.exercises_cost import compare_with_compute
 from dlojz.prediction import predict
 from dlojz.results.footprint import CATEGORIES, Category, Footprint
@@ -239,6 +248,23 @@ def lost_time(
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylabel(say(en="communication / computation", fr="communication / calcul"))
     return finish(figure)
+
+
+@or_to_do
+def lost_time_seen(zero_3: Callable[[Sequence[float], int, float, float], float]) -> Table:
+    """Answer where the student's ZeRO-3 communicates longer than it computes, and how that grows with the ranks."""
+    cases = (("coatnet_0", 64), ("coatnet_7", 64), ("coatnet_7", 8), ("coatnet_7", 1024))
+    small, large, few, many = (compare_with_compute(*case, zero_3)["ZeRO-3"] for case in cases)
+    return answered(
+        [
+            (say(en="CoAtNet-0, 64 GPUs: it communicates longer than it computes",
+                 fr="CoAtNet-0, 64 GPU : il communique plus longtemps qu’il ne calcule"), small > 1),
+            (say(en="CoAtNet-7, 64 GPUs: it communicates longer than it computes",
+                 fr="CoAtNet-7, 64 GPU : il communique plus longtemps qu’il ne calcule"), large > 1),
+            (say(en="CoAtNet-7, from 8 to 1,024 GPUs: time of communication",
+                 fr="CoAtNet-7, de 8 à 1 024 GPU : temps de communication"), f"× {significant(many / few, 2)}"),
+        ]
+    )  # fmt: skip
 
 
 def _against_one(axes: Axes) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say, shortest
+from dlojz.base.language import a_or_an, say, shortest
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, refuse_nothing
 from dlojz.pipeline.closed_forms import fraction, overhead, total_time
@@ -40,7 +40,7 @@ def read_order(given: Any, stage: int) -> list[Action]:
     refuse_nothing(given)
     if isinstance(given, str | Action) or not isinstance(given, Iterable):
         raise Wrong(
-            en=f'A list of actions such as ["F0", "B0"] is expected, but a {type(given).__name__} was returned.',
+            en=f'A list of actions such as ["F0", "B0"] is expected, but {a_or_an(type(given).__name__)} was returned.',
             fr='On attend une liste d’actions comme ["F0", "B0"], mais un objet de type '
             f"{type(given).__name__} a été renvoyé.",
         )
@@ -71,7 +71,7 @@ def _action(entry: Any, stage: int) -> Action:
                 "messages, l’étage vient devant : 2F0.",
             ) from None
     raise Wrong(
-        en=f"An order holds texts such as 'F0', but one of its entries is a {type(entry).__name__}.",
+        en=f"An order holds texts such as 'F0', but one of its entries is {a_or_an(type(entry).__name__)}.",
         fr=f"Un ordre contient des textes comme 'F0', mais l’un de ses éléments est de type {type(entry).__name__}.",
     )
 
@@ -95,7 +95,7 @@ def read_schedule(given: Any, ranks: int, micro_batches: int) -> Schedule:
     refuse_nothing(given)
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise Wrong(
-            en=f"One list of actions per rank is expected, but a {type(given).__name__} was returned.",
+            en=f"One list of actions per rank is expected, but {a_or_an(type(given).__name__)} was returned.",
             fr=f"On attend une liste d’actions par rang, mais un objet de type {type(given).__name__} a été renvoyé.",
         )
     rows = list(given)
@@ -310,10 +310,11 @@ def _compare(schedule: Schedule, reference: Schedule) -> None:
                 case_of(schedule)
                 + say(
                     en=f"rank {rank} keeps up to {shortest(kept)} micro-batches, but 1F1B keeps {shortest(wanted)} "
-                    f"there: it runs {shortest(wanted)} forward(s), then a backward before each further one.",
+                    f"there: it runs {shortest(wanted)} forward{'s' if wanted > 1 else ''}, then a backward before "
+                    "each further one.",
                     fr=f"le rang {rank} garde jusqu’à {shortest(kept)} micro-batches, alors que 1F1B n’en garde que "
-                    f"{shortest(wanted)} : {shortest(wanted)} passe(s) avant, puis une passe arrière avant chacune des "
-                    "suivantes.",
+                    f"{shortest(wanted)} : {shortest(wanted)} passe{'s' if wanted > 1 else ''} avant, puis une passe "
+                    "arrière avant chacune des suivantes.",
                 )
             )
     length, best = simulate(schedule).makespan, simulate(reference).makespan

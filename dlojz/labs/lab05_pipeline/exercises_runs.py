@@ -487,7 +487,7 @@ def _check_numbers(processes: Any, stages: Any, config: RunConfig, asked: Said) 
     if processes != layout.world_size:
         raise Wrong(
             en=f"Asked for: {asked.en}. {processes} processes are not enough or too many: each of the "
-            f"{layout.dp} replica(s) is a whole pipeline of {layout.pp} ranks, {layout.world_size} in all.",
+            f"{layout.dp} replicas is a whole pipeline of {layout.pp} ranks, {layout.world_size} in all.",
             fr=f"Demandé : {asked.fr}. {processes} processus, ce n’est pas le bon compte : chacune des "
             f"{layout.dp} répliques est un pipeline entier de {layout.pp} rangs, soit {layout.world_size} en tout.",
         )

@@ -20,9 +20,9 @@ from dlojz.display.canvas import LabFigure, decimal_marks
 from dlojz.display.figures.partition_figures import overlay_figure, partition_figure
 from dlojz.display.pipeline_drawing import compare_figure, schedule_figure
 from dlojz.display.style import BLACK, LINE_STYLES
-from dlojz.labs.kit.exercise import NotDone, or_to_do
-from dlojz.labs.kit.figures import labelled, panel, pictured, plot_lines, unmeasured
-from dlojz.labs.lab05_pipeline.exercises_orders import read_order, read_schedule, schedule_from
+from dlojz.labs.kit.exercise import Verdict, Wrong, or_to_do
+from dlojz.labs.kit.figures import answered, labelled, panel, pictured, plot_lines, unmeasured
+from dlojz.labs.lab05_pipeline.exercises_orders import read_schedule, refuse_invalid
 from dlojz.labs.lab05_pipeline.exercises_runs import FirstFit, StaleSgd, largest_step, smallest_bottleneck
 from dlojz.pipeline.exchange_formats import to_csv
 from dlojz.pipeline.optimum.shortest_schedule import optimum
@@ -70,11 +70,8 @@ def bubbles(
 @pictured
 def beside_gpipe(order: Callable[[int, int, int], Any], ranks: int, micro_batches: int) -> LabFigure:
     """GPipe above the student's order: the same length, another memory."""
-    orders = [read_order(order(rank, ranks, micro_batches), rank) for rank in range(ranks)]
-    return compare_figure(
-        simulate(build("gpipe", ranks, micro_batches)),
-        simulate(replace(schedule_from(orders, micro_batches), name="1f1b")),
-    )
+    mine = _yours([order(rank, ranks, micro_batches) for rank in range(ranks)], ranks, micro_batches)
+    return compare_figure(simulate(build("gpipe", ranks, micro_batches)), simulate(mine))
 
 
 def deadlock_of(orders: Sequence[Sequence[str]], micro_batches: int, sends: str = "buffered") -> str:
@@ -101,10 +98,11 @@ def deadlock_of(orders: Sequence[Sequence[str]], micro_batches: int, sends: str 
 def repaired(unblocked: Callable[[], Any], ranks: int, micro_batches: int) -> LabFigure:
     """The student's repair with blocking sends, under 1F1B whose sends and receives are posted together."""
     mine = _yours(unblocked(), ranks, micro_batches)
-    return compare_figure(
-        simulate(build("1f1b", ranks, micro_batches), Costs(sends="paired")),
-        simulate(mine, Costs(sends="rendezvous")),
-    )
+    try:
+        blocking = simulate(mine, Costs(sends="rendezvous"))
+    except LabError as error:
+        raise Wrong(str(error)) from None
+    return compare_figure(simulate(build("1f1b", ranks, micro_batches), Costs(sends="paired")), blocking)
 
 
 @pictured
@@ -112,7 +110,7 @@ def capped(
     under_cap: Callable[[int, int, int], Any], ranks: int, micro_batches: int, limits: Sequence[int]
 ) -> LabFigure:
     """Length of the step by memory limit: the student's schedule, 1F1B cut short, GPipe's priority, the optimum."""
-    mine = [simulate(read_schedule(under_cap(ranks, micro_batches, n), ranks, micro_batches)).makespan for n in limits]
+    mine = [simulate(_yours(under_cap(ranks, micro_batches, n), ranks, micro_batches)).makespan for n in limits]
     best = [optimum(ranks, micro_batches, memory_limit=n).value for n in limits]
     told = ", ".join(f"{n}: {significant(length, 4)}" for n, length in zip(limits, mine, strict=True))
     axes = panel(
@@ -175,11 +173,9 @@ def all_schedules(names: Sequence[str], ranks: int, micro_batches: int, **option
 
 
 def csv_of(orders: Callable[[], Any], ranks: int, micro_batches: int) -> str:
-    """The student's schedule as torch's CSV; 1F1B's as long as the exercise is to do."""
-    try:
-        return to_csv(read_schedule(orders(), ranks, micro_batches))
-    except NotDone:
-        return to_csv(build("1f1b", ranks, micro_batches))
+    """The student's schedule as torch's CSV; 1F1B's as long as the exercise is to do, or its order cannot run."""
+    made = or_to_do(_yours_of)(orders, ranks, micro_batches)
+    return to_csv(build("1f1b", ranks, micro_batches) if isinstance(made, Verdict) else made)
 
 
 @pictured
@@ -189,8 +185,14 @@ def own(orders: Callable[[], Any], ranks: int, micro_batches: int) -> LabFigure:
     return compare_figure(simulate(build("1f1b", ranks, micro_batches)), simulate(mine))
 
 
+def _yours_of(orders: Callable[[], Any], ranks: int, micro_batches: int) -> Schedule:
+    return _yours(orders(), ranks, micro_batches)
+
+
 def _yours(given: Any, ranks: int, micro_batches: int) -> Schedule:
+    """The student's schedule; one that is not whole or cannot run is refused, not drawn."""
     schedule = read_schedule(given, ranks, micro_batches)
+    refuse_invalid(schedule)
     return replace(schedule, name=say(en="your schedule", fr="votre ordonnancement"))
 
 
@@ -288,6 +290,21 @@ def memory(kept: Callable[[str, int, int, int], int], runs: Sequence[Run]) -> Ta
         fr="ordonnancement; rang; gardés; activations; par micro-batch",
     )
     return Table(head, tuple(rows))
+
+
+def same_training(gpipe: Run, one_f_one_b: Run, alone: Run) -> Table:
+    """Answer whether the losses of two pipelines are the same, and those of one process."""
+    pairs = list(zip(gpipe.losses, one_f_one_b.losses, alone.losses, strict=True))
+    return answered(
+        [
+            (say(en="the losses of 1F1B are those of GPipe, within 10⁻⁵",
+                 fr="les pertes de 1F1B sont celles de GPipe, à 10⁻⁵ près"),
+             all(abs(a - b) < 1e-5 for a, b, _ in pairs)),
+            (say(en="they are those of one process, within 10⁻⁵",
+                 fr="elles sont celles d’un processus seul, à 10⁻⁵ près"),
+             all(abs(a - c) < 1e-5 for a, _, c in pairs)),
+        ]
+    )  # fmt: skip
 
 
 def traffic(run: Run) -> Table:

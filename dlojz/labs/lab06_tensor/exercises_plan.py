@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import say
+from dlojz.base.language import a_or_an, say
 from dlojz.by_hand.collectives.cost import cost_s
 from dlojz.hardware.links import Link
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
@@ -345,7 +345,8 @@ def _refuse_no_plan(plan: object) -> Mapping[str, Any]:
 
     if not isinstance(plan, Mapping):
         raise Wrong(
-            en=f"A dictionary is expected, name of a layer to its style, but a {type(plan).__name__} was returned.",
+            en=f"A dictionary is expected, name of a layer to its style, but {a_or_an(type(plan).__name__)} was "
+            "returned.",
             fr="On attend un dictionnaire, du nom d’une couche vers son style, mais votre fonction renvoie un "
             f"objet de type {type(plan).__name__}.",
         )
@@ -463,9 +464,23 @@ def layer_bytes(samples: int, tokens: int, width: int, ranks: int, number_bytes:
     return 4 * samples * tokens * width * number_bytes * 2 * (ranks - 1) / ranks
 
 
-def layer_seconds(samples: int, tokens: int, width: int, ranks: int, number_bytes: int, link: Link) -> float:
-    """Time of the same four ring all-reduces over links of one kind; nothing hides them, as each is waited for."""
-    message_bytes, beta = samples * tokens * width * number_bytes, 1 / link.bytes_per_s
+def layer_seconds(
+    samples: int,
+    tokens: int,
+    width: int,
+    ranks: int,
+    number_bytes: int,
+    link: Link,
+    sent_bytes: LayerBytes = layer_bytes,
+) -> float:
+    """Time of the same four ring all-reduces over links of one kind; nothing hides them, as each is waited for.
+
+    Args:
+        sent_bytes: what a rank sends for the layer, by the same arguments; the student's function.
+    """
+    # 4 × 2 (p − 1) latencies, and the bytes over the bandwidth: the cost of four rings, of messages of these bytes.
+    message_bytes = sent_bytes(samples, tokens, width, ranks, number_bytes) * ranks / (4 * 2 * (ranks - 1))
+    beta = 1 / link.bytes_per_s
     return 4 * cost_s("ring_all_reduce", message_bytes, ranks, alpha_s=link.latency_s, beta_s_per_byte=beta)
 
 

@@ -358,8 +358,8 @@ VOCABULARY_LOSS = Exercise(
             ),
             Mistake(
                 _local_loss,
-                "Each rank takes the cross-entropy of its own words alone: sum and target's logit are added up over "
-                "the ranks.",
+                "Each rank takes the cross-entropy of its words alone: add the sum and the target's logit up over the "
+                "ranks.",
                 "Chaque rang prend l’entropie croisée de ses seuls mots : la somme et le logit de la cible "
                 "s’additionnent sur les "
                 "rangs.",
@@ -387,8 +387,8 @@ DROP = 0.5
 CASES = ((2, 11), (2, 12), (3, 13))
 OF_WEIGHT, OF_BIAS = "gradient of weight", "gradient of bias"
 SEQUENCE_LABELS = {
-    OF_WEIGHT: Said("the gradient of the norm's weight", "le gradient du poids de la norme"),
-    OF_BIAS: Said("the gradient of the norm's bias", "le gradient du biais de la norme"),
+    OF_WEIGHT: Said("the gradient of the norm's weight", "le gradient du poids de la normalisation"),
+    OF_BIAS: Said("the gradient of the norm's bias", "le gradient du biais de la normalisation"),
 }
 
 
@@ -571,9 +571,18 @@ SEQUENCE_PARALLEL = Exercise(
                 "The output is right, but the gradient of the norm's weights holds this rank's tokens only: these "
                 "weights are whole on every rank, and each sees a part of the sequence. Add their gradients up "
                 "(copy), or they drift apart.",
-                "La sortie est juste, mais le gradient des poids de la norme ne compte que les tokens de ce rang : "
-                "ces poids sont entiers sur chaque rang, qui ne voit qu’une partie de la séquence. Additionnez "
+                "La sortie est juste, mais le gradient des poids de la normalisation ne compte que les tokens de ce "
+                "rang : ces poids sont entiers sur chaque rang, qui ne voit qu’une partie de la séquence. Additionnez "
                 "leurs gradients (copy), sinon ils s’écartent.",
+            ),
+            Mistake(
+                _if(False, lambda *case: {**only(_shares, [OF_X])(*case), **times_ranks(_shares, OF_WEIGHT)(*case)}),
+                "Without sequence parallelism the gradient of the norm's weights is as many times too large as there "
+                "are ranks: copy adds it up over the ranks, but each of them sees all tokens, so it is whole on each "
+                "already. Only with sequence parallelism are the norm's weights to go through copy.",
+                "Sans Sequence Parallelism, le gradient des poids de la normalisation est trop grand d’un facteur égal "
+                "au nombre de rangs : copy l’additionne sur les rangs, or chacun voit tous les tokens, et l’a donc "
+                "déjà entier. Les poids de la normalisation ne passent par copy qu’avec Sequence Parallelism.",
             ),
             Mistake(_if(False, times_ranks(_shares, OF_WEIGHT)), *COUNTED_AGAIN),
             Mistake(
@@ -582,7 +591,11 @@ SEQUENCE_PARALLEL = Exercise(
             *(
                 Mistake(lambda rank, size, seed, way=way: _like(rank, size, seed, way), en, fr)
                 for way, en, fr in (
-                    ("no shortcut", "The shortcut is missing: x + …", "Il manque le raccourci : x + …"),
+                    (
+                        "no shortcut",
+                        "The residual connection is missing: x + …",
+                        "Il manque la connexion résiduelle : x + …",
+                    ),
                     (
                         "other share",
                         "The dropout has another probability: it is 0.5.",
@@ -596,17 +609,17 @@ SEQUENCE_PARALLEL = Exercise(
                     (
                         "no parameters",
                         "The norm's weight and bias are left out: F.layer_norm(x, x.shape[-1:], weight, bias).",
-                        "Le poids et le biais de la norme manquent : F.layer_norm(x, x.shape[-1:], weight, bias).",
+                        "Il manque le poids et le biais : F.layer_norm(x, x.shape[-1:], weight, bias).",
                     ),
                     (
                         "no norm",
                         "The norm is missing before the region: F.layer_norm(x, x.shape[-1:], weight, bias).",
-                        "Il manque la norme avant la région : F.layer_norm(x, x.shape[-1:], weight, bias).",
+                        "Il manque la normalisation avant la région : F.layer_norm(x, x.shape[-1:], weight, bias).",
                     ),
                     (
                         "norm last",
                         "The norm comes at the end: here it comes first, before the region.",
-                        "La norme vient à la fin : ici, elle vient d’abord, avant la région.",
+                        "La normalisation vient à la fin : ici, elle vient d’abord, avant la région.",
                     ),
                 )
             ),
@@ -615,24 +628,24 @@ SEQUENCE_PARALLEL = Exercise(
                     OUTPUT: _shares(rank, size, seed)[OUTPUT],
                     OF_X: _shares(rank, size, seed)[OF_X] - _own(_inputs(seed)[-1], rank, size, seed),
                 },
-                "The output is right, but no gradient takes the shortcut: x itself, not x.detach().",
-                "La sortie est juste, mais aucun gradient ne prend le raccourci : x lui-même, et non x.detach().",
+                "The output is right, but no gradient takes the residual connection: x, not x.detach().",
+                "La sortie est juste, mais aucun gradient ne prend la connexion résiduelle : x, et non x.detach().",
             ),
         ),
         inspect=_inspect,
     ),
     praise_en="Right, with and without: the all-reduce in two halves, the norm's gradients added up, each mask where "
     "it belongs.",
-    praise_fr="Exact, avec et sans : l’all-reduce en deux moitiés, les gradients de la norme additionnés, chaque "
-    "masque à sa place.",
+    praise_fr="Exact, avec et sans : l’all-reduce en deux moitiés, les gradients de la normalisation additionnés, "
+    "chaque masque à sa place.",
     hint_en="The region wants all tokens, and its end is a sum of which each rank keeps its own. Who sees all tokens "
     "when the norm is computed, and what follows for its weights? Are the tokens that are dropped the same on "
     "all ranks?",
     hint_fr="La région veut tous les tokens, et se termine par une somme dont chaque rang garde sa part. Qui voit tous "
-    "les tokens quand la norme se calcule, et qu’en résulte-t-il pour ses poids ? Les tokens soumis au dropout "
-    "sont-ils les mêmes sur tous les rangs ?",
+    "les tokens quand la normalisation se calcule, et qu’en résulte-t-il pour ses poids ? Les tokens soumis au "
+    "dropout sont-ils les mêmes sur tous les rangs ?",
     nearer_en="With: weight and bias through copy(…, axis), norm, gather_tokens, region, scatter_tokens, dropout "
     '"split". Without: norm, copy, region, add_up, dropout "replicated". Then + x.',
-    nearer_fr="Avec : weight et bias à travers copy(…, axis), norme, gather_tokens, region, scatter_tokens, dropout "
-    '"split". Sans : norme, copy, region, add_up, dropout "replicated". Enfin + x.',
+    nearer_fr="Avec : weight et bias à travers copy(…, axis), normalisation, gather_tokens, region, scatter_tokens, "
+    'dropout "split". Sans : normalisation, copy, region, add_up, dropout "replicated". Enfin + x.',
 )

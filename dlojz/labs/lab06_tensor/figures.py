@@ -12,15 +12,17 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from dlojz.base.language import format_bytes, say, significant
+from dlojz.base.language import format_bytes, integer, percent, say, significant
 from dlojz.base.table import Table, titles
 from dlojz.by_hand.tensor.axis import share_bounds
+from dlojz.compare import compare
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure
 from dlojz.display.style import BLACK, EDGE, GREY, LINE_STYLES, SHADE, Style
 from dlojz.hardware.links import NETWORK, NVLINK
-from dlojz.labs.kit.exercise import or_to_do
+from dlojz.labs.kit.exercise import Said, or_to_do
 from dlojz.labs.kit.figures import (
     SHEET_RANKS,
+    answered,
     figure_of,
     labelled,
     measured_footprint,
@@ -29,8 +31,9 @@ from dlojz.labs.kit.figures import (
     pictured,
     plot_lines,
 )
-from dlojz.labs.lab06_tensor.exercises_plan import LayerBytes, compute_seconds
+from dlojz.labs.lab06_tensor.exercises_plan import LayerBytes, compute_seconds, layer_seconds
 from dlojz.prediction import predict
+from dlojz.results.footprint import Category
 from dlojz.running.run import Run
 
 WHOLE = Style(SHADE, "")
@@ -225,6 +228,79 @@ def links(layer_bytes: LayerBytes, *, samples: int, tokens: int, width: int, ran
         )
     head = (say(en="link", fr="lien"), "α", say(en="bandwidth", fr="débit"), say(en="a layer", fr="une couche"))
     return Table(head, tuple(rows))
+
+
+@or_to_do
+def network_over_nvlink(sent_bytes: LayerBytes, **sizes: int) -> float:
+    """How many times longer the student's bytes take over the network than over NVLink, latencies included.
+
+    Args:
+        sizes: arguments of `sent_bytes`.
+    """
+    network_s, nvlink_s = (layer_seconds(**sizes, link=link, sent_bytes=sent_bytes) for link in (NETWORK, NVLINK))
+    return network_s / nvlink_s
+
+
+@or_to_do
+def share_of_time(sent_bytes: LayerBytes, widths: Sequence[int], *, flops_per_s: float, **sizes: int) -> Table:
+    """Share of a layer's time that its messages take over each link, by width.
+
+    Args:
+        sizes: the other arguments of `sent_bytes`.
+    """
+    rows = []
+    for width in widths:
+        computing = compute_seconds(sizes["samples"], sizes["tokens"], width, sizes["ranks"], flops_per_s)
+        sending = [layer_seconds(width=width, **sizes, link=link, sent_bytes=sent_bytes) for link in (NVLINK, NETWORK)]
+        rows.append((integer(width), *(percent(one / (one + computing), 0) for one in sending)))
+    head = titles(
+        en="width; communication, NVLink; communication, network",
+        fr="largeur; communication, NVLink; communication, réseau",
+    )
+    return Table(head, tuple(rows))
+
+
+def sequence_seen(alone: Run, two: Run, sequence: Run) -> Table:
+    """Answer what tensor parallelism divides, without and with sequence parallelism."""
+
+    def divided(run: Run, category: Category) -> str:
+        one, shared = (measured_footprint(each).memory.category(category) or 0 for each in (alone, run))
+        return f"÷ {significant(one / shared, 2)}"
+
+    return answered(
+        [
+            (say(en="the bytes predicted are those counted", fr="les octets prédits sont ceux qui ont été comptés"),
+             bool(compare([two, sequence]).exact)),
+            (say(en="weights, from one rank to two", fr="poids, de un à deux rangs"), divided(two, "weights")),
+            (say(en="activations, without sequence parallelism", fr="activations, sans Sequence Parallelism"),
+             divided(two, "activations")),
+            (say(en="activations, with sequence parallelism", fr="activations, avec Sequence Parallelism"),
+             divided(sequence, "activations")),
+            (str(_SAME_LOSSES), _same_losses(alone, sequence)),
+        ]
+    )  # fmt: skip
+
+
+_SAME_LOSSES = Said(
+    "the losses are those of one process, within 10⁻⁴", "les pertes sont celles d’un processus seul, à 10⁻⁴ près"
+)
+
+
+def torch_seen(alone: Run, by_torch: Run, by_hand: Run) -> Table:
+    """Answer whether torch's engine trains and weighs the same."""
+    weights = [measured_footprint(run).memory.weights_bytes for run in (by_torch, by_hand)]
+    return answered(
+        [
+            (str(_SAME_LOSSES), _same_losses(alone, by_torch)),
+            (say(en="a rank keeps as many bytes of weights as by hand",
+                 fr="un rang garde autant d’octets de poids qu’à la main"),
+             weights[0] == weights[1]),
+        ]
+    )  # fmt: skip
+
+
+def _same_losses(one: Run, other: Run) -> bool:
+    return all(abs(a - b) < 1e-4 for a, b in zip(one.losses, other.losses, strict=True))
 
 
 def _title(run: Run) -> str:

@@ -269,7 +269,7 @@ def known_steps(shortest_step: Answer) -> Table:
     for name, (times, gpus, micro_batches) in KNOWN.items():
         own = shortest_step(times, times.layers, gpus, micro_batches)
         plan = plan_of(times, times.layers, gpus, micro_batches)
-        cut = "  ".join(f"{one.first}–{one.last} × {one.submesh.num_devices}" for one in plan.stages)
+        cut = ", ".join(f"{one.first}–{one.last} × {one.submesh.num_devices}" for one in plan.stages)
         work = ", ".join(f"{weight:g}" for weight in times.work)
         efficiency = " ".join(decimal(one, 2) for one in times.efficiency)
         both = f"{significant(own, 5)} | {significant(plan.step_s, 5)}"

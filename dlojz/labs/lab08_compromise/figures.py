@@ -622,14 +622,10 @@ def _bars(axes: Axes, pairs: Sequence[tuple[LocalChoice, float]]) -> None:
         axes.bar_label(bars, [short(value) for value in values], padding=3, fontsize=8, bbox=PLATE)
     fastest = int(np.argmin(measured))
     reach = 1.12 * max(*predicted, *measured)
-    axes.plot(
-        [0.985 * reach], [0], marker="*", markersize=13, color=YELLOW, markeredgecolor=BLACK, linestyle="none",
-        label=say(en="first choice", fr="premier choix"),
-    )  # fmt: skip
-    axes.plot(
-        [0.955 * reach], [fastest], marker="P", markersize=9, color=BLUE, markeredgecolor=BLACK, linestyle="none",
-        label=say(en="fastest measured", fr="la plus rapide mesurée"),
-    )  # fmt: skip
+    beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "clip_on": False, "markeredgecolor": BLACK}
+    first, best = say(en="first choice", fr="premier choix"), say(en="fastest measured", fr="la plus rapide mesurée")
+    axes.plot([1.015], [0], marker="*", markersize=13, color=YELLOW, label=first, linestyle="none", **beside)
+    axes.plot([1.04], [fastest], marker="P", markersize=9, color=BLUE, label=best, linestyle="none", **beside)
     axes.set_xlim(0, reach)
     axes.set_ylim(len(pairs) - 0.4, -0.6)
     axes.set_yticks(places, [visible(row.title) for row, _ in pairs], fontsize=8.5)

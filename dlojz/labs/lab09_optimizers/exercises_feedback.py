@@ -134,9 +134,9 @@ ERROR_FEEDBACK = Exercise(
                 for way, en, fr in (
                     (
                         lambda values, error, compress: (compress(values + error), values - compress(values)),
-                        "What is left is taken from values alone: what was meant, values + error, less what was told.",
-                        "Le reste est pris sur values seul : c’est ce qu’on voulait dire, values + error, moins ce "
-                        "qui est dit.",
+                        "What is left is taken from values alone: what was meant, values + error, less what was sent.",
+                        "Le reste est pris sur values seul : c’est ce qu’on voulait envoyer, values + error, moins "
+                        "ce qui est envoyé.",
                     ),
                     (
                         lambda values, error, compress: (
@@ -153,8 +153,8 @@ ERROR_FEEDBACK = Exercise(
                     ),
                     (
                         _fed(operator.add, lambda values, error, told: values + error),
-                        "What was told is not taken away from what is left: values + error − told.",
-                        "Ce qui est dit n’est pas retranché du reste : values + error − told.",
+                        "What was sent is not subtracted from what is left: values + error − told.",
+                        "Ce qui est envoyé n’est pas retranché du reste : values + error − told.",
                     ),
                     (
                         lambda values, error, compress: (values + error - compress(values + error),) * 2,

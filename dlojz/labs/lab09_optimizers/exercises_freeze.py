@@ -65,6 +65,11 @@ def _last(norms: Norms, beta2: float, threshold: float) -> int:
     return found[-1] if found else len(norms)
 
 
+def _looked_back_to(norms: Norms, beta2: float, threshold: float) -> int:
+    found = freeze_step(norms, beta2, threshold)
+    return found - _delta(beta2) if found < len(norms) else found
+
+
 def _freeze_cases() -> Iterator[tuple[list[float], float, float]]:
     rising = [1 - math.exp(-step / 20) + 0.01 for step in range(200)]
     falling = [1 + 6 * math.exp(-step / 25) for step in range(200)]
@@ -119,11 +124,17 @@ FREEZE_STEP = Exercise(
                 "Vous vous arrêtez là où la norme bouge encore : le rapport doit être au moins égal au seuil, et non "
                 "au plus.",
             ),
-            Mistake(
-                lambda norms, beta2, threshold: freeze_step(norms, beta2, threshold) - _delta(beta2),
-                "That is the step you look back to; at that time nothing is known yet: return the later one.",
-                "C’est le pas jusqu’où l’on remonte ; à ce moment-là, on ne sait encore rien : renvoyez le plus tardif "
-                "des deux.",
+            *(
+                Mistake(
+                    way,
+                    "That is the step you look back to; at that time nothing is known yet: return the later one.",
+                    "C’est le pas jusqu’où l’on remonte ; à ce moment-là, on ne sait encore rien : renvoyez le plus "
+                    "tardif des deux.",
+                )
+                for way in (
+                    _looked_back_to,
+                    lambda norms, beta2, threshold: freeze_step(norms, beta2, threshold) - _delta(beta2),
+                )
             ),
             Mistake(
                 _first(_smaller, lambda beta2: 0),

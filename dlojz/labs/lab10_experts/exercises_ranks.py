@@ -549,8 +549,10 @@ _PARITY_FAULTS = (
     ),
     Mistake(
         _reduced(SHARED, WORLD, ALONE),
-        "The gradients of what all ranks have are added up, but not divided by the number of ranks.",
-        "Les gradients des paramètres communs sont additionnés, mais pas divisés par le nombre de rangs.",
+        "The gradients of what all ranks have are added up, but not divided by the number of ranks: divide in place "
+        "(div_, /=), since g = g / n only makes another tensor.",
+        "Les gradients des paramètres communs sont additionnés, mais pas divisés par le nombre de rangs : divisez en "
+        "place (div_, /=), car g = g / n ne fait que créer un autre tenseur.",
     ),
     Mistake(
         _reduced(SHARED, WORLD, REPLICAS),
@@ -591,8 +593,10 @@ _PARITY_FAULTS = (
     ),
     Mistake(
         _reduced(OWN, REPLICAS, ALONE),
-        "The gradients of the experts are added up, but not divided: the loss is a mean over all ranks.",
-        "Les gradients des experts sont additionnés, mais pas divisés : la perte est une moyenne sur tous les rangs.",
+        "The gradients of the experts are added up, but not divided in place (div_, /=): the loss is a mean over all "
+        "ranks.",
+        "Les gradients des experts sont additionnés, mais pas divisés en place (div_, /=) : la perte est une moyenne "
+        "sur tous les rangs.",
     ),
     Mistake(
         lambda rank, size, seed: (

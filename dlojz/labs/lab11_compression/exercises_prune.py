@@ -1,8 +1,8 @@
 """Exercises of lab 11 on pruning: global masks, the 2:4 pattern, SR-STE, permutations, the lottery ticket.
 
-No two magnitudes of a mask are equal, except in the 2:4 pattern, which is judged by the count and magnitude of each
-group of four. Weights removed in earlier rounds of the lottery are not zero in the trained weights, so that forgetting
-the mask shows.
+Where magnitudes are equal, it is free which of them goes: a global mask is judged by the count alone there, the 2:4
+pattern by the count and magnitude of each group of four. Weights removed in earlier rounds of the lottery are not zero
+in the trained weights, so that forgetting the mask shows.
 
 Shape suffixes: O outputs, I inputs, H hidden units.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, expect_mask, expect_several, expect_tensor, normal
 
 if TYPE_CHECKING:
@@ -57,6 +57,20 @@ def _mask_trial(answer: Callable[..., Any], weights: list[Tensor], sparsity: flo
     names = [f"mask {number}" for number in range(len(weights))]
     read = [expect_mask(mask, name, w.shape) for mask, name, w in zip(masks, names, weights, strict=True)]
     return torch.cat([mask.flatten() for mask in read])
+
+
+def _expect_equal_magnitudes(answer: Callable[..., Any]) -> None:
+    """Refuse a threshold where it removes other than as many weights as are asked for: many have its magnitude."""
+    weights, sparsity = [normal(5, 5, 6).round(), normal(15, 20).round()], 0.5
+    asked = round(sparsity * sum(weight.numel() for weight in weights))
+    gone = int((_mask_trial(answer, weights, sparsity) == 0).sum())
+    if gone != asked:
+        raise Wrong(
+            en=f"Where many weights have the same magnitude, {gone} go, and not {asked}: a threshold takes all that "
+            "have its magnitude, or none. Take the first of sizes.argsort().",
+            fr=f"Quand beaucoup de poids ont la même valeur absolue, il en part {gone}, et non {asked} : un seuil "
+            "prend tous ceux qui ont sa valeur, ou aucun. Prenez les premiers de sizes.argsort().",
+        )
 
 
 def _mask_signed(weights: Sequence[Tensor], sparsity: float) -> Masks:
@@ -163,6 +177,7 @@ GLOBAL_MASKS = Exercise(
             ),
             Mistake(_by_quantile, *_COUNT),
         ),
+        then=_expect_equal_magnitudes,
     ),
     praise_en="Right: with one threshold for all layers, a layer of large weights keeps more of them.",
     praise_fr="Exact : avec un seuil commun à toutes, une couche de grands poids en garde davantage.",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from dlojz.base.table import Table, titles
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import BLUE, ORANGE, PREDICTED_ALPHA, SKY
 from dlojz.labs.kit.exercise import Said, or_to_do
-from dlojz.labs.kit.figures import labelled, panel, pictured
+from dlojz.labs.kit.figures import answered, labelled, panel, pictured
 from dlojz.labs.lab11_compression.exercises_distill import UNKNOWN
 from dlojz.labs.lab11_compression.exercises_quantize import quantize_affine, quantize_rows
 
@@ -30,13 +30,6 @@ if TYPE_CHECKING:
     from dlojz.compress.board_record import Board
     from dlojz.compress.quantizers import RangeChoice, Scheme
     from dlojz.compress.task import Task
-
-
-def answered(questions: Iterable[tuple[str, bool]]) -> Table:
-    """Tabulate questions with yes or no."""
-    yes, no = say(en="yes", fr="oui"), say(en="no", fr="non")
-    rows = tuple((question, yes if holds else no) for question, holds in questions)
-    return Table((say(en="question", fr="question"), say(en="answer", fr="réponse")), rows)
 
 
 def teacher_seen(teacher: nn.Module, task: Task) -> Table:
@@ -56,7 +49,7 @@ def board_table(board: Board) -> Table:
             percent(line.accuracy),
             f"{format_bytes(line.predicted_bytes)} | {format_bytes(line.file_bytes)}",
             f"÷ {significant(line.ratio)}",
-            f"× {significant(line.latency_ratio, 2)}",
+            f"× {significant(line.latency_ratio)}",
             "●" if line.method in front else "",
         )
         for line in board.lines()

@@ -15,8 +15,7 @@ from dlojz.base.table import Table, titles
 from dlojz.display.canvas import LabFigure
 from dlojz.display.style import LINE_STYLES
 from dlojz.labs.kit.exercise import or_to_do
-from dlojz.labs.kit.figures import Picture, labelled, panel
-from dlojz.labs.lab11_compression.figures import answered
+from dlojz.labs.kit.figures import Picture, answered, labelled, panel
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -324,7 +323,7 @@ def refined(two_of_four: TwoOfFour, sr_ste: SrSte, teacher: nn.Module, task: Tas
     class Sparse(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, weight_OI: Tensor, fixed_OI: Tensor | None) -> Tensor:
-            mask_OI = two_of_four(weight_OI) if fixed_OI is None else fixed_OI
+            mask_OI = two_of_four(weight_OI).to(weight_OI) if fixed_OI is None else fixed_OI
             ctx.save_for_backward(weight_OI, mask_OI)
             ctx.fixed = fixed_OI is not None
             return weight_OI * mask_OI
@@ -345,7 +344,8 @@ def refined(two_of_four: TwoOfFour, sr_ste: SrSte, teacher: nn.Module, task: Tas
             found: Tensor = Sparse.apply(weight_OI, self.fixed_OI)
             return found
 
-    first = {name: two_of_four(layer.weight.detach()) for name, layer in linear_layers(teacher).items()}
+    weights = {name: layer.weight.detach() for name, layer in linear_layers(teacher).items()}
+    first = {name: two_of_four(weight_OI).to(weight_OI) for name, weight_OI in weights.items()}
     some = next(iter(first.values()))
     sr_ste(some, some, some, DECAY)  # still to do? then nothing is trained
     rows = [(say(en="dense", fr="dense"), percent(accuracy(teacher, task)), "–")]
