@@ -21,9 +21,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "shapes": {"model": f"{Path(own_models.__file__).with_name('own_shapes.py')}:build"},
     "resnet": {"model": "torchvision:resnet18", "image_size": 64, "learning_rate": 0.001},
 }
+# Selective before DeepSpeed's stage 3, which puts its own linear layer in torch's place for the rest of the process.
 LAYOUTS: dict[str, dict[str, Any]] = {
     "": {"micro_batches": 4, "engine": "single"},
     "-ddp": {"micro_batches": 2, "dp": 2},
+    "-ddp-selective": {"micro_batches": 2, "dp": 2, "checkpointing": "selective"},
     "-fsdp2-zero2": {"micro_batches": 2, "dp": 2, "zero": 2},
     "-fsdp2-zero3": {"micro_batches": 2, "dp": 2, "zero": 3},
     **{f"-deepspeed-{zero}": {"micro_batches": 2, "dp": 2, "zero": zero, "engine": "deepspeed"} for zero in range(4)},
@@ -31,7 +33,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 RECOMPUTED = ("", "-ddp", "-fsdp2-zero3", "-by-hand-3")
 LAYOUTS |= {f"{layout}-full": {**LAYOUTS[layout], "checkpointing": "full"} for layout in RECOMPUTED}
-LAYOUTS["-ddp-selective"] = {**LAYOUTS["-ddp"], "checkpointing": "selective"}
 ALONE = ("", "-fsdp2-zero3", "-fsdp2-zero3-full", "-deepspeed-3", "-by-hand-3")
 """Layouts of the models that are not in one's own file."""
 NO_CHAIN = ("loss", "inputs", "shapes")
