@@ -48,8 +48,8 @@ from dlojz.results.record import write_atomic  # noqa: E402
 RECORDS: Final = ROOT / "benchmarks" / "records"
 PLACE, PREDICTED = "place.json", "predicted"
 PARTS: Final = {
-    "time": "calibration of the GPU by its kernels (products, passes, launches, fused attention); the seconds of the\n"
-    "             steps of `memory` beside what follows from it",
+    "time": "calibration of the GPU by its kernels and of its host by what it launches; the seconds of the steps of\n"
+    "             `memory` beside what follows from it; operators of some steps, by torch's profiler",
     "tests": "the tests that are marked `gpu`",
     "memory": "training steps of CoAtNet-0…5, ViT, GPT-2 and a Llama of 1 G: bytes allocated and reserved, beside the\n"
     "             forecast and its model of the allocator",
@@ -350,7 +350,7 @@ def predict_all(units: Sequence[Unit], records: Records, workers: int) -> None:
 
 
 def predicting(options: argparse.Namespace, folder: Path) -> subprocess.Popen[bytes]:
-    """Start a process that predicts while the GPU measures."""
+    """Start a process that predicts, once all is measured: beside the measurements it would slow their host down."""
     command = [sys.executable, __file__, "--records", str(folder), "--predict", *(["--only", *options.only])]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
 
@@ -484,6 +484,8 @@ def kernel_table(found: Sequence[Measurement]) -> Table | None:
                     rate = format_count(2 * m * n * k * times / timed.seconds, "FLOP/s")
                 elif timed.what == "pass":
                     rate = format_count(timed.size[0] / timed.seconds, "B/s")
+                elif timed.what in ("kernel", "host", "level"):  # hundreds
+                    continue
                 else:
                     rate = "—"
                 rows.append((f"{timed.what} {timed.label}, {timed.precision}", format_seconds(timed.seconds), rate))
@@ -629,7 +631,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def _measure(asked: Sequence[Unit], records: Records, options: argparse.Namespace, start_s: float) -> Outcome:
-    """Measure while another process predicts; tell how it goes on stderr."""
+    """Measure, then predict in the time that is left; tell how it goes on stderr."""
     place, deadline_s = records.place, start_s + 60 * options.minutes
     print(f"{place.gpu}, {format_bytes(place.memory_bytes)}; records: {records.folder}", file=sys.stderr)
     if not place.stand_in and place.memory_bytes < LEAST_BYTES:
@@ -637,26 +639,25 @@ def _measure(asked: Sequence[Unit], records: Records, options: argparse.Namespac
     records.folder.mkdir(parents=True, exist_ok=True)
     _write_json(records.folder / PLACE, {**records.made_on, "stand_in": place.stand_in})
     told = set[str]()
-    beside = predicting(options, records.folder)
+    with progress_bar("make gpu", len(asked)) as update:
+
+        def tell(number: int, unit: Unit, what: str) -> None:
+            update(number, description=unit.id)
+            for name in set(records.damaged) - told:
+                print(f"{name} was damaged: its unit is measured again.", file=sys.stderr)
+                told.add(name)
+            if what and not sys.stderr.isatty():
+                print(f"{number + 1}/{len(asked)} {unit.id}: {what}", file=sys.stderr, flush=True)
+
+        outcome = measure(asked, records, deadline_s=deadline_s - RESERVED_S, again=options.again, tell=tell)
+    after = predicting(options, records.folder)
     try:
-        with progress_bar("make gpu", len(asked)) as update:
-
-            def tell(number: int, unit: Unit, what: str) -> None:
-                update(number, description=unit.id)
-                for name in set(records.damaged) - told:
-                    print(f"{name} was damaged: its unit is measured again.", file=sys.stderr)
-                    told.add(name)
-                if what and not sys.stderr.isatty():
-                    print(f"{number + 1}/{len(asked)} {unit.id}: {what}", file=sys.stderr, flush=True)
-
-            outcome = measure(asked, records, deadline_s=deadline_s - RESERVED_S, again=options.again, tell=tell)
-        try:
-            beside.wait(max(0.0, deadline_s - RESERVED_S / 2 - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            print("Some forecasts are not computed yet: `--predict` goes on with them.", file=sys.stderr)
+        after.wait(max(0.0, deadline_s - RESERVED_S / 2 - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        print("Some forecasts are not computed yet: `--predict` goes on with them.", file=sys.stderr)
     finally:
-        beside.terminate()
-        beside.wait()
+        after.terminate()
+        after.wait()
     if records.others:
         print(f"{records.others} records of another GPU or other versions were there: measured anew.", file=sys.stderr)
     return outcome

@@ -56,7 +56,7 @@ GIBIBYTE: Final = 2**30
 CAP_BYTES: Final = {False: 16 * GIBIBYTE, True: 32 * MEBIBYTE}
 """Limit of memory while the largest batch is looked for: on every GPU the same, and that of the stand-in."""
 CLEAN_STEPS: Final = 2
-TIMED_STEPS: Final = 6
+TIMED_STEPS: Final = 12
 TIMED_S: Final = 1.0
 """Seconds after which three timed steps are enough."""
 MOST_BATCH: Final = 2**13
@@ -281,18 +281,22 @@ def _allocated(train: Callable[[], None]) -> dict[str, int]:
 
 
 def _timed(call: Callable[[], object], device: torch.device) -> dict[str, float]:
-    """Median, least and greatest seconds of a call that has been warmed up."""
+    """Median, least and greatest seconds of a call that has been warmed up; the median until it returned, `issued`."""
     taken: list[float] = []
+    issued: list[float] = []
     for number in range(TIMED_STEPS + 1):
         start_s = time.perf_counter()
         call()
+        issued_s = time.perf_counter() - start_s
         if device.type == "cuda":
             torch.cuda.synchronize()
         if number:
             taken.append(time.perf_counter() - start_s)
+            issued.append(issued_s)
         if len(taken) >= 3 and sum(taken) > TIMED_S:
             break
-    return {"median": statistics.median(taken), "least": min(taken), "greatest": max(taken), "steps": len(taken)}
+    told = {"median": statistics.median(taken), "least": min(taken), "greatest": max(taken), "steps": len(taken)}
+    return told | {"issued": statistics.median(issued)}
 
 
 def largest(fits: Callable[[int], bool], most: int = MOST_BATCH) -> int:
@@ -467,6 +471,45 @@ def attention(place: Place, rank: int, size: int) -> JSON:
             row["why"] = str(error).splitlines()[0][:200]
         rows.append(row)
     return rows
+
+
+PROFILED: Final = (
+    ("vit_b_16", "fp32", "none", 32), ("vit_b_16", "bf16", "none", 32), ("vit_b_16", "bf16", "full", 32),
+    ("vit_b_16", "bf16", "selective", 32), ("vit_l_16", "bf16", "none", 16), ("gpt2", "fp32", "none", 4),
+    ("gpt2", "bf16", "none", 4), ("coatnet_0", "fp32", "none", 32), ("coatnet_0", "bf16", "none", 32),
+    ("coatnet_3", "bf16", "none", 8), ("coatnet_5", "fp32", "none", 1), ("coatnet_5", "bf16", "none", 1),
+)  # fmt: skip
+"""Steps whose operators are timed one by one: model, precision, checkpointing, micro-batch."""
+PROFILED_STEPS: Final = 2
+
+
+def profile(place: Place, rank: int, size: int) -> JSON:
+    """Record which operators a step's seconds go to, on the GPU and on its host, by torch's profiler: it tells where a
+    wrong prediction is wrong, and none is made from it."""
+    del rank, size
+    device = place.torch_device
+    torch.set_num_threads(1 if place.stand_in else min(8, cores_available()))
+    found = []
+    for model, precision, kept, samples in (("vit_tiny", "fp32", "none", 2),) if place.stand_in else PROFILED:
+        config = RunConfig.of(model=model, precision=precision, checkpointing=kept, micro_batch=samples,
+                              data="synthetic", device=device.type)  # fmt: skip
+        engine = built(config, device)
+        batch = itertools.repeat(tuple(one.to(device) for one in batch_of(config, samples)))
+        step_s = _timed(partial(_train, engine, batch, 1), device)
+        with torch.profiler.profile() as profiler:
+            _train(engine, batch, PROFILED_STEPS)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+        rows = [
+            [one.key[:90], one.count / PROFILED_STEPS, one.self_device_time_total / 1e6 / PROFILED_STEPS,
+             one.self_cpu_time_total / 1e6 / PROFILED_STEPS]
+            for one in profiler.key_averages()
+        ]  # fmt: skip
+        rows.sort(key=lambda row: -max(row[2:]))
+        found.append({"run": [model, precision, kept, samples], "step_s": step_s, "operators": rows[:90]})
+        del engine
+        gc.collect()
+    return found
 
 
 # ---- forms: INT8, 2:4, fp8, torch.compile, updates
@@ -744,8 +787,9 @@ def units(stand_in: bool) -> list[Unit]:
     """All units, in the order in which they are done: first what the others are compared with."""
     device = "cpu" if stand_in else "cuda"
     found = [
-        Unit("time", "calibration", calibration, seconds=30, limit_s=120),
+        Unit("time", "calibration", calibration, seconds=60, limit_s=180),
         Unit("time", "attention", attention, seconds=15, limit_s=60),
+        Unit("time", "profile", profile, seconds=40, limit_s=120),
         Unit("tests", "pytest", tests, seconds=30, limit_s=110),
     ]
     found += [

@@ -43,10 +43,12 @@ from dlojz.results.record import write_atomic
 
 MOST_BYTES: Final = 4_000_000
 """A file of this kind has some tens of kilobytes."""
-KINDS: Final = {"product": 4, "attention": 4, "convolution": 4, "pass": 1, "launch": 0, "update": 2, "sharded": 2,
-                "checkpoint": 2, "ddp": 2, "fsdp2": 2, "fsdp3": 2, "dtensor": 1, "meeting": 0,
-                "chain": 3}  # fmt: skip
-"""What is timed, and how many numbers its size has; `dlojz.cost_model.measuring` and `measuring_engines` say what."""
+KINDS: Final[dict[str, int | None]] = {
+    "product": 4, "attention": 4, "convolution": 4, "pass": 1, "launch": 0, "update": 2, "sharded": 2, "checkpoint": 2,
+    "ddp": 2, "fsdp2": 2, "fsdp3": 2, "dtensor": 1, "meeting": 0, "chain": 3, "kernel": None, "host": None, "level": 1,
+}  # fmt: skip
+"""What is timed, and how many numbers its size has (None: as many as the case has, 0 among them);
+`dlojz.cost_model.measuring` and `measuring_kernels` say what."""
 NEEDED: Final = ("product", "pass", "launch", "update")
 
 
@@ -64,7 +66,8 @@ class Setup(Contract):
     @model_validator(mode="after")
     def _whole(self) -> Self:
         for one in self.timings:
-            fits = KINDS.get(one.what) == len(one.size) and all(part > 0 for part in one.size)
+            numbers = KINDS.get(one.what, -1)
+            fits = numbers is None or (numbers == len(one.size) and all(part > 0 for part in one.size))
             if not (fits and 0 < one.seconds < math.inf):
                 raise refusal(
                     en=f"a timing has a kind ({', '.join(KINDS)}), its sizes and seconds above 0, but "
@@ -583,8 +586,20 @@ def local_parts(machine: Measured, config: RunConfig) -> Parts:
 
 
 def local_step_s(machine: Measured, config: RunConfig) -> float:
-    """Predict the seconds of a step of a run on the measured machine: the sum of `local_parts`."""
+    """Predict the seconds of a step of a run on the measured machine: on one GPU whose kernels were measured from these
+    (`dlojz.cost_model.gpu_step`), else the sum of `local_parts`."""
+    if machine.gpu != "cpu":
+        kernels = _kernels(machine)
+        if kernels.knows(config):
+            return float(kernels.step_s(config))
     return float(local_parts(machine, config).step_s[0])
+
+
+@lru_cache(maxsize=4)
+def _kernels(machine: Measured) -> Any:
+    from dlojz.cost_model.gpu_step import Kernels  # loads torch
+
+    return Kernels(machine.setup(1).timings)
 
 
 @lru_cache(maxsize=16)

@@ -69,7 +69,8 @@ class Timed(NamedTuple):
         what: `product`, `attention`, `convolution`, `pass`, `launch`, `update`, `sharded` for the update of tensors of
             which each rank holds a part (DTensor), or a kind of `dlojz.cost_model.measuring`.
         size: of a product m, n, k, times; of a convolution the product that it comes to, and groups; of a pass bytes;
-            of an update tensors and elements of each; of a launch nothing; of an engine its blocks and tensors.
+            of an update tensors and elements of each; of a launch nothing; of an engine its blocks and tensors; of
+            what `measuring_kernels` measures as it says.
         seconds: of one; of a convolution, a third of forward and backward; of an engine what it adds.
         label: as a figure shows it.
         precision: of a product.

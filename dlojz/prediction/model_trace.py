@@ -384,7 +384,7 @@ def _kept(key: TraceKey) -> MemoryTrace:
 
 
 def _traced(key: TraceKey) -> MemoryTrace:
-    model, traced = _tracer(key)
+    model, traced = tracer_of(key)
     return trace_repeating(model, traced)
 
 
@@ -395,13 +395,13 @@ def pretended_sums(config: RunConfig) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _sums(key: TraceKey) -> tuple[int, ...]:
-    model, traced = _tracer(key)
+    model, traced = tracer_of(key)
     traced(model)
     return tuple(next(one.axis.pretended for one in model.modules() if isinstance(one, LinearShare)))
 
 
 @refusing_overflow()
-def _tracer(key: TraceKey) -> tuple[BlockList, Callable[[nn.Module], MemoryTrace]]:
+def tracer_of(key: TraceKey) -> tuple[BlockList, Callable[[nn.Module], MemoryTrace]]:
     """Build a rank's part of a model, and what traces it."""
     model = build_on_meta(
         key.model,

@@ -39,6 +39,7 @@ SOURCES: Final = (
     "by_hand/activation_offload.py",
     "by_hand/context_parallel.py",
     "by_hand/ring_attention.py",
+    "cost_model/launched_operators.py",
     "prediction",
     "train/engines/base.py",
 )

@@ -33,6 +33,7 @@ from dlojz.config.run_compatibility import or_none, stage_refusal
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model.measured_machine import Measured, Setup, default_path, read_measured, write_measured
 from dlojz.cost_model.measuring import WINDOW_S, WINDOWS, measure_rank
+from dlojz.cost_model.measuring_kernels import measure_kernels
 from dlojz.hardware import GPUS
 from dlojz.libraries.library_catalogue import LIBRARIES, library, require
 from dlojz.libraries.side_by_side import LibraryRow, rows
@@ -207,7 +208,11 @@ def _on_cores(number: int, pace: dict[str, Any], watch: Watch | None) -> Any:
 def _on_gpus(number: int, pace: dict[str, Any]) -> Any:
     """Measure on spawned processes, one GPU each, joined by NCCL; a single one needs no other process."""
     if number == 1:
-        return [list(part) for part in measure_rank(**pace)]
+        import torch
+
+        timings, points = measure_rank(**pace)
+        device = torch.device("cuda", torch.cuda.current_device())
+        return [[*timings, *measure_kernels(device, rounds=pace["windows"])], points]
     from torch.multiprocessing.spawn import spawn
 
     with tempfile.TemporaryDirectory(prefix="dlojz-calibrate-") as folder:

@@ -1,0 +1,194 @@
+"""List the operators that a GPU's host launches in a micro-batch, forward and backward, each as its kernel is measured.
+
+The model is run on tensors without memory, with recomputation and the casts of autocast, as memory is traced
+(`dlojz.prediction.model_trace`). Labels and sizes are those of `dlojz.cost_model.measuring_kernels`; an operator that
+is not measured there reads and writes its tensors as a sum does.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dlojz.config.run_config import RunConfig
+from dlojz.cost_model.measuring_kernels import tiny_blocks, tiny_step
+from dlojz.hardware import Precision
+from dlojz.models.checkpointing import Checkpointing
+from dlojz.models.foreign.elsewhere import contents_hash
+from dlojz.models.foreign.given_module import changes_its_model
+from dlojz.models.foreign.names import is_elsewhere
+from dlojz.prediction import trace_store
+from dlojz.prediction.model_trace import TraceKey, key_of, tracer_of
+
+LABELS: Final = {
+    "_log_softmax": "loss", "_log_softmax_backward_data": "loss, backward", "_to_copy": "cast",
+    "avg_pool2d": "pool", "avg_pool2d_backward": "pool, backward", "gelu": "gelu", "gelu_backward": "gelu, backward",
+    "native_batch_norm": "batch norm", "native_batch_norm_backward": "batch norm, backward",
+    "native_layer_norm": "layer norm", "native_layer_norm_backward": "layer norm, backward",
+    "sigmoid": "sigmoid", "sigmoid_backward": "sigmoid, backward", "silu": "silu", "silu_backward": "silu, backward",
+    "sum": "sum of rows",
+}  # fmt: skip
+"""Of operators whose size is the shape of their largest tensor."""
+IN_ROWS: Final = ("layer norm", "loss", "sum of rows")
+"""Measured on rows and columns."""
+IN_FOUR: Final = ("batch norm", "pool")
+"""Measured on images, channels and two sides."""
+VIEWS: Final = ("_unsafe_view",)
+"""Without a kernel, besides what torch calls a view."""
+UNSEEN: Final = ("prim::", "aten::empty", "aten::new_empty")
+"""What stands for the memory of fake tensors."""
+PASS: Final = "add"
+PASS_BYTES: Final = 12
+"""Of a sum in fp32, an element: two are read and one is written."""
+
+
+class Operator(NamedTuple):
+    """One call of an operator.
+
+    Attributes:
+        label: under which its kernel is measured; empty for a view, which has none.
+        size: as it is measured.
+        precision: of its input.
+    """
+
+    label: str
+    size: tuple[int, ...] = ()
+    precision: Precision = "fp32"
+
+
+class Operators(NamedTuple):
+    """Operators of a micro-batch.
+
+    Attributes:
+        calls: in the order of their launch.
+        tensors: number of elements of each parameter.
+        blocks: of the model.
+    """
+
+    calls: tuple[Operator, ...]
+    tensors: tuple[int, ...]
+    blocks: int
+
+
+VIEW: Final = Operator("")
+
+
+class _Recorder(TorchDispatchMode):
+    """Records every operator that is called while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Operator] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.name().startswith(UNSEEN):
+            self.calls.append(_operator(func, args, kwargs or {}, result))
+        return result
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [one for one in tree_leaves(value) if isinstance(one, Tensor)]
+
+
+def _operator(func: Any, args: Any, kwargs: Any, result: Any) -> Operator:
+    """An operator as it is measured."""
+    name = func.name().removeprefix("aten::").partition(".")[0]
+    read, made = _tensors((args, kwargs)), _tensors(result)
+    if func.is_view or name in VIEWS or not read or not made:
+        return VIEW
+    backward = ", backward" if "backward" in name else ""
+    first, size = read[0], tuple[int, ...]()
+    label = LABELS.get(name, PASS)
+    if name in ("addmm", "mm"):
+        label, size = _product(name, *read[-2:]), (*made[0].shape, read[-1].shape[0])
+    elif "attention" in name:
+        biased = "efficient" in name  # in the trace: what has no bias is flash attention
+        causal = not biased and any(one is True for one in (*args, *kwargs.values()))
+        first = read[1] if backward else first
+        label, size = f"attention{backward}", (*first.shape, int(causal), int(biased))
+    elif name.startswith("convolution"):
+        outputs = first if backward else made[0]
+        first, weight = read[1:3] if backward else read[:2]
+        side, groups = first.shape[2], max(first.shape[1] // weight.shape[1], 1)
+        stride = max(side // outputs.shape[2], 1)
+        label, size = name.replace("_", ", "), (*first.shape[:2], weight.shape[0], side, weight.shape[2])
+        size = (*size, stride, groups)
+    elif name.startswith("embedding"):
+        weight, rows = (made[0], first) if backward else (first, made[0])
+        label, size = f"embedding{backward}", (math.prod(rows.shape[:-1]), *weight.shape)
+    elif label == PASS or (label == "cast" and first.dtype == made[0].dtype):
+        num_bytes = sum(one.numel() * one.element_size() for one in (*read, *made))
+        return Operator(PASS, (max(num_bytes // PASS_BYTES, 1),))
+    else:
+        size = _size(label, max((*read, *made), key=Tensor.numel))
+    return Operator(label, size, "bf16" if first.element_size() == 2 else "fp32")
+
+
+def _size(label: str, largest: Tensor) -> tuple[int, ...]:
+    """Size of an operator that is measured by its largest tensor."""
+    if label.startswith(IN_FOUR):
+        return (*largest.shape, 1, 1)[:4]
+    columns = largest.shape[-1] if largest.dim() else 1
+    return (largest.numel() // columns, columns) if label.startswith(IN_ROWS) else (largest.numel(),)
+
+
+def _product(name: str, left: Tensor, right: Tensor) -> str:
+    """Which of a linear layer's products it is, by what is transposed in memory."""
+    if name == "addmm" or (right.stride(0) == 1 and right.stride(1) != 1):
+        return "linear"
+    return "linear, of weight" if left.stride(0) == 1 and left.stride(1) != 1 else "linear, of input"
+
+
+def operators_of(config: RunConfig) -> Operators:
+    """List the operators of a micro-batch of a run on one GPU; kept on disk, as a trace is."""
+    return _kept(key_of(config, on_gpu=True))
+
+
+@lru_cache(maxsize=8)
+def _kept(key: TraceKey) -> Operators:
+    if changes_its_model(key.model):
+        return _listed(key)
+    name = ("operators", key, contents_hash(key.model) if is_elsewhere(key.model) else "")
+    found = trace_store.read(name, _from_data)
+    if found is None:
+        found = _listed(key)
+        trace_store.write(name, _to_data(found))
+    return found
+
+
+def _listed(key: TraceKey) -> Operators:
+    model, traced = tracer_of(key)
+    with _Recorder() as recorder:
+        traced(model)
+    tensors = tuple(one.numel() for one in model.parameters())
+    return Operators(tuple(recorder.calls), tensors, len(list(model.blocks)))
+
+
+def _to_data(found: Operators) -> dict[str, Any]:
+    numbers: dict[Operator, int] = {}
+    calls = [numbers.setdefault(one, len(numbers)) for one in found.calls]
+    return {"calls": calls, "operators": list(numbers), "tensors": found.tensors, "blocks": found.blocks}
+
+
+def _from_data(data: dict[str, Any]) -> Operators:
+    known = [Operator(str(label), tuple(size), precision) for label, size, precision in data["operators"]]
+    return Operators(tuple(known[one] for one in data["calls"]), tuple(data["tensors"]), int(data["blocks"]))
+
+
+@lru_cache(maxsize=32)
+def operators_of_level(layers: int, level: Checkpointing, precision: Precision) -> Operators:
+    """List the operators of the tiny blocks by which the host is measured."""
+    with _Recorder() as recorder, FakeTensorMode():
+        blocks, x = tiny_blocks(layers, torch.device("cpu"))
+        recorder.calls.clear()
+        tiny_step(blocks, x, level, precision)
+    tensors = tuple(one.numel() for block in blocks for one in block.parameters())
+    return Operators(tuple(recorder.calls), tensors, len(blocks))
