@@ -52,7 +52,7 @@ from dlojz.labs.kit.source import MAX_NOTEBOOK_BYTES, LabSource, cell_text, comp
 from dlojz.libraries.library_catalogue import LIBRARIES
 from dlojz.results.record import write_atomic
 
-CELL_TIMEOUT_S = 300
+CELL_TIMEOUT_S = 900
 KERNEL_START_S = 300
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 
