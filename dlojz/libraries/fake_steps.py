@@ -30,9 +30,9 @@ from torch.utils.checkpoint import checkpoint
 
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
-from dlojz.libraries.first_step import GivenTensor, ScriptModel, num_parameters
+from dlojz.libraries.first_step import GivenTensor, Replacements, ScriptModel, num_parameters
 from dlojz.libraries.script_training import ScriptTraining
-from dlojz.libraries.training_watch import Replacements, SeenTorch
+from dlojz.libraries.seen_engines import SeenTorch
 from dlojz.prediction.allocator import replay
 from dlojz.prediction.forecast import CUBLAS_HANDLES
 from dlojz.results.footprint import Category, Footprint, Phases

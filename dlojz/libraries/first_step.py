@@ -18,13 +18,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._C import _len_torch_function_stack
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed._composable.fsdp import FSDPModule  # type: ignore[attr-defined]  # torch 2.5 has it here
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from dlojz.libraries.training_watch import Replacements
 from dlojz.models.blocks import NestedBlocks
+
+
+class Replacements(contextlib.ExitStack):
+    """Attributes of others, replaced within this context; afterwards all is as before."""
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Replace one attribute."""
+        self.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
 
 
 class MadeTensor(NamedTuple):

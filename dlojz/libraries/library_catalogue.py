@@ -89,8 +89,6 @@ class Library:
     """In one line: the steps of plain torch's program that it does itself."""
     runs: Callable[[], str]
     """In one line: the layouts that its program runs."""
-    backward: tuple[str, ...] = ()
-    """The library's calls that are the backward pass, `module:class:method`, besides `torch.Tensor.backward`."""
     environment: str = ""
     """Folder of a separate environment, in the repository; empty where it is installed with torch."""
     environment_variable: str = ""
@@ -168,7 +166,6 @@ LIBRARIES: dict[str, Library] = {
                 "défaut), précision mixte et mise à l’échelle de la perte, partage des états : tout vient d’un JSON",
             ),
             runs=lambda: say(en="ZeRO 0 to 3", fr="ZeRO 0 à 3"),
-            backward=("deepspeed.runtime.engine:DeepSpeedEngine:backward",),
         ),
         Library(
             name="accelerate",
@@ -205,7 +202,6 @@ LIBRARIES: dict[str, Library] = {
                 fr="dp × tp × pp (1F1B), modèles de la famille gpt ; son optimiseur distribué (ZeRO-1) n’accepte que "
                 "des tenseurs CUDA",
             ),
-            backward=("megatron.core.pipeline_parallel:schedules:backward_step",),
         ),
         Library(
             name="colossalai",

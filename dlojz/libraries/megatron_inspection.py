@@ -14,10 +14,9 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor, nn
 
-from dlojz.config.compatibility import has_tied_head
 from dlojz.config.run_config import RunConfig
 from dlojz.libraries.megatron_adapter import own_parameters
-from dlojz.libraries.training_watch import SeenTorch
+from dlojz.libraries.seen_engines import SeenTorch
 from dlojz.train import loop
 from dlojz.train.engines.base import Inventory
 
@@ -33,16 +32,20 @@ class SeenMegatron(SeenTorch):
     @property
     def group_names(self) -> dict[str, str]:
         """Axis of each of Megatron's process groups; the norm of the gradient goes to all ranks of a replica."""
-        replica = "pp" if self.config.layout.pp > 1 else "tp"
-        tied = [(parallel_state.get_embedding_group(), "tied")] if has_tied_head(self.config) else []
+        replica = "pp" if parallel_state.get_pipeline_model_parallel_world_size() > 1 else "tp"
         groups = (
-            *tied,
+            (parallel_state.get_embedding_group(False), "tied"),
             (parallel_state.get_model_parallel_group(), replica),
             (parallel_state.get_tensor_model_parallel_group(), "tp"),
             (parallel_state.get_data_parallel_group(with_context_parallel=True), "dp"),
             (parallel_state.get_pipeline_model_parallel_group(), "pp"),
         )
-        return {str(group.group_name): axis for group, axis in groups}
+        return {str(group.group_name): axis for group, axis in groups if group is not None}
+
+    @property
+    def replicas(self) -> int:
+        """Number of ranks that read different samples."""
+        return int(parallel_state.get_data_parallel_world_size())
 
     def inventory(self) -> Inventory:
         held = super().inventory()

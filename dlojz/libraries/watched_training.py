@@ -1,8 +1,7 @@
-"""Watch a library's program from outside: its own `main` as a run of the lab, with the probes attached.
+"""Train by a library's program: its own `main` as a run of the lab, watched from outside as any training is.
 
-The program's text and command line are those of its user. A program trains the same with and without its watch, which
-reads the library's own objects, the calls of the outermost module, backward, the optimizers' steps, and the course's
-`report`, which ends a micro-batch.
+The program's text and command line are those of its user. Only what the lab's runs have in common is added: a loss and
+an end that all ranks agree on, and final weights under the lab's names.
 """
 
 from __future__ import annotations
@@ -12,37 +11,23 @@ import importlib
 import json
 import math
 import os
-from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 from dlojz.base.language import refusal, say
 from dlojz.base.machine import StopRequest
 from dlojz.config.deepspeed_json import deepspeed_json
 from dlojz.config.run_config import RunConfig
-from dlojz.libraries import course_training
+from dlojz.libraries.first_step import num_parameters
 from dlojz.libraries.library_catalogue import LIBRARIES, found, require, words_of
-from dlojz.libraries.training_watch import SeenDeepSpeed, SeenTorch, TrainingWatch, seen, watching_torch, while_loading
+from dlojz.libraries.training_watch import TrainingWatch, watching, while_loading
 from dlojz.results.record import EventLog, Status, write_atomic
 from dlojz.train import loop
 from dlojz.train.engines.deepspeed import load_deepspeed
-from dlojz.train.loop import align_clocks, finish, leave, report_measured, write_footprint
+from dlojz.train.loop import align_clocks, finish, leave
 from dlojz.train.probes import Probes
-
-
-def seen_program(config: RunConfig, module: nn.Module, device: torch.device) -> SeenTorch | SeenDeepSpeed:
-    """Build the engine that the probes read, from the outermost module that a library's program calls."""
-    if config.library == "megatron":
-        found: SeenTorch = import_module("dlojz.libraries.megatron_inspection").SeenMegatron(config, module, device)
-        return found
-    if config.library == "colossalai":
-        module = cast(nn.Module, module.module)  # one more wrapper around torch's DDP
-    return seen(config, module, device)
 
 
 class Ended(BaseException):
@@ -50,7 +35,7 @@ class Ended(BaseException):
 
 
 class ProgramWatch(TrainingWatch):
-    """Watch of a library's program, whose `report` ends a micro-batch.
+    """Watch of a library's program, whose ranks agree at the end of each step, as in the lab's own loop.
 
     Args:
         probes: of this rank, started.
@@ -68,45 +53,30 @@ class ProgramWatch(TrainingWatch):
         stop: StopRequest,
     ) -> None:
         super().__init__(config, events, probes, device)
-        self._control, self._stop = control, stop
-        self._losses: list[Tensor] = []
-        self._module: nn.Module | None = None
+        self._control, self._stop, self._stopping = control, stop, False
+        self._usual_forwards = config.layout.micro_batches
+        self.first.end()  # what is predicted follows from the configuration
+        with torch.device("meta"):
+            self._whole = num_parameters([loop.build_model(config)])
 
-    def meet(self) -> None:
-        """Align the ranks' clocks, before a later stage of a pipeline waits in its first step."""
-        if self._control is not None:
-            align_clocks(self._probes, self._control, self._events)
+    def _train(self, models: list[torch.nn.Module]) -> None:
+        super()._train(models)
+        self.parameters = self._whole  # of which this rank may have a slice or a stage
 
-    def _is_trained(self, module: nn.Module) -> bool:
-        """Whether it is the module that was called first of all."""
-        if self._module is None:
-            self._module = module
-            one = LIBRARIES[self.config.library]
-            engine = seen_program(self.config, module, self._device)
-            self._attach(engine, module, library=f"{one.title} {one.version}".strip())
-        return module is self._module
+    def _loss(self) -> float:
+        """The loss of the step on all ranks."""
+        own = super()._loss()
+        part = 0.0 if own is None else own * self.config.layout.pp  # of a pipeline, the last stage alone has it
+        loss, self._stopping = loop.agree(torch.tensor(part), self._stop.wanted, self._control)
+        if not math.isfinite(loss):
+            self._end("diverged", loop.diverged(loss, self.step, self.config, updated=True))
+        return loss
 
-    def report(self, loss: Tensor) -> None:
-        """End a micro-batch, and with the last one its step."""
-        self._losses.append(loss.detach())
-        if len(self._losses) < self.config.layout.micro_batches:
-            return
-        mean = torch.stack(self._losses).float().mean().cpu()
-        self._losses.clear()
-        self._forwards = 0
+    def _end_step(self) -> None:
         # The variables of the program's loop hold them until they are used again: the training does not need them.
-        self._probes.trace.release(*self._batch, loss)
-        self._batch = []
-        value, stopping = loop.agree(mean, self._stop.wanted, self._control)
-        self._enter("")
-        step_s = self._probes.end_step()
-        if math.isfinite(value):
-            self._events.write("step", step=self.step, loss=value, step_s=step_s)
-            report_measured(self._events, self._probes, self.step, self._probes.rank, self.parameters)
-        else:
-            self._end("diverged", loop.diverged(value, self.step, self.config, updated=True))
-        self.step += 1
-        if stopping and self.step < self.config.steps:
+        self._probes.trace.release(*self._batch, *(loss for loss, _ in self._losses))
+        super()._end_step()
+        if self._stopping and self.step < self.config.steps:
             sentence = say(
                 en=f"told to stop after {self.step} steps; a library's program keeps no checkpoint, so that it would "
                 "begin anew.",
@@ -114,59 +84,14 @@ class ProgramWatch(TrainingWatch):
                 "checkpoint, il reprendrait donc du début.",
             )
             self._end("timeout", sentence)
-        if self.step < self.config.steps:
-            self._probes.start_step(self.step)
-            self._enter("data")
 
     def _end(self, status: Status, reason: str) -> None:
         self.ended = (status, reason)
         raise Ended
 
 
-@contextlib.contextmanager
-def watching(watch: ProgramWatch, probes: Probes) -> Iterator[None]:
-    """Watch the program's calls within this context; afterwards all is as before."""
-    with watching_torch(watch, probes) as undo:
-
-        def model_built(args: Any) -> course_training.WithLoss:
-            model = build_model(args)
-            watch.parameters = sum(parameter.numel() for parameter in model.parameters())
-            return model
-
-        def data_loaded(*args: Any, **kwargs: Any) -> Any:
-            found = while_loading(probes, data_loader)(*args, **kwargs)
-            watch.meet()
-            return found
-
-        build_model, data_loader = course_training.build_model, course_training.data_loader
-        undo.put(course_training, "build_model", model_built)
-        undo.put(course_training, "data_loader", data_loaded)
-        undo.put(course_training, "report", watch.report)
-        for place in LIBRARIES[watch.config.library].backward:
-            module, owner, method = place.split(":")
-            found = getattr(importlib.import_module(module), owner)
-            undo.put(found, method, watch.backwards(getattr(found, method)))
-        for name in ("init_process_group", "destroy_process_group"):  # the ranks have met, and leave together
-            undo.put(dist, name, lambda *args, **kwargs: None)
-        yield
-
-
 DEEPSPEED_FILE = "ds_config.json"
 """DeepSpeed's configuration in the run folder, where the library reads one."""
-
-
-@contextlib.contextmanager
-def _as_launched() -> Iterator[None]:
-    """Set an address, which some libraries insist on, where the ranks have met without one."""
-    set_here = {
-        name: value for name, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "0")) if name not in os.environ
-    }
-    os.environ |= set_here
-    try:
-        yield
-    finally:
-        for name in set_here:
-            os.environ.pop(name, None)
 
 
 def train_as_written(
@@ -195,14 +120,20 @@ def train_as_written(
     program = importlib.import_module(LIBRARIES[config.library].module)
     probes = Probes(config, rank, device, control)
     watch = ProgramWatch(config, events, probes, device, control, stop)
+    if control is not None:
+        align_clocks(probes, control, events)
     probes.start()
     try:
-        with _as_launched(), watching(watch, probes), contextlib.suppress(Ended):
+        with contextlib.suppress(Ended), watching(watch, probes) as undo:
+            for name, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "0")):  # which some libraries insist on
+                if name not in os.environ:
+                    os.environ[name] = value
+                    undo.callback(os.environ.pop, name, None)
+            undo.put(loop, "open_dataset", while_loading(probes, loop.open_dataset))
+            undo.put(dist, "init_process_group", lambda *args, **kwargs: None)  # the ranks have met
             program.main(words_of(config, folder / DEEPSPEED_FILE))
     finally:
-        probes.close()
-        write_footprint(events, probes, watch.parameters)
-        events.write("spans", spans=[span.to_dict() for span in probes.clock.spans()])
+        watch.report()
     if watch.engine is None:
         raise refusal(
             en=f"the program {LIBRARIES[config.library].program.name} has called no model.",

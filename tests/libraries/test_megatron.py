@@ -35,6 +35,7 @@ FIELDS: dict[str, Fields] = {
     "unmoved": {**TEXT, **UNMOVED},
     **{name: {**TEXT, **layout, "library": "megatron"} for name, layout in LAYOUTS.items()},
     "long": {**TEXT, "sequence_length": 256, "micro_batch": 2, "library": "megatron"},
+    "diverging": {**TEXT, **LAYOUTS["pp"], "learning_rate": 1e30, "library": "megatron"},
     "unmoved-tp-pp": {**TEXT, **LAYOUTS["tp-pp"], **UNMOVED, "library": "megatron"},
 }
 pytestmark = pytest.mark.timeout(1200)  # the first test waits for the runs of all
@@ -140,6 +141,13 @@ def test_its_slices_and_stages_are_the_labs_model_again(runs: Runs) -> None:
     """Every parameter is found again under its own name, in its own place, to the bit."""
     weights = [runs.told(f"whole/{name}", "weights", "sha256") for name in ("unmoved", "unmoved-tp-pp")]
     assert weights[0] == weights[1] and len(weights[0]) == 1
+
+
+@needs_megatron
+def test_a_stage_without_the_loss_knows_that_it_is_no_number(runs: Runs) -> None:
+    for rank in range(2):
+        assert len(runs.told("whole/diverging", "step", "loss", rank)) == 1
+        assert runs.told("whole/diverging", "end", "reason", rank)[0].startswith("the loss became nan at step 1")
 
 
 REFUSED = [

@@ -65,7 +65,7 @@ ONE_IN_DDP = ("accelerate-images-alone",)
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return prepare_runs(tmp_path_factory.mktemp("libraries"), FIELDS, {})
+    return prepare_runs(tmp_path_factory.mktemp("libraries"), FIELDS, {}, {"torch-accumulated": 1})
 
 
 def _needs(name: str) -> None:
@@ -87,6 +87,16 @@ def test_programs_end_with_the_same_weights(runs: Runs, first: str, name: str) -
     _needs(name)
     own, written = (runs.told(f"whole/{one}", "weights", "sha256") for one in (first, name))
     assert len(own) == 1 and written == own
+
+
+def test_a_step_of_a_program_is_an_update_after_all_its_micro_batches(runs: Runs) -> None:
+    """And one that is told to stop ends after the step that it is in, on every rank."""
+    config = RunConfig.of(**FIELDS["torch-accumulated"])
+    tokens = config.layout.global_batch * (config.sequence_length or 0)
+    for rank in range(2):
+        assert runs.told("whole/torch-accumulated", "step", "tokens", rank) == [tokens] * 4
+        assert runs.told("cut/torch-accumulated", "step", "tokens", rank) == [tokens] * 2
+        assert runs.told("cut/torch-accumulated", "end", "status", rank) == ["timeout"]
 
 
 def test_all_programs_give_the_same_losses(runs: Runs) -> None:

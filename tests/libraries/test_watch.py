@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from dlojz.config.run_config import RunConfig
-from dlojz.libraries.watched_training import ProgramWatch
+from dlojz.libraries.seen_engines import SeenDDP, seen
+from dlojz.libraries.training_watch import TrainingWatch
 
 
 class Resized(Dataset[Tensor]):
@@ -21,15 +25,14 @@ class Resized(Dataset[Tensor]):
         return 2
 
     def __getitem__(self, number: int) -> Tensor:
-        resized: Tensor = nn.Identity()(torch.full((1,), float(number)))
+        resized: Tensor = nn.PReLU()(torch.full((1,), float(number))).detach()
         return resized
 
 
 def test_a_module_in_a_process_that_loads_is_no_model() -> None:
     """A forked process inherits the watch, which must not take a transform for the model, nor touch the device."""
-    nothing: Any = None
-    watch = ProgramWatch(RunConfig.of(model="vit_tiny", library="torch"), nothing, nothing, torch.device("cpu"), None,
-        nothing)
+    nothing: Any = SimpleNamespace()
+    watch = TrainingWatch(RunConfig.of(model="vit_tiny"), nothing, nothing, torch.device("cpu"))
     hook = register_module_forward_pre_hook(watch.called)
     try:
         assert [float(batch) for batch in DataLoader(Resized(), num_workers=1)] == [0.0, 1.0]
@@ -37,3 +40,16 @@ def test_a_module_in_a_process_that_loads_is_no_model() -> None:
             Resized()[0]
     finally:
         hook.remove()
+
+
+def test_what_colossal_ai_puts_around_ddp_is_left_aside() -> None:
+    """Its DDP plugin's wrapper, whose library cannot be installed beside this torch."""
+    wrapper = type("TorchDDPModel", (nn.Module,), {"__module__": "colossalai.booster.plugin.torch_ddp_plugin"})()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    try:
+        wrapper.module = DistributedDataParallel(nn.Linear(2, 2))
+        engine = seen(RunConfig.of(model="vit_tiny"), wrapper, torch.device("cpu"))
+        assert isinstance(engine, SeenDDP) and engine.model is wrapper.module and engine.replicas == 1
+        assert [name for name, _ in engine.weights()] == ["weight", "bias"]
+    finally:
+        dist.destroy_process_group()
