@@ -370,7 +370,7 @@ class TrainingWatch:
     def _end_step(self) -> None:
         assert self.engine is not None
         self._updates = 0
-        replicas = self.engine.replicas
+        replicas = self.engine.replicas or self._replicas_of_pipeline()
         if self._samples or not self._probes.global_batch:  # a forward pass compiled with its step is not seen
             self._probes.global_batch = replicas * self._samples if replicas and self._samples else None
         self._enter("")
@@ -394,6 +394,11 @@ class TrainingWatch:
                 self._time_actions(stage)
         self._probes.start_step(self.step)
         self._enter("data")
+
+    def _replicas_of_pipeline(self) -> int | None:
+        """Return 1 where a pipeline is all that divides the ranks: each of them sees every micro-batch."""
+        stages = schedule_stages(self.first.schedule)
+        return 1 if stages and stages[0].group_size == dist.get_world_size() else None
 
     def predict(self, limit_bytes: int | None = None) -> None:
         """Predict the run from its first step, on rank 0, or wherever memory has run out; the others wait for it.

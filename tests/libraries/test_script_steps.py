@@ -196,6 +196,8 @@ def test_a_pipeline(tmp_path: Path) -> None:
     record = measured(run)
     assert record.losses == pytest.approx(printed(run, rank=1)) and len(record.losses) == 5
     assert [footprint.traffic("send", "pp") for footprint in record.footprints] == [4 * 16 * 16] * 2
+    for footprint in record.footprints:
+        assert footprint.samples_per_s == pytest.approx(16 / (footprint.phases.step_s or 0))
     assert sum(span.phase == "forward" for span in record.spans if (span.rank, span.step) == (0, 3)) == 4
 
 
