@@ -634,7 +634,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         ),
         (
             lambda logits, targets, axis: F.cross_entropy(logits.flatten(0, 1), targets.flatten() % logits.shape[-1]),
-            "Each rank takes the cross-entropy of its own",
+            "Each rank takes the cross-entropy of its words alone",
         ),
     ],
     "sequence-parallel": [

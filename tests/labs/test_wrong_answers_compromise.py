@@ -311,7 +311,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (held(flight=lambda one, stage: 1), "a single micro-batch"),
         (lambda *asked: held()(*asked)[::-1], "but in another order"),
         (lambda *asked: sum(held()(*asked)), "4 numbers, weights, gradients, optimizer, activations"),
-        (lambda *asked: [1.01 * one for one in held()(*asked)], "Weights: in every case your result is 1.01 times"),
+        (lambda *asked: [1.01 * one for one in held()(*asked)], "Weights: in every case your result is 1% too large"),
         (lambda *asked: None, "returns nothing"),
     ],
     "bounded-fit": [
@@ -385,7 +385,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (stages(spare=True), "leave GPUs without work"),
         (equal_stages, "equal stages only"),
         (lambda time_of, layers, gpus, b: b * time_of(0, layers - 1, gpus), "all layers into one stage"),
-        (lambda *asked: 1.001 * stages()(*asked), "in every case your result is 1.001 times too large"),
+        (lambda *asked: 1.001 * stages()(*asked), "in every case your result is 0.1% too large"),
         (lambda *asked: math.inf, "a minimum over nothing"),
     ],
     "paired-rounds": [
