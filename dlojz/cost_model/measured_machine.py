@@ -18,7 +18,7 @@ import math
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self, cast, get_args
@@ -551,6 +551,9 @@ def tensors_of(model: str, image_size: int | None, sequence_length: int | None, 
 def local_parts(machine: Measured, config: RunConfig) -> Parts:
     """Predict the seconds of a step of a run on the measured machine, by part; each an array of one.
 
+    On one GPU whose kernels were measured the step follows from these (`dlojz.cost_model.gpu_step`), and the parts are
+    scaled to it.
+
     Args:
         machine: its measurements, with as many ranks as the run has, or more.
         config: the run; in the precision that the machine's products were measured in.
@@ -575,7 +578,7 @@ def local_parts(machine: Measured, config: RunConfig) -> Parts:
     parts = _computed(machine, config, image)
     held = tensors_of(config.model, config.image_size, config.sequence_length, config.num_classes)
     tensor, pipeline = _met(here, config, parts)
-    return replace(
+    found = replace(
         parts,
         recompute=parts.recompute + _recomputing_s(here, config, held),
         tensor=tensor,
@@ -583,15 +586,15 @@ def local_parts(machine: Measured, config: RunConfig) -> Parts:
         data=parts.data + _wrapping_s(here, config, held),
         optimizer=np.array([update_s(here, config, held)]),
     )
+    kernels = _kernels(machine) if machine.gpu != "cpu" else None
+    if kernels is None or not kernels.knows(config):
+        return found
+    scale = kernels.step_s(config) / found.step_s
+    return Parts(*(getattr(found, one.name) * scale for one in fields(Parts)))
 
 
 def local_step_s(machine: Measured, config: RunConfig) -> float:
-    """Predict the seconds of a step of a run on the measured machine: on one GPU whose kernels were measured from these
-    (`dlojz.cost_model.gpu_step`), else the sum of `local_parts`."""
-    if machine.gpu != "cpu":
-        kernels = _kernels(machine)
-        if kernels.knows(config):
-            return float(kernels.step_s(config))
+    """Predict the seconds of a step of a run on the measured machine: the sum of `local_parts`."""
     return float(local_parts(machine, config).step_s[0])
 
 

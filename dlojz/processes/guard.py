@@ -429,7 +429,7 @@ class GuardedWork:
         return self._finished or bool(self._work.is_completed())
 
     def __del__(self) -> None:
-        # With its work gloo drops a message that has not left yet: whoever waits for it is told why.
+        # With its work gloo drops a message that has not left yet: whoever waits for it learns why.
         if not self._finished and self._call["op"] == "send":
             self._guard.loses_message(self._call["channel"])
 

@@ -90,7 +90,7 @@ def test_programs_end_with_the_same_weights(runs: Runs, first: str, name: str) -
 
 
 def test_a_step_of_a_program_is_an_update_after_all_its_micro_batches(runs: Runs) -> None:
-    """And one that is told to stop ends after the step that it is in, on every rank."""
+    """And one that is asked to stop ends after the step that it is in, on every rank."""
     config = RunConfig.of(**FIELDS["torch-accumulated"])
     tokens = config.layout.global_batch * (config.sequence_length or 0)
     for rank in range(2):
