@@ -170,7 +170,7 @@ def test_its_traceback_is_untouched(tmp_path: Path) -> None:
     assert len(run.record.losses) == 3
 
 
-@pytest.mark.parametrize(("left", "status"), [("0", "completed"), ("3", "failed"), ("'no data'", "failed")])
+@pytest.mark.parametrize(("left", "status"), [("0", "completed"), ("'no data'", "failed")])
 def test_exit_codes(tmp_path: Path, left: str, status: str) -> None:
     run = run_text(tmp_path, ONE_MODEL + f"""
     train(4)
@@ -213,7 +213,6 @@ def test_one_that_hangs_is_cancelled(tmp_path: Path) -> None:
     ("lines", "seen"),
     [
         ("torch.no_grad().__enter__(); model(torch.randn(2, 4))", "modules were called 1 times, always without grad"),
-        ("model(torch.randn(2, 4))", "forward passes of a model with gradients: 1, but backward was never called"),
         (
             "import subprocess, os; subprocess.run(['true']); torch.multiprocessing.Process(target=os.getpid).start()",
             "and the 2 processes that it started itself are not watched: start them with --nproc",
