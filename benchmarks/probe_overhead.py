@@ -2,6 +2,7 @@
 
     python benchmarks/probe_overhead.py --pairs 150
     python benchmarks/probe_overhead.py --script-pairs 12
+    python benchmarks/probe_overhead.py --script-pairs 12 --processes 2   # its blocks sharded by FSDP2
 
 **Engines.** Each pair is one bare and one instrumented step on the same engine, in alternating order, so that the
 machine's noise falls on both alike. The steps compared are those whose time the lab reports; the traced ones at the
@@ -36,13 +37,20 @@ from dlojz.train.probes import TRACED_STEPS, Probes
 
 GOAL = 1.03
 SCRIPT = """
-import statistics, time
+import os, statistics, time
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 torch.manual_seed(0)
 layers = [nn.TransformerEncoderLayer(128, 4, 512, batch_first=True, norm_first=True) for _ in range(4)]
 model = nn.Sequential(nn.Linear(32, 128), *layers, nn.Linear(128, 32))
+if "WORLD_SIZE" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
+    dist.init_process_group("gloo")
+    for layer in layers:
+        fully_shard(layer)
+    fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters())
 x = torch.randn(8, 64, 32)
 seconds = []
@@ -115,14 +123,16 @@ def script_step_s(command: list[str], folder: Path) -> float:
     return float(told.rpartition(" ")[2])
 
 
-def main_of_scripts(pairs: int) -> int:
+def main_of_scripts(pairs: int, processes: int) -> int:
     """Print the median paired ratio of a script's steps, watched over alone."""
     measured: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         text = SCRIPT.replace("UNCOUNTED", str(UNCOUNTED)).replace("STEPS", str(STEPS))
         (folder / "train.py").write_text(text, encoding="utf-8")
-        commands = {"alone": ["train.py"], "watched": ["-m", "dlojz", "run", "train.py", "--device", "cpu"]}
+        several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        watched = ["-m", "dlojz", "run", "train.py", "--device", "cpu", "--nproc", str(processes)]
+        commands = {"alone": [*(several if processes > 1 else ()), "train.py"], "watched": watched}
         for number in range(pairs):
             order = list(commands)[:: 1 if number % 2 else -1]
             step_s = {one: script_step_s(commands[one], folder) for one in order}
@@ -130,14 +140,19 @@ def main_of_scripts(pairs: int) -> int:
             print(f"pair {number + 1} of {pairs}: {measured[-1][1] / measured[-1][0]:.4f}", file=sys.stderr)
     low, median, high = statistics.quantiles((watched_s / alone_s for alone_s, watched_s in measured), n=4)
     alone_ms = 1e3 * statistics.median(alone_s for alone_s, _ in measured)
-    print(f"a script of the user's, one process, {pairs} pairs of {STEPS - UNCOUNTED} steps")
+    print(f"a script of the user's, processes: {processes}, {pairs} pairs of {STEPS - UNCOUNTED} steps")
     print(f"its step                  {alone_ms:8.2f} ms (median)")
     print(f"watched / alone           {median:8.4f} (median; quartiles {low:.4f} to {high:.4f}; goal ≤ {GOAL})")
     return 0 if median <= GOAL else 1
 
 
 def main(
-    pairs: int = 150, batch: int = 16, threads: int = 1, model: str = "coatnet_tiny", script_pairs: int = 0
+    pairs: int = 150,
+    batch: int = 16,
+    threads: int = 1,
+    model: str = "coatnet_tiny",
+    script_pairs: int = 0,
+    processes: int = 1,
 ) -> int:
     """Print the median paired ratio and its quartiles; exit code 1 where the median exceeds the goal.
 
@@ -147,9 +162,10 @@ def main(
         threads: threads torch may use.
         model: model of the catalogue.
         script_pairs: pairs of runs of a script, in place of steps of an engine; at least 2, 0: none.
+        processes: of the script.
     """
     if script_pairs:
-        return main_of_scripts(script_pairs)
+        return main_of_scripts(script_pairs, processes)
     torch.set_num_threads(threads)
     config = RunConfig.of(model=model, micro_batch=batch, steps=10**6, device="cpu")
     with tempfile.TemporaryDirectory() as folder:

@@ -97,8 +97,8 @@ class RunRow(Contract):
     bubble_fraction: PredictedMeasured = Field(
         PredictedMeasured(), description="idle share of the ranks in it, simulated likewise and measured"
     )
-    communication_exposed_s: float | None = Field(None, description="measured: waiting for it after backward")
-    communication_hidden_s: float | None = Field(None, description="measured: under way while backward computed")
+    communication_exposed_s: float | None = Field(None, description="measured: waiting for it")
+    communication_hidden_s: float | None = Field(None, description="measured: under way while the rank computed")
     step_flops: PredictedMeasured = PredictedMeasured()
     memory_bytes: dict[str, PredictedMeasured] = Field(default_factory=dict, description="by category, and `peak`")
     max_peak_bytes: int | None = Field(None, description="largest measured peak over all ranks")

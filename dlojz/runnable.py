@@ -35,6 +35,8 @@ def check_runnable(config: RunConfig) -> None:
         from dlojz.libraries.library_catalogue import require
 
         require(config.library)
+    if config.built_model != config.model and config.layout.pp == 1:
+        model_shapes(config)  # its blocks are recomputed: it has some that repeat
     if config.layout.activation_plan:
         check_plan(config)
     if config.layout.tp > 1:

@@ -285,7 +285,7 @@ class DataParallel(nn.Module):
     def timing(self) -> Overlap:
         """Overlap of the last step's communication with its backward pass: `exposed_s` and `hidden_s`."""
         intervals = tuple((sent.left_s, sent.arrived_s) for sent in self.communications)
-        return Overlap(intervals, self._watch.seconds(self._compute_end))
+        return Overlap.after_backward(intervals, self._watch.seconds(self._compute_end))
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -68,6 +68,7 @@ def use_of(
             else:
                 shards = [[(_shard(one), one.requires_grad) for one in of["params"]] for of in optimizer.param_groups]
                 kept, taken = _fake_updates(optimizer, on_gpu, shards)
+            kept += _states_of_frozen(optimizer, on_gpu)
         except Exception as error:
             name = type(optimizer).__name__
             raise refusal(
@@ -76,6 +77,14 @@ def use_of(
             ) from error
         states_bytes, update_bytes = states_bytes + kept, max(update_bytes, taken)
     return OptimizerUse(states_bytes, update_bytes)
+
+
+def _states_of_frozen(optimizer: torch.optim.Optimizer, on_gpu: bool) -> int:
+    """Bytes of states of parameters that are never updated: an optimizer like Adagrad makes them when it is built."""
+    frozen = [one for group in optimizer.param_groups for one in group["params"] if not one.requires_grad]
+    held = [each for one in frozen for each in optimizer.state.get(one, {}).values() if isinstance(each, Tensor)]
+    shards = [one.to_local() if isinstance(one, DTensor) else one for one in held]
+    return sum(one.numel() * one.element_size() for one in shards if one.ndim or not on_gpu)
 
 
 def _fake_updates(

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dlojz.config.run_config import RunConfig
+from dlojz.results.footprint import Overlap
 from dlojz.train.engines.base import Engine, Inventory, locals_of, optimizer_states
 from dlojz.train.engines.deepspeed import DeepSpeedEngine
 from dlojz.train.engines.replicated import DDPEngine
@@ -42,6 +43,8 @@ class SeenTorch(Engine):
 
     others: tuple[nn.Module, ...] = ()
     """Outermost modules that are trained beside it."""
+    overlap: Overlap | None = None
+    """Of the last step's messages, as `MessageTimes` has seen them."""
 
     def __init__(self, config: RunConfig, module: nn.Module, device: torch.device) -> None:
         self.config, self.device, self.offload = config, device, None
@@ -71,6 +74,10 @@ class SeenTorch(Engine):
         if isinstance(module, FSDPModule):
             return math.prod(axes) if axes else None
         return 1 if not axes and mesh.size() == dist.get_world_size() else None
+
+    def communications(self) -> Overlap | None:
+        """Return what was seen of the last step's messages; None where it was not all."""
+        return self.overlap
 
     def inventory(self) -> Inventory:
         modules = (self.module, *self.others)
@@ -117,7 +124,9 @@ class SeenDeepSpeed(DeepSpeedEngine):
         self.model, self.module, self.optimizer = module, module.module, module.optimizer
         self.optimizers: list[torch.optim.Optimizer] = []
 
+    overlap: Overlap | None = None
     group_names = SeenTorch.group_names
+    communications = SeenTorch.communications
 
     @property
     def replicas(self) -> int:

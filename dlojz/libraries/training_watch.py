@@ -29,15 +29,18 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Work
 from torch._dynamo import eval_frame
 from torch.distributed import device_mesh, distributed_c10d
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -54,6 +57,7 @@ from dlojz.libraries.first_step import FirstStep, Replacements, num_parameters, 
 from dlojz.libraries.library_catalogue import LIBRARIES
 from dlojz.libraries.seen_engines import SeenDeepSpeed, SeenTorch, mesh_groups, seen, uncompiled
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Action
+from dlojz.results.footprint import Overlap
 from dlojz.results.record import EventLog, Status
 from dlojz.train.loop import GROUP_TIMEOUT, align_clocks, describe_device, report_measured, write_footprint
 from dlojz.train.probes import Probes
@@ -63,6 +67,100 @@ MOST_UPDATES = 16
 _TOKEN_DIMS = 2
 """Whole numbers of samples × positions are tokens."""
 _SCALED = ("DivBackward0", "MulBackward0")
+
+
+SENDING = (
+    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "scatter", "barrier", "send", "recv"),
+    *("allgather", "_allgather_base", "all_gather_single", "allgather_coalesced"),
+    *("allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"),
+    *("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
+    *("alltoall", "alltoall_base", "all_to_all_single"),
+)
+"""Methods of a process group that send or receive, by their names in all versions of torch that the lab takes."""
+
+
+@dataclass
+class _Message:
+    left_s: float
+    arrived_s: float | None = None
+
+
+class MessageTimes:
+    """Clock of the messages that a program's own calls send in the present step, from departure to arrival; on the CPU.
+
+    A call of `torch.distributed` hands a message to its process group and gets a handle. While a rank waits on a
+    handle, its communication is exposed; what travels while it computes is hidden. Messages that torch sends without
+    Python (DDP's reducer, which has its own clock; DTensors' functional collectives) are not seen: `compare` takes the
+    number that the probes have counted in a traced step, and unless it is the number of those that were timed, nothing
+    is told. Seconds are of `time.perf_counter`.
+
+    Source: torch 2.13, `distributed/distributed_c10d.py`: `work.wait()` at the end of each call unless `async_op`.
+    """
+
+    def __init__(self) -> None:
+        self._sees_all = False
+        self._messages: list[_Message] = []
+        self._waits: list[tuple[float, float]] = []
+        self._of_handle: weakref.WeakKeyDictionary[Any, _Message] = weakref.WeakKeyDictionary()
+
+    def install(self, undo: Replacements) -> None:
+        """Time all messages from now on, until the context ends."""
+        # Where `torch.compile` meets a wrapper, it breaks its graph, and the wrapper is called.
+        plain = torch.compiler.disable
+        for name in SENDING:
+            if hasattr(dist.ProcessGroup, name):
+                undo.put(dist.ProcessGroup, name, plain(self._sending(getattr(dist.ProcessGroup, name))))
+        undo.put(Work, "wait", plain(self._waiting(Work.wait)))
+
+    def _sending(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def sent(*args: Any, **kwargs: Any) -> Any:
+            message = _Message(time.perf_counter())
+            handle = method(*args, **kwargs)
+            self._messages.append(message)
+            self._of_handle[handle] = message
+            if getattr(args[-1], "asyncOp", True):  # else the caller waits at once
+                # A message between two ranks has no future: it has arrived when the wait for it is over.
+                with contextlib.suppress(RuntimeError):
+                    handle.get_future().add_done_callback(functools.partial(_arrive, message))
+            return handle
+
+        return sent
+
+    def _waiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def waited(handle: Any, *args: Any, **kwargs: Any) -> Any:
+            start_s = time.perf_counter()
+            try:
+                return method(handle, *args, **kwargs)
+            finally:
+                self._waits.append((start_s, time.perf_counter()))
+                if (message := self._of_handle.get(handle)) is not None:
+                    _arrive(message)
+
+        return waited
+
+    def compare(self, counted: int) -> None:
+        """Note whether as many messages were timed in the present step as the probes have counted in it, and any."""
+        self._sees_all = 0 < counted == len(self._messages)
+
+    def overlap(self) -> Overlap | None:
+        """Return the overlap of the step's messages with its computing; None where not all are seen."""
+        now_s = time.perf_counter()
+        # One that is still under way, or whose arrival nobody saw, is counted until now.
+        intervals = tuple((one.left_s, one.arrived_s or now_s) for one in self._messages)
+        return Overlap(intervals, tuple(self._waits)) if self._sees_all else None
+
+    def clear(self) -> None:
+        """Begin another step."""
+        self._messages, self._waits = [], []
+
+
+def _arrive(message: _Message, *_: Any) -> None:
+    """Note that a message has arrived, by whoever sees it first."""
+    if message.arrived_s is None:
+        message.arrived_s = time.perf_counter()
 
 
 def keywords_of_call() -> dict[str, Any]:
@@ -121,6 +219,12 @@ class TrainingWatch:
         self._scaled: tuple[weakref.ref[Tensor], Tensor, bool] | None = None
         self._met = False
         self.first = FirstStep(device.type)
+        self._messages = MessageTimes()
+
+    def time_messages(self, undo: Replacements) -> None:
+        """Time the messages of the training from now on; on a GPU the host's waits tell nothing."""
+        if self._device.type == "cpu":
+            self._messages.install(undo)
 
     def meet(self) -> None:
         """Align the ranks' clocks, once, when all have joined the script's process group."""
@@ -202,6 +306,7 @@ class TrainingWatch:
         self._events.write("device", device=device, wrapped_in=type(uncompiled(models[0])).__name__, **told)
         self.parameters = num_parameters(models)
         if before is None:
+            self._messages.clear()
             self._probes.start_step(0)
             self._enter("data")
             if isinstance(engine, SeenDeepSpeed):
@@ -374,6 +479,10 @@ class TrainingWatch:
         if self._samples or not self._probes.global_batch:  # a forward pass compiled with its step is not seen
             self._probes.global_batch = replicas * self._samples if replicas and self._samples else None
         self._enter("")
+        if self._probes.is_tracing:
+            self._messages.compare(sum(call.step == self.step for call in self._probes.trace.trace.calls))
+        if self.first.schedule is None:  # a pipeline's waits are its bubble
+            self.engine.overlap = self._messages.overlap()
         loss = self._loss()
         step_s = self._probes.end_step()
         told: dict[str, float] = {"tokens": replicas * self._tokens} if replicas and self._tokens else {}
@@ -392,6 +501,7 @@ class TrainingWatch:
             self.predict()
             for stage in schedule_stages(self.first.schedule):
                 self._time_actions(stage)
+        self._messages.clear()
         self._probes.start_step(self.step)
         self._enter("data")
 
@@ -570,6 +680,7 @@ def watching(watch: TrainingWatch, probes: Probes) -> Iterator[Replacements]:
         undo.put(torch.autograd, "backward", plain(watch.backwards(torch.autograd.backward)))
         undo.put(torch.amp.GradScaler, "step", plain(watch.scaler_step(torch.amp.GradScaler.step)))
         undo.put(torch.amp.GradScaler, "scale", plain(watch.scaler_scale(torch.amp.GradScaler.scale)))
+        watch.time_messages(undo)
         undo.callback(register_module_forward_pre_hook(watch.called).remove)
         undo.callback(register_optimizer_step_pre_hook(plain(watch.stepped)).remove)
         undo.callback(register_optimizer_step_post_hook(plain(watch.after_update)).remove)

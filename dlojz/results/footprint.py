@@ -7,7 +7,7 @@ join. `None` means "not known", never zero. Units are in the field names.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 from pydantic import Field
 
@@ -112,14 +112,15 @@ class Traffic(Contract):
 class Phases(Contract):
     """Seconds of one step by phase: the median over the steps measured.
 
-    The exposed communication is part of `backward_s`, at its end; the hidden one takes no additional time.
+    The exposed communication is part of the phase that waits for it (in DDP the end of `backward_s`); the hidden one
+    takes no additional time.
     """
 
     forward_s: float | None = Field(None, ge=0)
     backward_s: float | None = Field(None, ge=0)
     optimizer_s: float | None = Field(None, ge=0)
     communication_exposed_s: float | None = Field(None, ge=0, description="communication not hidden behind compute")
-    communication_hidden_s: float | None = Field(None, ge=0, description="communication while backward computes")
+    communication_hidden_s: float | None = Field(None, ge=0, description="communication while the rank computes")
     bubble_s: float | None = Field(None, ge=0, description="pipeline bubble")
     data_s: float | None = Field(None, ge=0, description="waiting for the next batch")
     step_s: float | None = Field(None, ge=0, description="the whole step")
@@ -127,30 +128,40 @@ class Phases(Contract):
 
 @dataclass(frozen=True)
 class Overlap:
-    """Overlap of one step's communication with its backward pass; seconds of `time.perf_counter`.
+    """Overlap of one step's communication with its computing; seconds of `time.perf_counter`.
 
     Args:
         intervals: when each communication left and arrived.
-        compute_end_s: when the backward pass had nothing more to compute.
+        waits: when the rank waited for one.
     """
 
     intervals: tuple[tuple[float, float], ...]
-    compute_end_s: float
+    waits: tuple[tuple[float, float], ...]
+
+    @classmethod
+    def after_backward(cls, intervals: tuple[tuple[float, float], ...], compute_end_s: float) -> Self:
+        """Overlap of a step that waits once: from when backward has nothing more to compute to the last arrival."""
+        end_s = max([compute_end_s, *(arrived_s for _, arrived_s in intervals)])
+        return cls(intervals, ((compute_end_s, end_s),) if end_s > compute_end_s else ())
 
     @property
     def exposed_s(self) -> float:
-        """Seconds of waiting, from the end of backward to the last arrival."""
-        return max([self.compute_end_s, *(arrived_s for _, arrived_s in self.intervals)]) - self.compute_end_s
+        """Seconds of waiting."""
+        return _covered_s(self.waits)
 
     @property
     def hidden_s(self) -> float:
-        """Seconds of communication while backward computed; what overlaps counts once."""
-        hidden_s, until_s = 0.0, float("-inf")
-        for left_s, arrived_s in sorted(self.intervals):
-            end_s = min(arrived_s, self.compute_end_s)
-            hidden_s += max(0.0, end_s - max(left_s, until_s))
-            until_s = max(until_s, end_s)
-        return hidden_s
+        """Seconds of communication while the rank computed; what overlaps counts once."""
+        return _covered_s(self.intervals + self.waits) - self.exposed_s
+
+
+def _covered_s(intervals: tuple[tuple[float, float], ...]) -> float:
+    """Seconds within at least one interval."""
+    covered_s, until_s = 0.0, float("-inf")
+    for start_s, end_s in sorted(intervals):
+        covered_s += max(0.0, end_s - max(start_s, until_s))
+        until_s = max(until_s, end_s)
+    return covered_s
 
 
 class Footprint(Contract):

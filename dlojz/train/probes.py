@@ -131,14 +131,14 @@ class PhaseClock:
         return step_s
 
     def communicated(self, overlap: Overlap) -> None:
-        """Record the overlap of the present step's communication with backward: a span for each, one for the wait."""
+        """Record the overlap of the present step's communication with its computing: a span for each, and each wait."""
         seconds = self._steps.setdefault(self._step, defaultdict(float))
         seconds["communication_exposed"] = overlap.exposed_s
         seconds["communication_hidden"] = overlap.hidden_s
         for left_s, arrived_s in overlap.intervals:
             self._keep("communication", left_s, arrived_s)
-        if overlap.exposed_s:
-            self._keep("wait", overlap.compute_end_s, overlap.compute_end_s + overlap.exposed_s)
+        for start_s, end_s in overlap.waits:
+            self._keep("wait", start_s, end_s)
 
     def phases(self, first_step: int) -> Phases:
         """Compute median seconds by phase over the whole steps from `first_step` on; all None where there is none."""

@@ -218,7 +218,7 @@ def test_communications_say_when_they_left_and_arrived() -> None:
 def test_exposed_and_hidden_seconds(
     intervals: tuple[tuple[float, float], ...], hidden_s: float, exposed_s: float
 ) -> None:
-    overlap = Overlap(intervals, compute_end_s=10)
+    overlap = Overlap.after_backward(intervals, compute_end_s=10)
     assert (overlap.hidden_s, overlap.exposed_s) == (hidden_s, exposed_s)
 
 

@@ -89,6 +89,10 @@ def test_states_and_messages_are_exact_and_the_peak_is_near(words: str, recorded
     assert found.memory.peak_bytes == pytest.approx(measured.memory.peak_bytes, rel=PEAK)
     assert found.communication == measured.communication
     assert found.step_flops == measured.step_flops
+    exposed_s, hidden_s = measured.phases.communication_exposed_s, measured.phases.communication_hidden_s
+    if told_of_messages := not {"none", "sp", "2d"} & set(words.split()):  # DTensors send without Python
+        assert 0 < exposed_s < measured.phases.step_s and 0 <= hidden_s < measured.phases.step_s
+    assert (exposed_s is not None) == told_of_messages
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B"])

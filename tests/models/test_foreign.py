@@ -19,6 +19,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import NestedBlocks, loss_of, mean_loss, tied_names
 from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
 from dlojz.models.meta import on_meta, sample_inputs
+from dlojz.runnable import check_runnable
 from tests.models import own_models, own_shapes
 
 OWN = str(Path(own_models.__file__))
@@ -137,6 +138,8 @@ def test_a_chain_computes_what_the_module_computes(name: str, blocks: int) -> No
 def test_where_a_chain_breaks_is_said(name: str, words: str) -> None:
     with pytest.raises(LabError, match=f"is no chain of blocks.*{words}"):
         dlojz.predict(RunConfig.of(model=name, pp=2, micro_batches=2))
+    with pytest.raises(LabError, match="is no chain of blocks"):  # before a process is started
+        check_runnable(RunConfig.of(model=name, checkpointing="full"))
 
 
 def test_a_weight_of_two_stages_is_refused() -> None:

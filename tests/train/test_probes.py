@@ -87,7 +87,7 @@ def test_the_clock_notes_communication_beside_the_phases() -> None:
         clock.start_step(step)
         with clock.phase("backward"):
             end_s = time.perf_counter()
-        clock.communicated(Overlap(((end_s - hidden_s, end_s + exposed_s),), end_s))
+        clock.communicated(Overlap.after_backward(((end_s - hidden_s, end_s + exposed_s),), end_s))
         clock.end_step()
     phases = clock.phases(first_step=1)
     # Medians over the steps from the second on; the tolerance is the rounding of large clock readings.

@@ -457,9 +457,11 @@ def _overlap_words(record: RunRecord) -> str:
         return ""
     exposed = format_seconds(phases.communication_exposed_s)
     hidden = format_seconds(phases.communication_hidden_s)
+    backward, compute = say(en="backward", fr="la passe arrière"), say(en="compute", fr="le calcul")
+    behind = compute if record.config.script else backward
     return say(
-        en=f"\ncommunication of rank 0 per step (median): {exposed} exposed, {hidden} hidden behind backward",
-        fr=f"\ncommunication du rang 0 par pas (médiane) : {exposed} exposée, {hidden} cachée par la passe arrière",
+        en=f"\ncommunication of rank 0 per step (median): {exposed} exposed, {hidden} hidden behind {behind}",
+        fr=f"\ncommunication du rang 0 par pas (médiane) : {exposed} exposée, {hidden} cachée par {behind}",
     )
 
 

@@ -189,7 +189,8 @@ class DDPEngine(Engine):
             return None
         left_s = told_ns["backward_comm_time_start"] / 1e9 - (time.time() - time.perf_counter())
         arrived_s = left_s + told_ns["backward_comm_time"] / 1e9
-        return Overlap(((left_s, arrived_s),), left_s + told_ns["backward_compute_comm_overlap_time"] / 1e9)
+        hidden_s = told_ns["backward_compute_comm_overlap_time"] / 1e9
+        return Overlap.after_backward(((left_s, arrived_s),), left_s + hidden_s)
 
 
 class ByHandEngine(Engine):

@@ -1,0 +1,57 @@
+"""Messages of a program timed from outside: what is exposed, what is hidden, and when nothing is told."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+
+from dlojz.libraries.first_step import Replacements
+from dlojz.libraries.training_watch import MessageTimes
+from dlojz.processes.forks import spmd
+from dlojz.results.footprint import Overlap
+from tests.by_hand.test_ddp import values
+
+PAUSE_S = 0.2
+
+
+def _messages(rank: int, size: int) -> list[Any]:
+    """Rank 1 sends its part a pause later than rank 0, which waits for two pauses before it asks for the result."""
+    times, whole = MessageTimes(), dist.ProcessGroup.allreduce
+    with Replacements() as undo:
+        times.install(undo)
+        dist.barrier()
+        times.clear()
+        time.sleep(PAUSE_S * rank)
+        handle = dist.all_reduce(torch.ones(4), async_op=True)
+        time.sleep(2 * PAUSE_S)
+        handle.wait()
+        times.compare(1)
+        late = times.overlap()
+        times.clear()
+        time.sleep(PAUSE_S * rank)
+        dist.all_reduce(torch.ones(4))  # rank 0 waits for rank 1
+        at_once = times.overlap()
+        times.clear()
+        functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD).sum()
+        times.compare(1)
+        unseen = times.overlap()
+    assert late is not None and at_once is not None
+    return [late.hidden_s, at_once.hidden_s, at_once.exposed_s, unseen, dist.ProcessGroup.allreduce is whole]
+
+
+def test_what_travels_while_a_rank_computes_is_hidden_and_its_waits_are_exposed() -> None:
+    first, second = values(spmd(_messages, 2))
+    assert first[0] >= 0.9 * PAUSE_S
+    assert first[1] == pytest.approx(0, abs=0.05 * PAUSE_S) == second[1]
+    assert first[2] >= 0.9 * PAUSE_S
+    assert first[3] is None and first[4] and second[4]
+
+
+def test_seconds_that_overlap_count_once() -> None:
+    overlap = Overlap(((0, 4), (3, 6), (8, 9)), ((2, 4), (3, 5), (8, 9)))
+    assert (overlap.exposed_s, overlap.hidden_s) == (4, 3)
