@@ -19,6 +19,7 @@ from dlojz.base.language import format_bytes, format_count, format_seconds, lang
 from dlojz.base.table import Table, markdown_safe, safe, titles, visible
 from dlojz.campaign.campaign import FIELDS, MACHINE, TITLE, Campaign, CampaignPlan, CampaignPoint
 from dlojz.campaign.results import REFUSED, WAITING, Result, colon
+from dlojz.config.schedules import SETTLING_STEPS
 from dlojz.display.style import FRAME, INK
 from dlojz.display.tables import DASH, status_label
 from dlojz.results.record import write_atomic
@@ -317,9 +318,19 @@ def findings(results: Sequence[Result]) -> Iterator[str]:
             fr=f"La mémoire du rang le plus chargé est prédite à {_at_most(gap)} près (le plus éloigné : "
             f"{worst.point.label}).",
         )
+    short = [result for result in done if result.point.config.steps <= SETTLING_STEPS]
+    if short:
+        yield say(
+            en=f"{len(short)} of {len(done)} completed points made at most {SETTLING_STEPS} steps, in which engines "
+            f"still settle their buckets: their messages are not yet those of every step. {SETTLING_STEPS + 2} steps "
+            "also give a throughput.",
+            fr=f"{len(short)} points terminés sur {len(done)} ont fait {SETTLING_STEPS} pas au plus, pendant lesquels "
+            "les moteurs règlent encore leurs buckets : leurs messages ne sont pas encore ceux de chaque pas. Avec "
+            f"{SETTLING_STEPS + 2} pas, on mesure aussi un débit.",
+        )
     exact = [
         result.communication_bytes == result.outlook.communication_bytes
-        for result in done
+        for result in (one for one in done if one not in short)
         if result.communication_bytes is not None and result.outlook.communication_bytes is not None
     ]
     if exact:

@@ -113,6 +113,17 @@ def test_errors_of_memory_are_written_as_a_person_writes_them(
     assert any(told in sentence for sentence in findings([changed]))
 
 
+def test_points_of_too_few_steps_are_told_and_their_messages_not_judged(
+    campaign: Campaign, keep_record: Keep, tmp_path: Path
+) -> None:
+    for steps, said in ((2, True), (3, False)):
+        plan = expand(campaign.model_copy(update={"base": {**campaign.base, "steps": steps}}))
+        keep_record(plan.points[0].config, tmp_path)
+        sentences = "\n".join(findings(_results(plan, tmp_path)))
+        assert ("1 of 1 completed points made at most 2 steps" in sentences) is said
+        assert ("of 1 completed points are those predicted" in sentences) is not said
+
+
 def test_running_out_of_memory_is_a_result_with_prediction_and_limit(
     campaign: Campaign, keep_record: Keep, tmp_path: Path
 ) -> None:

@@ -96,7 +96,7 @@ time_limit_s = 600
 model = "vit_tiny"
 data = "synthetic"
 image_size = 32
-steps = 2
+steps = 5
 engine = "torch"
 [axes]
 dp = [1, 2, 4]
@@ -141,6 +141,8 @@ def test_twelve_points_on_two_nodes_interrupted_and_resumed_to_their_end(
     assert main(words) == DONE  # all of it is there: only the report is written again
     assert completed() == sent
     french = report.read_text(encoding="utf-8")
+    assert "The messages of 12 of 12 completed points are those predicted" in english
+    assert "Les messages de 12 points terminés sur 12 sont ceux prédits" in french
     for text, word in ((english, "completed"), (french, "terminé")):
         assert text.count(word) >= 12
         assert text.count("<svg") + text.count("<img") >= 1
