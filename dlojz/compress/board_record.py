@@ -125,11 +125,14 @@ class Board(Contract):
     def title(self) -> str:
         """Say on what the board was made."""
         seeds = len(self.of(TEACHER))
+        trained = say(en="1 seed", fr="1 graine") if seeds == 1 else say(en=f"{seeds} seeds", fr=f"{seeds} graines")
+        used = self.threads
+        threads = say(en="1 thread", fr="1 thread") if used == 1 else say(en=f"{used} threads", fr=f"{used} threads")
         return say(
-            en=f"{self.teacher} on {self.task} at {self.image_size}×{self.image_size}, {seeds} seed(s); answers of "
-            f"{self.batch} images on {self.threads} thread(s)",
-            fr=f"{self.teacher} sur {self.task} en {self.image_size}×{self.image_size}, {seeds} graine(s) ; réponses "
-            f"de {self.batch} images sur {self.threads} thread(s)",
+            en=f"{self.teacher} on {self.task} at {self.image_size}×{self.image_size}, {trained}; answers of "
+            f"{self.batch} images on {threads}",
+            fr=f"{self.teacher} sur {self.task} en {self.image_size}×{self.image_size}, {trained} ; réponses "
+            f"de {self.batch} images sur {threads}",
         )
 
     def lines(self) -> list[BoardLine]:

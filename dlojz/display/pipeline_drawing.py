@@ -731,7 +731,7 @@ def compare_figure(first: Timeline, second: Timeline, path: str | Path | None = 
     if abs(longer) <= 1e-9 * max(first.makespan, second.makespan):
         title = say(
             en=f"{first.schedule.name} and {second.schedule.name} take the same time",
-            fr=f"{first.schedule.name} et {second.schedule.name} durent aussi longtemps",
+            fr=f"{first.schedule.name} et {second.schedule.name} ont la même durée",
         )
     names = [f"{'AB'[number]}. {scene.title}\n{scene.subtitle}" for number, scene in enumerate(scenes)]
     return _figure(schedule_drawing(scenes, title, names, f"{title}. {scenes[0].alt} {scenes[1].alt}"), path)

@@ -17,7 +17,7 @@ import numpy as np
 from dlojz.base.contract import check_whole
 from dlojz.base.display_hook import html_of
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, one_of, refusal, say, shortest
+from dlojz.base.language import decimal, one_of, refusal, say, shortest, significant
 from dlojz.cost_model import CHECKPOINTING, Parts, step_parts
 from dlojz.cost_model.layouts import WORDS, Integers
 from dlojz.planner.planned_memory import layout_memories
@@ -490,7 +490,7 @@ def admitted(question: Question, found: SearchResult, place: int) -> LayoutVerdi
             for name in Parts.__dataclass_fields__
         }
         worst = sorted(deltas, key=lambda name: -deltas[name])[:2]
-        listed = ", ".join(f"{part_words(name)} +{decimal(deltas[name], 3)} s" for name in worst if deltas[name] > 0)
+        listed = ", ".join(f"{part_words(name)} +{significant(deltas[name])} s" for name in worst if deltas[name] > 0)
         percent = decimal(100 * (step / float(found.step_s[0]) - 1))
         sentence = say(
             en=f"fits; number {place + 1} of {found.admitted.size}, {percent} % slower than the first: {listed}.",

@@ -491,16 +491,19 @@ def in_flight_bytes(config: RunConfig, trace: MemoryTrace, shapes: ModelShapes, 
     schedule = schedule_of(layout)
     kept_bytes = _kept_by_stage(config, trace, bounds_of(config, shapes), rank, schedule.stages)
     held: dict[int, int] = {}
+    held_bytes = 0
     others = [0] * layout.micro_batches
     for action in schedule.orders[axes_of(config, rank)[2]]:
         for element in action.elements:
             number = element.micro_batch
             if element.kind == FORWARD:
                 held[number] = held.get(number, 0) + kept_bytes[element.stage]
+                held_bytes += kept_bytes[element.stage]
             elif element.kind in (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT):
-                others[number] = max(others[number], sum(held.values()) - held.get(number, 0))
+                others[number] = max(others[number], held_bytes - held.get(number, 0))
                 if element.kind != BACKWARD_INPUT:
                     held[number] -= kept_bytes[element.stage]
+                    held_bytes -= kept_bytes[element.stage]
     return tuple(others)
 
 

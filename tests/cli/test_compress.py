@@ -222,7 +222,7 @@ def test_a_small_board_is_shown_concluded_drawn_and_kept(tmp_path: Path, capfd: 
     root = ["--root", str(tmp_path / "runs")]
     assert main(["compress", *QUICK, *root, "--output", str(kept), "--figure", str(picture)]) == 0
     told = capfd.readouterr()
-    assert "vit_tiny on digits at 16×16, 1 seed(s)" in told.out and "student_alone" in told.out
+    assert "vit_tiny on digits at 16×16, 1 seed;" in told.out and "student_alone" in told.out
     assert all(len(row) <= 100 for row in told.out.splitlines()[:4])
     board = Board.from_dict(json.loads(kept.read_text("utf-8")))
     _, student = board.lines()

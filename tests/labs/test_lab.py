@@ -182,11 +182,17 @@ def test_a_prediction_that_is_no_number_is_refused(
     assert "one number" in capsys.readouterr().out
 
 
+def test_a_prediction_that_is_negative_is_refused(lab: labs.Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    lab.predict("gradient-bytes", -3)
+    assert "never negative" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("predicted", "state", "words"),
     [
         (1000, "right", "Exactly"),
         (1050, "right", "5.0% apart"),
+        (1200, "note", "20.0% apart, where 10.0% can be reached"),
         (2000, "note", "2 times apart"),
         (500, "note", "2 times apart"),
         (0, "note", "far apart"),

@@ -433,16 +433,18 @@ class Prediction:
             )
             return Verdict("right", both + say(en=f"\n{gap}: well predicted.", fr=f"\n{gap} : bien prédit."))
         times = max(predicted, value) / min(predicted, value) if min(predicted, value) > 0 else None
-        far = (
-            say(en="far apart", fr="très éloignés")
-            if times is None
-            else say(en=f"{significant(times)} times apart", fr=f"un facteur {significant(times)}")
-        )
+        if times is None:
+            far = say(en="far apart", fr="très éloignés")
+        elif times < 1.5:
+            far = say(en=f"{percent(off)} apart", fr=percent(off))
+        else:
+            far = say(en=f"{significant(times)} times apart", fr=f"un facteur {significant(times)}")
+        within = percent(self.tolerance)
         return Verdict(
             "note",
             both
             + say(
-                en=f"\n{far}: find out why before you read on.",
-                fr=f"\nL’écart : {far}. Cherchez pourquoi avant de poursuivre.",
+                en=f"\n{far}, where {within} can be reached: find out why before you read on.",
+                fr=f"\nL’écart : {far}, là où {within} est possible. Cherchez pourquoi avant de poursuivre.",
             ),
         )

@@ -288,6 +288,13 @@ class Lab:
                 fr=f"Une prédiction est un nombre ({prediction.unit}), mais {value!r} a été reçu.",
             )
             return
+        if number < 0 and prediction.kind != "ratio":
+            _tell(
+                "wrong",
+                en=f"What is asked for ({prediction.unit}) is never negative, but {value!r} was received.",
+                fr=f"Ce qui est demandé ({prediction.unit}) n’est jamais négatif, mais {value!r} a été reçu.",
+            )
+            return
         self._predicted[prediction_id] = float(number)
         _tell(
             "note",

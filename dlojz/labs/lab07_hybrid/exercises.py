@@ -548,8 +548,9 @@ BETWEEN_NODES = Exercise(
             Mistake(
                 lambda collective, m, group, per: (len(group) - 1) / len(group) * m * _crossings(group, per),
                 "An all-reduce goes round twice, a reduce-scatter and then an all-gather; you count one round for "
-                "each.",
-                "Un all-reduce fait deux tours, un reduce-scatter puis un all-gather ; vous n’en comptez qu’un.",
+                'each. Its name is "all_reduce", with an underscore.',
+                "Un all-reduce fait deux tours, un reduce-scatter puis un all-gather ; vous n’en comptez qu’un. Son "
+                'nom est "all_reduce", avec un tiret bas.',
             ),
             Mistake(
                 lambda collective, m, group, per: 2 * (len(group) - 1) / len(group) * m * _crossings(group, per),
