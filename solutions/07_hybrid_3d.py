@@ -637,7 +637,9 @@ figures.memory(both, alone)
 
 # %% [markdown] lang="fr"
 # Les rangs d’un même étage se ressemblent ; ceux du premier étage gardent les activations de deux micro-batches, ceux
-# du dernier, d’un seul (TP 05), mais calculent la perte.
+# du dernier, d’un seul (TP 05), mais calculent la perte. Au pic, le premier étage n’a encore qu’un tiers de ses
+# gradients : il l’atteint au début de sa première passe arrière, quand il garde encore les activations des deux
+# micro-batches. Le dernier l’atteint dans sa seconde passe arrière, où tous ses gradients existent.
 #
 # ## 6. Quand le 3D est-il rentable ?
 #
@@ -646,7 +648,9 @@ figures.memory(both, alone)
 
 # %% [markdown] lang="en"
 # The ranks of one stage look alike; those of the first keep the activations of two micro-batches, those of the last of
-# one (lab 05), but compute the loss.
+# one (lab 05), but compute the loss. At its peak the first stage has only a third of its gradients: it reaches it early
+# in its first backward pass, while it keeps the activations of both micro-batches. The last stage reaches it in its
+# second backward pass, where all its gradients exist.
 #
 # ## 6. When does 3D pay?
 #

@@ -285,6 +285,11 @@ print([round(number, 2) for number in read(message)[:8].tolist()])
 #   i ;
 # - `dist.all_gather_into_tensor(tout, message)` met bout à bout les messages de tous ; `tout` et `message` doivent
 #   avoir autant de dimensions (`message[None]` en ajoute une).
+#
+# Suivons un morceau de deux nombres, sur deux rangs, toutes erreurs nulles. Le rang 0 a (3, −1) : il envoie (2, −2) et
+# garde l’erreur (1, 1). Le rang 1 a (1, 1), qu’il envoie sans erreur. Le serveur en fait la moyenne (1,5, −0,5), envoie
+# (1, −1) à tous et garde l’erreur (0,5, 0,5). Rien n’est perdu : la vraie moyenne (2, 0) est ce que tous reçoivent,
+# plus l’erreur du serveur, plus la moyenne des erreurs des travailleurs.
 
 # %% [markdown] lang="en"
 # ### Exercise 4 — the compressed all-reduce, on the ranks
@@ -297,6 +302,11 @@ print([round(number, 2) for number in read(message)[:8].tolist()])
 #   i;
 # - `dist.all_gather_into_tensor(everything, message)` lays the messages of all end to end; `everything` and `message`
 #   must have as many dimensions (`message[None]` adds one).
+#
+# Follow one chunk of two numbers on two ranks, with all errors zero. Rank 0 has (3, −1): it sends (2, −2) and keeps the
+# error (1, 1). Rank 1 has (1, 1), which it sends without an error. The server averages them to (1.5, −0.5), sends
+# (1, −1) to all and keeps the error (0.5, 0.5). Nothing is lost: the true mean (2, 0) is what all receive, plus the
+# server's error, plus the mean of the workers' errors.
 
 
 # %% name="compressed-all-reduce"
@@ -672,7 +682,7 @@ print(one_bit.losses[:warm] == plain.losses[:warm], one_bit.losses[warm:] == pla
 #   locaux, sans rien envoyer.
 #
 # DeepSpeed 0.19 ne propose plus cette famille ; celle du paquet est dans
-# [dlojz/optim](../../dlojz/by_hand/optimizers/__init__.py).
+# [dlojz/by_hand/optimizers](../../dlojz/by_hand/optimizers/__init__.py).
 #
 # ## 7. La mise à jour, en un seul noyau
 #
@@ -700,7 +710,7 @@ print(one_bit.losses[:warm] == plain.losses[:warm], one_bit.losses[warm:] == pla
 #   more seldom, and between two synchronisations, ever further apart too, the ranks make local steps and send nothing.
 #
 # DeepSpeed 0.19 no longer has this family: those of the package are in
-# [dlojz/optim](../../dlojz/by_hand/optimizers/__init__.py).
+# [dlojz/by_hand/optimizers](../../dlojz/by_hand/optimizers/__init__.py).
 #
 # ## 7. The update, in one kernel
 #
