@@ -1120,9 +1120,7 @@ budgeted = dlojz.run(small, activation_plan=plan.config.layout.activation_plan)
 budgeted
 
 # %% name="plan-measured"
-measured_bytes = budgeted.record.footprint().memory.peak_bytes
-print(*map(format_bytes, (plan.kept_peak_bytes, plan.peak_bytes, measured_bytes)))
-abs(measured_bytes / plan.peak_bytes - 1) < 0.01, measured_bytes <= plan.budget_bytes
+figures.plan_measured(plan, budgeted.record.footprint().memory.peak_bytes)
 
 # %% [markdown] lang="fr"
 # Et CoAtNet-7, six images, sur un H100 ? Tout garder ne tient pas. Voici le temps ajouté selon le budget, avec le plan

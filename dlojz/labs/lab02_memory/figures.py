@@ -16,7 +16,7 @@ from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, p
 from dlojz.display.style import BLACK, BLUE, CATEGORY_STYLES, GREY, LINE_STYLES, ORANGE, SKY, VERMILION, category_label
 from dlojz.hardware import Device
 from dlojz.labs.kit.exercise import or_to_do
-from dlojz.labs.kit.figures import done, labelled, panel, plot_lines
+from dlojz.labs.kit.figures import answered, done, labelled, panel, plot_lines
 from dlojz.prediction.forecast import forecast
 from dlojz.prediction.rules_of_thumb import RULES
 from dlojz.results.record import RunRecord
@@ -24,6 +24,8 @@ from dlojz.results.record import RunRecord
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from dlojz.base.table import Table
+    from dlojz.planner.activation_budget import BudgetPlan
     from dlojz.prediction.rules_of_thumb import Shape
     from dlojz.prediction.trace import MemoryTrace
 
@@ -407,3 +409,16 @@ def peak_and_maxima(samples: Sequence[Mapping[str, int]]) -> LabFigure:
     axes.set_xlabel(_mib())
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.05))
     return done(axes)
+
+
+def plan_measured(plan: BudgetPlan, measured_bytes: int) -> Table:
+    """Tabulate what a plan promises, and the peak that its run has measured."""
+    return answered(
+        [
+            (say(en="peak if all is kept", fr="pic si tout est gardé"), format_bytes(plan.kept_peak_bytes)),
+            (say(en="peak of the plan, predicted", fr="pic du plan, prédit"), format_bytes(plan.peak_bytes)),
+            (say(en="peak of its run, measured", fr="pic de son exécution, mesuré"), format_bytes(measured_bytes)),
+            (say(en="within 1% of each other", fr="à 1 % près"), abs(measured_bytes / plan.peak_bytes - 1) < 0.01),
+            (say(en="within the budget", fr="dans le budget"), measured_bytes <= plan.budget_bytes),
+        ]
+    )
