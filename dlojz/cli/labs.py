@@ -153,6 +153,25 @@ def copy_to(given: Given, answer: Answer) -> None:
     answer(say(en=f"Next: {start}", fr=f"Ensuite : {start}"))
 
 
+def write_training_script(given: Given, answer: Answer) -> None:
+    """Write the training script of a lab into a folder."""
+    from dlojz.labs.script.growing_script import write_script
+
+    words = given[WORDS]
+    if not 1 <= len(words) <= 2:
+        raise refusal(
+            en=f"`dlojz labs script` takes a lab and a folder, but {len(words)} words were received: "
+            "write e.g. `dlojz labs script 03 my_training`.",
+            fr=f"`dlojz labs script` prend un TP et un dossier, mais {len(words)} mots ont été reçus : "
+            "écrivez par exemple `dlojz labs script 03 mon_entrainement`.",
+        )
+    lab, *folder = words
+    target = Path(folder[0] if folder else f"training_{lab}").expanduser()
+    path = write_script(lab, target, given["language"] or language(), solved=given["solution"])
+    start = f"dlojz run {shlex.quote(str(path))}{' --nproc 2' if lab > '02' else ''}"
+    answer(say(en=f"{path}\nNext: edit it, then {start}", fr=f"{path}\nEnsuite : éditez-le, puis {start}"))
+
+
 class LabsAction(NamedTuple):
     """An action of `dlojz labs`: its function, its options, and whether it takes further words."""
 
@@ -166,6 +185,7 @@ ACTIONS = {
     "progress": LabsAction(show_progress, ("html", "root", "json"), takes_words=False),
     "glossary": LabsAction(show_glossary, ("json",)),
     "copy": LabsAction(copy_to, ("language", "json")),
+    "script": LabsAction(write_training_script, ("language", "solution")),
     "book": LabsAction(write_book, ("out", "language")),
     "repair": LabsAction(repair_notebook, ()),
     "build": LabsAction(build_notebooks, ("check", "language", "force")),
@@ -175,11 +195,14 @@ ACTIONS = {
 @verb(
     "labs",
     """
-    [ACTION [WORD…]]  list (default), progress, copy [DIR], glossary [WORD], book [LAB…], repair NOTEBOOK, build [LAB…]
-        // list (par défaut), progress, copy [DOSSIER], glossary [MOT], book [TP…], repair NOTEBOOK, build [TP…]
+    [ACTION [WORD…]]  list (default), progress, copy [DIR], script LAB [DIR], glossary [WORD], book [LAB…],
+        repair NOTEBOOK, build [LAB…]
+        // list (par défaut), progress, copy [DOSSIER], script TP [DOSSIER], glossary [MOT], book [TP…],
+        repair NOTEBOOK, build [TP…]
     --check  build: compare only // build : comparer seulement
-    --language en|fr  build, book: one language only; copy: that of the notebooks
-        // build, book : une seule langue ; copy : celle des notebooks
+    --language en|fr  build, book: one language only; copy, script: that of what is copied
+        // build, book : une seule langue ; copy, script : celle de ce qui est copié
+    --solution  script: as the lab leaves it, nothing left to do // script : tel que le TP le laisse, complet
     --force  build: execute every solution again // build : réexécuter chaque solution
     --out FOLDER = book  book: folder to write // book : dossier à écrire
     --html FILE  progress: page to write // progress : page à écrire
@@ -190,6 +213,9 @@ ACTIONS = {
 dlojz labs progress: exercises done, predictions made, and what comes next.
 dlojz labs copy [DIR]: the student's notebooks of a language in a folder, by default dlojz-labs; a notebook that is
 there already is left as it is.
+dlojz labs script LAB [DIR]: a training script in plain PyTorch (train.py) that grows from lab 00 (41 lines, one
+process) to lab 07 (DDP, FSDP2, 1F1B, tensor parallelism alone or with FSDP2, by a flag): that of the lab before, with
+what this lab adds left to do; with --solution, all of it. A script that is there already is left as it is.
 dlojz labs glossary [WORD]: a word of the labs in English and French; without a word, all of them.
 dlojz labs book [LAB…]: every executed solution as a static page, with contents and glossary; no network is needed.
 dlojz labs repair NOTEBOOK: restore every cell that is not an answer as it was handed out; answers and added cells are
@@ -200,6 +226,10 @@ in French and English. Solutions are executed where their code has changed, and 
 dlojz labs progress : exercices réussis, prédictions faites, et la suite.
 dlojz labs copy [DOSSIER] : les notebooks de l’étudiant, dans une langue, copiés dans un dossier, par défaut
 dlojz-labs ; un notebook qui s’y trouve déjà reste tel quel.
+dlojz labs script TP [DOSSIER] : un script d’entraînement en PyTorch pur (train.py) qui grandit du TP 00 (41 lignes,
+un processus) au TP 07 (DDP, FSDP2, 1F1B, Tensor Parallelism seul ou avec FSDP2, par une option) :
+celui du TP précédent, où ce que ce TP ajoute reste à écrire ; avec --solution, en entier. Un script qui s’y trouve
+déjà reste tel quel.
 dlojz labs glossary [MOT] : un mot des TP, en français et en anglais ; sans mot, tous.
 dlojz labs book [TP…] : chaque solution exécutée en page statique, avec sommaire et glossaire, sans réseau.
 dlojz labs repair NOTEBOOK : rétablir, telle qu’elle a été distribuée, chaque cellule qui n’est pas une réponse ; les
@@ -210,6 +240,7 @@ solution, en français et en anglais. Les solutions dont le code a changé sont 
     dlojz labs
     dlojz labs progress --html progress.html
     dlojz labs copy dlojz-labs --language en
+    dlojz labs script 03 my_training
     dlojz labs glossary bubble
     dlojz labs book --out book
     dlojz labs repair notebooks/en/00_getting_started.ipynb

@@ -340,9 +340,12 @@ class TrainingWatch:
         return threading.get_ident() != self._thread and not self._depth
 
     def _is_prepared(self) -> bool:
-        """Whether DeepSpeed makes an optimizer's states by an update, before anything was trained."""
+        """Whether an optimizer's states are made by an update, before anything was trained: DeepSpeed and DCP do so.
+
+        Source: DeepSpeed 0.19, `runtime/zero/stage_1_and_2.py`; torch 2.13, `distributed/checkpoint/state_dict.py`.
+        """
         frame = None if self.step or self.backward_calls else sys._getframe()
-        while frame is not None and frame.f_code.co_name != "initialize_optimizer_states":
+        while frame is not None and frame.f_code.co_name not in ("initialize_optimizer_states", "_init_optim_state"):
             frame = frame.f_back
         return frame is not None
 

@@ -313,13 +313,15 @@ def runs(root: str | os.PathLike[str] | None = None) -> list[Run]:
 
 
 def find(run_id: str, root: str | os.PathLike[str] | None = None) -> Run:
-    """Find a run by its name, or by the beginning of its name.
+    """Find a run by its name, by the beginning of its name, or by its folder.
 
     Raises:
         LabError: if there is none, or more than one, with the nearest names.
     """
     base = runs_root(root)
     names = run_ids(base)
+    if os.sep in run_id and Path(run_id).expanduser().resolve().parent == base.resolve():
+        run_id = Path(run_id).name
     matching = [run_id] if run_id in names else [name for name in names if run_id and name.startswith(run_id)]
     if len(matching) == 1:
         return Run(run_folder(base, matching[0]))

@@ -234,6 +234,7 @@ def test_newest_first(config: RunConfig, tmp_path: Path) -> None:
 def test_find_by_prefix_and_its_refusals(config: RunConfig, tmp_path: Path) -> None:
     one, _ = claim(config, tmp_path)
     assert find(one.name, tmp_path).folder == find(one.name[:-1], tmp_path).folder == one
+    assert find(str(one), tmp_path).folder == one
     claim(config, tmp_path, again=True)
     with pytest.raises(LabError, match="give more of it"):
         find(one.name[:4], tmp_path)

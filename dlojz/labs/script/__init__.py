@@ -1,0 +1,1 @@
+"""Room of the training script that grows from lab to lab."""

@@ -1,0 +1,97 @@
+"""Write the training script that grows from lab 00 to lab 07, in plain PyTorch, as the labs leave it or as a task.
+
+One source, `data/train.txt`, holds all of them. A line `#@ 03-05` begins what stands in the scripts of labs 03 to 05,
+`#@ 03-` what stands from lab 03 on, `#@ 03` what stands in lab 03 alone, `#@` what stands in all. After a bar comes
+what the student of the first of these labs is asked for, in English and French.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import Language, one_of, refusal
+from dlojz.labs.kit.source import in_language
+
+SOURCE = Path(__file__).with_name("data") / "train.txt"
+LAST = 7
+"""The last lab that adds to the script."""
+NAME = "train.py"
+_MARK = re.compile(r"#@(?: (?P<first>\d\d)(?P<to>-(?P<last>\d\d)?)?)?(?: \| (?P<en>.+?) // (?P<fr>.+))?")
+
+
+@dataclass(frozen=True)
+class ScriptPart:
+    """Lines of the script that labs `first` to `last` have.
+
+    Attributes:
+        task: what the student of lab `first` is asked for, as a comment in both languages; empty where nothing.
+    """
+
+    first: int
+    last: int
+    task: str
+    lines: tuple[str, ...]
+
+
+@cache
+def parts_of_script() -> tuple[ScriptPart, ...]:
+    """Read the source's parts, in their order."""
+    found: list[ScriptPart] = []
+    for line in SOURCE.read_text(encoding="utf-8").splitlines():
+        if mark := _MARK.fullmatch(line):
+            first = int(mark["first"] or 0)
+            last = int(mark["last"] or LAST) if mark["to"] or not mark["first"] else first
+            task = f"# TODO: {mark['en']} // TODO : {mark['fr']}" if mark["en"] else ""
+            found.append(ScriptPart(first, last, task, ()))
+        else:
+            part = found.pop()
+            found.append(ScriptPart(part.first, part.last, part.task, (*part.lines, line)))
+    return tuple(found)
+
+
+def script_of(lab: int, language: Language, *, solved: bool = True) -> str:
+    """Return the script at the end of a lab, or what its student begins with: the lab before's, and what is to do."""
+    return in_language("\n".join(_lines(lab, solved)), language).strip() + "\n"
+
+
+def _lines(lab: int, solved: bool) -> Iterator[str]:
+    """The script's lines, with at most two empty ones after each other."""
+    shown = lab if solved or lab == 0 else lab - 1
+    empty = 0
+    for part in parts_of_script():
+        asked = [] if shown == lab or part.first != lab or not part.task else [_indented(part)]
+        for line in [*asked, *(part.lines if part.first <= shown <= part.last else ())]:
+            empty = 0 if line else empty + 1
+            if empty <= 2:
+                yield line
+
+
+def _indented(part: ScriptPart) -> str:
+    begin = next(line for line in part.lines if line)
+    margin = begin[: len(begin) - len(begin.lstrip())]
+    return margin + part.task
+
+
+def write_script(lab: str, folder: Path, language: Language, *, solved: bool = False) -> Path:
+    """Write a lab's script into a folder that has none yet.
+
+    Raises:
+        LabError: for a lab that adds nothing to the script, or where one lies there already.
+    """
+    labs = [f"{number:02}" for number in range(LAST + 1)]
+    if lab not in labs:
+        raise LabError(one_of("lab", lab, labs))
+    path = folder / NAME
+    if path.exists():
+        raise refusal(
+            en=f"{path} is there already, and perhaps your work: name another folder.",
+            fr=f"{path} existe déjà, et c’est peut-être votre travail : donnez un autre dossier.",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(script_of(int(lab), language, solved=solved), encoding="utf-8")
+    return path
