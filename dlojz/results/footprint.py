@@ -152,7 +152,7 @@ class Overlap:
     @property
     def hidden_s(self) -> float:
         """Seconds of communication while the rank computed; what overlaps counts once."""
-        return _covered_s(self.intervals + self.waits) - self.exposed_s
+        return max(0.0, _covered_s(self.intervals + self.waits) - self.exposed_s)  # sums round
 
 
 def _covered_s(intervals: tuple[tuple[float, float], ...]) -> float:

@@ -55,3 +55,4 @@ def test_what_travels_while_a_rank_computes_is_hidden_and_its_waits_are_exposed(
 def test_seconds_that_overlap_count_once() -> None:
     overlap = Overlap(((0, 4), (3, 6), (8, 9)), ((2, 4), (3, 5), (8, 9)))
     assert (overlap.exposed_s, overlap.hidden_s) == (4, 3)
+    assert Overlap(((0.1, 0.2), (0.2, 0.9)), ((0.1, 0.9),)).hidden_s == 0  # not −1e-16, by which the sums differ
