@@ -31,8 +31,9 @@ class Replacements(contextlib.ExitStack):
     """Attributes of others, replaced within this context; afterwards all is as before."""
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Replace one attribute."""
-        self.callback(setattr, owner, name, getattr(owner, name))
+        """Replace one attribute; that of a class is put back as it lay there: what `getattr` gives may bind nothing."""
+        own = vars(owner) if isinstance(owner, type) else {}
+        self.callback(setattr, owner, name, own.get(name, getattr(owner, name)))
         setattr(owner, name, value)
 
 
