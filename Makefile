@@ -135,9 +135,10 @@ gpu:
 lint: $(READY)
 	@$(BIN)/ruff check -q . && $(BIN)/mypy --no-error-summary
 
-# Side by side what does not wait for each other: pip and apt, then lint and the tests' own packages. Twice as many
-# processes as two cores have, since tests of several processes often wait: with three, cores were idle for a quarter.
-WORKERS ?= 4
+# Side by side what does not wait for each other: pip and apt, then lint and the tests' own packages. One process more
+# than two cores have, since tests of several processes often wait; with two more, ranks that wait for each other's turn on
+# a core make each test take about twice as long.
+WORKERS ?= 3
 test:
 	@$(MAKE) --no-print-directory -j 2 lint $(PACKAGES)
 	@$(BIN)/python -m pytest -n $(WORKERS)
