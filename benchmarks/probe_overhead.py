@@ -46,7 +46,7 @@ from torch.distributed.fsdp import fully_shard
 torch.manual_seed(0)
 layers = [nn.TransformerEncoderLayer(128, 4, 512, batch_first=True, norm_first=True) for _ in range(4)]
 model = nn.Sequential(nn.Linear(32, 128), *layers, nn.Linear(128, 32))
-if "WORLD_SIZE" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
+if int(os.environ.get("WORLD_SIZE", 1)) > 1:
     dist.init_process_group("gloo")
     for layer in layers:
         fully_shard(layer)

@@ -330,8 +330,10 @@ def findings(results: Sequence[Result]) -> Iterator[str]:
         )
     exact = [
         result.communication_bytes == result.outlook.communication_bytes
-        for result in (one for one in done if one not in short)
-        if result.communication_bytes is not None and result.outlook.communication_bytes is not None
+        for result in done
+        if result.point.config.steps > SETTLING_STEPS
+        and result.communication_bytes is not None
+        and result.outlook.communication_bytes is not None
     ]
     if exact:
         yield say(

@@ -67,9 +67,7 @@ MOST_UPDATES = 16
 _TOKEN_DIMS = 2
 """Whole numbers of samples × positions are tokens."""
 _SCALED = ("DivBackward0", "MulBackward0")
-
-
-SENDING = (
+_SENDING = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "scatter", "barrier", "send", "recv"),
     *("allgather", "_allgather_base", "all_gather_single", "allgather_coalesced"),
     *("allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
@@ -93,7 +91,7 @@ class MessageTimes:
     handle, its communication is exposed; what travels while it computes is hidden. Messages that torch sends without
     Python (DDP's reducer, which has its own clock; DTensors' functional collectives) are not seen: `compare` takes the
     number that the probes have counted in a traced step, and unless it is the number of those that were timed, nothing
-    is told. Seconds are of `time.perf_counter`.
+    is reported. Seconds are of `time.perf_counter`.
 
     Source: torch 2.13, `distributed/distributed_c10d.py`: `work.wait()` at the end of each call unless `async_op`.
     """
@@ -108,7 +106,7 @@ class MessageTimes:
         """Time all messages from now on, until the context ends."""
         # Where `torch.compile` meets a wrapper, it breaks its graph, and the wrapper is called.
         plain = torch.compiler.disable
-        for name in SENDING:
+        for name in _SENDING:
             if hasattr(dist.ProcessGroup, name):
                 undo.put(dist.ProcessGroup, name, plain(self._sending(getattr(dist.ProcessGroup, name))))
         undo.put(Work, "wait", plain(self._waiting(Work.wait)))
@@ -118,6 +116,8 @@ class MessageTimes:
         def sent(*args: Any, **kwargs: Any) -> Any:
             message = _Message(time.perf_counter())
             handle = method(*args, **kwargs)
+            if handle is None:  # a message that a group of the program's own puts off: counted, but not timed
+                return None
             self._messages.append(message)
             self._of_handle[handle] = message
             if getattr(args[-1], "asyncOp", True):  # else the caller waits at once

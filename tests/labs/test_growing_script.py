@@ -45,12 +45,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def trained(root: Path, lab: int, processes: int, *words: str) -> RunRecord:
+def trained(root: Path, lab: int, processes: int, *words: str, status: str = "completed") -> RunRecord:
     """Run a lab's script."""
     folder = root / f"lab-{lab}"
     path = folder / "train.py" if folder.exists() else write_script(f"{lab:02}", folder, "en", solved=True)
     run = dlojz.run(path, processes=processes, args=[*SHORT, *words], device="cpu", root=root / "runs", progress=False)
-    assert run.record is not None and run.record.status == "completed", run.logs()
+    assert run.record is not None and run.record.status == status, run.logs()
     return run.record
 
 
@@ -75,10 +75,29 @@ def test_every_layout_has_the_losses_of_one_process(
     assert row.exact is True and row.unequal_ranks == ()
 
 
-@pytest.mark.parametrize(("lab", "words"), [(0, ""), (2, "--bf16 --checkpointing")])
-def test_before_lab_03_it_runs_on_one_process(lab: int, words: str, root: Path) -> None:
-    losses = trained(root, lab, 1, *words.split()).losses
-    assert len(losses) == 1797 // 256 and losses[-1] < 2.6
+def test_the_plain_script_learns(root: Path) -> None:
+    losses = trained(root, 0, 1, "--epochs", "8").losses
+    assert len(losses) == 8 * (1797 // 256) and losses[-1] < losses[0] / 3
+
+
+def test_checkpointing_changes_no_loss_and_bf16_little(root: Path) -> None:
+    plain = trained(root, 1, 1).losses
+    assert trained(root, 2, 1, "--checkpointing").losses == pytest.approx(plain, rel=1e-5)
+    rounded = trained(root, 2, 1, "--bf16").losses
+    assert rounded == pytest.approx(plain, rel=0.05) and rounded != pytest.approx(plain, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("processes", "words", "said"),
+    [
+        (2, "--parallel 1f1b", "--accumulation must be at least the number of ranks"),
+        (3, "--parallel 1f1b --accumulation 4", "the number of ranks must divide that of the blocks"),
+        (3, "--parallel ddp", "--batch must be a multiple of replicas"),
+    ],
+)
+def test_what_does_not_come_out_even_is_refused(processes: int, words: str, said: str, root: Path) -> None:
+    record = trained(root, 7, processes, *words.split(), status="failed")
+    assert said in record.reason
 
 
 def test_a_checkpoint_of_two_ranks_is_read_by_one(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Messages of a program timed from outside: what is exposed, what is hidden, and when nothing is told."""
+"""Messages of a program timed from outside: what is exposed, what is hidden, and when nothing is reported."""
 
 from __future__ import annotations
 
