@@ -104,7 +104,7 @@ class Place:
         if listed == "cpu":
             listed = "h100" if float(self.versions.get("capability", 0)) >= 9 else "a100-80"
         found = hardware.device(listed)
-        return replace(found, title=self.gpu, memory_bytes=self.memory_bytes)
+        return replace(found, title_en=self.gpu, memory_bytes=self.memory_bytes)
 
 
 Work = Callable[[Place, int, int], JSON]

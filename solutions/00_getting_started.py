@@ -525,7 +525,7 @@ comparison
 
 # %% [markdown] lang="en"
 # The same as a picture: memory by category, communication, throughput and losses; predicted, paler, above measured. The
-# three loss curves lie on one another.
+# three loss curves coincide.
 
 # %%
 comparison.figure()
@@ -539,7 +539,9 @@ comparison.figure()
 # parallel runs stay within one per mille of those of the single process?
 
 # %%
-comparison.exact, [row.loss_gap < 1e-3 for row in comparison.rows if row.loss_gap is not None]
+from dlojz.labs.lab00_getting_started.figures import compared, replay_seen
+
+compared(comparison)
 
 # %% [markdown] lang="fr"
 # ## 8. Annuler
@@ -614,8 +616,7 @@ replayed
 # The bytes are the same, to the last one; the times are the other machine’s.
 
 # %%
-both = [one.record.footprint() for one in (run, replayed)]
-both[0].communication == both[1].communication, both[0].memory.weights_bytes == both[1].memory.weights_bytes
+replay_seen(run, replayed)
 
 # %% [markdown] lang="fr"
 # ## 10. Expliquer
@@ -656,6 +657,38 @@ for finding in comparison.findings():
 #   DeepSpeed does a whole all-reduce, **then** an all-gather.
 # - Two processes are not twice as fast: communicating takes time, and they share the memory and the caches of the
 #   machine.
+
+# %% [markdown] lang="fr"
+# ## Dans votre projet : votre script
+#
+# Les TP appellent `dlojz.run` ; votre projet a un `train.py`. Prenez-en un tout simple, de 41 lignes et sans dlojz,
+# dans un terminal de JupyterLab. Lancez-le seul, puis faites-le mesurer de l’extérieur : le script ne change pas.
+#
+# ```
+# dlojz labs script 00 my_training
+# python my_training/train.py
+# dlojz run my_training/train.py
+# dlojz labs judge 00 my_training/train.py
+# ```
+#
+# Chaque TP, jusqu’au TP 07, y ajoute une chose que vous écrivez ; la dernière commande juge ce que fait alors le
+# script, sur de vrais processus.
+
+# %% [markdown] lang="en"
+# ## In your project: your own script
+#
+# The labs call `dlojz.run`; your project has a `train.py`. Take a plain one, of 41 lines and without dlojz, in a
+# terminal of JupyterLab. Start it alone, then have it measured from outside: the script does not change.
+#
+# ```
+# dlojz labs script 00 my_training
+# python my_training/train.py
+# dlojz run my_training/train.py
+# dlojz labs judge 00 my_training/train.py
+# ```
+#
+# Every lab up to lab 07 adds one thing to it, which you write; the last command judges what the script then does, on
+# real processes.
 
 # %% [markdown] lang="fr"
 # ## Bilan

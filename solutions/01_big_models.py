@@ -635,6 +635,48 @@ figures.losses({"coatnet_tiny": coatnet.losses, "vit_tiny": vit_run.losses})
 figures.learning_seen(coatnet, vit_run)
 
 # %% [markdown] lang="fr"
+# ## Dans votre projet : votre script
+#
+# Remplacez le modèle du script par un petit Vision Transformer : des patches, quatre blocs identiques, une tête.
+# Continuez dans votre `train.py`, ou partez de la solution du TP précédent : `dlojz labs script 01 un_autre_dossier` en
+# écrit un, avec un `# TODO` à chaque endroit à compléter. Jugez-le par `dlojz labs judge 01 my_training/train.py`.
+#
+# À regarder : `dlojz run` affiche la mémoire des poids (4 octets par paramètre en fp32) et les FLOPs d’un pas : ce sont
+# ceux que vos formules donnent.
+#
+# <details><summary>Les lignes de PyTorch</summary>
+#
+# ```python
+# q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+# attended = F.scaled_dot_product_attention(q, k, v)
+# x = x + self.out(attended.transpose(1, 2).flatten(2))
+# return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+# ```
+#
+# </details>
+
+# %% [markdown] lang="en"
+# ## In your project: your own script
+#
+# Replace the script's model by a small vision transformer: patches, four equal blocks, a head. Go on in your
+# `train.py`, or begin with the solution of the lab before: `dlojz labs script 01 another_folder` writes one, with a
+# `# TODO` at each place to fill in. Judge it by `dlojz labs judge 01 my_training/train.py`.
+#
+# What to look for: `dlojz run` prints the memory of the weights (4 bytes per parameter in fp32) and the FLOPs of a
+# step, which are those of your formulas.
+#
+# <details><summary>The lines of PyTorch</summary>
+#
+# ```python
+# q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+# attended = F.scaled_dot_product_attention(q, k, v)
+# x = x + self.out(attended.transpose(1, 2).flatten(2))
+# return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+# ```
+#
+# </details>
+
+# %% [markdown] lang="fr"
 # ## Bilan
 #
 # Vous avez écrit les briques de tous les gros modèles actuels, et vous savez d’où viennent leurs paramètres

@@ -219,14 +219,15 @@ states_table(bytes_per_parameter)
 #
 # Les états ne sont pas tout. La passe avant garde aussi des **activations**, tous les tenseurs dont la passe arrière
 # aura besoin ; et chaque opération prend des **temporaires**, aussitôt rendus. Entraînons deux petits modèles : une
-# sonde suit chaque tenseur, de son allocation à sa libération.
+# sonde suit chaque tenseur, de son allocation à sa libération
+# ([dispatch_trace.py](../../dlojz/train/dispatch_trace.py)).
 
 # %% [markdown] lang="en"
 # ## 2. For real: what fills the memory?
 #
 # States are not all. The forward pass also keeps **activations**, all the tensors that the backward pass will need; and
 # each operation takes **temporaries**, given back at once. Let us train two small models: a probe follows every tensor,
-# from its allocation to its release.
+# from its allocation to its release ([dispatch_trace.py](../../dlojz/train/dispatch_trace.py)).
 
 # %% name="run-small" tags=["nbval-ignore-output"]
 coatnet = dlojz.run(model="coatnet_tiny", micro_batch=16, steps=6)
@@ -235,13 +236,14 @@ vit
 
 # %% [markdown] lang="fr"
 # Le tableau met les mesures en regard des prédictions. Celles-ci ne viennent d’aucune exécution : le modèle est suivi
-# sur des tenseurs **factices** (*fake tensors*), qui ont une forme mais pas de mémoire. Autograd y garde et y libère
-# exactement ce qu’il garde et libère en vrai.
+# sur des tenseurs **factices** (*fake tensors*), qui ont une forme mais pas de mémoire
+# ([trace.py](../../dlojz/prediction/trace.py)). Autograd y garde et y libère exactement ce qu’il garde et libère en
+# vrai.
 
 # %% [markdown] lang="en"
 # The table sets the measurements beside the predictions. The predictions come from no run: the model is followed on
-# **fake tensors**, which have a shape and no memory. Autograd keeps and releases there exactly what it keeps and
-# releases for real.
+# **fake tensors**, which have a shape and no memory ([trace.py](../../dlojz/prediction/trace.py)). Autograd keeps and
+# releases there exactly what it keeps and releases for real.
 
 # %% name="compare-small" tags=["nbval-ignore-output"]
 dlojz.compare([coatnet, vit])
@@ -804,6 +806,9 @@ lab.reveal("recomputed-flops", full.record.footprint().step_flops / vit_64.recor
 # *selective* de Megatron-LM, de Korthikanti et al., 2022, est autre chose : il recalcule le cœur de l’attention et
 # garde le reste. Ici, c’est l’attention que l’on garde.) Entre `"selective"` et `"full"`, celui de torchtitan
 # (`"every_second"`) recalcule en plus un produit sur deux, dans l’ordre où ils sont exécutés.
+#
+# Dans le tableau, ne lisez pas la vitesse : ces quatre exécutions ont été mesurées l’une après l’autre, et une machine
+# occupée à autre chose peut faire paraître le recalcul plus rapide. Comparez les octets et les opérations.
 
 # %% [markdown] lang="en"
 # It is less than 4/3, and this is not a measurement error: the last product of each block is not run again, as the
@@ -815,6 +820,9 @@ lab.reveal("recomputed-flops", full.record.footprint().step_flops / vit_64.recor
 # *selective* mode, from Korthikanti et al., 2022, is another thing: it recomputes the core of attention and keeps the
 # rest. Here attention is what is kept.) Between `"selective"` and `"full"`, torchtitan's (`"every_second"`) also
 # computes every second product again, in the order in which they run.
+#
+# Do not read the speed in the table: these four runs were measured one after the other, and a machine that is busy
+# otherwise can make checkpointing look faster. Compare the bytes and the operations.
 
 # %% name="compare-checkpointing" tags=["nbval-ignore-output"]
 dlojz.compare([vit_64, selective, every_second, full])
@@ -1094,13 +1102,15 @@ lab.check("activation-plan", choose)
 
 # %% [markdown] lang="fr"
 # En vrai : `coatnet_tiny`, micro-batch de 32, 40 Mio. Le paquet en fait un **programme linéaire en nombres entiers** :
-# une variable 0 ou 1 par bloc et par choix, une inégalité par instant (passe avant comprise). Votre plan, le sien, et
-# le pic que la prévision donne à chacun :
+# une variable 0 ou 1 par bloc et par choix, une inégalité par instant, passe avant comprise
+# ([activation_budget.py](../../dlojz/planner/activation_budget.py)). Votre plan, le sien, et le pic que la prévision
+# donne à chacun :
 
 # %% [markdown] lang="en"
 # For real: `coatnet_tiny`, micro-batch of 32, 40 MiB. The package makes it an **integer linear programme**: a variable,
-# 0 or 1, per block and choice, an inequality per moment (those of the forward pass too). Your plan, the package's, and
-# the peak that the forecast gives for each:
+# 0 or 1, per block and choice, an inequality per moment, those of the forward pass too
+# ([activation_budget.py](../../dlojz/planner/activation_budget.py)). Your plan, the package's, and the peak that the
+# forecast gives for each:
 
 # %% name="plans"
 from dlojz.labs.lab02_memory.exercises_recompute import plans_table
@@ -1219,7 +1229,56 @@ big.moment
 # ralentissent l’entraînement : `dlojz plan` signale un GPU rempli à plus de 90 %. Dans votre projet,
 # `torch.cuda.max_memory_allocated()` donne le premier nombre, `torch.cuda.max_memory_reserved()` ce que l’allocateur a
 # réservé.
+
+# %% [markdown] lang="en"
+# Three numbers for one memory, not to be confused: the **peak** of what is allocated; what the GPU **needs** at least,
+# with the CUDA context and NCCL; and what **`nvidia-smi`** shows, where the allocator also caches what it has reserved
+# before. When memory is short it gives this cache back before it fails: the second number decides whether a model fits,
+# here, in `dlojz memory` and in `dlojz plan`. Near the limit these releases cost time: `dlojz plan` names a GPU that is
+# more than 90% full. In a project of yours, `torch.cuda.max_memory_allocated()` gives the first number,
+# `torch.cuda.max_memory_reserved()` what the allocator has reserved.
+
+# %% [markdown] lang="fr"
+# ## Dans votre projet : votre script
 #
+# Ajoutez au script deux options, `--bf16` et `--checkpointing`, et le pic de mémoire du GPU à la fin. Continuez dans
+# votre `train.py`, ou partez de la solution du TP précédent : `dlojz labs script 02 un_autre_dossier` en écrit un, avec
+# un `# TODO` à chaque endroit à compléter. Jugez-le par `dlojz labs judge 02 my_training/train.py`.
+#
+# À regarder : `dlojz run my_training/train.py -- --checkpointing`, puis `dlojz compare` avec l’entraînement sans cette
+# option. Les pertes sont les mêmes, les activations au pic non.
+#
+# <details><summary>Les lignes de PyTorch</summary>
+#
+# ```python
+# precision = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16)
+# x = checkpoint(block, x, use_reentrant=False) if args.checkpointing else block(x)
+# print(f"peak {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB")
+# ```
+#
+# </details>
+
+# %% [markdown] lang="en"
+# ## In your project: your own script
+#
+# Add two options to the script, `--bf16` and `--checkpointing`, and the peak memory of the GPU at the end. Go on in
+# your `train.py`, or begin with the solution of the lab before: `dlojz labs script 02 another_folder` writes one, with
+# a `# TODO` at each place to fill in. Judge it by `dlojz labs judge 02 my_training/train.py`.
+#
+# What to look for: `dlojz run my_training/train.py -- --checkpointing`, then `dlojz compare` with the training without
+# that option. The losses are the same, the activations at the peak are not.
+#
+# <details><summary>The lines of PyTorch</summary>
+#
+# ```python
+# precision = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16)
+# x = checkpoint(block, x, use_reentrant=False) if args.checkpointing else block(x)
+# print(f"peak {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB")
+# ```
+#
+# </details>
+
+# %% [markdown] lang="fr"
 # ## Bilan
 #
 # - Les **états** : de 8 à 18 octets par paramètre, selon la précision et l’optimiseur (20 si l’on garde les gradients
@@ -1233,13 +1292,6 @@ big.moment
 # - Sous un **budget**, on choisit bloc par bloc : d’abord là où une milliseconde libère le plus d’octets au pic.
 
 # %% [markdown] lang="en"
-# Three numbers for one memory, not to be confused: the **peak** of what is allocated; what the GPU **needs** at least,
-# with the CUDA context and NCCL; and what **`nvidia-smi`** shows, where the allocator also caches what it has reserved
-# before. When memory is short it gives this cache back before it fails: the second number decides whether a model fits,
-# here, in `dlojz memory` and in `dlojz plan`. Near the limit these releases cost time: `dlojz plan` names a GPU that is
-# more than 90% full. In a project of yours, `torch.cuda.max_memory_allocated()` gives the first number,
-# `torch.cuda.max_memory_reserved()` what the allocator has reserved.
-#
 # ## Summary
 #
 # - **States**: 8 to 18 bytes per parameter, depending on precision and optimizer (20 where gradients are kept in both

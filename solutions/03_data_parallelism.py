@@ -4,7 +4,7 @@
 # Un modèle tient sur un GPU, mais l’entraînement prend trop de temps ? Copiez le modèle sur plusieurs GPU, donnez à
 # chacun des données différentes, et faites la moyenne des gradients. L’idée tient en une phrase ; tout le métier est
 # dans les mots « faire la moyenne ». Dans ce TP, vous écrivez cette communication vous-même, sur de vrais processus,
-# vous prédisez sa durée, puis vous la cachez derrière le calcul, comme le fait **DDP** (*Distributed Data Parallel*).
+# vous prédisez sa durée, puis vous la recouvrez par le calcul, comme le fait **DDP** (*Distributed Data Parallel*).
 #
 # À la fin, vous saurez :
 #
@@ -760,9 +760,9 @@ lab.reveal("bucket-calls", gradient_traffic(by_hand).count)
 
 # %% [markdown] lang="fr"
 # La chronologie de quelques pas : sous le calcul de chaque rang, ses communications. Ce qui voyage pendant la passe
-# arrière est **caché** ; ce qu’il faut attendre après elle est **exposé**, et lui seul coûte du temps. La seconde
-# cellule donne, pour chaque entraînement, les *all-reduce* d’un pas, les millisecondes cachées, puis les millisecondes
-# exposées.
+# arrière est **recouvert** ; ce qu’il faut attendre après elle est **exposé**, et lui seul coûte du temps. La seconde
+# cellule donne, pour chaque entraînement, les *all-reduce* d’un pas, les millisecondes recouvertes, puis les
+# millisecondes exposées.
 
 # %% [markdown] lang="en"
 # The timeline of a few steps: below the computation of each rank, its communication. What travels during the backward
@@ -1157,6 +1157,53 @@ print([gradient_traffic(run).count for run in (by_hand, ddp, views, one_bucket)]
     all(abs(a / b - 1) < 1e-3 for a, b in zip(run.losses, by_hand.losses, strict=True))
     for run in (ddp, views, one_bucket)
 ]
+
+# %% [markdown] lang="fr"
+# ## Dans votre projet : votre script
+#
+# Faites entraîner le script par plusieurs processus : un groupe de processus, DDP, un DistributedSampler, et
+# l’accumulation de gradients. Continuez dans votre `train.py`, ou partez de la solution du TP précédent :
+# `dlojz labs script 03 un_autre_dossier` en écrit un, avec un `# TODO` à chaque endroit à compléter. Jugez-le par
+# `dlojz labs judge 03 my_training/train.py`.
+#
+# Sur votre machine, `torchrun --nproc-per-node 2 my_training/train.py` le lance sans dlojz. À regarder : à batch global
+# égal, les pertes sont celles d’un seul processus, et chaque époque a un autre ordre.
+#
+# <details><summary>Les lignes de PyTorch</summary>
+#
+# ```python
+# dist.init_process_group("nccl" if on_gpu else "gloo")
+# device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+# sampler = DistributedSampler(samples, replicas, replica, shuffle=True, drop_last=True)
+# model = DistributedDataParallel(model)
+# sampler.set_epoch(epoch)
+# with contextlib.nullcontext() if last else model.no_sync():
+# ```
+#
+# </details>
+
+# %% [markdown] lang="en"
+# ## In your project: your own script
+#
+# Let several processes train the script: a process group, DDP, a DistributedSampler, and gradient accumulation. Go on
+# in your `train.py`, or begin with the solution of the lab before: `dlojz labs script 03 another_folder` writes one,
+# with a `# TODO` at each place to fill in. Judge it by `dlojz labs judge 03 my_training/train.py`.
+#
+# On your machine, `torchrun --nproc-per-node 2 my_training/train.py` starts it without dlojz. What to look for: with
+# the same global batch, the losses are those of one process, and every epoch has another order.
+#
+# <details><summary>The lines of PyTorch</summary>
+#
+# ```python
+# dist.init_process_group("nccl" if on_gpu else "gloo")
+# device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+# sampler = DistributedSampler(samples, replicas, replica, shuffle=True, drop_last=True)
+# model = DistributedDataParallel(model)
+# sampler.set_epoch(epoch)
+# with contextlib.nullcontext() if last else model.no_sync():
+# ```
+#
+# </details>
 
 # %% [markdown] lang="fr"
 # ## Bilan

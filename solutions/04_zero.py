@@ -593,8 +593,9 @@ lab.check("zero-volume", sent_bytes)
 # ## 6. Les niveaux, face à face
 #
 # Entraînons `coatnet_tiny` sur deux rangs avec tous les moteurs : DeepSpeed aux niveaux 0 à 3, les trois niveaux écrits
-# à la main, et **FSDP2**, le ZeRO-3 de PyTorch. Tout est ici en fp32, pour que les pertes se comparent : poids 4,
-# gradients 4, moments 8 octets par paramètre. Cela fait encore 16, mais répartis autrement.
+# à la main, et **FSDP2**, le ZeRO-3 de PyTorch ([sharded.py](../../dlojz/train/engines/sharded.py)). Tout est ici en
+# fp32, pour que les pertes se comparent : poids 4, gradients 4, moments 8 octets par paramètre. Cela fait encore 16,
+# mais répartis autrement.
 #
 # **Vos prédictions**, avant de lancer. Combien d’octets de moments d’Adam chaque rang garde-t-il à partir du
 # niveau 1 ? Et combien d’octets envoie-t-il par pas en ZeRO-3 ?
@@ -603,8 +604,9 @@ lab.check("zero-volume", sent_bytes)
 # ## 6. The stages side by side
 #
 # Let us train `coatnet_tiny` on two ranks with all engines: DeepSpeed in stages 0 to 3, the three stages written by
-# hand, and **FSDP2**, PyTorch's ZeRO-3. All is in fp32 here, so that losses can be compared: 4 bytes of weights, 4 of
-# gradients, 8 of moments per parameter. That is 16 again, but made up otherwise.
+# hand, and **FSDP2**, PyTorch's ZeRO-3 ([sharded.py](../../dlojz/train/engines/sharded.py)). All is in fp32 here, so
+# that losses can be compared: 4 bytes of weights, 4 of gradients, 8 of moments per parameter. That is 16 again, but
+# made up otherwise.
 #
 # **Your predictions**, before the start. How many bytes of Adam's moments does each rank keep from stage 1 on? And how
 # many bytes does it send per step under ZeRO-3?
@@ -979,8 +981,7 @@ print(format_bytes(memory.states_bytes), memory.host_bytes == dlojz.predict(offl
 #
 # À chaque pas, chaque rang envoie sa part des gradients par le bus PCIe, 2Ψ/N octets, et reçoit sa part des poids,
 # 2Ψ/N octets. Pendant ce temps, le GPU calcule : environ 6 opérations par paramètre et par *token*, soit 2 pour la
-# passe avant et 4 pour la passe arrière. Si le calcul dure plus longtemps que les transferts, ceux-ci peuvent se cacher
-# derrière lui.
+# passe avant et 4 pour la passe arrière. Si le calcul dure plus longtemps que les transferts, il peut les recouvrir.
 #
 # ### Exercice 8 — les transferts face au calcul
 #
@@ -1212,12 +1213,13 @@ for images, labels in two_batches():
 written = engine.save_checkpoint(str(kept / "deepspeed"))
 
 # %% [markdown] lang="fr"
-# Puis FSDP2 et DCP. `get_state_dict` donne les états par nom ; ceux qui sont répartis sont des `DTensor`, qui savent
-# quelle part du tenseur entier ce rang détient.
+# Puis FSDP2 et DCP. `formats.shard` appelle `fully_shard` sur chaque bloc, puis sur le modèle. `get_state_dict` donne
+# les états par nom ; ceux qui sont répartis sont des `DTensor`, qui savent quelle part du tenseur entier ce rang
+# détient.
 
 # %% [markdown] lang="en"
-# Then FSDP2 and DCP. `get_state_dict` gives the states by name; those that are sharded are `DTensor`s, which know what
-# part of the whole tensor this rank holds.
+# Then FSDP2 and DCP. `formats.shard` calls `fully_shard` on each block, then on the model. `get_state_dict` gives the
+# states by name; those that are sharded are `DTensor`s, which know what part of the whole tensor this rank holds.
 
 # %% name="keep-dcp" tags=["nbval-ignore-output"]
 # %%ranks 2
@@ -1514,20 +1516,6 @@ except LabError as error:
 # À grande échelle, écrire à plusieurs n’est pas un luxe : à 12 octets par paramètre, le checkpoint d’un modèle de 70
 # milliards de paramètres pèse 840 Go. Prenez alors DCP ou DeepSpeed, gardez les sha256 à côté, et ne chargez que ce que
 # vous avez écrit.
-#
-# ## Bilan
-#
-# | niveau | chaque rang garde | envoie par pas | quand |
-# |--|--|--|--|
-# | 0 | 16Ψ | 2Ψ | le modèle tient |
-# | 1 | 4Ψ + 12Ψ/N | 2Ψ (DeepSpeed : 3Ψ) | presque toujours : le plus gros gain, pour presque rien |
-# | 2 | 2Ψ + 14Ψ/N | 2Ψ (DeepSpeed : 3Ψ) | sans accumulation de gradients |
-# | 3 | 16Ψ/N | 3Ψ par micro-batch | le modèle ne tient pas autrement |
-#
-# Les niveaux 1 à 3 répartissent les états, pas les activations : pour elles, il y a les points de contrôle d’activation
-# (TP 02), que ZeRO-R, dans le même article, sait répartir sur les rangs de tenseur (`partition_activations` de
-# DeepSpeed). Et une couche trop grande pour un GPU doit toujours y tenir entière, le temps du calcul : seul le TP 06,
-# qui coupe les couches, lève cette limite (un pipeline, TP 05, coupe entre elles).
 
 # %% [markdown] lang="en"
 # DeepSpeed and DCP load a wrong tensor without a word. Yet the zip archive holds a checksum (CRC-32), which PyTorch
@@ -1544,7 +1532,69 @@ except LabError as error:
 #
 # At a large scale it is no luxury to write with many: at 12 bytes per parameter the checkpoint of a model of 70 billion
 # parameters weighs 840 GB. Then take DCP or DeepSpeed, keep the sha256 beside it, and load only what you have written.
+
+# %% [markdown] lang="fr"
+# ## Dans votre projet : votre script
 #
+# Partitionnez le modèle du script par FSDP2, bloc par bloc (`--parallel fsdp`), enregistrez-le et reprenez-le sur un
+# autre nombre de rangs (`--save`, `--load`). Continuez dans votre `train.py`, ou partez de la solution du TP précédent
+# : `dlojz labs script 04 un_autre_dossier` en écrit un, avec un `# TODO` à chaque endroit à compléter. Jugez-le par
+# `dlojz labs judge 04 my_training/train.py`.
+#
+# À regarder : chaque rang tient une part des paramètres, et le checkpoint écrit par deux rangs est lu par un seul,
+# moments de l’optimiseur compris.
+#
+# <details><summary>Les lignes de PyTorch</summary>
+#
+# ```python
+# for block in model.blocks:
+#     fully_shard(block)
+# fully_shard(model)
+# weights, moments = get_state_dict(model, optimizer)
+# dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=args.save)
+# ```
+#
+# </details>
+
+# %% [markdown] lang="en"
+# ## In your project: your own script
+#
+# Shard the script's model by FSDP2, block by block (`--parallel fsdp`), save it and go on with another number of ranks
+# (`--save`, `--load`). Go on in your `train.py`, or begin with the solution of the lab before:
+# `dlojz labs script 04 another_folder` writes one, with a `# TODO` at each place to fill in. Judge it by
+# `dlojz labs judge 04 my_training/train.py`.
+#
+# What to look for: each rank holds a part of the parameters, and the checkpoint that two ranks have written is read by
+# one, the optimizer's moments included.
+#
+# <details><summary>The lines of PyTorch</summary>
+#
+# ```python
+# for block in model.blocks:
+#     fully_shard(block)
+# fully_shard(model)
+# weights, moments = get_state_dict(model, optimizer)
+# dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=args.save)
+# ```
+#
+# </details>
+
+# %% [markdown] lang="fr"
+# ## Bilan
+#
+# | niveau | chaque rang garde | envoie par pas | quand |
+# |--|--|--|--|
+# | 0 | 16Ψ | 2Ψ | le modèle tient |
+# | 1 | 4Ψ + 12Ψ/N | 2Ψ (DeepSpeed : 3Ψ) | presque toujours : le plus gros gain, pour presque rien |
+# | 2 | 2Ψ + 14Ψ/N | 2Ψ (DeepSpeed : 3Ψ) | sans accumulation de gradients |
+# | 3 | 16Ψ/N | 3Ψ par micro-batch | le modèle ne tient pas autrement |
+#
+# Les niveaux 1 à 3 répartissent les états, pas les activations : pour elles, il y a les points de contrôle d’activation
+# (TP 02), que ZeRO-R, dans le même article, sait répartir sur les rangs de tenseur (`partition_activations` de
+# DeepSpeed). Et une couche trop grande pour un GPU doit toujours y tenir entière, le temps du calcul : seul le TP 06,
+# qui coupe les couches, lève cette limite (un pipeline, TP 05, coupe entre elles).
+
+# %% [markdown] lang="en"
 # ## Summary
 #
 # | stage | each rank keeps | sends per step | when |

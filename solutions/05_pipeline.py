@@ -149,11 +149,13 @@ lab.reveal("speedup", simulate(build("gpipe", 4, 9)).speedup)
 
 # %% [markdown] lang="fr"
 # Quatre GPU, trois fois plus vite : la bulle coûte l’équivalent d’un GPU. Voici vos formules, et à côté ce que trouve
-# le simulateur, pour GPipe et pour 1F1B, l’ordonnancement le plus répandu. Regardez bien les deux noms.
+# le simulateur ([simulator.py](../../dlojz/pipeline/simulator.py)), pour GPipe et pour 1F1B, l’ordonnancement le plus
+# répandu. Regardez bien les deux noms.
 
 # %% [markdown] lang="en"
 # Four GPUs, three times faster: the fourth went into the bubble. Here are your formulas, and beside them what the
-# simulator finds, for GPipe and for 1F1B, the most widespread schedule. Look closely at the two names.
+# simulator ([simulator.py](../../dlojz/pipeline/simulator.py)) finds, for GPipe and for 1F1B, the most widespread
+# schedule. Look closely at the two names.
 
 # %% name="bubbles"
 figures.bubbles(pipeline_step, ("gpipe", "1f1b"), ((4, 8), (4, 32), (8, 32)))
@@ -406,15 +408,18 @@ from dlojz.pipeline.optimum.shortest_schedule import optimum
 lab.reveal("one-slot-less", optimum(4, 8, memory_limit=3).value)
 
 # %% [markdown] lang="fr"
-# Une place de moins coûte 18 % de temps. Au-delà de quatre places, plus de mémoire ne fait rien gagner : la bulle est
-# due aux dépendances. Et 1F1B « raccourci » (une passe avant de moins en tête, puis la même alternance) ? 48 : il
-# attend des passes avant qui ne peuvent pas venir, alors que des passes arrière sont prêtes. Pour fixer un ordre
-# d’avance, il faut savoir ce que les autres rangs pourront faire.
+# Une place de moins coûte 18 % de temps : rien de plus court n’existe, et c’est prouvé
+# ([shortest_schedule.py](../../dlojz/pipeline/optimum/shortest_schedule.py)). Au-delà de quatre places, plus de mémoire
+# ne fait rien gagner : la bulle est due aux dépendances. Et 1F1B « raccourci » (une passe avant de moins en tête, puis
+# la même alternance) ? 48 : il attend des passes avant qui ne peuvent pas venir, alors que des passes arrière sont
+# prêtes. Pour fixer un ordre d’avance, il faut savoir ce que les autres rangs pourront faire.
 
 # %% [markdown] lang="en"
-# One slot fewer costs 18% more time. Beyond four, memory buys nothing more: the bubble comes from the dependencies. And
-# 1F1B “cut short” (one forward fewer in front, then in turn all the same)? 48: it waits for forwards that cannot come
-# while backwards are ready. An order that is fixed in advance must know what the others can do.
+# One slot fewer costs 18% more time: nothing shorter exists, and that is proven
+# ([shortest_schedule.py](../../dlojz/pipeline/optimum/shortest_schedule.py)). Beyond four, memory buys nothing more:
+# the bubble comes from the dependencies. And 1F1B “cut short” (one forward fewer in front, then in turn all the same)?
+# 48: it waits for forwards that cannot come while backwards are ready. An order that is fixed in advance must know what
+# the others can do.
 
 # %% name="capped"
 figures.capped(under_cap, 4, 8, range(1, 7))
@@ -591,12 +596,13 @@ figures.cuts(first_fit, coatnet, stages=4)
 # %% [markdown] lang="fr"
 # Un nombre égal de blocs charge un étage d’un tiers de trop, donc ralentit tout le pipeline d’autant. Les deux
 # heuristiques trouvent ici l’optimum ; ce n’est pas toujours le cas. Comptons, sur 1 000 listes de blocs tirées au
-# hasard, combien de fois chacune le manque, et de combien au pire :
+# hasard, combien de fois chacune le manque, et de combien au pire
+# ([partition_baselines.py](../../dlojz/pipeline/partition_baselines.py)) :
 
 # %% [markdown] lang="en"
 # Equal numbers of blocks load one stage by a third too much, and so slow the whole pipeline down by as much. Both
 # heuristics find the optimum here; that is not always so. Let us count, over 1,000 random lists of blocks, how often
-# each misses it, and by how much at worst:
+# each misses it, and by how much at worst ([partition_baselines.py](../../dlojz/pipeline/partition_baselines.py)):
 
 # %% name="how-often"
 from dlojz.pipeline.partition_baselines import how_often
@@ -1089,14 +1095,14 @@ lab.reveal("stable-step", threshold(0) / threshold(7))
 figures.thresholds(stale_sgd, (0, 1, 2, 3, 7))
 
 # %% [markdown] lang="fr"
-# Et sur un vrai réseau (huit étages, non linéaire) ? Le même taux d’apprentissage, avec les retards comptés plus haut.
-# PipeMare apporte deux correctifs : un taux réduit au début sur les étages en retard (T1), et une estimation des poids
-# de la passe avant pour la passe arrière (T2).
+# Et sur un vrai réseau (huit étages, non linéaire) ? Le même taux d’apprentissage, avec les retards comptés plus haut
+# ([stale_weights.py](../../dlojz/pipeline/stale_weights.py)). PipeMare apporte deux correctifs : un taux réduit au
+# début sur les étages en retard (T1), et une estimation des poids de la passe avant pour la passe arrière (T2).
 
 # %% [markdown] lang="en"
-# And on a real network (eight stages, not linear)? The same learning rate, with the delays counted above. PipeMare
-# brings two remedies: a smaller rate at first on the stages that lag (T1), and an estimate of the forward's weights for
-# the backward (T2).
+# And on a real network (eight stages, not linear)? The same learning rate, with the delays counted above
+# ([stale_weights.py](../../dlojz/pipeline/stale_weights.py)). PipeMare brings two remedies: a smaller rate at first on
+# the stages that lag (T1), and an estimate of the forward's weights for the backward (T2).
 
 # %% name="trainings"
 figures.trainings(stages=8, learning_rate=2.0)
@@ -1235,7 +1241,50 @@ for by in ("parameters", "flops"):
 # %% [markdown] lang="fr"
 # Les paramètres d’AlexNet sont dans ses couches denses, ses opérations dans les convolutions : ici, mémoire et temps
 # veulent deux découpages différents.
+
+# %% [markdown] lang="en"
+# AlexNet's parameters are in its dense layers, its operations in the convolutions: here memory and time ask for two
+# different cuts.
+
+# %% [markdown] lang="fr"
+# ## Dans votre projet : votre script
 #
+# Faites de chaque rang un étage (`--parallel 1f1b`) : il garde ses blocs, et `Schedule1F1B` exécute les micro-batches.
+# Continuez dans votre `train.py`, ou partez de la solution du TP précédent : `dlojz labs script 05 un_autre_dossier` en
+# écrit un, avec un `# TODO` à chaque endroit à compléter. Jugez-le par `dlojz labs judge 05 my_training/train.py`.
+#
+# À regarder : seul le dernier rang connaît la perte, et ensemble les rangs tiennent chaque paramètre une fois.
+#
+# <details><summary>Les lignes de PyTorch</summary>
+#
+# ```python
+# model.blocks = model.blocks[rank * each : (rank + 1) * each]
+# stage = PipelineStage(model, rank, size, device)
+# schedule = Schedule1F1B(stage, args.accumulation, loss_fn=F.cross_entropy)
+# ```
+#
+# </details>
+
+# %% [markdown] lang="en"
+# ## In your project: your own script
+#
+# Make a stage of each rank (`--parallel 1f1b`): it keeps its blocks, and `Schedule1F1B` runs the micro-batches. Go on
+# in your `train.py`, or begin with the solution of the lab before: `dlojz labs script 05 another_folder` writes one,
+# with a `# TODO` at each place to fill in. Judge it by `dlojz labs judge 05 my_training/train.py`.
+#
+# What to look for: only the last rank knows the loss, and together the ranks hold each parameter once.
+#
+# <details><summary>The lines of PyTorch</summary>
+#
+# ```python
+# model.blocks = model.blocks[rank * each : (rank + 1) * each]
+# stage = PipelineStage(model, rank, size, device)
+# schedule = Schedule1F1B(stage, args.accumulation, loss_fn=F.cross_entropy)
+# ```
+#
+# </details>
+
+# %% [markdown] lang="fr"
 # ## Bilan
 #
 # | | bulle (fraction) | gardés, rang 0 | prix |
@@ -1252,9 +1301,6 @@ for by in ("parameters", "flops"):
 # donc un grand batch. On le combine avec le *Data Parallelism* : c’est le parallélisme hybride.
 
 # %% [markdown] lang="en"
-# AlexNet's parameters are in its dense layers, its operations in the convolutions: here memory and time ask for two
-# different cuts.
-#
 # ## Summary
 #
 # | | bubble (fraction) | kept, rank 0 | price |

@@ -468,8 +468,8 @@ lab.check("vocabulary-loss", parallel_loss)
 # %% [markdown] lang="fr"
 # ## 5. Un modèle entier
 #
-# Toutes les pièces sont là. Le paquet les assemble dans [llama_block.py](../../dlojz/by_hand/tensor/split_blocks.py) et
-# [split.py](../../dlojz/by_hand/tensor/split.py). Entraînons `llama_tiny` (4 blocs), d’abord sur un seul processus,
+# Toutes les pièces sont là. Le paquet les assemble dans [split_blocks.py](../../dlojz/by_hand/tensor/split_blocks.py)
+# et [split.py](../../dlojz/by_hand/tensor/split.py). Entraînons `llama_tiny` (4 blocs), d’abord sur un seul processus,
 # puis sur deux rangs avec `tp=2`. **Vos prédictions** :
 #
 # - combien d’*all-reduces* par pas, pour un micro-batch ? Comptez les blocs (deux régions chacun, deux sens), puis
@@ -481,7 +481,7 @@ lab.check("vocabulary-loss", parallel_loss)
 # ## 5. A whole model
 #
 # All the parts are there. The package puts them together in
-# [llama_block.py](../../dlojz/by_hand/tensor/split_blocks.py) and [split.py](../../dlojz/by_hand/tensor/split.py). Let
+# [split_blocks.py](../../dlojz/by_hand/tensor/split_blocks.py) and [split.py](../../dlojz/by_hand/tensor/split.py). Let
 # us train `llama_tiny` (4 blocks), first on one process, then on two ranks with `tp=2`. **Your predictions**:
 #
 # - how many all-reduces per step, for one micro-batch? Count the blocks (two regions each, two directions), then the
@@ -817,14 +817,14 @@ print(forward, counted.get_total_counts())
 # Deux en passe avant, comme prévu ; mais cinq en passe arrière au lieu de deux. Chaque couche par colonne a son propre
 # f : trois pour `query`, `key` et `value`, deux pour `mlp_gate` et `mlp_expand`, alors qu’un par région suffit. Le
 # paquet entre donc une fois pour toutes dans la région, à la sortie de la normalisation
-# ([torch_tensor.py](../../dlojz/train/engines/tensor_engines.py), `_prepare_norm`). Avec le moteur de PyTorch, le même
-# entraînement :
+# ([tensor_engines.py](../../dlojz/train/engines/tensor_engines.py), `_prepare_norm`). Avec le moteur de PyTorch, le
+# même entraînement :
 
 # %% [markdown] lang="en"
-# Two in forward, as foreseen; but five in backward rather than two. Each column-parallel layer has its own f: three
-# for `query`, `key` and `value`, two for `mlp_gate` and `mlp_expand`, where one per region is enough. So the package
-# enters the region once and for all, as the norm gives its output
-# ([torch_tensor.py](../../dlojz/train/engines/tensor_engines.py), `_prepare_norm`). With PyTorch's engine, the same
+# Two in forward, as foreseen; but five in backward rather than two. Each column-parallel layer has its own f: three for
+# `query`, `key` and `value`, two for `mlp_gate` and `mlp_expand`, where one per region is enough. So the package enters
+# the region once and for all, as the norm gives its output
+# ([tensor_engines.py](../../dlojz/train/engines/tensor_engines.py), `_prepare_norm`). With PyTorch's engine, the same
 # training:
 
 # %% name="run-torch" tags=["nbval-ignore-output"]
@@ -896,7 +896,7 @@ figures.links(layer_bytes, **gpt3)
 # %% [markdown] lang="fr"
 # La durée comparée est, pour chaque lien, 4 × 2 (p − 1) α plus vos octets divisés par le débit. Le rapport des débits
 # est de 12 ; sur NVLink, plus rapide, la latence pèse davantage (le tableau n’en tient pas compte). Ces messages sont
-# difficiles à cacher : la couche suivante les attend. (On peut en recouvrir une partie, en coupant le produit en
+# difficiles à recouvrir : la couche suivante les attend. (On peut en recouvrir une partie, en coupant le produit en
 # morceaux que l’on envoie au fur et à mesure : c’est le *Tensor Parallelism* asynchrone de PyTorch.) Comparons au
 # calcul d’une couche, 72 B T D² (1 + T / 6D) opérations réparties sur p rangs (Narayanan et al., 2021), avec des GPU
 # qui soutiennent 200 TFLOP/s :
@@ -950,7 +950,53 @@ for checkpointing in ("none", "full"):
 # %% [markdown] lang="fr"
 # Un de plus par bloc, et non deux : PyTorch arrête de recalculer dès qu’il a tout ce que demande la passe arrière, donc
 # avant le dernier *all-reduce* du bloc.
+
+# %% [markdown] lang="en"
+# One more per block, and not two: PyTorch stops computing again as soon as it has all that backward needs, and so
+# before the last all-reduce of the block.
+
+# %% [markdown] lang="fr"
+# ## Dans votre projet : votre script
 #
+# Découpez les MLP du script (`--parallel tp`) : la première couche par colonnes, la seconde par lignes. Trouvez leurs
+# noms dans `model.named_modules()`. Continuez dans votre `train.py`, ou partez de la solution du TP précédent :
+# `dlojz labs script 06 un_autre_dossier` en écrit un, avec un `# TODO` à chaque endroit à compléter. Jugez-le par
+# `dlojz labs judge 06 my_training/train.py`.
+#
+# À regarder : tous les rangs lisent les mêmes échantillons, et les octets envoyés suivent les activations, non les
+# paramètres.
+#
+# <details><summary>Les lignes de PyTorch</summary>
+#
+# ```python
+# mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("tp",))
+# plan = {"blocks.*.fc1": ColwiseParallel(), "blocks.*.fc2": RowwiseParallel()}
+# parallelize_module(model, mesh, plan)
+# ```
+#
+# </details>
+
+# %% [markdown] lang="en"
+# ## In your project: your own script
+#
+# Split the MLPs of the script (`--parallel tp`): the first layer by columns, the second by rows. Find their names in
+# `model.named_modules()`. Go on in your `train.py`, or begin with the solution of the lab before:
+# `dlojz labs script 06 another_folder` writes one, with a `# TODO` at each place to fill in. Judge it by
+# `dlojz labs judge 06 my_training/train.py`.
+#
+# What to look for: all ranks read the same samples, and the bytes sent follow the activations, not the parameters.
+#
+# <details><summary>The lines of PyTorch</summary>
+#
+# ```python
+# mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("tp",))
+# plan = {"blocks.*.fc1": ColwiseParallel(), "blocks.*.fc2": RowwiseParallel()}
+# parallelize_module(model, mesh, plan)
+# ```
+#
+# </details>
+
+# %% [markdown] lang="fr"
 # ## Bilan
 #
 # | | passe avant | passe arrière |
@@ -965,12 +1011,9 @@ for checkpointing in ("none", "full"):
 #
 # Le *Tensor Parallelism* divise tout : poids, gradients, optimiseur, calcul, et les activations avec *Sequence
 # Parallelism* ; sans toucher à la taille de batch, et sans bulle. Il le paie de quatre *all-reduces* par couche,
-# difficiles à cacher. Il se combine avec les autres parallélismes : c’est le TP 07.
+# difficiles à recouvrir. Il se combine avec les autres parallélismes : c’est le TP 07.
 
 # %% [markdown] lang="en"
-# One more per block, and not two: PyTorch stops computing again as soon as it has all that backward needs, and so
-# before the last all-reduce of the block.
-#
 # ## Summary
 #
 # | | forward | backward |

@@ -271,7 +271,7 @@ lab.check("between-nodes", between_nodes)
 # %% [markdown] lang="en"
 # **Your prediction.** Let us put tp outside and pp inside (`pp-dp-tp`): each tensor group then straddles both nodes.
 # How many times as many bytes go between the nodes as with tp inside (`tp-dp-pp`)? (The model has 32 layers. With tp,
-# each makes four all-reduces per micro-batch, two in forward and two in backward, whose message is an activation.
+# each performs four all-reduces per micro-batch, two in forward and two in backward, whose message is an activation.
 # With pp, one single boundary crosses: an activation, then its gradient.)
 
 # %% name="predict-across" stub="value"
@@ -292,15 +292,16 @@ lab.reveal("tensor-across", across)
 # %% [markdown] lang="fr"
 # Le quotient : 32 × 4 *all-reduces*, où chacun des 2 rangs envoie un message entier, contre 2 messages de pipeline, que
 # chacune des 2 tranches envoie aussi en entier, soit 64 ; l’embedding et la couche de sortie font chacun un
-# *all-reduce* de plus, soit 65. Voici le compte, axe par axe, avec votre fonction et à côté
-# `dlojz.prediction.link_traffic`. (Un pipeline n’a pas d’anneau : chaque étage envoie au suivant. Sa ligne vient du
-# paquet.)
+# *all-reduce* de plus, soit 65. Voici le compte, axe par axe, avec votre fonction et à côté celui du paquet
+# ([link_traffic.py](../../dlojz/prediction/link_traffic.py)). (Un pipeline n’a pas d’anneau : chaque étage envoie au
+# suivant. Sa ligne vient du paquet.)
 
 # %% [markdown] lang="en"
 # The quotient: 32 × 4 all-reduces, in which each of the 2 ranks sends a whole message, over 2 messages of the pipeline,
 # which each of the 2 slices sends whole, too: 64. The embedding and the output layer make one more all-reduce each: 65.
-# Here is the account, axis by axis, with your function and `dlojz.prediction.link_traffic` beside it. (A pipeline has
-# no ring: each stage sends to the next. Its line is the package's.)
+# Here is the account, axis by axis, with your function and the package's beside it
+# ([link_traffic.py](../../dlojz/prediction/link_traffic.py)). (A pipeline has no ring: each stage sends to the next.
+# Its line is the package's.)
 
 # %% name="crossings"
 figures.crossings(between_nodes, course, 8, ("tp-dp-pp", "dp-tp-pp", "tp-pp-dp", "pp-dp-tp"))
@@ -582,13 +583,18 @@ lab.reveal("gradient-bytes", figures.dp_bytes(data_tensor))
 
 # %% [markdown] lang="fr"
 # Quatre fois moins, et non huit : les répliques répètent tout ; seuls pp et tp partagent le modèle. (ZeRO, au TP 04,
-# répartit aussi selon dp.) Le même entraînement ? À gauche, les pertes superposées ; à droite, leur écart avec un
-# processus seul.
+# répartit aussi selon dp.) Les nombres mesurés de cette section sont lus dans les fiches des exécutions, en quelques
+# lignes chacun : `weights_ratio`, `dp_bytes` et `furthest`, dans
+# [figures.py](../../dlojz/labs/lab07_hybrid/figures.py).
+#
+# Le même entraînement ? À gauche, les pertes superposées ; à droite, leur écart avec un processus seul.
 
 # %% [markdown] lang="en"
 # Four times fewer, and not eight: replicas repeat everything; pp and tp alone divide the model. (ZeRO, in lab 04,
-# partitions along dp, too.) The same training? On the left the losses, superimposed; on the right their distance to one
-# process.
+# partitions along dp, too.) The measured numbers of this section are read from the records of the runs, in a few lines
+# each: `weights_ratio`, `dp_bytes` and `furthest`, in [figures.py](../../dlojz/labs/lab07_hybrid/figures.py).
+#
+# The same training? On the left the losses, superimposed; on the right their distance to one process.
 
 # %% name="losses" tags=["nbval-ignore-output"]
 figures.losses(runs)
@@ -683,17 +689,6 @@ figures.degrees(big, 8, choices, samples=32)
 # Une règle en ressort (Narayanan et al., 2021) : tp jusqu’à la taille du nœud s’il le faut, puis pp entre les nœuds
 # jusqu’à ce que le modèle tienne ; le reste des GPU va à dp, le plus simple, et dont la passe arrière recouvre le
 # trafic. Le TP 08 cherche le meilleur compromis pour de bon, durées comprises.
-#
-# ## Bilan
-#
-# | axe | ce qu’il partage | groupe (rangs) | ce qui passe | où |
-# |--|--|--|--|--|
-# | tp | chaque couche | consécutifs | activations, 4 *all-reduce* par couche et micro-batch | dans le nœud |
-# | dp | le batch | à tp rangs les uns des autres | gradients, une fois par pas, recouverts | partout |
-# | pp | les couches | à dp · tp rangs les uns des autres | activations aux frontières | entre les nœuds |
-#
-# processus = dp × pp × tp ; batch global = micro-batch × micro-batches × dp ; les poids d’un rang : 1/(pp · tp) du
-# modèle.
 
 # %% [markdown] lang="en"
 # **Explain**, line by line, what rules each choice out or makes it expensive:
@@ -717,7 +712,60 @@ figures.degrees(big, 8, choices, samples=32)
 # This gives a rule (Narayanan et al., 2021): tp up to the size of a node if needed, then pp across nodes until the
 # model fits; the rest of the GPUs goes to dp, the simplest, whose traffic backward can hide. Lab 08 looks for the best
 # compromise in earnest, times included.
+
+# %% [markdown] lang="fr"
+# ## Dans votre projet : votre script
 #
+# Croisez les deux axes (`--parallel tp-fsdp`, sur quatre processus) : les MLP découpés selon `tp`, le tout partitionné
+# selon `dp`. Le script, environ 160 lignes, a alors DDP, FSDP2, 1F1B, le tenseur et les deux axes, par une option.
+# Continuez dans votre `train.py`, ou partez de la solution du TP précédent : `dlojz labs script 07 un_autre_dossier` en
+# écrit un, avec un `# TODO` à chaque endroit à compléter. Jugez-le par `dlojz labs judge 07 my_training/train.py`.
+#
+# À regarder : les pertes d’un processus, quelle que soit la grille, et un tiers des paramètres sur chaque rang.
+#
+# <details><summary>Les lignes de PyTorch</summary>
+#
+# ```python
+# mesh = init_device_mesh(device.type, (size // tp, tp), mesh_dim_names=("dp", "tp"))
+# parallelize_module(model, mesh["tp"], plan)
+# fully_shard(model, mesh=mesh["dp"])
+# ```
+#
+# </details>
+
+# %% [markdown] lang="en"
+# ## In your project: your own script
+#
+# Cross the two axes (`--parallel tp-fsdp`, on four processes): the MLPs split along `tp`, all of it sharded along `dp`.
+# The script, about 160 lines, then has DDP, FSDP2, 1F1B, tensor parallelism and both axes, by an option. Go on in your
+# `train.py`, or begin with the solution of the lab before: `dlojz labs script 07 another_folder` writes one, with a
+# `# TODO` at each place to fill in. Judge it by `dlojz labs judge 07 my_training/train.py`.
+#
+# What to look for: the losses of one process whatever the grid, and a third of the parameters on each rank.
+#
+# <details><summary>The lines of PyTorch</summary>
+#
+# ```python
+# mesh = init_device_mesh(device.type, (size // tp, tp), mesh_dim_names=("dp", "tp"))
+# parallelize_module(model, mesh["tp"], plan)
+# fully_shard(model, mesh=mesh["dp"])
+# ```
+#
+# </details>
+
+# %% [markdown] lang="fr"
+# ## Bilan
+#
+# | axe | ce qu’il partage | groupe (rangs) | ce qui passe | où |
+# |--|--|--|--|--|
+# | tp | chaque couche | consécutifs | activations, 4 *all-reduce* par couche et micro-batch | dans le nœud |
+# | dp | le batch | à tp rangs les uns des autres | gradients, une fois par pas, recouverts | partout |
+# | pp | les couches | à dp · tp rangs les uns des autres | activations aux frontières | entre les nœuds |
+#
+# processus = dp × pp × tp ; batch global = micro-batch × micro-batches × dp ; les poids d’un rang : 1/(pp · tp) du
+# modèle.
+
+# %% [markdown] lang="en"
 # ## Summary
 #
 # | axis | what it divides | group (ranks) | what travels | where |

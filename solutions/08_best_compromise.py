@@ -2,7 +2,7 @@
 # # TP 08 — Le meilleur compromis
 #
 # Vous disposez désormais de cinq leviers, et chacun se paie : le *Data Parallelism* en mémoire et en *all-reduce*, ZeRO
-# en messages, le *Pipeline Parallelism* en bulle, le *Tensor Parallelism* en communications difficiles à cacher, le
+# en messages, le *Pipeline Parallelism* en bulle, le *Tensor Parallelism* en communications difficiles à recouvrir, le
 # recalcul en opérations. Pour un modèle, un calculateur et un batch donnés, cela fait des milliers de
 # **configurations** : beaucoup sont impossibles, d’autres ne tiennent pas en mémoire, et parmi celles qui restent, la
 # plus rapide l’est plusieurs fois plus que d’autres. Dans ce TP, vous construisez pièce par pièce ce qui les départage,
@@ -249,12 +249,13 @@ lab.check("bounded-fit", bounded_fit)
 
 # %% [markdown] lang="fr"
 # Maintenant, cette machine. La cellule suivante prend votre calibrage (`dlojz calibrate`), ou mesure en une vingtaine
-# de secondes ce qu’il faut ; puis votre ajustement, pour chaque collective entre deux processus, à côté de celui du
-# paquet.
+# de secondes ce qu’il faut ([measuring.py](../../dlojz/cost_model/measuring.py)) ; puis votre ajustement, pour chaque
+# collective entre deux processus, à côté de celui du paquet.
 
 # %% [markdown] lang="en"
 # Now this machine. The next cell takes your calibration (`dlojz calibrate`), or measures what is needed in about twenty
-# seconds; then your fit, for each collective between two processes, beside the package's.
+# seconds ([measuring.py](../../dlojz/cost_model/measuring.py)); then your fit, for each collective between two
+# processes, beside the package's.
 
 # %% name="calibrated" tags=["nbval-ignore-output"]
 measured = calibrated(ranks=(1, 2))
@@ -716,11 +717,11 @@ lab.check("sharding-programme", programme)
 
 # %% [markdown] lang="fr"
 # Votre programme sur les six couches ; et le coût que trouve le paquet en découpant chaque opérateur du graphe entier,
-# passe arrière comprise :
+# passe arrière comprise ([intra_operator.py](../../dlojz/planner/alpa/intra_operator.py)) :
 
 # %% [markdown] lang="en"
 # Your programme on the six layers; and the cost that the package finds by sharding each operator of the whole graph,
-# backward included:
+# backward included ([intra_operator.py](../../dlojz/planner/alpa/intra_operator.py)):
 
 # %% name="sharding"
 figures.mlp_sharding(chain, lambda: solve(*programme(chain.costs, chain.resharding)))
@@ -872,17 +873,18 @@ figures.stages(tables.stage_times(times, gpus), plan, micro_batches, unit="")
 # %% [markdown] lang="fr"
 # ## 6. Ici : prédire, exécuter, défendre
 #
-# Assez de calculateurs lointains. `plan_here` prend les mesures de la section 3 et passe en revue toutes les
-# configurations que cette machine peut **vraiment** exécuter avec deux processus : un petit CoAtNet, 16 images par pas.
-# Aucun pas de modèle n’a été mesuré : seulement des produits, des passes sur la mémoire, des messages, et chaque moteur
-# à vide.
+# Assez de calculateurs lointains. `plan_here` ([this_machine.py](../../dlojz/planner/this_machine.py)) prend les
+# mesures de la section 3 et passe en revue toutes les configurations que cette machine peut **vraiment** exécuter avec
+# deux processus : un petit CoAtNet, 16 images par pas. Aucun pas de modèle n’a été mesuré : seulement des produits, des
+# passes sur la mémoire, des messages, et chaque moteur à vide.
 
 # %% [markdown] lang="en"
 # ## 6. Here: predict, run, defend
 #
-# Let us come back to this machine. `plan_here` takes the measurements of section 3 and looks at all the layouts that
-# this machine can **really** run with two processes: a small CoAtNet, 16 images per step. No step of a model was
-# measured: only products, passes over memory, messages, and each engine idling.
+# Let us come back to this machine. `plan_here` ([this_machine.py](../../dlojz/planner/this_machine.py)) takes the
+# measurements of section 3 and looks at all the layouts that this machine can **really** run with two processes: a
+# small CoAtNet, 16 images per step. No step of a model was measured: only products, passes over memory, messages, and
+# each engine idling.
 
 # %% name="plan-here" tags=["nbval-ignore-output"]
 here = plan_here("coatnet_tiny", ranks=2, batch=16, measured=measured)
@@ -910,12 +912,12 @@ lab.predict(
 )
 
 # %% [markdown] lang="fr"
-# Et maintenant, on exécute : toutes sur les mêmes deux processus, à tour de rôle, douze tours. Un moment où la machine
-# est occupée ailleurs les ralentit donc toutes.
+# Et maintenant, on exécute : toutes sur les mêmes deux processus, à tour de rôle, douze tours (`measure_rounds`, dans
+# [measure.py](../../dlojz/running/measure.py)). Un moment où la machine est occupée ailleurs les ralentit donc toutes.
 
 # %% [markdown] lang="en"
-# And now we run them: all on the same two processes, taking turns, twelve rounds. So a moment when the machine is busy
-# elsewhere slows all of them down.
+# And now we run them: all on the same two processes, taking turns, twelve rounds (`measure_rounds`, in
+# [measure.py](../../dlojz/running/measure.py)). So a moment when the machine is busy elsewhere slows all of them down.
 
 # %% name="rounds" tags=["nbval-ignore-output"]
 rounds = measure_rounds([row.config for row in rows], rounds=12)
@@ -1061,12 +1063,13 @@ lab.check("held-out", held_out_errors)
 # lab.hint("held-out")
 
 # %% [markdown] lang="fr"
-# Sur les tables publiées que livre le paquet. La colonne « tableau écarté » est plus sévère encore : l’ajustement est
-# refait sans **aucune** ligne du tableau, donc sans son logiciel.
+# Sur les tableaux publiés que livre le paquet ([validation.py](../../dlojz/cost_model/validation.py)). La colonne
+# « tableau écarté » est plus sévère encore : l’ajustement est refait sans **aucune** ligne du tableau, donc sans son
+# logiciel.
 
 # %% [markdown] lang="en"
-# On the published tables that the package ships. The column “table left out” is stricter still: the fit is made again
-# without **any** row of the table, so without its software.
+# On the published tables that the package ships ([validation.py](../../dlojz/cost_model/validation.py)). The column
+# “table left out” is stricter still: the fit is made again without **any** row of the table, so without its software.
 
 # %% name="held-out-tables"
 published = ("sc21-1", "sc21-2", "jean-zay-a100", "vtrain-multi", "megatron-h100", "torchtitan", "jean-zay-v100")
@@ -1080,8 +1083,8 @@ tables.held_out(held_out_errors, published)
 #
 # - l’**attention fusionnée**, que freinaient les octets de scores qu’elle n’écrit jamais, est un opérateur à part, au
 #   débit publié pour chaque noyau et chaque GPU ;
-# - les **messages de FSDP**, presque toujours cachés, sont comptés un par un, avec une latence qui croît avec le nombre
-#   de rangs ; rien ne cache le premier *all-gather* ni le dernier *reduce-scatter* ;
+# - les **messages de FSDP**, presque toujours recouverts, sont comptés un par un, avec une latence qui croît avec le nombre
+#   de rangs ; rien ne recouvre le premier *all-gather* ni le dernier *reduce-scatter* ;
 # - la **mémoire**, qui additionnait des pics d’instants différents, est un maximum sur des instants (TP 02) ;
 # - l’**intervalle** vient de tableaux écartés en entier, donc de logiciels jamais vus ; il est plus large du côté lent.
 #
@@ -1115,8 +1118,10 @@ tables.unseen(("mpt-a100", "mpt-h100", "mpt-h100-fp8", "mt-nlg"))
 #
 # </details>
 #
-# Voilà pourquoi chaque durée du planificateur porte un **intervalle** et **la mesure publiée la plus proche**. Et ce
-# que l’on sait des lignes de Jean Zay dont l’écart dépasse 10 % :
+# Voilà pourquoi chaque durée du planificateur porte un **intervalle** et **la mesure publiée la plus proche**. Et voici
+# ce que l’on sait des lignes de Jean Zay dont l’écart dépasse 10 %. Dans le tableau, chaque ligne porte son numéro dans
+# le document publié ; « ajustée » veut dire qu’elle a servi à l’ajustement, « mise de côté » qu’elle n’y a pas servi.
+# La lettre est celle de la figure.
 
 # %% [markdown] lang="en"
 # **Explain.** Can one still say that MPT was never seen? And MT-NLG is slower than predicted, though the model knows
@@ -1129,8 +1134,10 @@ tables.unseen(("mpt-a100", "mpt-h100", "mpt-h100-fp8", "mt-nlg"))
 #
 # </details>
 #
-# That is why each time of the planner carries an **interval** and **the closest published measurement**. And what is
-# known of the rows of Jean Zay that are more than 10% off:
+# That is why each time of the planner carries an **interval** and **the closest published measurement**. And here is
+# what is known of the rows of Jean Zay that are more than 10% off. In the table each row is named by its line in the
+# published document; “fitted on” means that it was used in the fit, “held out” that it was not. The letter is that of
+# the figure.
 
 # %% name="errors"
 figures.errors("jean-zay-a100")

@@ -60,7 +60,7 @@ torch.set_num_threads(1)  # as on the ranks // comme sur les rangs
 # %% [markdown] lang="fr"
 # ## 1. Un bit par nombre
 #
-# D’un nombre en fp32, gardons le signe : un bit au lieu de 32. Il manque un ordre de grandeur ; un seul pour tout le
+# D’un nombre en fp32, gardons le signe : un bit au lieu de 32. La valeur absolue est perdue ; une seule pour tout le
 # vecteur suffit, l’**échelle**. De tous les nombres c, celui qui rend ‖x − c signe(x)‖ minimal est la moyenne des |xᵢ|.
 #
 # ### Exercice 1 — compresser
@@ -362,7 +362,7 @@ for call in range(1, 101):
 # %% [markdown] lang="fr"
 # Un seul appel ne vaut pas grand-chose ; dix appels, déjà mieux ; cent, beaucoup mieux. Rien n’est perdu, tout est
 # seulement différé. La version du paquet, pour des vecteurs de longueur quelconque :
-# [compressed_all_reduce.py](../../dlojz/by_hand/optimizers/one_bit.py).
+# [one_bit.py](../../dlojz/by_hand/optimizers/one_bit.py).
 #
 # ## 4. Les octets, à la main
 #
@@ -376,7 +376,7 @@ for call in range(1, 101):
 # %% [markdown] lang="en"
 # One single call is not worth much; ten are better; a hundred a good deal better. Nothing is lost, all is only put off.
 # The package's version, for vectors of any length:
-# [compressed_all_reduce.py](../../dlojz/by_hand/optimizers/one_bit.py).
+# [one_bit.py](../../dlojz/by_hand/optimizers/one_bit.py).
 #
 # ## 4. The bytes, by hand
 #
@@ -429,13 +429,15 @@ from dlojz.by_hand.optimizers.sent_bytes import saved_share
 lab.reveal("times-fewer", 1 / (0.25 + 0.75 * (1 - saved_share(875_000, ranks=2))))
 
 # %% [markdown] lang="fr"
-# C’est le *warm-up* qui domine. L’article (Tang et al., 2021) annonce « jusqu’à 5 fois moins » : c’est un *warm-up* de
+# C’est le *warm-up* qui domine. (`saved_share`, dans [sent_bytes.py](../../dlojz/by_hand/optimizers/sent_bytes.py),
+# compte comme votre fonction.) L’article (Tang et al., 2021) annonce « jusqu’à 5 fois moins » : c’est un *warm-up* de
 # 15 %, mais face à des messages en **fp16**, dont on n’économise que 15/16. Face à fp32, comme ici, le même *warm-up*
 # donne un peu plus :
 
 # %% [markdown] lang="en"
-# It is the warm-up that matters. The paper (Tang et al., 2021) announces “up to 5 times less”: that is a warm-up of
-# 15%, but against messages in **fp16**, of which only 15/16 are saved. Against fp32, as here, the same warm-up gives
+# It is the warm-up that matters. (`saved_share`, in [sent_bytes.py](../../dlojz/by_hand/optimizers/sent_bytes.py),
+# counts as your function does.) The paper (Tang et al., 2021) announces “up to 5 times less”: that is a warm-up of 15%,
+# but against messages in **fp16**, of which only 15/16 are saved. Against fp32, as here, the same warm-up gives
 # somewhat more:
 
 # %% name="warm-up"
@@ -500,13 +502,13 @@ lab.check("freeze-step", freeze_step)
 # Essayons pour de vrai : les chiffres manuscrits, un petit réseau, deux rangs, cinq graines. Une étiquette sur cinq est
 # tirée au hasard : ainsi les gradients restent bruités jusqu’au bout, comme sur de vraies données. La variance est
 # gelée au pas 5, 15 ou 60, ou jamais (c’est alors Adam). `OneBitAdam` est celui du paquet
-# ([one_bit_adam.py](../../dlojz/by_hand/optimizers/adam.py)) : lisez-le, les lignes de l’algorithme y sont nommées.
+# ([adam.py](../../dlojz/by_hand/optimizers/adam.py)) : lisez-le, les lignes de l’algorithme y sont nommées.
 
 # %% [markdown] lang="en"
 # Let us try it for real: handwritten digits, a small network, two ranks, five seeds. One label in five is drawn at
 # random: so the gradients stay noisy to the end, as on real data. The variance is frozen at step 5, 15 or 60, or never
-# (that is Adam then). `OneBitAdam` is the package's ([one_bit_adam.py](../../dlojz/by_hand/optimizers/adam.py)): read
-# it, the algorithm's lines are named there.
+# (that is Adam then). `OneBitAdam` is the package's ([adam.py](../../dlojz/by_hand/optimizers/adam.py)): read it, the
+# algorithm's lines are named there.
 
 # %% name="digits"
 digits = load_digits()
@@ -604,8 +606,8 @@ convergence_figure({"digits": [Curves("adamw", rows[STEPS]), Curves("one_bit_ada
 # ## 6. Un vrai entraînement
 #
 # Le décodeur `gpt_tiny`, sur du vrai texte, deux rangs : AdamW, puis 1-bit Adam. **Vos prédictions.** Quelle part des
-# octets un pas compressé économise-t-il ? Et la compensation a un prix : combien d’octets chaque rang garde-t-il de
-# plus qu’avec AdamW, pour les erreurs du travailleur (Ψ nombres) et du serveur (Ψ/N nombres) ?
+# octets un pas compressé économise-t-il, entre 0 et 1 ? Et la compensation a un prix : combien d’octets chaque rang
+# garde-t-il de plus qu’avec AdamW, pour les erreurs du travailleur (Ψ nombres) et du serveur (Ψ/N nombres) ?
 
 # %% [markdown] lang="en"
 # Five seeds on a tiny network are too little to conclude within 2%. `python benchmarks/compressed_convergence.py` makes
@@ -614,8 +616,8 @@ convergence_figure({"digits": [Curves("adamw", rows[STEPS]), Curves("one_bit_ada
 # ## 6. A real training
 #
 # The decoder `gpt_tiny`, on real text, two ranks: AdamW, then 1-bit Adam. **Your predictions.** What share of the bytes
-# does a compressed step save? And feeding back has its price: how many bytes does each rank keep more than with AdamW,
-# for the errors of the worker (Ψ numbers) and of the server (Ψ/N numbers)?
+# does a compressed step save, from 0 to 1? And feeding back has its price: how many bytes does each rank keep more than
+# with AdamW, for the errors of the worker (Ψ numbers) and of the server (Ψ/N numbers)?
 
 # %% name="predict-saved" stub="value"
 config = dlojz.RunConfig.of(
@@ -825,11 +827,14 @@ lab.check("update-in-backward", update_in_backward)
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Dans `gpt_tiny`, combien d’octets de gradients sont alors présents en même temps, au plus ? La
-# cellule donne le nombre de paramètres et les cinq plus grands tenseurs.
+# cellule donne le nombre de paramètres et les cinq plus grands tenseurs. Plus bas, `watch_gradients` compte ces
+# octets : un *hook* de chaque paramètre, appelé dès que son gradient est complet, fait la somme de tous les `.grad`
+# présents.
 
 # %% [markdown] lang="en"
 # **Your prediction.** In `gpt_tiny`, how many bytes of gradients are then there at once, at most? The cell gives the
-# number of parameters and the five largest tensors.
+# number of parameters and the five largest tensors. Further down, `watch_gradients` counts these bytes: a hook of each
+# parameter, called as soon as its gradient is complete, sums all `.grad` that are there.
 
 # %% name="sizes"
 sizes = sorted((parameter.numel() for parameter in models.build("gpt_tiny").parameters()), reverse=True)
@@ -869,7 +874,8 @@ figures.gradients_at_once(watch(), lambda: watch(update_in_backward))
 # avant de resservir, mais les gradients restent en mémoire.
 #
 # Les cinq formes se choisissent par `update` dans un `RunConfig`. Mesurons-les tour à tour, sur le même modèle et le
-# même batch : à gauche la durée du pas, rapportée à celle de `for_loop` ; à droite le pic de mémoire, prédit et mesuré.
+# même batch, en huit tours (`rounds=8`, [trials.py](../../dlojz/train/trials.py)) : à gauche la durée du pas, rapportée
+# à celle de `for_loop` ; à droite le pic de mémoire, prédit et mesuré.
 
 # %% [markdown] lang="en"
 # The price: no global norm before the update any more (so no clipping of gradients), nor accumulation of micro-batches.
@@ -877,8 +883,8 @@ figures.gradients_at_once(watch(), lambda: watch(update_in_backward))
 # but the gradients stay in memory.
 #
 # The five forms are chosen by `update` in a `RunConfig`. Let us measure them in turns, on the same model and the same
-# batch: on the left the time of a step, over that of `for_loop`; on the right the peak of memory, predicted and
-# measured.
+# batch, in eight rounds (`rounds=8`, [trials.py](../../dlojz/train/trials.py)): on the left the time of a step, over
+# that of `for_loop`; on the right the peak of memory, predicted and measured.
 
 # %% name="forms" tags=["nbval-ignore-output"]
 from dlojz.display.figures.training_figures import update_figure
@@ -907,7 +913,7 @@ update_figure(forms)
 # ## 9. Ne presque plus envoyer : Local SGD et DiLoCo
 #
 # On peut aussi envoyer plus rarement. **Local SGD** (Stich, 2018) : chaque rang fait H pas seul, puis on moyenne les
-# poids. **DiLoCo** (Douillard et al., 2023) va plus loin : le chemin moyen parcouru pendant ces H pas est pris pour un
+# poids. **DiLoCo** (Douillard et al., 2023) va plus loin : le déplacement moyen pendant ces H pas est pris pour un
 # gradient, le **gradient extérieur**, avec lequel on fait un pas de SGD avec momentum de Nesterov. En notant θ l’ancre
 # (les poids au début du tour), wᵢ les poids du rang i après ses H pas :
 #
@@ -997,8 +1003,9 @@ lab.reveal("diloco-bytes", sent_by(diloco) / diloco.config.local_steps)
 # gradients en fp16 ; les trois autres ont le moteur écrit à la main : comparez fp16 avec eux en octets, pas en
 # millisecondes. À gauche, les octets envoyés par pas, en moyenne, et l’écart de perte avec AdamW ; le trait pointillé
 # mène à ce que l’on enverrait après le *warm-up*. À droite, la durée d’un pas selon le débit du lien : celle mesurée
-# ici, plus celle des messages (les quatre ont été mesurés l’un après l’autre : une machine occupée à autre chose les
-# fausse).
+# ici, plus celle des messages, α par message et β par octet, comme au TP 03 (`Reduction.link_s`, dans
+# [link_traffic.py](../../dlojz/prediction/link_traffic.py)). (Les quatre ont été mesurés l’un après l’autre : une
+# machine occupée à autre chose les fausse.)
 #
 # Dans votre projet, ce *hook* est une ligne : `ddp.register_comm_hook(None, fp16_compress_hook)`, de
 # `torch.distributed.algorithms.ddp_comm_hooks.default_hooks`.
@@ -1008,7 +1015,9 @@ lab.reveal("diloco-bytes", sent_by(diloco) / diloco.config.local_steps)
 # fp16; the three others have the engine written by hand: compare fp16 with them in bytes, not in milliseconds. On the
 # left, the bytes sent per step, on average, and the gap of the loss to AdamW; the dotted line leads to what would be
 # sent after the warm-up. On the right, the time of a step by the bandwidth of the link: that measured here, plus that
-# of the messages (the four were measured one after the other: a machine that is busy otherwise distorts them).
+# of the messages, α per message and β per byte, as in lab 03 (`Reduction.link_s`, in
+# [link_traffic.py](../../dlojz/prediction/link_traffic.py)). (The four were measured one after the other: a machine
+# that is busy otherwise distorts them.)
 #
 # In a project of yours this hook is one line: `ddp.register_comm_hook(None, fp16_compress_hook)`, from
 # `torch.distributed.algorithms.ddp_comm_hooks.default_hooks`.

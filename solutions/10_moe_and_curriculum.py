@@ -180,7 +180,7 @@ lab.check("gate", choose)
 # ### Exercise 2 — at which place?
 #
 # `chosen` (tokens, k) holds the numbers of the experts, first choices in column 0. Return, in the same shape, the place
-# of each choice with its expert, from 0; -1 where it is dropped. All first choices are served first, in the order of
+# of each choice with its expert, from 0; `-1` where it is dropped. All first choices are served first, in the order of
 # the tokens, then all second ones. (`F.one_hot` and `cumsum` do without a loop; a loop is right too.)
 
 
@@ -370,12 +370,14 @@ lab.check("balance-loss", balance)
 # %% [markdown] lang="fr"
 # Elle vaut 1 quand choix et probabilités sont uniformes, et E quand un seul expert a tout. Ajoutons-la, ou non, à la
 # perte de `moe_tiny` : un décodeur d’octets, dont un bloc sur deux a huit experts, k = 1, entraîné sur du vrai texte.
+# La boucle est celle d’AdamW, 40 pas ; après chacun, on lit dans la couche combien de tokens chaque expert a reçus.
 # **Avant de regarder** : sans elle, combien d’experts travaillent encore après vingt pas ?
 
 # %% [markdown] lang="en"
 # It is 1 when choices and probabilities are uniform, and E when one single expert has everything. Let us add it, or
 # not, to the loss of `moe_tiny`: a decoder of bytes, every second block of which has eight experts, k = 1, trained on
-# real text. **Before you look**: without it, how many experts still work after twenty steps?
+# real text. The loop is the usual one with AdamW, 40 steps; after each, one reads from the layer how many tokens each
+# expert has received. **Before you look**: without it, how many experts still work after twenty steps?
 
 # %% name="train-loads" tags=["nbval-ignore-output"]
 unbalanced, balanced = (figures.train_mixture(balance_loss=weight) for weight in (0.0, 0.1))
@@ -538,8 +540,9 @@ lab.check("exchange", through_experts)
 # gradients reviennent ainsi d’eux-mêmes aux experts, de tous les rangs du groupe ; c’est là que se cache le piège.
 #
 # Prenons quatre rangs, huit experts et `ep=2`. Les rangs 0 et 1 se partagent les experts, les rangs 2 et 3 aussi :
-# chaque expert existe en deux exemplaires, sur les rangs 0 et 2, ou 1 et 3. Chaque rang dit ce qu’il détient, avec qui
-# il échange, et qui a les mêmes experts que lui. La première fois, il faut quelques secondes pour démarrer les rangs.
+# chaque expert existe en deux exemplaires, sur les rangs 0 et 2, ou 1 et 3. Chaque rang dit quels experts il détient
+# (`experts`), avec qui il échange (`neighbours`), et qui a les mêmes experts que lui (`replicas`). La première fois, il
+# faut quelques secondes pour démarrer les rangs.
 
 # %% [markdown] lang="en"
 # And backward? An all-to-all only moves rows: the gradient of the way there is the way back, and the other way round
@@ -547,8 +550,8 @@ lab.check("exchange", through_experts)
 # to the experts by themselves, from all ranks of the group; and there lies the trap.
 #
 # Take four ranks, eight experts and `ep=2`. Ranks 0 and 1 divide the experts, and so do ranks 2 and 3: each expert
-# exists twice, on ranks 0 and 2, or 1 and 3. Each rank tells what it holds, with whom it exchanges, and who has the
-# same experts. The first time, starting the ranks takes a few seconds.
+# exists twice, on ranks 0 and 2, or 1 and 3. Each rank tells which experts it holds (`experts`), with whom it exchanges
+# (`neighbours`), and who has the same experts (`replicas`). The first time, starting the ranks takes a few seconds.
 
 # %% name="who-holds-what" tags=["nbval-ignore-output"]
 # %%ranks 4
@@ -556,7 +559,7 @@ ep, held = 2, 8 // 2
 experts = list(range(rank % ep * held, (rank % ep + 1) * held))
 neighbours = list(range(rank - rank % ep, rank - rank % ep + ep))
 replicas = list(range(rank % ep, world_size, ep))
-print(f"experts {experts}, all-to-all among {neighbours}, replicas {replicas}")
+print(f"{experts=}, {neighbours=}, {replicas=}")
 
 # %% [markdown] lang="fr"
 # La perte d’un rang est la moyenne sur **ses** tokens ; celle que l’on veut minimiser, la moyenne sur les quatre rangs.
@@ -607,7 +610,8 @@ lab.check("expert-gradients", average_gradients)
 # gradients ensemble, ceux des autres couches en sont réduits d’autant.
 #
 # **La parité.** La même couche de huit experts, les mêmes données, avec `ep` = 1, 2 puis 4 sur quatre rangs, et vos
-# gradients. Chaque rang compare sa sortie et ses gradients à ceux de `ep=1`.
+# gradients. Chaque rang compare sa sortie et ses gradients à ceux de `ep=1` ; `held` est le nombre d’experts qu’il
+# détient.
 
 # %% [markdown] lang="en"
 # To divide the gradients of experts by the number of their replicas is the classic mistake: their gradients are then
@@ -616,7 +620,8 @@ lab.check("expert-gradients", average_gradients)
 # those of the other layers are cut down as well.
 #
 # **Parity.** The same layer of eight experts, the same data, with `ep` = 1, 2 and then 4 on four ranks, and your
-# gradients. Each rank compares its output and its gradients with those of `ep=1`.
+# gradients. Each rank compares its output and its gradients with those of `ep=1`; `held` is the number of experts that
+# it holds.
 
 # %% name="parity"
 # %%ranks --with average_gradients
@@ -646,8 +651,9 @@ for ep in (2, 4):
     whole = [gradient[rank % ep * held :][:held] for gradient in own]
     found = outcome(ep)
     same_y = torch.allclose(found[0], y, atol=1e-6)
-    same = [torch.allclose(a, b, atol=1e-6) for a, b in zip([*found[1], *found[2]], [*shared, *whole], strict=True)]
-    print(f"ep={ep}: {held} experts here, output {same_y}, gradients {all(same)}")
+    pairs = zip([*found[1], *found[2]], [*shared, *whole], strict=True)
+    same_gradients = all(torch.allclose(a, b, atol=1e-6) for a, b in pairs)
+    print(f"{ep=}, {held=}, {same_y=}, {same_gradients=}")
 
 # %% [markdown] lang="fr"
 # ## 6. Un modèle entier
@@ -779,7 +785,7 @@ print(apart(shared_out) < 1e-6, apart(deepspeed_run) < 1e-6, apart(deepspeed_run
 # s’accordent à l’arrondi près.
 #
 # Remarquez aussi la colonne des gradients. Répartis, les experts ne sont plus répliqués : leurs gradients ne voyagent
-# plus. Ici, l’*all-to-all* coûte même moins que l’*all-reduce* qu’il remplace. Mais il est difficile à cacher : la
+# plus. Ici, l’*all-to-all* coûte même moins que l’*all-reduce* qu’il remplace. Mais il est difficile à recouvrir : la
 # couche attend. Pour une couche de Mixtral, 4 096 tokens par GPU, 8 GPU qui soutiennent 200 TFLOP/s en bf16, selon vos
 # octets :
 
@@ -909,12 +915,12 @@ lab.predict(
 lab.reveal("curriculum-tokens", sum(tokens_at(growing, step) for step in range(40)))
 
 # %% [markdown] lang="fr"
-# Un peu plus de la moitié. **Avant de regarder** : après autant de tokens, quelle perte sera la plus basse ? Et après
-# autant de **secondes** ?
+# Un peu plus de la moitié. `train_trial` ([trials.py](../../dlojz/train/trials.py)) fait les deux entraînements.
+# **Avant de regarder** : après autant de tokens, quelle perte sera la plus basse ? Et après autant de **secondes** ?
 
 # %% [markdown] lang="en"
-# A little more than half. **Before you look**: after as many tokens, which loss will be lower? And after as many
-# **seconds**?
+# A little more than half. `train_trial` ([trials.py](../../dlojz/train/trials.py)) makes both trainings. **Before you
+# look**: after as many tokens, which loss will be lower? And after as many **seconds**?
 
 # %% name="train-curriculum" tags=["nbval-ignore-output"]
 from dlojz.train.trials import train_trial

@@ -148,7 +148,7 @@ lab.check("soft-loss", soft_loss)
 #
 # ### Exercice 2 — avec et sans vraies étiquettes
 #
-# Le professeur peut répondre à des images que personne n’a étiquetées. Dans `labels`, -1 veut dire « inconnue ».
+# Le professeur peut répondre à des images que personne n’a étiquetées. Dans `labels`, `-1` veut dire « inconnue ».
 # Renvoyez
 #
 # $$\alpha \times \text{perte de distillation} + (1 - \alpha) \times \text{entropie croisée}$$
@@ -162,7 +162,7 @@ lab.check("soft-loss", soft_loss)
 #
 # ### Exercise 2 — with and without true labels
 #
-# The teacher can answer for images that nobody has labelled. In `labels`, -1 means “unknown”. Return
+# The teacher can answer for images that nobody has labelled. In `labels`, `-1` means “unknown”. Return
 #
 # $$\alpha \times \text{soft loss} + (1 - \alpha) \times \text{cross-entropy}$$
 #
@@ -211,15 +211,17 @@ from dlojz.compress.task import new_model
 lab.reveal("student-share", parameters(new_model("vit_mini", task, seed=0)) / whole)
 
 # %% [markdown] lang="fr"
-# Entraînons-le de cinq façons, avec autant de mises à jour. Toutes les étiquettes : seul, puis avec votre perte (T = 4,
-# α = 0,9). 60 étiquettes : seul, puis avec votre perte, le professeur voyant toutes les images. Aucune étiquette, enfin
-# (α = 1). **Avant de regarder** : de combien le professeur améliore-t-il l’étudiant qui a toutes les étiquettes, et
-# celui qui n’en a que 60 ?
+# Entraînons-le de cinq façons, avec autant de mises à jour (`students`, dans
+# [figures.py](../../dlojz/labs/lab11_compression/figures.py)). Toutes les étiquettes : seul, puis avec votre perte (T =
+# 4, α = 0,9). 60 étiquettes : seul, puis avec votre perte, le professeur voyant toutes les images. Aucune étiquette,
+# enfin (α = 1). **Avant de regarder** : de combien le professeur améliore-t-il l’étudiant qui a toutes les étiquettes,
+# et celui qui n’en a que 60 ?
 
 # %% [markdown] lang="en"
-# Let us train it in five ways, with as many updates. All labels: alone, then with your loss (T = 4, α = 0.9). 60
-# labels: alone, then with your loss, the teacher seeing all images. Finally no label (α = 1). **Before you look**: by
-# how much does the teacher improve the student that has all labels, and the one that has 60 only?
+# Let us train it in five ways, with as many updates (`students`, in
+# [figures.py](../../dlojz/labs/lab11_compression/figures.py)). All labels: alone, then with your loss (T = 4, α = 0.9).
+# 60 labels: alone, then with your loss, the teacher seeing all images. Finally no label (α = 1). **Before you look**:
+# by how much does the teacher improve the student that has all labels, and the one that has 60 only?
 
 # %% name="students" tags=["nbval-ignore-output"]
 students = figures.students(teacher, task, mixed_loss)
@@ -248,8 +250,8 @@ figures.helps(students)
 # ### Exercice 3 — des poids entiers
 #
 # `weight` est de forme (sorties, entrées). Chaque **ligne** a sa propre échelle : la plus grande valeur absolue de la
-# ligne devient le plus grand entier, 2^(bits − 1) − 1, soit 127 pour 8 bits. Renvoyez les entiers, en `torch.int8` (que
-# `bits` vaille 8 ou moins), et les échelles, de forme (sorties, 1).
+# ligne devient le plus grand entier, $2^{b-1}-1$ pour b bits, soit 127 pour 8. Renvoyez les entiers, en `torch.int8`
+# (que `bits` vaille 8 ou moins), et les échelles, de forme (sorties, 1).
 
 # %% [markdown] lang="en"
 # With all labels the student manages alone: distillation adds next to nothing. It is where labels are missing that it
@@ -270,9 +272,9 @@ figures.helps(students)
 #
 # ### Exercise 3 — weights in whole numbers
 #
-# `weight` has the shape (outputs, inputs). Each **row** has its own scale: the largest magnitude of the row
-# becomes the largest whole number, 2^(bits − 1) − 1, that is 127 for 8 bits. Return the whole numbers, in `torch.int8`
-# (whether `bits` is 8 or less), and the scales, of shape (outputs, 1).
+# `weight` has the shape (outputs, inputs). Each **row** has its own scale: the largest magnitude of the row becomes the
+# largest whole number, $2^{b-1}-1$ for b bits, that is 127 for 8. Return the whole numbers, in `torch.int8` (whether
+# `bits` is 8 or less), and the scales, of shape (outputs, 1).
 
 
 # %% name="rows"
@@ -362,9 +364,9 @@ figures.noise(quantize_rows, weight)
 #
 # $$x \approx \text{échelle} \times (q - \text{point zéro})$$
 #
-# `low` ≤ 0 ≤ `high` sont les bouts de l’intervalle, mesurés auparavant. `low` devient le plus petit entier signé,
-# −2^(bits − 1), et `high` le plus grand, 2^(bits − 1) − 1. Ce qui dépasse est **borné** (*clamp*). Le point zéro est
-# entier, pour que 0 soit représenté exactement : −2^(bits − 1) − arrondi(low / échelle). Renvoyez `q` (`torch.int8`),
+# `low` ≤ 0 ≤ `high` sont les bouts de l’intervalle, mesurés auparavant. `low` devient le plus petit entier signé de b
+# bits, $-2^{b-1}$, et `high` le plus grand, $2^{b-1}-1$. Ce qui dépasse est **borné** (*clamp*). Le point zéro est
+# entier, pour que 0 soit représenté exactement : $-2^{b-1}$ − arrondi(low / échelle). Renvoyez `q` (`torch.int8`),
 # l’échelle et le point zéro.
 
 # %% [markdown] lang="en"
@@ -386,9 +388,9 @@ figures.noise(quantize_rows, weight)
 #
 # $$x \approx \text{scale} \times (q - \text{zero-point})$$
 #
-# `low` ≤ 0 ≤ `high` are the ends of the range, measured beforehand. `low` becomes the smallest signed whole number,
-# −2^(bits − 1), and `high` the largest, 2^(bits − 1) − 1. What sticks out is **clamped**. The zero-point is whole, so
-# that 0 is represented exactly: −2^(bits − 1) − round(low / scale). Return `q` (`torch.int8`), the scale and the
+# `low` ≤ 0 ≤ `high` are the ends of the range, measured beforehand. `low` becomes the smallest signed whole number of b
+# bits, $-2^{b-1}$, and `high` the largest, $2^{b-1}-1$. What sticks out is **clamped**. The zero-point is whole, so
+# that 0 is represented exactly: $-2^{b-1}$ − round(low / scale). Return `q` (`torch.int8`), the scale and the
 # zero-point.
 
 
@@ -502,7 +504,7 @@ figures.post_training_seen(post_training)
 # ### Exercice 6 — un gradient à travers un arrondi
 #
 # Complétez `Round.backward`, puis `fake_quantize` : diviser par l’échelle, arrondir par `Round.apply`, borner entre
-# −(2^(bits − 1) − 1) et 2^(bits − 1) − 1, multiplier par l’échelle. Un poids borné ne doit recevoir aucun gradient :
+# $-(2^{b-1}-1)$ et $2^{b-1}-1$ pour b bits, multiplier par l’échelle. Un poids borné ne doit recevoir aucun gradient :
 # celui de `clamp` s’en charge.
 
 # %% [markdown] lang="en"
@@ -515,7 +517,7 @@ figures.post_training_seen(post_training)
 # ### Exercise 6 — a gradient through a rounding
 #
 # Complete `Round.backward`, then `fake_quantize`: divide by the scale, round by `Round.apply`, clamp between
-# −(2^(bits − 1) − 1) and 2^(bits − 1) − 1, multiply by the scale. A weight that is clamped must get no gradient: that
+# $-(2^{b-1}-1)$ and $2^{b-1}-1$ for b bits, multiply by the scale. A weight that is clamped must get no gradient: that
 # of `clamp` sees to it.
 
 
@@ -545,10 +547,12 @@ lab.check("straight-through", fake_quantize)
 # lab.hint("straight-through")
 
 # %% [markdown] lang="fr"
-# Deux époques de fine-tuning, en 2 bits, avec votre fonction :
+# Deux époques de fine-tuning, en 2 bits, avec votre fonction, que `torch.nn.utils.parametrize` applique au poids de
+# chaque couche linéaire :
 
 # %% [markdown] lang="en"
-# Two epochs of fine-tuning, in 2 bits, with your function:
+# Two epochs of fine-tuning, in 2 bits, with your function, which `torch.nn.utils.parametrize` applies to the weight of
+# each linear layer:
 
 # %% name="aware-training" tags=["nbval-ignore-output"]
 aware_training = figures.aware_training(quantize_rows, fake_quantize, teacher, task)
@@ -605,14 +609,18 @@ lab.check("global-masks", global_masks)
 # lab.hint("global-masks")
 
 # %% [markdown] lang="fr"
-# Votre fonction, appliquée au professeur : d’un coup ; puis avec deux époques de fine-tuning, les masques maintenus par
-# `torch.nn.utils.prune` ; et enfin appelée sur une couche à la fois, pour que chacune perde la même part. **Avant de
-# regarder** : où l’exactitude tombe-t-elle, et lequel des deux derniers vaut mieux ?
+# Votre fonction, appliquée au professeur (`pruned`, dans
+# [figures_prune.py](../../dlojz/labs/lab11_compression/figures_prune.py), comme les entraînements qui suivent) : d’un
+# coup ; puis avec deux époques de fine-tuning, les masques maintenus par `torch.nn.utils.prune` ; et enfin appelée sur
+# une couche à la fois, pour que chacune perde la même part. **Avant de regarder** : où l’exactitude tombe-t-elle, et
+# lequel des deux derniers vaut mieux ?
 
 # %% [markdown] lang="en"
-# Your function, applied to the teacher: at once; then with two epochs of fine-tuning, the masks held by
-# `torch.nn.utils.prune`; and finally called on one layer at a time, so that each loses the same share. **Before you
-# look**: where does the accuracy fall, and which of the last two is better?
+# Your function, applied to the teacher (`pruned`, in
+# [figures_prune.py](../../dlojz/labs/lab11_compression/figures_prune.py), as the trainings that follow): at once; then
+# with two epochs of fine-tuning, the masks held by `torch.nn.utils.prune`; and finally called on one layer at a time,
+# so that each loses the same share. **Before you look**: where does the accuracy fall, and which of the last two is
+# better?
 
 # %% name="pruned" tags=["nbval-ignore-output"]
 pruned = figures_prune.pruned(global_masks, teacher, task)
@@ -639,8 +647,8 @@ figures_prune.who_keeps(global_masks, teacher)
 
 # %% [markdown] lang="en"
 # The classifier loses nearly **everything**: its weights are small because of how they began, not because they are
-# useless, and the common threshold compares what cannot be compared. The proof: 80% again, with the same fine-tuning,
-# the classifier included, then left dense.
+# useless, and the common threshold compares what cannot be compared. The proof: let us prune to 80% again, with the
+# same fine-tuning, first with the classifier, then leaving it dense.
 
 # %% name="spared"
 figures_prune.spared(global_masks, teacher, task)
@@ -654,9 +662,9 @@ figures_prune.spared(global_masks, teacher, task)
 # $$s_t = s_f + (s_i - s_f) \left(1 - \frac{t - t_0}{n \, \Delta t}\right)^3$$
 #
 # La part de zéros va de $s_i$ à $s_f$, en $n$ renouvellements des masques espacés de $\Delta t$ pas, à partir du pas
-# $t_0$. Jusqu’à 90 %, couche par couche, en trois époques, puis en neuf
-# ([gradual.py](../../dlojz/compress/masks.py)) ; la figure montre la plus courte. **Avant de regarder** : fera-t-on
-# mieux qu’en enlevant les mêmes 90 % d’un coup, avant autant d’époques ?
+# $t_0$. Jusqu’à 90 %, couche par couche, en trois époques, puis en neuf ([masks.py](../../dlojz/compress/masks.py)) ;
+# la figure montre la plus courte. **Avant de regarder** : fera-t-on mieux qu’en enlevant les mêmes 90 % d’un coup,
+# avant autant d’époques ?
 
 # %% [markdown] lang="en"
 # Magnitude tells importance among weights of one scale only.
@@ -668,8 +676,8 @@ figures_prune.spared(global_masks, teacher, task)
 #
 # The share of zeros goes from $s_i$ to $s_f$, in $n$ renewals of the masks that are $\Delta t$ steps apart, from step
 # $t_0$ on. Up to 90%, layer by layer, within three epochs, then within nine
-# ([gradual.py](../../dlojz/compress/masks.py)); the figure shows the shorter one. **Before you look**: will it do
-# better than to remove the same 90% at once, before as many epochs?
+# ([masks.py](../../dlojz/compress/masks.py)); the figure shows the shorter one. **Before you look**: will it do better
+# than to remove the same 90% at once, before as many epochs?
 
 # %% name="gradual" tags=["nbval-ignore-output"]
 gradual = figures_prune.gradual(teacher, task)
@@ -947,13 +955,12 @@ lab.check("permutation", reorder)
 
 # %% [markdown] lang="fr"
 # Le paquet cherche un bon ordre, en répartissant au mieux les groupes deux à deux
-# ([permutation_search.py](../../dlojz/compress/permutations.py)) ; votre fonction l’applique. La sortie est-elle
-# la même, à 10⁻⁴ près ?
+# ([permutations.py](../../dlojz/compress/permutations.py)) ; votre fonction l’applique. La sortie est-elle la même, à
+# 10⁻⁴ près ?
 
 # %% [markdown] lang="en"
 # The package looks for a good order, distributing the groups two by two as well as can be
-# ([permutation_search.py](../../dlojz/compress/permutations.py)); your function applies it. Is the output the
-# same, to 10⁻⁴?
+# ([permutations.py](../../dlojz/compress/permutations.py)); your function applies it. Is the output the same, to 10⁻⁴?
 
 # %% name="in-order" tags=["nbval-ignore-output"]
 figures_prune.in_order(two_of_four, reorder, teacher, task.held_out_NCHW[:64])
@@ -983,7 +990,8 @@ figures_prune.same_outputs(teacher, both, alone, images)
 #
 # Prenons quelques méthodes du paquet, toutes parties du même professeur : une distillation, INT8 par les noyaux de
 # torch, INT4, 2 bits avec QAT, et les élagages. Chaque fichier est **écrit**, puis pesé ; les modèles répondent **tour
-# à tour** avec le professeur, si bien qu’un ralentissement de la machine les touche tous.
+# à tour** avec le professeur, si bien qu’un ralentissement de la machine les touche tous
+# ([board.py](../../dlojz/compress/board.py)).
 #
 # **Avant de regarder** : lesquelles répondront plus vite que le professeur, et lesquelles ne seront que plus petites ?
 
@@ -992,7 +1000,7 @@ figures_prune.same_outputs(teacher, both, alone, images)
 #
 # Let us take some methods of the package, all from the same teacher: a distillation, INT8 by torch's own kernels, INT4,
 # 2 bits with QAT, and the prunings. Each file is **written**, then weighed; the models answer **in turns** with the
-# teacher, so that a machine that slows down slows all of them.
+# teacher, so that a machine that slows down slows all of them ([board.py](../../dlojz/compress/board.py)).
 #
 # **Before you look**: which of them will answer faster than the teacher, and which will only be smaller?
 

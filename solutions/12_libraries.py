@@ -84,15 +84,15 @@ figures.catalogue()
 
 # %% [markdown] lang="fr"
 # Voici le programme simple. Le modèle, les données et les options viennent d’un module commun
-# ([course.py](../../dlojz/libraries/course_training.py)) ; tout le reste, vous l’avez déjà vu. Notez ce qui est **à
-# votre charge** : le groupe de processus, le GPU, le rang donné au chargeur de données, la division par l’accumulation,
-# le moment où les gradients partent, celui de la mise à jour.
+# ([course_training.py](../../dlojz/libraries/course_training.py)) ; tout le reste, vous l’avez déjà vu. Notez ce qui
+# est **à votre charge** : le groupe de processus, le GPU, le rang donné au chargeur de données, la division par
+# l’accumulation, le moment où les gradients partent, celui de la mise à jour.
 
 # %% [markdown] lang="en"
 # Here is the plain program. Model, data and options come from a common module
-# ([course.py](../../dlojz/libraries/course_training.py)); all the rest you have seen before. Note what is **up to
-# you**: the process group, the GPU, the rank given to the data loader, the division by the accumulation, when gradients
-# leave, and when weights are updated.
+# ([course_training.py](../../dlojz/libraries/course_training.py)); all the rest you have seen before. Note what is **up
+# to you**: the process group, the GPU, the rank given to the data loader, the division by the accumulation, when
+# gradients leave, and when weights are updated.
 
 # %% name="program-torch" tags=["nbval-ignore-output"]
 figures.program("torch")
@@ -178,12 +178,15 @@ def plain_loop(model, optimizer, batches, accumulation):
 # %% [markdown] lang="fr"
 # Réécrivez-la pour un moteur DeepSpeed. Il connaît l’accumulation, par le JSON, et détient l’optimiseur.
 # `engine(batch)` donne la perte ; `engine.backward(loss)` et `engine.step()` s’appellent **à chaque micro-batch**. Que
-# reste-t-il à faire ? La vérification compare les poids obtenus à ceux de la boucle simple.
+# reste-t-il à faire ? La vérification compare les poids obtenus à ceux de la boucle simple. Son moteur a aussi
+# `train()`, `module`, `gradient_accumulation_steps()` et `is_gradient_accumulation_boundary()`, comme celui de
+# DeepSpeed.
 
 # %% [markdown] lang="en"
 # Rewrite it for an engine of DeepSpeed. It knows the accumulation, from the JSON, and holds the optimizer.
 # `engine(batch)` gives the loss; `engine.backward(loss)` and `engine.step()` are called **for each micro-batch**. What
-# is left to do? The check compares the weights with those of the plain loop.
+# is left to do? The check compares the weights with those of the plain loop. Its engine also has `train()`, `module`,
+# `gradient_accumulation_steps()` and `is_gradient_accumulation_boundary()`, as DeepSpeed's does.
 
 
 # %% name="deepspeed-loop"
@@ -323,15 +326,18 @@ lab.check("course-json", complete)
 
 # %% [markdown] lang="fr"
 # Et maintenant la commande du cours, avec votre fichier (`torchrun` à la place de `srun`, et un modèle plus petit que
-# celui de la diapositive). Le micro-batch y figure deux fois, en `-b` pour le chargeur de données et dans le
-# JSON pour le moteur : c’est à vous qu’il revient de les accorder. Au bout de chaque micro-batch, le rang 0 affiche sa
-# perte. Le fichier du cours ne dit rien de l’écrêtage : DeepSpeed écrête donc.
+# celui de la diapositive). Le micro-batch y figure deux fois, en `-b` pour le chargeur de données et dans le JSON pour
+# le moteur : c’est à vous qu’il revient de les accorder. Au bout de chaque micro-batch, le rang 0 affiche sa perte. Le
+# fichier du cours ne dit rien de l’écrêtage : DeepSpeed écrête donc. (`course_command`, dans
+# [figures.py](../../dlojz/labs/lab12_libraries/figures.py), écrit le fichier et lance la commande dans un processus à
+# part.)
 
 # %% [markdown] lang="en"
 # And now the course's command, with your file (`torchrun` in the place of `srun`, and a smaller model than the
 # slide's). The micro-batch is in it twice, as `-b` for the data loader and in the JSON for the engine: it is up to you
 # that they agree. At the end of each micro-batch, rank 0 prints its loss. The course's file says nothing of clipping:
-# so DeepSpeed clips.
+# so DeepSpeed clips. (`course_command`, in [figures.py](../../dlojz/labs/lab12_libraries/figures.py), writes the file
+# and starts the command in a separate process.)
 
 # %% name="course-command" tags=["nbval-ignore-output"]
 course_command(complete)
@@ -615,10 +621,15 @@ lab.check("read-traffic", stage)
 # lab.hint("read-traffic")
 
 # %% [markdown] lang="fr"
-# Votre fonction, sur ce qui a été **compté** : PyTorch en DDP puis en FSDP2, DeepSpeed en niveau 2.
+# Votre fonction, sur ce qui a été **compté** : PyTorch en DDP puis en FSDP2, DeepSpeed en niveau 2. Chaque
+# communication passe par le *dispatcher* de PyTorch : c’est là qu’on la compte, quel que soit le programme
+# ([dispatch_trace.py](../../dlojz/train/dispatch_trace.py)). Pour un script à vous :
+# `torchrun -m dlojz.watch train.py`.
 
 # %% [markdown] lang="en"
-# Your function, on what has been **counted**: PyTorch with DDP, then with FSDP2, DeepSpeed in stage 2.
+# Your function, on what has been **counted**: PyTorch with DDP, then with FSDP2, DeepSpeed in stage 2. Each collective
+# passes through PyTorch's dispatcher: there it is counted, whatever the program
+# ([dispatch_trace.py](../../dlojz/train/dispatch_trace.py)); for a script of yours, `torchrun -m dlojz.watch train.py`.
 
 # %% name="run-fsdp" tags=["nbval-ignore-output"]
 sharded = dlojz.run(config, library="torch", zero=3)
@@ -829,7 +840,7 @@ colossalai_run = figures.train(config, "colossalai")
 # %% [markdown] lang="fr"
 # ## 7. Côte à côte
 #
-# Les pertes de tous ceux qui ont tourné ici, l’une sur l’autre ; dessous, l’écart à PyTorch, avec la limite de 10⁻⁵ :
+# Les pertes de tous ceux qui ont tourné ici, superposées ; dessous, l’écart à PyTorch, avec la limite de 10⁻⁵ :
 
 # %% [markdown] lang="en"
 # ## 7. Side by side

@@ -465,8 +465,8 @@ de telles traces :
     traced.export_chrome_trace(f"rank{dist.get_rank()}.json.gz")
 
 Les horloges des rangs sont alignées sur les collectives auxquelles tous ont pris part, ou sur des messages dans les
-deux sens. Puis, pour chaque rang : calcul, communication cachée et exposée, attente ; quel rang arrive en retard aux
-collectives, et de combien. Pour un pipeline : quel ordonnancement du catalogue est cet ordre, son pas à côté de la
+deux sens. Puis, pour chaque rang : calcul, communication recouverte et exposée, attente ; quel rang arrive en retard
+aux collectives, et de combien. Pour un pipeline : quel ordonnancement du catalogue est cet ordre, son pas à côté de la
 simulation avec les temps mesurés, la bulle de chaque rang par cause, quel rang attend quel message, et les réceptions
 qui en bloquent d’autres (blocage en tête de file). --png dessine le pas sous sa simulation ou, sans pipeline, la
 chronologie des rangs.""",

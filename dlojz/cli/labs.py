@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -168,8 +169,34 @@ def write_training_script(given: Given, answer: Answer) -> None:
     lab, *folder = words
     target = Path(folder[0] if folder else f"training_{lab}").expanduser()
     path = write_script(lab, target, given["language"] or language(), solved=given["solution"])
-    start = f"dlojz run {shlex.quote(str(path))}{' --nproc 2' if lab > '02' else ''}"
-    answer(say(en=f"{path}\nNext: edit it, then {start}", fr=f"{path}\nEnsuite : éditez-le, puis {start}"))
+    name = shlex.quote(str(path))
+    start = f"dlojz run {name}{' --nproc 2' if lab > '02' else ''}"
+    judge = f"dlojz labs judge {lab} {name}"
+    answer(
+        say(
+            en=f"{path}\nNext: edit it, then {start}\nDone? {judge}",
+            fr=f"{path}\nEnsuite : éditez-le, puis {start}\nTerminé ? {judge}",
+        )
+    )
+
+
+def judge_training_script(given: Given, answer: Answer) -> int:
+    """Run the training script of a lab as the lab asks for, and judge what it does."""
+    from dlojz.labs.script.script_judge import judge_script
+
+    words = given[WORDS]
+    if not 1 <= len(words) <= 2:
+        raise refusal(
+            en=f"`dlojz labs judge` takes a lab and a script, but {len(words)} words were received: "
+            "write e.g. `dlojz labs judge 03 training_03/train.py`.",
+            fr=f"`dlojz labs judge` prend un TP et un script, mais {len(words)} mots ont été reçus : "
+            "écrivez par exemple `dlojz labs judge 03 training_03/train.py`.",
+        )
+    lab, *script = words
+    path = Path(script[0] if script else f"training_{lab}/train.py").expanduser()
+    verdict = judge_script(lab, path, lambda title: print(f"… {title}", file=sys.stderr, flush=True))
+    answer({"state": verdict.state, "message": verdict.message} if given["json"] else str(verdict))
+    return int(verdict.state != "right")
 
 
 class LabsAction(NamedTuple):
@@ -186,6 +213,7 @@ ACTIONS = {
     "glossary": LabsAction(show_glossary, ("json",)),
     "copy": LabsAction(copy_to, ("language", "json")),
     "script": LabsAction(write_training_script, ("language", "solution")),
+    "judge": LabsAction(judge_training_script, ("json",)),
     "book": LabsAction(write_book, ("out", "language")),
     "repair": LabsAction(repair_notebook, ()),
     "build": LabsAction(build_notebooks, ("check", "language", "force")),
@@ -195,10 +223,10 @@ ACTIONS = {
 @verb(
     "labs",
     """
-    [ACTION [WORD…]]  list (default), progress, copy [DIR], script LAB [DIR], glossary [WORD], book [LAB…],
-        repair NOTEBOOK, build [LAB…]
-        // list (par défaut), progress, copy [DOSSIER], script TP [DOSSIER], glossary [MOT], book [TP…],
-        repair NOTEBOOK, build [TP…]
+    [ACTION [WORD…]]  list (default), progress, copy [DIR], script LAB [DIR], judge LAB [FILE],
+        glossary [WORD], book [LAB…], repair NOTEBOOK, build [LAB…]
+        // list (par défaut), progress, copy [DOSSIER], script TP [DOSSIER], judge TP [FICHIER],
+        glossary [MOT], book [TP…], repair NOTEBOOK, build [TP…]
     --check  build: compare only // build : comparer seulement
     --language en|fr  build, book: one language only; copy, script: that of what is copied
         // build, book : une seule langue ; copy, script : celle de ce qui est copié
@@ -216,6 +244,8 @@ there already is left as it is.
 dlojz labs script LAB [DIR]: a training script in plain PyTorch (train.py) that grows from lab 00 (41 lines, one
 process) to lab 07 (DDP, FSDP2, 1F1B, tensor parallelism alone or with FSDP2, by a flag): that of the lab before, with
 what this lab adds left to do; with --solution, all of it. A script that is there already is left as it is.
+dlojz labs judge LAB [FILE]: run that script on 1, 2 or 4 processes as the lab asks for, and say what is right or wrong:
+losses as on one process, samples, shards, messages, checkpoints; exit code 1 where something is wrong.
 dlojz labs glossary [WORD]: a word of the labs in English and French; without a word, all of them.
 dlojz labs book [LAB…]: every executed solution as a static page, with contents and glossary; no network is needed.
 dlojz labs repair NOTEBOOK: restore every cell that is not an answer as it was handed out; answers and added cells are
@@ -230,6 +260,9 @@ dlojz labs script TP [DOSSIER] : un script d’entraînement en PyTorch pur (tra
 un processus) au TP 07 (DDP, FSDP2, 1F1B, Tensor Parallelism seul ou avec FSDP2, par une option) :
 celui du TP précédent, où ce que ce TP ajoute reste à écrire ; avec --solution, en entier. Un script qui s’y trouve
 déjà reste tel quel.
+dlojz labs judge TP [FICHIER] : exécuter ce script sur 1, 2 ou 4 processus comme le TP le demande, et dire ce qui est
+juste ou faux : pertes comme sur un processus, échantillons, fragments, messages, checkpoints ; code de sortie 1 si
+quelque chose est faux.
 dlojz labs glossary [MOT] : un mot des TP, en français et en anglais ; sans mot, tous.
 dlojz labs book [TP…] : chaque solution exécutée en page statique, avec sommaire et glossaire, sans réseau.
 dlojz labs repair NOTEBOOK : rétablir, telle qu’elle a été distribuée, chaque cellule qui n’est pas une réponse ; les
@@ -241,6 +274,7 @@ solution, en français et en anglais. Les solutions dont le code a changé sont 
     dlojz labs progress --html progress.html
     dlojz labs copy dlojz-labs --language en
     dlojz labs script 03 my_training
+    dlojz labs judge 03 my_training/train.py
     dlojz labs glossary bubble
     dlojz labs book --out book
     dlojz labs repair notebooks/en/00_getting_started.ipynb

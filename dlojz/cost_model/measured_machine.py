@@ -423,7 +423,7 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
     )  # fmt: skip
     connection = link_of(measured)
     here = replace(
-        cluster("local"), name="measured", title=measured.machine, gpu=chip, gpus_per_node=measured.setups[-1].ranks,
+        cluster("local"), name="measured", title_en=measured.machine, gpu=chip, gpus_per_node=measured.setups[-1].ranks,
         intra=connection, inter=connection,
     )  # fmt: skip
     update = _update(setup, "update")

@@ -161,13 +161,17 @@ def title_of(grid: RankGrid, axis: str) -> str:
 
 
 def _join(one: GridCell, other: GridCell, crosses: bool) -> Join:
-    """A curve that leaves the straight line by more the farther it goes: below a row of cells, right of a column."""
-    (x, y), (to_x, to_y) = one.dot, other.dot
+    """A curve that leaves the straight line by more the farther it goes: below a row of cells, right of a column.
+
+    It enters a lower cell by its upper edge, so that it does not go through the cell's text.
+    """
+    highest = min(one.y, other.y)
+    (x, y), (to_x, to_y) = ((cell.dot[0], cell.y) if cell.y > highest else cell.dot for cell in (one, other))
     far = sqrt((to_x - x) ** 2 + (to_y - y) ** 2)
-    bulge = 0.1 + 0.06 * far
+    bulge = min(0.1 + 0.06 * far, 0.4)
     across = ((to_y - y) / far, -(to_x - x) / far) if to_y != y else (0.0, 1.0)
     bend = (x + to_x) / 2 + across[0] * bulge, (y + to_y) / 2 + across[1] * bulge
-    return Join(one.dot, bend, other.dot, crosses)
+    return Join((x, y), bend, (to_x, to_y), crosses)
 
 
 AXIS_ORDER = ("tp", "cp", "dp", "pp")
@@ -247,10 +251,10 @@ def _panel(scene: GridScene, left: float, top: float, cell_pt: float) -> Iterato
         number, group = str(cell.rank), f"g{cell.group}"
         words = [(number, 0.07, 0.26, 0.28), (group, 0.07, 0.58, 0.19)]
         if told:
-            words = [(number, 0.07, 0.22, 0.28), (group, 0.56, 0.22, 0.19), (cell.words, 0.07, 0.52, 0.2)]
+            words = [(number, 0.07, 0.22, 0.28), (group, 0.56, 0.22, 0.21), (cell.words, 0.07, 0.52, 0.26)]
         for text, right, below, share in words:  # the lines of the groups go through the lowest third
             size = share * cell_pt
-            yield Words(*at(cell.x + right, cell.y + below), text, size, bold=share > 0.2, halo=cell.color)
+            yield Words(*at(cell.x + right, cell.y + below), text, size, bold=share > 0.26, halo=cell.color)
 
 
 def _bars(crossing: Crossing, top: float) -> Iterator[Shape]:

@@ -34,7 +34,7 @@ MORE_THAN_ITS_TURN = 1.4
 
 
 def clock_sentence(aligned: AlignedRanks) -> str:
-    """Say how the clocks of the ranks were laid on one another."""
+    """Say how the clocks of the ranks were aligned."""
     ranks = len(aligned.ranks)
     free = [one.rank for one, unsure in zip(aligned.ranks, aligned.uncertain_s, strict=True) if math.isinf(unsure)]
     moved = max(aligned.shifts_s, key=abs)
@@ -78,7 +78,8 @@ def shares_table(shares: tuple[RankShares, ...], length_s: float) -> Table:
     """List what each rank does with its time."""
     head = titles(
         en="rank; computing; communication hidden; communication exposed; waiting for late ranks; neither",
-        fr="rang; calcul; communication cachée; communication exposée; attente de retardataires; ni l’un ni l’autre",
+        fr="rang; calcul; communication recouverte; communication exposée; attente de retardataires; "
+        "ni l’un ni l’autre",
     )
     rows = tuple(
         (

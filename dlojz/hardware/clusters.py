@@ -22,7 +22,7 @@ from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
 from dlojz.base.files import COURSE
 from dlojz.base.language import one_of, refusal, say
-from dlojz.hardware.constants import Constant, ConstantsFile
+from dlojz.hardware.constants import Constant, ConstantsFile, title_words
 from dlojz.hardware.gpus import DEVICES, Device, gpu
 from dlojz.hardware.links import Interconnect, link
 
@@ -62,7 +62,7 @@ class Cluster:
     """
 
     name: str
-    title: str
+    title_en: str
     gpu: Device
     gpus_per_node: int
     num_nodes: int
@@ -75,6 +75,11 @@ class Cluster:
     pue: float
     carbon_g_per_kwh: float
     constants: Mapping[str, Constant]
+
+    @property
+    def title(self) -> str:
+        """As people call it, in the reader's language."""
+        return title_words(self.title_en)
 
     @property
     def num_gpus(self) -> int:

@@ -31,6 +31,11 @@ class Constant(NamedTuple):
     standing: str
 
 
+def title_words(title: str) -> str:
+    """Write the title of a GPU or a cluster in the reader's language."""
+    return say(en=title, fr=title.replace(" GB", " Go").replace("per node", "par nœud"))
+
+
 def _are_counts(ranks: object) -> TypeGuard[list[int]]:
     """Whether this is a list of numbers of ranks that grow from 2 on."""
     if not isinstance(ranks, list) or not ranks or any(type(rank) is not int for rank in ranks):

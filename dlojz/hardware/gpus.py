@@ -14,7 +14,7 @@ from typing import Final, Literal, get_args
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import MEBIBYTE, one_of
-from dlojz.hardware.constants import Constant, ConstantsFile
+from dlojz.hardware.constants import Constant, ConstantsFile, title_words
 
 NCCL_BYTES: Final = 1536 * MEBIBYTE
 """Approximate: 1.5 GiB more after the first collective of a process (communicators, their buffers and kernels).
@@ -54,7 +54,7 @@ class Device:
 
     Args:
         name: as it is asked for, e.g. `v100-32`.
-        title: as it is shown, e.g. `V100 32 GB`.
+        title_en: as it is shown in English, e.g. `V100 32 GB`.
         memory_bytes: in all, as a process sees it (`torch.cuda.mem_get_info`), which is less than what is sold.
         context_bytes: for the CUDA context of one process; it depends on driver and CUDA version.
         nccl_bytes: for NCCL, in a process that has communicated, approximate.
@@ -71,7 +71,7 @@ class Device:
     """
 
     name: str
-    title: str
+    title_en: str
     memory_bytes: int
     context_bytes: int
     nccl_bytes: int
@@ -91,6 +91,11 @@ class Device:
             processes: at least 1.
         """
         return self.memory_bytes - self.context_bytes - (self.nccl_bytes if processes > 1 else 0)
+
+    @property
+    def title(self) -> str:
+        """As it is shown, in the reader's language."""
+        return title_words(self.title_en)
 
     @property
     def device(self) -> Device:
@@ -117,7 +122,7 @@ def read_gpu(path: Path) -> Device:
     constants |= {f"attention.{key}": file.constant(key, "FLOP/s", fused, f"attention.{key}") for key in fused}
     return Device(
         name=path.stem,
-        title=file.text("title"),
+        title_en=file.text("title"),
         memory_bytes=int(constants["memory"].value),
         context_bytes=int(constants["context"].value) if on_cuda else 0,
         nccl_bytes=NCCL_BYTES if on_cuda else 0,
@@ -174,8 +179,8 @@ def device_of_driver(name: str) -> Device | None:
     """
     name = name.replace(" ", "").upper()
     for known in DEVICES.values():
-        kind, size = known.title.upper().split(" ", 1)
-        alone = sum(other.title.split(" ", 1)[0].upper() == kind for other in DEVICES.values()) == 1
+        kind, size = known.title_en.upper().split(" ", 1)
+        alone = sum(other.title_en.split(" ", 1)[0].upper() == kind for other in DEVICES.values()) == 1
         if kind in name and (alone or size.replace(" ", "") in name):
             return known
     return None

@@ -84,7 +84,7 @@ ENTRIES = (
         "Zhuang et al. 2023, arXiv 2211.05322",
         _said(
             "hides latency for nearly twice the memory of 1F1B, and needs 2p − 1 micro-batches to do so",
-            "masque la latence pour presque deux fois la mémoire de 1F1B, à partir de 2p − 1 micro-batches",
+            "recouvre la latence pour presque deux fois la mémoire de 1F1B, à partir de 2p − 1 micro-batches",
         ),
         "synchronous.eager_one_f_one_b",
     ),
@@ -200,7 +200,7 @@ ENTRIES = (
         "DeepSeek-AI 2024, arXiv 2412.19437, §3.2.1",
         _said(
             "every stage lives on two ranks; gains where forward and backward hide each other's communication",
-            "chaque étage vit sur deux rangs ; gagne si passes avant et arrière masquent leurs communications",
+            "chaque étage vit sur deux rangs ; gagne si passes avant et arrière recouvrent leurs communications",
         ),
         "bidirectional.dualpipe",
         chunks=2,

@@ -234,7 +234,7 @@ def tree_of(question: Question, found: SearchResult) -> Tree:
             (say(en="samples per GPU", fr="échantillons par GPU"), decimal(batch / gpus, 2)),
         ) and ask(
             "Do the links hide ZeRO's messages behind the computation?",
-            "Les liens cachent-ils les messages de ZeRO derrière le calcul ?",
+            "Les messages de ZeRO sont-ils recouverts par le calcul ?",
             zero.exposed <= MOST_EXPOSED,
             (say(en="exposed", fr="exposé"), f"{decimal(100 * zero.exposed, 0)} %"),
             (say(en="allowed", fr="admis"), f"{decimal(100 * MOST_EXPOSED, 0)} %"),

@@ -384,6 +384,8 @@ class Ranks:
         self._cluster: RankCluster | None = None
         self._pool: RankPool | None = None
         self._namespace: Mapping[str, Any] = {} if namespace is None else namespace
+        self.advice: Callable[[Iterable[object]], str] = lambda _: ""
+        """What to say, of the values that a cell is sent, where it fails."""
         if size is not None:
             self.start(size, force=force)
 
@@ -448,12 +450,15 @@ class Ranks:
             return _none_running()
         return say(en=f"ranks 0 to {self.size - 1}", fr=f"rangs 0 à {self.size - 1}")
 
-    def run(self, code: str, *, limit_s: float = LIMIT_S, packed: Mapping[str, Any] | None = None) -> None:
+    def run(
+        self, code: str, *, limit_s: float = LIMIT_S, packed: Mapping[str, Any] | None = None, hint: str = ""
+    ) -> None:
         """Run code on every rank and show the output.
 
         Args:
             limit_s: seconds after which ranks that still run are interrupted.
             packed: what is sent along (see `payload`).
+            hint: the last sentence of an error.
 
         Raises:
             RanksRefused: if no ranks are running.
@@ -465,7 +470,7 @@ class Ranks:
         if to_do:
             print(to_do)
         elif any(answer.trouble for answer in answers):
-            raise RanksError(answers, self._hint(answers))
+            raise RanksError(answers, self._hint(answers) or hint)
 
     def execute(
         self, code: str, *, limit_s: float = LIMIT_S, packed: Mapping[str, Any] | None = None

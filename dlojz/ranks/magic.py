@@ -136,7 +136,8 @@ class RanksMagics:
             elif asked.command == "start" or cell is not None:
                 self._ensure(asked)
             if cell is not None:
-                self.ranks.run(cell, limit_s=asked.limit_s, packed=packed)
+                sent = [self._shell.user_ns[name] for name in asked.names]
+                self.ranks.run(cell, limit_s=asked.limit_s, packed=packed, hint=self.ranks.advice(sent))
             elif asked.command == "status":
                 show(self.ranks.status())
         except LabError as refused:

@@ -212,6 +212,8 @@ class RankContext:
         self.device = torch.device("cuda", local_rank) if self.on_gpu else torch.device("cpu")
         if self.on_gpu:
             torch.cuda.set_device(self.device)
+        else:
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed logs on each rank that it has found no GPU
         self.shell.user_ns.update(
             rank=rank, world_size=size, device=self.device, torch=torch, dist=torch.distributed, __name__="__main__"
         )

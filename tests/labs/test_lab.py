@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -182,6 +183,22 @@ def test_a_prediction_that_is_no_number_is_refused(
     assert "one number" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("value", "words"), [(97, "(a share between 0 and 1), but 97"), (0.97, "Noted: 0.97")])
+def test_a_share_is_between_0_and_1(
+    tmp_path: Path, value: float, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labs.start("09", root=tmp_path / "runs").predict("share-saved", value)
+    assert words in capsys.readouterr().out
+
+
+def test_an_unknown_name_is_answered_in_french(lab: labs.Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    use_language("fr")
+    lab.check("nimporte", right)
+    lab.predict("nimporte", 3)
+    said = capsys.readouterr().out
+    assert "exercice 'nimporte'" in said and "prédiction 'nimporte'" in said
+
+
 def test_a_prediction_that_is_negative_is_refused(lab: labs.Lab, capsys: pytest.CaptureFixture[str]) -> None:
     lab.predict("gradient-bytes", -3)
     assert "never negative" in capsys.readouterr().out
@@ -228,13 +245,19 @@ def test_a_large_count_is_written_short_and_in_full() -> None:
 
 
 def test_a_notebook_is_given_its_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    shell, given = object(), []
+    ranks, given = SimpleNamespace(), []
+    shell = SimpleNamespace(user_ns={"ranks": ranks})
     monkeypatch.setattr("dlojz.ranks.load_ipython_extension", given.append)
     labs.start("00", root=tmp_path / "runs")
     assert given == []
     monkeypatch.setattr("IPython.core.getipython.get_ipython", lambda: shell)
     labs.start("00", root=tmp_path / "runs")
     assert given == [shell]
+    for answer in (per_step, folder):
+        labs.start("00", root=tmp_path / "runs").check("global-batch", answer)
+    assert "your functions per_step, folder right: correct them" in ranks.advice([per_step, folder])
+    assert ranks.advice([per_step]).startswith("lab.check has not found your function per_step right: correct it")
+    assert ranks.advice([right]) == ""
 
 
 @pytest.mark.parametrize(

@@ -344,4 +344,12 @@ def test_what_the_command_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     ran = _ran(monkeypatch, shell, lambda *case: COURSE)
     assert ran.printed == "AssertionError: Either <train_batch_size>"
     assert "<train_batch_size>" not in ran._repr_html_()
+    account = (
+        "W1126 torch/distributed/elastic/api.py:1028] closing\n    raise ChildFailedError(\nx.ChildFailedError: \n"
+    )
+    said = "[rank1]: Traceback\n[rank1]:   File\n[rank1]: a.ValidationError: 1 error\n[rank0]: other\n[rank1]: stage\n"
+    assert _ran(monkeypatch, Shell(code=1, err=f"{said}[rank0]: Traceback\n{account}")).printed == (
+        "a.ValidationError: 1 error\nstage"
+    )
+    assert _ran(monkeypatch, Shell(code=1, err=f"change one of them.\n{account}")).printed == "change one of them."
     assert "was stopped after" in _ran(monkeypatch, Shell(late=True)).printed

@@ -334,6 +334,25 @@ def test_the_rank_that_is_farthest_off_is_named() -> None:
     assert said.en == "Wrong values on ranks 0 and 1, the loss: up to 2 away from what one process computes (rank 1)."
 
 
+def unpadded(x: Tensor) -> Tensor:
+    flat = x.flatten()[1:]
+    share = torch.empty(flat.numel() // dist.get_world_size())
+    dist.reduce_scatter_tensor(share, flat)
+    return share
+
+
+def other_dimensions(x: Tensor) -> Tensor:
+    parts = [torch.empty(1, *x.shape) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, x)
+    return torch.cat(parts).mean(0)
+
+
+def fewer_received(x: Tensor) -> Tensor:
+    received = torch.empty(dist.get_world_size(), 11)
+    dist.all_to_all_single(received, x.view(dist.get_world_size(), -1))
+    return received
+
+
 WRONG: list[tuple[Exercise, Callable[..., Any], str]] = [
     (MEAN, summed, "times too large, as many times as there are ranks"),
     (MEAN, divided_twice, "divided by the number of ranks once too often"),
@@ -355,6 +374,10 @@ WRONG: list[tuple[Exercise, Callable[..., Any], str]] = [
     (MEAN, too_many_arguments, "missing 1 required positional argument"),
     (MEAN, nothing, "There is no gradient"),
     (MEAN, a_list, "returns a list"),
+    (MEAN, unpadded, "Check failed: outputShape[0] * worldSize == inputShape[0] (22 vs. 23).\non every rank, at line"),
+    (MEAN, unpadded, "have room for 22, but 23 are handed over: add zeros"),
+    (MEAN, other_dimensions, "one has the shape (8, 3) and another (1, 8, 3): give them the same shape"),
+    (MEAN, fewer_received, "What is sent and what receives it have different shapes"),
     (COLUMN, column_without_backward, "communication of the backward pass is missing"),
     (COLUMN, column_of_the_rows, "cut along dim 0, but the shards lie along dim 1"),
     (COLUMN, column_reversed, "The order of the ranks is another one: rank 0 holds what rank 1 should"),
@@ -373,6 +396,7 @@ def test_a_fault_between_ranks_is_told_by_its_name(exercise: Exercise, answer: C
     verdict = judge(exercise, answer)
     assert verdict.state == "wrong"
     assert words in verdict.message
+    assert "Check failed" not in verdict.printed  # the message tells what torch's log prints
 
 
 def test_a_mistake_is_named_only_where_every_rank_holds_its_values() -> None:

@@ -167,7 +167,7 @@ def test_the_answer_shows_itself_and_is_json(gpt2: Plan) -> None:
 
 def test_hostile_names_are_escaped(tiny: Plan) -> None:
     hostile = "<script>alert(1)</script>\u202e"
-    site = replace(tiny.question.cluster, title=hostile)
+    site = replace(tiny.question.cluster, title_en=hostile)
     made = replace(
         tiny, question=replace(tiny.question, cluster=site, subject=replace(tiny.question.subject, name=hostile))
     )

@@ -90,8 +90,9 @@ def test_values_are_sent_to_every_rank(ranks: Ranks) -> None:
     assert said(ranks.execute("print(given, other)")) == ["[1, 2] é\n"] * SIZE
 
 
-def test_a_rank_computes_with_one_thread(ranks: Ranks) -> None:
-    assert said(ranks.execute("print(torch.get_num_threads())")) == ["1\n"] * SIZE
+def test_a_rank_computes_with_one_thread_and_tells_deepspeed_that_it_has_no_gpu(ranks: Ranks) -> None:
+    code = "import os\nprint(torch.get_num_threads(), os.environ['DS_ACCELERATOR'])"
+    assert said(ranks.execute(code)) == ["1 cpu\n"] * SIZE
 
 
 @pytest.mark.parametrize(
@@ -125,9 +126,9 @@ def test_a_tensor_comes_back_without_its_history_and_without_the_rest_of_its_sto
 
 def test_an_exception_names_its_rank_and_its_line(ranks: Ranks) -> None:
     with pytest.raises(RanksError) as error:
-        ranks.run("y = rank\nif rank == 1:\n    1 / 0")
+        ranks.run("y = rank\nif rank == 1:\n    1 / 0", hint="And more.")
     # `%%ranks` is the first line of the cell in the notebook.
-    assert str(error.value) == "Rank 1: ZeroDivisionError: division by zero\n    line 4: 1 / 0"
+    assert str(error.value) == "Rank 1: ZeroDivisionError: division by zero\n    line 4: 1 / 0\nAnd more."
     assert ranks["y"] == [0, 1, 2]
     assert still_work(ranks)
 

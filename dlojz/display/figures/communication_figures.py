@@ -454,11 +454,12 @@ def _pareto(axes: Axes, ways: Sequence[Reduction], judged: Mapping[str, Reductio
 def _links(axes: Axes, ways: Sequence[Reduction], timed: Sequence[Reduction]) -> None:
     """The right panel."""
     gbits = _spread(*LINKS_GBIT)
-    for way in timed:
+    for place, way in enumerate(timed):
         color, marker, dashes = _look(ways, way)
         taken = [1e3 * ((way.step_s or 0) + way.link_s(LATENCY_S, gbit * 1e9 / 8)) for gbit in gbits]
         face = "white" if way.plain else color
-        axes.plot(gbits, taken, dashes, color=color, marker=marker, markevery=10, markersize=5, markerfacecolor=face)
+        look: dict[str, Any] = {"color": color, "marker": marker, "markersize": 5, "markerfacecolor": face}
+        axes.plot(gbits, taken, dashes, markevery=(3 * place % 10, 10), **look)  # no marker lies on another
     logarithmic(axes, "x", marks=(1.0,))
     logarithmic(axes, "y", marks=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
     axes.yaxis.set_minor_locator(NullLocator())

@@ -73,7 +73,7 @@ def plan_figure(plan: Plan, path: str | Path | None = None) -> LabFigure:
         fr=f"Plan de {model} : meilleure configuration {best.candidate.title}, itération {took} sur le GPU le plus "
         "rempli.",
     )
-    figure = new_figure(13.5, 9.4, alt)
+    figure = new_figure(11.0, 9.4, alt)
     cells = figure.add_gridspec(2, 2, width_ratios=(1.15, 1.0), height_ratios=(1.1, 1.0))
     front = figure.add_subplot(cells[0, 0])
     _front(front, plan, _free_gb(plan), lambda one: one.margin_bytes / 1e9)
@@ -202,7 +202,7 @@ def _memory(axes: Axes, best: Choice) -> None:
         title=say(en="memory of each stage’s GPU", fr="mémoire du GPU de chaque étage"),
     )
     look: dict[str, Any] = {"framealpha": 0.9, "columnspacing": 1.0, "handlelength": 1.6}
-    axes.legend(handles=handles, fontsize=7.5, ncols=3, loc="upper right", **look)
+    axes.legend(handles=handles, fontsize=8, ncols=2, loc="upper right", **look)
     plain(axes)
 
 
@@ -227,7 +227,7 @@ def _waterfall(axes: Axes, best: Choice) -> None:
         x=say(en=f"seconds of a step: {took}", fr=f"secondes d’une itération : {took}"),
         title=say(en="where the step goes (closed form)", fr="où va l’itération (forme close)"),
     )
-    plain(axes)
+    plain(axes, "x")
 
 
 def _refusals(axes: Axes, plan: Plan) -> None:
@@ -237,7 +237,7 @@ def _refusals(axes: Axes, plan: Plan) -> None:
     for place, name in enumerate(names):
         stack(axes, place, [(counts[name], Style(GREY, "//") if name else Style(GREEN, ""))], 0.7)
         axes.text(counts[name], place, f" {decimal(counts[name], 0)}", va="center", fontsize=8)
-    labels = [fill(reason_words(name), 24) if name else say(en="fit", fr="tiennent") for name in names]
+    labels = [fill(reason_words(name), 30) if name else say(en="fit", fr="tiennent") for name in names]
     axes.set_yticks(range(len(names)), labels, fontsize=8)
     _logarithmic(axes, (0.8, 8 * max(counts.values())), (1.0,))
     number = decimal(plan.found.num_layouts, 0)
@@ -246,7 +246,7 @@ def _refusals(axes: Axes, plan: Plan) -> None:
         x=say(en="layouts, logarithmic", fr="configurations, échelle logarithmique"),
         title=say(en=f"{number} layouts: why they are out", fr=f"{number} configurations : raisons des refus"),
     )
-    plain(axes)
+    plain(axes, "x")
 
 
 def beside_figure(

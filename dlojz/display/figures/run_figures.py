@@ -461,7 +461,7 @@ def _overlap_words(record: RunRecord) -> str:
     behind = compute if record.config.script else backward
     return say(
         en=f"\ncommunication of rank 0 per step (median): {exposed} exposed, {hidden} hidden behind {behind}",
-        fr=f"\ncommunication du rang 0 par pas (médiane) : {exposed} exposée, {hidden} cachée par {behind}",
+        fr=f"\ncommunication du rang 0 par pas (médiane) : {exposed} exposée, {hidden} recouverte par {behind}",
     )
 
 

@@ -432,8 +432,8 @@ def update_figure(measures: Sequence[FormMeasure], path: str | Path | None = Non
         _peaks(axes[number][1], rows)
     first = measures[0].form if measures else ""
     step = say(
-        en=f"time of a step, relative to {first} in the same round (median and quartiles)",
-        fr=f"durée d’un pas entier, rapportée à celle de {first} au même tour (médiane et quartiles)",
+        en=f"time of a step over that of {first} (median, quartiles)",
+        fr=f"durée d’un pas sur celle de {first} (médiane, quartiles)",
     )
     peak = say(en="peak of the step, MB: predicted (light), measured", fr="pic du pas, Mo : prédit (clair), mesuré")
     for panel, label in zip(axes[-1], (step, peak), strict=True):

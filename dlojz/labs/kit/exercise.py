@@ -7,6 +7,7 @@ the box in the notebook says what the text says.
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from dlojz.base.language import (
     format_count,
     format_seconds,
     integer,
+    minus,
     percent,
     say,
     shortest,
@@ -128,19 +130,11 @@ def or_to_do(make: Callable[_P, _T]) -> Callable[_P, _T | Verdict]:
         except Wrong as wrong:
             return Verdict("wrong", str(wrong))
         except Exception as error:
-            name = _not_found_right([*args, *kwargs.values()])
-            if name is None:
-                raise
             told = f"{type(error).__name__}: {error}"[:PRINTED_CHARACTERS].partition("\n")[0]
-            return Verdict(
-                "wrong",
-                say(
-                    en=f"lab.check has not found your function {name} right, and this cell cannot go on with it "
-                    f"({told}): correct it, then run this cell again.",
-                    fr=f"Votre fonction {name} n’a pas été jugée juste par lab.check, et cette cellule ne peut pas "
-                    f"s’en servir ({told}) : corrigez-la, puis relancez cette cellule.",
-                ),
-            )
+            sentence = refused([*args, *kwargs.values()], told)
+            if not sentence:
+                raise
+            return Verdict("wrong", sentence)
 
     return made
 
@@ -149,15 +143,39 @@ _FOUND_RIGHT: dict[str, object] = {}
 """Functions that were judged, by name: the one that was found right last, else None."""
 
 
-def _not_found_right(values: Iterable[object]) -> str | None:
-    """Name a function, given or used by a given one, that was judged and not found right."""
+def refused(values: Iterable[object], told: str = "") -> str:
+    """Say which functions, given or used by given ones, were judged and not found right; nothing where none was.
+
+    Args:
+        told: the error that a cell meets with them.
+    """
+    names = list(dict.fromkeys(_not_found_right(values)))
+    if not names:
+        return ""
+    listed = ", ".join(names)
+    en = f", and this cell cannot go on with {'them' if names[1:] else 'it'} ({told})" if told else ""
+    fr = f", et cette cellule ne peut pas s’en servir ({told})" if told else ""
+    if names[1:]:
+        return say(
+            en=f"lab.check has not found your functions {listed} right{en}: correct them, then run this cell again.",
+            fr=f"Vos fonctions {listed} n’ont pas été jugées justes par lab.check{fr} : corrigez-les, puis relancez "
+            "cette cellule.",
+        )
+    return say(
+        en=f"lab.check has not found your function {listed} right{en}: correct it, then run this cell again.",
+        fr=f"Votre fonction {listed} n’a pas été jugée juste par lab.check{fr} : corrigez-la, puis relancez cette "
+        "cellule.",
+    )
+
+
+def _not_found_right(values: Iterable[object]) -> Iterator[str]:
+    """Name the functions, given or used by a given one, that were judged and not found right."""
     for value in values:
         if isinstance(value, FunctionType):
             for one in (value, *(value.__globals__.get(name) for name in _names(value.__code__))):
                 name = getattr(one, "__name__", "")
                 if name in _FOUND_RIGHT and _FOUND_RIGHT[name] is not one:
-                    return str(name)
-    return None
+                    yield str(name)
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -262,7 +280,7 @@ def judge(exercise: Exercise, answer: object) -> Verdict:
     verdict = _verdict(exercise, outcome)
     if (name := getattr(answer, "__name__", "<lambda>")) != "<lambda>":
         _FOUND_RIGHT[name] = answer if verdict.state == "right" else None
-    return Verdict(verdict.state, verdict.message, _shortened(outcome.printed))
+    return Verdict(verdict.state, verdict.message, _shortened(_besides(outcome.printed, verdict.message)))
 
 
 def _judged(exercise: Exercise, answer: Callable[..., Any]) -> list[str]:
@@ -352,12 +370,26 @@ def _raised(error: BaseException, answer: object) -> str:
     )
 
 
+_STAMP = re.compile(r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} [\d:.]+ \S+:\d+\] ")
+
+
+def without_stamp(line: str) -> str:
+    """Take the rank, the time and the place off a line of torch's C++ log."""
+    return _STAMP.sub("", line)
+
+
+def _besides(printed: str, message: str) -> str:
+    """What was printed, less the lines of torch's C++ log that the message tells already."""
+    lines = printed.splitlines(keepends=True)
+    return "".join(line for line in lines if not (_STAMP.match(line) and without_stamp(line).strip() in message))
+
+
 def _shortened(printed: str) -> str:
     text = "".join(character if character.isprintable() or character in "\n\t" else "�" for character in printed)
     return text if len(text) <= PRINTED_CHARACTERS else text[:PRINTED_CHARACTERS] + "…"
 
 
-Kind = Literal["bytes", "count", "seconds", "ratio"]
+Kind = Literal["bytes", "count", "seconds", "ratio", "share"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,6 +423,7 @@ class Prediction:
                 "count": Said("without unit", "sans unité"),
                 "seconds": Said("in seconds", "en secondes"),
                 "ratio": Said("without unit", "sans unité"),
+                "share": Said("a share between 0 and 1", "une part entre 0 et 1"),
             }[self.kind]
         )
 
@@ -406,7 +439,7 @@ class Prediction:
         if self.kind == "count" and abs(value) >= 10_000:
             short = format_count(value)
             return say(en=f"{short} ({integer(value)})", fr=f"{short} ({integer(value)})")
-        return shortest(value)
+        return minus(shortest(value))
 
     def compare(self, predicted: float, value: float | None) -> Verdict:
         """Compare a prediction with the value: both numbers, and how far apart they are."""

@@ -34,7 +34,7 @@ from dlojz.base.table import safe, visible
 from dlojz.display.style import BLUE, ORANGE, ORANGE_TINT, SKY_TINT
 from dlojz.labs.kit.answer_numbers import is_number, single
 from dlojz.labs.kit.contents import LABS, entry_of
-from dlojz.labs.kit.exercise import Exercise, Prediction, Said, State, Verdict, judge, show
+from dlojz.labs.kit.exercise import Exercise, Prediction, Said, State, Verdict, judge, refused, show
 from dlojz.labs.kit.source import (
     CALLED,
     Code,
@@ -281,7 +281,8 @@ class Lab:
             )
             return
         number = single(value)
-        if not is_number(number) or not math.isfinite(number):
+        is_one = is_number(number) and math.isfinite(number)
+        if not is_one or (prediction.kind == "share" and not 0 <= number <= 1):
             _tell(
                 "wrong",
                 en=f"A prediction is one number ({prediction.unit}), but {value!r} was received.",
@@ -361,12 +362,12 @@ class Lab:
 
     def _exercise(self, exercise_id: str) -> Exercise | None:
         if exercise_id not in self.exercises:
-            show(Verdict("wrong", one_of("exercise", exercise_id, self.exercises)))
+            show(Verdict("wrong", one_of(say(en="exercise", fr="exercice"), exercise_id, self.exercises)))
         return self.exercises.get(exercise_id)
 
     def _prediction(self, prediction_id: str) -> Prediction | None:
         if prediction_id not in self.predictions:
-            show(Verdict("wrong", one_of("prediction", prediction_id, self.predictions)))
+            show(Verdict("wrong", one_of(say(en="prediction", fr="prédiction"), prediction_id, self.predictions)))
         return self.predictions.get(prediction_id)
 
 
@@ -509,7 +510,7 @@ def diff(exercise: str, notebook: str | Path | None = None, *, root: Path | None
     source = source_of(path, content, root or COURSE)
     codes = {cell.name: cell for cell in source.cells if isinstance(cell, Code) and cell.name and cell.has_solution}
     if exercise not in codes:
-        raise LabError(one_of("exercise", exercise, codes))
+        raise LabError(one_of(say(en="exercise", fr="exercice"), exercise, codes))
     cells = [cell for cell in content["cells"] if isinstance(cell, dict) and cell.get("cell_type") == "code"]
     told = CALLED.search(codes[exercise].text)
     text = answer_cell(
@@ -614,6 +615,7 @@ def _give_ranks() -> None:
     shell = get_ipython()
     if shell is not None:
         load_ipython_extension(shell)
+        shell.user_ns["ranks"].advice = refused
 
 
 def _runs_root() -> Path:

@@ -7,6 +7,7 @@ Whatever an answer does on its ranks (wait for ever, exit, loop) ends with a sen
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dlojz.base.language import a_or_an, localized, say
 from dlojz.base.machine import patience
 from dlojz.labs.kit.common_gap import common_gap
-from dlojz.labs.kit.exercise import NotDone, Said, Wrong, unusable
+from dlojz.labs.kit.exercise import NotDone, Said, Wrong, unusable, without_stamp
 from dlojz.processes.forks import ForkedError, RankAnswer, spmd
 from dlojz.processes.hang_diagnosis import listed, with_article
 
@@ -525,8 +526,44 @@ def _at(error: ForkedError) -> str:
     )
 
 
+_GLOO = (
+    (
+        re.compile(r"invalid tensor size at index \d+ \(expected (\(.*?\)), got (\(.*?\))\)"),
+        Said(
+            "Of the tensors that are sent and received, one has the shape {0} and another {1}: give them the same "
+            "shape, with as many dimensions.",
+            "Parmi les tenseurs envoyés et reçus, l’un est de forme {0} et un autre de forme {1} : donnez-leur la même "
+            "forme, avec autant de dimensions.",
+        ),
+    ),
+    (
+        re.compile(r"input and output tensors must have the same size|in->size == out->size"),
+        Said(
+            "What is sent and what receives it have different shapes: give both the same shape.",
+            "Ce qui est envoyé et ce qui le reçoit sont de formes différentes : donnez-leur la même forme.",
+        ),
+    ),
+    (
+        re.compile(r"outputShape\[0\] \* worldSize == inputShape\[0\] \((\d+) vs\. (\d+)\)"),
+        Said(
+            "The parts of all ranks together have room for {0}, but {1} are handed over: add zeros, so that each rank "
+            "gets as many.",
+            "Les parts de tous les rangs réunies ont {0} places, mais {1} éléments sont donnés : ajoutez des zéros, "
+            "pour que chaque rang en reçoive autant.",
+        ),
+    ),
+)
+"""What gloo refuses in the words of its C++, and what it means."""
+
+
+def _meaning(message: str) -> str:
+    """A line about an error of gloo; empty where there is nothing to add."""
+    found = ((pattern.search(message), said) for pattern, said in _GLOO)
+    return next((f"\n{str(said).format(*match.groups())}" for match, said in found if match), "")
+
+
 def _raised(ranks: list[int], rank: int, error: ForkedError, size: int) -> str:
-    first = error.message.strip().split("\n")[0]
+    first = without_stamp(error.message.strip().split("\n")[0])
     what = f"{error.name}: {first}" if first else error.name
     everywhere = len(ranks) == size
     if not error.line:
@@ -536,7 +573,7 @@ def _raised(ranks: list[int], rank: int, error: ForkedError, size: int) -> str:
     return say(
         en=f"Your function raised {what}\non {where_en}, at line {error.line} of its cell: {error.text}",
         fr=f"Votre fonction a levé {what}\nsur {where_fr}, à la ligne {error.line} de sa cellule : {error.text}",
-    )
+    ) + _meaning(first)
 
 
 def _ended(ranks: list[int], error: ForkedError) -> str:

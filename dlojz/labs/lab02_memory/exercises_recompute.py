@@ -435,8 +435,7 @@ EXPOSED_SECONDS = Exercise(
                 lambda moved, link, forward: moved / link,
                 "That is the time of one way; it is hidden behind the computation, and only what is longer is "
                 "waited for.",
-                "C’est la durée d’un trajet ; il se cache derrière le calcul, et l’on n’attend que ce qui "
-                "dépasse.",
+                "C’est la durée d’un trajet ; le calcul le recouvre, et l’on n’attend que ce qui dépasse.",
             ),
             Mistake(
                 lambda moved, link, forward: max(0.0, moved * link - forward) + max(0.0, moved * link - 2 * forward),
@@ -482,13 +481,13 @@ EXPOSED_SECONDS = Exercise(
                 lambda moved, link, forward: max(0.0, 2 * moved / link - 3 * forward),
                 "You hide both ways behind the whole step, but what is left over in forward cannot wait for "
                 "backward's spare time: compare each way with its own pass.",
-                "Vous cachez les deux trajets derrière le pas entier ; or ce qui dépasse de la passe avant ne peut "
+                "Vous recouvrez les deux trajets par le pas entier ; or ce qui dépasse de la passe avant ne peut "
                 "pas profiter du temps libre de la passe arrière : comparez chaque trajet à sa propre passe.",
             ),
             Mistake(
                 lambda moved, link, forward: 2 * max(0.0, moved / link - forward),
                 "Backward takes twice as long as forward: more is hidden on the way back.",
-                "La passe arrière dure deux fois plus que la passe avant : le retour se cache mieux.",
+                "La passe arrière dure deux fois plus que la passe avant : le retour est mieux recouvert.",
             ),
             Mistake(
                 lambda moved, link, forward: moved / link - forward + moved / link - 2 * forward,
@@ -502,7 +501,7 @@ EXPOSED_SECONDS = Exercise(
     praise_en="Right: as long as the link keeps up with the computation, memory costs no time at all.",
     praise_fr="Exact : tant que le lien suit le calcul, la mémoire gagnée ne coûte aucun temps.",
     hint_en="How long does one way take? It has forward_s to hide on the way out; and how much on the way back?",
-    hint_fr="Combien de temps dure un trajet ? Il a forward_s pour se cacher à l’aller ; et combien au retour ?",
+    hint_fr="Combien de temps dure un trajet ? À l’aller, le calcul le recouvre pendant forward_s ; et au retour ?",
     nearer_en="max(0, way − forward_s) + max(0, way − 2 · forward_s), where way = moved_bytes / link_bytes_per_s.",
     nearer_fr="max(0, trajet − forward_s) + max(0, trajet − 2 · forward_s), où trajet = moved_bytes / "
     "link_bytes_per_s.",

@@ -7,6 +7,7 @@ words (its `alt`) what it shows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dlojz import models
@@ -16,7 +17,7 @@ from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, p
 from dlojz.display.style import BLACK, BLUE, CATEGORY_STYLES, GREY, LINE_STYLES, ORANGE, SKY, VERMILION, category_label
 from dlojz.hardware import Device
 from dlojz.labs.kit.exercise import or_to_do
-from dlojz.labs.kit.figures import answered, done, labelled, panel, plot_lines
+from dlojz.labs.kit.figures import answered, done, figure_of, labelled, panel, plot_lines
 from dlojz.prediction.forecast import forecast
 from dlojz.prediction.rules_of_thumb import RULES
 from dlojz.results.record import RunRecord
@@ -40,7 +41,7 @@ def rules_of_thumb() -> LabFigure:
     """Each rule of thumb of the field as a stack of what it counts."""
     axes = panel(
         9.5,
-        3.4,
+        4.6,
         en="Bytes per parameter by rule: "
         + ", ".join(f"{rule.name} ({rule.bytes_per_parameter})" for rule in RULES.values()),
         fr="Octets par paramètre selon la règle : "
@@ -63,10 +64,11 @@ def rules_of_thumb() -> LabFigure:
             seen.add(part.category)
             left += part.bytes_per_parameter
         axes.annotate(f"{left}", (left, row), xytext=(5, 0), textcoords="offset points", va="center")
-    axes.set_yticks(range(len(RULES)), [rule.name for rule in reversed(RULES.values())])
+    axes.set_yticks(range(len(RULES)), [fill(rule.about(), 44) for rule in reversed(RULES.values())], fontsize=8)
     axes.set_xlabel(say(en="bytes per parameter", fr="octets par paramètre"))
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return done(axes)
+    plain(axes, "x")
+    return figure_of(axes)
 
 
 SCORES = ("softmax", "drop_scores")
@@ -156,7 +158,7 @@ def _device_line(axes: Axes, device: Device) -> None:
     """The limit of a GPU, named beside the axes so that no bar hides it."""
     axes.axhline(device.memory_bytes / GIB, color=BLACK, linestyle="--", linewidth=1)
     axes.annotate(
-        say(en=device.title, fr=device.title.replace("GB", "Go")),
+        device.title,
         (1.0, device.memory_bytes / GIB),
         xycoords=("axes fraction", "data"),
         xytext=(4, 0),

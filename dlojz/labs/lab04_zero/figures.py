@@ -205,7 +205,7 @@ def offloading(
         7.0,
         3.4,
         en="Transfers over computation by tokens per rank and step: below one they can be hidden.",
-        fr="Transferts rapportés au calcul, selon les tokens par rang et par pas : sous un, on peut les cacher.",
+        fr="Transferts rapportés au calcul, selon les tokens par rang et par pas : sous un, ils sont recouvrables.",
     )
     tokens = [2**power for power in range(8, 18)]
     names = {

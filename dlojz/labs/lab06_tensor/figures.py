@@ -343,7 +343,7 @@ def counted(runs: Sequence[Run], group: str = "tp") -> Table:
 
 @pictured
 def losses(runs: Sequence[Run]) -> LabFigure:
-    """Losses of runs laid over each other."""
+    """Draw the losses of runs, superimposed."""
     figure = new_figure(7.0, 3.0, alt=say(en="Loss by step: ", fr="Perte par pas : ")
                         + ", ".join(_title(run) for run in runs))  # fmt: skip
     axes = figure.subplots()

@@ -41,8 +41,8 @@ Path = Sequence[int]
 def mlp_sharding(costs: Chain, solution: Any = None, **others: Any) -> LabFigure:
     """Draw the strategies of every layer with their cost, and the path of a solution through them.
 
-    On the path stands what resharding costs between two layers; the legend has the sum. At the right, what resharding
-    costs between two neighbours for every pair of strategies.
+    Frames show the path; between two layers stands what resharding costs; the legend has the sum. At the right, what
+    resharding costs between two neighbours for every pair of strategies.
 
     Args:
         costs: names of the strategies, cost of each in every layer, and the matrices between layers.
@@ -67,7 +67,7 @@ def mlp_sharding(costs: Chain, solution: Any = None, **others: Any) -> LabFigure
         en=f"Costs of {rows} strategies in {layers} layers. Totals: {', '.join(told) or 'none'}.",
         fr=f"Coûts de {rows} stratégies dans {layers} couches. Totaux : {', '.join(told) or 'aucun'}.",
     )
-    figure = new_figure(min(5.2 + 0.95 * layers, 13.0), 0.85 * rows + 1.7, alt=alt)
+    figure = new_figure(min(5.2 + 0.95 * layers, 11.0), 0.6 * rows + 1.7, alt=alt)
     left, right = figure.subplots(1, 2, width_ratios=(max(layers, 3), rows + 0.8))
     names = [_usual(one) for one in costs.strategies]
     table = np.array([[_cell(some, k) for some in costs.costs] for k in range(rows)])
@@ -75,18 +75,20 @@ def mlp_sharding(costs: Chain, solution: Any = None, **others: Any) -> LabFigure
     left.set_title(
         say(en="cost of each strategy, in each layer", fr="coût de chaque stratégie, par couche"), fontsize=9
     )
-    for place, ((name, path), (color, dashes, marker)) in enumerate(zip(paths.items(), LINE_STYLES[4:], strict=False)):
-        shift = 0.30 - 0.14 * place
-        left.plot(
-            range(layers), [k + shift for k in path], color=color, linestyle=dashes, marker=marker, linewidth=2,
-            markersize=6, markeredgecolor="white",
-            label=say(en=f"{name}: {rounded(totals[name], 4)}", fr=f"{name} : {rounded(totals[name], 4)}"),
-        )  # fmt: skip
+    for place, ((name, path), (color, dashes, _)) in enumerate(zip(paths.items(), LINE_STYLES[4:], strict=False)):
+        half = 0.45 - 0.05 * place  # of the frame around a cell's number, so that several solutions are told apart
+        label = say(en=f"{name}: {rounded(totals[name], 4)}", fr=f"{name} : {rounded(totals[name], 4)}")
+        look: dict[str, Any] = {"linestyle": dashes, "linewidth": 2}
+        for layer, k in enumerate(path):
+            frame = Rectangle((layer - half, k - half), 2 * half, 2 * half, fill=False, edgecolor=color, **look)
+            frame.set_label(label if layer == 0 else "")
+            left.add_patch(frame)
         for layer, (here, there) in enumerate(pairwise(path)):
+            left.plot([layer + half, layer + 1 - half], [here, there], color=color, **look)
             paid = costs.resharding[layer][here][there]
             if paid and not place:
                 left.text(
-                    layer + 0.5, (here + there) / 2 + shift, f"+{rounded(paid, 4)}", fontsize=7.5, color=color,
+                    layer + 0.5, (here + there) // 2 + 0.5, f"+{rounded(paid, 4)}", fontsize=8.5, color=color,
                     ha="center", va="center",
                     bbox={"facecolor": "white", "edgecolor": color, "linewidth": 0.5, "pad": 1.2},
                 )  # fmt: skip
@@ -145,7 +147,7 @@ def _heat(axes: Axes, table: np.ndarray[Any, Any], across: str, down: Sequence[s
     for row, line in enumerate(table):
         for column, value in enumerate(line):
             if math.isfinite(value):
-                axes.text(column, row - 0.28, rounded(value, 4), ha="center", va="center", fontsize=7.5)
+                axes.text(column, row, rounded(value, 4), ha="center", va="center", fontsize=8.5)
     columns = names or [across.format(column + 1) for column in range(table.shape[1])]
     axes.set_xticks(range(table.shape[1]), [visible(one) for one in columns], fontsize=8)
     axes.set_yticks(range(len(down)), [visible(one) for one in down], fontsize=8)
@@ -396,7 +398,7 @@ def errors(table_name: str = "jean-zay-a100") -> tuple[LabFigure, Table]:
     """
     found = validate(table_name)
     reasons = _reasons(found)
-    figure = new_figure(11.4, 4.6 + 0.19 * len(reasons), alt=_alt(found))
+    figure = new_figure(11.0, 4.6 + 0.19 * len(reasons), alt=_alt(found))
     axes = figure.subplots()
     _points(axes, found, reasons)
     colon = say(en=": ", fr=" : ")
@@ -445,14 +447,12 @@ def _points(axes: Axes, found: TableResult, reasons: dict[str, tuple[str, list[R
     axes.margins(y=0.12)
     axes.set_ylim(min(axes.get_ylim()[0], -16.0), max(axes.get_ylim()[1], 24.0))
     axes.set_xlim(-1, len(found.rows))
-    step = max(1, len(found.rows) // 12)
-    axes.set_xticks(
-        range(0, len(found.rows), step), [one.row.row.partition("/")[2] for one in found.rows[::step]],
-        fontsize=7, rotation=30, ha="right",
-    )  # fmt: skip
+    axes.set_xticks([])
     thousands(axes.yaxis)
     axes.set_ylabel(say(en="predicted over measured, %", fr="prédit sur mesuré, %"))
-    axes.set_xlabel(say(en="row, in the order of the source", fr="ligne, dans l’ordre de la source"))
+    axes.set_xlabel(
+        say(en="measured trainings, in the order of the source", fr="entraînements mesurés, dans l’ordre de la source")
+    )
     axes.set_title(_title(found), fontsize=9.5, loc="left")
     axes.legend(fontsize=8, loc="upper right", ncols=3, framealpha=0.9)
     plain(axes)
@@ -469,8 +469,8 @@ def _title(found: TableResult) -> str:
 
 def _sheet(found: TableResult, reasons: dict[str, tuple[str, list[RowResult]]]) -> Table:
     head = titles(
-        en="row; dp · tp · pp; micro-batch; measured; predicted; error; half; what is known",
-        fr="ligne; dp · tp · pp; micro-batch; mesuré; prédit; erreur; moitié; ce qu’on en sait",
+        en="row in the source; dp · tp · pp; micro-batch; measured; predicted; error; in the fit; what is known",
+        fr="ligne de la source; dp · tp · pp; micro-batch; mesuré; prédit; erreur; ajustement; ce qu’on en sait",
     )
     held, fitted = say(en="held out", fr="mise de côté"), say(en="fitted on", fr="ajustée")
     rows = [

@@ -125,7 +125,7 @@ def bloom() -> tuple[LabFigure, Table]:
     `nvidia-smi` as a dot, the GPU's memory as a line; "OOM" where the run ended so.
     """
     found = neighbours_of_bloom()
-    figure = new_figure(12.4, 0.27 * len(found) + 2.0, alt=_bloom_alt(found))
+    figure = new_figure(11.0, 0.27 * len(found) + 2.0, alt=_bloom_alt(found))
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.0, 1.15))
     _times(left, found)
     _memories(right, found)
@@ -321,7 +321,7 @@ def giants() -> tuple[LabFigure, Table]:
     the same.
     """
     course, published = course_table(), published_table()
-    figure = new_figure(12.6, 5.2, alt=_giants_alt(course, published))
+    figure = new_figure(11.0, 5.2, alt=_giants_alt(course, published))
     left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.25))
     _drawn(
         left,
@@ -383,8 +383,8 @@ def _drawn(axes: Axes, trainings: tuple[Training, ...], title: str) -> None:
     spread = max(days) / min(days)
     logarithmic(axes.yaxis, (1.0, 3.0) if spread > 100 else (1.0, 2.0, 3.0, 5.0, 7.0))
     axes.margins(x=0.06, y=0.12)
-    axes.set_xticks(places, [f"{_billions(one.parameters)}\n{one.gpus} GPU" for one in trainings], fontsize=7.5)
-    axes.set_xlabel(say(en="parameters; GPUs", fr="paramètres ; GPU"))
+    axes.set_xticks(places, [f"{_amount(one.parameters)}\n{one.gpus}" for one in trainings], fontsize=8)
+    axes.set_xlabel(say(en="billions of parameters; GPUs", fr="milliards de paramètres ; GPU"))
     axes.set_ylabel(say(en="days for 300 billion tokens (log.)", fr="jours pour 300 milliards de tokens (log.)"))
     axes.set_title(title, fontsize=10)
     plain(axes)
@@ -425,9 +425,13 @@ def _giants_alt(course: tuple[Training, ...], published: tuple[Training, ...]) -
     )
 
 
-def _billions(parameters: float) -> str:
+def _amount(parameters: float) -> str:
     value = parameters / 1e9
-    return say(en=f"{decimal(value, 1 if value < 10 else 0)} B", fr=f"{decimal(value, 1 if value < 10 else 0)} Md")
+    return decimal(value, 1 if value < 10 else 0)
+
+
+def _billions(parameters: float) -> str:
+    return f"{_amount(parameters)} {say(en='B', fr='Md')}"
 
 
 WAITS: Final = ("bubble", "pipeline", "data")

@@ -44,7 +44,7 @@ PREDICTIONS = (
         id="share-saved",
         en="What share of the bytes of AdamW's all-reduce does a compressed step save, from 0 to 1?",
         fr="Quelle part des octets de l’all-reduce d’AdamW un pas compressé économise-t-il, entre 0 et 1 ?",
-        kind="ratio",
+        kind="share",
         tolerance=0.005,
     ),
     Prediction(

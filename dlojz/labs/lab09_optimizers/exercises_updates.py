@@ -633,10 +633,10 @@ OUTER_STEP = Exercise(
             ),
             Mistake(
                 _values(average=True),
-                "That is Local SGD: the weights are averaged, and that is all. DiLoCo takes the way gone as a "
-                "gradient, and makes a step with momentum of it.",
-                "C’est Local SGD : les poids sont moyennés, rien de plus. DiLoCo prend le chemin parcouru pour un "
-                "gradient, et en fait un pas avec momentum.",
+                "That is Local SGD: the weights are averaged, and that is all. DiLoCo takes the mean "
+                "displacement for a gradient, and makes a step with momentum of it.",
+                "C’est Local SGD : les poids sont moyennés, rien de plus. DiLoCo prend le déplacement moyen pour "
+                "un gradient, et en fait un pas avec momentum.",
             ),
             Mistake(
                 _values(of_sum=True),
@@ -695,10 +695,10 @@ OUTER_STEP = Exercise(
     ),
     praise_en="Right: one all-reduce for a whole round of local steps.",
     praise_fr="Exact : un all-reduce pour tout un tour de pas locaux.",
-    hint_en="The way all have gone on average, turned round, is the gradient: anchor − mean(weights). Then a step of "
-    "SGD with Nesterov momentum, from the anchor.",
-    hint_fr="Le chemin moyen parcouru, retourné, tient lieu de gradient : anchor − moyenne(weights). Puis un pas de "
-    "SGD avec momentum de Nesterov, à partir de l’ancre.",
+    hint_en="The mean displacement of the ranks, with its sign changed, is the gradient: anchor − mean(weights). Then "
+    "a step of SGD with Nesterov momentum, from the anchor.",
+    hint_fr="Le déplacement moyen des rangs, changé de signe, tient lieu de gradient : anchor − moyenne(weights). "
+    "Puis un pas de SGD avec momentum de Nesterov, à partir de l’ancre.",
     nearer_en="gradient = anchor − weights, all-reduced and divided by size; momentum.mul_(decay).add_(gradient); "
     "anchor −= rate · (gradient + decay · momentum); weights.copy_(anchor).",
     nearer_fr="gradient = anchor − weights, après all-reduce et division par size ; "

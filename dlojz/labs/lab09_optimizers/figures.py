@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
-from dlojz.base.language import MEBIBYTE, decimal, say
+from dlojz.base.language import MEBIBYTE, decimal, minus, say
 from dlojz.by_hand.optimizers.convergence import LAST_SHARE
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.figures.communication_figures import communication_figure
@@ -60,7 +60,7 @@ def walk(
             draws[order], lambda gradient, error: feed_back(gradient, error, compress)
         ),
     }
-    ends = ", ".join(f"{name} → {decimal(path[-1], 1)}" for name, path in ways.items())
+    ends = ", ".join(f"{name} → {minus(decimal(path[-1], 1))}" for name, path in ways.items())
     axes = panel(7.5, 3.4, f"The first weight by step: {ends}", f"Le premier poids, à chaque pas : {ends}")
     plot_lines(axes, range(STEPS + 1), ways, marker="", linewidth=2)
     decimal_marks(axes.yaxis)

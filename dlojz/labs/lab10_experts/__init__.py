@@ -23,7 +23,7 @@ PREDICTIONS = (
         "a capacity factor of 1.25?",
         fr="Quelle part des tokens est abandonnée, de 0 à 1, si tous choisissent le même des 8 experts, avec un "
         "facteur de capacité de 1,25 ?",
-        kind="ratio",
+        kind="share",
         tolerance=0.01,
     ),
     Prediction(

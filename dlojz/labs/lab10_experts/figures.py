@@ -282,7 +282,7 @@ def loads_table(*trials: MixtureTrial) -> Table:
 
 def _title(run: Run) -> str:
     layout = run.config.layout
-    return f"{layout.title} ×{layout.world_size}" if layout.ep == 1 else layout.title
+    return f"{layout.title} × {layout.world_size}" if layout.ep == 1 else layout.title
 
 
 @pictured

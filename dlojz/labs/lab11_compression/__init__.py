@@ -26,7 +26,7 @@ PREDICTIONS = (
         id="student-share",
         en="Which share of vit_tiny's parameters does a student have that keeps 2 of its 4 blocks, from 0 to 1?",
         fr="Quelle part des paramètres de vit_tiny garde un étudiant qui n’a que 2 de ses 4 blocs, de 0 à 1 ?",
-        kind="ratio",
+        kind="share",
         tolerance=0.02,
     ),
     Prediction(

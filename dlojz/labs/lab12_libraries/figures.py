@@ -9,11 +9,13 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -403,5 +405,21 @@ def _printed(command: list[str], folder: str) -> str:
     told = [line for line in done.stdout.splitlines() if line.startswith("loss")]
     if done.returncode == 0 and told:
         return "\n".join(told)
-    refused = [line for line in done.stderr.splitlines() if "Error" in line]
-    return "\n".join(refused[:1] or done.stderr.splitlines()[-LINES:])
+    return _refused(done.stderr.splitlines())
+
+
+_ERROR = re.compile(r"(\[rank\d+\]: )?[\w.]+(?:Error|Exception)\b")
+
+
+def _refused(lines: Sequence[str]) -> str:
+    """What the first process that ended says of why, without the account of torchrun that follows."""
+    own = list(takewhile(lambda line: "torch/distributed/elastic" not in line, lines))
+    number, found = next(
+        ((number, match) for number, line in enumerate(own) if (match := _ERROR.match(line))), (0, None)
+    )
+    if found is None:  # the program has refused something in its own words
+        return "\n".join([line for line in own if line.strip()][-1:] or lines[-LINES:])
+    rank = found[1] or ""
+    rest = takewhile(lambda line: not _ERROR.match(line) and "Traceback" not in line, own[number + 1 :])
+    told = [own[number], *(line for line in rest if line.startswith(rank))]
+    return "\n".join(line.removeprefix(rank) for line in told[:LINES])

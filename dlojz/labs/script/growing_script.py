@@ -77,15 +77,25 @@ def _indented(part: ScriptPart) -> str:
     return margin + part.task
 
 
+def number_of_lab(lab: str) -> int:
+    """Return the number of a lab that adds to the script.
+
+    Raises:
+        LabError: for another lab; the sentence lists those that do.
+    """
+    labs = [f"{number:02}" for number in range(LAST + 1)]
+    if lab not in labs:
+        raise LabError(one_of("lab", lab, labs))
+    return int(lab)
+
+
 def write_script(lab: str, folder: Path, language: Language, *, solved: bool = False) -> Path:
     """Write a lab's script into a folder that has none yet.
 
     Raises:
         LabError: for a lab that adds nothing to the script, or where one lies there already.
     """
-    labs = [f"{number:02}" for number in range(LAST + 1)]
-    if lab not in labs:
-        raise LabError(one_of("lab", lab, labs))
+    number = number_of_lab(lab)
     path = folder / NAME
     if path.exists():
         raise refusal(
@@ -93,5 +103,5 @@ def write_script(lab: str, folder: Path, language: Language, *, solved: bool = F
             fr=f"{path} existe déjà, et c’est peut-être votre travail : donnez un autre dossier.",
         )
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(script_of(int(lab), language, solved=solved), encoding="utf-8")
+    path.write_text(script_of(number, language, solved=solved), encoding="utf-8")
     return path

@@ -1,0 +1,553 @@
+"""Judge a training script by what it does on real processes; its text is never read.
+
+The script runs under the watch of `dlojz.run`, started by `script_observer.py`, which notes what each rank read, held
+and saved. Layouts are compared with one process of the same script: the same losses, of the same samples.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from dlojz.base.language import format_bytes, percent, refusal, say, significant
+from dlojz.compare import compare
+from dlojz.labs.kit.exercise import Said, Verdict, Wrong
+from dlojz.labs.script.growing_script import number_of_lab
+from dlojz.results.record import RunRecord
+from dlojz.running.launch import run
+
+OBSERVER = Path(__file__).with_name("script_observer.py")
+SHORT = ("--epochs", "2", "--batch", "256")
+"""Options of every run: two epochs, to see whether the second has another order."""
+SAME_LOSS = 1e-3
+"""Relative distance of losses that differ by the order of additions alone."""
+SAME_ON_ONE = 1e-5
+"""The same, where a script runs twice on one process."""
+SHARED_SAMPLES = 0.1
+"""Share of a rank's samples that others read, from which on it is no chance: images may be there twice."""
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank did.
+
+    Attributes:
+        steps: of its optimizers.
+        group_size: ranks of the process group at the first step; 0 where there is none.
+        epochs: digests of the samples that each pass over a DataLoader yielded, in their order.
+        saved: files that torch.save wrote.
+        ddp, fsdp_units: modules that DistributedDataParallel wraps, and that `fully_shard` was called on.
+        blocks: how often the block occurs that is repeated most.
+        schedule: class of torch's pipeline schedule; empty where there is none.
+        held: elements of its parameters on this rank.
+        mesh_axes: axes of the largest mesh that a parameter lies on.
+        weights: digest of what is held, at the end.
+    """
+
+    steps: int
+    group_size: int
+    epochs: tuple[tuple[str, ...], ...]
+    saved: tuple[str, ...]
+    ddp: int
+    fsdp_units: int
+    blocks: int
+    schedule: str
+    held: int
+    mesh_axes: int
+    weights: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a script, with the reports of its ranks.
+
+    Attributes:
+        words: options of the script that were given besides the common ones.
+    """
+
+    words: tuple[str, ...]
+    record: RunRecord
+    ranks: tuple[RankReport, ...]
+
+    @property
+    def title(self) -> str:
+        """The run in words: its processes and options."""
+        return title_of(len(self.ranks), self.words)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of the messages of a step, of all collectives of rank 0."""
+        footprint = self.record.footprint()
+        return sum(one.message_bytes for one in footprint.communication) if footprint is not None else 0
+
+    @property
+    def activations_bytes(self) -> int:
+        """Bytes that forward keeps, of rank 0."""
+        footprint = self.record.footprint()
+        return (footprint.memory.activations_bytes or 0) if footprint is not None else 0
+
+
+def title_of(processes: int, words: Sequence[str]) -> str:
+    """Name a run by its processes and options."""
+    shown = [Path(word).name if Path(word).is_absolute() else word for word in words]
+    options = f", {' '.join(shown)}" if words else ""
+    return say(
+        en=f"{processes} process{'es' if processes > 1 else ''}{options}",
+        fr=f"{processes} processus{options}",
+    )
+
+
+def _rank_reports(folder: Path, processes: int) -> tuple[RankReport, ...]:
+    """Read what the ranks wrote; what has not got so far is left out."""
+    found = []
+    for rank in range(processes):
+        path = folder / f"rank-{rank}.json"
+        if path.is_file():
+            told = json.loads(path.read_text(encoding="utf-8"))
+            told = {field.name: told[field.name] for field in fields(RankReport)}
+            found.append(
+                RankReport(**told | {"epochs": tuple(map(tuple, told["epochs"])), "saved": tuple(told["saved"])})
+            )
+    return tuple(found)
+
+
+class ScriptTrials:
+    """Runs of one script for its judge.
+
+    Args:
+        path: the script.
+        folder: for the runs and the reports.
+        begin: told the title of each run before it starts.
+    """
+
+    def __init__(self, path: Path, folder: Path, begin: Callable[[str], object]) -> None:
+        self._path, self._folder, self._begin = path, folder, begin
+        self._number = 0
+        self.done: list[Trial] = []
+
+    @property
+    def checkpoint(self) -> str:
+        """A folder for checkpoints of the script."""
+        return str(self._folder / "checkpoint")
+
+    def __call__(self, processes: int, *words: str) -> Trial:
+        """Run the script to its end.
+
+        Raises:
+            Wrong: if it does not end as it should; the sentence says how it ended.
+        """
+        self._begin(title_of(processes, words))
+        self._number += 1
+        reports = self._folder / f"reports-{self._number}"
+        reports.mkdir()
+        ended = run(
+            OBSERVER,
+            args=[str(reports), str(self._path), *SHORT, *words],
+            processes=processes,
+            device="cpu",
+            root=self._folder / "runs",
+            on="local",
+            progress=False,
+        )
+        record, ranks = ended.record, _rank_reports(reports, processes)
+        idle = [rank for rank, one in enumerate(ranks) if one.steps == 0]
+        if idle and len(idle) < len(ranks):
+            raise Wrong(
+                en=f"On {title_of(processes, words)}, rank {idle[0]} makes no optimizer step and others do: every rank "
+                "must train, on its own samples.",
+                fr=f"Sur {title_of(processes, words)}, le rang {idle[0]} ne fait aucun pas d’optimiseur alors que "
+                "d’autres en font : chaque rang doit entraîner, sur ses propres échantillons.",
+            )
+        if record is None or record.status != "completed" or len(ranks) < processes:
+            raise Wrong(_how_it_ended(title_of(processes, words), ended.logs(), record))
+        self.done.append(Trial(words, record, ranks))
+        return self.done[-1]
+
+
+def _how_it_ended(title: str, log: str, record: RunRecord | None) -> str:
+    """Say how a run failed: the script's last line of error, else the reason of the record."""
+    unknown = next((line for line in log.splitlines() if "error: unrecognized arguments:" in line), None)
+    invalid = next((line for line in log.splitlines() if ": error: argument " in line), None)
+    if unknown or invalid:
+        what = (unknown or invalid or "").partition("error: ")[2].strip()
+        return say(
+            en=f"Your script does not take the options of this lab ({what}): add them to its ArgumentParser.",
+            fr=f"Votre script n’accepte pas les options de ce TP ({what}) : ajoutez-les à son ArgumentParser.",
+        )
+    reason = record.reason.replace(OBSERVER.name, "train.py") if record is not None else ""
+    return say(
+        en=f"On {title}, your script does not come to its end: {reason}",
+        fr=f"Sur {title}, votre script ne va pas jusqu’au bout : {reason}",
+    )
+
+
+def _check_learns(trial: Trial, factor: float) -> None:
+    losses = trial.record.losses
+    if not losses or not all(map(math.isfinite, losses)):
+        raise Wrong(
+            en="No loss could be seen, or it is not finite: call backward() on a loss that is one number.",
+            fr="Aucune perte n’a été vue, ou elle n’est pas finie : appelez backward() sur une perte qui soit un seul "
+            "nombre.",
+        )
+    if losses[-1] > factor * losses[0]:
+        raise Wrong(
+            en=f"The loss does not fall ({significant(losses[0], 4)} at the first step, {significant(losses[-1], 4)} "
+            "at the last one): look at zero_grad, the learning rate, and whether optimizer.step is called after "
+            "backward.",
+            fr=f"La perte ne baisse pas ({significant(losses[0], 4)} au premier pas, {significant(losses[-1], 4)} au "
+            "dernier) : regardez zero_grad, le taux d’apprentissage, et si optimizer.step est appelé après backward.",
+        )
+
+
+def _differing_step(first: Sequence[float], second: Sequence[float], tolerance: float) -> int | None:
+    """Find the first step whose losses differ; None where all are the same."""
+    pairs = zip(first, second, strict=False)
+    return next((step for step, (a, b) in enumerate(pairs) if not math.isclose(a, b, rel_tol=tolerance)), None)
+
+
+def _check_losses(one: Trial, other: Trial, tolerance: float, en: str, fr: str) -> None:
+    """Refuse a run whose losses are not those of another one; the sentence ends with a likely cause."""
+    step = _differing_step(one.record.losses, other.record.losses, tolerance)
+    if step is not None:
+        pair = [significant(trial.record.losses[step], 5) for trial in (one, other)]
+        raise Wrong(
+            en=f"The loss of step {step + 1} is {pair[0]} with {one.title} and {pair[1]} with {other.title}: {en}",
+            fr=f"La perte du pas {step + 1} vaut {pair[0]} avec {one.title} et {pair[1]} avec {other.title} : {fr}",
+        )
+
+
+def _check_group(trial: Trial) -> None:
+    if any(one.group_size != len(trial.ranks) for one in trial.ranks):
+        raise Wrong(
+            en=f"On {trial.title}, each process trains a model without the others: no process group is there at the "
+            "first step. Call init_process_group before the model is wrapped.",
+            fr=f"Sur {trial.title}, chaque processus entraîne un modèle sans les autres : aucun groupe de processus "
+            "n’existe au premier pas. Appelez init_process_group avant d’envelopper le modèle.",
+        )
+
+
+def _check_samples(one: Trial, many: Trial, replicas: int) -> None:
+    """Refuse replicas that read the same samples, too many of them, or each epoch in one order."""
+    per_replica = len(many.ranks) // replicas
+    first = [trial.epochs[0] for trial in many.ranks[::per_replica] if trial.epochs]
+    for rank, samples in enumerate(first[1:], start=1):
+        if samples and len(set(samples) & set(first[0])) > SHARED_SAMPLES * len(samples):
+            raise Wrong(
+                en=f"Rank {rank * per_replica} reads samples that rank 0 reads too: give the DataLoader a "
+                "DistributedSampler, with the number of replicas and this one's index.",
+                fr=f"Le rang {rank * per_replica} lit des échantillons que lit aussi le rang 0 : donnez au DataLoader "
+                "un DistributedSampler, avec le nombre de répliques et l’indice de celle-ci.",
+            )
+    steps = [len(trial.record.losses) for trial in (one, many)]
+    if steps[0] != steps[1]:
+        raise Wrong(
+            en=f"One process makes {steps[0]} steps of two epochs, and {many.title} make {steps[1]}: a step is to "
+            "read --batch samples of all ranks together, so that each of them reads its share.",
+            fr=f"Un processus fait {steps[0]} pas en deux époques, et {many.title} en font {steps[1]} : un pas doit "
+            "lire --batch échantillons, tous rangs ensemble ; chacun n’en lit que sa part.",
+        )
+    for trial in (one, many):
+        for rank, report in enumerate(trial.ranks):
+            if len(report.epochs) > 1 and report.epochs[0] and report.epochs[0] == report.epochs[1]:
+                raise Wrong(
+                    en=f"With {trial.title}, rank {rank} reads its samples in the same order in both epochs: call "
+                    "sampler.set_epoch(epoch) at the start of each one.",
+                    fr=f"Avec {trial.title}, le rang {rank} lit ses échantillons dans le même ordre aux deux époques : "
+                    "appelez sampler.set_epoch(epoch) au début de chacune.",
+                )
+
+
+def _check_saves(trial: Trial) -> None:
+    for path in trial.ranks[0].saved:
+        if any(path in other.saved for other in trial.ranks[1:]):
+            raise Wrong(
+                en=f"Several ranks write {Path(path).name} with torch.save: let rank 0 write it alone, or use "
+                "torch.distributed.checkpoint.",
+                fr=f"Plusieurs rangs écrivent {Path(path).name} par torch.save : laissez le rang 0 l’écrire seul, ou "
+                "utilisez torch.distributed.checkpoint.",
+            )
+
+
+def _check_parity(one: Trial, many: Trial, replicas: int) -> None:
+    """Refuse a layout that does not train as one process does, with the cause where it is seen."""
+    _check_group(many)
+    _check_samples(one, many, replicas)
+    if many.ranks[0].ddp and len({rank.weights for rank in many.ranks}) > 1:
+        _unequal_weights()
+    if replicas == len(many.ranks) and not many.sent_bytes:
+        _unequal_weights()
+    _check_losses(
+        one,
+        many,
+        SAME_LOSS,
+        en="both read the same samples, so look at how gradients are averaged, and at what each rank's loss is "
+        "divided by.",
+        fr="les deux lisent les mêmes échantillons : regardez comment les gradients sont moyennés, et par quoi la "
+        "perte de chaque rang est divisée.",
+    )
+    _check_saves(many)
+
+
+def _unequal_weights() -> None:
+    raise Wrong(
+        en="The ranks do not end with the same weights, or never send a gradient: wrap the model in "
+        "DistributedDataParallel, and call the wrapped model, not the one inside.",
+        fr="Les rangs ne finissent pas avec les mêmes poids, ou n’envoient aucun gradient : enveloppez le modèle "
+        "dans DistributedDataParallel, et appelez le modèle enveloppé, non celui qui est à l’intérieur.",
+    )
+
+
+def _check_shards(one: Trial, many: Trial, most: float, en: str, fr: str) -> None:
+    """Refuse ranks that hold more than a share of the parameters, or that have lost some of them."""
+    whole = one.ranks[0].held
+    held = [rank.held for rank in many.ranks]
+    if max(held) > most * whole:
+        raise Wrong(
+            en=f"With {many.title}, a rank holds {percent(max(held) / whole)} of the parameters: {en}",
+            fr=f"Avec {many.title}, un rang tient {percent(max(held) / whole)} des paramètres : {fr}",
+        )
+    if sum(held) < whole:
+        raise Wrong(
+            en=f"With {many.title}, the ranks hold {percent(sum(held) / whole)} of the parameters together: a part of "
+            "the model is lost.",
+            fr=f"Avec {many.title}, les rangs tiennent ensemble {percent(sum(held) / whole)} des paramètres : une "
+            "partie du modèle est perdue.",
+        )
+
+
+def _plain(trials: ScriptTrials) -> None:
+    _check_learns(trials(1), 0.9)
+
+
+def _transformer(trials: ScriptTrials) -> None:
+    trial = trials(1)
+    _check_learns(trial, 1.1)
+    if trial.ranks[0].blocks < 2:
+        raise Wrong(
+            en="No block with at least four parameters occurs twice in the model: a transformer is a list of equal "
+            "blocks, in an nn.ModuleList or an nn.Sequential.",
+            fr="Aucun bloc d’au moins quatre paramètres n’apparaît deux fois dans le modèle : un Transformer est une "
+            "liste de blocs identiques, dans une nn.ModuleList ou un nn.Sequential.",
+        )
+
+
+def _memory(trials: ScriptTrials) -> None:
+    plain, checkpointed = trials(1), trials(1, "--checkpointing")
+    _check_losses(
+        plain,
+        checkpointed,
+        SAME_ON_ONE,
+        en="checkpointing computes the same again, so no loss may change.",
+        fr="le checkpointing recalcule la même chose : aucune perte ne doit changer.",
+    )
+    kept = [trial.activations_bytes for trial in (plain, checkpointed)]
+    if kept[1] > 0.9 * kept[0]:
+        raise Wrong(
+            en=f"--checkpointing keeps {format_bytes(kept[1])} of activations, {format_bytes(kept[0])} without it: "
+            "wrap the call of each block in torch.utils.checkpoint.checkpoint, and use what it returns.",
+            fr=f"--checkpointing garde {format_bytes(kept[1])} d’activations, contre {format_bytes(kept[0])} sans : "
+            "enveloppez l’appel de chaque bloc dans torch.utils.checkpoint.checkpoint, et utilisez ce qu’il renvoie.",
+        )
+    rounded = trials(1, "--bf16")
+    if _differing_step(plain.record.losses, rounded.record.losses, 0.0) is None:
+        raise Wrong(
+            en="--bf16 changes no loss, not in the last digit: the forward pass must run inside torch.autocast.",
+            fr="--bf16 ne change aucune perte, pas même au dernier chiffre : la passe avant doit s’exécuter dans "
+            "torch.autocast.",
+        )
+    _check_losses(
+        plain,
+        rounded,
+        0.05,
+        en="products in bf16 change a loss by a percent, not by more: keep weights and optimizer in fp32.",
+        fr="des produits en bf16 changent une perte d’un pour cent, pas plus : gardez poids et optimiseur en fp32.",
+    )
+
+
+def _data_parallel(trials: ScriptTrials) -> None:
+    one, two = trials(1), trials(2)
+    _check_parity(one, two, replicas=2)
+    if two.ranks[0].ddp > 1:
+        raise Wrong(
+            en=f"DistributedDataParallel wraps {two.ranks[0].ddp} modules: wrap the whole model, once.",
+            fr=f"DistributedDataParallel enveloppe {two.ranks[0].ddp} modules : enveloppez le modèle entier, une fois.",
+        )
+    accumulated = trials(2, "--accumulation", "2")
+    _check_parity(one, accumulated, replicas=2)
+    if accumulated.sent_bytes > 1.5 * two.sent_bytes:
+        raise Wrong(
+            en=f"With --accumulation 2 a step sends {format_bytes(accumulated.sent_bytes)}, without it "
+            f"{format_bytes(two.sent_bytes)}: run all micro-batches but the last one under model.no_sync().",
+            fr=f"Avec --accumulation 2, un pas envoie {format_bytes(accumulated.sent_bytes)}, contre "
+            f"{format_bytes(two.sent_bytes)} sans : exécutez tous les micro-batches sauf le dernier sous "
+            "model.no_sync().",
+        )
+
+
+def _sharded(trials: ScriptTrials) -> None:
+    folder = trials.checkpoint
+    one, two = trials(1), trials(2, "--parallel", "fsdp", "--save", folder)
+    _check_parity(one, two, replicas=2)
+    _check_shards(
+        one,
+        two,
+        0.6,
+        en="call fully_shard on each block and on the model, before the optimizer is made.",
+        fr="appelez fully_shard sur chaque bloc et sur le modèle, avant de créer l’optimiseur.",
+    )
+    if two.ranks[0].fsdp_units < 2:
+        raise Wrong(
+            en="fully_shard was called on the whole model alone, which gathers all of it at once: call it on each "
+            "block first.",
+            fr="fully_shard n’a été appelé que sur le modèle entier, qui est alors rassemblé d’un coup : appelez-le "
+            "d’abord sur chaque bloc.",
+        )
+    again, alone = trials(2, "--parallel", "fsdp", "--load", folder), trials(1, "--load", folder)
+    if _differing_step(two.record.losses[:1], again.record.losses[:1], SAME_ON_ONE) is None:
+        raise Wrong(
+            en="--load changes nothing: the first loss is that of a model that was never trained. Load before the "
+            "first step, and put what was loaded into model and optimizer.",
+            fr="--load ne change rien : la première perte est celle d’un modèle jamais entraîné. Chargez avant le "
+            "premier pas, et remettez ce qui a été lu dans le modèle et l’optimiseur.",
+        )
+    same_weights = _differing_step(again.record.losses[:1], alone.record.losses[:1], SAME_LOSS) is None
+    _check_losses(
+        alone,
+        again,
+        SAME_LOSS,
+        en="the first loss is the same, so weights are read and the optimizer’s moments are not."
+        if same_weights
+        else "one process must read all weights of a checkpoint that two ranks wrote.",
+        fr="la première perte est la même : les poids sont lus, les moments de l’optimiseur ne le sont pas."
+        if same_weights
+        else "un processus doit lire tous les poids d’un checkpoint que deux rangs ont écrit.",
+    )
+
+
+def _pipeline(trials: ScriptTrials) -> None:
+    one, two = trials(1), trials(2, "--parallel", "1f1b", "--accumulation", "4")
+    _check_group(two)
+    _check_shards(
+        one,
+        two,
+        0.7,
+        en="keep only the blocks of this rank's stage, before the optimizer is made.",
+        fr="ne gardez que les blocs de l’étage de ce rang, avant de créer l’optimiseur.",
+    )
+    _check_parity(one, two, replicas=1)
+    if two.ranks[0].schedule != "Schedule1F1B":
+        found = two.ranks[0].schedule
+        raise Wrong(
+            en=f"The schedule is {found or 'none of torch.distributed.pipelining'}: Schedule1F1B is asked for.",
+            fr=f"L’ordonnancement est {found or 'étranger à torch.distributed.pipelining'} : Schedule1F1B est demandé.",
+        )
+
+
+def _tensor_parallel(trials: ScriptTrials) -> None:
+    one, two = trials(1), trials(2, "--parallel", "tp")
+    _check_group(two)
+    _check_shards(
+        one,
+        two,
+        0.8,
+        en="give parallelize_module a plan that names both layers of each MLP.",
+        fr="donnez à parallelize_module un plan qui nomme les deux couches de chaque MLP.",
+    )
+    _check_parity(one, two, replicas=1)
+
+
+def _two_axes(trials: ScriptTrials) -> None:
+    one, four = trials(1), trials(4, "--parallel", "tp-fsdp")
+    _check_group(four)
+    if four.ranks[0].mesh_axes < 2:
+        raise Wrong(
+            en="No parameter lies on a mesh of two axes: call parallelize_module with the axis tp of the mesh first, "
+            "then fully_shard with its axis dp.",
+            fr="Aucun paramètre n’est réparti sur un maillage à deux axes : appelez d’abord parallelize_module avec "
+            "l’axe tp du maillage, puis fully_shard avec son axe dp.",
+        )
+    _check_shards(
+        one,
+        four,
+        0.45,
+        en="the MLPs are to be split along tp, and all parameters along dp.",
+        fr="les MLP doivent être découpés selon tp, et tous les paramètres selon dp.",
+    )
+    _check_parity(one, four, replicas=2)
+
+
+CHECKS: tuple[Callable[[ScriptTrials], None], ...] = (
+    _plain,
+    _transformer,
+    _memory,
+    _data_parallel,
+    _sharded,
+    _pipeline,
+    _tensor_parallel,
+    _two_axes,
+)
+"""One for each lab, in their order."""
+
+
+def judge_script(lab: str, path: Path, begin: Callable[[str], object] = lambda title: None) -> Verdict:
+    """Run a script as a lab asks for, and say what is right or wrong about it.
+
+    Args:
+        lab: two digits.
+        begin: told the title of each run before it starts.
+
+    Raises:
+        LabError: if the lab adds nothing to the script, or there is no such file.
+    """
+    check = CHECKS[number_of_lab(lab)]
+    if not path.is_file():
+        raise refusal(
+            en=f"{path} is no file: give the path of the script, or write one with `dlojz labs script {lab}`.",
+            fr=f"{path} n’est pas un fichier : donnez le chemin du script, ou écrivez-en un par "
+            f"`dlojz labs script {lab}`.",
+        )
+    with tempfile.TemporaryDirectory(prefix="dlojz-script-") as folder:
+        trials = ScriptTrials(path.absolute(), Path(folder), begin)
+        try:
+            check(trials)
+        except Wrong as wrong:
+            return Verdict("wrong", str(wrong))
+        whole = trials.done[0].ranks[0].held
+        return Verdict("right", "\n".join([_praise(lab), *(_row(trial, whole) for trial in trials.done)]))
+
+
+def _praise(lab: str) -> str:
+    return say(
+        en=f"Right: your script does on real processes what lab {lab} asks for.",
+        fr=f"Juste : votre script fait, sur de vrais processus, ce que demande le TP {lab}.",
+    )
+
+
+def _row(trial: Trial, whole: int) -> str:
+    """One run in a line: its losses, what a rank holds and sends, and whether that was predicted."""
+    losses, rank = trial.record.losses, trial.ranks[0]
+    exact = compare(trial.record).rows[0].exact if trial.sent_bytes else None
+    sent = ""
+    if trial.sent_bytes:
+        predicted = {
+            True: Said(", as predicted", ", comme prédit"),
+            False: Said(
+                ", not as predicted (dlojz run and dlojz compare show more)",
+                ", autrement que prédit (dlojz run et dlojz compare en disent plus)",
+            ),
+            None: Said("", ""),
+        }[exact]
+        sent = say(
+            en=f"; {format_bytes(trial.sent_bytes)} sent per step{predicted.en}",
+            fr=f" ; {format_bytes(trial.sent_bytes)} envoyés par pas{predicted.fr}",
+        )
+    return say(
+        en=f"{trial.title}: loss {significant(losses[0], 4)} → {significant(losses[-1], 4)}; "
+        f"{percent(rank.held / whole)} of the parameters on rank 0{sent}",
+        fr=f"{trial.title} : perte {significant(losses[0], 4)} → {significant(losses[-1], 4)} ; "
+        f"{percent(rank.held / whole)} des paramètres sur le rang 0{sent}",
+    )

@@ -1,0 +1,138 @@
+"""Run a script on a rank and write down what this rank read, held and saved, for the judge of the labs' scripts.
+
+    python script_observer.py FOLDER train.py --epochs 2
+
+The report is `FOLDER/rank-N.json`, whose keys are the fields of `dlojz.labs.script.script_judge.RankReport`. It is
+also written where the script fails, with what was seen until then.
+"""
+
+import gc
+import hashlib
+import json
+import os
+import runpy
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining.schedules import _PipelineSchedule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.data import DataLoader
+
+MOST_SAMPLES = 10_000
+"""Samples of an epoch that are told apart, at most."""
+
+
+def _first_tensor(batch: object) -> Tensor | None:
+    """Find the first tensor of a batch: the samples, by torch's convention."""
+    if isinstance(batch, Tensor):
+        return batch
+    inner = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
+    return next((found for one in inner if (found := _first_tensor(one)) is not None), None)
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach()
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    """Copy a tensor's bytes, unseen by the watch's count of memory."""
+    with _disable_current_modes():
+        flat: Tensor = tensor.detach().cpu().contiguous().flatten()
+        return bytes(flat.view(torch.uint8).numpy().tobytes())
+
+
+def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
+    """Put into a report, while a script runs, what its loaders yield, its optimizers step and `torch.save` writes."""
+    iterate, save = DataLoader.__iter__, torch.save
+    optimizers: list[torch.optim.Optimizer] = []
+
+    def observed(loader: DataLoader[Any]) -> Iterator[Any]:
+        samples: list[str] = []
+        report["epochs"].append(samples)
+        for batch in iterate(loader):
+            tensor = _first_tensor(batch)
+            if tensor is not None and tensor.dim() > 0 and len(samples) < MOST_SAMPLES:
+                samples += [hashlib.sha1(_bytes_of(sample)).hexdigest()[:12] for sample in tensor]
+            yield batch
+
+    def saved(value: object, file: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(file, str | os.PathLike):
+            report["saved"].append(os.path.realpath(file))
+        save(value, file, *args, **kwargs)
+
+    def stepped(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        first = optimizer.param_groups[0]["params"][0]
+        if isinstance(first.to_local() if isinstance(first, DTensor) else first, FakeTensor):
+            return  # the watch's, which predicts the step
+        report["steps"] += 1
+        if all(one is not optimizer for one in optimizers):
+            optimizers.append(optimizer)
+        if report["steps"] == 1:
+            report["group_size"] = dist.get_world_size() if dist.is_initialized() else 0
+            _look_at_modules(report)
+
+    DataLoader.__iter__ = observed  # type: ignore[method-assign,assignment]
+    torch.save = saved  # type: ignore[assignment]
+    register_optimizer_step_post_hook(stepped)
+    return optimizers
+
+
+def _look_at_modules(report: dict[str, Any]) -> None:
+    """Note what wraps the model, the blocks that repeat in it, and its pipeline schedule."""
+    blocks: Counter[object] = Counter()
+    for one in gc.get_objects():
+        kind = type(one)
+        if issubclass(kind, _PipelineSchedule):
+            report["schedule"] = kind.__name__
+        elif issubclass(kind, nn.Module):
+            report["ddp"] += issubclass(kind, DistributedDataParallel)
+            report["fsdp_units"] += issubclass(kind, FSDPModule)
+            shapes = tuple(tuple(parameter.shape) for parameter in one.parameters())
+            if len(shapes) >= 4:
+                blocks[kind.__name__, shapes] += 1
+    report["blocks"] = max(blocks.values(), default=0)
+
+
+def _look_at_weights(report: dict[str, Any], optimizers: list[torch.optim.Optimizer]) -> None:
+    """Note how much of the parameters this rank holds at the end, and their digest."""
+    digest = hashlib.sha256()
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    parameters = {id(one): one for group in groups for one in group["params"]}
+    for parameter in parameters.values():
+        own = _local(parameter)
+        report["held"] += own.numel()
+        axes = parameter.device_mesh.ndim if isinstance(parameter, DTensor) else 0
+        report["mesh_axes"] = max(report["mesh_axes"], axes)
+        digest.update(_bytes_of(own))
+    report["weights"] = digest.hexdigest()
+
+
+def main() -> None:
+    """Observe the script that the command line names."""
+    folder, script, *arguments = sys.argv[1:]
+    report: dict[str, Any] = {"epochs": [], "saved": [], "schedule": "", "weights": ""}
+    report |= dict.fromkeys(("steps", "group_size", "ddp", "fsdp_units", "blocks", "held", "mesh_axes"), 0)
+    optimizers = observe(report)
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).parent)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    finally:
+        _look_at_weights(report, optimizers)
+        path = Path(folder) / f"rank-{os.environ.get('RANK', '0')}.json"
+        path.write_text(json.dumps(report), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""The judge of the growing script, on real processes: each lab's solution is right, and mistakes are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dlojz.base.errors import LabError
+from dlojz.cli.main import main
+from dlojz.labs.kit.exercise import Verdict
+from dlojz.labs.script.growing_script import LAST, script_of
+from dlojz.labs.script.script_judge import judge_script
+
+PREDICTED = {3: 2, 4: 2, 5: 1, 6: 1, 7: 1}
+"""Runs of each lab's script whose messages are predicted."""
+
+
+def judged(lab: int, text: str, folder: Path) -> Verdict:
+    """Judge a text as a lab's script."""
+    path = folder / "train.py"
+    path.write_text(text, encoding="utf-8")
+    return judge_script(f"{lab:02}", path)
+
+
+@pytest.mark.parametrize("lab", range(LAST + 1))
+def test_the_script_of_each_lab_is_right(lab: int, tmp_path: Path) -> None:
+    verdict = judged(lab, script_of(lab, "en"), tmp_path)
+    assert verdict.state == "right", verdict
+    assert verdict.message.count(", as predicted") == PREDICTED.get(lab, 0), verdict
+
+
+LOADER = "loader = DataLoader(samples, args.batch // replicas // micro_batches, sampler=sampler, drop_last=True)"
+WRAP = "model = DistributedDataParallel(model)"
+BY_BLOCK = """    for block in model.blocks:
+        fully_shard(block)
+"""
+MLPS = 'plan = {"blocks.*.fc1": ColwiseParallel(), "blocks.*.fc2": RowwiseParallel()}'
+SET = "    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)\n"
+
+WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
+    "no-step": (0, [("        optimizer.step()\n", "")], "before any optimizer made a step"),
+    "nothing-learnt": (0, [("lr=args.lr", "lr=0.0")], "The loss does not fall"),
+    "recomputed-nothing": (2, [("if args.checkpointing", "if False")], "--checkpointing keeps"),
+    "bf16-nowhere": (2, [("    with precision:", "    with torch.enable_grad():")], "--bf16 changes no loss"),
+    "same-samples": (
+        3,
+        [(LOADER, LOADER.replace("sampler=sampler", "shuffle=True")), ("    sampler.set_epoch(epoch)\n", "")],
+        "reads samples that rank 0 reads too",
+    ),
+    "same-order": (3, [("    sampler.set_epoch(epoch)\n", "")], "call sampler.set_epoch"),
+    "whole-batch-each": (3, [("args.batch // replicas //", "args.batch //")], "each of them reads its share"),
+    "no-average": (3, [(WRAP, ""), ("model.no_sync()", "contextlib.nullcontext()")], "wrap the model in Distributed"),
+    "one-rank-steps": (
+        3,
+        [("        optimizer.step()\n", "        rank == 0 and optimizer.step()\n")],
+        "rank 1 makes no",
+    ),
+    "wrapped-twice": (3, [(WRAP, f"{WRAP}\n{WRAP}")], "wraps 2 modules"),
+    "no-no-sync": (3, [("model.no_sync()", "contextlib.nullcontext()")], "under model.no_sync()"),
+    "not-divided": (3, [("loss_of(x, y) / micro_batches", "loss_of(x, y)")], "what each rank's loss is divided by"),
+    "one-file": (
+        3,
+        [("dist.destroy_process_group()", 'torch.save(model.state_dict(), "last.pt")\ndist.destroy_process_group()')],
+        "Several ranks write last.pt",
+    ),
+    "not-sharded": (4, [(f"{BY_BLOCK}    fully_shard(model)\n", "    pass\n")], "of the parameters: call fully_shard"),
+    "one-unit": (4, [(BY_BLOCK, "")], "call it on each block first"),
+    "loaded-nothing": (4, [(SET, "")], "--load changes nothing"),
+    "no-moments": (
+        4,
+        [(SET, "    dcp.state_dict.set_model_state_dict(model, weights)\n")],
+        "weights are read and the optimizer’s moments are not",
+    ),
+    "all-blocks": (5, [("model.blocks[rank * each : (rank + 1) * each]", "model.blocks")], "keep only the blocks"),
+    "lost-block": (
+        5,
+        [("rank * each : (rank + 1) * each", "rank * each : rank * each + 1")],
+        "part of the model is lost",
+    ),
+    "gpipe": (5, [("Schedule1F1B", "ScheduleGPipe")], "The schedule is ScheduleGPipe"),
+    "no-plan": (6, [(MLPS, "plan = {}")], "names both layers of each MLP"),
+    "one-axis": (7, [('"tp-fsdp": 2', '"tp-fsdp": 1')], "No parameter lies on a mesh of two axes"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mistake_is_named(name: str, tmp_path: Path) -> None:
+    lab, changes, said = WRONG[name]
+    text = script_of(lab, "en")
+    for old, new in changes:
+        assert old in text, name
+        text = text.replace(old, new)
+    verdict = judged(lab, text, tmp_path)
+    assert verdict.state == "wrong" and said in verdict.message, verdict
+
+
+@pytest.mark.parametrize(
+    ("lab", "said"),
+    [
+        (1, "No block with at least four parameters"),
+        (2, "does not take the options of this lab (unrecognized arguments: --checkpointing)"),
+        (3, "each process trains a model without the others"),
+    ],
+)
+def test_the_script_of_the_lab_before_is_told_what_it_lacks(lab: int, said: str, tmp_path: Path) -> None:
+    verdict = judged(lab, script_of(lab - 1, "en"), tmp_path)
+    assert verdict.state == "wrong" and said in verdict.message, verdict
+
+
+OWN = """
+import argparse, os
+import torch, torch.distributed as dist
+from sklearn.datasets import load_digits
+
+def main():
+    words = argparse.ArgumentParser()
+    for name, default in (("--epochs", 2), ("--batch", 64), ("--accumulation", 1)):
+        words.add_argument(name, type=int, default=default)
+    args = words.parse_args()
+    dist.init_process_group("gloo")
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.manual_seed(1)
+    digits = load_digits()
+    images, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 10))
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    for epoch in range(args.epochs):
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(epoch))
+        for step in order.split(args.batch):
+            if len(step) < args.batch:
+                break
+            optimizer.zero_grad()
+            parts = step[rank::size].chunk(args.accumulation)
+            for part in parts:
+                model.require_backward_grad_sync = part is parts[-1]
+                loss = torch.nn.functional.cross_entropy(model(images[part]), labels[part]) / len(parts)
+                loss.backward()
+            shown = loss.detach().clone()
+            dist.all_reduce(shown)
+            optimizer.step()
+    if rank == 0:
+        torch.save(net.state_dict(), os.devnull)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_script_written_in_another_way_is_right(tmp_path: Path) -> None:
+    verdict = judged(3, OWN, tmp_path)
+    assert verdict.state == "right" and "2 processes, --accumulation 2: loss" in verdict.message, verdict
+
+
+def test_the_command_judges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path := tmp_path / "train.py").write_text("import sys; sys.exit('no data')", encoding="utf-8")
+    assert main(["labs", "judge", "00", str(path)]) == 1
+    told = capsys.readouterr()
+    assert "… 1 process" in told.err and "your script does not come to its end" in told.out
+    assert main(["labs", "judge", "00", str(tmp_path / "other.py")]) == 2
+    assert "is no file: give the path of the script" in capsys.readouterr().err
+    assert main(["labs", "judge"]) == 2
+    with pytest.raises(LabError, match="unknown lab '09'"):
+        judge_script("09", path)
