@@ -717,9 +717,10 @@ figures.degrees(big, 8, choices, samples=32)
 # ## Dans votre projet : votre script
 #
 # Croisez les deux axes (`--parallel tp-fsdp`, sur quatre processus) : les MLP découpés selon `tp`, le tout partitionné
-# selon `dp`. Le script, environ 160 lignes, a alors DDP, FSDP2, 1F1B, le tenseur et les deux axes, par une option.
-# Continuez dans votre `train.py`, ou partez de la solution du TP précédent : `dlojz labs script 07 un_autre_dossier` en
-# écrit un, avec un `# TODO` à chaque endroit à compléter. Jugez-le par `dlojz labs judge 07 my_training/train.py`.
+# selon `dp`. Le script, environ 160 lignes, fait alors DDP, FSDP2, 1F1B, *Tensor Parallelism* ou les deux axes, par une
+# option. Continuez dans votre `train.py`, ou partez de la solution du TP précédent :
+# `dlojz labs script 07 un_autre_dossier` en écrit un, avec un `# TODO` à chaque endroit à compléter. Jugez-le par
+# `dlojz labs judge 07 my_training/train.py`.
 #
 # À regarder : les pertes d’un processus, quelle que soit la grille, et un tiers des paramètres sur chaque rang.
 #

@@ -1083,8 +1083,8 @@ tables.held_out(held_out_errors, published)
 #
 # - l’**attention fusionnée**, que freinaient les octets de scores qu’elle n’écrit jamais, est un opérateur à part, au
 #   débit publié pour chaque noyau et chaque GPU ;
-# - les **messages de FSDP**, presque toujours recouverts, sont comptés un par un, avec une latence qui croît avec le nombre
-#   de rangs ; rien ne recouvre le premier *all-gather* ni le dernier *reduce-scatter* ;
+# - les **messages de FSDP**, presque toujours recouverts, sont comptés un par un, avec une latence qui croît avec le
+#   nombre de rangs ; rien ne recouvre le premier *all-gather* ni le dernier *reduce-scatter* ;
 # - la **mémoire**, qui additionnait des pics d’instants différents, est un maximum sur des instants (TP 02) ;
 # - l’**intervalle** vient de tableaux écartés en entier, donc de logiciels jamais vus ; il est plus large du côté lent.
 #

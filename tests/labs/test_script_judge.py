@@ -36,7 +36,7 @@ BY_BLOCK = """    for block in model.blocks:
         fully_shard(block)
 """
 MLPS = 'plan = {"blocks.*.fc1": ColwiseParallel(), "blocks.*.fc2": RowwiseParallel()}'
-SET = "    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)\n"
+LOAD = '    dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=args.load)\n'
 
 WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
     "no-step": (0, [("        optimizer.step()\n", "")], "before any optimizer made a step"),
@@ -66,10 +66,10 @@ WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
     ),
     "not-sharded": (4, [(f"{BY_BLOCK}    fully_shard(model)\n", "    pass\n")], "of the parameters: call fully_shard"),
     "one-unit": (4, [(BY_BLOCK, "")], "call it on each block first"),
-    "loaded-nothing": (4, [(SET, "")], "--load changes nothing"),
+    "loaded-nothing": (4, [(LOAD, "")], "--load changes nothing"),
     "no-moments": (
         4,
-        [(SET, "    dcp.state_dict.set_model_state_dict(model, weights)\n")],
+        [(LOAD, LOAD.replace(', "optimizer": moments', ""))],
         "weights are read and the optimizer’s moments are not",
     ),
     "all-blocks": (5, [("model.blocks[rank * each : (rank + 1) * each]", "model.blocks")], "keep only the blocks"),

@@ -25,6 +25,8 @@ SHORT = ("--epochs", "2", "--batch", "256")
 """Options of every run: two epochs, to see whether the second has another order."""
 SAME_LOSS = 1e-3
 """Relative distance of losses that differ by the order of additions alone."""
+SAME_GRADIENTS = 0.02
+"""The same of the norm of gradients."""
 SAME_ON_ONE = 1e-5
 """The same, where a script runs twice on one process."""
 SHARED_SAMPLES = 0.1
@@ -45,6 +47,7 @@ class RankReport:
         schedule: class of torch's pipeline schedule; empty where there is none.
         held: elements of its parameters on this rank.
         mesh_axes: axes of the largest mesh that a parameter lies on.
+        gradients: sum of squares of this rank's gradients, at the first step.
         weights: digest of what is held, at the end.
     """
 
@@ -58,6 +61,7 @@ class RankReport:
     schedule: str
     held: int
     mesh_axes: int
+    gradients: float
     weights: str
 
 
@@ -276,10 +280,9 @@ def _check_parity(one: Trial, many: Trial, replicas: int) -> None:
     """Refuse a layout that does not train as one process does, with the cause where it is seen."""
     _check_group(many)
     _check_samples(one, many, replicas)
-    if many.ranks[0].ddp and len({rank.weights for rank in many.ranks}) > 1:
-        _unequal_weights()
-    if replicas == len(many.ranks) and not many.sent_bytes:
-        _unequal_weights()
+    if replicas == len(many.ranks):
+        _check_averaged(many)
+    _check_gradients(one, many)
     _check_losses(
         one,
         many,
@@ -292,13 +295,38 @@ def _check_parity(one: Trial, many: Trial, replicas: int) -> None:
     _check_saves(many)
 
 
-def _unequal_weights() -> None:
-    raise Wrong(
-        en="The ranks do not end with the same weights, or never send a gradient: wrap the model in "
-        "DistributedDataParallel, and call the wrapped model, not the one inside.",
-        fr="Les rangs ne finissent pas avec les mêmes poids, ou n’envoient aucun gradient : enveloppez le modèle "
-        "dans DistributedDataParallel, et appelez le modèle enveloppé, non celui qui est à l’intérieur.",
-    )
+def _check_gradients(one: Trial, many: Trial) -> None:
+    """Refuse gradients of the first step that are not as large; Adam would hide it.
+
+    Where ranks hold parts that overlap (tensor parallelism), the sum over ranks counts some twice: nothing is told.
+    """
+    (first, *_), held = one.ranks, [rank.held for rank in many.ranks]
+    if held[0] == first.held:
+        found = many.ranks[0].gradients
+    elif sum(held) == first.held:
+        found = sum(rank.gradients for rank in many.ranks)
+    else:
+        return
+    ratio = math.sqrt(found / first.gradients) if first.gradients else 1.0
+    if not math.isclose(ratio, 1.0, rel_tol=SAME_GRADIENTS):
+        times = significant(ratio, 3)
+        raise Wrong(
+            en=f"The gradients of the first step are {times} times as large with {many.title} as with {one.title}: "
+            "look at what each rank's loss is divided by, micro-batches included.",
+            fr=f"Les gradients du premier pas sont {times} fois ceux de {one.title} avec {many.title} : regardez par "
+            "quoi la perte de chaque rang est divisée, micro-batches compris.",
+        )
+
+
+def _check_averaged(many: Trial) -> None:
+    """Refuse replicas that average no gradients."""
+    if not many.sent_bytes or (many.ranks[0].ddp and len({rank.weights for rank in many.ranks}) > 1):
+        raise Wrong(
+            en="The ranks do not end with the same weights, or never send a gradient: wrap the model in "
+            "DistributedDataParallel, and call the wrapped model, not the one inside.",
+            fr="Les rangs ne finissent pas avec les mêmes poids, ou n’envoient aucun gradient : enveloppez le modèle "
+            "dans DistributedDataParallel, et appelez le modèle enveloppé, non celui qui est à l’intérieur.",
+        )
 
 
 def _check_shards(one: Trial, many: Trial, most: float, en: str, fr: str) -> None:
@@ -369,15 +397,16 @@ def _memory(trials: ScriptTrials) -> None:
 
 
 def _data_parallel(trials: ScriptTrials) -> None:
-    one, two = trials(1), trials(2)
-    _check_parity(one, two, replicas=2)
+    two = trials(2)
+    _check_group(two)
     if two.ranks[0].ddp > 1:
         raise Wrong(
             en=f"DistributedDataParallel wraps {two.ranks[0].ddp} modules: wrap the whole model, once.",
             fr=f"DistributedDataParallel enveloppe {two.ranks[0].ddp} modules : enveloppez le modèle entier, une fois.",
         )
+    _check_samples(two, two, replicas=2)
+    _check_averaged(two)
     accumulated = trials(2, "--accumulation", "2")
-    _check_parity(one, accumulated, replicas=2)
     if accumulated.sent_bytes > 1.5 * two.sent_bytes:
         raise Wrong(
             en=f"With --accumulation 2 a step sends {format_bytes(accumulated.sent_bytes)}, without it "
@@ -386,12 +415,16 @@ def _data_parallel(trials: ScriptTrials) -> None:
             f"{format_bytes(two.sent_bytes)} sans : exécutez tous les micro-batches sauf le dernier sous "
             "model.no_sync().",
         )
+    _check_gradients(two, accumulated)
+    one = trials(1)
+    for many in (two, accumulated):
+        _check_parity(one, many, replicas=2)
 
 
 def _sharded(trials: ScriptTrials) -> None:
     folder = trials.checkpoint
     one, two = trials(1), trials(2, "--parallel", "fsdp", "--save", folder)
-    _check_parity(one, two, replicas=2)
+    _check_group(two)
     _check_shards(
         one,
         two,
@@ -406,6 +439,7 @@ def _sharded(trials: ScriptTrials) -> None:
             fr="fully_shard n’a été appelé que sur le modèle entier, qui est alors rassemblé d’un coup : appelez-le "
             "d’abord sur chaque bloc.",
         )
+    _check_parity(one, two, replicas=2)
     again, alone = trials(2, "--parallel", "fsdp", "--load", folder), trials(1, "--load", folder)
     if _differing_step(two.record.losses[:1], again.record.losses[:1], SAME_ON_ONE) is None:
         raise Wrong(

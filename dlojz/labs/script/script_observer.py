@@ -81,6 +81,11 @@ def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
         if report["steps"] == 1:
             report["group_size"] = dist.get_world_size() if dist.is_initialized() else 0
             _look_at_modules(report)
+            grads = [
+                _local(one.grad) for group in optimizer.param_groups for one in group["params"] if one.grad is not None
+            ]
+            with _disable_current_modes():
+                report["gradients"] = sum(float(one.double().square().sum()) for one in grads)
 
     DataLoader.__iter__ = observed  # type: ignore[method-assign,assignment]
     torch.save = saved  # type: ignore[assignment]
@@ -122,7 +127,7 @@ def main() -> None:
     """Observe the script that the command line names."""
     folder, script, *arguments = sys.argv[1:]
     report: dict[str, Any] = {"epochs": [], "saved": [], "schedule": "", "weights": ""}
-    report |= dict.fromkeys(("steps", "group_size", "ddp", "fsdp_units", "blocks", "held", "mesh_axes"), 0)
+    report |= dict.fromkeys(("steps", "group_size", "ddp", "fsdp_units", "blocks", "held", "mesh_axes", "gradients"), 0)
     optimizers = observe(report)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)
