@@ -25,7 +25,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
 
@@ -71,26 +71,37 @@ def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
             report["saved"].append(os.path.realpath(file))
         save(value, file, *args, **kwargs)
 
+    def begun(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        """Look at everything once, before the first step that has gradients: DCP makes one without, to get states."""
+        parameters = _parameters([optimizer])
+        if report["gradients"] or any(isinstance(_local(one), FakeTensor) for one in parameters):
+            return  # those of fakes are the watch's, which predicts the step
+        states = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, Tensor)]
+        with _disable_current_modes():
+            report["gradients"] = sum(
+                float(_local(one.grad).double().square().sum()) for one in parameters if one.grad is not None
+            )
+            report["moments"] = int(any(_local(one).any() for one in states if one.dim() > 0))
+        report["group_size"] = dist.get_world_size() if dist.is_initialized() else 0
+        _look_at_modules(report)
+
     def stepped(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
-        first = optimizer.param_groups[0]["params"][0]
-        if isinstance(first.to_local() if isinstance(first, DTensor) else first, FakeTensor):
-            return  # the watch's, which predicts the step
+        if any(isinstance(_local(one), FakeTensor) for one in _parameters([optimizer])):
+            return
         report["steps"] += 1
         if all(one is not optimizer for one in optimizers):
             optimizers.append(optimizer)
-        if report["steps"] == 1:
-            report["group_size"] = dist.get_world_size() if dist.is_initialized() else 0
-            _look_at_modules(report)
-            grads = [
-                _local(one.grad) for group in optimizer.param_groups for one in group["params"] if one.grad is not None
-            ]
-            with _disable_current_modes():
-                report["gradients"] = sum(float(one.double().square().sum()) for one in grads)
 
     DataLoader.__iter__ = observed  # type: ignore[method-assign,assignment]
     torch.save = saved  # type: ignore[assignment]
+    register_optimizer_step_pre_hook(begun)
     register_optimizer_step_post_hook(stepped)
     return optimizers
+
+
+def _parameters(optimizers: list[torch.optim.Optimizer]) -> list[Tensor]:
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return list({id(one): one for group in groups for one in group["params"]}.values())
 
 
 def _look_at_modules(report: dict[str, Any]) -> None:
@@ -112,9 +123,7 @@ def _look_at_modules(report: dict[str, Any]) -> None:
 def _look_at_weights(report: dict[str, Any], optimizers: list[torch.optim.Optimizer]) -> None:
     """Note how much of the parameters this rank holds at the end, and their digest."""
     digest = hashlib.sha256()
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    parameters = {id(one): one for group in groups for one in group["params"]}
-    for parameter in parameters.values():
+    for parameter in _parameters(optimizers):
         own = _local(parameter)
         report["held"] += own.numel()
         axes = parameter.device_mesh.ndim if isinstance(parameter, DTensor) else 0
@@ -127,7 +136,8 @@ def main() -> None:
     """Observe the script that the command line names."""
     folder, script, *arguments = sys.argv[1:]
     report: dict[str, Any] = {"epochs": [], "saved": [], "schedule": "", "weights": ""}
-    report |= dict.fromkeys(("steps", "group_size", "ddp", "fsdp_units", "blocks", "held", "mesh_axes", "gradients"), 0)
+    report |= dict.fromkeys(("steps", "group_size", "ddp", "fsdp_units", "blocks"), 0)
+    report |= dict.fromkeys(("held", "mesh_axes", "gradients", "moments"), 0)
     optimizers = observe(report)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)
