@@ -1161,8 +1161,8 @@ print([gradient_traffic(run).count for run in (by_hand, ddp, views, one_bucket)]
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
 #
-# Faites entraîner le script par plusieurs processus : un groupe de processus, DDP, un DistributedSampler, et
-# l’accumulation de gradients. Continuez dans votre `train.py`, ou partez de la solution du TP précédent :
+# Faites entraîner le script par plusieurs processus : un groupe de processus, DDP, un DistributedSampler, et plusieurs
+# micro-batches par pas. Continuez dans votre `train.py`, ou partez de la solution du TP précédent :
 # `dlojz labs script 03 un_autre_dossier` en écrit un, avec un `# TODO` à chaque endroit à compléter. Jugez-le par
 # `dlojz labs judge 03 my_training/train.py`.
 #
@@ -1185,9 +1185,9 @@ print([gradient_traffic(run).count for run in (by_hand, ddp, views, one_bucket)]
 # %% [markdown] lang="en"
 # ## In your project: your own script
 #
-# Let several processes train the script: a process group, DDP, a DistributedSampler, and gradient accumulation. Go on
-# in your `train.py`, or begin with the solution of the lab before: `dlojz labs script 03 another_folder` writes one,
-# with a `# TODO` at each place to fill in. Judge it by `dlojz labs judge 03 my_training/train.py`.
+# Let several processes train the script: a process group, DDP, a DistributedSampler, and several micro-batches per
+# step. Go on in your `train.py`, or begin with the solution of the lab before: `dlojz labs script 03 another_folder`
+# writes one, with a `# TODO` at each place to fill in. Judge it by `dlojz labs judge 03 my_training/train.py`.
 #
 # On your machine, `torchrun --nproc-per-node 2 my_training/train.py` starts it without dlojz. What to look for: with
 # the same global batch, the losses are those of one process, and every epoch has another order.

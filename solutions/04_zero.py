@@ -1536,10 +1536,10 @@ except LabError as error:
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
 #
-# Partitionnez le modèle du script par FSDP2, bloc par bloc (`--parallel fsdp`), enregistrez-le et reprenez-le sur un
-# autre nombre de rangs (`--save`, `--load`). Continuez dans votre `train.py`, ou partez de la solution du TP précédent
-# : `dlojz labs script 04 un_autre_dossier` en écrit un, avec un `# TODO` à chaque endroit à compléter. Jugez-le par
-# `dlojz labs judge 04 my_training/train.py`.
+# Partitionnez le modèle du script par FSDP2, bloc par bloc (un choix de plus pour `--parallel`), enregistrez-le et
+# reprenez-le sur un autre nombre de rangs (`--save`, `--load`). Continuez dans votre `train.py`, ou partez de la
+# solution du TP précédent : `dlojz labs script 04 un_autre_dossier` en écrit un, avec un `# TODO` à chaque endroit à
+# compléter. Jugez-le par `dlojz labs judge 04 my_training/train.py`.
 #
 # À regarder : chaque rang tient une part des paramètres, et le checkpoint écrit par deux rangs est lu par un seul,
 # moments de l’optimiseur compris.
@@ -1559,8 +1559,8 @@ except LabError as error:
 # %% [markdown] lang="en"
 # ## In your project: your own script
 #
-# Shard the script's model by FSDP2, block by block (`--parallel fsdp`), save it and go on with another number of ranks
-# (`--save`, `--load`). Go on in your `train.py`, or begin with the solution of the lab before:
+# Shard the script's model by FSDP2, block by block (one more choice of `--parallel`), save it and go on with another
+# number of ranks (`--save`, `--load`). Go on in your `train.py`, or begin with the solution of the lab before:
 # `dlojz labs script 04 another_folder` writes one, with a `# TODO` at each place to fill in. Judge it by
 # `dlojz labs judge 04 my_training/train.py`.
 #

@@ -156,7 +156,7 @@ def copy_to(given: Given, answer: Answer) -> None:
 
 def write_training_script(given: Given, answer: Answer) -> None:
     """Write the training script of a lab into a folder."""
-    from dlojz.labs.script.growing_script import write_script
+    from dlojz.labs.script.growing_script import LAYOUTS, write_script
 
     words = given[WORDS]
     if not 1 <= len(words) <= 2:
@@ -170,12 +170,15 @@ def write_training_script(given: Given, answer: Answer) -> None:
     target = Path(folder[0] if folder else f"training_{lab}").expanduser()
     path = write_script(lab, target, given["language"] or language(), solved=given["solution"])
     name = shlex.quote(str(path))
-    start = f"dlojz run {name}{' --nproc 2' if lab > '02' else ''}"
+    processes, options = LAYOUTS.get(int(lab), (1, ()))
+    start = f"dlojz run {name}" + (f" --nproc {processes}" if processes > 1 else "")
+    start += f" -- {' '.join(options)}" if options else ""
+    todo = path.read_text(encoding="utf-8").count("# TODO")
     judge = f"dlojz labs judge {lab} {name}"
     answer(
         say(
-            en=f"{path}\nNext: edit it, then {start}\nDone? {judge}",
-            fr=f"{path}\nEnsuite : éditez-le, puis {start}\nTerminé ? {judge}",
+            en=f"{path}\nNext: edit it ({todo} places marked TODO), then {start}\nDone? {judge}",
+            fr=f"{path}\nEnsuite : éditez-le (endroits marqués TODO : {todo}), puis {start}\nTerminé ? {judge}",
         )
     )
 

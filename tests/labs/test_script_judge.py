@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,10 @@ WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
     "same-samples": (
         3,
         [(LOADER, LOADER.replace("sampler=sampler", "shuffle=True")), ("    sampler.set_epoch(epoch)\n", "")],
-        "reads samples that rank 0 reads too",
+        "several replicas read the same samples",
     ),
     "same-order": (3, [("    sampler.set_epoch(epoch)\n", "")], "call sampler.set_epoch"),
-    "whole-batch-each": (3, [("args.batch // replicas //", "args.batch //")], "each of them reads its share"),
+    "whole-batch-each": (3, [("args.batch // replicas //", "args.batch //")], "a step is to read --batch samples"),
     "no-average": (3, [(WRAP, ""), ("model.no_sync()", "contextlib.nullcontext()")], "wrap the model in Distributed"),
     "one-rank-steps": (
         3,
@@ -57,7 +58,7 @@ WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
         "rank 1 makes no",
     ),
     "wrapped-twice": (3, [(WRAP, f"{WRAP}\n{WRAP}")], "wraps 2 modules"),
-    "no-no-sync": (3, [("model.no_sync()", "contextlib.nullcontext()")], "under model.no_sync()"),
+    "no-no-sync": (3, [("model.no_sync()", "contextlib.nullcontext()")], "forward and backward, under model.no_sync()"),
     "not-divided": (3, [("loss_of(x, y) / micro_batches", "loss_of(x, y)")], "what each rank's loss is divided by"),
     "one-file": (
         3,
@@ -66,6 +67,8 @@ WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
     ),
     "not-sharded": (4, [(f"{BY_BLOCK}    fully_shard(model)\n", "    pass\n")], "of the parameters: call fully_shard"),
     "one-unit": (4, [(BY_BLOCK, "")], "call it on each block first"),
+    "root-whole": (4, [("    fully_shard(model)\n", "")], "call fully_shard on the whole model too"),
+    "no-sync-of-fsdp": (4, [('if args.parallel == "ddp" and not last', "if not last")], "no attribute 'no_sync'"),
     "loaded-nothing": (4, [(LOAD, "")], "--load changes nothing"),
     "no-moments": (
         4,
@@ -78,13 +81,23 @@ WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
         [("rank * each : (rank + 1) * each", "rank * each : rank * each + 1")],
         "part of the model is lost",
     ),
+    "all-modules": (5, [("model.norm = model.head", "model.head")], "only the first one needs"),
+    "other-samples": (5, [("(0, 1) if args", "(rank, size) if args")], "read 2 different shares"),
+    "fewer-micro-batches": (5, [("(stage, args.accumulation,", "(stage, size,")], "into 2 micro-batches"),
     "gpipe": (5, [("Schedule1F1B", "ScheduleGPipe")], "The schedule is ScheduleGPipe"),
-    "no-plan": (6, [(MLPS, "plan = {}")], "names both layers of each MLP"),
+    "no-plan": (6, [(MLPS, "plan = {}")], "are those of both layers of each MLP"),
     "one-axis": (7, [('"tp-fsdp": 2', '"tp-fsdp": 1')], "No parameter lies on a mesh of two axes"),
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+QUICK = (
+    "no-step same-samples same-order one-rank-steps wrapped-twice one-file no-no-sync one-unit no-moments "
+    "fewer-micro-batches no-plan"
+).split()
+"""Those of every day, one for each kind of cause; `DLOJZ_ALL_SCRIPTS=1` judges them all, in ten minutes."""
+
+
+@pytest.mark.parametrize("name", WRONG if os.environ.get("DLOJZ_ALL_SCRIPTS") else QUICK)
 def test_a_mistake_is_named(name: str, tmp_path: Path) -> None:
     lab, changes, said = WRONG[name]
     text = script_of(lab, "en")

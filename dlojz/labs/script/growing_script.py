@@ -8,6 +8,7 @@ what the student of the first of these labs is asked for, in English and French.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,15 @@ SOURCE = Path(__file__).with_name("data") / "train.txt"
 LAST = 7
 """The last lab that adds to the script."""
 NAME = "train.py"
+COMMENT_WIDTH = 100
+LAYOUTS = {
+    3: (2, ()),
+    4: (2, ("--parallel", "fsdp")),
+    5: (2, ("--parallel", "1f1b", "--accumulation", "4")),
+    6: (2, ("--parallel", "tp")),
+    7: (4, ("--parallel", "tp-fsdp")),
+}
+"""Processes and options of what a lab adds."""
 _MARK = re.compile(r"#@(?: (?P<first>\d\d)(?P<to>-(?P<last>\d\d)?)?)?(?: \| (?P<en>.+?) // (?P<fr>.+))?")
 
 
@@ -56,7 +66,21 @@ def parts_of_script() -> tuple[ScriptPart, ...]:
 
 def script_of(lab: int, language: Language, *, solved: bool = True) -> str:
     """Return the script at the end of a lab, or what its student begins with: the lab before's, and what is to do."""
-    return in_language("\n".join(_lines(lab, solved)), language).strip() + "\n"
+    text = in_language("\n".join(_lines(lab, solved)), language).strip()
+    return "\n".join(_wrapped(line) if "# TODO" in line else line for line in text.splitlines()) + "\n"
+
+
+def _wrapped(comment: str) -> str:
+    """Cut a comment into lines."""
+    margin = comment[: len(comment) - len(comment.lstrip())]
+    return textwrap.fill(
+        comment.strip(),
+        COMMENT_WIDTH,
+        initial_indent=margin,
+        subsequent_indent=f"{margin}# ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def _lines(lab: int, solved: bool) -> Iterator[str]:

@@ -6,8 +6,10 @@ and saved. Layouts are compared with one process of the same script: the same lo
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -16,7 +18,7 @@ from pathlib import Path
 from dlojz.base.language import format_bytes, percent, refusal, say, significant
 from dlojz.compare import compare
 from dlojz.labs.kit.exercise import Said, Verdict, Wrong
-from dlojz.labs.script.growing_script import number_of_lab
+from dlojz.labs.script.growing_script import LAYOUTS, number_of_lab
 from dlojz.results.record import RunRecord
 from dlojz.running.launch import run
 
@@ -44,8 +46,9 @@ class RankReport:
         saved: files that torch.save wrote.
         ddp, fsdp_units: modules that DistributedDataParallel wraps, and that `fully_shard` was called on.
         blocks: how often the block occurs that is repeated most.
-        schedule: class of torch's pipeline schedule; empty where there is none.
-        held: elements of its parameters on this rank.
+        stale: parameters of its optimizer that no module has.
+        schedule, micro_batches: class of torch's pipeline schedule, empty where there is none, and what it cuts.
+        held, plain: elements of its parameters on this rank, and of those that are no DTensors.
         mesh_axes: axes of the largest mesh that a parameter lies on.
         gradients: sum of squares of this rank's gradients, at the first step.
         moments: whether its optimizer had any before that step.
@@ -59,8 +62,11 @@ class RankReport:
     ddp: int
     fsdp_units: int
     blocks: int
+    stale: int
     schedule: str
+    micro_batches: int
     held: int
+    plain: int
     mesh_axes: int
     gradients: float
     moments: int
@@ -168,13 +174,20 @@ class ScriptTrials:
                 fr=f"Sur {title_of(processes, words)}, le rang {idle[0]} ne fait aucun pas d’optimiseur alors que "
                 "d’autres en font : chaque rang doit entraîner, sur ses propres échantillons.",
             )
+        if any(one.stale for one in ranks):
+            raise Wrong(
+                en="The optimizer holds parameters that the model has no more: fully_shard and parallelize_module "
+                "replace them, so make the optimizer after these calls.",
+                fr="L’optimiseur détient des paramètres que le modèle n’a plus : fully_shard et parallelize_module les "
+                "remplacent ; créez l’optimiseur après ces appels.",
+            )
         if record is None or record.status != "completed" or len(ranks) < processes:
-            raise Wrong(_how_it_ended(title_of(processes, words), ended.logs(), record))
+            raise Wrong(_how_it_ended(self._path, title_of(processes, words), ended.logs(), record))
         self.done.append(Trial(words, record, ranks))
         return self.done[-1]
 
 
-def _how_it_ended(title: str, log: str, record: RunRecord | None) -> str:
+def _how_it_ended(path: Path, title: str, log: str, record: RunRecord | None) -> str:
     """Say how a run failed: the script's last line of error, else the reason of the record."""
     unknown = next((line for line in log.splitlines() if "error: unrecognized arguments:" in line), None)
     invalid = next((line for line in log.splitlines() if ": error: argument " in line), None)
@@ -184,7 +197,17 @@ def _how_it_ended(title: str, log: str, record: RunRecord | None) -> str:
             en=f"Your script does not take the options of this lab ({what}): add them to its ArgumentParser.",
             fr=f"Votre script n’accepte pas les options de ce TP ({what}) : ajoutez-les à son ArgumentParser.",
         )
-    reason = record.reason.replace(OBSERVER.name, "train.py") if record is not None else ""
+    reason = record.reason.replace(OBSERVER.name, path.name).strip() if record is not None else ""
+    own = re.findall(rf'File "[^"]*{re.escape(path.name)}", line (\d+)', log)
+    if own:
+        reason += say(en=f" (line {own[-1]} of {path.name})", fr=f" (ligne {own[-1]} de {path.name})")
+    if "Connection closed by peer" in reason:
+        reason += say(
+            en=". A rank waits for others that have gone: get_state_dict, dcp.save and every collective must be "
+            "called by all ranks",
+            fr=". Un rang en attend d’autres qui sont partis : get_state_dict, dcp.save et chaque collective doivent "
+            "être appelés par tous les rangs",
+        )
     return say(
         en=f"On {title}, your script does not come to its end: {reason}",
         fr=f"Sur {title}, votre script ne va pas jusqu’au bout : {reason}",
@@ -215,9 +238,9 @@ def _differing_step(first: Sequence[float], second: Sequence[float], tolerance: 
     return next((step for step, (a, b) in enumerate(pairs) if not math.isclose(a, b, rel_tol=tolerance)), None)
 
 
-def _check_losses(one: Trial, other: Trial, tolerance: float, en: str, fr: str) -> None:
+def _check_losses(one: Trial, other: Trial, tolerance: float, *, en: str, fr: str, steps: int | None = None) -> None:
     """Refuse a run whose losses are not those of another one; the sentence ends with a likely cause."""
-    step = _differing_step(one.record.losses, other.record.losses, tolerance)
+    step = _differing_step(one.record.losses[:steps], other.record.losses[:steps], tolerance)
     if step is not None:
         pair = [significant(trial.record.losses[step], 5) for trial in (one, other)]
         raise Wrong(
@@ -238,23 +261,31 @@ def _check_group(trial: Trial) -> None:
 
 def _check_samples(one: Trial, many: Trial, replicas: int) -> None:
     """Refuse replicas that read the same samples, too many of them, or each epoch in one order."""
-    per_replica = len(many.ranks) // replicas
-    first = [trial.epochs[0] for trial in many.ranks[::per_replica] if trial.epochs]
-    for rank, samples in enumerate(first[1:], start=1):
-        if samples and len(set(samples) & set(first[0])) > SHARED_SAMPLES * len(samples):
-            raise Wrong(
-                en=f"Rank {rank * per_replica} reads samples that rank 0 reads too: give the DataLoader a "
-                "DistributedSampler, with the number of replicas and this one's index.",
-                fr=f"Le rang {rank * per_replica} lit des échantillons que lit aussi le rang 0 : donnez au DataLoader "
-                "un DistributedSampler, avec le nombre de répliques et l’indice de celle-ci.",
-            )
+    shares = {frozenset(rank.epochs[0]) for rank in many.ranks if rank.epochs and rank.epochs[0]}
+    if len(shares) > replicas:
+        raise Wrong(
+            en=f"With {many.title}, the ranks read {len(shares)} different shares of the samples, but replicas of the "
+            f"model are there: {replicas}. Ranks that share one model read the same samples: give DistributedSampler "
+            "the number of replicas, and the index of this one.",
+            fr=f"Avec {many.title}, les rangs lisent {len(shares)} parts différentes des échantillons, pour un nombre "
+            f"de répliques du modèle égal à {replicas}. Des rangs qui se partagent un modèle lisent les mêmes "
+            "échantillons : donnez à DistributedSampler le nombre de répliques, et l’indice de celle-ci.",
+        )
+    pairs = itertools.combinations(shares, 2)
+    if 0 < len(shares) < replicas or any(len(a & b) > SHARED_SAMPLES * len(a) for a, b in pairs):
+        raise Wrong(
+            en=f"With {many.title}, several replicas read the same samples: give the DataLoader a DistributedSampler, "
+            "with the number of replicas and the index of this one.",
+            fr=f"Avec {many.title}, plusieurs répliques lisent les mêmes échantillons : donnez au DataLoader un "
+            "DistributedSampler, avec le nombre de répliques et l’indice de celle-ci.",
+        )
     steps = [len(trial.record.losses) for trial in (one, many)]
     if steps[0] != steps[1]:
         raise Wrong(
-            en=f"One process makes {steps[0]} steps of two epochs, and {many.title} make {steps[1]}: a step is to "
-            "read --batch samples of all ranks together, so that each of them reads its share.",
-            fr=f"Un processus fait {steps[0]} pas en deux époques, et {many.title} en font {steps[1]} : un pas doit "
-            "lire --batch échantillons, tous rangs ensemble ; chacun n’en lit que sa part.",
+            en=f"Two epochs are {steps[0]} steps with {one.title}, and {steps[1]} with {many.title}: a step is to read "
+            "--batch samples, of all replicas and micro-batches together.",
+            fr=f"Deux époques font {steps[0]} pas avec {one.title}, et {steps[1]} avec {many.title} : un pas doit lire "
+            "--batch échantillons, toutes répliques et tous micro-batches réunis.",
         )
     for trial in (one, many):
         for rank, report in enumerate(trial.ranks):
@@ -284,6 +315,16 @@ def _check_parity(one: Trial, many: Trial, replicas: int) -> None:
     _check_samples(one, many, replicas)
     if replicas == len(many.ranks):
         _check_averaged(many)
+    _check_losses(
+        one,
+        many,
+        SAME_LOSS,
+        steps=1,
+        en="nothing has been averaged yet, so the weights differ: give all ranks the same seed before the model is "
+        "made.",
+        fr="rien n’a encore été moyenné, ce sont donc les poids qui diffèrent : donnez la même graine à tous les rangs "
+        "avant de créer le modèle.",
+    )
     _check_gradients(one, many)
     _check_losses(
         one,
@@ -338,13 +379,13 @@ def _check_shards(one: Trial, many: Trial, most: float, en: str, fr: str) -> Non
     if max(held) > most * whole:
         raise Wrong(
             en=f"With {many.title}, a rank holds {percent(max(held) / whole)} of the parameters: {en}",
-            fr=f"Avec {many.title}, un rang tient {percent(max(held) / whole)} des paramètres : {fr}",
+            fr=f"Avec {many.title}, un rang détient {percent(max(held) / whole)} des paramètres : {fr}",
         )
     if sum(held) < whole:
         raise Wrong(
             en=f"With {many.title}, the ranks hold {percent(sum(held) / whole)} of the parameters together: a part of "
             "the model is lost.",
-            fr=f"Avec {many.title}, les rangs tiennent ensemble {percent(sum(held) / whole)} des paramètres : une "
+            fr=f"Avec {many.title}, les rangs détiennent ensemble {percent(sum(held) / whole)} des paramètres : une "
             "partie du modèle est perdue.",
         )
 
@@ -406,16 +447,19 @@ def _data_parallel(trials: ScriptTrials) -> None:
             en=f"DistributedDataParallel wraps {two.ranks[0].ddp} modules: wrap the whole model, once.",
             fr=f"DistributedDataParallel enveloppe {two.ranks[0].ddp} modules : enveloppez le modèle entier, une fois.",
         )
+    _check_saves(two)
     _check_samples(two, two, replicas=2)
     _check_averaged(two)
     accumulated = trials(2, "--accumulation", "2")
+    _check_samples(two, accumulated, replicas=2)
     if accumulated.sent_bytes > 1.5 * two.sent_bytes:
         raise Wrong(
             en=f"With --accumulation 2 a step sends {format_bytes(accumulated.sent_bytes)}, without it "
-            f"{format_bytes(two.sent_bytes)}: run all micro-batches but the last one under model.no_sync().",
+            f"{format_bytes(two.sent_bytes)}: run all micro-batches but the last one, forward and backward, "
+            "under model.no_sync().",
             fr=f"Avec --accumulation 2, un pas envoie {format_bytes(accumulated.sent_bytes)}, contre "
-            f"{format_bytes(two.sent_bytes)} sans : exécutez tous les micro-batches sauf le dernier sous "
-            "model.no_sync().",
+            f"{format_bytes(two.sent_bytes)} sans : exécutez sous model.no_sync() les passes avant et "
+            "arrière de tous les micro-batches sauf le dernier.",
         )
     _check_gradients(two, accumulated)
     one = trials(1)
@@ -425,7 +469,7 @@ def _data_parallel(trials: ScriptTrials) -> None:
 
 def _sharded(trials: ScriptTrials) -> None:
     folder = trials.checkpoint
-    one, two = trials(1), trials(2, "--parallel", "fsdp", "--save", folder)
+    one, two = trials(1), trials(2, *LAYOUTS[4][1], "--accumulation", "2", "--save", folder)
     _check_group(two)
     _check_shards(
         one,
@@ -441,8 +485,15 @@ def _sharded(trials: ScriptTrials) -> None:
             fr="fully_shard n’a été appelé que sur le modèle entier, qui est alors rassemblé d’un coup : appelez-le "
             "d’abord sur chaque bloc.",
         )
+    if two.ranks[0].plain:
+        raise Wrong(
+            en=f"{percent(two.ranks[0].plain / one.ranks[0].held)} of the parameters are on every rank: call "
+            "fully_shard on the whole model too, after its blocks.",
+            fr=f"{percent(two.ranks[0].plain / one.ranks[0].held)} des paramètres sont sur chaque rang : appelez "
+            "aussi fully_shard sur le modèle entier, après ses blocs.",
+        )
     _check_parity(one, two, replicas=2)
-    again = trials(2, "--parallel", "fsdp", "--load", folder)
+    again = trials(2, *LAYOUTS[4][1], "--load", folder)
     if _differing_step(two.record.losses[:1], again.record.losses[:1], SAME_ON_ONE) is None:
         raise Wrong(
             en="--load changes nothing: the first loss is that of a model that was never trained. Load before the "
@@ -468,7 +519,7 @@ def _sharded(trials: ScriptTrials) -> None:
 
 
 def _pipeline(trials: ScriptTrials) -> None:
-    one, two = trials(1), trials(2, "--parallel", "1f1b", "--accumulation", "4")
+    one, two = trials(1), trials(2, *LAYOUTS[5][1])
     _check_group(two)
     _check_shards(
         one,
@@ -477,6 +528,13 @@ def _pipeline(trials: ScriptTrials) -> None:
         en="keep only the blocks of this rank's stage, before the optimizer is made.",
         fr="ne gardez que les blocs de l’étage de ce rang, avant de créer l’optimiseur.",
     )
+    if (together := sum(rank.held for rank in two.ranks) / one.ranks[0].held) > 1:
+        raise Wrong(
+            en=f"Together the ranks hold {percent(together)} of the parameters: only the first one needs the patches, "
+            "and only the last one the norm and the head.",
+            fr=f"Ensemble, les rangs détiennent {percent(together)} des paramètres : seul le premier a besoin des "
+            "patches, et seul le dernier de la norme et de la tête.",
+        )
     _check_parity(one, two, replicas=1)
     if two.ranks[0].schedule != "Schedule1F1B":
         found = two.ranks[0].schedule
@@ -484,23 +542,30 @@ def _pipeline(trials: ScriptTrials) -> None:
             en=f"The schedule is {found or 'none of torch.distributed.pipelining'}: Schedule1F1B is asked for.",
             fr=f"L’ordonnancement est {found or 'étranger à torch.distributed.pipelining'} : Schedule1F1B est demandé.",
         )
+    if (cut := two.ranks[0].micro_batches) != 4:
+        raise Wrong(
+            en=f"With --accumulation 4, the schedule cuts the batch into {cut} micro-batches: give it the number that "
+            "is asked for.",
+            fr=f"Avec --accumulation 4, l’ordonnancement découpe le batch en {cut} micro-batches : donnez-lui le "
+            "nombre demandé.",
+        )
 
 
 def _tensor_parallel(trials: ScriptTrials) -> None:
-    one, two = trials(1), trials(2, "--parallel", "tp")
+    one, two = trials(1), trials(2, *LAYOUTS[6][1])
     _check_group(two)
     _check_shards(
         one,
         two,
         0.8,
-        en="give parallelize_module a plan that names both layers of each MLP.",
-        fr="donnez à parallelize_module un plan qui nomme les deux couches de chaque MLP.",
+        en="give parallelize_module a plan whose names are those of both layers of each MLP.",
+        fr="donnez à parallelize_module un plan dont les noms sont ceux des deux couches de chaque MLP.",
     )
     _check_parity(one, two, replicas=1)
 
 
 def _two_axes(trials: ScriptTrials) -> None:
-    one, four = trials(1), trials(4, "--parallel", "tp-fsdp")
+    one, four = trials(1), trials(4, *LAYOUTS[7][1])
     _check_group(four)
     if four.ranks[0].mesh_axes < 2:
         raise Wrong(
@@ -575,8 +640,8 @@ def _row(trial: Trial, whole: int) -> str:
         predicted = {
             True: Said(", as predicted", ", comme prédit"),
             False: Said(
-                ", not as predicted (dlojz run and dlojz compare show more)",
-                ", autrement que prédit (dlojz run et dlojz compare en disent plus)",
+                ", other than predicted of what wraps the model",
+                ", autrement que prédit d’après ce qui enveloppe le modèle",
             ),
             None: Said("", ""),
         }[exact]

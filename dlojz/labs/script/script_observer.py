@@ -83,7 +83,7 @@ def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
             )
             report["moments"] = int(any(_local(one).any() for one in states if one.dim() > 0))
         report["group_size"] = dist.get_world_size() if dist.is_initialized() else 0
-        _look_at_modules(report)
+        _look_at_modules(report, parameters)
 
     def stepped(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         if any(isinstance(_local(one), FakeTensor) for one in _parameters([optimizer])):
@@ -104,20 +104,23 @@ def _parameters(optimizers: list[torch.optim.Optimizer]) -> list[Tensor]:
     return list({id(one): one for group in groups for one in group["params"]}.values())
 
 
-def _look_at_modules(report: dict[str, Any]) -> None:
-    """Note what wraps the model, the blocks that repeat in it, and its pipeline schedule."""
+def _look_at_modules(report: dict[str, Any], parameters: list[Tensor]) -> None:
+    """Note what wraps the model, the blocks that repeat in it, its pipeline schedule, and what no module has."""
     blocks: Counter[object] = Counter()
+    known: set[int] = set()
     for one in gc.get_objects():
         kind = type(one)
         if issubclass(kind, _PipelineSchedule):
-            report["schedule"] = kind.__name__
+            report["schedule"], report["micro_batches"] = kind.__name__, one._n_microbatches
         elif issubclass(kind, nn.Module):
+            known.update(map(id, one._parameters.values()))
             report["ddp"] += issubclass(kind, DistributedDataParallel)
             report["fsdp_units"] += issubclass(kind, FSDPModule)
             shapes = tuple(tuple(parameter.shape) for parameter in one.parameters())
             if len(shapes) >= 4:
                 blocks[kind.__name__, shapes] += 1
     report["blocks"] = max(blocks.values(), default=0)
+    report["stale"] = sum(id(one) not in known for one in parameters)
 
 
 def _look_at_weights(report: dict[str, Any], optimizers: list[torch.optim.Optimizer]) -> None:
@@ -126,6 +129,7 @@ def _look_at_weights(report: dict[str, Any], optimizers: list[torch.optim.Optimi
     for parameter in _parameters(optimizers):
         own = _local(parameter)
         report["held"] += own.numel()
+        report["plain"] += 0 if isinstance(parameter, DTensor) else own.numel()
         axes = parameter.device_mesh.ndim if isinstance(parameter, DTensor) else 0
         report["mesh_axes"] = max(report["mesh_axes"], axes)
         digest.update(_bytes_of(own))
@@ -136,8 +140,8 @@ def main() -> None:
     """Observe the script that the command line names."""
     folder, script, *arguments = sys.argv[1:]
     report: dict[str, Any] = {"epochs": [], "saved": [], "schedule": "", "weights": ""}
-    report |= dict.fromkeys(("steps", "group_size", "ddp", "fsdp_units", "blocks"), 0)
-    report |= dict.fromkeys(("held", "mesh_axes", "gradients", "moments"), 0)
+    report |= dict.fromkeys(("steps", "group_size", "ddp", "fsdp_units", "blocks", "stale", "micro_batches"), 0)
+    report |= dict.fromkeys(("held", "plain", "mesh_axes", "gradients", "moments"), 0)
     optimizers = observe(report)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)
