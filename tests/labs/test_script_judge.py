@@ -90,10 +90,19 @@ WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
 }
 
 
-QUICK = (
-    "no-step same-samples same-order one-rank-steps wrapped-twice one-file no-no-sync one-unit no-moments "
-    "fewer-micro-batches no-plan"
-).split()
+QUICK = [
+    "no-step",
+    "same-samples",
+    "same-order",
+    "one-rank-steps",
+    "wrapped-twice",
+    "one-file",
+    "no-no-sync",
+    "one-unit",
+    "no-moments",
+    "fewer-micro-batches",
+    "no-plan",
+]
 """Those of every day, one for each kind of cause; `DLOJZ_ALL_SCRIPTS=1` judges them all, in ten minutes."""
 
 
