@@ -62,8 +62,13 @@ WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
     "not-divided": (3, [("loss_of(x, y) / micro_batches", "loss_of(x, y)")], "what each rank's loss is divided by"),
     "one-file": (
         3,
-        [("dist.destroy_process_group()", 'torch.save(model.state_dict(), "last.pt")\ndist.destroy_process_group()')],
-        "Several ranks write last.pt",
+        [
+            (
+                "dist.destroy_process_group()",
+                'torch.save(model.state_dict(), __file__ + ".pt")\ndist.destroy_process_group()',
+            )
+        ],
+        "Several ranks write train.py.pt",
     ),
     "not-sharded": (4, [(f"{BY_BLOCK}    fully_shard(model)\n", "    pass\n")], "of the parameters: call fully_shard"),
     "one-unit": (4, [(BY_BLOCK, "")], "call it on each block first"),
