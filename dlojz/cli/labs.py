@@ -154,21 +154,27 @@ def copy_to(given: Given, answer: Answer) -> None:
     answer(say(en=f"Next: {start}", fr=f"Ensuite : {start}"))
 
 
+def _lab_and_path(given: Given, action: str, name: str = "") -> tuple[str, Path]:
+    """Read the words of an action on the training script: a lab, and a path, by default `training_LAB`."""
+    words = given[WORDS]
+    if not 1 <= len(words) <= 2:
+        example = f"dlojz labs {action} 03 {Path('training_03') / name}"
+        raise refusal(
+            en=f"`dlojz labs {action}` takes a lab and a path, but {len(words)} words were received: write e.g. "
+            f"`{example}`.",
+            fr=f"`dlojz labs {action}` prend un TP et un chemin, mais {len(words)} mots ont été reçus : écrivez par "
+            f"exemple `{example}`.",
+        )
+    lab, *path = words
+    return lab, Path(path[0] if path else f"training_{lab}/{name}").expanduser()
+
+
 def write_training_script(given: Given, answer: Answer) -> None:
     """Write the training script of a lab into a folder."""
     from dlojz.labs.script.growing_script import LAYOUTS, write_script
 
-    words = given[WORDS]
-    if not 1 <= len(words) <= 2:
-        raise refusal(
-            en=f"`dlojz labs script` takes a lab and a folder, but {len(words)} words were received: "
-            "write e.g. `dlojz labs script 03 my_training`.",
-            fr=f"`dlojz labs script` prend un TP et un dossier, mais {len(words)} mots ont été reçus : "
-            "écrivez par exemple `dlojz labs script 03 mon_entrainement`.",
-        )
-    lab, *folder = words
-    target = Path(folder[0] if folder else f"training_{lab}").expanduser()
-    path = write_script(lab, target, given["language"] or language(), solved=given["solution"])
+    lab, folder = _lab_and_path(given, "script")
+    path = write_script(lab, folder, given["language"] or language(), solved=given["solution"])
     name = shlex.quote(str(path))
     processes, options = LAYOUTS.get(int(lab), (1, ()))
     start = f"dlojz run {name}" + (f" --nproc {processes}" if processes > 1 else "")
@@ -185,18 +191,10 @@ def write_training_script(given: Given, answer: Answer) -> None:
 
 def judge_training_script(given: Given, answer: Answer) -> int:
     """Run the training script of a lab as the lab asks for, and judge what it does."""
+    from dlojz.labs.script.growing_script import NAME
     from dlojz.labs.script.script_judge import judge_script
 
-    words = given[WORDS]
-    if not 1 <= len(words) <= 2:
-        raise refusal(
-            en=f"`dlojz labs judge` takes a lab and a script, but {len(words)} words were received: "
-            "write e.g. `dlojz labs judge 03 training_03/train.py`.",
-            fr=f"`dlojz labs judge` prend un TP et un script, mais {len(words)} mots ont été reçus : "
-            "écrivez par exemple `dlojz labs judge 03 training_03/train.py`.",
-        )
-    lab, *script = words
-    path = Path(script[0] if script else f"training_{lab}/train.py").expanduser()
+    lab, path = _lab_and_path(given, "judge", NAME)
     verdict = judge_script(lab, path, lambda title: print(f"… {title}", file=sys.stderr, flush=True))
     answer({"state": verdict.state, "message": verdict.message} if given["json"] else str(verdict))
     return int(verdict.state != "right")

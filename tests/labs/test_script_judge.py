@@ -108,7 +108,7 @@ QUICK = [
     "fewer-micro-batches",
     "no-plan",
 ]
-"""Those of every day, one for each kind of cause; `DLOJZ_ALL_SCRIPTS=1` judges them all, in ten minutes."""
+"""Those of every day, one for each kind of cause; `DLOJZ_ALL_SCRIPTS=1`, as every night, judges them all."""
 
 
 @pytest.mark.parametrize("name", WRONG if os.environ.get("DLOJZ_ALL_SCRIPTS") else QUICK)

@@ -146,6 +146,11 @@ class ScriptTrials:
         """A folder for checkpoints of the script."""
         return str(self._folder / "checkpoint")
 
+    def layout(self, lab: int, *words: str) -> Trial:
+        """Run the script in the layout that a lab adds, with further options."""
+        processes, options = LAYOUTS[lab]
+        return self(processes, *options, *words)
+
     def __call__(self, processes: int, *words: str) -> Trial:
         """Run the script to its end.
 
@@ -341,7 +346,7 @@ def _check_parity(one: Trial, many: Trial, replicas: int) -> None:
 def _check_gradients(one: Trial, many: Trial) -> None:
     """Refuse gradients of the first step that are not as large; Adam would hide it.
 
-    Where ranks hold parts that overlap (tensor parallelism), the sum over ranks counts some twice: nothing is told.
+    Where ranks hold parts that overlap (tensor parallelism), the sum would count some twice: they are not compared.
     """
     (first, *_), held = one.ranks, [rank.held for rank in many.ranks]
     if held[0] == first.held:
@@ -469,7 +474,7 @@ def _data_parallel(trials: ScriptTrials) -> None:
 
 def _sharded(trials: ScriptTrials) -> None:
     folder = trials.checkpoint
-    one, two = trials(1), trials(2, *LAYOUTS[4][1], "--accumulation", "2", "--save", folder)
+    one, two = trials(1), trials.layout(4, "--accumulation", "2", "--save", folder)
     _check_group(two)
     _check_shards(
         one,
@@ -493,7 +498,7 @@ def _sharded(trials: ScriptTrials) -> None:
             "aussi fully_shard sur le modèle entier, après ses blocs.",
         )
     _check_parity(one, two, replicas=2)
-    again = trials(2, *LAYOUTS[4][1], "--load", folder)
+    again = trials.layout(4, "--load", folder)
     if _differing_step(two.record.losses[:1], again.record.losses[:1], SAME_ON_ONE) is None:
         raise Wrong(
             en="--load changes nothing: the first loss is that of a model that was never trained. Load before the "
@@ -519,7 +524,7 @@ def _sharded(trials: ScriptTrials) -> None:
 
 
 def _pipeline(trials: ScriptTrials) -> None:
-    one, two = trials(1), trials(2, *LAYOUTS[5][1])
+    one, two = trials(1), trials.layout(5)
     _check_group(two)
     _check_shards(
         one,
@@ -552,7 +557,7 @@ def _pipeline(trials: ScriptTrials) -> None:
 
 
 def _tensor_parallel(trials: ScriptTrials) -> None:
-    one, two = trials(1), trials(2, *LAYOUTS[6][1])
+    one, two = trials(1), trials.layout(6)
     _check_group(two)
     _check_shards(
         one,
@@ -565,7 +570,7 @@ def _tensor_parallel(trials: ScriptTrials) -> None:
 
 
 def _two_axes(trials: ScriptTrials) -> None:
-    one, four = trials(1), trials(4, *LAYOUTS[7][1])
+    one, four = trials(1), trials.layout(7)
     _check_group(four)
     if four.ranks[0].mesh_axes < 2:
         raise Wrong(
@@ -635,23 +640,18 @@ def _row(trial: Trial, whole: int) -> str:
     """One run in a line: its losses, what a rank holds and sends, and whether that was predicted."""
     losses, rank = trial.record.losses, trial.ranks[0]
     exact = compare(trial.record).rows[0].exact if trial.sent_bytes else None
-    sent = ""
-    if trial.sent_bytes:
-        predicted = {
-            True: Said(", as predicted", ", comme prédit"),
-            False: Said(
-                ", other than predicted of what wraps the model",
-                ", autrement que prédit d’après ce qui enveloppe le modèle",
-            ),
-            None: Said("", ""),
-        }[exact]
-        sent = say(
-            en=f"; {format_bytes(trial.sent_bytes)} sent per step{predicted.en}",
-            fr=f" ; {format_bytes(trial.sent_bytes)} envoyés par pas{predicted.fr}",
-        )
+    predicted = {
+        True: Said(", as predicted", ", comme prédit"),
+        False: Said(", other than predicted for such a model", ", autrement que prédit pour un tel modèle"),
+        None: "",
+    }[exact]
+    sent = say(
+        en=f"; {format_bytes(trial.sent_bytes)} sent per step{predicted}",
+        fr=f" ; {format_bytes(trial.sent_bytes)} envoyés par pas{predicted}",
+    )
     return say(
         en=f"{trial.title}: loss {significant(losses[0], 4)} → {significant(losses[-1], 4)}; "
-        f"{percent(rank.held / whole)} of the parameters on rank 0{sent}",
+        f"{percent(rank.held / whole)} of the parameters on rank 0{sent if trial.sent_bytes else ''}",
         fr=f"{trial.title} : perte {significant(losses[0], 4)} → {significant(losses[-1], 4)} ; "
-        f"{percent(rank.held / whole)} des paramètres sur le rang 0{sent}",
+        f"{percent(rank.held / whole)} des paramètres sur le rang 0{sent if trial.sent_bytes else ''}",
     )
