@@ -20,7 +20,7 @@ from typing import Literal
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
-from dlojz.labs.kit.lab import LabProgress
+from dlojz.labs.kit.lab import SCRIPT, LabProgress
 from dlojz.results.record import DamagedRecordError, RunRecord, read_record
 from dlojz.running.launch import is_replayed
 
@@ -49,6 +49,8 @@ class Student:
     Args:
         name: of the folder, or its pseudonym.
         done: lab → number of exercises done.
+        scripts: labs whose own script was found right.
+        scores: lab → challenge and its best score.
         lab: of the exercise that was done last; empty where none is.
         best: one per model, the highest throughput first.
         runs: finished runs that were measured, not replayed.
@@ -60,6 +62,8 @@ class Student:
 
     name: str
     done: dict[str, int] = field(default_factory=dict)
+    scripts: set[str] = field(default_factory=set)
+    scores: dict[str, tuple[str, float]] = field(default_factory=dict)
     lab: str = ""
     exercise: str = ""
     best: list[Best] = field(default_factory=list)
@@ -136,8 +140,12 @@ def _read_progress(root: Path, student: Student) -> None:
         lab = _PROGRESS.fullmatch(entry.name)
         if lab is None or not _plain(Path(entry.path), MAX_PROGRESS_BYTES, student):
             continue
-        done = {name: at for name, at in LabProgress(Path(entry.path)).read().items() if _EXERCISE.fullmatch(name)}
-        student.done[lab[1]] = max(student.done.get(lab[1], 0), len(done))
+        progress = LabProgress(Path(entry.path))
+        done = {name: at for name, at in progress.read().items() if _EXERCISE.fullmatch(name)}
+        student.done[lab[1]] = max(student.done.get(lab[1], 0), len(done.keys() - {SCRIPT}))
+        student.scripts |= {lab[1]} if SCRIPT in done else set()
+        scores = [(name, score) for name, score in progress.scores().items() if _EXERCISE.fullmatch(name)]
+        student.scores |= {lab[1]: scores[0]} if scores else {}
         for exercise, at in done.items():
             if at > latest:
                 latest, student.lab, student.exercise = at, lab[1], exercise

@@ -195,7 +195,8 @@ def judge_training_script(given: Given, answer: Answer) -> int:
     from dlojz.labs.script.script_judge import judge_script
 
     lab, path = _lab_and_path(given, "judge", NAME)
-    verdict = judge_script(lab, path, lambda title: print(f"… {title}", file=sys.stderr, flush=True))
+    where = {name: given[name] for name in ("on", "machine", "device") if name in given}
+    verdict = judge_script(lab, path, lambda title: print(f"… {title}", file=sys.stderr, flush=True), **where)
     answer({"state": verdict.state, "message": verdict.message} if given["json"] else str(verdict))
     return int(verdict.state != "right")
 
@@ -214,7 +215,7 @@ ACTIONS = {
     "glossary": LabsAction(show_glossary, ("json",)),
     "copy": LabsAction(copy_to, ("language", "json")),
     "script": LabsAction(write_training_script, ("language", "solution")),
-    "judge": LabsAction(judge_training_script, ("json",)),
+    "judge": LabsAction(judge_training_script, ("on", "machine", "device", "json")),
     "book": LabsAction(write_book, ("out", "language")),
     "repair": LabsAction(repair_notebook, ()),
     "build": LabsAction(build_notebooks, ("check", "language", "force")),
@@ -234,6 +235,10 @@ ACTIONS = {
     --solution  script: as the lab leaves it, nothing left to do // script : tel que le TP le laisse, complet
     --force  build: execute every solution again // build : réexécuter chaque solution
     --out FOLDER = book  book: folder to write // book : dossier à écrire
+    --on local|slurm  judge: where the script runs // judge : où le script s’exécute
+    --machine NAME  judge: machine file of the cluster, see `dlojz machines`
+        // judge : fichier de machine du cluster, voir `dlojz machines`
+    --device cpu|cuda  judge: what it runs on, by default the CPU // judge : sur quoi, par défaut le processeur
     --html FILE  progress: page to write // progress : page à écrire
     """,
     ROOT,
@@ -276,6 +281,7 @@ solution, en français et en anglais. Les solutions dont le code a changé sont 
     dlojz labs copy dlojz-labs --language en
     dlojz labs script 03 my_training
     dlojz labs judge 03 my_training/train.py
+    dlojz labs judge 07 my_training/train.py --on slurm --machine local --device cuda
     dlojz labs glossary bubble
     dlojz labs book --out book
     dlojz labs repair notebooks/en/00_getting_started.ipynb

@@ -14,7 +14,7 @@ from typing import Any, cast
 from rich.live import Live
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_count, language, one_of, refusal, say
+from dlojz.base.language import format_count, language, one_of, refusal, say, shortest
 from dlojz.base.table import Lines, Table, safe, titles, visible
 from dlojz.campaign.campaign import Campaign, CampaignPlan, campaigns_folder, expand, find_campaign, read_campaign
 from dlojz.campaign.class_board import Student, pseudonyms, read_class, told_problems
@@ -38,6 +38,8 @@ from dlojz.cli.options import (
 )
 from dlojz.display.style import FRAME, INK
 from dlojz.display.tables import DASH
+from dlojz.labs.kit.exercise import Challenge
+from dlojz.labs.kit.lab import NUMBERS, content_of
 from dlojz.results.record import write_atomic
 from dlojz.running.store import runs_root
 
@@ -317,9 +319,10 @@ def board_command(given: Given, answer: Answer) -> None:
 def board_table(students: Sequence[Student]) -> Table:
     """Lay out the board, one row per student."""
     head = titles(
-        en="student; last exercise; done, by lab; best runs; runs; GPU-hours; last activity (UTC); remarks",
-        fr="étudiant; dernier exercice; réussis, par TP; meilleures exécutions; exécutions; heures GPU; dernière "
-        "activité (UTC); remarques",
+        en="student; last exercise; done, by lab; challenges; own script; best runs; runs; GPU-hours; "
+        "last activity (UTC); remarks",
+        fr="étudiant; dernier exercice; réussis, par TP; défis; script personnel; meilleures exécutions; exécutions; "
+        "heures GPU; dernière activité (UTC); remarques",
     )
     note = say(
         en="Students can write what they like into their own folders: the board is for helping, not for marking.",
@@ -340,12 +343,21 @@ def _row(student: Student) -> tuple[str, ...]:
         student.name,
         f"{student.lab} {student.exercise}" if student.lab else DASH,
         ", ".join(f"{lab}{colon()}{count}" for lab, count in sorted(student.done.items())) or DASH,
+        ", ".join(f"{lab}{colon()}{_told_score(lab, *best)}" for lab, best in sorted(student.scores.items())) or DASH,
+        ", ".join(sorted(student.scripts)) or DASH,
         Lines("\n".join(best)) or DASH,
         str(student.runs) + (replays if student.replays else ""),
         hours(student.rank_hours),
         f"{student.last_utc:%Y-%m-%d %H:%M}" if student.last_utc else DASH,
         Lines("\n".join(told_problems(student))),
     )
+
+
+def _told_score(lab: str, challenge: str, score: float) -> str:
+    """Say a score with its unit, where the lab has such a challenge."""
+    known = content_of(lab).EXERCISES if lab in NUMBERS else ()
+    found = next((one for one in known if isinstance(one, Challenge) and one.id == challenge), None)
+    return shortest(score) if found is None else found.told(score)
 
 
 def board_html(board: Table) -> str:
@@ -367,6 +379,8 @@ def _data(student: Student) -> dict[str, Any]:
         "last_lab": student.lab,
         "last_exercise": student.exercise,
         "done_by_lab": dict(sorted(student.done.items())),
+        "scores_by_lab": {lab: score for lab, (_, score) in sorted(student.scores.items())},
+        "scripts": sorted(student.scripts),
         "best": [vars(one) for one in student.best],
         **fields_of(student, "runs", "replays"),
         "gpu_hours": student.rank_hours,

@@ -14,5 +14,6 @@ from __future__ import annotations
 from dlojz.labs.kit.exercise import NotDone
 from dlojz.labs.kit.lab import NUMBERS, Difference, Lab, diff, start
 from dlojz.labs.kit.progress_page import overview
+from dlojz.labs.script.script_judge import judge_in_notebook as judge_script
 
-__all__ = ["NUMBERS", "Difference", "Lab", "NotDone", "diff", "overview", "start"]
+__all__ = ["NUMBERS", "Difference", "Lab", "NotDone", "diff", "judge_script", "overview", "start"]

@@ -63,8 +63,8 @@ def test_the_table_in_french(keep_record: Keep, tmp_path: Path) -> None:
     (tmp_path / "ada" / "runs" / "2" / "record.json").write_text('{"schema_version": 2}')
     use_language("fr")
     table = board_table(read_class(tmp_path))
-    ((name, exercise, done, best, runs, hours, _, remarks),) = table.rows
-    assert table.head[5] == "heures GPU" and (name, exercise, done, runs) == ("ada", "00 start", "00 : 1", "1")
+    ((name, exercise, done, *_, best, runs, hours, _, remarks),) = table.rows
+    assert table.head[7] == "heures GPU" and (name, exercise, done, runs) == ("ada", "00 start", "00 : 1", "1")
     assert best == "coatnet_tiny, DDP ×2, batch 32 : 12,3 échantillons/s" and hours == "0,506"
     assert remarks == "un bilan vient d’une version plus récente de dlojz : mettez-le à jour."
 

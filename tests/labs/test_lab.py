@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,13 @@ import torch
 from dlojz import labs
 from dlojz.base.errors import LabError
 from dlojz.base.language import Language, use_language
-from dlojz.labs.kit.exercise import Prediction, Verdict, Wrong, or_to_do
+from dlojz.campaign.class_board import read_class
+from dlojz.cli.teach import board_table
+from dlojz.labs.kit.exercise import Challenge, Prediction, Said, Verdict, Wrong, or_to_do
 from dlojz.labs.kit.judges import Judge
-from dlojz.labs.kit.lab import notebook_language
+from dlojz.labs.kit.lab import content_of, notebook_language
+from dlojz.labs.kit.progress_page import read_overview
+from dlojz.labs.script import script_judge
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +128,55 @@ def test_progress_is_remembered_by_another_kernel(
     assert "✓ global-batch" in told
     assert "· steps-per-epoch" in told
     assert "1 of 4 exercises done" in told
+
+
+def test_a_challenge_keeps_the_best_score_and_does_not_count_as_an_exercise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def scored(answer: Callable[[], float]) -> float:
+        if (given := answer()) < 0:
+            raise Wrong(en="Below zero.", fr="Négatif.")
+        return given
+
+    texts = dict.fromkeys(("praise_en", "praise_fr", "hint_en", "hint_fr", "nearer_en", "nearer_fr"), "Well done.")
+    few = Challenge(
+        id="few", title=Said("Few", "Peu"), judge=scored, target=3, unit_en="sent", unit_fr="envoyés", **texts
+    )
+    content = content_of("00")
+    monkeypatch.setattr(content, "EXERCISES", (*content.EXERCISES, few))
+    lab = labs.start("00", root=tmp_path)
+    told = []
+    for given in (-1.0, 5.0, 2.0, 4.0):
+        lab.check("few", lambda given=given: given)
+        told.append(capsys.readouterr().out.strip())
+    assert told == [
+        "✗ Below zero.",
+        "→ A valid answer: 5 sent (target: 3).",
+        "✓ Target reached: 2 sent. Well done.",
+        "→ A valid answer: 4 sent (target: 3).",
+    ]
+    lab.progress()
+    assert "✓ few" in (shown := capsys.readouterr().out) and "Few — 2 sent" in shown and "0 of 4 exercises" in shown
+    assert read_overview(tmp_path).table().rows[0][1:4:2] == ("0 / 4", "✓ 2 sent")
+    (tmp_path / "class" / "ada").mkdir(parents=True)
+    shutil.copy(tmp_path / "progress-00.json", tmp_path / "class" / "ada")
+    assert board_table(read_class(tmp_path / "class")).rows[0][3] == "00: 2 sent"
+
+
+def test_a_script_that_is_not_there_yet_is_to_do_and_a_right_one_is_remembered(
+    lab: labs.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labs.judge_script(lab, "my_training/train.py")
+    assert "… my_training/train.py is not there yet: `dlojz labs script 00 my_training`" in capsys.readouterr().out
+    monkeypatch.setattr(script_judge, "judge_script", lambda *_, **__: Verdict("right", "Right."))
+    (tmp_path / "train.py").write_text("")
+    labs.judge_script(lab, "train.py")
+    assert "✓ Right." in capsys.readouterr().out
+    row = read_overview(tmp_path / "runs").table().rows[0]
+    assert (row[1], row[4]) == ("0 / 4", "✓")
+    (tmp_path / "class").mkdir()
+    shutil.copytree(tmp_path / "runs", tmp_path / "class" / "ada")
+    assert board_table(read_class(tmp_path / "class")).rows[0][2:5:2] == ("00: 0", "00")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"done": 3}', "\x00\xff"])

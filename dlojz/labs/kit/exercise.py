@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from types import CodeType, FunctionType
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
@@ -87,11 +87,13 @@ class Verdict:
         state: `right`, `wrong`, `todo`, or `note` (a hint, a comparison of two figures).
         message: Sentences a student can act on.
         printed: What the student's code printed while it was judged, already cut to a readable length.
+        score: Of a valid answer to a challenge.
     """
 
     state: State
     message: str
     printed: str = ""
+    score: float | None = None
 
     def __str__(self) -> str:
         text = f"{_LOOK[self.state][0]} {self.message}"
@@ -233,7 +235,8 @@ class Exercise:
     Args:
         id: Stable name, as in `lab.check("attention", …)`.
         title: Shown in the table of progress.
-        judge: Called with the student's function, in a child process; raises `Wrong` to refuse it.
+        judge: Called with the student's function, in a child process; raises `Wrong` to refuse it. That of a
+            challenge returns a score, any other one nothing.
         praise_en, praise_fr: Said when the answer is right: one sentence on what has been gained.
         hint_en, hint_fr: The first hint; like the second, it does not give the code.
         nearer_en, nearer_fr: The second hint, nearer to the answer.
@@ -241,7 +244,7 @@ class Exercise:
 
     id: str
     title: Said
-    judge: Callable[[Callable[..., Any]], None]
+    judge: Callable[[Callable[..., Any]], float | None]
     praise_en: str
     praise_fr: str
     hint_en: str
@@ -258,6 +261,45 @@ class Exercise:
     def hints(self) -> tuple[Said, Said]:
         """Both hints, in the order in which they are given."""
         return Said(self.hint_en, self.hint_fr), Said(self.nearer_en, self.nearer_fr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Challenge(Exercise):
+    """A free-form problem: the judge refuses what breaks its rules, and returns the score of what does not.
+
+    Args:
+        target: The score to reach.
+        unit_en, unit_fr: What is counted, as it stands after a number: `messages`, `% of DDP's bytes`.
+        more: Whether a larger score is better.
+    """
+
+    target: float
+    unit_en: str
+    unit_fr: str
+    more: bool = False
+
+    def meets(self, score: float) -> bool:
+        """Whether a score reaches the target."""
+        return not self.is_better(self.target, score)
+
+    def is_better(self, score: float, than: float) -> bool:
+        """Whether one score is better than another one."""
+        return score > than if self.more else score < than
+
+    def told(self, score: float) -> str:
+        """A score with its unit, and the target where it is missed."""
+        own, target = minus(shortest(score)), minus(shortest(self.target))
+        if self.meets(score):
+            return say(en=f"{own} {self.unit_en}", fr=f"{own} {self.unit_fr}")
+        return say(en=f"{own} {self.unit_en} (target: {target})", fr=f"{own} {self.unit_fr} (objectif : {target})")
+
+    def verdict(self, score: float) -> Verdict:
+        """What is said of a valid answer."""
+        told = self.told(score)
+        if self.meets(score):
+            reached = say(en=f"Target reached: {told}.", fr=f"Objectif atteint : {told}.")
+            return Verdict("right", f"{reached} {self.praise}", score=score)
+        return Verdict("note", say(en=f"A valid answer: {told}.", fr=f"Réponse valide : {told}."), score=score)
 
 
 def judge(exercise: Exercise, answer: object) -> Verdict:
@@ -280,13 +322,13 @@ def judge(exercise: Exercise, answer: object) -> Verdict:
     verdict = _verdict(exercise, outcome)
     if (name := getattr(answer, "__name__", "<lambda>")) != "<lambda>":
         _FOUND_RIGHT[name] = answer if verdict.state == "right" else None
-    return Verdict(verdict.state, verdict.message, _shortened(_besides(outcome.printed, verdict.message)))
+    return replace(verdict, printed=_shortened(_besides(outcome.printed, verdict.message)))
 
 
-def _judged(exercise: Exercise, answer: Callable[..., Any]) -> list[str]:
-    """In the child: state and message."""
+def _judged(exercise: Exercise, answer: Callable[..., Any]) -> list[Any]:
+    """In the child: state and message, and of a challenge the score."""
     try:
-        exercise.judge(answer)
+        score = exercise.judge(answer)
     except Wrong as wrong:
         return ["wrong", str(wrong)]
     except NotDone as error:
@@ -295,13 +337,16 @@ def _judged(exercise: Exercise, answer: Callable[..., Any]) -> list[str]:
         return ["wrong", _too_much_memory()]
     except BaseException as error:  # the student's code may raise anything, SystemExit and KeyboardInterrupt included
         return ["wrong", _raised(error, answer)]
+    if isinstance(exercise, Challenge) and score is not None:
+        verdict = exercise.verdict(float(score))
+        return [verdict.state, verdict.message, verdict.score]
     return ["right", str(exercise.praise)]
 
 
 def _verdict(exercise: Exercise, outcome: SandboxOutcome) -> Verdict:
     if outcome.end == "answered":
-        state, message = outcome.answer
-        return Verdict(state, message)
+        state, message, *score = outcome.answer
+        return Verdict(state, message, score=score[0] if score else None)
     return Verdict(
         "wrong",
         {

@@ -34,7 +34,7 @@ from dlojz.base.table import safe, visible
 from dlojz.display.style import BLUE, ORANGE, ORANGE_TINT, SKY_TINT
 from dlojz.labs.kit.answer_numbers import is_number, single
 from dlojz.labs.kit.contents import LABS, entry_of
-from dlojz.labs.kit.exercise import Exercise, Prediction, Said, State, Verdict, judge, refused, show
+from dlojz.labs.kit.exercise import Challenge, Exercise, Prediction, Said, State, Verdict, judge, refused, show
 from dlojz.labs.kit.source import (
     CALLED,
     Code,
@@ -107,6 +107,17 @@ class LabProgress:
         if prediction_id not in known and math.isfinite(predicted) and math.isfinite(value):
             self._write(self.read(), {**known, prediction_id: Predicted(predicted, value)})
 
+    def scores(self) -> dict[str, float]:
+        """Challenge → the best score so far; what cannot be read is left out."""
+        told = self._part("scores").items()
+        return {str(name): float(one) for name, one in told if isinstance(one, (int, float)) and math.isfinite(one)}
+
+    def scored(self, challenge: Challenge, score: float) -> None:
+        """Remember a score if it is the best so far; what cannot be written is not told, as of predictions."""
+        known = self.scores()
+        if challenge.id not in known or challenge.is_better(score, known[challenge.id]):
+            self._write(self.read(), self.predictions(), {**known, challenge.id: score})
+
     def _part(self, name: str) -> dict[str, Any]:
         try:
             content = parse_json(self._path.read_bytes())
@@ -115,9 +126,13 @@ class LabProgress:
         part = content.get(name) if isinstance(content, dict) else None
         return part if isinstance(part, dict) else {}
 
-    def _write(self, done: dict[str, str], predictions: dict[str, Predicted]) -> str | None:
+    def _write(
+        self, done: dict[str, str], predictions: dict[str, Predicted], scores: dict[str, float] | None = None
+    ) -> str | None:
         """Replace the file; a sentence if that could not be done."""
         content: dict[str, Any] = {"schema_version": 1, "done": done}
+        if scores := scores or self.scores():
+            content["scores"] = scores
         if predictions:
             content["predictions"] = {name: vars(one) for name, one in predictions.items()}
         try:
@@ -253,10 +268,17 @@ class Lab:
         self._checked.append((datetime.now(UTC), exercise_id))
         verdict = judge(exercise, answer)
         show(verdict)
-        if verdict.state == "right":
-            problem = self._progress.done(exercise_id, datetime.now(UTC))
-            if problem:
-                show(Verdict("note", problem))
+        if isinstance(exercise, Challenge):
+            if verdict.score is not None:
+                self._progress.scored(exercise, verdict.score)
+        elif verdict.state == "right":
+            self.remember(exercise_id)
+
+    def remember(self, exercise_id: str) -> None:
+        """Note that an exercise, or the script of the lab, is done."""
+        problem = self._progress.done(exercise_id, datetime.now(UTC))
+        if problem:
+            show(Verdict("note", problem))
 
     def hint(self, exercise_id: str) -> None:
         """Give a hint: the first, then the second; after that the second again."""
@@ -328,15 +350,20 @@ class Lab:
 
     def progress(self) -> None:
         """Show which exercises of this lab are done."""
-        done = self._progress.read()
+        done, scores = self._progress.read(), self._progress.scores()
         print(say(en=f"Lab {self.number} — {self.title}", fr=f"TP {self.number} — {self.title}"))
+        asked = [one for one in self.exercises.values() if not isinstance(one, Challenge)]
         for exercise in self.exercises.values():
-            print(f"  {'✓' if exercise.id in done else '·'} {exercise.id:<22} {exercise.title}")
-        finished = sum(exercise_id in done for exercise_id in self.exercises)
+            best = scores.get(exercise.id) if isinstance(exercise, Challenge) else None
+            mark, told = "✓" if exercise.id in done else "·", ""
+            if isinstance(exercise, Challenge) and best is not None:
+                mark, told = "✓" if exercise.meets(best) else "·", f" — {exercise.told(best)}"
+            print(f"  {mark} {exercise.id:<22} {exercise.title}{told}")
+        finished = sum(exercise.id in done for exercise in asked)
         print(
             say(
-                en=f"{finished} of {len(self.exercises)} exercises done.",
-                fr=f"Exercices réussis : {finished} sur {len(self.exercises)}.",
+                en=f"{finished} of {len(asked)} exercises done.",
+                fr=f"Exercices réussis : {finished} sur {len(asked)}.",
             )
         )
 
@@ -573,6 +600,8 @@ def _cell(line: str | None, kind: str) -> str:
     )
 
 
+SCRIPT = "script"
+"""The student's own training script among what is done."""
 NUMBERS = tuple(entry.number for entry in LABS)
 
 

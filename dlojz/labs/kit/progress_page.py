@@ -13,8 +13,8 @@ from dlojz.base.language import language, say, use_language
 from dlojz.base.table import Table, safe, tables_html, titles, visible
 from dlojz.display.style import BLUE, INK, SKY, WHITE
 from dlojz.labs.kit.contents import LABS, LabEntry
-from dlojz.labs.kit.exercise import Prediction
-from dlojz.labs.kit.lab import NUMBERS, LabProgress, Predicted, content_of, notebook_language
+from dlojz.labs.kit.exercise import Challenge, Prediction
+from dlojz.labs.kit.lab import NUMBERS, SCRIPT, LabProgress, Predicted, content_of, notebook_language
 from dlojz.running.store import runs_root
 
 PAGE_STYLE = f"body{{font-family:sans-serif;margin:2em;color:{INK};background:{WHITE}}}"
@@ -30,6 +30,9 @@ class Standing:
         predictions: How many the lab asks for.
         made: How many were written down and revealed.
         good: How many of these were within their tolerance at the first try.
+        challenge: The best score in words; empty where there is no challenge, or none has been tried.
+        score: The same as a number.
+        script: Whether the student's own script was found right.
     """
 
     entry: LabEntry
@@ -38,6 +41,9 @@ class Standing:
     predictions: int
     made: int
     good: int
+    challenge: str = ""
+    score: float | None = None
+    script: bool = False
 
     @property
     def to_do(self) -> tuple[tuple[str, str], ...]:
@@ -50,8 +56,8 @@ class Standing:
         return bool(self.exercises) and not self.to_do
 
     @property
-    def told(self) -> tuple[str, str, str]:
-        """Lab, exercises and predictions in words: a row of the table."""
+    def told(self) -> tuple[str, ...]:
+        """Lab, exercises, predictions, challenge and script in words: a row of the table."""
         done, mark = len(self.exercises) - len(self.to_do), "✓" if self.is_finished else "·"
         exercises = f"{done} / {len(self.exercises)}" if self.exercises else say(en="not installed", fr="non installé")
         predictions = say(
@@ -64,6 +70,8 @@ class Standing:
             visible(f"{mark} {self.entry.number} {self.entry.title}"),
             exercises,
             predictions if self.predictions else "",
+            self.challenge,
+            "✓" if self.script else "",
         )
 
     def data(self) -> dict[str, Any]:
@@ -77,6 +85,8 @@ class Standing:
             "predictions": self.predictions,
             "predictions_made": self.made,
             "predictions_good": self.good,
+            "challenge": self.score,
+            "script": self.script,
             "finished": self.is_finished,
         }
 
@@ -110,7 +120,10 @@ class Overview:
             f"{good}.",
         )
         return Table(
-            titles(en="lab; exercises; predictions", fr="TP; exercices; prédictions"),
+            titles(
+                en="lab; exercises; predictions; challenge; own script",
+                fr="TP; exercices; prédictions; défi; script personnel",
+            ),
             tuple(one.told for one in self.standings),
             align="l",
             shares=tuple(1 - len(one.to_do) / len(one.exercises) if one.exercises else 0.0 for one in self.standings),
@@ -181,16 +194,22 @@ def _standing(entry: LabEntry, root: Path) -> Standing:
         return Standing(entry=entry, exercises=(), done={}, predictions=0, made=0, good=0)
     content = content_of(entry.number)
     progress = LabProgress(root / f"progress-{entry.number}.json")
-    known = [exercise.id for exercise in content.EXERCISES]
+    exercises = [exercise for exercise in content.EXERCISES if not isinstance(exercise, Challenge)]
+    known = [exercise.id for exercise in exercises]
+    scores = progress.scores()
+    tried = [one for one in content.EXERCISES if isinstance(one, Challenge) and one.id in scores]
     asked = {prediction.id: prediction for prediction in content.PREDICTIONS}
     made = {name: told for name, told in progress.predictions().items() if name in asked}
     return Standing(
         entry=entry,
-        exercises=tuple((exercise.id, str(exercise.title)) for exercise in content.EXERCISES),
+        exercises=tuple((exercise.id, str(exercise.title)) for exercise in exercises),
         done={name: moment for name, moment in progress.read().items() if name in known},
         predictions=len(asked),
         made=len(made),
         good=sum(is_good(asked[name], told) for name, told in made.items()),
+        challenge=", ".join(f"{'✓ ' if one.meets(scores[one.id]) else ''}{one.told(scores[one.id])}" for one in tried),
+        score=scores[tried[0].id] if tried else None,
+        script=SCRIPT in progress.read(),
     )
 
 

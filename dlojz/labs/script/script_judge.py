@@ -10,17 +10,22 @@ import itertools
 import json
 import math
 import re
+import shlex
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
+from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, percent, refusal, say, significant
 from dlojz.compare import compare
-from dlojz.labs.kit.exercise import Said, Verdict, Wrong
+from dlojz.labs.kit.exercise import Said, Verdict, Wrong, show
+from dlojz.labs.kit.lab import SCRIPT, Lab
 from dlojz.labs.script.growing_script import LAYOUTS, number_of_lab
 from dlojz.results.record import RunRecord
 from dlojz.running.launch import run
+from dlojz.running.store import runs_root
 
 OBSERVER = Path(__file__).with_name("script_observer.py")
 SHORT = ("--epochs", "2", "--batch", "256")
@@ -134,10 +139,11 @@ class ScriptTrials:
         path: the script.
         folder: for the runs and the reports.
         begin: told the title of each run before it starts.
+        where: arguments of `dlojz.run`: on which processes.
     """
 
-    def __init__(self, path: Path, folder: Path, begin: Callable[[str], object]) -> None:
-        self._path, self._folder, self._begin = path, folder, begin
+    def __init__(self, path: Path, folder: Path, begin: Callable[[str], object], where: Mapping[str, Any]) -> None:
+        self._path, self._folder, self._begin, self._where = path, folder, begin, where
         self._number = 0
         self.done: list[Trial] = []
 
@@ -165,10 +171,9 @@ class ScriptTrials:
             OBSERVER,
             args=[str(reports), str(self._path), *SHORT, *words],
             processes=processes,
-            device="cpu",
             root=self._folder / "runs",
-            on="local",
             progress=False,
+            **self._where,
         )
         record, ranks = ended.record, _rank_reports(reports, processes)
         idle = [rank for rank, one in enumerate(ranks) if one.steps == 0]
@@ -602,15 +607,24 @@ CHECKS: tuple[Callable[[ScriptTrials], None], ...] = (
 """One for each lab, in their order."""
 
 
-def judge_script(lab: str, path: Path, begin: Callable[[str], object] = lambda title: None) -> Verdict:
+def judge_script(
+    lab: str,
+    path: Path,
+    begin: Callable[[str], object] = lambda title: None,
+    *,
+    on: str = "local",
+    machine: str | None = None,
+    device: str = "cpu",
+) -> Verdict:
     """Run a script as a lab asks for, and say what is right or wrong about it.
 
     Args:
         lab: two digits.
         begin: told the title of each run before it starts.
+        on, machine, device: as for `dlojz.run`; jobs of a cluster write beside the runs, where every node reads.
 
     Raises:
-        LabError: if the lab adds nothing to the script, or there is no such file.
+        LabError: if the lab adds nothing to the script, there is no such file, or the runs are refused.
     """
     check = CHECKS[number_of_lab(lab)]
     if not path.is_file():
@@ -619,14 +633,54 @@ def judge_script(lab: str, path: Path, begin: Callable[[str], object] = lambda t
             fr=f"{path} n’est pas un fichier : donnez le chemin du script, ou écrivez-en un par "
             f"`dlojz labs script {lab}`.",
         )
-    with tempfile.TemporaryDirectory(prefix="dlojz-script-") as folder:
-        trials = ScriptTrials(path.absolute(), Path(folder), begin)
+    shared = runs_root() if on == "slurm" else None
+    if shared is not None:
+        shared.mkdir(parents=True, exist_ok=True)
+    where = {"on": on, "machine": machine, "device": device}
+    with tempfile.TemporaryDirectory(prefix=".dlojz-script-", dir=shared) as folder:
+        trials = ScriptTrials(path.absolute(), Path(folder), begin, where)
         try:
             check(trials)
         except Wrong as wrong:
             return Verdict("wrong", str(wrong))
         whole = trials.done[0].ranks[0].held
         return Verdict("right", "\n".join([_praise(lab), *(_row(trial, whole) for trial in trials.done)]))
+
+
+def judge_in_notebook(lab: Lab, script: str | Path, **where: Any) -> None:
+    """Judge a student's script as the open lab asks for, show the verdict, and remember a right one.
+
+    A script never costs the notebook its kernel: it runs in processes of its own.
+
+    Args:
+        lab: the one that is open.
+        script: path of the script, from the notebook's folder.
+        where: `on`, `machine` and `device`, as for `dlojz.run`.
+    """
+    path = Path(script).expanduser()
+    if not path.exists():
+        folder = shlex.quote(str(path.parent))
+        show(
+            Verdict(
+                "todo",
+                say(
+                    en=f"{path} is not there yet: `dlojz labs script {lab.number} {folder}` in a terminal, or with a "
+                    "`!` before it in a cell here, writes what this lab begins with. Fill it in, then run this cell "
+                    "again.",
+                    fr=f"{path} n’existe pas encore : `dlojz labs script {lab.number} {folder}` dans un terminal, ou "
+                    "précédé de `!` dans une cellule ici, écrit ce par quoi ce TP commence. Complétez-le, puis "
+                    "relancez cette cellule.",
+                ),
+            )
+        )
+        return
+    try:
+        verdict = judge_script(lab.number, path, lambda title: print(f"… {title}", flush=True), **where)
+    except LabError as error:
+        verdict = Verdict("wrong", str(error))
+    show(verdict)
+    if verdict.state == "right":
+        lab.remember(SCRIPT)
 
 
 def _praise(lab: str) -> str:
