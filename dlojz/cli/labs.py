@@ -248,8 +248,9 @@ dlojz labs progress: exercises done, predictions made, and what comes next.
 dlojz labs copy [DIR]: the student's notebooks of a language in a folder, by default dlojz-labs; a notebook that is
 there already is left as it is.
 dlojz labs script LAB [DIR]: a training script in plain PyTorch (train.py) that grows from lab 00 (41 lines, one
-process) to lab 07 (DDP, FSDP2, 1F1B, tensor parallelism alone or with FSDP2, by a flag): that of the lab before, with
-what this lab adds left to do; with --solution, all of it. A script that is there already is left as it is.
+process) to lab 12 (DDP, FSDP2, 1F1B, tensor parallelism alone or with FSDP2, experts, int8, pruning, DeepSpeed,
+Accelerate, by a flag): that of the lab before, with what this lab adds left to do; with --solution, all of it. A
+script that is there already is left as it is.
 dlojz labs judge LAB [FILE]: run that script on 1, 2 or 4 processes as the lab asks for, and say what is right or wrong:
 losses as on one process, samples, shards, messages, checkpoints; exit code 1 where something is wrong.
 dlojz labs glossary [WORD]: a word of the labs in English and French; without a word, all of them.
@@ -263,9 +264,9 @@ dlojz labs progress : exercices réussis, prédictions faites, et la suite.
 dlojz labs copy [DOSSIER] : les notebooks de l’étudiant, dans une langue, copiés dans un dossier, par défaut
 dlojz-labs ; un notebook qui s’y trouve déjà reste tel quel.
 dlojz labs script TP [DOSSIER] : un script d’entraînement en PyTorch pur (train.py) qui grandit du TP 00 (41 lignes,
-un processus) au TP 07 (DDP, FSDP2, 1F1B, Tensor Parallelism seul ou avec FSDP2, par une option) :
-celui du TP précédent, où ce que ce TP ajoute reste à écrire ; avec --solution, en entier. Un script qui s’y trouve
-déjà reste tel quel.
+un processus) au TP 12 (DDP, FSDP2, 1F1B, Tensor Parallelism seul ou avec FSDP2, experts, int8, élagage, DeepSpeed,
+Accelerate, par une option) : celui du TP précédent, où ce que ce TP ajoute reste à écrire ; avec --solution, en
+entier. Un script qui s’y trouve déjà reste tel quel.
 dlojz labs judge TP [FICHIER] : exécuter ce script sur 1, 2 ou 4 processus comme le TP le demande, et dire ce qui est
 juste ou faux : pertes comme sur un processus, échantillons, fragments, messages, checkpoints ; code de sortie 1 si
 quelque chose est faux.

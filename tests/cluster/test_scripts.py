@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import dlojz
 from dlojz.base.files import CHECKOUT
+from dlojz.labs.script.growing_script import write_script
 
 from .conftest import HERE, ended, until
 
@@ -35,6 +38,22 @@ def test_a_script_that_trains_nothing_ends_its_job(here: Path, tmp_path: Path) -
     record = ended(run)
     assert record.status == "failed" and "none.py ended before any optimizer made a step" in record.reason
     assert run.logs(0).startswith("begun\n")
+
+
+def test_the_script_of_the_labs_trains_alike_in_every_layout(here: Path, tmp_path: Path) -> None:
+    path, words = write_script("12", tmp_path / "mine", "en", solved=True), ["--epochs", "1", "--batch", "256"]
+    layouts = (["ddp"], ["fsdp"], ["tp-fsdp"], ["1f1b", "--accumulation", "4"])
+    common = {"on": "slurm", "machine": "stubs", "device": "cpu", "wait": False, "time_limit_s": 600}
+    runs = [
+        dlojz.run(path, args=["--parallel", *layout, *words], processes=4, **common)  # type: ignore[arg-type]
+        for layout in layouts
+    ]
+    alone = dlojz.run(path, args=words, device="cpu", on="local", root=here, progress=False).record
+    assert alone is not None and len(alone.losses) == 7
+    for run in runs:
+        record = ended(run)
+        assert record.status == "completed" and len(record.footprints) == 4, run.logs()
+        assert record.losses == pytest.approx(alone.losses, rel=1e-3), run.title
 
 
 def test_under_an_srun_of_one_s_own(slurm: Any, here: Path) -> None:

@@ -1,8 +1,9 @@
-"""Write the training script that grows from lab 00 to lab 07, in plain PyTorch, as the labs leave it or as a task.
+"""Write the training script that grows from lab 00 to lab 12, in plain PyTorch, as the labs leave it or as a task.
 
 One source, `data/train.txt`, holds all of them. A line `#@ 03-05` begins what stands in the scripts of labs 03 to 05,
 `#@ 03-` what stands from lab 03 on, `#@ 03` what stands in lab 03 alone, `#@` what stands in all. After a bar comes
-what the student of the first of these labs is asked for, in English and French.
+what the student of the first of these labs is asked for, in English and French. A plus sign instead: it is given, in
+place of what stood just before it and ends.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from dlojz.base.language import Language, one_of, refusal
 from dlojz.labs.kit.source import in_language
 
 SOURCE = Path(__file__).with_name("data") / "train.txt"
-LAST = 7
+LAST = 12
 """The last lab that adds to the script."""
 NAME = "train.py"
 COMMENT_WIDTH = 100
@@ -29,9 +30,14 @@ LAYOUTS = {
     5: (2, ("--parallel", "1f1b", "--accumulation", "4")),
     6: (2, ("--parallel", "tp")),
     7: (4, ("--parallel", "tp-fsdp")),
+    8: (2, ()),
+    9: (2, ("--compress", "--fused")),
+    10: (2, ("--experts", "4")),
+    11: (2, ("--quantize", "--prune", "0.5")),
+    12: (2, ("--parallel", "deepspeed")),
 }
 """Processes and options of what a lab adds."""
-_MARK = re.compile(r"#@(?: (?P<first>\d\d)(?P<to>-(?P<last>\d\d)?)?)?(?: \| (?P<en>.+?) // (?P<fr>.+))?")
+_MARK = re.compile(r"#@(?: (?P<first>\d\d)(?P<to>-(?P<last>\d\d)?)?)?(?P<given> \+)?(?: \| (?P<en>.+?) // (?P<fr>.+))?")
 
 
 @dataclass(frozen=True)
@@ -40,11 +46,13 @@ class ScriptPart:
 
     Attributes:
         task: what the student of lab `first` is asked for, as a comment in both languages; empty where nothing.
+        given: whether the student of lab `first` finds it in the script.
     """
 
     first: int
     last: int
     task: str
+    given: bool
     lines: tuple[str, ...]
 
 
@@ -57,10 +65,10 @@ def parts_of_script() -> tuple[ScriptPart, ...]:
             first = int(mark["first"] or 0)
             last = int(mark["last"] or LAST) if mark["to"] or not mark["first"] else first
             task = f"# TODO: {mark['en']} // TODO : {mark['fr']}" if mark["en"] else ""
-            found.append(ScriptPart(first, last, task, ()))
+            found.append(ScriptPart(first, last, task, bool(mark["given"]), ()))
         else:
             part = found.pop()
-            found.append(ScriptPart(part.first, part.last, part.task, (*part.lines, line)))
+            found.append(replace(part, lines=(*part.lines, line)))
     return tuple(found)
 
 
@@ -87,9 +95,13 @@ def _lines(lab: int, solved: bool) -> Iterator[str]:
     """The script's lines, with at most two empty ones after each other."""
     shown = lab if solved or lab == 0 else lab - 1
     empty = 0
-    for part in parts_of_script():
+    parts = parts_of_script()
+    for part, after in zip(parts, (*parts[1:], None), strict=True):
         asked = [] if shown == lab or part.first != lab or not part.task else [_indented(part)]
-        for line in [*asked, *(part.lines if part.first <= shown <= part.last else ())]:
+        given = shown < lab and part.given and part.first == lab
+        replaced = shown < lab and part.last == shown and after is not None and after.given and after.first == lab
+        here = given or (part.first <= shown <= part.last and not replaced)
+        for line in [*asked, *(part.lines if here else ())]:
             empty = 0 if line else empty + 1
             if empty <= 2:
                 yield line

@@ -7,13 +7,10 @@ and saved. Layouts are compared with one process of the same script: the same lo
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import re
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,205 +20,25 @@ from dlojz.compare import compare
 from dlojz.labs.kit.exercise import Said, Verdict, Wrong, show
 from dlojz.labs.kit.lab import SCRIPT, Lab
 from dlojz.labs.script.growing_script import LAYOUTS, number_of_lab
-from dlojz.results.record import RunRecord
-from dlojz.running.launch import run
+from dlojz.labs.script.script_trials import BATCH, ScriptTrials, Trial
 from dlojz.running.store import runs_root
 
-OBSERVER = Path(__file__).with_name("script_observer.py")
-SHORT = ("--epochs", "2", "--batch", "256")
-"""Options of every run: two epochs, to see whether the second has another order."""
 SAME_LOSS = 1e-3
 """Relative distance of losses that differ by the order of additions alone."""
 SAME_GRADIENTS = 0.02
 """The same of the norm of gradients."""
 SAME_ON_ONE = 1e-5
 """The same, where a script runs twice on one process."""
+ROUNDED_LOSS = 0.01
+"""The same, where gradients are rounded to bf16."""
+SAME_RATE = 1.4
+"""Factor by which a script's own throughput may differ from the one that is measured from outside."""
+STILL = 3
+"""Parameters that may have no gradient without being told."""
+LEVELS = 3
+"""Folders above the notebook's in which its script is looked for."""
 SHARED_SAMPLES = 0.1
 """Share of a rank's samples that others read, from which on it is no chance: images may be there twice."""
-
-
-@dataclass(frozen=True)
-class RankReport:
-    """What one rank did.
-
-    Attributes:
-        steps: of its optimizers.
-        group_size: ranks of the process group at the first step; 0 where there is none.
-        epochs: digests of the samples that each pass over a DataLoader yielded, in their order.
-        saved: files that torch.save wrote.
-        ddp, fsdp_units: modules that DistributedDataParallel wraps, and that `fully_shard` was called on.
-        blocks: how often the block occurs that is repeated most.
-        stale: parameters of its optimizer that no module has.
-        schedule, micro_batches: class of torch's pipeline schedule, empty where there is none, and what it cuts.
-        held, plain: elements of its parameters on this rank, and of those that are no DTensors.
-        mesh_axes: axes of the largest mesh that a parameter lies on.
-        gradients: sum of squares of this rank's gradients, at the first step.
-        moments: whether its optimizer had any before that step.
-        weights: digest of what is held, at the end.
-    """
-
-    steps: int
-    group_size: int
-    epochs: tuple[tuple[str, ...], ...]
-    saved: tuple[str, ...]
-    ddp: int
-    fsdp_units: int
-    blocks: int
-    stale: int
-    schedule: str
-    micro_batches: int
-    held: int
-    plain: int
-    mesh_axes: int
-    gradients: float
-    moments: int
-    weights: str
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One run of a script, with the reports of its ranks.
-
-    Attributes:
-        words: options of the script that were given besides the common ones.
-    """
-
-    words: tuple[str, ...]
-    record: RunRecord
-    ranks: tuple[RankReport, ...]
-
-    @property
-    def title(self) -> str:
-        """The run in words: its processes and options."""
-        return title_of(len(self.ranks), self.words)
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of the messages of a step, of all collectives of rank 0."""
-        footprint = self.record.footprint()
-        return sum(one.message_bytes for one in footprint.communication) if footprint is not None else 0
-
-    @property
-    def activations_bytes(self) -> int:
-        """Bytes that forward keeps, of rank 0."""
-        footprint = self.record.footprint()
-        return (footprint.memory.activations_bytes or 0) if footprint is not None else 0
-
-
-def title_of(processes: int, words: Sequence[str]) -> str:
-    """Name a run by its processes and options."""
-    shown = [Path(word).name if Path(word).is_absolute() else word for word in words]
-    options = f", {' '.join(shown)}" if words else ""
-    return say(
-        en=f"{processes} process{'es' if processes > 1 else ''}{options}",
-        fr=f"{processes} processus{options}",
-    )
-
-
-def _rank_reports(folder: Path, processes: int) -> tuple[RankReport, ...]:
-    """Read what the ranks wrote; what has not got so far is left out."""
-    found = []
-    for rank in range(processes):
-        path = folder / f"rank-{rank}.json"
-        if path.is_file():
-            told = json.loads(path.read_text(encoding="utf-8"))
-            told = {field.name: told[field.name] for field in fields(RankReport)}
-            found.append(
-                RankReport(**told | {"epochs": tuple(map(tuple, told["epochs"])), "saved": tuple(told["saved"])})
-            )
-    return tuple(found)
-
-
-class ScriptTrials:
-    """Runs of one script for its judge.
-
-    Args:
-        path: the script.
-        folder: for the runs and the reports.
-        begin: told the title of each run before it starts.
-        where: arguments of `dlojz.run`: on which processes.
-    """
-
-    def __init__(self, path: Path, folder: Path, begin: Callable[[str], object], where: Mapping[str, Any]) -> None:
-        self._path, self._folder, self._begin, self._where = path, folder, begin, where
-        self._number = 0
-        self.done: list[Trial] = []
-
-    @property
-    def checkpoint(self) -> str:
-        """A folder for checkpoints of the script."""
-        return str(self._folder / "checkpoint")
-
-    def layout(self, lab: int, *words: str) -> Trial:
-        """Run the script in the layout that a lab adds, with further options."""
-        processes, options = LAYOUTS[lab]
-        return self(processes, *options, *words)
-
-    def __call__(self, processes: int, *words: str) -> Trial:
-        """Run the script to its end.
-
-        Raises:
-            Wrong: if it does not end as it should; the sentence says how it ended.
-        """
-        self._begin(title_of(processes, words))
-        self._number += 1
-        reports = self._folder / f"reports-{self._number}"
-        reports.mkdir()
-        ended = run(
-            OBSERVER,
-            args=[str(reports), str(self._path), *SHORT, *words],
-            processes=processes,
-            root=self._folder / "runs",
-            progress=False,
-            **self._where,
-        )
-        record, ranks = ended.record, _rank_reports(reports, processes)
-        idle = [rank for rank, one in enumerate(ranks) if one.steps == 0]
-        if idle and len(idle) < len(ranks):
-            raise Wrong(
-                en=f"On {title_of(processes, words)}, rank {idle[0]} makes no optimizer step and others do: every rank "
-                "must train, on its own samples.",
-                fr=f"Sur {title_of(processes, words)}, le rang {idle[0]} ne fait aucun pas d’optimiseur alors que "
-                "d’autres en font : chaque rang doit entraîner, sur ses propres échantillons.",
-            )
-        if any(one.stale for one in ranks):
-            raise Wrong(
-                en="The optimizer holds parameters that the model has no more: fully_shard and parallelize_module "
-                "replace them, so make the optimizer after these calls.",
-                fr="L’optimiseur détient des paramètres que le modèle n’a plus : fully_shard et parallelize_module les "
-                "remplacent ; créez l’optimiseur après ces appels.",
-            )
-        if record is None or record.status != "completed" or len(ranks) < processes:
-            raise Wrong(_how_it_ended(self._path, title_of(processes, words), ended.logs(), record))
-        self.done.append(Trial(words, record, ranks))
-        return self.done[-1]
-
-
-def _how_it_ended(path: Path, title: str, log: str, record: RunRecord | None) -> str:
-    """Say how a run failed: the script's last line of error, else the reason of the record."""
-    unknown = next((line for line in log.splitlines() if "error: unrecognized arguments:" in line), None)
-    invalid = next((line for line in log.splitlines() if ": error: argument " in line), None)
-    if unknown or invalid:
-        what = (unknown or invalid or "").partition("error: ")[2].strip()
-        return say(
-            en=f"Your script does not take the options of this lab ({what}): add them to its ArgumentParser.",
-            fr=f"Votre script n’accepte pas les options de ce TP ({what}) : ajoutez-les à son ArgumentParser.",
-        )
-    reason = record.reason.replace(OBSERVER.name, path.name).strip() if record is not None else ""
-    own = re.findall(rf'File "[^"]*{re.escape(path.name)}", line (\d+)', log)
-    if own:
-        reason += say(en=f" (line {own[-1]} of {path.name})", fr=f" (ligne {own[-1]} de {path.name})")
-    if "Connection closed by peer" in reason:
-        reason += say(
-            en=". A rank waits for others that have gone: get_state_dict, dcp.save and every collective must be "
-            "called by all ranks",
-            fr=". Un rang en attend d’autres qui sont partis : get_state_dict, dcp.save et chaque collective doivent "
-            "être appelés par tous les rangs",
-        )
-    return say(
-        en=f"On {title}, your script does not come to its end: {reason}",
-        fr=f"Sur {title}, votre script ne va pas jusqu’au bout : {reason}",
-    )
 
 
 def _check_learns(trial: Trial, factor: float) -> None:
@@ -348,27 +165,40 @@ def _check_parity(one: Trial, many: Trial, replicas: int) -> None:
     _check_saves(many)
 
 
-def _check_gradients(one: Trial, many: Trial) -> None:
+DIVIDED = Said(
+    "look at what each rank's loss is divided by, micro-batches included.",
+    "regardez par quoi la perte de chaque rang est divisée, micro-batches compris.",
+)
+
+
+def _check_gradients(one: Trial, many: Trial, cause: Said = DIVIDED) -> None:
     """Refuse gradients of the first step that are not as large; Adam would hide it.
 
-    Where ranks hold parts that overlap (tensor parallelism), the sum would count some twice: they are not compared.
+    On a mesh of two axes, some ranks hold the same parts and others do not: they are not compared.
     """
-    (first, *_), held = one.ranks, [rank.held for rank in many.ranks]
-    if held[0] == first.held:
-        found = many.ranks[0].gradients
-    elif sum(held) == first.held:
-        found = sum(rank.gradients for rank in many.ranks)
-    else:
+    if any(rank.mesh_axes > 1 for rank in many.ranks):
         return
-    ratio = math.sqrt(found / first.gradients) if first.gradients else 1.0
+    found, first = _gradients(many), _gradients(one)
+    ratio = math.sqrt(found / first) if first else 1.0
     if not math.isclose(ratio, 1.0, rel_tol=SAME_GRADIENTS):
         times = significant(ratio, 3)
         raise Wrong(
             en=f"The gradients of the first step are {times} times as large with {many.title} as with {one.title}: "
-            "look at what each rank's loss is divided by, micro-batches included.",
-            fr=f"Les gradients du premier pas sont {times} fois ceux de {one.title} avec {many.title} : regardez par "
-            "quoi la perte de chaque rang est divisée, micro-batches compris.",
+            f"{cause.en}",
+            fr=f"Les gradients du premier pas sont {times} fois ceux de {one.title} avec {many.title} : {cause.fr}",
         )
+
+
+def _gradients(trial: Trial) -> float:
+    """Add up the squares of the gradients: once where all ranks hold the same, of each rank where they hold parts."""
+    by_rank = [rank.gradients for rank in trial.ranks]
+    if len({len(one) for one in by_rank}) > 1:
+        return math.fsum(itertools.chain.from_iterable(by_rank))
+    same = (math.isclose(min(squares), max(squares), rel_tol=SAME_ON_ONE) for squares in zip(*by_rank, strict=True))
+    return math.fsum(
+        squares[0] if alike else math.fsum(squares)
+        for alike, squares in zip(same, zip(*by_rank, strict=True), strict=True)
+    )
 
 
 def _check_averaged(many: Trial) -> None:
@@ -594,6 +424,183 @@ def _two_axes(trials: ScriptTrials) -> None:
     _check_parity(one, four, replicas=2)
 
 
+def _measured(trials: ScriptTrials) -> None:
+    for trial in (trials(1), trials(2, "--accumulation", "2")):
+        _check_group(trial)
+        _check_rate(trial)
+
+
+def _check_rate(trial: Trial) -> None:
+    """Refuse a script that prints no throughput of its epochs, or another one than was measured from outside."""
+    first, *others = trial.rates
+    if any(others):
+        raise Wrong(
+            en=f"With {trial.title}, several ranks print `samples/s`: let rank 0 print it, for all replicas.",
+            fr=f"Avec {trial.title}, plusieurs rangs affichent `samples/s` : laissez le rang 0 l’afficher, pour toutes "
+            "les répliques.",
+        )
+    if len(first) != 2:
+        raise Wrong(
+            en=f"With {trial.title}, rank 0 prints {len(first)} lines `samples/s NUMBER`, and one for each of the two "
+            "epochs is asked for.",
+            fr=f"Avec {trial.title}, le rang 0 affiche un nombre de lignes `samples/s NOMBRE` égal à {len(first)} : il "
+            "en faut une pour chacune des deux époques.",
+        )
+    seconds = trial.record.step_s
+    rate = BATCH * (len(seconds) // 2) / math.fsum(seconds[len(seconds) // 2 :])
+    times = first[1] / rate
+    if not 1 / SAME_RATE < times < SAME_RATE:
+        told = f"{significant(first[1], 3)} samples/s", f"{significant(rate, 3)}"
+        raise Wrong(
+            en=f"With {trial.title}, the second epoch has {told[0]} by your script, and {told[1]} as measured from "
+            "outside: count --batch samples for each step of the optimizer, and the seconds of this epoch alone.",
+            fr=f"Avec {trial.title}, la deuxième époque a {told[0]} selon votre script, et {told[1]} mesurés de "
+            "l’extérieur : comptez --batch échantillons par pas de l’optimiseur, et les secondes de cette seule "
+            "époque.",
+        )
+
+
+def _compressed(trials: ScriptTrials) -> None:
+    plain, small = trials(2), trials.layout(9)
+    _check_group(small)
+    _check_averaged(small)
+    if small.sent_bytes > 0.6 * plain.sent_bytes:
+        raise Wrong(
+            en=f"With --compress a step sends {format_bytes(small.sent_bytes)}, without it "
+            f"{format_bytes(plain.sent_bytes)}: give DDP a hook (register_comm_hook) that all-reduces the bucket in "
+            "bf16.",
+            fr=f"Avec --compress, un pas envoie {format_bytes(small.sent_bytes)}, contre "
+            f"{format_bytes(plain.sent_bytes)} sans : donnez à DDP un hook (register_comm_hook) qui fait l’all-reduce "
+            "du bucket en bf16.",
+        )
+    mean = Said(
+        "the hook must return the mean of the ranks, in the bucket’s own precision.",
+        "le hook doit renvoyer la moyenne des rangs, dans la précision du bucket.",
+    )
+    _check_gradients(plain, small, mean)
+    if not small.ranks[0].fused:
+        raise Wrong(
+            en="--fused changes nothing: pass fused=args.fused to the optimizer.",
+            fr="--fused ne change rien : passez fused=args.fused à l’optimiseur.",
+        )
+    _check_losses(
+        plain,
+        small,
+        ROUNDED_LOSS,
+        en="gradients in bf16 change a loss by less than a percent.",
+        fr="des gradients en bf16 changent une perte de moins d’un pour cent.",
+    )
+
+
+def _experts(trials: ScriptTrials) -> None:
+    one, two = trials(1, "--experts", "4"), trials.layout(10)
+    _check_group(two)
+    footprint = two.record.footprint()
+    if footprint is None or all(traffic.collective != "all_to_all" for traffic in footprint.communication):
+        raise Wrong(
+            en="With --experts 4 on two ranks, no all-to-all is seen: tokens must travel to the rank of their expert.",
+            fr="Avec --experts 4 sur deux rangs, aucun all-to-all n’est vu : les tokens doivent aller au rang de leur "
+            "expert.",
+        )
+    _check_shards(
+        one,
+        two,
+        0.7,
+        en="each rank keeps its share of the experts alone.",
+        fr="chaque rang ne garde que sa part des experts.",
+    )
+    _check_samples(one, two, replicas=2)
+    _check_losses(
+        one,
+        two,
+        SAME_LOSS,
+        steps=1,
+        en="tokens must come back to the places that they left, with the weight of the gate; and DDP must not give all "
+        "ranks the experts of rank 0.",
+        fr="les tokens doivent revenir à la place qu’ils ont quittée, avec le poids de la porte ; et DDP ne doit pas "
+        "donner à tous les rangs les experts du rang 0.",
+    )
+    mean = Said(
+        "those of an expert come from the tokens of all ranks, so divide them by the number of ranks; DDP averages the "
+        "others.",
+        "ceux d’un expert viennent des tokens de tous les rangs : divisez-les par le nombre de rangs ; DDP moyenne les "
+        "autres.",
+    )
+    _check_gradients(one, two, mean)
+    _check_losses(
+        one,
+        two,
+        SAME_LOSS,
+        en="tokens must come back in the order in which they left, and so must gradients, in the backward pass of the "
+        "all-to-all.",
+        fr="les tokens doivent revenir dans l’ordre où ils sont partis, et les gradients aussi, dans la passe arrière "
+        "de l’all-to-all.",
+    )
+
+
+def _compressed_model(trials: ScriptTrials) -> None:
+    (_, *words), two = LAYOUTS[11][1], trials.layout(11)
+    one = trials(1, "--quantize", *words)
+    if (most := max(one.ranks[0].levels, default=0)) > 255:
+        raise Wrong(
+            en=f"With --quantize, a matrix has {most} different values in a product: round all weights of nn.Linear "
+            "to whole numbers from −127 to 127, times one scale.",
+            fr=f"Avec --quantize, une matrice a {most} valeurs différentes dans un produit : arrondissez tous les "
+            "poids des nn.Linear à des entiers de −127 à 127, fois une échelle.",
+        )
+    if (still := one.ranks[0].gradients.count(0.0)) > STILL:
+        raise Wrong(
+            en=f"With --quantize, the gradients of {still} parameters are zero: a rounding has no slope, so let the "
+            "gradient go through it unchanged, as a straight-through estimator does.",
+            fr=f"Avec --quantize, les gradients de {still} paramètres sont nuls : un arrondi n’a pas de pente ; "
+            "laissez le gradient le traverser inchangé, comme le fait un straight-through estimator.",
+        )
+    _check_learns(one, 1.0)
+    for trial in (one, two):
+        share = trial.ranks[0].zeros / trial.ranks[0].matrices
+        if not 0.45 < share < 0.55:
+            raise Wrong(
+                en=f"With {trial.title}, {percent(share)} of the weights are zero at the end, and --prune asks for "
+                "50%: mask the smallest ones of each matrix after the first epoch, and again after each step, which "
+                "moves them.",
+                fr=f"Avec {trial.title}, {percent(share)} des poids sont nuls à la fin, alors que --prune demande "
+                "50 % : masquez les plus petits de chaque matrice après la première époque, et à nouveau après chaque "
+                "pas, qui les déplace.",
+            )
+    _check_parity(one, two, replicas=2)
+
+
+def _libraries(trials: ScriptTrials) -> None:
+    one = trials(1)
+    for way, name in (("deepspeed", "DeepSpeedEngine"), ("accelerate", "Accelerator")):
+        two = trials(2, "--parallel", way, "--accumulation", "2")
+        if (found := two.ranks[0].library) != name:
+            raise Wrong(
+                en=f"With {two.title}, {found or 'no library'} trains: {name} is asked for.",
+                fr=f"Avec {two.title}, c’est {found or 'sans bibliothèque'} que l’on entraîne : {name} est demandé.",
+            )
+        if name == "DeepSpeedEngine":
+            _check_shards(
+                one,
+                two,
+                0.6,
+                en="give DeepSpeed’s configuration zero_optimization, with stage 1 or more.",
+                fr="donnez zero_optimization à la configuration de DeepSpeed, avec un niveau (stage) d’au moins 1.",
+            )
+            _check_group(two)
+            _check_samples(one, two, replicas=2)
+            _check_losses(
+                one,
+                two,
+                ROUNDED_LOSS,
+                steps=3,
+                en="DeepSpeed divides the loss by the micro-batches itself, and must know how many there are.",
+                fr="DeepSpeed divise lui-même la perte par les micro-batches, et doit en connaître le nombre.",
+            )
+        else:
+            _check_parity(one, two, replicas=2)
+
+
 CHECKS: tuple[Callable[[ScriptTrials], None], ...] = (
     _plain,
     _transformer,
@@ -603,6 +610,11 @@ CHECKS: tuple[Callable[[ScriptTrials], None], ...] = (
     _pipeline,
     _tensor_parallel,
     _two_axes,
+    _measured,
+    _compressed,
+    _experts,
+    _compressed_model,
+    _libraries,
 )
 """One for each lab, in their order."""
 
@@ -654,10 +666,11 @@ def judge_in_notebook(lab: Lab, script: str | Path, **where: Any) -> None:
 
     Args:
         lab: the one that is open.
-        script: path of the script, from the notebook's folder.
+        script: path of the script, from the notebook's folder or from one above it, where a terminal starts.
         where: `on`, `machine` and `device`, as for `dlojz.run`.
     """
-    path = Path(script).expanduser()
+    given, here = Path(script).expanduser(), Path.cwd()
+    path = next((one for folder in (here, *here.parents[:LEVELS]) if (one := folder / given).exists()), given)
     if not path.exists():
         folder = shlex.quote(str(path.parent))
         show(

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor import DTensor
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
@@ -31,6 +32,9 @@ from torch.utils.data import DataLoader
 
 MOST_SAMPLES = 10_000
 """Samples of an epoch that are told apart, at most."""
+MOST_PRODUCTS = 40
+"""Calls of F.linear whose matrices are looked at: those of the first forward passes."""
+LIBRARIES = ("DeepSpeedEngine", "Accelerator")
 
 
 def _first_tensor(batch: object) -> Tensor | None:
@@ -54,7 +58,7 @@ def _bytes_of(tensor: Tensor) -> bytes:
 
 def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
     """Put into a report, while a script runs, what its loaders yield, its optimizers step and `torch.save` writes."""
-    iterate, save = DataLoader.__iter__, torch.save
+    iterate, save, linear = DataLoader.__iter__, torch.save, functional.linear
     optimizers: list[torch.optim.Optimizer] = []
 
     def observed(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -74,13 +78,13 @@ def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
     def begun(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         """Look at everything once, before the first step that has gradients: DCP makes one without, to get states."""
         parameters = _parameters([optimizer])
-        if report["gradients"] or any(isinstance(_local(one), FakeTensor) for one in parameters):
+        if any(report["gradients"]) or any(isinstance(_local(one), FakeTensor) for one in parameters):
             return  # those of fakes are the watch's, which predicts the step
         states = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, Tensor)]
         with _disable_current_modes():
-            report["gradients"] = sum(
-                float(_local(one.grad).double().square().sum()) for one in parameters if one.grad is not None
-            )
+            report["gradients"] = [
+                float(_local(one.grad).double().square().sum()) if one.grad is not None else 0.0 for one in parameters
+            ]
             report["moments"] = int(any(_local(one).any() for one in states if one.dim() > 0))
         report["group_size"] = dist.get_world_size() if dist.is_initialized() else 0
         _look_at_modules(report, parameters)
@@ -92,6 +96,14 @@ def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
         if all(one is not optimizer for one in optimizers):
             optimizers.append(optimizer)
 
+    def multiplied(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Count the values of the matrices that a few products use."""
+        if len(report["levels"]) < MOST_PRODUCTS and not isinstance(weight, FakeTensor):
+            with _disable_current_modes():
+                report["levels"].append(int(_local(weight).unique().numel()))
+        return linear(rows, weight, bias)
+
+    functional.linear = multiplied  # type: ignore[assignment]
     DataLoader.__iter__ = observed  # type: ignore[method-assign,assignment]
     torch.save = saved  # type: ignore[assignment]
     register_optimizer_step_pre_hook(begun)
@@ -119,19 +131,25 @@ def _look_at_modules(report: dict[str, Any], parameters: list[Tensor]) -> None:
             shapes = tuple(tuple(parameter.shape) for parameter in one.parameters())
             if len(shapes) >= 4:
                 blocks[kind.__name__, shapes] += 1
+        if kind.__name__ in LIBRARIES:
+            report["library"] = kind.__name__
     report["blocks"] = max(blocks.values(), default=0)
-    report["stale"] = sum(id(one) not in known for one in parameters)
+    if report["library"] != "DeepSpeedEngine":  # which steps flat parts of its own
+        report["stale"] = sum(id(one) not in known for one in parameters)
 
 
 def _look_at_weights(report: dict[str, Any], optimizers: list[torch.optim.Optimizer]) -> None:
     """Note how much of the parameters this rank holds at the end, and their digest."""
     digest = hashlib.sha256()
+    report["fused"] = int(any(group.get("fused") for one in optimizers for group in one.param_groups))
     for parameter in _parameters(optimizers):
         own = _local(parameter)
         report["held"] += own.numel()
         report["plain"] += 0 if isinstance(parameter, DTensor) else own.numel()
         axes = parameter.device_mesh.ndim if isinstance(parameter, DTensor) else 0
         report["mesh_axes"] = max(report["mesh_axes"], axes)
+        report["matrices"] += own.numel() if own.dim() == 2 else 0
+        report["zeros"] += int((own == 0).sum()) if own.dim() == 2 else 0
         digest.update(_bytes_of(own))
     report["weights"] = digest.hexdigest()
 
@@ -139,9 +157,10 @@ def _look_at_weights(report: dict[str, Any], optimizers: list[torch.optim.Optimi
 def main() -> None:
     """Observe the script that the command line names."""
     folder, script, *arguments = sys.argv[1:]
-    report: dict[str, Any] = {"epochs": [], "saved": [], "schedule": "", "weights": ""}
+    report: dict[str, Any] = {"epochs": [], "saved": [], "gradients": [], "levels": []}
+    report |= dict.fromkeys(("schedule", "weights", "library"), "")
     report |= dict.fromkeys(("steps", "group_size", "ddp", "fsdp_units", "blocks", "stale", "micro_batches"), 0)
-    report |= dict.fromkeys(("held", "plain", "mesh_axes", "gradients", "moments"), 0)
+    report |= dict.fromkeys(("held", "plain", "mesh_axes", "moments", "fused", "matrices", "zeros"), 0)
     optimizers = observe(report)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)

@@ -1,0 +1,220 @@
+"""Run a training script on real processes for its judge, and read what its ranks report.
+
+Each rank is started by `script_observer.py`, which notes what the rank read, held and saved.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from dlojz.base.language import say
+from dlojz.labs.kit.exercise import Wrong
+from dlojz.labs.script.growing_script import LAYOUTS
+from dlojz.results.record import RunRecord
+from dlojz.running.launch import run
+
+OBSERVER = Path(__file__).with_name("script_observer.py")
+BATCH = 256
+SHORT = ("--epochs", "2", "--batch", str(BATCH))
+"""Options of every run: two epochs, to see whether the second has another order."""
+_RATE = re.compile(r"^samples/s (\d+(?:\.\d+)?)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank did.
+
+    Attributes:
+        steps: of its optimizers.
+        group_size: ranks of the process group at the first step; 0 where there is none.
+        epochs: digests of the samples that each pass over a DataLoader yielded, in their order.
+        saved: files that torch.save wrote.
+        ddp, fsdp_units: modules that DistributedDataParallel wraps, and that `fully_shard` was called on.
+        blocks: how often the block occurs that is repeated most.
+        stale: parameters of its optimizer that no module has.
+        schedule, micro_batches: class of torch's pipeline schedule, empty where there is none, and what it cuts.
+        held, plain: elements of its parameters on this rank, and of those that are no DTensors.
+        mesh_axes: axes of the largest mesh that a parameter lies on.
+        gradients: sum of squares of the gradient of each parameter, at the first step.
+        moments: whether its optimizer had any before that step.
+        weights: digest of what is held, at the end.
+        fused: whether its optimizer updates in one kernel.
+        levels: different values of the matrices that the first products used.
+        matrices, zeros: elements of its matrices at the end, and how many of them are zero.
+        library: class of the library that trains, empty where there is none.
+    """
+
+    steps: int
+    group_size: int
+    epochs: tuple[tuple[str, ...], ...]
+    saved: tuple[str, ...]
+    ddp: int
+    fsdp_units: int
+    blocks: int
+    stale: int
+    schedule: str
+    micro_batches: int
+    held: int
+    plain: int
+    mesh_axes: int
+    gradients: tuple[float, ...]
+    moments: int
+    weights: str
+    fused: int
+    levels: tuple[int, ...]
+    matrices: int
+    zeros: int
+    library: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a script, with the reports of its ranks.
+
+    Attributes:
+        words: options of the script that were given besides the common ones.
+        rates: by rank, the numbers that it printed after `samples/s`.
+    """
+
+    words: tuple[str, ...]
+    record: RunRecord
+    ranks: tuple[RankReport, ...]
+    rates: tuple[tuple[float, ...], ...]
+
+    @property
+    def title(self) -> str:
+        """The run in words: its processes and options."""
+        return title_of(len(self.ranks), self.words)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of the messages of a step, of all collectives of rank 0."""
+        footprint = self.record.footprint()
+        return sum(one.message_bytes for one in footprint.communication) if footprint is not None else 0
+
+    @property
+    def activations_bytes(self) -> int:
+        """Bytes that forward keeps, of rank 0."""
+        footprint = self.record.footprint()
+        return (footprint.memory.activations_bytes or 0) if footprint is not None else 0
+
+
+def title_of(processes: int, words: Sequence[str]) -> str:
+    """Name a run by its processes and options."""
+    shown = [Path(word).name if Path(word).is_absolute() else word for word in words]
+    options = f", {' '.join(shown)}" if words else ""
+    return say(
+        en=f"{processes} process{'es' if processes > 1 else ''}{options}",
+        fr=f"{processes} processus{options}",
+    )
+
+
+def _rank_reports(folder: Path, processes: int) -> tuple[RankReport, ...]:
+    """Read what the ranks wrote; what has not got so far is left out."""
+    found = []
+    for rank in range(processes):
+        path = folder / f"rank-{rank}.json"
+        if path.is_file():
+            told = json.loads(path.read_text(encoding="utf-8"))
+            told = {field.name: told[field.name] for field in fields(RankReport)}
+            lists = {name: tuple(told[name]) for name in ("saved", "gradients", "levels")}
+            found.append(RankReport(**told | lists | {"epochs": tuple(map(tuple, told["epochs"]))}))
+    return tuple(found)
+
+
+class ScriptTrials:
+    """Runs of one script for its judge.
+
+    Args:
+        path: the script.
+        folder: for the runs and the reports.
+        begin: told the title of each run before it starts.
+        where: arguments of `dlojz.run`: on which processes.
+    """
+
+    def __init__(self, path: Path, folder: Path, begin: Callable[[str], object], where: Mapping[str, Any]) -> None:
+        self._path, self._folder, self._begin, self._where = path, folder, begin, where
+        self._number = 0
+        self.done: list[Trial] = []
+
+    @property
+    def checkpoint(self) -> str:
+        """A folder for checkpoints of the script."""
+        return str(self._folder / "checkpoint")
+
+    def layout(self, lab: int, *words: str) -> Trial:
+        """Run the script in the layout that a lab adds, with further options."""
+        processes, options = LAYOUTS[lab]
+        return self(processes, *options, *words)
+
+    def __call__(self, processes: int, *words: str) -> Trial:
+        """Run the script to its end.
+
+        Raises:
+            Wrong: if it does not end as it should; the sentence says how it ended.
+        """
+        self._begin(title_of(processes, words))
+        self._number += 1
+        reports = self._folder / f"reports-{self._number}"
+        reports.mkdir()
+        ended = run(
+            OBSERVER,
+            args=[str(reports), str(self._path), *SHORT, *words],
+            processes=processes,
+            root=self._folder / "runs",
+            progress=False,
+            **self._where,
+        )
+        record, ranks = ended.record, _rank_reports(reports, processes)
+        idle = [rank for rank, one in enumerate(ranks) if one.steps == 0]
+        if idle and len(idle) < len(ranks):
+            raise Wrong(
+                en=f"On {title_of(processes, words)}, rank {idle[0]} makes no optimizer step and others do: every rank "
+                "must train, on its own samples.",
+                fr=f"Sur {title_of(processes, words)}, le rang {idle[0]} ne fait aucun pas d’optimiseur alors que "
+                "d’autres en font : chaque rang doit entraîner, sur ses propres échantillons.",
+            )
+        if any(one.stale for one in ranks):
+            raise Wrong(
+                en="The optimizer holds parameters that the model has no more: fully_shard and parallelize_module "
+                "replace them, so make the optimizer after these calls.",
+                fr="L’optimiseur détient des paramètres que le modèle n’a plus : fully_shard et parallelize_module les "
+                "remplacent ; créez l’optimiseur après ces appels.",
+            )
+        if record is None or record.status != "completed" or len(ranks) < processes:
+            raise Wrong(_how_it_ended(self._path, title_of(processes, words), ended.logs(), record))
+        rates = tuple(tuple(map(float, _RATE.findall(ended.logs(rank)))) for rank in range(processes))
+        self.done.append(Trial(words, record, ranks, rates))
+        return self.done[-1]
+
+
+def _how_it_ended(path: Path, title: str, log: str, record: RunRecord | None) -> str:
+    """Say how a run failed: the script's last line of error, else the reason of the record."""
+    unknown = next((line for line in log.splitlines() if "error: unrecognized arguments:" in line), None)
+    invalid = next((line for line in log.splitlines() if ": error: argument " in line), None)
+    if unknown or invalid:
+        what = (unknown or invalid or "").partition("error: ")[2].strip()
+        return say(
+            en=f"Your script does not take the options of this lab ({what}): add them to its ArgumentParser.",
+            fr=f"Votre script n’accepte pas les options de ce TP ({what}) : ajoutez-les à son ArgumentParser.",
+        )
+    reason = record.reason.replace(OBSERVER.name, path.name).strip() if record is not None else ""
+    own = re.findall(rf'File "[^"]*{re.escape(path.name)}", line (\d+)', log)
+    if own:
+        reason += say(en=f" (line {own[-1]} of {path.name})", fr=f" (ligne {own[-1]} de {path.name})")
+    if "Connection closed by peer" in reason:
+        reason += say(
+            en=". A rank waits for others that have gone: get_state_dict, dcp.save and every collective must be "
+            "called by all ranks",
+            fr=". Un rang en attend d’autres qui sont partis : get_state_dict, dcp.save et chaque collective doivent "
+            "être appelés par tous les rangs",
+        )
+    return say(
+        en=f"On {title}, your script does not come to its end: {reason}",
+        fr=f"Sur {title}, votre script ne va pas jusqu’au bout : {reason}",
+    )
