@@ -671,7 +671,7 @@ for finding in comparison.findings():
 # dlojz labs judge 00 my_training/train.py
 # ```
 #
-# Chaque TP, jusqu’au TP 07, y ajoute une chose que vous écrivez ; la dernière commande juge ce que fait alors le
+# Chaque TP, jusqu’au TP 12, y ajoute une chose que vous écrivez ; la dernière commande juge ce que fait alors le
 # script, sur de vrais processus.
 
 # %% [markdown] lang="en"
@@ -687,7 +687,7 @@ for finding in comparison.findings():
 # dlojz labs judge 00 my_training/train.py
 # ```
 #
-# Every lab up to lab 07 adds one thing to it, which you write; the last command judges what the script then does, on
+# Every lab up to lab 12 adds one thing to it, which you write; the last command judges what the script then does, on
 # real processes.
 
 # %% [markdown] lang="fr"

@@ -1170,7 +1170,55 @@ dlojz.preview(big.config(steps=100), "jean_zay_a100", account="abc@a100", time_l
 # %% [markdown] lang="fr"
 # En ligne de commande : `dlojz plan --model coatnet_7 --cluster jean_zay_a100 --gpus 8 --batch 64`, et pour cette
 # machine, `dlojz plan --model coatnet_tiny --cluster here --gpus 2 --batch 16 --measure`.
+
+# %% [markdown] lang="en"
+# On the command line: `dlojz plan --model coatnet_7 --cluster jean_zay_a100 --gpus 8 --batch 64`, and for this machine
+# `dlojz plan --model coatnet_tiny --cluster here --gpus 2 --batch 16 --measure`.
+
+# %% [markdown] lang="fr"
+# ## Dans votre projet : votre script
 #
+# Faites-lui mesurer son débit : à la fin de chaque époque, le rang 0 affiche `samples/s` et le nombre d’échantillons
+# que toutes les répliques entraînent par seconde. Continuez dans votre `train.py`, ou laissez
+# `dlojz labs script 08 un_autre_dossier` écrire ce par quoi ce TP commence. Jugez-le par
+# `dlojz labs judge 08 my_training/train.py`.
+#
+# Puis choisissez. Prédisez laquelle des répartitions `--parallel ddp`, `fsdp`, `tp` et `1f1b --accumulation 4` est la
+# plus rapide ici sur deux processus, lancez chacune trois fois à tour de rôle, et défendez votre choix par les
+# médianes. À regarder : `dlojz compare`, avec les dossiers des exécutions, montre ce que chaque répartition détient et
+# envoie.
+#
+# <details><summary>Les lignes de PyTorch</summary>
+#
+# ```python
+# steps = len(loader) // micro_batches
+# print(f"samples/s {steps * args.batch / (time.perf_counter() - begun_s):.1f}", flush=True)
+# ```
+#
+# </details>
+
+# %% [markdown] lang="en"
+# ## In your project: your own script
+#
+# Let it measure itself: at the end of each epoch, rank 0 prints `samples/s` and how many samples all replicas train per
+# second. Go on in your `train.py`, or let `dlojz labs script 08 another_folder` write what this lab begins with. Judge
+# it by `dlojz labs judge 08 my_training/train.py`.
+#
+# Then choose. Predict which of `--parallel ddp`, `fsdp`, `tp` and `1f1b --accumulation 4` is the fastest on two
+# processes here, start each of them three times in turns, and defend your choice by the medians. What to look for:
+# `dlojz compare` with the folders of the runs shows what each layout holds and sends.
+#
+# <details><summary>The lines of PyTorch</summary>
+#
+# ```python
+# steps = len(loader) // micro_batches
+# print(f"samples/s {steps * args.batch / (time.perf_counter() - begun_s):.1f}", flush=True)
+# ```
+#
+# </details>
+
+
+# %% [markdown] lang="fr"
 # ## Bilan
 #
 # | question | ce qui y répond | ce qui la tranche |
@@ -1185,9 +1233,6 @@ dlojz.preview(big.config(steps=100), "jean_zay_a100", account="abc@a100", time_l
 # | le modèle est-il bon ? | des lignes mises de côté, un modèle trivial | ce qu’il n’a jamais vu |
 
 # %% [markdown] lang="en"
-# On the command line: `dlojz plan --model coatnet_7 --cluster jean_zay_a100 --gpus 8 --batch 64`, and for this machine
-# `dlojz plan --model coatnet_tiny --cluster here --gpus 2 --batch 16 --measure`.
-#
 # ## Summary
 #
 # | question | what answers it | what decides it |

@@ -1042,20 +1042,6 @@ figures.board([plain, halved, one_bit, diloco])
 # ```python
 # dlojz.run(config, optimizer="one_bit_adam", on="slurm", machine="jean_zay_v100_32", dp=16)
 # ```
-#
-# ## Bilan
-#
-# | | envoie par pas | garde en plus | condition |
-# |--|--|--|--|
-# | AdamW | 4Ψ, *all-reduce* | | |
-# | *hook* fp16 | 2Ψ, *all-reduce* | | aucune |
-# | 1-bit Adam, 1-bit LAMB | Ψ/8, *all-to-all* ; Ψ/8, *all-gather* | 4Ψ (1 + 1/N) | variance au repos avant le gel |
-# | 0/1 Adam | de même, et de plus en plus rarement | 4Ψ (1 + 1/N) | taux d’apprentissage prudent |
-# | Local SGD, DiLoCo | 4Ψ/H | l’ancre et son momentum : 8Ψ (DiLoCo) | tours assez courts |
-# | mise à jour dans la passe arrière | autant | moins de gradients : une couche | ni écrêtage, ni accumulation |
-#
-# Trois idées à retenir : un biais ne se moyenne pas, mais une erreur que l’on garde se rattrape ; on ne gèle que ce qui
-# est au repos ; et l’on ne compresse que ce qui voyage sur un lien lent.
 
 # %% [markdown] lang="en"
 # **Explain.** Where does compression pay? What do 24 steps tell about the loss?
@@ -1074,7 +1060,68 @@ figures.board([plain, halved, one_bit, diloco])
 # ```python
 # dlojz.run(config, optimizer="one_bit_adam", on="slurm", machine="jean_zay_v100_32", dp=16)
 # ```
+
+# %% [markdown] lang="fr"
+# ## Dans votre projet : votre script
 #
+# Divisez par deux ce que DDP envoie : un hook de communication fait l’all-reduce de chaque bucket de gradients en bf16
+# (`--compress`). Laissez l’optimiseur mettre à jour tous les paramètres en un seul noyau (`--fused`). Continuez dans
+# votre `train.py`, ou laissez `dlojz labs script 09 un_autre_dossier` écrire ce par quoi ce TP commence. Jugez-le par
+# `dlojz labs judge 09 my_training/train.py`.
+#
+# À regarder : deux fois moins d’octets par pas, et des pertes qui diffèrent de moins d’un pour cent.
+#
+# <details><summary>Les lignes de PyTorch</summary>
+#
+# ```python
+# small = bucket.buffer().to(torch.bfloat16) / replicas
+# sent = dist.all_reduce(small, group=group, async_op=True).get_future()
+# return sent.then(lambda done: bucket.buffer().copy_(done.value()[0]))
+# model.register_comm_hook(dist.group.WORLD, mean_in_bf16)
+# optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, foreach=False, fused=args.fused)
+# ```
+#
+# </details>
+
+# %% [markdown] lang="en"
+# ## In your project: your own script
+#
+# Halve what DDP sends: a communication hook all-reduces each bucket of gradients in bf16 (`--compress`). Let the
+# optimizer update all parameters in one kernel (`--fused`). Go on in your `train.py`, or let
+# `dlojz labs script 09 another_folder` write what this lab begins with. Judge it by
+# `dlojz labs judge 09 my_training/train.py`.
+#
+# What to look for: half the bytes in each step, and losses that differ by less than a percent.
+#
+# <details><summary>The lines of PyTorch</summary>
+#
+# ```python
+# small = bucket.buffer().to(torch.bfloat16) / replicas
+# sent = dist.all_reduce(small, group=group, async_op=True).get_future()
+# return sent.then(lambda done: bucket.buffer().copy_(done.value()[0]))
+# model.register_comm_hook(dist.group.WORLD, mean_in_bf16)
+# optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, foreach=False, fused=args.fused)
+# ```
+#
+# </details>
+
+
+# %% [markdown] lang="fr"
+# ## Bilan
+#
+# | | envoie par pas | garde en plus | condition |
+# |--|--|--|--|
+# | AdamW | 4Ψ, *all-reduce* | | |
+# | *hook* fp16 | 2Ψ, *all-reduce* | | aucune |
+# | 1-bit Adam, 1-bit LAMB | Ψ/8, *all-to-all* ; Ψ/8, *all-gather* | 4Ψ (1 + 1/N) | variance au repos avant le gel |
+# | 0/1 Adam | de même, et de plus en plus rarement | 4Ψ (1 + 1/N) | taux d’apprentissage prudent |
+# | Local SGD, DiLoCo | 4Ψ/H | l’ancre et son momentum : 8Ψ (DiLoCo) | tours assez courts |
+# | mise à jour dans la passe arrière | autant | moins de gradients : une couche | ni écrêtage, ni accumulation |
+#
+# Trois idées à retenir : un biais ne se moyenne pas, mais une erreur que l’on garde se rattrape ; on ne gèle que ce qui
+# est au repos ; et l’on ne compresse que ce qui voyage sur un lien lent.
+
+# %% [markdown] lang="en"
 # ## Summary
 #
 # | | sends per step | keeps besides | on condition |

@@ -979,21 +979,6 @@ for number in (1, -1):
 # ```bash
 # python benchmarks/curriculum.py --help
 # ```
-#
-# ## Bilan
-#
-# | | mélange d’experts | curriculum de longueur |
-# |--|--|--|
-# | économise | le calcul par token | les tokens par pas, au début |
-# | coûte | de la mémoire (E fois le MLP), quatre *all-to-all* par couche | des pas plus nombreux, moins efficaces |
-# | se répartit | les experts, par `ep` ; le reste est répliqué | – |
-# | peut mal tourner | le routeur s’effondre : perte d’équilibrage | départ trop court, croissance trop lente |
-# | à surveiller | la charge de chaque expert, les tokens abandonnés | les pics de la perte, √v |
-#
-# | avec `ep` sur n rangs | chaque rang garde | gradients |
-# |--|--|--|
-# | attention, normalisations, routeurs | tout | somme sur tous les rangs, divisée par leur nombre |
-# | experts | E / n par couche | somme sur les répliques, divisée par le nombre de **tous** les rangs |
 
 # %% [markdown] lang="en"
 # As many tokens, but in more steps, so more updates: the curriculum is ahead from the beginning. Without it, at so high
@@ -1013,7 +998,73 @@ for number in (1, -1):
 # ```bash
 # python benchmarks/curriculum.py --help
 # ```
+
+# %% [markdown] lang="fr"
+# ## Dans votre projet : votre script
 #
+# Mettez un mélange à la place de chaque MLP, dont les experts sont répartis entre les rangs (`--experts 4`). La porte
+# et les experts sont donnés ; vous écrivez l’all-to-all et sa passe arrière, et vous tenez les experts hors de DDP.
+# Continuez dans votre `train.py`, ou laissez `dlojz labs script 10 un_autre_dossier` écrire ce par quoi ce TP commence.
+# Jugez-le par `dlojz labs judge 10 my_training/train.py`.
+#
+# À regarder : les pertes d’un seul processus, alors que chaque rang ne détient que la moitié des experts. Puis mesurez
+# : combien de samples/s l’all-to-all coûte-t-il ?
+#
+# <details><summary>Les lignes de PyTorch</summary>
+#
+# ```python
+# dist.all_to_all_single(arrivals, counts)
+# sent, received = counts.sum(1).tolist(), arrivals.sum(1).tolist()
+# arrived = Exchange.apply(tokens[order], sent, received)
+# back = Exchange.apply(done, received, sent)
+# return Exchange.apply(gradient, context.received, context.sent), None, None
+# parameter.register_hook(lambda gradient: gradient / replicas)
+# ```
+#
+# </details>
+
+# %% [markdown] lang="en"
+# ## In your project: your own script
+#
+# Put a mixture in the place of each MLP, whose experts are shared among the ranks (`--experts 4`). The gate and the
+# experts are given; you write the all-to-all with its backward pass, and keep the experts out of DDP. Go on in your
+# `train.py`, or let `dlojz labs script 10 another_folder` write what this lab begins with. Judge it by
+# `dlojz labs judge 10 my_training/train.py`.
+#
+# What to look for: the losses of one process, although each rank holds half of the experts. Then measure: how many
+# samples/s does the all-to-all cost?
+#
+# <details><summary>The lines of PyTorch</summary>
+#
+# ```python
+# dist.all_to_all_single(arrivals, counts)
+# sent, received = counts.sum(1).tolist(), arrivals.sum(1).tolist()
+# arrived = Exchange.apply(tokens[order], sent, received)
+# back = Exchange.apply(done, received, sent)
+# return Exchange.apply(gradient, context.received, context.sent), None, None
+# parameter.register_hook(lambda gradient: gradient / replicas)
+# ```
+#
+# </details>
+
+
+# %% [markdown] lang="fr"
+# ## Bilan
+#
+# | | mélange d’experts | curriculum de longueur |
+# |--|--|--|
+# | économise | le calcul par token | les tokens par pas, au début |
+# | coûte | de la mémoire (E fois le MLP), quatre *all-to-all* par couche | des pas plus nombreux, moins efficaces |
+# | se répartit | les experts, par `ep` ; le reste est répliqué | – |
+# | peut mal tourner | le routeur s’effondre : perte d’équilibrage | départ trop court, croissance trop lente |
+# | à surveiller | la charge de chaque expert, les tokens abandonnés | les pics de la perte, √v |
+#
+# | avec `ep` sur n rangs | chaque rang garde | gradients |
+# |--|--|--|
+# | attention, normalisations, routeurs | tout | somme sur tous les rangs, divisée par leur nombre |
+# | experts | E / n par couche | somme sur les répliques, divisée par le nombre de **tous** les rangs |
+
+# %% [markdown] lang="en"
 # ## Summary
 #
 # | | mixture of experts | curriculum on length |

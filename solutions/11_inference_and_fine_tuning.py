@@ -1088,7 +1088,60 @@ picture
 # python benchmarks/int8_speed.py --rounds 20
 # python benchmarks/sparse_speed.py --rounds 50
 # ```
+
+# %% [markdown] lang="en"
+# For quantization, the same measurements on the layers of ViT-S/16 and ViT-B/16, with the INT8 kernels of torch and of
+# torchao (FP8 and INT4 too, where they exist):
 #
+# ```bash
+# python benchmarks/int8_speed.py --rounds 20
+# python benchmarks/sparse_speed.py --rounds 50
+# ```
+
+# %% [markdown] lang="fr"
+# ## Dans votre projet : votre script
+#
+# Deux boucles d’entraînement en vue de l’inférence : l’une entraîne avec des poids arrondis sur 8 bits (`--quantize`),
+# l’autre en retire une part après la première époque (`--prune 0.5`). Continuez dans votre `train.py`, ou laissez
+# `dlojz labs script 11 un_autre_dossier` écrire ce par quoi ce TP commence. Jugez-le par
+# `dlojz labs judge 11 my_training/train.py`.
+#
+# À regarder : au plus 255 valeurs différentes par matrice, la moitié nulles à la fin, et une perte qui baisse encore.
+#
+# <details><summary>Les lignes de PyTorch</summary>
+#
+# ```python
+# return weight + ((weight / scale).round() * scale - weight).detach()
+# smallest = weight.detach().abs().flatten().kthvalue(int(args.prune * weight.numel())).values
+# masks.append(weight.detach().abs() > smallest)
+# weight.data *= mask
+# ```
+#
+# </details>
+
+# %% [markdown] lang="en"
+# ## In your project: your own script
+#
+# Two training loops for inference: one that trains with weights rounded to 8 bits (`--quantize`), one that removes a
+# share of them after the first epoch (`--prune 0.5`). Go on in your `train.py`, or let
+# `dlojz labs script 11 another_folder` write what this lab begins with. Judge it by
+# `dlojz labs judge 11 my_training/train.py`.
+#
+# What to look for: at most 255 different values in a matrix, half of them zero at the end, and a loss that still falls.
+#
+# <details><summary>The lines of PyTorch</summary>
+#
+# ```python
+# return weight + ((weight / scale).round() * scale - weight).detach()
+# smallest = weight.detach().abs().flatten().kthvalue(int(args.prune * weight.numel())).values
+# masks.append(weight.detach().abs() > smallest)
+# weight.data *= mask
+# ```
+#
+# </details>
+
+
+# %% [markdown] lang="fr"
 # ## Bilan
 #
 # | | distillation | quantification | élagage |
@@ -1103,14 +1156,6 @@ picture
 # (voyez le tableau de la partie 4).
 
 # %% [markdown] lang="en"
-# For quantization, the same measurements on the layers of ViT-S/16 and ViT-B/16, with the INT8 kernels of torch and of
-# torchao (FP8 and INT4 too, where they exist):
-#
-# ```bash
-# python benchmarks/int8_speed.py --rounds 20
-# python benchmarks/sparse_speed.py --rounds 50
-# ```
-#
 # ## Summary
 #
 # | | distillation | quantization | pruning |

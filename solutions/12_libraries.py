@@ -885,7 +885,63 @@ figures.two_choices(plain, deepspeed_run)
 # son tampon de gradients est là d’un bout à l’autre ; et sans son noyau fusionné, qui demande un GPU, son attention
 # garde une matrice par tête, couche après couche. Quant à la durée d’un pas, elle ne vaut qu’ici, pour deux processus
 # d’un petit processeur et un modèle minuscule, et change d’une exécution à l’autre. Retenez plutôt les autres colonnes.
+
+# %% [markdown] lang="en"
+# The same computation, other choices: ZeRO-2 keeps fewer states, for more bytes. But its peak is higher here: with a
+# tiny model its buffers weigh more than what it saves. (Their size is bounded, that of the states is not: with a large
+# model it is the other way round.) With two replicas, Megatron-core's peak is higher too: its buffer of gradients is
+# there from beginning to end; and without its fused kernel, which wants a GPU, its attention keeps a matrix per head,
+# layer after layer. As for the time of a step, it holds here only, for two processes on a small CPU and a tiny model,
+# and changes from one run to the next. Remember the other columns.
+
+# %% [markdown] lang="fr"
+# ## Dans votre projet : votre script
 #
+# Le même script avec deux bibliothèques : `--parallel deepspeed` (ZeRO-2) et `--parallel accelerate`. Continuez dans
+# votre `train.py`, ou laissez `dlojz labs script 12 un_autre_dossier` écrire ce par quoi ce TP commence. Jugez-le par
+# `dlojz labs judge 12 my_training/train.py`.
+#
+# À regarder : les pertes de DDP avec `--accumulation 2`, et ce que vous n’écrivez plus : la division de la perte,
+# `no_sync`, la mise à jour après le dernier micro-batch.
+#
+# <details><summary>Les lignes de PyTorch</summary>
+#
+# ```python
+# config |= {"gradient_accumulation_steps": micro_batches, "zero_optimization": {"stage": 2}}
+# model, optimizer, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+# model.backward(loss)
+# model.step()
+# with accelerator.accumulate(model):
+# accelerator.backward(loss)
+# ```
+#
+# </details>
+
+# %% [markdown] lang="en"
+# ## In your project: your own script
+#
+# The same script with two libraries: `--parallel deepspeed` (ZeRO stage 2) and `--parallel accelerate`. Go on in your
+# `train.py`, or let `dlojz labs script 12 another_folder` write what this lab begins with. Judge it by
+# `dlojz labs judge 12 my_training/train.py`.
+#
+# What to look for: the losses of DDP with `--accumulation 2`, and what you no longer write: the division of the loss,
+# `no_sync`, the update after the last micro-batch.
+#
+# <details><summary>The lines of PyTorch</summary>
+#
+# ```python
+# config |= {"gradient_accumulation_steps": micro_batches, "zero_optimization": {"stage": 2}}
+# model, optimizer, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+# model.backward(loss)
+# model.step()
+# with accelerator.accumulate(model):
+# accelerator.backward(loss)
+# ```
+#
+# </details>
+
+
+# %% [markdown] lang="fr"
 # ## Bilan : comment choisir ?
 #
 # | si… | prenez | parce que |
@@ -908,13 +964,6 @@ figures.two_choices(plain, deepspeed_run)
 # `model="coatnet_tiny"`, sur des images, avec PyTorch, DeepSpeed ou Accelerate.
 
 # %% [markdown] lang="en"
-# The same computation, other choices: ZeRO-2 keeps fewer states, for more bytes. But its peak is higher here: with a
-# tiny model its buffers weigh more than what it saves. (Their size is bounded, that of the states is not: with a large
-# model it is the other way round.) With two replicas, Megatron-core's peak is higher too: its buffer of gradients is
-# there from beginning to end; and without its fused kernel, which wants a GPU, its attention keeps a matrix per head,
-# layer after layer. As for the time of a step, it holds here only, for two processes on a small CPU and a tiny model,
-# and changes from one run to the next. Remember the other columns.
-#
 # ## Summary: how to choose?
 #
 # | if… | take | because |

@@ -289,9 +289,10 @@ class Challenge(Exercise):
     def told(self, score: float) -> str:
         """A score with its unit, and the target where it is missed."""
         own, target = minus(shortest(score)), minus(shortest(self.target))
+        gap = "" if self.unit_en.startswith("%") else " "
         if self.meets(score):
-            return say(en=f"{own} {self.unit_en}", fr=f"{own} {self.unit_fr}")
-        return say(en=f"{own} {self.unit_en} (target: {target})", fr=f"{own} {self.unit_fr} (objectif : {target})")
+            return say(en=f"{own}{gap}{self.unit_en}", fr=f"{own} {self.unit_fr}")
+        return say(en=f"{own}{gap}{self.unit_en} (target: {target})", fr=f"{own} {self.unit_fr} (objectif : {target})")
 
     def verdict(self, score: float) -> Verdict:
         """What is said of a valid answer."""
