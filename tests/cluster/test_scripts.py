@@ -12,6 +12,7 @@ import pytest
 import dlojz
 from dlojz.base.files import CHECKOUT
 from dlojz.labs.script.growing_script import write_script
+from dlojz.labs.script.script_judge import judge_script
 
 from .conftest import HERE, ended, until
 
@@ -54,6 +55,13 @@ def test_the_script_of_the_labs_trains_alike_in_every_layout(here: Path, tmp_pat
         record = ended(run)
         assert record.status == "completed" and len(record.footprints) == 4, run.logs()
         assert record.losses == pytest.approx(alone.losses, rel=1e-3), run.title
+
+
+def test_a_script_is_judged_by_jobs(here: Path, tmp_path: Path) -> None:
+    path = write_script("08", tmp_path / "mine", "en", solved=True)
+    verdict = judge_script("08", path, on="slurm", machine="stubs")
+    assert verdict.state == "right", verdict
+    assert not list(here.glob(".dlojz-script-*"))
 
 
 def test_under_an_srun_of_one_s_own(slurm: Any, here: Path) -> None:

@@ -112,7 +112,7 @@ WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
     ),
     "experts-of-rank-0": (10, [("for_model(model, list(own))", "for_model(model, [])")], "the experts of rank 0"),
     "other-order": (10, [("index_add(0, order, back)", "add(back)")], "in the order in which they left"),
-    "all-experts": (10, [("[replica * own : (replica + 1) * own]", "")], "a rank holds"),
+    "all-experts": (10, [("[replica * own : (replica + 1) * own]", "")], "repeats must have the same size"),
     "not-rounded": (11, [("if args.quantize:", "if False:")], "different values in a product"),
     "no-slope": (
         11,

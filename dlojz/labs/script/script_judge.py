@@ -1,7 +1,8 @@
 """Judge a training script by what it does on real processes; its text is never read.
 
-The script runs under the watch of `dlojz.run`, started by `script_observer.py`, which notes what each rank read, held
-and saved. Layouts are compared with one process of the same script: the same losses, of the same samples.
+The script runs under the watch of `dlojz.run` (`script_trials.py`), started by `script_observer.py`, which notes what
+each rank read, held and saved. Layouts are compared with one process of the same script: the same losses, of the same
+samples.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ LEVELS = 3
 """Folders above the notebook's in which its script is looked for."""
 SHARED_SAMPLES = 0.1
 """Share of a rank's samples that others read, from which on it is no chance: images may be there twice."""
+
+
+DIVIDED = Said(
+    "look at what each rank's loss is divided by, micro-batches included.",
+    "regardez par quoi la perte de chaque rang est divisée, micro-batches compris.",
+)
 
 
 def _check_learns(trial: Trial, factor: float) -> None:
@@ -142,16 +149,15 @@ def _check_parity(one: Trial, many: Trial, replicas: int) -> None:
     _check_samples(one, many, replicas)
     if replicas == len(many.ranks):
         _check_averaged(many)
-    _check_losses(
-        one,
-        many,
-        SAME_LOSS,
-        steps=1,
-        en="nothing has been averaged yet, so the weights differ: give all ranks the same seed before the model is "
-        "made.",
-        fr="rien n’a encore été moyenné, ce sont donc les poids qui diffèrent : donnez la même graine à tous les rangs "
+    seed = Said(
+        "nothing has been averaged yet, so the weights differ: give all ranks the same seed before the model is made.",
+        "rien n’a encore été moyenné, ce sont donc les poids qui diffèrent : donnez la même graine à tous les rangs "
         "avant de créer le modèle.",
     )
+    first = [abs(loss) for trial in (one, many) for loss in trial.record.losses[:1]]
+    times = max(first) / min(first) if first and min(first) > 0 else 1.0
+    cause = DIVIDED if round(times) > 1 and math.isclose(times, round(times), rel_tol=SAME_LOSS) else seed
+    _check_losses(one, many, SAME_LOSS, steps=1, en=cause.en, fr=cause.fr)
     _check_gradients(one, many)
     _check_losses(
         one,
@@ -163,12 +169,6 @@ def _check_parity(one: Trial, many: Trial, replicas: int) -> None:
         "perte de chaque rang est divisée.",
     )
     _check_saves(many)
-
-
-DIVIDED = Said(
-    "look at what each rank's loss is divided by, micro-batches included.",
-    "regardez par quoi la perte de chaque rang est divisée, micro-batches compris.",
-)
 
 
 def _check_gradients(one: Trial, many: Trial, cause: Said = DIVIDED) -> None:
@@ -576,8 +576,8 @@ def _libraries(trials: ScriptTrials) -> None:
         two = trials(2, "--parallel", way, "--accumulation", "2")
         if (found := two.ranks[0].library) != name:
             raise Wrong(
-                en=f"With {two.title}, {found or 'no library'} trains: {name} is asked for.",
-                fr=f"Avec {two.title}, c’est {found or 'sans bibliothèque'} que l’on entraîne : {name} est demandé.",
+                en=f"With {two.title}, {found or 'PyTorch alone'} trains the model: {name} is asked for.",
+                fr=f"Avec {two.title}, l’entraînement passe par {found or 'PyTorch seul'} : {name} est demandé.",
             )
         if name == "DeepSpeedEngine":
             _check_shards(
@@ -662,7 +662,7 @@ def judge_script(
 def judge_in_notebook(lab: Lab, script: str | Path, **where: Any) -> None:
     """Judge a student's script as the open lab asks for, show the verdict, and remember a right one.
 
-    A script never costs the notebook its kernel: it runs in processes of its own.
+    A script never costs the notebook its kernel: it runs in separate processes.
 
     Args:
         lab: the one that is open.

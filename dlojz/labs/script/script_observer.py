@@ -2,7 +2,7 @@
 
     python script_observer.py FOLDER train.py --epochs 2
 
-The report is `FOLDER/rank-N.json`, whose keys are the fields of `dlojz.labs.script.script_judge.RankReport`. It is
+The report is `FOLDER/rank-N.json`, whose keys are the fields of `dlojz.labs.script.script_trials.RankReport`. It is
 also written where the script fails, with what was seen until then.
 """
 
@@ -134,7 +134,7 @@ def _look_at_modules(report: dict[str, Any], parameters: list[Tensor]) -> None:
         if kind.__name__ in LIBRARIES:
             report["library"] = kind.__name__
     report["blocks"] = max(blocks.values(), default=0)
-    if report["library"] != "DeepSpeedEngine":  # which steps flat parts of its own
+    if report["library"] != "DeepSpeedEngine":  # which steps parts that it has flattened
         report["stale"] = sum(id(one) not in known for one in parameters)
 
 
