@@ -98,9 +98,10 @@ def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
 
     def multiplied(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Count the values of the matrices that a few products use."""
-        if len(report["levels"]) < MOST_PRODUCTS and not isinstance(weight, FakeTensor):
+        own = _local(weight)
+        if len(report["levels"]) < MOST_PRODUCTS and not isinstance(own, FakeTensor):
             with _disable_current_modes():
-                report["levels"].append(int(_local(weight).unique().numel()))
+                report["levels"].append(int(own.unique().numel()))
         return linear(rows, weight, bias)
 
     functional.linear = multiplied  # type: ignore[assignment]
