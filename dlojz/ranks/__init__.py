@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dlojz.ranks.live import Ranks
+    from dlojz.ranks.rank_setup import RanksRefused, RanksToDo
     from dlojz.ranks.show import RanksError
 
 
-_MODULES = {"Ranks": "live", "RanksError": "show"}
+_MODULES = {"Ranks": "live", "RanksError": "show", "RanksRefused": "rank_setup", "RanksToDo": "rank_setup"}
 
 
 def __getattr__(name: str) -> Any:
@@ -35,4 +36,4 @@ def load_ipython_extension(shell: Any) -> None:
     register(shell)
 
 
-__all__ = ["Ranks", "RanksError", "load_ipython_extension"]
+__all__ = ["Ranks", "RanksError", "RanksRefused", "RanksToDo", "load_ipython_extension"]

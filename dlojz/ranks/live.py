@@ -30,7 +30,7 @@ from dlojz.base.language import language, one_of, say
 from dlojz.base.machine import patience
 from dlojz.ranks import rank_setup
 from dlojz.ranks.cluster import Event, LocalCluster, RankCluster
-from dlojz.ranks.rank_setup import RanksRefused, number_of_ranks, refuse_too_many
+from dlojz.ranks.rank_setup import RanksRefused, RanksToDo, number_of_ranks, refuse_too_many
 from dlojz.ranks.show import (
     CellAnswer,
     CellFailure,
@@ -462,14 +462,14 @@ class Ranks:
 
         Raises:
             RanksRefused: if no ranks are running.
+            RanksToDo: if it needs an exercise that is still to do.
             RanksError: if it failed on a rank.
         """
         answers = self.execute(code, limit_s=limit_s, packed=packed)
         show(CellOutput(answers))
-        to_do = still_to_do(answers)
-        if to_do:
-            print(to_do)
-        elif any(answer.trouble for answer in answers):
+        if to_do := still_to_do(answers):
+            raise RanksToDo(to_do)
+        if any(answer.trouble for answer in answers):
             raise RanksError(answers, self._hint(answers) or hint)
 
     def execute(

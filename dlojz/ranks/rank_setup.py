@@ -532,6 +532,10 @@ class RanksRefused(LabError):  # noqa: N818 - a sentence for the student, not a 
         return [str(self)]
 
 
+class RanksToDo(RanksRefused):
+    """Raised where a cell needs, on every rank that failed by itself, an exercise that is still to do."""
+
+
 def number_of_ranks(text: object) -> int:
     """Parse a number of ranks, as written after `%%ranks`.
 

@@ -300,7 +300,7 @@ def test_a_large_count_is_written_short_and_in_full() -> None:
 
 def test_a_notebook_is_given_its_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ranks, given = SimpleNamespace(), []
-    shell = SimpleNamespace(user_ns={"ranks": ranks})
+    shell = SimpleNamespace(user_ns={"ranks": ranks}, dlojz_unfinished=object())
     monkeypatch.setattr("dlojz.ranks.load_ipython_extension", given.append)
     labs.start("00", root=tmp_path / "runs")
     assert given == []

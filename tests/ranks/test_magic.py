@@ -158,7 +158,7 @@ def test_a_notebook_from_its_first_cell_to_a_killed_kernel(notebook: Notebook, t
 
     notebook.run("from dlojz.labs import NotDone\ndef todo():\n    raise NotDone('abc')")
     assert notebook.run("%%ranks --with todo\ntodo()\ndist.barrier()") == [
-        "Exercise “abc” is still to do: write the part marked TODO, then run this cell again.\n"
+        "Exercise “abc” is still to do: write the part marked TODO, then run this cell again."
     ]
 
     notebook.run("from dlojz.base.language import use_language; use_language('fr')")

@@ -11,6 +11,7 @@ its id `EXERCISE-…` from `source.compose`. The list of the labs is in `dlojz.l
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import json
@@ -34,7 +35,7 @@ from dlojz.base.table import safe, visible
 from dlojz.display.style import BLUE, ORANGE, ORANGE_TINT, SKY_TINT
 from dlojz.labs.kit.answer_numbers import is_number, single
 from dlojz.labs.kit.contents import LABS, entry_of
-from dlojz.labs.kit.exercise import Challenge, Exercise, Prediction, Said, State, Verdict, judge, refused, show
+from dlojz.labs.kit.exercise import Challenge, Exercise, NotDone, Prediction, Said, State, Verdict, judge, refused, show
 from dlojz.labs.kit.source import (
     CALLED,
     Code,
@@ -617,7 +618,7 @@ def start(number: str, *, root: Path | None = None) -> Lab:
     """
     entry = entry_of(number)
     use_language(notebook_language())
-    _give_ranks()
+    _prepare_notebook()
     content = content_of(number)
     lab = Lab(
         number, entry.title, exercises=content.EXERCISES, predictions=content.PREDICTIONS, root=root or _runs_root()
@@ -635,16 +636,108 @@ def content_of(number: str) -> Any:
     return importlib.import_module(f"dlojz.labs.{entry_of(number).folder}")
 
 
-def _give_ranks() -> None:
-    """`%%ranks` and `ranks`, where there is a notebook to have them; no rank is started yet."""
+class UnfinishedCells:
+    """Cells of an open notebook that need an exercise still to do: they say so, instead of failing.
+
+    A cell that meets `NotDone` shows one sentence and ends well, so that "Run all" goes on. So does a later cell that
+    needs a variable which the first one would have defined, in the notebook or on the ranks. Any other error is shown
+    as ever; where the cell uses a function that was judged and not found right, a sentence names it.
+
+    Args:
+        shell: of the notebook.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._missing: dict[str, str] = {}  # a variable, and the sentence of the exercise that it waits for
+        self._cell = self._stopped = ""
+        shell.set_custom_exc((Exception,), lambda _, kind, error, trace, tb_offset=None: self._meet(kind, error, trace))
+        shell.events.register("pre_run_cell", self._begin)
+        shell.events.register("post_run_cell", self._end)
+
+    def _begin(self, info: Any) -> None:
+        self._cell = info.raw_cell or ""
+
+    def _meet(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        """Show what a cell raised."""
+        missing, self._stopped = self._waits_for(error)
+        if self._stopped:
+            there = say(en=f"{missing} is not there yet. ", fr=f"{missing} n’existe pas encore. ") if missing else ""
+            show(Verdict("todo", there + self._stopped))
+            return
+        self._shell.showtraceback((kind, error, trace))
+        sentence = refused(self._shell.user_ns.get(name) for name in _names_of(self._code(), ast.Load))
+        if sentence and sentence not in str(error):
+            show(Verdict("wrong", sentence))
+
+    def _end(self, result: Any) -> None:
+        """Note which variables a cell defined, or would have defined."""
+        for name in _names_of(self._code(), ast.Store):
+            if self._stopped:
+                self._missing[name] = self._stopped
+            else:
+                self._missing.pop(name, None)
+        if self._stopped:
+            result.error_in_exec = None
+            self._stopped = ""
+
+    def _waits_for(self, error: BaseException | None) -> tuple[str, str]:
+        """The variable that an error names, if any, and the sentence of the exercise behind it; else nothing."""
+        from dlojz.ranks import RanksError, RanksRefused, RanksToDo
+        from dlojz.ranks.show import unknown_names
+
+        if error is None:
+            return "", ""
+        if isinstance(error, NotDone | RanksToDo):
+            return "", str(error)
+        names: Iterable[str] = ()
+        if isinstance(error, NameError):
+            names = [error.name or ""]
+        elif isinstance(error, RanksError):
+            names = sorted(unknown_names(error.answers))
+        elif isinstance(error, RanksRefused):
+            names = str(error).split("'")[1:2]
+        known = [(name, self._missing[name]) for name in names if name in self._missing]
+        return known[0] if known else self._waits_for(error.__cause__)
+
+    def _code(self) -> str:
+        """The cell as Python reads it, or the body of one for the ranks."""
+        first, _, body = self._cell.partition("\n")
+        return body if first.startswith("%%ranks") else str(self._shell.transform_cell(self._cell))
+
+
+def _names_of(code: str, use: type[ast.expr_context]) -> set[str]:
+    """Names that a cell reads (`ast.Load`), or defines outside its functions (`ast.Store`)."""
+    try:
+        left: list[ast.AST] = [ast.parse(code)]
+    except SyntaxError:
+        return set()
+    names = set()
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Name) and isinstance(node.ctx, use):
+            names.add(node.id)
+        inner = isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda)
+        if use is ast.Store and isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if use is ast.Load or not inner:
+            left += ast.iter_child_nodes(node)
+    return names
+
+
+def _prepare_notebook() -> None:
+    """`%%ranks`, `ranks` and cells that wait for exercises, where there is a notebook to have them; starts no rank."""
     from IPython.core.getipython import get_ipython
 
     from dlojz.ranks import load_ipython_extension
 
-    shell = get_ipython()
-    if shell is not None:
-        load_ipython_extension(shell)
-        shell.user_ns["ranks"].advice = refused
+    shell: Any = get_ipython()
+    if shell is None:
+        return
+    load_ipython_extension(shell)
+    shell.user_ns["ranks"].advice = refused
+    if not hasattr(shell, "dlojz_unfinished"):
+        shell.dlojz_unfinished = UnfinishedCells(shell)
 
 
 def _runs_root() -> Path:
