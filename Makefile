@@ -10,7 +10,7 @@ PROXY_VERSION := 5.3.0
 PROXY := $(VENV)/node/node_modules/.bin/configurable-http-proxy
 export DLOJZ_RUNS ?= $(CURDIR)/runs
 
-.PHONY: help demo test check quick lint lab book libraries colossalai hub cluster cluster-stop gpu clean
+.PHONY: help demo test nightly check quick lint lab book libraries colossalai hub cluster cluster-stop gpu clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make hub    a JupyterHub with two students on this machine, to see the labs as they do"
 	@echo "make cluster  a SLURM with two nodes on this machine, to try jobs on (root, Debian); make cluster-stop ends it"
 	@echo "make test   all checks: lint, types, tests on real processes, notebooks executed again"
+	@echo "make nightly  the same with all answers in the banks of the labs, all wrong scripts, longer campaigns"
 	@echo "make gpu    what only a GPU can tell, in 9 minutes, beside what is predicted: on a machine with one and torch with CUDA"
 	@echo "make check  for everyday work: lint, types, the house, pure tests, one real training, one notebook (minutes)"
 	@echo "make clean  remove the environments (.venv, .venv-colossalai); runs/ is kept"
@@ -142,6 +143,10 @@ WORKERS ?= 3
 test:
 	@$(MAKE) --no-print-directory -j 2 lint $(PACKAGES)
 	@$(BIN)/python -m pytest -n $(WORKERS)
+
+# With what the tests of every day try a part of: all answers in the banks of the labs, all wrong scripts, longer campaigns.
+nightly:
+	@DLOJZ_NIGHTLY=1 $(MAKE) --no-print-directory test
 
 # What a change breaks most often, without the extras that the whole suite installs.
 CHECKED := tests/test_house.py tests/base tests/config tests/results tests/hardware \

@@ -491,6 +491,7 @@ for line in sys.stdin:
             os.dup2(to, number)
         sys.path[0] = os.getcwd()
         sys.argv = ["pytest", *task["arguments"]]
+        os.environ["DLOJZ_NIGHTLY"] = "1"
         times = open(task["times"], "w")
         class Times:
             def pytest_runtest_logreport(self, report):

@@ -6,6 +6,7 @@ long to start. What takes longest begins first: what waits for a scheduler, the 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ LIMIT_S = {"test_trainings.py": 900, "test_notebooks.py": 2400, "test_compromise
 """Modules with a limit for each test. The first has a cluster that no other module needs; the last plans CoAtNet-7,
 which takes minutes where no trace is kept yet."""
 PREPARATION_S = 900
+NIGHTLY = "DLOJZ_NIGHTLY"
+"""Set (`make nightly`), the tests marked `nightly` run too: more of what each day's tests try a part of."""
 FIRST = ("cluster", "browser", "notebooks", "libraries", "train", "by_hand", "planner", "labs", "prediction", "cli")
 """Rooms in which processes start and trainings run, begun before the others; those that mostly wait first of all."""
 settings.register_profile("dlojz", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -79,7 +82,11 @@ def place_of(test: str) -> tuple[int, int]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give the long ones their time; where several processes test, begin with the longest."""
+    """Give the long ones their time; where several processes test, begin with the longest; leave the nightly ones."""
+    if not os.environ.get(NIGHTLY):
+        left = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: place_of(item.nodeid))
     for item in items:

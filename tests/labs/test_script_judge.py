@@ -146,10 +146,12 @@ QUICK = [
     "experts-summed",
     "no-slope",
 ]
-"""Those of every day, one for each kind of cause; `DLOJZ_ALL_SCRIPTS=1`, as every night, judges them all."""
+"""Those of every day, one for each kind of cause; the others are judged every night."""
 
 
-@pytest.mark.parametrize("name", WRONG if os.environ.get("DLOJZ_ALL_SCRIPTS") else QUICK)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in WRONG]
+)
 def test_a_mistake_is_named(name: str, tmp_path: Path) -> None:
     lab, changes, said = WRONG[name]
     text = script_of(lab, "en")
