@@ -105,6 +105,7 @@ micro_batch = [1, 2, 3, 4]
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.nightly
 def test_twelve_points_on_two_nodes_interrupted_and_resumed_to_their_end(
     here: Path,
     tmp_path: Path,
