@@ -57,6 +57,7 @@ def test_the_script_of_the_labs_trains_alike_in_every_layout(here: Path, tmp_pat
         assert record.losses == pytest.approx(alone.losses, rel=1e-3), run.title
 
 
+@pytest.mark.nightly
 def test_a_script_is_judged_by_jobs(here: Path, tmp_path: Path) -> None:
     path = write_script("08", tmp_path / "mine", "en", solved=True)
     verdict = judge_script("08", path, on="slurm", machine="stubs")

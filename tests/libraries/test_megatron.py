@@ -62,6 +62,7 @@ def sent(footprint: Footprint) -> tuple[Counter[tuple[str, str]], Counter[tuple[
     return calls, sizes
 
 
+@pytest.mark.nightly
 @needs_megatron
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_it_gives_the_losses_of_the_labs_own_engine(runs: Runs, name: str) -> None:
@@ -73,6 +74,7 @@ def test_it_gives_the_losses_of_the_labs_own_engine(runs: Runs, name: str) -> No
     assert written[0] - written[-1] > 0.1
 
 
+@pytest.mark.nightly
 @needs_megatron
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_each_rank_holds_the_states_that_were_predicted(runs: Runs, name: str) -> None:
@@ -84,6 +86,7 @@ def test_each_rank_holds_the_states_that_were_predicted(runs: Runs, name: str) -
             assert counted.memory.category(category) == predicted.memory.category(category), (rank, category)
 
 
+@pytest.mark.nightly
 @needs_megatron
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_each_rank_sends_the_bytes_that_were_predicted(runs: Runs, name: str) -> None:
@@ -112,6 +115,7 @@ def test_each_rank_sends_the_bytes_that_were_predicted(runs: Runs, name: str) ->
         assert calls == expected_calls, rank
 
 
+@pytest.mark.nightly
 @needs_megatron
 @pytest.mark.parametrize("name", [*LAYOUTS, "long"])
 def test_the_peak_is_the_one_that_was_predicted(runs: Runs, name: str) -> None:
@@ -136,6 +140,7 @@ def test_the_peak_is_the_one_that_was_predicted(runs: Runs, name: str) -> None:
         assert predicted.peak_moment == counted.peak_moment == "backward", rank
 
 
+@pytest.mark.nightly
 @needs_megatron
 def test_its_slices_and_stages_are_the_labs_model_again(runs: Runs) -> None:
     """Every parameter is found again under its own name, in its own place, to the bit."""
@@ -143,6 +148,7 @@ def test_its_slices_and_stages_are_the_labs_model_again(runs: Runs) -> None:
     assert weights[0] == weights[1] and len(weights[0]) == 1
 
 
+@pytest.mark.nightly
 @needs_megatron
 def test_a_stage_without_the_loss_knows_that_it_is_no_number(runs: Runs) -> None:
     for rank in range(2):

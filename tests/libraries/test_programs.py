@@ -89,7 +89,10 @@ def descended(words: list[str], monkeypatch: pytest.MonkeyPatch, clip: float = 0
     return losses
 
 
-@pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.parametrize(
+    "name",
+    [one if one in ("torch", "deepspeed") else pytest.param(one, marks=pytest.mark.nightly) for one in LIBRARIES],
+)
 def test_a_program_descends_along_the_mean_gradient_of_the_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all its micro-batches, on all ranks, neither clipped nor scaled: every loss is that of one process."""
     if (missing := absence(name)) is not None:
