@@ -10,13 +10,10 @@
 #
 # À la fin, vous saurez :
 #
-# - couper une couche linéaire par colonne et par ligne, et dire quelle communication cela demande, dans chaque sens ;
-# - enchaîner deux couches avec un seul *all-reduce*, dans un MLP comme dans une attention ;
-# - répartir un vocabulaire, sans jamais rassembler les logits ;
-# - répartir aussi les tokens (*Sequence Parallelism*), sans se tromper de normalisation ni de *dropout* ;
-# - couper une convolution par canaux ;
+# - couper un MLP, une attention, un vocabulaire ou une convolution, et dire ce que cela envoie, dans chaque sens ;
+# - répartir aussi les tokens (*Sequence Parallelism*) ;
 # - écrire le plan de `parallelize_module`, dans PyTorch ;
-# - compter les octets d’une couche, et dire pourquoi tout cela reste dans un nœud.
+# - prédire les octets et les secondes, et dire pourquoi tout cela reste dans un nœud.
 #
 # Comptez une heure et demie. Trois rangs au plus, sans GPU.
 
@@ -31,13 +28,10 @@
 #
 # By the end you can:
 #
-# - cut a linear layer by columns and by rows, and tell what it must communicate in each direction;
-# - chain two layers with a single all-reduce, in an MLP as in attention;
-# - split a vocabulary without ever gathering the logits;
-# - split the tokens too (sequence parallelism), with the right norm and the right dropout;
-# - cut a convolution by channels;
+# - cut an MLP, attention, a vocabulary or a convolution, and tell what it sends in each direction;
+# - split the tokens too (sequence parallelism);
 # - write the plan of PyTorch's `parallelize_module`;
-# - count the bytes of a layer, and tell why all this stays within a node.
+# - predict bytes and seconds, and tell why all this stays within a node.
 #
 # Allow an hour and a half. At most three ranks, without GPUs.
 
@@ -49,7 +43,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import dlojz
 from dlojz import labs, models
-from dlojz.by_hand.tensor.operators import add_up, copy, gather_tokens, scatter_tokens
+from dlojz.by_hand.tensor.operators import gather_tokens, scatter_tokens
 from dlojz.labs.lab06_tensor import figures
 
 lab = labs.start("06")
@@ -137,14 +131,13 @@ lab.check("column-linear", column_linear)
 # ### Exercice 2 — par ligne
 #
 # `x_own` contient les entrées de **ce rang** (celles qu’une couche par colonne vient de calculer, par exemple) ;
-# `weight` et `bias` sont entiers. Renvoyez la sortie entière. La vérification appelle ensuite `backward` : regardez ce
-# qu’il y a à faire pour qu’il soit juste.
+# `weight` et `bias` sont entiers. Renvoyez la sortie entière. La vérification appelle ensuite `backward`.
 
 # %% [markdown] lang="en"
 # ### Exercise 2 — by rows
 #
 # `x_own` holds **this rank's** inputs (those that a layer by columns has just computed, say); `weight` and `bias` are
-# whole. Return the whole output. The check then calls `backward`: see what has to be done for it to be right.
+# whole. Return the whole output. The check then calls `backward`.
 
 
 # %% name="row-linear"
@@ -163,28 +156,30 @@ lab.check("row-linear", row_linear)
 # lab.hint("row-linear")
 
 # %% [markdown] lang="fr"
-# Il n’y avait rien à faire. Chaque rang calcule la même perte, à partir de la même somme : le gradient de la somme est
-# donc déjà entier sur chacun, et c’est aussi celui de chaque terme. `dist.all_reduce`, en place, est invisible pour
-# autograd : il le laisse passer tel quel, ce qui est exactement juste *ici*.
+# Pour la passe arrière, il n’y avait rien à faire. Chaque rang calcule la même perte, à partir de la même somme : le
+# gradient de la somme est donc déjà entier sur chacun, et c’est celui de chaque terme. `dist.all_reduce`, en place, est
+# invisible pour autograd, ce qui est juste *ici*.
 #
-# Voyez les deux couches à l’œuvre sur deux vrais rangs : ce que détient chacun, d’un bout à l’autre. La première fois,
-# il faut quelques secondes pour les démarrer.
+# Voyez les deux couches à l’œuvre sur deux vrais rangs : ce que détient chacun, d’un bout à l’autre. Si l’on veut la
+# sortie entière d’une couche par colonne, il faut un *all-gather*. (Démarrer les rangs prend quelques secondes.)
 
 # %% [markdown] lang="en"
-# There was nothing to do. Each rank computes the same loss, from the same sum: so the gradient of the sum is whole on
-# each already, and is that of each term too. `dist.all_reduce`, in place, is invisible to autograd, which passes
-# through as if it were not there: exactly right *here*.
+# For backward, there was nothing to do. Each rank computes the same loss, from the same sum: so the gradient of the sum
+# is whole on each already, and is that of each term too. `dist.all_reduce`, in place, is invisible to
+# autograd, which is right *here*.
 #
-# See both layers at work on two real ranks: what each holds, from one end to the other. The first time, starting them
-# takes a few seconds.
+# See both layers at work on two real ranks: what each holds, from one end to the other. To have the whole output of a
+# column-parallel layer, an all-gather is needed. (Starting the ranks takes a few seconds.)
 
-# %% name="both-layers" tags=["nbval-ignore-output"]
+# %% name="both-layers"
 # %%ranks 2 --with column_linear,row_linear
 x = torch.tensor([[1.0, 2.0]])
 first, second = torch.arange(8.0).view(4, 2), torch.ones(3, 4)
 hidden, _ = column_linear(x, first, torch.zeros(4), torch.zeros(1, 4 // world_size))
-y = row_linear(hidden, second, torch.zeros(3))
-print(hidden.tolist(), y.tolist())
+parts = [torch.empty_like(hidden) for _ in range(world_size)]
+dist.all_gather(parts, hidden)
+print("by columns:", hidden.tolist(), "gathered:", torch.cat(parts, dim=1).tolist())
+print("then by rows:", row_linear(hidden, second, torch.zeros(3)).tolist())
 
 # %% [markdown] lang="fr"
 # ## 2. Une paire, un seul *all-reduce*
@@ -256,30 +251,26 @@ lab.check("one-all-reduce", parallel_mlp)
 # lab.hint("one-all-reduce")
 
 # %% [markdown] lang="fr"
-# **Et sans f ?** Mettons une couche ordinaire, entière sur chaque rang, devant un tel MLP, et entraînons dix pas, avec
-# f puis sans. (Le paquet a ses propres f et g, `copy` et `add_up` ; lisez-les dans
-# [operators.py](../../dlojz/by_hand/tensor/operators.py), vous y reconnaîtrez votre code.) **Avant de regarder** : à
-# quel pas la perte devient-elle fausse ? Les poids de la première couche, que tous les rangs sont censés avoir en
-# commun, le restent-ils ?
+# **Et sans f ?** Mettons une couche ordinaire, entière sur chaque rang, devant votre MLP, et entraînons dix pas, avec f
+# puis sans. **Avant de regarder** : à quel pas la perte devient-elle fausse ? Les poids de la première couche, que tous
+# les rangs sont censés avoir en commun, le restent-ils ?
 
 # %% [markdown] lang="en"
-# **And without f?** Let us put an ordinary layer, whole on each rank, before such an MLP, and train ten steps, with f
-# and then without. (The package has its own f and g, `copy` and `add_up`; read them in
-# [operators.py](../../dlojz/by_hand/tensor/operators.py), where you will recognise your code.) **Before you look**: at
-# which step does the loss go wrong? Do the weights of the first layer, which all ranks are meant to have in common,
-# stay equal?
+# **And without f?** Let us put an ordinary layer, whole on each rank, before your MLP, and train ten steps, with f and
+# then without. **Before you look**: at which step does the loss go wrong? Do the weights of the first layer, which all
+# ranks are meant to have in common, stay equal?
 
 # %% name="without-f"
-# %%ranks
+# %%ranks --with EnterRegion,parallel_mlp
+import warnings
+
 import torch.nn.functional as F
 
-from dlojz.by_hand.tensor.axis import TensorAxis
-from dlojz.by_hand.tensor.operators import add_up, copy
-
-axis = TensorAxis(dist.group.WORLD)
+# PyTorch warns that autograd does not see all_reduce; here that is right // PyTorch avertit, mais ici c’est juste
+warnings.filterwarnings("ignore", "c10d::allreduce_")
 
 
-def train(enter, steps=10):
+def train(steps=10):
     torch.manual_seed(0)  # the same weights and data on every rank // mêmes poids et mêmes données sur tous les rangs
     x, goal = torch.randn(16, 8), torch.randn(16, 8)
     first, expand, project = torch.randn(8, 8) / 3, torch.randn(16, 8) / 3, torch.randn(8, 16) / 4
@@ -287,8 +278,7 @@ def train(enter, steps=10):
     weights = [weight.requires_grad_() for weight in (first, expand, project)]
     optimizer, losses = torch.optim.SGD(weights, lr=0.5), []
     for _ in range(steps):
-        hidden = F.gelu(enter(x @ first.T) @ expand.T)
-        loss = F.mse_loss(add_up(hidden @ project.T, axis), goal)
+        loss = F.mse_loss(parallel_mlp(x @ first.T, expand, torch.zeros(len(expand)), project, torch.zeros(8)), goal)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -296,18 +286,88 @@ def train(enter, steps=10):
     return losses, first.detach()
 
 
-with_f, _ = train(lambda x: copy(x, axis))
-without, first = train(lambda x: x)
+with_f, _ = train()
+
+
+class EnterRegion:  # f is forgotten // f est oublié
+    apply = staticmethod(lambda x: x)
+
+
+without, first = train()
 mean = first.clone()
 dist.all_reduce(mean)
-print([round(abs(a - b), 3) for a, b in zip(without, with_f, strict=True)][::3])
-print(round(2 * (first - mean / world_size).abs().max().item(), 2))
+print("losses, gap:", [round(abs(a - b), 3) for a, b in zip(without, with_f, strict=True)][::3])
+print("weights, gap:", round(2 * (first - mean / world_size).abs().max().item(), 2))
 
 # %% [markdown] lang="fr"
 # La première ligne donne l’écart entre la perte sans f et la vraie, tous les trois pas : nul au premier, puis de plus
-# en plus grand, sans aucune erreur. La seconde donne le plus grand écart entre les deux rangs, pour les poids de la
-# première couche : ils n’ont plus le même modèle. C’est pourquoi on vérifie le *Tensor Parallelism* sur **plusieurs
-# pas**, et sur les **poids**.
+# en plus grand, sans aucune erreur. La seconde, le plus grand écart entre les deux rangs, pour les poids de la première
+# couche : on vérifie donc le *Tensor Parallelism* sur **plusieurs pas**, et sur les **poids**.
+#
+# **Que gagne la paire ?** L’autre façon : couper les **deux** couches par colonne, et rassembler la sortie de chacune.
+# Comptez, pour un MLP de largeur D, 4D, D, en passes avant et arrière : un *all-gather* envoie moitié moins d’octets
+# qu’un *all-reduce* de la même taille (TP 03). **Votre prédiction** : combien de fois plus d’octets que la paire ?
+
+# %% [markdown] lang="en"
+# The first line gives the gap between the loss without f and the true one, every three steps: none at first, then
+# larger and larger, without any error. The second gives the largest gap between the two ranks, for the weights of the
+# first layer. So tensor parallelism is verified over **several steps**, and on the **weights**.
+#
+# **What does the pair save?** The other way: to cut **both** layers by columns, and to gather the output of each.
+# Count, for an MLP of widths D, 4D, D, in forward and backward: an all-gather sends half as many bytes as an all-reduce
+# of the same size (lab 03). **Your prediction**: how many times as many bytes as the pair?
+
+# %% name="predict-pair" stub="value"
+lab.predict(
+    "pair-bytes",
+    ### BEGIN SOLUTION
+    # gathers: 4 + 1, and their fs: 2 × (4 + 1); the pair: 2 + 2
+    # rassembler : 4 + 1, et leurs f : 2 × (4 + 1) ; la paire : 2 + 2
+    (4 + 1 + 2 * (4 + 1)) / (2 + 2),
+    ### END SOLUTION
+)
+
+# %% name="count-pair"
+# %%ranks --with EnterRegion,parallel_mlp
+from dlojz.train.dispatch_trace import StorageTrace, traffic_of  # sees what torch sends // voit ce que torch envoie
+
+
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(context, y):
+        parts = [torch.empty_like(y) for _ in range(world_size)]
+        dist.all_gather(parts, y)
+        return torch.cat(parts, dim=-1)
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient.chunk(world_size, dim=-1)[rank].contiguous()
+
+
+def gathered_mlp(x, expand, expand_bias, project, project_bias):
+    hidden = Gather.apply(F.gelu(EnterRegion.apply(x) @ expand.T + expand_bias))
+    return Gather.apply(EnterRegion.apply(hidden) @ project.T) + project_bias
+
+
+def count(mlp, project):
+    x = torch.randn(4, 64, requires_grad=True)
+    with StorageTrace({}) as trace:
+        y = mlp(x, torch.randn(256 // world_size, 64), torch.zeros(256 // world_size), project, torch.zeros(64))
+        y.sum().backward()
+    calls = traffic_of(trace.trace.calls, trace.step)
+    print(mlp.__name__, {one.collective: one.count for one in calls}, f"{sum(one.sent_bytes for one in calls):.0f} B")
+    return sum(one.sent_bytes for one in calls)
+
+
+by_columns, by_rows = torch.randn(64 // world_size, 256), torch.randn(64, 256 // world_size)
+ratio = count(gathered_mlp, by_columns) / count(parallel_mlp, by_rows)
+
+# %% name="reveal-pair"
+lab.reveal("pair-bytes", ranks["ratio"][0])
+
+# %% [markdown] lang="fr"
+# Le cours dit « moitié moins » : c’est la passe avant de deux couches par ligne, un *all-reduce* au lieu de deux. Ici
+# on gagne davantage, parce que la paire n’envoie jamais ce qui est large.
 #
 # ## 3. L’attention, par têtes
 #
@@ -315,9 +375,35 @@ print(round(2 * (first - mean / world_size).abs().max().item(), 2))
 # colonne, la projection finale par ligne ; un rang porte des têtes entières. Le piège est dans le rangement : les trois
 # projections ne font souvent qu’une seule matrice, `qkv`.
 #
-# À partir d’ici, prenons `copy` et `add_up` dans le paquet. Chacun attend un tenseur et `axis`, la place de ce rang :
-# `axis.rank`, `axis.size`.
+# À partir d’ici, f et g s’appellent `copy` et `add_up` : votre code, dans la cellule qui suit. Chacun attend un tenseur
+# et `axis`, la place de ce rang : `axis.rank`, `axis.size`.
+
+# %% [markdown] lang="en"
+# The course says "half": that is the forward pass of two row-parallel layers, one all-reduce instead of two. Here we
+# save more, because the pair never sends what is wide.
 #
+# ## 3. Attention, by heads
+#
+# Attention is even easier to cut: its heads do not see each other. Queries, keys and values are computed by columns,
+# the last projection by rows; a rank holds whole heads. The trap lies in the layout: the three projections often are
+# one single matrix, `qkv`.
+#
+# From here on, f and g are called `copy` and `add_up`: your code, in the next cell. Each expects a tensor and `axis`,
+# this rank's place: `axis.rank`, `axis.size`.
+
+
+# %% name="own-operators"
+def copy(x, axis):
+    return EnterRegion.apply(x)
+
+
+def add_up(x, axis):
+    x = x.clone()
+    dist.all_reduce(x)
+    return x
+
+
+# %% [markdown] lang="fr"
 # ### Exercice 4 — l’attention par têtes
 #
 # `x` (batch, tokens, largeur) est entier, de même que `qkv` et `project`. Les lignes de `qkv` contiennent **toutes**
@@ -326,20 +412,6 @@ print(round(2 * (first - mean / world_size).abs().max().item(), 2))
 # (batch, têtes, tokens, H).
 
 # %% [markdown] lang="en"
-# The first line gives the gap between the loss without f and the true one, every three steps: none at first, then
-# larger and larger, without any error. The second gives the largest gap between the two ranks, for the weights of the
-# first layer: they no longer have the same model. That is why tensor parallelism is verified over **several steps**,
-# and on the **weights**.
-#
-# ## 3. Attention, by heads
-#
-# Attention is even easier to cut: its heads do not see each other. Queries, keys and values are computed by columns,
-# the last projection by rows; a rank holds whole heads. The trap lies in the layout: the three projections often are
-# one single matrix, `qkv`.
-#
-# From here on, let us take `copy` and `add_up` from the package. Each expects a tensor and `axis`, this rank's place:
-# `axis.rank`, `axis.size`.
-#
 # ### Exercise 4 — attention by heads
 #
 # `x` (batch, tokens, width) is whole, and so are `qkv` and `project`. The rows of `qkv` hold **all** queries, then all
@@ -468,9 +540,65 @@ lab.check("vocabulary-loss", parallel_loss)
 # %% [markdown] lang="fr"
 # ## 5. Un modèle entier
 #
-# Toutes les pièces sont là. Le paquet les assemble dans [split_blocks.py](../../dlojz/by_hand/tensor/split_blocks.py)
-# et [split.py](../../dlojz/by_hand/tensor/split.py). Entraînons `llama_tiny` (4 blocs), d’abord sur un seul processus,
-# puis sur deux rangs avec `tp=2`. **Vos prédictions** :
+# Toutes les pièces sont là : embedding, attention, MLP, perte. Assemblons vos fonctions en un petit modèle, et
+# entraînons-le, d’abord sur un seul processus, sans elles, puis sur deux rangs :
+
+# %% [markdown] lang="en"
+# ## 5. A whole model
+#
+# All the parts are there: embedding, attention, MLP, loss. Let us put your functions together into a small model, and
+# train it, first on one process, without them, then on two ranks:
+
+# %% name="own-model-alone"
+torch.manual_seed(0)
+shapes = {"table": (32, 16), "qkv": (48, 16), "out": (16, 16), "expand": (64, 16), "project": (16, 64)}
+start = {name: torch.randn(shape) / 4 for name, shape in shapes.items()}
+tokens, targets = torch.randint(32, (2, 8, 12))
+
+
+def alone(w):
+    x = w["table"][tokens]
+    q, k, v = (F.layer_norm(x, (16,)) @ w["qkv"].T).view(8, 12, 3, 4, 4).permute(2, 0, 3, 1, 4)
+    x = x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2) @ w["out"].T
+    x = x + F.gelu(F.layer_norm(x, (16,)) @ w["expand"].T) @ w["project"].T
+    return F.cross_entropy((x @ w["table"].T).flatten(0, 1), targets.flatten())
+
+
+def train(loss_of, weights, steps=8):
+    optimizer, losses = torch.optim.SGD(weights.values(), lr=0.5), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(weights)
+        loss.backward()
+        optimizer.step()
+        losses.append(round(loss.item(), 3))
+    return losses
+
+
+print(train(alone, {name: weight.clone().requires_grad_() for name, weight in start.items()}))
+
+# %% name="own-model-split"
+# %%ranks --with start,tokens,targets,train,copy,parallel_embedding,parallel_attention,parallel_mlp,parallel_loss
+from dlojz.by_hand.tensor.axis import TensorAxis
+
+axis = TensorAxis(dist.group.WORLD)
+cut = {"table": 0, "expand": 0, "project": 1}  # parallel_attention cuts its own // parallel_attention coupe les siens
+own = {name: weight.chunk(2, cut[name])[rank].clone() if name in cut else weight for name, weight in start.items()}
+
+
+def split(w):
+    x = parallel_embedding(tokens, w["table"], axis)
+    x = x + parallel_attention(F.layer_norm(x, (16,)), w["qkv"], w["out"], 4, axis)
+    x = x + parallel_mlp(F.layer_norm(x, (16,)), w["expand"], torch.zeros(32), w["project"], torch.zeros(16))
+    return parallel_loss(copy(x, axis) @ w["table"].T, targets, axis)
+
+
+print(train(split, {name: weight.requires_grad_() for name, weight in own.items()}))
+
+# %% [markdown] lang="fr"
+# Les mêmes pertes. Le paquet assemble les mêmes pièces dans
+# [split_blocks.py](../../dlojz/by_hand/tensor/split_blocks.py). Entraînons `llama_tiny` (4 blocs), seul, puis sur deux
+# rangs avec `tp=2`. **Vos prédictions** :
 #
 # - combien d’*all-reduces* par pas, pour un micro-batch ? Comptez les blocs (deux régions chacun, deux sens), puis
 #   l’embedding, l’entrée de la dernière couche, et la perte, qui en fait deux (la vôtre en fait trois ; le paquet
@@ -478,11 +606,9 @@ lab.check("vocabulary-loss", parallel_loss)
 # - combien d’octets de poids par rang, en fp32 ? (Les normalisations, entières partout, ne pèsent presque rien.)
 
 # %% [markdown] lang="en"
-# ## 5. A whole model
-#
-# All the parts are there. The package puts them together in
-# [split_blocks.py](../../dlojz/by_hand/tensor/split_blocks.py) and [split.py](../../dlojz/by_hand/tensor/split.py). Let
-# us train `llama_tiny` (4 blocks), first on one process, then on two ranks with `tp=2`. **Your predictions**:
+# The same losses. The package puts the same parts together in
+# [split_blocks.py](../../dlojz/by_hand/tensor/split_blocks.py). Let us train `llama_tiny` (4 blocks), alone, then on
+# two ranks with `tp=2`. **Your predictions**:
 #
 # - how many all-reduces per step, for one micro-batch? Count the blocks (two regions each, two directions), then the
 #   embedding, the entry of the last layer, and the loss, which makes two (yours makes three; the package sends the
@@ -508,7 +634,7 @@ lab.predict(
 
 # %% name="run-by-hand" tags=["nbval-ignore-output"]
 config = dlojz.RunConfig.of(model="llama_tiny", engine="by_hand", micro_batch=4, steps=4)
-alone = dlojz.run(config)
+single = dlojz.run(config)
 two = dlojz.run(config, tp=2)
 
 # %% name="reveal-messages"
@@ -518,17 +644,25 @@ lab.reveal("tensor-messages", sum(one.count for one in footprint.communication i
 # %% name="reveal-weights"
 lab.reveal("tensor-weights", footprint.memory.weights_bytes)
 
+# %% name="same-losses"
+all(abs(a - b) < 1e-4 for a, b in zip(single.losses, two.losses, strict=True))
+
 # %% [markdown] lang="fr"
-# Et les pertes ? Une courbe sur l’autre, à l’arrondi près :
+# On peut ne couper que **certaines** couches (`tensor_parts=`, comme chez SageMaker) : celles où un octet envoyé
+# épargne le plus de poids. **Avant de regarder** : attention ou MLP ? Chaque région envoie les mêmes messages ; comptez
+# leurs poids (le MLP a trois matrices de 128 × 352).
 
 # %% [markdown] lang="en"
-# And the losses? One curve on the other, up to rounding:
+# It is possible to cut **some** layers only (`tensor_parts=`, as with SageMaker): those where one byte sent spares most
+# weights. **Before you look**: attention or MLP? Each region sends the same messages; count their weights (the MLP has
+# three matrices of 128 × 352).
 
-# %% name="losses" tags=["nbval-ignore-output"]
-figures.losses([alone, two])
-
-# %% name="same-losses"
-all(abs(a - b) < 1e-4 for a, b in zip(alone.losses, two.losses, strict=True))
+# %% name="chosen-layers"
+for parts in ("attention", "mlp"):
+    one = dlojz.run(config, tp=2, tensor_parts=parts).record.footprint()
+    spared = single.record.footprint().memory.weights_bytes - one.memory.weights_bytes
+    sent = sum(traffic.sent_bytes for traffic in one.communication if traffic.group == "tp")
+    print(f"{parts}: {spared / 2**10:.0f} KiB spared, {sent / 2**10:.0f} KiB sent per step, ratio {spared / sent:.3f}")
 
 # %% [markdown] lang="fr"
 # ## 6. *Sequence Parallelism*
@@ -536,9 +670,7 @@ all(abs(a - b) < 1e-4 for a, b in zip(alone.losses, two.losses, strict=True))
 # Il reste un gaspillage. Hors des régions, chaque rang a tous les tokens : il calcule les mêmes normalisations, les
 # mêmes *dropouts*, et en garde les mêmes activations. *Sequence Parallelism* (Korthikanti et al., 2022) y répartit les
 # **tokens**. Le prix, en octets ? Presque aucun : un *all-reduce* est un *reduce-scatter* suivi d’un *all-gather* (TP
-# 03). On fait le premier à la fin d’une région, le second au début de la suivante. (Reste l’entrée de chaque région,
-# une fois rassemblée : la garder pour la passe arrière coûte de la mémoire, la rassembler de nouveau, un *all-gather*
-# de plus. On y reviendra.)
+# 03). On fait le premier à la fin d’une région, le second au début de la suivante.
 
 # %% [markdown] lang="en"
 # ## 6. Sequence parallelism
@@ -546,8 +678,7 @@ all(abs(a - b) < 1e-4 for a, b in zip(alone.losses, two.losses, strict=True))
 # One inefficiency remains. Outside of the regions every rank has all tokens: it computes the same norms and the same
 # dropouts, and stores the same activations. Sequence parallelism (Korthikanti et al., 2022) splits the **tokens**
 # there. The price, in bytes? Next to none: an all-reduce is a reduce-scatter, then an all-gather (lab 03). The former
-# is made at the end of a region, the latter at the beginning of the next. (There remains the input of each region, once
-# gathered: to keep it for backward costs memory, to gather it again, one more all-gather. We will come back to it.)
+# is made at the end of a region, the latter at the beginning of the next.
 
 # %% name="sequence-block"
 figures.block_ends(sequence_parallel=True)
@@ -625,34 +756,30 @@ lab.check("sequence-parallel", half_block)
 # lab.hint("sequence-parallel")
 
 # %% [markdown] lang="fr"
-# Le même entraînement, avec `sequence_parallel=True`. Dans la figure, pour le rang 0 : en clair ce qui était prédit,
-# dessous ce qui est mesuré. À gauche la mémoire par catégorie, à droite les messages de l’axe *tensor*.
+# Le même entraînement, avec `sequence_parallel=True` : pour le rang 0, en clair ce qui était prédit, dessous la mesure.
 
 # %% [markdown] lang="en"
-# The same training, with `sequence_parallel=True`. In the figure, for rank 0: in pale what was predicted, below it what
-# is measured. On the left memory by category, on the right the messages of the tensor axis.
+# The same training, with `sequence_parallel=True`: for rank 0, in pale what was predicted, below it what is measured.
 
 # %% name="run-sequence" tags=["nbval-ignore-output"]
 sequence = dlojz.run(config, tp=2, sequence_parallel=True)
 
 # %% name="side-by-side" tags=["nbval-ignore-output"]
-figures.side_by_side([alone, two, sequence])
+figures.side_by_side([single, two, sequence])
 
 # %% name="counted"
 figures.counted([two, sequence])
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Répondez d’abord d’après la figure ; la cellule répond ensuite, dans l’ordre. Les octets prédits
-# sont-ils ceux qui ont été comptés ? Par combien les poids sont-ils divisés de un à deux rangs, et par combien les
-# activations, sans puis avec *Sequence Parallelism* ? Les pertes sont-elles les mêmes ?
+# **Expliquez**, d’après la figure ; la cellule répond ensuite. Par combien les poids sont-ils divisés de un à deux
+# rangs, et par combien les activations, sans puis avec *Sequence Parallelism* ?
 
 # %% [markdown] lang="en"
-# **Explain.** Answer from the figure first; then the cell answers, in order. Are the bytes predicted those that were
-# counted? By how much are weights divided from one rank to two, and by how much activations, without and then with
-# sequence parallelism? Are the losses the same?
+# **Explain**, from the figure; then the cell answers. By how much are weights divided from one rank to two, and by how
+# much activations, without and then with sequence parallelism?
 
 # %% name="sequence-seen"
-figures.sequence_seen(alone, two, sequence)
+figures.sequence_seen(single, two, sequence)
 
 # %% [markdown] lang="fr"
 # Les poids, les gradients et l’optimiseur sont divisés par le nombre de rangs, normalisations mises à part. Les
@@ -739,9 +866,8 @@ coatnet = dlojz.run(model="coatnet_tiny", engine="by_hand", tp=2, micro_batch=4,
 figures.counted([coatnet])
 
 # %% [markdown] lang="fr"
-# Les images sont lourdes à communiquer : à la même largeur, un étage de convolution a bien plus de « tokens » (pixels)
-# qu’un étage d’attention, et moins de poids à répartir. On coupe donc rarement les convolutions d’un réseau, et
-# toujours ses grandes matrices.
+# À la même largeur, un étage de convolution a bien plus de « tokens » (pixels) qu’un étage d’attention, et moins de
+# poids à répartir : on coupe rarement les convolutions, et toujours les grandes matrices.
 #
 # ## 8. Avec PyTorch : `parallelize_module`
 #
@@ -750,13 +876,12 @@ figures.counted([coatnet])
 #
 # ### Exercice 9 — le plan d’un bloc de Llama
 #
-# Ses couches linéaires : `query`, `key`, `value`, `attention_project` ; `mlp_gate` et `mlp_expand`, dont les sorties se
-# multiplient terme à terme ; et `mlp_project`. Renvoyez le plan, un dictionnaire `{nom: style}`.
+# Cherchez les noms de ses couches dans `named_modules()` ; les sorties de `gate` et `expand` se multiplient terme à
+# terme. Renvoyez le plan, un dictionnaire `{nom: style}`.
 
 # %% [markdown] lang="en"
-# Images are heavy to communicate: at the same width, a stage of convolutions has many more “tokens” (pixels) than a
-# stage of attention, and fewer weights to split. So the convolutions of a network are seldom cut, and its large
-# matrices always.
+# At the same width, a stage of convolutions has many more “tokens” (pixels) than a stage of attention, and fewer
+# weights to split: convolutions are seldom cut, large matrices always.
 #
 # ## 8. With PyTorch: `parallelize_module`
 #
@@ -765,8 +890,13 @@ figures.counted([coatnet])
 #
 # ### Exercise 9 — the plan of a Llama block
 #
-# Its linear layers: `query`, `key`, `value`, `attention_project`; `mlp_gate` and `mlp_expand`, whose outputs are
-# multiplied term by term; and `mlp_project`. Return the plan, a dictionary `{name: style}`.
+# Look for the names of its layers in `named_modules()`; the outputs of `gate` and `expand` are multiplied term by term.
+# Return the plan, a dictionary `{name: style}`.
+
+# %% name="names"
+for name, layer in models.build("llama_tiny").blocks[1].named_modules():
+    if not list(layer.children()):
+        print(name, *(tuple(weight.shape) for weight in layer.parameters()))
 
 
 # %% name="parallelize-plan"
@@ -815,26 +945,26 @@ print(forward, counted.get_total_counts())
 
 # %% [markdown] lang="fr"
 # Deux en passe avant, comme prévu ; mais cinq en passe arrière au lieu de deux. Chaque couche par colonne a son propre
-# f : trois pour `query`, `key` et `value`, deux pour `mlp_gate` et `mlp_expand`, alors qu’un par région suffit. Le
-# paquet entre donc une fois pour toutes dans la région, à la sortie de la normalisation
-# ([tensor_engines.py](../../dlojz/train/engines/tensor_engines.py), `_prepare_norm`). Avec le moteur de PyTorch, le
-# même entraînement :
+# f : trois pour `query`, `key` et `value`, deux pour `mlp_gate` et `mlp_expand`, alors qu’un par région suffit. Un plan
+# peut en dire davantage : `PrepareModuleInput` et `PrepareModuleOutput` disent sous quelle forme un module reçoit ou
+# rend ses tenseurs, `SequenceParallel` découpe les tokens d’une normalisation (section 6), et `loss_parallel` fait la
+# perte de l’exercice 6. Avec le moteur de PyTorch, le même entraînement :
 
 # %% [markdown] lang="en"
 # Two in forward, as foreseen; but five in backward rather than two. Each column-parallel layer has its own f: three for
-# `query`, `key` and `value`, two for `mlp_gate` and `mlp_expand`, where one per region is enough. So the package enters
-# the region once and for all, as the norm gives its output
-# ([tensor_engines.py](../../dlojz/train/engines/tensor_engines.py), `_prepare_norm`). With PyTorch's engine, the same
-# training:
+# `query`, `key` and `value`, two for `mlp_gate` and `mlp_expand`, where one per region is enough. A plan can say more:
+# `PrepareModuleInput` and `PrepareModuleOutput` tell in which form a module takes or gives its tensors,
+# `SequenceParallel` splits the tokens of a norm (section 6), and `loss_parallel` makes the loss of exercise 6. With
+# PyTorch's engine, the same training:
 
 # %% name="run-torch" tags=["nbval-ignore-output"]
 torch_run = dlojz.run(config, engine="torch", tp=2)
 
 # %% name="torch-seen"
-figures.torch_seen(alone, torch_run, two)
+figures.torch_seen(single, torch_run, two)
 
 # %% [markdown] lang="fr"
-# ## 9. Combien d’octets, et pourquoi pas entre les nœuds
+# ## 9. Octets et secondes, et pourquoi pas entre les nœuds
 #
 # ### Exercice 10 — les octets d’une couche
 #
@@ -843,7 +973,7 @@ figures.torch_seen(alone, torch_run, two)
 # n’est recalculée.
 
 # %% [markdown] lang="en"
-# ## 9. How many bytes, and why not between nodes
+# ## 9. Bytes and seconds, and why not between nodes
 #
 # ### Exercise 10 — the bytes of a layer
 #
@@ -865,59 +995,141 @@ lab.check("layer-bytes", layer_bytes)
 # lab.hint("layer-bytes")
 
 # %% [markdown] lang="fr"
-# **Votre prédiction.** Une couche de GPT-3 (largeur 12 288, 2 048 tokens, un échantillon, bf16) sur 8 GPU. NVLink, dans
-# un nœud de A100 : 300 Go/s dans chaque sens (NVIDIA, 2020), et nous supposons α = 5 µs. Le réseau du TP 03 : 25 Go/s,
-# α = 10 µs. Combien de fois plus longtemps durent les *all-reduces* par le réseau ? (Un anneau fait 2 × 7 étapes, de
-# `message / 8` octets chacune.)
+# **Et en secondes ?** Mesurons sur nos rangs : un *all-reduce* d’un nombre (la latence), puis de 4 Mio ; quatre MLP
+# entiers, sur un rang seul ; leurs moitiés, sur les deux rangs à la fois, *all-reduces* omis. Médianes, en secondes :
 
 # %% [markdown] lang="en"
-# **Your prediction.** One layer of GPT-3 (width 12,288, 2,048 tokens, one sample, bf16) on 8 GPUs. NVLink, within a
-# node of A100s: 300 GB/s in each direction (NVIDIA, 2020), and we assume α = 5 µs. The network of lab 03: 25 GB/s,
-# α = 10 µs. How many times longer do the all-reduces take over the network? (A ring makes 2 × 7 steps, of `message / 8`
-# bytes each.)
+# **And in seconds?** Let us measure on our two ranks: an all-reduce of one number (the latency), then of 4 MiB; four
+# whole MLPs, on one rank alone; their halves, on both ranks at once, all-reduces left out. Medians, in seconds:
 
-# %% name="predict-network" stub="value"
-message = 1 * 2048 * 12288 * 2
+# %% name="calibrate" tags=["nbval-ignore-output"]
+# %%ranks --with EnterRegion,parallel_mlp
+from statistics import median
+from time import perf_counter
+
+
+def seconds(step, times):
+    found = []
+    for _ in range(times):
+        dist.barrier()
+        begin = perf_counter()
+        step()
+        found.append(perf_counter() - begin)
+    return found
+
+
+def mlps(ranks):
+    torch.manual_seed(0)
+    shapes = ((1024 // ranks, 256), (1024 // ranks,), (256, 1024 // ranks), (256,))
+    return [[(torch.randn(shape) / 32).requires_grad_() for shape in shapes] for _ in range(4)]
+
+
+def step(weights):
+    y = x
+    for one in weights:
+        y = y + parallel_mlp(y, *one)
+    y.square().mean().backward()
+
+
+x = torch.randn(1024, 256, requires_grad=True)  # tokens, width // tokens, largeur
+number, block, whole, half = torch.zeros(1), torch.zeros(2**20), mlps(1), mlps(world_size)
+one_number_s = median(seconds(lambda: dist.all_reduce(number), 15))
+four_mib_s = median(seconds(lambda: dist.all_reduce(block), 15))
+all_reduce, dist.all_reduce = dist.all_reduce, lambda tensor: None  # left out // omis
+whole_s = median(seconds(lambda: step(whole) if rank == 0 else None, 7))
+half_s = median(seconds(lambda: step(half), 7))
+dist.all_reduce = all_reduce
+print(f"one number {one_number_s:.4f}, 4 MiB {four_mib_s:.4f}, whole {whole_s:.3f}, half {half_s:.3f}")
+
+# %% [markdown] lang="fr"
+# **Vos prédictions**, pour ces quatre MLP (1 024 tokens, largeur 256, fp32) : combien de secondes par pas prendront les
+# *all-reduces* (deux par MLP) ? Et combien de fois plus vite ira-t-on sur deux rangs que sur un seul ? Les mesures sont
+# ci-dessus, par exemple `ranks["whole_s"][0]`. Rien ne recouvre ces messages : leur temps s’ajoute au calcul.
+
+# %% [markdown] lang="en"
+# **Your predictions**, for these four MLPs (1,024 tokens, width 256, fp32): how many seconds per step will the
+# all-reduces take (two per MLP)? And how many times as fast are two ranks as one? The measurements are above, for
+# instance `ranks["whole_s"][0]`. Nothing hides these messages: their time is added to the computation.
+
+# %% name="predict-reduce" stub="value" tags=["nbval-ignore-output"]
+latency_s, large_s = ranks["one_number_s"][0], ranks["four_mib_s"][0]
 lab.predict(
-    "network-over-nvlink",
+    "reduce-seconds",
     ### BEGIN SOLUTION
-    # of one of the 2 × 7 steps of each ring // d’une des 2 × 7 étapes de chaque anneau
-    (10e-6 + message / 8 / 25e9) / (5e-6 + message / 8 / 300e9),
+    8 * (latency_s + (large_s - latency_s) * (1024 * 256 * 4) / 2**22),
     ### END SOLUTION
 )
 
-# %% name="reveal-network"
-gpt3 = {"samples": 1, "tokens": 2048, "width": 12288, "ranks": 8, "number_bytes": 2}
-lab.reveal("network-over-nvlink", figures.network_over_nvlink(layer_bytes, **gpt3))
+# %% name="predict-speed-up" stub="value" tags=["nbval-ignore-output"]
+whole_s, half_s = ranks["whole_s"][0], max(ranks["half_s"])
+lab.predict(
+    "tensor-speed-up",
+    ### BEGIN SOLUTION
+    whole_s / (half_s + 8 * (latency_s + (large_s - latency_s) * (1024 * 256 * 4) / 2**22)),
+    ### END SOLUTION
+)
 
-# %% name="links"
-figures.links(layer_bytes, **gpt3)
+# %% name="measure-step" tags=["nbval-ignore-output"]
+# %%ranks --with EnterRegion,parallel_mlp
+waited_s = spent_s = 0.0
+
+
+def clocked(tensor):
+    global waited_s, spent_s
+    begin = perf_counter()
+    dist.barrier()  # until the other rank is there // jusqu’à ce que l’autre rang soit là
+    ready = perf_counter()
+    all_reduce(tensor)
+    waited_s, spent_s = waited_s + ready - begin, spent_s + perf_counter() - ready
+
+
+measured = []
+for _ in range(9):  # in turns, so that both meet the same machine // en alternance, pour la même machine
+    dist.all_reduce = lambda tensor: None
+    [alone_s] = seconds(lambda: step(whole) if rank == 0 else None, 1)
+    dist.all_reduce, waited_s, spent_s = clocked, 0.0, 0.0
+    [split_s] = seconds(lambda: step(half), 1)
+    measured.append((alone_s / split_s, 1024 / split_s, waited_s, spent_s))
+dist.all_reduce = all_reduce
+speed_up, rate, waited, spent = (median(one) for one in zip(*measured, strict=True))
+print(f"{rate:.0f} tokens/s; in all-reduces: waits {waited:.4f} s, sends {spent:.4f} s")
+
+# %% name="reveal-reduce" tags=["nbval-ignore-output"]
+lab.reveal("reduce-seconds", min(ranks["spent"]))
+
+# %% name="reveal-speed-up" tags=["nbval-ignore-output"]
+lab.reveal("tensor-speed-up", ranks["speed_up"][0])
 
 # %% [markdown] lang="fr"
-# La durée comparée est, pour chaque lien, 4 × 2 (p − 1) α plus vos octets divisés par le débit. Le rapport des débits
-# est de 12 ; sur NVLink, plus rapide, la latence pèse davantage (le tableau n’en tient pas compte). Ces messages sont
-# difficiles à recouvrir : la couche suivante les attend. (On peut en recouvrir une partie, en coupant le produit en
-# morceaux que l’on envoie au fur et à mesure : c’est le *Tensor Parallelism* asynchrone de PyTorch.) Comparons au
-# calcul d’une couche, 72 B T D² (1 + T / 6D) opérations réparties sur p rangs (Narayanan et al., 2021), avec des GPU
-# qui soutiennent 200 TFLOP/s :
+# Deux rangs ne vont pas deux fois plus vite : comptez sur 1,1 à 1,7, et des écarts de 30 % sur une machine occupée. Les
+# cœurs se gênent (la moitié prend plus de la moitié du temps), les messages s’ajoutent, et chaque *all-reduce* attend
+# d’abord le rang le plus lent, ce que α et β ne disent pas.
+#
+# Et entre les nœuds ? Prenons NVLink, 300 Go/s par sens dans un nœud de A100 (NVIDIA, 2020), α = 5 µs ; le réseau du
+# TP 03, 25 Go/s, α = 10 µs ; et le calcul d’une couche, 72 B T D² (1 + T / 6D) opérations réparties sur p rangs
+# (Narayanan et al., 2021), avec des GPU qui soutiennent 200 TFLOP/s. (On peut recouvrir une partie des messages, en
+# coupant le produit en morceaux : c’est le *Tensor Parallelism* asynchrone de PyTorch.)
 
 # %% [markdown] lang="en"
-# The time compared is, for each link, 4 × 2 (p − 1) α plus your bytes over the bandwidth. The bandwidths have the ratio
-# 12; on NVLink, which is faster, latency weighs more (the table leaves it out). These messages are hard to hide: the
-# next layer waits for them. (A part can be hidden, by cutting the product into pieces that are sent one after the
-# other: PyTorch's asynchronous tensor parallelism.) Let us compare with the computation of a layer, 72 B T D²
-# (1 + T / 6D) operations divided among p ranks (Narayanan et al., 2021), on GPUs that sustain 200 TFLOP/s:
+# Two ranks are not twice as fast: expect 1.1 to 1.7, and differences of 30% on a busy machine. The cores slow each
+# other down (half takes more than half the time), the messages are added, and each all-reduce first waits for the
+# slowest rank, which α and β do not tell.
+#
+# And between nodes? Let us take NVLink, 300 GB/s per direction in a node of A100s (NVIDIA, 2020), α = 5 µs; the
+# network of lab 03, 25 GB/s, α = 10 µs; and the computation of a layer, 72 B T D² (1 + T / 6D) operations divided
+# among p ranks (Narayanan et al., 2021), on GPUs that sustain 200 TFLOP/s. (A part of the messages can be hidden, by
+# cutting the product into pieces: PyTorch's asynchronous tensor parallelism.)
 
 # %% name="over-links"
 figures.over_links(layer_bytes, tokens=2048, width=12288, flops_per_s=200e12)
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Deux questions, deux réponses calculées. Sur 8 rangs, quelle part du temps d’une couche passe en
-# communication, par NVLink, puis par le réseau ? Et pour une couche huit fois moins large, toujours sur 8 rangs ?
+# **Expliquez.** Sur 8 rangs, quelle part du temps d’une couche passe en communication, par NVLink, puis par le réseau ?
+# Et pour une couche huit fois moins large ?
 
 # %% [markdown] lang="en"
-# **Explain.** Two questions, two computed answers. On 8 ranks, which share of a layer's time is spent communicating,
-# over NVLink, then over the network? And for a layer an eighth as wide, still on 8 ranks?
+# **Explain.** On 8 ranks, which share of a layer's time is spent communicating, over NVLink, then over the network? And
+# for a layer an eighth as wide?
 
 # %% name="share-of-time"
 sizes = {"samples": 1, "tokens": 2048, "ranks": 8, "number_bytes": 2}
@@ -928,43 +1140,47 @@ figures.share_of_time(layer_bytes, (12288, 12288 // 8), flops_per_s=200e12, **si
 # diminue comme le carré de la largeur, ses messages comme la largeur. D’où l’usage : *Tensor Parallelism* **dans le
 # nœud** (jusqu’à 8 GPU), le pipeline ou *Data Parallelism* entre les nœuds.
 #
-# Un dernier prix, si l’on recalcule les activations (TP 02) : refaire une passe avant, c’est aussi refaire ses
-# communications. Voici, pour `llama_tiny`, le nombre d’*all-reduces* par pas que prédit le paquet, sans puis avec :
+# ## Défi — le moins d’octets
+#
+# Facultatif. Le plan de l’exercice 9 envoie, en passes avant et arrière d’un bloc, sept fois les octets de x, là où
+# quatre suffisent à la main. Écrivez une fonction sans argument qui renvoie un autre plan du même bloc : les sept
+# couches découpées, les mêmes valeurs, et le moins d’octets comptés sur deux rangs. Objectif : 4.
 
 # %% [markdown] lang="en"
 # Within the node, a tenth of the time; over the network, half of it. And the narrower the layer, the worse: its
 # computation shrinks with the square of the width, its messages with the width. Hence the custom: tensor parallelism
 # **within the node** (up to 8 GPUs), a pipeline or data parallelism between nodes.
 #
-# One last price, where activations are computed again (lab 02): to repeat a forward pass is to repeat its
-# communication. Here is, for `llama_tiny`, the number of all-reduces per step that the package predicts, without and
-# then with it:
+# ## Challenge — the fewest bytes
+#
+# Optional. The plan of exercise 9 sends, in forward and backward of a block, seven times the bytes of x, where four are
+# enough by hand. Write a function without arguments that returns another plan of the same block: the seven layers
+# split, the same values, and the fewest bytes counted on two ranks. Target: 4.
 
-# %% name="recomputed"
-for checkpointing in ("none", "full"):
-    forecast = dlojz.predict(
-        dlojz.RunConfig.of(model="llama_tiny", engine="by_hand", tp=2, checkpointing=checkpointing)
-    )
-    print(checkpointing, sum(one.count for one in forecast.communication if one.group == "tp"))
 
-# %% [markdown] lang="fr"
-# Un de plus par bloc, et non deux : PyTorch arrête de recalculer dès qu’il a tout ce que demande la passe arrière, donc
-# avant le dernier *all-reduce* du bloc.
+# %% name="fewest-bytes"
+def frugal_plan():
+    ### BEGIN SOLUTION
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import PrepareModuleOutput
 
-# %% [markdown] lang="en"
-# One more per block, and not two: PyTorch stops computing again as soon as it has all that backward needs, and so
-# before the last all-reduce of the block.
+    shared = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Replicate(), use_local_output=False)
+    return llama_plan() | {"norm1": shared, "norm2": shared}
+    ### END SOLUTION
+
+
+lab.check("fewest-bytes", frugal_plan)
+
+# %%
+# lab.hint("fewest-bytes")
 
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
 #
 # Découpez les MLP du script (`--parallel tp`) : la première couche par colonnes, la seconde par lignes. Trouvez leurs
 # noms dans `model.named_modules()`. Continuez dans votre `train.py`, ou partez de la solution du TP précédent :
-# `dlojz labs script 06 un_autre_dossier` en écrit un, avec un `# TODO` à chaque endroit à compléter. Jugez-le par
-# `dlojz labs judge 06 my_training/train.py`.
-#
-# À regarder : tous les rangs lisent les mêmes échantillons, et les octets envoyés suivent les activations, non les
-# paramètres.
+# `dlojz labs script 06 un_autre_dossier` en écrit un, avec un `# TODO` à chaque endroit à compléter. Jugez-le par la
+# cellule qui suit.
 #
 # <details><summary>Les lignes de PyTorch</summary>
 #
@@ -981,10 +1197,7 @@ for checkpointing in ("none", "full"):
 #
 # Split the MLPs of the script (`--parallel tp`): the first layer by columns, the second by rows. Find their names in
 # `model.named_modules()`. Go on in your `train.py`, or begin with the solution of the lab before:
-# `dlojz labs script 06 another_folder` writes one, with a `# TODO` at each place to fill in. Judge it by
-# `dlojz labs judge 06 my_training/train.py`.
-#
-# What to look for: all ranks read the same samples, and the bytes sent follow the activations, not the parameters.
+# `dlojz labs script 06 another_folder` writes one, with a `# TODO` at each place to fill in. Judge it by the next cell.
 #
 # <details><summary>The lines of PyTorch</summary>
 #
@@ -995,6 +1208,9 @@ for checkpointing in ("none", "full"):
 # ```
 #
 # </details>
+
+# %% name="own-script" tags=["nbval-ignore-output"]
+labs.judge_script(lab, "my_training/train.py")
 
 # %% [markdown] lang="fr"
 # ## Bilan

@@ -245,7 +245,8 @@ class BankTests:
         use_language(language)
         exercise = self.exercises[exercise_id]
         verdict = judge(exercise, self.right[exercise_id])
-        assert (verdict.state, verdict.message) == ("right", getattr(exercise.praise, language))
+        assert verdict.state == "right"
+        assert verdict.message.endswith(getattr(exercise.praise, language))  # a challenge tells the score before
 
     def test_another_right_way_is_accepted(self) -> None:
         for place, (exercise_id, answer) in enumerate(self.others):

@@ -41,8 +41,6 @@ def texts(picture: Any) -> list[str]:
 def test_what_is_to_do_is_said() -> None:
     for said in (
         figures.over_links(undone, flops_per_s=1e12, **GPT3),
-        figures.links(undone, samples=1, ranks=8, number_bytes=2, **GPT3),
-        figures.network_over_nvlink(undone, samples=1, ranks=8, number_bytes=2, **GPT3),
         figures.share_of_time(undone, (1,), flops_per_s=1.0, samples=1, tokens=1, ranks=8, number_bytes=2),
     ):
         assert isinstance(said, Verdict)
@@ -78,18 +76,10 @@ def test_a_block_tells_what_its_ends_send(sequence_parallel: bool, ends: list[st
     assert sum("tokens of rank" in text for text in said) == (4 if sequence_parallel else 0)
 
 
-def test_links_are_those_of_the_students_bytes() -> None:
-    sheet = figures.links(layer_bytes, samples=1, ranks=8, number_bytes=2, **GPT3)
-    assert isinstance(sheet, Table)
+def test_time_over_links_is_that_of_the_students_bytes() -> None:
     sent = layer_bytes(1, 2048, 12288, 8, 2)
-    assert [row[2:] for row in sheet.rows] == [
-        ("300 GB/s", f"{1e3 * sent / 300e9:.3g} ms"),
-        ("25 GB/s", f"{1e3 * sent / 25e9:.3g} ms"),
-    ]
-    sizes = {"samples": 1, "ranks": 8, "number_bytes": 2}
-    ratio = figures.network_over_nvlink(layer_bytes, **sizes, **GPT3)
-    assert ratio == pytest.approx((56 * 10e-6 + sent / 25e9) / (56 * 5e-6 + sent / 300e9))
-    shares = figures.share_of_time(layer_bytes, (12288,), flops_per_s=200e12, tokens=2048, **sizes)
+    sizes = {"samples": 1, "tokens": 2048, "ranks": 8, "number_bytes": 2}
+    shares = figures.share_of_time(layer_bytes, (12288,), flops_per_s=200e12, **sizes)
     assert isinstance(shares, Table)
     assert shares.rows == (("12,288", "9%", "51%"),)
     use_language("fr")

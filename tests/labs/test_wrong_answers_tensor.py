@@ -5,6 +5,7 @@ The answers are written the way a student would write them, not as the faults th
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +15,13 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 import torch.nn.functional as F
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleOutput, RowwiseParallel
 
 from dlojz.by_hand.tensor.operators import add_up, copy, gather_tokens, scatter_tokens, take_tokens
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware.links import NETWORK, NVLINK
 from dlojz.labs import lab06_tensor as lab
+from dlojz.labs.kit.exercise import judge
 from dlojz.labs.lab06_tensor.exercises_plan import compute_seconds, layer_bytes, layer_seconds
 from tests.labs import student_answers_tensor as student
 from tests.labs.bank import BankTests
@@ -269,6 +271,12 @@ def plan(**changes: Any) -> Answer:
     return answer
 
 
+def entered(*norms: str, local: bool = False, **changes: Any) -> Answer:
+    """The plan of a block whose norms hand on one DTensor."""
+    once = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Replicate(), use_local_output=local)
+    return plan(**dict.fromkeys(norms or ("norm1", "norm2"), once), **changes)
+
+
 REFERENCES: dict[str, Answer] = {
     "column-linear": column(),
     "row-linear": row(),
@@ -280,6 +288,7 @@ REFERENCES: dict[str, Answer] = {
     "mbconv-channels": mbconv(),
     "parallelize-plan": plan(),
     "layer-bytes": layer_bytes,
+    "fewest-bytes": entered(),
 }
 
 BANK: dict[str, list[tuple[Answer, str]]] = {
@@ -388,16 +397,46 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda b, t, d, n, size: 8 * b * d * d * size * (n - 1) / n, "You send the weights"),
         (lambda b, t, d, n, size: None, "returns nothing"),
     ],
+    "fewest-bytes": [
+        (
+            entered(mlp_gate=None, mlp_expand=None, mlp_project=None),
+            "mlp_gate, mlp_expand, mlp_project: not in the plan",
+        ),
+        (entered(value=None), "value: not in the plan"),
+        (entered(attention_project=ColwiseParallel()), "attention_project is column-parallel"),
+        (entered(mlp_gate=RowwiseParallel()), "mlp_gate is row-parallel"),
+        (entered("norm3"), "has no layer 'norm3'"),
+        (plan(norm1=PrepareModuleOutput), "needs an instance"),
+        (lambda: list(entered()().items()), "A dictionary is expected"),
+    ],
 }
 
 
-WRONG = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+WRONG = {name: [*answers, *student.WRONG.get(name, ())] for name, answers in BANK.items()}
+RIGHT = [
+    *student.RIGHT,
+    ("fewest-bytes", lambda: dict(reversed(entered()().items()))),
+    ("fewest-bytes", lambda: OrderedDict(entered()())),
+    ("fewest-bytes", entered("norm*")),
+    ("fewest-bytes", entered("norm?")),
+    ("fewest-bytes", entered(query=ColwiseParallel(input_layouts=Replicate()))),
+    ("fewest-bytes", entered(mlp_project=RowwiseParallel(output_layouts=Replicate()))),
+    ("fewest-bytes", lambda: entered("norm1")() | entered("norm2")()),
+]
 
 
 class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
-    wrong, right, others = WRONG, REFERENCES, student.RIGHT
+    wrong, right, others = WRONG, REFERENCES, RIGHT
     least, least_right = 6, 8
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"), [(plan(), 7), (entered("norm1"), 5), (entered("norm2"), 6), (entered(local=True), 7)]
+)
+def test_a_plan_that_enters_a_region_several_times_is_valid_and_misses_the_target(answer: Answer, score: float) -> None:
+    verdict = judge(EXERCISES["fewest-bytes"], answer)
+    assert (verdict.state, verdict.score) == ("note", score)
 
 
 def test_the_bytes_of_a_layer_are_those_predicted_for_a_model() -> None:

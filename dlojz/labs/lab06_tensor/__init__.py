@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dlojz.labs.kit.exercise import Prediction
 from dlojz.labs.lab06_tensor.exercises_layers import ATTENTION_HEADS, COLUMN_LINEAR, ONE_ALL_REDUCE, ROW_LINEAR
-from dlojz.labs.lab06_tensor.exercises_plan import LAYER_BYTES, MBCONV_CHANNELS, PARALLELIZE_PLAN
+from dlojz.labs.lab06_tensor.exercises_plan import (
+    FEWEST_BYTES,
+    LAYER_BYTES,
+    MBCONV_CHANNELS,
+    PARALLELIZE_PLAN,
+)
 from dlojz.labs.lab06_tensor.exercises_vocabulary import SEQUENCE_PARALLEL, VOCABULARY_EMBEDDING, VOCABULARY_LOSS
 
 EXERCISES = (
@@ -18,9 +23,20 @@ EXERCISES = (
     MBCONV_CHANNELS,
     PARALLELIZE_PLAN,
     LAYER_BYTES,
+    FEWEST_BYTES,
 )
 
 PREDICTIONS = (
+    Prediction(
+        id="pair-bytes",
+        en="How many times as many bytes does an MLP, four times as wide inside, send in forward and backward if both "
+        "of its layers are cut by columns and each output is gathered, compared with a column-row pair?",
+        fr="Combien de fois plus d’octets un MLP, quatre fois plus large au milieu, envoie-t-il en passes avant et "
+        "arrière si ses deux couches sont coupées par colonne et chaque sortie rassemblée, plutôt qu’en une paire "
+        "colonne-ligne ?",
+        kind="ratio",
+        tolerance=0.001,
+    ),
     Prediction(
         id="tensor-messages",
         en="How many all-reduces does each of 2 ranks make per step along the tensor axis, for llama_tiny with one "
@@ -38,12 +54,17 @@ PREDICTIONS = (
         tolerance=0.01,
     ),
     Prediction(
-        id="network-over-nvlink",
-        en="How many times longer do the all-reduces of one layer of GPT-3 take on 8 GPUs over the network than over "
-        "NVLink?",
-        fr="Combien de fois plus longtemps durent les all-reduces d’une couche de GPT-3 sur 8 GPU par le réseau que "
-        "par NVLink ?",
-        kind="count",
-        tolerance=0.05,
+        id="reduce-seconds",
+        en="How many seconds per step do the eight all-reduces of four MLPs take, on 2 ranks?",
+        fr="Combien de secondes par pas prennent les huit all-reduces de quatre MLP, sur 2 rangs ?",
+        kind="seconds",
+        tolerance=0.5,
+    ),
+    Prediction(
+        id="tensor-speed-up",
+        en="How many times as fast are four MLPs trained on 2 ranks as on one, alone on the machine?",
+        fr="Combien de fois plus vite entraîne-t-on quatre MLP sur 2 rangs que sur un seul, seul sur la machine ?",
+        kind="ratio",
+        tolerance=0.3,
     ),
 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dlojz.base.language import a_or_an, say
 from dlojz.by_hand.collectives.cost import cost_s
 from dlojz.hardware.links import Link
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.rank_judges import (
     COUNTED_AGAIN,
@@ -317,20 +317,25 @@ def _input(seed: int) -> Tensor:
 
 
 def _plan_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
+    """Apply the plan, go forward and backward; with the bytes that this rank sends on a ring, over those of x."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.debug import CommDebugMode
     from torch.distributed.tensor.parallel import parallelize_module
 
+    from dlojz.train.dispatch_trace import StorageTrace, traffic_of
+
     logging.disable(logging.CRITICAL)  # DTensor tells of a misfit in twenty lines before it raises
     block, x = _block(seed), _input(seed)
     parallelize_module(block, init_device_mesh("cpu", (size,)), answer())
-    with CommDebugMode() as counted:
-        y = block(x)
-        forward = counted.get_total_counts()
-    y.sum().backward()
+    with StorageTrace({}) as trace:
+        with CommDebugMode() as counted:
+            y = block(x)
+            forward = counted.get_total_counts()
+        y.sum().backward()
+    sent = sum(one.sent_bytes for one in traffic_of(trace.trace.calls, trace.step)) / x.nbytes
     whole = [name for name in (*COLUMNS, *ROWS) if not isinstance(getattr(block, name).weight, DTensor)]
-    return {"forward": forward, "whole": whole}, {OUTPUT: y, OF_X: x.grad}
+    return {"forward": forward, "whole": whole, "sent": sent}, {OUTPUT: y, OF_X: x.grad}
 
 
 def _plan_expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -403,10 +408,14 @@ def _missing(names: list[str]) -> str:
     )
 
 
-def _plan_inspect(answers: list[RankAnswer], size: int) -> None:
-    """The values are right; is all split, with two sums in forward?"""
+def _refuse_whole_layers(answers: list[RankAnswer], size: int) -> None:
     if answers[0].value["whole"]:
         raise Wrong(_missing(answers[0].value["whole"]))
+
+
+def _plan_inspect(answers: list[RankAnswer], size: int) -> None:
+    """The values are right; is all split, with two sums in forward?"""
+    _refuse_whole_layers(answers, size)
     if answers[0].value["forward"] > 2:
         raise Wrong(
             en=f"The values are right, but forward communicates {answers[0].value['forward']} times: leave the "
@@ -447,6 +456,43 @@ PARALLELIZE_PLAN = Exercise(
     "read heads and hidden features: RowwiseParallel().",
     nearer_fr="query, key, value, mlp_gate et mlp_expand lisent x : ColwiseParallel(). attention_project et "
     "mlp_project lisent des têtes et des neurones cachés : RowwiseParallel().",
+)
+
+
+class _SendingJudge:
+    """Run the plan on two ranks; its score is what a rank sends, over the bytes of x."""
+
+    on_ranks = True
+
+    def __call__(self, answer: Callable[..., Any]) -> float:
+        sent: list[float] = []
+
+        def inspect(answers: list[RankAnswer], size: int) -> None:
+            _refuse_whole_layers(answers, size)
+            sent.append(max(one.value["sent"] for one in answers))
+
+        _PlanJudge(_plan_expected, on_ranks=True, trial=_plan_trial, cases=((2, 12),), inspect=inspect)(answer)
+        return max(sent)
+
+
+FEWEST_BYTES = Challenge(
+    id="fewest-bytes",
+    title=Said("a plan with the fewest bytes sent", "un plan qui envoie le moins d’octets"),
+    judge=_SendingJudge(),
+    target=4.0,
+    unit_en="× the bytes of x",
+    unit_fr="× les octets de x",
+    praise_en="As few as by hand: each region is entered once, whatever the number of layers that read x.",
+    praise_fr="Aussi peu qu’à la main : on n’entre qu’une fois dans chaque région, quel que soit le nombre de couches "
+    "qui lisent x.",
+    hint_en="In backward each column-parallel layer turns its own x into a DTensor, and sums its own gradient. "
+    "What do query, key and value have in common, just before them?",
+    hint_fr="En passe arrière, chaque couche par colonne fait de son x un DTensor à elle, et additionne donc un "
+    "gradient à elle. Qu’ont en commun query, key et value, juste avant elles ?",
+    nearer_en="The norms may stand in the plan too: what a norm gives out can be one DTensor, Replicate(), that all "
+    "layers after it share. PrepareModuleOutput says so; see what its use_local_output does.",
+    nearer_fr="Les normalisations peuvent figurer dans le plan : leur sortie peut être un seul DTensor, Replicate(), "
+    "que partagent toutes les couches qui suivent. PrepareModuleOutput le dit ; voyez ce que fait use_local_output.",
 )
 
 

@@ -211,37 +211,6 @@ def over_links(layer_bytes: LayerBytes, *, tokens: int, width: int, flops_per_s:
 
 
 @or_to_do
-def links(layer_bytes: LayerBytes, *, samples: int, tokens: int, width: int, ranks: int, number_bytes: int) -> Table:
-    """The two links: latency, bandwidth, and how long the student's bytes take."""
-    sent = layer_bytes(samples, tokens, width, ranks, number_bytes)
-    rows = []
-    for name, link in (("NVLink", NVLINK), (say(en="network", fr="réseau"), NETWORK)):
-        rate = significant(link.bytes_per_s / 1e9, 4)
-        seconds = sent / link.bytes_per_s
-        rows.append(
-            (
-                name,
-                f"{significant(1e6 * link.latency_s, 4)} µs",
-                say(en=f"{rate} GB/s", fr=f"{rate} Go/s"),
-                f"{significant(1e3 * seconds)} ms",
-            )
-        )
-    head = (say(en="link", fr="lien"), "α", say(en="bandwidth", fr="débit"), say(en="a layer", fr="une couche"))
-    return Table(head, tuple(rows))
-
-
-@or_to_do
-def network_over_nvlink(sent_bytes: LayerBytes, **sizes: int) -> float:
-    """How many times longer the student's bytes take over the network than over NVLink, latencies included.
-
-    Args:
-        sizes: arguments of `sent_bytes`.
-    """
-    network_s, nvlink_s = (layer_seconds(**sizes, link=link, sent_bytes=sent_bytes) for link in (NETWORK, NVLINK))
-    return network_s / nvlink_s
-
-
-@or_to_do
 def share_of_time(sent_bytes: LayerBytes, widths: Sequence[int], *, flops_per_s: float, **sizes: int) -> Table:
     """Share of a layer's time that its messages take over each link, by width.
 
