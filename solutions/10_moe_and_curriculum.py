@@ -3,46 +3,43 @@
 #
 # Jusqu’ici, chaque token passait par tous les poids du modèle. Un **mélange d’experts** (*Mixture of Experts*, MoE)
 # remplace un MLP par plusieurs, les *experts*, et une **porte** (*gate*) envoie chaque token vers un ou deux d’entre
-# eux : beaucoup de paramètres, peu de calcul. Cela se paie en communication, et demande un équilibre : si tous les
-# tokens veulent le même expert, les autres n’apprennent rien. Dans la première partie de ce TP, vous écrivez un tel
-# mélange, puis vous répartissez ses experts entre des rangs.
+# eux : beaucoup de paramètres, peu de calcul. Cela se paie en communication, et demande un équilibre. Vous écrivez un
+# tel mélange, puis vous répartissez ses experts entre des rangs.
 #
-# La seconde partie présente une autre économie : au lieu de moins de poids par token, moins de tokens par pas, au
-# début. Un **curriculum** sur la longueur des séquences commence par des textes courts.
+# Un **curriculum** sur la longueur des séquences économise autrement : moins de tokens par pas, au début.
 #
 # À la fin, vous saurez :
 #
-# - écrire une porte, donner à chaque expert sa capacité, et dire ce que deviennent les tokens en trop ;
-# - écrire la perte qui équilibre les experts, et reconnaître un routeur qui s’effondre ;
+# - écrire une porte, une capacité et une perte d’équilibrage, et reconnaître un routeur qui s’effondre ;
 # - échanger les tokens entre les rangs par *all-to-all*, et moyenner les gradients des experts sans se tromper ;
-# - prévoir les octets échangés et la mémoire par rang, puis les mesurer ;
-# - écrire une fonction de cadence, et dire ce qu’un curriculum fait gagner ou perdre.
+# - prévoir octets, mémoire et secondes d’un mélange, puis les mesurer ;
+# - écrire un curriculum, et dire ce qu’il fait gagner ou perdre.
 #
-# Comptez une heure et demie. Quatre rangs suffisent, sans GPU.
+# Comptez deux heures. Quatre rangs suffisent, sans GPU.
 
 # %% [markdown] lang="en"
 # # Lab 10 — Mixture of experts and curriculum
 #
 # Until now every token went through all weights of the model. A **mixture of experts** (MoE) puts several MLPs, the
 # *experts*, in the place of one, and a **gate** sends each token to one or two of them: many parameters, little
-# computation. The price is paid in communication, and in balance: if all tokens want the same expert, the others learn
-# nothing. In the first part of this lab you write such a mixture, then you divide its experts among ranks.
+# computation. The price is paid in communication, and in balance. You write such a mixture, then you divide its experts
+# among ranks.
 #
-# The second part saves in another way: instead of fewer weights per token, fewer tokens per step, at first. A
-# **curriculum** on the length of sequences begins with short texts.
+# A **curriculum** on the length of sequences saves in another way: fewer tokens per step, at first.
 #
 # By the end you can:
 #
-# - write a gate, give each expert its capacity, and tell what becomes of the tokens that are too many;
-# - write the loss that balances the experts, and recognise a router that collapses;
+# - write a gate, a capacity and a balance loss, and recognise a router that collapses;
 # - exchange tokens among ranks by all-to-all, and average the gradients of experts without a mistake;
-# - foresee the bytes that are exchanged and the memory per rank, then measure them;
-# - write a pacing function, and tell what a curriculum gains or loses.
+# - foresee bytes, memory and seconds of a mixture, then measure them;
+# - write a curriculum, and tell what it gains or loses.
 #
-# Allow an hour and a half. Four ranks are enough, without GPUs.
+# Allow two hours. Four ranks are enough, without GPUs.
 
 # %% name="setup"
 import math
+import statistics
+import time
 
 import torch
 import torch.distributed as dist
@@ -50,10 +47,10 @@ import torch.nn.functional as F
 
 import dlojz
 from dlojz import labs, models
+from dlojz.data.datasets import ProseWindows
 from dlojz.labs.lab06_tensor import figures as tensor_run_figures
 from dlojz.labs.lab10_experts import figures
-from dlojz.models.experts import Routing
-from dlojz.models.experts.layer import MixtureOfExperts
+from dlojz.models.experts.layer import Experts
 
 lab = labs.start("10")
 torch.set_num_threads(1)  # as on the ranks // comme sur les rangs
@@ -62,8 +59,7 @@ torch.set_num_threads(1)  # as on the ranks // comme sur les rangs
 # ## 1. Beaucoup de paramètres, peu de calcul
 #
 # Mixtral 8x7B (Jiang et al., 2024) a 46,7 milliards de paramètres. Dans chacun de ses 32 blocs, le MLP existe en 8
-# exemplaires, et chaque token en voit 2. Un expert se compose de trois matrices, de 4 096 × 14 336. Attention,
-# normalisations, embedding et routeurs servent à tous les tokens.
+# exemplaires, et chaque token en voit 2. Un expert a trois matrices de 4 096 × 14 336. Le reste sert à tous les tokens.
 #
 # **Votre prédiction.** Combien de paramètres un token rencontre-t-il ?
 
@@ -71,8 +67,7 @@ torch.set_num_threads(1)  # as on the ranks // comme sur les rangs
 # ## 1. Many parameters, little computation
 #
 # Mixtral 8x7B (Jiang et al., 2024) has 46.7 billion parameters. In each of its 32 blocks the MLP exists 8 times, and
-# each token sees 2 of them. An expert is made of three matrices of 4,096 × 14,336. Attention, norms, embedding and
-# routers serve all tokens.
+# each token sees 2 of them. An expert has three matrices of 4,096 × 14,336. The rest serves all tokens.
 #
 # **Your prediction.** How many parameters does one token meet?
 
@@ -89,8 +84,8 @@ lab.predict(
 lab.reveal("active-parameters", models.describe("mixtral_8x7b").active_parameters)
 
 # %% [markdown] lang="fr"
-# Le calcul est celui d’un modèle de 13 milliards de paramètres, la mémoire celle d’un modèle de 47 milliards. Un
-# mélange économise du calcul au prix de la mémoire : c’est pourquoi on en répartit les experts.
+# Le calcul est celui d’un modèle de 13 milliards de paramètres, la mémoire celle d’un modèle de 47 milliards : c’est
+# pourquoi on en répartit les experts.
 #
 # ### Exercice 1 — la porte
 #
@@ -106,8 +101,8 @@ lab.reveal("active-parameters", models.describe("mixtral_8x7b").active_parameter
 # leurs indices.
 
 # %% [markdown] lang="en"
-# The computation is that of a model with 13 billion parameters, the memory that of a model with 47 billion. A mixture
-# saves computation at the price of memory: that is why its experts are divided among ranks.
+# The computation is that of a model with 13 billion parameters, the memory that of a model with 47 billion: that is why
+# its experts are divided among ranks.
 #
 # ### Exercise 1 — the gate
 #
@@ -145,13 +140,12 @@ lab.check("gate", choose)
 # lab.hint("gate")
 
 # %% [markdown] lang="fr"
-# Le choix lui-même n’a pas de gradient : on ne dérive pas un indice. Le routeur n’apprend que par les poids.
+# Le choix n’a pas de gradient : le routeur n’apprend que par les poids.
 #
 # ## 2. Chaque expert a sa capacité
 #
-# Un GPU calcule efficacement sur des tenseurs denses, de taille connue d’avance. On donne donc à chaque expert un
-# nombre fixe de places, sa **capacité** : la part équitable des choix, multipliée par un **facteur de capacité**, et
-# arrondie vers le haut,
+# Un GPU préfère des tenseurs denses, de taille connue. On donne donc à chaque expert un nombre fixe de places, sa
+# **capacité** : la part équitable des choix, multipliée par un **facteur de capacité**, et arrondie vers le haut,
 #
 # $$C = \left\lceil \text{facteur} \times \frac{k \times \text{tokens}}{\text{experts}} \right\rceil$$
 #
@@ -162,16 +156,15 @@ lab.check("gate", choose)
 #
 # `chosen` (tokens, k) contient les numéros des experts, premiers choix dans la colonne 0. Renvoyez, dans la même forme,
 # la place de chaque choix chez son expert, à partir de 0 ; `-1` s’il est abandonné. On sert d’abord tous les premiers
-# choix, dans l’ordre des tokens, puis tous les seconds. (`F.one_hot` et `cumsum` évitent la boucle ; une boucle est
-# juste aussi.)
+# choix, dans l’ordre des tokens, puis tous les seconds.
 
 # %% [markdown] lang="en"
-# The choice itself has no gradient: one does not differentiate an index. The router learns through the weights alone.
+# The choice has no gradient: the router learns through the weights alone.
 #
 # ## 2. Each expert has its capacity
 #
-# A GPU likes dense tensors, of a size known beforehand. So each expert is given a fixed number of places, its
-# **capacity**: the fair share of the choices, times a **capacity factor**, rounded up,
+# A GPU likes dense tensors of a known size. So each expert is given a fixed number of places, its **capacity**: the
+# fair share of the choices, times a **capacity factor**, rounded up,
 #
 # $$C = \left\lceil \text{factor} \times \frac{k \times \text{tokens}}{\text{experts}} \right\rceil$$
 #
@@ -181,7 +174,7 @@ lab.check("gate", choose)
 #
 # `chosen` (tokens, k) holds the numbers of the experts, first choices in column 0. Return, in the same shape, the place
 # of each choice with its expert, from 0; `-1` where it is dropped. All first choices are served first, in the order of
-# the tokens, then all second ones. (`F.one_hot` and `cumsum` do without a loop; a loop is right too.)
+# the tokens, then all second ones.
 
 
 # %% name="places"
@@ -236,26 +229,21 @@ lab.predict(
 )
 
 # %% name="reveal-dropped"
-collapsed = MixtureOfExperts(16, 32, Routing(experts=8, top_k=1, capacity_factor=1.25))
-with torch.no_grad():
-    # whatever is positive likes expert 0 // tout ce qui est positif choisit l’expert 0
-    collapsed.gate.weight.zero_()[0] = 1.0
-    collapsed(torch.ones(4, 64, 16))
-lab.reveal("dropped-share", collapsed.last.dropped_share.item())
+everyone_to_0 = torch.zeros(256, 1, dtype=torch.long)
+lab.reveal("dropped-share", (place(everyone_to_0, 8, 1.25) < 0).float().mean().item())
 
 # %% [markdown] lang="fr"
-# Le facteur est un compromis. Trop petit, on abandonne des tokens ; trop grand, on calcule, et bientôt on échange, des
-# places vides. La ligne en tirets est la valeur usuelle, 1,25 :
+# Trop petit, le facteur fait abandonner des tokens ; trop grand, calculer et échanger des places vides. En tirets, la
+# valeur usuelle, 1,25 :
 
 # %% [markdown] lang="en"
-# The factor is a compromise. Too small, and tokens are dropped; too large, and empty places are computed, and soon
-# exchanged. The dashed line is the usual value, 1.25:
+# Too small a factor drops tokens; too large a one computes and exchanges empty places. Dashed, the usual value, 1.25:
 
 # %% name="dropped-or-empty" tags=["nbval-ignore-output"]
 figures.dropped_or_empty(choose, place)
 
 # %% [markdown] lang="fr"
-# Pour un routeur effondré, aucun facteur raisonnable ne suffit : il faut l’équilibrer (section 3).
+# Un routeur effondré doit être équilibré (section 3).
 #
 # ### Exercice 3 — le mélange
 #
@@ -269,7 +257,7 @@ figures.dropped_or_empty(choose, place)
 # - `y.index_add(0, lignes, valeurs)` ajoute chaque ligne de `valeurs` à la ligne indiquée de `y`.
 
 # %% [markdown] lang="en"
-# For a collapsed router no reasonable factor is enough: it has to be balanced (section 3).
+# A collapsed router has to be balanced (section 3).
 #
 # ### Exercise 3 — the mixture
 #
@@ -301,21 +289,114 @@ lab.check("mixture", mix)
 # lab.hint("mixture")
 
 # %% [markdown] lang="fr"
-# La couche du paquet ([layer.py](../../dlojz/models/experts/layer.py)) fait la même chose, avec des formes fixes
-# partout. Vos trois fonctions à côté d’elle, sur les mêmes poids ; et à côté du mélange **dense**, où chaque token va
-# chez ses experts sans aucune capacité. Le tableau donne le plus grand écart :
+# Le plus grand écart entre vos trois fonctions et la couche du paquet
+# ([layer.py](../../dlojz/models/experts/layer.py)), sur les mêmes poids ; puis avec le mélange **dense**, sans aucune
+# capacité :
 
 # %% [markdown] lang="en"
-# The package's layer ([layer.py](../../dlojz/models/experts/layer.py)) does the same, with fixed shapes everywhere.
-# Your three functions beside it, on the same weights; and beside the **dense** mixture, where each token goes to its
-# experts without any capacity. The table gives the largest difference:
+# The largest difference between your three functions and the package's layer
+# ([layer.py](../../dlojz/models/experts/layer.py)), on the same weights; then with the **dense** mixture, without any
+# capacity:
 
 # %% name="beside-package"
 figures.beside_package(choose, place, mix)
 
 # %% [markdown] lang="fr"
-# Avec un facteur égal à experts / k, chaque expert a de la place pour tous : la capacité ne change plus rien, et le
-# mélange est le mélange dense.
+# Avec un facteur égal à experts / k, chaque expert a de la place pour tous : le mélange est le mélange dense.
+#
+# ### Combien de secondes ?
+#
+# Voici la couche entière, sur vos fonctions. `Experts` contient les huit MLP, calculés ensemble.
+
+# %% [markdown] lang="en"
+# With a factor of experts / k each expert has room for all: the mixture is the dense one.
+#
+# ### How many seconds?
+#
+# Here is the whole layer, on your functions. `Experts` holds the eight MLPs, computed together.
+
+
+# %% name="layer"
+class Mixture(torch.nn.Module):
+    def __init__(self, width, experts=8, k=1, factor=1.25):
+        super().__init__()
+        self.k, self.factor = k, factor
+        self.router = torch.nn.Linear(width, experts, bias=False)
+        self.experts = Experts(experts, width, 4 * width, "gelu")
+
+    def forward(self, x):
+        tokens = x.flatten(0, -2)
+        self.logits = self.router(tokens)
+        experts = self.logits.shape[1]
+        weights, self.chosen = choose(self.logits, self.k)
+        places = place(self.chosen, experts, self.factor)
+        self.dropped = (places < 0).float().mean().item()
+        capacity = math.ceil(self.factor * self.chosen.numel() / experts)
+        return mix(tokens, weights, self.chosen, places, self.experts, (experts, capacity)).view_as(x)
+
+
+# %% [markdown] lang="fr"
+# Mesurons les passes avant et arrière de 1 024 tokens, de largeur 256, à côté de deux MLP denses : l’un de la taille
+# d’**un** expert, l’autre d’autant de poids que les huit. Le temps d’un MLP est proportionnel à ses FLOPs ; le
+# mélange, lui, calcule des places, vides ou non. **Vos prédictions** : de combien le débit du mélange (tokens/s)
+# est-il multiplié par rapport au petit MLP ? Et au grand ?
+
+# %% [markdown] lang="en"
+# Let us time forward and backward of 1,024 tokens, of width 256, beside two dense MLPs: one of the size of **one**
+# expert, the other with as many weights as all eight. The time of an MLP is proportional to its FLOPs; the mixture
+# computes places, empty or not. **Your predictions**: how many times the rate (tokens/s) of the small MLP does the
+# mixture reach? And of the large one?
+
+# %% name="predict-rate-small" stub="value"
+lab.predict(
+    "rate-same-computation",
+    ### BEGIN SOLUTION
+    1 / 1.25,
+    ### END SOLUTION
+)
+
+# %% name="predict-rate-large" stub="value"
+lab.predict(
+    "rate-same-weights",
+    ### BEGIN SOLUTION
+    8 / 1.25,
+    ### END SOLUTION
+)
+
+# %% [markdown] lang="fr"
+# Les trois couches passent à tour de rôle ; on prend la médiane des rapports de chaque tour :
+
+# %% [markdown] lang="en"
+# The three layers take turns; the median of the ratios within a round is taken:
+
+
+# %% name="time-layers" tags=["nbval-ignore-output"]
+def dense(width, hidden):
+    return torch.nn.Sequential(torch.nn.Linear(width, hidden), torch.nn.GELU(), torch.nn.Linear(hidden, width))
+
+
+def seconds(layer, x):
+    start = time.perf_counter()
+    layer(x).square().mean().backward()
+    return time.perf_counter() - start
+
+
+torch.manual_seed(0)
+layers = {"mixture": Mixture(256), "small": dense(256, 4 * 256), "large": dense(256, 8 * 4 * 256)}
+x = torch.randn(1024, 256)
+rounds = [{name: seconds(layer, x) for name, layer in layers.items()} for _ in range(10)][2:]
+for name in layers:
+    print(f"{name}: {1024 / statistics.median(one[name] for one in rounds):,.0f} tokens/s")
+
+# %% name="reveal-rate-small" tags=["nbval-ignore-output"]
+lab.reveal("rate-same-computation", statistics.median(one["small"] / one["mixture"] for one in rounds))
+
+# %% name="reveal-rate-large" tags=["nbval-ignore-output"]
+lab.reveal("rate-same-weights", statistics.median(one["large"] / one["mixture"] for one in rounds))
+
+# %% [markdown] lang="fr"
+# Attendez-vous à 0,5–0,85 et à 4,5–9 : le routage et huit petits produits au lieu d’un grand coûtent plus que leurs
+# FLOPs. Un mélange achète donc de la capacité d’apprentissage, à un débit un peu inférieur à celui du petit modèle.
 #
 # ## 3. Équilibrer
 #
@@ -333,8 +414,8 @@ figures.beside_package(choose, place, mix)
 # gradient que reçoivent les logits.
 
 # %% [markdown] lang="en"
-# With a factor of experts / k each expert has room for all: the capacity no longer changes anything, and the mixture is
-# the dense one.
+# Expect 0.5–0.85 and 4.5–9: routing and eight small products in place of a large one cost more than their FLOPs. So a
+# mixture buys capacity to learn at little less than the rate of the small model.
 #
 # ## 3. Balance
 #
@@ -368,67 +449,85 @@ lab.check("balance-loss", balance)
 # lab.hint("balance-loss")
 
 # %% [markdown] lang="fr"
-# Elle vaut 1 quand choix et probabilités sont uniformes, et E quand un seul expert a tout. Ajoutons-la, ou non, à la
-# perte de `moe_tiny` : un décodeur d’octets, dont un bloc sur deux a huit experts, k = 1, entraîné sur du vrai texte.
-# La boucle est celle d’AdamW, 40 pas ; après chacun, on lit dans la couche combien de tokens chaque expert a reçus.
-# **Avant de regarder** : sans elle, combien d’experts travaillent encore après vingt pas ?
+# Elle vaut 1 quand choix et probabilités sont uniformes, et E quand un seul expert a tout. Mettons votre couche dans
+# `moe_tiny`, un décodeur d’octets dont un bloc sur deux a huit experts, et entraînons-le sur du vrai texte, sans puis
+# avec votre perte. **Avant de regarder** : sans elle, combien d’experts travaillent encore après vingt pas ?
 
 # %% [markdown] lang="en"
-# It is 1 when choices and probabilities are uniform, and E when one single expert has everything. Let us add it, or
-# not, to the loss of `moe_tiny`: a decoder of bytes, every second block of which has eight experts, k = 1, trained on
-# real text. The loop is the usual one with AdamW, 40 steps; after each, one reads from the layer how many tokens each
-# expert has received. **Before you look**: without it, how many experts still work after twenty steps?
+# It is 1 when choices and probabilities are uniform, and E when one single expert has everything. Let us put your layer
+# into `moe_tiny`, a decoder of bytes, every second block of which has eight experts, and train it on real text, without
+# and with your loss. **Before you look**: without it, how many experts still work after twenty steps?
+
+
+# %% name="train-mixture"
+prose = ProseWindows(32)
+
+
+def train(weight, steps=40):
+    torch.manual_seed(3)
+    model = models.build("moe_tiny", sequence_length=32)
+    mixed = [block for block in model.blocks if getattr(block, "mixture", None)]
+    for block in mixed:
+        block.mixture = Mixture(128)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loads, dropped = [], []
+    for _ in range(steps):
+        samples = [prose[index] for index in torch.randint(len(prose), (8,)).tolist()]
+        inputs, targets = (torch.stack(column) for column in zip(*samples, strict=True))
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        loss = loss + weight * sum(balance(block.mixture.logits, block.mixture.chosen) for block in mixed)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loads.append(mixed[-1].mixture.chosen.flatten().bincount(minlength=8))
+        dropped += [block.mixture.dropped for block in mixed]
+    return loads, statistics.mean(dropped)
+
 
 # %% name="train-loads" tags=["nbval-ignore-output"]
-unbalanced, balanced = (figures.train_mixture(balance_loss=weight) for weight in (0.0, 0.1))
-figures.loads(unbalanced, balanced)
+trained = {weight: train(weight) for weight in (0.0, 0.1)}
+figures.loads({weight: loads for weight, (loads, _) in trained.items()})
 
 # %% [markdown] lang="fr"
-# Une ligne par expert, une colonne par pas. En blanc, l’expert n’a rien reçu ; en bleu, jusqu’à sa capacité ; en
-# orange, au-delà : le surplus est abandonné, comme le montre la courbe du bas. Sans perte d’équilibrage, un seul expert
-# prend presque tout dès les premiers pas, puis un autre le remplace ; le reste n’apprend rien, et l’essentiel des
-# tokens traverse la couche sans y être traité. Avec elle, il faut une vingtaine de pas, mais le travail se partage
-# mieux. En moyenne sur l’entraînement :
+# Une ligne par expert, une colonne par pas ; en blanc, l’expert n’a rien reçu ; en orange, plus que sa capacité. Sans
+# perte d’équilibrage, un seul expert prend presque tout, et la plupart des tokens ne sont pas traités. Avec elle, le
+# travail se partage en une vingtaine de pas. Part moyenne des tokens abandonnés :
 
 # %% [markdown] lang="en"
-# One row per expert, one column per step. In white, the expert has got nothing; in blue, up to its capacity; in orange,
-# beyond: the rest is dropped, as the lowest curve shows. Without the balance loss one single expert takes nearly
-# everything from the first steps on, then another takes its place; the rest learn nothing, and most tokens cross the
-# layer without being processed there. With it, it takes about twenty steps, but the work is divided better. On average
-# over the training:
+# One row per expert, one column per step; in white, the expert has got nothing; in orange, more than its capacity.
+# Without the balance loss one single expert takes nearly everything, and most tokens are not processed. With it, the
+# work is divided within about twenty steps. Mean share of the tokens dropped:
 
 # %% name="loads-seen" tags=["nbval-ignore-output"]
-figures.loads_table(unbalanced, balanced)
+print({weight: f"{dropped:.0%}" for weight, (_, dropped) in trained.items()})
 
 # %% name="balance-helps"
-print(unbalanced.dropped_share > balanced.dropped_share)
+print("fewer dropped with the balance loss:", trained[0.1][1] < trained[0.0][1])
 
 # %% [markdown] lang="fr"
-# Deux remarques. Le poids de cette perte est lui aussi un compromis : trop faible, il n’équilibre rien ; trop fort, il
-# empêche le routeur de choisir selon le texte. L’usage est de 0,01 sur un long entraînement ; nous prenons 0,1 pour
-# voir son effet en quelques pas. Et le routeur calcule en fp32, même dans un modèle en bf16. Voici pourquoi : trois
-# logits distincts, puis les mêmes arrondis en bf16.
+# Le poids de cette perte est un compromis : trop fort, il empêche le routeur de choisir selon le texte. L’usage est de
+# 0,01 ; nous prenons 0,1 pour un effet en quelques pas. Et le routeur calcule en fp32, même dans un modèle en bf16 ;
+# voici trois logits, puis les mêmes arrondis :
 
 # %% [markdown] lang="en"
-# Two remarks. The weight of this loss is a compromise, too: too small, and it balances nothing; too large, and the
-# router no longer chooses by the text. The custom is 0.01 over a long training; we take 0.1 to see its effect within a
-# few steps. And the router computes in fp32, even in a bf16 model. Here is why: three different logits, then the same
-# rounded to bf16.
+# The weight of this loss is a compromise: too large, and the router no longer chooses by the text. The custom is 0.01;
+# we take 0.1 for an effect within a few steps. And the router computes in fp32, even in a bf16 model; here are three
+# logits, then the same rounded:
 
 # %% name="rounded-logits"
 logits = torch.tensor([40.1, 40.0, 39.9])
-print([round(p, 3) for p in logits.softmax(-1).tolist()])
-print([round(p, 3) for p in logits.bfloat16().float().softmax(-1).tolist()])
+print("fp32:", [round(p, 3) for p in logits.softmax(-1).tolist()])
+print("bf16:", [round(p, 3) for p in logits.bfloat16().float().softmax(-1).tolist()])
 
 # %% [markdown] lang="fr"
-# Plus les logits sont grands, plus l’arrondi est grossier : près de 40, bf16 ne distingue que des quarts. La **z-loss**
-# (Zoph et al., 2022), moyenne de (log Σ exp(logit))², les retient près de zéro ; ici, c’est le champ `z_loss`.
+# Près de 40, bf16 ne distingue que des quarts. La **z-loss** (Zoph et al., 2022), moyenne de (log Σ exp(logit))², les
+# retient près de zéro.
 #
 # ## 4. Une porte à deux niveaux
 #
-# Avec des milliers d’experts, répartis entre des nœuds, une porte à un seul niveau a deux défauts : son softmax est
-# long, et les k experts d’un token peuvent se trouver sur k nœuds. Une porte **à deux niveaux** (Shazeer et al., 2017)
-# choisit d’abord un groupe, un nœud par exemple, puis des experts dans ce groupe.
+# Avec des milliers d’experts, le softmax d’une porte est long, et les k experts d’un token peuvent se trouver sur k
+# nœuds. Une porte **à deux niveaux** (Shazeer et al., 2017) choisit d’abord un groupe, un nœud par exemple, puis des
+# experts dans ce groupe.
 #
 # ### Exercice 5 — la porte à deux niveaux
 #
@@ -438,14 +537,13 @@ print([round(p, 3) for p in logits.bfloat16().float().softmax(-1).tolist()])
 # les numéros des experts (dans l’ensemble des experts), de forme (tokens, k).
 
 # %% [markdown] lang="en"
-# The larger the logits, the coarser the rounding: near 40 bf16 tells only quarters apart. The **z-loss** (Zoph et al.,
-# 2022), the mean of (log Σ exp(logit))², holds them near zero; here, it is the field `z_loss`.
+# Near 40 bf16 tells only quarters apart. The **z-loss** (Zoph et al., 2022), the mean of (log Σ exp(logit))², holds
+# them near zero.
 #
 # ## 4. A gate of two levels
 #
-# With thousands of experts, divided among nodes, the flat gate has two faults: its softmax is long, and the k
-# experts of a token may lie on k nodes. A gate **of two levels** (Shazeer et al., 2017) first chooses a group, such as
-# a node, then experts within that group.
+# With thousands of experts the softmax of a gate is long, and the k experts of a token may lie on k nodes. A gate **of
+# two levels** (Shazeer et al., 2017) first chooses a group, such as a node, then experts within that group.
 #
 # ### Exercise 5 — the gate of two levels
 #
@@ -474,18 +572,17 @@ lab.check("two-level-gate", choose_in_group)
 # %% [markdown] lang="fr"
 # ## 5. Des experts sur d’autres rangs
 #
-# Les experts sont l’essentiel des poids, et chacun ne voit que ses tokens : répartissons-les. Avec l’**Expert
-# Parallelism** (`ep`), chacun des n rangs garde E / n experts, et tout le reste du modèle. Chaque rang lit ses propres
-# données, comme en *Data Parallelism*, et sa porte remplit des places pour **tous** les experts, où qu’ils soient. Un
-# *all-to-all* apporte à chaque rang ce qui est destiné à ses experts ; un second ramène les résultats.
+# Avec l’**Expert Parallelism** (`ep`), chacun des n rangs garde E / n experts, et tout le reste du modèle. Chaque rang
+# lit ses propres données, comme en *Data Parallelism*, et sa porte remplit des places pour **tous** les experts, où
+# qu’ils soient. Un *all-to-all* apporte à chaque rang ce qui est destiné à ses experts ; un second ramène les
+# résultats.
 
 # %% [markdown] lang="en"
 # ## 5. Experts on other ranks
 #
-# Experts are most of the weights, and each sees its own tokens only: let us divide them. With **expert parallelism**
-# (`ep`), each of n ranks keeps E / n experts, and all the rest of the model. Each rank reads its own data, as in
-# data parallelism, and its gate fills places for **all** experts, wherever they are. An all-to-all brings to each rank
-# what is meant for its experts; a second one brings the results back.
+# With **expert parallelism** (`ep`), each of n ranks keeps E / n experts, and all the rest of the model. Each rank
+# reads its own data, as in data parallelism, and its gate fills places for **all** experts, wherever they are. An
+# all-to-all brings to each rank what is meant for its experts; a second one brings the results back.
 
 # %% name="journey" tags=["nbval-ignore-output"]
 figures.journey()
@@ -537,21 +634,16 @@ lab.check("exchange", through_experts)
 # %% [markdown] lang="fr"
 # Et la passe arrière ? Un *all-to-all* ne fait que déplacer des lignes : le gradient de l’aller est le retour, et
 # inversement ([exchange.py](../../dlojz/models/experts/exchange.py)). Quatre *all-to-all* par couche, donc. Les
-# gradients reviennent ainsi d’eux-mêmes aux experts, de tous les rangs du groupe ; c’est là que se cache le piège.
+# gradients reviennent ainsi aux experts, de tous les rangs du groupe ; c’est là que se cache le piège.
 #
-# Prenons quatre rangs, huit experts et `ep=2`. Les rangs 0 et 1 se partagent les experts, les rangs 2 et 3 aussi :
-# chaque expert existe en deux exemplaires, sur les rangs 0 et 2, ou 1 et 3. Chaque rang dit quels experts il détient
-# (`experts`), avec qui il échange (`neighbours`), et qui a les mêmes experts que lui (`replicas`). La première fois, il
-# faut quelques secondes pour démarrer les rangs.
+# Prenons quatre rangs, huit experts et `ep=2` : chaque expert existe en deux exemplaires.
 
 # %% [markdown] lang="en"
 # And backward? An all-to-all only moves rows: the gradient of the way there is the way back, and the other way round
 # ([exchange.py](../../dlojz/models/experts/exchange.py)). So there are four all-to-all per layer. Gradients thus return
-# to the experts by themselves, from all ranks of the group; and there lies the trap.
+# to the experts from all ranks of the group; and there lies the trap.
 #
-# Take four ranks, eight experts and `ep=2`. Ranks 0 and 1 divide the experts, and so do ranks 2 and 3: each expert
-# exists twice, on ranks 0 and 2, or 1 and 3. Each rank tells which experts it holds (`experts`), with whom it exchanges
-# (`neighbours`), and who has the same experts (`replicas`). The first time, starting the ranks takes a few seconds.
+# Take four ranks, eight experts and `ep=2`: each expert exists twice.
 
 # %% name="who-holds-what" tags=["nbval-ignore-output"]
 # %%ranks 4
@@ -604,24 +696,18 @@ lab.check("expert-gradients", average_gradients)
 # lab.hint("expert-gradients")
 
 # %% [markdown] lang="fr"
-# Diviser les gradients des experts par le nombre de leurs répliques est l’erreur classique : leurs gradients sont alors
-# `ep` fois trop grands, et aucun message ne le signale. En SGD, c’est un taux d’apprentissage `ep` fois trop grand ;
-# Adam, qui divise par la taille des gradients, fait presque les mêmes pas ; mais si l’on écrête la norme de tous les
-# gradients ensemble, ceux des autres couches en sont réduits d’autant.
+# Diviser les gradients des experts par le nombre de leurs répliques est l’erreur classique : ils sont alors `ep` fois
+# trop grands, et aucun message ne le signale. Adam, qui divise par la taille des gradients, le cache presque.
 #
-# **La parité.** La même couche de huit experts, les mêmes données, avec `ep` = 1, 2 puis 4 sur quatre rangs, et vos
-# gradients. Chaque rang compare sa sortie et ses gradients à ceux de `ep=1` ; `held` est le nombre d’experts qu’il
-# détient.
+# **La parité.** La même couche de huit experts, les mêmes données, avec `ep` = 2 puis 4, et vos gradients : chaque rang
+# les compare, ainsi que sa sortie, à ceux de `ep=1` ; `held` est le nombre d’experts qu’il détient.
 
 # %% [markdown] lang="en"
-# To divide the gradients of experts by the number of their replicas is the classic mistake: their gradients are then
-# `ep` times too large, and no error tells. With SGD that is a learning rate `ep` times too large; Adam, which divides
-# by the size of the gradients, takes nearly the same steps; but where the norm of all gradients together is clipped,
-# those of the other layers are cut down as well.
+# To divide the gradients of experts by the number of their replicas is the classic mistake: they are then `ep` times
+# too large, and no error tells. Adam, which divides by the size of the gradients, nearly hides it.
 #
-# **Parity.** The same layer of eight experts, the same data, with `ep` = 1, 2 and then 4 on four ranks, and your
-# gradients. Each rank compares its output and its gradients with those of `ep=1`; `held` is the number of experts that
-# it holds.
+# **Parity.** The same layer of eight experts, the same data, with `ep` = 2 and then 4, and your gradients: each rank
+# compares them, and its output, with those of `ep=1`; `held` is the number of experts that it holds.
 
 # %% name="parity"
 # %%ranks --with average_gradients
@@ -689,8 +775,8 @@ lab.check("exchange-bytes", exchange_bytes)
 # lab.hint("exchange-bytes")
 
 # %% [markdown] lang="fr"
-# Entraînons `moe_tiny` sur deux rangs : d’abord les experts entiers partout, puis répartis (`ep=2`). Largeur 128, deux
-# mélanges de 8 experts, k = 1, facteur 1,25 ; chaque rang lit 4 séquences de 128 octets, en fp32. **Vos prédictions** :
+# Entraînons `moe_tiny` sur deux rangs : les experts entiers partout, puis répartis (`ep=2`). Largeur 128, deux mélanges
+# de 8 experts, k = 1, facteur 1,25 ; chaque rang lit 4 séquences de 128 octets, en fp32. **Vos prédictions** :
 #
 # - combien d’octets chaque rang envoie-t-il par pas en *all-to-all* ?
 # - combien d’octets de poids garde-t-il ? Un expert se compose de deux matrices, 128 × 512 et 512 × 128, et de leurs
@@ -735,23 +821,20 @@ lab.reveal("exchange-sent", sum(one.sent_bytes for one in footprint.communicatio
 lab.reveal("expert-weights", footprint.memory.weights_bytes)
 
 # %% [markdown] lang="fr"
-# DeepSpeed a son propre mélange d’experts. Le même modèle, avec les mêmes poids et sa couche `MoE` à la place de la
-# nôtre :
+# Le même modèle, avec les mêmes poids et la couche `MoE` de DeepSpeed à la place de la nôtre :
 
 # %% [markdown] lang="en"
-# DeepSpeed has its own mixture of experts. The same model, with the same weights and its layer `MoE` in the place
-# of ours:
+# The same model, with the same weights and DeepSpeed's layer `MoE` in the place of ours:
 
 # %% name="run-deepspeed" tags=["nbval-ignore-output"]
 deepspeed_run = dlojz.run(config, engine="deepspeed", ep=2)
 
 # %% [markdown] lang="fr"
-# Dans la figure, pour le rang 0 : en teinte claire, ce qui était prédit ; au-dessous, ce qui est mesuré. À gauche la
-# mémoire, à droite ce qu’il envoie par pas.
+# Pour le rang 0, en clair la prédiction, dessous la mesure ; à gauche la mémoire, à droite ce qu’il envoie par pas.
 
 # %% [markdown] lang="en"
-# In the figure, for rank 0: in pale what was predicted, below it what is measured. On the left memory, on the right
-# what it sends per step.
+# For rank 0, in pale the prediction, below it the measurement; on the left memory, on the right what it sends per
+# step.
 
 # %% name="side-by-side" tags=["nbval-ignore-output"]
 figures.side_by_side([everywhere, shared_out, deepspeed_run])
@@ -760,58 +843,186 @@ figures.side_by_side([everywhere, shared_out, deepspeed_run])
 tensor_run_figures.counted([shared_out, deepspeed_run], group="ep")
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Répondez d’abord, puis laissez répondre la cellule. Les octets prédits sont-ils ceux qui ont été
-# comptés ? Les pertes sont-elles les mêmes, à 10⁻⁶ près, avec les experts partout et répartis ? Et avec DeepSpeed ? À
-# 10⁻² près ?
+# **Expliquez.** Les octets comptés sont-ils ceux qui étaient prédits ? Les pertes sont-elles les mêmes, à 10⁻⁶ près,
+# avec les experts partout et répartis ? Et avec DeepSpeed ? À 10⁻² près ?
 
 # %% [markdown] lang="en"
-# **Explain.** Answer first, then let the cell answer. Are the bytes predicted those that were counted? Are the losses
-# the same, to 10⁻⁶, with experts everywhere and divided? And with DeepSpeed? To 10⁻²?
+# **Explain.** Are the bytes counted those that were predicted? Are the losses the same, to 10⁻⁶, with experts
+# everywhere and divided? And with DeepSpeed? To 10⁻²?
 
 # %% name="experts-seen"
-print(dlojz.compare([shared_out, deepspeed_run]).exact)
+print("bytes as predicted:", dlojz.compare([shared_out, deepspeed_run]).exact)
 
 
 def apart(run):
     return max(abs(a - b) for a, b in zip(everywhere.losses, run.losses, strict=True))
 
 
-print(apart(shared_out) < 1e-6, apart(deepspeed_run) < 1e-6, apart(deepspeed_run) < 1e-2)
+print("divided, to 1e-6:", apart(shared_out) < 1e-6)
+print("DeepSpeed, to 1e-6:", apart(deepspeed_run) < 1e-6)
+print("DeepSpeed, to 1e-2:", apart(deepspeed_run) < 1e-2)
 
 # %% [markdown] lang="fr"
-# Avec `ep`, rien ne change au calcul : la porte d’un rang ne dépend que de ses tokens. DeepSpeed donne presque les
-# mêmes pertes, mais pas tout à fait : quand un expert est plein, il n’abandonne pas les mêmes tokens que nous
-# ([expert_engines.py](../../dlojz/train/engines/expert_engines.py) en dresse la liste). Sans token abandonné, les deux
-# s’accordent à l’arrondi près.
+# Avec `ep`, rien ne change au calcul. DeepSpeed, quand un expert est plein, n’abandonne pas les mêmes tokens que nous ;
+# sans token abandonné, les deux s’accordent à l’arrondi près.
 #
-# Remarquez aussi la colonne des gradients. Répartis, les experts ne sont plus répliqués : leurs gradients ne voyagent
-# plus. Ici, l’*all-to-all* coûte même moins que l’*all-reduce* qu’il remplace. Mais il est difficile à recouvrir : la
-# couche attend. Pour une couche de Mixtral, 4 096 tokens par GPU, 8 GPU qui soutiennent 200 TFLOP/s en bf16, selon vos
-# octets :
+# Les gradients des experts répartis ne voyagent plus.
+#
+# ## 7. Combien de secondes ?
+#
+# L’*all-to-all* est difficile à recouvrir : la couche l’attend. Mesurons, sur deux rangs, de quoi prédire : le débit
+# d’un grand *all-to-all*, et le temps d’experts **étroits** (512 × 64, puis 64 × 512), quatre par rang, sur les places
+# de 1 024 tokens par rang (k = 1, facteur 1,25).
 
 # %% [markdown] lang="en"
-# With `ep` nothing changes in the computation: the gate of a rank depends on its own tokens only. DeepSpeed gives
-# nearly the same losses, but not quite: when an expert is full, it does not drop the same tokens as we do
-# ([expert_engines.py](../../dlojz/train/engines/expert_engines.py) lists the differences). Where no token is dropped,
-# the two agree up to rounding.
+# With `ep` nothing changes in the computation. When an expert is full, DeepSpeed does not drop the same tokens as we
+# do; where none is dropped, the two agree up to rounding.
 #
-# Note the gradients, too. Divided, experts are no longer replicated: their gradients travel no more. Here the
-# all-to-all even costs less than the all-reduce that it replaces. But it is hard to hide: the layer waits. For a layer
-# of Mixtral, 4,096 tokens per GPU, 8 GPUs that sustain 200 TFLOP/s in bf16, by your bytes:
+# Gradients of divided experts travel no more.
+#
+# ## 7. How many seconds?
+#
+# The all-to-all is hard to hide: the layer waits for it. Let us measure, on two ranks, what a prediction needs: the
+# rate of a large all-to-all, and the time of **narrow** experts (512 × 64, then 64 × 512), four per rank, on the places
+# of 1,024 tokens per rank (k = 1, factor 1.25).
+
+# %% name="measure-rates" tags=["nbval-ignore-output"]
+# %%ranks 2
+import statistics
+import time
+
+
+def seconds(act, times=15):
+    found = []
+    for _ in range(times):
+        dist.barrier()
+        start = time.perf_counter()
+        act()
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
+
+
+up, down = torch.randn(4, 512, 64), torch.randn(4, 64, 512)
+narrow = lambda rows: torch.relu(rows @ up) @ down  # noqa: E731
+message, rows = torch.zeros(2**20), torch.randn(4, 2 * 160, 512)
+rate = message.nbytes / 2 / seconds(lambda: dist.all_to_all_single(torch.empty_like(message), message))
+experts_s = seconds(lambda: narrow(rows))
+print(f"all-to-all: {rate / 1e6:.0f} MB/s sent; experts: {1e3 * experts_s:.2f} ms")
+
+# %% [markdown] lang="fr"
+# **Votre prédiction.** En passe **avant** (deux *all-to-all*), quelle part du temps est consacrée à l’échange ?
+# `ranks["rate"][0]` et `ranks["experts_s"][0]` donnent les mesures du rang 0 ; votre `exchange_bytes` compte aussi la
+# passe arrière.
+
+# %% [markdown] lang="en"
+# **Your prediction.** In the **forward** pass (two all-to-all), which share of the time goes to the exchange?
+# `ranks["rate"][0]` and `ranks["experts_s"][0]` are the measurements of rank 0; your `exchange_bytes` counts the
+# backward pass, too.
+
+# %% name="predict-exchange-share" stub="value" tags=["nbval-ignore-output"]
+lab.predict(
+    "exchange-share",
+    ### BEGIN SOLUTION
+    1 / (1 + ranks["experts_s"][0] * ranks["rate"][0] / (exchange_bytes(1024, 512, 8, 1, 1.25, 2, 4) / 2)),
+    ### END SOLUTION
+)
+
+# %% [markdown] lang="fr"
+# La mesure : votre `through_experts`, et le temps passé dans les experts à l’intérieur.
+
+# %% [markdown] lang="en"
+# The measurement: your `through_experts`, and the time spent in the experts within it.
+
+# %% name="measure-share" tags=["nbval-ignore-output"]
+# %%ranks --with through_experts
+buffer, inside, shares = torch.randn(8, 160, 512), [], []
+
+
+def watched(rows):
+    start = time.perf_counter()
+    made = narrow(rows)
+    inside.append(time.perf_counter() - start)
+    return made
+
+
+for _ in range(21):
+    dist.barrier()
+    start = time.perf_counter()
+    through_experts(buffer, watched)
+    shares.append(1 - inside[-1] / (time.perf_counter() - start))
+share = statistics.median(shares)
+print(f"{share:.0%} of the time outside the experts")
+
+# %% name="reveal-exchange-share" tags=["nbval-ignore-output"]
+lab.reveal("exchange-share", ranks["share"][0])
+
+# %% [markdown] lang="fr"
+# Attendez-vous à 0,5–0,8 : il faut aussi transposer les lignes et attendre l’autre rang. Sur de vrais liens, une couche
+# de Mixtral, 4 096 tokens par GPU, 8 GPU qui soutiennent 200 TFLOP/s en bf16, selon vos octets :
+
+# %% [markdown] lang="en"
+# Expect 0.5–0.8: rows must be transposed and the other rank awaited, too. On real links, a layer of Mixtral, 4,096
+# tokens per GPU, 8 GPUs that sustain 200 TFLOP/s in bf16, by your bytes:
 
 # %% name="over-links"
 figures.over_links(exchange_bytes)
 
 # %% [markdown] lang="fr"
-# Dans le nœud, presque rien ; par le réseau, un cinquième du temps des experts, et davantage encore avec des experts
-# plus étroits. C’est la même leçon qu’au TP 06, et la raison de la porte à deux niveaux.
+# Dans le nœud, presque rien ; par le réseau, un cinquième du temps : d’où la porte à deux niveaux.
 #
-# ## 7. Un curriculum sur la longueur
+# **Un routeur inégal.** Avec une capacité, le temps d’un pas ne dépend pas de l’équilibre. Mais bien des modèles
+# récents n’abandonnent rien : le rang le plus chargé fait attendre les autres. Chaque rang a 512 tokens. D’abord, la
+# moitié va à chaque rang ; puis les trois quarts vont au rang 0. **Votre prédiction** : combien de fois plus longue est
+# la passe ?
+
+# %% [markdown] lang="en"
+# Within the node, next to nothing; over the network, a fifth of the time: hence the gate of two levels.
 #
-# Changeons de façon d’économiser. Au début d’un entraînement, un modèle apprend des régularités courtes : pourquoi lui
-# donner de longues séquences ? De plus, avec de grands batches et un taux d’apprentissage élevé, les premiers pas sont
-# les plus instables. Li et al. (2021) commencent donc par des séquences **tronquées**, toutes à la même longueur, qui
-# croît avec les pas selon une **fonction de cadence** (*pacing function*) :
+# **A router that is not even.** With a capacity, the time of a step does not depend on the balance. But many recent
+# models drop nothing: the busiest rank keeps the others waiting. Each rank has 512 tokens. First, one half goes to each
+# rank; then three quarters go to rank 0. **Your prediction**: how many times as long does the pass take?
+
+# %% name="predict-unequal" stub="value"
+lab.predict(
+    "unequal-step",
+    ### BEGIN SOLUTION
+    (3 / 4) / (1 / 2),
+    ### END SOLUTION
+)
+
+# %% name="measure-unequal" tags=["nbval-ignore-output"]
+# %%ranks
+wide, narrow_again = torch.randn(512, 2048), torch.randn(2048, 512)
+
+
+def dropless(to_0, tokens=512):
+    sent = [to_0, tokens - to_0]
+    received = [sent[rank]] * 2  # both ranks send alike // les deux rangs envoient de même
+    x = torch.randn(tokens, 512)
+    arrived, back = x.new_empty(sum(received), 512), torch.empty_like(x)
+    dist.barrier()
+    start = time.perf_counter()
+    dist.all_to_all_single(arrived, x, received, sent)
+    dist.all_to_all_single(back, torch.relu(arrived @ wide) @ narrow_again, sent, received)
+    dist.barrier()  # a step ends with its last rank // un pas finit avec son dernier rang
+    return time.perf_counter() - start
+
+
+ratios = [dropless(384) / dropless(256) for _ in range(21)]
+unequal = statistics.median(ratios[1:])
+print(f"{unequal:.2f} times as long")
+
+# %% name="reveal-unequal" tags=["nbval-ignore-output"]
+lab.reveal("unequal-step", ranks["unequal"][0])
+
+# %% [markdown] lang="fr"
+# Sur des GPU, 1,5. Sur deux cœurs partagés, de 1,0 à 1,5 : le rang qui a fini laisse sa part du processeur à l’autre.
+#
+# ## 8. Un curriculum sur la longueur
+#
+# Au début d’un entraînement, un modèle apprend des régularités courtes, et les premiers pas sont les plus instables. Li
+# et al. (2021) commencent donc par des séquences **tronquées**, toutes à la même longueur, qui croît avec les pas selon
+# une **fonction de cadence** (*pacing function*) :
 #
 # $$\text{longueur}_t = \text{début} + (\text{fin} - \text{début}) \times \min\left(\frac{t}{T}, 1\right)^{1/d}$$
 #
@@ -823,14 +1034,13 @@ figures.over_links(exchange_bytes)
 # entier, arrondi **vers le bas** à un multiple de `multiple`. (`start` et `end` en sont eux-mêmes des multiples.)
 
 # %% [markdown] lang="en"
-# Within the node, next to nothing; over the network, a fifth of the time of the experts, and more with narrower
-# experts. That is the same lesson as in lab 06, and the reason for the gate of two levels.
+# On GPUs, 1.5. On two shared cores, 1.0 to 1.5: the rank that has finished leaves its part of the processor to the
+# other one.
 #
-# ## 7. A curriculum on length
+# ## 8. A curriculum on length
 #
-# Let us save in another way. At the beginning of a training a model learns short regularities: why give it long
-# sequences? Moreover, with large batches and a high learning rate, the first steps are the least stable. So Li et al.
-# (2021) begin with **truncated** sequences, all of the same length, which grows with the steps by a **pacing
+# At the beginning of a training a model learns short regularities, and the first steps are the least stable. So Li et
+# al. (2021) begin with **truncated** sequences, all of the same length, which grows with the steps by a **pacing
 # function**:
 #
 # $$\text{length}_t = \text{start} + (\text{end} - \text{start}) \times \min\left(\frac{t}{T}, 1\right)^{1/d}$$
@@ -858,48 +1068,17 @@ lab.check("pacing", pace)
 # lab.hint("pacing")
 
 # %% [markdown] lang="fr"
-# DeepSpeed a la même fonction, dans son `CurriculumScheduler`. Sur un rang, la sienne et la vôtre, pas après pas :
-
-# %% [markdown] lang="en"
-# DeepSpeed has the same function, in its `CurriculumScheduler`. On one rank, its own and yours, step by step:
-
-# %% name="deepspeed-pacing" tags=["nbval-ignore-output"]
-# %%ranks --with pace
-if rank == 0:
-    from deepspeed.runtime.data_pipeline.curriculum_scheduler import CurriculumScheduler
-
-    for degree in (1, 2):
-        settings = {"total_curriculum_step": 37, "difficulty_step": 8, "root_degree": degree}
-        asked = {"curriculum_type": "seqlen", "min_difficulty": 16, "max_difficulty": 128}
-        scheduler = CurriculumScheduler({**asked, "schedule_type": "fixed_root", "schedule_config": settings})
-        theirs = [scheduler.get_difficulty(t) for t in range(1, 50)]
-        print(degree, theirs[::6], theirs == [pace(t, 16, 128, 37, degree, 8) for t in range(1, 50)])
-
-# %% [markdown] lang="fr"
 # Entraînons `gpt_tiny` sur du vrai texte : d’un côté 40 pas de 4 échantillons de 128 tokens, de l’autre des
-# échantillons qui passent de 16 à 128 tokens en 40 pas. Pour être équitable, le second continue ensuite jusqu’à avoir
-# lu **autant de tokens** que le premier. Le taux d’apprentissage, 3 × 10⁻³, est volontairement élevé.
-
-# %% [markdown] lang="en"
-# Let us train `gpt_tiny` on real text: on one side 40 steps of 4 samples of 128 tokens, on the other samples that grow
-# from 16 to 128 tokens within 40 steps. To be fair, the second then goes on until it has read **as many tokens** as the
-# first. The learning rate, 3 × 10⁻³, is high on purpose.
-
-# %% name="curriculum-configs" tags=["nbval-ignore-output"]
-from dlojz.config.schedules import tokens_at
-
-whole = dlojz.RunConfig.of(model="gpt_tiny", micro_batch=4, learning_rate=3e-3, steps=40, seed=1)
-growing = dlojz.RunConfig.of(
-    model="gpt_tiny", micro_batch=4, learning_rate=3e-3, steps=59, seed=1,
-    curriculum="linear", curriculum_start=16, curriculum_steps=40,
-)  # fmt: skip
-figures.lengths({"without": whole, "linear": growing})
-
-# %% [markdown] lang="fr"
+# échantillons qui passent de 16 à 128 tokens en 40 pas. Le second continue ensuite jusqu’à avoir lu **autant de
+# tokens**.
+#
 # **Votre prédiction.** Combien de tokens les 40 pas de croissance lisent-ils en tout, à peu près ? (Sans curriculum :
 # 40 × 4 × 128 = 20 480.)
 
 # %% [markdown] lang="en"
+# Let us train `gpt_tiny` on real text: on one side 40 steps of 4 samples of 128 tokens, on the other samples that grow
+# from 16 to 128 tokens within 40 steps. The second then goes on until it has read **as many tokens**.
+#
 # **Your prediction.** How many tokens do the 40 growing steps read in all, more or less? (Without curriculum:
 # 40 × 4 × 128 = 20,480.)
 
@@ -912,92 +1091,162 @@ lab.predict(
 )
 
 # %% name="reveal-tokens"
-lab.reveal("curriculum-tokens", sum(tokens_at(growing, step) for step in range(40)))
+lab.reveal("curriculum-tokens", sum(4 * pace(t, 16, 128, 40, 1, 8) for t in range(1, 41)))
 
 # %% [markdown] lang="fr"
-# Un peu plus de la moitié. `train_trial` ([trials.py](../../dlojz/train/trials.py)) fait les deux entraînements.
-# **Avant de regarder** : après autant de tokens, quelle perte sera la plus basse ? Et après autant de **secondes** ?
+# **Et en secondes ?** La mise à jour des poids prend toujours autant de temps, quelle que soit la longueur. Mesurons
+# deux longueurs, à tour de rôle :
 
 # %% [markdown] lang="en"
-# A little more than half. `train_trial` ([trials.py](../../dlojz/train/trials.py)) makes both trainings. **Before you
-# look**: after as many tokens, which loss will be lower? And after as many **seconds**?
+# **And in seconds?** The update of the weights always takes as long, whatever the length. Let us measure two lengths,
+# in turns:
+
+
+# %% name="measure-steps" tags=["nbval-ignore-output"]
+def one_step(model, optimizer, inputs, targets):
+    start = time.perf_counter()
+    loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return time.perf_counter() - start
+
+
+def in_turns(lengths, rounds=12):
+    model = models.build("gpt_tiny")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    text = {length: torch.zeros(4, length, dtype=torch.long) for length in lengths}
+    return [{n: one_step(model, optimizer, text[n], text[n]) for n in lengths} for _ in range(rounds)][2:]
+
+
+turns = in_turns((32, 128))
+step_ms = {length: 1e3 * statistics.median(one[length] for one in turns) for length in (32, 128)}
+print({length: f"{ms:.1f} ms" for length, ms in step_ms.items()})
+
+# %% [markdown] lang="fr"
+# **Votre prédiction.** D’après `step_ms`, et un temps a + b × longueur : quelle part d’un pas de 128 tokens un pas de
+# 16 tokens dure-t-il ?
+
+# %% [markdown] lang="en"
+# **Your prediction.** From `step_ms`, and a time of a + b × length: which share of a step of 128 tokens does a step of
+# 16 tokens take?
+
+# %% name="predict-short" stub="value" tags=["nbval-ignore-output"]
+lab.predict(
+    "short-step",
+    ### BEGIN SOLUTION
+    1 - (1 - step_ms[32] / step_ms[128]) / (128 - 32) * (128 - 16),
+    ### END SOLUTION
+)
+
+# %% name="reveal-short" tags=["nbval-ignore-output"]
+lab.reveal("short-step", statistics.median(one[16] / one[128] for one in in_turns((16, 128))))
+
+# %% [markdown] lang="fr"
+# Voici l’entraînement ; `length` est votre cadence. **Avant de regarder** : après autant de tokens, quelle perte sera
+# la plus basse ? Et après autant de **secondes** ?
+
+# %% [markdown] lang="en"
+# Here is the training; `length` is your pacing. **Before you look**: after as many tokens, which loss will be lower?
+# And after as many **seconds**?
+
+
+# %% name="train-lengths"
+prose = ProseWindows(128)
+
+
+def batch(indices):
+    return [torch.stack(column) for column in zip(*(prose[index] for index in indices), strict=True)]
+
+
+def train_lengths(length, tokens=40 * 4 * 128):
+    torch.manual_seed(1)
+    model, steps, read, trained_s = models.build("gpt_tiny"), [], 0, 0.0
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    inputs, targets = batch(range(len(prose) - 32, len(prose)))
+    while read < tokens:
+        drawn, n = torch.randint(len(prose) - 32, (4,)).tolist(), length(len(steps) + 1)
+        trained_s += one_step(model, optimizer, *(part[:, :n] for part in batch(drawn)))
+        read, held_out = read + 4 * n, None
+        if read // 2048 > (read - 4 * n) // 2048:
+            with torch.no_grad():
+                held_out = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).item()
+        root = max(state["exp_avg_sq"].max().item() for state in optimizer.state.values()) ** 0.5
+        steps.append(figures.CurriculumStep(n, read, trained_s, root, held_out))
+    return steps
+
 
 # %% name="train-curriculum" tags=["nbval-ignore-output"]
-from dlojz.train.trials import train_trial
-
-budget = 40 * 4 * 128
-trials = {
-    name: train_trial(one, tokens=budget, evaluations=12) for name, one in (("without", whole), ("linear", growing))
-}
-figures.trials(trials)
-
-# %% name="trials-table" tags=["nbval-ignore-output"]
-figures.trials_table(trials)
-
-# %% [markdown] lang="fr"
-# Les deux pertes sont mesurées sur le même texte, jamais vu, et sur des échantillons **entiers**. √v est la racine du
-# second moment d’Adam, donc la taille récente des gradients : Li et al. relient ses sauts aux pics de la perte d’un pas
-# (une croix : elle dépasse de 20 % la plus basse jusque-là). La dernière vignette compare ce que coûte un pas court :
-# en FLOPs, comme prédit, et en secondes, comme mesuré.
-#
-# **Expliquez.** À tokens égaux, le curriculum fait-il plus de pas ? À la première mesure, est-il en avance ? Et à la
-# dernière ?
-
-# %% [markdown] lang="en"
-# Both losses are measured on the same text, never seen, and on **whole** samples. √v is the root of Adam's second
-# moment, so the recent size of gradients: Li et al. relate its jumps to the spikes of a step's loss (a cross: 20% above
-# the lowest so far). The last panel compares what a short step costs: in FLOPs, as predicted, and in seconds, as
-# measured.
-#
-# **Explain.** For as many tokens, does the curriculum make more steps? At the first measurement, is it ahead? And at
-# the last?
+without = train_lengths(lambda t: 128)
+linear = train_lengths(lambda t: pace(t, 16, 128, 40, 1, 8))
+figures.curriculum({"without": without, "linear": linear})
 
 # %% name="more-steps"
-without, linear = trials["without"], trials["linear"]
-print(len(without.losses), len(linear.losses))
-
-# %% name="curriculum-seen" tags=["nbval-ignore-output"]
-for number in (1, -1):
-    print(linear.held_out[number].loss < without.held_out[number].loss)
+print(f"steps: {len(without)} without, {len(linear)} with the curriculum")
 
 # %% [markdown] lang="fr"
-# Autant de tokens, mais en plus de pas, donc plus de mises à jour : le curriculum prend de l’avance dès le début. Sans
-# lui, à un taux d’apprentissage aussi élevé, la perte peut s’envoler un moment avant de redescendre. √v, en revanche,
-# ne montre pas ici ce que dit l’article : son maximum tient à quelques poids, et la perte d’un pas court, moyenne de
-# peu de tokens, est bruitée, d’où ses croix.
+# Les pertes sont mesurées sur un texte jamais vu, en échantillons **entiers**. √v, racine du second moment d’Adam, est
+# la taille récente des gradients ; Li et al. relient ses sauts aux pics de la perte.
 #
-# Ces pas ont un prix. Un pas huit fois plus court coûte neuf fois moins de FLOPs (grâce à l’attention) ; il ne dure pas
-# neuf fois moins, car la mise à jour des poids prend toujours autant de temps, et un processeur mal rempli calcule
-# moins bien. À secondes égales, l’avance est donc plus petite que les FLOPs ne le laisseraient prévoir.
-#
-# Ne concluez pas trop vite : quarante pas d’un modèle minuscule, une seule graine. Avec `seed=` et `learning_rate=`,
-# vous verrez l’avance du début demeurer, mais l’écart final changer de taille, voire de sens. L’article annonce, pour
-# GPT-2, jusqu’à 2,2 fois moins de tokens et 3,7 fois moins de temps à qualité égale, parce que la stabilité gagnée
-# permet un batch 8 fois plus grand et un taux d’apprentissage 4 fois plus élevé. Pour en juger, prenez la médiane de
-# plusieurs graines, sur plus de pas :
-#
-# ```bash
-# python benchmarks/curriculum.py --help
-# ```
+# Autant de tokens, mais plus de mises à jour : le curriculum prend de l’avance. À secondes égales, elle est plus
+# petite. Changez la graine et le taux d’apprentissage avant de conclure. L’article annonce, pour GPT-2, jusqu’à 2,2
+# fois moins de tokens et 3,7 fois moins de temps à qualité égale : la stabilité gagnée permet un batch 8 fois plus
+# grand.
 
 # %% [markdown] lang="en"
-# As many tokens, but in more steps, so more updates: the curriculum is ahead from the beginning. Without it, at so high
-# a learning rate, the loss may take off for a while before it comes down again. √v, however, does not tell here what
-# the paper says: its largest value is that of a few weights, and the loss of a short step, the mean of few tokens, is
-# noisy, hence its crosses.
+# The losses are measured on text never seen, in **whole** samples. √v, the root of Adam's second moment, is the recent
+# size of gradients; Li et al. relate its jumps to the spikes of the loss.
 #
-# These steps have to be paid for. A step an eighth as long costs a ninth of the FLOPs (thanks to attention); it does
-# not take a ninth of the time, as the update of the weights takes as long as ever, and a processor that is badly filled
-# computes less well. After as many seconds, the lead is therefore smaller than the FLOPs would suggest.
+# As many tokens, but more updates: the curriculum is ahead. After as many seconds, the lead is smaller. Change the seed
+# and the learning rate before you conclude. The paper claims, for GPT-2, up to 2.2 times fewer tokens and 3.7 times
+# less time for the same quality: the stability gained allows a batch 8 times as large.
+
+# %% [markdown] lang="fr"
+# ## 9. Défi : où placer les experts ?
 #
-# Do not conclude too fast: forty steps of a tiny model, one single seed. With `seed=` and `learning_rate=` you will see
-# the early lead remain, and the last gap change its size, even its sign. The paper claims, for GPT-2, up to 2.2 times
-# fewer tokens and 3.7 times less time for the same quality, because the stability gained allows a batch 8 times as
-# large and a learning rate 4 times as high. To judge for yourself, take the median of several seeds, over more steps:
+# Facultatif. Écrivez une fonction qui, de la charge de chaque expert (`loads`, en tokens), du nombre de rangs et du
+# nombre de places par rang, fait une liste d’experts par rang. Il y a plus de places que d’experts : un expert peut
+# avoir plusieurs copies, qui se partagent ses tokens également. La charge du rang le plus chargé, en pourcentage de la
+# charge moyenne, est votre score, en moyenne sur cinq mélanges. Objectif : 103 %.
+
+# %% [markdown] lang="en"
+# ## 9. Challenge: where do the experts go?
 #
-# ```bash
-# python benchmarks/curriculum.py --help
-# ```
+# Optional. Write a function which makes, from the load of each expert (`loads`, in tokens), the number of ranks and the
+# number of places per rank, a list of experts for each rank. There are more places than experts: an expert may have
+# several copies, which share its tokens equally. The load of the busiest rank, in per cent of the mean load, is your
+# score, on average over five mixtures. Target: 103%.
+
+
+# %% name="challenge"
+def arrange(loads, ranks, places):
+    ### BEGIN SOLUTION
+    copies = [1] * len(loads)
+    for _ in range(ranks * places - len(loads)):  # one more of the busiest // une copie de plus du plus chargé
+        copies[max(range(len(loads)), key=lambda e: loads[e] / copies[e])] += 1
+    share = [load / count for load, count in zip(loads, copies, strict=True)]
+    held = [[] for _ in range(ranks)]
+    for e in sorted((e for e, count in enumerate(copies) for _ in range(count)), key=lambda e: -share[e]):
+        min((one for one in held if len(one) < places), key=lambda one: sum(share[i] for i in one)).append(e)
+    for _ in range(100):
+        held.sort(key=lambda one: sum(share[i] for i in one))
+        busy, load = held[-1], sum(share[i] for i in held[-1])
+        for other in held[:-1]:
+            room = load - sum(share[i] for i in other)
+            swaps = [(a, b) for a in range(len(busy)) for b in range(len(other))
+                     if 0 < share[busy[a]] - share[other[b]] < room]  # fmt: skip
+            if swaps:
+                a, b = swaps[0]
+                busy[a], other[b] = other[b], busy[a]
+                break
+    return held
+    ### END SOLUTION
+
+
+lab.check("expert-placement", arrange)
+
+# %%
+# lab.hint("expert-placement")
 
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
@@ -1005,10 +1254,10 @@ for number in (1, -1):
 # Mettez un mélange à la place de chaque MLP, dont les experts sont répartis entre les rangs (`--experts 4`). La porte
 # et les experts sont donnés ; vous écrivez l’all-to-all et sa passe arrière, et vous tenez les experts hors de DDP.
 # Continuez dans votre `train.py`, ou laissez `dlojz labs script 10 un_autre_dossier` écrire ce par quoi ce TP commence.
-# Jugez-le par `dlojz labs judge 10 my_training/train.py`.
+# La cellule ci-dessous le juge.
 #
-# À regarder : les pertes d’un seul processus, alors que chaque rang ne détient que la moitié des experts. Puis mesurez
-# : combien de samples/s l’all-to-all coûte-t-il ?
+# À regarder : les pertes d’un seul processus, alors que chaque rang ne détient que la moitié des experts. Combien de
+# samples/s l’all-to-all coûte-t-il ?
 #
 # <details><summary>Les lignes de PyTorch</summary>
 #
@@ -1028,11 +1277,10 @@ for number in (1, -1):
 #
 # Put a mixture in the place of each MLP, whose experts are shared among the ranks (`--experts 4`). The gate and the
 # experts are given; you write the all-to-all with its backward pass, and keep the experts out of DDP. Go on in your
-# `train.py`, or let `dlojz labs script 10 another_folder` write what this lab begins with. Judge it by
-# `dlojz labs judge 10 my_training/train.py`.
+# `train.py`, or let `dlojz labs script 10 another_folder` write what this lab begins with. The cell below judges it.
 #
-# What to look for: the losses of one process, although each rank holds half of the experts. Then measure: how many
-# samples/s does the all-to-all cost?
+# What to look for: the losses of one process, although each rank holds half of the experts. How many samples/s does the
+# all-to-all cost?
 #
 # <details><summary>The lines of PyTorch</summary>
 #
@@ -1047,6 +1295,8 @@ for number in (1, -1):
 #
 # </details>
 
+# %% name="own-script"
+labs.judge_script(lab, "my_training/train.py")
 
 # %% [markdown] lang="fr"
 # ## Bilan
@@ -1057,12 +1307,6 @@ for number in (1, -1):
 # | coûte | de la mémoire (E fois le MLP), quatre *all-to-all* par couche | des pas plus nombreux, moins efficaces |
 # | se répartit | les experts, par `ep` ; le reste est répliqué | – |
 # | peut mal tourner | le routeur s’effondre : perte d’équilibrage | départ trop court, croissance trop lente |
-# | à surveiller | la charge de chaque expert, les tokens abandonnés | les pics de la perte, √v |
-#
-# | avec `ep` sur n rangs | chaque rang garde | gradients |
-# |--|--|--|
-# | attention, normalisations, routeurs | tout | somme sur tous les rangs, divisée par leur nombre |
-# | experts | E / n par couche | somme sur les répliques, divisée par le nombre de **tous** les rangs |
 
 # %% [markdown] lang="en"
 # ## Summary
@@ -1073,12 +1317,6 @@ for number in (1, -1):
 # | costs | memory (E times the MLP), four all-to-all per layer | more steps, less efficient ones |
 # | is divided | experts, by `ep`; the rest is replicated | – |
 # | may go wrong | the router collapses: balance loss | too short a start, too slow a growth |
-# | to be watched | the load of each expert, the tokens dropped | spikes of the loss, √v |
-#
-# | with `ep` over n ranks | each rank keeps | gradients |
-# |--|--|--|
-# | attention, norms, routers | everything | sum over all ranks, divided by their number |
-# | experts | E / n per layer | sum over the replicas, divided by the number of **all** ranks |
 
 # %%
 lab.progress()

@@ -345,15 +345,6 @@ def stretches(config: RunFields) -> tuple[LengthStretch, ...]:
     return tuple(found)
 
 
-def tokens_at(config: RunFields, step: int) -> int:
-    """Tokens of one step's global batch: samples times their length.
-
-    Raises:
-        LabError: if the run reads images.
-    """
-    return config.layout.global_batch * length_at(config, step)
-
-
 def total_tokens(config: RunFields) -> int:
     """Tokens that a run reads in all its steps, over all replicas.
 

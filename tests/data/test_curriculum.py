@@ -21,7 +21,6 @@ from dlojz.config.schedules import (
     root_length,
     stages_of,
     stretches,
-    tokens_at,
     total_tokens,
 )
 from dlojz.data.sampling import CutToLength
@@ -118,7 +117,7 @@ def test_lengths_rise_in_multiples_to_the_whole(kind: str, eighths: int, start: 
     assert found[steps - 1] == 8 * eighths  # the last step of the pacing is whole
     assert [one.length for one in stretches(config) for _ in range(one.num_steps)] == found
     assert first_whole_step(config) == found.index(8 * eighths)
-    assert total_tokens(config) == 4 * sum(found) == sum(tokens_at(config, step) for step in range(100))
+    assert total_tokens(config) == 4 * sum(found)
     assert all(one.length < other.length for one, other in zip(stretches(config), stretches(config)[1:], strict=False))
 
 

@@ -10,8 +10,8 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
-from dlojz.config.schedules import length_at, total_tokens
-from dlojz.display.figures.training_figures import curriculum_figure, pacing_figure
+from dlojz.config.schedules import length_at
+from dlojz.display.figures.training_figures import curriculum_figure
 from dlojz.results.record import HeldOutLoss, Trajectory
 
 from .overlap import overlapping
@@ -103,22 +103,8 @@ def test_the_reader_s_language_and_literal_names(language: str, words: list[str]
     assert (tmp_path / "c.png").stat().st_size > 10_000
 
 
-def test_pacing_is_drawn_as_steps_and_tokens() -> None:
-    runs = {name: trajectory(curriculum=name).config for name in ("none", "root")}
-    figure = pacing_figure(runs)
-    lengths, totals = figure.axes
-    assert along(lengths.lines[0], "y") == [64, 64]
-    assert max(along(lengths.lines[1], "x")) == STEPS
-    assert [along(line, "y")[-1] for line in totals.lines] == [total_tokens(run) / 1e3 for run in runs.values()]
-    assert overlapping(figure) == []
-
-
 def test_nothing_to_draw_is_refused() -> None:
     empty: dict[str, list[Trajectory]] = {"none": []}
     for nothing in ({}, empty):
         with pytest.raises(LabError, match="train first"):
             curriculum_figure(nothing)
-    with pytest.raises(LabError, match="one run or more"):
-        pacing_figure({})
-    with pytest.raises(LabError, match="reads images"):
-        pacing_figure({"vit": RunConfig.of(model="vit_tiny")})

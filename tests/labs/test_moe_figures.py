@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
@@ -16,13 +17,10 @@ from dlojz.labs import NotDone
 from dlojz.labs.kit.exercise import Verdict
 from dlojz.labs.kit.figures import Picture
 from dlojz.labs.lab10_experts import figures
-from dlojz.labs.lab10_experts import figures as measures
-from dlojz.labs.lab10_experts.exercises_ranks import EXPERTS, MixtureTrial, exchange_bytes, mixture, train_mixture
+from dlojz.labs.lab10_experts.exercises_ranks import exchange_bytes, mixture
 from dlojz.labs.lab10_experts.exercises_routing import gate, places
-from dlojz.models.experts.layer import StepLoad
 from dlojz.prediction import predict
 from dlojz.results.footprint import Footprint
-from dlojz.results.record import HeldOutLoss, Trajectory
 
 
 def undone(*_: Any, **__: Any) -> Any:
@@ -41,7 +39,7 @@ def test_what_is_to_do_is_said() -> None:
         figures.seats(gate, undone),
         figures.dropped_or_empty(gate, undone),
         figures.beside_package(gate, places, undone),
-        measures.over_links(undone),
+        figures.over_links(undone),
     ):
         assert isinstance(said, Verdict)
         assert said.state == "todo"
@@ -91,42 +89,22 @@ def test_the_students_layer_stands_beside_the_packages_and_the_dense_one() -> No
     assert all(row[2] != "0" for row in unweighted.rows)
 
 
-def test_a_trial_keeps_what_every_mixture_did() -> None:
-    trial = train_mixture(balance_loss=0.1, steps=2)
-    assert len(trial.losses) == 2
-    assert len(trial.loads) == 4  # two mixtures, two steps
-    assert all(sum(load.tokens) == 8 * 32 and len(load.tokens) == EXPERTS for load in trial.loads)
-    # The same weights and samples; the balance loss is not part of the loss that is told.
-    assert train_mixture(balance_loss=0.0, steps=1).losses == trial.losses[:1]
-
-
-def _trial(balance_loss: float, *tokens: tuple[int, ...]) -> MixtureTrial:
-    loads = tuple(
-        StepLoad(step=step, layer="blocks.2.mixture", tokens=one, capacity=20, dropped=0.5 - step / 4, balance=1.0)
-        for step, one in enumerate(tokens)
-    )
-    return MixtureTrial(balance_loss=balance_loss, loads=loads, losses=(1.0,) * len(tokens))
-
-
-def test_loads_are_summed_up() -> None:
-    trial = _trial(0.0, (100, 0, 0, 0), (50, 50, 0, 0))
-    assert (trial.dropped_share, trial.busiest_share, trial.idle_experts) == (0.375, 0.75, 2.5)
-    sheet = measures.loads_table(trial, _trial(0.1, (25, 25, 25, 25)))
-    assert sheet.rows == (
-        ("without balance loss", "75.0%", "2.5", "37.5%"),
-        ("with balance loss, weight 0.1", "25.0%", "0", "50.0%"),
-    )
+def test_loads_are_drawn_in_both_languages() -> None:
+    trainings = {0.0: [torch.tensor([100, 0, 0, 0])] * 2, 0.1: [torch.tensor([25, 25, 25, 25])] * 2}
+    alt = drawn(figures.loads(trainings)).alt
+    # Four experts have room for 32 of 100 tokens each.
+    assert "without balance loss: the busiest of 4 experts takes 100% of the choices" in alt
+    assert "68% of the choices are dropped" in alt
     use_language("fr")
-    assert measures.loads_table(trial).rows[0] == ("sans perte d’équilibrage", "75,0 %", "2,5", "37,5 %")
-    assert "sans perte d’équilibrage" in drawn(measures.loads(trial)).alt
+    assert "sans perte d’équilibrage" in drawn(figures.loads(trainings)).alt
 
 
 def test_links_are_those_of_the_students_bytes() -> None:
-    sheet = measures.over_links(exchange_bytes)
+    sheet = figures.over_links(exchange_bytes)
     assert isinstance(sheet, Table)
     sent = exchange_bytes(4096, 4096, 8, 2, 1.25, 8, 2)
     assert sent == 4 * 8 * 1280 * 4096 * 2 * 7 / 8
-    computing = measures.expert_seconds()
+    computing = figures.expert_seconds()
     assert computing == pytest.approx(18 * 2 * 4096 * 4096 * 14336 / 200e12)
     for row, rate in zip(sheet.rows, (300e9, 25e9), strict=True):
         seconds = sent / rate
@@ -142,7 +120,7 @@ def _run(config: RunConfig, footprint: Footprint | None) -> Any:
 def test_runs_stand_beside_their_predictions() -> None:
     config = RunConfig.of(model="moe_tiny", engine="by_hand", dp=2, ep=2, micro_batch=4)
     forecast = predict(config)
-    memory, sent = drawn(measures.side_by_side([_run(config, forecast)])).axes
+    memory, sent = drawn(figures.side_by_side([_run(config, forecast)])).axes
     for axes in (memory, sent):
         pale = [patch.get_width() for patch in axes.patches if patch.get_alpha() != 1.0]
         full = [patch.get_width() for patch in axes.patches if patch.get_alpha() == 1.0]
@@ -150,37 +128,11 @@ def test_runs_stand_beside_their_predictions() -> None:
     total = sum(one.sent_bytes for one in forecast.communication if one.group != "control")
     assert sum(patch.get_width() for patch in sent.patches) * 2**20 == pytest.approx(2 * total)
     with pytest.raises(LabError, match="run it again"):
-        measures.side_by_side([_run(config, None)])
+        figures.side_by_side([_run(config, None)])
 
 
-def _trajectory(config: RunConfig, steps: int) -> Trajectory:
-    return Trajectory(
-        config=config,
-        lengths=(128,) * steps,
-        tokens=(512,) * steps,
-        step_s=(0.25,) * steps,
-        losses=(3.0,) * steps,
-        variance_norm=(1.0,) * steps,
-        variance_max=(0.125,) * steps,
-        held_out=(HeldOutLoss(step=steps, tokens=512 * steps, seconds=1.0, loss=2.5),),
-    )
-
-
-def test_trials_are_summed_up_in_both_languages() -> None:
-    config = RunConfig.of(model="gpt_tiny", micro_batch=4, steps=4)
-    sheet = figures.trials_table({"without": _trajectory(config, 4), "mine": _trajectory(config, 2)})
-    assert sheet.rows == (
-        ("without curriculum", "4", "2048", "2.5", "0.12", "1"),
-        ("mine", "2", "1024", "2.5", "0.12", "0.5"),
-    )
-    use_language("fr")
-    assert figures.trials_table({"linear": _trajectory(config, 4)}).rows[0][0] == "linéaire"
-
-
-def test_lengths_and_trials_are_drawn() -> None:
-    config = RunConfig.of(
-        model="gpt_tiny", micro_batch=1, steps=6, curriculum="linear", curriculum_start=64, curriculum_steps=4,
-        curriculum_multiple=32,
-    )  # fmt: skip
-    assert len(drawn(figures.lengths({"linear": config})).axes) == 2
-    assert len(drawn(figures.trials({"linear": _trajectory(config, 6)})).axes) == 4
+def test_a_curriculum_is_drawn_where_its_loss_was_measured() -> None:
+    steps = [figures.CurriculumStep(16, 64 * n, 0.5 * n, 0.1, 3.0 if n % 2 else None) for n in range(1, 5)]
+    lengths, roots, by_tokens, by_seconds = drawn(figures.curriculum({"mine": steps})).axes
+    assert list(lengths.lines[0].get_ydata()) == [16] * 4 and list(roots.lines[0].get_ydata()) == [0.1] * 4
+    assert list(by_tokens.lines[0].get_xdata()) == [64, 192] and list(by_seconds.lines[0].get_xdata()) == [0.5, 1.5]

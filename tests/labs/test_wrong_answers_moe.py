@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,8 +16,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from dlojz.labs import lab10_experts as lab
+from dlojz.labs.kit.exercise import Challenge, judge
 from dlojz.labs.lab10_experts.exercises_pacing import SETTINGS, pacing
-from dlojz.labs.lab10_experts.exercises_ranks import average_gradients, exchange_bytes, mixture
+from dlojz.labs.lab10_experts.exercises_ranks import (
+    PLACEMENT,
+    average_gradients,
+    busiest_rank,
+    exchange_bytes,
+    mixture,
+)
 from dlojz.labs.lab10_experts.exercises_routing import (
     balance_loss,
     capacity,
@@ -27,7 +35,7 @@ from dlojz.labs.lab10_experts.exercises_routing import (
 from tests.labs import student_answers_moe as student
 from tests.labs.bank import BankTests, detached
 
-EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
+EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES if not isinstance(exercise, Challenge)}
 Answer = Callable[..., Any]
 
 
@@ -368,6 +376,79 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
 
 
 WRONG = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+
+
+# The challenge: valid answers that miss its target, others that reach it, and what is refused.
+
+Held = list[list[int]]
+
+
+def in_order(loads: Any, ranks: int, places: int) -> Held:
+    each = len(loads) // ranks
+    return [list(range(rank * each, (rank + 1) * each)) for rank in range(ranks)]
+
+
+def filled(order: list[int], share: list[float], ranks: int, places: int) -> Held:
+    held: Held = [[] for _ in range(ranks)]
+    for expert in order:
+        free = [one for one in held if len(one) < places]
+        min(free, key=lambda one: sum(share[other] for other in one)).append(expert)
+    return held
+
+
+def heaviest_first(loads: Any, ranks: int, places: int) -> Held:
+    return filled(sorted(range(len(loads)), key=lambda expert: -loads[expert]), loads, ranks, places)
+
+
+def copied(loads: Any, ranks: int, places: int) -> tuple[list[int], list[float]]:
+    copies = [1] * len(loads)
+    for _ in range(ranks * places - len(loads)):
+        copies[max(range(len(loads)), key=lambda expert: loads[expert] / copies[expert])] += 1
+    share = [load / many for load, many in zip(loads, copies, strict=True)]
+    return [expert for expert, many in enumerate(copies) for _ in range(many)], share
+
+
+def copies_heaviest_first(loads: Any, ranks: int, places: int) -> Held:
+    slots, share = copied(loads, ranks, places)
+    return filled(sorted(slots, key=lambda expert: -share[expert]), share, ranks, places)
+
+
+def best_of_many_orders(loads: Any, ranks: int, places: int) -> Held:
+    slots, share = copied(loads, ranks, places)
+    draws = Random(0)
+    orders = [sorted(slots, key=lambda expert: -share[expert] * draws.uniform(0.7, 1)) for _ in range(400)]
+    return min((filled(order, share, ranks, places) for order in orders), key=lambda held: busiest_rank(loads, held))
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"), [(in_order, 183.5), (heaviest_first, 123.0), (copies_heaviest_first, 107.5)]
+)
+def test_first_ideas_for_the_challenge_are_valid_and_miss_its_target(answer: Answer, score: float) -> None:
+    verdict = judge(PLACEMENT, answer)
+    assert (verdict.state, verdict.score) == ("note", score)
+    assert "(target: 103)" in verdict.message
+
+
+def test_the_target_of_the_challenge_is_reached_by_another_way_than_the_solution() -> None:
+    verdict = judge(PLACEMENT, best_of_many_orders)
+    assert verdict.state == "right", verdict.message
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda loads, ranks, places: [list(range(len(loads)))] + [[]] * (ranks - 1), "has room for 3 experts"),
+        (lambda loads, ranks, places: in_order(loads, ranks, places)[1:], "4 ranks, but 3 lists"),
+        (lambda loads, ranks, places: [[*one[:-1], 99] for one in in_order(loads, ranks, places)], "99 does not exist"),
+        (lambda loads, ranks, places: [one[1:] for one in in_order(loads, ranks, places)], "Expert 0 is on no rank"),
+        (lambda loads, ranks, places: ranks, "one per rank, but int"),
+        (lambda loads, ranks, places: list(range(ranks)), "one per rank, but list"),
+    ],
+)
+def test_what_breaks_the_rules_of_the_challenge_is_refused(answer: Answer, words: str) -> None:
+    verdict = judge(PLACEMENT, answer)
+    assert verdict.state == "wrong"
+    assert words in verdict.message
 
 
 class TestBank(BankTests):

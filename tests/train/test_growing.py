@@ -12,7 +12,7 @@ import torch
 
 from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
-from dlojz.config.schedules import length_at, tokens_at, total_tokens
+from dlojz.config.schedules import length_at, total_tokens
 from dlojz.prediction import predict
 from dlojz.results.footprint import Footprint
 from dlojz.results.record import RunRecord, Trajectory, read_events
@@ -70,7 +70,6 @@ def test_tokens_counted_are_those_predicted(runs: Any, name: str) -> None:
     config = RunConfig.of(**RUNS[name])
     for rank in range(config.layout.world_size):
         told = runs.told(f"whole/{name}", "step", "tokens", rank)
-        assert told == [tokens_at(config, step) for step in range(config.steps)]
         assert told == [4 * 8, 4 * 16, 4 * 24, 4 * 32, 4 * 32, 4 * 32]
         assert sum(told) == total_tokens(config)
 

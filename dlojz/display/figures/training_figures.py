@@ -21,7 +21,6 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, minus, one_of, percent, refusal, say, shortest, significant, spaced_percent
 from dlojz.base.table import visible
 from dlojz.by_hand.optimizers.convergence import TOLERANCE, Curves, curves_of, gap, reference_of
-from dlojz.config.schedules import stretches
 from dlojz.display.canvas import (
     LabFigure,
     caption,
@@ -56,7 +55,6 @@ from dlojz.display.style import (
 from dlojz.results.record import RunRecord
 
 if TYPE_CHECKING:
-    from dlojz.config.run_config import RunConfig
     from dlojz.models.experts.layer import StepLoad
     from dlojz.results.record import ExpertLoad, Trajectory
     from dlojz.train.trials import FormMeasure
@@ -265,45 +263,6 @@ def curriculum_figure(
         for name, (color, dashes, marker) in styles.items()
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 4), frameon=False)
-    return finish(figure, path)
-
-
-def pacing_figure(runs: Mapping[str, RunConfig], path: str | Path | None = None) -> LabFigure:
-    """Draw how the samples grow: tokens per sample against the step, and the tokens read so far.
-
-    Args:
-        runs: by the name the legend shows, runs on text.
-
-    Raises:
-        LabError: if there is none, or one reads images.
-    """
-    if not runs:
-        raise LabError(say(en="the figure needs one run or more.", fr="la figure demande au moins une exécution."))
-    named = ", ".join(runs)
-    alt = say(
-        en=f"Tokens per sample and tokens read against the step, for {named}.",
-        fr=f"Tokens par échantillon et tokens lus selon le pas, pour {named}.",
-    )
-    figure = new_figure(11.5, 3.8, alt)
-    lengths, totals = figure.subplots(1, 2)
-    for (name, config), (color, dashes, _) in zip(runs.items(), LINE_STYLES * len(runs), strict=False):
-        steps, heights, read = [0.0], [], [0.0]
-        for stretch in stretches(config):
-            steps.append(float(stretch.first_step + stretch.num_steps))
-            heights.append(float(stretch.length))
-            read.append(read[-1] + config.layout.global_batch * stretch.length * stretch.num_steps / THOUSAND)
-        drawn = {"color": color, "linestyle": dashes, "linewidth": 2}
-        lengths.step(steps, [*heights, heights[-1]], where="post", label=visible(name), **drawn)
-        totals.plot(steps, read, label=visible(name), **drawn)
-    for axes, label in (
-        (lengths, say(en="tokens per sample", fr="tokens par échantillon")),
-        (totals, say(en="tokens read (thousands)", fr="tokens lus (milliers)")),
-    ):
-        plain(axes)
-        caption(axes, x=say(en="step", fr="pas"), y=label)
-        axes.set_ylim(bottom=0)
-        decimal_marks(axes.yaxis)
-    lengths.legend(frameon=False)
     return finish(figure, path)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dlojz.labs.kit.exercise import Prediction
 from dlojz.labs.lab10_experts.exercises_pacing import PACING
-from dlojz.labs.lab10_experts.exercises_ranks import EXCHANGE, EXCHANGE_BYTES, MIXTURE, PARITY
+from dlojz.labs.lab10_experts.exercises_ranks import EXCHANGE, EXCHANGE_BYTES, MIXTURE, PARITY, PLACEMENT
 from dlojz.labs.lab10_experts.exercises_routing import BALANCE, GATE, PLACES, TWO_LEVEL
 
-EXERCISES = (GATE, PLACES, MIXTURE, BALANCE, TWO_LEVEL, EXCHANGE, PARITY, EXCHANGE_BYTES, PACING)
+EXERCISES = (GATE, PLACES, MIXTURE, BALANCE, TWO_LEVEL, EXCHANGE, PARITY, EXCHANGE_BYTES, PACING, PLACEMENT)
 
 PREDICTIONS = (
     Prediction(
@@ -27,6 +27,20 @@ PREDICTIONS = (
         tolerance=0.01,
     ),
     Prediction(
+        id="rate-same-computation",
+        en="How many times the tokens/s of a dense MLP of one expert’s size does the mixture make?",
+        fr="Combien de fois le débit, en tokens/s, d’un MLP dense de la taille d’un expert le mélange atteint-il ?",
+        kind="ratio",
+        tolerance=0.4,
+    ),
+    Prediction(
+        id="rate-same-weights",
+        en="How many times the tokens/s of a dense MLP with as many weights does the mixture make?",
+        fr="Combien de fois le débit, en tokens/s, d’un MLP dense d’autant de poids le mélange atteint-il ?",
+        kind="ratio",
+        tolerance=0.4,
+    ),
+    Prediction(
         id="exchange-sent",
         en="How many bytes does each of 2 ranks send per step by all-to-all, for moe_tiny with ep=2?",
         fr="Combien d’octets chacun des 2 rangs envoie-t-il par pas en all-to-all, pour moe_tiny avec ep=2 ?",
@@ -41,11 +55,32 @@ PREDICTIONS = (
         tolerance=0.01,
     ),
     Prediction(
+        id="exchange-share",
+        en="Which share of the time do two ranks spend in all-to-all, from 0 to 1?",
+        fr="Quelle part du temps deux rangs passent-ils en all-to-all, de 0 à 1 ?",
+        kind="share",
+        tolerance=0.4,
+    ),
+    Prediction(
+        id="unequal-step",
+        en="How many times as long does a pass take, if one of two ranks receives three quarters of the tokens?",
+        fr="Combien de fois plus longue est une passe, si l’un des deux rangs reçoit les trois quarts des tokens ?",
+        kind="ratio",
+        tolerance=0.5,
+    ),
+    Prediction(
         id="curriculum-tokens",
         en="How many tokens do the 40 steps read during which samples grow from 16 to 128 tokens, 4 samples a step?",
         fr="Combien de tokens lisent les 40 pas pendant lesquels les échantillons passent de 16 à 128 tokens, à 4 "
         "échantillons par pas ?",
         kind="count",
         tolerance=0.1,
+    ),
+    Prediction(
+        id="short-step",
+        en="Which share of the time of a step of 128 tokens does a step of 16 tokens take, from 0 to 1?",
+        fr="Quelle part du temps d’un pas de 128 tokens un pas de 16 tokens prend-il, de 0 à 1 ?",
+        kind="share",
+        tolerance=0.4,
     ),
 )

@@ -1,7 +1,7 @@
 """Exercises of lab 10 on the mixture and its ranks: dispatch and combine, all-to-all, gradients of experts, bytes.
 
 On ranks, values are compared with those of one process; then an answer must have sent each token only to the rank of
-its expert. `train_mixture` trains a small mixture in this process and keeps the loads of every step.
+its expert. The challenge places experts, some of them twice, on ranks by their loads.
 
 Shape suffixes: T tokens, E experts, L = E / n experts of one rank, K choices of a token, C places of an expert, D
 width, N choices that have a place.
@@ -10,17 +10,16 @@ width, N choices that have a place.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.display_hook import bar
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.rank_judges import OUTPUT, added, asked_for, normals, same
 from dlojz.labs.lab10_experts.exercises_routing import capacity, crowded, places
-from dlojz.models.experts.layer import StepLoad, watch_loads
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
@@ -785,74 +784,89 @@ EXCHANGE_BYTES = Exercise(
 )
 
 
-MODEL = "moe_tiny"
-EXPERTS, SEQUENCE_LENGTH, BATCH, LEARNING_RATE = 8, 32, 8, 1e-3
-IDLE = 0.01
-"""An expert that gets a smaller share of the choices than this is idle."""
+Loads = Sequence[int]
+PLACEMENT_CASES = ((8, 4, 3), (12, 4, 4), (16, 4, 5), (16, 8, 3), (24, 8, 4))
+"""Experts, ranks, places of a rank: more places than experts, so that some experts may stand twice or more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MixtureTrial:
-    """Loads and losses of a small mixture, step by step.
-
-    Args:
-        balance_loss: weight of the balance loss.
-        loads: of each mixture and step.
-        losses: by step, of the task alone.
-    """
-
-    balance_loss: float
-    loads: tuple[StepLoad, ...]
-    losses: tuple[float, ...]
-
-    @property
-    def dropped_share(self) -> float:
-        """Share of all choices of the training that were dropped, from 0 to 1."""
-        return sum(load.dropped for load in self.loads) / len(self.loads)
-
-    @property
-    def busiest_share(self) -> float:
-        """Share of the choices that the busiest expert of a step got, mean over steps and mixtures; 1 / E at best."""
-        return sum(max(load.tokens) / sum(load.tokens) for load in self.loads) / len(self.loads)
-
-    @property
-    def idle_experts(self) -> float:
-        """Experts of a mixture that got next to nothing in a step, mean over steps and mixtures."""
-        idle = [sum(tokens < IDLE * sum(load.tokens) for tokens in load.tokens) for load in self.loads]
-        return sum(idle) / len(idle)
+def _loads(experts: int, seed: int) -> list[int]:
+    """Tokens of each expert: few have many, as after a real router."""
+    draws = Random(seed)
+    return [max(1, round(200 * draws.random() ** 3)) for _ in range(experts)]
 
 
-def train_mixture(*, balance_loss: float, steps: int = 40, seed: int = 3) -> MixtureTrial:
-    """Train `moe_tiny` on the lab's prose in short samples, and keep its loads.
+def busiest_rank(loads: Loads, held: Sequence[Sequence[int]]) -> float:
+    """Compute the tokens of the busiest rank, where the copies of an expert share its tokens equally.
 
     Args:
-        balance_loss: weight of the balance loss, 0 for none.
-        steps: of AdamW.
+        loads: tokens of each expert.
+        held: numbers of the experts on each rank.
     """
-    import torch
-    import torch.nn.functional as F
+    copies = Counter(expert for one in held for expert in one)
+    return max(sum(loads[expert] / copies[expert] for expert in one) for one in held)
 
-    from dlojz import models
-    from dlojz.data.datasets import ProseWindows
-    from dlojz.models.experts import Routing
 
-    routing = Routing(experts=EXPERTS, top_k=1, capacity_factor=1.25, balance_loss=balance_loss)
-    with torch.random.fork_rng():  # the notebook's own random state stays as it is
-        torch.manual_seed(seed)
-        model = models.build(MODEL, sequence_length=SEQUENCE_LENGTH, routing=routing)
-    prose, generator = ProseWindows(SEQUENCE_LENGTH), torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    loads: list[StepLoad] = []
-    losses: list[float] = []
-    show = bar(steps)
-    for step in range(steps):
-        samples = [prose[int(index)] for index in torch.randint(len(prose), (BATCH,), generator=generator)]
-        inputs_BT, targets_BT = (torch.stack(column) for column in zip(*samples, strict=True))
-        loss = F.cross_entropy(model(inputs_BT).flatten(0, 1), targets_BT.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        loads += watch_loads(model, step)
-        show(step + 1)
-    return MixtureTrial(balance_loss=balance_loss, loads=tuple(loads), losses=tuple(losses))
+def _placed(given: Any, loads: Loads, ranks: int, room: int) -> list[list[int]]:
+    """Read the experts of each rank, or refuse them."""
+    try:
+        held = [[int(expert) for expert in one] for one in given]
+    except (TypeError, ValueError):
+        raise Wrong(
+            f"A list of {ranks} lists of experts' numbers is expected, one per rank, but {type(given).__name__} "
+            "was returned, which does not read as one.",
+            f"On attend une liste de {ranks} listes de numéros d’experts, une par rang, mais la valeur renvoyée, de "
+            f"type {type(given).__name__}, ne se lit pas ainsi.",
+        ) from None
+    if len(held) != ranks:
+        raise Wrong(
+            f"There are {ranks} ranks, but {len(held)} lists were returned: one per rank, also where it is empty.",
+            f"Il y a {ranks} rangs, mais {len(held)} listes ont été renvoyées : il en faut une par rang, même vide.",
+        )
+    if (most := max(map(len, held))) > room:
+        raise Wrong(
+            f"A rank has room for {room} experts, but one of yours holds {most}.",
+            f"Un rang a de la place pour {room} experts, mais l’un des vôtres en détient {most}.",
+        )
+    known = set(range(len(loads)))
+    if strange := {expert for one in held for expert in one} - known:
+        raise Wrong(
+            f"Expert {min(strange)} does not exist: they are numbered from 0 to {len(loads) - 1}.",
+            f"L’expert {min(strange)} n’existe pas : ils sont numérotés de 0 à {len(loads) - 1}.",
+        )
+    if missing := known - {expert for one in held for expert in one}:
+        raise Wrong(
+            f"Expert {min(missing)} is on no rank: its tokens would be lost. Every expert stands somewhere.",
+            f"L’expert {min(missing)} n’est sur aucun rang : ses tokens seraient perdus. Chaque expert a sa place.",
+        )
+    return held
+
+
+def _placement_score(answer: Callable[..., Any]) -> float:
+    """Load of the busiest rank over the mean, in per cent, mean over the cases."""
+    found = []
+    for number, (experts, ranks, room) in enumerate(PLACEMENT_CASES):
+        loads = _loads(experts, 100 + number)
+        held = _placed(answer(list(loads), ranks, room), loads, ranks, room)
+        found.append(100 * busiest_rank(loads, held) * ranks / sum(loads))
+    return round(sum(found) / len(found), 1)
+
+
+PLACEMENT = Challenge(
+    id="expert-placement",
+    title=Said("experts placed by their loads", "les experts placés selon leur charge"),
+    judge=_placement_score,
+    target=103,
+    unit_en="% of the mean load on the busiest rank",
+    unit_fr="% de la charge moyenne sur le rang le plus chargé",
+    praise_en="DeepSeek-V3 places copies of its busiest experts in this way, and does so again every few minutes.",
+    praise_fr="DeepSeek-V3 place ainsi des copies de ses experts les plus chargés, et recommence au bout de quelques "
+    "minutes.",
+    hint_en="Two decisions: which experts get the spare places, and which rank takes which copy. What does a copy of "
+    "the busiest expert leave to each of the two?",
+    hint_fr="Deux décisions : à quels experts donner les room libres, et quel rang prend quelle copie. Que laisse "
+    "une copie de l’expert le plus chargé à chacune des deux ?",
+    nearer_en="A first arrangement can be improved: look for two experts, one of the busiest rank and one elsewhere, "
+    "whose exchange lowers the larger of the two loads; begin again until there is none.",
+    nearer_fr="Une première répartition s’améliore : cherchez deux experts, l’un sur le rang le plus chargé, l’autre "
+    "ailleurs, dont l’échange abaisse la plus grande des deux charges ; recommencez tant qu’il y en a.",
+)

@@ -8,29 +8,26 @@ Shape suffixes: T tokens, E experts, K choices of a token, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from dlojz.base.language import language, percent, say, shortest, significant
+from dlojz.base.language import percent, say, shortest, significant
 from dlojz.base.table import Table, titles
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
-from dlojz.display.figures.training_figures import curriculum_figure, expert_load_figure, pacing_figure
+from dlojz.display.canvas import LabFigure, caption, decimal_marks, finish, new_figure, plain
+from dlojz.display.figures.training_figures import expert_load_figure
 from dlojz.display.style import BLACK, EDGE, GREY, LINE_STYLES, ORANGE, SKY, VERMILION, WHITE, Style
 from dlojz.hardware.links import NETWORK, NVLINK
 from dlojz.labs.kit.exercise import or_to_do
 from dlojz.labs.kit.figures import SHEET_RANKS, Picture, memory_and_messages, pictured
-from dlojz.labs.lab10_experts.exercises_ranks import EXPERTS, MixtureTrial
-from dlojz.labs.lab10_experts.exercises_ranks import train_mixture as train_mixture  # noqa: PLC0414
 from dlojz.labs.lab10_experts.exercises_routing import capacity
-from dlojz.prediction.compute import curriculum_cost
+from dlojz.models.experts.layer import StepLoad
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dlojz.config.run_config import RunConfig
-    from dlojz.results.record import Trajectory
     from dlojz.running.run import Run
 
 Choose = Callable[["Tensor", int], tuple["Tensor", "Tensor"]]
@@ -255,29 +252,28 @@ FLOPS_PER_S = 200e12
 """What a GPU sustains in bf16; about half of what its data sheet promises."""
 
 
-def _name(trial: MixtureTrial) -> str:
-    if not trial.balance_loss:
-        return say(en="without balance loss", fr="sans perte d’équilibrage")
-    weight = significant(trial.balance_loss, 4)
-    return say(en=f"with balance loss, weight {weight}", fr=f"avec perte d’équilibrage, poids {weight}")
+def loads(trainings: Mapping[float, Sequence[Tensor]], factor: float = 1.25) -> Picture:
+    """Draw the load of each expert by step, a column for each training.
+
+    Args:
+        trainings: by the weight of the balance loss, the choices of each expert, (E), step by step.
+        factor: the capacity factor.
+    """
+    drawn = {}
+    for weight, counts in trainings.items():
+        told = significant(weight, 4)
+        name = say(en=f"balance loss, weight {told}", fr=f"perte d’équilibrage, poids {told}")
+        if not weight:
+            name = say(en="without balance loss", fr="sans perte d’équilibrage")
+        drawn[name] = [_load(step, counts_E.tolist(), factor) for step, counts_E in enumerate(counts)]
+    return Picture(expert_load_figure(drawn))
 
 
-def loads(*trials: MixtureTrial) -> Picture:
-    """Draw the load of each expert of the last mixture by step, a column for each training."""
-    return Picture(expert_load_figure({_name(trial): trial.loads for trial in trials}))
-
-
-def loads_table(*trials: MixtureTrial) -> Table:
-    """Tabulate what each training did with its tokens, mean over its steps and mixtures."""
-    rows = tuple(
-        (_name(trial), percent(trial.busiest_share), significant(trial.idle_experts, 2), percent(trial.dropped_share))
-        for trial in trials
-    )
-    head = titles(
-        en=f"training; busiest expert; idle experts, of {EXPERTS}; tokens dropped",
-        fr=f"entraînement; expert le plus chargé; experts oisifs, sur {EXPERTS}; tokens abandonnés",
-    )
-    return Table(head, rows)
+def _load(step: int, counts: list[int], factor: float) -> StepLoad:
+    room = capacity(sum(counts), len(counts), 1, factor)
+    dropped = sum(max(0, count - room) for count in counts) / sum(counts)
+    layer = say(en="the last mixture", fr="du dernier mélange")
+    return StepLoad(step=step, layer=layer, tokens=tuple(counts), capacity=room, dropped=dropped, balance=0.0)
 
 
 def _title(run: Run) -> str:
@@ -311,7 +307,7 @@ def expert_seconds() -> float:
 @or_to_do
 def over_links(exchange_bytes: ExchangeBytes) -> Table:
     """Compare, for a layer of Mixtral on 8 GPUs, the experts' time with that of the student's bytes."""
-    sent = exchange_bytes(TOKENS, WIDTH, EXPERTS, TOP_K, FACTOR, RANKS, NUMBER_BYTES)
+    sent = exchange_bytes(TOKENS, WIDTH, RANKS, TOP_K, FACTOR, RANKS, NUMBER_BYTES)
     computing = expert_seconds()
     rows = []
     for name, link in (("NVLink", NVLINK), (say(en="network", fr="réseau"), NETWORK)):
@@ -333,45 +329,49 @@ def over_links(exchange_bytes: ExchangeBytes) -> Table:
     return Table(head, tuple(rows))
 
 
-def _names(ones: Mapping[str, object]) -> dict[str, str]:
-    """The names of a legend, in the reader's language."""
-    french = {"without": "sans curriculum", "linear": "linéaire", "root": "racine carrée"}
-    english = {"without": "without curriculum", "linear": "linear", "root": "square root"}
-    known = french if language() == "fr" else english
-    return {name: known.get(name, name) for name in ones}
+@dataclass(frozen=True)
+class CurriculumStep:
+    """One step of a training whose sequences grow.
+
+    Attributes:
+        length: tokens of a sample.
+        tokens: read so far.
+        seconds: trained so far.
+        root: largest √v of Adam.
+        held_out: loss on text never trained on; None where it was not measured.
+    """
+
+    length: int
+    tokens: int
+    seconds: float
+    root: float
+    held_out: float | None
 
 
-def lengths(configs: Mapping[str, RunConfig]) -> Picture:
-    """Draw tokens per sample by step, and tokens read so far, for several runs."""
-    names = _names(configs)
-    return Picture(pacing_figure({names[name]: config for name, config in configs.items()}))
-
-
-def trials(trajectories: Mapping[str, Trajectory]) -> Picture:
-    """Draw loss against tokens and against time, Adam's √v, and the cost of a step by its length."""
-    names = _names(trajectories)
-    growing = max((one.config for one in trajectories.values()), key=lambda config: config.curriculum != "none")
-    cost = curriculum_cost(growing)
-    predicted = {length: cost.relative_cost(length) for length in (one.stretch.length for one in cost.lengths)}
-    return Picture(curriculum_figure({names[name]: [one] for name, one in trajectories.items()}, predicted=predicted))
-
-
-def trials_table(trajectories: Mapping[str, Trajectory]) -> Table:
-    """Tabulate steps, tokens, loss on other text at the end, largest √v and seconds of several trials."""
-    names = _names(trajectories)
-    rows = tuple(
-        (
-            names[name],
-            str(len(one.losses)),
-            str(sum(one.tokens)),
-            significant(one.held_out[-1].loss),
-            significant(max(one.variance_max), 2),
-            significant(sum(one.step_s), 2),
-        )
-        for name, one in trajectories.items()
-    )
-    head = titles(
-        en="trial; steps; tokens; loss on other text; largest √v; seconds",
-        fr="essai; pas; tokens; perte sur un autre texte; plus grand √v; secondes",
-    )
-    return Table(head, rows)
+@pictured
+def curriculum(trainings: Mapping[str, Sequence[CurriculumStep]]) -> LabFigure:
+    """Draw length, held-out loss against tokens and against seconds, and Adam's √v, of several trainings."""
+    figure = new_figure(11.5, 6.4, alt=say(
+        en="Length of the samples by step, loss on other text by tokens and by seconds, and largest √v by step, of: ",
+        fr="Longueur des échantillons par pas, perte sur un autre texte par tokens et par secondes, et plus grand √v "
+        "par pas, de : ",
+    ) + ", ".join(trainings) + ".")  # fmt: skip
+    lengths, roots, by_tokens, by_seconds = figure.subplots(2, 2).flat
+    for (name, steps), (color, dashes, marker) in zip(trainings.items(), LINE_STYLES, strict=False):
+        look = {"color": color, "linestyle": dashes}
+        lengths.plot([one.length for one in steps], **look, label=name)
+        roots.semilogy([one.root for one in steps], **look)
+        held = [one for one in steps if one.held_out is not None]
+        by_tokens.plot([one.tokens for one in held], [one.held_out for one in held], marker=marker, **look)
+        by_seconds.plot([one.seconds for one in held], [one.held_out for one in held], marker=marker, **look)
+    step, loss = say(en="step", fr="pas"), say(en="loss on other text", fr="perte sur un autre texte")
+    caption(lengths, x=step, y=say(en="tokens per sample", fr="tokens par échantillon"))
+    caption(roots, x=step, y=say(en="largest √v", fr="plus grand √v"))
+    caption(by_tokens, x=say(en="tokens read", fr="tokens lus"), y=loss)
+    caption(by_seconds, x=say(en="seconds of training", fr="secondes d’entraînement"), y=loss)
+    for axes in (lengths, by_tokens, by_seconds):
+        plain(axes)
+        decimal_marks(axes.xaxis, axes.yaxis)
+    plain(roots)
+    figure.legend(*lengths.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    return finish(figure)
