@@ -51,7 +51,7 @@ def prose(entry: LabEntry, language: str) -> str:
 
 
 def test_the_catalogue_has_every_source_and_every_module() -> None:
-    assert [entry.number for entry in LABS] == [f"{number:02d}" for number in range(13)]
+    assert [entry.number for entry in LABS] == [f"{number:02d}" for number in range(14)]
     assert {path.stem for path in (ROOT / "solutions").glob("*.py")} <= {entry.file for entry in LABS}
     assert set(NUMBERS) <= set(BY_NUMBER)
 
@@ -90,13 +90,13 @@ def test_durations_are_said_as_one_says_them() -> None:
 
 
 def test_an_unknown_lab_is_refused() -> None:
-    with pytest.raises(LabError, match="unknown lab '13'"):
-        entry_of("13")
+    with pytest.raises(LabError, match="unknown lab '14'"):
+        entry_of("14")
 
 
 def test_neighbours_form_one_chain() -> None:
     assert neighbours("00")[0] is None
-    assert neighbours("12")[1] is None
+    assert neighbours("13")[1] is None
     for one, other in itertools.pairwise(LABS):
         assert neighbours(one.number)[1] == other
         assert neighbours(other.number)[0] == one

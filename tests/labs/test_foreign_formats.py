@@ -1,4 +1,4 @@
-"""Lab 04's look at other formats: what pickles name, who writes what, what one flipped bit does."""
+"""Lab 13's look at other formats: what pickles name, and the pieces that another number of ranks reads."""
 
 from __future__ import annotations
 
@@ -14,24 +14,17 @@ import torch
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
-from dlojz.config.run_config import RunConfig
-from dlojz.display.canvas import LabFigure
-from dlojz.labs.lab04_zero import checkpoint_formats as formats
-from dlojz.labs.lab04_zero.checkpoint_formats import (
+from dlojz.labs.lab13_checkpoints import formats
+from dlojz.labs.lab13_checkpoints.formats import (
     CASES,
     calls,
-    differing,
     entries,
     imported,
-    numbers_after,
     refused_by_weights_only,
     shares_to_read,
     starts,
-    who_writes_what,
 )
-from dlojz.prediction.shapes import model_shapes
 
-CONFIG = RunConfig.of(model="coatnet_tiny", dp=2, micro_batch=4, steps=2)
 PLANTED = b"cbuiltins\nprint\n(S'it has run'\ntR."
 
 
@@ -42,7 +35,7 @@ def archive(value: Any) -> bytes:
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> dict[formats.Format, Path]:
+def folders(tmp_path: Path) -> dict[str, Path]:
     """Files of the names and the kinds that the libraries write; what they really write the notebook shows."""
     shares = {"partition_count": [2], "flat": torch.arange(4096.0)}
     for name, content in {
@@ -102,12 +95,6 @@ def test_archives_in_a_row_are_each_read() -> None:
     assert entries(PLANTED) == []
 
 
-def test_numbers_after_a_text() -> None:
-    content = archive({"other": [7], "partition_count": [2, 300], "next": 5, "flag": True})
-    assert numbers_after(content, "partition_count") == [2, 300]
-    assert numbers_after(content, "absent") == []
-
-
 @pytest.mark.parametrize("content", [b"", b"no pickle", PLANTED[:-1], b"\x80\x04\x8c\xff"])
 def test_what_is_no_pickle_is_refused_in_a_sentence(content: bytes) -> None:
     with pytest.raises(LabError, match="is no pickle"):
@@ -125,81 +112,12 @@ def test_what_weights_only_refuses_is_named(tmp_path: Path) -> None:
     assert refused_by_weights_only(tmp_path / "__0_0.distcp") == ""
 
 
-def test_each_file_is_put_down_to_the_rank_that_writes_it(folders: dict[formats.Format, Path]) -> None:
-    found = {file.name: (file.rank, file.pickled) for file in formats.files(folders)}
-    assert found == {
-        "latest": (0, False),
-        "global_step2/mp_rank_00_model_states.pt": (0, True),
-        "global_step2/zero_pp_rank_0_mp_rank_00_optim_states.pt": (0, True),
-        "global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt": (1, True),
-        ".metadata": (0, True),
-        "__0_0.distcp": (0, True),
-        "__1_0.distcp": (1, True),
-        "tensors-0000.safetensors": (0, False),
-        "COMMIT": (0, False),
-    }
-
-
-def test_the_shares_of_all_ranks_are_the_whole_state() -> None:
-    """DeepSpeed keeps a master copy besides: 16Ψ; DCP and dlojz keep 12Ψ, with one set of buffers and with two."""
-    shapes = model_shapes(CONFIG)
-    replica_bytes = 4 * shapes.float_buffer_elements + shapes.integer_buffer_bytes
-    sums = {
-        kind: sum(sum(formats.predicted_bytes(CONFIG, kind, rank).values()) for rank in (0, 1))
-        for kind in formats.FORMATS
-    }
-    assert sums["deepspeed"] == 16 * shapes.num_parameters + replica_bytes
-    assert sums["dcp"] == 12 * shapes.num_parameters + replica_bytes
-    assert sums["dlojz"] == 12 * shapes.num_parameters + 2 * replica_bytes + 2 * 5056 + 8
-
-
 @pytest.mark.parametrize("language", ["en", "fr"])
-def test_tables_and_figure_tell_who_writes_what(folders: dict[formats.Format, Path], language: str) -> None:
+def test_the_table_names_what_the_pickles_import(folders: dict[str, Path], language: str) -> None:
     use_language(language)  # type: ignore[arg-type]
-    table = formats.FileTable(folders, CONFIG)
-    assert table.written_bytes("dlojz", 0) == 4096 + 2
-    assert table.written_bytes("dlojz", 1) == 0
-    assert all(file.name in repr(table) for file in table.files)
     pickles = str(formats.pickle_table(folders))
     assert "pathlib: PurePosixPath" in pickles
     assert ("aucun pickle" if language == "fr" else "no pickle") in pickles
-    figure = who_writes_what(table)
-    assert isinstance(figure, LabFigure)
-    assert figure.alt.count("rang" if language == "fr" else "rank") == 6
-    grey = [bar.get_width() for bar in figure.axes[0].patches if bar.get_facecolor()[:3] == (0xDD / 255,) * 3]
-    assert sum(grey) * 2**20 == pytest.approx(sum(file.bytes for file in table.files))
-
-
-def test_the_number_of_ranks_is_read_off_each_share(folders: dict[formats.Format, Path]) -> None:
-    assert formats.frozen_ranks(folders["deepspeed"]) == [2, 2]
-
-
-def test_one_bit_of_a_tensor_is_flipped_in_a_copy(folders: dict[formats.Format, Path], tmp_path: Path) -> None:
-    """Of archives, in the largest tensor; what is copied stays as it was."""
-    for kind, folder in folders.items():
-        before = {file.name: file.path.read_bytes() for file in formats.files({kind: folder})}
-        name = formats.with_a_flipped_bit(folder, tmp_path / "altered" / kind)
-        after = {file.name: file.path.read_bytes() for file in formats.files({kind: tmp_path / "altered" / kind})}
-        assert {file.name: file.path.read_bytes() for file in formats.files({kind: folder})} == before
-        assert [other for other in before if before[other] != after[other]] == [name]
-        changed = [a ^ b for a, b in zip(before[name], after[name], strict=True)]
-        assert [bits.bit_count() for bits in changed if bits] == [1]
-    share = tmp_path / "altered/deepspeed/global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt"
-    found = torch.load(share, weights_only=True)["flat"]  # without a word
-    assert (found != torch.arange(4096.0)).sum() == 1
-
-
-def test_a_folder_that_is_not_there_is_said_to_be_to_write(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="run the cell that writes it first"):
-        formats.FileTable({"dcp": tmp_path / "dcp"}, CONFIG)
-
-
-def test_tensors_are_compared_bit_by_bit() -> None:
-    """A NaN equals itself, -0 is not 0, and a scalar is a tensor, too."""
-    one = {"a": torch.tensor([1.0, float("nan")]), "b": [torch.tensor(0.0), {"c": torch.tensor(3)}]}
-    other = {"a": torch.tensor([1.0, float("nan")]), "b": [torch.tensor(-0.0), {"c": torch.tensor(3)}]}
-    assert differing(one, one) == {"sharded": 0, "whole": 0}
-    assert differing(one, other) == {"sharded": 0, "whole": 1}
 
 
 @pytest.mark.parametrize("case", CASES)

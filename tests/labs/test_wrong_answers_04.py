@@ -333,40 +333,6 @@ def changed(**changes: Any) -> Answer:
     return answer
 
 
-def pieces_to_read(e: int, old: int, new: int, rank: int) -> list[list[int]]:
-    """Number by number: who has it, and where in that rank's share."""
-    mine = [(n // -(-e // old), n % -(-e // old)) for n in range(e) if n // -(-e // new) == rank]
-    found: list[list[int]] = []
-    for other, place in mine:
-        if found and found[-1][0] == other:
-            found[-1][2] = place + 1
-        else:
-            found.append([other, place, place + 1])
-    return found
-
-
-def pieces_in_the_vector(e: int, old: int, new: int, rank: int) -> list[list[int]]:
-    share = -(-e // old)
-    return [[r, r * share + a, r * share + b] for r, a, b in pieces_to_read(e, old, new, rank)]
-
-
-def pieces_rounded_down(e: int, old: int, new: int, rank: int) -> list[tuple[int, int, int]]:
-    a, b = e // old, e // new
-    met = [(r, max(r * a, rank * b), min(r * a + a, rank * b + b)) for r in range(old)]
-    return [(r, x - r * a, y - r * a) for r, x, y in met if x < y]
-
-
-def pieces_with_padding(e: int, old: int, new: int, rank: int) -> list[tuple[int, int, int]]:
-    a, b = -(-e // old), -(-e // new)
-    met = [(r, max(r * a, rank * b), min(r * a + a, rank * b + b)) for r in range(old)]
-    return [(r, x - r * a, y - r * a) for r, x, y in met if x < y]
-
-
-def pieces_of_everybody(e: int, old: int, new: int, rank: int) -> list[list[int]]:
-    met = {piece[0]: piece for piece in pieces_to_read(e, old, new, rank)}
-    return [met.get(r, [r, 0, 0]) for r in range(old)]
-
-
 def sent(passes: tuple[int, int, int, int]) -> Answer:
     return lambda w, n, stage, m: w * (n - 1) / n * passes[stage]
 
@@ -642,34 +608,6 @@ def times_by_loop(sizes: Any, p: int, a: float, b: float) -> float:
             for _ in range(p - 1):
                 total += a + b * size / p
     return total
-
-
-def pieces_by_intervals(e: int, old: int, new: int, rank: int) -> list[tuple[int, int, int]]:
-    old_share, new_share = (e + old - 1) // old, (e + new - 1) // new
-    place, end, pieces = rank * new_share, min((rank + 1) * new_share, e), []
-    while place < end:
-        other, start = divmod(place, old_share)
-        stop = min(old_share, start + end - place)
-        pieces.append((other, start, stop))
-        place += stop - start
-    return pieces
-
-
-def pieces_by_torch(e: int, old: int, new: int, rank: int) -> list[Any]:
-    owners, mine = torch.arange(e).split(-(-e // old)), torch.arange(e).split(-(-e // new))
-    found = []
-    for other, numbers in enumerate(owners):
-        met = torch.isin(numbers, mine[rank]).nonzero() if rank < len(mine) else []
-        if len(met):
-            found.append((other, met[0].item(), met[-1].item() + 1))
-    return found
-
-
-def pieces_by_sets(e: int, old: int, new: int, rank: int) -> list[tuple[int, int, int]]:
-    a, b = math.ceil(e / old), math.ceil(e / new)
-    wanted = set(range(e)[rank * b : (rank + 1) * b])
-    shares = [[place for place, n in enumerate(range(e)[r * a : (r + 1) * a]) if n in wanted] for r in range(old)]
-    return [(r, min(places), max(places) + 1) for r, places in enumerate(shares) if places]
 
 
 BANK: dict[str, list[tuple[Answer, str]]] = {
@@ -974,53 +912,6 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         ),
         (lambda s, p, a, b: 3 * (p - 1) * a * len(s), "The bytes are missing"),
     ],
-    "shares-to-read": [
-        (pieces_in_the_vector, "counted from the beginning of the vector"),
-        (pieces_rounded_down, "a share is rounded up"),
-        (pieces_with_padding, "beyond the end of the vector"),
-        (pieces_of_everybody, "leave out the ranks of which there is nothing to read"),
-        (
-            lambda e, old, new, rank: [
-                (r, 0, min(-(-e // old), e - r * -(-e // old))) for r, *_ in pieces_to_read(e, old, new, rank)
-            ],
-            "too much of each",
-        ),
-        (lambda e, old, new, rank: pieces_to_read(e, old, new, rank)[::-1], "in another order"),
-        (lambda e, old, new, rank: [(rank, 0, e // new)], "is expected, but your function returns"),
-        (lambda e, old, new, rank: [(r, a) for r, a, _ in pieces_to_read(e, old, new, rank)], "a list of triples"),
-        (
-            lambda e, old, new, rank: [(r, a / 1, b / 1) for r, a, b in pieces_to_read(e, old, new, rank)],
-            "whole numbers",
-        ),
-        (lambda e, old, new, rank: None, "returns nothing"),
-        (
-            lambda e, old, new, rank: [(r, a, b - 1) for r, a, b in pieces_to_read(e, old, new, rank)],
-            "Your last place is one too small",
-        ),
-        (
-            lambda e, old, new, rank: [(r, a, b - a) for r, a, b in pieces_to_read(e, old, new, rank)],
-            "The third number is a length",
-        ),
-        (
-            lambda e, old, new, rank: [(r + 1, a, b) for r, a, b in pieces_to_read(e, old, new, rank)],
-            "You number the old ranks from 1; they go from 0.",
-        ),
-        (
-            lambda e, old, new, rank: pieces_to_read(e, new, old, min(rank, old - 1)),
-            "For the arguments (12, 2, 3, 0) you read shares of the",
-        ),
-        (lambda e, old, new, rank: pieces_to_read(e, old, new, 0), "Every rank reads what rank 0 should"),
-        (
-            lambda e, old, new, rank: [(r, 0, -(-e // old)) for r in range(rank, old, new)],
-            "is expected, but your function returns",
-        ),
-        (lambda e, old, new, rank: pieces_to_read(e, old, new, rank)[:1], "Only the first piece is there"),
-        (
-            lambda e, old, new, rank: [x for piece in pieces_to_read(e, old, new, rank) for x in piece],
-            "Return a list of triples of whole numbers, (old rank,",
-        ),
-        (lambda e, old, new, rank: pieces_to_read(e, old, new, rank) or None, "Your function returns nothing"),
-    ],
 }
 
 REFERENCES: dict[str, Answer] = {
@@ -1036,7 +927,6 @@ REFERENCES: dict[str, Answer] = {
     ],
     "offload-time": lambda n, tokens, flops, pcie: 4 / (n * pcie) / (6 * tokens / flops),
     "zero-time": lambda sizes, p, a, b: 3 * (p - 1) * (a * len(sizes) + b * sum(sizes) / p),
-    "shares-to-read": pieces_to_read,
 }
 OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
     ("shard-optimizer", sharded_by_broadcasts),
@@ -1108,13 +998,6 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
         "zero-time",
         lambda sizes, p, a, b: math.fsum(2 * (p - 1) * (a + b * n / p) + (p - 1) * (a + b * n / p) for n in sizes),
     ),
-    ("shares-to-read", pieces_by_intervals),
-    ("shares-to-read", pieces_by_torch),
-    ("shares-to-read", pieces_by_sets),
-    ("shares-to-read", lambda *case: tuple(map(tuple, pieces_to_read(*case)))),
-    ("shares-to-read", lambda *case: np.array(pieces_to_read(*case))),
-    ("shares-to-read", lambda *case: torch.tensor(pieces_to_read(*case))),
-    ("shares-to-read", lambda *case: [tuple(map(np.int64, piece)) for piece in pieces_by_intervals(*case)]),
 ]
 
 

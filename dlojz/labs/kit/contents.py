@@ -148,9 +148,9 @@ def _up_to(number: str, but: tuple[str, ...] = ()) -> tuple[str, ...]:
 
 
 PROGRAMMES = (
-    Programme(Said("half a day", "une demi-journée"), ("00", "02", "03"), without=("01",)),
-    Programme(Said("two days", "deux jours"), _up_to("08", but=("01",)), without=("01",)),
-    Programme(Said("four days", "quatre jours"), _up_to("12")),
+    Programme(Said("half a day", "une demi-journée"), ("00", "03")),
+    Programme(Said("two days", "deux jours"), _up_to("06", but=("01",)), without=("01",)),
+    Programme(Said("four days", "quatre jours"), _up_to("13")),
 )
 """From short to long; a day has about six hours of lab. Who does not know attention begins with lab 01."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dlojz.labs.kit.exercise import Prediction
-from dlojz.labs.lab04_zero.checkpoint_formats import SHARES_TO_READ
 from dlojz.labs.lab04_zero.exercises_cost import DEEPSPEED_JSON, OFFLOAD_BYTES, OFFLOAD_TIME, ZERO_TIME, ZERO_VOLUME
 from dlojz.labs.lab04_zero.exercises_stages import SHARD_GRADIENTS, SHARD_OPTIMIZER, SHARD_WEIGHTS, ZERO_STATES
 
@@ -17,7 +16,6 @@ EXERCISES = (
     OFFLOAD_BYTES,
     OFFLOAD_TIME,
     ZERO_TIME,
-    SHARES_TO_READ,
 )
 
 PREDICTIONS = (
@@ -58,14 +56,5 @@ PREDICTIONS = (
         "calcul ?",
         kind="count",
         tolerance=0.05,
-    ),
-    Prediction(
-        id="optimizer-file",
-        en="How many bytes does each of 2 ranks write into its file of the optimizer, with DeepSpeed's ZeRO-2 and "
-        "coatnet_tiny in fp32?",
-        fr="Combien d’octets chacun des 2 rangs écrit-il dans son fichier de l’optimiseur, avec le ZeRO-2 de "
-        "DeepSpeed et coatnet_tiny en fp32 ?",
-        kind="bytes",
-        tolerance=0.02,
     ),
 )

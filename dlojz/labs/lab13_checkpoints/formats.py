@@ -1,56 +1,33 @@
-"""Checkpoints of three formats in lab 04: who writes which file, what its pickles import, and resharding.
+"""Reading with another number of ranks, an exercise of lab 13, and the pickles in the files of checkpoints.
 
-Files are listed, measured, copied and altered as bytes. Pickles are read instruction by instruction with `pickletools`
-and never run; only `refused_by_weights_only` gives a file to torch. A pickle is a program for a machine with a stack:
-it names functions (`GLOBAL`, `STACK_GLOBAL`), which loading imports, and calls them (`REDUCE`, `NEWOBJ`). What is read
-shows what an honest file names; it is no scanner that would clear a hostile one.
+Pickles are read instruction by instruction with `pickletools` and never run; only `refused_by_weights_only` gives a
+file to torch. A pickle is a program for a machine with a stack: it names functions (`GLOBAL`, `STACK_GLOBAL`), which
+loading imports, and calls them (`REDUCE`, `NEWOBJ`). What is read shows what an honest file names; it is no scanner
+that would clear a hostile one.
 
-With Ψ parameters in fp32, Adam and N data-parallel ranks, and B bytes of BatchNorm statistics per replica:
-
-    format              rank 0 writes                               each other rank writes
-    DeepSpeed, ZeRO-2   4Ψ weights, B; 12Ψ/N master and moments     12Ψ/N master and moments
-    DCP, FSDP2          its rows of 12Ψ weights and moments, B/N    the same
-    dlojz               12Ψ weights and moments, N·B                nothing
-
-Source: DeepSpeed 0.19, `runtime/engine.py` (`save_checkpoint`, `_get_zero_ckpt_name`); torch 2.13, `serialization.py`
-(zip archives whose entry `data.pkl` is a pickle), `distributed/checkpoint/filesystem.py` (`__RANK_N.distcp`) and
-`distributed/checkpoint/_dedup_save_plans.py`, which gives what all ranks hold to the one that has least to write;
-CPython, `Lib/pickletools.py`.
+Source: torch 2.13, `serialization.py` (zip archives whose entry `data.pkl` is a pickle),
+`distributed/checkpoint/filesystem.py` (`__RANK_N.distcp`); CPython, `Lib/pickletools.py`.
 """
 
 from __future__ import annotations
 
 import pickletools
 import re
-import shutil
 import struct
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import MEBIBYTE, format_bytes, integer, refusal, say
+from dlojz.base.language import integer, say
 from dlojz.base.table import Table, titles
-from dlojz.config.run_config import RunConfig
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
-from dlojz.display.style import CATEGORY_STYLES, EDGE, PREDICTED_ALPHA, RULE, category_label
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said
-from dlojz.labs.kit.figures import bar, legend_above
 from dlojz.labs.kit.judges import Judge, reader
-from dlojz.labs.kit.sandbox import load_deepspeed as load_deepspeed  # noqa: PLC0414
-from dlojz.prediction.compute import checkpoint_bytes
-from dlojz.prediction.shapes import model_shapes
-from dlojz.results.footprint import CATEGORIES, Category
 
 Pieces = list[tuple[int, int, int]]
 CASES = ((12, 2, 3), (12, 3, 2), (10, 4, 3), (10, 3, 4), (7, 2, 2), (9, 1, 2), (9, 4, 1), (23, 5, 4), (5, 2, 4))
@@ -173,8 +150,7 @@ MISTAKES = (
     Mistake(
         _with_empty,
         "Almost: leave out the ranks of which there is nothing to read; there may be hundreds of files.",
-        "Presque : laissez de côté les rangs où il n’y a rien à lire ; les fichiers peuvent se compter par "
-        "centaines.",
+        "Presque : laissez de côté les rangs où il n’y a rien à lire ; les fichiers peuvent se compter par centaines.",
     ),
     Mistake(
         _whole_shares,
@@ -245,7 +221,6 @@ SHARES_TO_READ = Exercise(
 _ENTRY = b"PK\x03\x04"
 _ENTRY_HEADER = struct.Struct("<4s5H3I2H")  # .ZIP application note (APPNOTE.TXT), 4.3.7: local file header
 _CALLS = frozenset({"REDUCE", "NEWOBJ", "NEWOBJ_EX", "INST", "OBJ", "BUILD"})
-_NUMBERS = frozenset({"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"})
 _FETCHES = frozenset({"BINGET", "LONG_BINGET", "GET"})
 _KEEPS = frozenset({"BINPUT", "LONG_BINPUT", "PUT"})
 
@@ -305,30 +280,11 @@ def calls(content: bytes) -> int:
     return sum(name in _CALLS for start in starts(content) for name, _ in instructions(content, start))
 
 
-def numbers_after(content: bytes, key: str) -> list[int]:
-    """The whole numbers that follow a text in the pickles of a file, up to the next text.
-
-    Raises:
-        LabError: as `imported`.
-    """
-    found: list[int] = []
-    for start in starts(content):
-        listening = False
-        for name, operand in instructions(content, start):
-            if isinstance(operand, str):
-                listening = operand == key
-            elif listening and name in _NUMBERS and isinstance(operand, int):
-                found.append(operand)
-    return found
-
-
 def refused_by_weights_only(path: Path) -> str:
     """What `torch.load(…, weights_only=True)` says of a file of one's own: what it refuses, or that it reads it.
 
     Empty for a file that strings up archives: it is read in pieces.
     """
-    import torch
-
     if path.suffix == ".distcp":
         return ""
     try:
@@ -339,18 +295,6 @@ def refused_by_weights_only(path: Path) -> str:
         told = re.search(r"Unsupported (?:global: GLOBAL [\w.]+|operand \d+|class [\w.]+)", str(error))
         return f"weights_only: {told[0] if told else type(error).__name__}"
     return say(en="weights_only: read", fr="weights_only : lu")
-
-
-def read(path: Path) -> bytes:
-    """The bytes of a file.
-
-    Raises:
-        LabError: if it cannot be read.
-    """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise LabError(f"{path.name} cannot be read: {error.strerror}.") from None
 
 
 def _globals(content: bytes, start: int) -> Iterator[str]:
@@ -376,125 +320,23 @@ def _globals(content: bytes, start: int) -> Iterator[str]:
                 texts.append(last)
 
 
-Format = Literal["deepspeed", "dcp", "dlojz"]
-FORMATS: dict[Format, str] = {"deepspeed": "DeepSpeed, ZeRO-2", "dcp": "DCP, FSDP2", "dlojz": "dlojz"}
-_WRITER = re.compile(r"(?:__(\d+)_\d+\.distcp|.*zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt)")
-_PICKLED = (".pt", ".distcp", ".metadata")
-_SHARE = "optim_states.pt"
+PICKLED = (".pt", ".distcp", ".metadata")
 WIDTH = 110
 
 
-@dataclass(frozen=True)
-class FormatFile:
-    """One file of a checkpoint."""
-
-    format: Format
-    path: Path
-    name: str
-    """Within the folder of the checkpoint."""
-    rank: int
-    """That has written it."""
-    bytes: int
-
-    @property
-    def pickled(self) -> bool:
-        """Whether it holds pickles, by its name."""
-        return self.path.name.endswith(_PICKLED)
-
-
-def files(folders: Mapping[Format, Path]) -> list[FormatFile]:
-    """The files of some checkpoints, the largest of each rank first.
-
-    Raises:
-        LabError: if a folder is not there.
-    """
-    found: list[FormatFile] = []
-    for kind, folder in folders.items():
-        if not folder.is_dir():
-            raise refusal(
-                en=f"there is no checkpoint {FORMATS[kind]} in {folder}: run the cell that writes it first.",
-                fr=f"il n’y a pas de checkpoint {FORMATS[kind]} dans {folder} : exécutez d’abord la cellule qui "
-                "l’écrit.",
-            )
-        own = [
-            FormatFile(kind, path, path.relative_to(folder).as_posix(), _rank(path), path.stat().st_size)
-            for path in folder.rglob("*")
-            if path.is_file()
-        ]
-        found += sorted(own, key=lambda file: (file.rank, -file.bytes, file.name))
-    return found
-
-
-def _rank(path: Path) -> int:
-    """The rank that has written a file: the one in its name, else rank 0, which writes what there is once."""
-    named = _WRITER.fullmatch(path.name)
-    return int(named[1] or named[2]) if named else 0
-
-
-def predicted_bytes(config: RunConfig, kind: Format, rank: int) -> dict[Category, float]:
-    """Bytes of tensors that a rank writes, by category; see the table above.
+def pickle_table(folders: Mapping[str, Path]) -> Table:
+    """Tabulate the pickles of some checkpoints: how many calls loading them would make, and what it would import.
 
     Args:
-        config: the run: a model in fp32 with Adam, data-parallel.
-        rank: 0 to dp − 1.
+        folders: by the name of the format; of one's own, and nothing in them is loaded but under `weights_only`.
     """
-    shapes, ranks = model_shapes(config), config.layout.dp
-    replica_bytes = 4 * shapes.float_buffer_elements + shapes.integer_buffer_bytes
-    parameters = shapes.num_parameters
-    if kind == "deepspeed":
-        found: dict[Category, float] = {"master": 4 * parameters / ranks, "optimizer": 8 * parameters / ranks}
-        return {"weights": 4 * parameters, "buffers": replica_bytes, **found} if rank == 0 else found
-    if kind == "dcp":
-        rows = sum(parameter.rows_numel(ranks, rank) for parameter in shapes.parameters)
-        return {"weights": 4 * rows, "optimizer": 8 * rows, "buffers": replica_bytes / ranks}
-    if rank > 0:
-        return {}
-    beside = checkpoint_bytes(config) - 12 * parameters
-    return {"weights": 4 * parameters, "optimizer": 8 * parameters, "buffers": beside}
-
-
-class FileTable:
-    """The files of some checkpoints: who has written each, and its bytes; each rank's sum beside what was predicted."""
-
-    def __init__(self, folders: Mapping[Format, Path], config: RunConfig) -> None:
-        self.config, self.files = config, files(folders)
-        self.formats = list(folders)
-
-    def written_bytes(self, kind: Format, rank: int) -> int:
-        """What a rank has written in a format."""
-        return sum(file.bytes for file in self.files if (file.format, file.rank) == (kind, rank))
-
-    def table(self) -> Table:
-        """Lay the files out by format and rank, below the sums of each rank."""
-        named = say(en="rank", fr="rang")
-        rows: list[tuple[str, ...]] = []
-        for kind in self.formats:
-            rows.append((FORMATS[kind],))
-            for rank in range(self.config.layout.dp):
-                expected = sum(predicted_bytes(self.config, kind, rank).values())
-                written = format_bytes(self.written_bytes(kind, rank))
-                rows.append((f"{named} {rank}", written, format_bytes(expected)))
-                own = [file for file in self.files if (file.format, file.rank) == (kind, rank)]
-                rows += [(f"    {file.name}", format_bytes(file.bytes), "") for file in own]
-        return Table(titles(en="; written; tensors predicted", fr="; écrit; tenseurs prédits"), tuple(rows))
-
-    def __repr__(self) -> str:
-        return str(self.table())
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
-
-
-def pickle_table(folders: Mapping[Format, Path]) -> Table:
-    """Tabulate the pickles of some checkpoints: how many calls loading them would make, and what it would import."""
     rows: list[tuple[str, ...]] = []
-    pickles = [file for file in files(folders) if file.pickled]
-    for kind in folders:
-        own = {file: read(file.path) for file in pickles if file.format == kind}
-        rows.append((FORMATS[kind] if own else FORMATS[kind] + say(en=": no pickle", fr=" : aucun pickle"),))
+    for kind, folder in folders.items():
+        own = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.name.endswith(PICKLED)}
+        rows.append((kind if own else kind + say(en=": no pickle", fr=" : aucun pickle"),))
         rows += [
-            (f"    {file.path.name}", integer(calls(content)), refused_by_weights_only(file.path))
-            for file, content in own.items()
+            (f"    {path.name}", integer(calls(content)), refused_by_weights_only(path))
+            for path, content in own.items()
         ]
         rows += [(line,) for line in _by_module({name for content in own.values() for name in imported(content)})]
     return Table(titles(en="; calls; ", fr="; appels; "), tuple(rows), align="lrl")
@@ -508,132 +350,3 @@ def _by_module(names: set[str]) -> list[str]:
         told = f"{module}: {', '.join(name for _, name in own)}"
         lines += wrap(told, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8, break_long_words=False)
     return lines
-
-
-def frozen_ranks(folder: Path) -> list[int]:
-    """Into how many parts each file of a DeepSpeed checkpoint says that the optimizer is cut; nothing is loaded."""
-    shares = [file for file in files({"deepspeed": folder}) if file.name.endswith(_SHARE)]
-    return [numbers_after(read(file.path), "partition_count")[0] for file in shares]
-
-
-def with_a_flipped_bit(folder: Path, to: Path) -> str:
-    """Copy a checkpoint and flip one bit of the copy, in the middle of the largest tensor; returns the file's name.
-
-    Args:
-        folder: of the checkpoint; nothing in it is touched.
-        to: folder of the copy; one that is there is replaced.
-    """
-    shutil.rmtree(to, ignore_errors=True)
-    shutil.copytree(folder, to)
-    largest = max((path for path in to.rglob("*") if path.is_file()), key=lambda path: (path.stat().st_size, path))
-    content = bytearray(read(largest))
-    # Between two entries of an archive lies a tensor; a file of another kind is one run of bytes, its head aside.
-    edges = [*entries(bytes(content)), len(content)] if largest.suffix != ".safetensors" else [0, len(content)]
-    _, start, end = max((after - before, before, after) for before, after in pairwise(edges))
-    content[(start + end) // 2] ^= 0b0100_0000
-    largest.write_bytes(content)
-    return largest.relative_to(to).as_posix()
-
-
-def who_writes_what(table: FileTable) -> LabFigure:
-    """Bytes that each rank writes: above, in pale, the tensors predicted, by category; below, the files, end to end."""
-    rows = [(kind, rank) for kind in table.formats for rank in range(table.config.layout.dp)]
-    named = say(en="rank", fr="rang")
-    told = [f"{FORMATS[kind]} {named} {rank} {format_bytes(table.written_bytes(kind, rank))}" for kind, rank in rows]
-    figure = new_figure(
-        9.0,
-        1.2 + 0.5 * len(rows),
-        alt=say(en="Bytes written: ", fr="Octets écrits : ") + ", ".join(told),
-    )
-    axes = figure.subplots()
-    for place, (kind, rank) in enumerate(rows):
-        left = 0.0
-        expected = predicted_bytes(table.config, kind, rank)
-        for category in (name for name in CATEGORIES if expected.get(name)):
-            size, style = expected[category] / MEBIBYTE, CATEGORY_STYLES[category]
-            bar(axes, place - 0.2, size, left, style, PREDICTED_ALPHA, category_label(category))
-            left += size
-        left = 0.0
-        for file in table.files:
-            if (file.format, file.rank) == (kind, rank):
-                size = file.bytes / MEBIBYTE
-                axes.barh(place + 0.2, size, left=left, height=0.36, color=RULE, edgecolor=EDGE, linewidth=0.8)
-                left += size
-        axes.text(left + 0.05, place + 0.2, format_bytes(table.written_bytes(kind, rank)), va="center", fontsize=8)
-    axes.set_yticks(range(len(rows)), [f"{FORMATS[kind]}\n{named} {rank}" for kind, rank in rows], fontsize=8)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.margins(x=0.12)
-    axes.set_xlabel(say(en="written (MiB)", fr="écrit (Mio)"))
-    decimal_marks(axes.xaxis)
-    axes.set_title(
-        say(en="pale: tensors predicted; grey: files", fr="en clair : tenseurs prédits ; en gris : fichiers"),
-        loc="left",
-        fontsize=10,
-    )
-    legend_above(axes, ncols=4, height=1.08)
-    plain(axes)
-    return finish(figure)
-
-
-def zero_2(config: RunConfig) -> dict[str, Any]:
-    """DeepSpeed's settings for ZeRO stage 2 of a run in fp32; its buckets are those of a small model."""
-    return {
-        "train_micro_batch_size_per_gpu": config.layout.micro_batch,
-        "zero_optimization": {"stage": 2, "reduce_bucket_size": 2**20, "allgather_bucket_size": 2**20},
-        "zero_allow_untested_optimizer": True,
-    }
-
-
-def shard(model: nn.Module) -> nn.Module:
-    """FSDP2 over all ranks, with one unit per block; in place.
-
-    Who: all ranks. What: each block's weights are all-gathered for its forward and its backward, its gradient is
-    reduce-scattered. How much: 3 × 4Ψ · (N − 1) / N bytes sent per rank and step (ZeRO-3).
-    """
-    from torch.distributed.fsdp import fully_shard
-
-    warnings.filterwarnings("ignore", message=".*returned a view tensor.*")  # no block changes its output in place
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    blocks: Any = model.blocks
-    for block in blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
-
-
-def deepspeed_states(engine: Any) -> dict[str, Any]:
-    """What this rank updates under ZeRO-2 and what Adam keeps of it, as copies."""
-    zero = engine.optimizer
-    held = {"master": list(zero.single_partition_of_fp32_groups), "adam": zero.optimizer.state_dict()["state"]}
-    return {"states": [tensor.detach().clone() for _, tensor in tensors(held)]}
-
-
-def tensors(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """All tensors in nested dictionaries and lists, by the path to them."""
-    if isinstance(tree, Tensor):
-        yield name, tree
-    elif isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from tensors(value, f"{name}/{key}")
-    elif isinstance(tree, list | tuple):
-        for number, value in enumerate(tree):
-            yield from tensors(value, f"{name}/{number}")
-
-
-def differing(left: Any, right: Any) -> dict[str, int]:
-    """Tensors of this rank that are not the same bits in two nests of the same form.
-
-    Returns:
-        Their number among those that are sharded (DTensors), and among those of which the rank has a whole one.
-    """
-    counted = {"sharded": 0, "whole": 0}
-    other = dict(tensors(right))
-    for name, one in tensors(left):
-        kind = "sharded" if isinstance(one, DTensor) else "whole"
-        counted[kind] += not torch.equal(*(_bits(tensor) for tensor in (one, other[name])))
-    return counted
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return own.detach().contiguous().reshape(-1).view(torch.uint8)

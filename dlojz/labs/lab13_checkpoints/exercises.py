@@ -1,0 +1,497 @@
+"""Exercises of lab 13: a training that resumes exactly, a save in the background, its interval, a sealed folder.
+
+The judges look at what is on disk and in memory after an answer has run, never at its text: the state of a resumed
+training part by part, what a slow writer was given, and what is said of folders that were damaged in between.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
+from dlojz.labs.kit.judges import Judge, shown
+
+SAMPLES, BATCH = 40, 8
+
+
+class Resumable:
+    """A small training with the attributes of the notebook's: model, optimizer, schedule, epoch and place.
+
+    Args:
+        seed: of its weights.
+    """
+
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.02)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=30)
+        self.epoch = self.place = 0
+
+    def run(self, steps: int) -> list[float]:
+        """Train, and return the losses."""
+        x = torch.randn(SAMPLES, 5, generator=torch.Generator().manual_seed(3))
+        losses = []
+        for _ in range(steps):
+            order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch))
+            batch = x[order[self.place : self.place + BATCH]]
+            loss = F.mse_loss(self.model(batch), batch.sum(1, keepdim=True))
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.schedule.step()
+            self.place += BATCH
+            if self.place == SAMPLES:
+                self.epoch, self.place = self.epoch + 1, 0
+            losses.append(loss.item())
+        return losses
+
+
+def _same(left: Any, right: Any) -> bool:
+    """The same bits, in nested dictionaries and lists."""
+    if isinstance(left, Tensor):
+        return isinstance(right, Tensor) and torch.equal(left, right)
+    if isinstance(left, dict):
+        return isinstance(right, dict) and left.keys() == right.keys() and all(_same(left[k], right[k]) for k in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(_same, left, right))
+    return bool(left == right)
+
+
+def _parts(training: Any) -> dict[str, Any]:
+    """What is compared, one by one, in the order in which it is told."""
+    whole = training.model.state_dict()
+    parameters = {name for name, _ in training.model.named_parameters()}
+    adam, beside = training.optimizer.state_dict(), training.schedule.state_dict()
+    return {
+        "weights": {name: whole[name] for name in whole if name in parameters},
+        "buffers": {name: whole[name] for name in whole if name not in parameters},
+        "moments": adam["state"],
+        "schedule": [beside["last_epoch"], [group["lr"] for group in adam["param_groups"]]],
+        "epoch": training.epoch,
+        "place": training.place,
+        "random": torch.get_rng_state(),
+    }
+
+
+_FORGOTTEN = {
+    "weights": Said(
+        "The resumed training has other weights: save model.state_dict() and load it into the new model.",
+        "L’entraînement repris a d’autres poids : enregistrez model.state_dict(), et chargez-le dans le nouveau "
+        "modèle.",
+    ),
+    "buffers": Said(
+        "The weights are there, but not the buffers (the statistics of BatchNorm): parameters() leaves them out, "
+        "state_dict() has both.",
+        "Les poids y sont, mais pas les tampons (les statistiques de BatchNorm) : parameters() les omet, state_dict() "
+        "contient les deux.",
+    ),
+    "moments": Said(
+        "The optimizer begins anew: its moments and their number of steps are part of the state "
+        "(optimizer.state_dict()).",
+        "L’optimiseur repart de zéro : ses moments et leur nombre de pas font partie de l’état "
+        "(optimizer.state_dict()).",
+    ),
+    "schedule": Said(
+        "The schedule of the learning rate is at another step: save its state_dict() too.",
+        "Le calendrier du taux d’apprentissage n’en est pas au même pas : enregistrez aussi son state_dict().",
+    ),
+    "epoch": Said(
+        "The sampler is in another epoch: it will draw another order. Save epoch and place.",
+        "L’échantillonneur n’est pas à la même époque : il tirera un autre ordre. Enregistrez epoch et place.",
+    ),
+    "place": Said(
+        "The sampler is at the right epoch but at another place: it would read samples twice. Save place.",
+        "L’échantillonneur est à la bonne époque, mais pas à la bonne position : des échantillons de cette époque "
+        "seraient lus deux fois. Enregistrez place.",
+    ),
+    "random": Said(
+        "All is there but the state of the random generator: dropout would draw other masks. Look at "
+        "torch.get_rng_state() and torch.set_rng_state(…).",
+        "Tout y est, sauf l’état du générateur aléatoire : le dropout tirerait d’autres masques. Regardez "
+        "torch.get_rng_state() et torch.set_rng_state(…).",
+    ),
+}
+
+
+def _stop(answer: Callable[..., Any], steps: int, seed: int) -> None:
+    """Refuse an answer after which something of the training is not as it was.
+
+    Raises:
+        Wrong: with the first part that is not.
+    """
+    old = Resumable(seed)
+    old.run(steps)
+    fresh = Resumable(seed + 1)
+    torch.manual_seed(seed + 2)
+    wanted = copy.deepcopy(_parts(old))
+    with tempfile.TemporaryDirectory() as folder:
+        answer(old, fresh, Path(folder) / "state.pt")
+    found = _parts(fresh)
+    kept = _parts(old)
+    if any(not _same(wanted[name], kept[name]) for name in wanted if name != "random"):
+        raise Wrong(
+            "The training that is saved has changed: state_of must only read it, and resume write into the new one.",
+            "L’entraînement que l’on enregistre a changé : state_of ne doit que le lire, et resume écrire dans le "
+            "nouveau.",
+        )
+    for name, said in _FORGOTTEN.items():
+        if not _same(wanted[name], found[name]):
+            raise Wrong(*said)
+    expected = old.run(steps)
+    torch.set_rng_state(wanted["random"])
+    if fresh.run(steps) != expected:
+        raise Wrong(
+            "Every part is there, but the two trainings go on otherwise: do they share tensors? The new one must hold "
+            "copies.",
+            "Chaque partie y est, mais les deux entraînements divergent ensuite : partagent-ils des tenseurs ? Le "
+            "nouveau doit avoir ses propres copies.",
+        )
+
+
+RESUME_EXACTLY = Exercise(
+    id="resume-exactly",
+    title=Said("a state from which one resumes exactly", "un état dont on repart à l’identique"),
+    judge=Judge(None, trial=_stop, cases=((7, 11), (5, 12), (12, 13))),
+    praise_en="Right: after the resumption, every loss is the one of the uninterrupted training, to the last bit.",
+    praise_fr="Exact : après la reprise, chaque perte est celle de l’entraînement ininterrompu, au bit près.",
+    hint_en="What does the next step read? The weights, but also everything that has changed since the first step: go "
+    "through the lines of run, and through __init__.",
+    hint_fr="Que lit le pas suivant ? Les poids, mais aussi tout ce qui a changé depuis le premier pas : parcourez la "
+    "méthode `run`, puis `__init__`.",
+    nearer_en="Five things: three state_dict() (model, optimizer, schedule), the state of torch’s random generator, "
+    "and the two numbers of the sampler. Restore the random state last.",
+    nearer_fr="Cinq choses : trois state_dict() (modèle, optimiseur, calendrier), l’état du générateur aléatoire de "
+    "torch, et les deux nombres de l’échantillonneur. Restaurez l’état aléatoire en dernier.",
+)
+
+
+WAIT_S = 4.0
+"""How long the judge's writer waits for the answer to return."""
+
+
+class _SlowWriter:
+    """Writes only once the answer has returned, and keeps what it was given.
+
+    Attributes:
+        early: whether the answer was still waiting after `WAIT_S`.
+        written: copies of the tensors, by name.
+    """
+
+    def __init__(self) -> None:
+        self.returned = threading.Event()
+        self.begun = self.early = False
+        self.calls = 0
+        self.written: dict[str, Tensor] = {}
+
+    def __call__(self, tensors: dict[str, Tensor]) -> None:
+        self.begun = True
+        self.calls += 1
+        self.early = not self.returned.wait(WAIT_S)
+        self.written = {name: tensor.detach().clone() for name, tensor in dict(tensors).items()}
+
+
+def _save(answer: Callable[..., Any], seed: int) -> None:
+    """Refuse an answer that waits for the writer, or that lets the training change what is written.
+
+    Raises:
+        Wrong: for the first of these.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    state = {name: torch.randn(3, size, generator=generator) for size, name in enumerate(("a", "b.weight", "c"), 2)}
+    buffers = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    wanted = copy.deepcopy(state)
+    slow = _SlowWriter()
+    handle = answer(state, buffers, slow)
+    if slow.early:
+        raise Wrong(
+            "Your function waits until everything is written: start a thread that calls write, and return without "
+            "waiting for it.",
+            "Votre fonction attend que tout soit écrit : lancez un thread qui appelle write, et rendez la main sans "
+            "l’attendre.",
+        )
+    for tensor in state.values():
+        tensor.add_(1.0)  # the next step of the training
+    slow.returned.set()
+    _wait(handle)
+    if slow.calls != 1:
+        raise Wrong(
+            f"write was called {slow.calls} times; once is asked for, with all tensors.",
+            f"write a été appelée {slow.calls} fois ; il faut un seul appel, avec tous les tenseurs.",
+        )
+    if any(not torch.equal(state[name], wanted[name] + 1.0) for name in state):
+        raise Wrong(
+            "The state of the training has changed: it may only be read.",
+            "L’état de l’entraînement a changé : on ne peut que le lire.",
+        )
+    if slow.written.keys() != wanted.keys():
+        raise Wrong(
+            f"write received the names {shown(sorted(slow.written))}, but {sorted(wanted)} are expected.",
+            f"write a reçu les noms {shown(sorted(slow.written))}, alors qu’on attend {sorted(wanted)}.",
+        )
+    if _same(slow.written, {name: tensor + 1.0 for name, tensor in wanted.items()}):
+        raise Wrong(
+            "What was written is the state of the next step: the training goes on while the thread writes. Copy the "
+            "tensors before you return, element by element: a new dictionary holds the same tensors.",
+            "Ce qui a été écrit est l’état du pas suivant : l’entraînement continue pendant que le thread écrit. "
+            "Copiez les tenseurs avant de rendre la main, élément par élément : un nouveau dictionnaire contient les "
+            "mêmes tenseurs.",
+        )
+    if not any(bool(tensor.any()) for tensor in slow.written.values()):
+        raise Wrong(
+            "Zeros were written: the buffers are still empty. Copy the state into them first (copy_).",
+            "Ce sont des zéros qui ont été écrits : les tampons sont encore vides. Copiez-y d’abord l’état (copy_).",
+        )
+    if not _same(slow.written, wanted):
+        raise Wrong(
+            "What was written is not the state at the moment of the call: which tensors were copied, and when?",
+            "Ce qui a été écrit n’est pas l’état au moment de l’appel : quels tenseurs ont été copiés, et quand ?",
+        )
+
+
+def _wait(handle: Any) -> None:
+    """Wait for a thread, or for a future.
+
+    Raises:
+        Wrong: if it is neither.
+    """
+    wait = getattr(handle, "join", None) or getattr(handle, "result", None)
+    if not callable(wait):
+        raise Wrong(
+            f"Return the thread, whose join() waits for the end of the writing; {shown(handle)} was returned. Without "
+            "it one does not know when the checkpoint is complete, nor when the buffers are free.",
+            f"Renvoyez le thread, dont join() attend la fin de l’écriture ; {shown(handle)} a été renvoyé. Sans lui, "
+            "on ne sait ni quand le checkpoint est complet, ni quand les tampons sont libres.",
+        )
+    try:
+        wait()
+    except RuntimeError:
+        raise Wrong(
+            "The thread was never started: call its start().",
+            "Le thread n’a jamais été lancé : appelez son start().",
+        ) from None
+
+
+SAVE_IN_BACKGROUND = Exercise(
+    id="save-in-background",
+    title=Said("saving while the training goes on", "enregistrer pendant que l’entraînement continue"),
+    judge=Judge(None, trial=_save, cases=((1,), (2,))),
+    praise_en="Right: the training waits for the copy alone, and the thread writes the state of that moment.",
+    praise_fr="Exact : l’entraînement n’attend que la copie, et le thread écrit l’état du moment de l’appel.",
+    hint_en="Two things must be over before the function returns, or the file would mix two steps; a third must not. "
+    "Which?",
+    hint_fr="Deux choses doivent être faites avant que la fonction rende la main, sinon le fichier mêlerait deux pas ; "
+    "une troisième ne doit pas l’être. Lesquelles ?",
+    nearer_en="Copy each tensor into its buffer; make a threading.Thread whose target is write and whose args are "
+    "(buffers,); start it; return it.",
+    nearer_fr="Copiez chaque tenseur dans son tampon ; créez un threading.Thread dont la cible (target) est write et "
+    "dont les arguments (args) sont (buffers,) ; lancez-le ; renvoyez-le.",
+)
+
+
+def best_interval(save_s: float, failure_s: float) -> tuple[float, float]:
+    """Seconds between two checkpoints that lose least, and the share of the time that is then lost.
+
+    In each interval T the save costs C; a failure, every M seconds on average, costs half an interval. The share
+    C / T + T / (2 M) is least at T = √(2 C M), where both terms are the same.
+
+    Source: Young 1974, "A first order approximation to the optimum checkpoint interval"; Daly 2006.
+    """
+    interval_s = math.sqrt(2 * save_s * failure_s)
+    return interval_s, save_s / interval_s + interval_s / (2 * failure_s)
+
+
+def _with(interval_s: Callable[[float, float], float]) -> Callable[[float, float], float]:
+    """The share lost at another interval."""
+
+    def share(save_s: float, failure_s: float) -> float:
+        chosen = interval_s(save_s, failure_s)
+        return save_s / chosen + chosen / (2 * failure_s)
+
+    return share
+
+
+def _interval(way: Callable[[float, float], float], en: str, fr: str) -> Iterator[Mistake]:
+    """A mistake about the interval: alone, or with the share that goes with it."""
+    yield Mistake(lambda c, m: (way(c, m), _with(way)(c, m)), en, fr)
+    yield Mistake(way, en, fr, part=0)
+
+
+CHECKPOINT_INTERVAL = Exercise(
+    id="checkpoint-interval",
+    title=Said("how often to save", "à quelle fréquence enregistrer"),
+    judge=Judge(
+        best_interval,
+        cases=((60.0, 11_000.0), (5.0, 86_400.0), (300.0, 40_000.0), (0.5, 3_600.0)),
+        parts=(Said("the interval", "l’intervalle"), Said("the share lost", "la part perdue")),
+        told=Said(
+            "For a save of {0} s and a failure every {1} s",
+            "Pour un enregistrement de {0} s et une panne toutes les {1} s",
+        ),
+        mistakes=(
+            *_interval(
+                lambda c, m: math.sqrt(c * m),
+                "A factor √2 is missing in the interval: a failure costs half an interval, T / 2, not a whole one.",
+                "Il manque un facteur √2 à l’intervalle : une panne coûte un demi-intervalle, T / 2, et non un entier.",
+            ),
+            *_interval(
+                lambda c, m: 2 * c * m,
+                "The square root is missing: C / T + T / (2M) has the slope −C / T² + 1 / (2M); solve for T, not T².",
+                "Il manque la racine carrée : C / T + T / (2M) a pour pente −C / T² + 1 / (2M) ; résolvez en T, et non "
+                "en T².",
+            ),
+            *_interval(
+                lambda c, m: math.sqrt(c * m / 2),
+                "The 2 stands on the wrong side of the fraction: C / T² = 1 / (2M) gives T² = 2 C M.",
+                "Le 2 est du mauvais côté de la fraction : C / T² = 1 / (2M) donne T² = 2 C M.",
+            ),
+            *_interval(
+                lambda c, m: m / 2,
+                "That is half the time between failures, whatever a save costs: half of the work would be lost.",
+                "C’est la moitié du temps entre deux pannes, quel que soit le coût d’un enregistrement : une grande "
+                "part du travail serait perdue.",
+            ),
+            Mistake(
+                lambda c, m: c / math.sqrt(2 * c * m),  # the same as T / (2M) alone
+                "In the share, one of the two terms is missing: the saves, C / T, and the work done again, T / (2M).",
+                "Dans la part perdue, il manque un des deux termes : les enregistrements, C / T, et le travail refait, "
+                "T / (2M).",
+                part=1,
+            ),
+            Mistake(
+                lambda c, m: c / math.sqrt(2 * c * m) + math.sqrt(2 * c * m) / m,
+                "In the share, a failure costs a whole interval in your answer; on average it comes in the middle.",
+                "Dans la part perdue, une panne coûte chez vous tout un intervalle ; en moyenne, elle survient au "
+                "milieu.",
+                part=1,
+            ),
+        ),
+    ),
+    praise_en="Right. At the best interval the saves and the lost work cost the same: √(C / 2M) each.",
+    praise_fr="Exact. Au meilleur intervalle, les enregistrements et le travail refait coûtent autant : √(C / 2M) "
+    "chacun.",
+    hint_en="The share lost is C / T + T / (2M). For which T is its derivative zero?",
+    hint_fr="La part perdue est C / T + T / (2M). Pour quel T sa dérivée est-elle nulle ?",
+    nearer_en="−C / T² + 1 / (2M) = 0 gives T; then put this T into the sum.",
+    nearer_fr="−C / T² + 1 / (2M) = 0 donne T ; mettez ensuite ce T dans la somme.",
+)
+
+
+_FILES = {"ranks/0.bin": 4096, "ranks/1.bin": 4096, "settings.json": 64}
+
+
+def _folder(folder: Path) -> None:
+    """A checkpoint of two ranks, in two levels of folders."""
+    (folder / "ranks").mkdir()
+    for name, size in _FILES.items():
+        (folder / name).write_bytes(bytes((7 * place + size) % 251 for place in range(size)))
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0b0100_0000
+    path.write_bytes(content)
+
+
+_HARMS: tuple[tuple[Callable[[Path], object], Said], ...] = (
+    (
+        lambda folder: (folder / "ranks" / "1.bin").write_bytes((folder / "ranks" / "1.bin").read_bytes()[:2048]),
+        Said(
+            "A file that was cut short goes unnoticed: its contents are not compared.",
+            "Un fichier tronqué passe inaperçu : son contenu n’est pas comparé.",
+        ),
+    ),
+    (
+        lambda folder: _flip(folder / "settings.json"),
+        Said(
+            "One flipped bit goes unnoticed: names and sizes are the same. Keep a hash of the contents of each file.",
+            "Un bit inversé passe inaperçu : noms et tailles sont les mêmes. Gardez une empreinte (hash) du contenu de "
+            "chaque fichier.",
+        ),
+    ),
+    (
+        lambda folder: _flip(folder / "ranks" / "0.bin"),
+        Said(
+            "A flipped bit in a folder of the folder goes unnoticed: rglob('*') goes down into them.",
+            "Un bit inversé dans un sous-dossier passe inaperçu : rglob('*') y descend.",
+        ),
+    ),
+    (
+        lambda folder: (folder / "ranks" / "0.bin").unlink(),
+        Said(
+            "A file that is gone goes unnoticed: the seal must say which files there were.",
+            "Un fichier disparu passe inaperçu : le sceau doit dire quels fichiers il y avait.",
+        ),
+    ),
+)
+
+
+def _sealed(answer: Callable[..., Any]) -> None:
+    """Refuse an answer that finds a damaged folder intact, or an intact one damaged.
+
+    Raises:
+        Wrong: for the first folder of which it says the wrong thing.
+    """
+    if not _said(answer, lambda folder: None):
+        raise Wrong(
+            "A folder that nobody has touched is said to be damaged: is the seal itself among the files that are "
+            "compared?",
+            "Un dossier auquel personne n’a touché est dit endommagé : le sceau figure-t-il lui-même parmi les "
+            "fichiers comparés ?",
+        )
+    for harm, said in _HARMS:
+        if _said(answer, harm):
+            raise Wrong(*said)
+    if _said(answer, _without_seal):
+        raise Wrong(
+            "A folder without a seal is said to be intact: so looks one whose writer was killed halfway.",
+            "Un dossier sans sceau est dit intact : c’est ainsi que se présente celui dont l’écriture a été "
+            "interrompue.",
+        )
+
+
+def _without_seal(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file() and path.relative_to(folder).as_posix() not in _FILES:
+            path.unlink()
+
+
+def _said(answer: Callable[..., Any], harm: Callable[[Path], object]) -> bool:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _folder(folder)
+        given = answer(folder, harm)
+    if given is None or not isinstance(given, int):
+        raise Wrong(
+            f"is_intact must return True or False; {shown(given)} was returned.",
+            f"is_intact doit renvoyer True ou False ; {shown(given)} a été renvoyé.",
+        )
+    return bool(given)
+
+
+SEALED_FOLDER = Exercise(
+    id="sealed-folder",
+    title=Said("a damaged checkpoint is noticed", "un checkpoint endommagé se remarque"),
+    judge=Judge(None, trial=_sealed, cases=((),)),
+    praise_en="Right: where a bit, a file or the end is missing, you will know, and go on from the checkpoint before.",
+    praise_fr="Exact : qu’il manque un bit, un fichier ou la fin de l’écriture, vous repartirez du checkpoint "
+    "précédent.",
+    hint_en="The seal is a file that says which files there are, and a hash of the contents of each. When must it be "
+    "written, so that a folder without it is one that was not finished?",
+    hint_fr="Le sceau est un fichier qui dit quels fichiers il y a, et l’empreinte du contenu de chacun. Quand faut-il "
+    "l’écrire, pour qu’un dossier sans sceau soit un dossier inachevé ?",
+    nearer_en="hashlib.sha256(path.read_bytes()).hexdigest() for each file of folder.rglob('*'), by its name, the seal "
+    "aside; json.dumps writes the dictionary. is_intact makes the same dictionary again, and compares.",
+    nearer_fr="hashlib.sha256(path.read_bytes()).hexdigest() pour chaque fichier de folder.rglob('*'), par son nom, "
+    "sauf le sceau ; json.dumps écrit ce dictionnaire. is_intact le refait, et compare.",
+)
