@@ -47,29 +47,6 @@ def pieces_of(flat: Tensor, shapes: Iterable[torch.Size]) -> Iterator[Tensor]:
         start += shape.numel()
 
 
-def shard_indices(num_samples: int, rank: int, size: int, epoch: int = 0, seed: int = 0) -> list[int]:
-    """Choose the samples that one rank reads in one epoch, in their order.
-
-    Every rank draws the same permutation and takes each `size`-th sample of it: the shares are disjoint and equally
-    long, `num_samples // size`, as with torch's `DistributedSampler(shuffle=True, drop_last=True)`.
-
-    Raises:
-        LabError: if the rank does not exist, or there are fewer samples than ranks.
-    """
-    if size < 1 or not 0 <= rank < size:
-        raise refusal(
-            en=f"rank {rank} of {size} does not exist: ranks go from 0 to size − 1, and size is at least 1.",
-            fr=f"le rang {rank} sur {size} n’existe pas : les rangs vont de 0 à size − 1, et size vaut au moins 1.",
-        )
-    if num_samples < size:
-        raise refusal(
-            en=f"{num_samples} samples cannot be shared among {size} ranks: each needs at least one.",
-            fr=f"{num_samples} échantillons ne se partagent pas entre {size} rangs : il en faut au moins un par rang.",
-        )
-    order: list[int] = torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
-    return order[rank : num_samples // size * size : size]
-
-
 def fill_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
     """Fill buckets in the order given, each until it holds `bucket_bytes` or the type of the numbers changes."""
     buckets: list[list[Tensor]] = []

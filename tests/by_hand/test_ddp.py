@@ -12,10 +12,9 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import DistributedSampler
 
 from dlojz.base.errors import LabError
-from dlojz.by_hand.ddp import BucketCommunication, DataParallel, fill_buckets, shard_indices
+from dlojz.by_hand.ddp import BucketCommunication, DataParallel, fill_buckets
 from dlojz.processes.forks import RankAnswer, spmd
 from dlojz.results.footprint import Overlap
 
@@ -338,25 +337,3 @@ def test_a_rank_that_is_lost_is_told_and_the_wrapper_can_go_on() -> None:
     first, second = spmd(ranks, 2)
     assert second.error is not None and second.error.name == "KeyError"
     assert (first.value, first.error) == ("CollectiveFault", None)
-
-
-@given(num_samples=st.integers(1, 200), size=st.integers(1, 9), epoch=st.integers(0, 3), seed=st.integers(0, 99))
-@settings(max_examples=100)
-def test_shards_are_those_of_torch(num_samples: int, size: int, epoch: int, seed: int) -> None:
-    if num_samples < size:
-        with pytest.raises(LabError, match="cannot be shared"):
-            shard_indices(num_samples, 0, size, epoch, seed)
-        return
-    shards = [shard_indices(num_samples, rank, size, epoch, seed) for rank in range(size)]
-    for rank, shard in enumerate(shards):
-        sampler = DistributedSampler(range(num_samples), size, rank, shuffle=True, seed=seed, drop_last=True)  # type: ignore[arg-type]
-        sampler.set_epoch(epoch)
-        assert shard == list(sampler)
-    together = [index for shard in shards for index in shard]
-    assert len(set(together)) == len(together) == num_samples // size * size
-
-
-@pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0)])
-def test_a_rank_that_does_not_exist_is_refused(rank: int, size: int) -> None:
-    with pytest.raises(LabError, match=f"rank {rank} of {size} does not exist"):
-        shard_indices(10, rank, size)

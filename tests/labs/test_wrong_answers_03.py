@@ -18,11 +18,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from dlojz.labs import lab03_data_parallel
+from dlojz.labs.kit.exercise import Challenge, judge
 from dlojz.labs.lab03_data_parallel.exercises_ddp import fill_buckets
 from dlojz.labs.lab03_data_parallel.exercises_ring import fit_alpha_beta, ring_seconds
+from dlojz.labs.lab03_data_parallel.exercises_scaling import FEW_MESSAGES
 from tests.labs.bank import BankTests
 
-EXERCISES = {exercise.id: exercise for exercise in lab03_data_parallel.EXERCISES}
+EXERCISES = {one.id: one for one in lab03_data_parallel.EXERCISES if not isinstance(one, Challenge)}
 Answer = Callable[..., Any]
 
 
@@ -796,7 +798,112 @@ def warm_by_torch(step: int, base_rate: float, scale: float, warmup_steps: int) 
     return torch.lerp(start, scale * start, min(step, warmup_steps) / warmup_steps)
 
 
+def ring_s(n: float, p: int, a: float, b: float) -> float:
+    return 2 * (p - 1) * (a + b * n / p)
+
+
+def scaled(batch: int, size: int, image_s: float, sizes: Sequence[int], a: float, b: float) -> tuple[float, float]:
+    sent_s = 0.0
+    for each in sizes:
+        sent_s += ring_s(each, size, a, b)
+    one, strong = batch * image_s, batch * image_s / size + sent_s
+    return one / strong / size, one / (one + sent_s)
+
+
+def scaled_by_rates(batch: int, size: int, image_s: float, sizes: Sequence[int], a: float, b: float) -> list[float]:
+    sent_s = 2 * (size - 1) * (len(sizes) * a + b * sum(sizes) / size)
+    alone = 1 / image_s
+    return [images / (images / size * image_s + sent_s) / (size * alone) for images in (batch, batch * size)]
+
+
+def scaled_by_overhead(batch: int, size: int, image_s: float, sizes: Sequence[int], a: float, b: float) -> Any:
+    sent_s = np.sum([ring_s(each, size, a, b) for each in sizes])
+    return np.array([1 / (1 + sent_s * size / (batch * image_s)), 1 / (1 + sent_s / (batch * image_s))])
+
+
+def scaled_in_whole_images(batch: int, size: int, image_s: float, sizes: Sequence[int], a: float, b: float) -> Any:
+    sent_s = sum(ring_s(each, size, a, b) for each in sizes)
+    return batch * image_s / (size * (batch // size * image_s + sent_s)), batch * image_s / (batch * image_s + sent_s)
+
+
+def exchange_halves(x: Any) -> None:
+    rank, start, end, walked = dist.get_rank(), 0, len(x), []
+    for distance in (1, 2):
+        walked.append((distance, start, end))
+        middle = (start + end) // 2
+        mine, others = (slice(start, middle), slice(middle, end))[:: -1 if rank & distance else 1]
+        received = torch.empty(mine.stop - mine.start)
+        sending = dist.isend(x[others].clone(), rank ^ distance)
+        dist.recv(received, rank ^ distance)
+        sending.wait()
+        x[mine] += received
+        start, end = mine.start, mine.stop
+    for distance, first, last in reversed(walked):
+        others = slice(first, start) if start > first else slice(end, last)
+        received = torch.empty(others.stop - others.start)
+        sending = dist.isend(x[start:end].clone(), rank ^ distance)
+        dist.recv(received, rank ^ distance)
+        sending.wait()
+        x[others] = received
+        start, end = first, last
+
+
+def exchange_everything(x: Any) -> None:
+    for distance in (1, 2):
+        received = torch.empty_like(x)
+        sending = dist.isend(x.clone(), dist.get_rank() ^ distance)
+        dist.recv(received, dist.get_rank() ^ distance)
+        sending.wait()
+        x += received
+
+
+def scatter_and_gather_directly(x: Any) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    chunks = x.view(size, -1)
+    sent = chunks.clone()
+    for step in range(1, size):
+        received = torch.empty_like(chunks[0])
+        sending = dist.isend(sent[(rank + step) % size], (rank + step) % size)
+        dist.recv(received, (rank - step) % size)
+        sending.wait()
+        chunks[rank] += received
+    for step in range(1, size):
+        sending = dist.isend(chunks[rank].clone(), (rank + step) % size)
+        dist.recv(chunks[(rank - step) % size], (rank - step) % size)
+        sending.wait()
+
+
+def through_rank_0(x: Any) -> None:
+    dist.reduce(x, 0)
+    dist.broadcast(x, 0)
+
+
 BANK: dict[str, list[tuple[Answer, str]]] = {
+    "efficiency": [
+        (lambda *case: scaled(*case)[::-1], "The two are swapped"),
+        (lambda *case: tuple(case[1] * each for each in scaled(*case)), "Those are speed-ups"),
+        (lambda *case: (scaled(*case)[0],) * 2, "Both are the efficiency of strong scaling"),
+        (lambda *case: (scaled(*case)[1],) * 2, "Both are the efficiency of weak scaling"),
+        (lambda b, p, s, sizes, *net: scaled(b, p, s, [sum(sizes)], *net), "as one message"),
+        (lambda *case: scaled(*case)[0], "should return 2 numbers"),
+        (lambda *case: (1, 1), "The communication is missing"),
+        (lambda *case: tuple(1 / each for each in scaled(*case)), "Turned over"),
+        (
+            lambda b, p, s, sizes, *net: scaled(b, p, s, sizes, net[0] / p, net[1] / p),
+            "its seconds are not divided",
+        ),
+        (lambda *case: None, "returns nothing"),
+    ],
+    "mfu": [
+        (lambda rate, flops, p, peak: flops * rate / p / peak, "Only the forward pass counts"),
+        (lambda rate, flops, p, peak: 2 * flops * rate / p / peak, "Backward counts as much as forward"),
+        (lambda rate, flops, p, peak: 4 * flops * rate / p / peak, "a forward that is recomputed"),
+        (lambda rate, flops, p, peak: 3 * flops * rate / peak, "the rate of all processes together"),
+        (lambda rate, flops, p, peak: 300 * flops * rate / p / peak, "in percent"),
+        (lambda rate, flops, p, peak: p * peak / (3 * flops * rate), "Turned over"),
+        (lambda rate, flops, p, peak: 3 * flops * rate / p, "divide them by the peak"),
+        (lambda rate, flops, p, peak: None, "returns nothing"),
+    ],
     "ring-all-reduce": [
         (ring_half, "That is the reduce-scatter"),
         (ring_adds_into_the_tuple, "gives a tuple of views: write into a view"),
@@ -1006,9 +1113,9 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             "is never read",
         ),
         (
-            lambda num_samples, rank, size, epoch, seed: (
-                torch.tensor(permuted(num_samples, seed)).roll(7 * epoch)[rank::size][: num_samples // size]
-            ),
+            lambda num_samples, rank, size, epoch, seed: torch.tensor(permuted(num_samples, seed)).roll(7 * epoch)[
+                rank::size
+            ][: num_samples // size],
             "follow the same one in every epoch",
         ),
         (shard_padded, "what fills no whole share is dropped"),
@@ -1086,6 +1193,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
 }
 
 REFERENCES: dict[str, Answer] = {
+    "efficiency": scaled,
+    "mfu": lambda rate, flops, p, peak: 3 * rate * flops / peak / p,
     "ring-all-reduce": ring,
     "ring-time": lambda n, p, a, b: 2 * (p - 1) * a + 2 * (1 - 1 / p) * n * b,
     "alpha-beta": fit_relative,
@@ -1097,6 +1206,13 @@ REFERENCES: dict[str, Answer] = {
     "learning-rate": warm,
 }
 OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
+    ("efficiency", scaled_by_rates),
+    ("efficiency", scaled_by_overhead),
+    ("efficiency", scaled_in_whole_images),
+    ("mfu", lambda rate, flops, p, peak: (flops + 2 * flops) * rate / (p * peak)),
+    ("mfu", lambda rate, flops, p, peak: np.float64(rate / p) * flops / peak * 3),
+    ("mfu", lambda rate, flops, p, peak: rate / (p * peak / (3 * flops))),
+    ("mfu", lambda rate, flops, p, peak: sum(rate * flops * times for times in (1, 2)) / (p * peak)),
     ("alpha-beta", fit_in_fp32),
     ("overlap", divides_after_the_wait),
     ("accumulation", accumulate_then_divide),
@@ -1201,3 +1317,21 @@ def test_the_references_are_what_the_package_computes() -> None:
     assert [[id(parameters[index]) for index in bucket] for bucket in ours] == [
         [id(parameter) for parameter in bucket] for bucket in theirs
     ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "words"),
+    [
+        (exchange_halves, "right", "Target reached: 4"),
+        (ring, "note", "A valid answer: 6 messages"),
+        (scatter_and_gather_directly, "note", "A valid answer: 6 messages"),
+        (exchange_everything, "wrong", "as many as a ring sends"),
+        (through_rank_0, "wrong", "messages between two ranks only"),
+        (dist.all_reduce, "wrong", "messages between two ranks only"),
+        (ring_half, "wrong", "differs between rank 0"),
+        (ring_of_a_copy, "wrong", "Every rank keeps its own part"),
+    ],
+)
+def test_the_challenge_counts_messages_within_the_bytes_of_a_ring(answer: Answer, state: str, words: str) -> None:
+    verdict = judge(FEW_MESSAGES, answer)
+    assert (verdict.state, words in verdict.message) == (state, True), verdict.message

@@ -5,17 +5,21 @@ from __future__ import annotations
 from dlojz.labs.kit.exercise import Prediction
 from dlojz.labs.lab03_data_parallel.exercises_ddp import ACCUMULATION, AVERAGE_GRADIENTS, BUCKETS, OVERLAP
 from dlojz.labs.lab03_data_parallel.exercises_ring import ALPHA_BETA, LEARNING_RATE, RING_ALL_REDUCE, RING_TIME, SAMPLER
+from dlojz.labs.lab03_data_parallel.exercises_scaling import EFFICIENCY, FEW_MESSAGES, MFU
 
 EXERCISES = (
     RING_ALL_REDUCE,
     RING_TIME,
     ALPHA_BETA,
     AVERAGE_GRADIENTS,
+    EFFICIENCY,
+    MFU,
     BUCKETS,
     OVERLAP,
     ACCUMULATION,
     SAMPLER,
     LEARNING_RATE,
+    FEW_MESSAGES,
 )
 
 PREDICTIONS = (
@@ -31,7 +35,7 @@ PREDICTIONS = (
         en="How many seconds does an all-reduce of 12 MiB take on our four ranks?",
         fr="Combien de secondes prend un all-reduce de 12 Mio sur nos quatre rangs ?",
         kind="seconds",
-        tolerance=0.3,
+        tolerance=0.5,
     ),
     Prediction(
         id="latency-ranks",
@@ -41,18 +45,46 @@ PREDICTIONS = (
         tolerance=0.05,
     ),
     Prediction(
+        id="weak-efficiency",
+        en="What is the efficiency of four processes on this machine, each with 256 images per step?",
+        fr="Quelle est l’efficacité de quatre processus sur cette machine, avec 256 images par pas chacun ?",
+        kind="share",
+        tolerance=0.5,
+    ),
+    Prediction(
+        id="speed-up",
+        en="How many times faster do two processes go through a batch of 256 images than one?",
+        fr="Combien de fois plus vite deux processus traitent-ils un batch de 256 images qu’un seul ?",
+        kind="ratio",
+        tolerance=0.5,
+    ),
+    Prediction(
+        id="megatron-mfu",
+        en="What is the MFU of Megatron's training of 1 trillion parameters, published at 52 % of the peak?",
+        fr="Quelle est la MFU du modèle Megatron à 1 000 milliards de paramètres, publié à 52 % de la crête ?",
+        kind="share",
+        tolerance=0.02,
+    ),
+    Prediction(
         id="bucket-calls",
-        en="How many all-reduces per step has coatnet_tiny with buckets of 0.25 MiB?",
-        fr="Combien d’all-reduce par pas pour coatnet_tiny, avec des buckets de 0,25 Mio ?",
+        en="How many all-reduces per step has the network of wide layers with buckets of 1 MiB?",
+        fr="Combien d’all-reduce par pas pour le réseau aux couches larges, avec des buckets de 1 Mio ?",
         kind="count",
         tolerance=0.0,
     ),
     Prediction(
-        id="accumulation-saving",
-        en="How many times fewer bytes per image are communicated with micro_batches=4?",
-        fr="Combien de fois moins d’octets par image communique-t-on avec micro_batches=4 ?",
+        id="exposed",
+        en="How many seconds of a step are exposed if all gradients travel after the backward pass?",
+        fr="Combien de secondes d’un pas sont exposées si tous les gradients voyagent après la passe arrière ?",
+        kind="seconds",
+        tolerance=0.5,
+    ),
+    Prediction(
+        id="accumulation-rate",
+        en="How many times more images per second does one read with four micro-batches per step?",
+        fr="Combien de fois plus d’images par seconde lit-on avec quatre micro-batches par pas ?",
         kind="ratio",
-        tolerance=0.0,
+        tolerance=0.4,
     ),
     Prediction(
         id="distinct-samples",
@@ -62,10 +94,10 @@ PREDICTIONS = (
         tolerance=0.0,
     ),
     Prediction(
-        id="bucket-view",
-        en="How many bytes per rank does gradient_as_bucket_view=True save, for coatnet_tiny in fp32?",
-        fr="Combien d’octets par rang gradient_as_bucket_view=True économise-t-il, pour coatnet_tiny en fp32 ?",
+        id="first-bucket",
+        en="How many bytes leave first from PyTorch's DDP, around the network of wide layers?",
+        fr="Combien d’octets quittent en premier le DDP de PyTorch, autour du réseau aux couches larges ?",
         kind="bytes",
-        tolerance=0.05,
+        tolerance=0.0,
     ),
 )

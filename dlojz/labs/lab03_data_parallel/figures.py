@@ -6,17 +6,14 @@ Each figure tells in words (its `alt`) what it shows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlojz.base.language import format_bytes, say, shortest
 from dlojz.base.table import Table
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
 from dlojz.display.style import BLUE, GREEN, GREY, LINE_STYLES, ORANGE, PURPLE, SKY, VERMILION
-from dlojz.labs.kit.exercise import Verdict, or_to_do
+from dlojz.labs.kit.exercise import or_to_do
 from dlojz.labs.kit.figures import answered, done, labelled, panel, plot_lines
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 RANKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PURPLE, "D"), (SKY, "v"), (VERMILION, "P"))
 SMOOTHED = 0.1
@@ -110,31 +107,6 @@ def rates(
 
 Curves = Mapping[str, tuple[int, Sequence[float]]]
 """By name of a training, the size of its batch and the loss of each step."""
-
-
-@or_to_do
-def _trained(train: Callable[..., Any], order: Tensor, batch: int, rate: Callable[[int], float]) -> Sequence[float]:
-    losses: Sequence[float] = train(order.split(batch), rate)[1]
-    return losses
-
-
-def trained(
-    train: Callable[..., Any], order: Tensor, trainings: Mapping[str, tuple[int, Callable[[int], float]]]
-) -> Curves | Verdict:
-    """Train on the same samples in the same order with several sizes of batch and learning rates.
-
-    Args:
-        train: the notebook's; gives the model and the losses.
-        order: indices of the samples.
-        trainings: by name, the size of the batch and the learning rate of a step.
-    """
-    curves = {}
-    for name, (batch, rate) in trainings.items():
-        losses = _trained(train, order, batch, rate)
-        if isinstance(losses, Verdict):
-            return losses
-        curves[name] = (batch, losses)
-    return curves
 
 
 @or_to_do
