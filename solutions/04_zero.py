@@ -3,18 +3,15 @@
 #
 # En *Data Parallelism*, chaque réplique garde tout : les poids, les gradients, les états de l’optimiseur. Avec 64 GPU,
 # le même octet existe donc 64 fois. **ZeRO** (*Zero Redundancy Optimizer*, Rajbhandari et al., 2020) supprime ces
-# copies, en trois temps : chaque rang n’en garde qu’une part, et demande le reste aux autres quand il en a besoin. Le
-# calcul ne change pas ; la mémoire devient de la communication. Dans ce TP, vous écrivez vous-même les trois niveaux
-# (*stages*), en quelques lignes chacun, puis vous mesurez ceux de DeepSpeed et de PyTorch.
+# copies, en trois temps : chaque rang n’en garde qu’une part, et demande le reste aux autres. Le calcul ne change pas ;
+# la mémoire devient de la communication. Vous écrivez les trois niveaux (*stages*), puis mesurez ceux de DeepSpeed et
+# de PyTorch.
 #
 # À la fin, vous saurez :
 #
-# - dire combien d’octets chaque rang garde à chaque niveau, et sur combien de GPU un modèle tient ;
+# - dire combien d’octets chaque rang garde et envoie à chaque niveau, et ce que cela coûte en secondes ;
 # - répartir à la main l’optimiseur, puis les gradients, puis les poids ;
-# - compter ce que chaque niveau envoie : 2Ψ, 2Ψ, 3Ψ, et ce que les bibliothèques envoient vraiment ;
-# - écrire la configuration JSON de DeepSpeed ;
-# - décharger l’optimiseur vers la mémoire de l’hôte, et dire quand c’est rentable ;
-# - prévoir les cas où ZeRO-3 fait perdre du temps.
+# - écrire la configuration JSON de DeepSpeed, et décharger l’optimiseur vers l’hôte.
 #
 # Comptez une heure et demie. Quatre rangs suffisent, sans GPU.
 
@@ -29,12 +26,9 @@
 #
 # By the end you can:
 #
-# - tell how many bytes each rank keeps in each stage, and on how many GPUs a model fits;
+# - tell how many bytes each rank keeps and sends in each stage, and what that costs in seconds;
 # - shard by hand the optimizer, then the gradients, then the weights;
-# - count what each stage sends: 2Ψ, 2Ψ, 3Ψ, and what the libraries really send;
-# - write DeepSpeed's JSON configuration;
-# - offload the optimizer to host memory, and tell when that pays;
-# - foresee where ZeRO-3 loses time.
+# - write DeepSpeed's JSON configuration, and offload the optimizer to the host.
 #
 # Allow an hour and a half. Four ranks are enough, without GPUs.
 
@@ -50,7 +44,6 @@ from torch import nn
 
 import dlojz
 from dlojz import labs, models
-from dlojz.base.language import format_bytes
 from dlojz.hardware import DEVICES
 from dlojz.labs.lab04_zero import figures
 
@@ -128,22 +121,19 @@ lab.check("zero-states", state_bytes)
 # lab.hint("zero-states")
 
 # %% [markdown] lang="fr"
-# L’article de ZeRO donne ces valeurs dans sa table 1, pour trois modèles. La voici, à côté de ce que calcule votre
-# fonction :
+# Voici la table 1 de l’article, à côté de ce que calcule votre fonction :
 
 # %% [markdown] lang="en"
-# ZeRO's paper gives these figures in its table 1, for three models. Here it is, beside what your function computes:
+# Here is table 1 of the paper, beside what your function computes:
 
 # %% name="published"
 figures.table_1(state_bytes)
 
 # %% [markdown] lang="fr"
-# La même chose en image, pour le modèle de 7,5 milliards de paramètres. Les niveaux 1 et 2 descendent vite, puis butent
-# sur un plancher : ce qu’ils ne répartissent pas.
+# En image, pour 7,5 milliards de paramètres : les niveaux 1 et 2 butent sur ce qu’ils ne répartissent pas.
 
 # %% [markdown] lang="en"
-# The same as a picture, for the model with 7.5 billion parameters. Stages 1 and 2 fall fast, then meet a floor: what
-# they do not partition.
+# As a picture, for 7.5 billion parameters: stages 1 and 2 meet a floor, what they do not partition.
 
 # %%
 figures.states_by_ranks(state_bytes, 7.5e9, [DEVICES["v100-32"], DEVICES["a100-80"]])
@@ -176,8 +166,8 @@ def fits(size):
 lab.reveal("zero-3-gpus", next(size for size in range(1, 1000) if fits(size)))
 
 # %% [markdown] lang="fr"
-# Un H100 « de 80 Go » en offre un peu plus : 79 Gio, soit 85 Go. Il faut aussi loger les activations, que les niveaux
-# de ZeRO ne répartissent pas : chaque rang a les siennes.
+# Un H100 « de 80 Go » en offre 79 Gio, soit 85 Go. Il faut aussi loger les activations, que les niveaux 1 à 3 ne
+# répartissent pas : chaque rang a les siennes.
 #
 # ## 2. Niveau 1 : l’optimiseur
 #
@@ -188,11 +178,11 @@ lab.reveal("zero-3-gpus", next(size for size in range(1, 1000) if fits(size)))
 # 2. il met à jour la r-ième part des poids, avec des moments pour elle seule ;
 # 3. *all-gather* des poids : chacun donne sa part, tous ont de nouveau le modèle entier.
 #
-# Les deux moitiés, sur quatre rangs. La première fois, il faut quelques secondes pour les démarrer.
+# Les deux moitiés, sur quatre rangs.
 
 # %% [markdown] lang="en"
-# An H100 “with 80 GB” offers a little more: 79 GiB, or 85 GB. But the activations need room too, and ZeRO does not
-# partition these: each rank has its own.
+# An H100 “with 80 GB” offers a little more: 79 GiB, or 85 GB. But the activations need room too, and stages 1 to 3 do
+# not partition these: each rank has its own.
 #
 # ## 2. Stage 1: the optimizer
 #
@@ -203,7 +193,7 @@ lab.reveal("zero-3-gpus", next(size for size in range(1, 1000) if fits(size)))
 # 2. it updates the r-th share of the weights, with moments for that share alone;
 # 3. all-gather of the weights: each gives its share, and all have the whole model again.
 #
-# The two halves, on four ranks. The first time, starting them takes a few seconds.
+# The two halves, on four ranks.
 
 # %% name="two-halves" tags=["nbval-ignore-output"]
 # %%ranks 4
@@ -220,8 +210,8 @@ dist.all_gather_into_tensor(whole, share)
 print(whole.tolist())
 
 # %% [markdown] lang="fr"
-# Après le *reduce-scatter*, chacun détient deux nombres de la somme ; l’*all-gather* les réunit. L’optimiseur
-# travaille entre les deux : écrivons les étapes 2 et 3.
+# Après le *reduce-scatter*, chacun détient deux nombres de la somme ; l’*all-gather* les réunit. L’optimiseur travaille
+# entre les deux : écrivons les étapes 2 et 3.
 #
 # ### Exercice 2 — répartir l’optimiseur
 #
@@ -272,9 +262,8 @@ lab.check("shard-optimizer", shard_optimizer)
 # lab.hint("shard-optimizer")
 
 # %% [markdown] lang="fr"
-# Pourquoi a-t-on le droit de couper n’importe où, même au milieu d’une matrice ? Parce qu’Adam traite chaque nombre
-# séparément. Un optimiseur qui regarde une couche entière (LAMB et sa norme, Muon et sa matrice) ne se répartit pas
-# ainsi.
+# On a le droit de couper n’importe où, même au milieu d’une matrice, car Adam traite chaque nombre séparément. Un
+# optimiseur qui regarde une couche entière (LAMB et sa norme, Muon et sa matrice) ne se répartit pas ainsi.
 #
 # ## 3. Niveau 2 : les gradients
 #
@@ -284,8 +273,8 @@ lab.check("shard-optimizer", shard_optimizer)
 # ### Exercice 3 — répartir les gradients
 #
 # `gradients` est la liste des gradients de ce rang, de formes quelconques. Renvoyez sa part de leur **moyenne** sur les
-# rangs : un vecteur, obtenu en mettant les gradients bout à bout, puis en complétant par des zéros **à la fin**
-# jusqu’à un multiple du nombre de rangs. Le rang r possède le r-ième des N morceaux égaux.
+# rangs : un vecteur, obtenu en mettant les gradients bout à bout, puis en complétant par des zéros **à la fin** jusqu’à
+# un multiple du nombre de rangs. Le rang r possède le r-ième des N morceaux égaux.
 #
 # - `dist.reduce_scatter_tensor(part, entier)` additionne les vecteurs `entier` de tous les rangs, et met le morceau de
 #   ce rang dans `part`, N fois plus court ;
@@ -371,14 +360,13 @@ sum(parameter.numel() for parameter in model.parameters()), alone[-1] < alone[0]
 
 # %% [markdown] lang="fr"
 # Maintenant quatre rangs, avec vos deux fonctions. `FlatWeights` met les poids bout à bout : les paramètres du modèle
-# deviennent des vues du vecteur `flat.whole`, complété par des zéros. Chaque rang lit un quart de chaque batch. La
-# dernière ligne affiche la longueur du vecteur, celle de la part, et dit si les pertes suivent celles d’un processus
-# seul, à un pour mille près.
+# deviennent des vues du vecteur `flat.whole`. La dernière ligne affiche sa longueur, celle de la part, et dit si les
+# pertes suivent celles d’un processus seul, à un pour mille près.
 
 # %% [markdown] lang="en"
 # Now four ranks, with your two functions. `FlatWeights` lays the weights end to end: the model's parameters become
-# views of the vector `flat.whole`, which zeros fill up. Each rank reads a quarter of each batch. The last line prints
-# the length of the vector, that of the share, and whether the losses follow those of one process, within one per mille.
+# views of the vector `flat.whole`. The last line prints its length, that of the share, and whether the losses follow
+# those of one process, within one per mille.
 
 # %% name="train-sharded"
 # %%ranks --with make_model,adam,loss_of,shard_optimizer,reduce_gradients,images,labels,order,alone
@@ -401,8 +389,7 @@ print(len(flat.whole), len(flat.share), torch.allclose(torch.tensor(losses), tor
 
 # %% [markdown] lang="fr"
 # Voilà le niveau 2, à un détail près : ici, les gradients entiers existent encore un instant, entre la passe arrière et
-# le *reduce-scatter*. Pour ne jamais les avoir tous, on réduit chaque *bucket* dès qu’il est plein, pendant la passe
-# arrière, et on le libère aussitôt : ce sont les *hooks* et les *buckets* du TP 03.
+# le *reduce-scatter*. Pour ne jamais les avoir tous, on réduit et libère chaque *bucket* dès qu’il est plein (TP 03).
 #
 # ## 4. Niveau 3 : les poids
 #
@@ -413,8 +400,7 @@ print(len(flat.whole), len(flat.share), torch.allclose(torch.tensor(losses), tor
 # ### Exercice 4 — répartir les poids
 #
 # Une couche linéaire calcule `y = x Wᵀ`. La matrice W, de forme (sortie, entrée), est répartie par lignes : `share`
-# contient celles de ce rang. `gather(share)` les rassemble. Écrivez les deux passes d’une
-# `torch.autograd.Function` :
+# contient celles de ce rang. `gather(share)` les rassemble. Écrivez les deux passes d’une `torch.autograd.Function` :
 #
 # - `forward` renvoie `y`, et confie à `context.save_for_backward` ce dont `backward` aura besoin : **pas** la matrice
 #   entière ;
@@ -426,8 +412,7 @@ print(len(flat.whole), len(flat.share), torch.allclose(torch.tensor(losses), tor
 
 # %% [markdown] lang="en"
 # That is stage 2, but for one detail: here the whole gradients still exist for a moment, between backward and the
-# reduce-scatter. Never to have all of them, each bucket is reduced as soon as it is full, during backward, and freed at
-# once: the hooks and buckets of lab 03.
+# reduce-scatter. Never to have all of them, each bucket is reduced and freed as soon as it is full (lab 03).
 #
 # ## 4. Stage 3: the weights
 #
@@ -481,29 +466,17 @@ lab.check("shard-weights", sharded_linear)
 # lab.hint("shard-weights")
 
 # %% [markdown] lang="fr"
-# Le paquet contient les trois niveaux, pour n’importe quel modèle :
-# [stage1.py](../../dlojz/by_hand/zero/stage1.py), [stage2.py](../../dlojz/by_hand/zero/stage2.py) et
-# [stage3.py](../../dlojz/by_hand/zero/stage3.py), une centaine de lignes chacun. Lisez-les, en cherchant la réponse à
-# quatre questions :
+# Le paquet contient les trois niveaux, pour n’importe quel modèle : [stage1.py](../../dlojz/by_hand/zero/stage1.py),
+# [stage2.py](../../dlojz/by_hand/zero/stage2.py) et [stage3.py](../../dlojz/by_hand/zero/stage3.py), une centaine de
+# lignes chacun. Cherchez-y : au niveau 3, combien de blocs sont entiers au même moment, et pourquoi plus d’un ?
 #
-# - au niveau 1, combien de lignes séparent le *reduce-scatter* de l’*all-gather* ?
-# - au niveau 2, pourquoi un *bucket* plein attend-il ceux qui le précèdent ?
-# - au niveau 3, combien de blocs sont entiers au même moment, et pourquoi plus d’un ?
-# - que devient, au niveau 3, un paramètre qui sert dans deux blocs ?
-#
-# La boucle d’entraînement, elle, est la même pour les trois. Chaque ligne affiche, pour un niveau, le
-# nombre de poids entiers que montre le modèle entre deux pas, celui de la part du rang, et si les pertes suivent celles
-# d’un processus seul.
+# La boucle d’entraînement est la même pour les trois. Chaque ligne affiche, pour un niveau, le nombre de poids entiers
+# entre deux pas, celui de la part, et si les pertes suivent celles d’un processus seul.
 
 # %% [markdown] lang="en"
 # The package holds the three stages, for any model: [stage1.py](../../dlojz/by_hand/zero/stage1.py),
 # [stage2.py](../../dlojz/by_hand/zero/stage2.py) and [stage3.py](../../dlojz/by_hand/zero/stage3.py), about a hundred
-# lines each. Read them, looking for the answers to four questions:
-#
-# - in stage 1, how many lines lie between the reduce-scatter and the all-gather?
-# - in stage 2, why does a full bucket wait for those before it?
-# - in stage 3, how many blocks are whole at the same moment, and why more than one?
-# - in stage 3, what becomes of a parameter that is used in two blocks?
+# lines each. Look there: in stage 3, how many blocks are whole at the same moment, and why more than one?
 #
 # The training loop is the same for all three. Each line prints, for one stage, the elements of whole weights that the
 # model shows between two steps, those of the shares, and whether the losses follow those of one process.
@@ -527,11 +500,7 @@ for stage in (ZeroStage1, ZeroStage2, ZeroStage3):
     print(whole, share, torch.allclose(torch.tensor(losses), torch.tensor(alone), rtol=1e-3))
 
 # %% [markdown] lang="fr"
-# Les réponses. Au niveau 1, une division et `optimizer.step()` : l’optimiseur est bien *entre* les deux moitiés d’un
-# *all-reduce*. Un *bucket* plein attend les précédents pour que tous les rangs réduisent les mêmes *buckets* dans le
-# même ordre. Au niveau 3, deux blocs sont entiers : celui qui calcule, et le suivant, dont les poids arrivent pendant
-# ce temps (*prefetch*). Un paramètre de deux blocs serait libéré par l’un quand l’autre en a besoin ; il reste donc
-# entier pendant toute la passe.
+# Deux blocs sont entiers : celui qui calcule, et le suivant, dont les poids arrivent pendant ce temps (*prefetch*).
 #
 # ## 5. Ce que cela coûte : les communications
 #
@@ -551,10 +520,7 @@ for stage in (ZeroStage1, ZeroStage2, ZeroStage3):
 # gradients ont la même. `micro_batches` est le nombre de micro-batches cumulés à chaque pas.
 
 # %% [markdown] lang="en"
-# The answers. In stage 1, a division and `optimizer.step()`: the optimizer does stand *between* the two halves of an
-# all-reduce. A full bucket waits for those before it, so that all ranks reduce the same buckets in the same order. In
-# stage 3 two blocks are whole: the one that computes, and the next, whose weights arrive meanwhile (prefetch). A
-# parameter of two blocks would be freed by one when the other needs it; so it stays whole for the entire pass.
+# Two blocks are whole: the one that computes, and the next, whose weights arrive meanwhile (prefetch).
 #
 # ## 5. What it costs: communication
 #
@@ -591,20 +557,18 @@ lab.check("zero-volume", sent_bytes)
 # ## 6. Les niveaux, face à face
 #
 # Entraînons `coatnet_tiny` sur deux rangs avec tous les moteurs : DeepSpeed aux niveaux 0 à 3, les trois niveaux écrits
-# à la main, et **FSDP2**, le ZeRO-3 de PyTorch ([sharded.py](../../dlojz/train/engines/sharded.py)). Tout est ici en
-# fp32, pour que les pertes se comparent : poids 4, gradients 4, moments 8 octets par paramètre. Cela fait encore 16,
-# mais répartis autrement.
+# à la main, et **FSDP2**, le ZeRO-3 de PyTorch. Tout est ici en fp32 : poids 4, gradients 4, moments 8 octets par
+# paramètre.
 #
-# **Vos prédictions**, avant de lancer. Combien d’octets de moments d’Adam chaque rang garde-t-il à partir du
-# niveau 1 ? Et combien d’octets envoie-t-il par pas en ZeRO-3 ?
+# **Vos prédictions**, avant de lancer. Combien d’octets de moments d’Adam chaque rang garde-t-il à partir du niveau 1 ?
+# Et combien d’octets envoie-t-il par pas en ZeRO-3 ?
 
 # %% [markdown] lang="en"
 # ## 6. The stages side by side
 #
 # Let us train `coatnet_tiny` on two ranks with all engines: DeepSpeed in stages 0 to 3, the three stages written by
-# hand, and **FSDP2**, PyTorch's ZeRO-3 ([sharded.py](../../dlojz/train/engines/sharded.py)). All is in fp32 here, so
-# that losses can be compared: 4 bytes of weights, 4 of gradients, 8 of moments per parameter. That is 16 again, but
-# made up otherwise.
+# hand, and **FSDP2**, PyTorch's ZeRO-3. All is in fp32 here: 4 bytes of weights, 4 of gradients, 8 of moments per
+# parameter.
 #
 # **Your predictions**, before the start. How many bytes of Adam's moments does each rank keep from stage 1 on? And how
 # many bytes does it send per step under ZeRO-3?
@@ -647,27 +611,23 @@ def sent_by(run):
 lab.reveal("stage-3-sends", sent_by(by_hand[2]))
 
 # %% [markdown] lang="fr"
-# Voici tout, pour le rang 0 : en teinte claire, ce qui était prédit ; au-dessous, ce qui est mesuré. À gauche, la
-# mémoire des états par catégorie ; le losange est le pic, activations et temporaires compris. À droite, les octets
-# envoyés, en passages.
+# Voici tout, pour le rang 0 : en teinte claire la prédiction, au-dessous la mesure. À gauche, les états ; le losange
+# est le pic, activations comprises. À droite, les octets envoyés, en passages.
 
 # %% [markdown] lang="en"
-# Here is everything, for rank 0: in pale what was predicted, below it what is measured. On the left, the memory of the
-# states by category; the diamond is the peak, activations and temporaries included. On the right, the bytes sent, in
-# passes.
+# Here is everything, for rank 0: in pale the prediction, below it the measurement. On the left, the states; the diamond
+# is the peak, activations included. On the right, the bytes sent, in passes.
 
 # %% name="stages" tags=["nbval-ignore-output"]
 figures.stages(everything)
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Répondez d’abord d’après la figure, la cellule répond ensuite, dans l’ordre. Chaque communication
-# a-t-elle déplacé exactement les octets prédits, sur tous les rangs ? Combien de passages par pas, de haut en bas ? Les
-# pertes sont-elles, à un pour mille près, les mêmes pour tous ?
+# **Expliquez**, d’après la figure ; la cellule répond ensuite, dans l’ordre. Chaque communication a-t-elle déplacé
+# exactement les octets prédits ? Combien de passages par pas ? Les pertes sont-elles les mêmes, à un pour mille près ?
 
 # %% [markdown] lang="en"
-# **Explain.** Answer from the figure first; then the cell answers, in order. Has each collective moved exactly the
-# bytes predicted, on all ranks? How many passes per step, from top to bottom? Are the losses the same for all, within
-# one per mille?
+# **Explain**, from the figure; then the cell answers, in order. Has each collective moved exactly the bytes predicted?
+# How many passes per step? Are the losses the same, within one per mille?
 
 # %% name="stages-seen"
 print(dlojz.compare(everything).exact)
@@ -677,70 +637,197 @@ print([all(abs(a / b - 1) < 1e-3 for a, b in zip(run.losses, fsdp2.losses, stric
 # %% [markdown] lang="fr"
 # Trois surprises, que seule la mesure révèle.
 #
-# - **DeepSpeed envoie 3Ψ aux niveaux 1 et 2**, et non 2Ψ. Par défaut (`use_multi_rank_bucket_allreduce`, même avec
-#   `reduce_scatter: true`), il fait un *all-reduce* de chaque *bucket*, dont chaque rang jette ensuite tout sauf sa
-#   part, puis un *all-gather* des poids. La règle « les niveaux 1 et 2 ne coûtent rien » est celle de l’article, pas de
-#   toute implémentation.
+# - **DeepSpeed envoie 3Ψ aux niveaux 1 et 2**, et non 2Ψ. Par défaut, il fait un *all-reduce* de chaque *bucket*, dont
+#   chaque rang jette ensuite tout sauf sa part, puis un *all-gather* des poids. La règle « les niveaux 1 et 2 ne
+#   coûtent rien » est celle de l’article.
 # - **Au niveau 1, DeepSpeed garde aussi peu de gradients qu’au niveau 2** : quand il n’y a qu’un micro-batch par pas,
 #   il les réduit au fil de la passe arrière.
 # - **DeepSpeed garde une copie maître même en fp32**, où elle fait double emploi.
 #
-# Et le pic ? Il comprend les activations et les temporaires, que ZeRO ne réduit pas. Les *buckets* s’y ajoutent :
-# DeepSpeed les réserve dès le niveau 1, quelle que soit la taille du modèle. Sur un modèle minuscule, ZeRO peut donc
-# *augmenter* le pic ; sur un grand, ces tampons ne pèsent plus rien.
+# Et le pic ? Les activations, les temporaires et les *buckets* s’y ajoutent : sur un modèle minuscule, ZeRO peut donc
+# *augmenter* le pic.
 #
-# Changez d’échelle : ce que la prédiction dit de CoAtNet-7 sur 64 GPU, en bf16 avec DeepSpeed, et ce que dit la
-# formule de l’exercice 1. Chaque ligne donne le niveau, puis les deux valeurs par rang. Où diffèrent-elles, et
-# pourquoi ?
+# ## 7. Et en secondes ?
 #
-# <details><summary>Réponse</summary>
-#
-# Au niveau 1. La formule y compte des gradients entiers, 2Ψ, comme l’article ; DeepSpeed, avec un micro-batch par pas,
-# n’en garde que sa part, comme au niveau 2.
-#
-# </details>
+# La durée d’un pas dépend aussi du calcul et de la mise à jour. Prenons sur deux rangs un modèle de six couches de 512
+# × 512, et mesurons tout à tour de rôle. D’abord DDP :
 
 # %% [markdown] lang="en"
 # Three surprises, which only measuring reveals.
 #
-# - **DeepSpeed sends 3Ψ in stages 1 and 2**, not 2Ψ. By default (`use_multi_rank_bucket_allreduce`, even with
-#   `reduce_scatter: true`) it makes an all-reduce of each bucket, of which every rank then throws away all but its
-#   share, and afterwards an all-gather of the weights. The rule “stages 1 and 2 cost nothing” is the paper's, not that
-#   of every implementation.
+# - **DeepSpeed sends 3Ψ in stages 1 and 2**, not 2Ψ. By default it makes an all-reduce of each bucket, of which every
+#   rank then throws away all but its share, and afterwards an all-gather of the weights. The rule “stages 1 and 2 cost
+#   nothing” is the paper's.
 # - **In stage 1 DeepSpeed keeps as few gradients as in stage 2**: where a step has one micro-batch, it reduces them on
 #   the way through backward.
 # - **DeepSpeed keeps a master copy even in fp32**, where it is of no use.
 #
-# And the peak? It includes activations and temporaries, which ZeRO does not reduce. The buckets come on top: DeepSpeed
-# sets them aside from stage 1 on, whatever the size of the model. So on a tiny model ZeRO can *raise* the peak; on a
-# large one these buffers weigh nothing.
+# And the peak? Activations, temporaries and buckets come on top: so on a tiny model ZeRO can *raise* the peak.
 #
-# Now change the scale: what the prediction says of CoAtNet-7 on 64 GPUs, in bf16 with DeepSpeed, and what the formula
-# of exercise 1 says. Each line gives the stage, then the two values per rank. Where do they differ, and why?
+# ## 7. And in seconds?
 #
-# <details><summary>Answer</summary>
-#
-# In stage 1. There the formula counts whole gradients, 2Ψ, as the paper does; DeepSpeed, with one micro-batch per step,
-# keeps only its share of them, as in stage 2.
-#
-# </details>
+# The time of a step also depends on the computation and the update. Let us take a model of six layers of 512 × 512 on
+# two ranks, and measure everything in turns. First DDP:
 
-# %% name="at-scale"
-from dlojz.prediction.shapes import model_shapes
-from dlojz.prediction.states import predict_states
+# %% name="ddp" tags=["nbval-ignore-output"]
+# %%ranks 2
+import warnings
 
-for stage in range(4):
-    large = dlojz.RunConfig.of(
-        model="coatnet_7", data="synthetic", precision="bf16", engine="deepspeed", dp=64, zero=stage
-    )
-    shapes = model_shapes(large)
-    by_formula = bytes_per_parameter("bf16", "adam", zero=stage, dp=64).device_bytes(shapes.num_parameters)
-    print(stage, format_bytes(predict_states(large, shapes).states_bytes), format_bytes(by_formula))
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def make_wide():
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(6)])
+
+
+x = torch.randn(64, 512)
+ddp = DistributedDataParallel(make_wide())
+optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-4)
+
+
+def ddp_step():
+    ddp(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+
+
+ddp_step()
 
 # %% [markdown] lang="fr"
-# ## 7. La configuration de DeepSpeed
+# FSDP2, sans intermédiaire : `fully_shard` sur chaque couche, puis sur le modèle. La boucle ne change pas.
+
+# %% [markdown] lang="en"
+# FSDP2, with nothing in between: `fully_shard` on each layer, then on the model. The loop stays the same.
+
+# %% name="fsdp2-in-the-open"
+# %%ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+sharded = make_wide()
+mesh = init_device_mesh("cpu", (world_size,))
+for layer in sharded:
+    fully_shard(layer, mesh=mesh)
+fully_shard(sharded, mesh=mesh)
+own = torch.optim.AdamW(sharded.parameters(), lr=1e-4)
+
+
+def fsdp2_step():
+    sharded(x).square().mean().backward()
+    own.step()
+    own.zero_grad()
+
+
+# %% [markdown] lang="fr"
+# Enfin ZeRO-1, les trois passages de ZeRO-3 sans rien d’autre, et la mesure : neuf tours, un pas de chacun par tour.
+
+# %% [markdown] lang="en"
+# At last ZeRO-1, the three passes of ZeRO-3 and nothing else, and the measurement: nine rounds, a step of each per
+# round.
+
+# %% name="zero-1-and-passes"
+# %%ranks
+from dlojz.by_hand.zero import ZeroStage1
+
+zero_1 = ZeroStage1(make_wide(), lambda tensors: torch.optim.AdamW(tensors, lr=1e-4))
+whole = torch.zeros(sum(parameter.numel() for parameter in ddp.parameters()))
+share = torch.zeros(len(whole) // world_size)
+
+
+def zero_1_step():
+    zero_1.backward(zero_1(x).square().mean())
+    zero_1.step()
+
+
+def three_passes():
+    dist.all_gather_into_tensor(whole, share)
+    dist.all_gather_into_tensor(whole, share)
+    dist.reduce_scatter_tensor(share, whole)
+
+
+# %% name="in-turns"
+# %%ranks
+import time
+
+ways = {
+    "all-reduce": lambda: dist.all_reduce(whole),
+    "computation": lambda: ddp.module(x).square().mean().backward(),
+    "update": optimizer.step,
+    "DDP": ddp_step,
+    "three passes": three_passes,
+    "ZeRO-1": zero_1_step,
+    "FSDP2": fsdp2_step,
+}
+took = {name: [] for name in ways}
+for turn in range(11):
+    for name, way in ways.items():
+        dist.barrier()
+        start = time.perf_counter()
+        way()
+        dist.barrier()
+        if turn > 1:  # the first two warm up // les deux premiers tours servent d’échauffement
+            took[name].append(time.perf_counter() - start)
+
+# %% name="parts" tags=["nbval-ignore-output"]
+from statistics import median
+
+took = ranks["took"][0]
+parts = {name: median(took[name]) for name in ("all-reduce", "computation", "update", "DDP")}
+for name, time_s in parts.items():
+    print(f"{name:<12} {1e3 * time_s:6.1f} ms")
+
+# %% [markdown] lang="fr"
+# **Vos prédictions**, à partir de ces quatre durées, dans `parts`. Combien de secondes durent les trois passages de
+# ZeRO-3 ? Combien d’échantillons par seconde ZeRO-1 lit-il (64 par rang) ? Et par combien la durée d’un pas est-elle
+# multipliée quand on passe de DDP à FSDP2, si rien n’est recouvert ?
+
+# %% [markdown] lang="en"
+# **Your predictions**, from these four times, in `parts`. How many seconds do the three passes of ZeRO-3 take? How many
+# samples per second does ZeRO-1 read (64 per rank)? And by how much is the time of a step multiplied when one goes from
+# DDP to FSDP2, if nothing is hidden?
+
+# %% name="predict-passes" tags=["nbval-ignore-output"] stub="value"
+lab.predict(
+    "three-passes",
+    ### BEGIN SOLUTION
+    1.5 * parts["all-reduce"],
+    ### END SOLUTION
+)
+
+# %% name="predict-samples" tags=["nbval-ignore-output"] stub="value"
+lab.predict(
+    "zero-1-samples",
+    ### BEGIN SOLUTION
+    2 * 64 / (parts["DDP"] - parts["update"] / 2),
+    ### END SOLUTION
+)
+
+# %% name="predict-fsdp2" tags=["nbval-ignore-output"] stub="value"
+lab.predict(
+    "fsdp2-over-ddp",
+    ### BEGIN SOLUTION
+    (parts["computation"] + 1.5 * parts["all-reduce"] + parts["update"] / 2) / parts["DDP"],
+    ### END SOLUTION
+)
+
+# %% name="reveal-seconds" tags=["nbval-ignore-output"]
+lab.reveal("three-passes", median(took["three passes"]))
+lab.reveal("zero-1-samples", 2 * 64 / median(took["ZeRO-1"]))
+lab.reveal("fsdp2-over-ddp", median(own / ddp for own, ddp in zip(took["FSDP2"], took["DDP"], strict=True)))
+
+# %% [markdown] lang="fr"
+# Sur deux cœurs partagés, comptez un facteur 1,5, plus si la machine est occupée. L’écart de FSDP2 est plus grand : nos
+# trois passages sont trois messages ; FSDP2 en envoie trois **par couche**, soit 18, dont chacun paie sa latence, et
+# recopie les parts dans un tampon. Sur un GPU, le réseau travaille pendant le calcul ; ici, les mêmes cœurs font les
+# deux.
 #
-# DeepSpeed se règle par un fichier JSON. Ses clés principales :
+# ## 8. La configuration de DeepSpeed
+#
+# DeepSpeed se règle par un fichier JSON. Ses clés :
 #
 # | clé | ce qu’elle dit |
 # |--|--|
@@ -762,9 +849,13 @@ for stage in range(4):
 # bf16 et de 4 en fp32.
 
 # %% [markdown] lang="en"
-# ## 7. DeepSpeed's configuration
+# On two shared cores expect a factor of 1.5, more where the machine is busy. The gap of FSDP2 is larger: our three
+# passes are three messages; FSDP2 sends three **per layer**, or 18, each of which pays its latency, and copies the
+# shares into a buffer. On a GPU the network works during the computation; here the same cores do both.
 #
-# DeepSpeed is set up by a JSON file. Its main keys:
+# ## 8. DeepSpeed's configuration
+#
+# DeepSpeed is set up by a JSON file. Its keys:
 #
 # | key | what it says |
 # |--|--|
@@ -811,14 +902,11 @@ lab.check("deepspeed-json", deepspeed_settings)
 # lab.hint("deepspeed-json")
 
 # %% [markdown] lang="fr"
-# Voici le fichier que le paquet écrit pour ZeRO-2 sur quatre GPU, 28 images chacun, comme on le ferait pour Jean Zay ;
-# il le relit ensuite comme le ferait DeepSpeed. Comparez avec le vôtre, `deepspeed_settings(wanted, bucket_mib=50)` :
-# que disent les clés de plus, et en quoi les autres diffèrent-elles ?
+# Voici le fichier que le paquet écrit pour ZeRO-2 sur quatre GPU, 28 images chacun ; il le relit comme le ferait
+# DeepSpeed.
 
 # %% [markdown] lang="en"
-# Here is the file that the package writes for ZeRO-2 on four GPUs, 28 images each, as one would for Jean Zay; it then
-# reads it back as DeepSpeed would. Compare it with your own, `deepspeed_settings(wanted, bucket_mib=50)`: what do the
-# additional keys say, and where do the others differ?
+# Here is the file that the package writes for ZeRO-2 on four GPUs, 28 images each; it reads it back as DeepSpeed would.
 
 # %% name="read-back"
 from dlojz.config.deepspeed_json import deepspeed_json, read_deepspeed_json
@@ -832,72 +920,39 @@ read = read_deepspeed_json(text, dlojz.RunConfig.of(model="coatnet_2", data="syn
 print(read.title, read.layout.global_batch, read == wanted)
 
 # %% [markdown] lang="fr"
-# `gradient_clipping` à zéro : pas d’écrêtage, pour que tous les moteurs fassent le même entraînement.
-# `zero_allow_untested_optimizer` : DeepSpeed enveloppe l’optimiseur PyTorch qu’on lui donne, quel qu’il soit. Et
-# `data_types` : en bf16, les tampons du modèle (statistiques de *BatchNorm*) sont convertis comme les poids. Votre
-# *bucket* de 50 Mio compte 26 214 400 éléments ; le paquet en écrit de 2 millions, à la mesure de ses petits modèles.
-# Il omet `train_batch_size`, que DeepSpeed déduit des deux autres tailles.
+# Trois clés changent la communication. `contiguous_gradients` copie chaque gradient, dès qu’il est prêt, dans un tampon
+# d’un seul tenant : un *bucket* part sans être rassemblé, et la mémoire ne se fragmente pas. `reduce_scatter` demande
+# que chaque rang ne reçoive que sa part des gradients ; nous avons pourtant compté 3Ψ : pour un *bucket* qui appartient
+# à plusieurs rangs, DeepSpeed fait un *all-reduce*, sauf si `use_multi_rank_bucket_allreduce` vaut `false`.
+# `overlap_comm` réduit pendant la passe arrière. Si le modèle ne tient pas, réduisez d’abord `reduce_bucket_size`, qui
+# vaut par défaut 500 millions d’éléments.
 #
-# Enregistré sous `ds_config_zero2.json`, ce fichier se donne à l’entraînement ainsi :
+# ## 9. Décharger vers l’hôte
 #
-# ```
-# srun python -m dlojz.train -b 28 -s 200 --image-size 288 --deepspeed --deepspeed_config ds_config_zero2.json
-# ```
-#
-# Une clé que l’on n’écrit pas a aussi une valeur : `reduce_bucket_size` et `allgather_bucket_size`, par exemple, valent
-# 500 millions d’éléments. Avec `overlap_comm`, plusieurs sont en route à la fois : la documentation de Transformers
-# (Hugging Face) compte 4,5 fois la taille des deux. Combien de mémoire cela fait-il, en 16 bits ?
-
-# %% [markdown] lang="en"
-# `gradient_clipping` of zero: no clipping, so that all engines do the same training. `zero_allow_untested_optimizer`:
-# DeepSpeed wraps the PyTorch optimizer it is given, whichever it is. And `data_types`: in bf16 the model's buffers
-# (BatchNorm's statistics) are cast as the weights are. Your bucket of 50 MiB is 26,214,400 elements; the package writes
-# buckets of 2 million, for its small models. It leaves out `train_batch_size`, which DeepSpeed derives from the other
-# two sizes.
-#
-# Saved as `ds_config_zero2.json`, this file is given to the training like this:
-#
-# ```
-# srun python -m dlojz.train -b 28 -s 200 --image-size 288 --deepspeed --deepspeed_config ds_config_zero2.json
-# ```
-#
-# A key that is not written has a value too. `reduce_bucket_size` and `allgather_bucket_size`, for instance, are 500
-# million elements. With `overlap_comm` several are on their way at once: the documentation of Hugging Face's
-# Transformers counts 4.5 times the size of both. How much memory does that make, in 16 bit?
-
-# %% name="default-buckets"
-from dlojz.prediction.rules_of_thumb import REDUCE_BUCKET_ELEMENTS, overlap_buffer_bytes
-
-print(format_bytes(4.5 * 2 * REDUCE_BUCKET_ELEMENTS * 2), format_bytes(overlap_buffer_bytes(REDUCE_BUCKET_ELEMENTS)))
-
-# %% [markdown] lang="fr"
-# Plus que les états de bien des modèles : si un modèle moyen ne tient pas en ZeRO, regardez d’abord la taille des
-# *buckets*.
-#
-# ## 8. Décharger vers l’hôte
-#
-# Et si la mémoire de tous les GPU ne suffit pas ? Un nœud a aussi de la mémoire centrale, souvent plus que tous ses
-# GPU réunis. **ZeRO-Offload** y place l’optimiseur, qui ne sert qu’une fois par pas : le gradient y descend dès qu’il
-# est réduit, les processeurs font la mise à jour en fp32, et les poids remontent. **ZeRO-Infinity** décharge aussi les
-# poids, et sait aller jusqu’aux disques NVMe.
+# Et si tous les GPU ne suffisent pas ? **ZeRO-Offload** place l’optimiseur dans la mémoire du nœud : le gradient y
+# descend dès qu’il est réduit, les processeurs font la mise à jour en fp32, et les poids remontent. **ZeRO-Infinity**
+# décharge aussi les poids, jusque sur des disques NVMe.
 #
 # ### Exercice 7 — ce qui se trouve où
 #
 # ZeRO-3, précision mixte, Adam. Renvoyez deux nombres : les octets d’états d’un rang sur son **GPU**, puis dans la
-# **mémoire de l’hôte**. `offload` vaut `"none"`, `"optimizer"` ou `"parameters"` (l’optimiseur *et* les poids).
-# L’hôte travaille en fp32 : copie maître, gradient, deux moments. Une fois l’optimiseur déchargé, le GPU ne garde
-# que ses poids en 16 bits ; ces derniers gardent leurs 2 octets là où ils vont.
+# **mémoire de l’hôte**. `offload` vaut `"none"`, `"optimizer"` ou `"parameters"` (l’optimiseur *et* les poids). L’hôte
+# travaille en fp32 : copie maître, gradient, deux moments. Une fois l’optimiseur déchargé, le GPU ne garde que ses
+# poids en 16 bits ; ces derniers gardent leurs 2 octets là où ils vont.
 
 # %% [markdown] lang="en"
-# More than the states of many a model: if a middling model does not fit with ZeRO, look at the size of the buckets
-# first.
+# Three keys change the communication. `contiguous_gradients` copies each gradient, as soon as it is ready, into one
+# buffer in one piece: a bucket leaves without being gathered first, and memory is not fragmented. `reduce_scatter` asks
+# that each rank receive only its share of the gradients; yet we have counted 3Ψ: for a bucket that belongs to several
+# ranks DeepSpeed makes an all-reduce, unless `use_multi_rank_bucket_allreduce` is `false`. `overlap_comm` reduces
+# during the backward pass. Where a model does not fit, make `reduce_bucket_size` smaller first, which is 500 million
+# elements by default.
 #
-# ## 8. Offloading to the host
+# ## 9. Offloading to the host
 #
-# And if the memory of all GPUs is not enough? A node also has main memory, often more than all its GPUs together.
-# **ZeRO-Offload** puts the optimizer there, which is used once per step only: the gradient goes down as soon as it is
-# reduced, the processors make the update in fp32, and the weights come back up. **ZeRO-Infinity** offloads the weights
-# too, and can go as far as NVMe disks.
+# And if all GPUs are not enough? **ZeRO-Offload** puts the optimizer into the node's memory: the gradient goes down as
+# soon as it is reduced, the processors make the update in fp32, and the weights come back up. **ZeRO-Infinity**
+# offloads the weights too, as far as NVMe disks.
 #
 # ### Exercise 7 — what lies where
 #
@@ -925,21 +980,6 @@ lab.check("offload-bytes", offload_bytes)
 # lab.hint("offload-bytes")
 
 # %% [markdown] lang="fr"
-# Avec un seul V100 de 32 Go, l’article de ZeRO-Offload annonce des modèles de 13 milliards de paramètres. Voici, sans
-# puis avec l’optimiseur déchargé, les octets sur le GPU, ceux de l’hôte, et si les premiers tiennent :
-
-# %% [markdown] lang="en"
-# With one single V100 with 32 GB, the paper on ZeRO-Offload announces models of 13 billion parameters. Here are,
-# without and then with the optimizer offloaded, the bytes on the GPU, those on the host, and whether the former fit:
-
-# %% name="thirteen-billion"
-for offload in ("none", "optimizer"):
-    states = bytes_per_parameter("fp16_amp", "adam", zero=3, offload=offload)
-    on_device, on_host = states.device_bytes(13 * 10**9), states.host_bytes(13 * 10**9)
-    fits_there = on_device <= DEVICES["v100-32"].memory_bytes
-    print(f"{offload:<10}", format_bytes(on_device), format_bytes(on_host), fits_there)
-
-# %% [markdown] lang="fr"
 # **Votre prédiction.** `coatnet_tiny` en bf16, ZeRO-3 de DeepSpeed sur deux rangs, optimiseur déchargé : combien
 # d’octets chaque rang a-t-il dans la mémoire de l’hôte ?
 
@@ -963,29 +1003,19 @@ memory = offloaded.record.footprint().memory
 lab.reveal("host-bytes", memory.host_bytes)
 
 # %% [markdown] lang="fr"
-# Que reste-t-il sur le « GPU » (ici, un processus qui n’en a pas) ? Et le paquet avait-il prédit exactement les octets
-# de l’hôte ?
-
-# %% [markdown] lang="en"
-# What stays on the “GPU” (here, a process without one)? And had the package predicted the host's bytes exactly?
-
-# %% name="host-seen"
-print(format_bytes(memory.states_bytes), memory.host_bytes == dlojz.predict(offloaded.config).memory.host_bytes)
-
-# %% [markdown] lang="fr"
 # L’écart avec votre formule : DeepSpeed garde aussi chez l’hôte, en 16 bits, les gradients des micro-batches.
 #
 # ### Quand est-ce rentable ?
 #
-# À chaque pas, chaque rang envoie sa part des gradients par le bus PCIe, 2Ψ/N octets, et reçoit sa part des poids,
-# 2Ψ/N octets. Pendant ce temps, le GPU calcule : environ 6 opérations par paramètre et par *token*, soit 2 pour la
-# passe avant et 4 pour la passe arrière. Si le calcul dure plus longtemps que les transferts, il peut les recouvrir.
+# À chaque pas, chaque rang envoie sa part des gradients par le bus PCIe, 2Ψ/N octets, et reçoit sa part des poids, 2Ψ/N
+# octets. Pendant ce temps, le GPU calcule : environ 6 opérations par paramètre et par *token*, soit 2 pour la passe
+# avant et 4 pour la passe arrière. Si le calcul dure plus longtemps que les transferts, il peut les recouvrir.
 #
 # ### Exercice 8 — les transferts face au calcul
 #
 # Renvoyez la durée des transferts divisée par celle du calcul, pour un pas, sur un rang. `tokens` est le nombre de
-# tokens que **ce rang** lit par pas, `flops_per_s` le nombre d’opérations qu’il fait par seconde, et
-# `pcie_bytes_per_s` le débit de son lien vers l’hôte. La taille du modèle n’est pas donnée : vous verrez pourquoi.
+# tokens que **ce rang** lit par pas, `flops_per_s` le nombre d’opérations qu’il fait par seconde, et `pcie_bytes_per_s`
+# le débit de son lien vers l’hôte. La taille du modèle n’est pas donnée : vous verrez pourquoi.
 
 # %% [markdown] lang="en"
 # The gap to your formula: DeepSpeed also keeps on the host, in 16 bit, the gradients of the micro-batches.
@@ -1044,15 +1074,12 @@ lab.reveal("offload-tokens", tokens)
 figures.offloading(transfer_over_compute, **machine)
 
 # %% [markdown] lang="fr"
-# Le déchargement demande donc de grands batches ; l’accumulation de gradients y aide, et chaque rang de plus divise les
-# transferts. Il faut aussi que les processeurs suivent : Adam lit et écrit une trentaine d’octets par paramètre en
-# mémoire hôte, à la vitesse de celle-ci. C’est ce que DeepSpeed optimise avec son `CPUAdam`.
+# Le déchargement demande donc de grands batches ; l’accumulation de gradients y aide.
 #
-# ## 9. Quand ZeRO-3 fait perdre du temps (facultatif)
+# ## 10. Quand ZeRO-3 fait perdre du temps (facultatif)
 #
-# ZeRO-3 envoie 50 % d’octets de plus que DDP, et surtout beaucoup plus de **messages** : trois communications
-# collectives par couche, au lieu de deux pour le modèle entier. Chacune fait p − 1 étapes sur l’anneau, et chaque étape
-# paie la latence α (TP 03).
+# Revenons aux **messages** : trois communications collectives par couche, au lieu de deux pour le modèle entier.
+# Chacune fait p − 1 étapes sur l’anneau, et chaque étape paie la latence α (TP 03).
 #
 # ### Exercice 9 — la durée des communications de ZeRO-3
 #
@@ -1060,14 +1087,12 @@ figures.offloading(transfer_over_compute, **machine)
 # rien ne les cache ? Une étape d’anneau transporte `n / ranks` octets et dure `alpha_s + beta_s_per_byte · n / ranks`.
 
 # %% [markdown] lang="en"
-# So offloading asks for large batches; gradient accumulation helps, and every further rank divides the transfers. The
-# processors must keep up besides: Adam reads and writes some thirty bytes per parameter there, at the speed of host
-# memory. That is what DeepSpeed optimises with its `CPUAdam`.
+# So offloading asks for large batches; gradient accumulation helps.
 #
-# ## 9. When ZeRO-3 loses (optional)
+# ## 10. When ZeRO-3 loses (optional)
 #
-# ZeRO-3 sends 50% more bytes than DDP, and above all many more **messages**: three collectives per layer, in place of
-# two for the whole model. Each takes p − 1 steps around the ring, and each step pays the latency α (lab 03).
+# Back to the **messages**: three collectives per layer, in place of two for the whole model. Each takes p − 1 steps
+# around the ring, and each step pays the latency α (lab 03).
 #
 # ### Exercise 9 — the time of ZeRO-3's communication
 #
@@ -1088,60 +1113,90 @@ lab.check("zero-time", zero_3_seconds)
 # lab.hint("zero-time")
 
 # %% [markdown] lang="fr"
-# Comparons au calcul, pour des modèles de toutes tailles : le réseau du TP 03 (α = 10 µs, 25 Go/s), des GPU qui
-# soutiennent 200 TFLOP/s, 16 images par rang en bf16. Les couches et les opérations viennent des prédictions du paquet.
+# Comparons au calcul, de CoAtNet-0 à CoAtNet-7 sur 64 GPU : réseau du TP 03, 200 TFLOP/s, 16 images par rang en bf16.
 
 # %% [markdown] lang="en"
-# Let us compare with the computation, for models of all sizes: the network of lab 03 (α = 10 µs, 25 GB/s), GPUs that
-# sustain 200 TFLOP/s, 16 images per rank in bf16. Layers and operations come from the package's predictions.
+# Let us compare with the computation, from CoAtNet-0 to CoAtNet-7 on 64 GPUs: the network of lab 03, 200 TFLOP/s, 16
+# images per rank in bf16.
 
 # %% name="lost-time"
 sizes = ("coatnet_0", "coatnet_2", "coatnet_4", "coatnet_5", "coatnet_7")
 figures.lost_time(zero_3_seconds, [(model, 64) for model in sizes])
 
 # %% [markdown] lang="fr"
-# Et le plus grand, CoAtNet-7, quand le nombre de GPU augmente :
-
-# %% [markdown] lang="en"
-# And the largest, CoAtNet-7, as the number of GPUs grows:
-
-# %% name="lost-time-by-ranks"
-figures.lost_time(zero_3_seconds, [("coatnet_7", size) for size in (8, 64, 256, 1024)])
-
-# %% [markdown] lang="fr"
-# **Expliquez.** Trois questions, trois réponses calculées. Pour CoAtNet-0, ZeRO-3 communique-t-il plus longtemps qu’il
-# ne calcule ? Et pour CoAtNet-7, sur 64 GPU ? Pour ce dernier, de 8 à 1 024 GPU, par combien le temps de communication
+# **Expliquez.** Où ZeRO-3 communique-t-il plus longtemps qu’il ne calcule ? Et de 8 à 1 024 GPU, par combien ce temps
 # est-il multiplié ?
 
 # %% [markdown] lang="en"
-# **Explain.** Three questions, three computed answers. For CoAtNet-0, does ZeRO-3 communicate longer than it computes?
-# And for CoAtNet-7, on 64 GPUs? For the latter, from 8 to 1,024 GPUs, by how much is the time of communication
+# **Explain.** Where does ZeRO-3 communicate longer than it computes? And from 8 to 1,024 GPUs, by how much is that time
 # multiplied?
 
 # %% name="lost-time-seen"
 figures.lost_time_seen(zero_3_seconds)
 
 # %% [markdown] lang="fr"
-# Sur un petit modèle, ZeRO-3 fait perdre sur les deux tableaux : rien à gagner en mémoire, et des latences que rien ne
-# cache. Sur un grand, le calcul les couvre, jusqu’à un certain nombre de GPU. D’où l’usage : ZeRO-1 ou 2 tant que le
-# modèle tient, ZeRO-3 sinon ; et à grande échelle, ZeRO-3 dans le nœud seulement, DDP entre les nœuds (*hybrid
-# sharding*).
+# D’où l’usage : ZeRO-1 ou 2 tant que le modèle tient, ZeRO-3 sinon ; et à grande échelle, ZeRO-3 dans le nœud
+# seulement, DDP entre les nœuds (*hybrid sharding*).
 
 # %% [markdown] lang="en"
-# On a small model ZeRO-3 loses twice: no memory to be gained, and latencies that nothing hides. On a large one the
-# computation covers them, up to some number of GPUs. Hence the custom: ZeRO-1 or 2 as long as the model fits, ZeRO-3
-# otherwise; and at a large scale, ZeRO-3 within the node only, DDP between nodes (hybrid sharding).
+# Hence the custom: ZeRO-1 or 2 as long as the model fits, ZeRO-3 otherwise; and at a large scale, ZeRO-3 within the
+# node only, DDP between nodes (hybrid sharding).
+
+# %% [markdown] lang="fr"
+# ## Défi (facultatif) — le moins de messages possible
+#
+# Quatre couches, dont les poids entiers pèsent 6, 2, 3 et 5 Mio ; leurs gradients, autant. Chaque rang garde ses parts,
+# comme en ZeRO-3, et dispose à côté de **12 Mio** pour tout ce qui est entier. Écrivez une fonction sans argument qui
+# renvoie un plan, une liste d’opérations :
+#
+# - `("gather", [0, 1])` : un *all-gather* des poids de ces couches, soit un message ; `("free", [0])` les libère ;
+# - `("forward", 0)`, `("backward", 0)` : demandent les poids entiers de la couche ; `backward` crée son gradient
+#   entier ;
+# - `("reduce", [2, 3])` : un *reduce-scatter* des gradients de ces couches, soit un message, puis les libère.
+#
+# Les couches passent dans l’ordre, puis à rebours. À la fin, tout gradient est réduit et rien n’est entier. Couche par
+# couche, il faut 12 messages. Objectif : 7.
+
+# %% [markdown] lang="en"
+# ## Challenge (optional) — as few messages as possible
+#
+# Four layers, whose whole weights take 6, 2, 3 and 5 MiB; their gradients, as much. Each rank keeps its shares, as
+# under ZeRO-3, and has **12 MiB** besides for all that is whole. Write a function without arguments that returns a
+# plan, a list of operations:
+#
+# - `("gather", [0, 1])`: an all-gather of the weights of these layers, one message; `("free", [0])` frees them;
+# - `("forward", 0)`, `("backward", 0)`: need the whole weights of the layer; `backward` makes its whole gradient;
+# - `("reduce", [2, 3])`: a reduce-scatter of the gradients of these layers, one message, which then frees them.
+#
+# The layers run in order, then backwards. In the end each gradient is reduced and nothing is whole any more. Layer by
+# layer it takes 12 messages. Target: 7.
+
+
+# %% name="fewest-messages"
+def plan():
+    ### BEGIN SOLUTION
+    return [
+        *[("gather", [0, 1, 2]), ("forward", 0), ("forward", 1), ("forward", 2), ("free", [0, 1, 2])],
+        *[("gather", [3]), ("forward", 3), ("backward", 3), ("free", [3])],
+        *[("gather", [2]), ("backward", 2), ("free", [2]), ("gather", [1]), ("backward", 1), ("free", [1])],
+        *[("reduce", [1, 2, 3]), ("gather", [0]), ("backward", 0), ("free", [0]), ("reduce", [0])],
+    ]
+    ### END SOLUTION
+
+
+lab.check("fewest-messages", plan)
+
+# %%
+# lab.hint("fewest-messages")
 
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
 #
 # Partitionnez le modèle du script par FSDP2, bloc par bloc (un choix de plus pour `--parallel`), enregistrez-le et
 # reprenez-le sur un autre nombre de rangs (`--save`, `--load`). Continuez dans votre `train.py`, ou partez de la
-# solution du TP précédent : `dlojz labs script 04 un_autre_dossier` en écrit un, avec un `# TODO` à chaque endroit à
-# compléter. Jugez-le par `dlojz labs judge 04 my_training/train.py`.
+# solution du TP précédent, que `dlojz labs script 04 un_autre_dossier` écrit avec des `# TODO`.
 #
-# À regarder : chaque rang tient une part des paramètres, et le checkpoint écrit par deux rangs est lu par un seul,
-# moments de l’optimiseur compris.
+# À regarder : chaque rang tient une part des paramètres, et un seul rang lit le checkpoint que deux ont écrit.
 #
 # <details><summary>Les lignes de PyTorch</summary>
 #
@@ -1159,9 +1214,8 @@ figures.lost_time_seen(zero_3_seconds)
 # ## In your project: your own script
 #
 # Shard the script's model by FSDP2, block by block (one more choice of `--parallel`), save it and go on with another
-# number of ranks (`--save`, `--load`). Go on in your `train.py`, or begin with the solution of the lab before:
-# `dlojz labs script 04 another_folder` writes one, with a `# TODO` at each place to fill in. Judge it by
-# `dlojz labs judge 04 my_training/train.py`.
+# number of ranks (`--save`, `--load`). Go on in your `train.py`, or begin with the solution of the lab before: `dlojz
+# labs script 04 another_folder` writes one, with a `# TODO` at each place to fill in.
 #
 # What to look for: each rank holds a part of the parameters, and the checkpoint that two ranks have written is read by
 # one, the optimizer's moments included.
@@ -1187,14 +1241,14 @@ labs.judge_script(lab, "my_training/train.py")
 # | niveau | chaque rang garde | envoie par pas | quand |
 # |--|--|--|--|
 # | 0 | 16Ψ | 2Ψ | le modèle tient |
-# | 1 | 4Ψ + 12Ψ/N | 2Ψ (DeepSpeed : 3Ψ) | presque toujours : le plus gros gain, pour presque rien |
+# | 1 | 4Ψ + 12Ψ/N | 2Ψ (DeepSpeed : 3Ψ) | presque toujours |
 # | 2 | 2Ψ + 14Ψ/N | 2Ψ (DeepSpeed : 3Ψ) | sans accumulation de gradients |
-# | 3 | 16Ψ/N | 3Ψ par micro-batch | le modèle ne tient pas autrement |
+# | 3 | 16Ψ/N | 3Ψ par micro-batch | sinon |
 #
-# Les niveaux 1 à 3 répartissent les états, pas les activations : pour elles, il y a les points de contrôle d’activation
-# (TP 02), que ZeRO-R, dans le même article, sait répartir sur les rangs de tenseur (`partition_activations` de
-# DeepSpeed). Et une couche trop grande pour un GPU doit toujours y tenir entière, le temps du calcul : seul le TP 06,
-# qui coupe les couches, lève cette limite (un pipeline, TP 05, coupe entre elles).
+# Les niveaux 1 à 3 répartissent les états, pas les activations ; ZeRO-R, dans le même article, répartit les points de
+# contrôle d’activation (TP 02) sur les rangs de tenseur (`partition_activations`). Et une couche doit toujours tenir
+# entière sur un GPU, le temps du calcul : seul le TP 06 lève cette limite. Les enregistrer, et reprendre sur un autre
+# nombre de rangs : TP 13.
 
 # %% [markdown] lang="en"
 # ## Summary
@@ -1202,14 +1256,14 @@ labs.judge_script(lab, "my_training/train.py")
 # | stage | each rank keeps | sends per step | when |
 # |--|--|--|--|
 # | 0 | 16Ψ | 2Ψ | the model fits |
-# | 1 | 4Ψ + 12Ψ/N | 2Ψ (DeepSpeed: 3Ψ) | nearly always: the largest gain, for next to nothing |
+# | 1 | 4Ψ + 12Ψ/N | 2Ψ (DeepSpeed: 3Ψ) | nearly always |
 # | 2 | 2Ψ + 14Ψ/N | 2Ψ (DeepSpeed: 3Ψ) | without gradient accumulation |
-# | 3 | 16Ψ/N | 3Ψ per micro-batch | the model does not fit otherwise |
+# | 3 | 16Ψ/N | 3Ψ per micro-batch | otherwise |
 #
-# Stages 1 to 3 shard the states, not the activations: for these there is activation checkpointing (lab 02), and ZeRO-R,
-# from the same paper, can partition the checkpoints over the tensor-parallel ranks (DeepSpeed's
-# `partition_activations`). And a layer that is too large for one GPU must still fit there whole while it computes: only
-# lab 06, which splits layers, lifts that limit (a pipeline, lab 05, cuts between them).
+# Stages 1 to 3 shard the states, not the activations; ZeRO-R, from the same paper, partitions the activation
+# checkpoints (lab 02) over the tensor-parallel ranks (`partition_activations`). And a layer must still fit whole on one
+# GPU while it computes: only lab 06 lifts that limit. To save sharded states, and to resume on another number of ranks:
+# that is lab 13.
 
 # %%
 lab.progress()

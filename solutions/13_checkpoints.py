@@ -286,7 +286,7 @@ losses = train(model, optimizer, range(5, 10))
 # %% name="uninterrupted"
 expected = ranks["losses"][0]
 
-# %% name="load-sharded" tags=["nbval-ignore-output"]
+# %% name="load-sharded"
 # %%ranks 3 --with make_sharded,train,by_name,images,labels,kept,expected
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -379,7 +379,7 @@ print(f"{bandwidth / 1e6:.0f} MB/s")
 # %% [markdown] lang="en"
 # **Your prediction**, in seconds, from `bandwidth` (bytes per second).
 
-# %% name="predict-save" stub="value"
+# %% name="predict-save" tags=["nbval-ignore-output"] stub="value"
 lab.predict(
     "save-seconds",
     ### BEGIN SOLUTION
@@ -482,7 +482,7 @@ copies = [seconds(lambda name=name, one=one: buffers[name].copy_(one)) for name,
 copy_bandwidth = 2**22 / median(copies)
 print(f"{copy_bandwidth / 1e9:.1f} GB/s")
 
-# %% name="predict-stall" stub="value"
+# %% name="predict-stall" tags=["nbval-ignore-output"] stub="value"
 lab.predict(
     "stall-seconds",
     ### BEGIN SOLUTION

@@ -156,21 +156,6 @@ def _check(precision: str, optimizer: str, zero: int, degrees: tuple[int, int, i
         )
 
 
-REDUCE_BUCKET_ELEMENTS: Final = 500_000_000
-"""DeepSpeed's `reduce_bucket_size`: elements of the gradients that are reduced together.
-
-Source: the default of DeepSpeed 0.19, `runtime/zero/config.py`.
-"""
-
-
-def overlap_buffer_bytes(bucket_elements: int, element_bytes: int = 2) -> int:
-    """Compute the device memory that DeepSpeed's `overlap_comm` takes for reduce and gather buckets of one size.
-
-    Source: Hugging Face Transformers, "DeepSpeed", ZeRO configuration: 4.5 times both; 9 GB at 5e8 in fp16.
-    """
-    return 9 * bucket_elements * element_bytes
-
-
 @dataclass(frozen=True)
 class RulePart:
     """Part of a rule; its precision is empty where it is no tensor of the model."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,8 @@ import torch.nn.functional as F
 from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
 from dlojz.labs import lab04_zero
-from dlojz.labs.kit.exercise import Verdict
+from dlojz.labs.kit.exercise import Verdict, judge
+from dlojz.labs.lab04_zero.challenge import FEWEST_MESSAGES, LIMIT_MIB, SIZES_MIB
 from dlojz.labs.lab04_zero.exercises_cost import (
     all_at_once_seconds,
     compare_with_compute,
@@ -610,6 +612,68 @@ def times_by_loop(sizes: Any, p: int, a: float, b: float) -> float:
     return total
 
 
+FORTH = [("gather", [0, 1, 2]), ("forward", 0), ("forward", 1), ("forward", 2), ("free", [0, 1, 2])]
+LAST = [("gather", [3]), ("forward", 3), ("backward", 3), ("free", [3])]
+MIDDLE = [("gather", [2]), ("backward", 2), ("free", [2]), ("gather", [1]), ("backward", 1), ("free", [1])]
+FIRST = [("reduce", [1, 2, 3]), ("gather", [0]), ("backward", 0), ("free", [0]), ("reduce", [0])]
+PLAN: list[tuple[str, Any]] = [*FORTH, *LAST, *MIDDLE, *FIRST]
+
+
+def layer_by_layer() -> list[tuple[str, Any]]:
+    """As ZeRO-3 does it: three messages for each layer."""
+    plan: list[tuple[str, Any]] = []
+    for layer in range(4):
+        plan += [("gather", layer), ("forward", layer), ("free", layer)]
+    for layer in reversed(range(4)):
+        plan += [("gather", layer), ("backward", layer), ("free", layer), ("reduce", layer)]
+    return plan
+
+
+def with_the_last_kept() -> list[tuple[str, Any]]:
+    """The last layer stays whole from its forward to its backward."""
+    plan = layer_by_layer()
+    place = plan.index(("free", 3))
+    return plan[:place] + plan[place + 2 :]
+
+
+def freed_one_by_one() -> list[tuple[str, Any]]:
+    plan: list[tuple[str, Any]] = []
+    for name, layers in PLAN:
+        plan += [(name, [one]) for one in layers] if name == "free" and len(layers) > 1 else [(name, layers)]
+    return plan
+
+
+def freed_as_it_goes() -> list[tuple[str, Any]]:
+    forth: list[tuple[str, Any]] = [("gather", (2, 1, 0))]
+    for layer in range(3):
+        forth += [("forward", layer), ("free", layer)]
+    return [*forth, *LAST, *MIDDLE, *FIRST]
+
+
+def fewest_by_search(sizes: tuple[int, ...], limit: int) -> int:
+    """The least number of messages over all plans: breadth-first over what is whole, messages alone counting."""
+    count = len(sizes)
+    some = [{one for one in range(count) if bits >> one & 1} for bits in range(1, 2**count)]
+    start = (0, frozenset[int](), frozenset[int]())
+    cost, waiting = {start: 0}, deque([start])
+    while waiting:
+        here = done, weights, gradients = waiting.popleft()
+        if done == 2 * count and not weights and not gradients:
+            return cost[here]
+        layer = done if done < count else 2 * count - 1 - done
+        further = [((done, weights - one, gradients), 0) for one in some if one <= weights]
+        further += [((done, weights | one, gradients), 1) for one in some if not one & weights]
+        further += [((done, weights, gradients - one), 1) for one in some if one <= gradients]
+        if done < 2 * count and layer in weights:
+            further.append(((done + 1, weights, gradients | ({layer} if done >= count else set())), 0))
+        for there, more in further:
+            room = sum(sizes[one] for held in there[1:] for one in held)
+            if room <= limit and cost[here] + more < cost.get(there, 10**9):
+                cost[there] = cost[here] + more
+                (waiting.append if more else waiting.appendleft)(there)
+    raise AssertionError
+
+
 BANK: dict[str, list[tuple[Answer, str]]] = {
     "zero-states": [
         (states_of_one_part, "you stop sharding those of the stages before"),
@@ -912,9 +976,31 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         ),
         (lambda s, p, a, b: 3 * (p - 1) * a * len(s), "The bytes are missing"),
     ],
+    "fewest-messages": [
+        (lambda: [("gather", [0, 1, 2, 3]), *PLAN[1:]], "16 MiB are whole, where 12 are allowed"),
+        (lambda: [*FORTH[:-1], *LAST, *MIDDLE, *FIRST], "16 MiB are whole, where 12 are allowed"),
+        (lambda: PLAN[1:], "the weights of layer 0 are not whole; gather them before"),
+        (lambda: [*FORTH, *MIDDLE, *LAST, *FIRST], "it is the turn of forward 3"),
+        (lambda: [*FORTH, *LAST[:2], ("backward", 2)], "it is the turn of backward 3"),
+        (lambda: [*PLAN, ("gather", 0), ("forward", 0)], "all passes are over"),
+        (lambda: PLAN[:-1], "the gradients of [0] are not reduced"),
+        (lambda: [one for one in PLAN if one != ("free", [0])], "the weights of [0] are still whole"),
+        (lambda: [("gather", 0), *PLAN], "the weights of layer 0 are whole already"),
+        (lambda: [*FORTH, ("free", 1), *LAST], "there is nothing to free"),
+        (lambda: [*FORTH, ("reduce", [3]), *LAST], "there is no whole gradient of layer 3"),
+        (lambda: [*FORTH, *LAST], "The plan ends after 5 of 8 passes"),
+        (lambda: [("send", [0])], "An operation is a name"),
+        (lambda: [("gather", [0, 4])], "An operation is a name"),
+        (lambda: [("gather", [0, 0])], "An operation is a name"),
+        (lambda: ["gather 0"], "An operation is a name"),
+        (lambda: "gather 0", "Return a list of operations"),
+        (lambda: PLAN * 20, "look for a loop that adds too many"),
+        (lambda: None, "Your function returns nothing"),
+    ],
 }
 
 REFERENCES: dict[str, Answer] = {
+    "fewest-messages": lambda: PLAN,
     "zero-states": states,
     "shard-optimizer": sharded,
     "shard-gradients": scattered,
@@ -929,6 +1015,13 @@ REFERENCES: dict[str, Answer] = {
     "zero-time": lambda sizes, p, a, b: 3 * (p - 1) * (a * len(sizes) + b * sum(sizes) / p),
 }
 OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
+    ("fewest-messages", freed_one_by_one),
+    ("fewest-messages", freed_as_it_goes),
+    ("fewest-messages", lambda: tuple((name, (*layers,) if type(layers) is list else layers) for name, layers in PLAN)),
+    ("fewest-messages", lambda: [(name, layers if type(layers) is list else [layers]) for name, layers in PLAN]),
+    ("fewest-messages", lambda: [[name, layers] for name, layers in PLAN]),
+    ("fewest-messages", lambda: [(name, np.array(layers)) for name, layers in PLAN]),
+    ("fewest-messages", lambda: [(name, {*layers} if type(layers) is list else layers) for name, layers in PLAN]),
     ("shard-optimizer", sharded_by_broadcasts),
     ("shard-gradients", lambda gradients: reduced(padded(flat_of(gradients))) / dist.get_world_size()),
     ("deepspeed-json", deepspeed_settings),
@@ -1005,6 +1098,17 @@ class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab04_zero.PREDICTIONS
     wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
     least, least_right = 6, 8
+
+
+@pytest.mark.parametrize(("first", "messages"), [(layer_by_layer, 12), (with_the_last_kept, 11)])
+def test_a_first_plan_is_valid_and_misses_the_target(first: Answer, messages: int) -> None:
+    verdict = judge(EXERCISES["fewest-messages"], first)
+    assert (verdict.state, verdict.score) == ("note", messages)
+    assert "target: 7" in verdict.message
+
+
+def test_no_plan_has_fewer_messages_than_the_target() -> None:
+    assert fewest_by_search(SIZES_MIB, LIMIT_MIB) == FEWEST_MESSAGES.target == 7
 
 
 def test_the_references_are_what_the_package_computes() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from fractions import Fraction
 from typing import Any, get_args
 
@@ -12,8 +11,7 @@ from hypothesis import strategies as st
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
-from dlojz.prediction import rules_of_thumb
-from dlojz.prediction.rules_of_thumb import RULES, Optimizer, Precision, bytes_per_parameter, overlap_buffer_bytes
+from dlojz.prediction.rules_of_thumb import RULES, Optimizer, Precision, bytes_per_parameter
 from dlojz.results.footprint import CATEGORIES
 
 
@@ -86,17 +84,6 @@ def test_offload_moves_everything_in_the_end() -> None:
     ]
     assert [form.device_per_parameter * 8 for form in forms] == [16, 2, 0]
     assert [form.host * 8 for form in forms] == [0, 16, 18]
-
-
-def test_overlap_takes_9_gb_by_default() -> None:
-    """Hugging Face's documentation: 9 GB at 5e8, 3.6 GB at 2e8."""
-    assert overlap_buffer_bytes(rules_of_thumb.REDUCE_BUCKET_ELEMENTS) == 9 * 10**9
-    assert overlap_buffer_bytes(200_000_000) == 3.6e9
-
-
-def test_the_bucket_is_deepspeed_s() -> None:
-    config = importlib.import_module("deepspeed.runtime.zero.config").DeepSpeedZeroConfig(stage=3)
-    assert config.reduce_bucket_size == rules_of_thumb.REDUCE_BUCKET_ELEMENTS
 
 
 ANY = {

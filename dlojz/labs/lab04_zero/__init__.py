@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dlojz.labs.kit.exercise import Prediction
+from dlojz.labs.lab04_zero.challenge import FEWEST_MESSAGES
 from dlojz.labs.lab04_zero.exercises_cost import DEEPSPEED_JSON, OFFLOAD_BYTES, OFFLOAD_TIME, ZERO_TIME, ZERO_VOLUME
 from dlojz.labs.lab04_zero.exercises_stages import SHARD_GRADIENTS, SHARD_OPTIMIZER, SHARD_WEIGHTS, ZERO_STATES
 
@@ -16,6 +17,7 @@ EXERCISES = (
     OFFLOAD_BYTES,
     OFFLOAD_TIME,
     ZERO_TIME,
+    FEWEST_MESSAGES,
 )
 
 PREDICTIONS = (
@@ -39,6 +41,28 @@ PREDICTIONS = (
         fr="Combien d’octets chacun des 2 rangs envoie-t-il par pas en ZeRO-3, pour coatnet_tiny en fp32 ?",
         kind="bytes",
         tolerance=0.01,
+    ),
+    Prediction(
+        id="three-passes",
+        en="How many seconds do the three passes of ZeRO-3 take over 1.6 million parameters in fp32, on 2 ranks?",
+        fr="Combien de secondes durent les trois passages de ZeRO-3 sur 1,6 million de paramètres en fp32, sur "
+        "2 rangs ?",
+        kind="seconds",
+        tolerance=0.5,
+    ),
+    Prediction(
+        id="zero-1-samples",
+        en="How many samples per second do 2 ranks read under ZeRO-1, 64 per rank and step?",
+        fr="Combien d’échantillons par seconde 2 rangs lisent-ils en ZeRO-1, à raison de 64 par rang et par pas ?",
+        kind="count",
+        tolerance=0.5,
+    ),
+    Prediction(
+        id="fsdp2-over-ddp",
+        en="By how much is the time of a step multiplied from DDP to FSDP2, if nothing is hidden?",
+        fr="Par combien la durée d’un pas est-elle multipliée de DDP à FSDP2, si rien n’est recouvert ?",
+        kind="ratio",
+        tolerance=0.5,
     ),
     Prediction(
         id="host-bytes",

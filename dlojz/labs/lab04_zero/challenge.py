@@ -1,0 +1,199 @@
+"""Challenge of lab 04: a plan of gathers, computations and reductions in few messages, under a limit of bytes.
+
+The plan is followed step by step, on sizes alone: nothing is sent. Weights that are gathered and gradients that are
+not yet reduced take room; a message is one gather or one reduction, of however many layers.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from dlojz.labs.kit.exercise import Challenge, Said, Wrong
+from dlojz.labs.kit.judges import refuse_nothing, shown
+
+SIZES_MIB = (6, 2, 3, 5)
+"""Whole weights of each layer; its gradients take as much."""
+LIMIT_MIB = 12
+TARGET = 7
+"""The least there is, by a search over all plans (a test makes it)."""
+MOST_STEPS = 200
+NAMES = ("gather", "free", "forward", "backward", "reduce")
+
+
+class _Ranks:
+    """What a rank holds whole while a plan is followed.
+
+    Attributes:
+        weights, gradients: layers of which it has them whole.
+        done: passes that are over: forward of layers 0, 1, … and then backward of …, 1, 0.
+        reduced: layers whose gradients are reduced.
+    """
+
+    def __init__(self) -> None:
+        self.weights: set[int] = set()
+        self.gradients: set[int] = set()
+        self.reduced: set[int] = set()
+        self.done = self.messages = 0
+
+    @property
+    def held_mib(self) -> int:
+        """Room that whole tensors take."""
+        return sum(SIZES_MIB[layer] for layer in (*self.weights, *self.gradients))
+
+    def follow(self, number: int, name: str, layers: tuple[int, ...]) -> None:
+        """Do one operation of the plan.
+
+        Raises:
+            Wrong: if it breaks a rule.
+        """
+        where_en, where_fr = f"operation {number}, {name} {list(layers)}", f"opération {number}, {name} {list(layers)}"
+        if name in ("forward", "backward"):
+            for layer in layers:
+                self._compute(name, layer, where_en, where_fr)
+        else:
+            self._move(name, set(layers), where_en, where_fr)
+        if self.held_mib > LIMIT_MIB:
+            raise Wrong(
+                f"At {where_en}: {self.held_mib} MiB are whole, where {LIMIT_MIB} are allowed. Free weights or reduce "
+                "gradients before.",
+                f"À l’{where_fr} : {self.held_mib} Mio sont entiers, pour {LIMIT_MIB} permis. Libérez des poids ou "
+                "réduisez des gradients avant.",
+            )
+
+    def _compute(self, name: str, layer: int, where_en: str, where_fr: str) -> None:
+        last = len(SIZES_MIB)
+        expected = ("forward", self.done) if self.done < last else ("backward", 2 * last - 1 - self.done)
+        if (name, layer) != expected:
+            then = f"{expected[0]} {expected[1]}" if expected[1] >= 0 else ""
+            raise Wrong(
+                f"At {where_en}: " + (f"it is the turn of {then}." if then else "all passes are over."),
+                f"À l’{where_fr} : " + (f"c’est le tour de {then}." if then else "toutes les passes sont finies."),
+            )
+        if layer not in self.weights:
+            raise Wrong(
+                f"At {where_en}: the weights of layer {layer} are not whole; gather them before.",
+                f"À l’{where_fr} : les poids de la couche {layer} ne sont pas entiers ; rassemblez-les avant.",
+            )
+        self.done += 1
+        if name == "backward":
+            self.gradients.add(layer)
+
+    def _move(self, name: str, layers: set[int], where_en: str, where_fr: str) -> None:
+        held = self.gradients if name == "reduce" else self.weights
+        odd = sorted(layers & held if name == "gather" else layers - held)
+        if odd:
+            raise Wrong(
+                *{
+                    "gather": (
+                        f"At {where_en}: the weights of layer {odd[0]} are whole already.",
+                        f"À l’{where_fr} : les poids de la couche {odd[0]} sont déjà entiers.",
+                    ),
+                    "free": (
+                        f"At {where_en}: the weights of layer {odd[0]} are not whole, there is nothing to free.",
+                        f"À l’{where_fr} : les poids de la couche {odd[0]} ne sont pas entiers, il n’y a rien à "
+                        "libérer.",
+                    ),
+                    "reduce": (
+                        f"At {where_en}: there is no whole gradient of layer {odd[0]}; its backward comes before.",
+                        f"À l’{where_fr} : la couche {odd[0]} n’a pas de gradient entier ; sa passe arrière vient "
+                        "avant.",
+                    ),
+                }[name]
+            )
+        if name == "gather":
+            held |= layers
+        else:
+            held -= layers
+        self.messages += name != "free"
+        self.reduced |= layers if name == "reduce" else set()
+
+
+def judge_plan(answer: Callable[[], Any]) -> float:
+    """Follow a plan, and return its number of messages.
+
+    Raises:
+        Wrong: for a plan that breaks a rule, or that cannot be read.
+    """
+    given = answer()
+    refuse_nothing(given)
+    if not isinstance(given, list | tuple):
+        raise Wrong(
+            f"Return a list of operations; {shown(given)} was returned.",
+            f"Renvoyez une liste d’opérations ; {shown(given)} a été renvoyé.",
+        )
+    if len(given) > MOST_STEPS:
+        raise Wrong(
+            f"Your plan has {len(given)} operations; look for a loop that adds too many.",
+            f"Votre plan a {len(given)} opérations ; cherchez une boucle qui en ajoute trop.",
+        )
+    ranks = _Ranks()
+    for number, operation in enumerate(given, start=1):
+        ranks.follow(number, *_read(operation))
+    if ranks.done < 2 * len(SIZES_MIB):
+        raise Wrong(
+            f"The plan ends after {ranks.done} of {2 * len(SIZES_MIB)} passes: each layer goes forward and backward.",
+            f"Le plan s’arrête après {ranks.done} passes sur {2 * len(SIZES_MIB)} : chaque couche a une passe avant et "
+            "une passe arrière.",
+        )
+    if ranks.gradients:
+        raise Wrong(
+            f"In the end the gradients of {sorted(ranks.gradients)} are not reduced.",
+            f"À la fin, les gradients de {sorted(ranks.gradients)} ne sont pas réduits.",
+        )
+    if ranks.weights:
+        raise Wrong(
+            f"In the end the weights of {sorted(ranks.weights)} are still whole: free them.",
+            f"À la fin, les poids de {sorted(ranks.weights)} sont encore entiers : libérez-les.",
+        )
+    return float(ranks.messages)
+
+
+def _read(operation: Any) -> tuple[str, tuple[int, ...]]:
+    """Name and layers of an operation."""
+    name, layers = "", tuple[int, ...]()
+    try:
+        name, given = operation
+        layers = _numbers(given)
+    except (TypeError, ValueError):
+        pass
+    known = name in NAMES and layers and all(0 <= one < len(SIZES_MIB) for one in layers)
+    if not known or len(set(layers)) < len(layers):
+        raise Wrong(
+            f"An operation is a name ({', '.join(NAMES)}) and one or more different layers from 0 to "
+            f"{len(SIZES_MIB) - 1}, as in ('gather', [0, 1]); {shown(operation)} is none.",
+            f"Une opération, c’est un nom ({', '.join(NAMES)}) et une ou plusieurs couches distinctes, de 0 à "
+            f"{len(SIZES_MIB) - 1}, comme ('gather', [0, 1]) ; {shown(operation)} n’en est pas une.",
+        )
+    return name, layers
+
+
+def _numbers(given: Any) -> tuple[int, ...]:
+    """One whole number, or several."""
+    try:
+        return (operator.index(given),)
+    except TypeError:
+        return tuple(operator.index(one) for one in given)
+
+
+FEWEST_MESSAGES = Challenge(
+    id="fewest-messages",
+    title=Said("challenge: as few messages as possible", "défi : le moins de messages possible"),
+    judge=judge_plan,
+    target=TARGET,
+    unit_en="messages",
+    unit_fr="messages",
+    praise_en="No plan needs fewer: you have found what FSDP2 leaves to you, which layers to wrap together and which "
+    "ones to free after forward.",
+    praise_fr="Aucun plan n’en demande moins : vous avez trouvé ce que FSDP2 vous laisse choisir, quelles couches "
+    "grouper et lesquelles libérer après la passe avant.",
+    hint_en="One message may carry several layers. In forward no gradient takes room yet: how many layers fit at once? "
+    "And the last layer goes backward just after it went forward.",
+    hint_fr="Un message peut porter plusieurs couches. En passe avant, aucun gradient ne prend encore de place : "
+    "combien de couches tiennent à la fois ? Et la dernière couche fait sa passe arrière juste après sa passe avant.",
+    nearer_en="Gather layers 0 to 2 at once, and keep layer 3 from forward to backward. On the way back gradients may "
+    "wait for each other too: reduce those of layers 1 to 3 in one message.",
+    nearer_fr="Rassemblez d’un coup les couches 0 à 2, et gardez la couche 3 de la passe avant à la passe arrière. Au "
+    "retour, les gradients peuvent aussi s’attendre : réduisez ceux des couches 1 à 3 en un seul message.",
+)
