@@ -1,27 +1,25 @@
 # %% [markdown] lang="fr"
 # # TP 02 — Empreinte mémoire
 #
-# « Est-ce que ça tient ? » C’est la première question que pose un gros modèle, avant même celle de la vitesse. Dans ce
-# TP, vous y répondez **avant** de lancer quoi que ce soit, puis vous mesurez et vous comparez.
+# « Est-ce que ça tient ? » Vous y répondez ici **avant** de lancer quoi que ce soit, puis vous mesurez et vous
+# comparez.
 #
 # À la fin, vous saurez :
 #
 # - dire combien d’octets coûte un paramètre, et d’où sortent les 12, 16, 18, 20 ou 24 octets que l’on cite partout ;
-# - mesurer ce qui remplit la mémoire d’un véritable entraînement, catégorie par catégorie, et à quel instant ;
+# - mesurer ce qui remplit la mémoire d’un entraînement ;
 # - compter les activations d’une couche, à la main puis par une trace, et expliquer la différence ;
 # - trouver le plus grand batch qui tienne sur un GPU donné ;
 # - montrer pourquoi le *Data Parallelism* ne sauve pas un modèle trop gros ;
-# - échanger du temps contre de la mémoire : points de contrôle d’activation, déchargement (*offload*), et les deux
-#   ensemble sous un budget d’octets.
+# - échanger du temps contre de la mémoire : points de contrôle d’activation, déchargement (*offload*).
 #
-# Comptez une heure. Ψ désigne le nombre de paramètres ; `s` le nombre de tokens, `b` la taille du micro-batch, `h` la
+# Comptez deux heures. Ψ désigne le nombre de paramètres ; `s` le nombre de tokens, `b` la taille du micro-batch, `h` la
 # largeur du modèle, `a` le nombre de têtes d’attention. 1 Gio = 2³⁰ octets.
 
 # %% [markdown] lang="en"
 # # Lab 02 — Memory footprint
 #
-# "Does it fit?" That is the first question a big model asks, even before speed. In this lab you answer it **before**
-# you run anything, then you measure and compare.
+# "Does it fit?" Here you answer **before** you run anything, then you measure and compare.
 #
 # By the end you can:
 #
@@ -32,10 +30,14 @@
 # - show why data parallelism does not save a model that is too big;
 # - trade time for memory: activation checkpointing, offloading, and both together under a budget of bytes.
 #
-# Allow an hour. Ψ is the number of parameters; `s` the number of tokens, `b` the size of the micro-batch, `h` the width
-# of the model, `a` the number of attention heads. 1 GiB = 2³⁰ bytes.
+# Allow two hours. Ψ is the number of parameters; `s` the number of tokens, `b` the size of the micro-batch, `h` the
+# width of the model, `a` the number of attention heads. 1 GiB = 2³⁰ bytes.
 
 # %% name="setup"
+import time
+from math import floor, log2
+from statistics import median
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -74,14 +76,12 @@ lab = labs.start("02")
 # | `"bf16"` (précision mixte de ZeRO) | bf16 | bf16 | fp32 |
 # | `"bf16_fp32_gradients"` (Megatron) | bf16 | fp32 | fp32 |
 #
-# (Deux autres, hors de l’exercice. **bf16 pur**, courant en *fine-tuning* : poids, gradient et moments en bf16, sans
-# copie maître, car PyTorch garde les moments dans le type du paramètre ; 8 octets, et les petites mises à jour perdues
-# à l’arrondi. Et AdamW en **8 bits**, dont les deux moments prennent un octet chacun.)
+# (Hors de l’exercice : **bf16 pur**, 8 octets, où l’arrondi perd les petites mises à jour ; et AdamW en **8 bits**,
+# dont les deux moments prennent un octet chacun.)
 #
 # ### Exercice 1 — les octets par paramètre
 #
-# Renvoyez le nombre d’octets que prend un paramètre, tous états confondus. `optimizer` vaut `"sgd"`, `"momentum"` ou
-# `"adamw"`.
+# Renvoyez les octets que prend un paramètre, tous états confondus. `optimizer` vaut `"sgd"`, `"momentum"` ou `"adamw"`.
 
 # %% [markdown] lang="en"
 # ## 1. States: bytes per parameter
@@ -103,9 +103,8 @@ lab = labs.start("02")
 # | `"bf16"` (ZeRO's mixed precision) | bf16 | bf16 | fp32 |
 # | `"bf16_fp32_gradients"` (Megatron) | bf16 | fp32 | fp32 |
 #
-# (Two more, which the exercise leaves out. **Pure bf16**, common in fine-tuning: weight, gradient and moments in bf16,
-# no master copy, as PyTorch keeps moments in the parameter's type; 8 bytes, and small updates lost to rounding. And
-# AdamW in **8 bit**, whose two moments take one byte each.)
+# (Left out of the exercise: **pure bf16**, 8 bytes, in which rounding loses small updates; and AdamW in **8 bit**,
+# whose two moments take one byte each.)
 #
 # ### Exercise 1 — bytes per parameter
 #
@@ -129,21 +128,21 @@ def bytes_per_parameter(precision, optimizer):
 lab.check("bytes-per-parameter", bytes_per_parameter)
 
 # %% [markdown] lang="fr"
-# Bloqué ? Décommentez la ligne suivante ; exécutez-la deux fois pour le second indice.
+# Bloqué ? Décommentez ; deux exécutions donnent le second indice.
 
 # %% [markdown] lang="en"
-# Stuck? Uncomment the next line; run it twice for the second hint.
+# Stuck? Uncomment; running it twice gives the second hint.
 
 # %%
 # lab.hint("bytes-per-parameter")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** CoAtNet-7 en précision mixte (`"bf16"`) avec AdamW : combien d’octets d’états ? La cellule
-# suivante compare à ce que le paquet calcule, tenseur par tenseur, pour DeepSpeed.
+# compare à ce que le paquet calcule, tenseur par tenseur.
 
 # %% [markdown] lang="en"
-# **Your prediction.** CoAtNet-7 in mixed precision (`"bf16"`) with AdamW: how many bytes of states? The next cell lays
-# it over what the package computes, tensor by tensor, for DeepSpeed.
+# **Your prediction.** CoAtNet-7 in mixed precision (`"bf16"`) with AdamW: how many bytes of states? The cell lays it
+# over what the package computes, tensor by tensor.
 
 # %% name="predict-coatnet-7-states" stub="value"
 lab.predict(
@@ -163,19 +162,16 @@ lab.reveal("coatnet-7-states", predict_states(mixed, model_shapes(mixed), rank=0
 # %% [markdown] lang="fr"
 # L’écart, ce sont les statistiques des *BatchNorm*, qui ne sont pas des paramètres.
 #
-# On lit partout des règles toutes faites, de 12 à 24 octets par paramètre. Presque aucune n’est fausse : elles ne
-# comptent pas les mêmes choses. La figure les décompose ; la liste dit pour qui chacune vaut. Les 12 octets de
-# l’optimiseur et les 16 de la précision mixte viennent de l’article de ZeRO, les 18 de Megatron-LM, les 20 d’Amazon
-# SageMaker et de ZeRO-Infinity ; les 24, d’un tableau qui circule dans les cours. (Les références sont dans
-# `rule.sources`.)
+# On lit partout des règles, de 12 à 24 octets par paramètre : elles ne comptent pas les mêmes choses. Les 12 octets de
+# l’optimiseur et les 16 de la précision mixte viennent de ZeRO, les 18 de Megatron-LM, les 20 d’Amazon SageMaker et de
+# ZeRO-Infinity ; les 24, d’un tableau qui circule dans les cours. (Les références sont dans `rule.sources`.)
 
 # %% [markdown] lang="en"
 # The gap is the statistics of the batch norms, which are not parameters.
 #
-# Ready-made rules are quoted everywhere, from 12 to 24 bytes per parameter. Hardly any is wrong: they do not count the
-# same things. The figure takes them apart; the list tells for whom each holds. The 12 bytes of the optimizer and the 16
-# of mixed precision come from the ZeRO paper, the 18 from Megatron-LM, the 20 from Amazon SageMaker and ZeRO-Infinity;
-# the 24, from a table shown in courses. (`rule.sources` has the references.)
+# Rules are quoted everywhere, from 12 to 24 bytes per parameter: they do not count the same things. The 12 bytes of the
+# optimizer and the 16 of mixed precision come from ZeRO, the 18 from Megatron-LM, the 20 from Amazon SageMaker and
+# ZeRO-Infinity; the 24, from a table shown in courses. (`rule.sources` has the references.)
 
 # %% name="rules"
 figures.rules_of_thumb()
@@ -186,28 +182,24 @@ for rule in rules_of_thumb.RULES.values():
     print(f"{rule.name:>12} = {counted}\n{'':>15}{rule.about()}")
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Lesquelles retrouvez-vous avec votre fonction ? La règle des 24 octets est à part : elle ajoute aux
-# états 8 octets « d’activations et de temporaires » *par paramètre*. Retenez-la : nous verrons plus loin ce qu’elle a
-# de faux, et dans quel cas elle tombe pourtant juste.
+# **Expliquez.** Lesquelles retrouvez-vous avec votre fonction ? Celle des 24 octets ajoute aux états 8 octets «
+# d’activations et de temporaires » *par paramètre* : nous verrons dans quel cas elle tombe juste.
 #
 # <details><summary>Réponse</summary>
 #
 # 12 (`momentum` en fp32), 16 (`adamw` en fp32 ou en bf16) et 18 (`adamw`, gradients en fp32). L’autre 12 n’est que la
-# part de l’optimiseur dans les 16 de la précision mixte. Les 20 gardent chaque gradient deux fois, en 16 bits et en
-# fp32, ce que `precision` ne permet pas de dire.
+# part de l’optimiseur dans les 16. Les 20 gardent chaque gradient deux fois, en 16 bits et en fp32.
 #
 # </details>
 
 # %% [markdown] lang="en"
-# **Explain.** Which of them does your function reproduce? The rule of 24 bytes stands apart: it adds 8 bytes of
-# "activations and temporaries" *per parameter* to the states. Keep it in mind: we will see what is wrong with it, and
-# in which case it comes out right all the same.
+# **Explain.** Which of them does your function reproduce? That of 24 bytes adds 8 bytes of "activations and
+# temporaries" *per parameter* to the states: we will see in which case it comes out right.
 #
 # <details><summary>Answer</summary>
 #
 # 12 (`momentum` in fp32), 16 (`adamw` in fp32 or bf16) and 18 (`adamw`, gradients in fp32). The other 12 is only the
-# optimizer's part of the 16 of mixed precision. The 20 keep each gradient twice, in 16 bits and in fp32, which
-# `precision` cannot express.
+# optimizer's part of the 16. The 20 keep each gradient twice, in 16 bits and in fp32.
 #
 # </details>
 
@@ -215,19 +207,97 @@ for rule in rules_of_thumb.RULES.values():
 states_table(bytes_per_parameter)
 
 # %% [markdown] lang="fr"
+# Une diapositive du MIT donne « 24 Go en FP32, **12 Go en FP16** » pour un milliard de paramètres. Que dit votre
+# fonction ? (En précision mixte, fp16 compte comme bf16.)
+
+# %% [markdown] lang="en"
+# An MIT slide gives "24 GB for FP32, **12 GB for FP16**" for a billion parameters. What does your function say? (In
+# mixed precision, fp16 counts as bf16.)
+
+# %% name="false-halving"
+asked(lambda: {name: f"{bytes_per_parameter(name, 'adamw'):.0f} GB" for name in ("fp32", "bf16")})
+
+# %% [markdown] lang="fr"
+# Rien n’est divisé par deux : la copie maître et les moments restent en fp32. Seules les activations se réduisent.
+#
+# ### fp16 et la mise à l’échelle de la perte
+#
+# fp16 n’a que 5 bits d’exposant : sous 6 · 10⁻⁸, un gradient devient nul, au-dessus de 65 504, infini. On multiplie
+# donc la perte par une **échelle**, et l’on en divise les gradients ; s’ils débordent, on saute le pas et l’on divise
+# l’échelle par deux, comme `torch.amp.GradScaler`.
+#
+# **Votre prédiction.** `largest` est le plus grand gradient d’un pas, sans échelle. En partant de 2³⁰, à quelle échelle
+# l’entraînement commencera-t-il ? La cellule donne aussi les pas sautés, puis la part des gradients nuls, à l’échelle
+# 2⁻¹⁴ et à l’échelle 1.
+
+# %% [markdown] lang="en"
+# Nothing is halved: the master copy and the moments stay in fp32. Activations alone shrink.
+#
+# ### fp16 and loss scaling
+#
+# fp16 has 5 bits of exponent only: below 6 · 10⁻⁸ a gradient becomes zero, above 65,504 infinite. So the loss is
+# multiplied by a **scale**, and the gradients are divided by it; if they overflow, the step is skipped and the scale
+# halved, as `torch.amp.GradScaler` does.
+#
+# **Your prediction.** `largest` is the largest gradient of one step, without a scale. Beginning at 2³⁰, at which scale
+# will the training start? The cell also gives the steps skipped, then the share of gradients that are zero, at a scale
+# of 2⁻¹⁴ and of 1.
+
+# %% name="half-precision"
+torch.manual_seed(0)
+inputs, targets = torch.randn(512, 64), torch.randn(512, 64)
+model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
+masters = [parameter.detach().clone() for parameter in model.parameters()]  # fp32
+model.half()
+
+
+def gradients(scale):
+    model.zero_grad()
+    (scale * F.mse_loss(model(inputs.half()).float(), targets)).backward()
+    return [parameter.grad.float() for parameter in model.parameters()]
+
+
+largest = max(gradient.abs().max().item() for gradient in gradients(1.0))
+print(f"{largest:.3f}")
+
+# %% name="predict-loss-scale" stub="value"
+lab.predict(
+    "loss-scale",
+    ### BEGIN SOLUTION
+    2 ** floor(log2(65504 / largest)),
+    ### END SOLUTION
+)
+
+# %% name="loss-scaling"
+scale, scales = 2.0**30, []
+for _step in range(16):
+    scaled = gradients(scale)
+    if all(gradient.isfinite().all() for gradient in scaled):
+        scales.append(scale)
+        for parameter, master, gradient in zip(model.parameters(), masters, scaled, strict=True):
+            master.sub_(0.5 * gradient / scale)
+            parameter.data.copy_(master)  # rounded to fp16 // arrondi à fp16
+    else:
+        scale /= 2  # overflow: the step is skipped // débordement : le pas est sauté
+print(f"2**{log2(scales[0]):.0f}, {16 - len(scales)}")
+for power in (-14, 0):  # as small as late in a training // aussi petits qu’en fin d’entraînement
+    zeros = torch.cat([gradient.flatten() for gradient in gradients(2.0**power)]) == 0
+    print(f"2**{power}: {zeros.float().mean():.0%}")
+lab.reveal("loss-scale", scales[0])
+
+# %% [markdown] lang="fr"
 # ## 2. En vrai : qu’est-ce qui remplit la mémoire ?
 #
-# Les états ne sont pas tout. La passe avant garde aussi des **activations**, tous les tenseurs dont la passe arrière
-# aura besoin ; et chaque opération prend des **temporaires**, aussitôt rendus. Entraînons deux petits modèles : une
-# sonde suit chaque tenseur, de son allocation à sa libération
-# ([dispatch_trace.py](../../dlojz/train/dispatch_trace.py)).
+# La passe avant garde aussi des **activations**, tous les tenseurs dont la passe arrière aura besoin ; et chaque
+# opération prend des **temporaires**, aussitôt rendus. Entraînons deux petits modèles : une sonde suit chaque tenseur,
+# de son allocation à sa libération ([dispatch_trace.py](../../dlojz/train/dispatch_trace.py)).
 
 # %% [markdown] lang="en"
 # ## 2. For real: what fills the memory?
 #
-# States are not all. The forward pass also keeps **activations**, all the tensors that the backward pass will need; and
-# each operation takes **temporaries**, given back at once. Let us train two small models: a probe follows every tensor,
-# from its allocation to its release ([dispatch_trace.py](../../dlojz/train/dispatch_trace.py)).
+# The forward pass also keeps **activations**, all the tensors that the backward pass will need; and each operation
+# takes **temporaries**, given back at once. Let us train two small models: a probe follows every tensor, from its
+# allocation to its release ([dispatch_trace.py](../../dlojz/train/dispatch_trace.py)).
 
 # %% name="run-small" tags=["nbval-ignore-output"]
 coatnet = dlojz.run(model="coatnet_tiny", micro_batch=16, steps=6)
@@ -235,15 +305,12 @@ vit = dlojz.run(model="vit_tiny", micro_batch=16, steps=6)
 vit
 
 # %% [markdown] lang="fr"
-# Le tableau met les mesures en regard des prédictions. Celles-ci ne viennent d’aucune exécution : le modèle est suivi
-# sur des tenseurs **factices** (*fake tensors*), qui ont une forme mais pas de mémoire
-# ([trace.py](../../dlojz/prediction/trace.py)). Autograd y garde et y libère exactement ce qu’il garde et libère en
-# vrai.
+# Les prédictions du tableau ne viennent d’aucune exécution : le modèle est suivi sur des tenseurs **factices** (*fake
+# tensors*), qui ont une forme mais pas de mémoire ([trace.py](../../dlojz/prediction/trace.py)).
 
 # %% [markdown] lang="en"
-# The table sets the measurements beside the predictions. The predictions come from no run: the model is followed on
-# **fake tensors**, which have a shape and no memory ([trace.py](../../dlojz/prediction/trace.py)). Autograd keeps and
-# releases there exactly what it keeps and releases for real.
+# The predictions in the table come from no run: the model is followed on **fake tensors**, which have a shape and no
+# memory ([trace.py](../../dlojz/prediction/trace.py)).
 
 # %% name="compare-small" tags=["nbval-ignore-output"]
 dlojz.compare([coatnet, vit])
@@ -274,10 +341,10 @@ lab.check("peak", peak)
 # lab.hint("peak")
 
 # %% [markdown] lang="fr"
-# Sur le véritable pas de `vit_tiny`, votre fonction retrouve-t-elle le pic que la sonde annonce, et la prédiction ?
+# Votre fonction retrouve-t-elle le pic que la sonde annonce pour `vit_tiny`, et la prédiction ?
 
 # %% [markdown] lang="en"
-# On the real step of `vit_tiny`, does your function find the peak that the probe reports, and the prediction?
+# Does your function find the peak that the probe reports for `vit_tiny`, and the prediction?
 
 # %% name="peak-measured"
 samples = [sample.bytes_by_category for sample in vit.record.memory_timeline]
@@ -289,41 +356,25 @@ asked(lambda: (peak(samples) == measured.peak_bytes, abs(peak(samples) / predict
 figures.peak_and_maxima(samples)
 
 # %% [markdown] lang="fr"
-# Le pic est **inférieur** à la somme des maximums. Il a lieu au début de la passe arrière : toutes les activations sont
-# là, mais presque aucun gradient. Ceux-ci apparaissent ensuite, à mesure que les activations sont libérées.
-#
-# **Votre prédiction.** Avec un micro-batch de 64 et non plus de 16, combien d’octets d’activations `vit_tiny`
-# gardera-t-il ? `measured.activations_bytes` donne ce qu’il en garde pour 16 ; et les états, changeront-ils ?
+# Le pic est **inférieur** à la somme des maximums : au début de la passe arrière, toutes les activations sont là, mais
+# presque aucun gradient. Avec un micro-batch de 64 et non plus de 16, que deviennent activations et états ?
 
 # %% [markdown] lang="en"
-# The peak is **less** than the sum of the maxima. It comes at the beginning of the backward pass: all activations are
-# there, but hardly any gradient. These appear as the activations are released.
-#
-# **Your prediction.** With a micro-batch of 64 instead of 16, how many bytes of activations will `vit_tiny` keep?
-# `measured.activations_bytes` gives what it keeps for 16; and the states, will they change?
-
-# %% name="predict-four-times" stub="value"
-lab.predict(
-    "four-times-the-batch",
-    ### BEGIN SOLUTION
-    4 * measured.activations_bytes,
-    ### END SOLUTION
-)
+# The peak is **less** than the sum of the maxima: at the beginning of the backward pass all activations are there, but
+# hardly any gradient. With a micro-batch of 64 instead of 16, what becomes of activations and states?
 
 # %% name="run-64" tags=["nbval-ignore-output"]
 vit_64 = dlojz.run(model="vit_tiny", micro_batch=64, steps=6)
 vit_64
 
-# %% name="reveal-four-times"
-memory_64 = vit_64.record.footprint().memory
-lab.reveal("four-times-the-batch", memory_64.activations_bytes)
-
 # %% name="states-stay"
-{run.config.layout.micro_batch: format_bytes(run.record.footprint().memory.states_bytes) for run in (vit, vit_64)}
+memory_64 = vit_64.record.footprint().memory
+for batch, memory in ((16, measured), (64, memory_64)):
+    print(batch, format_bytes(memory.activations_bytes), format_bytes(memory.states_bytes))
 
 # %% [markdown] lang="fr"
-# Voilà la règle du jeu. Les **états** dépendent du modèle et de l’optimiseur, pas des données ; les **activations**
-# sont proportionnelles au batch. Il n’existe donc pas d’« octets d’activations par paramètre ».
+# Les **états** dépendent du modèle et de l’optimiseur, pas des données ; les **activations** sont proportionnelles au
+# batch. Il n’existe donc pas d’« octets d’activations par paramètre ».
 #
 # ## 3. Les activations d’une couche
 #
@@ -338,12 +389,12 @@ lab.reveal("four-times-the-batch", memory_64.activations_bytes)
 # | *dropout* | un masque, 1 octet par élément |
 # | somme, découpage, changement de forme | rien |
 #
-# Un tenseur gardé par deux opérations n’occupe la mémoire qu’une fois. Voici une couche de transformer écrite sans
-# aucune fusion, comme l’étudient Korthikanti et al. (2022).
+# Un tenseur gardé par deux opérations n’occupe la mémoire qu’une fois. Voici une couche de transformer sans aucune
+# fusion, comme chez Korthikanti et al. (2022).
 
 # %% [markdown] lang="en"
-# These are the rules of the game. **States** depend on the model and on the optimizer, not on the data; **activations**
-# are proportional to the batch. So there is no such thing as "bytes of activations per parameter".
+# **States** depend on the model and on the optimizer, not on the data; **activations** are proportional to the batch.
+# So there is no such thing as "bytes of activations per parameter".
 #
 # ## 3. The activations of one layer
 #
@@ -358,8 +409,8 @@ lab.reveal("four-times-the-batch", memory_64.activations_bytes)
 # | dropout | a mask, 1 byte per element |
 # | sum, split, change of shape | nothing |
 #
-# A tensor that two operations keep is in memory once. Here is a transformer layer written without any fusion, as
-# Korthikanti et al. (2022) study it.
+# A tensor that two operations keep is in memory once. Here is a transformer layer without any fusion, as in Korthikanti
+# et al. (2022).
 
 
 # %% name="layer"
@@ -419,14 +470,12 @@ lab.check("block-activations", layer_bytes)
 # lab.hint("block-activations")
 
 # %% [markdown] lang="fr"
-# **Votre prédiction.** Combien d’octets pour `s = 1024`, `b = 4`, `h = 768`, `a = 12` ? Et que reste-t-il si
-# l’attention est **fusionnée** (`fused=True`) : les scores ne sont jamais écrits en mémoire, le *dropout* des scores
-# disparaît, `q`, `k`, `v` et le résultat sont gardés comme avant ?
+# **Votre prédiction.** Combien d’octets pour `s = 1024`, `b = 4`, `h = 768`, `a = 12` ? La cellule donne aussi ce qui
+# reste avec l’attention **fusionnée** : les scores et leur *dropout* ne sont jamais écrits en mémoire.
 
 # %% [markdown] lang="en"
-# **Your prediction.** How many bytes for `s = 1024`, `b = 4`, `h = 768`, `a = 12`? And what is left if attention is
-# **fused** (`fused=True`): scores are never written to memory, their dropout is gone, `q`, `k`, `v` and the result are
-# kept as before?
+# **Your prediction.** How many bytes for `s = 1024`, `b = 4`, `h = 768`, `a = 12`? The cell also gives what is left
+# with **fused** attention: scores and their dropout are never written to memory.
 
 # %% name="predict-layer" stub="value"
 s, b, h, a = 1024, 4, 768, 12
@@ -437,22 +486,13 @@ lab.predict(
     ### END SOLUTION
 )
 
-# %% name="predict-fused" stub="value"
-lab.predict(
-    "fused-kept",
-    ### BEGIN SOLUTION
-    34 * s * b * h,
-    ### END SOLUTION
-)
-
 # %% [markdown] lang="fr"
-# La trace répond : `trace(module, entrée)` exécute les deux passes sur des tenseurs factices et relève tout ce qui
-# reste vivant entre elles. `on_gpu=True` applique ce qu’un GPU fait autrement (masques d’un octet, statistiques en
-# fp32).
+# `trace(module, entrée)` exécute les deux passes sur des tenseurs factices et relève ce qui reste vivant entre elles ;
+# `on_gpu=True` applique ce qu’un GPU fait autrement (masques d’un octet, statistiques en fp32).
 
 # %% [markdown] lang="en"
-# The trace answers: `trace(module, input)` runs both passes on fake tensors and notes all that stays alive between
-# them. `on_gpu=True` applies what a GPU does otherwise (masks of one byte, statistics in fp32).
+# `trace(module, input)` runs both passes on fake tensors and notes what stays alive between them; `on_gpu=True` applies
+# what a GPU does otherwise (masks of one byte, statistics in fp32).
 
 # %% name="reveal-layer"
 with torch.device("meta"):
@@ -461,15 +501,15 @@ with torch.device("meta"):
 plain_trace = trace(plain, x, compute="bf16", on_gpu=True)
 fused_trace = trace(fused, x, compute="bf16", on_gpu=True)
 lab.reveal("layer-kept", plain_trace.saved_bytes)
-lab.reveal("fused-kept", fused_trace.saved_bytes)
+print(format_bytes(fused_trace.saved_bytes), format_bytes(34 * s * b * h))
 
 # %% [markdown] lang="fr"
-# **Expliquez.** La trace trouve un peu plus que la formule. De combien d’octets par token ? La cellule donne cet écart
-# pour les deux couches. Qui garde 16 octets par token ? Et les 48 autres, avec l’attention fusionnée ?
+# **Expliquez.** La trace trouve un peu plus que la formule : la cellule donne l’écart en octets par token. Qui garde
+# les 16 premiers ? Et les 48 autres, avec l’attention fusionnée ?
 
 # %% [markdown] lang="en"
-# **Explain.** The trace finds a little more than the formula. How many bytes per token? The cell gives this gap for
-# both layers. Where do the extra 16 bytes per token come from? And the other 48, with fused attention?
+# **Explain.** The trace finds a little more than the formula: the cell gives the gap in bytes per token. What keeps the
+# first 16? And the other 48, with fused attention?
 
 # %% name="layer-gap"
 asked(
@@ -480,20 +520,20 @@ asked(
 )
 
 # %% [markdown] lang="fr"
-# Les deux *LayerNorm* gardent chacune une moyenne et un écart-type par token, en fp32 : 2 × 2 × 4 = 16 octets, que
-# l’article néglige. L’attention fusionnée garde en plus un nombre en fp32 par requête et par tête, le logarithme de la
-# somme du softmax : 12 têtes × 4 = 48 octets, de quoi recalculer tous les scores dans la passe arrière.
+# Les deux *LayerNorm* gardent chacune une moyenne et un écart-type par token, en fp32 : 2 × 2 × 4 = 16 octets.
+# L’attention fusionnée garde en plus, par requête et par tête, le logarithme de la somme du softmax : 12 têtes × 4 = 48
+# octets, de quoi recalculer tous les scores.
 #
-# La figure montre ce qu’y gagne la couche. Les scores faisaient les deux tiers de sa mémoire, et croissaient comme
-# `s²` : c’est l’une des raisons du succès de l’attention fusionnée (*FlashAttention*).
+# Les scores faisaient les deux tiers de la mémoire de la couche, et croissaient comme `s²` : l’une des raisons du
+# succès de l’attention fusionnée (*FlashAttention*).
 
 # %% [markdown] lang="en"
-# Each of the two layer norms keeps a mean and a deviation per token, in fp32: 2 × 2 × 4 = 16 bytes, which the paper
-# leaves out. Fused attention also keeps one fp32 number per query and head, the logarithm of the sum of the softmax: 12
-# heads × 4 = 48 bytes, enough to compute all scores again in the backward pass.
+# Each of the two layer norms keeps a mean and a deviation per token, in fp32: 2 × 2 × 4 = 16 bytes. Fused attention
+# also keeps, per query and head, the logarithm of the sum of the softmax: 12 heads × 4 = 48 bytes, enough to compute
+# all scores again.
 #
-# The figure shows what the layer gains. The scores made up two thirds of its memory, and grew like `s²`: that is
-# one of the reasons why fused attention (FlashAttention) has prevailed.
+# The scores made up two thirds of the layer's memory, and grew like `s²`: one of the reasons why fused attention
+# (FlashAttention) has prevailed.
 
 # %% name="layer-figure"
 from dlojz.prediction.rules_of_thumb import Shape
@@ -503,9 +543,8 @@ figures.layer_parts(Shape(sequence_length=s, micro_batch=b, hidden=h, heads=a), 
 # %% [markdown] lang="fr"
 # ## 4. Le plus grand batch
 #
-# Une part fixe, une part proportionnelle au batch : la mémoire est (presque) une **droite**. Deux points suffisent à la
-# connaître. Prenez-les assez grands, 8 et 16 par exemple : pour un très petit batch, le pic survient ailleurs, dans la
-# mise à jour de l’optimiseur.
+# La mémoire est (presque) une **droite** en fonction du batch. Prenez deux points assez grands, 8 et 16 par exemple :
+# pour un très petit batch, le pic survient dans la mise à jour de l’optimiseur.
 #
 # ### Exercice 4 — le plus grand batch qui tienne
 #
@@ -515,8 +554,8 @@ figures.layer_parts(Shape(sequence_length=s, micro_batch=b, hidden=h, heads=a), 
 # %% [markdown] lang="en"
 # ## 4. The largest batch
 #
-# A fixed part, a part proportional to the batch: memory is (nearly) a **line**. Two points are enough to know it. Take
-# them large enough, 8 and 16 for instance: for a very small batch the peak is elsewhere, in the optimizer's update.
+# Memory is (nearly) a **line** as a function of the batch. Take two points that are large enough, 8 and 16 for
+# instance: for a very small batch the peak is in the optimizer's update.
 #
 # ### Exercise 4 — the largest batch that fits
 #
@@ -540,13 +579,11 @@ lab.check("largest-batch", largest_batch)
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Avec quel micro-batch maximal CoAtNet-0 (images de 224 × 224, fp32) tient-il sur un V100 de 32
-# Go ? `taken` interroge la prévision : ce qu’il faut au moins sur le GPU, c’est-à-dire le pic, le contexte CUDA et
-# NCCL. Servez-vous de votre fonction.
+# Go ? `taken` interroge la prévision : pic, contexte CUDA et NCCL.
 
 # %% [markdown] lang="en"
 # **Your prediction.** Which is the largest micro-batch of CoAtNet-0, images of 224², fp32, on a V100 with 32 GB?
-# `taken` asks the forecast: the least that the GPU must have, which is the peak, the CUDA context and NCCL. Use your
-# function.
+# `taken` asks the forecast: peak, CUDA context and NCCL.
 
 # %% name="predict-v100-batch" stub="value"
 gpu = hardware.device("v100-32")
@@ -572,12 +609,11 @@ lab.reveal("v100-batch", fit.micro_batch)
 f"{format_bytes(fit.taken_bytes)} / {format_bytes(fit.limit_bytes)}"
 
 # %% [markdown] lang="fr"
-# Le paquet part de la même droite, puis vérifie autour de la limite : l’allocateur de CUDA réserve la mémoire par
-# segments, et la droite a de petites marches.
+# Le paquet vérifie en plus autour de la limite : l’allocateur de CUDA réserve par segments, et la droite a de petites
+# marches.
 
 # %% [markdown] lang="en"
-# The package starts from the same line, then checks around the limit: CUDA's allocator reserves memory in segments, and
-# the line has small steps.
+# The package also checks around the limit: CUDA's allocator reserves in segments, and the line has small steps.
 
 # %% name="batch-figure"
 lines = {
@@ -587,24 +623,20 @@ lines = {
 figures.memory_by_batch(lines, batches=(1, 8, 64), on=gpu, others=[hardware.device("v100-16")])
 
 # %% [markdown] lang="fr"
-# Les deux droites partent du même point, et l’une monte moins vite : comme annoncé, la précision mixte économise des
-# activations, pas des états.
+# Les deux droites partent du même point : comme annoncé, la précision mixte économise des activations, pas des états.
 #
 # ## 5. La limite du *Data Parallelism*
 #
-# Passons à CoAtNet-7, images de 512². Bloc par bloc, voici ses états (16 octets par paramètre), puis les activations
-# d’**une seule** image. Les deux ne sont pas au même endroit : les premiers blocs voient de grandes cartes, les
-# derniers ont de grands poids.
+# CoAtNet-7, images de 512², bloc par bloc : ses états (16 octets par paramètre), puis les activations d’**une seule**
+# image. Les premiers blocs voient de grandes cartes, les derniers ont de grands poids.
 
 # %% [markdown] lang="en"
-# Both lines start from the same point, and one climbs more slowly: as announced, mixed precision saves activations, not
-# states.
+# Both lines start from the same point: as announced, mixed precision saves activations, not states.
 #
 # ## 5. The limit of data parallelism
 #
-# Now CoAtNet-7, images of 512². Block by block, here are its states (16 bytes per parameter), then the activations of
-# **one single** image. They are not in the same place: the first blocks see large maps, the last ones have large
-# weights.
+# CoAtNet-7, images of 512², block by block: its states (16 bytes per parameter), then the activations of **one single**
+# image. The first blocks see large maps, the last ones have large weights.
 
 # %% name="along-figure"
 coatnet_7 = dlojz.RunConfig.of(model="coatnet_7", data="synthetic", image_size=512, micro_batch=1)
@@ -613,8 +645,8 @@ figures.along_the_model(coatnet_7, device="h100")
 # %% [markdown] lang="fr"
 # ### Exercice 5 — ce qu’occupe une réplique
 #
-# Un entraînement en *Data Parallelism*, fp32 et AdamW, sur `dp` GPU, pour un batch global de `global_batch` images
-# (`dp` le divise). Majorez ce qu’occupe chaque GPU par la somme de trois termes :
+# *Data Parallelism*, fp32 et AdamW, sur `dp` GPU, pour un batch global de `global_batch` images (`dp` le divise).
+# Majorez ce qu’occupe chaque GPU par la somme de trois termes :
 #
 # - les états ;
 # - à partir de `dp` = 2, les *buckets* de DDP : une seconde copie des gradients, en fp32 (TP 03) ;
@@ -623,8 +655,8 @@ figures.along_the_model(coatnet_7, device="h100")
 # %% [markdown] lang="en"
 # ### Exercise 5 — what a replica takes
 #
-# A training with data parallelism, fp32 and AdamW, on `dp` GPUs, for a global batch of `global_batch` images (`dp`
-# divides it). Bound what each GPU takes by the sum of three terms:
+# Data parallelism, fp32 and AdamW, on `dp` GPUs, for a global batch of `global_batch` images (`dp` divides it). Bound
+# what each GPU takes by the sum of three terms:
 #
 # - the states;
 # - from `dp` = 2 on, DDP's buckets: a second copy of the gradients, in fp32 (lab 03);
@@ -669,18 +701,18 @@ devices = [hardware.device(name) for name in ("v100-16", "v100-32", "a100-40", "
 figures.limit_of_data_parallelism(replica_bytes, parameters, sample_bytes, 64, devices)
 
 # %% [markdown] lang="fr"
-# De gauche à droite, on multiplie les GPU par 64, et la partie basse ne diminue pas ; de 1 à 2 GPU, elle augmente même,
-# à cause des *buckets*. **Seules les activations sont réparties.** Aucun nombre de V100 n’entraînera ce modèle ainsi.
+# De 1 à 64 GPU, la partie basse ne diminue pas ; les *buckets* l’augmentent même. **Seules les activations sont
+# réparties.** Aucun nombre de V100 n’entraînera ce modèle ainsi.
 #
-# **Expliquez.** Pour chaque GPU : une réplique tient-elle avec une image ? Et avec 1 024 GPU au lieu de 64 ? La cellule
-# répond, puis donne le pic en octets par paramètre, et ce qui le compose.
+# **Expliquez.** Pour chaque GPU : une réplique tient-elle avec 64, puis 1 024 GPU ? La cellule répond, puis donne le
+# pic en octets par paramètre, et ce qui le compose.
 
 # %% [markdown] lang="en"
-# From left to right, GPUs are multiplied by 64, and the lower part does not shrink; from 1 to 2 GPUs it even grows,
-# because of the buckets. **Activations alone are divided.** No number of V100s will ever train this model in this way.
+# From 1 to 64 GPUs the lower part does not shrink; the buckets even make it grow. **Activations alone are divided.** No
+# number of V100s will ever train this model in this way.
 #
-# **Explain.** For each GPU: does a replica fit with one image? And with 1,024 GPUs instead of 64? The cell answers,
-# then gives the peak in bytes per parameter, and what it is made of.
+# **Explain.** For each GPU: does a replica fit with 64, then with 1,024 GPUs? The cell answers, then gives the peak in
+# bytes per parameter, and what it is made of.
 
 # %% name="limit-answers"
 many = dlojz.RunConfig.of(**{**coatnet_7.to_dict(), "layout": coatnet_7.layout, "dp": 1024})
@@ -693,34 +725,33 @@ print(replica.moment, round(replica.memory.peak_bytes / parameters, 1))
 print({name: round(held / parameters, 1) for name, held in replica.memory.at_peak_bytes.items() if held})
 
 # %% [markdown] lang="fr"
-# On retrouve les **24 octets** par paramètre ! Avec une seule image, le pic est dans la mise à jour de l’optimiseur :
-# aux 16 octets d’états s’ajoutent 4 octets de *buckets* et 4 de temporaires, car AdamW met à jour tous les poids d’un
-# seul coup (`foreach`). (`workspace` réunit ces deux parts ; `buffers` désigne les statistiques des *BatchNorm*.) Mais
-# ce n’est vrai que pour un si petit batch : dès que les activations dominent, la règle n’a plus de sens.
+# On retrouve les **24 octets** par paramètre : avec une seule image, le pic est dans la mise à jour de l’optimiseur.
+# Aux 16 octets d’états s’ajoutent 4 de *buckets* et 4 de temporaires, car AdamW met à jour tous les poids ensemble
+# (`foreach`). (`workspace` réunit ces deux parts ; `buffers` désigne les statistiques des *BatchNorm*.) Dès que les
+# activations dominent, la règle n’a plus de sens.
 #
-# Pour aller plus loin, il faudra répartir les états eux-mêmes : c’est *ZeRO*, au TP 04. Restent, sur un seul GPU, deux
-# façons d’échanger du temps contre de la mémoire.
+# Répartir les états eux-mêmes, c’est *ZeRO*, au TP 04. Restent, sur un GPU, deux façons d’échanger du temps contre de
+# la mémoire.
 #
 # ## 6. Recalculer : les points de contrôle d’activation
 #
-# Plutôt que de garder les activations d’un morceau du modèle, on n’en garde que l’**entrée**, et la passe arrière
-# refait la passe avant de ce morceau juste avant de s’en servir. `checkpoint(f, x, use_reentrant=False)` renvoie `f(x)`
-# et s’occupe du reste, y compris de tirer une seconde fois le même masque de *dropout*.
+# On ne garde que l’**entrée** d’un morceau du modèle ; la passe arrière en refait la passe avant juste avant de s’en
+# servir. `checkpoint(f, x, use_reentrant=False)` renvoie `f(x)` et s’occupe du reste, y compris de tirer une seconde
+# fois le même masque de *dropout*.
 
 # %% [markdown] lang="en"
-# Here are the **24 bytes** per parameter again! With one image the peak is in the optimizer's update: to the 16 bytes
-# of states come 4 bytes of buckets and 4 of temporaries, as AdamW updates all weights at once (`foreach`). (`workspace`
-# is both together; `buffers` are the statistics of BatchNorm.) But that holds for so small a batch only: once
-# activations dominate, the rule no longer means anything.
+# Here are the **24 bytes** per parameter again: with one image the peak is in the optimizer's update. To the 16 bytes
+# of states come 4 of buckets and 4 of temporaries, as AdamW updates all weights together (`foreach`). (`workspace` is
+# both together; `buffers` are the statistics of BatchNorm.) Once activations dominate, the rule no longer means
+# anything.
 #
-# To go further, the states themselves must be partitioned: that is ZeRO, in lab 04. There remain, on one single GPU,
-# two ways to trade time for memory.
+# Partitioning the states themselves is ZeRO, in lab 04. There remain, on one GPU, two ways to trade time for memory.
 #
 # ## 6. Computing again: activation checkpointing
 #
-# Instead of keeping the activations of a piece of the model, keep its **input** alone; the backward pass runs the
-# piece's forward pass again just before it needs it. `checkpoint(f, x, use_reentrant=False)` returns `f(x)` and sees to
-# the rest, drawing the same dropout mask included.
+# Of a piece of the model only the **input** is kept; the backward pass runs its forward pass again just before it needs
+# it. `checkpoint(f, x, use_reentrant=False)` returns `f(x)` and sees to the rest, drawing the same dropout mask
+# included.
 
 # %% name="checkpoint-demo"
 mlp = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
@@ -730,14 +761,14 @@ torch.equal(mlp(images), checkpoint(mlp, images, use_reentrant=False))
 # %% [markdown] lang="fr"
 # ### Exercice 6 — par segments
 #
-# Exécutez les `blocks` l’un après l’autre, par segments de `per_segment` blocs consécutifs (le dernier peut être plus
-# court). Après la passe avant, seule l’entrée de chaque segment doit rester en mémoire. Renvoyez la sortie.
+# Exécutez les `blocks` l’un après l’autre, par segments de `per_segment` blocs (le dernier parfois plus court), et
+# renvoyez la sortie. Après la passe avant, seule l’entrée de chaque segment doit rester en mémoire.
 
 # %% [markdown] lang="en"
 # ### Exercise 6 — by segments
 #
-# Run the `blocks` one after the other, in segments of `per_segment` consecutive blocks (the last one may be shorter).
-# After the forward pass only the input of each segment may be left in memory. Return the output.
+# Run the `blocks` one after the other, in segments of `per_segment` blocks (the last one may be shorter), and return
+# the output. After the forward pass only the input of each segment may be left in memory.
 
 
 # %% name="checkpoint"
@@ -756,14 +787,13 @@ lab.check("checkpoint", checkpointed)
 # lab.hint("checkpoint")
 
 # %% [markdown] lang="fr"
-# De quelle longueur faire les segments ? S’ils sont courts, on garde beaucoup d’entrées ; s’ils sont longs, la passe
-# arrière reconstitue d’un coup toutes les activations de l’un d’eux. Pour `n` blocs semblables, le pic varie comme
-# `n / k + k` : il est le plus bas pour `k = √n` (Chen et al., 2016). Votre fonction, tracée sur 36 blocs :
+# Des segments courts gardent beaucoup d’entrées ; longs, ils reconstituent beaucoup d’activations d’un coup. Pour `n`
+# blocs semblables, le pic varie comme `n / k + k` : il est le plus bas pour `k = √n` (Chen et al., 2016). Votre
+# fonction, tracée sur 36 blocs :
 
 # %% [markdown] lang="en"
-# How long should segments be? Short ones keep many inputs; with long ones the backward pass restores all activations of
-# one at once. For `n` blocks alike, the peak goes like `n / k + k`: it is lowest for `k = √n` (Chen et al., 2016). Your
-# function, traced on 36 blocks:
+# Short segments keep many inputs; long ones restore many activations at once. For `n` blocks alike, the peak goes like
+# `n / k + k`: it is lowest for `k = √n` (Chen et al., 2016). Your function, traced on 36 blocks:
 
 # %% name="segments-figure"
 with torch.device("meta"):
@@ -797,35 +827,20 @@ full
 lab.reveal("recomputed-flops", full.record.footprint().step_flops / vit_64.record.footprint().step_flops)
 
 # %% [markdown] lang="fr"
-# Moins que 4/3, et ce n’est pas une erreur de mesure : le dernier produit de chaque bloc n’est pas refait, car la passe
-# arrière du bloc n’a pas besoin de sa sortie. Or, dans un bloc de Transformer, la seconde couche du MLP pèse un tiers
-# des produits. PyTorch s’arrête dès qu’il a retrouvé tout ce qui manquait.
+# Moins que 4/3 : le dernier produit de chaque bloc n’est pas refait, car la passe arrière du bloc n’a pas besoin de sa
+# sortie. PyTorch s’arrête dès qu’il a retrouvé tout ce qui manquait.
 #
-# Le mode **sélectif** (`"selective"`) va moins loin : il garde le résultat des produits de matrices, des convolutions
-# et de l’attention, et ne recalcule que le reste, qui coûte peu d’opérations : *LayerNorm*, GELU, *dropout*. (Le mode
-# *selective* de Megatron-LM, de Korthikanti et al., 2022, est autre chose : il recalcule le cœur de l’attention et
-# garde le reste. Ici, c’est l’attention que l’on garde.) Entre `"selective"` et `"full"`, celui de torchtitan
-# (`"every_second"`) recalcule en plus un produit sur deux, dans l’ordre où ils sont exécutés.
-#
-# Dans le tableau, ne lisez pas la vitesse : ces quatre exécutions ont été mesurées l’une après l’autre, et une machine
-# occupée à autre chose peut faire paraître le recalcul plus rapide. Comparez les octets et les opérations.
+# Le mode **sélectif** (`"selective"`) garde le résultat des produits de matrices, des convolutions et de l’attention.
+# (Celui de Megatron-LM, de Korthikanti et al., 2022, recalcule au contraire le cœur de l’attention.) Celui de
+# torchtitan (`"every_second"`) recalcule en plus un produit sur deux.
 
 # %% [markdown] lang="en"
-# It is less than 4/3, and this is not a measurement error: the last product of each block is not run again, as the
-# backward pass of the block does not need its output; and in a Transformer block the second layer of the MLP is a third
-# of the products. PyTorch stops once it has found all that was missing.
+# Less than 4/3: the last product of each block is not run again, as the backward pass of the block does not need its
+# output. PyTorch stops once it has found all that was missing.
 #
-# **Selective** checkpointing (`"selective"`) goes less far: it keeps the results of matrix products, convolutions and
-# attention, and computes again only the rest, which takes few operations: layer norms, GELU, dropout. (Megatron-LM's
-# *selective* mode, from Korthikanti et al., 2022, is another thing: it recomputes the core of attention and keeps the
-# rest. Here attention is what is kept.) Between `"selective"` and `"full"`, torchtitan's (`"every_second"`) also
-# computes every second product again, in the order in which they run.
-#
-# Do not read the speed in the table: these four runs were measured one after the other, and a machine that is busy
-# otherwise can make checkpointing look faster. Compare the bytes and the operations.
-
-# %% name="compare-checkpointing" tags=["nbval-ignore-output"]
-dlojz.compare([vit_64, selective, every_second, full])
+# **Selective** checkpointing (`"selective"`) keeps the results of matrix products, convolutions and attention.
+# (Megatron-LM's, from Korthikanti et al., 2022, on the contrary recomputes the core of attention.) Torchtitan's
+# (`"every_second"`) also computes every second product again.
 
 # %% name="checkpointing-seen"
 for run in (vit_64, selective, every_second, full):
@@ -839,53 +854,107 @@ for run in (vit_64, selective, every_second, full):
     )
 
 # %% [markdown] lang="fr"
-# Et sur un V100 ? CoAtNet-0 encore, avec et sans points de contrôle. La part fixe ne change pas ; c’est la pente qui
-# baisse, moins qu’on ne l’espère : le pic est maintenant dans le plus gros des blocs, dont la passe arrière reconstitue
-# d’un coup toutes les activations.
+# Et en secondes ? Votre `checkpointed`, sur quatre couches, un segment par couche : les pas avec et sans recalcul sont
+# mesurés **en alternance**, et l’on prend la médiane des rapports.
+#
+# **Votre prédiction.** Par combien la durée d’un pas est-elle multipliée ? Et combien de fois plus de tokens par
+# seconde lit-on avec un batch de 8 et non de 2 ?
 
 # %% [markdown] lang="en"
-# And on a V100? CoAtNet-0 again, with and without checkpointing. The fixed part does not change; the slope falls, less
-# than one hopes: the peak is now in the biggest of the blocks, all of whose activations the backward pass restores at
-# once.
+# And in seconds? Your `checkpointed`, on four layers, one segment per layer: steps with and without recomputation are
+# measured **in turns**, and the median of the ratios is taken.
+#
+# **Your prediction.** By how much is the time of a step multiplied? And how many times more tokens per second does one
+# read with a batch of 8 instead of 2?
 
-# %% name="checkpointing-figure"
-levels = {
-    level: dlojz.RunConfig.of(model="coatnet_0", data="synthetic", checkpointing=level)
-    for level in ("none", "selective", "full")
-}
-figures.memory_by_batch(levels, batches=(8, 64), on=gpu, others=[hardware.device("v100-16")])
+# %% name="predict-recomputed-time" stub="value"
+lab.predict(
+    "recomputed-time",
+    ### BEGIN SOLUTION
+    4 / 3,
+    ### END SOLUTION
+)
+
+# %% name="predict-batch-rate" stub="value"
+lab.predict(
+    "batch-rate",
+    ### BEGIN SOLUTION
+    1,
+    ### END SOLUTION
+)
+
+# %% name="measure-seconds"
+torch.set_num_threads(1)
+layers = [Layer(128, 4) for _ in range(4)]
+
+
+def step_s(batch, per_segment=None):
+    x = torch.randn(batch, 128, 128, requires_grad=True)
+    start = time.perf_counter()
+    y = checkpointed(layers, x, per_segment) if per_segment else nn.Sequential(*layers)(x)
+    y.sum().backward()
+    return time.perf_counter() - start
+
+
+step_s(8, 1)  # warm // à chaud
+turns = [(step_s(8), step_s(8, 1), step_s(2)) for _ in range(9)]
+
+# %% name="reveal-seconds" tags=["nbval-ignore-output"]
+lab.reveal("recomputed-time", median(again / kept for kept, again, _ in turns))
+lab.reveal("batch-rate", median(4 * small / kept for kept, _, small in turns))
+
+# %% [markdown] lang="fr"
+# Un processeur traite les exemples l’un après l’autre : un grand batch n’y économise que des frais fixes. Un petit
+# batch laisse un GPU presque vide : plus de mémoire, c’est plus de débit.
+#
+# **Répartir les points de contrôle.** Avec le *Tensor Parallelism* (TP 06), chaque rang garde les mêmes entrées de
+# couches. ZeRO-R les **partitionne** (P_a) : chacun en garde une part, et un *all-gather* les réunit avant le recalcul.
+# Pour les 96 couches de GPT-3 (`h` = 12 288, `s` = 2 048, bf16 ; Brown et al., 2020) et un micro-batch de 4, sans puis
+# avec 8 rangs :
+
+# %% [markdown] lang="en"
+# A processor goes through the samples one after the other: a large batch saves only fixed costs there. A small batch
+# leaves a GPU nearly idle: more memory means more throughput.
+#
+# **Partitioning the checkpoints.** With tensor parallelism (lab 06) each rank keeps the same inputs of layers. ZeRO-R
+# **partitions** them (P_a): each keeps a part, and an all-gather unites them before recomputation. For the 96 layers of
+# GPT-3 (`h` = 12,288, `s` = 2,048, bf16; Brown et al., 2020) and a micro-batch of 4, without and with 8 ranks:
+
+# %% name="partitioned-checkpoints"
+checkpoints_bytes = 2 * 2048 * 4 * 12288 * 96
+print(format_bytes(checkpoints_bytes), format_bytes(checkpoints_bytes / 8))
 
 # %% [markdown] lang="fr"
 # ## 7. Décharger : la mémoire hôte
 #
-# L’autre échange : les activations partent vers la mémoire de l’hôte pendant la passe avant, et reviennent pour la
-# passe arrière. Autograd s’y prête : il confie à une fonction `pack` chaque tenseur qu’il doit garder, garde ce qu’elle
-# renvoie, et le passe à `unpack` quand il lui faut le tenseur.
+# Les activations partent vers la mémoire de l’hôte pendant la passe avant, et reviennent pour la passe arrière.
+# Autograd confie à une fonction `pack` chaque tenseur qu’il doit garder, garde ce qu’elle renvoie, et le passe à
+# `unpack` quand il lui faut le tenseur.
 #
 # `host` représente la mémoire de l’hôte : `host.store(tensor)` y copie un tenseur et renvoie un numéro ;
 # `host.fetch(number)` renvoie le tenseur.
 #
 # ### Exercice 7 — le déchargement
 #
-# Renvoyez le couple `(pack, unpack)` qui décharge tout ce qu’autograd garde, **sauf les paramètres** du modèle : ils
-# resteront de toute façon sur le GPU. Attention : autograd peut présenter un poids sous la forme d’une vue, transposée
-# par exemple. Deux tenseurs partagent leur mémoire quand leur `untyped_storage().data_ptr()` est le même.
+# Renvoyez le couple `(pack, unpack)` qui décharge tout ce qu’autograd garde, **sauf les paramètres** du modèle.
+# Attention : autograd peut présenter un poids sous la forme d’une vue. Deux tenseurs partagent leur mémoire quand leur
+# `untyped_storage().data_ptr()` est le même.
 
 # %% [markdown] lang="en"
 # ## 7. Offloading: host memory
 #
-# The other trade: activations move to the memory of the host during the forward pass, and come back for the backward
-# pass. Autograd lends itself to it: it hands every tensor that it has to keep to a function `pack`, keeps what that
-# returns, and hands it to `unpack` when it needs the tensor.
+# Activations move to the memory of the host during the forward pass, and come back for the backward pass. Autograd
+# hands every tensor that it has to keep to a function `pack`, keeps what that returns, and hands it to `unpack` when it
+# needs the tensor.
 #
 # `host` stands for the memory of the host: `host.store(tensor)` copies a tensor there and returns a number;
 # `host.fetch(number)` returns the tensor.
 #
 # ### Exercise 7 — offloading
 #
-# Return the pair `(pack, unpack)` that offloads all that autograd keeps, **except the parameters** of the model: they
-# will stay on the GPU anyway. Mind that autograd may hand over a weight as a view, transposed for instance. Two tensors
-# see the same memory when their `untyped_storage().data_ptr()` is the same.
+# Return the pair `(pack, unpack)` that offloads all that autograd keeps, **except the parameters** of the model. Mind
+# that autograd may hand over a weight as a view. Two tensors see the same memory when their
+# `untyped_storage().data_ptr()` is the same.
 
 
 # %% name="offload"
@@ -909,43 +978,64 @@ lab.check("offload", offload_hooks)
 # lab.hint("offload")
 
 # %% [markdown] lang="fr"
-# Le paquet fait de même, pour tous ses moteurs, avec `offload="activations"`.
-#
-# **Votre prédiction.** `vit_tiny`, micro-batch de 64 : combien d’octets attendront en mémoire hôte ? Vous avez tout ce
-# qu’il faut dans `memory_64`.
+# Le paquet fait de même avec `offload="activations"`. Combien de secondes vos hooks ajoutent-ils à un pas de nos quatre
+# couches ? Chaque octet est copié deux fois, à l’aller et au retour, à la vitesse que mesure la cellule.
 
 # %% [markdown] lang="en"
-# The package does the same, for all its engines, with `offload="activations"`.
-#
-# **Your prediction.** `vit_tiny`, micro-batch of 64: how many bytes will wait in host memory? You have all you need in
-# `memory_64`.
+# The package does the same with `offload="activations"`. How many seconds do your hooks add to a step of our four
+# layers? Each byte is copied twice, out and back, at the speed that the cell measures.
 
-# %% name="predict-offloaded" stub="value"
+# %% name="copy-speed" tags=["nbval-ignore-output"]
+block = torch.randn(2**21)
+copies = []
+for _ in range(9):
+    start = time.perf_counter()
+    block.clone()
+    copies.append(4 * 2**21 / (time.perf_counter() - start))
+copy_bytes_per_s = median(copies)
+kept_bytes = trace(nn.Sequential(*layers), torch.empty(8, 128, 128)).saved_bytes
+print(format_bytes(kept_bytes), f"{copy_bytes_per_s / 1e9:.1f} GB/s")
+
+# %% name="predict-offload-seconds" stub="value" tags=["nbval-ignore-output"]
 lab.predict(
-    "offloaded-bytes",
+    "offload-seconds",
     ### BEGIN SOLUTION
-    memory_64.activations_bytes,
+    2 * kept_bytes / copy_bytes_per_s,
     ### END SOLUTION
 )
+
+# %% name="measure-offload"
+from dlojz.labs.lab02_memory.exercises_recompute import Host
+
+stack = nn.Sequential(*layers)
+
+
+def offloaded_step_s():
+    with torch.autograd.graph.saved_tensors_hooks(*offload_hooks(stack, Host())):
+        return step_s(8)
+
+
+added_s = [offloaded_step_s() - step_s(8) for _ in range(9)]
+
+# %% name="reveal-offload-seconds" tags=["nbval-ignore-output"]
+lab.reveal("offload-seconds", median(added_s))
 
 # %% name="run-offload" tags=["nbval-ignore-output"]
 offloaded = dlojz.run(vit_64.config, offload="activations")
 offloaded
 
-# %% name="reveal-offloaded"
-lab.reveal("offloaded-bytes", offloaded.record.footprint().memory.host_bytes)
-
 # %% [markdown] lang="fr"
-# Vos hooks déchargent-ils autant que ceux du paquet ? Prenons un AlexNet, où convolutions, ReLU et *max-pooling* se
-# suivent. La cellule donne le rapport.
+# L’écart : chaque copie demande aussi une mémoire neuve.
+#
+# Vos hooks déchargent-ils autant que ceux du paquet ? Sur un AlexNet :
 
 # %% [markdown] lang="en"
-# Do your hooks offload as much as those of the package? Let us take an AlexNet, where convolutions, ReLU and
-# max-pooling follow one another. The cell gives the ratio.
+# The gap: each copy also asks for new memory.
+#
+# Do your hooks offload as much as those of the package? For an AlexNet:
 
 # %% name="offload-ratio"
 from dlojz.by_hand.activation_offload import ActivationOffload
-from dlojz.labs.lab02_memory.exercises_recompute import Host
 
 model = models.build("alexnet_tiny")
 side = models.spec("alexnet_tiny").image_size
@@ -965,20 +1055,17 @@ asked(moved_ratio)
 
 # %% [markdown] lang="fr"
 # Les vôtres déplacent davantage : le résultat d’une ReLU est gardé par elle **et** par le *max-pooling* qui la suit,
-# donc copié deux fois. `torch.autograd.graph.save_on_cpu`, l’outil de PyTorch, fait comme vous. Le paquet ne déplace
-# qu’une fois chaque zone de mémoire ; lisez comment dans
-# [dlojz/by_hand/activation_offload.py](../../dlojz/by_hand/activation_offload.py).
+# donc copié deux fois, comme par `torch.autograd.graph.save_on_cpu`. Le paquet ne déplace qu’une fois chaque zone de
+# mémoire ([dlojz/by_hand/activation_offload.py](../../dlojz/by_hand/activation_offload.py)).
 #
-# Les cinq entraînements, mesurés : ce que chacun gagne en mémoire, ce qu’il coûte en opérations ou en transport. (Sur
-# notre machine, l’« hôte » est la même mémoire : la copie est réelle, le transport ne l’est pas.)
+# Ce que chacun des cinq gagne en mémoire, et ce qu’il coûte :
 
 # %% [markdown] lang="en"
 # Yours move more: the result of a ReLU is kept by itself **and** by the max-pooling that follows, so it is copied
-# twice. `torch.autograd.graph.save_on_cpu`, PyTorch's own tool, does as you do. The package moves each piece of memory
-# once; read how in [dlojz/by_hand/activation_offload.py](../../dlojz/by_hand/activation_offload.py).
+# twice, as by `torch.autograd.graph.save_on_cpu`. The package moves each piece of memory once
+# ([dlojz/by_hand/activation_offload.py](../../dlojz/by_hand/activation_offload.py)).
 #
-# The five trainings, measured: what each gains in memory, what it costs in operations or in transport. (On our machine
-# the "host" is the same memory: the copy is real, the transport is not.)
+# The five trainings: what each gains in memory, and what it costs.
 
 # %% name="exchange-figure" tags=["nbval-ignore-output"]
 runs = {"none": vit_64, "selective": selective, "every_second": every_second, "full": full}
@@ -987,17 +1074,16 @@ figures.operations_for_memory({**runs, 'offload="activations"': offloaded})
 # %% [markdown] lang="fr"
 # ### Exercice 8 — ce que coûte le transport
 #
-# Sur un GPU, `moved_bytes` octets partent pendant la passe avant, qui dure `forward_s` secondes, et reviennent pendant
-# la passe arrière, qui dure deux fois plus. Le lien transporte `link_bytes_per_s` octets par seconde, pendant que le
-# GPU calcule. Renvoyez les secondes que le déchargement **ajoute** au pas : à chaque passe, la part du transport qui
-# dure plus longtemps que le calcul.
+# `moved_bytes` octets partent pendant la passe avant, qui dure `forward_s` secondes, et reviennent pendant la passe
+# arrière, deux fois plus longue. Le lien transporte `link_bytes_per_s` octets par seconde, pendant que le GPU calcule.
+# Renvoyez les secondes que le déchargement **ajoute** au pas : à chaque passe, ce qui dépasse le calcul.
 
 # %% [markdown] lang="en"
 # ### Exercise 8 — what transport costs
 #
-# On a GPU, `moved_bytes` bytes leave during the forward pass, which takes `forward_s` seconds, and come back during the
-# backward pass, which takes twice as long. The link carries `link_bytes_per_s` bytes per second while the GPU computes.
-# Return the seconds that offloading **adds** to the step: in each pass, what is longer than the computation.
+# `moved_bytes` bytes leave during the forward pass, which takes `forward_s` seconds, and come back during the backward
+# pass, which takes twice as long. The link carries `link_bytes_per_s` bytes per second while the GPU computes. Return
+# the seconds that offloading **adds** to the step: in each pass, what is longer than the computation.
 
 
 # %% name="exposed-seconds"
@@ -1014,15 +1100,14 @@ lab.check("exposed-seconds", exposed_seconds)
 # lab.hint("exposed-seconds")
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Pour une image de CoAtNet-7, faut-il recalculer ou décharger ? Supposons un GPU qui soutient 62
-# TFLOP/s (40 % d’un A100 en TF32), et deux liens : PCIe 4.0, 25 Go/s ; NVLink-C2C d’un GH200, 450 Go/s (NVIDIA,
-# 2023). La cellule donne les millisecondes qu’ajoutent le recalcul complet, puis le déchargement par chacun des deux
-# liens.
+# **Expliquez.** Pour une image de CoAtNet-7, recalculer ou décharger ? Supposons un GPU à 62 TFLOP/s (40 % d’un A100 en
+# TF32), et deux liens : PCIe 4.0, 25 Go/s ; NVLink-C2C d’un GH200, 450 Go/s (NVIDIA, 2023). La cellule donne les
+# millisecondes ajoutées : recalcul complet, puis déchargement par chaque lien.
 
 # %% [markdown] lang="en"
-# **Explain.** For one image of CoAtNet-7, should one compute again, or offload? Suppose a GPU that sustains 62 TFLOP/s
-# (40% of an A100 in TF32), and two links: PCIe 4.0, 25 GB/s; the NVLink-C2C of a GH200, 450 GB/s (NVIDIA, 2023). The
-# cell gives the milliseconds added by full recomputation, then by offloading over each of the two links.
+# **Explain.** For one image of CoAtNet-7, compute again, or offload? Suppose a GPU that sustains 62 TFLOP/s (40% of an
+# A100 in TF32), and two links: PCIe 4.0, 25 GB/s; the NVLink-C2C of a GH200, 450 GB/s (NVIDIA, 2023). The cell gives
+# the milliseconds added: full recomputation, then offloading over each link.
 
 # %% name="recompute-or-offload"
 forward_s = models.describe("coatnet_7", 512).flops / 62e12
@@ -1031,17 +1116,15 @@ print(round(1e3 * forward_s))
 asked(lambda: {name: round(1e3 * exposed_seconds(sample_bytes, link, forward_s)) for name, link in links.items()})
 
 # %% [markdown] lang="fr"
-# Par PCIe, le recalcul est bien plus rapide ; par NVLink-C2C, le déchargement ne coûte plus rien. Aucune méthode n’est
-# la meilleure : tout dépend de la machine.
+# Par PCIe, le recalcul est bien plus rapide ; par NVLink-C2C, le déchargement ne coûte plus rien.
 #
 # ## 8. Sous un budget, bloc par bloc
 #
-# Pourquoi faire le même choix pour tous les blocs ? Recalculer (`"recompute"`) ne garde que l’entrée d’un bloc et coûte
-# sa passe avant ; décharger (`"offload"`) ne garde rien et coûte le transport ; garder (`"keep"`) ne coûte rien, tant
-# que cela tient.
+# Recalculer (`"recompute"`) ne garde que l’entrée d’un bloc et coûte sa passe avant ; décharger (`"offload"`) ne garde
+# rien et coûte le transport ; garder (`"keep"`) ne coûte rien, tant que cela tient.
 #
-# Le pic est toujours un maximum sur des **instants**. La passe arrière va du dernier bloc au premier : quand elle
-# traverse un bloc, les suivants ont tout rendu, et les précédents détiennent encore ce que le plan y laisse.
+# La passe arrière va du dernier bloc au premier : quand elle traverse un bloc, les suivants ont tout rendu, et les
+# précédents détiennent encore ce que le plan y laisse.
 #
 # ### Exercice 9 — garder, recalculer ou décharger
 #
@@ -1050,20 +1133,18 @@ asked(lambda: {name: round(1e3 * exposed_seconds(sample_bytes, link, forward_s))
 # de ce que détiennent les blocs précédents ; `seconds`, ce que le choix ajoute au pas.
 #
 # Parmi les plans (un choix par bloc) dont le pic tient dans `budget_bytes`, renvoyez celui qui ajoute le moins de
-# secondes, ou None si aucun ne tient. Les blocs sont peu nombreux : `plans` les énumère tous.
+# secondes, ou None. `plans` les énumère tous.
 
 # %% [markdown] lang="en"
-# Over PCIe, computing again is much faster; over NVLink-C2C, offloading costs nothing any more. No method is best: it
-# depends on the machine.
+# Over PCIe, computing again is much faster; over NVLink-C2C, offloading costs nothing any more.
 #
 # ## 8. Under a budget, block by block
 #
-# Why make the same choice for all blocks? Recomputing (`"recompute"`) holds only the input of a block and costs its
-# forward pass; offloading (`"offload"`) holds nothing and costs the transport; keeping (`"keep"`) costs nothing, as
-# long as it fits.
+# Recomputing (`"recompute"`) holds only the input of a block and costs its forward pass; offloading (`"offload"`) holds
+# nothing and costs the transport; keeping (`"keep"`) costs nothing, as long as it fits.
 #
-# The peak is still a maximum over **moments**. The backward pass goes from the last block to the first: while it is in
-# one block, the later ones have given everything back, and the earlier ones hold what the plan leaves there.
+# The backward pass goes from the last block to the first: while it is in one block, the later ones have given
+# everything back, and the earlier ones hold what the plan leaves there.
 #
 # ### Exercise 9 — keep, recompute or offload
 #
@@ -1072,7 +1153,7 @@ asked(lambda: {name: round(1e3 * exposed_seconds(sample_bytes, link, forward_s))
 # `seconds`, what the choice adds to the step.
 #
 # Of the plans (one choice per block) whose peak fits into `budget_bytes`, return the one that adds the fewest seconds,
-# or None if none fits. The blocks are few: `plans` goes through all of them.
+# or None. `plans` goes through all of them.
 
 # %% name="activation-plan"
 from itertools import product
@@ -1101,16 +1182,13 @@ lab.check("activation-plan", choose)
 # lab.hint("activation-plan")
 
 # %% [markdown] lang="fr"
-# En vrai : `coatnet_tiny`, micro-batch de 32, 40 Mio. Le paquet en fait un **programme linéaire en nombres entiers** :
-# une variable 0 ou 1 par bloc et par choix, une inégalité par instant, passe avant comprise
-# ([activation_budget.py](../../dlojz/planner/activation_budget.py)). Votre plan, le sien, et le pic que la prévision
-# donne à chacun :
+# En vrai : `coatnet_tiny`, micro-batch de 32, 40 Mio. Le paquet en fait un **programme linéaire en nombres entiers**
+# ([activation_budget.py](../../dlojz/planner/activation_budget.py)). Votre plan, le sien, et le pic prévu pour chacun :
 
 # %% [markdown] lang="en"
-# For real: `coatnet_tiny`, micro-batch of 32, 40 MiB. The package makes it an **integer linear programme**: a variable,
-# 0 or 1, per block and choice, an inequality per moment, those of the forward pass too
-# ([activation_budget.py](../../dlojz/planner/activation_budget.py)). Your plan, the package's, and the peak that the
-# forecast gives for each:
+# For real: `coatnet_tiny`, micro-batch of 32, 40 MiB. The package makes it an **integer linear programme**
+# ([activation_budget.py](../../dlojz/planner/activation_budget.py)). Your plan, the package's, and the peak forecast
+# for each:
 
 # %% name="plans"
 from dlojz.labs.lab02_memory.exercises_recompute import plans_table
@@ -1120,10 +1198,10 @@ plan = plan_activations(small, 40 * 2**20)
 plans_table(choose, plan)
 
 # %% [markdown] lang="fr"
-# Exécutons-le. Suivent trois pics : si l’on garde tout, prédit pour le plan, mesuré par la sonde.
+# Trois pics : si l’on garde tout, prédit pour le plan, mesuré.
 
 # %% [markdown] lang="en"
-# Let us run it. Three peaks follow: with everything kept, predicted for the plan, measured by the probe.
+# Let us run it. Three peaks: with everything kept, predicted for the plan, measured.
 
 # %% name="run-plan" tags=["nbval-ignore-output"]
 budgeted = dlojz.run(small, activation_plan=plan.config.layout.activation_plan)
@@ -1133,52 +1211,14 @@ budgeted
 figures.plan_measured(plan, budgeted.record.footprint().memory.peak_bytes)
 
 # %% [markdown] lang="fr"
-# Et CoAtNet-7, six images, sur un H100 ? Tout garder ne tient pas. Voici le temps ajouté selon le budget, avec le plan
-# de chacun à droite ; la ligne en tirets marque 70 Gio. (Soixante blocs font 3⁶⁰ plans : plus question de les
-# énumérer.)
-
-# %% [markdown] lang="en"
-# And CoAtNet-7, six images, on an H100? Keeping everything does not fit. Here is the time added by budget, with the
-# plan of each at the right; the dashed line is at 70 GiB. (Sixty blocks make 3⁶⁰ plans: nobody tries them all.)
-
-# %% name="budget-curve"
-from dlojz.display.figures.run_figures import activation_curve_figure
-
-six = levers.with_micro_batch(coatnet_7, 6)
-h100_plan = plan_activations(six, 70 * 2**30, device=hardware.device("h100"))
-print(*map(format_bytes, (h100_plan.kept_peak_bytes, hardware.device("h100").memory_bytes)))
-activation_curve_figure(h100_plan)
-
-# %% [markdown] lang="fr"
-# **Expliquez.** Revoyez la figure de la section 5 : pourquoi les premiers blocs d’abord ? Pourquoi la courbe est-elle
-# presque plate à droite, et raide à gauche ? La cellule met ce que le plan ajoute en regard d’un pas entier.
-
-# %% [markdown] lang="en"
-# **Explain.** Look at the figure of section 5 again: why the first blocks first? Why is the curve nearly flat at the
-# right, and steep at the left? The cell compares what the plan adds with a whole step.
-
-# %% name="budget-price"
-step_s = 3 * 6 * models.describe("coatnet_7", 512).flops / h100_plan.tables.speeds.flop_per_s
-f"{1e3 * h100_plan.tables.costs(h100_plan.choices)[0]:.0f} ms / {1e3 * step_s:.0f} ms"
-
-# %% [markdown] lang="fr"
-# Les premiers blocs ont de grandes cartes et peu d’opérations : chaque milliseconde y libère beaucoup d’octets. Après
-# eux, il ne reste que des blocs coûteux qui en libèrent peu. En ligne de commande : `dlojz memory … --budget 70GiB`.
-#
 # ## 9. À vous
 #
-# La calculatrice réunit tout ce TP : changez le modèle, le batch, la précision, l’optimiseur, la répartition, les
-# points de contrôle, le déchargement, et regardez ce qui remplit le GPU. Sans noyau actif, la figure fixe montre la
-# même chose.
+# La calculatrice réunit tout ce TP ; sans noyau actif, la figure fixe la remplace.
 
 # %% [markdown] lang="en"
-# The first blocks have large maps and few operations: each millisecond frees many bytes there. After them, only
-# expensive blocks are left, which free few. On the command line: `dlojz memory … --budget 70GiB`.
-#
 # ## 9. Your turn
 #
-# The calculator brings this whole lab together: change model, batch, precision, optimizer, layout, checkpointing,
-# offloading, and watch what fills the GPU. Where no kernel runs, the static figure shows the same.
+# The calculator brings this whole lab together; where no kernel runs, the static figure replaces it.
 
 # %% name="calculator" tags=["nbval-ignore-output"]
 from dlojz.display.widgets.calculator import calculator, still_calculator
@@ -1190,63 +1230,64 @@ calculator(**chosen)
 still_calculator(**chosen)
 
 # %% [markdown] lang="fr"
-# Et quand cela ne tient pas ? `levers.levers` essaie tous les leviers, chacun seul : ici CoAtNet-0 et un micro-batch de
-# 192, sur un V100 de 32 Go. Chaque ligne donne ce qui serait occupé sur le GPU, puis ce qui serait économisé.
+# Trois nombres à ne pas confondre : le **pic** de ce qui est alloué (`torch.cuda.max_memory_allocated()`) ; ce qu’il
+# **faut** au moins sur le GPU, avec le contexte CUDA et NCCL : lui seul décide si un modèle tient ; et ce que montre
+# **`nvidia-smi`**, où l’allocateur garde en plus, en cache, ce qu’il a réservé (`torch.cuda.max_memory_reserved()`).
+#
+# ## Défi : le moins d’opérations
+#
+# Facultatif. Vingt-quatre couches, une limite en Mio. Une couche garde `kept_mib` pour sa passe arrière ; recalculée,
+# elle ne garde que `input_mib`, mais refait `gflop` opérations. Pendant sa passe arrière, une couche a toutes ses
+# activations (`kept_mib`), en plus de ce que gardent les couches **précédentes** : ce total ne doit jamais dépasser
+# `limit_mib`. Renvoyez les numéros des couches à recalculer. Le score compare leurs opérations au minimum possible, sur
+# trois modèles. **Objectif : 100 %.**
 
 # %% [markdown] lang="en"
-# And if it does not fit? `levers.levers` tries every lever, each alone: here CoAtNet-0 with a micro-batch of 192, on a
-# V100 with 32 GB. Each line gives what it would take of the GPU, then what it would save.
+# Three numbers not to be confused: the **peak** of what is allocated (`torch.cuda.max_memory_allocated()`); what the
+# GPU **needs** at least, with the CUDA context and NCCL: it alone decides whether a model fits; and what
+# **`nvidia-smi`** shows, where the allocator also caches what it has reserved (`torch.cuda.max_memory_reserved()`).
+#
+# ## Challenge: the fewest operations
+#
+# Optional. Here are 24 layers and a limit in MiB. A layer keeps `kept_mib` for its backward pass; checkpointed, it
+# keeps `input_mib` only, but does `gflop` operations again. During its backward pass a layer has all its activations
+# (`kept_mib`), on top of what the layers **before** it keep: this total must never exceed `limit_mib`. Return the
+# numbers of the layers to checkpoint. The score compares their operations with the fewest possible, over three models.
+# **Target: 100%.**
 
-# %% name="levers"
-too_big = levers.with_micro_batch(coatnet_0, 192)
-print(format_bytes(taken(192)), "/", format_bytes(gpu.memory_bytes))
-for lever in levers.levers(too_big, gpu):
-    print(f"{format_bytes(lever.taken_bytes):>9}  {format_bytes(lever.saved_bytes):>9}  {lever.change}")
 
-# %% [markdown] lang="fr"
-# **En grand.** Tout ce que vous venez de faire vaut tel quel pour un vrai gros modèle, en changeant une ligne :
-# `model="coatnet_7"` (ou `"vit_h_14"`, `"llama_3_8b"`, `"qwen_3_8b"`, `"deepseek_v2_lite"`), `device="h100"`. Un modèle
-# de texte y est compté avec son propre vocabulaire, et ses têtes de clés et de valeurs partagées (Qwen-3) ou son
-# attention latente et ses experts (DeepSeek).
+# %% name="fewest-operations"
+def checkpointed_layers(layers, limit_mib):
+    ### BEGIN SOLUTION
+    best = {0: (0, [])}  # MiB held so far: operations, layers // Mio détenus jusque-là : opérations, couches
+    for index, layer in enumerate(layers):
+        grown = {}
+        for held, (gflop, chosen) in best.items():
+            if held + layer.kept_mib <= limit_mib:
+                kept = (held + layer.kept_mib, gflop, chosen)
+                again = (held + layer.input_mib, gflop + layer.gflop, [*chosen, index])
+                for total, cost, plan in (kept, again):
+                    if total not in grown or cost < grown[total][0]:
+                        grown[total] = cost, plan
+        best = grown
+    return min(best.values())[1]
+    ### END SOLUTION
 
-# %% [markdown] lang="en"
-# **At full size.** All you have just done holds as it is for a really big model, by changing one line:
-# `model="coatnet_7"` (or `"vit_h_14"`, `"llama_3_8b"`, `"qwen_3_8b"`, `"deepseek_v2_lite"`), `device="h100"`. Models of
-# text are counted with their own vocabulary, with shared key and value heads (Qwen-3) or latent attention and experts
-# (DeepSeek).
 
-# %% name="full-size"
-big = forecast(dlojz.RunConfig.of(model="coatnet_7", data="synthetic", image_size=512, micro_batch=1), device="h100")
-for name in ("peak", "needed", "device"):
-    print(f"{name:>6}", format_bytes(getattr(big.memory, f"{name}_bytes")))
-big.moment
+lab.check("fewest-operations", checkpointed_layers)
 
-# %% [markdown] lang="fr"
-# Trois nombres pour une même mémoire, à ne pas confondre : le **pic** de ce qui est alloué ; ce qu’il **faut** au moins
-# sur le GPU, avec le contexte CUDA et NCCL ; et ce que montre **`nvidia-smi`**, où l’allocateur garde en plus, en
-# cache, ce qu’il a déjà réservé. S’il manque de place, il rend ce cache avant d’échouer : c’est le deuxième nombre qui
-# décide si un modèle tient, ici, dans `dlojz memory` et dans `dlojz plan`. Près de la limite, ces restitutions
-# ralentissent l’entraînement : `dlojz plan` signale un GPU rempli à plus de 90 %. Dans votre projet,
-# `torch.cuda.max_memory_allocated()` donne le premier nombre, `torch.cuda.max_memory_reserved()` ce que l’allocateur a
-# réservé.
-
-# %% [markdown] lang="en"
-# Three numbers for one memory, not to be confused: the **peak** of what is allocated; what the GPU **needs** at least,
-# with the CUDA context and NCCL; and what **`nvidia-smi`** shows, where the allocator also caches what it has reserved
-# before. When memory is short it gives this cache back before it fails: the second number decides whether a model fits,
-# here, in `dlojz memory` and in `dlojz plan`. Near the limit these releases cost time: `dlojz plan` names a GPU that is
-# more than 90% full. In a project of yours, `torch.cuda.max_memory_allocated()` gives the first number,
-# `torch.cuda.max_memory_reserved()` what the allocator has reserved.
+# %%
+# lab.hint("fewest-operations")
 
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
 #
 # Ajoutez au script deux options, `--bf16` et `--checkpointing`, et le pic de mémoire du GPU à la fin. Continuez dans
-# votre `train.py`, ou partez de la solution du TP précédent : `dlojz labs script 02 un_autre_dossier` en écrit un, avec
-# un `# TODO` à chaque endroit à compléter. Jugez-le par `dlojz labs judge 02 my_training/train.py`.
+# votre `train.py`, ou partez de la solution du TP précédent, qu’écrit `dlojz labs script 02 un_autre_dossier`, avec un
+# `# TODO` à chaque endroit à compléter.
 #
-# À regarder : `dlojz run my_training/train.py -- --checkpointing`, puis `dlojz compare` avec l’entraînement sans cette
-# option. Les pertes sont les mêmes, les activations au pic non.
+# À regarder : `dlojz run my_training/train.py -- --checkpointing`, puis `dlojz compare` : mêmes pertes, moins
+# d’activations au pic.
 #
 # <details><summary>Les lignes de PyTorch</summary>
 #
@@ -1262,11 +1303,11 @@ big.moment
 # ## In your project: your own script
 #
 # Add two options to the script, `--bf16` and `--checkpointing`, and the peak memory of the GPU at the end. Go on in
-# your `train.py`, or begin with the solution of the lab before: `dlojz labs script 02 another_folder` writes one, with
-# a `# TODO` at each place to fill in. Judge it by `dlojz labs judge 02 my_training/train.py`.
+# your `train.py`, or begin with the solution of the lab before, which `dlojz labs script 02 another_folder` writes,
+# with a `# TODO` at each place to fill in.
 #
-# What to look for: `dlojz run my_training/train.py -- --checkpointing`, then `dlojz compare` with the training without
-# that option. The losses are the same, the activations at the peak are not.
+# What to look for: `dlojz run my_training/train.py -- --checkpointing`, then `dlojz compare`: the same losses, fewer
+# activations at the peak.
 #
 # <details><summary>The lines of PyTorch</summary>
 #
@@ -1278,29 +1319,26 @@ big.moment
 #
 # </details>
 
+# %% name="judge-script" tags=["nbval-ignore-output"]
+labs.judge_script(lab, "my_training/train.py")
+
 # %% [markdown] lang="fr"
 # ## Bilan
 #
-# - Les **états** : de 8 à 18 octets par paramètre, selon la précision et l’optimiseur (20 si l’on garde les gradients
-#   dans les deux précisions) ; indépendants du batch.
-# - Les **activations** : proportionnelles au batch, `sbh (34 + 5as/h)` par couche de transformer, `34 sbh` avec
-#   l’attention fusionnée.
+# - Les **états** : de 8 à 18 octets par paramètre, selon la précision et l’optimiseur ; indépendants du batch.
+# - Les **activations** : proportionnelles au batch, `sbh (34 + 5as/h)` par couche, `34 sbh` avec l’attention fusionnée.
 # - Le **pic** : le maximum des sommes, pas la somme des maximums.
 # - Le *Data Parallelism* ne répartit que les activations.
-# - Les points de contrôle coûtent au plus un tiers d’opérations en plus ; le déchargement, le temps de transport que le
-#   calcul ne cache pas.
-# - Sous un **budget**, on choisit bloc par bloc : d’abord là où une milliseconde libère le plus d’octets au pic.
+# - Les points de contrôle coûtent au plus un tiers d’opérations en plus ; le déchargement, le transport non recouvert.
 
 # %% [markdown] lang="en"
 # ## Summary
 #
-# - **States**: 8 to 18 bytes per parameter, depending on precision and optimizer (20 where gradients are kept in both
-#   precisions); independent of the batch.
-# - **Activations**: proportional to the batch, `sbh (34 + 5as/h)` per transformer layer, `34 sbh` with fused attention.
+# - **States**: 8 to 18 bytes per parameter, depending on precision and optimizer; independent of the batch.
+# - **Activations**: proportional to the batch, `sbh (34 + 5as/h)` per layer, `34 sbh` with fused attention.
 # - The **peak**: the largest of the sums, not the sum of the largest.
 # - Data parallelism divides activations alone.
 # - Checkpointing costs at most a third more operations; offloading costs the transport that computation does not hide.
-# - Under a **budget**, choose block by block: first where a millisecond frees most bytes at the peak.
 
 # %%
 lab.progress()

@@ -7,22 +7,27 @@ The answers are written the way a student would write them, not with the variant
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial, reduce
 from itertools import accumulate, product
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch._dynamo  # here, once: the first checkpoint in a child would import it, for seconds
+from scipy.optimize import LinearConstraint, milp
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dlojz.config.run_config import RunConfig
 from dlojz.labs import lab02_memory
+from dlojz.labs.kit.exercise import Challenge, judge
 from dlojz.labs.lab02_memory.exercises import (
+    FEWEST_OPERATIONS,
     bytes_per_parameter,
+    challenge_peak_mib,
     data_parallel_bytes,
     largest_batch,
     peak_bytes,
@@ -39,7 +44,7 @@ from dlojz.planner.activation_budget import block_tables, cheapest
 from tests.labs.answers import checkpointed
 from tests.labs.bank import BankTests
 
-EXERCISES = {exercise.id: exercise for exercise in lab02_memory.EXERCISES}
+EXERCISES = {one.id: one for one in lab02_memory.EXERCISES if not isinstance(one, Challenge)}
 Answer = Callable[..., Any]
 
 
@@ -965,3 +970,45 @@ def test_the_exercise_finds_what_the_integer_programme_finds() -> None:
     assert found is not None and theirs is not None
     assert plan_peak_bytes(blocks, found) <= budget
     assert tables.costs([CHOICES.index(one) for one in found])[0] <= 1.01 * tables.costs(theirs)[0]
+
+
+def plan_greedily(layers: Sequence[Any], limit_mib: int) -> set[int]:
+    chosen: set[int] = set()
+    gains = [(layer.kept_mib - layer.input_mib) / layer.gflop for layer in layers]
+    for index in sorted(range(len(layers)), key=gains.__getitem__, reverse=True):
+        if challenge_peak_mib(layers, chosen) <= limit_mib:
+            break
+        chosen.add(index)
+    return chosen
+
+
+def plan_by_programme(layers: Sequence[Any], limit_mib: int) -> list[int]:
+    before = np.tril(np.ones((len(layers), len(layers))), -1)
+    saved = np.array([layer.kept_mib - layer.input_mib for layer in layers])
+    kept = np.array([layer.kept_mib for layer in layers])
+    held = before @ kept + kept
+    found = milp(
+        [layer.gflop for layer in layers],
+        constraints=LinearConstraint(before * saved, held - limit_mib, np.inf),
+        integrality=1,
+        bounds=(0, 1),
+    )
+    return [int(index) for index in np.flatnonzero(found.x > 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "words"),
+    [
+        (plan_by_programme, "right", "Target reached: 100"),
+        (lambda layers, limit: np.array(plan_by_programme(layers, limit)), "right", "Target reached: 100"),
+        (plan_greedily, "note", "A valid answer: 110"),
+        (lambda layers, limit: range(len(layers)), "note", "A valid answer: 269.6%"),
+        (lambda layers, limit: [], "wrong", "The plan does not fit"),
+        (lambda layers, limit: None, "wrong", "numbers of the layers"),
+        (lambda layers, limit: [3, *plan_by_programme(layers, limit), 3], "wrong", "named once at most"),
+        (lambda layers, limit: [1 + each for each in range(len(layers))], "wrong", "named once at most"),
+    ],
+)
+def test_the_challenge_weighs_operations_within_the_limit(answer: Any, state: str, words: str) -> None:
+    verdict = judge(FEWEST_OPERATIONS, answer)
+    assert (verdict.state, words in verdict.message) == (state, True), verdict.message

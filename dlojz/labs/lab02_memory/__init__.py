@@ -7,6 +7,7 @@ from dlojz.labs.lab02_memory.exercises import (
     BLOCK_ACTIVATIONS,
     BYTES_PER_PARAMETER,
     DATA_PARALLEL_BYTES,
+    FEWEST_OPERATIONS,
     LARGEST_BATCH,
     PEAK,
 )
@@ -22,6 +23,7 @@ EXERCISES = (
     OFFLOAD,
     EXPOSED_SECONDS,
     ACTIVATION_PLAN,
+    FEWEST_OPERATIONS,
 )
 
 PREDICTIONS = (
@@ -33,23 +35,16 @@ PREDICTIONS = (
         tolerance=0.01,
     ),
     Prediction(
-        id="four-times-the-batch",
-        en="How many bytes are the activations of vit_tiny with a micro-batch of 64?",
-        fr="Combien d’octets occupent les activations de vit_tiny avec un micro-batch de 64 ?",
-        kind="bytes",
-        tolerance=0.02,
+        id="loss-scale",
+        en="At which loss scale does this training in fp16 start, from 2³⁰ downwards?",
+        fr="À quelle échelle de la perte cet entraînement en fp16 commence-t-il, en partant de 2³⁰ ?",
+        kind="count",
+        tolerance=0.0,
     ),
     Prediction(
         id="layer-kept",
         en="How many bytes does this layer keep for backward, s = 1024, b = 4, h = 768, a = 12?",
         fr="Combien d’octets cette couche garde-t-elle pour la passe arrière (s = 1024, b = 4, h = 768, a = 12) ?",
-        kind="bytes",
-        tolerance=0.01,
-    ),
-    Prediction(
-        id="fused-kept",
-        en="And how many with fused attention, which keeps no scores?",
-        fr="Et combien avec une attention fusionnée, qui ne garde aucun score ?",
         kind="bytes",
         tolerance=0.01,
     ),
@@ -75,11 +70,24 @@ PREDICTIONS = (
         tolerance=0.05,
     ),
     Prediction(
-        id="offloaded-bytes",
-        en="How many bytes does vit_tiny keep in host memory when its activations are offloaded (micro-batch of 64)?",
-        fr="Combien d’octets vit_tiny garde-t-il en mémoire hôte si l’on décharge ses activations (micro-batch de "
-        "64) ?",
-        kind="bytes",
-        tolerance=0.05,
+        id="recomputed-time",
+        en="By what factor does recomputation multiply the time of a step?",
+        fr="Par combien le recalcul multiplie-t-il la durée d’un pas ?",
+        kind="ratio",
+        tolerance=0.2,
+    ),
+    Prediction(
+        id="batch-rate",
+        en="How many times more tokens per second does this CPU read with a batch of 8 instead of 2?",
+        fr="Combien de fois plus de tokens par seconde ce processeur lit-il avec un batch de 8 et non de 2 ?",
+        kind="ratio",
+        tolerance=0.3,
+    ),
+    Prediction(
+        id="offload-seconds",
+        en="How many seconds do your offloading hooks add to a step of four layers?",
+        fr="Combien de secondes vos hooks de déchargement ajoutent-ils à un pas de quatre couches ?",
+        kind="seconds",
+        tolerance=0.5,
     ),
 )

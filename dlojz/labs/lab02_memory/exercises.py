@@ -5,13 +5,14 @@ The references are the closed forms of `dlojz.prediction.rules_of_thumb`, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any
+from random import Random
+from typing import Any, NamedTuple
 
 from dlojz.base.table import Table
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, or_to_do
-from dlojz.labs.kit.judges import Judge
+from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong, or_to_do
+from dlojz.labs.kit.judges import Judge, shown
 from dlojz.prediction.rules_of_thumb import Shape, layer_bytes
 from dlojz.prediction.rules_of_thumb import bytes_per_parameter as form
 
@@ -620,3 +621,106 @@ def states_table(bytes_per_parameter: Callable[[str, str], float]) -> Table:
         return precision, *(f"{bytes_per_parameter(precision, optimizer):g}" for optimizer in OPTIMIZERS)
 
     return Table(("", *OPTIMIZERS), tuple(map(row, PRECISIONS)))
+
+
+class LayerCost(NamedTuple):
+    """One layer of the challenge.
+
+    Attributes:
+        kept_mib: activations that it keeps for its backward pass (MiB).
+        input_mib: its input, all that it keeps if it is checkpointed (MiB).
+        gflop: operations of its forward pass, done again if it is checkpointed (GFLOP).
+    """
+
+    kept_mib: int
+    input_mib: int
+    gflop: int
+
+
+LAYERS, SEEDS = 24, (1, 2, 3)
+
+
+def challenge_case(seed: int) -> tuple[list[LayerCost], int]:
+    """24 layers of several sizes, and the limit for their activations (MiB)."""
+    random = Random(seed)
+    layers = []
+    for _ in range(LAYERS):
+        width = random.choice((4, 6, 9, 14))
+        layers.append(LayerCost(width * random.randint(6, 18), width, random.randint(20, 90)))
+    return layers, sum(layer.kept_mib for layer in layers) * 45 // 100
+
+
+def challenge_peak_mib(layers: Sequence[LayerCost], chosen: Collection[int]) -> int:
+    """Most activations at one moment: a layer's own, during its backward pass, with what the layers before it keep."""
+    most = held = 0
+    for place, layer in enumerate(layers):
+        most = max(most, held + layer.kept_mib)
+        held += layer.input_mib if place in chosen else layer.kept_mib
+    return most
+
+
+def fewest_gflop(layers: Sequence[LayerCost], limit_mib: int) -> int:
+    """Fewest operations done again within the limit, by dynamic programming over what is held so far.
+
+    Source: Bellman 1957; Beaumont et al. 2019 (arXiv 1911.13214) for chains of layers.
+    """
+    least = {0: 0}
+    for layer in layers:
+        grown: dict[int, int] = {}
+        for held, gflop in least.items():
+            if held + layer.kept_mib > limit_mib:
+                continue
+            for more_mib, more in ((layer.kept_mib, 0), (layer.input_mib, layer.gflop)):
+                grown[held + more_mib] = min(grown.get(held + more_mib, gflop + more), gflop + more)
+        least = grown
+    return min(least.values())
+
+
+def _fewest_operations(answer: Callable[..., Any]) -> float:
+    """Hold plans to the rules; give their operations as a share of the fewest possible."""
+    done = best = 0
+    for seed in SEEDS:
+        layers, limit_mib = challenge_case(seed)
+        given = answer(list(layers), limit_mib)
+        try:
+            chosen = [int(index) for index in given]
+        except (TypeError, ValueError):
+            raise Wrong(
+                en=f"The numbers of the layers to checkpoint are expected, but your function returns {shown(given)}.",
+                fr=f"On attend les numéros des couches à recalculer, mais votre fonction renvoie {shown(given)}.",
+            ) from None
+        if sorted(set(chosen)) != sorted(chosen) or not set(chosen) <= set(range(LAYERS)):
+            raise Wrong(
+                en=f"Each layer is named once at most, by its number from 0 to {LAYERS - 1}; your plan has {chosen}.",
+                fr=f"Chaque couche est nommée au plus une fois, par son numéro de 0 à {LAYERS - 1} ; votre plan "
+                f"contient {chosen}.",
+            )
+        peak = challenge_peak_mib(layers, set(chosen))
+        if peak > limit_mib:
+            raise Wrong(
+                en=f"The plan does not fit: its peak is {peak} MiB, the limit {limit_mib} MiB. During a layer's "
+                "backward pass all its activations are there, and what the layers before it keep.",
+                fr=f"Le plan ne tient pas : son pic est de {peak} Mio, la limite de {limit_mib} Mio. Pendant la passe "
+                "arrière d’une couche, toutes ses activations sont là, et ce que gardent les couches précédentes.",
+            )
+        done += sum(layers[index].gflop for index in chosen)
+        best += fewest_gflop(layers, limit_mib)
+    return round(100 * done / best, 1)
+
+
+FEWEST_OPERATIONS = Challenge(
+    id="fewest-operations",
+    title=Said("challenge: fewest operations under a limit", "défi : le moins d’opérations sous une limite"),
+    judge=_fewest_operations,
+    praise_en="No plan within the limit computes less again.",
+    praise_fr="Aucun plan sous la limite ne recalcule moins.",
+    hint_en="2²⁴ plans are too many. Which part of a plan of the first layers matters to the layers after them?",
+    hint_fr="2²⁴ plans, c’est trop. Qu’est-ce qui, dans un plan des premières couches, compte pour les suivantes ?",
+    nearer_en="Only the MiB held so far: of all plans that hold as many, keep the one with the fewest operations, "
+    "layer after layer.",
+    nearer_fr="Seulement les Mio détenus jusque-là : de tous les plans qui en détiennent autant, gardez le moins "
+    "coûteux, couche après couche.",
+    target=100,
+    unit_en="% of the fewest operations",
+    unit_fr="% du minimum d’opérations",
+)
