@@ -22,7 +22,10 @@ from dlojz.labs.lab11_compression.exercises_quantize import (
     quantize_affine,
     quantize_rows,
 )
+from dlojz.labs.lab11_compression.exercises_serve import cached_attention
+from dlojz.labs.lab11_compression.exercises_train import train_aware, train_pruned
 from tests.labs import student_answers_compress as student
+from tests.labs import student_answers_tuning as tuning
 from tests.labs.bank import BankTests, detached
 
 EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
@@ -306,6 +309,10 @@ REFERENCES: dict[str, Answer] = {
     "two-of-four": two_of_four,
     "sr-ste": sr_ste,
     "permutation": reorder,
+    "aware-training": train_aware,
+    "pruned-training": train_pruned,
+    "kv-cache": cached_attention,
+    "lora": tuning.lora(),
 }
 
 BANK: dict[str, list[tuple[Answer, str]]] = {
@@ -435,7 +442,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
 }
 
 
-WRONG = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+BANK.update(tuning.WRONG)
+WRONG = {name: [*answers, *student.WRONG.get(name, [])] for name, answers in BANK.items()}
 
 
 class TestBank(BankTests):
@@ -454,6 +462,7 @@ class TestBank(BankTests):
         ("sr-ste", refining()),
         ("permutation", moving()),
         *student.RIGHT,
+        *tuning.RIGHT,
     )
     least, least_right = 6, 8
 

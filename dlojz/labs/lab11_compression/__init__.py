@@ -6,6 +6,8 @@ from dlojz.labs.kit.exercise import Prediction
 from dlojz.labs.lab11_compression.exercises_distill import MIXED_LOSS, SOFT_LOSS
 from dlojz.labs.lab11_compression.exercises_prune import GLOBAL_MASKS, PERMUTATION, SR_STE, TICKET, TWO_OF_FOUR
 from dlojz.labs.lab11_compression.exercises_quantize import AFFINE, INTEGER_LINEAR, ROWS, STRAIGHT_THROUGH
+from dlojz.labs.lab11_compression.exercises_serve import KV_CACHE, LORA
+from dlojz.labs.lab11_compression.exercises_train import AWARE_TRAINING, PRUNED_TRAINING
 
 EXERCISES = (
     SOFT_LOSS,
@@ -14,8 +16,12 @@ EXERCISES = (
     AFFINE,
     INTEGER_LINEAR,
     STRAIGHT_THROUGH,
+    AWARE_TRAINING,
     GLOBAL_MASKS,
+    PRUNED_TRAINING,
     TICKET,
+    KV_CACHE,
+    LORA,
     TWO_OF_FOUR,
     SR_STE,
     PERMUTATION,
@@ -23,11 +29,11 @@ EXERCISES = (
 
 PREDICTIONS = (
     Prediction(
-        id="student-share",
-        en="Which share of vit_tiny's parameters does a student have that keeps 2 of its 4 blocks, from 0 to 1?",
-        fr="Quelle part des paramètres de vit_tiny garde un étudiant qui n’a que 2 de ses 4 blocs, de 0 à 1 ?",
-        kind="share",
-        tolerance=0.02,
+        id="student-time",
+        en="What is the time of an answer of a model with 2 of the teacher’s 4 blocks, that of the teacher being 1?",
+        fr="Combien de temps prend une réponse d’un modèle à 2 des 4 blocs du professeur, si celui-ci prend 1 ?",
+        kind="ratio",
+        tolerance=0.2,
     ),
     Prediction(
         id="int8-bytes",
@@ -44,11 +50,69 @@ PREDICTIONS = (
         tolerance=0.1,
     ),
     Prediction(
+        id="fp8-error",
+        en="What is the largest relative error of a normal number in E4M3, from 0 to 1?",
+        fr="Quelle est la plus grande erreur relative d’un nombre normal en E4M3, de 0 à 1 ?",
+        kind="share",
+        tolerance=0.1,
+    ),
+    Prediction(
+        id="equal-bytes",
+        en="From which share of zeros on is the teacher, sparse, as small as the dense model of half its width?",
+        fr="À partir de quelle part de zéros le professeur creux est-il aussi petit que le modèle dense deux fois "
+        "moins large ?",
+        kind="share",
+        tolerance=0.05,
+    ),
+    Prediction(
         id="masked-time",
         en="What is the time of a layer nine tenths of whose weights are zero, that of the full layer being 1?",
         fr="Combien de temps prend une couche dont neuf poids sur dix sont nuls, si la couche pleine prend 1 ?",
         kind="ratio",
         tolerance=0.2,
+    ),
+    Prediction(
+        id="kv-bytes",
+        en="How many bytes does the cache of keys and values of 256 tokens take?",
+        fr="Combien d’octets prend le cache des clés et des valeurs de 256 tokens ?",
+        kind="bytes",
+        tolerance=0.001,
+    ),
+    Prediction(
+        id="prefill-rate",
+        en="How many tokens per second does the prefill of a prompt of 256 tokens compute here?",
+        fr="Combien de tokens par seconde le prefill d’une invite de 256 tokens calcule-t-il ici ?",
+        kind="count",
+        tolerance=0.3,
+    ),
+    Prediction(
+        id="decode-rate",
+        en="How many tokens per second does the decode of a single sequence give here?",
+        fr="Combien de tokens par seconde le decode d’une seule séquence donne-t-il ici ?",
+        kind="count",
+        tolerance=0.4,
+    ),
+    Prediction(
+        id="cache-gain",
+        en="How many times as long does a new token take without a cache, after 256 tokens?",
+        fr="Sans cache, un nouveau token prend combien de fois plus de temps, après 256 tokens ?",
+        kind="ratio",
+        tolerance=0.4,
+    ),
+    Prediction(
+        id="lora-bytes",
+        en="How many bytes do weights, gradients and AdamW’s moments take when LoRA alone is trained in fp32?",
+        fr="Combien d’octets prennent poids, gradients et moments d’AdamW quand seuls des adaptateurs LoRA sont "
+        "entraînés en fp32 ?",
+        kind="bytes",
+        tolerance=0.01,
+    ),
+    Prediction(
+        id="lora-time",
+        en="What is the time of forward and backward with LoRA, that of a full fine-tuning being 1?",
+        fr="Combien de temps prennent passe avant et passe arrière avec LoRA, si le fine-tuning complet prend 1 ?",
+        kind="ratio",
+        tolerance=0.25,
     ),
     Prediction(
         id="two-of-four-bytes",

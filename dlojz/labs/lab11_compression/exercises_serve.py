@@ -1,0 +1,360 @@
+"""Exercises of lab 11 on serving and adapting a model: attention with a cache of keys and values, a LoRA layer.
+
+The cache is judged by decoding a sequence in pieces against causal attention over all of it. A LoRA layer is judged by
+what it does: it begins as the layer that it wraps, trains two small matrices only, and adds their scaled product.
+
+Shape suffixes: B sequences, N heads, G key-value heads, T tokens, H width of a head, R rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
+from dlojz.labs.kit.judges import Judge, expect_several, expect_tensor, normal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Cache = tuple["Tensor", "Tensor"]
+Way = Callable[..., Any]
+
+
+def cached_attention(q_BNTH: Tensor, k_BGTH: Tensor, v_BGTH: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:
+    """Compute causal attention of new tokens to those in the cache and to each other.
+
+    Args:
+        q_BNTH: queries of the new tokens.
+        k_BGTH: their keys, of as many heads or fewer.
+        v_BGTH: their values.
+        cache: keys and values of all tokens before; None at the beginning of a sequence.
+
+    Returns:
+        The output, shaped like the queries, and the cache with the new tokens.
+
+    Source: Shazeer 2019, "Fast Transformer Decoding" (arXiv 1911.02150), section 2.4.1.
+    """
+    return _attended(q_BNTH, k_BGTH, v_BGTH, cache)
+
+
+def _attended(
+    q_BNTH: Tensor,
+    k_BGTH: Tensor,
+    v_BGTH: Tensor,
+    cache: Cache | None,
+    *,
+    mask: str = "right",
+    stored: str = "all",
+    newest_first: bool = False,
+    scale: float | None = None,
+) -> tuple[Tensor, Cache]:
+    """The right way, and the usual wrong ones."""
+    import torch
+    import torch.nn.functional as F
+
+    new = (k_BGTH, v_BGTH)
+    if cache is not None and stored != "none":
+        pairs = [(now, old) if newest_first else (old, now) for old, now in zip(cache, new, strict=True)]
+        k_BGTH, v_BGTH = (torch.cat(pair, 2) for pair in pairs)
+    tokens, seen = q_BNTH.shape[2], k_BGTH.shape[2]
+    ones = torch.ones(tokens, seen, dtype=torch.bool)
+    allowed = {
+        "right": ones.tril(seen - tokens),
+        "top left": ones.tril(),
+        "none": ones,
+        "too early": ones.tril(max(seen - tokens - 1, 0)),
+    }[mask]
+    output = F.scaled_dot_product_attention(
+        q_BNTH, k_BGTH, v_BGTH, attn_mask=allowed, scale=scale, enable_gqa=q_BNTH.shape[1] > k_BGTH.shape[1]
+    )
+    return output, new if stored == "last" else (k_BGTH, v_BGTH)
+
+
+def _pieces_cases() -> Iterator[tuple[Any, ...]]:
+    # Seed, heads, key-value heads, tokens of each call: a prompt, single tokens, several at once.
+    yield from ((1, 2, 2, (5, 1, 1, 1)), (2, 4, 2, (4, 3, 1)), (3, 3, 1, (1, 1, 6, 2)))
+
+
+def _decoded(answer: Way, seed: int, heads: int, kv_heads: int, pieces: tuple[int, ...]) -> Tensor:
+    """The outputs of all tokens, decoded in pieces."""
+    import torch
+
+    width, total = 4, sum(pieces)
+    q, k, v = (normal(10 * seed + place, 2, n, total, width) for place, n in enumerate((heads, kv_heads, kv_heads)))
+    cache, outputs, start = None, [], 0
+    for tokens in pieces:
+        now = slice(start, start + tokens)
+        output, cache = expect_several(answer(q[:, :, now], k[:, :, now], v[:, :, now], cache), "(output, cache)", 2)
+        outputs.append(expect_tensor(output, "output", (2, heads, tokens, width)))
+        _refuse_other_cache(cache, heads, kv_heads)
+        start += tokens
+    return torch.cat(outputs, 2)
+
+
+def _refuse_other_cache(cache: Any, heads: int, kv_heads: int) -> None:
+    import torch
+
+    kept = cache if isinstance(cache, tuple | list) else ()
+    if len(kept) != 2 or not all(torch.is_tensor(one) and one.dim() == 4 for one in kept):
+        raise Wrong(
+            en="The second result is the cache, a pair (k, v) of tensors of four dimensions: that of the next call.",
+            fr="Le second résultat est le cache, une paire (k, v) de tenseurs à quatre dimensions : celui de l’appel "
+            "suivant.",
+        )
+    if heads > kv_heads and any(one.shape[1] == heads for one in kept):
+        raise Wrong(
+            en=f"Your cache holds keys and values repeated for all {heads} heads, where {kv_heads} are enough: keep "
+            "them as they come, and let enable_gqa=True share them.",
+            fr=f"Votre cache contient des clés et valeurs répétées pour les {heads} têtes, alors que {kv_heads} "
+            "suffisent : gardez-les telles quelles, et laissez enable_gqa=True les partager.",
+        )
+
+
+def _seen(**way: Any) -> Way:
+    return lambda q, k, v, cache: _attended(q, k, v, cache, **way)
+
+
+KV_CACHE = Exercise(
+    id="kv-cache",
+    title=Said("attention with a cache", "l’attention avec un cache"),
+    judge=Judge(
+        cached_attention,
+        trial=_decoded,
+        cases=_pieces_cases,
+        mistakes=(
+            Mistake(
+                _seen(mask="top left"),
+                "The mask begins in the top left corner, as that of is_causal=True: a new token then sees the first "
+                "tokens of the sequence only. Its row must reach to its own place: shift the diagonal by the tokens "
+                "in the cache.",
+                "Le masque part du coin supérieur gauche, comme celui de is_causal=True : un nouveau token ne voit "
+                "alors que les premiers tokens de la séquence. Sa ligne doit aller jusqu’à sa propre place : décalez "
+                "la diagonale du nombre de tokens en cache.",
+            ),
+            Mistake(
+                _seen(mask="none"),
+                "With a single new token you are right, but several new tokens see those after them: mask what comes "
+                "later.",
+                "Avec un seul nouveau token, c’est juste ; mais plusieurs nouveaux tokens voient ceux qui les suivent "
+                ": masquez ce qui vient après.",
+            ),
+            Mistake(
+                _seen(stored="none"),
+                "The new tokens attend to each other only: put the keys and values of the cache before theirs.",
+                "Les nouveaux tokens ne regardent qu’eux-mêmes : placez les clés et valeurs du cache avant les leurs.",
+            ),
+            Mistake(
+                _seen(stored="last"),
+                "Your cache holds the keys and values of the last call only: return all of them, old and new.",
+                "Votre cache ne contient que les clés et valeurs du dernier appel : renvoyez-les toutes, anciennes et "
+                "nouvelles.",
+            ),
+            Mistake(
+                _seen(newest_first=True),
+                "The new keys stand before those of the cache: the order is that of the sequence, old ones first.",
+                "Les nouvelles clés sont placées avant celles du cache : l’ordre est celui de la séquence, les "
+                "anciennes d’abord.",
+            ),
+            Mistake(
+                _seen(newest_first=True, mask="none"),
+                "Several new tokens see those after them, and the new keys stand before those of the cache: old ones "
+                "first, and mask what comes later.",
+                "Plusieurs nouveaux tokens voient ceux qui les suivent, et les nouvelles clés sont placées avant "
+                "celles du cache : les anciennes d’abord, et masquez ce qui vient après.",
+            ),
+            Mistake(
+                _seen(mask="too early"),
+                "A token does not see itself: the diagonal is one place too far to the left.",
+                "Un token ne se voit pas lui-même : la diagonale est décalée d’une place de trop vers la gauche.",
+            ),
+            Mistake(
+                _seen(scale=1.0),
+                "The scores are not divided by the square root of the width of a head.",
+                "Les scores ne sont pas divisés par la racine carrée de la largeur d’une tête.",
+            ),
+        ),
+    ),
+    praise_en="Right: a new token costs one row of attention, and keys and values are computed once.",
+    praise_fr="Exact : un nouveau token coûte une ligne d’attention, et chaque clé et valeur n’est calculée qu’une "
+    "fois.",
+    hint_en="Old keys and values first, then the new ones, along the dimension of tokens. Then: which places may the "
+    "first of the new tokens see?",
+    hint_fr="Les anciennes clés et valeurs d’abord, puis les nouvelles, selon la dimension des tokens. Puis : quelles "
+    "places le premier des nouveaux tokens a-t-il le droit de voir ?",
+    nearer_en="A mask of booleans, (new tokens, all tokens), true up to the diagonal; .tril(n) moves that diagonal n "
+    "places to the right, and n is the number of tokens in the cache.",
+    nearer_fr="Un masque de booléens, (nouveaux tokens, tous les tokens), vrai jusqu’à la diagonale ; .tril(n) décale "
+    "cette diagonale de n places vers la droite, et n est le nombre de tokens en cache.",
+)
+
+
+INPUTS, OUTPUTS = 7, 5
+
+
+def _refuse_other_lora(answer: Way) -> None:
+    """Refuse a layer that is not W x + b + alpha / rank × B A x, with A and B trained and their product zero at first.
+
+    Source: Hu et al. 2022, "LoRA" (arXiv 2106.09685), section 4.1.
+    """
+    import torch
+    from torch import nn
+
+    for seed, rank, alpha in ((1, 2, 4.0), (2, 3, 1.5)):
+        torch.manual_seed(seed)
+        linear, x = nn.Linear(INPUTS, OUTPUTS), normal(seed, 6, INPUTS).requires_grad_()
+        wanted = linear(x).detach()
+        layer = answer(linear, rank, alpha)
+        if not isinstance(layer, nn.Module):
+            raise Wrong(
+                en="A class that makes an nn.Module is expected: class LoRA(nn.Module), with super().__init__() first.",
+                fr="On attend une classe qui construit un nn.Module : class LoRA(nn.Module), avec d’abord "
+                "super().__init__().",
+            )
+        trained = [one for one in layer.parameters() if one.requires_grad]
+        _refuse_other_parameters(trained, rank)
+        if not torch.allclose(layer(x), wanted, atol=1e-5):
+            raise Wrong(
+                en="Before any training the layer must answer as the linear layer, bias included: one of the two "
+                "matrices begins at zero, and the frozen layer is computed as it is.",
+                fr="Avant tout entraînement, la couche doit répondre comme la couche linéaire, biais compris : l’une "
+                "des deux matrices commence à zéro, et la couche gelée se calcule telle quelle.",
+            )
+        down, up = _filled(trained, rank, seed)
+        _refuse_other_output(layer(x).detach() - wanted, x.detach() @ down.T @ up.T, rank, alpha)
+        _refuse_cut_gradients(layer, x, trained)
+
+
+def _refuse_other_parameters(trained: list[Any], rank: int) -> None:
+    sizes = sorted(one.numel() for one in trained)
+    if sizes == sorted((rank * INPUTS, rank * OUTPUTS)):
+        if not any(bool(one.any()) for one in trained):
+            raise Wrong(
+                en="Both matrices begin at zero: then the gradient of each is a product with the other, zero for "
+                "ever. Draw one of them at random.",
+                fr="Les deux matrices commencent à zéro : le gradient de chacune, produit par l’autre, reste alors nul "
+                "à jamais. Tirez l’une des deux au hasard.",
+            )
+        return
+    if INPUTS * OUTPUTS in sizes:
+        raise Wrong(
+            en="The weight of the linear layer is still trained: freeze it, linear.requires_grad_(False).",
+            fr="Le poids de la couche linéaire est encore entraîné : gelez-le, linear.requires_grad_(False).",
+        )
+    if sizes == sorted((OUTPUTS, rank * INPUTS, rank * OUTPUTS)):
+        raise Wrong(
+            en="A bias is trained, too: freeze the whole linear layer, and give the two matrices no bias.",
+            fr="Un biais est aussi entraîné : gelez toute la couche linéaire, et ne donnez pas de biais aux deux "
+            "matrices.",
+        )
+    if not sizes:
+        raise Wrong(
+            en="Nothing is trained: the two matrices are nn.Parameter (a plain tensor is no parameter of the module).",
+            fr="Rien n’est entraîné : les deux matrices sont des nn.Parameter (un simple tenseur n’est pas un "
+            "paramètre du module).",
+        )
+    raise Wrong(
+        en=f"Two matrices are trained, of {rank} × {INPUTS} and {OUTPUTS} × {rank} numbers here, but your layer trains "
+        f"tensors of {sizes} numbers.",
+        fr=f"On entraîne deux matrices, ici de {rank} × {INPUTS} et {OUTPUTS} × {rank} nombres, mais votre couche "
+        f"entraîne des tenseurs de {sizes} nombres.",
+    )
+
+
+def _filled(trained: list[Any], rank: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Fill both matrices, whichever way they lie; return them as (rank, inputs) and (outputs, rank)."""
+    down, up = normal(seed + 20, rank, INPUTS), normal(seed + 30, OUTPUTS, rank)
+    for one in trained:
+        wanted = down if one.numel() == down.numel() else up
+        one.data.copy_(wanted if one.shape == wanted.shape else wanted.T)
+    return down, up
+
+
+def _refuse_other_output(added: Tensor, product: Tensor, rank: int, alpha: float) -> None:
+    import torch
+
+    if torch.allclose(added, alpha / rank * product, rtol=1e-3, atol=1e-4):
+        return
+    for factor, en, fr in (
+        (
+            1.0,
+            "The product is added without its factor, alpha / rank.",
+            "Le produit est ajouté sans son facteur, alpha / rank.",
+        ),
+        (
+            alpha,
+            "The product is multiplied by alpha, and not by alpha / rank: the factor keeps the size of the sum when "
+            "the rank changes.",
+            "Le produit est multiplié par alpha, et non par alpha / rank : ce facteur garde l’ampleur de la somme "
+            "quand le rang change.",
+        ),
+        (1 / rank, "The factor is alpha / rank, and not 1 / rank.", "Le facteur est alpha / rank, et non 1 / rank."),
+        (
+            rank / alpha,
+            "The factor is upside down: alpha / rank.",
+            "Le facteur est à l’envers : alpha / rank.",
+        ),
+        (
+            0.0,
+            "The two matrices change nothing in the output: add their product to that of the frozen layer.",
+            "Les deux matrices ne changent rien à la sortie : ajoutez leur produit à celle de la couche gelée.",
+        ),
+    ):
+        if torch.allclose(added, factor * product, rtol=1e-3, atol=1e-4):
+            raise Wrong(en=en, fr=fr)
+    raise Wrong(
+        en="What the two matrices add is not alpha / rank times x Aᵀ Bᵀ: first down to the rank, then up to the "
+        "outputs, with nothing between.",
+        fr="Ce que les deux matrices ajoutent n’est pas alpha / rank fois x Aᵀ Bᵀ : d’abord vers le rang, puis vers "
+        "les sorties, sans rien entre les deux.",
+    )
+
+
+def _refuse_cut_gradients(layer: Any, x: Tensor, trained: list[Any]) -> None:
+    import torch
+
+    output = layer(x).square().sum()
+    found = torch.autograd.grad(output, [x, *trained], allow_unused=True) if output.requires_grad else [None] * 3
+    if any(one is None for one in found[1:]):
+        raise Wrong(
+            en="The values are right, but no gradient reaches the two matrices: no .detach(), .data or no_grad there.",
+            fr="Les valeurs sont justes, mais aucun gradient n’arrive aux deux matrices : ni .detach(), ni .data, ni "
+            "no_grad à cet endroit.",
+        )
+    (right,) = torch.autograd.grad(_twin(layer, x).square().sum(), x)
+    if found[0] is None or not torch.allclose(found[0], right, rtol=1e-3, atol=1e-3):
+        raise Wrong(
+            en="The gradient that passes on to the layers below is not right: the frozen layer learns nothing, but it "
+            "hands the gradient on (no no_grad, no detach around it).",
+            fr="Le gradient transmis aux couches précédentes est faux : la couche gelée n’apprend rien, mais elle "
+            "transmet le gradient (ni no_grad ni detach autour d’elle).",
+        )
+
+
+def _twin(layer: Any, x: Tensor) -> Tensor:
+    """The same affine function, read off the layer's outputs: its gradient with respect to x is right."""
+    import torch
+
+    with torch.no_grad():
+        bias = layer(torch.zeros(1, INPUTS))
+        weight = layer(torch.eye(INPUTS)) - bias
+    return x @ weight + bias
+
+
+LORA = Exercise(
+    id="lora",
+    title=Said("a LoRA layer", "une couche LoRA"),
+    judge=Judge(cases=(), then=_refuse_other_lora),
+    praise_en="Right: the layer begins as it was, and only two small matrices learn.",
+    praise_fr="Exact : la couche commence telle qu’elle était, et seules deux petites matrices apprennent.",
+    hint_en="Three things in __init__: freeze the linear layer; one nn.Parameter of shape (rank, inputs), drawn at "
+    "random; one of shape (outputs, rank), zero.",
+    hint_fr="Trois choses dans __init__ : geler la couche linéaire ; un nn.Parameter de forme (rank, entrées), tiré au "
+    "hasard ; un autre de forme (sorties, rank), nul.",
+    nearer_en="linear.requires_grad_(False) freezes weight and bias; linear.in_features and linear.out_features give "
+    "the shapes. Forward: the output of the linear layer plus alpha / rank times x, multiplied by one matrix after "
+    "the other (transposed).",
+    nearer_fr="linear.requires_grad_(False) gèle le poids et le biais ; linear.in_features et linear.out_features "
+    "donnent les formes. Passe avant : la sortie de la couche linéaire, plus alpha / rank fois x multiplié par une "
+    "matrice puis par l’autre (transposées).",
+)
