@@ -283,6 +283,8 @@ print(f"2**{log2(scales[0]):.0f}, {16 - len(scales)}")
 for power in (-14, 0):  # as small as late in a training // aussi petits qu’en fin d’entraînement
     zeros = torch.cat([gradient.flatten() for gradient in gradients(2.0**power)]) == 0
     print(f"2**{power}: {zeros.float().mean():.0%}")
+
+# %% name="reveal-loss-scale"
 lab.reveal("loss-scale", scales[0])
 
 # %% [markdown] lang="fr"
@@ -501,6 +503,8 @@ with torch.device("meta"):
 plain_trace = trace(plain, x, compute="bf16", on_gpu=True)
 fused_trace = trace(fused, x, compute="bf16", on_gpu=True)
 lab.reveal("layer-kept", plain_trace.saved_bytes)
+
+# %% name="fused-bytes"
 print(format_bytes(fused_trace.saved_bytes), format_bytes(34 * s * b * h))
 
 # %% [markdown] lang="fr"

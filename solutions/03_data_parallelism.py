@@ -1435,8 +1435,10 @@ for _ in range(2):  # buckets are made from the order of the first step // déco
     F.cross_entropy(model(x), y).backward()
 
 # %% name="reveal-first-bucket"
-print([f"{each / 2**20:.2f} MiB" for each in ranks["sent"][0]])
 lab.reveal("first-bucket", ranks["sent"][0][0])
+
+# %% name="sizes-sent"
+print([f"{each / 2**20:.2f} MiB" for each in ranks["sent"][0]])
 
 # %% [markdown] lang="fr"
 # ## Défi : peu de messages
