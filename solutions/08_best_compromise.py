@@ -3,47 +3,51 @@
 #
 # Vous disposez désormais de cinq leviers, et chacun se paie : le *Data Parallelism* en mémoire et en *all-reduce*, ZeRO
 # en messages, le *Pipeline Parallelism* en bulle, le *Tensor Parallelism* en communications difficiles à recouvrir, le
-# recalcul en opérations. Pour un modèle, un calculateur et un batch donnés, cela fait des milliers de
-# **configurations** : beaucoup sont impossibles, d’autres ne tiennent pas en mémoire, et parmi celles qui restent, la
-# plus rapide l’est plusieurs fois plus que d’autres. Dans ce TP, vous construisez pièce par pièce ce qui les départage,
-# puis vous confrontez le choix du planificateur à la mesure : sur Jean Zay, avec les relevés de BLOOM, et ici même, sur
-# deux processus.
+# recalcul en opérations. Pour un modèle et un calculateur donnés, cela fait des milliers de **configurations**.
+# Beaucoup sont impossibles ou ne tiennent pas en mémoire ; les autres vont plus ou moins vite. Dans ce TP, vous
+# prédisez l’ordre de huit configurations d’un petit GPT, vous les exécutez vraiment toutes les huit, et vous défendez
+# votre choix.
 #
 # À la fin, vous saurez :
 #
-# - dire ce que coûte l’entraînement d’un géant, et ce que détient chacun de ses rangs ;
-# - résumer un lien en deux nombres, et choisir entre étages et répliques ;
-# - trouver la configuration la plus rapide parmi celles qui tiennent, et les compromis que rien ne bat ;
-# - poser le choix des découpes en programme linéaire, et celui des étages en programmation dynamique ;
+# - dire ce que coûte l’entraînement d’un géant, et quelle part de la crête il atteint ;
+# - trouver la configuration la plus rapide parmi celles qui tiennent, et dire pourquoi les autres sont refusées ;
+# - prédire l’ordre de configurations sur une machine mesurée, et le confronter à l’exécution ;
 # - défendre un choix face à une mesure, et dire jusqu’où l’on peut se fier à un modèle.
 #
-# Comptez une heure et demie. Deux processus suffisent, sans GPU.
+# Comptez une heure et demie. Quatre processus suffisent, sans GPU.
 
 # %% [markdown] lang="en"
 # # Lab 08 — The best compromise
 #
 # By now you have five levers, and each has its price: data parallelism costs memory and all-reduces, ZeRO messages,
 # pipeline parallelism a bubble, tensor parallelism communications that are hard to hide, recomputation operations. For
-# one model, one cluster and one batch that makes thousands of **layouts**: many are impossible, others do not fit into
-# memory, and of those that are left the fastest is several times as fast as others. In this lab you build, piece by
-# piece, what sets them apart, then hold the planner's choice against measurements: on Jean Zay, with BLOOM's readings,
-# and right here, on two processes.
+# one model and one cluster that makes thousands of **layouts**. Many are impossible or do not fit into memory; the
+# others are faster or slower. In this lab you predict the order of eight layouts of a small GPT, really run all eight,
+# and defend your choice.
 #
 # By the end you can:
 #
-# - tell what training a giant costs, and what each of its ranks holds;
-# - sum a link up in two numbers, and choose between stages and replicas;
-# - find the fastest layout of those that fit, and the compromises that nothing beats;
-# - put the choice of shardings as a linear programme, and that of stages as dynamic programming;
+# - tell what training a giant costs, and which share of the peak it reaches;
+# - find the fastest layout of those that fit, and say why the others are refused;
+# - predict the order of layouts on a measured machine, and compare it with runs;
 # - defend a choice against a measurement, and tell where trust in a model ends.
 #
-# Allow an hour and a half. Two processes are enough, without GPUs.
+# Allow an hour and a half. Four processes are enough, without GPUs.
 
 # %% name="setup"
 import statistics
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from scipy.stats import spearmanr
+from torch.nn.parallel import DistributedDataParallel
 
 import dlojz
-from dlojz import labs
+from dlojz import labs, models
+from dlojz.config.run_config import RunConfig
 from dlojz.cost_model.step import SECONDS_PER_DAY, training_s
 from dlojz.hardware import cluster
 from dlojz.labs.lab08_compromise import compromise_tables as tables
@@ -52,8 +56,11 @@ from dlojz.labs.lab08_compromise.exercises_alpa import perceptron, solve
 from dlojz.planner.alpa.graph import mlp
 from dlojz.planner.alpa.intra_operator import shard
 from dlojz.planner.alpa.mesh import DeviceMesh
-from dlojz.planner.this_machine import plan_here
-from dlojz.running.measure import calibrated, measure_rounds
+from dlojz.planner.this_machine import predicted_here
+from dlojz.processes.forks import spmd
+from dlojz.running.measure import calibrated
+from dlojz.train import loop
+from dlojz.train.engines import base
 
 lab = labs.start("08")
 
@@ -105,21 +112,104 @@ lab.reveal("training-days", training_s(8 * gpt3_parameters, 300e9, 1024, 140e12)
 figures.giants()
 
 # %% [markdown] lang="fr"
-# **Expliquez.** La formule suppose le même débit pour tous. Où le modèle de coût s’en écarte-t-il, et dans quel sens ?
-# Et pourquoi le modèle de mille milliards n’a-t-il pas de durée sur quatre DGX ?
+# **Expliquez.** Où le modèle de coût s’écarte-t-il de la formule ? Et pourquoi le modèle de mille milliards n’a-t-il
+# pas de durée sur quatre DGX ?
 #
 # <details><summary>Réponse</summary>
 #
-# À gauche, le modèle de coût est plus rapide : il choisit les bibliothèques d’aujourd’hui, souvent sans recalcul (6
-# opérations au lieu de 8), et atteint plus de 140 TFLOP/s. À droite, il refait le calcul des configurations de
-# l’époque, et s’en écarte peu. Sur quatre DGX, les états du plus grand modèle ne tiennent pas : c’est la première
-# question à poser, **est-ce que ça tient ?**
+# À gauche, il choisit les bibliothèques d’aujourd’hui, souvent sans recalcul (6 opérations au lieu de 8). Sur quatre
+# DGX, les états du plus grand modèle ne tiennent pas. Le prix se lit en **heures GPU**, nombre de GPU fois durée.
 #
 # </details>
 #
+# ### Exercice 1 — la part de la crête
+#
+# 140 TFLOP/s, est-ce beaucoup ? On rapporte un débit à la **crête** de l’accélérateur : 312 TFLOP/s pour un A100 en
+# bf16. Deux rapports se publient :
+#
+# - la **MFU** (*Model FLOPs utilization*) ne compte que les 6 opérations par paramètre et par token que demande le
+#   modèle ;
+# - la **HFU** (*hardware FLOPs utilization*) compte celles qui sont vraiment calculées : 8 avec recalcul.
+#
+# Renvoyez `(mfu, hfu)`, des parts entre 0 et 1. `tokens_per_s` est le débit de tous les GPU ensemble, `peak_flops` la
+# crête d’un seul, `recompute` vrai ou faux.
+
+# %% [markdown] lang="en"
+# **Explain.** Where does the cost model disagree with the formula? And why has the trillion-parameter model no time on
+# four DGX?
+#
+# <details><summary>Answer</summary>
+#
+# At the left it chooses today's libraries, often without recomputation (6 operations instead of 8). On four DGX the
+# states of the largest model do not fit. The price is read in **GPU-hours**, GPUs times duration.
+#
+# </details>
+#
+# ### Exercise 1 — the share of the peak
+#
+# Are 140 TFLOP/s much? A rate is compared with the **peak** of the device: 312 TFLOP/s for an A100 in bf16. Two ratios
+# are published:
+#
+# - the **MFU** (model FLOPs utilization) counts only the 6 operations per parameter and token that the model asks for;
+# - the **HFU** (hardware FLOPs utilization) counts those that are really computed: 8 with recomputation.
+#
+# Return `(mfu, hfu)`, shares between 0 and 1. `tokens_per_s` is the rate of all GPUs together, `peak_flops` the peak of
+# one, `recompute` true or false.
+
+
+# %% name="shares-of-peak"
+def shares_of_peak(parameters, tokens_per_s, gpus, peak_flops, recompute):
+    ### BEGIN SOLUTION
+    rate = parameters * tokens_per_s / (gpus * peak_flops)
+    return 6 * rate, (8 if recompute else 6) * rate
+    ### END SOLUTION
+
+
+lab.check("shares-of-peak", shares_of_peak)
+
+# %% [markdown] lang="fr"
+# Bloqué ? Décommentez la ligne suivante ; exécutez-la deux fois pour le second indice.
+
+# %% [markdown] lang="en"
+# Stuck? Uncomment the next line; run it twice for the second hint.
+
+# %%
+# lab.hint("shares-of-peak")
+
+# %% [markdown] lang="fr"
+# Le tableau de Narayanan et al., où tout est recalculé. La colonne « % de la crête » est la leur :
+
+# %% [markdown] lang="en"
+# The table of Narayanan et al., where everything is computed again. The column “% of peak” is theirs:
+
+# %% name="peak-shares"
+tables.peak_shares(shares_of_peak)
+
+# %% [markdown] lang="fr"
+# **Expliquez.** Leur pourcentage est-il une MFU ou une HFU ? Et pourquoi votre HFU est-elle plus petite, surtout pour
+# les petits modèles ?
+#
+# <details><summary>Réponse</summary>
+#
+# Une HFU : le recalcul y compte. Leur formule compte aussi l’attention et les logits, que « 8 par paramètre » oublie,
+# et dont la part décroît quand le modèle grandit.
+#
+# </details>
+
+# %% [markdown] lang="en"
+# **Explain.** Is their percentage an MFU or an HFU? And why is your HFU smaller, above all for small models?
+#
+# <details><summary>Answer</summary>
+#
+# An HFU: recomputation counts. Their formula also counts attention and the logits, which “8 per parameter” leaves out,
+# and whose share falls as the model grows.
+#
+# </details>
+
+# %% [markdown] lang="fr"
 # ## 2. Ce qui tient
 #
-# ### Exercice 1 — les octets d’un rang
+# ### Exercice 2 — les octets d’un rang
 #
 # Megatron-LM, en précision mixte : poids en bf16 (2 octets), gradients accumulés en fp32 (4), et pour Adam une copie
 # maître et deux moments en fp32 (12). ZeRO répartit entre les dp répliques les états de l’optimiseur (niveau 1), les
@@ -131,20 +221,9 @@ figures.giants()
 # l’étage **entier** ; `micro_batch_bytes`, ce que **ce rang** garde d’un micro-batch.
 
 # %% [markdown] lang="en"
-# **Explain.** The formula takes one rate for all. Where does the cost model disagree with it, and in which direction?
-# And why has the trillion-parameter model no time on four DGX?
-#
-# <details><summary>Answer</summary>
-#
-# At the left the cost model is faster: it chooses today's libraries, often without recomputation (6 operations instead
-# of 8), and reaches more than 140 TFLOP/s. At the right it computes the layouts of that time, and stays close. On four
-# DGX the states of the largest model do not fit. That is the first question to ask: **does it fit?**
-#
-# </details>
-#
 # ## 2. What fits
 #
-# ### Exercise 1 — the bytes of a rank
+# ### Exercise 2 — the bytes of a rank
 #
 # Megatron-LM, in mixed precision: weights in bf16 (2 bytes), gradients accumulated in fp32 (4), and for Adam a master
 # copy and two moments in fp32 (12). ZeRO partitions over the dp replicas the optimizer's states (stage 1), the
@@ -169,12 +248,6 @@ def rank_bytes(layout, stage, parameters, micro_batch_bytes):
 
 lab.check("rank-bytes", rank_bytes)
 
-# %% [markdown] lang="fr"
-# Bloqué ? Décommentez la ligne suivante ; exécutez-la deux fois pour le second indice.
-
-# %% [markdown] lang="en"
-# Stuck? Uncomment the next line; run it twice for the second hint.
-
 # %%
 # lab.hint("rank-bytes")
 
@@ -193,90 +266,6 @@ tables.ranks(rank_bytes, gpt3.choose(dp=8, tp=4, pp=12, zero=1, schedule="1f1b",
 #
 # ## 3. Ce qui dure
 #
-# ### Exercice 2 — un lien en deux nombres, pour planifier
-#
-# Au TP 03, vous avez ajusté α et β sur une seule collective, pour un seul anneau. Un planificateur demande deux choses
-# de plus :
-#
-# - **un même β pour toutes les collectives** : d’un message de n octets, le lien le plus chargé en transporte
-#   `factor` · n, soit 2(p − 1)/p pour un *all-reduce*, (p − 1)/p pour un *all-gather* (c’est la convention de
-#   *nccl-tests*, le *bus bandwidth*) :
-#
-# $$t = \alpha + \beta \cdot \text{factor} \cdot n$$
-#
-# - **des nombres physiques** : le planificateur extrapole sans cesse. Un α négatif, qui ne gêne personne tant qu’on
-#   reste sur la droite, y ferait arriver les messages avant leur départ.
-#
-# Renvoyez `(alpha_s, beta_s_per_byte)`, **tous deux positifs ou nuls**, qui minimisent la somme des carrés des écarts
-# **relatifs**, ((α + β·factor·n − t) / t)².
-
-# %% [markdown] lang="en"
-# The first stage keeps twelve micro-batches, the last one only: it is the first that decides.
-#
-# ## 3. What takes time
-#
-# ### Exercise 2 — a link in two numbers, for a planner
-#
-# In lab 03 you fitted α and β to one collective alone, for one ring. A planner asks for two things more:
-#
-# - **one β for all collectives**: of a message of n bytes the busiest link carries `factor` · n, which is 2(p − 1)/p
-#   for an all-reduce, (p − 1)/p for an all-gather (the convention of nccl-tests, the bus bandwidth):
-#
-# $$t = \alpha + \beta \cdot \text{factor} \cdot n$$
-#
-# - **physical numbers**: it leaves the measured range all the time. A negative α, which disturbs nobody as long as one
-#   stays on the line, would have messages arrive before they leave.
-#
-# Return `(alpha_s, beta_s_per_byte)`, **both at least 0**, that minimise the sum of the squared **relative** gaps,
-# ((α + β·factor·n − t) / t)².
-
-
-# %% name="bounded-fit"
-def bounded_fit(message_bytes, seconds, factor):
-    ### BEGIN SOLUTION
-    import numpy as np
-    from scipy.optimize import nnls
-
-    rows = [(1 / t, factor * n / t) for n, t in zip(message_bytes, seconds, strict=True)]
-    return nnls(np.array(rows), np.ones(len(rows)))[0]
-    ### END SOLUTION
-
-
-lab.check("bounded-fit", bounded_fit)
-
-# %%
-# lab.hint("bounded-fit")
-
-# %% [markdown] lang="fr"
-# Maintenant, cette machine. La cellule suivante prend votre calibrage (`dlojz calibrate`), ou mesure en une vingtaine
-# de secondes ce qu’il faut ([measuring.py](../../dlojz/cost_model/measuring.py)) ; puis votre ajustement, pour chaque
-# collective entre deux processus, à côté de celui du paquet.
-
-# %% [markdown] lang="en"
-# Now this machine. The next cell takes your calibration (`dlojz calibrate`), or measures what is needed in about twenty
-# seconds ([measuring.py](../../dlojz/cost_model/measuring.py)); then your fit, for each collective between two
-# processes, beside the package's.
-
-# %% name="calibrated" tags=["nbval-ignore-output"]
-measured = calibrated(ranks=(1, 2))
-tables.links(bounded_fit, measured, ranks=2)
-
-# %% name="alpha-beta" tags=["nbval-ignore-output"]
-sizes, seconds = tables.messages(measured, 2, "all_reduce")
-figures.alpha_beta(list(zip(sizes, seconds, strict=True)), yours=lambda: bounded_fit(sizes, seconds, 1.0))
-
-# %% [markdown] lang="fr"
-# **Expliquez.** Un seul β pour toutes les collectives : cette machine le confirme-t-elle ? Et que disent les écarts, en
-# bas ?
-#
-# <details><summary>Réponse</summary>
-#
-# Rarement : chaque collective de *gloo* a son propre programme. C’est pourquoi le paquet garde α et β collective par
-# collective, et selon le nombre de rangs. Quant aux écarts, ils dépassent le bruit par endroits : une droite n’est
-# qu’une approximation.
-#
-# </details>
-#
 # ### Exercice 3 — la bulle ou l’*all-reduce* ?
 #
 # Vous avez des GPU en trop : faut-il en faire des étages ou des répliques ? Un pas compte `micro_batches`
@@ -294,14 +283,9 @@ figures.alpha_beta(list(zip(sizes, seconds, strict=True)), yours=lambda: bounded
 # l’attente totale est la plus courte. Renvoyez `(pp, bubble_s, all_reduce_s)`.
 
 # %% [markdown] lang="en"
-# **Explain.** One β for all collectives: does this machine confirm it? And what do the gaps at the bottom tell?
+# The first stage keeps twelve micro-batches, the last one only: it is the first that decides.
 #
-# <details><summary>Answer</summary>
-#
-# Rarely: each of gloo's collectives is a separate program. That is why the package keeps α and β by collective, and by
-# number of ranks. As to the gaps, some exceed the noise: a line is only an approximation.
-#
-# </details>
+# ## 3. What takes time
 #
 # ### Exercise 3 — bubble or all-reduce?
 #
@@ -351,17 +335,14 @@ lab.check("best-split", best_split)
 tables.splits(best_split, "gpt3-175b", gpus=384, tp=8, batch=1536, site="jean_zay_a100")
 
 # %% [markdown] lang="fr"
-# C’est toujours un extrême ! La somme des deux attentes est une fonction affine de 1/pp : le plus petit pipeline qui
-# tient, ou le plus grand possible, selon le lien. D’où la règle de Narayanan et al. : du parallélisme de modèle
-# **jusqu’à ce que cela tienne**, puis des répliques… si le réseau suit. Le planificateur, lui, compte aussi les
-# messages du pipeline, d’autant plus nombreux que pp est grand (et répartit l’optimiseur, ZeRO-1 : dès pp = 2, cela
-# tient) :
+# C’est toujours un extrême : la somme des deux attentes est une fonction affine de 1/pp. D’où la règle de Narayanan et
+# al. : du parallélisme de modèle **jusqu’à ce que cela tienne**, puis des répliques… si le réseau suit. Le
+# planificateur compte aussi les messages du pipeline (et répartit l’optimiseur, ZeRO-1 : dès pp = 2, cela tient) :
 
 # %% [markdown] lang="en"
-# Always an extreme! The sum of both waits is an affine function of 1/pp: the smallest pipeline that fits, or the
-# longest there can be, as the link decides. Hence the rule of Narayanan et al.: model parallelism **until it fits**,
-# then replicas… if the network keeps up. The planner also counts the messages of the pipeline, of which there are more
-# as pp grows (and partitions the optimizer, ZeRO-1: from pp = 2 on it fits):
+# Always an extreme: the sum of both waits is an affine function of 1/pp. Hence the rule of Narayanan et al.: model
+# parallelism **until it fits**, then replicas… if the network keeps up. The planner also counts the messages of the
+# pipeline (and partitions the optimizer, ZeRO-1: from pp = 2 on it fits):
 
 # %% name="bubble-or-all-reduce"
 figures.bubble_or_all_reduce("gpt3-175b", "jean_zay_a100", gpus=384, batch=1536)
@@ -372,11 +353,9 @@ figures.bubble_or_all_reduce("gpt3-175b", "jean_zay_a100", gpus=384, batch=1536)
 #
 # <details><summary>Réponse</summary>
 #
-# Il se trouve à pp = 12. Sur ce réseau, moins de répliques et des étages plus petits réduisent l’échange des gradients
-# ; les messages du pipeline, qui croissent avec pp, ramènent le minimum en deçà du plus grand. ZeRO-3 rassemble en plus
-# les poids à chaque passe de chaque micro-batch : des répliques nombreuses coûteraient plus cher encore. Avec un
-# *all-reduce* entièrement recouvert, il ne resterait que ce qui croît avec pp : le minimum irait au plus petit pp qui
-# tient.
+# À pp = 12 : les messages du pipeline, qui croissent avec pp, l’y ramènent. ZeRO-3 rassemble en plus les poids à chaque
+# passe : des répliques nombreuses coûteraient plus cher. Avec un *all-reduce* recouvert, le minimum irait au plus petit
+# pp qui tient.
 #
 # </details>
 #
@@ -392,10 +371,9 @@ figures.bubble_or_all_reduce("gpt3-175b", "jean_zay_a100", gpus=384, batch=1536)
 #
 # <details><summary>Answer</summary>
 #
-# It goes to pp = 12. On this network, fewer replicas and smaller stages reduce the exchange of gradients; the messages
-# of the pipeline, which grow with pp, keep the minimum below the longest pipeline. ZeRO-3 would also gather the weights
-# in each pass of each micro-batch: many replicas would cost even more. With an all-reduce that is hidden completely,
-# only what grows with pp would remain: the minimum would go to the smallest pp that fits.
+# To pp = 12: the messages of the pipeline, which grow with pp, bring it there. ZeRO-3 would also gather the weights in
+# each pass: many replicas would cost more. With an all-reduce that is hidden, the minimum would go to the smallest pp
+# that fits.
 #
 # </details>
 #
@@ -448,8 +426,7 @@ tables.chosen(choose, layouts, gpus=384, heads=64, capacity_bytes=capacity_bytes
 
 # %% [markdown] lang="fr"
 # C’est bien elle : dp 8, tp 4, pp 12, micro-batch 2. Ses poursuivantes, à 1 ou 2 % près aussi rapides, demandent de 13
-# à 19 Go de plus par GPU ; la place gagnée a servi ensuite à accumuler les gradients en fp32. Les mêmes relevés, à côté
-# de ce que prédit le modèle de coût, avec son intervalle :
+# à 19 Go de plus par GPU. Les mêmes relevés, à côté de ce que prédit le modèle de coût, avec son intervalle :
 
 # %% [markdown] lang="en"
 # It is that one: dp 8, tp 4, pp 12, micro-batch 2. The runners-up, as fast within 1 or 2%, need 13 to 19 GB more per
@@ -460,13 +437,12 @@ tables.chosen(choose, layouts, gpus=384, heads=64, capacity_bytes=capacity_bytes
 figures.bloom()
 
 # %% [markdown] lang="fr"
-# On ne mesure pas tout. Le planificateur, lui, passe **toutes** les configurations en revue, et dit pour chacune
-# pourquoi elle n’est pas la première, ou pourquoi elle est impossible, et ce qu’il suffirait de changer. Ici, BLOOM
-# tel qu’il fut entraîné : 70 couches, bf16, gradients en fp32.
+# Le planificateur passe **toutes** les configurations en revue, et dit pour chacune pourquoi elle n’est pas la
+# première, ou pourquoi elle est impossible. Ici, BLOOM tel qu’il fut entraîné : 70 couches, bf16, gradients en fp32.
 
 # %% [markdown] lang="en"
-# One cannot measure everything. The planner looks at **all** layouts. For each it says why it is not the first, or why
-# it is impossible, and which change would be enough. Here, BLOOM as it was trained: 70 layers, bf16, gradients in fp32.
+# The planner looks at **all** layouts. For each it says why it is not the first, or why it is impossible. Here, BLOOM
+# as it was trained: 70 layers, bf16, gradients in fp32.
 
 # %% name="why"
 bloom = dlojz.plan("bloom-176b", "jean_zay_a100", gpus=384, batch=2048, engines="megatron-deepspeed")
@@ -479,8 +455,8 @@ for changed in ({}, *others):
 tables.reasons(bloom)
 
 # %% [markdown] lang="fr"
-# dp 16 · tp 4 · pp 6, mesurée plus haut à 57 Go, est refusée ici : les relevés cumulaient les gradients en 16 bits ;
-# les cumuler en fp32 prend 4 octets de plus par paramètre, 33 Go sur ce rang.
+# dp 16 · tp 4 · pp 6, mesurée plus haut à 57 Go, est refusée ici : les relevés cumulaient les gradients en 16 bits ; en
+# fp32, ils prennent 33 Go de plus sur ce rang.
 #
 # **Expliquez.** Le planificateur ne met pourtant pas le choix de BLOOM en tête : lisez ce qui le ralentit. Pourquoi
 # choisirait-on autrement aujourd’hui ? (`bloom.best` dit ce que le planificateur prendrait.)
@@ -488,17 +464,9 @@ tables.reasons(bloom)
 # <details><summary>Réponse</summary>
 #
 # Le recalcul complet. Avec des logiciels d’aujourd’hui, FlashAttention ne garde plus les matrices d’attention : un
-# pipeline plus long tient sans recalculer. Le meilleur choix dépend de ce que savent faire les bibliothèques, et ne
-# vaut que pour son époque.
+# pipeline plus long tient sans recalculer. Le meilleur choix ne vaut que pour son époque.
 #
 # </details>
-#
-# ### Exercice 5 — le front de Pareto
-#
-# « La plus rapide » n’est pas toujours la question : les heures GPU se comptent, l’énergie aussi, et un GPU plein à
-# craquer est fragile. Une configuration est un **compromis** si aucune autre ne la **bat** : au moins aussi petite
-# selon tous les critères, et plus petite selon l’un d’eux. Renvoyez les places (à partir de 0) des points que rien ne
-# bat ; chaque point est un tuple de nombres, qu’on veut tous petits.
 
 # %% [markdown] lang="en"
 # dp 16 · tp 4 · pp 6, measured above at 57 GB, is refused here: those readings accumulated gradients in 16 bit; to
@@ -510,77 +478,9 @@ tables.reasons(bloom)
 # <details><summary>Answer</summary>
 #
 # Full recomputation. With today's software FlashAttention no longer keeps the attention matrices: a longer pipeline
-# fits without computing again. The best choice depends on what libraries can do, and holds for its time only.
+# fits without computing again. The best choice holds for its time only.
 #
 # </details>
-#
-# ### Exercise 5 — the Pareto front
-#
-# “The fastest” is not always the question: GPU-hours are counted, so is energy, and a GPU that is full to the brim is
-# fragile. A layout is a **compromise** if no other **beats** it: at least as small in every criterion, and smaller in
-# one of them. Return the places (from 0) of the points that nothing beats; each point is a tuple of numbers, all of
-# which are to be small.
-
-
-# %% name="pareto-front"
-def pareto(points):
-    ### BEGIN SOLUTION
-    def beats(one, other):
-        return one != other and all(a <= b for a, b in zip(one, other, strict=True))
-
-    return [i for i, point in enumerate(points) if not any(beats(other, point) for other in points)]
-    ### END SOLUTION
-
-
-lab.check("pareto-front", pareto)
-
-# %%
-# lab.hint("pareto-front")
-
-# %% [markdown] lang="fr"
-# CoAtNet-7, le modèle de ce cours, sur 8, 16 ou 32 A100 : durée d’un pas, heures GPU, énergie, mémoire. Pour un modèle
-# du catalogue, la mémoire est celle du TP 02 : la prévision, tenseur par tenseur. Pour BLOOM et les autres modèles
-# publiés, que ce TP n’exécute pas, ce sont les formules des articles. La durée de chaque configuration vient d’une
-# formule, la **forme close** ; les meilleures sont ensuite **simulées**, action par action, et c’est la durée simulée
-# qui désigne la meilleure.
-
-# %% [markdown] lang="en"
-# CoAtNet-7, the model of this course, on 8, 16 or 32 A100s: length of a step, GPU-hours, energy, memory. For a model of
-# the catalogue the memory is that of lab 02: the forecast, tensor by tensor. For BLOOM and the other published models,
-# which this lab does not run, it is the papers' formulas. The time of every layout comes from a formula, the **closed
-# form**; the best ones are then **simulated**, action by action, and the simulated time decides which is the best.
-
-# %% name="front"
-coatnet = dlojz.plan("coatnet_7", "jean_zay_a100", gpus=(8, 16, 32), batch=256)
-tables.front(pareto, coatnet)
-
-# %% [markdown] lang="fr"
-# Peu de compromis, sur des milliers de configurations : c’est entre ceux-là que l’on choisit, selon ce qui manque. La
-# figure entière, avec la mémoire de chaque étage, la décomposition du pas et les refus :
-
-# %% [markdown] lang="en"
-# Few compromises out of thousands of layouts: it is among those that one chooses, by what is scarce. The whole picture,
-# with the memory of each stage, the step taken apart, and the refusals:
-
-# %% name="plan-figure"
-tables.drawn(coatnet)
-
-# %% [markdown] lang="fr"
-# À vous : changez modèle, calculateur, GPU et batch, et demandez la meilleure, le front, ou « pourquoi pas ». Sans
-# noyau actif, la figure fixe montre la même chose.
-
-# %% [markdown] lang="en"
-# Your turn: change model, cluster, GPUs and batch, and ask for the best one, the front, or “why not”. Where no kernel
-# runs, the static figure shows the same.
-
-# %% name="planner" tags=["nbval-ignore-output"]
-from dlojz.display.widgets.planner_panel import planner, still_planner
-
-question = {"model": "coatnet_7", "cluster": "jean_zay_a100", "gpus": 8, "batch": 64}
-planner(**question)
-
-# %% name="still-planner" tags=["nbval-ignore-output"]
-still_planner(**question)
 
 # %% [markdown] lang="fr"
 # ### Quelle stratégie, quand ?
@@ -598,24 +498,372 @@ still_planner(**question)
 bloom.tree
 
 # %% name="trees"
-tables.trees((("gpt2", 8, 64), ("coatnet_7", 8, 64), ("megatron-7.5b", 64, 512), ("megatron-76b", 128, 1024)))
+tables.trees((("megatron-1.7b", 8, 64), ("megatron-7.5b", 64, 512), ("megatron-76b", 128, 1024)))
 
 # %% [markdown] lang="fr"
-# L’arbre s’arrête à la stratégie la plus simple qui convienne ; la recherche, elle, compte des secondes. Elles
-# s’écartent sur des points que l’arbre ne demande pas. Quand le modèle tient, répartir ses états (ZeRO-2) n’envoie pas
-# plus d’octets que DDP (TP 04), mais divise aussi la mise à jour par le nombre de rangs : quelques pour cent. Pour le
-# plus gros modèle, le *Tensor Parallelism* et ZeRO-3 ne tiennent qu’en recalculant toutes les activations ; avec un
-# pipeline, un rang a moins de couches, et garde les siennes. Un arbre dit par où commencer, pas où s’arrêter.
+# L’arbre s’arrête à la stratégie la plus simple qui convienne ; la recherche, elle, compte des secondes. **Pourquoi
+# s’écartent-ils ?** L’arbre ne demande ni ce que coûte la mise à jour, que ZeRO divise aussi, ni ce qu’il faut
+# recalculer pour tenir. Un arbre dit par où commencer, pas où s’arrêter.
 
 # %% [markdown] lang="en"
-# The tree stops at the simplest strategy that will do; the search counts seconds. They differ on points that the tree
-# does not ask about. Where the model fits, sharding its states (ZeRO-2) sends no more bytes than DDP (lab 04), but also
-# divides the update by the number of ranks: a few per cent. For the largest model, tensor parallelism with ZeRO-3 fits
-# only if all activations are recomputed; with a pipeline a rank has fewer layers, and keeps their activations. A tree
-# says where to begin, not where to stop.
+# The tree stops at the simplest strategy that will do; the search counts seconds. **Why do they differ?** The tree asks
+# neither what the update costs, which ZeRO divides too, nor what must be recomputed to fit. A tree says where to begin,
+# not where to stop.
 
 # %% [markdown] lang="fr"
-# ## 5. Chercher opérateur par opérateur : Alpa
+# [docs/validation.md](../../docs/validation.md) montre de combien le planificateur se trompe, tableau par tableau.
+# Voyons ce qu’il vaut ici même.
+#
+# ## 5. Ici : prédire, exécuter, défendre
+#
+# Un GPT de 875 000 paramètres, 16 séquences de 128 tokens par pas, quatre processus, huit configurations.
+
+# %% [markdown] lang="en"
+# [docs/validation.md](../../docs/validation.md) shows by how much the planner is wrong, table by table. Let us see what
+# it is worth right here.
+#
+# ## 5. Here: predict, run, defend
+#
+# A GPT of 875,000 parameters, 16 sequences of 128 tokens per step, four processes, eight layouts.
+
+# %% name="eight"
+small = {"model": "gpt_tiny", "device": "cpu"}
+eight = [
+    RunConfig.of(**small, dp=4, micro_batch=4),
+    RunConfig.of(**small, dp=4, micro_batch=4, zero=1, engine="by_hand"),
+    RunConfig.of(**small, dp=4, micro_batch=4, zero=3),
+    RunConfig.of(**small, pp=4, micro_batch=4, micro_batches=4, schedule="1f1b"),
+    RunConfig.of(**small, pp=2, dp=2, micro_batch=2, micro_batches=4, schedule="1f1b"),
+    RunConfig.of(**small, tp=4, micro_batch=16, engine="torch"),
+    RunConfig.of(**small, tp=2, dp=2, micro_batch=8, engine="torch"),
+    RunConfig.of(**small, tp=2, dp=2, zero=3, micro_batch=8, engine="torch"),
+]
+for place, config in enumerate(eight):
+    print(place, config.layout.title)
+
+# %% [markdown] lang="fr"
+# **Votre prédiction.** Rangez-les de la plus rapide à la plus lente : renvoyez leurs huit numéros. Pensez au nombre de
+# messages d’un pas, à leur taille, à ce qui attend. Et à quelle place DDP arrive-t-il ?
+
+# %% [markdown] lang="en"
+# **Your prediction.** Put them in order, the fastest first: return their eight numbers. Think of the number of messages
+# in a step, of their size, of what waits. And in which place does DDP come?
+
+
+# %% name="my-order"
+def my_order():
+    ### BEGIN SOLUTION
+    # Few messages first; tensor parallelism sends some per layer // Peu de messages d’abord ; le TP en a par couche
+    return [0, 1, 4, 3, 2, 6, 5, 7]
+    ### END SOLUTION
+
+
+# %% name="predict-place" stub="value"
+lab.predict(
+    "ddp-place",
+    ### BEGIN SOLUTION
+    1,
+    ### END SOLUTION
+)
+
+# %% [markdown] lang="fr"
+# Au tour du planificateur. `calibrated` prend votre calibrage (`dlojz calibrate`), ou mesure en une vingtaine de
+# secondes des produits, des passes sur la mémoire, des messages et chaque moteur à vide
+# ([measuring.py](../../dlojz/cost_model/measuring.py)).
+
+# %% [markdown] lang="en"
+# Now the planner. `calibrated` takes your calibration (`dlojz calibrate`), or measures products, passes over memory,
+# messages and each engine idling, in about twenty seconds ([measuring.py](../../dlojz/cost_model/measuring.py)).
+
+# %% name="predicted" tags=["nbval-ignore-output"]
+measured = calibrated(ranks=(1, 4))
+rows = [predicted_here(config, measured) for config in eight]
+for row in sorted(rows, key=lambda row: row.step_s):
+    print(f"{1e3 * row.step_s:6.0f} ms  {row.peak_bytes / 1e6:4.0f} MB  {row.title}")
+
+# %% [markdown] lang="fr"
+# **Votre prédiction**, d’après ce tableau et ce que vous savez : la plus lente prendra combien de fois le temps de la
+# plus rapide, une fois **mesurées** ?
+
+# %% [markdown] lang="en"
+# **Your prediction**, from this table and from what you know: how many times as long as the fastest will the slowest
+# take, once they are **measured**?
+
+# %% name="predict-slowest" tags=["nbval-ignore-output"] stub="value"
+lab.predict(
+    "slowest-here",
+    ### BEGIN SOLUTION
+    max(row.step_s for row in rows) / min(row.step_s for row in rows),
+    ### END SOLUTION
+)
+
+# %% [markdown] lang="fr"
+# Et maintenant, on exécute : les huit sur les mêmes quatre processus, à tour de rôle. `base.build` enveloppe le modèle
+# : DDP, `fully_shard`, `parallelize_module` ou les étages d’un pipeline (TP 03 à 07). Une barrière avant et après
+# chaque pas : c’est le rang le plus lent qui compte.
+
+# %% [markdown] lang="en"
+# And now we run them: all eight on the same four processes, taking turns. `base.build` wraps the model: DDP,
+# `fully_shard`, `parallelize_module` or the stages of a pipeline (labs 03 to 07). A barrier before and after each step:
+# it is the slowest rank that counts.
+
+
+# %% name="rounds" tags=["nbval-ignore-output"]
+def in_turns(rank, size):
+    engines = [base.build(config, loop.build_model(config), torch.device("cpu")) for config in eight]
+    batches = [loop.open_batches(engine.config, engine.axes.dp_rank) for engine in engines]
+    seconds = [[] for _ in eight]
+    for turn in range(7):
+        for place, engine in enumerate(engines):
+            dist.barrier()
+            begun_s = time.perf_counter()
+            loop.accumulate(engine, batches[place], eight[place].layout.micro_batches, None)
+            engine.update()
+            dist.barrier()
+            if turn:  # the first one warms up // le premier est un échauffement
+                seconds[place].append(time.perf_counter() - begun_s)
+    return seconds
+
+
+rounds = spmd(in_turns, 4, wall_s=600, limit_s=300)[0].value
+medians = [statistics.median(own) for own in rounds]
+figures.neighbours(rows, medians)
+
+# %% name="reveal-slowest" tags=["nbval-ignore-output"]
+lab.reveal("slowest-here", max(medians) / min(medians))
+lab.reveal("ddp-place", 1 + sorted(medians).index(medians[0]))
+
+# %% [markdown] lang="fr"
+# La **corrélation des rangs** de Spearman vaut 1 pour un même ordre, −1 pour l’ordre inverse. Le planificateur, puis
+# vous :
+
+# %% [markdown] lang="en"
+# Spearman's **rank correlation** is 1 for the same order, −1 for the opposite one. The planner, then you:
+
+# %% name="orders" tags=["nbval-ignore-output"]
+print("planner", round(spearmanr([row.step_s for row in rows], medians).statistic, 2))
+mine = my_order()
+print("mine   ", round(spearmanr([mine.index(place) for place in range(8)], medians).statistic, 2))
+
+# %% [markdown] lang="fr"
+# **Expliquez.** Là où l’ordre diffère, cherchez la pièce manquante : qu’est-ce que le planificateur n’a pas mesuré ? Et
+# sur un nœud à quatre GPU, l’ordre serait-il le même ?
+#
+# <details><summary>Réponse</summary>
+#
+# Chaque pièce a été chronométrée seule. Ici, messages et calcul se disputent les cœurs : les configurations à nombreux
+# petits messages s’écartent le plus. Avec NVLink, un message coûte des microsecondes, et le *Tensor Parallelism*
+# remonte.
+#
+# </details>
+#
+# ### Exercice 5 — la première est-elle vraiment plus rapide ?
+#
+# Deux médianes diffèrent toujours. Pour **défendre** un choix, il faut dire de combien, et si le hasard aurait suffi.
+# Vous recevez deux listes de durées ; les n-ièmes de chacune viennent du même tour. Renvoyez `(ratio, p)` :
+#
+# - `ratio` : la médiane des rapports seconde / première, **tour par tour** ;
+# - `p`, celui du test du signe : si aucune n’était plus rapide, chaque tour (sans compter les ex æquo) se jouerait à
+#   pile ou face ; quelle serait la probabilité d’un résultat au moins aussi tranché, **dans un sens ou dans l’autre** ?
+
+# %% [markdown] lang="en"
+# **Explain.** Where the order differs, look for the missing piece: what has the planner not measured? And would the
+# order be the same on a node with four GPUs?
+#
+# <details><summary>Answer</summary>
+#
+# Each piece was timed alone. Here messages and computation compete for the cores: layouts with many small messages are
+# the furthest off. With NVLink a message costs microseconds, and tensor parallelism moves up.
+#
+# </details>
+#
+# ### Exercise 5 — is the first really faster?
+#
+# Two medians always differ. To **defend** a choice one must tell by how much, and whether chance would have been
+# enough. You receive two lists of times; the n-th of each come from the same round. Return `(ratio, p)`:
+#
+# - `ratio`: the median of the ratios second / first, **round by round**;
+# - `p`, that of the sign test: if neither were faster, each round (ties not counted) would be a toss of a coin; how
+#   likely would be a result at least as one-sided, **one way or the other**?
+
+
+# %% name="paired-rounds"
+def compare_rounds(first_s, second_s):
+    ### BEGIN SOLUTION
+    from math import comb
+
+    pairs = list(zip(first_s, second_s, strict=True))
+    wins, losses = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
+    n, most = wins + losses, max(wins, losses)
+    p = min(1, 2 * sum(comb(n, k) for k in range(most, n + 1)) / 2**n)
+    return statistics.median(b / a for a, b in pairs), p
+    ### END SOLUTION
+
+
+lab.check("paired-rounds", compare_rounds)
+
+# %%
+# lab.hint("paired-rounds")
+
+# %% [markdown] lang="fr"
+# La plus rapide, face à chacune des autres :
+
+# %% [markdown] lang="en"
+# The fastest, against each of the others:
+
+# %% name="duels" tags=["nbval-ignore-output"]
+order = sorted(range(8), key=lambda place: medians[place])
+tables.duels(compare_rounds, [rows[place] for place in order], [rounds[place] for place in order])
+
+# %% [markdown] lang="fr"
+# **Défendez** votre choix en une phrase : la configuration, le rapport, p, et la mémoire qu’elle prend. Avec 6 tours, p
+# ne descend pas sous 2/2⁶ = 0,031.
+#
+# Le dernier mot revient à un entraînement ordinaire, avec sa fiche : la mémoire est prédite à 1 % près.
+
+# %% [markdown] lang="en"
+# **Defend** your choice in one sentence: the layout, the ratio, p, and the memory that it takes. With 6 rounds p does
+# not get below 2/2⁶ = 0.031.
+#
+# The last word belongs to an ordinary training, with its record: memory is predicted within 1%.
+
+# %% name="run-best" tags=["nbval-ignore-output"]
+run = dlojz.run(eight[order[0]], steps=6)
+run.compare()
+
+# %% [markdown] lang="fr"
+# ## 6. Passer à l’échelle, ici
+#
+# Deux façons d’ajouter des processus. **Extensibilité faible** : chacun garde son batch, et le travail grandit.
+# **Extensibilité forte** : le batch total reste le même, chacun en a moins. Voici un entraînement en PyTorch seul, avec
+# DDP, en tokens par seconde ; et la crête d’un processus, mesurée par un produit de matrices.
+#
+# **Votre prédiction.** Combien de fois plus de tokens par seconde à quatre processus qu’à un seul, à batch égal par
+# processus ? (Les cœurs : `dlojz doctor`.)
+
+# %% [markdown] lang="en"
+# ## 6. Scaling, here
+#
+# There are two ways to add processes. **Weak scaling**: each keeps its batch, and the work grows. **Strong scaling**:
+# the whole batch stays the same, each has less of it. Here is a training in plain PyTorch, with DDP, in tokens per
+# second; and the peak of one process, measured by a product of matrices.
+#
+# **Your prediction.** How many times as many tokens per second with four processes as with one, with the same batch for
+# each process? (The cores: `dlojz doctor`.)
+
+
+# %% name="predict-four" tags=["nbval-ignore-output"] stub="value"
+lab.predict(
+    "four-processes",
+    ### BEGIN SOLUTION
+    min(4, measured.cores),
+    ### END SOLUTION
+)
+
+
+# %% name="tokens-per-s"
+def training(batch):
+    def on_rank(rank, size):
+        torch.manual_seed(0)
+        model = models.build("gpt_tiny")
+        model = DistributedDataParallel(model) if size > 1 else model
+        optimizer = torch.optim.AdamW(model.parameters())
+        tokens = torch.randint(0, 64, (batch, 129))
+        for step in range(8):
+            if step == 3:
+                begun_s = time.perf_counter()
+            logits = model(tokens[:, :-1])
+            F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return 5 * size * batch * 128 / (time.perf_counter() - begun_s)
+
+    return on_rank
+
+
+def product(rank, size):
+    a, begun_s = torch.randn(512, 512), time.perf_counter()
+    for _ in range(20):
+        a @ a
+    return 20 * 2 * 512**3 / (time.perf_counter() - begun_s)
+
+
+# %% name="scaling" tags=["nbval-ignore-output"]
+peak_flops = spmd(product, 1)[0].value
+patient = {"wall_s": 600, "limit_s": 300}
+weak = {size: spmd(training(4), size, **patient)[0].value for size in (1, 2, 4)}
+strong = {size: spmd(training(16 // size), size, **patient)[0].value for size in (1, 2, 4)}
+parameters = sum(one.numel() for one in models.build("gpt_tiny").parameters())
+print(f"peak {peak_flops / 1e9:.0f} GFLOP/s")
+for name, rates in (("weak", weak), ("strong", strong)):
+    for size, rate in rates.items():
+        mfu, _ = shares_of_peak(parameters, rate, size, peak_flops, False)
+        print(f"{name:6} {size}: {rate:6.0f} tokens/s, efficiency {rate / rates[1] / size:4.0%}, MFU {mfu:4.0%}")
+
+# %% name="reveal-four" tags=["nbval-ignore-output"]
+lab.reveal("four-processes", weak[4] / weak[1])
+
+# %% [markdown] lang="fr"
+# **Expliquez.** Sur deux cœurs, attendez-vous à un rapport de 1,2 à 2 : deux processus par cœur ne calculent pas plus,
+# et les messages s’ajoutent. Laquelle des deux extensibilités chute le plus vite, et pourquoi ?
+#
+# <details><summary>Réponse</summary>
+#
+# La forte, le plus souvent : le calcul de chacun diminue, mais l’*all-reduce* a toujours la taille des gradients.
+#
+# </details>
+
+# %% [markdown] lang="en"
+# **Explain.** On two cores expect a ratio of 1.2 to 2: two processes on a core do not compute more, and messages are
+# added. Which of the two kinds of scaling falls faster, and why?
+#
+# <details><summary>Answer</summary>
+#
+# Strong scaling, mostly: each rank has less to compute, but the all-reduce is still as large as the gradients.
+#
+# </details>
+
+# %% [markdown] lang="fr"
+# ## Défi
+#
+# `megatron-18b` doit voir cent milliards de tokens (séquences de 2 048) sur des A100 de Jean Zay, par pas de 512
+# séquences, en 45, 30, puis 19 jours, avec Megatron-Core. Écrivez une fonction qui reçoit le nombre de jours et renvoie
+# une configuration qui tient ce délai avec **le moins de GPU possible** : un dictionnaire de `dp`, `tp`, `pp`, `zero`,
+# `micro_batch` et `checkpointing`. Des nœuds entiers de 8 GPU, 128 GPU au plus ; compte la durée `estimated_s` du
+# planificateur. Le score est la somme des GPU des trois délais. Facultatif.
+
+# %% [markdown] lang="en"
+# ## Challenge
+#
+# Suppose that `megatron-18b` must see a hundred billion tokens (sequences of 2,048) on A100s of Jean Zay, in steps of
+# 512 sequences, within 45, 30, then 19 days, with Megatron-Core. Write a function that receives the number of days and
+# returns a layout that meets the deadline with **as few GPUs as possible**: a dictionary of `dp`, `tp`, `pp`, `zero`,
+# `micro_batch` and `checkpointing`. Whole nodes of 8 GPUs, at most 128 GPUs; what counts is the planner's time
+# `estimated_s`. The score is the sum of the GPUs for the three deadlines. Optional.
+
+
+# %% name="fewest-gpus"
+def fewest_gpus(days):
+    ### BEGIN SOLUTION
+    steps, seconds = 100e9 / (512 * 2048), 86_400 * days
+    # With 60% of the peak, so many nodes at least // À 60 % de la crête, il faut au moins tant de nœuds
+    nodes = int(6 * 18.4e9 * 100e9 / (0.6 * 312e12 * seconds) / 8) + 1
+    while True:
+        asked = dlojz.plan("megatron-18b", "jean_zay_a100", 8 * nodes, 512, engines="megatron-core", simulate=1)
+        if (best := asked.choose()).estimated_s * steps <= seconds:
+            fields = ("dp", "tp", "pp", "zero", "micro_batch", "checkpointing")
+            return {name: getattr(best.candidate, name) for name in fields}
+        nodes += 1
+    ### END SOLUTION
+
+
+lab.check("fewest-gpus", fewest_gpus)
+
+# %%
+# lab.hint("fewest-gpus")
+
+# %% [markdown] lang="fr"
+# ## 7. Facultatif — chercher opérateur par opérateur : Alpa
 #
 # Le planificateur essaie des degrés, les mêmes pour toutes les couches. **Alpa** (Zheng et al., 2022) va plus loin, à
 # deux niveaux : comment découper chaque opérateur sur un groupe de GPU (niveau **interne**, un programme linéaire en
@@ -630,7 +878,7 @@ tables.trees((("gpt2", 8, 64), ("coatnet_7", 8, 64), ("megatron-7.5b", 64, 512),
 # `resharding[v][k][j]`, si la couche v prend la stratégie k et la suivante la stratégie j.
 
 # %% [markdown] lang="en"
-# ## 5. Searching operator by operator: Alpa
+# ## 7. Optional — searching operator by operator: Alpa
 #
 # The planner tries degrees, the same for all layers. **Alpa** (Zheng et al., 2022) goes further, on two levels: how to
 # shard each operator on a group of GPUs (the **inner** level, an integer linear programme); where to cut into stages,
@@ -730,27 +978,8 @@ figures.mlp_sharding(chain, lambda: solve(*programme(chain.costs, chain.reshardi
 lab.reveal("perceptron-cost", shard(mlp(32, 256, 6), mesh).cost)
 
 # %% [markdown] lang="fr"
-# Personne n’a dit au solveur d’alterner colonnes et lignes : c’est la paire de Megatron (TP 06), retrouvée. Et si le
-# batch grandit ?
-
-# %% [markdown] lang="en"
-# Nobody told the solver to take columns and rows in turn: it is Megatron's pair (lab 06), found again. And if the batch
-# grows?
-
-# %% name="by-batch"
-tables.by_batch(programme, (32, 128, 256, 512, 1024), width=256, layers=6, mesh=mesh)
-
-# %% [markdown] lang="fr"
-# **Expliquez.** À partir d’un certain batch, le solveur passe au *Data Parallelism*. Pourquoi ?
-#
-# <details><summary>Réponse</summary>
-#
-# Les activations grandissent avec le batch, les poids non : à partir d’un certain batch, réduire des gradients de poids
-# coûte moins que réduire des activations. (À 512, les deux coûts diffèrent d’un rien : opérateur par opérateur, une
-# activation est redécoupée une fois pour la couche suivante et une fois pour le gradient de ses poids ; la chaîne ne
-# compte que la première.)
-#
-# </details>
+# Personne n’a dit au solveur d’alterner colonnes et lignes : c’est la paire de Megatron (TP 06), retrouvée. Avec un
+# grand batch, il passe au *Data Parallelism* : les activations grandissent avec le batch, les poids non.
 #
 # ### Exercice 7 — des étages par programmation dynamique
 #
@@ -768,15 +997,8 @@ tables.by_batch(programme, (32, 128, 256, 512, 1024), width=256, layers=6, mesh=
 # n’en valent que 3. Avec 4 GPU et **64** micro-batches, combien dure le plus court pas ?
 
 # %% [markdown] lang="en"
-# **Explain.** From a certain batch on, the solver turns to data parallelism. Why?
-#
-# <details><summary>Answer</summary>
-#
-# Activations grow with the batch, weights do not: from a certain batch on, reducing gradients of weights costs less
-# than reducing activations. (At 512 the two costs differ by next to nothing: operator by operator an activation is
-# resharded once for the next layer and once for the gradient of its weights; the chain counts the first only.)
-#
-# </details>
+# Nobody told the solver to take columns and rows in turn: it is Megatron's pair (lab 06), found again. With a large
+# batch it turns to data parallelism: activations grow with the batch, weights do not.
 #
 # ### Exercise 7 — stages by dynamic programming
 #
@@ -838,309 +1060,12 @@ lab.reveal("many-micro-batches", tables.plan_of(times, times.layers, gpus, micro
 tables.known_steps(shortest_step)
 
 # %% [markdown] lang="fr"
-# **Expliquez** les cas C, B, D, dans cet ordre : mêmes couches, mêmes GPU, mais 1, 8, puis 64 micro-batches. Que
-# devient le nombre d’étages, et pourquoi ?
-#
-# <details><summary>Réponse</summary>
-#
-# Un étage de plus allonge le remplissage, mais rend les GPU plus efficaces : plus il y a de micro-batches, moins le
+# Les cas C, B, D ont les mêmes couches et les mêmes GPU, mais 1, 8, puis 64 micro-batches : plus il y en a, moins le
 # remplissage compte, et plus il y a d’étages.
-#
-# </details>
-#
-# Puis le cas E, où une couche pèse autant que les quatre autres ensemble : la table des durées, le choix, et le
-# pipeline qu’il donne.
 
 # %% [markdown] lang="en"
-# **Explain** the cases C, B, D, in this order: the same layers, the same GPUs, but 1, 8, then 64 micro-batches. What
-# becomes of the number of stages, and why?
-#
-# <details><summary>Answer</summary>
-#
-# One stage more lengthens the filling, but makes the GPUs more efficient: the more micro-batches there are, the less
+# Cases C, B, D have the same layers and the same GPUs, but 1, 8, then 64 micro-batches: the more there are, the less
 # filling counts, and the more stages there are.
-#
-# </details>
-#
-# Then case E, where one layer weighs as much as the four others together: the table of times, the choice, and the
-# pipeline that it makes.
-
-# %% name="stages"
-times, gpus, micro_batches = tables.case("E")
-plan = tables.plan_of(times, times.layers, gpus, micro_batches)
-figures.stages(tables.stage_times(times, gpus), plan, micro_batches, unit="")
-
-# %% [markdown] lang="fr"
-# ## 6. Ici : prédire, exécuter, défendre
-#
-# Assez de calculateurs lointains. `plan_here` ([this_machine.py](../../dlojz/planner/this_machine.py)) prend les
-# mesures de la section 3 et passe en revue toutes les configurations que cette machine peut **vraiment** exécuter avec
-# deux processus : un petit CoAtNet, 16 images par pas. Aucun pas de modèle n’a été mesuré : seulement des produits, des
-# passes sur la mémoire, des messages, et chaque moteur à vide.
-
-# %% [markdown] lang="en"
-# ## 6. Here: predict, run, defend
-#
-# Let us come back to this machine. `plan_here` ([this_machine.py](../../dlojz/planner/this_machine.py)) takes the
-# measurements of section 3 and looks at all the layouts that this machine can **really** run with two processes: a
-# small CoAtNet, 16 images per step. No step of a model was measured: only products, passes over memory, messages, and
-# each engine idling.
-
-# %% name="plan-here" tags=["nbval-ignore-output"]
-here = plan_here("coatnet_tiny", ranks=2, batch=16, measured=measured)
-here
-
-# %% [markdown] lang="fr"
-# Gardons la plus rapide de chaque sorte, sans recalcul. **Votre prédiction**, d’après le tableau qui précède et ce que
-# vous savez : la plus lente prendra combien de fois le temps de la plus rapide, une fois **mesurées** ?
-
-# %% [markdown] lang="en"
-# Let us keep the fastest of each kind, without recomputation. **Your prediction**, from the table above and from what
-# you know: how many times as long as the fastest will the slowest take, once they are **measured**?
-
-# %% name="rows" tags=["nbval-ignore-output"]
-rows = [row for row in here.kinds() if row.config.layout.checkpointing == "none"]
-for row in rows:
-    print(f"{row.step_s:.3f} s", row.title)
-
-# %% name="predict-slowest" tags=["nbval-ignore-output"] stub="value"
-lab.predict(
-    "slowest-here",
-    ### BEGIN SOLUTION
-    rows[-1].step_s / rows[0].step_s,
-    ### END SOLUTION
-)
-
-# %% [markdown] lang="fr"
-# Et maintenant, on exécute : toutes sur les mêmes deux processus, à tour de rôle, douze tours (`measure_rounds`, dans
-# [measure.py](../../dlojz/running/measure.py)). Un moment où la machine est occupée ailleurs les ralentit donc toutes.
-
-# %% [markdown] lang="en"
-# And now we run them: all on the same two processes, taking turns, twelve rounds (`measure_rounds`, in
-# [measure.py](../../dlojz/running/measure.py)). So a moment when the machine is busy elsewhere slows all of them down.
-
-# %% name="rounds" tags=["nbval-ignore-output"]
-rounds = measure_rounds([row.config for row in rows], rounds=12)
-medians = [statistics.median(own) for own in rounds]
-figures.neighbours(rows, medians)
-
-# %% name="reveal-slowest" tags=["nbval-ignore-output"]
-lab.reveal("slowest-here", max(medians) / min(medians))
-
-# %% [markdown] lang="fr"
-# ### Exercice 8 — la première est-elle vraiment plus rapide ?
-#
-# Deux médianes diffèrent toujours. Pour **défendre** un choix, il faut dire de combien, et si le hasard aurait suffi.
-# Vous recevez deux listes de durées ; les n-ièmes de chacune viennent du même tour, juste l’une après l’autre. Renvoyez
-# `(ratio, p)` :
-#
-# - `ratio` : la médiane des rapports seconde / première, **tour par tour** ;
-# - `p`, celui du test du signe : si aucune n’était plus rapide, chaque tour (sans compter les ex æquo) se jouerait à
-#   pile ou face ; quelle serait la probabilité d’un résultat au moins aussi tranché, **dans un sens ou dans l’autre** ?
-
-# %% [markdown] lang="en"
-# ### Exercise 8 — is the first really faster?
-#
-# Two medians always differ. To **defend** a choice one must tell by how much, and whether chance would have been
-# enough. You receive two lists of times; the n-th of each come from the same round, one right after the other. Return
-# `(ratio, p)`:
-#
-# - `ratio`: the median of the ratios second / first, **round by round**;
-# - `p`, that of the sign test: if neither were faster, each round (ties not counted) would be a toss of a coin; how
-#   likely would be a result at least as one-sided, **one way or the other**?
-
-
-# %% name="paired-rounds"
-def compare_rounds(first_s, second_s):
-    ### BEGIN SOLUTION
-    from math import comb
-
-    pairs = list(zip(first_s, second_s, strict=True))
-    wins, losses = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
-    n, most = wins + losses, max(wins, losses)
-    p = min(1, 2 * sum(comb(n, k) for k in range(most, n + 1)) / 2**n)
-    return statistics.median(b / a for a, b in pairs), p
-    ### END SOLUTION
-
-
-lab.check("paired-rounds", compare_rounds)
-
-# %%
-# lab.hint("paired-rounds")
-
-# %% [markdown] lang="fr"
-# Le choix du planificateur, face à chacune de ses voisines :
-
-# %% [markdown] lang="en"
-# The planner's choice, against each of its neighbours:
-
-# %% name="duels" tags=["nbval-ignore-output"]
-tables.duels(compare_rounds, rows, rounds)
-
-# %% [markdown] lang="fr"
-# **Expliquez.** Le choix est-il défendable ? Si toutes les durées s’écartent du même facteur, la machine était occupée
-# ailleurs : ce sont les rapports qui comptent. Là où rapports prédit et mesuré divergent, cherchez la pièce manquante :
-# qu’est-ce que le planificateur n’a pas mesuré de cette machine ?
-#
-# <details><summary>Réponse</summary>
-#
-# Le choix est défendable si aucune voisine ne le bat au test du signe ; à égalité, il ne coûte rien de le garder. Ce
-# que le planificateur n’a pas mesuré : les messages et le calcul qui se disputent les mêmes cœurs, par exemple. Chacun
-# a été chronométré seul.
-#
-# </details>
-#
-# Le dernier mot revient à la configuration choisie : un entraînement ordinaire, avec sa fiche. (Une exécution
-# chronomètre aussi chaque phase et chaque communication : son pas est un peu plus long que ci-dessus. Sa mémoire, elle,
-# est prédite à 1 % près.)
-
-# %% [markdown] lang="en"
-# **Explain.** Can the choice be defended? If all times are off by one factor, the machine was busy elsewhere: it is the
-# ratios that count. Where predicted and measured ratios part, look for the missing piece: what has the planner not
-# measured of this machine?
-#
-# <details><summary>Answer</summary>
-#
-# It can if no neighbour beats it in the sign test; where they tie, keeping it costs nothing. What the planner has not
-# measured: messages and computation that compete for the same cores, for one. Each was timed alone.
-#
-# </details>
-#
-# The chosen layout has the last word: an ordinary training, with its record. (A run also times each phase and each
-# communication: its step is a little longer than above. Its memory is predicted within 1%.)
-
-# %% name="run-best" tags=["nbval-ignore-output"]
-run = dlojz.run(rows[0].config, steps=10)
-tables.predicted_and_run(rows[0], rounds[0], run.record)
-
-# %% name="compare-best" tags=["nbval-ignore-output"]
-run.compare()
-
-# %% [markdown] lang="fr"
-# ## 7. Où le modèle se trompe, et comment on le sait
-#
-# Un modèle de coût a des paramètres, une douzaine par génération de GPU ; quelques-uns sont ajustés sur des mesures
-# publiées. Sur ces mesures-là, il tombe juste : c’est fait pour. Deux questions décident de ce qu’il vaut : que
-# donne-t-il sur des lignes **mises de côté**, sur lesquelles rien n’a été ajusté ? Et fait-il mieux que le plus simple
-# des modèles, un **débit constant** par GPU ?
-#
-# ### Exercice 9 — le modèle apporte-t-il quelque chose ?
-#
-# Chaque ligne a `work` (les opérations d’un pas, par GPU), `measured_s`, `predicted_s`, et `fitted`, vrai si elle a
-# servi à l’ajustement. Renvoyez `(model_error, constant_error)` : la moyenne, sur les lignes mises de côté, de
-# |prédit / mesuré − 1| ; pour le modèle, puis pour le débit constant. Ce débit est la médiane de `work / measured_s`
-# sur les lignes qui ont servi à l’ajustement.
-
-# %% [markdown] lang="en"
-# ## 7. Where the model is wrong, and how we know
-#
-# A cost model has parameters, a dozen per generation of GPUs; some of them are fitted to published measurements. On
-# those it is right: that is what fitting is for. Two questions decide what it is worth: how does it do on rows that
-# were **held out**, to which nothing was fitted? And does it do better than the simplest baseline, a **constant rate**
-# per GPU?
-#
-# ### Exercise 9 — does the model add anything?
-#
-# Each row has `work` (the operations of a step, per GPU), `measured_s`, `predicted_s`, and `fitted`, true if it was
-# used in the fit. Return `(model_error, constant_error)`: the mean over the held-out rows of |predicted / measured −
-# 1|; for the model, then for the constant rate. That rate is the median of `work / measured_s` over the rows used in
-# the fit.
-
-
-# %% name="held-out"
-def held_out_errors(rows):
-    ### BEGIN SOLUTION
-    rate = statistics.median(row.work / row.measured_s for row in rows if row.fitted)
-    held = [row for row in rows if not row.fitted]
-    model = statistics.fmean(abs(row.predicted_s / row.measured_s - 1) for row in held)
-    return model, statistics.fmean(abs(row.work / rate / row.measured_s - 1) for row in held)
-    ### END SOLUTION
-
-
-lab.check("held-out", held_out_errors)
-
-# %%
-# lab.hint("held-out")
-
-# %% [markdown] lang="fr"
-# Sur les tableaux publiés que livre le paquet ([validation.py](../../dlojz/cost_model/validation.py)). La colonne
-# « tableau écarté » est plus sévère encore : l’ajustement est refait sans **aucune** ligne du tableau, donc sans son
-# logiciel.
-
-# %% [markdown] lang="en"
-# On the published tables that the package ships ([validation.py](../../dlojz/cost_model/validation.py)). The column
-# “table left out” is stricter still: the fit is made again without **any** row of the table, so without its software.
-
-# %% name="held-out-tables"
-published = ("sc21-1", "sc21-2", "jean-zay-a100", "vtrain-multi", "megatron-h100", "torchtitan", "jean-zay-v100")
-tables.held_out(held_out_errors, published)
-
-# %% [markdown] lang="fr"
-# Partout, il apporte quelque chose. Mais ces tableaux, on les connaissait. L’épreuve est venue des exécutions FSDP
-# publiées par MosaicML (modèles MPT), que personne ici n’avait vues : le modèle y faisait **moins bien** qu’un débit
-# constant, son intervalle était trop étroit, et le planificateur refusait, faute de mémoire, une bonne part de ce qui
-# avait tourné. Les réparations :
-#
-# - l’**attention fusionnée**, que freinaient les octets de scores qu’elle n’écrit jamais, est un opérateur à part, au
-#   débit publié pour chaque noyau et chaque GPU ;
-# - les **messages de FSDP**, presque toujours recouverts, sont comptés un par un, avec une latence qui croît avec le
-#   nombre de rangs ; rien ne recouvre le premier *all-gather* ni le dernier *reduce-scatter* ;
-# - la **mémoire**, qui additionnait des pics d’instants différents, est un maximum sur des instants (TP 02) ;
-# - l’**intervalle** vient de tableaux écartés en entier, donc de logiciels jamais vus ; il est plus large du côté lent.
-#
-# Le résultat, sur des tableaux dont aucune ligne n’a servi à l’ajustement :
-
-# %% [markdown] lang="en"
-# Everywhere it adds something. But these tables were known. The test came with the FSDP runs that MosaicML published
-# (MPT models), which nobody here had seen: the model did **worse** on them than a constant rate, its interval was too
-# narrow, and the planner refused, as out of memory, a good part of what had run. The repairs:
-#
-# - **fused attention**, held back by the bytes of scores that it never writes, is a separate operator, with a published
-#   rate for each kernel and each GPU;
-# - **FSDP's messages**, nearly always hidden, are counted one by one, with a latency that grows with the number of
-#   ranks; nothing hides the first all-gather and the last reduce-scatter;
-# - **memory**, which added up peaks of different moments, is a maximum over moments (lab 02);
-# - the **interval** comes from tables left out whole, so from software never seen; it is wider on the slow side.
-#
-# The result, on tables of which no row was used in a fit:
-
-# %% name="unseen"
-tables.unseen(("mpt-a100", "mpt-h100", "mpt-h100-fp8", "mt-nlg"))
-
-# %% [markdown] lang="fr"
-# **Expliquez.** Peut-on encore dire que MPT n’a jamais été vu ? Et MT-NLG, plus lent que prédit, quoique le modèle
-# connaisse cette machine, cette taille et cette configuration par Narayanan et al. : que ne peut-il pas savoir ?
-#
-# <details><summary>Réponse</summary>
-#
-# Rien n’est ajusté sur MPT, mais ses erreurs ont guidé les réparations : un tableau ne sert d’épreuve qu’une fois. De
-# MT-NLG, le modèle ignore le logiciel ; un débit constant fait mieux ici, par chance.
-#
-# </details>
-#
-# Voilà pourquoi chaque durée du planificateur porte un **intervalle** et **la mesure publiée la plus proche**. Et voici
-# ce que l’on sait des lignes de Jean Zay dont l’écart dépasse 10 %. Dans le tableau, chaque ligne porte son numéro dans
-# le document publié ; « ajustée » veut dire qu’elle a servi à l’ajustement, « mise de côté » qu’elle n’y a pas servi.
-# La lettre est celle de la figure.
-
-# %% [markdown] lang="en"
-# **Explain.** Can one still say that MPT was never seen? And MT-NLG is slower than predicted, though the model knows
-# this machine, size and layout from Narayanan et al.: what can it not know?
-#
-# <details><summary>Answer</summary>
-#
-# Nothing is fitted to MPT, but its errors guided the repairs: a table is a test only once. Of MT-NLG the model does not
-# know the software; a constant rate does better here, by luck.
-#
-# </details>
-#
-# That is why each time of the planner carries an **interval** and **the closest published measurement**. And here is
-# what is known of the rows of Jean Zay that are more than 10% off. In the table each row is named by its line in the
-# published document; “fitted on” means that it was used in the fit, “held out” that it was not. The letter is that of
-# the figure.
-
-# %% name="errors"
-figures.errors("jean-zay-a100")
 
 # %% [markdown] lang="fr"
 # ## 8. Le même, en grand
@@ -1156,24 +1081,15 @@ figures.errors("jean-zay-a100")
 tables.documents(bloom.choose(**taken).documents(), most=12)
 
 # %% [markdown] lang="fr"
-# Et quand `dlojz` sait l’exécuter lui-même, `config()` donne la configuration qu’attend `dlojz.run` : sur un
-# calculateur, une seule ligne change, `on="slurm"`. L’aperçu ne soumet rien :
+# Et pour ce que `dlojz.run` exécute lui-même, une seule ligne change sur un calculateur, `on="slurm"`. L’aperçu ne
+# soumet rien :
 
 # %% [markdown] lang="en"
-# And where `dlojz` can run it itself, `config()` gives the configuration that `dlojz.run` takes: on a cluster one line
-# changes, `on="slurm"`. The preview submits nothing:
+# And for what `dlojz.run` runs itself, one line changes on a cluster, `on="slurm"`. The preview submits nothing:
 
 # %% name="preview"
-big = dlojz.plan("coatnet_7", "jean_zay_a100", gpus=8, batch=64, engines="torch").best
-dlojz.preview(big.config(steps=100), "jean_zay_a100", account="abc@a100", time_limit_s=1800)
-
-# %% [markdown] lang="fr"
-# En ligne de commande : `dlojz plan --model coatnet_7 --cluster jean_zay_a100 --gpus 8 --batch 64`, et pour cette
-# machine, `dlojz plan --model coatnet_tiny --cluster here --gpus 2 --batch 16 --measure`.
-
-# %% [markdown] lang="en"
-# On the command line: `dlojz plan --model coatnet_7 --cluster jean_zay_a100 --gpus 8 --batch 64`, and for this machine
-# `dlojz plan --model coatnet_tiny --cluster here --gpus 2 --batch 16 --measure`.
+big = RunConfig.of(model="coatnet_7", dp=8, zero=3, micro_batch=8, precision="bf16", steps=100)
+dlojz.preview(big, "jean_zay_a100", account="abc@a100", time_limit_s=1800)
 
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
@@ -1183,10 +1099,8 @@ dlojz.preview(big.config(steps=100), "jean_zay_a100", account="abc@a100", time_l
 # `dlojz labs script 08 un_autre_dossier` écrire ce par quoi ce TP commence. Jugez-le par
 # `dlojz labs judge 08 my_training/train.py`.
 #
-# Puis choisissez. Prédisez laquelle des répartitions `--parallel ddp`, `fsdp`, `tp` et `1f1b --accumulation 4` est la
-# plus rapide ici sur deux processus, lancez chacune trois fois à tour de rôle, et défendez votre choix par les
-# médianes. À regarder : `dlojz compare`, avec les dossiers des exécutions, montre ce que chaque répartition détient et
-# envoie.
+# Puis lancez `--parallel ddp`, `fsdp`, `tp` et `1f1b --accumulation 4` à tour de rôle, et défendez votre choix par les
+# médianes. `dlojz compare` montre ce que chaque répartition détient et envoie.
 #
 # <details><summary>Les lignes de PyTorch</summary>
 #
@@ -1204,9 +1118,8 @@ dlojz.preview(big.config(steps=100), "jean_zay_a100", account="abc@a100", time_l
 # second. Go on in your `train.py`, or let `dlojz labs script 08 another_folder` write what this lab begins with. Judge
 # it by `dlojz labs judge 08 my_training/train.py`.
 #
-# Then choose. Predict which of `--parallel ddp`, `fsdp`, `tp` and `1f1b --accumulation 4` is the fastest on two
-# processes here, start each of them three times in turns, and defend your choice by the medians. What to look for:
-# `dlojz compare` with the folders of the runs shows what each layout holds and sends.
+# Then start `--parallel ddp`, `fsdp`, `tp` and `1f1b --accumulation 4` in turns, and defend your choice by the medians.
+# `dlojz compare` shows what each layout holds and sends.
 #
 # <details><summary>The lines of PyTorch</summary>
 #
@@ -1217,6 +1130,8 @@ dlojz.preview(big.config(steps=100), "jean_zay_a100", account="abc@a100", time_l
 #
 # </details>
 
+# %% name="judge-script" tags=["nbval-ignore-output"]
+labs.judge_script(lab, "my_training/train.py")
 
 # %% [markdown] lang="fr"
 # ## Bilan
@@ -1224,13 +1139,9 @@ dlojz.preview(big.config(steps=100), "jean_zay_a100", account="abc@a100", time_l
 # | question | ce qui y répond | ce qui la tranche |
 # |--|--|--|
 # | est-ce que ça tient ? | états selon ZeRO, activations × micro-batches en cours | le premier étage |
-# | étages ou répliques ? | bulle, *all-reduce*, messages du pipeline | le lien |
-# | la plus rapide ? | filtrer, puis échantillons par seconde | les bibliothèques du jour |
-# | quel compromis ? | le front de Pareto | vous |
-# | quelle découpe, couche par couche ? | programme linéaire en nombres entiers | activations ou poids : le batch |
-# | quels étages, sur quels GPU ? | programmation dynamique, t_max fixé | le nombre de micro-batches |
+# | est-ce rapide ? | la MFU | la crête, et le recalcul |
+# | dans quel ordre ? | des pièces mesurées une à une | l’exécution |
 # | le choix est-il bon ? | des tours appariés, un test du signe | la mesure |
-# | le modèle est-il bon ? | des lignes mises de côté, un modèle trivial | ce qu’il n’a jamais vu |
 
 # %% [markdown] lang="en"
 # ## Summary
@@ -1238,13 +1149,9 @@ dlojz.preview(big.config(steps=100), "jean_zay_a100", account="abc@a100", time_l
 # | question | what answers it | what decides it |
 # |--|--|--|
 # | does it fit? | states by ZeRO, activations × micro-batches under way | the first stage |
-# | stages or replicas? | bubble, all-reduce, messages of the pipeline | the link |
-# | the fastest? | filter, then samples per second | the libraries of the day |
-# | which compromise? | the Pareto front | you |
-# | which sharding, layer by layer? | an integer linear programme | activations or weights: the batch |
-# | which stages, on which GPUs? | dynamic programming, t_max fixed | the number of micro-batches |
+# | is it fast? | the MFU | the peak, and recomputation |
+# | in which order? | pieces measured one by one | the run |
 # | is the choice right? | paired rounds, a sign test | the measurement |
-# | is the model right? | held-out rows, a trivial model | what it has never seen |
 
 # %%
 lab.progress()

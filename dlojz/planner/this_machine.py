@@ -214,11 +214,9 @@ def plan_here(model: str, ranks: int = 2, batch: int = 16, *, measured: Measured
         try:
             config = RunConfig.of(model=model, device="cpu", **asked)
             check_runnable(config)
-            parts = local_parts(machine, config)
+            rows.append(predicted_here(config, machine))
         except LabError as error:
             refused[", ".join(f"{name}={value}" for name, value in asked.items())] = str(error)
-            continue
-        rows.append(LocalChoice(config, {one.name: float(getattr(parts, one.name)[0]) for one in fields(Parts)}))
     if not rows:
         raise refusal(
             en=f"no layout of {model} on {ranks} processes divides a batch of {batch}: try a multiple of {ranks}.",
@@ -227,6 +225,16 @@ def plan_here(model: str, ranks: int = 2, batch: int = 16, *, measured: Measured
         )
     ordered = tuple(sorted(rows, key=lambda one: one.step_s))
     return Here(rows[0].config.model_name, ranks, batch, machine, ordered, refused)
+
+
+def predicted_here(config: RunConfig, machine: Measured) -> LocalChoice:
+    """Predict the step of one layout on this machine.
+
+    Raises:
+        LabError: if the machine was not measured with so many ranks, or no time is known for such a layout.
+    """
+    parts = local_parts(machine, config)
+    return LocalChoice(config, {one.name: float(getattr(parts, one.name)[0]) for one in fields(Parts)})
 
 
 def _asked(model: str, ranks: int, batch: int) -> Iterator[dict[str, Any]]:
@@ -266,4 +274,4 @@ def _check_memory(model: str, machine: Measured) -> None:
         )  # fmt: skip
 
 
-__all__ = ["Here", "LocalChoice", "plan_here"]
+__all__ = ["Here", "LocalChoice", "plan_here", "predicted_here"]

@@ -11,8 +11,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
-from scipy.optimize import lsq_linear
 from scipy.stats import binomtest
 
 Answer = Callable[..., Any]
@@ -48,56 +46,6 @@ def held_by_match(layout: Any, stage: int, parameters: Any, micro_batch_bytes: A
 
 def held_in_whole_bytes(layout: Any, stage: int, parameters: Any, micro_batch_bytes: Any) -> Any:
     return tuple(Fraction(one) for one in held()(layout, stage, parameters, micro_batch_bytes))
-
-
-def fitted(solve: Any) -> Answer:
-    def answer(message_bytes: Any, seconds: Any, factor: float) -> Any:
-        n, t = np.asarray(message_bytes, dtype=float) * factor, np.asarray(seconds, dtype=float)
-        return solve(np.column_stack([1 / t, n / t]), np.ones(len(t)))
-
-    return answer
-
-
-def by_bounds(rows: Any, ones: Any) -> Any:
-    scale = rows.max(axis=0)
-    return lsq_linear(rows / scale, ones, bounds=(0, np.inf), tol=1e-14).x / scale
-
-
-def by_every_face(rows: Any, ones: Any) -> Any:
-    """The free minimum if it is legal, else the better of the two edges."""
-    best = min(
-        (np.append(x, 0.0) for x in (np.array([rows[:, 0].sum() / (rows[:, 0] ** 2).sum()]),)),
-        key=lambda x: ((rows @ x - ones) ** 2).sum(),
-    )
-    candidates = [best, np.array([0.0, rows[:, 1].sum() / (rows[:, 1] ** 2).sum()])]
-    free = np.linalg.lstsq(rows / rows.max(0), ones, rcond=None)[0] / rows.max(0)
-    if (free >= 0).all():
-        candidates.append(free)
-    return min(candidates, key=lambda x: float(((rows @ x - ones) ** 2).sum())).tolist()
-
-
-def by_descent(rows: Any, ones: Any) -> Any:
-    scale = rows.max(axis=0)
-    a = rows / scale
-    x = np.full(2, 0.5)
-    for _ in range(4000):  # coordinate descent keeps within the bounds
-        for j in range(2):
-            rest = ones - a[:, 1 - j] * x[1 - j]
-            x[j] = max(0.0, (a[:, j] @ rest) / (a[:, j] @ a[:, j]))
-    return tuple(x / scale)
-
-
-def by_normal_equations(rows: Any, ones: Any) -> Any:
-    (aa, ab), (_, bb) = rows.T @ rows
-    a1, b1 = rows.sum(0)
-    alpha, beta = (bb * a1 - ab * b1) / (aa * bb - ab**2), (aa * b1 - ab * a1) / (aa * bb - ab**2)
-    if alpha < 0:
-        return 0, b1 / bb
-    return (a1 / aa, 0) if beta < 0 else (alpha, beta)
-
-
-def unbounded(rows: Any, ones: Any) -> Any:
-    return np.linalg.lstsq(rows / rows.max(0), ones, rcond=None)[0] / rows.max(0)
 
 
 def best(
@@ -150,44 +98,6 @@ def chosen_in_a_loop(layouts: Any, gpus: int, heads: int, capacity_bytes: float)
         if speed(one) > fastest:
             found, fastest = one, speed(one)
     return found
-
-
-def front_by_numpy(points: Any) -> Any:
-    p = np.array(points)
-    beats = (p[:, None] <= p[None]).all(-1) & (p[:, None] < p[None]).any(-1)
-    return np.flatnonzero(~beats.any(0))
-
-
-def front_by_torch(points: Any) -> Any:
-    p = torch.tensor(points, dtype=torch.float64)
-    beats = (p.unsqueeze(1) <= p).all(-1) & (p.unsqueeze(1) < p).any(-1)
-    return (~beats.any(0)).nonzero().flatten()
-
-
-def front_by_removal(points: Any) -> Any:
-    left = set(range(len(points)))
-    for i, j in itertools.permutations(range(len(points)), 2):
-        if all(a <= b for a, b in zip(points[i], points[j], strict=True)) and points[i] != points[j]:
-            left.discard(j)
-    return left
-
-
-def front_by_order(points: Any) -> Any:
-    found: list[int] = []
-    for i in sorted(range(len(points)), key=lambda i: tuple(points[i])):
-        if not any(
-            all(a <= b for a, b in zip(points[j], points[i], strict=True)) and points[j] != points[i] for j in found
-        ):
-            found.append(i)
-    return tuple(found)
-
-
-def front(beats: Any) -> Answer:
-    return lambda points: [i for i, p in enumerate(points) if not any(beats(q, p) for q in points)]
-
-
-def beats(q: Any, p: Any) -> bool:
-    return all(a <= b for a, b in zip(q, p, strict=True)) and any(a < b for a, b in zip(q, p, strict=True))
 
 
 def linear(
@@ -280,43 +190,12 @@ def p_of_one_tail(ahead: int, behind: int) -> float:
     return min(1.0, 2 * sum(math.comb(n, k) for k in range(min(ahead, behind) + 1)) / 2**n)
 
 
-def errors(
-    rate: Any = statistics.median,
-    fitted: Any = lambda row: row.fitted,
-    judged: Any = lambda row: not row.fitted,
-    gap: Any = lambda guess, row: abs(guess / row.measured_s - 1),
-    mean: Any = statistics.mean,
-    speed_of: Any = lambda row: row.work / row.measured_s,
-    held_in: Any = tuple,
-) -> Answer:
-    def answer(rows: Any) -> Any:
-        r = rate([speed_of(row) for row in rows if fitted(row)])
-        kept = [row for row in rows if judged(row)]
-        return held_in(
-            (mean([gap(row.predicted_s, row) for row in kept]), mean([gap(row.work / r, row) for row in kept]))
-        )
-
-    return answer
-
-
-def errors_by_numpy(rows: Any) -> Any:
-    work, t, guess = (np.array([getattr(row, n) for row in rows]) for n in ("work", "measured_s", "predicted_s"))
-    fitted = np.array([row.fitted for row in rows])
-    rate = np.median(work[fitted] / t[fitted])
-    return np.abs(np.stack([guess, work / rate]) / t - 1)[:, ~fitted].mean(1)
-
-
 RIGHT: list[tuple[str, Answer]] = [
     ("rank-bytes", held()),
     ("rank-bytes", held_by_match),
     ("rank-bytes", held(held_in=list)),
     ("rank-bytes", held_in_whole_bytes),
     ("rank-bytes", held(kept=lambda one, layout, stage: one * sorted([layout.pp - stage, layout.micro_batches])[0])),
-    ("bounded-fit", fitted(by_bounds)),
-    ("bounded-fit", fitted(by_every_face)),
-    ("bounded-fit", fitted(by_descent)),
-    ("bounded-fit", fitted(by_normal_equations)),
-    ("bounded-fit", lambda *asked: torch.tensor(np.array(fitted(by_bounds)(*asked)))),
     ("best-split", best()),
     ("best-split", best_by_numpy),
     ("best-split", best(choose=lambda able, key: sorted(able, key=key)[0], out=list)),
@@ -335,11 +214,6 @@ RIGHT: list[tuple[str, Answer]] = [
             max((speed(one), i) for i, one in enumerate(layouts) if one in able(layouts, *rest))[1]
         ],
     ),
-    ("pareto-front", front(beats)),
-    ("pareto-front", front_by_numpy),
-    ("pareto-front", front_by_torch),
-    ("pareto-front", front_by_removal),
-    ("pareto-front", front_by_order),
     ("sharding-programme", linear()),
     ("sharding-programme", linear(held_in=list)),
     ("sharding-programme", linear(ones=lambda v, n: [{("s", v, k): 2 for k in range(n)}, 2])),
@@ -372,10 +246,6 @@ RIGHT: list[tuple[str, Answer]] = [
     ("paired-rounds", paired(p=p_by_pascal)),
     ("paired-rounds", paired(p=p_of_one_tail)),
     ("paired-rounds", paired(ratio=lambda a, b: np.median(np.divide(b, a)))),
-    ("held-out", errors()),
-    ("held-out", errors_by_numpy),
-    ("held-out", errors(mean=lambda gaps: sum(gaps) / len(gaps), held_in=list)),
-    ("held-out", errors(gap=lambda guess, row: abs(guess - row.measured_s) / row.measured_s, rate=np.median)),
 ]
 
 WRONG: dict[str, list[tuple[Answer, str]]] = {
@@ -412,37 +282,6 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
             held(kept=lambda one, layout, stage: one * layout.micro_batches / layout.dp),
             "You divide the micro-batches by dp: they are",
         ),
-    ],
-    "bounded-fit": [
-        (
-            lambda n, t, factor: np.polyfit(np.array(n) * factor, t, 1)[::-1],
-            "You fit gaps in seconds, so that the longest",
-        ),
-        (
-            lambda n, t, factor: (0.0, float(np.median(np.array(t) / (np.array(n) * factor)))),
-            "You leave the latency out: a short message",
-        ),
-        (lambda n, t, factor: (min(t), 0.0), "You leave the bytes out: a long message takes"),
-        (lambda n, t, factor: np.abs(fitted(unbounded)(n, t, factor)), "You take the magnitude of a negative number"),
-        (
-            lambda n, t, factor: np.array(fitted(by_bounds)(n, t, factor)) * [1, factor],
-            "α is right; your β is that of a byte of the",
-        ),
-        (
-            lambda n, t, factor: np.array(fitted(by_bounds)(n, t, factor)) * [1e6, 1e9],
-            "Your numbers are in microseconds and",
-        ),
-        (
-            lambda n, t, factor: [
-                x if i == 0 or x == 0 else 1 / x for i, x in enumerate(fitted(by_normal_equations)(n, t, factor))
-            ],
-            "You return a bandwidth, bytes per second: β",
-        ),
-        (
-            lambda n, t, factor: np.array(fitted(by_bounds)(n[:2], t[:2], factor)),
-            "You fit the first two measurements alone: all",
-        ),
-        (lambda n, t, factor: (max(t), 0.0), "You leave the bytes out: a long message takes"),
     ],
     "best-split": [
         (best(divides=lambda gpus, pp, m: gpus % pp == 0), "You give replicas that the micro-batches"),
@@ -492,33 +331,6 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (lambda *asked: max(able(*asked), key=lambda one: one.dp), "samples per second; dp"),
         (lambda *asked: [max(able(*asked), key=speed)], "Return one of the layouts that you were"),
         (lambda *asked: speed(max(able(*asked), key=speed)), "Return one of the layouts that you were"),
-    ],
-    "pareto-front": [
-        (front(lambda q, p: sum(q) < sum(p)), "You add the criteria up, bytes and seconds"),
-        (
-            front(lambda q, p: any(a < b for a, b in zip(q, p, strict=True))),
-            "For you one smaller criterion is enough to",
-        ),
-        (front(lambda q, p: q < p), "Python compares tuples by their first"),
-        (front(lambda q, p: q[0] < p[0] and q[-1] <= p[-1]), ") is nowhere larger, and smaller somewhere."),
-        (
-            front(lambda q, p: all(a >= b for a, b in zip(q, p, strict=True)) and q != p),
-            "Your front is inverted: these points dominate",
-        ),
-        (
-            lambda points: [i for i in front(beats)(points) if points.index(points[i]) == i],
-            "You keep one of several equal points: none of",
-        ),
-        (lambda points: [i + 1 for i in front(beats)(points)], "Return the places of the points, whole"),
-        (
-            lambda points: [i for i in range(len(points)) if i not in front(beats)(points)],
-            "You return the points that are beaten: the",
-        ),
-        (lambda points: front(beats)(points)[:-1], "The last of them is missing: look at where"),
-        (
-            lambda points: [i in front(beats)(points) for i in range(len(points))],
-            ") is nowhere larger, and smaller somewhere.",
-        ),
     ],
     "sharding-programme": [
         (
@@ -610,24 +422,5 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (lambda a, b: paired()(a, b)[::-1], "The numbers are right, but in another order"),
         (lambda a, b: paired()(sorted(a), sorted(b)), "You sort each list: the n-th of each come"),
     ],
-    "held-out": [
-        (errors(mean=statistics.median), "You take the median of the errors: their mean"),
-        (errors(mean=max), "You take the largest error: their mean is"),
-        (errors(gap=lambda guess, row: (guess / row.measured_s - 1) ** 2), "You square the errors: their magnitude is"),
-        (
-            errors(gap=lambda guess, row: abs(guess / row.measured_s - 1) * 100),
-            "Your errors are in per cent: return shares",
-        ),
-        (
-            errors(gap=lambda guess, row: abs(math.log(guess / row.measured_s))),
-            "You take logarithms: |predicted / measured −",
-        ),
-        (errors(rate=max), "Your rate is the largest: the median over the"),
-        (errors(speed_of=lambda row: row.work / row.predicted_s), "Your rate comes from predicted times: the"),
-        (errors(rate=statistics.harmonic_mean), "Your rate is a harmonic mean: the median is"),
-        (
-            lambda rows: (errors()(rows)[0], errors(gap=lambda guess, row: guess)(rows)[1]),
-            "That is the mean of the predicted seconds",
-        ),
-    ],
+    "shares-of-peak": [],
 }

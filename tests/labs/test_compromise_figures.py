@@ -19,7 +19,6 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.cost_model import bill
 from dlojz.cost_model.step import SECONDS_PER_DAY
-from dlojz.cost_model.validation import validate, validated
 from dlojz.display.figures.plan_figures import _waterfall
 from dlojz.hardware import cluster
 from dlojz.hardware.evidence import table
@@ -29,7 +28,7 @@ from dlojz.labs.kit.figures import Illustrated, Picture
 from dlojz.labs.lab08_compromise import compromise_tables as tables
 from dlojz.labs.lab08_compromise import figures
 from dlojz.labs.lab08_compromise.exercises_alpa import chain_cost
-from dlojz.labs.lab08_compromise.figures import FAR, known
+from dlojz.labs.lab08_compromise.exercises_evidence import shares_of_peak
 from dlojz.labs.lab08_compromise.figures_published import (
     CHOSEN,
     course_table,
@@ -43,19 +42,11 @@ from dlojz.planner.answer import seconds
 from tests.display.overlap import overlapping
 
 WEEK, YEAR = 7 * SECONDS_PER_DAY, 365.25 * SECONDS_PER_DAY
-POINTS = [(4**k * 1024, 1e-4 + 1.4e-9 * 4**k * 1024) for k in range(8)]
 CHAIN = SimpleNamespace(
     strategies=("column", "row", "batch"),
     costs=[[0.0, 5.0, 9.0], [5.0, 5.0, 9.0], [5.0, 5.0, 9.0]],
     resharding=[[[3.0, 0.0, 3.0], [0.0, 3.0, 3.0], [3.0, 3.0, 0.0]]] * 2,
 )
-# Layers of work 4, 1, 1, 1, 1 on submeshes of 1, 2 and 4 GPUs that reach 100, 90 and 75 %.
-TIMES = {
-    (first, last, gpus): sum((4, 1, 1, 1, 1)[first : last + 1]) / (gpus * share)
-    for gpus, share in ((1, 1.0), (2, 0.9), (4, 0.75))
-    for first in range(5)
-    for last in range(first, 5)
-}
 
 
 @pytest.fixture(params=["en", "fr"])
@@ -78,11 +69,7 @@ def drawn(shown: Any) -> Any:
 
 
 def test_what_is_to_do_is_said() -> None:
-    for said in (
-        figures.alpha_beta(POINTS, yours=undone),
-        figures.mlp_sharding(CHAIN, undone),
-        figures.stages(TIMES, undone, 4),
-    ):
+    for said in (figures.mlp_sharding(CHAIN, undone),):
         assert isinstance(said, Verdict)
         assert said.state == "todo"
 
@@ -90,10 +77,10 @@ def test_what_is_to_do_is_said() -> None:
 def test_a_picture_and_its_table_are_two_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     monkeypatch.setattr("IPython.display.display", shown.append)
-    errors: Any = figures.errors("sc21-2")
-    errors._ipython_display_()
-    assert shown == [errors.picture, errors.sheet]
-    assert repr(errors).startswith(errors.figure.alt) and str(errors.sheet) in repr(errors)
+    giants: Any = figures.giants()
+    giants._ipython_display_()
+    assert shown == [giants.picture, giants.sheet]
+    assert repr(giants).startswith(giants.figure.alt) and str(giants.sheet) in repr(giants)
 
 
 def test_the_formula_gives_the_courses_table() -> None:
@@ -126,30 +113,16 @@ def test_the_giants_are_drawn_with_what_fits_nowhere(language: str) -> None:
     assert sum("ne tient pas" in row or "fits nowhere" in row for row in shown.sheet.rows) == 3
 
 
+def test_the_published_share_of_the_peak_stands_beside_the_student_s(language: str) -> None:
+    shown: Any = tables.peak_shares(shares_of_peak)
+    assert len(shown.rows) == 10
+    mfu, hfu = (float(cell.replace(" %", "").replace("\u202f", "").rstrip("%")) for cell in shown.rows[6][4:])
+    assert (mfu, hfu) == (35, 46)
+    assert tables.peak_shares(undone).state == "todo"
+
+
 def test_durations_are_told_in_the_unit_of_a_person() -> None:
     assert [duration(days * SECONDS_PER_DAY) for days in (2, 28, 730.5)] == ["2.0 d", "4.0 weeks", "2.0 years"]
-
-
-def test_a_line_is_drawn_through_the_messages_and_its_residuals_below(language: str) -> None:
-    figure = drawn(figures.alpha_beta(POINTS, yours=lambda: (1e-4, 1.4e-9), package=(2e-4, 1.4e-9)))
-    upper, lower = figure.axes
-    assert list(upper.lines[0].get_ydata()) == pytest.approx([1e3 * seconds for _, seconds in POINTS])
-    exact, other = (np.asarray(line.get_ydata()) for line in lower.lines[:2])
-    assert exact == pytest.approx(0, abs=1e-9) and other[0] == pytest.approx(100e-4 / POINTS[0][1])
-    scaled = drawn(figures.alpha_beta(POINTS, factor=2.0, yours=(1e-4, 0.7e-9)))
-    assert np.asarray(scaled.axes[1].lines[0].get_ydata()) == pytest.approx(0, abs=1e-9)
-
-
-def test_a_line_may_go_below_zero() -> None:
-    figure = drawn(figures.alpha_beta(POINTS, yours=(-1e-3, 2e-9)))
-    assert min(figure.axes[0].lines[1].get_ydata()) > 0
-    assert "−1.00 ms" in figure.axes[0].get_legend().get_texts()[1].get_text()
-
-
-def test_bad_messages_are_refused() -> None:
-    for points, fit in (([], (0, 1)), ([(0, 1.0)], (0, 1)), (POINTS, 3), (POINTS, (1, 2, 3))):
-        with pytest.raises(LabError):
-            figures.alpha_beta(points, yours=fit)
 
 
 def test_every_split_has_what_it_waits_for(language: str) -> None:
@@ -218,35 +191,6 @@ def test_a_solution_names_a_strategy_for_each_layer(wrong: Any) -> None:
         figures.mlp_sharding(CHAIN, wrong)
 
 
-def test_stages_are_framed_in_their_table_and_make_their_pipeline(language: str) -> None:
-    figure = drawn(figures.stages(TIMES, [(0, 0, 2), (1, 4, 2)], 16))
-    *heat, pipeline = figure.axes
-    assert len(heat) == 3
-    framed = [patch.get_xy() for patch in heat[1].patches]
-    assert framed == [(-0.5, -0.5), (3.5, 0.5)]
-    boxes = [patch for patch in pipeline.patches if patch.get_height() == pytest.approx(0.8)]
-    ends = [box.get_x() + box.get_width() for box in boxes]
-    total = 4 / 1.8 * 17  # Σt + 15 max t of two stages of 4 ÷ (2 × 0.9)
-    assert len(boxes) == 32 and max(ends) == pytest.approx(total)
-    assert ("37.78" if language == "en" else "37,78") in pipeline.get_title(loc="left")
-    planned = SimpleNamespace(
-        stages=[
-            SimpleNamespace(first=first, last=last, submesh=SimpleNamespace(num_devices=2))
-            for first, last in ((0, 0), (1, 4))
-        ]
-    )
-    assert drawn(figures.stages(TIMES, lambda: planned, 16)).alt == figure.alt
-
-
-@pytest.mark.parametrize(
-    ("chosen", "micro_batches"),
-    [([(0, 0, 2)], 4), ([(0, 0, 2), (2, 4, 2)], 4), ([(0, 4, 8)], 4), ("stage", 4), ([], 4), ([(0, 4, 4)], 0)],
-)
-def test_stages_hold_every_layer_once(chosen: Any, micro_batches: int) -> None:
-    with pytest.raises(LabError):
-        figures.stages(TIMES, chosen, micro_batches)
-
-
 def test_layouts_of_this_machine_stand_beside_their_measurements(language: str) -> None:
     rows = [SimpleNamespace(title=name, step_s=step_s) for name, step_s in (("c", 0.3), ("a", 0.1), ("<b>$x$", 0.2))]
     shown: Any = figures.neighbours(rows, [0.33, 0.22, 0.2])  # type: ignore[arg-type]
@@ -266,36 +210,6 @@ def test_each_layout_has_its_measurement(measured: list[float]) -> None:
         figures.neighbours(rows, measured)
 
 
-@pytest.mark.parametrize("name", validated())
-def test_every_row_of_a_table_is_drawn_and_the_far_ones_are_told(name: str) -> None:
-    found = validate(name)
-    shown: Any = figures.errors(name)
-    figure = shown.figure
-    axes = figure.axes[0]
-    held, fitted = ([line for line in axes.lines if line.get_marker() == "o"])[:2]
-    drawn_errors = sorted([*held.get_ydata(), *fitted.get_ydata()])
-    assert drawn_errors == pytest.approx(sorted(100 * one.error for one in found.rows))
-    far = [one for one in found.rows if abs(one.error) > FAR]
-    assert len(shown.sheet.rows) == len(far) == sum(len(text.get_text()) == 1 for text in axes.texts)
-    assert all(row[-1] for row in shown.sheet.rows)
-
-
-def test_what_is_known_of_a_row_comes_from_its_table_or_its_neighbours(language: str) -> None:
-    rows = {one.row.row: one for one in validate("jean-zay-a100").rows}
-    among = tuple(rows.values())
-    told = known(rows["jean-zay-a100/830"], among)
-    assert "micro-batch" in told and "4" in told  # row 834: the same layout with micro-batch 4 is predicted well
-    assert ("heads 128" if language == "en" else "largeur 128") in known(rows["jean-zay-a100/930"], among)
-    assert known(rows["jean-zay-a100/830"]) == ("nothing is known" if language == "en" else "rien n’est connu")
-    assert ("open" if language == "en" else "ouverte") in known(rows["jean-zay-a100/455"], among)
-    drawn(figures.errors("jean-zay-a100"))
-
-
-def test_an_unknown_table_is_refused() -> None:
-    with pytest.raises(LabError, match="unknown table"):
-        figures.errors("korthikanti-9")
-
-
 def test_a_table_has_as_many_titles_in_both_languages() -> None:
     found = 0
     for path in sorted(Path(labs.__file__).parents[1].glob("**/*.py")):
@@ -305,37 +219,6 @@ def test_a_table_has_as_many_titles_in_both_languages() -> None:
                 english, french = (ast.unparse(keyword.value).count(";") for keyword in node.keywords)
                 assert english == french > 0, f"{path.name}:{node.lineno}"
     assert found
-
-
-def test_tables_that_no_fit_has_seen_are_told_with_the_interval(language: str) -> None:
-    shown = tables.unseen(("mpt-h100-fp8", "mt-nlg"))
-    assert [row[:2] for row in shown.rows] == [("mpt-h100-fp8", "7"), ("mt-nlg", "3")]
-    assert [int(row[5].split()[0].rstrip("%")) for row in shown.rows] == [100, 0]
-    assert [row[-1] for row in shown.rows] == ["0", "0"]  # all of them ran
-    assert "A100" in shown.notes[0] and "H100" in shown.notes[0]
-
-
-def test_layouts_that_cost_the_same_are_no_other_front(language: str) -> None:
-    plan = dlojz.plan("coatnet_7", "jean_zay_a100", gpus=16, batch=256)
-
-    def front(points: list[tuple[float, ...]]) -> list[int]:
-        return [
-            place
-            for place, one in enumerate(points)
-            if not any(other != one and all(a <= b for a, b in zip(other, one, strict=True)) for other in points)
-        ]
-
-    assert ("the same" if language == "en" else "le même") in tables.front(front, plan).caption
-
-
-def test_the_front_shows_the_planner_s_choice_and_both_of_its_times(language: str) -> None:
-    plan = dlojz.plan("gpt3-175b", "jean_zay_a100", gpus=384, batch=1536)
-    slowest_first = sorted(range(plan.found.admitted.size), key=lambda place: -plan.found.step_s[place])
-    shown = tables.front(lambda points: slowest_first[:3], plan, most=3)
-    assert len(shown.rows) == 4  # the choice is none of the three that such a "front" would show
-    assert shown.rows[0][0] == f"{plan.best.candidate.title} ★"
-    times = [seconds(time) for time in (plan.best.estimated_s, plan.best.step_s)]
-    assert all(time in shown.notes[0] for time in times)
 
 
 def test_a_waterfall_names_the_closed_form_beside_the_simulation(language: str) -> None:

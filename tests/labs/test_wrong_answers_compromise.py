@@ -14,15 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.optimize import nnls
+import torch
 
 import dlojz
-from dlojz.cost_model.measured_machine import line
-from dlojz.cost_model.validation import validate
 from dlojz.hardware import cluster
 from dlojz.labs import lab08_compromise as lab
-from dlojz.labs.kit.exercise import NotDone
-from dlojz.labs.lab08_compromise.compromise_tables import bloom_layouts, evidence, held_out
+from dlojz.labs.kit.exercise import Challenge, judge
+from dlojz.labs.lab08_compromise.compromise_tables import bloom_layouts
 from dlojz.labs.lab08_compromise.exercises_alpa import (
     KNOWN,
     chain_cost,
@@ -31,8 +29,8 @@ from dlojz.labs.lab08_compromise.exercises_alpa import (
     shortest_step,
     solve,
 )
-from dlojz.labs.lab08_compromise.exercises_evidence import _messages, bounded_line, compare_rounds, held_out_errors
-from dlojz.labs.lab08_compromise.exercises_layouts import best_split, choose, pareto, rank_bytes
+from dlojz.labs.lab08_compromise.exercises_evidence import FEWEST_GPUS, compare_rounds, shares_of_peak
+from dlojz.labs.lab08_compromise.exercises_layouts import best_split, choose, rank_bytes
 from dlojz.planner.alpa.graph import mlp
 from dlojz.planner.alpa.intra_operator import shard
 from dlojz.planner.alpa.mesh import DeviceMesh
@@ -40,7 +38,7 @@ from tests.labs import student_answers_compromise as student
 from tests.labs.answers import programme
 from tests.labs.bank import BankTests
 
-EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
+EXERCISES = {one.id: one for one in lab.EXERCISES if not isinstance(one, Challenge)}
 Answer = Callable[..., Any]
 
 
@@ -59,32 +57,6 @@ def held(
         return [*states, flight(layout, stage) * micro_batch_bytes]
 
     return answer
-
-
-def least_squares(*, relative: bool = True, bounds: str = "nnls", power: float = 1.0) -> Answer:
-    def answer(message_bytes: Any, seconds: Any, factor: float) -> Any:
-        n, t = np.array(message_bytes) * factor**power, np.array(seconds)
-        weights = 1 / t if relative else np.ones(len(t))
-        rows, right = np.stack([weights, weights * n], axis=1), weights * t
-        if bounds == "nnls":
-            scale = np.abs(rows).max(axis=0)
-            return nnls(rows / scale, right)[0] / scale
-        found = np.linalg.lstsq(rows, right, rcond=None)[0]
-        return np.maximum(found, 0.0) if bounds == "cut" else found
-
-    return answer
-
-
-def by_hand(message_bytes: Any, seconds: Any, factor: float) -> tuple[float, float]:
-    """Another right way: the free minimum, and where it is not physical each bound in turn."""
-    alpha, beta = least_squares(bounds="free")(message_bytes, seconds, factor)
-    xs = [factor * n / t for n, t in zip(message_bytes, seconds, strict=True)]
-    ys = [1 / t for t in seconds]
-    if alpha < 0:
-        return 0.0, sum(xs) / sum(x * x for x in xs)
-    if beta < 0:
-        return sum(ys) / sum(y * y for y in ys), 0.0
-    return alpha, beta
 
 
 def split(
@@ -128,21 +100,6 @@ def choosing(
         return sorted(able, key=key)[0]
 
     return answer
-
-
-def front(beats: Answer) -> Answer:
-    def answer(points: Any) -> list[int]:
-        kept = []
-        for i in range(len(points)):
-            if not any(beats(points[j], points[i]) for j in range(len(points)) if j != i):
-                kept.append(i)
-        return kept
-
-    return answer
-
-
-def everywhere(one: Any, other: Any) -> bool:
-    return all(a <= b for a, b in zip(one, other, strict=True))
 
 
 def linear(
@@ -224,6 +181,19 @@ def equal_stages(time_of: Answer, layers: int, gpus: int, micro_batches: int) ->
     return best
 
 
+def shares(
+    *,
+    model: Callable[[bool], float] = lambda again: 6,
+    hardware: Callable[[bool], float] = lambda again: 8 if again else 6,
+    gpus: Callable[[int], int] = lambda n: n,
+) -> Answer:
+    def answer(parameters: float, tokens_per_s: float, n: int, peak: float, again: bool) -> tuple[float, float]:
+        share = parameters * tokens_per_s / peak / gpus(n)
+        return model(again) * share, hardware(again) * share
+
+    return answer
+
+
 def rounds(
     ratio: Answer = lambda a, b: float(np.median(np.array(b) / np.array(a))),
     *,
@@ -243,54 +213,34 @@ def rounds(
     return answer
 
 
-def errors(
-    *,
-    judged: Answer = lambda row: not row.fitted,
-    constant_judged: Answer | None = None,
-    rate_from: Answer = lambda row: row.fitted,
-    middle: Answer = statistics.median,
-    error: Answer = lambda guess, measured: abs(guess - measured) / measured,
-) -> Answer:
-    def answer(rows: Any) -> tuple[float, float]:
-        rate = middle([row.work / row.measured_s for row in rows if rate_from(row)])
-        model = [error(row.predicted_s, row.measured_s) for row in rows if judged(row)]
-        constant = [
-            abs(row.work / rate / row.measured_s - 1)
-            for row in rows
-            if (constant_judged or (lambda r: not r.fitted))(row)
-        ]
-        return sum(model) / len(model), sum(constant) / len(constant)
-
-    return answer
-
-
 REFERENCES: dict[str, Answer] = {
     "rank-bytes": rank_bytes,
-    "bounded-fit": bounded_line,
     "best-split": best_split,
     "choose-layout": choose,
-    "pareto-front": pareto,
     "sharding-programme": programme,
     "pipeline-stages": shortest_step,
     "paired-rounds": compare_rounds,
-    "held-out": held_out_errors,
+    "shares-of-peak": shares_of_peak,
 }
 
 OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
     ("rank-bytes", held()),
     ("rank-bytes", lambda *asked: np.array(held()(*asked))),
-    ("bounded-fit", least_squares()),
-    ("bounded-fit", by_hand),
     ("best-split", split()),
     ("choose-layout", choosing()),
-    ("pareto-front", front(lambda q, p: everywhere(q, p) and q != p)),
-    ("pareto-front", lambda points: np.array(sorted(pareto(points), reverse=True))),
     ("sharding-programme", linear()),
     ("sharding-programme", linear(pairs=True)),
     ("pipeline-stages", stages()),
     ("pipeline-stages", lambda *asked: plan_of(*asked).step_s),
     ("paired-rounds", rounds()),
-    ("held-out", errors()),
+    ("shares-of-peak", shares()),
+    ("shares-of-peak", lambda *asked: np.array(shares()(*asked))),
+    ("shares-of-peak", lambda p, t, n, peak, again: [p * t / n / peak * k for k in (6, 6 + 2 * again)]),
+    ("shares-of-peak", lambda p, t, n, peak, again: (6 * t / n * p / peak, (6 + 2 * bool(again)) * t / n * p / peak)),
+    (
+        "shares-of-peak",
+        lambda p, t, n, peak, again: torch.tensor([6.0, 6.0 + 2 * again]).double() * p * t / n / peak,
+    ),
 ]
 
 BANK: dict[str, list[tuple[Answer, str]]] = {
@@ -313,17 +263,6 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda *asked: sum(held()(*asked)), "4 numbers, weights, gradients, optimizer, activations"),
         (lambda *asked: [1.01 * one for one in held()(*asked)], "Weights: in every case your result is 1% too large"),
         (lambda *asked: None, "returns nothing"),
-    ],
-    "bounded-fit": [
-        (least_squares(bounds="free"), "is negative"),
-        (least_squares(bounds="cut"), "fit it again alone"),
-        (least_squares(relative=False), "gaps in seconds"),
-        (least_squares(power=0.0), "of a byte of the message"),
-        (least_squares(power=-1.0), "you divide the bytes by the factor"),
-        (lambda n, t, factor: by_hand(n, t, factor)[::-1], "in another order"),
-        (lambda n, t, factor: (min(t), (max(t) - min(t)) / (n[-1] - n[0])), "α should be"),
-        (lambda n, t, factor: by_hand(n, t, factor)[1], "2 numbers, α, β"),
-        (lambda n, t, factor: (float("nan"), 1.0), "gives nan for α"),
     ],
     "best-split": [
         (split(fits=False), "seconds alone"),
@@ -349,19 +288,6 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (choosing(key=lambda one: one.tp), "can run too"),
         (lambda layouts, *rest: layouts.index(choosing()(layouts, *rest)), "Return one of the layouts"),
         (lambda *asked: None, "returns nothing"),
-    ],
-    "pareto-front": [
-        (front(lambda q, p: all(a < b for a, b in zip(q, p, strict=True))), "smaller in everything"),
-        (front(everywhere), "Twins shut each other out"),
-        (front(lambda q, p: everywhere(p, q) and q != p), "front is inverted"),
-        (
-            lambda points: [points.index(min(points, key=lambda p: p[k])) for k in range(len(points[0]))],
-            "You drop",
-        ),
-        (front(lambda q, p: everywhere(q[:2], p[:2]) and q[:2] != p[:2]), "the first two criteria alone"),
-        (lambda points: list(range(len(points))), "is nowhere larger"),
-        (lambda points: [points[i] for i in pareto(points)], "Return the places"),
-        (lambda points: None, "returns nothing"),
     ],
     "sharding-programme": [
         (linear(own=False), "counts resharding alone"),
@@ -401,18 +327,18 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda a, b: (rounds()(a, b)[0], 1 - rounds()(a, b)[1]), "1 − p"),
         (lambda a, b: rounds()(a, b)[1], "2 numbers, the ratio, p"),
     ],
-    "held-out": [
-        (errors(judged=lambda row: True), "You count all rows"),
-        (errors(judged=lambda row: row.fitted), "the very ones that prove nothing"),
-        (errors(error=lambda guess, measured: guess / measured - 1), "would cancel out"),
-        (errors(error=lambda guess, measured: abs(measured / guess - 1)), "You divide by the prediction"),
-        (errors(error=lambda guess, measured: abs(guess - measured)), "in seconds"),
-        (errors(constant_judged=lambda row: True), "judged on the held-out rows"),
-        (errors(rate_from=lambda row: True), "has seen the held-out rows"),
-        (errors(rate_from=lambda row: not row.fitted), "the very rows that judge it"),
-        (errors(middle=statistics.fmean), "the mean rate"),
-        (lambda rows: errors()(rows)[::-1], "in another order"),
-        (lambda rows: errors()(rows)[0], "2 numbers"),
+    "shares-of-peak": [
+        (shares(model=lambda again: 8 if again else 6), "Your MFU counts recomputation"),
+        (shares(model=lambda again: 8), "Your MFU takes 8 operations"),
+        (shares(model=lambda again: 2), "You count the forward alone"),
+        (shares(model=lambda again: 4), "You count the backward alone"),
+        (shares(gpus=lambda n: 1), "You divide by the peak of one GPU"),
+        (shares(model=lambda again: 600), "in per cent"),
+        (shares(hardware=lambda again: 6), "Your HFU leaves recomputation out"),
+        (shares(hardware=lambda again: 8), "Your HFU always takes 8"),
+        (shares(hardware=lambda again: 12 if again else 6), "8, not 12"),
+        (lambda *asked: shares()(*asked)[::-1], "in another order"),
+        (lambda *asked: shares()(*asked)[0], "2 numbers, the MFU, the HFU"),
     ],
 }
 
@@ -438,12 +364,6 @@ def test_the_bytes_by_hand_are_those_of_the_planner() -> None:
         assert found == pytest.approx([rank.parts[name] for name in names], rel=1e-12)
 
 
-def test_the_bounded_line_is_the_planners_own() -> None:
-    for message_bytes, seconds, factor in _messages():
-        own = line([(1.0, factor * n, t) for n, t in zip(message_bytes, seconds, strict=True)])
-        assert bounded_line(message_bytes, seconds, factor) == pytest.approx(tuple(own), rel=1e-9)
-
-
 @pytest.mark.parametrize("batch", [32, 200, 1024])
 def test_the_chain_of_a_perceptron_costs_what_its_graph_of_operators_does(batch: int) -> None:
     mesh = DeviceMesh((1, 4))
@@ -463,19 +383,6 @@ def test_blooms_layout_is_the_fastest_of_those_measured_for_it_that_fit() -> Non
     assert sum(one.memory_bytes > capacity for one in layouts) == 3  # those that ran out of memory
 
 
-@pytest.mark.parametrize("name", ["sc21-2", "jean-zay-a100"])
-def test_the_errors_of_a_published_table_are_those_of_its_validation(name: str) -> None:
-    result = validate(name)
-    assert held_out_errors(evidence(name)) == pytest.approx((result.mean, result.trivial), rel=1e-9)
-
-
-def test_a_table_of_an_exercise_to_do_says_so() -> None:
-    def to_do(*asked: Any) -> None:
-        raise NotDone("held-out")
-
-    assert getattr(held_out(to_do, ["sc21-1"]), "state", "") == "todo"
-
-
 def test_the_known_answers_of_the_dynamic_programme() -> None:
     """Found by trying every plan."""
     found = {
@@ -483,3 +390,33 @@ def test_the_known_answers_of_the_dynamic_programme() -> None:
     }
     expected = {"A": 16.0, "B": 20.0, "C": 8 / 3, "D": 134.0, "E": 340 / 9, "F": 41.25}
     assert found == pytest.approx(expected, rel=1e-9)
+
+
+def planned(days: float, *, nodes: tuple[int, ...]) -> dict[str, Any]:
+    """The fastest layout of the first number of nodes that is in time."""
+    for count in nodes:
+        asked = dlojz.plan("megatron-18b", "jean_zay_a100", 8 * count, 512, engines="megatron-core", simulate=1)
+        best = asked.choose()
+        if best.estimated_s * 100e9 / (512 * 2048) <= days * 86_400:
+            return {name: getattr(best.candidate, name) for name in FIELDS}
+    raise AssertionError(days)
+
+
+FIELDS = ("dp", "tp", "pp", "zero", "micro_batch", "checkpointing")
+SLOW = {"dp": 8, "tp": 1, "pp": 4, "zero": 1, "micro_batch": 1, "checkpointing": "none"}
+CHALLENGERS: list[tuple[Answer, str, str]] = [
+    (lambda days: planned(days, nodes={45.0: (2,), 30.0: (3,), 19.0: (5,)}[days]), "right", "80 GPUs"),
+    (lambda days: planned(days, nodes={45.0: (2,), 30.0: (4,), 19.0: (8,)}[days]), "note", "112 GPUs"),
+    (lambda days: {**SLOW, "dp": 64}, "wrong", "at most 128 GPUs"),
+    (lambda days: SLOW, "wrong", "For 19 days your layout takes"),
+    (lambda days: {**SLOW, "pp": 1}, "wrong", "GB"),
+    (lambda days: {**SLOW, "dp": 3}, "wrong", "whole nodes of 8"),
+    (lambda days: [8, 1, 4], "wrong", "Return a dictionary"),
+    (lambda days: {**SLOW, "tp": None}, "wrong", "whole numbers"),
+]
+
+
+@pytest.mark.parametrize(("answer", "state", "words"), CHALLENGERS)
+def test_the_fewest_gpus_are_counted_where_the_deadlines_are_kept(answer: Answer, state: str, words: str) -> None:
+    verdict = judge(FEWEST_GPUS, answer)
+    assert (verdict.state, words in verdict.message) == (state, True), verdict.message

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dlojz.labs.kit.exercise import Prediction
 from dlojz.labs.lab08_compromise.exercises_alpa import PROGRAMME, STAGES
-from dlojz.labs.lab08_compromise.exercises_evidence import BOUNDED_FIT, HELD_OUT, PAIRED
-from dlojz.labs.lab08_compromise.exercises_layouts import BEST_SPLIT, CHOOSE, PARETO, RANK_BYTES
+from dlojz.labs.lab08_compromise.exercises_evidence import FEWEST_GPUS, PAIRED, SHARES
+from dlojz.labs.lab08_compromise.exercises_layouts import BEST_SPLIT, CHOOSE, RANK_BYTES
 
-EXERCISES = (RANK_BYTES, BOUNDED_FIT, BEST_SPLIT, CHOOSE, PARETO, PROGRAMME, STAGES, PAIRED, HELD_OUT)
+EXERCISES = (SHARES, RANK_BYTES, BEST_SPLIT, CHOOSE, PAIRED, PROGRAMME, STAGES, FEWEST_GPUS)
 
 PREDICTIONS = (
     Prediction(
@@ -18,6 +18,31 @@ PREDICTIONS = (
         "024 A100 à 140 TFLOP/s chacun ?",
         kind="count",
         tolerance=0.03,
+    ),
+    Prediction(
+        id="slowest-here",
+        en="On this machine, how many times longer is a step of the slowest of the eight layouts than one of the "
+        "fastest?",
+        fr="Sur cette machine, combien de fois plus long est le pas de la plus lente des huit configurations que celui "
+        "de la plus rapide ?",
+        kind="ratio",
+        tolerance=0.5,
+    ),
+    Prediction(
+        id="ddp-place",
+        en="In which place of the eight, the fastest first, does DDP come once they are measured?",
+        fr="À quelle place sur huit, la plus rapide d’abord, DDP arrive-t-il une fois mesuré ?",
+        kind="count",
+        tolerance=0.5,
+    ),
+    Prediction(
+        id="four-processes",
+        en="How many times as many tokens per second do four processes of this machine train as one, with the same "
+        "batch for each process?",
+        fr="Combien de fois plus de tokens par seconde quatre processus de cette machine entraînent-ils qu’un seul, à "
+        "batch égal par processus ?",
+        kind="ratio",
+        tolerance=0.35,
     ),
     Prediction(
         id="perceptron-cost",
@@ -32,13 +57,5 @@ PREDICTIONS = (
         fr="Combien dure le plus court pas de huit couches égales sur 4 GPU, avec 64 micro-batches ?",
         kind="count",
         tolerance=0.001,
-    ),
-    Prediction(
-        id="slowest-here",
-        en="On this machine, how many times longer is a step of the slowest layout than one of the fastest?",
-        fr="Sur cette machine, combien de fois plus long est le pas de la configuration la plus lente que celui de la "
-        "plus rapide ?",
-        kind="ratio",
-        tolerance=0.3,
     ),
 )

@@ -4,38 +4,25 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-from dlojz.base.language import decimal, format_bytes, integer, percent, say, significant
+from dlojz.base.language import decimal, percent, say, significant
 from dlojz.base.table import Table, titles
-from dlojz.cost_model.layouts import Layouts
-from dlojz.cost_model.measured_machine import Measured, link_of
-from dlojz.cost_model.step import memories
 from dlojz.cost_model.validation import validate
-from dlojz.cost_model.workload import decoder_workload
-from dlojz.display.canvas import LabFigure
-from dlojz.display.figures.plan_figures import plan_figure
 from dlojz.hardware import cluster
 from dlojz.hardware.decoder_size import flops_per_sequence
 from dlojz.hardware.evidence import Measurement
-from dlojz.hardware.links import Collective, Interconnect, bus_factor
+from dlojz.hardware.links import Interconnect
 from dlojz.labs.kit.exercise import or_to_do
-from dlojz.labs.kit.figures import pictured
-from dlojz.labs.lab08_compromise.exercises_alpa import KNOWN, StageTimes, perceptron, plan_of, solve
-from dlojz.labs.lab08_compromise.exercises_evidence import MeasuredRow
+from dlojz.labs.lab08_compromise.exercises_alpa import KNOWN, StageTimes, plan_of
 from dlojz.labs.lab08_compromise.exercises_layouts import LayoutRow
 from dlojz.labs.lab08_compromise.figures_published import BATCH, neighbours_of_bloom, sweep
-from dlojz.planner.alpa.graph import mlp
-from dlojz.planner.alpa.intra_operator import shard
-from dlojz.planner.alpa.mesh import DeviceMesh
 from dlojz.planner.answer import Choice, Plan, seconds
-from dlojz.planner.answer import held_out as planner_held_out
 from dlojz.planner.ask import plan
 from dlojz.planner.planned_model import subject
 from dlojz.planner.space import gigabytes, part_words, reason_words
 from dlojz.planner.this_machine import LocalChoice
 from dlojz.planner.tree import family_words
-from dlojz.results.record import RunRecord
 
 Answer = Callable[..., Any]
 STATES = ("weights", "gradients", "optimizer", "activations")
@@ -57,23 +44,26 @@ def ranks(rank_bytes: Answer, choice: Choice, stages: Iterable[int]) -> Table:
     return Table(head, tuple(rows))
 
 
-def messages(measured: Measured, ranks: int, collective: str) -> tuple[list[int], list[float]]:
-    """Return bytes and seconds of the measured messages of one collective."""
-    points = [point for point in measured.setup(ranks).points if point.collective == collective]
-    return [point.message_bytes for point in points], [point.time_s for point in points]
-
-
 @or_to_do
-def links(fit: Answer, measured: Measured, ranks: int) -> Table:
-    """Tabulate α and bandwidth of every measured collective: the student's fit, and the package's."""
-    found, rows = link_of(measured), []
-    for name in cast(list[Collective], list(dict.fromkeys(one.collective for one in measured.setup(ranks).points))):
-        factor = bus_factor(name, ranks)
-        alpha, beta = fit(*messages(measured, ranks, name), factor)
-        theirs = float(found.alpha_s(name, ranks)), float(found.bytes_per_s(name, ranks))
-        bandwidth = f"{decimal(1 / beta / 1e9, 2)} | {decimal(theirs[1] / 1e9, 2)}" if beta else "—"
-        rows.append((name, decimal(factor, 2), f"{seconds(alpha)} | {seconds(theirs[0])}", bandwidth))
-    head = titles(en="yours | the package; factor; α; 1/β, GB/s", fr="vous | le paquet; facteur; α; 1/β, Go/s")
+def peak_shares(shares_of_peak: Answer) -> Table:
+    """Tabulate MFU and HFU of Narayanan's Table 1 by the student's function, beside the paper's share of the peak."""
+    rows = []
+    for one in validate("sc21-1").rows:
+        row, peak = one.row, cluster(one.row.cluster).gpu.peak_flops["bf16"]
+        tokens_per_s = row.global_batch * row.size.sequence_length / one.measured_s
+        shares = shares_of_peak(row.size.num_parameters, tokens_per_s, row.gpus, peak, row.checkpointing == "full")
+        told = "—" if row.tflops_per_gpu is None else percent(1e12 * row.tflops_per_gpu / peak, 0)
+        rows.append(
+            (
+                f"{decimal(row.size.num_parameters / 1e9, 1)}", str(row.gpus),
+                "—" if row.tflops_per_gpu is None else decimal(row.tflops_per_gpu, 0),
+                told, *(percent(share, 0) for share in shares),
+            )
+        )  # fmt: skip
+    head = titles(
+        en="billions of parameters; GPU; TFLOP/s per GPU, published; % of peak, published; your MFU; your HFU",
+        fr="milliards de paramètres; GPU; TFLOP/s par GPU, publiés; % de la crête, publié; votre MFU; votre HFU",
+    )
     return Table(head, tuple(rows))
 
 
@@ -157,66 +147,6 @@ def reasons(plan: Plan) -> Table:
     return Table((say(en="refused because", fr="refusées parce que"), say(en="layouts", fr="nombre")), tuple(rows))
 
 
-@pictured
-def drawn(plan: Plan) -> LabFigure:
-    """Draw a plan, in few colours."""
-    return plan_figure(plan)
-
-
-@or_to_do
-def front(pareto: Answer, plan: Plan, most: int = 8) -> Table:
-    """Tabulate the front that the student's function finds among all admitted layouts, and compare the planner's.
-
-    Args:
-        pareto: of points of seconds, GPU-seconds, joules and bytes, each in closed form.
-        plan: of which every admitted layout is a point.
-        most: layouts shown, evenly over the front.
-    """
-    everything = [plan.choice(place) for place in range(plan.found.admitted.size)]
-    points = [
-        (one.estimated_s, one.candidate.gpus * one.estimated_s, one.energy_j, one.memory_bytes) for one in everything
-    ]
-    own = sorted((everything[place] for place in pareto(points)), key=lambda one: one.estimated_s)
-    same = {points[one.place] for one in own} == {points[one.place] for one in plan.pareto}  # it keeps equals once
-    told = say(en="the same", fr="le même") if same else say(en="another", fr="un autre")
-    shown = [own[round(index * (len(own) - 1) / max(most - 1, 1))] for index in range(min(most, len(own)))]
-    if plan.best.place not in {one.place for one in shown}:
-        shown = sorted([*shown, plan.best], key=lambda one: one.estimated_s)
-    rows = [
-        (
-            one.candidate.title + (" ★" if one.place == plan.best.place else ""),
-            str(one.candidate.gpus),
-            seconds(one.estimated_s),
-            decimal(1000 * one.candidate.gpus * one.estimated_s / 3600, 1),
-            decimal(one.energy_j / 3600, 1),
-            gigabytes(one.memory_bytes),
-        )
-        for one in shown
-    ]
-    counts = integer(len(own)), integer(len(everything))
-    caption = say(
-        en=f"{counts[0]} of {counts[1]} layouts are on the front, of which {len(rows)} are shown; the planner's "
-        f"front is {told}.",
-        fr=f"{counts[0]} configurations sur {counts[1]} sont sur le front, dont {len(rows)} sont montrées ; celui du "
-        f"planificateur est {told}.",
-    )
-    chosen = say(
-        en=f"★ the planner's choice: {seconds(plan.best.estimated_s)} in closed form, {seconds(plan.best.step_s)} "
-        "simulated.",
-        fr=f"★ le choix du planificateur : {seconds(plan.best.estimated_s)} par la forme close, "
-        f"{seconds(plan.best.step_s)} simulé.",
-    )
-    head = (
-        say(en="layout", fr="configuration"),
-        "GPU",
-        say(en="step, closed form", fr="pas, forme close"),
-        say(en="GPU-hours of 1,000 steps", fr="heures GPU, 1 000 pas"),
-        say(en="Wh of a step", fr="Wh d’un pas"),
-        say(en="fullest GPU", fr="GPU le plus rempli"),
-    )
-    return Table(head, tuple(rows), caption, notes=(chosen,))
-
-
 def trees(questions: Iterable[tuple[str, int, int]], site: str = "jean_zay_a100") -> Table:
     """Tabulate the ends of the decision tree for questions (model, GPUs, batch), and what the search finds."""
     rows = []
@@ -234,32 +164,8 @@ def trees(questions: Iterable[tuple[str, int, int]], site: str = "jean_zay_a100"
     return Table(head, tuple(rows))
 
 
-STRATEGY = {"column": ("C", "C"), "row": ("R", "L"), "batch": ("B", "B")}
 LIKELY = 0.05
 """p from which a difference is called chance."""
-
-
-@or_to_do
-def by_batch(programme: Answer, batches: Iterable[int], width: int, layers: int, mesh: DeviceMesh) -> Table:
-    """Tabulate the cheapest sharding of a perceptron by batch: the student's chain, and the whole graph."""
-    rows = []
-    for batch in batches:
-        chain = perceptron(batch, width, layers, mesh)
-        found = solve(*programme(chain.costs, chain.resharding))
-        letters = [] if found is None else [STRATEGY[chain.strategies[k]] for k in found.strategies()]
-        rows.append(
-            (
-                str(batch),
-                " ".join(say(en=english, fr=french) for english, french in letters),
-                "—" if found is None else decimal(found.cost, 0),
-                decimal(shard(mlp(batch, width, layers), mesh).cost, 0),
-            )
-        )
-    head = titles(
-        en="batch; strategies (C columns, R rows, B batch); your programme; the package, operator by operator",
-        fr="batch; stratégies (C colonnes, L lignes, B batch); votre programme; le paquet, opérateur par opérateur",
-    )
-    return Table(head, tuple(rows))
 
 
 @or_to_do
@@ -286,19 +192,6 @@ def case(name: str) -> tuple[StageTimes, int, int]:
     return KNOWN[name]
 
 
-def stage_times(times: StageTimes, gpus: int) -> dict[tuple[int, int, int], float]:
-    """Compute the times of all stages of a case, by first layer, last layer and GPUs."""
-    sizes = [2**power for power in range(gpus.bit_length())]
-    layers = range(times.layers)
-    return {
-        (first, last, size): times(first, last, size)
-        for first in layers
-        for last in layers
-        for size in sizes
-        if first <= last
-    }
-
-
 @or_to_do
 def duels(compare_rounds: Answer, rows: Sequence[LocalChoice], rounds: Sequence[Sequence[float]]) -> Table:
     """Compare the first layout with each other one, by the student's comparison of their rounds."""
@@ -317,99 +210,6 @@ def duels(compare_rounds: Answer, rows: Sequence[LocalChoice], rounds: Sequence[
         fr=f"face à {rows[0].title}; rapport prédit; rapport mesuré; p; verdict",
     )
     return Table(head, tuple(lines))
-
-
-def predicted_and_run(row: LocalChoice, rounds: Sequence[float], record: RunRecord | None) -> Table:
-    """Tabulate a layout's step and peak: predicted, measured in turns with its neighbours, and in a run."""
-    own = record.footprint() if record else None
-    peaks = [one.memory.peak_bytes for one in record.footprints if one.memory.peak_bytes] if record else []
-    step_s = own.phases.step_s if own else None
-    rows = (
-        (
-            say(en="step", fr="pas"),
-            seconds(row.step_s),
-            seconds(statistics.median(rounds)),
-            "—" if step_s is None else seconds(step_s),
-        ),
-        (
-            say(en="peak of the fullest rank", fr="pic du rang le plus rempli"),
-            format_bytes(row.peak_bytes),
-            "—",
-            format_bytes(max(peaks)) if peaks else "—",
-        ),
-    )
-    head = (
-        row.title,
-        say(en="predicted", fr="prédit"),
-        say(en="measured, in turns", fr="mesuré, à tour de rôle"),
-        say(en="measured, in a run", fr="mesuré, en exécution"),
-    )
-    return Table(head, rows)
-
-
-def evidence(name: str) -> list[MeasuredRow]:
-    """Return the rows of a published table with their predictions."""
-    return [
-        MeasuredRow(
-            one.row.global_batch
-            * flops_per_sequence(one.row.size, "recompute" if one.row.checkpointing == "full" else "model")
-            / one.row.gpus,
-            one.measured_s,
-            one.predicted_s,
-            not one.held_out,
-        )
-        for one in validate(name).rows
-    ]
-
-
-@or_to_do
-def held_out(errors: Answer, names: Sequence[str]) -> Table:
-    """Tabulate errors of the model and of a constant rate by the student's function, and with the table left out."""
-    rows = []
-    for name in names:
-        result = validate(name)
-        model, constant = errors(evidence(name))
-        adds = say(en="yes", fr="oui") if model < constant else say(en="no", fr="non")
-        both = (
-            f"{percent(one)} | {percent(other)}" for one, other in ((model, result.mean), (constant, result.trivial))
-        )
-        rows.append((name, f"{len(result.held)} / {len(result.rows)}", *both, percent(result.left_out_mean), adds))
-    head = titles(
-        en="yours | the package; held out / rows; model; constant rate; table left out; does it add anything?",
-        fr="vous | le paquet; mises de côté / lignes; modèle; débit constant; tableau écarté; apporte-t-il quelque "
-        "chose ?",
-    )
-    return Table(head, tuple(rows))
-
-
-def unseen(names: Sequence[str]) -> Table:
-    """Tabulate published tables that no fit has seen: errors, a constant rate, the planner's interval, memory."""
-    rows, intervals = [], {}
-    for name in names:
-        result = validate(name)
-        known = planner_held_out(result.profile)
-        assert known is not None
-        intervals[result.profile.upper()] = f"{decimal(known.low, 2)} – {decimal(known.high, 2)}"
-        inside = [known.low <= one.measured_s / one.predicted_s <= known.high for one in result.rows]
-        refused = sum(_share_of_gpu(one.row) > 1 for one in result.rows)
-        rows.append(
-            (
-                name, str(len(result.rows)), percent(result.mean), percent(result.worst), percent(result.trivial),
-                percent(statistics.fmean(inside), 0), str(refused),
-            )
-        )  # fmt: skip
-    head = titles(
-        en="table; rows that ran; model; worst row; constant rate; inside the interval; refused as OOM",
-        fr="tableau; lignes exécutées; modèle; pire ligne; débit constant; dans l’intervalle; refusées (OOM)",
-    )
-    told = ", ".join(f"{profile} {factors}" for profile, factors in intervals.items())
-    note = say(en=f"Interval, measured over predicted: {told}.", fr=f"Intervalle, mesuré sur prédit : {told}.")
-    return Table(head, tuple(rows), align="lrrrrrr", notes=(note,))
-
-
-def _share_of_gpu(row: Measurement) -> float:
-    needed = memories(decoder_workload(row.size), Layouts.from_measurements([row])).total_bytes[0]
-    return float(needed) / cluster(row.cluster).gpu.memory_bytes
 
 
 def documents(files: Mapping[str, str], most: int = 24) -> None:

@@ -1,219 +1,143 @@
-"""Exercises of lab 08 on measurements: fit a link, compare layouts in paired rounds, judge a model on held-out rows.
-
-The tests compare the fit with `dlojz.cost_model.measured_machine.line`, which computes it in another way.
-"""
+"""Exercises of lab 08 on rates: shares of a peak, layouts in paired rounds, and the challenge of the fewest GPUs."""
 
 from __future__ import annotations
 
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
-from dlojz.base.language import say, shortest, significant
-from dlojz.hardware.links import weighted_line
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said
-from dlojz.labs.kit.judges import Case, Judge, Numbers, part_by_part
+from dlojz.base.errors import LabError
+from dlojz.base.language import decimal, say
+from dlojz.cost_model.step import SECONDS_PER_DAY
+from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong
+from dlojz.labs.kit.judges import Case, Judge, Numbers
 
-Pair = tuple[float, float]
+MODEL_OPERATIONS: Final = 6
+"""Per parameter and token: 2 in forward, 4 in backward."""
+RECOMPUTED: Final = 8
+"""The same with a second forward."""
 
 
-def bounded_line(message_bytes: Sequence[float], seconds: Sequence[float], factor: float) -> Pair:
-    """Fit t = α + factor·n·β with α (s) and β (s per byte) ≥ 0 by least squares of the relative gaps.
+def shares_of_peak(parameters: float, tokens_per_s: float, gpus: int, peak_flops: float, recompute: bool) -> Numbers:
+    """Return (MFU, HFU): the model's operations per second over the peak of all GPUs, and those really computed.
 
     Args:
-        message_bytes, seconds: the measurements.
-        factor: bytes that the busiest link carries per byte of the message.
+        parameters: of the model.
+        tokens_per_s: trained by all GPUs together.
+        peak_flops: of one GPU, FLOP/s.
+        recompute: whether activations are computed again.
 
-    Source: non-negative least squares of two unknowns (Lawson & Hanson 1974, ch. 23): where the free minimum has a
-    negative unknown, the least is on the boundary on which that unknown is 0.
+    Source: Chowdhery et al. 2022 (PaLM, arXiv 2204.02311), appendix B.
     """
-    carried = [factor * n for n in message_bytes]
-    alpha, beta = weighted_line(carried, seconds)
-    if alpha < 0:
-        return 0.0, slope_alone(carried, seconds)
-    if beta < 0:
-        return start_alone(seconds), 0.0
-    return alpha, beta
+    rate = parameters * tokens_per_s / (gpus * peak_flops)
+    return MODEL_OPERATIONS * rate, (RECOMPUTED if recompute else MODEL_OPERATIONS) * rate
 
 
-def slope_alone(carried: Sequence[float], seconds: Sequence[float]) -> float:
-    """Fit β of t = β·n by squared relative gaps."""
-    shares = [n / t for n, t in zip(carried, seconds, strict=True)]
-    return math.fsum(shares) / math.fsum(share * share for share in shares)
+def _trainings() -> Iterator[Case]:
+    yield 175e9, 140_000.0, 1024, 312e12, True
+    yield 22e9, 9_500.0, 8, 312e12, False
+    yield 7e9, 52_000.0, 16, 989e12, True
+    yield 875_000.0, 3_100.0, 4, 4e10, False
 
 
-def start_alone(seconds: Sequence[float]) -> float:
-    """Fit α of t = α by squared relative gaps."""
-    return math.fsum(1 / t for t in seconds) / math.fsum(1 / t**2 for t in seconds)
-
-
-def _carried(way: Callable[[Sequence[float], Sequence[float]], Pair]) -> Callable[..., Pair]:
-    return lambda n, t, factor: way([factor * one for one in n], t)
-
-
-def _absolute(n: Sequence[float], t: Sequence[float]) -> Pair:
-    """The line by gaps in seconds, each number at least 0."""
-    alpha, beta = weighted_line(n, t, [1.0] * len(t))
-    if alpha < 0:
-        return 0.0, math.fsum(x * y for x, y in zip(n, t, strict=True)) / math.fsum(x * x for x in n)
-    return (math.fsum(t) / len(t), 0.0) if beta < 0 else (alpha, beta)
-
-
-_RELATIVE, _IN_SECONDS = _carried(weighted_line), _carried(_absolute)
-
-
-def _cut(n: Sequence[float], t: Sequence[float], factor: float) -> Pair:
-    alpha, beta = _RELATIVE(n, t, factor)
-    return max(alpha, 0.0), max(beta, 0.0)
-
-
-def _free(n: Sequence[float], t: Sequence[float], factor: float) -> Pair:
-    """The line by gaps in seconds, without bounds, as np.polyfit gives it."""
-    return weighted_line([factor * one for one in n], t, [1.0] * len(t))
-
-
-def _messages() -> Iterator[Case]:
-    """Times that no network would give: one link with little latency, one with little else, and two plain ones."""
-    rough = (1.0, 1.2, 0.85, 1.1, 0.9, 1.15, 0.8, 1.05)
-    sizes = [float(4**power) for power in range(5, 13)]
-    for shift, (alpha, beta, factor) in enumerate(((4e-5, 5e-10, 1.5), (2e-4, 3e-9, 1.0), (9e-6, 8e-11, 0.875))):
-        yield (
-            sizes,
-            [(alpha + factor * beta * n) * rough[(index + 3 * shift) % len(rough)] for index, n in enumerate(sizes)],
-            factor,
-        )
-    # Short messages go faster than in proportion: a line through them would start below 0.
-    yield sizes, [2e-9 * n * (0.6 if n < 2**16 else 1.1) for n in sizes], 1.75
-    # Times that do not grow: nothing is left for the bytes.
-    yield sizes[:4], [3.2e-4, 3.1e-4, 2.9e-4, 2.8e-4], 0.75
-
-
-def _told_messages(case: Case) -> str:
-    n, t, factor = case
-    durations = [significant(one, 2) for one in (t[0], t[-1])]
-    return say(
-        en=f"For messages of {n[0]:.0f} to {n[-1]:.0f} bytes in {durations[0]} to {durations[1]} s (factor "
-        f"{shortest(factor)})",
-        fr=f"Pour des messages de {n[0]:.0f} à {n[-1]:.0f} octets, en {durations[0]} à {durations[1]} s (facteur "
-        f"{shortest(factor)})",
+def _share(part: int, operations: Callable[[bool], float], english: str, french: str) -> Mistake:
+    return Mistake(
+        lambda parameters, tokens_per_s, gpus, peak, recompute: (
+            operations(recompute) * parameters * tokens_per_s / (gpus * peak)
+        ),
+        english,
+        french,
+        part=part,
     )
 
 
-_FIT_WAYS = (
-    Mistake(
-        _RELATIVE,
-        "This line is the best without bounds, but for some of the measurements its α or its β is negative: beyond "
-        "them it would predict messages that arrive before they leave. Ask for both to be at least 0.",
-        "Sans contrainte, cette droite est la meilleure ; mais pour certaines des mesures, son α ou son β est négatif "
-        ": hors de l’intervalle mesuré, elle prédirait des messages arrivés avant d’être partis. Imposez que les deux "
-        "soient positifs ou nuls.",
-    ),
-    Mistake(
-        _cut,
-        "You set the negative number to 0, and keep the other; once α is 0, the best β is another one: fit it again "
-        "alone.",
-        "Vous ramenez le nombre négatif à 0 et gardez l’autre ; une fois α nul, le meilleur β n’est plus le même : "
-        "ajustez-le de nouveau, seul.",
-    ),
-    Mistake(
-        _IN_SECONDS,
-        "You minimise gaps in seconds: the longest messages alone decide. Divide each row by its time, so that "
-        "relative gaps count, as in lab 03.",
-        "Vous minimisez des écarts en secondes : seuls les plus longs messages décident. Divisez chaque ligne par sa "
-        "durée, pour que comptent les écarts relatifs, comme au TP 03.",
-    ),
-    Mistake(
-        _free,
-        "You fit gaps in seconds, so that the longest messages decide alone, and let both numbers be negative: divide "
-        "each "
-        "row by its time, and keep both at least 0.",
-        "Vous ajustez des écarts en secondes, où les plus longs messages décident seuls, et laissez les nombres "
-        "devenir "
-        "négatifs : divisez chaque ligne par sa durée, et gardez les deux au moins à 0.",
-    ),
-)
-_FIT_WHOLE = (
-    Mistake(
-        lambda n, t, factor: (0.0, statistics.median(b / (a * factor) for a, b in zip(n, t, strict=True))),
-        "You leave the latency out: a short message takes α.",
-        "Vous oubliez la latence : un message court prend α.",
-    ),
-    *(
-        Mistake(
-            lambda n, t, factor, of=of: (of(t), 0.0),
-            "You leave the bytes out: a long message takes β for each of them.",
-            "Vous oubliez les octets : un long message prend β pour chacun.",
-        )
-        for of in (min, max, statistics.fmean)
-    ),
-    Mistake(
-        lambda n, t, factor: tuple(abs(one) for one in _RELATIVE(n, t, factor)),
-        "You take the magnitude of a negative number: it is no fit any more. Set it to 0, and fit the other again "
-        "alone.",
-        "Vous prenez la valeur absolue d’un nombre négatif : ce n’est plus un ajustement. Mettez-le à 0, et ajustez "
-        "l’autre "
-        "de nouveau, seul.",
-    ),
-    Mistake(
-        lambda n, t, factor: (1e6 * bounded_line(n, t, factor)[0], 1e9 * bounded_line(n, t, factor)[1]),
-        "Your numbers are in microseconds and nanoseconds: return seconds, and seconds per byte.",
-        "Vos nombres sont en microsecondes et nanosecondes : renvoyez des secondes, et des secondes par octet.",
-    ),
-    Mistake(
-        lambda n, t, factor: bounded_line(n[:2], t[:2], factor),
-        "You fit the first two measurements alone: all of them count.",
-        "Vous n’ajustez que les deux premières mesures : toutes comptent.",
-    ),
-    Mistake(
-        lambda n, t, factor: (
-            bounded_line(n, t, factor)[0],
-            1 / bounded_line(n, t, factor)[1] if bounded_line(n, t, factor)[1] else 0.0,
-        ),
-        "You return a bandwidth, bytes per second: β is its inverse, seconds per byte.",
-        "Vous renvoyez un débit, en octets par seconde : β est son inverse, en secondes par octet.",
-    ),
-)
-_FACTOR_WAYS = (
-    Mistake(
-        lambda n, t, factor: bounded_line(n, t, 1.0)[1],
-        "α is right; your β is that of a byte of the message. Of each such byte the busiest link carries `factor`: t = "
-        "α + factor · n · β, so that one β holds for every collective.",
-        "α est juste ; votre β est celui d’un octet du message. Pour chacun, le lien le plus chargé en transporte "
-        "`factor` : t = α + factor · n · β, et un même β vaut alors pour toutes les collectives.",
-        part=1,
-    ),
-    Mistake(
-        lambda n, t, factor: bounded_line(n, t, 1 / factor)[1],
-        "α is right, but you divide the bytes by the factor: the link carries factor · n bytes.",
-        "α est juste, mais vous divisez les octets par le facteur : le lien en transporte factor · n.",
-        part=1,
-    ),
-)
-
-BOUNDED_FIT = Exercise(
-    id="bounded-fit",
-    title=Said("a link in two numbers, for a planner", "un lien en deux nombres, pour planifier"),
+SHARES = Exercise(
+    id="shares-of-peak",
+    title=Said("the share of the peak", "la part de la crête"),
     judge=Judge(
-        bounded_line,
-        cases=_messages,
-        parts=(Said("α", "α"), Said("β", "β")),
-        told=_told_messages,
-        mistakes=(*_FIT_WHOLE, *part_by_part(_FIT_WAYS, 2), *_FACTOR_WAYS),
-        tolerance=0.005,
+        shares_of_peak,
+        cases=_trainings,
+        parts=(Said("the MFU", "la MFU"), Said("the HFU", "la HFU")),
+        told=Said(
+            "For {0:.3g} parameters, {1:g} tokens/s on {2} GPUs of {3:.3g} FLOP/s (recomputation: {4})",
+            "Pour {0:.3g} paramètres, {1:g} tokens/s sur {2} GPU de {3:.3g} FLOP/s (recalcul : {4})",
+        ),
+        mistakes=(
+            _share(
+                0,
+                lambda recompute: RECOMPUTED if recompute else MODEL_OPERATIONS,
+                "Your MFU counts recomputation: the model asks for 6 operations per parameter and token, however they "
+                "are computed.",
+                "Votre MFU compte le recalcul : le modèle demande 6 opérations par paramètre et par token, quelle que "
+                "soit la façon de les calculer.",
+            ),
+            _share(
+                0,
+                lambda recompute: RECOMPUTED,
+                "Your MFU takes 8 operations per parameter and token: recomputation is no work that the model asks "
+                "for; take 6.",
+                "Votre MFU prend 8 opérations par paramètre et par token : le recalcul n’est pas un travail que "
+                "demande le modèle ; prenez 6.",
+            ),
+            _share(
+                0,
+                lambda recompute: 2,
+                "You count the forward alone, 2 operations: the backward takes 4 more.",
+                "Vous ne comptez que la passe avant, 2 opérations : la passe arrière en prend 4 de plus.",
+            ),
+            _share(
+                0,
+                lambda recompute: 4,
+                "You count the backward alone, 4 operations: the forward takes 2 more.",
+                "Vous ne comptez que la passe arrière, 4 opérations : la passe avant en prend 2 de plus.",
+            ),
+            Mistake(
+                lambda parameters, tokens_per_s, gpus, peak, recompute: 6 * parameters * tokens_per_s / peak,
+                "You divide by the peak of one GPU: tokens_per_s is the rate of all of them, so divide by the sum of "
+                "their peaks.",
+                "Vous divisez par la crête d’un seul GPU : tokens_per_s est le débit de tous ; divisez par la somme "
+                "de leurs crêtes.",
+                part=0,
+            ),
+            _share(
+                0,
+                lambda recompute: 600,
+                "Your MFU is in per cent: return a share between 0 and 1.",
+                "Votre MFU est en pour cent : renvoyez une part entre 0 et 1.",
+            ),
+            _share(
+                1,
+                lambda recompute: MODEL_OPERATIONS,
+                "Your HFU leaves recomputation out: the second forward is computed too, 8 operations.",
+                "Votre HFU oublie le recalcul : la seconde passe avant est calculée aussi, soit 8 opérations.",
+            ),
+            _share(
+                1,
+                lambda recompute: RECOMPUTED,
+                "Your HFU always takes 8 operations: without recomputation there are 6.",
+                "Votre HFU prend toujours 8 opérations : sans recalcul, il y en a 6.",
+            ),
+            _share(
+                1,
+                lambda recompute: 12 if recompute else 6,
+                "Recomputation repeats the forward only, 2 operations more: 8, not 12.",
+                "Le recalcul ne refait que la passe avant, 2 opérations de plus : 8, et non 12.",
+            ),
+        ),
+        tolerance=1e-6,
     ),
-    praise_en="Right: both numbers stay physical for every collective, even outside the range of the measurements.",
-    praise_fr="Exact : les deux nombres restent physiques pour toutes les collectives, même hors de l’intervalle "
-    "mesuré.",
-    hint_en="As in lab 03, one row per measurement, divided by its time: α · 1/t + β · factor·n/t = 1. What is new: "
-    "both unknowns at least 0. Look at scipy.optimize.nnls.",
-    hint_fr="Comme au TP 03, une ligne par mesure, divisée par sa durée : α · 1/t + β · factor·n/t = 1. La nouveauté : "
-    "les deux inconnues sont positives ou nulles. Voyez scipy.optimize.nnls.",
-    nearer_en="nnls(rows, ones)[0] gives (α, β), where rows has the columns 1/t and factor·n/t. By hand: if α < 0, "
-    "take α = 0 and the best β alone, Σ x ÷ Σ x² with x = factor·n/t.",
-    nearer_fr="nnls(rows, ones)[0] donne (α, β), où rows a pour colonnes 1/t et factor·n/t. À la main : si α < 0, "
-    "prenez α = 0 et le meilleur β seul, Σ x ÷ Σ x² avec x = factor·n/t.",
+    praise_en="Right: the same rate, once as the model sees it, once as the hardware does.",
+    praise_fr="Exact : le même débit, vu par le modèle puis par le matériel.",
+    hint_en="Operations per second over the peak of all GPUs. Which operations does the model ask for, and which does "
+    "recomputation add?",
+    hint_fr="Des opérations par seconde, rapportées à la crête de tous les GPU. Lesquelles le modèle demande-t-il, et "
+    "lesquelles le recalcul ajoute-t-il ?",
+    nearer_en="Parameters · tokens_per_s · 6 over gpus · peak_flops is the MFU; the HFU has 8 in place of 6 where the "
+    "forward is computed twice.",
+    nearer_fr="Paramètres · tokens_per_s · 6 sur gpus · peak_flops, c’est la MFU ; la HFU a 8 au lieu de 6 si la passe "
+    "avant est calculée deux fois.",
 )
 
 
@@ -427,244 +351,70 @@ PAIRED = Exercise(
 )
 
 
-class MeasuredRow(NamedTuple):
-    """Published measurement with its prediction.
-
-    Args:
-        work: operations of a step, per GPU.
-        measured_s, predicted_s: seconds of a step.
-        fitted: whether the model's parameters were fitted on this row.
-    """
-
-    work: float
-    measured_s: float
-    predicted_s: float
-    fitted: bool
+DEADLINES: Final = (45.0, 30.0, 19.0)
+"""Days that the challenge allows."""
+CHALLENGE_MODEL, CHALLENGE_SITE, CHALLENGE_BATCH, CHALLENGE_TOKENS = "megatron-18b", "jean_zay_a100", 512, 100e9
+CHALLENGE_GPUS: Final = tuple(range(8, 129, 8))
+ENGINE: Final = "megatron-core"
+SEQUENCE: Final = 2048
+FIELDS: Final = ("dp", "tp", "pp", "zero", "micro_batch", "checkpointing")
 
 
-def held_out_errors(rows: Sequence[MeasuredRow]) -> Numbers:
-    """Return mean absolute relative errors of the model and of a constant, on rows not fitted on.
-
-    The constant is one rate per GPU, the median of work over measured seconds of the fitted rows.
-
-    Source: `dlojz.cost_model.validation`.
-    """
-    held = [row for row in rows if not row.fitted]
-    rate = statistics.median(row.work / row.measured_s for row in rows if row.fitted)
-    return (_mean_error(held, lambda row: row.predicted_s), _mean_error(held, lambda row: row.work / rate))
+def days_of(estimated_s: float) -> float:
+    """Compute the days of the challenge's training from the seconds of a step."""
+    return estimated_s * CHALLENGE_TOKENS / (CHALLENGE_BATCH * SEQUENCE) / SECONDS_PER_DAY
 
 
-def _mean_error(rows: Sequence[MeasuredRow], guess: Callable[[MeasuredRow], float]) -> float:
-    return statistics.fmean(abs(guess(row) / row.measured_s - 1) for row in rows)
+def _fewest(answer: Callable[..., Any]) -> float:
+    """Add up the GPUs of the layouts for all deadlines."""
+    from dlojz.planner.ask import plan
+
+    total = 0
+    for days in DEADLINES:
+        layout = answer(days)
+        if not isinstance(layout, Mapping) or set(layout) != set(FIELDS):
+            raise Wrong(
+                f"Return a dictionary with the keys {', '.join(FIELDS)}.",
+                f"Renvoyez un dictionnaire avec les clés {', '.join(FIELDS)}.",
+            )
+        try:
+            gpus = int(layout["dp"]) * int(layout["tp"]) * int(layout["pp"])
+        except (TypeError, ValueError):
+            raise Wrong("dp, tp and pp are whole numbers.", "dp, tp et pp sont des nombres entiers.") from None
+        if gpus not in CHALLENGE_GPUS:
+            raise Wrong(
+                f"Your layout has {gpus} GPUs: whole nodes of 8, and at most {CHALLENGE_GPUS[-1]} GPUs.",
+                f"Votre configuration a {gpus} GPU : des nœuds entiers de 8, et {CHALLENGE_GPUS[-1]} GPU au plus.",
+            )
+        try:
+            asked = plan(CHALLENGE_MODEL, CHALLENGE_SITE, gpus, CHALLENGE_BATCH, engines=ENGINE, simulate=1)
+            took = days_of(asked.choose(**layout).estimated_s)
+        except LabError as error:
+            raise Wrong(str(error), str(error)) from None
+        if took > days:
+            late = f"{decimal(took, 1)}"
+            raise Wrong(
+                f"For {days:g} days your layout takes {late} days: it is too late.",
+                f"Pour {days:g} jours, votre configuration en prend {late} : c’est trop tard.",
+            )
+        total += gpus
+    return float(total)
 
 
-def _trivial(rows: Sequence[MeasuredRow], rate_of: Callable[[Sequence[MeasuredRow]], float]) -> float:
-    rate = rate_of(rows)
-    return _mean_error([row for row in rows if not row.fitted], lambda row: row.work / rate)
-
-
-def _rates(rows: Sequence[MeasuredRow]) -> list[float]:
-    return [row.work / row.measured_s for row in rows]
-
-
-def _tables() -> Iterator[tuple[list[MeasuredRow]]]:
-    dice = random.Random(9)
-    for count in (11, 24, 17):
-        rows = []
-        for number in range(count):
-            fitted = number % 3 != 0
-            measured = dice.uniform(5.0, 90.0)
-            off = dice.uniform(0.97, 1.05) if fitted else dice.uniform(0.8, 1.15)
-            rows.append(MeasuredRow(measured * dice.uniform(1.1e14, 1.6e14), measured, measured * off, fitted))
-        dice.shuffle(rows)
-        yield (rows,)
-
-
-def _told_table(case: Case) -> str:
-    held = sum(not row.fitted for row in case[0])
-    return say(
-        en=f"For a table of {len(case[0])} rows, of which {held} are held out",
-        fr=f"Pour une table de {len(case[0])} lignes, dont {held} mises de côté",
-    )
-
-
-def _as(
-    rows: Sequence[MeasuredRow], mean: Callable[[list[float]], float], gap: Callable[[float], float]
-) -> tuple[float, float]:
-    """Both errors, under another mean and another measure of one gap."""
-    held = [row for row in rows if not row.fitted]
-    rate = statistics.median(_rates([row for row in rows if row.fitted]))
-    return (
-        mean([gap(row.predicted_s / row.measured_s - 1) for row in held]),
-        mean([gap(row.work / rate / row.measured_s - 1) for row in held]),
-    )
-
-
-def _on(part: int, which: Callable[[MeasuredRow], bool], english: str, french: str) -> Mistake:
-    def way(rows: Sequence[MeasuredRow]) -> float:
-        some = [row for row in rows if which(row)]
-        rate = statistics.median(_rates([row for row in rows if row.fitted]))
-        return _mean_error(some, (lambda row: row.predicted_s) if part == 0 else (lambda row: row.work / rate))
-
-    return Mistake(way, english, french, part)
-
-
-HELD_OUT = Exercise(
-    id="held-out",
-    title=Said("does the model add anything?", "le modèle apporte-t-il quelque chose ?"),
-    judge=Judge(
-        held_out_errors,
-        cases=_tables,
-        parts=(
-            Said("the model's error", "l’erreur du modèle"),
-            Said("error of the constant rate", "l’erreur du débit constant"),
-        ),
-        told=_told_table,
-        mistakes=(
-            _on(
-                0,
-                lambda row: True,
-                "You count all rows: on those that the parameters were fitted on, a small error proves nothing.",
-                "Vous comptez toutes les lignes : sur celles qui ont servi à ajuster les paramètres, une petite erreur "
-                "ne prouve rien.",
-            ),
-            _on(
-                0,
-                lambda row: row.fitted,
-                "You count the fitted rows, the very ones that prove nothing: take the others.",
-                "Vous comptez les lignes ajustées, justement celles qui ne prouvent rien : prenez les autres.",
-            ),
-            Mistake(
-                lambda rows: statistics.fmean(row.predicted_s / row.measured_s - 1 for row in rows if not row.fitted),
-                "You leave the sign: errors of +20% and −20% would cancel out. That is the bias; take absolute values "
-                "first.",
-                "Vous gardez le signe : +20 % et −20 % se compenseraient. C’est le biais ; prenez d’abord les valeurs "
-                "absolues.",
-                part=0,
-            ),
-            Mistake(
-                lambda rows: statistics.fmean(
-                    abs(row.measured_s / row.predicted_s - 1) for row in rows if not row.fitted
-                ),
-                "You divide by the prediction: a model that predicts endless steps would be off by 100% at most. "
-                "Divide by what was measured.",
-                "Vous divisez par la prédiction : un modèle qui prédirait des pas sans fin ne se tromperait que de 100 "
-                "%. Divisez par la mesure.",
-                part=0,
-            ),
-            Mistake(
-                lambda rows: statistics.fmean(abs(row.predicted_s - row.measured_s) for row in rows if not row.fitted),
-                "Your error is in seconds: long steps would decide alone. Divide by what was measured.",
-                "Votre erreur est en secondes : les longs pas décideraient seuls. Divisez par la mesure.",
-                part=0,
-            ),
-            _on(
-                1,
-                lambda row: True,
-                "The constant rate, too, is judged on the held-out rows; you count all of them.",
-                "Le débit constant aussi se juge sur les lignes mises de côté ; vous les comptez toutes.",
-            ),
-            Mistake(
-                lambda rows: _trivial(rows, lambda some: statistics.median(_rates(some))),
-                "Your constant rate has seen the held-out rows: it, too, comes from the fitted ones alone.",
-                "Votre débit constant a vu les lignes mises de côté : lui aussi vient des seules lignes ajustées.",
-                part=1,
-            ),
-            Mistake(
-                lambda rows: _trivial(rows, lambda some: statistics.fmean(_rates([row for row in some if row.fitted]))),
-                "You take the mean rate of the fitted rows; the median is asked for, which no odd row can move.",
-                "Vous prenez le débit moyen des lignes ajustées ; on demande la médiane, qu’une ligne aberrante ne "
-                "déplace pas.",
-                part=1,
-            ),
-            Mistake(
-                lambda rows: _trivial(
-                    rows, lambda some: statistics.median(_rates([row for row in some if not row.fitted]))
-                ),
-                "Your constant rate is fitted on the very rows that judge it; take it from the fitted ones.",
-                "Votre débit constant est ajusté sur les lignes mêmes qui le jugent ; tirez-le des seules lignes "
-                "ajustées.",
-                part=1,
-            ),
-            *(
-                Mistake(lambda rows, mean=mean, gap=gap, part=part: _as(rows, mean, gap)[part], en, fr, part)
-                for mean, gap, en, fr in (
-                    (
-                        statistics.median,
-                        abs,
-                        "You take the median of the errors: their mean is asked for.",
-                        "Vous prenez la médiane des erreurs : on demande leur moyenne.",
-                    ),
-                    (
-                        max,
-                        abs,
-                        "You take the largest error: their mean is asked for.",
-                        "Vous prenez la plus grande erreur : on demande leur moyenne.",
-                    ),
-                    (
-                        statistics.fmean,
-                        lambda off: off**2,
-                        "You square the errors: their magnitude is asked for.",
-                        "Vous élevez les erreurs au carré : on demande leur valeur absolue.",
-                    ),
-                    (
-                        statistics.fmean,
-                        lambda off: 100 * abs(off),
-                        "Your errors are in per cent: return shares, 0.1 for 10%.",
-                        "Vos erreurs sont en pour cent : renvoyez des parts, 0,1 pour 10 %.",
-                    ),
-                    (
-                        statistics.fmean,
-                        lambda off: abs(math.log(1 + off)),
-                        "You take logarithms: |predicted / measured − 1| is asked for.",
-                        "Vous prenez des logarithmes : on demande |prédit / mesuré − 1|.",
-                    ),
-                )
-                for part in (0, 1)
-            ),
-            *(
-                Mistake(lambda rows, of=of: _trivial(rows, of), en, fr, 1)
-                for of, en, fr in (
-                    (
-                        lambda some: max(_rates([row for row in some if row.fitted])),
-                        "Your rate is the largest: the median over the rows used in the fit.",
-                        "Votre débit est le plus grand : prenez la médiane sur les lignes ajustées.",
-                    ),
-                    (
-                        lambda some: statistics.median(row.work / row.predicted_s for row in some if row.fitted),
-                        "Your rate comes from predicted times: the constant rate is measured, work / measured_s.",
-                        "Votre débit vient de durées prédites : le débit constant se mesure, work / measured_s.",
-                    ),
-                    (
-                        lambda some: statistics.harmonic_mean(_rates([row for row in some if row.fitted])),
-                        "Your rate is a harmonic mean: the median is asked for.",
-                        "Votre débit est une moyenne harmonique : on demande la médiane.",
-                    ),
-                )
-            ),
-            Mistake(
-                lambda rows: statistics.fmean(
-                    row.work / statistics.median(_rates([one for one in rows if one.fitted]))
-                    for row in rows
-                    if not row.fitted
-                ),
-                "That is the mean of the predicted seconds: their error is asked for, |predicted / measured − 1|.",
-                "C’est la moyenne des secondes prédites : on demande leur erreur, |prédit / mesuré − 1|.",
-                1,
-            ),
-        ),
-        tolerance=1e-6,
-    ),
-    praise_en="Right: a model is judged on rows that it was not fitted on, and against what a constant rate achieves "
-    "there.",
-    praise_fr="Exact : un modèle se juge sur des lignes qui n’ont pas servi à l’ajuster, face à ce qu’y obtient un "
-    "débit constant.",
-    hint_en="Two lists: the rows that were fitted on, and the others. From which does the constant rate come, and "
-    "on which are both judged?",
-    hint_fr="Deux listes : les lignes ajustées et les autres. De laquelle le débit constant vient-il, et sur "
-    "laquelle juge-t-on les deux ?",
-    nearer_en="rate = statistics.median(work / measured_s) of the fitted rows; the constant rate predicts work / rate. "
-    "Both errors are the mean of abs(predicted / measured − 1) over the rows that are not fitted.",
-    nearer_fr="rate = statistics.median(work / measured_s) des lignes ajustées ; le débit constant prédit work / rate. "
-    "Les deux erreurs sont la moyenne de abs(prédit / mesuré − 1) sur les lignes non ajustées.",
+FEWEST_GPUS = Challenge(
+    id="fewest-gpus",
+    title=Said("challenge: the fewest GPUs", "défi : le moins de GPU"),
+    judge=_fewest,
+    target=80,
+    unit_en="GPUs for the three deadlines",
+    unit_fr="GPU pour les trois échéances",
+    praise_en="No layout of the planner keeps all three deadlines with fewer.",
+    praise_fr="Aucune configuration du planificateur ne tient les trois échéances avec moins.",
+    hint_en="A number of GPUs need not be a power of two. And which layout is the fastest for each number?",
+    hint_fr="Un nombre de GPU n’est pas forcément une puissance de deux. Et quelle est la configuration la plus rapide "
+    "pour chaque nombre ?",
+    nearer_en="The formula of section 1 tells from which number on it can be in time at all. From there on, node by "
+    "node: choose() of a plan, without arguments, gives its fastest layout.",
+    nearer_fr="La formule de la section 1 dit à partir de quel nombre le délai est possible. Ensuite, nœud par nœud : "
+    "choose() d’un plan, sans argument, donne sa configuration la plus rapide.",
 )
