@@ -15,7 +15,7 @@
 # - écrire le plan de `parallelize_module`, dans PyTorch ;
 # - prédire les octets et les secondes, et dire pourquoi tout cela reste dans un nœud.
 #
-# Comptez une heure et demie. Trois rangs au plus, sans GPU.
+# Comptez deux heures. Trois rangs au plus, sans GPU.
 
 # %% [markdown] lang="en"
 # # Lab 06 — Tensor parallelism
@@ -33,7 +33,7 @@
 # - write the plan of PyTorch's `parallelize_module`;
 # - predict bytes and seconds, and tell why all this stays within a node.
 #
-# Allow an hour and a half. At most three ranks, without GPUs.
+# Allow two hours. At most three ranks, without GPUs.
 
 # %% name="setup"
 import torch

@@ -15,9 +15,10 @@
 # - former les groupes de chaque axe ;
 # - compter ce qui sort d’un nœud, et choisir quel axe y reste ;
 # - dire quelle communication va sur quel axe ;
-# - configurer une exécution 3D, et vérifier pertes, octets et mémoire.
+# - configurer une exécution 3D, et vérifier pertes, octets et mémoire ;
+# - couper aussi la séquence : l’attention en anneau.
 #
-# Comptez une heure et demie. Huit processus au plus, sans GPU.
+# Comptez deux heures. Huit processus au plus, sans GPU.
 
 # %% [markdown] lang="en"
 # # Lab 07 — Hybrid and 3D
@@ -35,9 +36,10 @@
 # - form the groups of each axis;
 # - count what leaves a node, and choose which axis stays inside;
 # - tell which communication goes over which axis;
-# - configure a 3D run, and verify losses, bytes and memory.
+# - configure a 3D run, and verify losses, bytes and memory;
+# - cut the sequence too: ring attention.
 #
-# Allow an hour and a half. Eight processes at most, without GPUs.
+# Allow two hours. Eight processes at most, without GPUs.
 
 # %% name="setup"
 import torch
@@ -319,6 +321,34 @@ figures.placed(course, 8, "tp-dp-pp")
 figures.placed(course, 8, "pp-dp-tp")
 
 # %% [markdown] lang="fr"
+# **Et en secondes ?** Par le réseau, un GPU envoie 25 Go/s (TP 03). **Votre prédiction** : si tp est à l’extérieur, de
+# combien de secondes les messages de tp allongent-ils le pas ? Comptez ceux d’un rang : il porte 8 couches, fait 4
+# *all-reduces* par couche et pour chacun de ses 16 micro-batches, et à deux rangs il envoie chaque message en entier.
+# Un message : 2 048 tokens, largeur 4 096, fp32.
+
+# %% [markdown] lang="en"
+# **And in seconds?** Over the network a GPU sends 25 GB/s (lab 03). **Your prediction**: with tp outside, by how many
+# seconds do tp's messages lengthen the step? Count those of one rank: it holds 8 layers, makes 4 all-reduces per layer
+# and for each of its 16 micro-batches, and with two ranks it sends each message whole. A message: 2,048 tokens, width
+# 4,096, fp32.
+
+# %% name="predict-seconds" stub="value"
+lab.predict(
+    "across-seconds",
+    ### BEGIN SOLUTION
+    8 * 4 * 16 * (2048 * 4096 * 4) / 25e9,
+    ### END SOLUTION
+)
+
+# %% name="seconds-across"
+for order in ("tp-dp-pp", "tp-pp-dp", "pp-dp-tp"):
+    sent = figures.between_bytes(course, 8, order) / course.layout.world_size  # by one rank // par un rang
+    print(f"{order}: {sent / 2**20:.0f} MiB per rank between nodes, {sent / 25e9:.3f} s")
+
+# %% name="reveal-seconds"
+lab.reveal("across-seconds", figures.between_bytes(course, 8, "pp-dp-tp") / course.layout.world_size / 25e9)
+
+# %% [markdown] lang="fr"
 # **Expliquez.** Le pipeline est l’axe qui envoie le moins, tp celui qui envoie le plus. Mais les octets ne disent pas
 # tout : lequel des trois trafics la passe arrière peut-elle recouvrir, et lequel fait attendre chaque couche ? Quel axe
 # mettez-vous donc dans le nœud ?
@@ -479,9 +509,60 @@ print((dp_rank, tp_rank), tuple(part["w1"].shape), same)
 # %% [markdown] lang="fr"
 # Aucun rang n’a vu plus de la moitié des échantillons ni plus de la moitié de chaque couche, et les poids sont les
 # mêmes. Remarquez ce qui n’a **pas** été communiqué : le gradient de `bias` est déjà le même sur toutes les tranches
-# (tout ce qui suit `add_up` l’est), et celui de `w1` n’intéresse que les répliques de sa tranche. Dans votre projet,
-# `init_device_mesh("cuda", (pp, dp, tp), mesh_dim_names=("pp", "dp", "tp"))`, de `torch.distributed.device_mesh`, forme
-# tous ces groupes ; `mesh["tp"].get_group()` donne celui du rang.
+# (tout ce qui suit `add_up` l’est), et celui de `w1` n’intéresse que les répliques de sa tranche.
+#
+# **Avec PyTorch**, `init_device_mesh` forme tous ces groupes d’un coup ; `mesh["tp"]` en est un axe. Voici le couple
+# habituel, *Tensor Parallelism* dans le nœud et FSDP entre les nœuds : le MLP est d’abord découpé selon `tp`, puis ce
+# qui reste à chaque rang est partitionné selon `dp`. Quelle part des poids un rang gardera-t-il ?
+
+# %% [markdown] lang="en"
+# No rank has seen more than half of the samples, nor more than half of each layer, and the weights are the same. Note
+# what was **not** communicated: the gradient of `bias` is the same on all slices already (all that follows `add_up`
+# is), and that of `w1` concerns the replicas of its slice alone.
+#
+# **With PyTorch.** `init_device_mesh` makes all these groups at once; `mesh["tp"]` is one axis. Here is the usual pair:
+# tensor parallelism within the node, FSDP across the nodes. The MLP is split along `tp` first, then what each rank has
+# left is sharded along `dp`. What part of the weights will a rank keep?
+
+# %% name="mesh"
+# %%ranks
+import warnings
+
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # about in-place operations // sur les opérations en place
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+
+def train(two_axes, steps=10):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+    x, goal = torch.randn(2, 64, 16)
+    if two_axes:
+        parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        fully_shard(model, mesh=mesh["dp"])
+        x, goal = (one.chunk(2)[mesh["dp"].get_local_rank()] for one in (x, goal))
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []
+    for _ in range(steps):
+        loss = nn.functional.mse_loss(model(x), goal)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    losses = torch.stack(losses)
+    dist.all_reduce(losses)  # of all ranks' samples // des échantillons de tous les rangs
+    weights = [one.to_local() if two_axes else one for one in model.parameters()]
+    return losses / world_size, sum(one.nbytes for one in weights)
+
+
+(whole_losses, whole_bytes), (losses, own_bytes) = train(False), train(True)
+print(f"{own_bytes} B of {whole_bytes} B; same losses: {torch.allclose(losses, whole_losses, atol=1e-5)}")
+
+# %% [markdown] lang="fr"
+# Un peu plus d’un quart : selon `tp`, le biais de la couche par ligne reste entier.
 #
 # ## 5. Trois dimensions, pour de vrai
 #
@@ -492,11 +573,7 @@ print((dp_rank, tp_rank), tuple(part["w1"].shape), same)
 # `"by_hand"`. Les champs : `dp`, `pp`, `tp`, `micro_batch`, `micro_batches` (par réplique), `engine`.
 
 # %% [markdown] lang="en"
-# No rank has seen more than half of the samples, nor more than half of each layer, and the weights are the same. Note
-# what was **not** communicated: the gradient of `bias` is the same on all slices already (all that follows `add_up`
-# is), and that of `w1` concerns the replicas of its slice alone. In a project of yours, PyTorch's
-# `init_device_mesh("cuda", (pp, dp, tp), mesh_dim_names=("pp", "dp", "tp"))` in `torch.distributed.device_mesh` makes
-# all these groups; `mesh["tp"].get_group()` gives the rank's own one.
+# A little more than a quarter: along `tp` the bias of the row-parallel layer stays whole.
 #
 # ## 5. Three dimensions, for real
 #
@@ -647,10 +724,11 @@ figures.memory(both, alone)
 # gradients : il l’atteint au début de sa première passe arrière, quand il garde encore les activations des deux
 # micro-batches. Le dernier l’atteint dans sa seconde passe arrière, où tous ses gradients existent.
 #
-# ## 6. Quand le 3D est-il rentable ?
+# ## 6. Un quatrième axe : la séquence
 #
-# Revenons aux 16 GPU et à LLaMA-2 7B : 32 séquences par pas, Adam, donc 16 octets d’états par paramètre. Voici
-# plusieurs façons de remplir les deux nœuds.
+# Le *Sequence Parallelism* du TP 06 ne coupe pas l’attention : chaque rang y voit tous les tokens. Pour une séquence de
+# 100 000 tokens, c’est trop. Le ***Context Parallelism*** (cp) donne à chaque rang une part des tokens, partout : ses
+# requêtes restent, les clés et les valeurs passent de rang en rang, en anneau (Liu et al., 2023). Voici un passage :
 
 # %% [markdown] lang="en"
 # The ranks of one stage look alike; those of the first keep the activations of two micro-batches, those of the last of
@@ -658,7 +736,158 @@ figures.memory(both, alone)
 # in its first backward pass, while it keeps the activations of both micro-batches. The last stage reaches it in its
 # second backward pass, where all its gradients exist.
 #
-# ## 6. When does 3D pay?
+# ## 6. A fourth axis: the sequence
+#
+# Sequence parallelism (lab 06) does not cut attention: there each rank sees all tokens. For a sequence of 100,000
+# tokens, this is too much. **Context parallelism** (cp) gives each rank a part of the tokens, everywhere: its queries
+# stay, keys and values go from rank to rank, round a ring (Liu et al., 2023). Here is one pass:
+
+
+# %% name="pass-on"
+def pass_on(own):
+    """Send a tensor to the next rank; return the one of the rank before."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    arrived = torch.empty_like(own)
+    messages = [
+        dist.P2POp(dist.isend, own, (rank + 1) % size),
+        dist.P2POp(dist.irecv, arrived, (rank - 1) % size),
+    ]
+    for message in dist.batch_isend_irecv(messages):
+        message.wait()
+    return arrived
+
+
+# %% [markdown] lang="fr"
+# ### Exercice 7 — l’attention en anneau
+#
+# `q`, `k`, `v` (batch, têtes, tokens de ce rang, H) sont contigus. Renvoyez la sortie de l’attention, sans masque, pour
+# les tokens de ce rang : softmax(q kᵀ / √H) v, sur les clés de **tous** les rangs. Un rang ne tient jamais toutes les
+# clés : construisez la somme des exp(scores) v et celle des exp(scores), bloc par bloc, et divisez à la fin.
+# (L’implémentation réelle soustrait d’abord le plus grand score, comme la perte du TP 06.)
+
+# %% [markdown] lang="en"
+# ### Exercise 7 — attention round a ring
+#
+# `q`, `k`, `v` (batch, heads, this rank's tokens, H) are contiguous. Return the output of attention, without a mask,
+# for this rank's tokens: softmax(q kᵀ / √H) v, over the keys of **all** ranks. A rank never holds all keys: build up
+# the sum of exp(scores) v and that of exp(scores), block by block, and divide at the end. (The real implementation
+# subtracts the largest score first, as does the loss of lab 06.)
+
+
+# %% name="ring-attention"
+def ring_attention(q, k, v):
+    size = dist.get_world_size()
+    ### BEGIN SOLUTION
+    output, total = torch.zeros_like(q), torch.zeros_like(q[..., :1])
+    for step in range(size):
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).exp()
+        output, total = output + weights @ v, total + weights.sum(-1, keepdim=True)
+        if step < size - 1:
+            k, v = pass_on(torch.stack((k, v)))
+    return output / total
+    ### END SOLUTION
+
+
+lab.check("ring-attention", ring_attention)
+
+# %%
+# lab.hint("ring-attention")
+
+# %% [markdown] lang="fr"
+# **Votre prédiction** : 256 tokens, 4 têtes de largeur 32, fp32, sur 4 rangs. Combien d’octets chacun envoie-t-il ?
+
+# %% [markdown] lang="en"
+# **Your prediction**: 256 tokens, 4 heads of width 32, fp32, on 4 ranks. How many bytes does each of them send?
+
+# %% name="predict-ring" stub="value"
+lab.predict(
+    "ring-bytes",
+    ### BEGIN SOLUTION
+    (4 - 1) * 2 * (4 * 256 / 4 * 32) * 4,
+    ### END SOLUTION
+)
+
+# %% name="run-ring"
+# %%ranks 4 --with ring_attention,pass_on
+from dlojz.train.dispatch_trace import StorageTrace, traffic_of  # sees what torch sends // voit ce que torch envoie
+
+torch.manual_seed(0)
+q, k, v = torch.randn(3, 1, 4, 256, 32)
+with StorageTrace({}) as trace:
+    y = ring_attention(*(one.chunk(world_size, dim=2)[rank].contiguous() for one in (q, k, v)))
+sent = sum(one.sent_bytes for one in traffic_of(trace.trace.calls, trace.step) if one.collective == "send")
+whole = torch.nn.functional.scaled_dot_product_attention(q, k, v).chunk(world_size, dim=2)[rank]
+print("the output of one process:", torch.allclose(y, whole, atol=1e-5))
+
+# %% name="reveal-ring"
+lab.reveal("ring-bytes", ranks["sent"][0])
+
+# %% [markdown] lang="fr"
+# Avec un masque causal, un token ne voit que ceux d’avant. Si les tokens sont contigus, le rang 0 a peu de calcul, et
+# le dernier en a le plus : tous l’attendent. En **zigzag** (Llama 3), on coupe la séquence en 2n morceaux, et le rang r
+# prend r et 2n − 1 − r. L’implémentation du paquet
+# ([ring_attention.py](../../dlojz/by_hand/ring_attention.py)) saute une paire de morceaux entièrement masquée ; une
+# paire à moitié masquée coûte autant qu’une paire entière. **Votre prédiction** : sur 2 rangs, combien de fois plus
+# vite va le zigzag ? Comptez les paires du rang le plus chargé.
+
+# %% [markdown] lang="en"
+# With a causal mask, a token sees only those before it. Where tokens are contiguous, rank 0 has little to compute, and
+# the last rank most: all wait for it. In **zigzag** order (Llama 3), the sequence is cut into 2n chunks, and rank r
+# takes r and 2n − 1 − r. The package's implementation ([ring_attention.py](../../dlojz/by_hand/ring_attention.py))
+# skips a pair of chunks that is wholly masked; a pair that is half masked costs as much as a whole one. **Your
+# prediction**: on 2 ranks, how many times as fast is zigzag? Count the pairs of the rank that has most.
+
+# %% name="predict-zigzag" stub="value"
+lab.predict(
+    "zigzag-speed-up",
+    ### BEGIN SOLUTION
+    # pairs of half-size chunks: (2 of 4) against 5 // paires de morceaux deux fois plus petits : (2 de 4) contre 5
+    2 * 4 / 5,
+    ### END SOLUTION
+)
+
+# %% name="run-zigzag" tags=["nbval-ignore-output"]
+# %%ranks 2
+from statistics import median
+from time import perf_counter
+
+from dlojz.by_hand import ring_attention as package
+
+q, k, v = torch.randn(3, 1, 8, 512, 64)  # of one rank // d’un rang
+
+
+def seconds(order):
+    dist.barrier()
+    begin = perf_counter()
+    package.ring_attention(q, k, v, causal=True, order=order)
+    dist.barrier()  # the step lasts as long as the slowest rank // le pas dure autant que le rang le plus lent
+    return perf_counter() - begin
+
+
+for order in ("contiguous", "zigzag"):
+    seconds(order)
+times = [(seconds("contiguous"), seconds("zigzag")) for _ in range(9)]  # in turns // en alternance
+gain = median(one / other for one, other in times)
+contiguous_s, zigzag_s = (median(one) for one in zip(*times, strict=True))
+print(f"contiguous {contiguous_s:.3f} s, zigzag {zigzag_s:.3f} s; {1024 / zigzag_s:.0f} tokens/s")
+
+# %% name="reveal-zigzag" tags=["nbval-ignore-output"]
+lab.reveal("zigzag-speed-up", ranks["gain"][0])
+
+# %% [markdown] lang="fr"
+# Attendez-vous à 1,3 à 1,8 : les messages et les petites opérations ne diminuent pas, et quand le rang 0 attend,
+# l’autre a la machine pour lui seul.
+#
+# ## 7. Quand le 3D est-il rentable ?
+#
+# Revenons aux 16 GPU et à LLaMA-2 7B : 32 séquences par pas, Adam, donc 16 octets d’états par paramètre. Voici
+# plusieurs façons de remplir les deux nœuds.
+
+# %% [markdown] lang="en"
+# Expect 1.3 to 1.8: messages and small operations do not shrink, and while rank 0 waits, the other one has the machine
+# to itself.
+#
+# ## 7. When does 3D pay?
 #
 # Back to the 16 GPUs and LLaMA-2 7B: 32 sequences per step, Adam, so 16 bytes of states per parameter. Here are several
 # ways to fill the two nodes.
@@ -714,13 +943,51 @@ figures.degrees(big, 8, choices, samples=32)
 # compromise in earnest, times included.
 
 # %% [markdown] lang="fr"
+# ## Défi — seize rangs sur quatre nœuds
+#
+# Facultatif. L’ordonnanceur a numéroté les rangs au hasard. `messages` donne, pour chaque couple (rang, autre rang),
+# les Mio que le premier envoie au second en un pas. Écrivez une fonction de (`messages`, `nodes`, `per_node`) qui
+# renvoie, pour chaque nœud, la liste de ses rangs. On mesure la part des octets qui passe entre nœuds, en moyenne sur
+# trois grilles de 16 rangs. Objectif : 7,2 %.
+
+# %% [markdown] lang="en"
+# ## Challenge — sixteen ranks on four nodes
+#
+# Optional. The scheduler has numbered the ranks at random. `messages` gives, for each pair (rank, other rank), the MiB
+# that the first sends to the second in one step. Write a function of (`messages`, `nodes`, `per_node`) that returns,
+# for each node, the list of its ranks. What counts is the share of the bytes that goes between nodes, on average over
+# three grids of 16 ranks. Target: 7.2%.
+
+
+# %% name="rank-placement"
+def placement(messages, nodes, per_node):
+    ### BEGIN SOLUTION
+    groups = [[rank] for rank in range(nodes * per_node)]
+
+    def exchanged(pair):
+        return sum(messages.get((a, b), 0) + messages.get((b, a), 0) for a in pair[0] for b in pair[1])
+
+    while len(groups) > nodes:
+        pairs = [(one, other) for one in groups for other in groups if one < other and len(one + other) <= per_node]
+        one, other = max(pairs, key=exchanged)
+        groups = [group for group in groups if group not in (one, other)] + [one + other]
+    return groups
+    ### END SOLUTION
+
+
+lab.check("rank-placement", placement)
+
+# %%
+# lab.hint("rank-placement")
+
+# %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
 #
 # Croisez les deux axes (`--parallel tp-fsdp`, sur quatre processus) : les MLP découpés selon `tp`, le tout partitionné
 # selon `dp`. Le script, environ 160 lignes, fait alors DDP, FSDP2, 1F1B, *Tensor Parallelism* ou les deux axes, par une
 # option. Continuez dans votre `train.py`, ou partez de la solution du TP précédent :
 # `dlojz labs script 07 un_autre_dossier` en écrit un, avec un `# TODO` à chaque endroit à compléter. Jugez-le par
-# `dlojz labs judge 07 my_training/train.py`.
+# la cellule qui suit.
 #
 # À regarder : les pertes d’un processus, quelle que soit la grille, et un tiers des paramètres sur chaque rang.
 #
@@ -740,7 +1007,7 @@ figures.degrees(big, 8, choices, samples=32)
 # Cross the two axes (`--parallel tp-fsdp`, on four processes): the MLPs split along `tp`, all of it sharded along `dp`.
 # The script, about 160 lines, then has DDP, FSDP2, 1F1B, tensor parallelism and both axes, by an option. Go on in your
 # `train.py`, or begin with the solution of the lab before: `dlojz labs script 07 another_folder` writes one, with a
-# `# TODO` at each place to fill in. Judge it by `dlojz labs judge 07 my_training/train.py`.
+# `# TODO` at each place to fill in. Judge it by the next cell.
 #
 # What to look for: the losses of one process whatever the grid, and a third of the parameters on each rank.
 #
@@ -754,6 +1021,9 @@ figures.degrees(big, 8, choices, samples=32)
 #
 # </details>
 
+# %% name="own-script" tags=["nbval-ignore-output"]
+labs.judge_script(lab, "my_training/train.py")
+
 # %% [markdown] lang="fr"
 # ## Bilan
 #
@@ -762,6 +1032,7 @@ figures.degrees(big, 8, choices, samples=32)
 # | tp | chaque couche | consécutifs | activations, 4 *all-reduce* par couche et micro-batch | dans le nœud |
 # | dp | le batch | à tp rangs les uns des autres | gradients, une fois par pas, recouverts | partout |
 # | pp | les couches | à dp · tp rangs les uns des autres | activations aux frontières | entre les nœuds |
+# | cp | la séquence | un axe de plus | clés et valeurs, en anneau | dans le nœud si possible |
 #
 # processus = dp × pp × tp ; batch global = micro-batch × micro-batches × dp ; les poids d’un rang : 1/(pp · tp) du
 # modèle.
@@ -774,6 +1045,7 @@ figures.degrees(big, 8, choices, samples=32)
 # | tp | each layer | consecutive | activations, 4 all-reduces per layer and micro-batch | inside the node |
 # | dp | the batch | tp ranks apart | gradients, once per step, hidden | anywhere |
 # | pp | the layers | dp · tp ranks apart | activations at the boundaries | between the nodes |
+# | cp | the sequence | one more axis | keys and values, round a ring | inside the node if possible |
 #
 # processes = dp × pp × tp; global batch = micro-batch × micro-batches × dp; weights of a rank: 1/(pp · tp) of the
 # model.

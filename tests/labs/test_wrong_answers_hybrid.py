@@ -5,9 +5,13 @@ The answers are written the way a student would write them, not with the variant
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -15,15 +19,21 @@ from dlojz.by_hand.tensor.operators import add_up, copy
 from dlojz.config.layout import AXES, Layout, RankGrid
 from dlojz.config.run_config import RunConfig
 from dlojz.labs import lab07_hybrid as lab
+from dlojz.labs.kit.exercise import judge
 from dlojz.labs.lab07_hybrid.exercises import (
     CASES,
+    PER_NODE,
+    PLACED,
     ROUNDS,
     SIZES,
     between_nodes,
+    between_share,
     groups_of,
     layout_3d,
+    messages_of,
     missing_degree,
     place_of,
+    placed,
 )
 from dlojz.labs.lab07_hybrid.exercises_step import RIGHT, gradients, make_part
 from dlojz.prediction.link_traffic import crossing
@@ -164,6 +174,120 @@ def layout(**changes: Callable[[int, int, int, int, int], Any]) -> Answer:
     return answer
 
 
+def passed(own: Any, step: int = 1) -> Any:
+    """Send to the rank `step` further; what the rank as far before has sent."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    arrived = torch.empty_like(own)
+    works = [dist.isend(own.contiguous(), (rank + step) % size), dist.irecv(arrived, (rank - step) % size)]
+    for work in works:
+        work.wait()
+    return arrived
+
+
+def tour(k: Any, v: Any, step: int = 1, together: bool = True, rounds: int | None = None) -> Any:
+    """Yield the keys and values of each rank, this one's first."""
+    for number in range(rounds or dist.get_world_size()):
+        if number and together:
+            k, v = passed(torch.stack((k, v)), step)
+        elif number:
+            k, v = passed(k, step), passed(v, step)
+        yield k, v
+
+
+def attention_ring(root: bool = True, divided: bool = True, wide: Any = None, **how: Any) -> Answer:
+    def answer(q: Any, k: Any, v: Any) -> Any:
+        scale = q.shape[-1] ** -0.5 if root else 1.0
+        output, total = torch.zeros_like(q, dtype=wide), torch.zeros_like(q[..., :1], dtype=wide)
+        for keys, values in tour(k, v, **how):
+            weights = torch.exp(torch.einsum("bnsh,bnth->bnst", q * scale, keys))
+            output += weights @ values
+            total += weights.sum(-1, keepdim=True)
+        return (output / total if divided else output).to(q.dtype)
+
+    return answer
+
+
+def attention_online(q: Any, k: Any, v: Any) -> Any:
+    """With the largest score so far taken away."""
+    output, total, largest = 0.0, 0.0, torch.full_like(q[..., :1], -torch.inf)
+    for keys, values in tour(k, v):
+        scores = q @ keys.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        new = torch.maximum(largest, scores.amax(-1, keepdim=True))
+        shrunk, weights = (largest - new).exp(), (scores - new).exp()
+        output, total = output * shrunk + weights @ values, total * shrunk + weights.sum(-1, keepdim=True)
+        largest = new
+    return output / total
+
+
+def attention_by_lse(q: Any, k: Any, v: Any) -> Any:
+    outputs, sums = [], []
+    for keys, values in tour(k, v):
+        scores = q @ keys.mT / q.shape[-1] ** 0.5
+        outputs.append(scores.softmax(-1) @ values)
+        sums.append(scores.logsumexp(-1))
+    shares = torch.stack(sums).softmax(0)
+    return (torch.stack(outputs) * shares.unsqueeze(-1)).sum(0)
+
+
+def attention_of_blocks(merge: Answer, **how: Any) -> Answer:
+    """Each block with its own softmax."""
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return lambda q, k, v: merge(torch.stack([attend(q, keys, values) for keys, values in tour(k, v, **how)]))
+
+
+def attention_gathered(q: Any, k: Any, v: Any) -> Any:
+    every = [[torch.empty_like(one) for _ in range(dist.get_world_size())] for one in (k, v)]
+    for found, one in zip(every, (k, v), strict=True):
+        dist.all_gather(found, one)
+    return torch.nn.functional.scaled_dot_product_attention(q, *(torch.cat(one, dim=2) for one in every))
+
+
+def attention_back_again(q: Any, k: Any, v: Any) -> Any:
+    output, total = 0.0, 0.0
+    for _ in range(dist.get_world_size()):
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).exp()
+        output, total = output + weights @ v, total + weights.sum(-1, keepdim=True)
+        k, v = passed(torch.stack((k, v)))
+    return output / total
+
+
+def in_order(messages: Any, nodes: int, per_node: int) -> Any:
+    return [list(range(node * per_node, (node + 1) * per_node)) for node in range(nodes)]
+
+
+def by_neighbours(messages: Any, nodes: int, per_node: int) -> Any:
+    """Each node: a rank that is left, and those it exchanges most with."""
+    left, found = set(range(nodes * per_node)), []
+    while left:
+        first = min(left)
+        near = sorted(left - {first}, key=lambda r: -messages.get((first, r), 0) - messages.get((r, first), 0))
+        found.append([first, *near[: per_node - 1]])
+        left -= set(found[-1])
+    return found
+
+
+def by_swaps(messages: Any, nodes: int, per_node: int) -> Any:
+    """Swap two ranks as long as that helps, from several beginnings."""
+
+    def cost(order: list[int]) -> int:
+        node = {rank: place // per_node for place, rank in enumerate(order)}
+        return sum(mib for (a, b), mib in messages.items() if node[a] != node[b])
+
+    best: list[int] = list(range(nodes * per_node))
+    for seed in range(40):
+        order = random.Random(seed).sample(range(nodes * per_node), nodes * per_node)
+        swapped = True
+        while swapped:
+            swapped = False
+            for i, j in itertools.combinations(range(len(order)), 2):
+                other = order.copy()
+                other[i], other[j] = other[j], other[i]
+                if cost(other) < cost(order):
+                    order, swapped = other, True
+        best = min(best, order, key=cost)
+    return [best[node * per_node : (node + 1) * per_node] for node in range(nodes)]
+
+
 REFERENCES: dict[str, Answer] = {
     "grid-place": place_of,
     "grid-degrees": missing_degree,
@@ -171,6 +295,8 @@ REFERENCES: dict[str, Answer] = {
     "between-nodes": between_nodes,
     "hybrid-step": hybrid_step,
     "layout-3d": layout_3d,
+    "ring-attention": attention_ring(),
+    "rank-placement": placed,
 }
 
 OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
@@ -181,6 +307,17 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
     ("between-nodes", ring()),
     ("hybrid-step", step()),
     ("hybrid-step", shared_by_hand),
+    ("ring-attention", attention_ring(together=False)),
+    ("ring-attention", attention_ring(step=-1)),
+    ("ring-attention", attention_ring(wide=torch.float64)),
+    ("ring-attention", attention_online),
+    ("ring-attention", attention_by_lse),
+    ("ring-attention", lambda q, k, v: attention_ring()(q, k, v).clone()),
+    ("ring-attention", lambda q, k, v: attention_ring(root=False)(q / math.sqrt(q.shape[-1]), k, v)),
+    ("rank-placement", by_swaps),
+    ("rank-placement", lambda *case: tuple(map(tuple, placed(*case)))),
+    ("rank-placement", lambda *case: [set(node) for node in placed(*case)]),
+    ("rank-placement", lambda *case: placed(*case)[::-1]),
     ("layout-3d", lambda *asked: RunConfig.of(model="coatnet_tiny", **layout_3d(*asked).model_dump())),
 ]
 
@@ -268,10 +405,32 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda n, pp, tp, b, batch: {"pp": pp}, "A dlojz.Layout is expected"),
         (lambda n, pp, tp, b, batch: None, "returns nothing"),
     ],
+    "ring-attention": [
+        (torch.nn.functional.scaled_dot_product_attention, "keys of this rank's tokens alone"),
+        (attention_ring(rounds=1), "keys of this rank's tokens alone"),
+        (attention_of_blocks(lambda blocks: blocks.mean(0)), "the mean of the blocks' outputs"),
+        (attention_of_blocks(lambda blocks: blocks.sum(0)), "each divided by its own sum"),
+        (attention_ring(divided=False), "not divided by the sum of the exponentials"),
+        (attention_ring(root=False), "the root of H"),
+        (attention_gathered, "a collective brings the ranks' tensors together"),
+        (attention_back_again, "the last one brings its own back"),
+    ],
+    "rank-placement": [
+        (lambda messages, nodes, per: None, "returns nothing"),
+        (lambda messages, nodes, per: nodes, "A list of groups such as"),
+        (lambda messages, nodes, per: in_order(messages, nodes, per)[1:], "stands in no group"),
+        (lambda messages, nodes, per: [list(range(nodes * per))], "gets 16 ranks"),
+        (lambda messages, nodes, per: in_order(messages, per * 2, nodes // 2), "gets 2 ranks"),
+        (
+            lambda messages, nodes, per: [[rank + 1 for rank in node] for node in in_order(messages, nodes, per)],
+            "There is no rank 16",
+        ),
+        (lambda messages, nodes, per: [[0, 1, 2, 3]] * nodes, "stands in two groups"),
+    ],
 }
 
 
-WRONG = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+WRONG = {name: [*answers, *student.WRONG.get(name, ())] for name, answers in BANK.items()}
 
 
 class TestBank(BankTests):
@@ -279,6 +438,20 @@ class TestBank(BankTests):
     wrong, right = WRONG, REFERENCES
     others = (*OTHER_RIGHT_ANSWERS, *student.RIGHT)
     least, least_right = 6, 8
+
+
+@pytest.mark.parametrize("answer", [in_order, by_neighbours])
+def test_a_placement_that_parts_what_sends_much_is_valid_and_misses_the_target(answer: Answer) -> None:
+    verdict = judge(EXERCISES["rank-placement"], answer)
+    assert verdict.state == "note"
+    assert verdict.score > EXERCISES["rank-placement"].target
+
+
+def test_the_target_is_what_a_search_finds_from_many_beginnings() -> None:
+    for grid in PLACED:
+        messages = messages_of(*grid)
+        greedy, searched = (between_share(messages, place(messages, 4, PER_NODE)) for place in (placed, by_swaps))
+        assert greedy == pytest.approx(searched)
 
 
 def test_the_references_are_the_grid_itself() -> None:

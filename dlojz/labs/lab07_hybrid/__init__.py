@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dlojz.labs.kit.exercise import Prediction
-from dlojz.labs.lab07_hybrid.exercises import BETWEEN_NODES, DEGREES, GROUPS, LAYOUT_3D, PLACE
-from dlojz.labs.lab07_hybrid.exercises_step import STEP_2D
+from dlojz.labs.lab07_hybrid.exercises import BETWEEN_NODES, DEGREES, GROUPS, LAYOUT_3D, PLACE, PLACEMENT
+from dlojz.labs.lab07_hybrid.exercises_step import RING_ATTENTION, STEP_2D
 
-EXERCISES = (PLACE, DEGREES, GROUPS, BETWEEN_NODES, STEP_2D, LAYOUT_3D)
+EXERCISES = (PLACE, DEGREES, GROUPS, BETWEEN_NODES, STEP_2D, LAYOUT_3D, RING_ATTENTION, PLACEMENT)
 
 PREDICTIONS = (
     Prediction(
@@ -16,6 +16,14 @@ PREDICTIONS = (
         "intérieur ?",
         kind="ratio",
         tolerance=0.1,
+    ),
+    Prediction(
+        id="across-seconds",
+        en="How many seconds per step do the messages of tp take over the network if tp is outermost, for LLaMA-2 7B?",
+        fr="Combien de secondes par pas prennent les messages de tp par le réseau si tp est le plus extérieur, pour "
+        "LLaMA-2 7B ?",
+        kind="seconds",
+        tolerance=0.05,
     ),
     Prediction(
         id="weights-3d",
@@ -30,5 +38,22 @@ PREDICTIONS = (
         fr="Combien d’octets de gradients le rang 0 réduit-il par pas selon dp, avec dp=2 et tp=2 (fp32) ?",
         kind="bytes",
         tolerance=0.02,
+    ),
+    Prediction(
+        id="ring-bytes",
+        en="How many bytes does each of 4 ranks send in one ring attention, forward, of 256 tokens, 4 heads of 32, in "
+        "fp32?",
+        fr="Combien d’octets chacun des 4 rangs envoie-t-il pour une attention en anneau, en passe avant, de 256 "
+        "tokens, 4 têtes de 32, en fp32 ?",
+        kind="bytes",
+        tolerance=0.001,
+    ),
+    Prediction(
+        id="zigzag-speed-up",
+        en="How many times as fast is causal ring attention on 2 ranks in zigzag order as with contiguous tokens?",
+        fr="Combien de fois plus vite va une attention causale en anneau sur 2 rangs, en zigzag plutôt que par tokens "
+        "contigus ?",
+        kind="ratio",
+        tolerance=0.25,
     ),
 )

@@ -1,4 +1,4 @@
-"""Exercises of lab 07: place of a rank, missing degree, groups, bytes between nodes, a 3D layout, a 2D step.
+"""Exercises of lab 07: place of a rank, missing degree, groups, bytes between nodes, a 3D layout; ranks on nodes.
 
 The references are `dlojz.config.layout` and, for the bytes of a ring, the flows of `dlojz.prediction.link_traffic`.
 The order of groups, and of the ranks within one, does not matter. The gradients of the step, which runs on real ranks,
@@ -13,12 +13,12 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlojz.config.layout import AXES, Layout, RankGrid, complete
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Wrong
+from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, NotDone, Said, Wrong
 from dlojz.labs.kit.judges import Case, Judge, expect_groups, expect_triple, refuse_nothing
 
 if TYPE_CHECKING:
@@ -680,4 +680,85 @@ BETWEEN_NODES = Exercise(
     "which group[i] // gpus_per_node differs from group[(i + 1) % n] // gpus_per_node.",
     nearer_fr="2 (n − 1)/n · message_bytes pour un all-reduce, la moitié pour les autres ; multiplié par le nombre de "
     "i pour lesquels group[i] // gpus_per_node diffère de group[(i + 1) % n] // gpus_per_node.",
+)
+
+
+Messages = Mapping[tuple[int, int], int]
+PER_NODE = 4
+PLACED = ((2, 2, 4, 1), (4, 2, 2, 2), (1, 4, 4, 3))
+"""(dp, pp, tp, seed) of 16 ranks on 4 nodes; the numbers of the ranks are drawn by the seed."""
+_MIB_OF_AXIS = {"tp": 64, "dp": 8, "pp": 1}
+
+
+def messages_of(dp: int, pp: int, tp: int, seed: int) -> dict[tuple[int, int], int]:
+    """MiB that each rank of a grid sends to others, along rings (tp, dp) and to its neighbours (pp).
+
+    The ranks are numbered at random, so that their order says nothing.
+    """
+    number = random.Random(seed).sample(range(dp * pp * tp), dp * pp * tp)
+    grid = RankGrid(dp=dp, pp=pp, tp=tp)
+    found: dict[tuple[int, int], int] = {}
+    for axis, mib in _MIB_OF_AXIS.items():
+        for group in grid.groups(axis):
+            pairs = [*itertools.pairwise(group)]
+            pairs += [(b, a) for a, b in pairs] if axis == "pp" else [(group[-1], group[0])] * (len(group) > 1)
+            for one, other in pairs:
+                sent = number[one], number[other]
+                found[sent] = found.get(sent, 0) + mib
+    return found
+
+
+def between_share(messages: Messages, nodes: Iterable[Iterable[int]]) -> float:
+    """Percentage of the bytes that goes from one node to another."""
+    node = {rank: place for place, ranks in enumerate(nodes) for rank in ranks}
+    crossing = sum(mib for (one, other), mib in messages.items() if node[one] != node[other])
+    return 100 * crossing / sum(messages.values())
+
+
+def placed(messages: Messages, nodes: int, per_node: int) -> list[list[int]]:
+    """Put ranks on nodes: the two groups that send each other most become one, as long as it fits into a node."""
+    groups = [[rank] for rank in range(nodes * per_node)]
+    while len(groups) > nodes:
+        pairs = [pair for pair in itertools.combinations(groups, 2) if len(pair[0]) + len(pair[1]) <= per_node]
+        one, other = max(
+            pairs,
+            key=lambda pair: sum(messages.get((a, b), 0) + messages.get((b, a), 0) for a in pair[0] for b in pair[1]),
+        )
+        groups = [group for group in groups if group is not one and group is not other] + [one + other]
+    return groups
+
+
+def _judge_placement(answer: Callable[..., Any]) -> float:
+    shares = []
+    for dp, pp, tp, seed in PLACED:
+        messages = messages_of(dp, pp, tp, seed)
+        ranks = dp * pp * tp
+        nodes = expect_groups(answer(dict(messages), ranks // PER_NODE, PER_NODE), ranks)
+        full = next((node for node in nodes if len(node) != PER_NODE), None)
+        if full is not None:
+            raise Wrong(
+                en=f"A node has {PER_NODE} GPUs, but one of yours gets {len(full)} ranks: {list(full)}.",
+                fr=f"Un nœud a {PER_NODE} GPU, mais l’un des vôtres reçoit {len(full)} rangs : {list(full)}.",
+            )
+        shares.append(between_share(messages, nodes))
+    return round(sum(shares) / len(shares), 1)
+
+
+PLACEMENT = Challenge(
+    id="rank-placement",
+    title=Said("ranks on nodes", "des rangs sur des nœuds"),
+    judge=_judge_placement,
+    target=7.2,
+    unit_en="% of the bytes between nodes",
+    unit_fr="% des octets entre nœuds",
+    praise_en="What sends most stays inside; no other placement of these grids sends less between the nodes.",
+    praise_fr="Ce qui envoie le plus reste dedans ; aucun autre placement de ces grilles n’envoie moins entre les "
+    "nœuds.",
+    hint_en="Which two ranks must not be parted? Begin with them, and ask the same of the groups that you then have.",
+    hint_fr="Quels deux rangs ne faut-il surtout pas séparer ? Commencez par eux, puis posez la même question aux "
+    "groupes obtenus.",
+    nearer_en="Begin with one group per rank; unite, again and again, the two groups that exchange most and fit into a "
+    "node together, until as many groups are left as there are nodes.",
+    nearer_fr="Partez d’un groupe par rang ; unissez, tant qu’il en reste trop, les deux groupes qui échangent le plus "
+    "et tiennent ensemble dans un nœud.",
 )

@@ -1,4 +1,9 @@
-"""Exercise of lab 07 on ranks: one step in two dimensions, judged by the gradients of the whole batch."""
+"""Exercises of lab 07 on ranks: one step in two dimensions, and attention whose keys and values go round a ring.
+
+The step is judged by the gradients of the whole batch, attention by the outputs of one process with the whole sequence.
+
+Shape suffixes: B batch, N heads, S tokens of one rank, H width of a head.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dlojz.config.layout import RankGrid
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said
-from dlojz.labs.kit.judges import Judge
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
+from dlojz.labs.kit.judges import RANK_CASES, Judge
+from dlojz.labs.kit.rank_judges import OUTPUT, asked_for, gathers, normals
+from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -268,4 +275,120 @@ STEP_2D = Exercise(
     "parameter: dp.all_reduce(parameter.grad), then divide by dp.size.",
     nearer_fr="copy(x * scale, tp) avant w1 ; add_up(h @ w2.T, tp), et seulement ensuite + bias. Après backward, pour "
     "chaque paramètre : dp.all_reduce(parameter.grad), puis division par dp.size.",
+)
+
+
+BATCH, HEADS, TOKENS, HEAD = 2, 3, 4, 5
+"""Of attention; the tokens are those of one rank."""
+
+
+def _queries_keys_values(size: int, seed: int) -> list[Tensor]:
+    """Those of the whole sequence, (B, N, size × S, H) each."""
+    return normals(seed, *[(BATCH, HEADS, size * TOKENS, HEAD)] * 3)
+
+
+def _ring_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
+    own = (whole.chunk(size, dim=2)[rank].contiguous() for whole in _queries_keys_values(size, seed))
+    return {OUTPUT: answer(*own)}
+
+
+def _attended(way: str = "whole") -> Callable[[int, int, int], dict[str, Tensor]]:
+    """What a rank has for its queries: the right way over the whole sequence, or a wrong one."""
+
+    def attended(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+        import torch
+
+        q_all, k, v = _queries_keys_values(size, seed)
+        q = q_all.chunk(size, dim=2)[rank]
+        scores = q @ k.mT if way == "no root" else q @ k.mT / HEAD**0.5
+        blocks = list(zip(scores.chunk(size, dim=-1), v.chunk(size, dim=2), strict=True))
+        if way == "own":
+            blocks = [blocks[rank]]
+        outputs = [block.softmax(-1) @ values for block, values in blocks]
+        if way == "mean":
+            return {OUTPUT: torch.stack(outputs).mean(0)}
+        if way == "sum":
+            return {OUTPUT: torch.stack(outputs).sum(0)}
+        weights = torch.cat([block for block, _ in blocks], dim=-1).exp()
+        values = torch.cat([values for _, values in blocks], dim=2)
+        return {OUTPUT: weights @ values / (1 if way == "not divided" else weights.sum(-1, keepdim=True))}
+
+    return attended
+
+
+def _inspect_ring(answers: list[RankAnswer], size: int) -> None:
+    """The values are right; have keys and values gone round once, and from neighbour to neighbour?"""
+    if any(gathers(one) or asked_for(one, "all_reduce") for one in answers):
+        raise Wrong(
+            en="The values are right, but a collective brings the ranks' tensors together: each then holds the keys of "
+            "the whole sequence. Let them pass from rank to rank.",
+            fr="Les valeurs sont justes, mais une communication collective rassemble les tenseurs des rangs : chacun "
+            "détient alors les clés de toute la séquence. Faites-les passer de rang en rang.",
+        )
+    sent = sum(asked_for(answers[0], "send", "isend"))
+    needed = 2 * (size - 1) * BATCH * HEADS * TOKENS * HEAD
+    if sent > needed:
+        raise Wrong(
+            en=f"The values are right, but with {size} ranks each sends {sent} numbers where {needed} are enough: "
+            f"after {size - 1} passes every rank has met all keys; the last one brings its own back.",
+            fr=f"Les valeurs sont justes, mais avec {size} rangs, chacun envoie {sent} nombres là où {needed} "
+            f"suffisent : après {size - 1} passages, chaque rang a vu toutes les clés ; le dernier lui rapporte les "
+            "siennes.",
+        )
+
+
+RING_ATTENTION = Exercise(
+    id="ring-attention",
+    title=Said("attention round a ring", "l’attention en anneau"),
+    judge=Judge(
+        _attended(),
+        on_ranks=True,
+        trial=_ring_trial,
+        cases=RANK_CASES,
+        inspect=_inspect_ring,
+        faults=(
+            Mistake(
+                _attended("own"),
+                "Each rank's queries meet the keys of this rank's tokens alone: pass keys and values on, and go on "
+                "with those that arrive.",
+                "Les requêtes de chaque rang ne voient que les clés de ses propres tokens : faites passer clés et "
+                "valeurs, et continuez avec celles qui arrivent.",
+            ),
+            Mistake(
+                _attended("mean"),
+                "You take the mean of the blocks' outputs; but a block whose exponentials are larger weighs more. Add "
+                "up exp(scores) @ v and the sums of exp(scores) apart, and divide at the end.",
+                "Vous prenez la moyenne des sorties des blocs ; or un bloc dont les exponentielles sont plus grandes "
+                "pèse davantage. Additionnez à part exp(scores) @ v et les sommes de exp(scores), et divisez à la fin.",
+            ),
+            Mistake(
+                _attended("sum"),
+                "You add up the outputs of the blocks, each divided by its own sum: divide once, at the end, by the "
+                "sum over all blocks.",
+                "Vous additionnez les sorties des blocs, chacune divisée par sa propre somme : divisez une fois, à la "
+                "fin, par la somme sur tous les blocs.",
+            ),
+            Mistake(
+                _attended("not divided"),
+                "The outputs are not divided by the sum of the exponentials over all blocks.",
+                "Les sorties ne sont pas divisées par la somme des exponentielles sur tous les blocs.",
+            ),
+            Mistake(
+                _attended("no root"),
+                "The scores are not divided by the root of H, the width of a head.",
+                "Les scores ne sont pas divisés par la racine de H, la largeur d’une tête.",
+            ),
+        ),
+    ),
+    praise_en="Right on 2, 3 and 4 ranks: no rank has held more than one other rank's keys and values at a time.",
+    praise_fr="Exact sur 2, 3 et 4 rangs : aucun rang n’a détenu à la fois plus de clés et de valeurs que celles d’un "
+    "autre.",
+    hint_en="Softmax is a quotient. Which two sums over the keys does it need, and can each be built up block by "
+    "block?",
+    hint_fr="Le softmax est un quotient. De quelles deux sommes sur les clés a-t-il besoin, et chacune peut-elle se "
+    "construire bloc par bloc ?",
+    nearer_en="In each round: exp(q kᵀ / √H); add its product with v to one sum, and its sum over the keys to another. "
+    "Pass k and v on, except in the last round. Divide at the end.",
+    nearer_fr="À chaque tour : exp(q kᵀ / √H) ; ajoutez son produit avec v à une somme, et sa somme sur les clés à une "
+    "autre. Faites passer k et v, sauf au dernier tour. Divisez à la fin.",
 )
