@@ -2,23 +2,18 @@
 # # TP 05 — Le parallélisme de pipeline
 #
 # Un modèle trop gros pour un GPU peut se couper **entre ses couches** : chaque rang en porte une tranche, un *étage*.
-# Fait naïvement, un seul rang travaille à la fois. Le **parallélisme de pipeline** coupe aussi le batch, en
-# *micro-batches* qui se suivent d’étage en étage, comme des voitures sur une chaîne. Reste la *bulle* : le temps où des
-# rangs attendent. Qui l’étudie tombe sur une vingtaine d’ordonnancements, et sur des tutoriels qui se contredisent.
-# Dans ce TP, vous les écrivez, les simulez, les comparez à l’optimum prouvé, puis les exécutez vraiment.
+# Fait naïvement, un seul rang travaille à la fois. Le **parallélisme de pipeline** coupe aussi le batch, en *micro-
+# batches* qui se suivent d’étage en étage. Reste la *bulle* : le temps d’attente des rangs. Vous allez écrire des
+# ordonnancements, les simuler, les exécuter, les chronométrer.
 #
 # À la fin, vous saurez :
 #
-# - calculer la durée d’un pas et sa bulle, sans confondre fraction et surcoût ;
-# - écrire l’ordre de 1F1B, et dire ce qu’il gagne sur GPipe (et ce qu’il ne gagne pas) ;
-# - lire un interblocage et le réparer ;
-# - ordonnancer sous contrainte de mémoire ;
-# - faire passer activations et gradients d’un rang à l’autre ;
-# - couper un modèle en étages équilibrés ;
-# - dire ce que coûtent les gradients en retard des pipelines asynchrones ;
-# - configurer le pipeline de DeepSpeed.
+# - calculer la durée d’un pas et sa bulle, et les retrouver au chronomètre ;
+# - écrire 1F1B et l’exécuter sur de vrais rangs, sans interblocage ;
+# - ordonnancer sous contrainte de mémoire, et couper un modèle en étages équilibrés ;
+# - employer les pipelines de PyTorch et de DeepSpeed.
 #
-# Comptez deux heures. Quatre rangs au plus, sans GPU.
+# Comptez deux heures. Les parties facultatives n’y sont pas comptées. Quatre rangs au plus, sans GPU.
 
 # %% [markdown] lang="en"
 # # Lab 05 — Pipeline parallelism
@@ -26,24 +21,21 @@
 # A model that is too large for one GPU can be cut **between its layers**: each rank holds a slice of it, a *stage*.
 # Done naively, one single rank works at a time. **Pipeline parallelism** cuts the batch as well, into *micro-batches*
 # that follow one another from stage to stage, like cars on an assembly line. What remains is the *bubble*: the time in
-# which ranks wait. You will meet about twenty schedules, and tutorials that contradict one another. In this lab you
-# write schedules, simulate them, compare them with the proven optimum, then really execute them.
+# which ranks wait. In this lab you write schedules, simulate them, then execute and time them.
 #
 # By the end you can:
 #
-# - compute the length of a step and its bubble, without confusing fraction and overhead;
-# - write 1F1B's order, and tell what it gains over GPipe (and what it does not);
-# - read a deadlock, and repair it;
-# - schedule under a memory limit;
-# - pass activations and gradients from one rank to the next;
-# - cut a model into balanced stages;
-# - tell what the stale gradients of asynchronous pipelines cost;
-# - configure DeepSpeed's pipeline.
+# - compute the length of a step and its bubble, and find both again with a clock;
+# - write 1F1B and execute it on real ranks, without deadlock;
+# - schedule under a memory limit, and cut a model into balanced stages;
+# - use the pipelines of PyTorch and of DeepSpeed.
 #
-# Allow two hours. At most four ranks, without GPUs.
+# Allow two hours. The optional parts come on top. At most four ranks, without GPUs.
 
 # %% name="setup"
-import json
+import time
+from functools import partial
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -64,16 +56,16 @@ torch.set_num_threads(1)  # as on the ranks // comme sur les rangs
 # %% [markdown] lang="fr"
 # ## 1. La bulle
 #
-# Voici d’abord la manière naïve, sur 4 étages, puis le pipeline de **GPipe** (Huang et al., 2019), avec 9
-# micro-batches. Une case par action : `F3` est la passe avant du micro-batch 3, `B3` sa passe arrière, deux fois plus
-# longue. Chaque ligne est un rang ; sous les cases, en gris, les activations qu’il garde.
+# Voici la manière naïve, sur 4 étages, puis le pipeline de **GPipe** (Huang et al., 2019), avec 9 micro-batches. `F3`
+# est la passe avant du micro-batch 3, `B3` sa passe arrière, deux fois plus longue. Chaque ligne est un rang ; en gris,
+# les activations qu’il garde.
 
 # %% [markdown] lang="en"
 # ## 1. The bubble
 #
-# Here is the naive way first, on 4 stages, then the pipeline of **GPipe** (Huang et al., 2019), with 9 micro-batches.
-# One box per action: `F3` is the forward pass of micro-batch 3, `B3` its backward pass, twice as long. Each line is a
-# rank; below the boxes, in grey, the activations that it keeps.
+# Here is the naive way, on 4 stages, then the pipeline of **GPipe** (Huang et al., 2019), with 9 micro-batches. `F3` is
+# the forward pass of micro-batch 3, `B3` its backward pass, twice as long. Each line is a rank; in grey, the
+# activations that it keeps.
 
 # %%
 figures.drawn("naive", 4, 2)
@@ -82,16 +74,16 @@ figures.drawn("naive", 4, 2)
 figures.drawn("gpipe", 4, 9)
 
 # %% [markdown] lang="fr"
-# Quatre rangs, et des blancs : la bulle. « 25 % » ou « 33 % » ? On lit les deux, sous le même nom :
+# Les blancs sont la bulle. « 25 % » ou « 33 % » ? On lit les deux, sous le même nom :
 #
 # - la **fraction** rapporte l’attente à tout le temps disponible, rangs × durée du pas (article de GPipe) ;
 # - le **surcoût** la rapporte au travail (article de Megatron-LM).
 #
 # ### Exercice 1 — la bulle à la main
 #
-# `ranks` étages égaux, `micro_batches` micro-batches ; chaque étage met un temps `forward` à faire la passe avant d’un
-# micro-batch, et `backward` à faire sa passe arrière. Les messages ne prennent pas de temps. Renvoyez trois nombres
-# pour GPipe : la durée d’un pas, la fraction de bulle, le surcoût de bulle.
+# `ranks` étages égaux, `micro_batches` micro-batches ; par micro-batch, la passe avant d’un étage dure `forward`, sa
+# passe arrière `backward` ; les messages, rien. Renvoyez trois nombres pour GPipe : la durée d’un pas, la fraction de
+# bulle, le surcoût de bulle.
 
 # %% [markdown] lang="en"
 # Four ranks, and blanks: the bubble. “25%” or “33%”? Both are published, under one name:
@@ -127,14 +119,12 @@ lab.check("pipeline-bubble", pipeline_step)
 # lab.hint("pipeline-bubble")
 
 # %% [markdown] lang="fr"
-# **Votre prédiction.** Avec m micro-batches et p étages, dont chacun prend t_f en passe avant et t_b en passe arrière,
-# un seul GPU ferait tout le travail en m·p·(t_f + t_b). Combien de fois plus vite va le pipeline de la figure, avec ses
-# 4 étages et 9 micro-batches ?
+# **Votre prédiction.** Un seul GPU ferait tout le travail en m·p·(t_f + t_b). Combien de fois plus vite va le pipeline
+# de la figure, avec ses 4 étages et 9 micro-batches ? Vous le mesurerez dans la section 5.
 
 # %% [markdown] lang="en"
-# **Your prediction.** With m micro-batches and p stages, each of which takes t_f in forward and t_b in backward, one
-# GPU alone would do all the work in m·p·(t_f + t_b). How many times faster is the pipeline of the figure, with its 4
-# stages and 9 micro-batches?
+# **Your prediction.** One GPU alone would do all the work in m·p·(t_f + t_b). How many times faster is the pipeline of
+# the figure, with its 4 stages and 9 micro-batches? You will measure it in section 5.
 
 # %% name="predict-speedup" stub="value"
 lab.predict(
@@ -144,18 +134,13 @@ lab.predict(
     ### END SOLUTION
 )
 
-# %% name="reveal-speedup"
-lab.reveal("speedup", simulate(build("gpipe", 4, 9)).speedup)
-
 # %% [markdown] lang="fr"
-# Quatre GPU, trois fois plus vite : la bulle coûte l’équivalent d’un GPU. Voici vos formules, et à côté ce que trouve
-# le simulateur ([simulator.py](../../dlojz/pipeline/simulator.py)), pour GPipe et pour 1F1B, l’ordonnancement le plus
-# répandu. Regardez bien les deux noms.
+# Voici vos formules, et ce que trouve le simulateur ([simulator.py](../../dlojz/pipeline/simulator.py)), pour GPipe et
+# pour 1F1B, l’ordonnancement le plus répandu. Regardez bien les deux noms.
 
 # %% [markdown] lang="en"
-# Four GPUs, three times faster: the fourth went into the bubble. Here are your formulas, and beside them what the
-# simulator ([simulator.py](../../dlojz/pipeline/simulator.py)) finds, for GPipe and for 1F1B, the most widespread
-# schedule. Look closely at the two names.
+# Here are your formulas, and what the simulator ([simulator.py](../../dlojz/pipeline/simulator.py)) finds, for GPipe
+# and for 1F1B, the most widespread schedule. Look closely at the two names.
 
 # %% name="bubbles"
 figures.bubbles(pipeline_step, ("gpipe", "1f1b"), ((4, 8), (4, 32), (8, 32)))
@@ -163,23 +148,25 @@ figures.bubbles(pipeline_step, ("gpipe", "1f1b"), ((4, 8), (4, 32), (8, 32)))
 # %% [markdown] lang="fr"
 # ## 2. 1F1B : la même bulle, moins de mémoire
 #
-# Oui : **1F1B a exactement la bulle de GPipe.** Plus d’un tutoriel affirme le contraire. Ce qu’il change, c’est la
-# mémoire : une passe arrière rend les activations que sa passe avant avait prises ; 1F1B l’exécute donc dès qu’il le
-# peut. Au rang r, d’abord assez de passes avant pour occuper l’attente du premier gradient ; ensuite, une passe arrière
-# et une passe avant en alternance (*one forward, one backward*) ; à la fin, les passes arrière qui restent.
+# Oui : **1F1B a exactement la bulle de GPipe**, quoi qu’en disent des tutoriels. PipeDream (2019) l’a inventé, sans
+# attente entre les pas ; **DAPPLE** (Fan et al., 2021) en a fait le pipeline synchrone de ce TP. Il change la mémoire :
+# une passe arrière rend les activations de sa passe avant ; 1F1B l’exécute donc dès que possible. Au rang r, d’abord
+# assez de passes avant pour occuper l’attente du premier gradient ; ensuite, une passe arrière et une passe avant en
+# alternance (*one forward, one backward*) ; à la fin, les passes arrière qui restent.
 #
 # ### Exercice 2 — l’ordre de 1F1B
 #
-# Renvoyez l’ordre du rang `rank`, sous forme de liste : `["F0", "F1", "B0", …]`. Il peut y avoir moins de micro-batches
-# que de rangs. (Les messages écrivent aussi l’étage : `2F0` est la passe avant du micro-batch 0 à l’étage 2.)
+# Renvoyez l’ordre du rang `rank` : `["F0", "F1", "B0", …]`. Il peut y avoir moins de micro-batches que de rangs. (Les
+# messages écrivent aussi l’étage : `2F0` est la passe avant du micro-batch 0 à l’étage 2.)
 
 # %% [markdown] lang="en"
 # ## 2. 1F1B: the same bubble, less memory
 #
-# Yes: **1F1B has exactly GPipe's bubble.** More than one tutorial says otherwise. What it changes is memory: a backward
-# gives back the activations that its forward took, so 1F1B runs it as soon as it can. On rank r: first enough forwards
-# to fill the wait for the first gradient; then a backward and a forward in turn (one forward, one backward); at the
-# end, the backwards that are left.
+# Yes: **1F1B has exactly GPipe's bubble**, whatever some tutorials say. PipeDream (2019) invented it without a wait
+# between steps; **DAPPLE** (Fan et al., 2021) made it the synchronous pipeline of this lab. What it changes is memory:
+# a backward gives back the activations that its forward took, so 1F1B runs it as soon as it can. On rank r: first
+# enough forwards to fill the wait for the first gradient; then a backward and a forward in turn (one forward, one
+# backward); at the end, the backwards that are left.
 #
 # ### Exercise 2 — 1F1B's order
 #
@@ -206,8 +193,7 @@ lab.check("one-f-one-b", one_f_one_b)
 # lab.hint("one-f-one-b")
 
 # %% [markdown] lang="fr"
-# GPipe, et votre 1F1B dessous, sur le même axe. Même durée, même bulle ; mais comparez le gris, et les pics notés à
-# droite.
+# GPipe, et votre 1F1B dessous : même durée, même bulle ; mais comparez le gris, et les pics notés à droite.
 
 # %% [markdown] lang="en"
 # GPipe, and your 1F1B below it, on one axis. The same length, the same bubble; but compare the grey, and the peaks
@@ -219,14 +205,12 @@ figures.beside_gpipe(one_f_one_b, 4, 8)
 # %% [markdown] lang="fr"
 # ### Exercice 3 — ce qu’il faut garder
 #
-# Combien de micro-batches le rang `rank` garde-t-il au plus, pour `schedule` valant `"gpipe"` ou `"1f1b"` ? Nous
-# mesurerons cela en octets plus loin.
+# Combien de micro-batches le rang `rank` garde-t-il au plus, pour `schedule` valant `"gpipe"` ou `"1f1b"` ?
 
 # %% [markdown] lang="en"
 # ### Exercise 3 — what is to be kept
 #
-# How many micro-batches does rank `rank` keep at most, for `schedule` either `"gpipe"` or `"1f1b"`? We shall measure
-# this in bytes further down.
+# How many micro-batches does rank `rank` keep at most, for `schedule` either `"gpipe"` or `"1f1b"`?
 
 
 # %% name="kept-micro-batches"
@@ -244,50 +228,46 @@ lab.check("kept-micro-batches", kept)
 # lab.hint("kept-micro-batches")
 
 # %% [markdown] lang="fr"
-# 1F1B est-il donc simplement meilleur ? Il a un prix, absent des formules du cours : la **latence**. Dès que les
-# messages prennent du temps, chaque changement de sens l’expose. Durée du pas pour 4 rangs, 8 micro-batches, et un
-# message qui dure un quart de passe avant :
+# 1F1B est-il donc simplement meilleur ? Il a un prix, la **latence** : si les messages prennent du temps, chaque
+# changement de sens l’expose. Durée du pas pour 4 rangs, 8 micro-batches, et un message qui dure un quart de passe
+# avant :
 
 # %% [markdown] lang="en"
-# So is 1F1B simply better? It has a price, which the formulas above leave out: **latency**. As soon as messages take
-# time, each change of direction exposes it. Length of the step for 4 ranks, 8 micro-batches, and a message that takes a
-# quarter of a forward:
+# So is 1F1B simply better? It has a price: **latency**. As soon as messages take time, each change of direction exposes
+# it. Length of the step for 4 ranks, 8 micro-batches, and a message that takes a quarter of a forward:
 
 # %% name="latency"
 for name in ("gpipe", "1f1b", "eager-1f1b"):
     print(name, simulate(build(name, 4, 8), Costs(latency=0.25)).makespan)
 
 # %% [markdown] lang="fr"
-# GPipe ajoute 2(p − 1) latences ; 1F1B, 2(p − 1)m/p + 2(p − 2) si p divise m (sinon, un peu plus ou un peu moins :
-# demandez au simulateur). *Eager 1F1B* les masque de nouveau, en gardant presque deux fois plus : il gagne du temps au
-# prix de la mémoire.
+# GPipe ajoute 2(p − 1) latences ; 1F1B, 2(p − 1)m/p + 2(p − 2) si p divise m. *Eager 1F1B* les masque de nouveau, en
+# gardant presque deux fois plus de micro-batches.
 #
 # ## 3. Interblocages
 #
-# Chaque rang exécute sa liste **dans l’ordre**. Il suffit alors de deux actions mal placées pour que deux rangs
-# s’attendent à jamais. Sur un vrai cluster, on n’en verrait qu’un calcul figé ; le simulateur, lui, montre le cycle :
+# Chaque rang exécute sa liste **dans l’ordre**. Deux actions mal placées suffisent alors pour que deux rangs
+# s’attendent à jamais. Un cluster ne montrerait qu’un calcul figé ; le simulateur montre le cycle :
 
 # %% [markdown] lang="en"
-# GPipe adds 2(p − 1) latencies; 1F1B, 2(p − 1)m/p + 2(p − 2) where p divides m (otherwise somewhat more or less: ask
-# the simulator). *Eager 1F1B* hides them again, keeping nearly twice as much: time is bought with memory only.
+# GPipe adds 2(p − 1) latencies; 1F1B, 2(p − 1)m/p + 2(p − 2) where p divides m. *Eager 1F1B* hides them again, keeping
+# nearly twice as many micro-batches.
 #
 # ## 3. Deadlocks
 #
 # Each rank executes its list **in order**. Two misplaced actions are then enough for two ranks to wait for each other
-# for ever. On a real cluster one would only see a job that hangs; the simulator shows the cycle:
+# for ever. A cluster would only show a job that hangs; the simulator shows the cycle:
 
 # %% name="deadlock"
 print(figures.deadlock_of([["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]], micro_batches=2))
 
 # %% [markdown] lang="fr"
-# Celui-là se voit dans l’ordre. Un autre vient des envois. Jusqu’ici, un rang qui envoyait continuait aussitôt. Avec un
-# envoi **bloquant**, il attend que l’autre reçoive (c’est ce que fait NCCL pour un message qui n’est pas posté des deux
-# côtés). Voici 1F1B, pourtant juste, avec de tels envois :
+# Un autre vient des envois. Avec un envoi **bloquant**, un rang attend que l’autre reçoive (ainsi fait NCCL pour un
+# message qui n’est pas posté des deux côtés). Voici 1F1B, pourtant juste, avec de tels envois :
 
 # %% [markdown] lang="en"
-# That one can be seen in the order. Another comes from the sends. So far, a rank that sent went on at once. With a
-# **blocking** send it waits until the other receives (which is what NCCL does with a message that is not posted on both
-# sides). Here is 1F1B, right though it is, with such sends:
+# Another deadlock comes from the sends. With a **blocking** send a rank waits until the other receives (which is what
+# NCCL does with a message that is not posted on both sides). Here is 1F1B, right though it is, with such sends:
 
 # %% name="blocking"
 one_f = [["F0", "F1", "B0", "F2", "B1", "F3", "B2", "B3"], ["F0", "B0", "F1", "B1", "F2", "B2", "F3", "B3"]]
@@ -295,19 +275,17 @@ for sends in ("buffered", "rendezvous", "paired"):
     print(sends, "→", figures.deadlock_of(one_f, micro_batches=4, sends=sends))
 
 # %% [markdown] lang="fr"
-# Les deux rangs envoient en même temps, l’un une activation, l’autre un gradient. Le bon remède est de poster l’envoi
-# et la réception **ensemble** (`batch_isend_irecv`, `paired` ici). Cherchons-en un autre, avec pour seul outil l’ordre
-# des actions.
+# Les deux rangs envoient en même temps. Le bon remède est de poster l’envoi et la réception **ensemble**
+# (`batch_isend_irecv`, `paired` ici). Cherchons-en un autre, avec le seul ordre des actions.
 #
 # ### Exercice 4 — réparer un interblocage
 #
-# Renvoyez les ordres des deux rangs, pour 4 micro-batches : ils doivent aller jusqu’au bout avec des envois bloquants
-# (`rendezvous`), en gardant au plus **3** micro-batches par rang, et plus vite que sans pipeline (24 unités de temps).
+# Renvoyez les ordres des deux rangs, pour 4 micro-batches, qui aillent jusqu’au bout avec des envois bloquants
+# (`rendezvous`), gardent au plus **3** micro-batches par rang, et durent moins que sans pipeline (24 unités de temps).
 
 # %% [markdown] lang="en"
-# Both ranks send at the same time, one an activation, the other a gradient. The right remedy is to post the send and
-# the receive **together** (`batch_isend_irecv`, `paired` here). Let us look for another one, with the order of the
-# actions as our only tool.
+# Both ranks send at the same time. The right remedy is to post the send and the receive **together**
+# (`batch_isend_irecv`, `paired` here). Let us look for another one, with nothing but the order of the actions.
 #
 # ### Exercise 4 — repair a deadlock
 #
@@ -340,54 +318,41 @@ figures.repaired(unblocked, 2, 4)
 # %% [markdown] lang="fr"
 # ## 4. Sous contrainte de mémoire
 #
-# Et si un rang ne peut pas garder p micro-batches ? Plutôt que d’écrire chaque ordre à la main, prenons un
-# **ordonnanceur de liste** : dès qu’un rang est libre, il exécute, parmi ce qui est prêt, ce que la **priorité** met en
-# tête. `list_schedule(ranks, micro_batches, priority=…, cap=…)` a deux réglages :
+# Et si un rang ne peut pas garder p micro-batches ? Un **ordonnanceur de liste** écrit l’ordre : un rang libre exécute,
+# parmi ce qui est prêt, ce que la **priorité** met en tête. `list_schedule(ranks, micro_batches, priority=…, cap=…)` a
+# deux réglages :
 #
 # - `priority` : `"forward-first"` ou `"backward-first"` ;
 # - `cap` : le nombre de micro-batches qu’un rang peut garder ; un seul pour tous, un par rang, ou une fonction du rang.
 #
 # Sans `cap`, `"forward-first"` redonne GPipe. `"backward-first"`, avec un `cap` de p − r, redonne 1F1B.
 #
-# **Votre prédiction.** Avec 4 rangs et 8 micro-batches, 1F1B dure 33 unités de temps et garde 4 micro-batches au
-# rang 0. Si l’on n’en permet que **3**, combien dure le plus court de tous les pas ?
+# Avec 4 rangs et 8 micro-batches, 1F1B dure 33 unités de temps et garde 4 micro-batches au rang 0.
 
 # %% [markdown] lang="en"
 # ## 4. Under a memory limit
 #
-# And if a rank cannot keep p micro-batches? Rather than writing each order by hand, let us take a list scheduler: as
-# soon as a rank is free, it runs the ready action that the **priority** puts first.
-# `list_schedule(ranks, micro_batches, priority=…, cap=…)` has two knobs:
+# And if a rank cannot keep p micro-batches? A list scheduler writes the order: as soon as a rank is free, it runs the
+# ready action that the **priority** puts first. `list_schedule(ranks, micro_batches, priority=…, cap=…)` has two knobs:
 #
 # - `priority`: `"forward-first"` or `"backward-first"`;
 # - `cap`: the number of micro-batches that a rank may keep; one for all, one per rank, or a function of the rank.
 #
 # Without `cap`, `"forward-first"` gives GPipe. `"backward-first"`, with a `cap` of p − r, gives 1F1B.
 #
-# **Your prediction.** With 4 ranks and 8 micro-batches, 1F1B takes 33 time units and keeps 4 micro-batches on rank 0.
-# If only **3** are allowed, how long is the shortest of all steps?
-
-# %% name="predict-cap" stub="value"
-lab.predict(
-    "one-slot-less",
-    ### BEGIN SOLUTION
-    simulate(list_schedule(4, 8, priority="backward-first", cap=3)).makespan,
-    ### END SOLUTION
-)
+# With 4 ranks and 8 micro-batches 1F1B takes 33 time units, and keeps 4 micro-batches on rank 0.
 
 # %% [markdown] lang="fr"
 # ### Exercice 5 — le plus court sous contrainte
 #
-# Renvoyez un ordonnancement qui garde au plus `limit` micro-batches par rang, et aussi court que possible : le résultat
-# de `list_schedule`, ou vos propres listes. La vérification le compare à l’optimum **prouvé** (un solveur a exclu tout
-# ordonnancement plus court).
+# Renvoyez un ordonnancement qui garde au plus `limit` micro-batches par rang, aussi court que possible : le résultat de
+# `list_schedule`, ou vos listes. Il est comparé à l’optimum **prouvé** par un solveur.
 
 # %% [markdown] lang="en"
 # ### Exercise 5 — the shortest under a limit
 #
-# Return a schedule that keeps at most `limit` micro-batches per rank, and as short as possible: what `list_schedule`
-# gives, or lists of your own. The check compares it with the **proven** optimum (a solver has excluded any shorter
-# schedule).
+# Return a schedule that keeps at most `limit` micro-batches per rank, as short as possible: what `list_schedule` gives,
+# or lists of your own. It is compared with the optimum **proven** by a solver.
 
 
 # %% name="memory-cap"
@@ -402,70 +367,62 @@ lab.check("memory-cap", under_cap)
 # %%
 # lab.hint("memory-cap")
 
-# %% name="reveal-cap"
-from dlojz.pipeline.optimum.shortest_schedule import optimum
-
-lab.reveal("one-slot-less", optimum(4, 8, memory_limit=3).value)
-
 # %% [markdown] lang="fr"
-# Une place de moins coûte 18 % de temps : rien de plus court n’existe, et c’est prouvé
-# ([shortest_schedule.py](../../dlojz/pipeline/optimum/shortest_schedule.py)). Au-delà de quatre places, plus de mémoire
-# ne fait rien gagner : la bulle est due aux dépendances. Et 1F1B « raccourci » (une passe avant de moins en tête, puis
-# la même alternance) ? 48 : il attend des passes avant qui ne peuvent pas venir, alors que des passes arrière sont
-# prêtes. Pour fixer un ordre d’avance, il faut savoir ce que les autres rangs pourront faire.
+# Une place de moins coûte 18 % de temps ; rien de plus court n’existe
+# ([shortest_schedule.py](../../dlojz/pipeline/optimum/shortest_schedule.py)). Au-delà de quatre, la mémoire ne fait
+# rien gagner : la bulle vient des dépendances.
 
 # %% [markdown] lang="en"
-# One slot fewer costs 18% more time: nothing shorter exists, and that is proven
+# One slot fewer costs 18% more time, and nothing shorter exists
 # ([shortest_schedule.py](../../dlojz/pipeline/optimum/shortest_schedule.py)). Beyond four, memory buys nothing more:
-# the bubble comes from the dependencies. And 1F1B “cut short” (one forward fewer in front, then in turn all the same)?
-# 48: it waits for forwards that cannot come while backwards are ready. An order that is fixed in advance must know what
-# the others can do.
+# the bubble comes from the dependencies.
 
 # %% name="capped"
 figures.capped(under_cap, 4, 8, range(1, 7))
 
 # %% [markdown] lang="fr"
-# ## 5. Une frontière, deux vrais rangs
+# ## 5. Votre ordre, sur de vrais rangs
 #
-# Passons aux processus. À la frontière entre deux étages, deux messages par micro-batch : l’activation dans un sens,
-# son gradient dans l’autre. Rien de plus, mais autograd ne traverse pas les processus : c’est à vous de relier les deux
-# moitiés de la chaîne.
+# À la frontière entre deux étages, deux messages par micro-batch : l’activation dans un sens, son gradient dans
+# l’autre. Mais autograd ne traverse pas les processus : à vous de relier les deux moitiés de la chaîne.
 #
 # ### Exercice 6 — envoyer et recevoir
 #
-# Faites passer un micro-batch à travers l’étage de ce rang, `stage` : passe avant, puis passe arrière. Les gradients
-# restent dans les paramètres de l’étage ; il n’y a rien à renvoyer.
+# Faites passer un micro-batch à travers l’étage de ce rang, `stage` : passe avant au-dessus de `yield`, passe arrière
+# au-dessous. `yield` suspend votre fonction, qui garde ses variables, jusqu’à la passe arrière. Les gradients restent
+# dans les paramètres ; il n’y a rien à renvoyer.
 #
 # - `x` est le micro-batch sur le rang 0, `None` ailleurs ; `shape` et `dtype` sont la forme et le type de ce qui passe
 #   entre deux étages ;
 # - `loss_of(y)` donne la perte, sur le dernier rang ;
-# - `dist.send(tenseur, rang)` envoie, `dist.recv(tenseur, rang)` remplit un tenseur déjà alloué ;
+# - `send(tenseur, rang)` envoie ; `dist.recv(tenseur, rang)` remplit un tenseur déjà alloué ;
 # - `tenseur.backward(g)` part d’un gradient reçu, `g`, plutôt que d’une perte.
 #
 # Écrivez-le pour un nombre quelconque de rangs : celui du milieu reçoit et envoie dans les deux sens.
 
 # %% [markdown] lang="en"
-# ## 5. One boundary, two real ranks
+# ## 5. Your order, on real ranks
 #
 # Let us move on to real processes. Two messages per micro-batch cross the boundary between two stages: the activation
-# one way, its gradient the other. Nothing more, but autograd does not cross processes: it is up to you to join the two
-# halves of the chain.
+# one way, its gradient the other. But autograd does not cross processes: it is up to you to join the two halves of the
+# chain.
 #
 # ### Exercise 6 — send and receive
 #
-# Run, on this rank, one micro-batch through `stage`, forward then backward. The gradients stay in the stage's
-# parameters; nothing is to be returned.
+# Run one micro-batch through this rank's `stage`: the forward above `yield`, the backward below. `yield` suspends your
+# function, which keeps its variables, until it is the backward's turn. The gradients stay in the parameters; nothing is
+# to be returned.
 #
 # - `x` is the micro-batch on rank 0, `None` elsewhere; `shape` and `dtype` are those of what passes between two stages;
 # - `loss_of(y)` gives the loss, on the last rank;
-# - `dist.send(tensor, rank)` sends, `dist.recv(tensor, rank)` fills a tensor that is allocated already;
+# - `send(tensor, rank)` sends; `dist.recv(tensor, rank)` fills a tensor that is allocated already;
 # - `tensor.backward(g)` starts from a gradient that was received, `g`, rather than from a loss.
 #
 # Write it for any number of ranks: one in the middle receives and sends in both directions.
 
 
 # %% name="stage-boundary"
-def run_stage(stage, x, loss_of, shape, dtype):
+def run_stage(stage, x, loss_of, shape, dtype, send):
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     ### BEGIN SOLUTION
     if rank > 0:
@@ -473,15 +430,19 @@ def run_stage(stage, x, loss_of, shape, dtype):
         dist.recv(x, rank - 1)
         x.requires_grad_()
     y = stage(x)
+    if rank < last:
+        send(y.detach(), rank + 1)
+    ### END SOLUTION
+    yield  # the backward comes when its turn has come // la passe arrière vient quand c'est son tour
+    ### BEGIN SOLUTION
     if rank == last:
         loss_of(y).backward()
     else:
-        dist.send(y.detach(), rank + 1)
         gradient = torch.empty_like(y)
         dist.recv(gradient, rank + 1)
         y.backward(gradient)
     if rank > 0:
-        dist.send(x.grad, rank - 1)
+        send(x.grad, rank - 1)
     ### END SOLUTION
 
 
@@ -491,70 +452,123 @@ lab.check("stage-boundary", run_stage)
 # lab.hint("stage-boundary")
 
 # %% [markdown] lang="fr"
-# Pour plusieurs micro-batches, il ne manque que l’ordonnancement : garder entrées et sorties de ceux qui sont en cours,
-# et suivre la liste du rang. Le paquet l’écrit ainsi, en deux cents lignes :
-# [runtime.py](../../dlojz/pipeline/runtime.py). Lisez-le, en cherchant la réponse à trois questions :
-#
-# - pourquoi les envois ne bloquent-ils pas, et quand finit-on par les attendre ?
-# - comment un rang sait-il, sans étiquette, quel message il reçoit ?
-# - où la perte est-elle divisée par le nombre de micro-batches, et pourquoi ?
-#
-# <details><summary>Réponse</summary>
-#
-# Avec des envois bloquants, deux rangs qui s’envoient un message au même moment s’attendraient (section 3) ; le code
-# appelle donc `isend`, et n’attend ses envois qu’à la fin du pas. Entre deux rangs, les messages arrivent dans l’ordre
-# où ils sont partis, et chaque rang connaît la liste de tous : il sait donc lequel vient. La perte est divisée au
-# dernier étage, avant la passe arrière : les gradients des micro-batches s’additionnent, et leur somme doit être le
-# gradient de la perte moyenne.
-#
-# </details>
+# `F3` démarre votre fonction pour le micro-batch 3, jusqu’à son `yield` ; `B3` la mène à son terme. Les fonctions
+# suspendues sont donc les micro-batches que le rang garde. Les envois ne bloquent pas (`isend`), sinon 1F1B se figerait
+# (section 3) : on les attend à la fin du pas.
 
 # %% [markdown] lang="en"
-# For several micro-batches only the schedule is missing: keep the inputs and outputs of those under way, and follow the
-# rank's list. The package writes it so, in two hundred lines: [runtime.py](../../dlojz/pipeline/runtime.py). Read it,
-# looking for the answers to three questions:
+# `F3` starts your function for micro-batch 3, up to its `yield`; `B3` runs it to its end. So the suspended functions
+# are the micro-batches that the rank keeps. The sends do not block (`isend`), otherwise 1F1B would hang (section 3):
+# they are waited for at the end of the step.
+
+
+# %% name="run-order"
+def run_order(order, stage, inputs, loss_of, shape):
+    started, sent = {}, []
+
+    def send(tensor, to):
+        sent.append((dist.isend(tensor, to), tensor))
+
+    for action in order:
+        number = int(action[1:])
+        if action[0] == "F":
+            loss = partial(loss_of, number)
+            started[number] = run_stage(stage, inputs[number], loss, shape, torch.float32, send)
+            next(started[number])
+        else:
+            next(started.pop(number), None)
+    for work, _ in sent:
+        work.wait()
+
+
+# %% [markdown] lang="fr"
+# Quatre rangs se gêneraient sur deux cœurs. Dormons donc à la place d’un GPU : un étage « calcule » 40 ms en passe
+# avant, 80 ms en passe arrière, sans occuper de cœur. Messages, ordre et attentes sont vrais ; de deux pas, le plus
+# court compte.
 #
-# - why do the sends not block, and when are they waited for in the end?
-# - how does a rank know, without labels, which message it receives?
-# - where is the loss divided by the number of micro-batches, and why?
+# **Votre prédiction.** Quelle fraction de bulle mesurera-t-on avec 4 étages et 16 micro-batches ?
+
+# %% [markdown] lang="en"
+# Four ranks would get in each other's way on two cores. So let us sleep in place of a GPU: a stage “computes” for 40 ms
+# in forward, 80 ms in backward, without using a core. Messages, order and waits are real; of two steps, the shorter one
+# counts.
 #
-# <details><summary>Answer</summary>
-#
-# With blocking sends, two ranks that send to each other at the same time would wait for ever (section 3); so the code
-# calls `isend`, and waits for its sends at the end of the step only. Messages between two ranks arrive in the order in
-# which they were sent, and each rank knows the lists of all: so it knows which one comes. The loss is divided on the
-# last stage, before the backward pass: the gradients of the micro-batches add up, and their sum must be the gradient of
-# the mean loss.
-#
-# </details>
+# **Your prediction.** Which bubble fraction will be measured with 4 stages and 16 micro-batches?
+
+# %% name="predict-bubble" stub="value"
+lab.predict(
+    "bubble-measured",
+    ### BEGIN SOLUTION
+    pipeline_step(4, 16, 0.04, 0.08)[1],
+    ### END SOLUTION
+)
+
+
+# %% name="sleeping"
+class Sleeping(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        time.sleep(0.04)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(0.08)
+        return gradient
+
+
+# %% name="four-ranks"
+# %%ranks 4 --with run_order,run_stage,one_f_one_b,Sleeping,nn,time
+layer, step_s = nn.Linear(8, 8), {}
+for m in 2 * (9, 16):
+    inputs = torch.randn(m, 2, 8)
+    dist.barrier()
+    start = time.perf_counter()
+    run_order(one_f_one_b(rank, 4, m), lambda x: Sleeping.apply(layer(x)), inputs, lambda number, y: y.sum(), (2, 8))
+    dist.barrier()
+    step_s[m] = min(time.perf_counter() - start, step_s.get(m, 1e9))  # the least disturbed // la moins perturbée
+
+# %% name="bubbles-measured" tags=["nbval-ignore-output"]
+for m, seconds in ranks["step_s"][0].items():
+    predicted, fraction, _ = pipeline_step(4, m, 0.04, 0.08)
+    print(f"m = {m:2}: {predicted:.2f} s → {seconds:.2f} s, bubble {fraction:.1%} → {1 - m * 0.12 / seconds:.1%}")
+
+# %% name="reveal-bubble" tags=["nbval-ignore-output"]
+lab.reveal("speedup", 9 * 4 * 0.12 / ranks["step_s"][0][9])
+lab.reveal("bubble-measured", 1 - 16 * 0.12 / ranks["step_s"][0][16])
+
+# %% [markdown] lang="fr"
+# Prédit → mesuré. L’écart vient des messages et du réveil des processus, plus lent sur une machine occupée.
+
+# %% [markdown] lang="en"
+# Predicted → measured. The gap comes from the messages and from processes that wake up, slowly on a busy machine.
 
 # %% [markdown] lang="fr"
 # ## 6. Où couper ?
 #
-# Jusqu’ici, tous les étages étaient égaux. Un pipeline avance au pas de son étage le plus chargé, le **goulot** :
-# sans compter les messages, un pas dure Σ tᵢ + (m − 1) max tᵢ. La somme ne dépend pas du découpage ; il faut donc
-# rendre le goulot aussi petit que possible.
+# Un pipeline avance au pas de son étage le plus chargé, le **goulot** : sans compter les messages, un pas dure Σ tᵢ +
+# (m − 1) max tᵢ. La somme ne dépend pas du découpage : rendons le goulot aussi petit que possible.
 #
-# Essayer tous les découpages de CoAtNet-7 (60 blocs) est l’affaire d’une seconde pour 4 étages, C(59, 3) = 32 509, mais
-# serait trop long pour 8 : C(59, 7), plus de 300 millions. Renversons la question : pour une limite donnée, combien
-# d’étages faut-il ? On y répond en un parcours ; une recherche par dichotomie sur la limite fait le reste.
+# Essayer tous les découpages de CoAtNet-7 (60 blocs) en 8 étages serait trop long : C(59, 7), plus de 300 millions.
+# Renversons la question : pour une limite donnée, combien d’étages faut-il ? Un parcours y répond ; une dichotomie sur
+# la limite fait le reste.
 #
 # ### Exercice 7 — couper sans dépasser
 #
-# `weights` donne le poids de chaque bloc, `limit` ce qu’un étage peut peser. Renvoyez les **bornes** du découpage qui
-# utilise le moins d’étages possible, de 0 au nombre de blocs : `[0, 2, 4]` est fait des blocs 0 et 1, puis 2 et 3.
-# Aucun bloc ne pèse plus que la limite.
+# `weights` donne le poids de chaque bloc, `limit` ce qu’un étage peut peser. Renvoyez les **bornes** du découpage en le
+# moins d’étages possible, de 0 au nombre de blocs : `[0, 2, 4]` est fait des blocs 0 et 1, puis 2 et 3. Aucun bloc ne
+# pèse plus que la limite.
 
 # %% [markdown] lang="en"
 # ## 6. Where to cut?
 #
-# So far all stages were equal. A pipeline advances at the pace of its heaviest stage, the **bottleneck**: messages
-# aside, a step takes Σ tᵢ + (m − 1) max tᵢ. The sum does not depend on the cut, so the bottleneck must be made as small
-# as possible.
+# A pipeline advances at the pace of its heaviest stage, the **bottleneck**: messages aside, a step takes Σ tᵢ + (m − 1)
+# max tᵢ. The sum does not depend on the **partition**, the cut into stages, so the bottleneck must be made as small as
+# possible.
 #
-# Trying all cuts of CoAtNet-7 (60 blocks) takes a second for 4 stages, C(59, 3) = 32,509, but would take too long for
-# 8: C(59, 7), more than 300 million. Let us turn the question round: for a given limit, how many stages does it take?
-# That is answered in one pass; a bisection over the limit does the rest.
+# Trying all cuts of CoAtNet-7 (60 blocks) into 8 stages would take too long: C(59, 7), more than 300 million. Let us
+# turn the question round: for a given limit, how many stages does it take? One pass answers that; a bisection over the
+# limit does the rest.
 #
 # ### Exercise 7 — cut without exceeding
 #
@@ -582,8 +596,8 @@ lab.check("first-fit", first_fit)
 # lab.hint("first-fit")
 
 # %% [markdown] lang="fr"
-# CoAtNet-7 en quatre étages, par nombre de **paramètres** : votre découpage, puis ceux de DeepSpeed, de torchgpipe, et
-# d’un nombre égal de blocs.
+# CoAtNet-7 en quatre étages, par nombre de **paramètres** : votre découpage, ceux de DeepSpeed et de torchgpipe, et à
+# nombre égal de blocs.
 
 # %% [markdown] lang="en"
 # CoAtNet-7 in four stages, by number of **parameters**: your cut, then those of DeepSpeed, of torchgpipe, and of equal
@@ -594,53 +608,189 @@ coatnet = dlojz.RunConfig.of(model="coatnet_7", data="synthetic")
 figures.cuts(first_fit, coatnet, stages=4)
 
 # %% [markdown] lang="fr"
-# Un nombre égal de blocs charge un étage d’un tiers de trop, donc ralentit tout le pipeline d’autant. Les deux
-# heuristiques trouvent ici l’optimum ; ce n’est pas toujours le cas. Comptons, sur 1 000 listes de blocs tirées au
-# hasard, combien de fois chacune le manque, et de combien au pire
-# ([partition_baselines.py](../../dlojz/pipeline/partition_baselines.py)) :
+# Un nombre égal de blocs charge un étage d’un tiers de trop, et ralentit d’autant le pipeline. Des étages égaux en
+# paramètres ne le sont d’ailleurs pas en calcul. Le même découpage, par **opérations** :
 
 # %% [markdown] lang="en"
-# Equal numbers of blocks load one stage by a third too much, and so slow the whole pipeline down by as much. Both
-# heuristics find the optimum here; that is not always so. Let us count, over 1,000 random lists of blocks, how often
-# each misses it, and by how much at worst ([partition_baselines.py](../../dlojz/pipeline/partition_baselines.py)):
-
-# %% name="how-often"
-from dlojz.pipeline.partition_baselines import how_often
-
-for peer in ("deepspeed", "torchgpipe", "uniform"):
-    counted = how_often(peer, cases=1000)
-    print(f"{peer:<10}", round(counted.missed_share, 3), round(counted.worst_ratio, 2))
-
-# %% [markdown] lang="fr"
-# DeepSpeed minimise l’écart entre l’étage le plus lourd et le plus léger, ce qui n’est pas tout à fait la même chose.
-# Et que peser ? Des étages égaux en paramètres ne le sont pas en calcul. Le même découpage, par **opérations** :
-
-# %% [markdown] lang="en"
-# DeepSpeed minimises the gap between the heaviest and the lightest stage, which is not quite the same. And what should
-# be weighed? Stages with equally many parameters do not take equally long to compute. The same cut, by **operations**:
+# Equal numbers of blocks load one stage by a third too much, and slow the pipeline down by as much. And stages equal in
+# parameters are not equal in computation. The same cut, by **operations**:
 
 # %% name="cuts-by-flops"
 figures.cuts(first_fit, coatnet, stages=4, by="flops")
 
 # %% [markdown] lang="fr"
-# Pour la mémoire des états, on pèse les paramètres ; pour la durée du pas, le temps. `dlojz partition --by time` mesure
-# chaque bloc. Et les premiers étages gardent plus de micro-batches que les derniers : quand la mémoire manque, on les
-# charge moins.
+# Pour la mémoire, on pèse les paramètres ; pour la durée du pas, le temps. Les premiers étages gardent plus de micro-
+# batches : quand la mémoire manque, on les charge moins.
 #
-# ## 7. GPipe et 1F1B, pour de vrai
+# ## 7. De vraies secondes
 #
-# Entraînons un petit Vision Transformer sur deux rangs, avec le *runtime* que vous venez de lire : 8 micro-batches de
-# 16 images, d’abord avec GPipe, puis avec 1F1B. Ce qui passe à la frontière :
+# Deux étages de quatre couches denses, 8 micro-batches de 192 lignes. D’abord, votre 1F1B donne-t-il les gradients d’un
+# processus seul ?
 
 # %% [markdown] lang="en"
-# For the memory of the states one weighs parameters; for the length of the step, time. `dlojz partition --by time`
-# measures each block. And the first stages keep more micro-batches than the last: where memory is short, they are
-# loaded less.
+# For memory one weighs parameters; for the length of the step, time. The first stages keep more micro-batches: where
+# memory is short, they are loaded less.
 #
-# ## 7. GPipe and 1F1B, for real
+# ## 7. Real seconds
 #
-# Let us train a small Vision Transformer on two ranks, with the runtime that you have just read: 8 micro-batches of 16
-# images, with GPipe first, then with 1F1B. What passes at the boundary:
+# Two stages of four dense layers, 8 micro-batches of 192 rows. First, does your 1F1B give the gradients of one process?
+
+
+# %% name="stages"
+def make_stages():
+    torch.manual_seed(5)
+    layers = [nn.Sequential(nn.Linear(384, 384), nn.GELU()) for _ in range(8)]
+    return [nn.Sequential(*layers[:4]), nn.Sequential(*layers[4:])]
+
+
+def make_batch():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(8, 192, 384, generator=generator) for _ in range(2)]
+
+
+def train_alone(stages, inputs, targets):
+    for x, target in zip(inputs, targets, strict=True):
+        (F.mse_loss(stages[1](stages[0](x)), target) / 8).backward()
+
+
+# %% name="same-gradients"
+# %%ranks 2 --with make_stages,make_batch,train_alone,run_order,run_stage,one_f_one_b,F
+inputs, targets = make_batch()
+stages, stage = make_stages(), make_stages()[rank]
+train_alone(stages, inputs, targets)
+
+
+def loss_of(number, y):
+    return F.mse_loss(y, targets[number]) / 8
+
+
+def equal():
+    pairs = zip(stage.parameters(), stages[rank].parameters(), strict=True)
+    return all(torch.allclose(one.grad, other.grad, atol=1e-6) for one, other in pairs)
+
+
+run_order(one_f_one_b(rank, 2, 8), stage, inputs, loss_of, (192, 384))
+print("1F1B = one process:", equal())
+
+# %% [markdown] lang="fr"
+# Puis les durées d’un étage, chronométrées pour un seul micro-batch, sur les deux rangs à la fois :
+
+# %% [markdown] lang="en"
+# Then the times of a stage, measured with one micro-batch, on both ranks at once:
+
+# %% name="time-a-stage" tags=["nbval-ignore-output"]
+# %%ranks 2 --with make_stages,time,median
+measured, block = [], make_stages()[rank]
+dist.barrier()
+for _ in range(30):
+    x = torch.randn(192, 384, requires_grad=True)
+    start = time.perf_counter()
+    y = block(x)
+    middle = time.perf_counter()
+    y.sum().backward()
+    measured.append((middle - start, time.perf_counter() - middle))
+forward_s, backward_s = map(median, zip(*measured, strict=True))
+print(f"forward {1e3 * forward_s:.2f} ms, backward {1e3 * backward_s:.2f} ms")
+
+# %% [markdown] lang="fr"
+# **Vos prédictions**, d’après ces durées (`ranks["forward_s"]` et `ranks["backward_s"]`, une par rang) et la formule de
+# la section 6 : combien de secondes dure un pas de 1F1B ? Et combien de fois plus vite va-t-il qu’un processus seul ?
+# Sur deux cœurs, attendez-vous à 1,2 à 1,7, et à moins si d’autres y calculent.
+
+# %% [markdown] lang="en"
+# **Your predictions**, from these times (`ranks["forward_s"]` and `ranks["backward_s"]`, one per rank) and section 6's
+# formula: how many seconds does a step of 1F1B take? And how many times faster is it than one process? On two cores
+# expect 1.2 to 1.7, and less if others compute there.
+
+# %% name="predict-step-seconds" stub="value"
+lab.predict(
+    "step-seconds",
+    ### BEGIN SOLUTION
+    sum(ranks["forward_s"] + ranks["backward_s"])
+    + 7 * max(f + b for f, b in zip(ranks["forward_s"], ranks["backward_s"], strict=True)),
+    ### END SOLUTION
+)
+
+# %% name="predict-real-speedup" stub="value"
+lab.predict(
+    "real-speedup",
+    ### BEGIN SOLUTION
+    8 * 2 / (8 + 2 - 1),
+    ### END SOLUTION
+)
+
+# %% name="race"
+# %%ranks 2 --with make_stages,time
+seconds = {"alone": [], "1f1b": []}
+for _ in range(5):
+    for name, found in seconds.items():  # in turns: the machine is noisy // à tour de rôle : la machine est bruyante
+        dist.barrier()
+        start = time.perf_counter()
+        if name == "1f1b":
+            run_order(one_f_one_b(rank, 2, 8), stage, inputs, loss_of, (192, 384))
+        elif rank == 0:
+            train_alone(stages, inputs, targets)
+        dist.barrier()
+        found.append(time.perf_counter() - start)
+
+# %% name="reveal-seconds" tags=["nbval-ignore-output"]
+alone, piped = (ranks["seconds"][0][name] for name in ("alone", "1f1b"))
+lab.reveal("step-seconds", median(piped))
+lab.reveal("real-speedup", median(one / other for one, other in zip(alone, piped, strict=True)))
+
+# %% [markdown] lang="fr"
+# **Expliquez** l’écart à 1,78. <details><summary>Réponse</summary>
+#
+# La bulle est déjà dans 1,78. Le reste : les messages, et les rangs qui se partagent caches et mémoire, alors que le
+# processus seul a la machine pour lui.
+#
+# </details>
+
+# %% [markdown] lang="en"
+# **Explain** the gap to 1.78. <details><summary>Answer</summary>
+#
+# The bubble is already in 1.78. The rest: the messages, and ranks that share caches and memory, while the single
+# process has the machine to itself.
+#
+# </details>
+
+# %% [markdown] lang="fr"
+# ### La même chose avec PyTorch
+#
+# `PipelineStage` envoie et reçoit, `Schedule1F1B` suit l’ordre et coupe lui-même le batch :
+
+# %% [markdown] lang="en"
+# ### The same with PyTorch
+#
+# `PipelineStage` sends and receives, `Schedule1F1B` follows the order, and cuts the batch itself:
+
+# %% name="torch-schedule"
+# %%ranks 2 --with make_stages
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+stage = make_stages()[rank]
+place = PipelineStage(stage, rank, 2, torch.device("cpu"))
+schedule = Schedule1F1B(place, n_microbatches=8, loss_fn=F.mse_loss)
+if rank == 0:
+    schedule.step(inputs.flatten(0, 1))
+else:
+    losses = []
+    schedule.step(target=targets.flatten(0, 1), losses=losses)
+stages = make_stages()
+train_alone(stages, inputs, targets)
+print("torch = one process:", equal())
+
+# %% [markdown] lang="fr"
+# ### Et la mémoire ?
+#
+# Un petit Vision Transformer, sur deux rangs : 8 micro-batches de 16 images, avec GPipe, puis avec 1F1B. Ce qui passe à
+# la frontière :
+
+# %% [markdown] lang="en"
+# ### And the memory?
+#
+# A small Vision Transformer, on two ranks: 8 micro-batches of 16 images, with GPipe first, then with 1F1B. What passes
+# at the boundary:
 
 # %% name="boundary"
 from dlojz import models
@@ -654,8 +804,8 @@ _, boundary, _ = boundaries_of(stage_modules(blocks, (0, 3, 6)), torch.zeros(16,
 print(boundary.shape, boundary.dtype)
 
 # %% [markdown] lang="fr"
-# **Vos prédictions**, avant de lancer. Combien d’octets le rang 0 envoie-t-il par pas à l’étage suivant ? Et combien de
-# fois plus d’octets d’activations garde-t-il avec GPipe qu’avec 1F1B ?
+# **Vos prédictions.** Combien d’octets le rang 0 envoie-t-il par pas à l’étage suivant ? Et combien de fois plus
+# d’octets d’activations garde-t-il avec GPipe qu’avec 1F1B ?
 
 # %% [markdown] lang="en"
 # **Your predictions**, before the start. How many bytes does rank 0 send per step to the next stage? And how many times
@@ -689,90 +839,37 @@ lab.reveal("boundary-bytes", sum(traffic.message_bytes for traffic in sent if tr
 lab.reveal("activations", figures.activation_bytes(gpipe, 0) / figures.activation_bytes(one_f_one_b_run, 0))
 
 # %% [markdown] lang="fr"
-# Voici la mémoire mesurée sur les deux rangs, divisée par le nombre de micro-batches que prévoit votre fonction :
+# La mémoire mesurée, divisée par le nombre de micro-batches que prévoit votre fonction : le quotient est le même des
+# deux côtés, à un message près.
 
 # %% [markdown] lang="en"
-# Here is the memory measured on both ranks, divided by the number of micro-batches that your function foresees:
+# The memory measured, divided by the number of micro-batches that your function foresees: the quotient is the same on
+# both sides, give or take a message.
 
 # %% name="memory" tags=["nbval-ignore-output"]
 figures.memory(kept, [gpipe, one_f_one_b_run])
 
 # %% [markdown] lang="fr"
-# Le quotient est le même des deux côtés, à un message encore en route près : ce que garde un rang, c’est bien
-# « micro-batches en cours × activations d’un micro-batch ». Et l’entraînement ? Les pertes sont-elles les mêmes,
-# et celles d’un processus seul ?
+# En haut, la simulation de 1F1B avec les durées moyennes mesurées ; dessous, la mesure.
 
 # %% [markdown] lang="en"
-# The quotient is the same on both sides, give or take a message that is still under way: what a rank keeps is indeed
-# “micro-batches under way × activations of one micro-batch”. And the training? Are the losses the same, and those of
-# one process?
-
-# %% name="run-alone" tags=["nbval-ignore-output"]
-alone = dlojz.run(config, pp=1, engine="torch")
-
-# %% name="same-training"
-figures.same_training(gpipe, one_f_one_b_run, alone)
-
-# %% [markdown] lang="fr"
-# ### Et la durée ?
-#
-# Chaque action a été chronométrée, sur chaque rang, les horloges des rangs étant alignées. En haut, la simulation avec
-# les durées moyennes ainsi mesurées ; juste au-dessous, la mesure. La courbe dit où elles s’écartent.
-
-# %% [markdown] lang="en"
-# ### And the time?
-#
-# Each action was timed, on each rank, with the clocks of the ranks aligned. Above, the simulation with the mean times
-# so measured; just below, the measurement. The curve tells where they part.
-
-# %% name="laid-over-gpipe" tags=["nbval-ignore-output"]
-figures.laid_over(gpipe)
+# Above, the simulation of 1F1B with the mean times measured; below, the measurement.
 
 # %% name="laid-over-1f1b" tags=["nbval-ignore-output"]
 figures.laid_over(one_f_one_b_run)
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Les deux ordonnancements ont, en théorie, la même durée. Regardez le tableau, puis la figure : la
-# différence mesurée vient-elle de la bulle, ou de la durée des actions elles-mêmes ?
-#
-# <details><summary>Réponse</summary>
-#
-# La durée du pas × (1 − bulle) est celle des actions d’un rang. Si les deux lignes y sont égales, c’est l’attente qui
-# diffère : les étages n’ont pas la même durée, et les messages ne partent pas aux mêmes moments. Si celle de 1F1B est
-# plus courte, ce sont les actions : garder moins d’activations, c’est mieux profiter des caches. La théorie suppose des
-# actions égales et un cœur par rang ; ici, les rangs se partagent les cœurs, et un rang qui attend laisse les siens à
-# l’autre.
-#
-# </details>
-
-# %% [markdown] lang="en"
-# **Explain.** In theory both schedules take the same time. Look at the table, then at the figure: does the measured
-# difference come from the bubble, or from the time of the actions themselves?
-#
-# <details><summary>Answer</summary>
-#
-# The step × (1 − bubble) is the time of a rank's actions. Where both rows have the same, it is the waiting that
-# differs: the stages do not take equal time, and the messages leave at other moments. Where that of 1F1B is shorter, it
-# is the actions: keeping fewer activations makes better use of the caches. The theory assumes equal actions and a core
-# for each rank; here the ranks share the cores, and one that waits leaves its cores to the other.
-#
-# </details>
-
-# %% name="steps" tags=["nbval-ignore-output"]
-figures.steps([gpipe, one_f_one_b_run])
-
-# %% [markdown] lang="fr"
 # ## 8. Au-delà de 1F1B
 #
-# La bulle vient de ce que l’étage précédent attend le gradient **de l’entrée**. Celui **des poids**, personne ne
-# l’attend, sauf l’optimiseur. *Zero bubble* (Qi et al., 2024) coupe donc la passe arrière en deux : `I`, pour l’entrée,
-# aussitôt que possible ; `W`, pour les poids, dans les creux.
+# La bulle vient de ce que l’étage précédent attend le gradient **de l’entrée**. Celui **des poids**, seul l’optimiseur
+# l’attend. *Zero bubble* (Qi et al., 2024) coupe donc la passe arrière en deux : `I`, pour l’entrée, aussitôt que
+# possible ; `W`, pour les poids, dans les creux.
 #
 # ### Exercice 8 — votre ordonnancement
 #
 # Pour 2 rangs et 4 micro-batches, 1F1B dure 15 unités de temps (F = I = W = 1). Écrivez deux ordres avec `F`, `I` et
-# `W` qui n’en durent que **13**, sans garder plus de 2 micro-batches par rang. Un micro-batch n’est rendu qu’à la fin
-# de son `W`.
+# `W` qui n’en durent que **13**, en gardant au plus 2 micro-batches par rang. C’est la fin de son `W` qui rend un
+# micro-batch.
 
 # %% [markdown] lang="en"
 # ## 8. Beyond 1F1B
@@ -807,98 +904,63 @@ lab.check("zero-bubble", without_bubble)
 figures.own(without_bubble, 2, 4)
 
 # %% [markdown] lang="fr"
-# Simulé, donc ; exécutons-le. La cellule qui suit l’écrit dans le format CSV du *runtime* de PyTorch, une ligne par
-# rang. (Tant que l’exercice n’est pas fait, ou que votre ordre ne peut pas s’exécuter, c’est 1F1B.)
+# Exécutons-le. `csv` est votre ordre, une ligne par rang (1F1B tant que l’exercice n’est pas fait). Le *runtime* du
+# paquet ([runtime.py](../../dlojz/pipeline/runtime.py)) sait couper une passe arrière en deux :
 
 # %% [markdown] lang="en"
-# Simulated, then; let us execute it. The next cell writes it in the CSV format of PyTorch's runtime, one line per rank.
-# (As long as the exercise is to do, or your order cannot be executed, it is 1F1B.)
+# Let us execute it. `csv` is your order, one line per rank (1F1B as long as the exercise is to do). The package's
+# runtime ([runtime.py](../../dlojz/pipeline/runtime.py)) can cut a backward in two:
 
 # %% name="csv"
 csv = figures.csv_of(without_bubble, 2, 4)
 print(csv)
 
-# %% [markdown] lang="fr"
-# Deux rangs, deux exécutions : par notre *runtime*, puis par celui de PyTorch, qui lit le CSV. Chaque rang compare ses
-# gradients à ceux d’un processus seul, qui fait passer tout le batch à travers les deux étages.
-
-# %% [markdown] lang="en"
-# Two ranks, two executions: by our runtime, then by PyTorch's, which reads the CSV. Each rank compares its gradients
-# with those of one process, which sends the whole batch through both stages.
-
-
-# %% name="stages"
-def make_stages():
-    torch.manual_seed(5)
-    return [nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(2)]
-
-
-def whole_gradients(inputs, targets):
-    stages = make_stages()
-    F.mse_loss(stages[1](stages[0](inputs)), targets).backward()
-    return [[parameter.grad for parameter in stage.parameters()] for stage in stages]
-
-
-# %% name="execute" tags=["nbval-ignore-output"]
-# %%ranks 2 --with csv,make_stages,whole_gradients,F
-from torch.distributed.pipelining import PipelineStage
-
+# %% name="execute"
+# %%ranks 2 --with csv,make_stages,make_batch,train_alone,F
 from dlojz.pipeline.exchange_formats import from_csv
 from dlojz.pipeline.runtime import PipelineRuntime, boundaries_of
-from dlojz.train.engines.pipeline_engines import torch_schedule
 
-schedule = from_csv(csv)
-generator = torch.Generator().manual_seed(0)
-inputs, targets = (torch.randn(8, 32, generator=generator) for _ in range(2))
-expected = whole_gradients(inputs, targets)[rank]
-
-
-def apart(stage):
-    return max(float((p.grad - right).abs().max()) for p, right in zip(stage.parameters(), expected, strict=True))
-
-
+inputs, targets = make_batch()
+parts = inputs.reshape(4, 384, 384), targets.reshape(4, 384, 384)
 stages = make_stages()
-parts = inputs.chunk(4), targets.chunk(4)
-ours = PipelineRuntime(schedule, {(0, rank): stages[rank]}, boundaries_of(stages, parts[0][0]), F.mse_loss)
-ours.step(*parts)
-print("dlojz", apart(stages[rank]) < 1e-6)
-
-stages = make_stages()
-place = PipelineStage(stages[rank], rank, 2, torch.device("cpu"))
-theirs = torch_schedule(schedule, [place], F.mse_loss)
-theirs.step(inputs) if rank == 0 else theirs.step(target=targets)
-print("torch", apart(stages[rank]) < 1e-6)
+runtime = PipelineRuntime(from_csv(csv), {(0, rank): stages[rank]}, boundaries_of(stages, parts[0][0]), F.mse_loss)
+runtime.step(*parts)
+right = make_stages()
+train_alone(right, inputs, targets)
+pairs = zip(stages[rank].parameters(), right[rank].parameters(), strict=True)
+print("zero bubble = one process:", all(torch.allclose(one.grad, other.grad, atol=1e-6) for one, other in pairs))
 
 # %% [markdown] lang="fr"
-# ### La galerie
+# ### Facultatif : la galerie
 #
-# Tous partagent deux idées : **déplacer** du travail dans la bulle (`W` plus tard, d’autres micro-batches plus tôt), et
-# **placer** plusieurs morceaux du modèle sur un rang, pour que la bulle soit celle de petits morceaux.
+# Deux idées : **déplacer** du travail dans la bulle, et **placer** plusieurs morceaux du modèle sur un rang, qui font
+# de petites bulles.
 #
-# - *interleaved* (Megatron-LM) : v morceaux par rang, en boucle ; bulle divisée par v, messages multipliés par (vp −
-#   1)/(p − 1), un peu plus que v ;
+# - *interleaved* (Megatron-LM) : v morceaux par rang, en boucle ; bulle divisée par v ;
 # - *ZB-V* : deux morceaux en V, le rang 0 a le premier et le dernier étage ;
 # - *Chimera*, *DualPipe* : deux pipelines en sens contraires ; chaque étage existe deux fois ;
-# - *TeraPipe* : coupe aussi les séquences, en tranches de tokens ; *BPipe* : confie ses activations à un rang moins
-#   chargé.
+# - *TeraPipe* : coupe aussi les séquences ; *BPipe* : confie ses activations à un rang moins chargé.
 #
-# Quatre rangs, 8 micro-batches ; partout, un micro-batch occupe un rang pendant 1 + 1 + 1. « Gardés » se compte en
-# micro-batches entiers, du rang le moins chargé au plus chargé.
+# Quatre rangs, 8 micro-batches ; partout, un micro-batch occupe un rang pendant 1 + 1 + 1. La durée (*makespan*) va du
+# premier départ à la dernière fin ; la portée (*span*), la plus longue durée d’un rang entre **son** départ et **sa**
+# fin, ne compte que si l’optimiseur n’attend pas tous les rangs. Dessous, les tranches de même durée de TeraPipe pour 8
+# 192 tokens : l’attention causale rend les dernières plus coûteuses.
 
 # %% [markdown] lang="en"
-# ### The gallery
+# ### Optional: the gallery
 #
-# All share two ideas: **move** work into the bubble (`W` later, other micro-batches sooner), and **place** several
-# pieces of the model on one rank, so that the bubble is one of small pieces.
+# Two ideas: **move** work into the bubble, and **place** several pieces of the model on one rank, so that the bubble is
+# one of small pieces.
 #
-# - *interleaved* (Megatron-LM): v pieces per rank, going round; the bubble is divided by v, messages are multiplied by
-#   (vp − 1)/(p − 1), somewhat more than v;
+# - *interleaved* (Megatron-LM): v pieces per rank, going round; the bubble is divided by v;
 # - *ZB-V*: two pieces in a V, rank 0 has the first and the last stage;
 # - *Chimera*, *DualPipe*: two pipelines in opposite directions; each stage exists twice;
-# - *TeraPipe*: cuts the sequences too, into slices of tokens; *BPipe*: leaves activations with a rank that has room.
+# - *TeraPipe*: cuts the sequences too; *BPipe*: leaves activations with a rank that has room.
 #
-# Four ranks, 8 micro-batches; everywhere a rank spends 1 + 1 + 1 on a micro-batch. “Kept” counts whole micro-batches,
-# from the least to the most loaded rank.
+# Four ranks, 8 micro-batches; everywhere a rank spends 1 + 1 + 1 on a micro-batch. The makespan goes from the first
+# start to the last end; the span is the longest time of a rank between **its** start and **its** end: it counts only
+# where the optimizer does not wait for all ranks. Below, in tokens, TeraPipe's slices of equal time for 8,192 tokens:
+# causal attention makes the last ones cost more.
 
 # %% name="gallery"
 figures.all_schedules(
@@ -908,65 +970,17 @@ figures.all_schedules(
     micro_batches=8,
 )  # fmt: skip
 
-# %% [markdown] lang="fr"
-# **Expliquez.** ZB-H1 et ZB-H2 ont la même **durée** (*makespan*), 27, mais pas la même **portée** (*span*). La durée
-# va du premier départ à la dernière fin ; la portée est le plus long temps qu’un rang passe entre **son** départ et
-# **sa** fin. Voici ZB-H2 : pourquoi ses 24 ne servent-ils à rien si l’optimiseur attend tous les rangs (pour l’écrêtage
-# des gradients, par exemple) ?
-
-# %% [markdown] lang="en"
-# **Explain.** ZB-H1 and ZB-H2 have the same makespan, 27, but not the same span. The makespan goes from the first start
-# to the last end; the span is the longest time that a rank spends between **its** start and **its** end. Here is ZB-H2:
-# why are its 24 of no use if the optimizer waits for all ranks (to clip gradients, for instance)?
-
-# %%
-figures.drawn("zb-h2", 4, 8)
-
-# %% [markdown] lang="fr"
-# Son parallélogramme n’a pas de trou : chaque rang enchaîne un pas sur l’autre, *à condition* de ne pas attendre les
-# autres. Avec une barrière, un pas dure 27, et c’est l’optimum prouvé, quelle que soit la mémoire. ZB-H2 n’aurait alors
-# que doublé la mémoire. Voyez aussi Chimera, coloré par étage : les deux pipelines se croisent.
-
-# %% [markdown] lang="en"
-# Its parallelogram has no hole: each rank goes from one step to the next, *provided* it need not wait for the others.
-# With a barrier a step takes 27, and that is the proven optimum, whatever the memory. ZB-H2 would then only have
-# doubled the memory. See Chimera as well, coloured by stage: the two pipelines cross.
-
-# %%
-figures.drawn("chimera", 4, 8, color_by="chunk")
-
-# %% [markdown] lang="fr"
-# TeraPipe coupe chaque séquence en tranches : ici 2 micro-batches de 4 tranches remplissent mieux le pipeline que 2
-# micro-batches entiers. Mais avec l’attention causale, une tranche coûte d’autant plus que d’autres la précèdent : les
-# tranches de même durée ne sont pas de même longueur. Voici le meilleur découpage de 8 192 tokens pour 4 rangs, si
-# chaque tranche coûte 1 ms de plus (lancements, messages).
-
-# %% [markdown] lang="en"
-# TeraPipe cuts each sequence into slices: here 2 micro-batches of 4 slices fill the pipeline better than 2 whole
-# micro-batches. But with causal attention the later a slice, the more it costs: slices of equal time are not of equal
-# length. Here is the best cut of 8,192 tokens for 4 ranks, if each slice costs 1 ms more (launches, messages).
-
-# %%
-figures.drawn("terapipe", 4, 2)
-
 # %% name="slices"
-from dlojz.pipeline.validity import causal_slice_time, pipelined_time, plan_slices
+from dlojz.pipeline.validity import causal_slice_time, plan_slices
 
 time_of = causal_slice_time(hidden=512, flops_per_s=1e14, overhead_s=1e-3, layers=8)
-plan = plan_slices(8192, ranks=4, time=time_of, grid=128)
-print(plan.lengths, round(1e3 * plan.total, 1), round(1e3 * pipelined_time([time_of(8192, 0)], 4), 1))
+print("slices:", plan_slices(8192, ranks=4, time=time_of, grid=128).lengths)
 
 # %% [markdown] lang="fr"
-# Les deux durées, en ms : avec ces tranches, puis d’une seule pièce.
-#
-# À vous de jouer : changez d’ordonnancement, de durées, de latence, ou modifiez l’ordre vous-même. Sans noyau actif, la
-# figure fixe montre la même chose.
+# Choisissez-en un, changez durées et latence, ou modifiez l’ordre. Sans noyau actif, voyez la figure fixe.
 
 # %% [markdown] lang="en"
-# The two times, in ms: with these slices, then in one piece.
-#
-# Your turn: change schedule, times and latency, or edit the order yourself. Where no kernel runs, the static figure
-# shows the same.
+# Choose one, change times and latency, or edit the order. Where no kernel runs, see the static figure.
 
 # %% name="pipeline-panel" tags=["nbval-ignore-output"]
 from dlojz.display.widgets.pipeline_panel import pipeline_panel, still_panel
@@ -978,57 +992,36 @@ pipeline_panel(**choice)
 still_panel(**choice)
 
 # %% [markdown] lang="fr"
-# ## 9. Sans attendre : les pipelines asynchrones
+# ## 9. Facultatif : les pipelines asynchrones
 #
-# Et si l’on ne vidait jamais le pipeline ? **PipeDream** (2019) met les poids à jour après chaque passe arrière et
-# continue : plus de bulle. Mais entre la passe avant d’un micro-batch et sa mise à jour, d’autres sont passés : son
-# gradient est celui d’anciens poids. Comptons, sur 4 étages, le retard τ de chaque étage (en mises à jour), et les
-# versions des poids qu’il garde :
+# Et si l’on ne vidait jamais le pipeline ? **PipeDream** met les poids à jour après chaque passe arrière et continue :
+# plus de bulle. Mais chaque gradient est alors celui d’anciens poids. Sur 4 étages, voici le retard τ de chacun (en
+# mises à jour), et les versions des poids qu’il garde :
 #
-# - PipeDream garde de côté (*weight stashing*) les poids de la passe avant, pour la passe arrière ; la *vertical sync*
-#   prend la même version sur tous les étages ;
+# - PipeDream garde (*weight stashing*) les poids de la passe avant pour la passe arrière ; la *vertical sync* prend la
+#   même version sur tous les étages ;
 # - **PipeDream-2BW** ne met à jour qu’une fois par batch : deux versions suffisent, et le retard est de 1 partout ;
-# - **PipeMare** n’en garde qu’une : les passes avant et arrière voient des poids différents.
-#
-# (AMPNet va plus loin : chacun exécute ce qui arrive, et le retard n’a plus de borne que le nombre de micro-batches en
-# cours.)
+# - **PipeMare** n’en garde qu’une : les passes avant et arrière voient des poids différents ;
+# - **AMPNet** exécute ce qui arrive : seul le nombre de micro-batches en cours borne le retard.
 
 # %% [markdown] lang="en"
-# ## 9. Without waiting: asynchronous pipelines
+# ## 9. Optional: asynchronous pipelines
 #
-# And what if the pipeline were never emptied? **PipeDream** (2019) updates the weights after each backward and goes on:
-# no more bubble. But between the forward of a micro-batch and its update, others have passed: its gradient is one of
-# old weights. Let us count, on 4 stages, the delay τ of each stage (in updates), and the versions of the weights that
-# it keeps:
+# And what if the pipeline were never emptied? **PipeDream** updates the weights after each backward and goes on: no
+# more bubble. But other micro-batches have passed by then: each gradient is one of old weights. Here, on 4 stages, are
+# the delay τ of each (in updates), and the versions of the weights that it keeps:
 #
 # - PipeDream puts the weights of the forward aside for the backward (weight stashing); vertical sync takes the same
 #   version on all stages;
 # - **PipeDream-2BW** updates once per batch only: two versions are enough, and the delay is 1 everywhere;
-# - **PipeMare** keeps one only: forward and backward see different weights.
-#
-# (AMPNet goes further: everyone runs whatever arrives, and nothing but the number of micro-batches in flight bounds the
-# delay.)
+# - **PipeMare** keeps one only: forward and backward see different weights;
+# - **AMPNet** runs whatever arrives: only the number of micro-batches in flight bounds the delay.
 
 # %% name="staleness"
 figures.staleness(ranks=4, micro_batches=24)
 
 # %% [markdown] lang="fr"
-# PipeDream, coloré par version des poids : sur le rang 0, `B4` reprend la version 1, celle de `F4`, alors que la
-# version 4 existe déjà, soit trois mises à jour de retard. Dessous, PipeDream-2BW : deux couleurs à la fois, jamais
-# plus.
-
-# %% [markdown] lang="en"
-# PipeDream, coloured by version of the weights: on rank 0 `B4` takes up version 1 again, that of `F4`, when version 4
-# exists already: three updates late. Below, PipeDream-2BW: two colours at a time, never more.
-
-# %%
-figures.drawn("pipedream", 4, 8, color_by="version")
-
-# %%
-figures.drawn("pipedream-2bw", 4, 12, color_by="version")
-
-# %% [markdown] lang="fr"
-# Que fait un gradient en retard ? Prenons le problème le plus simple, la parabole w²/2, dont le gradient est w.
+# Que fait un gradient en retard ? Prenons la parabole w²/2, dont le gradient est w.
 #
 # ### Exercice 9 — SGD en retard
 #
@@ -1036,7 +1029,7 @@ figures.drawn("pipedream-2bw", 4, 12, color_by="version")
 # qu’il n’y a pas eu `delay` mises à jour, le gradient est celui des premiers poids.
 
 # %% [markdown] lang="en"
-# What does a stale gradient do? Let us take the simplest problem, the parabola w²/2, whose gradient is w.
+# What does a stale gradient do? Let us take the parabola w²/2, whose gradient is w.
 #
 # ### Exercise 9 — stale SGD
 #
@@ -1064,7 +1057,7 @@ figures.swings(stale_sgd, step=0.5, delays=(0, 1, 3))
 
 # %% [markdown] lang="fr"
 # Le même pas converge, oscille, puis diverge. **Votre prédiction.** Sans retard, le pas peut aller jusqu’à 2. Avec 7
-# mises à jour de retard (le premier de 8 étages de PipeDream), par combien faut-il le diviser ?
+# mises à jour de retard (premier de 8 étages de PipeDream), par combien le diviser ?
 
 # %% [markdown] lang="en"
 # The same step converges, swings, then diverges. **Your prediction.** Without delay the step may be as large as 2. With
@@ -1078,43 +1071,108 @@ lab.predict(
     ### END SOLUTION
 )
 
-# %% name="reveal-step"
-from dlojz.pipeline.stale_weights import threshold
-
-lab.reveal("stable-step", threshold(0) / threshold(7))
-
 # %% [markdown] lang="fr"
-# Le plus grand pas stable de **votre** fonction, trouvé par dichotomie, à côté de la loi 2 sin(π/(4τ+2)), soit environ
-# π/(2τ) : deux fois plus de retard, deux fois moins de pas.
+# Le plus grand pas stable de **votre** fonction, trouvé par dichotomie, et la loi 2 sin(π/(4τ+2)), environ π/(2τ) :
+# deux fois plus de retard, deux fois moins de pas.
 
 # %% [markdown] lang="en"
 # The largest stable step of **your** function, found by bisection, beside the law 2 sin(π/(4τ+2)), some π/(2τ): twice
 # the delay, half the step.
 
-# %% name="thresholds"
+# %% name="reveal-step"
+from dlojz.labs.lab05_pipeline.exercises_runs import largest_step
+
+lab.reveal("stable-step", largest_step(stale_sgd, 0) / largest_step(stale_sgd, 7))
 figures.thresholds(stale_sgd, (0, 1, 2, 3, 7))
 
 # %% [markdown] lang="fr"
-# Et sur un vrai réseau (huit étages, non linéaire) ? Le même taux d’apprentissage, avec les retards comptés plus haut
-# ([stale_weights.py](../../dlojz/pipeline/stale_weights.py)). PipeMare apporte deux correctifs : un taux réduit au
-# début sur les étages en retard (T1), et une estimation des poids de la passe avant pour la passe arrière (T2).
+# Et un vrai réseau, de huit étages non linéaires ? Chaque étage lit ses poids d’il y a τ mises à jour :
 
 # %% [markdown] lang="en"
-# And on a real network (eight stages, not linear)? The same learning rate, with the delays counted above
-# ([stale_weights.py](../../dlojz/pipeline/stale_weights.py)). PipeMare brings two remedies: a smaller rate at first on
-# the stages that lag (T1), and an estimate of the forward's weights for the backward (T2).
+# And a real network, of eight stages that are not linear? Each stage reads its weights of τ updates ago:
+
+
+# %% name="train-stale"
+def forward(x, weights):
+    for weight in weights[:-1]:
+        x = torch.tanh(x @ weight)
+    return x @ weights[-1]
+
+
+def train_stale(delays, rate, updates=300):
+    generator = torch.Generator().manual_seed(0)
+    teacher, start = torch.randn(2, len(delays), 8, 8, generator=generator) / 8**0.5
+    history, losses = [list(start)], []
+    for t in range(updates):
+        x = torch.randn(16, 8, generator=generator)
+        read = [history[max(t - delay, 0)][stage].detach().requires_grad_() for stage, delay in enumerate(delays)]
+        loss = F.mse_loss(forward(x, read), forward(x, teacher))
+        gradients = torch.autograd.grad(loss, read)
+        history.append([w - rate * g for w, g in zip(history[-1], gradients, strict=True)])
+        losses.append(loss.item())
+    return losses
+
 
 # %% name="trainings"
-figures.trainings(stages=8, learning_rate=2.0)
+delays = {"GPipe, 1F1B": [0] * 8, "PipeDream-2BW": [1] * 8, "PipeDream": range(7, -1, -1)}
+figures.losses({name: train_stale(counted, rate=2.0) for name, counted in delays.items()})
 
 # %% [markdown] lang="fr"
 # L’asynchrone supprime donc la bulle au prix de la convergence, et de la mémoire quand il garde des versions. À grande
-# échelle, on lui préfère les pipelines synchrones, dont l’entraînement est exactement celui d’un processus seul.
+# échelle, on lui préfère les pipelines synchrones.
 #
 # ## 10. DeepSpeed
 #
-# DeepSpeed exécute 1F1B (`PipelineModule`). Le cas du cours : AlexNet sur quatre GPU, en deux étages et deux répliques,
-# avec huit micro-batches :
+# DeepSpeed exécute 1F1B (`PipelineModule`). Voici AlexNet sur deux rangs. Un `LayerSpec` dit comment faire une couche :
+# chaque rang ne construit que les siennes. `train_batch()` fait un pas entier : huit micro-batches, puis la mise à
+# jour.
+
+# %% [markdown] lang="en"
+# Asynchrony thus removes the bubble at the price of convergence, and of memory where versions are kept. At a large
+# scale synchronous pipelines are preferred.
+#
+# ## 10. DeepSpeed
+#
+# DeepSpeed executes 1F1B (`PipelineModule`). Here is AlexNet on two ranks. A `LayerSpec` says how to make a layer: each
+# rank builds only those of its stage. `train_batch()` does a whole step: eight micro-batches, then the update.
+
+# %% name="deepspeed-alexnet"
+# %%ranks 2 --with nn,F
+from dlojz.labs.kit.sandbox import load_deepspeed, silenced
+
+deepspeed = load_deepspeed()
+deepspeed.utils.logger.setLevel("ERROR")
+from deepspeed.pipe import LayerSpec, PipelineModule
+
+sizes = [(3, 64, 11, 4, 2), (64, 192, 5, 1, 2), (192, 384, 3, 1, 1), (384, 256, 3, 1, 1), (256, 256, 3, 1, 1)]
+layers = []
+for number, size in enumerate(sizes):  # channels in and out, kernel, stride, padding // canaux, noyau, pas, bord
+    layers += [LayerSpec(nn.Conv2d, *size), LayerSpec(nn.ReLU)]
+    layers += [LayerSpec(nn.MaxPool2d, 3, 2)] * (number in (0, 1, 4))
+layers.append(LayerSpec(nn.Flatten))
+for before, after in ((256, 1024), (1024, 1024)):
+    layers += [LayerSpec(nn.Linear, before, after), LayerSpec(nn.ReLU)]
+layers.append(LayerSpec(nn.Linear, 1024, 10))
+
+# %% name="deepspeed-train"
+# %%ranks 2
+torch.manual_seed(0)
+settings = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8}
+with silenced():  # it prints its partition // il affiche son découpage
+    deepspeed.init_distributed(dist_init_required=False)
+    model = PipelineModule(layers=layers, num_stages=2, loss_fn=F.cross_entropy, partition_method="parameters")
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), config=settings, dist_init_required=False
+    )
+images, labels = torch.randn(8, 4, 3, 64, 64), torch.randint(0, 10, (8, 4))
+losses = [engine.train_batch(iter(zip(images, labels, strict=True))).item() for _ in range(4)]
+print(f"layers {model.parts[rank]} to {model.parts[rank + 1] - 1};", "losses", [round(loss, 2) for loss in losses])
+
+# %% [markdown] lang="fr"
+# Les paramètres d’AlexNet sont dans ses couches denses, ses opérations dans les convolutions : couper par paramètres
+# égalise ici la mémoire, pas le temps.
+#
+# Le cas du cours : AlexNet sur quatre GPU, en deux étages et deux répliques, avec huit micro-batches :
 #
 # ```
 # deepspeed train.py --deepspeed_config=ds_config.json -p 2 --steps=200
@@ -1123,25 +1181,20 @@ figures.trainings(stages=8, learning_rate=2.0)
 # - `-p` est le nombre d’**étages** ; le reste des GPU fait des répliques (*Data Parallelism*) ;
 # - `gradient_accumulation_steps` est le nombre de **micro-batches** : c’est lui qui remplit le pipeline ;
 # - `train_batch_size` reste micro-batch × micro-batches × répliques ;
-# - `partition_method` choisit le découpage : `parameters` (par défaut), `uniform`, ou `type:REGEX`, qui compte les
-#   couches dont la classe correspond ;
-# - avec `PipelineModule`, ZeRO s’arrête au niveau 1 : DeepSpeed refuse les niveaux 2 et 3, qui répartiraient des
-#   gradients que le pipeline cumule d’un micro-batch à l’autre (c’est son choix : FSDP2, lui, l’accepte).
+# - avec `PipelineModule`, DeepSpeed refuse ZeRO-2 et ZeRO-3, qui répartiraient des gradients que le pipeline cumule
+#   (FSDP2, lui, l’accepte).
 #
 # ### Exercice 10 — la configuration de DeepSpeed
 #
-# Renvoyez trois choses pour un `RunConfig` : le nombre de processus à lancer, le nombre à donner à `-p`, et le
-# dictionnaire du fichier JSON (tailles de batch et niveau de ZeRO, dans `zero_optimization`). Dans `config.layout` :
-# `pp` étages, `dp` répliques, `micro_batch`, `micro_batches`, `global_batch` et `zero`.
+# Renvoyez, pour un `RunConfig`, le nombre de processus à lancer, le nombre à donner à `-p`, et le dictionnaire du
+# fichier JSON (tailles de batch et niveau de ZeRO, dans `zero_optimization`). Dans `config.layout` : `pp` étages, `dp`
+# répliques, `micro_batch`, `micro_batches`, `global_batch` et `zero`.
 
 # %% [markdown] lang="en"
-# Asynchrony thus removes the bubble at the price of convergence, and of memory where versions are kept. At a large
-# scale synchronous pipelines are preferred, whose training is exactly that of one process.
+# AlexNet's parameters are in its dense layers, its operations in the convolutions: here the cut by parameters balances
+# memory, not time.
 #
-# ## 10. DeepSpeed
-#
-# DeepSpeed executes 1F1B (`PipelineModule`). The course's case: AlexNet on four GPUs, two stages and two replicas, with
-# eight micro-batches:
+# The course's case: AlexNet on four GPUs, two stages and two replicas, with eight micro-batches:
 #
 # ```
 # deepspeed train.py --deepspeed_config=ds_config.json -p 2 --steps=200
@@ -1150,10 +1203,8 @@ figures.trainings(stages=8, learning_rate=2.0)
 # - `-p` is the number of **stages**; the rest of the GPUs makes replicas (data parallelism);
 # - `gradient_accumulation_steps` is the number of **micro-batches**: that is what fills the pipeline;
 # - `train_batch_size` remains micro-batch × micro-batches × replicas;
-# - `partition_method` chooses the cut: `parameters` (the default), `uniform`, or `type:REGEX`, which counts the layers
-#   whose class matches;
-# - with `PipelineModule` ZeRO ends at stage 1: DeepSpeed refuses stages 2 and 3, which would shard gradients that the
-#   pipeline accumulates from one micro-batch to the next (a choice of DeepSpeed's: FSDP2 allows it).
+# - with `PipelineModule` DeepSpeed refuses ZeRO-2 and ZeRO-3, which would shard gradients that the pipeline accumulates
+#   from one micro-batch to the next (a choice of DeepSpeed's: FSDP2 allows it).
 #
 # ### Exercise 10 — DeepSpeed's configuration
 #
@@ -1182,76 +1233,65 @@ lab.check("pipeline-json", deepspeed_pipeline)
 # lab.hint("pipeline-json")
 
 # %% [markdown] lang="fr"
-# Le fichier que le paquet écrit pour le cas du cours. Et avec ZeRO-2 ? Demandez-le :
+# Lançons ce cas, en petit. **Avant de regarder** : qui envoie à qui, et combien de messages par pas ? Avec qui chaque
+# rang fait-il l’*all-reduce* de ses gradients ?
 
 # %% [markdown] lang="en"
-# The file that the package writes for the course's case. And with ZeRO-2? Ask for it:
-
-# %% name="course-case"
-from dlojz.base.errors import LabError
-from dlojz.config.deepspeed_json import deepspeed_json
-
-course = dlojz.RunConfig.of(model="alexnet", engine="deepspeed", pp=2, dp=2, micro_batch=32, micro_batches=8, steps=200)
-print(json.dumps(deepspeed_json(course), indent=2))
-print(course.layout.title, course.layout.world_size, course.layout.global_batch)
-try:
-    dlojz.RunConfig.of(model="alexnet", engine="deepspeed", pp=2, dp=2, zero=2)
-except LabError as refused:
-    print(refused)
-
-# %% [markdown] lang="fr"
-# Lançons ce cas, en petit : de petites images, des micro-batches de 2, trois pas, et quatre processus. **Avant de
-# regarder** : qui envoie à qui, et combien de messages par pas ? Avec qui chaque rang fait-il l’*all-reduce* de ses
-# gradients ?
-
-# %% [markdown] lang="en"
-# Let us run this case on a small scale: small images, micro-batches of 2, three steps, and four processes. **Before you
-# look**: who sends to whom, and how many messages per step? With whom does each rank all-reduce its gradients?
+# Let us run this case on a small scale, on four processes. **Before you look**: who sends to whom, and how many
+# messages per step? With whom does each rank all-reduce its gradients?
 
 # %% name="run-course-case" tags=["nbval-ignore-output"]
-small = dlojz.run(course, image_size=64, micro_batch=2, steps=3, learning_rate=1e-4, partition="parameters")
+course = dlojz.RunConfig.of(model="alexnet", engine="deepspeed", pp=2, dp=2, micro_batches=8, partition="parameters")
+small = dlojz.run(course, image_size=64, micro_batch=2, steps=3, learning_rate=1e-4)
 
 # %% name="traffic"
 figures.traffic(small)
 
 # %% [markdown] lang="fr"
 # Les rangs 0 et 2 forment un pipeline, 1 et 3 l’autre : huit activations dans un sens, huit gradients dans l’autre.
-# Puis les rangs d’un même étage, 0 et 1, 2 et 3, font la moyenne de leurs gradients, une fois par pas. Comparez la
-# taille des deux sortes de messages : c’est pourquoi un pipeline s’accommode d’un réseau plus lent.
+# Puis les rangs d’un même étage font la moyenne de leurs gradients, une fois par pas. Comparez la taille des messages :
+# un pipeline s’accommode d’un réseau plus lent.
 #
-# AlexNet en deux étages : ses 8 blocs sont très inégaux, et le découpage par paramètres met six blocs d’un côté, deux
-# de l’autre. Est-ce le bon découpage pour la durée du pas ?
+# ## Défi (facultatif) : le temps de 1F1B, moins de mémoire
+#
+# Quatre rangs, 8 micro-batches, F = I = W = 1. 1F1B dure 33 unités de temps et garde au plus 4 + 3 + 2 + 1 = 10 micro-
+# batches. Écrivez une fonction qui renvoie un ordonnancement (une liste par rang, ou ce que donne un ordonnanceur)
+# **pas plus long**, mais plus sobre : le score est la somme, sur les rangs, de ce que chacun garde au plus. Les envois
+# ne bloquent pas.
 
 # %% [markdown] lang="en"
 # Ranks 0 and 2 make one pipeline, 1 and 3 the other: eight activations one way, eight gradients the other. Then the
-# ranks of one stage, 0 and 1, 2 and 3, average their gradients, once per step. Compare the sizes of the two sorts of
-# messages: that is why a pipeline bears a slower network.
+# ranks of one stage average their gradients, once per step. Compare the sizes of the two sorts of messages: a pipeline
+# bears a slower network.
 #
-# AlexNet in two stages: its 8 blocks are very unequal, and the cut by parameters puts six blocks on one side, two on
-# the other. Is that the right cut for the length of the step?
+# ## Challenge (optional): 1F1B's time, less memory
+#
+# Four ranks, 8 micro-batches, F = I = W = 1. 1F1B takes 33 time units, and its ranks keep at most 4 + 3 + 2 + 1 = 10
+# micro-batches. Write a function that returns a schedule (one list per rank, or what a scheduler gives) that takes **no
+# longer** and keeps fewer: the score is the sum, over the ranks, of the most that each keeps. Sends do not block.
 
-# %% name="alexnet"
-from dlojz.pipeline.partition import exact
-from dlojz.pipeline.partition_baselines import block_weights
 
-alexnet = dlojz.RunConfig.of(model="alexnet", data="synthetic")
-for by in ("parameters", "flops"):
-    print(by, exact(block_weights(alexnet, by).weights, 2).bounds)
+# %% name="frugal"
+def frugal():
+    ### BEGIN SOLUTION
+    def forward_first(action, state):
+        return "FIW".index(action.kind), action.micro_batch
 
-# %% [markdown] lang="fr"
-# Les paramètres d’AlexNet sont dans ses couches denses, ses opérations dans les convolutions : ici, mémoire et temps
-# veulent deux découpages différents.
+    return list_schedule(4, 8, priority=forward_first, cap=[3, 3, 2, 1], split=True)
+    ### END SOLUTION
 
-# %% [markdown] lang="en"
-# AlexNet's parameters are in its dense layers, its operations in the convolutions: here memory and time ask for two
-# different cuts.
+
+lab.check("frugal", frugal)
+
+# %%
+# lab.hint("frugal")
 
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
 #
 # Faites de chaque rang un étage (`--parallel 1f1b`) : il garde ses blocs, et `Schedule1F1B` exécute les micro-batches.
 # Continuez dans votre `train.py`, ou partez de la solution du TP précédent : `dlojz labs script 05 un_autre_dossier` en
-# écrit un, avec un `# TODO` à chaque endroit à compléter. Jugez-le par `dlojz labs judge 05 my_training/train.py`.
+# écrit un, avec un `# TODO` à chaque endroit à compléter.
 #
 # À regarder : seul le dernier rang connaît la perte, et ensemble les rangs tiennent chaque paramètre une fois.
 #
@@ -1270,7 +1310,7 @@ for by in ("parameters", "flops"):
 #
 # Make a stage of each rank (`--parallel 1f1b`): it keeps its blocks, and `Schedule1F1B` runs the micro-batches. Go on
 # in your `train.py`, or begin with the solution of the lab before: `dlojz labs script 05 another_folder` writes one,
-# with a `# TODO` at each place to fill in. Judge it by `dlojz labs judge 05 my_training/train.py`.
+# with a `# TODO` at each place to fill in.
 #
 # What to look for: only the last rank knows the loss, and together the ranks hold each parameter once.
 #
@@ -1284,6 +1324,9 @@ for by in ("parameters", "flops"):
 #
 # </details>
 
+# %% name="judge-script"
+labs.judge_script(lab, "my_training/train.py")
+
 # %% [markdown] lang="fr"
 # ## Bilan
 #
@@ -1296,9 +1339,8 @@ for by in ("parameters", "flops"):
 # | ZB-H1 | un tiers de la bulle de 1F1B, si F = I = W | p | passe arrière découpée |
 # | asynchrone | 0 en régime établi | p | gradients en retard de τ |
 #
-# Le pipeline demande peu de communication : une frontière par micro-batch. C’est donc lui que l’on place **entre** les
-# nœuds, quand le *Tensor Parallelism* (TP 06) reste dans le nœud. Il demande en revanche beaucoup de micro-batches,
-# donc un grand batch. On le combine avec le *Data Parallelism* : c’est le parallélisme hybride.
+# Le pipeline demande peu de communication : on le place donc **entre** les nœuds, quand le *Tensor Parallelism* (TP 06)
+# reste dans le nœud. Mais il demande un grand batch : on le combine avec le *Data Parallelism*.
 
 # %% [markdown] lang="en"
 # ## Summary
@@ -1312,9 +1354,8 @@ for by in ("parameters", "flops"):
 # | ZB-H1 | a third of 1F1B's bubble, if F = I = W | p | backward split |
 # | asynchronous | 0 in the steady state | p | gradients τ updates old |
 #
-# A pipeline asks for little communication: one boundary per micro-batch. So it is what one puts **between** nodes,
-# while tensor parallelism (lab 06) stays within the node. But it asks for many micro-batches, and so for a large batch:
-# it is therefore combined with data parallelism, as hybrid parallelism.
+# A pipeline asks for little communication, so one puts it **between** nodes, while tensor parallelism (lab 06) stays
+# within the node. But it asks for a large batch: it is therefore combined with data parallelism.
 
 # %%
 lab.progress()

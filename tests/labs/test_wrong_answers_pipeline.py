@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz.labs import lab05_pipeline as lab
+from dlojz.labs.kit.exercise import Challenge, judge
 from dlojz.labs.lab05_pipeline.exercises_orders import (
     BEST,
     CASES,
@@ -43,7 +44,7 @@ from dlojz.pipeline.stale_weights import threshold
 from tests.labs.answers import deepspeed_pipeline, one_f_one_b, unblocked, under_cap, without_bubble
 from tests.labs.bank import BankTests
 
-EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES}
+EXERCISES = {exercise.id: exercise for exercise in lab.EXERCISES if not isinstance(exercise, Challenge)}
 Answer = Callable[..., Any]
 
 
@@ -114,7 +115,7 @@ def shorter_warm_up(ranks: int, micro_batches: int, limit: int) -> list[list[str
 
 
 def stage_of(receive_type: Any = None, *, track: bool = True, order: str = "right") -> Answer:
-    def answer(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any) -> None:
+    def answer(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any, send: Any = None) -> None:
         rank, last = dist.get_rank(), dist.get_world_size() - 1
         if rank > 0:
             x = torch.empty(shape, dtype=receive_type or dtype)
@@ -137,7 +138,7 @@ def stage_of(receive_type: Any = None, *, track: bool = True, order: str = "righ
     return answer
 
 
-def forward_only(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any) -> None:
+def forward_only(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any, send: Any = None) -> None:
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     if rank > 0:
         x = torch.empty(shape, dtype=dtype)
@@ -257,7 +258,7 @@ def kept_counted(schedule: str, rank: int, ranks: int, micro_batches: int) -> in
     return max(held)
 
 
-def stage_asynchronous(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any) -> None:
+def stage_asynchronous(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any, send: Any = None) -> None:
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     works = []
     if rank > 0:
@@ -278,7 +279,7 @@ def stage_asynchronous(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any)
         work.wait()
 
 
-def stage_of_a_leaf(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any) -> None:
+def stage_of_a_leaf(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any, send: Any = None) -> None:
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     if rank:
         buffer = torch.zeros(*shape, dtype=dtype)
@@ -297,7 +298,7 @@ def stage_of_a_leaf(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any) ->
         dist.send(x.grad.contiguous(), dst=rank - 1)
 
 
-def stage_asked_for(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any) -> None:
+def stage_asked_for(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any, send: Any = None) -> None:
     """The gradients are asked for, then put where they belong."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     if rank > 0:
@@ -317,7 +318,7 @@ def stage_asked_for(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any) ->
         dist.send(found[-1], rank - 1)
 
 
-def stage_as_a_loss(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any) -> None:
+def stage_as_a_loss(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any, send: Any = None) -> None:
     """The received gradient as the weights of a sum."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     if rank > 0:
@@ -335,7 +336,7 @@ def stage_as_a_loss(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any) ->
         dist.send(x.grad, rank - 1)
 
 
-def stage_with_a_hook(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any) -> None:
+def stage_with_a_hook(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any, send: Any = None) -> None:
     """The gradient leaves as soon as it is there."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     if rank > 0:
@@ -351,7 +352,7 @@ def stage_with_a_hook(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any) 
     y.backward(gradient)
 
 
-def stage_in_two_functions(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any) -> None:
+def stage_in_two_functions(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any, send: Any = None) -> None:
     rank, last = dist.get_rank(), dist.get_world_size() - 1
 
     def received(source: int) -> Any:
@@ -428,7 +429,7 @@ def stage_changed(
     weights: bool = False,
     loss: float = 1.0,
 ) -> Answer:
-    def answer(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any) -> None:
+    def answer(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any, send: Any = None) -> None:
         rank, last = dist.get_rank(), dist.get_world_size() - 1
         if two:
             last = 1
@@ -786,6 +787,71 @@ class TestBank(BankTests):
     exercises, predictions = EXERCISES, lab.PREDICTIONS
     wrong, right, others = BANK, REFERENCES, OTHER_RIGHT_ANSWERS
     least, least_right = 6, 8
+
+
+def priority_of(kinds: str) -> Any:
+    return lambda action, _: (kinds.index(action.kind), action.micro_batch)
+
+
+FRUGAL_ANSWERS = (
+    (lambda: list_schedule(4, 8, priority=priority_of("FIW"), cap=[3, 3, 2, 1], split=True), "right", 9),
+    (lambda: [one_f_one_b(rank, 4, 8) for rank in range(4)], "note", 10),
+    (lambda: list_schedule(4, 8, priority="backward-first", cap=[4, 3, 2, 1], split=True), "note", 10),
+    (lambda: build("zb-h1", 4, 8), "note", 16),
+)
+FRUGAL_REFUSED = (
+    (lambda: under_cap(4, 8, 3), "39 time units, longer than 1F1B's 33"),
+    (lambda: list_schedule(4, 8, priority="backward-first", cap=2, split=True), "longer than 1F1B's 33. Rank"),
+    (lambda: [one_f_one_b(rank, 2, 8) for rank in range(2)], "4 lists are expected"),
+    (lambda: [["F0", "B0"]] * 4, "is missing"),
+    (lambda: None, "returns nothing"),
+)
+
+
+@pytest.mark.parametrize(("answer", "state", "score"), FRUGAL_ANSWERS)
+def test_the_challenge_counts_what_is_kept(answer: Answer, state: str, score: float) -> None:
+    verdict = judge(lab.FRUGAL, answer)
+    assert (verdict.state, verdict.score) == (state, score)
+
+
+@pytest.mark.parametrize(("answer", "words"), FRUGAL_REFUSED)
+def test_the_challenge_refuses_what_breaks_its_rules(answer: Answer, words: str) -> None:
+    verdict = judge(lab.FRUGAL, answer)
+    assert verdict.state == "wrong"
+    assert words in verdict.message
+
+
+def stage_in_halves(*, early: bool = True, blocking: bool = False) -> Answer:
+    def answer(stage: Any, x: Any, loss_of: Any, shape: Any, dtype: Any, send: Any) -> Any:
+        rank, last = dist.get_rank(), dist.get_world_size() - 1
+        send = dist.send if blocking else send
+        if rank > 0:
+            x = torch.empty(shape, dtype=dtype)
+            dist.recv(x, rank - 1)
+            x.requires_grad_()
+        y = stage(x)
+        if early and rank < last:
+            send(y.detach(), rank + 1)
+        yield
+        if not early and rank < last:
+            send(y.detach(), rank + 1)
+        gradient = None
+        if rank < last:
+            gradient = torch.empty_like(y)
+            dist.recv(gradient, rank + 1)
+        (y if rank < last else loss_of(y)).backward(gradient)
+        if rank > 0:
+            send(x.grad, rank - 1)
+
+    return answer
+
+
+def test_the_two_halves_of_a_stage_are_told_apart() -> None:
+    assert judge(EXERCISES["stage-boundary"], stage_in_halves()).state == "right"
+    for answer in (stage_in_halves(early=False), stage_in_halves(blocking=True)):
+        verdict = judge(EXERCISES["stage-boundary"], answer)
+        assert verdict.state == "wrong"
+        assert "before yield nothing has been sent" in verdict.message
 
 
 def test_the_closed_forms_are_what_the_simulator_finds() -> None:

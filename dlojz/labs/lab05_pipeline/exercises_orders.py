@@ -13,7 +13,7 @@ from typing import Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import a_or_an, say, shortest
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, refuse_nothing
 from dlojz.pipeline.closed_forms import fraction, overhead, total_time
 from dlojz.pipeline.optimum.shortest_schedule import optimum
@@ -623,4 +623,46 @@ ZERO_BUBBLE = Exercise(
     "its last W at the end.",
     nearer_fr="Le rang 0 reste F0 F1 I0 W0 F2 I1 W1 F3 … Le rang 1 garde toujours un W en réserve : F0 I0 F1 I1 W0 F2 "
     "I2 W1 … et son dernier W à la fin.",
+)
+
+
+SIZE = 4, 8
+"""Ranks and micro-batches of the challenge."""
+FEWEST = 9
+"""The least sum of peaks within 1F1B's time, 3 + 3 + 2 + 1: proven with OR-Tools for F, I, W in the order of the
+micro-batches."""
+
+
+def _sum_of_peaks(answer: Callable[..., Any]) -> float:
+    """The score: micro-batches kept at most, summed over the ranks."""
+    schedule = read_schedule(answer(), *SIZE)
+    refuse_invalid(schedule)
+    length, allowed = simulate(schedule).makespan, simulate(build("1f1b", *SIZE)).makespan
+    if length > allowed:
+        raise Wrong(
+            en=f"The step takes {shortest(length)} time units, longer than 1F1B's {shortest(allowed)}. "
+            f"{_who_waits(schedule) if schedule.splits_backward else 'Backwards in two halves, I and W, leave gaps.'}",
+            fr=f"Le pas dure {shortest(length)} unités de temps, plus que les {shortest(allowed)} de 1F1B. "
+            + (_who_waits(schedule) if schedule.splits_backward else "Coupez les passes arrière en deux, I et W."),
+        )
+    return float(sum(peak_activations(schedule)))
+
+
+FRUGAL = Challenge(
+    id="frugal",
+    title=Said("1F1B's time, less memory", "le temps de 1F1B, moins de mémoire"),
+    judge=_sum_of_peaks,
+    target=FEWEST,
+    unit_en="micro-batches kept",
+    unit_fr="micro-batches gardés",
+    praise_en="No schedule within that time keeps fewer: the bubble has been traded for memory.",
+    praise_fr="Aucun ordonnancement de cette durée n’en garde moins : la bulle est échangée contre de la mémoire.",
+    hint_en="With whole backwards, one slot fewer on rank 0 took 39 units. What does the rank before wait for: I or W? "
+    "And which of the two gives memory back?",
+    hint_fr="Avec des passes arrière entières, une place de moins au rang 0 menait à 39 unités. Qu’attend le rang "
+    "précédent : I ou W ? Et lequel des deux rend la mémoire ?",
+    nearer_en="list_schedule also takes split=True, a priority that is a function (action, state) whose smallest value "
+    "runs first, and one cap per rank. Try caps that sum to 9.",
+    nearer_fr="list_schedule accepte aussi split=True, une priorité sous forme de fonction (action, état) dont la plus "
+    "petite valeur passe d’abord, et un cap par rang. Essayez des caps dont la somme est 9.",
 )

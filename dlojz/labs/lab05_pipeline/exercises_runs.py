@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import say, shortest
@@ -39,6 +40,7 @@ def run_stage(
     loss_of: Callable[[Tensor], Tensor],
     shape: tuple[int, ...],
     dtype: torch.dtype,
+    send: Callable[[Tensor, int], object] | None = None,
     *,
     way: str = "right",
 ) -> None:
@@ -49,6 +51,7 @@ def run_stage(
         x: the micro-batch on rank 0, None elsewhere.
         loss_of: loss of the last stage's output.
         shape, dtype: of what passes between two stages.
+        send: sends a tensor to a rank; `dist.send` by default.
         way: spoils it.
 
     Source: Huang et al. 2019 (arXiv 1811.06965), §2.2, for one micro-batch.
@@ -56,6 +59,7 @@ def run_stage(
     import torch
     import torch.distributed as dist
 
+    send = send or dist.send
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     if x is None:
         x = torch.empty(shape, dtype=dtype)
@@ -66,7 +70,7 @@ def run_stage(
     if rank == last:
         loss_of(y).backward()
     else:
-        dist.send(y.detach(), rank + 1)
+        send(y.detach(), rank + 1)
         gradient = torch.empty_like(y)
         # Who: the rank behind. What: the gradient of the output sent to it. How much: the same.
         dist.recv(gradient, rank + 1)
@@ -82,7 +86,7 @@ def run_stage(
             handed = torch.zeros_like(x)
         if way == "gradient passed on":
             handed = y.detach().clone().zero_() if rank == last else gradient
-        dist.send(handed, rank - 1)
+        send(handed, rank - 1)
 
 
 def _stages(size: int, seed: int) -> tuple[list[nn.Sequential], Tensor, Tensor]:
@@ -126,8 +130,35 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[
     stages, x, targets = _stages(size, seed)
     if rank > 0:
         stages[rank].register_forward_pre_hook(_asks_for_a_gradient)
-    answer(stages[rank], x if rank == 0 else None, _loss(targets), tuple(x.shape), x.dtype)
+    _run(answer, stages[rank], x if rank == 0 else None, _loss(targets), tuple(x.shape), x.dtype, last=rank == size - 1)
     return _gradients(stages[rank])
+
+
+def _run(answer: Callable[..., Any], *given: Any, last: bool) -> None:
+    """Run an answer to its end; one with a `yield` in two halves, with a look at what it has sent in the first."""
+    import torch.distributed as dist
+
+    sent: list[int] = []
+
+    def send(tensor: Tensor, to: int) -> None:
+        sent.append(to)
+        dist.send(tensor, to)
+
+    halves = answer(*given, send)
+    if not isinstance(halves, GeneratorType):
+        return
+    next(halves, None)
+    if not last and not sent:
+        raise ValueError(
+            say(
+                en="before yield nothing has been sent by send(tensor, rank): the next rank needs the output for its "
+                "forward, and dist.send would wait for it",
+                fr="avant yield, rien n’a été envoyé par send(tenseur, rang) : le rang suivant a besoin de la sortie "
+                "pour sa passe avant, et dist.send l’attendrait",
+            )
+        )
+    for _ in halves:
+        pass
 
 
 def _expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -194,11 +225,13 @@ STAGE_BOUNDARY = Exercise(
     hint_fr="Passe avant : recevoir (sauf le rang 0), exécuter l’étage, envoyer (sauf le dernier). Passe arrière : de "
     "même, en sens inverse. Qu’est-ce qui fait calculer à autograd un gradient pour ce qui a été reçu ?",
     nearer_en="x = torch.empty(shape, dtype=dtype), dist.recv(x, rank - 1), x.requires_grad_(). After y = stage(x): "
-    "the last rank does loss_of(y).backward(), the others send y.detach(), receive gradient, y.backward(gradient). At "
-    "the end, unless rank 0: dist.send(x.grad, rank - 1).",
+    "all but the last send y.detach(), and the first half ends. Second half: the last rank does "
+    "loss_of(y).backward(), the others receive gradient, y.backward(gradient). At the end, unless rank 0: "
+    "send(x.grad, rank - 1).",
     nearer_fr="x = torch.empty(shape, dtype=dtype), dist.recv(x, rank - 1), x.requires_grad_(). Après y = stage(x) : "
-    "le dernier rang fait loss_of(y).backward() ; les autres envoient y.detach(), reçoivent gradient, font "
-    "y.backward(gradient). À la fin, sauf sur le rang 0 : dist.send(x.grad, rank - 1).",
+    "tous sauf le dernier envoient y.detach(), et la première moitié s’arrête là. Seconde moitié : le dernier rang "
+    "fait loss_of(y).backward(), les autres reçoivent gradient et font y.backward(gradient). À la fin, sauf au rang 0 "
+    ": send(x.grad, rank - 1).",
 )
 
 

@@ -6,14 +6,14 @@ fitted. An exercise that is still to do is answered by its sentence, not by an e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from matplotlib.ticker import NullFormatter
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, format_seconds, percent, say, significant
+from dlojz.base.language import format_bytes, percent, say, significant
 from dlojz.base.table import Table, titles
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, decimal_marks
@@ -21,7 +21,7 @@ from dlojz.display.figures.partition_figures import overlay_figure, partition_fi
 from dlojz.display.pipeline_drawing import compare_figure, schedule_figure
 from dlojz.display.style import BLACK, LINE_STYLES
 from dlojz.labs.kit.exercise import Verdict, Wrong, or_to_do
-from dlojz.labs.kit.figures import answered, labelled, panel, pictured, plot_lines, unmeasured
+from dlojz.labs.kit.figures import labelled, panel, pictured, plot_lines, unmeasured
 from dlojz.labs.lab05_pipeline.exercises_orders import read_schedule, refuse_invalid
 from dlojz.labs.lab05_pipeline.exercises_runs import FirstFit, StaleSgd, largest_step, smallest_bottleneck
 from dlojz.pipeline.exchange_formats import to_csv
@@ -31,7 +31,7 @@ from dlojz.pipeline.partition_baselines import PEERS, block_weights, schedule_of
 from dlojz.pipeline.schedule import Costs, Schedule
 from dlojz.pipeline.schedule_catalogue import build, entry
 from dlojz.pipeline.simulator import MeasuredOverlay, overlay, peak_activations, simulate
-from dlojz.pipeline.stale_weights import Delays, SmallProblem, threshold, train, version_audit
+from dlojz.pipeline.stale_weights import threshold, version_audit
 from dlojz.pipeline.validity import check
 from dlojz.running.run import Run
 
@@ -237,27 +237,6 @@ def laid_over(run: Run) -> LabFigure:
     return overlay_figure(both.simulated, both.measured)
 
 
-def steps(runs: Sequence[Run]) -> Table:
-    """Length of the step and bubble of runs, measured and simulated with what their actions took."""
-    rows = []
-    for run in runs:
-        both = overlay_of(run)
-        rows.append(
-            (
-                str(run.config.layout.schedule),
-                format_seconds(both.simulated.makespan),
-                format_seconds(both.measured.makespan),
-                percent(both.simulated.bubble_fraction),
-                percent(both.measured.bubble_fraction),
-            )
-        )
-    head = titles(
-        en="schedule; step, predicted; measured; bubble, predicted; measured",
-        fr="ordonnancement; pas prédit; mesuré; bulle prédite; mesurée",
-    )
-    return Table(head, tuple(rows))
-
-
 def activation_bytes(run: Run, rank: int) -> int:
     """Bytes of activations that a rank of a run kept at most."""
     footprint = run.record.footprint(rank) if run.record is not None else None
@@ -290,21 +269,6 @@ def memory(kept: Callable[[str, int, int, int], int], runs: Sequence[Run]) -> Ta
         fr="ordonnancement; rang; gardés; activations; par micro-batch",
     )
     return Table(head, tuple(rows))
-
-
-def same_training(gpipe: Run, one_f_one_b: Run, alone: Run) -> Table:
-    """Answer whether the losses of two pipelines are the same, and those of one process."""
-    pairs = list(zip(gpipe.losses, one_f_one_b.losses, alone.losses, strict=True))
-    return answered(
-        [
-            (say(en="the losses of 1F1B are those of GPipe, within 10⁻⁵",
-                 fr="les pertes de 1F1B sont celles de GPipe, à 10⁻⁵ près"),
-             all(abs(a - b) < 1e-5 for a, b, _ in pairs)),
-            (say(en="they are those of one process, within 10⁻⁵",
-                 fr="elles sont celles d’un processus seul, à 10⁻⁵ près"),
-             all(abs(a - c) < 1e-5 for a, _, c in pairs)),
-        ]
-    )  # fmt: skip
 
 
 def traffic(run: Run) -> Table:
@@ -401,31 +365,17 @@ def _asynchronous(name: str, ranks: int, micro_batches: int) -> Any:
 
 
 @pictured
-def trainings(stages: int, learning_rate: float, updates: int = 300) -> LabFigure:
-    """The loss of one small network, trained with the delays of several pipelines."""
-    problem = SmallProblem(stages)
-    without = Delays.none(stages)
-    stashed = Delays.of(version_audit(_asynchronous("pipedream", stages, 40)))
-    mixed = Delays.of(version_audit(_asynchronous("pipemare", stages, 60)))
-    ways: tuple[tuple[str, Delays, dict[str, Any]], ...] = (
-        (say(en="synchronous (GPipe, 1F1B)", fr="synchrone (GPipe, 1F1B)"), without, {}),
-        ("PipeDream", stashed, {}),
-        (say(en="PipeMare without remedies", fr="PipeMare sans correctifs"), mixed, {}),
-        ("PipeMare (T1, T2)", mixed, {"reschedule_over": 2 * updates // 3, "correct": True}),
-    )
+def losses(runs: Mapping[str, Sequence[float]]) -> LabFigure:
+    """The loss of several trainings by update."""
     axes = panel(
         8.0,
         3.4,
-        en=f"Loss of a network of {stages} stages by update, learning rate {learning_rate:g}, with the delays of "
-        "several pipelines.",
-        fr=f"Perte d’un réseau de {stages} étages selon la mise à jour, taux d’apprentissage "
-        f"{significant(learning_rate, 4)}, avec les retards de plusieurs pipelines.",
+        en=f"Loss by update: {', '.join(runs)}.",
+        fr=f"Perte selon la mise à jour : {', '.join(runs)}.",
     )
-    for (label, delays, options), (color, line, _) in zip(ways, LINE_STYLES, strict=False):
-        run = train(problem, delays, learning_rate=learning_rate, updates=updates, **options)
-        smooth = [sum(run.losses[max(n - 9, 0) : n + 1]) / min(n + 1, 10) for n in range(len(run.losses))]
-        end = say(en=" (diverges)", fr=" (diverge)") if run.diverged else ""
-        axes.plot(smooth, color=color, linestyle=line, linewidth=1.6, label=label + end)
+    for (label, found), (color, line, _) in zip(runs.items(), LINE_STYLES, strict=False):
+        smooth = [sum(found[max(n - 9, 0) : n + 1]) / min(n + 1, 10) for n in range(len(found))]
+        axes.plot(smooth, color=color, linestyle=line, linewidth=1.6, label=label)
     axes.set_yscale("log")
     axes.set_ylim(1e-3, 10)
     decimal_marks(axes.yaxis)
