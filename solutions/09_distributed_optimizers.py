@@ -1,46 +1,40 @@
 # %% [markdown] lang="fr"
 # # TP 09 — Optimiseurs distribués
 #
-# En *Data Parallelism*, chaque pas se termine par un *all-reduce*, dont le message pèse 4 octets par paramètre et dont
-# chaque rang envoie près du double par le réseau, puis par la mise à jour. Ce TP s’attaque au réseau et à la mise à
-# jour. Côté réseau, les optimiseurs **1-bit** n’envoient plus qu’un bit par nombre, et d’autres, *Local SGD* ou
-# *DiLoCo*, n’envoient presque jamais rien. Côté mise à jour, les optimiseurs **fusionnés** lisent et écrivent moins de
-# mémoire, et peuvent travailler pendant la passe arrière. Vous écrivez les pièces essentielles vous-même, puis vous
-# vérifiez sur de vrais entraînements ce que l’on gagne, et ce que l’on perd.
+# En *Data Parallelism*, chaque pas se termine par un *all-reduce*, puis par la mise à jour. Ce TP s’attaque aux deux.
+# Côté réseau, les optimiseurs **1-bit** n’envoient plus qu’un bit par nombre, et d’autres, *Local SGD* ou *DiLoCo*,
+# n’envoient presque jamais rien. Côté mise à jour, les optimiseurs **fusionnés** lisent et écrivent moins de mémoire,
+# et peuvent travailler pendant la passe arrière.
 #
 # À la fin, vous saurez :
 #
-# - compresser un gradient en un bit par nombre, et dire ce que l’on perd en moyenne ;
-# - compenser l’erreur, et écrire l’*all-reduce* compressé sur de vrais rangs ;
-# - compter ses octets : d’où viennent les 97 % ;
+# - compresser un gradient en un bit par nombre, compenser l’erreur, et brancher le tout sur DDP ;
+# - prévoir octets et secondes de ce que l’on envoie, puis les mesurer ;
 # - dire quand geler la variance d’Adam, et ce qui arrive si on le fait trop tôt ;
-# - fusionner une mise à jour, et la placer dans la passe arrière ;
-# - écrire le pas extérieur de DiLoCo, et choisir parmi les façons de moins envoyer.
+# - fusionner une mise à jour, la placer dans la passe arrière, et écrire le pas extérieur de DiLoCo.
 #
-# Comptez une heure et demie. Quatre rangs suffisent, sans GPU.
+# Comptez deux heures. Quatre rangs suffisent, sans GPU.
 
 # %% [markdown] lang="en"
 # # Lab 09 — Distributed optimizers
 #
-# In data parallelism each step ends with an all-reduce, whose message has 4 bytes per parameter and for which each rank
-# sends nearly twice as many over the network, and then the update. This lab tackles both the network and the update. On
-# the network, the **1-bit** optimizers send no more than one bit per number, and others, local SGD or DiLoCo, next to
-# never send anything. In the update, **fused** optimizers read and write less memory, and can work during the backward
-# pass. You write the essential pieces yourself, then you check on real trainings what is gained, and what is lost.
+# In data parallelism each step ends with an all-reduce, and then the update. This lab tackles both. On the network, the
+# **1-bit** optimizers send no more than one bit per number, and others, local SGD or DiLoCo, next to never send
+# anything. In the update, **fused** optimizers read and write less memory, and can work during the backward pass.
 #
 # By the end you can:
 #
-# - compress a gradient to one bit per number, and tell what is lost on average;
-# - feed the error back, and write the compressed all-reduce on real ranks;
-# - count its bytes: where the 97% come from;
+# - compress a gradient to one bit per number, feed the error back, and put all this into DDP;
+# - foresee bytes and seconds of what is sent, then measure them;
 # - tell when Adam's variance may be frozen, and what happens if it is done too early;
-# - fuse an update, and put it into the backward pass;
-# - write the outer step of DiLoCo, and choose among the ways to send less.
+# - fuse an update, put it into the backward pass, and write the outer step of DiLoCo.
 #
-# Allow an hour and a half. Four ranks are enough, without GPUs.
+# Allow two hours. Four ranks are enough, without GPUs.
 
 # %% name="setup"
 import math
+import statistics
+import time
 
 import torch
 import torch.distributed as dist
@@ -66,8 +60,7 @@ torch.set_num_threads(1)  # as on the ranks // comme sur les rangs
 # ### Exercice 1 — compresser
 #
 # Renvoyez, pour le vecteur `values`, ce que le destinataire en saura : le signe de chaque nombre, multiplié par
-# l’échelle. Un bit ne distingue que deux cas : zéro compte comme positif. (Laissez `values` lui-même tel quel :
-# d’autres le relisent.)
+# l’échelle. Un bit ne distingue que deux cas : zéro compte comme positif. (Laissez `values` tel quel.)
 
 # %% [markdown] lang="en"
 # ## 1. One bit per number
@@ -79,7 +72,7 @@ torch.set_num_threads(1)  # as on the ranks // comme sur les rangs
 # ### Exercise 1 — compressing
 #
 # Return, for the vector `values`, what its receiver will know of it: the sign of each number, times the scale. A bit
-# tells two cases apart only: zero counts as positive. (Leave `values` itself as it is: others read it again.)
+# tells two cases apart only: zero counts as positive. (Leave `values` as it is.)
 
 
 # %% name="compress-signs"
@@ -113,7 +106,7 @@ lab.check("compress-signs", compress)
 
 # %% name="draws"
 draws = torch.tensor([[first, second] for first in (4.0, -1.0, -1.0, -1.0) for second in (2.0, -2.0)])
-draws.mean(0).tolist()
+print("mean gradient:", draws.mean(0).tolist())
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** L’échelle est la moyenne des deux valeurs absolues. Que reçoit-on en moyenne du gradient du
@@ -132,14 +125,11 @@ lab.predict(
 )
 
 # %% name="reveal-arrives"
-from dlojz.labs.lab09_optimizers import exercises_compression
-
-arrives = torch.stack([exercises_compression.compress(draw) for draw in draws]).mean(0)
+arrives = torch.stack([compress(draw) for draw in draws]).mean(0)
 lab.reveal("what-arrives", arrives[0].item())
 
 # %% [markdown] lang="fr"
-# Le signe s’est inversé : en moyenne, le premier poids ira dans le **mauvais sens**, et aucun nombre de pas n’y
-# changera rien. C’est un **biais**.
+# Le signe s’est inversé : en moyenne, le premier poids ira dans le **mauvais sens**. C’est un **biais**.
 #
 # ### Exercice 2 — le biais
 #
@@ -147,8 +137,7 @@ lab.reveal("what-arrives", arrives[0].item())
 # ce qui aurait dû arriver. Chaque gradient est compressé séparément, avec votre `compress`.
 
 # %% [markdown] lang="en"
-# The sign has flipped: on average the first weight will go the **wrong way**, and no number of steps will change that.
-# It is a **bias**.
+# The sign has flipped: on average the first weight will go the **wrong way**. It is a **bias**.
 #
 # ### Exercise 2 — the bias
 #
@@ -212,8 +201,23 @@ lab.check("error-feedback", feed_back)
 # %% [markdown] lang="en"
 # Four hundred steps, with gradients drawn among the eight, and your two functions:
 
+
 # %% name="walk"
-figures.walk(draws, compress, feed_back)
+def walk(tell, rate=0.01):
+    order = torch.randint(len(draws), (400,), generator=torch.Generator().manual_seed(9))
+    weights, error, path = torch.zeros(2), torch.zeros(2), [0.0]
+    for gradient in draws[order]:
+        told, error = tell(gradient, error)
+        weights = weights - rate * told
+        path.append(weights[0].item())
+    return path
+
+
+exact, signs = (
+    walk(lambda gradient, error: (gradient, error)),
+    walk(lambda gradient, error: (compress(gradient), error)),
+)
+figures.walk(exact, signs, walk(lambda gradient, error: feed_back(gradient, error, compress)))
 
 # %% [markdown] lang="fr"
 # **Expliquez.** Pourquoi la courbe compensée ne s’éloigne-t-elle jamais de celle à 32 bits ?
@@ -225,8 +229,8 @@ figures.walk(draws, compress, feed_back)
 #
 # </details>
 #
-# Cela vaut pour une somme : SGD, ou le momentum d’Adam. La variance d’Adam, elle, est une moyenne de **carrés** : le
-# carré d’une somme n’est pas la somme des carrés, et compenser l’erreur n’y peut rien. Nous y reviendrons.
+# Cela vaut pour une somme : SGD, ou le momentum d’Adam. La variance d’Adam, elle, est une moyenne de **carrés** :
+# compenser l’erreur n’y peut rien.
 #
 # ## 3. L’*all-reduce* compressé
 #
@@ -251,8 +255,8 @@ figures.walk(draws, compress, feed_back)
 #
 # </details>
 #
-# That holds for a sum: SGD, or Adam's momentum. Adam's variance is a mean of **squares**: the square of a sum is not
-# the sum of squares, and feeding the error back does not help. We shall come back to it.
+# That holds for a sum: SGD, or Adam's momentum. Adam's variance is a mean of **squares**: feeding the error back does
+# not help.
 #
 # ## 3. The compressed all-reduce
 #
@@ -271,8 +275,8 @@ figures.walk(draws, compress, feed_back)
 # %% name="message"
 numbers = torch.randn(2048, generator=torch.Generator().manual_seed(0))
 message = write(numbers)
-print(numbers.nbytes, message.nbytes, round(numbers.nbytes / message.nbytes, 1))
-print([round(number, 2) for number in read(message)[:8].tolist()])
+print(f"{numbers.nbytes} bytes, in the message {message.nbytes}: {numbers.nbytes / message.nbytes:.1f} times fewer")
+print("read back:", [round(number, 2) for number in read(message)[:8].tolist()])
 
 # %% [markdown] lang="fr"
 # ### Exercice 4 — l’*all-reduce* compressé, sur les rangs
@@ -360,9 +364,7 @@ for call in range(1, 101):
         print(call, round(((total / call - truth).norm() / truth.norm()).item(), 3))
 
 # %% [markdown] lang="fr"
-# Un seul appel ne vaut pas grand-chose ; dix appels, déjà mieux ; cent, beaucoup mieux. Rien n’est perdu, tout est
-# seulement différé. La version du paquet, pour des vecteurs de longueur quelconque :
-# [one_bit.py](../../dlojz/by_hand/optimizers/one_bit.py).
+# Un seul appel ne vaut pas grand-chose ; cent, beaucoup mieux. Rien n’est perdu, tout est différé.
 #
 # ## 4. Les octets, à la main
 #
@@ -374,9 +376,7 @@ for call in range(1, 101):
 # rien à soi-même, et l’*all-gather* envoie autant que l’*all-to-all*.
 
 # %% [markdown] lang="en"
-# One single call is not worth much; ten are better; a hundred a good deal better. Nothing is lost, all is only put off.
-# The package's version, for vectors of any length:
-# [one_bit.py](../../dlojz/by_hand/optimizers/one_bit.py).
+# One single call is not worth much; a hundred are a good deal better. Nothing is lost, all is put off.
 #
 # ## 4. The bytes, by hand
 #
@@ -429,22 +429,174 @@ from dlojz.by_hand.optimizers.sent_bytes import saved_share
 lab.reveal("times-fewer", 1 / (0.25 + 0.75 * (1 - saved_share(875_000, ranks=2))))
 
 # %% [markdown] lang="fr"
-# C’est le *warm-up* qui domine. (`saved_share`, dans [sent_bytes.py](../../dlojz/by_hand/optimizers/sent_bytes.py),
-# compte comme votre fonction.) L’article (Tang et al., 2021) annonce « jusqu’à 5 fois moins » : c’est un *warm-up* de
-# 15 %, mais face à des messages en **fp16**, dont on n’économise que 15/16. Face à fp32, comme ici, le même *warm-up*
-# donne un peu plus :
+# C’est le *warm-up* qui domine. L’article (Tang et al., 2021) annonce « jusqu’à 5 fois moins » : un *warm-up* de 15 %,
+# face à des messages en **fp16**. Face à fp32, comme ici, il donne un peu plus :
 
 # %% [markdown] lang="en"
-# It is the warm-up that matters. (`saved_share`, in [sent_bytes.py](../../dlojz/by_hand/optimizers/sent_bytes.py),
-# counts as your function does.) The paper (Tang et al., 2021) announces “up to 5 times less”: that is a warm-up of 15%,
-# but against messages in **fp16**, of which only 15/16 are saved. Against fp32, as here, the same warm-up gives
-# somewhat more:
+# It is the warm-up that matters. The paper (Tang et al., 2021) announces “up to 5 times less”: a warm-up of 15%,
+# against messages in **fp16**. Against fp32, as here, it gives somewhat more:
 
 # %% name="warm-up"
 for precision, bits in (("fp16", 16), ("fp32", 32)):
-    print(precision, round(1 / (0.15 + 0.85 / bits), 1))
+    print(f"against {precision}: {1 / (0.15 + 0.85 / bits):.1f} times fewer bytes")
 
 # %% [markdown] lang="fr"
+# ### Et en secondes ?
+#
+# Un message de n octets dure α + β n. Mesurons α et β de l’*all-reduce* entre deux rangs de cette machine :
+
+# %% [markdown] lang="en"
+# ### And in seconds?
+#
+# A message of n bytes takes α + β n. Let us measure α and β of the all-reduce between two ranks of this machine:
+
+# %% name="measure-link" tags=["nbval-ignore-output"]
+# %%ranks 2
+import statistics
+import time
+
+
+def seconds(act):
+    dist.barrier()
+    start = time.perf_counter()
+    act()
+    return time.perf_counter() - start
+
+
+def message_s(numbers):
+    message = torch.zeros(numbers)
+    return seconds(lambda: dist.all_reduce(message))
+
+
+alpha = statistics.median(message_s(2) for _ in range(31))
+beta = (statistics.median(message_s(2**22) for _ in range(11)) - alpha) / (4 * 2**22)
+print(f"alpha = {1e6 * alpha:.0f} µs, 1 / beta = {1e-6 / beta:.0f} MB/s")
+
+# %% [markdown] lang="fr"
+# **Vos prédictions.** Un message d’un million de nombres (2²⁰, en fp32) : combien de fois plus vite passe-t-il, s’il a
+# 3 fois moins d’octets ? Et 32 fois moins ? `ranks["alpha"][0]` et `ranks["beta"][0]` sont les mesures du rang 0, en
+# secondes et en secondes par octet.
+
+# %% [markdown] lang="en"
+# **Your predictions.** A message of a million numbers (2²⁰, in fp32): how many times as fast does it pass, if it has a
+# third of the bytes? And a 32nd? `ranks["alpha"][0]` and `ranks["beta"][0]` are the measurements of rank 0, in seconds
+# and in seconds per byte.
+
+# %% name="predict-third" stub="value" tags=["nbval-ignore-output"]
+lab.predict(
+    "third-of-the-bytes",
+    ### BEGIN SOLUTION
+    (ranks["alpha"][0] + ranks["beta"][0] * 2**22) / (ranks["alpha"][0] + ranks["beta"][0] * 2**22 / 3),
+    ### END SOLUTION
+)
+
+# %% name="predict-32nd" stub="value" tags=["nbval-ignore-output"]
+lab.predict(
+    "32nd-of-the-bytes",
+    ### BEGIN SOLUTION
+    (ranks["alpha"][0] + ranks["beta"][0] * 2**22) / (ranks["alpha"][0] + ranks["beta"][0] * 2**22 / 32),
+    ### END SOLUTION
+)
+
+# %% name="measure-messages" tags=["nbval-ignore-output"]
+# %%ranks
+rounds = [[message_s(2**20 // fewer) for fewer in (1, 3, 32)] for _ in range(21)]  # in turns // à tour de rôle
+third, least = (statistics.median(one[0] / one[place] for one in rounds[1:]) for place in (1, 2))
+print(f"a third of the bytes: {third:.1f} times as fast; a 32nd: {least:.1f} times")
+
+# %% name="reveal-third" tags=["nbval-ignore-output"]
+lab.reveal("third-of-the-bytes", ranks["third"][0])
+
+# %% name="reveal-32nd" tags=["nbval-ignore-output"]
+lab.reveal("32nd-of-the-bytes", ranks["least"][0])
+
+# %% [markdown] lang="fr"
+# Attendez-vous à 2–3, puis à bien moins de 32 : α reste, et grandit quand la machine est occupée. Et empaqueter les
+# bits prend du temps. Votre `compressed_mean` à côté de l’*all-reduce* : en dessous de quel débit du lien est-elle
+# rentable ?
+
+# %% [markdown] lang="en"
+# Expect 2–3, then far less than 32: α stays, and grows while the machine is busy. And packing bits takes time. Your
+# `compressed_mean` beside the all-reduce: below which rate of the link does it pay?
+
+# %% name="pays-below" tags=["nbval-ignore-output"]
+# %%ranks --with compressed_mean
+import warnings
+
+warnings.filterwarnings("ignore", category=FutureWarning)
+values, worker_error, server_error = torch.randn(2**20), torch.zeros(2**20), torch.zeros(2**19)
+ours = statistics.median(seconds(lambda: compressed_mean(values, worker_error, server_error)) for _ in range(7))
+packing = ours - alpha - beta * 2**22 / 32
+print(f"compressed {1e3 * ours:.1f} ms, all-reduce {1e3 * statistics.median(one[0] for one in rounds):.1f} ms")
+print(f"it pays below {1e-6 * (1 - 1 / 32) * 2**22 / packing:.0f} MB/s")
+
+# %% [markdown] lang="fr"
+# ### Dans DDP
+#
+# DDP donne chaque *bucket* de gradients à un **hook de communication**, qui renvoie un *future* de leur moyenne :
+# `register_comm_hook(état, hook)`. Votre `compressed_mean`, sur de vrais chiffres manuscrits, dont une étiquette sur
+# cinq est tirée au hasard (les gradients restent bruités) :
+
+# %% [markdown] lang="en"
+# ### In DDP
+#
+# DDP hands each bucket of gradients to a **communication hook**, which returns a future of their mean:
+# `register_comm_hook(state, hook)`. Your `compressed_mean`, on real handwritten digits, one label in five of which is
+# drawn at random (gradients stay noisy):
+
+# %% name="digits"
+digits = load_digits()
+images = torch.tensor(digits.data, dtype=torch.float32) / 16
+chance = torch.Generator().manual_seed(0)
+wrong = torch.rand(1797, generator=chance) < 0.2
+labels = torch.where(wrong, torch.randint(10, (1797,), generator=chance), torch.tensor(digits.target))
+STEPS, BETA2 = 120, 0.95
+
+
+def make_model(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+# %% name="comm-hook" tags=["nbval-ignore-output"]
+# %%ranks --with compressed_mean,make_model,images,labels,STEPS
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+
+def hook(errors, bucket):
+    gradient = bucket.buffer()
+    padded = F.pad(gradient, (0, -len(gradient) % (8 * world_size)))
+    if not errors:
+        errors += [torch.zeros(len(padded)), torch.zeros(len(padded) // world_size)]
+    mean = torch.futures.Future()
+    mean.set_result(compressed_mean(padded, *errors)[: len(gradient)])
+    return mean
+
+
+def train_ddp(compressed):
+    model, losses = DistributedDataParallel(make_model(0)), []
+    if compressed:
+        model.register_comm_hook([], hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    order = torch.Generator().manual_seed(0)
+    for _ in range(STEPS):
+        batch = torch.randint(len(images), (64,), generator=order)[rank::world_size]
+        loss = F.cross_entropy(model(images[batch]), labels[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return statistics.mean(losses[-20:])
+
+
+last = {name: train_ddp(name == "hook") for name in ("DDP", "hook")}
+print(f"last losses: {last['DDP']:.2f} by DDP, {last['hook']:.2f} with your hook")
+
+# %% [markdown] lang="fr"
+# Avec ce momentum, votre *hook* coûte un peu de perte : les erreurs rendues en retard se cumulent. Essayez `lr=0.4`
+# sans momentum : les deux pertes se valent.
+#
 # ## 5. Quand geler la variance
 #
 # Le momentum se compresse ; la variance, non. Mais au bout d’un moment elle ne change plus guère. D’où **1-bit Adam** :
@@ -463,6 +615,9 @@ for precision, bits in (("fp16", 16), ("fp32", 32)):
 # S’il n’y en a pas, renvoyez `len(norms)` : on ne gèle pas.
 
 # %% [markdown] lang="en"
+# With this momentum your hook costs some loss: errors that come back late add up. Try `lr=0.4` without momentum: both
+# losses are alike.
+#
 # ## 5. When the variance may be frozen
 #
 # The momentum can be compressed; the variance cannot. But after a while it hardly changes. Hence **1-bit Adam**:
@@ -499,33 +654,17 @@ lab.check("freeze-step", freeze_step)
 # lab.hint("freeze-step")
 
 # %% [markdown] lang="fr"
-# Essayons pour de vrai : les chiffres manuscrits, un petit réseau, deux rangs, cinq graines. Une étiquette sur cinq est
-# tirée au hasard : ainsi les gradients restent bruités jusqu’au bout, comme sur de vraies données. La variance est
-# gelée au pas 5, 15 ou 60, ou jamais (c’est alors Adam). `OneBitAdam` est celui du paquet
-# ([adam.py](../../dlojz/by_hand/optimizers/adam.py)) : lisez-le, les lignes de l’algorithme y sont nommées.
+# Essayons, sur les mêmes chiffres, avec cinq graines. La variance est gelée au pas 5, 15 ou 60, ou jamais (c’est alors
+# Adam). `OneBitAdam` est celui du paquet ([adam.py](../../dlojz/by_hand/optimizers/adam.py)) : lisez-le, les lignes de
+# l’algorithme y sont nommées.
 
 # %% [markdown] lang="en"
-# Let us try it for real: handwritten digits, a small network, two ranks, five seeds. One label in five is drawn at
-# random: so the gradients stay noisy to the end, as on real data. The variance is frozen at step 5, 15 or 60, or never
-# (that is Adam then). `OneBitAdam` is the package's ([adam.py](../../dlojz/by_hand/optimizers/adam.py)): read it, the
-# algorithm's lines are named there.
-
-# %% name="digits"
-digits = load_digits()
-images = torch.tensor(digits.data, dtype=torch.float32) / 16
-chance = torch.Generator().manual_seed(0)
-wrong = torch.rand(1797, generator=chance) < 0.2
-labels = torch.where(wrong, torch.randint(10, (1797,), generator=chance), torch.tensor(digits.target))
-STEPS, BETA2 = 120, 0.95
-
-
-def make_model(seed):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-
+# Let us try, on the same digits, with five seeds. The variance is frozen at step 5, 15 or 60, or never (that is Adam
+# then). `OneBitAdam` is the package's ([adam.py](../../dlojz/by_hand/optimizers/adam.py)): read it, the algorithm's
+# lines are named there.
 
 # %% name="freezing-runs" tags=["nbval-ignore-output"]
-# %%ranks 2 --with make_model,images,labels,STEPS,BETA2
+# %%ranks --with make_model,images,labels,STEPS,BETA2
 import warnings
 
 import torch.nn.functional as F
@@ -569,13 +708,10 @@ figures.freezing(norms.tolist(), ends, freeze_step, BETA2, threshold=0.9)
 # <details><summary>Réponse</summary>
 #
 # Gelée au pas 5, la variance est encore trop petite : les pas sont trop grands, et la plupart des entraînements
-# s’égarent, ou divergent. Au pas 15, ils aboutissent, parfois plus vite qu’Adam : une variance trop petite, c’est aussi
-# un taux d’apprentissage plus grand. C’est un pari, et une autre graine peut le perdre. Passé le pas que désigne votre
-# critère, la perte est à peu près celle d’Adam.
+# s’égarent, ou divergent. Au pas 15, ils aboutissent, parfois plus vite qu’Adam : c’est un pari, qu’une autre graine
+# peut perdre. Passé le pas que désigne votre critère, la perte est à peu près celle d’Adam.
 #
 # </details>
-#
-# Voici Adam et 1-bit Adam, gelé au pas 60, pas à pas, avec la marge de 2 % :
 
 # %% [markdown] lang="en"
 # **Explain.** What happens where the variance is frozen at step 5? At step 15? And past the step that your criterion
@@ -584,40 +720,24 @@ figures.freezing(norms.tolist(), ends, freeze_step, BETA2, threshold=0.9)
 # <details><summary>Answer</summary>
 #
 # Frozen at step 5, the variance is still too small: steps are too long, and most trainings go astray or diverge. At
-# step 15 they arrive, sometimes sooner than Adam: too small a variance is a larger learning rate, too. That is a
-# gamble, which another seed may lose. Past the step that your criterion names, the loss is about Adam's.
+# step 15 they arrive, sometimes sooner than Adam: that is a gamble, which another seed may lose. Past the step that
+# your criterion names, the loss is about Adam's.
 #
 # </details>
-#
-# Here are Adam and 1-bit Adam, frozen at step 60, step by step, with the margin of 2%:
-
-# %% name="convergence" tags=["nbval-ignore-output"]
-from dlojz.by_hand.optimizers.convergence import Curves
-from dlojz.display.figures.training_figures import convergence_figure
-
-rows = {steps: tuple(map(tuple, losses.tolist())) for steps, losses in curves.items()}
-convergence_figure({"digits": [Curves("adamw", rows[STEPS]), Curves("one_bit_adam", rows[60], frozen_at=60)]})
 
 # %% [markdown] lang="fr"
-# Cinq graines sur un réseau minuscule ne suffisent pas pour conclure à 2 % près. `python
-# benchmarks/compressed_convergence.py` refait la comparaison sur le décodeur et sur des images, pour les trois
-# optimiseurs compressés.
-#
 # ## 6. Un vrai entraînement
 #
 # Le décodeur `gpt_tiny`, sur du vrai texte, deux rangs : AdamW, puis 1-bit Adam. **Vos prédictions.** Quelle part des
-# octets un pas compressé économise-t-il, entre 0 et 1 ? Et la compensation a un prix : combien d’octets chaque rang
-# garde-t-il de plus qu’avec AdamW, pour les erreurs du travailleur (Ψ nombres) et du serveur (Ψ/N nombres) ?
+# octets un pas compressé économise-t-il, entre 0 et 1 ? Et combien d’octets chaque rang garde-t-il en plus pour la
+# compensation, c’est-à-dire les erreurs du travailleur (Ψ nombres) et du serveur (Ψ/N nombres) ?
 
 # %% [markdown] lang="en"
-# Five seeds on a tiny network are too little to conclude within 2%. `python benchmarks/compressed_convergence.py` makes
-# the comparison again on the decoder and on images, for the three compressed optimizers.
-#
 # ## 6. A real training
 #
 # The decoder `gpt_tiny`, on real text, two ranks: AdamW, then 1-bit Adam. **Your predictions.** What share of the bytes
-# does a compressed step save, from 0 to 1? And feeding back has its price: how many bytes does each rank keep more than
-# with AdamW, for the errors of the worker (Ψ numbers) and of the server (Ψ/N numbers)?
+# does a compressed step save, from 0 to 1? And how many bytes does each rank keep besides, for the errors of the worker
+# (Ψ numbers) and of the server (Ψ/N numbers)?
 
 # %% name="predict-saved" stub="value"
 config = dlojz.RunConfig.of(
@@ -659,39 +779,98 @@ lab.reveal("error-bytes", held[1] - held[0])
 figures.sent_and_kept([plain, one_bit])
 
 # %% [markdown] lang="fr"
-# Le prix, en mémoire, est donc de 4Ψ (1 + 1/N) octets : compresser, c’est payer le réseau en mémoire. La cellule
-# suivante répond à trois questions, dans l’ordre. Chaque échange a-t-il déplacé exactement les octets prédits ? Les
-# pertes du *warm-up*, et celle du pas suivant, sont-elles celles d’AdamW **au bit près** ? Et après ?
+# Compresser, c’est payer le réseau en mémoire : 4Ψ (1 + 1/N) octets. Les pertes du *warm-up*, et celle du pas suivant,
+# sont-elles celles d’AdamW **au bit près** ? Et après ?
 
 # %% [markdown] lang="en"
-# So the price in memory is 4Ψ (1 + 1/N) bytes: to compress is to pay for the network in memory. The next cell answers
-# three questions, in order. Has each exchange moved exactly the bytes predicted? Are the losses of the warm-up, and
-# that of the step after, those of AdamW **to the bit**? And afterwards?
+# To compress is to pay for the network in memory: 4Ψ (1 + 1/N) bytes. Are the losses of the warm-up, and that of the
+# step after, those of AdamW **to the bit**? And afterwards?
+
 
 # %% name="compressed-seen"
-warm = one_bit.config.warmup_steps + 1
-print(dlojz.compare([plain, one_bit]).exact)
-print(one_bit.losses[:warm] == plain.losses[:warm], one_bit.losses[warm:] == plain.losses[warm:])
+def beside(plainly, compressed):
+    warm = compressed.config.warmup_steps + 1
+    print("bytes as predicted:", dlojz.compare([plainly, compressed]).exact)
+    print("same losses in the warm-up:", compressed.losses[:warm] == plainly.losses[:warm])
+    print("same losses afterwards:", compressed.losses[warm:] == plainly.losses[warm:])
+
+
+beside(plain, one_bit)
 
 # %% [markdown] lang="fr"
-# Deux parents de 1-bit Adam, dans le paquet :
+# ### LAMB et 1-bit LAMB
 #
-# - **1-bit LAMB** (Li et al., 2021). LAMB règle le pas de chaque couche sur la norme de ses poids : x ← x − γ c u, avec
-#   c = ‖x‖/‖u‖. Une fois la variance gelée, ces c le seraient aussi ; l’algorithme les corrige donc couche par couche,
-#   en comparant la variance gelée à une variance reconstituée.
-# - **0/1 Adam** (Lu et al., 2022) n’attend pas la fin d’un *warm-up* pour compresser : la variance est renouvelée de
-#   plus en plus rarement, et entre deux synchronisations, elles aussi de plus en plus espacées, les rangs font des pas
-#   locaux, sans rien envoyer.
+# **LAMB** (You et al., 2020) est Adam, dont le pas de chaque couche est proportionnel à la norme de ses poids, pour de
+# très grands batches. Avec u la mise à jour d’Adam :
 #
-# DeepSpeed 0.19 ne propose plus cette famille ; celle du paquet est dans
-# [dlojz/by_hand/optimizers](../../dlojz/by_hand/optimizers/__init__.py).
+# $$x \leftarrow x - \gamma\, c\, u, \qquad c = \text{clip}\left(\frac{\|x\|}{\|u\|}, c_{min}, c_{max}\right)$$
+#
+# c est le *trust ratio*. Le voici, sur un rang, pour un batch de 512 :
+
+# %% [markdown] lang="en"
+# ### LAMB and 1-bit LAMB
+#
+# **LAMB** (You et al., 2020) is Adam with the step of each layer in proportion to the norm of its weights, for very
+# large batches. With u the update of Adam:
+#
+# $$x \leftarrow x - \gamma\, c\, u, \qquad c = \text{clip}\left(\frac{\|x\|}{\|u\|}, c_{min}, c_{max}\right)$$
+#
+# c is the trust ratio. Here it is, on one rank, for a batch of 512:
+
+
+# %% name="lamb" tags=["nbval-ignore-output"]
+def lamb_step(model, states, rate=0.02, betas=(0.9, 0.95), c_min=0.01, c_max=10.0):
+    ratios = []
+    for x in model.parameters():
+        state = states.setdefault(x, {"t": 0, "m": torch.zeros_like(x), "v": torch.zeros_like(x)})
+        state["t"] += 1
+        state["m"].lerp_(x.grad, 1 - betas[0])
+        state["v"].lerp_(x.grad**2, 1 - betas[1])
+        u = state["m"] / (1 - betas[0] ** state["t"])
+        u = u / ((state["v"] / (1 - betas[1] ** state["t"])).sqrt() + 1e-6)
+        ratios.append((x.norm() / u.norm()).clamp(c_min, c_max).item())
+        x.sub_(rate * ratios[-1] * u)
+    return ratios
+
+
+model, states = make_model(0), {}
+for step in range(40):
+    batch = torch.randint(len(images), (512,), generator=torch.Generator().manual_seed(step))
+    model.zero_grad()
+    loss = F.cross_entropy(model(images[batch]), labels[batch])
+    loss.backward()
+    with torch.no_grad():
+        ratios = lamb_step(model, states)
+    if step % 13 == 0:
+        print(f"step {step}: loss {loss.item():.2f}, c of each tensor: {[round(c, 2) for c in ratios]}")
+
+# %% [markdown] lang="fr"
+# Une fois la variance gelée, les c le seraient aussi : **1-bit LAMB** (Li et al., 2021) les corrige couche par couche,
+# en comparant la variance gelée à une variance reconstituée ([lamb.py](../../dlojz/by_hand/optimizers/lamb.py)). Les
+# deux, sur le même décodeur :
+
+# %% [markdown] lang="en"
+# Once the variance is frozen, the c would be so too: **1-bit LAMB** (Li et al., 2021) corrects them layer by layer,
+# comparing the frozen variance with one that it builds again ([lamb.py](../../dlojz/by_hand/optimizers/lamb.py)). Both,
+# on the same decoder:
+
+# %% name="run-lamb" tags=["nbval-ignore-output"]
+lamb = dlojz.run(config, optimizer="lamb", learning_rate=0.01)
+one_bit_lamb = dlojz.run(config, optimizer="one_bit_lamb", learning_rate=0.01)
+print(f"last loss: LAMB {lamb.losses[-1]:.2f}, 1-bit LAMB {one_bit_lamb.losses[-1]:.2f}")
+
+# %% name="lamb-seen"
+beside(lamb, one_bit_lamb)
+
+# %% [markdown] lang="fr"
+# **0/1 Adam** (Lu et al., 2022) n’attend pas la fin d’un *warm-up* : la variance est renouvelée de plus en plus
+# rarement, et entre deux synchronisations les rangs font des pas locaux.
 #
 # ## 7. La mise à jour, en un seul noyau
 #
 # Restent les optimiseurs **fusionnés**. Adam fait une dizaine d’opérations par paramètre, mais déplace bien plus
-# d’octets : la mémoire fixe son rythme. Écrit opération par opération (`for_loop`), chacune lit et écrit des tenseurs
-# entiers, et lance un noyau par tenseur. `foreach` groupe les tenseurs : moins de lancements, mais autant de lectures.
-# `fused` fait tout en un seul noyau : chaque nombre est lu une fois, et écrit une fois.
+# d’octets : la mémoire fixe son rythme. `for_loop` lance un noyau par opération et par tenseur ; `foreach` groupe les
+# tenseurs : moins de lancements, mais autant de lectures ; `fused` fait tout en un seul noyau.
 #
 # ### Exercice 7 — lectures et écritures
 #
@@ -703,23 +882,14 @@ print(one_bit.losses[:warm] == plain.losses[:warm], one_bit.losses[warm:] == pla
 # temporaires restent dans les registres.
 
 # %% [markdown] lang="en"
-# Two relatives of 1-bit Adam, in the package:
-#
-# - **1-bit LAMB** (Li et al., 2021). LAMB makes each layer's step as long as the norm of its weights asks for: x ← x −
-#   γ c u, with c = ‖x‖/‖u‖. Once the variance is frozen, these c would be so too; hence the algorithm corrects them
-#   layer by layer, comparing the frozen variance with one that it builds again.
-# - **0/1 Adam** (Lu et al., 2022) does not wait for the end of a warm-up to compress: the variance is renewed more and
-#   more seldom, and between two synchronisations, ever further apart too, the ranks make local steps and send nothing.
-#
-# DeepSpeed 0.19 no longer has this family: those of the package are in
-# [dlojz/by_hand/optimizers](../../dlojz/by_hand/optimizers/__init__.py).
+# **0/1 Adam** (Lu et al., 2022) does not wait for the end of a warm-up: the variance is renewed more and more seldom,
+# and between two synchronisations the ranks make local steps.
 #
 # ## 7. The update, in one kernel
 #
 # There remain the **fused** optimizers. Adam makes some ten operations per parameter, but moves far more bytes: memory
-# sets its pace. Written operation by operation (`for_loop`), each reads and writes whole tensors, and launches a kernel
-# per tensor. `foreach` groups the tensors: fewer launches, but as many reads. `fused` does everything in one kernel:
-# each number is read once, and written once.
+# sets its pace. `for_loop` launches a kernel per operation and tensor; `foreach` groups the tensors: fewer launches,
+# but as many reads; `fused` does everything in one kernel.
 #
 # ### Exercise 7 — reads and writes
 #
@@ -758,7 +928,6 @@ lab.check("fused-traffic", update_traffic)
 # most?
 
 # %% name="adam-operations"
-from dlojz.labs.lab09_optimizers import exercises_updates
 from dlojz.labs.lab09_optimizers.exercises_updates import ADAM, ADAM_STATES
 
 for reads, writes in ADAM:
@@ -772,16 +941,105 @@ lab.predict(
     ### END SOLUTION
 )
 
-# %% name="reveal-fused"
-separate, fused = exercises_updates.update_traffic(ADAM, ADAM_STATES)
-lab.reveal("fused-gain", separate / fused)
+# %% name="fused-bytes"
+separate, fused = update_traffic(ADAM, ADAM_STATES)
+print(f"{separate} bytes per parameter operation by operation, {fused} in one kernel")
 
 # %% [markdown] lang="fr"
+# La mesure, sur un seul tenseur de 16 Mio, trop grand pour les caches, les trois formes à tour de rôle :
+
+# %% [markdown] lang="en"
+# The measurement, on one single tensor of 16 MiB, too large for the caches, the three forms in turns:
+
+# %% name="measure-forms" tags=["nbval-ignore-output"]
+FORMS = {"for_loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+
+
+def with_gradient(numbers):
+    tensor = nn.Parameter(torch.zeros(numbers))
+    tensor.grad = torch.ones(numbers)
+    return tensor
+
+
+def seconds(act):
+    start = time.perf_counter()
+    act()
+    return time.perf_counter() - start
+
+
+large = {form: torch.optim.AdamW([with_gradient(2**22)], **options) for form, options in FORMS.items()}
+rounds = [{form: seconds(optimizer.step) for form, optimizer in large.items()} for _ in range(12)][2:]
+print({form: f"{1e3 * statistics.median(one[form] for one in rounds):.1f} ms" for form in FORMS})
+
+# %% name="reveal-fused" tags=["nbval-ignore-output"]
+lab.reveal("fused-gain", statistics.median(one["for_loop"] / one["fused"] for one in rounds))
+
+# %% [markdown] lang="fr"
+# Plus que 2,6 ? `for_loop` alloue aussi de nouveaux temporaires à chaque pas : le système doit en fournir la mémoire.
+#
+# ### Et le pas entier ?
+#
+# Dans `gpt_tiny`, les tenseurs sont petits et nombreux. Sur un échantillon de 32 octets :
+
+# %% [markdown] lang="en"
+# More than 2.6? `for_loop` also allocates new temporaries in each step: the system has to provide their memory.
+#
+# ### And the whole step?
+#
+# In `gpt_tiny` tensors are small, and many. On one sample of 32 bytes:
+
+
+# %% name="measure-update" tags=["nbval-ignore-output"]
+few = torch.randint(256, (1, 33), generator=torch.Generator().manual_seed(2))
+
+
+def few_loss(model):
+    return F.cross_entropy(model(few[:, :-1]).flatten(0, 1), few[:, 1:].flatten())
+
+
+decoders = {form: models.build("gpt_tiny") for form in FORMS}
+steps = {form: torch.optim.AdamW(decoders[form].parameters(), **options) for form, options in FORMS.items()}
+
+
+def one_step(form):
+    passes_s = seconds(lambda: few_loss(decoders[form]).backward())
+    update_s = seconds(steps[form].step) if form in steps else 0.0
+    decoders[form].zero_grad()
+    return passes_s, update_s
+
+
+rounds = [{form: one_step(form) for form in decoders} for _ in range(12)][2:]
+share = statistics.median(one["for_loop"][1] / sum(one["for_loop"]) for one in rounds)
+gain = statistics.median(one["for_loop"][1] / one["fused"][1] for one in rounds)
+print(f"for_loop: the update is {share:.2f} of the step; fused, the update alone is {gain:.1f} times as fast")
+
+# %% [markdown] lang="fr"
+# **Votre prédiction.** D’après `share` et `gain`, combien de fois plus vite le pas **entier** va-t-il avec `fused` ?
+
+# %% [markdown] lang="en"
+# **Your prediction.** From `share` and `gain`, how many times as fast is the **whole** step with `fused`?
+
+# %% name="predict-step" stub="value" tags=["nbval-ignore-output"]
+lab.predict(
+    "step-gain",
+    ### BEGIN SOLUTION
+    1 / (1 - share + share / gain),
+    ### END SOLUTION
+)
+
+# %% name="reveal-step" tags=["nbval-ignore-output"]
+rounds = [{form: sum(one_step(form)) for form in decoders} for _ in range(20)]
+lab.reveal("step-gain", statistics.median(one["for_loop"] / one["fused"] for one in rounds))
+
+# %% [markdown] lang="fr"
+# Le facteur 2,6 vaut quand la mémoire fixe le rythme. Ici, ce qui coûte est de lancer chaque opération sur chaque petit
+# tenseur : `fused` en lance une au lieu de sept, et peut gagner bien davantage ; mais le pas ne gagne que selon ce que
+# la mise à jour y pèse : presque rien avec un grand batch.
+#
 # ## 8. L’optimiseur dans la passe arrière
 #
 # Jiang et al. (2021) vont plus loin : pourquoi attendre la fin de la passe arrière ? Dès que le gradient d’un paramètre
-# est prêt, on met ce paramètre à jour, et on libère le gradient. Les 4Ψ octets de gradients n’existent plus jamais tous
-# ensemble.
+# est prêt, on met ce paramètre à jour, et on libère le gradient.
 #
 # ### Exercice 8 — mettre à jour dans la passe arrière
 #
@@ -792,10 +1050,14 @@ lab.reveal("fused-gain", separate / fused)
 #   `parameter.grad` est complet.
 
 # %% [markdown] lang="en"
+# The factor of 2.6 holds where memory sets the pace. Here, what takes time is to launch each operation on each small
+# tensor: `fused` launches one instead of seven, and may gain a good deal more; but the step gains by what the update
+# weighs in it: next to nothing with a large batch.
+#
 # ## 8. The optimizer in the backward pass
 #
 # Jiang et al. (2021) go further: why wait for the end of the backward pass? As soon as a parameter's gradient is there,
-# the parameter is updated, and the gradient freed. The 4Ψ bytes of gradients never exist all at once.
+# the parameter is updated, and the gradient freed.
 #
 # ### Exercise 8 — updating in the backward pass
 #
@@ -838,7 +1100,7 @@ lab.check("update-in-backward", update_in_backward)
 
 # %% name="sizes"
 sizes = sorted((parameter.numel() for parameter in models.build("gpt_tiny").parameters()), reverse=True)
-sum(sizes), sizes[:5]
+print(f"{sum(sizes)} parameters; the largest tensors: {sizes[:5]}")
 
 # %% name="predict-at-once" stub="value"
 lab.predict(
@@ -849,8 +1111,6 @@ lab.predict(
 )
 
 # %% name="reveal-at-once"
-from dlojz.labs.lab09_optimizers import exercises_updates
-
 tokens = torch.randint(256, (2, 33), generator=torch.Generator().manual_seed(1))
 
 
@@ -863,53 +1123,27 @@ def watch(way=None):
     return watch_gradients(models.build("gpt_tiny"), decoder_loss, attach)
 
 
-lab.reveal("gradients-at-once", max(watch(exercises_updates.update_in_backward)))
+lab.reveal("gradients-at-once", max(watch(update_in_backward)))
 
 # %% name="gradients-at-once"
 figures.gradients_at_once(watch(), lambda: watch(update_in_backward))
 
 # %% [markdown] lang="fr"
 # Le prix : plus de norme globale avant la mise à jour (donc plus d’écrêtage des gradients), ni d’accumulation de
-# micro-batches. La *forward-fusion* lève ce prix en attendant le pas suivant : chaque paramètre est mis à jour juste
-# avant de resservir, mais les gradients restent en mémoire.
-#
-# Les cinq formes se choisissent par `update` dans un `RunConfig`. Mesurons-les tour à tour, sur le même modèle et le
-# même batch, en huit tours (`rounds=8`, [trials.py](../../dlojz/train/trials.py)) : à gauche la durée du pas, rapportée
-# à celle de `for_loop` ; à droite le pic de mémoire, prédit et mesuré.
+# micro-batches. Quant au temps, seule la mesure décide :
 
 # %% [markdown] lang="en"
 # The price: no global norm before the update any more (so no clipping of gradients), nor accumulation of micro-batches.
-# Forward-fusion lifts this price by waiting for the next step: each parameter is updated just before it is used again,
-# but the gradients stay in memory.
-#
-# The five forms are chosen by `update` in a `RunConfig`. Let us measure them in turns, on the same model and the same
-# batch, in eight rounds (`rounds=8`, [trials.py](../../dlojz/train/trials.py)): on the left the time of a step, over
-# that of `for_loop`; on the right the peak of memory, predicted and measured.
+# As to time, only measuring decides:
 
-# %% name="forms" tags=["nbval-ignore-output"]
-from dlojz.display.figures.training_figures import update_figure
-from dlojz.train.trials import measure_forms
-
-forms = measure_forms(dlojz.RunConfig.of(model="gpt_tiny", sequence_length=32, micro_batch=1, device="cpu"), rounds=8)
-update_figure(forms)
+# %% name="in-backward-seconds" tags=["nbval-ignore-output"]
+decoders["in backward"] = models.build("gpt_tiny")
+update_in_backward(decoders["in backward"], lambda tensors: torch.optim.AdamW(tensors, foreach=False))
+rounds = [{form: sum(one_step(form)) for form in decoders} for _ in range(12)][2:]
+for form in decoders:
+    print(f"{form}: {statistics.median(one['for_loop'] / one[form] for one in rounds):.2f} times the rate of for_loop")
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Les lectures et les écritures diminuent d’un facteur 2,6. Pourquoi la durée n’en fait-elle pas autant
-# ici ? Et pourquoi le pic de `foreach` est-il le plus haut ?
-#
-# <details><summary>Réponse</summary>
-#
-# Le gain en mémoire est exact ; celui en temps dépend de la machine. Le facteur 2,6 vaut quand la mémoire fixe le
-# rythme. Ici, les tenseurs sont petits : ce qui coûte, c’est de lancer chaque opération sur chacun d’eux. `fused` en
-# lance une au lieu de sept, et la mise à jour seule peut gagner bien davantage. Le pas entier gagne selon ce qu’elle y
-# pèse : beaucoup ici, avec un seul échantillon, presque rien avec un grand batch. `foreach` traite tous les tenseurs
-# d’un coup : leurs temporaires existent tous en même temps, et une opération lit et écrit autant qu’avant. Quant à la
-# mise à jour dans la passe arrière, elle s’écrit ici paramètre par paramètre, en Python
-# ([in_backward.py](../../dlojz/by_hand/optimizers/in_backward.py)) : elle économise des octets ; pour le temps, seule
-# la mesure décide.
-#
-# </details>
-#
 # ## 9. Ne presque plus envoyer : Local SGD et DiLoCo
 #
 # On peut aussi envoyer plus rarement. **Local SGD** (Stich, 2018) : chaque rang fait H pas seul, puis on moyenne les
@@ -926,21 +1160,6 @@ update_figure(forms)
 # nouvelle ancre. `rate` est η, `decay` est μ. Ne renvoyez rien.
 
 # %% [markdown] lang="en"
-# **Explain.** Reads and writes fall by a factor of 2.6. Why does the time not do so here? And why is the peak of
-# `foreach` the highest?
-#
-# <details><summary>Answer</summary>
-#
-# The gain in memory is exact; that in time depends on the machine. The factor of 2.6 holds where memory sets the pace.
-# Here tensors are small: what takes time is to launch each operation on each of them. `fused` launches one instead of
-# seven, and the update alone may gain a good deal more. The whole step gains by what the update weighs in it: much
-# here, with one sample, next to nothing with a large batch. `foreach` takes all tensors at once: their temporaries all
-# exist at the same time, and each operation reads and writes as much as before. As to the update in the backward pass,
-# it is written here parameter by parameter, in Python
-# ([in_backward.py](../../dlojz/by_hand/optimizers/in_backward.py)): it saves bytes; as to time, only measuring decides.
-#
-# </details>
-#
 # ## 9. Sending almost nothing: local SGD and DiLoCo
 #
 # One can also send more seldom. **Local SGD** (Stich, 2018): each rank makes H steps alone, then the weights are
@@ -999,75 +1218,79 @@ halved = dlojz.run(config, engine="torch", gradient_compression="fp16")
 lab.reveal("diloco-bytes", sent_by(diloco) / diloco.config.local_steps)
 
 # %% [markdown] lang="fr"
-# Voici ces quatre entraînements sur un même tableau. L’un d’eux est DDP avec un *hook* de PyTorch, qui envoie les
-# gradients en fp16 ; les trois autres ont le moteur écrit à la main : comparez fp16 avec eux en octets, pas en
-# millisecondes. À gauche, les octets envoyés par pas, en moyenne, et l’écart de perte avec AdamW ; le trait pointillé
-# mène à ce que l’on enverrait après le *warm-up*. À droite, la durée d’un pas selon le débit du lien : celle mesurée
-# ici, plus celle des messages, α par message et β par octet, comme au TP 03 (`Reduction.link_s`, dans
-# [link_traffic.py](../../dlojz/prediction/link_traffic.py)). (Les quatre ont été mesurés l’un après l’autre : une
-# machine occupée à autre chose les fausse.)
-#
-# Dans votre projet, ce *hook* est une ligne : `ddp.register_comm_hook(None, fp16_compress_hook)`, de
-# `torch.distributed.algorithms.ddp_comm_hooks.default_hooks`.
+# Ces quatre entraînements ; l’un d’eux est DDP avec un *hook* de PyTorch, qui envoie les gradients en fp16. À gauche,
+# les octets par pas et l’écart de perte avec AdamW ; le trait pointillé mène à ce que l’on enverrait après le
+# *warm-up*. À droite, la durée d’un pas selon le débit du lien : celle mesurée ici, plus α et β des messages.
 
 # %% [markdown] lang="en"
-# Here are these four trainings in one figure. One of them is DDP with one of PyTorch's hooks, which sends gradients in
-# fp16; the three others have the engine written by hand: compare fp16 with them in bytes, not in milliseconds. On the
-# left, the bytes sent per step, on average, and the gap of the loss to AdamW; the dotted line leads to what would be
-# sent after the warm-up. On the right, the time of a step by the bandwidth of the link: that measured here, plus that
-# of the messages, α per message and β per byte, as in lab 03 (`Reduction.link_s`, in
-# [link_traffic.py](../../dlojz/prediction/link_traffic.py)). (The four were measured one after the other: a machine
-# that is busy otherwise distorts them.)
-#
-# In a project of yours this hook is one line: `ddp.register_comm_hook(None, fp16_compress_hook)`, from
-# `torch.distributed.algorithms.ddp_comm_hooks.default_hooks`.
+# These four trainings; one of them is DDP with one of PyTorch's hooks, which sends gradients in fp16. On the left, the
+# bytes per step and the gap of the loss to AdamW; the dotted line leads to what would be sent after the warm-up. On the
+# right, the time of a step by the bandwidth of the link: that measured here, plus α and β of the messages.
 
 # %% name="board" tags=["nbval-ignore-output"]
 figures.board([plain, halved, one_bit, diloco])
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Où la compression est-elle rentable ? Que disent 24 pas de la perte ?
+# **Expliquez.** Où la compression est-elle rentable ? 24 pas ne disent presque rien de la perte.
 #
 # <details><summary>Réponse</summary>
 #
-# Elle l’est là où le lien est lent : à droite, sur un réseau rapide, empaqueter des bits coûte plus de temps que
-# d’envoyer les nombres. De la perte, 24 pas ne disent presque rien : ce sont six tours pour DiLoCo, et un *warm-up* de
-# six pas pour 1-bit Adam. Davantage de pas, plusieurs graines et toutes les méthodes, PowerSGD compris : `python
-# benchmarks/communication_board.py`.
+# Là où le lien est lent : sur un réseau rapide, empaqueter des bits coûte plus de temps que d’envoyer les nombres. Pour
+# la perte, PowerSGD compris : `python benchmarks/communication_board.py`.
 #
 # </details>
-#
-# Sur un cluster, les mêmes cellules, avec `on="slurm"` :
-#
-# ```python
-# dlojz.run(config, optimizer="one_bit_adam", on="slurm", machine="jean_zay_v100_32", dp=16)
-# ```
 
 # %% [markdown] lang="en"
-# **Explain.** Where does compression pay? What do 24 steps tell about the loss?
+# **Explain.** Where does compression pay? 24 steps tell next to nothing about the loss.
 #
 # <details><summary>Answer</summary>
 #
-# It pays where the link is slow: on the right, on a fast network, packing bits takes more time than sending the
-# numbers. And 24 steps tell next to nothing about the loss: they are six rounds of DiLoCo, and a warm-up of six steps
-# for 1-bit Adam. More steps, several seeds and all methods, PowerSGD among them: `python
-# benchmarks/communication_board.py`.
+# Where the link is slow: on a fast network, packing bits takes more time than sending the numbers. For the loss,
+# PowerSGD among the methods: `python benchmarks/communication_board.py`.
 #
 # </details>
+
+# %% [markdown] lang="fr"
+# ## 10. Défi : envoyer moins, à perte égale
 #
-# On a cluster, the same cells, with `on="slurm"`:
+# Facultatif. Écrivez une fonction qui moyenne le gradient d’un pas sur les rangs, comme vous voulez, avec les
+# collectives que vous voulez : `gradient` est un vecteur, `memory` un dictionnaire qui dure tout l’entraînement, vide
+# au premier pas. Renvoyez le même vecteur sur tous les rangs, de la longueur de `gradient`. Le juge entraîne un petit
+# réseau sur deux rangs : sa perte finale ne doit pas dépasser celle de DDP de plus de 3 %. Votre score est la part des
+# octets de DDP que vous envoyez. Objectif : 10 %.
+
+# %% [markdown] lang="en"
+# ## 10. Challenge: sending less, for the same loss
 #
-# ```python
-# dlojz.run(config, optimizer="one_bit_adam", on="slurm", machine="jean_zay_v100_32", dp=16)
-# ```
+# Optional. Write a function that averages the gradient of a step over the ranks, as you like, with the collectives that
+# you like: `gradient` is a vector, `memory` a dictionary that lasts for the whole training, empty in the first step.
+# Return the same vector on all ranks, as long as `gradient`. The judge trains a small network on two ranks: its final
+# loss must not exceed that of DDP by more than 3%. Your score is the share of DDP's bytes that you send. Target: 10%.
+
+
+# %% name="challenge"
+def average(gradient, memory):
+    ### BEGIN SOLUTION
+    size = dist.get_world_size()
+    padded = F.pad(gradient, (0, -len(gradient) % (8 * size)))
+    if not memory:
+        memory["worker"], memory["server"] = torch.zeros(len(padded)), torch.zeros(len(padded) // size)
+    return compressed_mean(padded, memory["worker"], memory["server"])[: len(gradient)]
+    ### END SOLUTION
+
+
+lab.check("fewer-bytes", average)
+
+# %%
+# lab.hint("fewer-bytes")
 
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
 #
 # Divisez par deux ce que DDP envoie : un hook de communication fait l’all-reduce de chaque bucket de gradients en bf16
 # (`--compress`). Laissez l’optimiseur mettre à jour tous les paramètres en un seul noyau (`--fused`). Continuez dans
-# votre `train.py`, ou laissez `dlojz labs script 09 un_autre_dossier` écrire ce par quoi ce TP commence. Jugez-le par
-# `dlojz labs judge 09 my_training/train.py`.
+# votre `train.py`, ou laissez `dlojz labs script 09 un_autre_dossier` écrire ce par quoi ce TP commence. La cellule
+# ci-dessous le juge.
 #
 # À regarder : deux fois moins d’octets par pas, et des pertes qui diffèrent de moins d’un pour cent.
 #
@@ -1087,9 +1310,8 @@ figures.board([plain, halved, one_bit, diloco])
 # ## In your project: your own script
 #
 # Halve what DDP sends: a communication hook all-reduces each bucket of gradients in bf16 (`--compress`). Let the
-# optimizer update all parameters in one kernel (`--fused`). Go on in your `train.py`, or let
-# `dlojz labs script 09 another_folder` write what this lab begins with. Judge it by
-# `dlojz labs judge 09 my_training/train.py`.
+# optimizer update all parameters in one kernel (`--fused`). Go on in your `train.py`, or let `dlojz labs script 09
+# another_folder` write what this lab begins with. The cell below judges it.
 #
 # What to look for: half the bytes in each step, and losses that differ by less than a percent.
 #
@@ -1105,6 +1327,8 @@ figures.board([plain, halved, one_bit, diloco])
 #
 # </details>
 
+# %% name="own-script"
+labs.judge_script(lab, "my_training/train.py")
 
 # %% [markdown] lang="fr"
 # ## Bilan
@@ -1117,9 +1341,6 @@ figures.board([plain, halved, one_bit, diloco])
 # | 0/1 Adam | de même, et de plus en plus rarement | 4Ψ (1 + 1/N) | taux d’apprentissage prudent |
 # | Local SGD, DiLoCo | 4Ψ/H | l’ancre et son momentum : 8Ψ (DiLoCo) | tours assez courts |
 # | mise à jour dans la passe arrière | autant | moins de gradients : une couche | ni écrêtage, ni accumulation |
-#
-# Trois idées à retenir : un biais ne se moyenne pas, mais une erreur que l’on garde se rattrape ; on ne gèle que ce qui
-# est au repos ; et l’on ne compresse que ce qui voyage sur un lien lent.
 
 # %% [markdown] lang="en"
 # ## Summary
@@ -1132,9 +1353,6 @@ figures.board([plain, halved, one_bit, diloco])
 # | 0/1 Adam | the same, and more and more seldom | 4Ψ (1 + 1/N) | a cautious learning rate |
 # | local SGD, DiLoCo | 4Ψ/H | the anchor and its momentum: 8Ψ (DiLoCo) | rounds that are short enough |
 # | update in backward | as much | fewer gradients: one layer | no clipping, no accumulation |
-#
-# Three ideas to keep: a bias does not average out, but an error that is kept is corrected later; only what is at rest
-# may be frozen; and only what travels over a slow link is worth compressing.
 
 # %%
 lab.progress()

@@ -12,16 +12,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
 from dlojz.base.errors import LabError
 from dlojz.labs import lab09_optimizers
+from dlojz.labs.kit.exercise import Challenge, judge
 from dlojz.labs.lab09_optimizers.exercises_compression import compress, compressed_bytes, read, write
+from dlojz.labs.lab09_optimizers.exercises_feedback import FEWER_BYTES
 from dlojz.labs.lab09_optimizers.exercises_updates import ADAM, ADAM_STATES, update_in_backward, update_traffic
 from tests.labs import student_answers_optimizers as student
 from tests.labs.bank import BankTests
 
-EXERCISES = {exercise.id: exercise for exercise in lab09_optimizers.EXERCISES}
+EXERCISES = {one.id: one for one in lab09_optimizers.EXERCISES if not isinstance(one, Challenge)}
 Answer = Callable[..., Any]
 
 
@@ -457,6 +460,92 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
 
 
 WRONG = {name: [*answers, *student.WRONG[name]] for name, answers in BANK.items()}
+
+
+# The challenge: valid answers that miss its target, others that reach it, and what is refused.
+
+
+def whole(gradient: Any, memory: dict[str, Any]) -> Any:
+    dist.all_reduce(gradient)
+    return gradient / 2
+
+
+def halved(gradient: Any, memory: dict[str, Any]) -> Any:
+    small = gradient.bfloat16()
+    dist.all_reduce(small)
+    return small.float() / 2
+
+
+def largest_few(gradient: Any, memory: dict[str, Any], keep: bool = True) -> Any:
+    left = memory.get("left", torch.zeros_like(gradient)) + gradient
+    places = left.abs().topk(len(left) * 3 // 100).indices
+    values, places = left[places], places.to(torch.int32)
+    left[places] = 0
+    if keep:
+        memory["left"] = left
+    all_values, all_places = ([torch.empty_like(one) for _ in range(2)] for one in (values, places))
+    dist.all_gather(all_values, values)
+    dist.all_gather(all_places, places)
+    mean = torch.zeros_like(gradient)
+    for some, at in zip(all_values, all_places, strict=True):
+        mean.index_add_(0, at, some / 2)
+    return mean
+
+
+def one_bit(gradient: Any, memory: dict[str, Any]) -> Any:
+    """One bit per number to the other rank's server and back, both errors kept."""
+    half = len(gradient) // 2
+    worker = memory.setdefault("worker", torch.zeros(2, half))
+    server = memory.setdefault("server", torch.zeros(half))
+    worker += gradient.view(2, half)
+    told = torch.stack([write(F.pad(row, (0, -half % 8))) for row in worker])
+    worker -= torch.stack([read(one)[:half] for one in told])
+    received = torch.empty_like(told)
+    dist.all_to_all_single(received, told)
+    server += torch.stack([read(one)[:half] for one in received]).mean(0)
+    message = write(F.pad(server, (0, -half % 8)))
+    server -= read(message)[:half]
+    dist.all_gather_into_tensor(received, message[None])
+    return torch.cat([read(one)[:half] for one in received])
+
+
+def seldom(gradient: Any, memory: dict[str, Any]) -> Any:
+    memory["step"], memory["sum"] = memory.get("step", 0) + 1, memory.get("sum", 0) + gradient
+    if memory["step"] % 10:
+        return torch.zeros_like(gradient)
+    total = memory.pop("sum")
+    dist.all_reduce(total)
+    return total / 2
+
+
+@pytest.mark.parametrize(("answer", "score"), [(whole, 100.0), (halved, 50.0)])
+def test_first_ideas_for_the_challenge_are_valid_and_miss_its_target(answer: Answer, score: float) -> None:
+    verdict = judge(FEWER_BYTES, answer)
+    assert (verdict.state, verdict.score) == ("note", score), verdict.message
+
+
+@pytest.mark.parametrize(("answer", "most"), [(largest_few, 6.0), (one_bit, 4.0)])
+def test_the_target_of_the_challenge_is_reached_by_more_than_one_way(answer: Answer, most: float) -> None:
+    verdict = judge(FEWER_BYTES, answer)
+    assert verdict.state == "right", verdict.message
+    assert verdict.score is not None and verdict.score < most
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda gradient, memory: gradient, "different weights"),
+        (lambda gradient, memory: torch.zeros_like(gradient), "more than 3% above"),
+        (lambda gradient, memory: largest_few(gradient, memory, keep=False), "more than 3% above"),
+        (seldom, "more than 3% above"),
+        (lambda gradient, memory: whole(gradient, memory)[:7], "its shape is (7,)"),
+        (lambda gradient, memory: 3.0, "returns a float"),
+    ],
+)
+def test_what_breaks_the_rules_of_the_challenge_is_refused(answer: Answer, words: str) -> None:
+    verdict = judge(FEWER_BYTES, answer)
+    assert verdict.state == "wrong"
+    assert words in verdict.message
 
 
 class TestBank(BankTests):

@@ -9,7 +9,7 @@ from dlojz.labs.lab09_optimizers.exercises_compression import (
     COMPRESSED_BYTES,
     SIGN_BIAS,
 )
-from dlojz.labs.lab09_optimizers.exercises_feedback import ERROR_FEEDBACK
+from dlojz.labs.lab09_optimizers.exercises_feedback import ERROR_FEEDBACK, FEWER_BYTES
 from dlojz.labs.lab09_optimizers.exercises_freeze import FREEZE_STEP
 from dlojz.labs.lab09_optimizers.exercises_updates import FUSED_TRAFFIC, OUTER_STEP, UPDATE_IN_BACKWARD
 
@@ -23,6 +23,7 @@ EXERCISES = (
     FUSED_TRAFFIC,
     UPDATE_IN_BACKWARD,
     OUTER_STEP,
+    FEWER_BYTES,
 )
 
 PREDICTIONS = (
@@ -39,6 +40,20 @@ PREDICTIONS = (
         fr="Combien de fois moins d’octets l’entraînement entier envoie-t-il, warm-up compris ?",
         kind="ratio",
         tolerance=0.05,
+    ),
+    Prediction(
+        id="third-of-the-bytes",
+        en="How many times as fast does a message of a million numbers pass, if it has a third of the bytes?",
+        fr="Combien de fois plus vite un message d’un million de nombres passe-t-il, avec 3 fois moins d’octets ?",
+        kind="ratio",
+        tolerance=0.4,
+    ),
+    Prediction(
+        id="32nd-of-the-bytes",
+        en="How many times as fast does a message of a million numbers pass, if it has a 32nd of the bytes?",
+        fr="Combien de fois plus vite un message d’un million de nombres passe-t-il, avec 32 fois moins d’octets ?",
+        kind="ratio",
+        tolerance=0.5,
     ),
     Prediction(
         id="share-saved",
@@ -60,7 +75,14 @@ PREDICTIONS = (
         fr="Combien de fois plus vite la mise à jour fusionnée peut-elle aller au mieux, quand la mémoire fixe le "
         "rythme ?",
         kind="ratio",
-        tolerance=0.02,
+        tolerance=0.4,
+    ),
+    Prediction(
+        id="step-gain",
+        en="How many times as fast is the whole step with the fused update?",
+        fr="Combien de fois plus vite le pas entier va-t-il avec la mise à jour fusionnée ?",
+        kind="ratio",
+        tolerance=0.25,
     ),
     Prediction(
         id="gradients-at-once",

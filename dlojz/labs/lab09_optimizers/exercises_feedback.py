@@ -1,4 +1,4 @@
-"""Exercise of lab 09 on error feedback: what is sent, and what is left to send."""
+"""Exercise of lab 09 on error feedback, what is sent and what is left to send, and the challenge on the same idea."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
+from dlojz.base.language import significant
+from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, expect_several, normal
+from dlojz.labs.kit.rank_judges import OUTPUT, refuse_errors, run_on_ranks
 from dlojz.labs.lab09_optimizers.exercises_compression import compress
+from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -195,4 +198,127 @@ ERROR_FEEDBACK = Exercise(
     hint_fr="Que voulez-vous dire cette fois ? Les nouveaux nombres, et ce qui restait. C’est cela que l’on compresse.",
     nearer_en="With meant = values + error: told = compress(meant), and the new error is meant - told.",
     nearer_fr="Avec meant = values + error : told = compress(meant), et la nouvelle erreur vaut meant - told.",
+)
+
+
+SENDING_STEPS, SENDING_SEED, MARGIN = 200, 5, 1.03
+"""Steps of the challenge's training, its seed, and how far above DDP's its last loss may be."""
+_SENT = {"reduce_scatter_tensor": 0.5, "recv": 0.0, "irecv": 0.0, "barrier": 0.0}
+"""What one of two ranks sends in a collective, as a share of the tensor that is recorded; else all of it."""
+
+
+def _noisy_classes() -> tuple[Tensor, Tensor]:
+    """Samples of 4 classes and their labels, one in five drawn at random, so that gradients stay noisy."""
+    import torch
+
+    draws = torch.Generator().manual_seed(SENDING_SEED)
+    labels = torch.randint(4, (1024,), generator=draws)
+    inputs = torch.randn(4, 16, generator=draws)[labels] + torch.randn(1024, 16, generator=draws)
+    wrong = torch.rand(1024, generator=draws) < 0.2
+    return inputs, torch.where(wrong, torch.randint(4, (1024,), generator=draws), labels)
+
+
+def _sending_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
+    """Train a small network on this rank, whose gradients the answer averages; its loss on all samples at the end."""
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+    from torch import nn
+
+    exchange, exchanged = dist.all_to_all_single, [0.0]
+
+    def noted(output: Tensor, given: Tensor, *args: Any, **kwargs: Any) -> Any:
+        exchanged[0] += given.nbytes * (size - 1) / size
+        return exchange(output, given, *args, **kwargs)
+
+    dist.all_to_all_single = noted  # type: ignore[assignment] # on this rank, which ends with the trial
+    inputs, labels = _noisy_classes()
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+    parameters = list(model.parameters())
+    memory: dict[str, Any] = {}
+    optimizer = torch.optim.SGD(parameters, lr=0.2)
+    order = torch.Generator().manual_seed(seed)
+    mean = torch.zeros(0)
+    for _ in range(SENDING_STEPS):
+        batch = torch.randint(len(inputs), (128,), generator=order)[rank::size]
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs[batch]), labels[batch]).backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
+        mean = answer(gradient.clone(), memory)
+        if not isinstance(mean, torch.Tensor) or mean.shape != gradient.shape:
+            return {"shape": list(getattr(mean, "shape", [])), "numel": len(gradient)}, {OUTPUT: mean}
+        for parameter, share in zip(parameters, mean.split([one.numel() for one in parameters]), strict=True):
+            parameter.grad = share.view_as(parameter).clone()
+        optimizer.step()
+    with torch.no_grad():
+        loss = float(F.cross_entropy(model(inputs), labels))
+    told = {"loss": loss, "numel": len(mean), "exchanged": exchanged[0]}
+    return told, {OUTPUT: torch.cat([one.detach().flatten() for one in parameters])}
+
+
+def _mean(gradient: Tensor, memory: dict[str, Any]) -> Tensor:
+    """As DDP does."""
+    import torch.distributed as dist
+
+    dist.all_reduce(gradient)
+    return gradient / dist.get_world_size()
+
+
+class _SendingJudge:
+    """Train with the answer on two ranks; its score is what it sends, in per cent of what DDP sends."""
+
+    on_ranks = True
+
+    def __call__(self, answer: Callable[..., Any]) -> float:
+        plain, found = (run_on_ranks(_sending_trial, way, 2, SENDING_SEED) for way in (_mean, answer))
+        refuse_errors(found)
+        told, numel = [one.value for one in found], plain[0].value["numel"]
+        if (shape := next((one["shape"] for one in told if "shape" in one), None)) is not None:
+            raise Wrong(
+                f"A vector of {numel} numbers is expected, as long as gradient, but its shape is {tuple(shape)}.",
+                f"On attend un vecteur de {numel} nombres, comme gradient, mais sa forme est {tuple(shape)}.",
+            )
+        if not bool((found[0].tensors[OUTPUT] == found[1].tensors[OUTPUT]).all()):
+            raise Wrong(
+                "The two ranks end with different weights: return the same mean on all ranks, to the bit.",
+                "Les deux rangs finissent avec des poids différents : renvoyez la même moyenne sur tous, au bit près.",
+            )
+        loss, least = told[0]["loss"], plain[0].value["loss"]
+        if not loss <= MARGIN * least:
+            raise Wrong(
+                f"The training ends at a loss of {significant(loss)}, more than 3% above that of DDP, "
+                f"{significant(least)}: what is never sent is missing.",
+                f"L’entraînement finit à une perte de {significant(loss)}, plus de 3 % au-dessus de celle de DDP, "
+                f"{significant(least)} : ce qui n’est jamais envoyé manque.",
+            )
+        return round(100 * max(map(_sent_bytes, found)) / max(map(_sent_bytes, plain)), 1)
+
+
+def _sent_bytes(one: RankAnswer) -> float:
+    """What a rank has sent: what its calls tell, and its all-to-all, whose tensors they do not tell."""
+    import torch
+
+    told = [call for call in one.calls if call["dtype"]]
+    bytes_of = (_SENT.get(call["op"], 1.0) * call["numel"] * getattr(torch, call["dtype"]).itemsize for call in told)
+    return float(one.value["exchanged"] + sum(bytes_of))
+
+
+FEWER_BYTES = Challenge(
+    id="fewer-bytes",
+    title=Said("fewer bytes for the same loss", "moins d’octets à perte égale"),
+    judge=_SendingJudge(),
+    target=10,
+    unit_en="% of DDP's bytes",
+    unit_fr="% des octets de DDP",
+    praise_en="Same loss, a tenth of the bytes: whether it is also faster depends on the link.",
+    praise_fr="Même perte, dix fois moins d’octets : que ce soit plus rapide dépend du lien.",
+    hint_en="Half-precision numbers give 50%, bytes 25%. To send less, a message cannot hold all: what becomes of the "
+    "rest?",
+    hint_fr="Des nombres en demi-précision donnent 50 %, des octets 25 %. Pour envoyer moins, un message ne peut pas "
+    "tout contenir : que devient le reste ?",
+    nearer_en="Exercises 3 and 4 have what is needed: one bit per number, with both errors kept in memory. The length "
+    "must be filled up. The largest few numbers with their places are another way.",
+    nearer_fr="Les exercices 3 et 4 ont ce qu’il faut : un bit par nombre, les deux erreurs gardées dans memory. La "
+    "longueur est à compléter. Les quelques plus grands nombres, avec leurs places, sont une autre voie.",
 )

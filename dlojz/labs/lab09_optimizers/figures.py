@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
@@ -36,48 +35,23 @@ from dlojz.prediction.link_traffic import Reduction, predicted_way
 from dlojz.results.footprint import STATES, Footprint
 from dlojz.running.run import Run
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-STEPS, RATE, SEED = 400, 0.01, 9
 _MESSAGES = COLLECTIVE_STYLES | {"all_to_all": Style(GREEN, "xx")}
 
 
 @pictured
-def walk(
-    draws: Tensor,
-    compress: Callable[[Tensor], Tensor],
-    feed_back: Callable[[Tensor, Tensor, Callable[[Tensor], Tensor]], tuple[Tensor, Tensor]],
-) -> LabFigure:
-    """Draw the first weight under gradients from `draws`: uncompressed, compressed, with error feedback."""
-    import torch
-
-    order = torch.randint(len(draws), (STEPS,), generator=torch.Generator().manual_seed(SEED))
+def walk(exact: Sequence[float], signs: Sequence[float], fed_back: Sequence[float]) -> LabFigure:
+    """Draw the first weight, step by step, under gradients sent whole, as signs, and with error feedback."""
     ways = {
-        say(en="32 bits", fr="32 bits"): _walked(draws[order], lambda gradient, error: (gradient, error)),
-        say(en="1 bit", fr="1 bit"): _walked(draws[order], lambda gradient, error: (compress(gradient), error)),
-        say(en="1 bit, error feedback", fr="1 bit, erreur compensée"): _walked(
-            draws[order], lambda gradient, error: feed_back(gradient, error, compress)
-        ),
+        say(en="32 bits", fr="32 bits"): list(exact),
+        say(en="1 bit", fr="1 bit"): list(signs),
+        say(en="1 bit, error feedback", fr="1 bit, erreur compensée"): list(fed_back),
     }
     ends = ", ".join(f"{name} → {minus(decimal(path[-1], 1))}" for name, path in ways.items())
     axes = panel(7.5, 3.4, f"The first weight by step: {ends}", f"Le premier poids, à chaque pas : {ends}")
-    plot_lines(axes, range(STEPS + 1), ways, marker="", linewidth=2)
+    plot_lines(axes, range(len(exact)), ways, marker="", linewidth=2)
     decimal_marks(axes.yaxis)
     x, y = say(en="step", fr="pas"), say(en="first weight", fr="premier poids")
     return labelled(axes, x, y, loc="upper left")
-
-
-def _walked(gradients: Tensor, told: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> list[float]:
-    import torch
-
-    weights, error = torch.zeros(gradients.shape[1]), torch.zeros(gradients.shape[1])
-    path = [0.0]
-    for gradient in gradients:
-        message, error = told(gradient, error)
-        weights = weights - RATE * message
-        path.append(float(weights[0]))
-    return path
 
 
 @pictured
