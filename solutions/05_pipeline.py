@@ -741,8 +741,7 @@ lab.reveal("real-speedup", median(one / other for one, other in zip(alone, piped
 # %% [markdown] lang="fr"
 # **Expliquez** l’écart à 1,78. <details><summary>Réponse</summary>
 #
-# La bulle est déjà dans 1,78. Le reste : les messages, et les rangs qui se partagent caches et mémoire, alors que le
-# processus seul a la machine pour lui.
+# La bulle est déjà dans 1,78. Le reste : les messages, et les rangs qui se partagent caches et mémoire.
 #
 # </details>
 
@@ -941,10 +940,10 @@ print("zero bubble = one process:", all(torch.allclose(one.grad, other.grad, ato
 # - *Chimera*, *DualPipe* : deux pipelines en sens contraires ; chaque étage existe deux fois ;
 # - *TeraPipe* : coupe aussi les séquences ; *BPipe* : confie ses activations à un rang moins chargé.
 #
-# Quatre rangs, 8 micro-batches ; partout, un micro-batch occupe un rang pendant 1 + 1 + 1. La durée (*makespan*) va du
-# premier départ à la dernière fin ; la portée (*span*), la plus longue durée d’un rang entre **son** départ et **sa**
-# fin, ne compte que si l’optimiseur n’attend pas tous les rangs. Dessous, les tranches de même durée de TeraPipe pour 8
-# 192 tokens : l’attention causale rend les dernières plus coûteuses.
+# Quatre rangs, 8 micro-batches, dont chacun occupe un rang pendant 1 + 1 + 1. La durée (*makespan*) va du premier départ
+# à la dernière fin ; la portée (*span*), la plus longue durée d’un rang entre **son** départ et **sa** fin, ne compte que
+# si l’optimiseur n’attend pas tous les rangs. Dessous, les tranches de même durée de TeraPipe, pour 8 192 tokens :
+# l’attention causale rend les dernières plus coûteuses.
 
 # %% [markdown] lang="en"
 # ### Optional: the gallery
@@ -1072,8 +1071,8 @@ lab.predict(
 )
 
 # %% [markdown] lang="fr"
-# Le plus grand pas stable de **votre** fonction, trouvé par dichotomie, et la loi 2 sin(π/(4τ+2)), environ π/(2τ) :
-# deux fois plus de retard, deux fois moins de pas.
+# Le plus grand pas stable de **votre** fonction, et la loi 2 sin(π/(4τ+2)), environ π/(2τ) : deux fois plus de retard,
+# deux fois moins de pas.
 
 # %% [markdown] lang="en"
 # The largest stable step of **your** function, found by bisection, beside the law 2 sin(π/(4τ+2)), some π/(2τ): twice
@@ -1118,14 +1117,13 @@ delays = {"GPipe, 1F1B": [0] * 8, "PipeDream-2BW": [1] * 8, "PipeDream": range(7
 figures.losses({name: train_stale(counted, rate=2.0) for name, counted in delays.items()})
 
 # %% [markdown] lang="fr"
-# L’asynchrone supprime donc la bulle au prix de la convergence, et de la mémoire quand il garde des versions. À grande
-# échelle, on lui préfère les pipelines synchrones.
+# L’asynchrone supprime la bulle au prix de la convergence, ou de la mémoire. À grande échelle, on préfère les pipelines
+# synchrones.
 #
 # ## 10. DeepSpeed
 #
 # DeepSpeed exécute 1F1B (`PipelineModule`). Voici AlexNet sur deux rangs. Un `LayerSpec` dit comment faire une couche :
-# chaque rang ne construit que les siennes. `train_batch()` fait un pas entier : huit micro-batches, puis la mise à
-# jour.
+# chaque rang ne construit que les siennes. `train_batch()` fait un pas entier.
 
 # %% [markdown] lang="en"
 # Asynchrony thus removes the bubble at the price of convergence, and of memory where versions are kept. At a large
@@ -1249,8 +1247,8 @@ figures.traffic(small)
 
 # %% [markdown] lang="fr"
 # Les rangs 0 et 2 forment un pipeline, 1 et 3 l’autre : huit activations dans un sens, huit gradients dans l’autre.
-# Puis les rangs d’un même étage font la moyenne de leurs gradients, une fois par pas. Comparez la taille des messages :
-# un pipeline s’accommode d’un réseau plus lent.
+# Puis les rangs d’un même étage font la moyenne de leurs gradients. Comparez la taille des messages : un pipeline
+# s’accommode d’un réseau plus lent.
 #
 # ## Défi (facultatif) : le temps de 1F1B, moins de mémoire
 #
