@@ -940,10 +940,10 @@ print("zero bubble = one process:", all(torch.allclose(one.grad, other.grad, ato
 # - *Chimera*, *DualPipe* : deux pipelines en sens contraires ; chaque étage existe deux fois ;
 # - *TeraPipe* : coupe aussi les séquences ; *BPipe* : confie ses activations à un rang moins chargé.
 #
-# Quatre rangs, 8 micro-batches, dont chacun occupe un rang pendant 1 + 1 + 1. La durée (*makespan*) va du premier départ
-# à la dernière fin ; la portée (*span*), la plus longue durée d’un rang entre **son** départ et **sa** fin, ne compte que
-# si l’optimiseur n’attend pas tous les rangs. Dessous, les tranches de même durée de TeraPipe, pour 8 192 tokens :
-# l’attention causale rend les dernières plus coûteuses.
+# Quatre rangs, 8 micro-batches, dont chacun occupe un rang pendant 1 + 1 + 1. La durée (*makespan*) va du premier
+# départ à la dernière fin ; la portée (*span*), la plus longue durée d’un rang entre **son** départ et **sa** fin, ne
+# compte que si l’optimiseur n’attend pas tous les rangs. Dessous, les tranches de même durée de TeraPipe, pour 8 192
+# tokens : l’attention causale rend les dernières plus coûteuses.
 
 # %% [markdown] lang="en"
 # ### Optional: the gallery

@@ -12,8 +12,8 @@
 # - prédire ce que chaque méthode fait gagner en octets et en secondes, et le débit d’un modèle de langue ;
 # - prédire la mémoire et le temps d’un **fine-tuning** par LoRA.
 #
-# Comptez deux heures, et une demi-heure pour la partie 6, facultative. Un processus suffit, sans GPU. Les temps mesurés
-# dépendent de la machine : un écart de 30 % n’y est pas une erreur.
+# Comptez deux heures. La partie 6, facultative, demande une demi-heure de plus. Un processus suffit, sans GPU. Les
+# temps mesurés dépendent de la machine : un écart de 30 % n’y est pas une erreur.
 
 # %% [markdown] lang="en"
 # # Lab 11 — Compression for inference
@@ -29,7 +29,7 @@
 # - predict what each method gains in bytes and in seconds, and the tokens per second of a language model;
 # - predict memory and time of a LoRA **fine-tuning**.
 #
-# Allow two hours, and half an hour for part 6, which is optional. One process is enough, without a GPU. Measured times
+# Allow two hours. Part 6 is optional, and takes half an hour more. One process is enough, without a GPU. Measured times
 # depend on the machine: there, a gap of 30% is no mistake.
 
 # %% name="setup"
