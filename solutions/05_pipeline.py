@@ -519,14 +519,15 @@ class Sleeping(torch.autograd.Function):
 
 # %% name="four-ranks"
 # %%ranks 4 --with run_order,run_stage,one_f_one_b,Sleeping,nn,time
-layer, step_s = nn.Linear(8, 8), {}
+layer, least_s = nn.Linear(8, 8), {}
 for m in 2 * (9, 16):
     inputs = torch.randn(m, 2, 8)
     dist.barrier()
     start = time.perf_counter()
     run_order(one_f_one_b(rank, 4, m), lambda x: Sleeping.apply(layer(x)), inputs, lambda number, y: y.sum(), (2, 8))
     dist.barrier()
-    step_s[m] = min(time.perf_counter() - start, step_s.get(m, 1e9))  # the least disturbed // la moins perturbée
+    least_s[m] = min(time.perf_counter() - start, least_s.get(m, 1e9))  # the least disturbed // la moins perturbée
+step_s = least_s
 
 # %% name="bubbles-measured" tags=["nbval-ignore-output"]
 for m, seconds in ranks["step_s"][0].items():
