@@ -17,6 +17,7 @@ import importlib
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -640,8 +641,8 @@ class UnfinishedCells:
     """Cells of an open notebook that need an exercise still to do: they say so, instead of failing.
 
     A cell that meets `NotDone` shows one sentence and ends well, so that "Run all" goes on. So does a later cell that
-    needs a variable which the first one would have defined, in the notebook or on the ranks. Any other error is shown
-    as ever; where the cell uses a function that was judged and not found right, a sentence names it.
+    needs a variable which the first one would have defined, or filled, in the notebook or on the ranks. Any other error
+    is shown as ever; where the cell uses a function that was judged and not found right, a sentence names it.
 
     Args:
         shell: of the notebook.
@@ -698,7 +699,11 @@ class UnfinishedCells:
         elif isinstance(error, RanksRefused):
             names = str(error).split("'")[1:2]
         known = [(name, self._missing[name]) for name in names if name in self._missing]
-        return known[0] if known else self._waits_for(error.__cause__)
+        if known or error.__cause__:
+            return known[0] if known else self._waits_for(error.__cause__)
+        # What a cell that stopped has begun to fill: an empty list of seconds, say.
+        used = _names_of(self._code(), ast.Load) | set(re.findall(r"""ranks\[["'](\w+)""", self._code()))
+        return "", next((self._missing[name] for name in sorted(used) if name in self._missing), "")
 
     def _code(self) -> str:
         """The cell as Python reads it, or the body of one for the ranks."""
