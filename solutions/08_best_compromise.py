@@ -558,6 +558,9 @@ def my_order():
     ### END SOLUTION
 
 
+my_order()
+
+
 # %% name="predict-place" stub="value"
 lab.predict(
     "ddp-place",
