@@ -511,16 +511,14 @@ tables.trees((("megatron-1.7b", 8, 64), ("megatron-7.5b", 64, 512), ("megatron-7
 # not where to stop.
 
 # %% [markdown] lang="fr"
-# [docs/validation.md](../../docs/validation.md) montre de combien le planificateur se trompe, tableau par tableau.
-# Voyons ce qu’il vaut ici même.
+# `docs/validation.md` montre de combien le planificateur se trompe, tableau par tableau. Voyons ce qu’il vaut ici même.
 #
 # ## 5. Ici : prédire, exécuter, défendre
 #
 # Un GPT de 875 000 paramètres, 16 séquences de 128 tokens par pas, quatre processus, huit configurations.
 
 # %% [markdown] lang="en"
-# [docs/validation.md](../../docs/validation.md) shows by how much the planner is wrong, table by table. Let us see what
-# it is worth right here.
+# `docs/validation.md` shows by how much the planner is wrong, table by table. Let us see what it is worth right here.
 #
 # ## 5. Here: predict, run, defend
 #

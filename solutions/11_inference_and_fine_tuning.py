@@ -395,7 +395,7 @@ lab.reveal("fp8-error", errors[torch.float8_e4m3fn])
 # Pour des poids de même échelle, INT8 est plus précis ; FP8 supporte mieux les extrêmes des activations (E4M3) et des
 # gradients (E5M2, plus étendu). Ce CPU ne multiplie pas en FP8, il convertit : aucun gain de temps ici. Sur un H200, un
 # produit de matrices de largeur 8 192 a pris 1,9 fois moins de temps qu’en bf16, conversions non comprises
-# ([mesuré](../../benchmarks/records/gpu-nvidia-h200/forms-fp8.json) en 2026).
+# (mesuré en 2026 : `benchmarks/records/gpu-nvidia-h200/forms-fp8.json`).
 #
 # ### Exercice 4 — un intervalle qui n’est pas centré
 #
@@ -411,7 +411,7 @@ lab.reveal("fp8-error", errors[torch.float8_e4m3fn])
 # For weights of one scale, INT8 is more accurate; FP8 bears better the extremes of activations (E4M3) and of gradients
 # (E5M2, of wider range). This CPU does not multiply in FP8, it converts: no time is gained here. On an H200, a product
 # of matrices of width 8,192 took 1.9 times less time than in bf16, conversions aside
-# ([measured](../../benchmarks/records/gpu-nvidia-h200/forms-fp8.json) in 2026).
+# (measured in 2026: `benchmarks/records/gpu-nvidia-h200/forms-fp8.json`).
 #
 # ### Exercise 4 — a range that is not centred
 #

@@ -45,9 +45,10 @@ def test_a_lab_shows_the_lines_of_its_script(lab: int) -> None:
     source = next((Path(__file__).resolve().parents[2] / "solutions").glob(f"{lab:02}_*.py"))
     solved = {line.strip() for line in script_of(lab, "en").splitlines()}
     cells = [cell.text for cell in read_source(source).cells if isinstance(cell, ProseCells)]
+    is_judged = 'labs.judge_script(lab, "my_training/train.py")' in source.read_text(encoding="utf-8")
     for language, head in heads.items():
         (shown,) = [text[language] for text in cells if text[language].startswith(head)]
-        assert f"dlojz labs judge {lab:02} my_training/train.py" in shown
+        assert is_judged or f"dlojz labs judge {lab:02} my_training/train.py" in shown
         lines = [
             line.strip() for block in re.findall(r"```python\n(.*?)```", shown, re.S) for line in block.splitlines()
         ]

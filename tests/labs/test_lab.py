@@ -105,8 +105,8 @@ def test_an_unknown_lab_is_refused_with_the_list() -> None:
 
 
 @pytest.mark.parametrize("number", labs.NUMBERS)
-def test_every_lab_opens_with_three_to_twelve_exercises(number: str, tmp_path: Path) -> None:
-    assert 3 <= len(labs.start(number, root=tmp_path).exercises) <= 12
+def test_every_lab_opens_with_three_to_fifteen_exercises(number: str, tmp_path: Path) -> None:
+    assert 3 <= len(labs.start(number, root=tmp_path).exercises) <= 15
 
 
 def test_hints_come_one_after_the_other(lab: labs.Lab, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,6 +49,8 @@ class Runs(ast.NodeVisitor):
             for degree in self.degrees(node).values():
                 size *= degree
             self.sizes.add(size)
+        if called == "spmd" and isinstance(node.args[1], ast.Constant) and isinstance(node.args[1].value, int):
+            self.sizes.add(node.args[1].value)
         if isinstance(ranks := given.get("ranks"), ast.Constant) and isinstance(ranks.value, int):
             self.sizes.add(ranks.value)
         self.generic_visit(node)
@@ -103,6 +105,7 @@ def test_runs_are_read_as_they_are_written() -> None:
             "later = dlojz.run(plain.config, dp=1)\n"
             "far = dlojz.run(many, on='slurm')\n"
             "here = plan_here('coatnet_tiny', ranks=3)\n"
+            "forked = spmd(here, 5, limit_s=60)\n"
         )
     )
-    assert runs.sizes == {4, 2, 3}
+    assert runs.sizes == {4, 2, 3, 5}

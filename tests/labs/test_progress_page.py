@@ -13,7 +13,7 @@ from dlojz import labs
 from dlojz.base.language import use_language
 from dlojz.cli.main import DONE, REFUSED, main
 from dlojz.labs.kit.contents import LABS
-from dlojz.labs.kit.exercise import Said
+from dlojz.labs.kit.exercise import Challenge, Said
 from dlojz.labs.kit.lab import NUMBERS, LabProgress, Predicted, content_of
 from dlojz.labs.kit.progress_page import Overview, Standing, is_good, read_overview
 
@@ -26,7 +26,7 @@ def right(dp: int, micro_batch: int, micro_batches: int) -> int:
 
 def finish(root: Path, number: str, day: int = 1, leave: int = 0) -> None:
     progress = LabProgress(root / f"progress-{number}.json")
-    exercises = content_of(number).EXERCISES
+    exercises = [one for one in content_of(number).EXERCISES if not isinstance(one, Challenge)]
     for exercise in exercises[: len(exercises) - leave]:
         progress.done(exercise.id, datetime(2030, 1, day, tzinfo=UTC))
 

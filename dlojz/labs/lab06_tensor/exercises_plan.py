@@ -463,6 +463,7 @@ class _SendingJudge:
     """Run the plan on two ranks; its score is what a rank sends, over the bytes of x."""
 
     on_ranks = True
+    cases = ((2, 12),)
 
     def __call__(self, answer: Callable[..., Any]) -> float:
         sent: list[float] = []
@@ -471,7 +472,7 @@ class _SendingJudge:
             _refuse_whole_layers(answers, size)
             sent.append(max(one.value["sent"] for one in answers))
 
-        _PlanJudge(_plan_expected, on_ranks=True, trial=_plan_trial, cases=((2, 12),), inspect=inspect)(answer)
+        _PlanJudge(_plan_expected, on_ranks=True, trial=_plan_trial, cases=self.cases, inspect=inspect)(answer)
         return max(sent)
 
 

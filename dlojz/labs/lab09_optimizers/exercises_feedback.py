@@ -269,9 +269,10 @@ class _SendingJudge:
     """Train with the answer on two ranks; its score is what it sends, in per cent of what DDP sends."""
 
     on_ranks = True
+    cases = ((2, SENDING_SEED),)
 
     def __call__(self, answer: Callable[..., Any]) -> float:
-        plain, found = (run_on_ranks(_sending_trial, way, 2, SENDING_SEED) for way in (_mean, answer))
+        plain, found = (run_on_ranks(_sending_trial, way, *self.cases[0]) for way in (_mean, answer))
         refuse_errors(found)
         told, numel = [one.value for one in found], plain[0].value["numel"]
         if (shape := next((one["shape"] for one in told if "shape" in one), None)) is not None:
