@@ -318,6 +318,7 @@ OTHER_RIGHT_ANSWERS: list[tuple[str, Answer]] = [
     ("rank-placement", lambda *case: tuple(map(tuple, placed(*case)))),
     ("rank-placement", lambda *case: [set(node) for node in placed(*case)]),
     ("rank-placement", lambda *case: placed(*case)[::-1]),
+    ("rank-placement", lambda *case: [sorted(node, reverse=True) for node in placed(*case)]),
     ("layout-3d", lambda *asked: RunConfig.of(model="coatnet_tiny", **layout_3d(*asked).model_dump())),
 ]
 
