@@ -69,7 +69,7 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _parts(training: Any) -> dict[str, Any]:
-    """What is compared, one by one, in the order in which it is told."""
+    """List what is compared, in the order of the messages."""
     whole = training.model.state_dict()
     parameters = {name for name, _ in training.model.named_parameters()}
     adam, beside = training.optimizer.state_dict(), training.schedule.state_dict()
