@@ -17,7 +17,7 @@ from dlojz.base.table import Table, titles
 from dlojz.by_hand.tensor.axis import share_bounds
 from dlojz.compare import compare
 from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure
-from dlojz.display.style import BLACK, EDGE, GREY, LINE_STYLES, SHADE, Style
+from dlojz.display.style import BLACK, EDGE, GREY, SHADE, Style
 from dlojz.hardware.links import NETWORK, NVLINK
 from dlojz.labs.kit.exercise import Said, or_to_do
 from dlojz.labs.kit.figures import (
@@ -308,17 +308,3 @@ def counted(runs: Sequence[Run], group: str = "tp") -> Table:
         fr="exécution; communication; appels prédits; comptés; messages prédits; comptés; envoyé",
     )
     return Table(head, tuple(rows))
-
-
-@pictured
-def losses(runs: Sequence[Run]) -> LabFigure:
-    """Draw the losses of runs, superimposed."""
-    figure = new_figure(7.0, 3.0, alt=say(en="Loss by step: ", fr="Perte par pas : ")
-                        + ", ".join(_title(run) for run in runs))  # fmt: skip
-    axes = figure.subplots()
-    for number, (run, (color, line, marker)) in enumerate(zip(runs, LINE_STYLES, strict=False)):
-        axes.plot(run.losses, color=color, linestyle=line, marker=marker, markersize=11 - 3 * number,
-                  markerfacecolor="none", label=_title(run))  # fmt: skip
-    axes.set_xticks(range(len(runs[0].losses)))
-    decimal_marks(axes.yaxis)
-    return labelled(axes, say(en="step", fr="pas"), say(en="loss", fr="perte"))
