@@ -94,6 +94,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(LIMIT_S.get(item.path.name, PREPARATION_S)), append=False)
 
 
+class NamedAtOnce:
+    """A test that fails is named when it fails: a run of an hour that is cut short tells what it has found."""
+
+    def __init__(self, terminal: Any) -> None:
+        self.terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            cause = str(crash.message if crash else report.longreprtext).strip().split("\n")[-12:]
+            self.terminal.ensure_newline()
+            self.terminal.write_line("\n    ".join([f"FAILED, so far: {report.nodeid} ({report.when})", *cause]))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Where the tests of all processes are told."""
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if terminal and not hasattr(session.config, "workerinput"):
+        session.config.pluginmanager.register(NamedAtOnce(terminal))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Hand out tests group by group, in our order."""
