@@ -10,13 +10,14 @@ PROXY_VERSION := 5.3.0
 PROXY := $(VENV)/node/node_modules/.bin/configurable-http-proxy
 export DLOJZ_RUNS ?= $(CURDIR)/runs
 
-.PHONY: help demo test nightly check quick lint lab book libraries colossalai hub cluster cluster-stop gpu clean
+.PHONY: help demo test nightly check quick lint lab book site libraries colossalai hub cluster cluster-stop gpu clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train CoAtNet under DDP, FSDP2 and ZeRO-0…3 on 2 processes; predicted beside measured (minutes)"
 	@echo "make lab    open JupyterLab on the notebooks"
 	@echo "make book   an HTML book of all solutions, French and English, in book/: no server, no network"
+	@echo "make site   the same with the pages of docs/ and one page per module from its docstrings, in site/ (minutes)"
 	@echo "make libraries  the optional extra of lab 12: Accelerate and Megatron-core beside torch and DeepSpeed"
 	@echo "make colossalai  another extra of lab 12: Colossal-AI, in a separate environment (6 GB)"
 	@echo "make hub    a JupyterHub with two students on this machine, to see the labs as they do"
@@ -83,6 +84,14 @@ demo: $(READY)
 # Nothing is executed: the pages show the outputs that the solutions hold.
 book: $(READY)
 	@$(BIN)/dlojz labs book --out book
+
+# The book, the pages of docs/, and one page per module from its docstrings, which pdoc writes. Left out: programs that are
+# run, not imported, and the module that needs Megatron.
+MODULES = $(shell find dlojz -name '*.py' ! -path '*/data/*' ! -path 'dlojz/libraries/programs/*' ! -name megatron_inspection.py \
+  | sed 's|/__init__\.py$$||;s|\.py$$||;s|/|.|g' | sort)
+site: $(READY)
+	@$(BIN)/python -W ignore -m pdoc --docformat google --no-show-source --output-directory site/api $(MODULES)
+	@$(BIN)/dlojz labs book --out site
 
 # All of the course is served, since the labs link to the code that they are about. JupyterLab does not ask about news.
 LAB_SETTINGS := $(VENV)/share/jupyter/lab/settings

@@ -1,6 +1,7 @@
 """Build the book, `dlojz labs book`: static pages of all executed solutions, contents and glossary, in both languages.
 
-The pages of docs/ are in its English half.
+The pages of docs/ are in its English half; so is a link to the pages of the package's modules where `make site` has put
+them beside it, in api/.
 
 Nothing is executed: a page shows the outputs that are stored beside the code, rendered by nbconvert. It holds no script
 and nothing from elsewhere; a link leads to another page of the book or to the web, and is plain text otherwise. A lab
@@ -157,6 +158,8 @@ _WORDS = {
         "machine qui les a exécutées.",
     },
 }
+API = "api"
+"""Folder of the pages of modules, beside those of the languages."""
 OTHER: dict[Language, Language] = {"en": "fr", "fr": "en"}
 NAMES: dict[Language, str] = {"en": "English", "fr": "Français"}
 
@@ -179,6 +182,8 @@ class Shelf:
     def page_of(self, target: str) -> str | None:
         """Where a link of a notebook leads in the book; None where the book has no such page."""
         name = Path(target.partition("#")[0]).name
+        if target == API:
+            return f"../{API}/{HOME}"
         if name == CONTENTS:
             return HOME
         if name == GLOSSARY:
@@ -446,6 +451,8 @@ def _pages(
         glossary = "\n\n".join(glossary_markdown(name))
         titles = ("Sommaire", "Glossaire") if name == "fr" else ("Contents", "Glossary")
         listed = "".join(f"- [{_heading(one)}]({one.name})\n" for one in in_english)
+        if name == "en" and (out / API / HOME).is_file():
+            listed += f"- [The modules of the package, from their docstrings]({API})\n"
         contents = f"{_contents(name)}\n## Documentation\n\n{listed}" if listed else _contents(name)
         yield out / name / HOME, markdown_page(contents, HOME, titles[0], shelf)
         for one in in_english:
