@@ -1,8 +1,7 @@
 # %% [markdown] lang="fr"
 # # TP 02 — Empreinte mémoire
 #
-# « Est-ce que ça tient ? » Vous y répondez ici **avant** de lancer quoi que ce soit, puis vous mesurez et vous
-# comparez.
+# « Est-ce que ça tient ? » Vous y répondez ici **avant** de lancer quoi que ce soit, puis vous mesurez et comparez.
 #
 # À la fin, vous saurez :
 #
@@ -11,7 +10,7 @@
 # - compter les activations d’une couche, à la main puis par une trace, et expliquer la différence ;
 # - trouver le plus grand batch qui tienne sur un GPU donné ;
 # - montrer pourquoi le *Data Parallelism* ne sauve pas un modèle trop gros ;
-# - échanger du temps contre de la mémoire : points de contrôle d’activation, déchargement (*offload*).
+# - échanger du temps contre de la mémoire : points de contrôle d’activation, déchargement (*offload*), ou les deux.
 #
 # Comptez deux heures. Ψ désigne le nombre de paramètres ; `s` le nombre de tokens, `b` la taille du micro-batch, `h` la
 # largeur du modèle, `a` le nombre de têtes d’attention. 1 Gio = 2³⁰ octets.
@@ -23,12 +22,13 @@
 #
 # By the end you can:
 #
-# - tell how many bytes a parameter costs, and where the 12, 16, 18, 20 or 24 bytes come from that everybody quotes;
-# - measure what fills the memory of a real training, category by category, and at which moment;
+# - tell how many bytes a parameter costs, and where the figures that everybody quotes come from: 12, 16, 18, 20 or 24
+#   bytes;
+# - measure what fills the memory of a training;
 # - count the activations of a layer, by hand, then by a trace, and explain the difference;
 # - find the largest batch that fits on a given GPU;
 # - show why data parallelism does not save a model that is too big;
-# - trade time for memory: activation checkpointing, offloading, and both together under a budget of bytes.
+# - trade time for memory: activation checkpointing, offloading, or both together.
 #
 # Allow two hours. Ψ is the number of parameters; `s` the number of tokens, `b` the size of the micro-batch, `h` the
 # width of the model, `a` the number of attention heads. 1 GiB = 2³⁰ bytes.
@@ -99,12 +99,12 @@ lab = labs.start("02")
 # | `precision` | weight | gradient | master copy |
 # |--|--|--|--|
 # | `"fp32"` | fp32 | fp32 | — |
-# | `"autocast"` (`torch.autocast`) | fp32; cast on the fly for products | fp32 | — |
+# | `"autocast"` (`torch.autocast`) | fp32; cast on the fly for matrix products | fp32 | — |
 # | `"bf16"` (ZeRO's mixed precision) | bf16 | bf16 | fp32 |
 # | `"bf16_fp32_gradients"` (Megatron) | bf16 | fp32 | fp32 |
 #
-# (Left out of the exercise: **pure bf16**, 8 bytes, in which rounding loses small updates; and AdamW in **8 bit**,
-# whose two moments take one byte each.)
+# (Left out of the exercise: **pure bf16**, 8 bytes, in which rounding loses small updates; and **8-bit** AdamW, whose
+# two moments take one byte each.)
 #
 # ### Exercise 1 — bytes per parameter
 #
@@ -137,12 +137,12 @@ lab.check("bytes-per-parameter", bytes_per_parameter)
 # lab.hint("bytes-per-parameter")
 
 # %% [markdown] lang="fr"
-# **Votre prédiction.** CoAtNet-7 en précision mixte (`"bf16"`) avec AdamW : combien d’octets d’états ? La cellule
-# compare à ce que le paquet calcule, tenseur par tenseur.
+# **Votre prédiction.** CoAtNet-7 en précision mixte (`"bf16"`) avec AdamW : combien d’octets d’états ? La cellule la
+# compare au calcul du paquet, tenseur par tenseur.
 
 # %% [markdown] lang="en"
-# **Your prediction.** CoAtNet-7 in mixed precision (`"bf16"`) with AdamW: how many bytes of states? The cell lays it
-# over what the package computes, tensor by tensor.
+# **Your prediction.** CoAtNet-7 in mixed precision (`"bf16"`) with AdamW: how many bytes of states? The cell compares
+# it with what the package computes, tensor by tensor.
 
 # %% name="predict-coatnet-7-states" stub="value"
 lab.predict(
@@ -164,10 +164,10 @@ lab.reveal("coatnet-7-states", predict_states(mixed, model_shapes(mixed), rank=0
 #
 # On lit partout des règles, de 12 à 24 octets par paramètre : elles ne comptent pas les mêmes choses. Les 12 octets de
 # l’optimiseur et les 16 de la précision mixte viennent de ZeRO, les 18 de Megatron-LM, les 20 d’Amazon SageMaker et de
-# ZeRO-Infinity ; les 24, d’un tableau qui circule dans les cours. (Les références sont dans `rule.sources`.)
+# ZeRO-Infinity ; les 24, d’un tableau qui circule dans les cours. (Références : `rule.sources`.)
 
 # %% [markdown] lang="en"
-# The gap is the statistics of the batch norms, which are not parameters.
+# The gap comes from the statistics of the batch norms, which are not parameters.
 #
 # Rules are quoted everywhere, from 12 to 24 bytes per parameter: they do not count the same things. The 12 bytes of the
 # optimizer and the 16 of mixed precision come from ZeRO, the 18 from Megatron-LM, the 20 from Amazon SageMaker and
@@ -182,8 +182,8 @@ for rule in rules_of_thumb.RULES.values():
     print(f"{rule.name:>12} = {counted}\n{'':>15}{rule.about()}")
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Lesquelles retrouvez-vous avec votre fonction ? Celle des 24 octets ajoute aux états 8 octets «
-# d’activations et de temporaires » *par paramètre* : nous verrons dans quel cas elle tombe juste.
+# **Expliquez.** Lesquelles retrouvez-vous avec votre fonction ? Celle des 24 octets ajoute aux états 8 octets
+# « d’activations et de temporaires » *par paramètre* : nous verrons quand elle tombe juste.
 #
 # <details><summary>Réponse</summary>
 #
@@ -194,7 +194,7 @@ for rule in rules_of_thumb.RULES.values():
 
 # %% [markdown] lang="en"
 # **Explain.** Which of them does your function reproduce? That of 24 bytes adds 8 bytes of "activations and
-# temporaries" *per parameter* to the states: we will see in which case it comes out right.
+# temporaries" *per parameter* to the states: we will see when it comes out right.
 #
 # <details><summary>Answer</summary>
 #
@@ -223,12 +223,12 @@ asked(lambda: {name: f"{bytes_per_parameter(name, 'adamw'):.0f} GB" for name in 
 # ### fp16 et la mise à l’échelle de la perte
 #
 # fp16 n’a que 5 bits d’exposant : sous 6 · 10⁻⁸, un gradient devient nul, au-dessus de 65 504, infini. On multiplie
-# donc la perte par une **échelle**, et l’on en divise les gradients ; s’ils débordent, on saute le pas et l’on divise
-# l’échelle par deux, comme `torch.amp.GradScaler`.
+# donc la perte par une **échelle**, puis on divise les gradients par elle ; s’ils débordent, on saute le pas et l’on
+# divise l’échelle par deux, comme `torch.amp.GradScaler`.
 #
 # **Votre prédiction.** `largest` est le plus grand gradient d’un pas, sans échelle. En partant de 2³⁰, à quelle échelle
-# l’entraînement commencera-t-il ? La cellule donne aussi les pas sautés, puis la part des gradients nuls, à l’échelle
-# 2⁻¹⁴ et à l’échelle 1.
+# l’entraînement commencera-t-il ? La cellule d’entraînement donne aussi les pas sautés, puis la part des gradients nuls
+# aux échelles 2⁻¹⁴ et 1.
 
 # %% [markdown] lang="en"
 # Nothing is halved: the master copy and the moments stay in fp32. Activations alone shrink.
@@ -236,12 +236,12 @@ asked(lambda: {name: f"{bytes_per_parameter(name, 'adamw'):.0f} GB" for name in 
 # ### fp16 and loss scaling
 #
 # fp16 has 5 bits of exponent only: below 6 · 10⁻⁸ a gradient becomes zero, above 65,504 infinite. So the loss is
-# multiplied by a **scale**, and the gradients are divided by it; if they overflow, the step is skipped and the scale
-# halved, as `torch.amp.GradScaler` does.
+# multiplied by a **scale**, then the gradients are divided by it; if they overflow, the step is skipped and the scale
+# is halved, as `torch.amp.GradScaler` does.
 #
 # **Your prediction.** `largest` is the largest gradient of one step, without a scale. Beginning at 2³⁰, at which scale
-# will the training start? The cell also gives the steps skipped, then the share of gradients that are zero, at a scale
-# of 2⁻¹⁴ and of 1.
+# will the training start? The training cell also gives the steps skipped, then the share of gradients that are zero at
+# the scales 2⁻¹⁴ and 1.
 
 # %% name="half-precision"
 torch.manual_seed(0)
@@ -311,7 +311,7 @@ vit
 # tensors*), qui ont une forme mais pas de mémoire ([trace.py](../../dlojz/prediction/trace.py)).
 
 # %% [markdown] lang="en"
-# The predictions in the table come from no run: the model is followed on **fake tensors**, which have a shape and no
+# The predictions in the table come from no run: the model is followed on **fake tensors**, which have a shape but no
 # memory ([trace.py](../../dlojz/prediction/trace.py)).
 
 # %% name="compare-small" tags=["nbval-ignore-output"]
@@ -327,7 +327,7 @@ dlojz.compare([coatnet, vit])
 # ### Exercise 2 — the peak
 #
 # The probe gives the memory along the step: `samples` is a list of moments, each a dictionary `{category: bytes}`.
-# Return the **peak**: the largest number of bytes held at one and the same moment.
+# Return the **peak**: the largest number of bytes held at one moment.
 
 
 # %% name="peak"
@@ -359,7 +359,7 @@ figures.peak_and_maxima(samples)
 
 # %% [markdown] lang="fr"
 # Le pic est **inférieur** à la somme des maximums : au début de la passe arrière, toutes les activations sont là, mais
-# presque aucun gradient. Avec un micro-batch de 64 et non plus de 16, que deviennent activations et états ?
+# presque aucun gradient. Avec un micro-batch de 64 au lieu de 16, que deviennent activations et états ?
 
 # %% [markdown] lang="en"
 # The peak is **less** than the sum of the maxima: at the beginning of the backward pass all activations are there, but
@@ -449,8 +449,8 @@ class Layer(nn.Module):
 # %% [markdown] lang="en"
 # ### Exercise 3 — the bytes it keeps
 #
-# All is in bf16 (2 bytes), but for the masks (1 byte). Return the bytes that `Layer` keeps with `fused=False`. Follow
-# `forward` line by line, and count in units of `s·b·h` and of `a·s²·b`, the size of the scores.
+# Everything is in bf16 (2 bytes), except the masks (1 byte). Return the bytes that `Layer` keeps with `fused=False`.
+# Follow `forward` line by line, and count in units of `s·b·h` and of `a·s²·b`, the size of the scores.
 
 
 # %% name="block-activations"
@@ -494,7 +494,7 @@ lab.predict(
 
 # %% [markdown] lang="en"
 # `trace(module, input)` runs both passes on fake tensors and notes what stays alive between them; `on_gpu=True` applies
-# what a GPU does otherwise (masks of one byte, statistics in fp32).
+# what a GPU does differently (masks of one byte, statistics in fp32).
 
 # %% name="reveal-layer"
 with torch.device("meta"):
@@ -532,9 +532,9 @@ asked(
 # succès de l’attention fusionnée (*FlashAttention*).
 
 # %% [markdown] lang="en"
-# Each of the two layer norms keeps a mean and a deviation per token, in fp32: 2 × 2 × 4 = 16 bytes. Fused attention
-# also keeps, per query and head, the logarithm of the sum of the softmax: 12 heads × 4 = 48 bytes, enough to compute
-# all scores again.
+# Each of the two layer norms keeps a mean and a standard deviation per token, in fp32: 2 × 2 × 4 = 16 bytes. Fused
+# attention also keeps, per query and head, the logarithm of the sum of the softmax: 12 heads × 4 = 48 bytes, enough to
+# compute all scores again.
 #
 # The scores made up two thirds of the layer's memory, and grew like `s²`: one of the reasons why fused attention
 # (FlashAttention) has prevailed.
@@ -547,24 +547,24 @@ figures.layer_parts(Shape(sequence_length=s, micro_batch=b, hidden=h, heads=a), 
 # %% [markdown] lang="fr"
 # ## 4. Le plus grand batch
 #
-# La mémoire est (presque) une **droite** en fonction du batch. Prenez deux points assez grands, 8 et 16 par exemple :
+# En fonction du batch, la mémoire suit (presque) une **droite**. Prenez deux points assez grands, 8 et 16 par exemple :
 # pour un très petit batch, le pic survient dans la mise à jour de l’optimiseur.
 #
 # ### Exercice 4 — le plus grand batch qui tienne
 #
-# `taken_bytes(batch)` donne les octets occupés pour un batch donné ; chaque appel coûte une trace, ne la demandez pas
-# plus de six fois. Renvoyez le plus grand batch dont la mémoire ne dépasse pas `limit_bytes`, et 0 si aucun ne tient.
+# `taken_bytes(batch)` donne les octets occupés pour un batch donné ; chaque appel coûte une trace : six appels au plus.
+# Renvoyez le plus grand batch dont la mémoire ne dépasse pas `limit_bytes`, et 0 si aucun ne tient.
 
 # %% [markdown] lang="en"
 # ## 4. The largest batch
 #
-# Memory is (nearly) a **line** as a function of the batch. Take two points that are large enough, 8 and 16 for
-# instance: for a very small batch the peak is in the optimizer's update.
+# As a function of the batch, memory is (nearly) a straight **line**. Take two points that are large enough, 8 and 16
+# for instance: for a very small batch the peak is in the optimizer's update.
 #
 # ### Exercise 4 — the largest batch that fits
 #
-# `taken_bytes(batch)` gives the bytes taken with a given batch; each call costs a trace, do not ask for it more than
-# six times. Return the largest batch whose memory does not exceed `limit_bytes`, and 0 if none fits.
+# `taken_bytes(batch)` gives the bytes taken with a given batch; each call costs a trace, so make at most six calls.
+# Return the largest batch whose memory does not exceed `limit_bytes`, and 0 if none fits.
 
 
 # %% name="largest-batch"
@@ -582,11 +582,11 @@ lab.check("largest-batch", largest_batch)
 # lab.hint("largest-batch")
 
 # %% [markdown] lang="fr"
-# **Votre prédiction.** Avec quel micro-batch maximal CoAtNet-0 (images de 224 × 224, fp32) tient-il sur un V100 de 32
-# Go ? `taken` interroge la prévision : pic, contexte CUDA et NCCL.
+# **Votre prédiction.** Quel est le plus grand micro-batch de CoAtNet-0 (images de 224 × 224, fp32) sur un V100 de
+# 32 Go ? `taken` interroge la prévision : pic, contexte CUDA et NCCL.
 
 # %% [markdown] lang="en"
-# **Your prediction.** Which is the largest micro-batch of CoAtNet-0, images of 224², fp32, on a V100 with 32 GB?
+# **Your prediction.** What is the largest micro-batch of CoAtNet-0 (images of 224 × 224, fp32) on a V100 with 32 GB?
 # `taken` asks the forecast: peak, CUDA context and NCCL.
 
 # %% name="predict-v100-batch" stub="value"
@@ -613,11 +613,12 @@ lab.reveal("v100-batch", fit.micro_batch)
 f"{format_bytes(fit.taken_bytes)} / {format_bytes(fit.limit_bytes)}"
 
 # %% [markdown] lang="fr"
-# Le paquet vérifie en plus autour de la limite : l’allocateur de CUDA réserve par segments, et la droite a de petites
+# Le paquet vérifie aussi les batches voisins : l’allocateur de CUDA réserve par segments, et la droite a de petites
 # marches.
 
 # %% [markdown] lang="en"
-# The package also checks around the limit: CUDA's allocator reserves in segments, and the line has small steps.
+# The package also checks the batches near that limit: CUDA's allocator reserves in segments, so the line has small
+# steps.
 
 # %% name="batch-figure"
 lines = {
@@ -632,7 +633,7 @@ figures.memory_by_batch(lines, batches=(1, 8, 64), on=gpu, others=[hardware.devi
 # ## 5. La limite du *Data Parallelism*
 #
 # CoAtNet-7, images de 512², bloc par bloc : ses états (16 octets par paramètre), puis les activations d’**une seule**
-# image. Les premiers blocs voient de grandes cartes, les derniers ont de grands poids.
+# image. Les premiers blocs voient de grandes *feature maps*, les derniers ont de grands poids.
 
 # %% [markdown] lang="en"
 # Both lines start from the same point: as announced, mixed precision saves activations, not states.
@@ -640,7 +641,7 @@ figures.memory_by_batch(lines, batches=(1, 8, 64), on=gpu, others=[hardware.devi
 # ## 5. The limit of data parallelism
 #
 # CoAtNet-7, images of 512², block by block: its states (16 bytes per parameter), then the activations of **one single**
-# image. The first blocks see large maps, the last ones have large weights.
+# image. The first blocks see large feature maps, the last ones have large weights.
 
 # %% name="along-figure"
 coatnet_7 = dlojz.RunConfig.of(model="coatnet_7", data="synthetic", image_size=512, micro_batch=1)
@@ -650,7 +651,7 @@ figures.along_the_model(coatnet_7, device="h100")
 # ### Exercice 5 — ce qu’occupe une réplique
 #
 # *Data Parallelism*, fp32 et AdamW, sur `dp` GPU, pour un batch global de `global_batch` images (`dp` le divise).
-# Majorez ce qu’occupe chaque GPU par la somme de trois termes :
+# Renvoyez un majorant des octets qu’occupe chaque GPU, la somme de trois termes :
 #
 # - les états ;
 # - à partir de `dp` = 2, les *buckets* de DDP : une seconde copie des gradients, en fp32 (TP 03) ;
@@ -659,8 +660,8 @@ figures.along_the_model(coatnet_7, device="h100")
 # %% [markdown] lang="en"
 # ### Exercise 5 — what a replica takes
 #
-# Data parallelism, fp32 and AdamW, on `dp` GPUs, for a global batch of `global_batch` images (`dp` divides it). Bound
-# what each GPU takes by the sum of three terms:
+# Data parallelism, fp32 and AdamW, on `dp` GPUs, for a global batch of `global_batch` images (`dp` divides it). Return
+# an upper bound of the bytes that each GPU takes, the sum of three terms:
 #
 # - the states;
 # - from `dp` = 2 on, DDP's buckets: a second copy of the gradients, in fp32 (lab 03);
@@ -706,17 +707,17 @@ figures.limit_of_data_parallelism(replica_bytes, parameters, sample_bytes, 64, d
 
 # %% [markdown] lang="fr"
 # De 1 à 64 GPU, la partie basse ne diminue pas ; les *buckets* l’augmentent même. **Seules les activations sont
-# réparties.** Aucun nombre de V100 n’entraînera ce modèle ainsi.
+# réparties.** Ajouter des V100 n’y changera rien.
 #
-# **Expliquez.** Pour chaque GPU : une réplique tient-elle avec 64, puis 1 024 GPU ? La cellule répond, puis donne le
-# pic en octets par paramètre, et ce qui le compose.
+# **Expliquez.** Pour chaque type de GPU : une réplique tient-elle avec 64, puis 1 024 GPU ? La cellule répond, puis
+# donne le pic en octets par paramètre, et sa composition.
 
 # %% [markdown] lang="en"
-# From 1 to 64 GPUs the lower part does not shrink; the buckets even make it grow. **Activations alone are divided.** No
-# number of V100s will ever train this model in this way.
+# From 1 to 64 GPUs the lower part does not shrink; the buckets even make it grow. **Activations alone are divided.**
+# Adding V100s will not help.
 #
-# **Explain.** For each GPU: does a replica fit with 64, then with 1,024 GPUs? The cell answers, then gives the peak in
-# bytes per parameter, and what it is made of.
+# **Explain.** For each type of GPU: does a replica fit with 64, then with 1,024 GPUs? The cell answers, then gives the
+# peak in bytes per parameter, and what it is made of.
 
 # %% name="limit-answers"
 many = dlojz.RunConfig.of(**{**coatnet_7.to_dict(), "layout": coatnet_7.layout, "dp": 1024})
@@ -734,28 +735,29 @@ print({name: round(held / parameters, 1) for name, held in replica.memory.at_pea
 # (`foreach`). (`workspace` réunit ces deux parts ; `buffers` désigne les statistiques des *BatchNorm*.) Dès que les
 # activations dominent, la règle n’a plus de sens.
 #
-# Répartir les états eux-mêmes, c’est *ZeRO*, au TP 04. Restent, sur un GPU, deux façons d’échanger du temps contre de
-# la mémoire.
+# Répartir les états eux-mêmes, c’est ZeRO, au TP 04. Restent, sur un GPU, deux façons d’échanger du temps contre de la
+# mémoire.
 #
 # ## 6. Recalculer : les points de contrôle d’activation
 #
-# On ne garde que l’**entrée** d’un morceau du modèle ; la passe arrière en refait la passe avant juste avant de s’en
-# servir. `checkpoint(f, x, use_reentrant=False)` renvoie `f(x)` et s’occupe du reste, y compris de tirer une seconde
+# On ne garde que l’**entrée** d’un morceau du modèle ; la passe arrière en refait la passe avant juste avant d’en avoir
+# besoin. `checkpoint(f, x, use_reentrant=False)` renvoie `f(x)` et s’occupe du reste, y compris de tirer une seconde
 # fois le même masque de *dropout*.
 
 # %% [markdown] lang="en"
-# Here are the **24 bytes** per parameter again: with one image the peak is in the optimizer's update. To the 16 bytes
-# of states come 4 of buckets and 4 of temporaries, as AdamW updates all weights together (`foreach`). (`workspace` is
-# both together; `buffers` are the statistics of BatchNorm.) Once activations dominate, the rule no longer means
-# anything.
+# Here are the **24 bytes** per parameter again: with one image the peak is in the optimizer's update. On top of the 16
+# bytes of states come 4 of buckets and 4 of temporaries, as AdamW updates all weights together (`foreach`).
+# (`workspace` is both together; `buffers` are the statistics of BatchNorm.) Once activations dominate, the rule no
+# longer means anything.
 #
-# Partitioning the states themselves is ZeRO, in lab 04. There remain, on one GPU, two ways to trade time for memory.
+# Partitioning the states themselves is what ZeRO does, in lab 04. There remain, on one GPU, two ways to trade time for
+# memory.
 #
 # ## 6. Computing again: activation checkpointing
 #
 # Of a piece of the model only the **input** is kept; the backward pass runs its forward pass again just before it needs
-# it. `checkpoint(f, x, use_reentrant=False)` returns `f(x)` and sees to the rest, drawing the same dropout mask
-# included.
+# it. `checkpoint(f, x, use_reentrant=False)` returns `f(x)` and sees to the rest, and even draws the same dropout mask
+# a second time.
 
 # %% name="checkpoint-demo"
 mlp = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
@@ -792,12 +794,13 @@ lab.check("checkpoint", checkpointed)
 
 # %% [markdown] lang="fr"
 # Des segments courts gardent beaucoup d’entrées ; longs, ils reconstituent beaucoup d’activations d’un coup. Pour `n`
-# blocs semblables, le pic varie comme `n / k + k` : il est le plus bas pour `k = √n` (Chen et al., 2016). Votre
-# fonction, tracée sur 36 blocs :
+# blocs semblables, par segments de `k`, le pic varie comme `n / k + k` : il est le plus bas pour `k = √n` (Chen et al.,
+# 2016). Votre fonction, tracée sur 36 blocs :
 
 # %% [markdown] lang="en"
-# Short segments keep many inputs; long ones restore many activations at once. For `n` blocks alike, the peak goes like
-# `n / k + k`: it is lowest for `k = √n` (Chen et al., 2016). Your function, traced on 36 blocks:
+# Short segments keep many inputs; long ones restore many activations at once. For `n` similar blocks, in segments of
+# `k`, the peak varies as `n / k + k`: it is lowest for `k = √n` (Chen et al., 2016). Your function, traced on 36
+# blocks:
 
 # %% name="segments-figure"
 with torch.device("meta"):
@@ -810,8 +813,8 @@ figures.segments(checkpointed, many_blocks, tokens, lengths=(1, 2, 3, 4, 6, 9, 1
 # combien les opérations d’un pas sont-elles multipliées ?
 
 # %% [markdown] lang="en"
-# **Your prediction.** The backward pass costs twice the forward pass. If the whole forward pass is run again, how many
-# times the operations of a step is that?
+# **Your prediction.** The backward pass costs twice the forward pass. If the whole forward pass is run again, by how
+# much are the operations of a step multiplied?
 
 # %% name="predict-recomputed" stub="value"
 lab.predict(
@@ -862,14 +865,14 @@ for run in (vit_64, selective, every_second, full):
 # mesurés **en alternance**, et l’on prend la médiane des rapports.
 #
 # **Votre prédiction.** Par combien la durée d’un pas est-elle multipliée ? Et combien de fois plus de tokens par
-# seconde lit-on avec un batch de 8 et non de 2 ?
+# seconde traite-t-on avec un batch de 8 plutôt que de 2 ?
 
 # %% [markdown] lang="en"
 # And in seconds? Your `checkpointed`, on four layers, one segment per layer: steps with and without recomputation are
 # measured **in turns**, and the median of the ratios is taken.
 #
-# **Your prediction.** By how much is the time of a step multiplied? And how many times more tokens per second does one
-# read with a batch of 8 instead of 2?
+# **Your prediction.** By how much is the time of a step multiplied? And how many times as many tokens per second are
+# processed with a batch of 8 instead of 2?
 
 # %% name="predict-recomputed-time" stub="value"
 lab.predict(
@@ -908,7 +911,7 @@ lab.reveal("recomputed-time", median(again / kept for kept, again, _ in turns))
 lab.reveal("batch-rate", median(4 * small / kept for kept, _, small in turns))
 
 # %% [markdown] lang="fr"
-# Un processeur traite les exemples l’un après l’autre : un grand batch n’y économise que des frais fixes. Un petit
+# Un processeur traite les exemples l’un après l’autre : un grand batch n’y économise que des coûts fixes. Un petit
 # batch laisse un GPU presque vide : plus de mémoire, c’est plus de débit.
 #
 # **Répartir les points de contrôle.** Avec le *Tensor Parallelism* (TP 06), chaque rang garde les mêmes entrées de
@@ -941,7 +944,7 @@ print(format_bytes(checkpoints_bytes), format_bytes(checkpoints_bytes / 8))
 # ### Exercice 7 — le déchargement
 #
 # Renvoyez le couple `(pack, unpack)` qui décharge tout ce qu’autograd garde, **sauf les paramètres** du modèle.
-# Attention : autograd peut présenter un poids sous la forme d’une vue. Deux tenseurs partagent leur mémoire quand leur
+# Attention : autograd peut présenter un poids comme une vue. Deux tenseurs partagent leur mémoire quand leur
 # `untyped_storage().data_ptr()` est le même.
 
 # %% [markdown] lang="en"
@@ -957,7 +960,7 @@ print(format_bytes(checkpoints_bytes), format_bytes(checkpoints_bytes / 8))
 # ### Exercise 7 — offloading
 #
 # Return the pair `(pack, unpack)` that offloads all that autograd keeps, **except the parameters** of the model. Mind
-# that autograd may hand over a weight as a view. Two tensors see the same memory when their
+# that autograd may hand over a weight as a view. Two tensors share their memory when their
 # `untyped_storage().data_ptr()` is the same.
 
 
@@ -983,7 +986,7 @@ lab.check("offload", offload_hooks)
 
 # %% [markdown] lang="fr"
 # Le paquet fait de même avec `offload="activations"`. Combien de secondes vos hooks ajoutent-ils à un pas de nos quatre
-# couches ? Chaque octet est copié deux fois, à l’aller et au retour, à la vitesse que mesure la cellule.
+# couches ? Chaque octet est copié deux fois, aller et retour, à la vitesse que mesure la cellule.
 
 # %% [markdown] lang="en"
 # The package does the same with `offload="activations"`. How many seconds do your hooks add to a step of our four
@@ -1029,12 +1032,12 @@ offloaded = dlojz.run(vit_64.config, offload="activations")
 offloaded
 
 # %% [markdown] lang="fr"
-# L’écart : chaque copie demande aussi une mémoire neuve.
+# L’écart : chaque copie demande aussi une mémoire neuve, et la vitesse mesurée varie.
 #
 # Vos hooks déchargent-ils autant que ceux du paquet ? Sur un AlexNet :
 
 # %% [markdown] lang="en"
-# The gap: each copy also asks for new memory.
+# The gap: each copy also asks for new memory, and the measured speed varies.
 #
 # Do your hooks offload as much as those of the package? For an AlexNet:
 
@@ -1062,14 +1065,14 @@ asked(moved_ratio)
 # donc copié deux fois, comme par `torch.autograd.graph.save_on_cpu`. Le paquet ne déplace qu’une fois chaque zone de
 # mémoire ([dlojz/by_hand/activation_offload.py](../../dlojz/by_hand/activation_offload.py)).
 #
-# Ce que chacun des cinq gagne en mémoire, et ce qu’il coûte :
+# Ce que chacun des cinq entraînements gagne en mémoire, et ce qu’il coûte :
 
 # %% [markdown] lang="en"
-# Yours move more: the result of a ReLU is kept by itself **and** by the max-pooling that follows, so it is copied
+# Yours move more: the result of a ReLU is kept by the ReLU **and** by the max-pooling that follows, so it is copied
 # twice, as by `torch.autograd.graph.save_on_cpu`. The package moves each piece of memory once
 # ([dlojz/by_hand/activation_offload.py](../../dlojz/by_hand/activation_offload.py)).
 #
-# The five trainings: what each gains in memory, and what it costs.
+# What each of the five trainings gains in memory, and what it costs:
 
 # %% name="exchange-figure" tags=["nbval-ignore-output"]
 runs = {"none": vit_64, "selective": selective, "every_second": every_second, "full": full}
@@ -1087,7 +1090,8 @@ figures.operations_for_memory({**runs, 'offload="activations"': offloaded})
 #
 # `moved_bytes` bytes leave during the forward pass, which takes `forward_s` seconds, and come back during the backward
 # pass, which takes twice as long. The link carries `link_bytes_per_s` bytes per second while the GPU computes. Return
-# the seconds that offloading **adds** to the step: in each pass, what is longer than the computation.
+# the seconds that offloading **adds** to the step: in each pass, the time by which the transport exceeds the
+# computation.
 
 
 # %% name="exposed-seconds"
@@ -1140,7 +1144,7 @@ asked(lambda: {name: round(1e3 * exposed_seconds(sample_bytes, link, forward_s))
 # secondes, ou None. `plans` les énumère tous.
 
 # %% [markdown] lang="en"
-# Over PCIe, computing again is much faster; over NVLink-C2C, offloading costs nothing any more.
+# Over PCIe, computing again is much faster; over NVLink-C2C, offloading no longer costs anything.
 #
 # ## 8. Under a budget, block by block
 #
@@ -1153,8 +1157,8 @@ asked(lambda: {name: round(1e3 * exposed_seconds(sample_bytes, link, forward_s))
 # ### Exercise 9 — keep, recompute or offload
 #
 # `blocks` is the list of the blocks, from first to last. Each has three dictionaries, by choice: `held_bytes`, what it
-# holds until its backward; `backward_bytes`, what is needed during that **on top of** what the blocks before it hold;
-# `seconds`, what the choice adds to the step.
+# holds until its backward pass; `backward_bytes`, what is needed during that pass **on top of** what the blocks before
+# it hold; `seconds`, what the choice adds to the step.
 #
 # Of the plans (one choice per block) whose peak fits into `budget_bytes`, return the one that adds the fewest seconds,
 # or None. `plans` goes through all of them.
@@ -1186,12 +1190,13 @@ lab.check("activation-plan", choose)
 # lab.hint("activation-plan")
 
 # %% [markdown] lang="fr"
-# En vrai : `coatnet_tiny`, micro-batch de 32, 40 Mio. Le paquet en fait un **programme linéaire en nombres entiers**
-# ([activation_budget.py](../../dlojz/planner/activation_budget.py)). Votre plan, le sien, et le pic prévu pour chacun :
+# En vrai : `coatnet_tiny`, micro-batch de 32, budget de 40 Mio. Le paquet en fait un **programme linéaire en nombres
+# entiers** ([activation_budget.py](../../dlojz/planner/activation_budget.py)). Votre plan, le sien, et le pic prédit
+# pour chacun :
 
 # %% [markdown] lang="en"
-# For real: `coatnet_tiny`, micro-batch of 32, 40 MiB. The package makes it an **integer linear programme**
-# ([activation_budget.py](../../dlojz/planner/activation_budget.py)). Your plan, the package's, and the peak forecast
+# For real: `coatnet_tiny`, micro-batch of 32, budget of 40 MiB. The package makes it an **integer linear programme**
+# ([activation_budget.py](../../dlojz/planner/activation_budget.py)). Your plan, the package's, and the peak predicted
 # for each:
 
 # %% name="plans"
@@ -1241,23 +1246,23 @@ still_calculator(**chosen)
 # ## Défi : le moins d’opérations
 #
 # Facultatif. Vingt-quatre couches, une limite en Mio. Une couche garde `kept_mib` pour sa passe arrière ; recalculée,
-# elle ne garde que `input_mib`, mais refait `gflop` opérations. Pendant sa passe arrière, une couche a toutes ses
+# elle ne garde que `input_mib`, mais refait `gflop` GFLOP. Pendant sa passe arrière, une couche a toutes ses
 # activations (`kept_mib`), en plus de ce que gardent les couches **précédentes** : ce total ne doit jamais dépasser
-# `limit_mib`. Renvoyez les numéros des couches à recalculer. Le score compare leurs opérations au minimum possible, sur
-# trois modèles. **Objectif : 100 %.**
+# `limit_mib`. Renvoyez les numéros (à partir de 0) des couches à recalculer. Le score compare leurs opérations au
+# minimum possible, sur trois modèles. **Objectif : 100 %.**
 
 # %% [markdown] lang="en"
 # Three numbers not to be confused: the **peak** of what is allocated (`torch.cuda.max_memory_allocated()`); what the
-# GPU **needs** at least, with the CUDA context and NCCL: it alone decides whether a model fits; and what
+# GPU **needs** at least, with the CUDA context and NCCL: this alone decides whether a model fits; and what
 # **`nvidia-smi`** shows, where the allocator also caches what it has reserved (`torch.cuda.max_memory_reserved()`).
 #
 # ## Challenge: the fewest operations
 #
 # Optional. Here are 24 layers and a limit in MiB. A layer keeps `kept_mib` for its backward pass; checkpointed, it
-# keeps `input_mib` only, but does `gflop` operations again. During its backward pass a layer has all its activations
+# keeps `input_mib` only, but does `gflop` GFLOP again. During its backward pass a layer has all its activations
 # (`kept_mib`), on top of what the layers **before** it keep: this total must never exceed `limit_mib`. Return the
-# numbers of the layers to checkpoint. The score compares their operations with the fewest possible, over three models.
-# **Target: 100%.**
+# numbers (from 0) of the layers to checkpoint. The score compares their operations with the fewest possible, over three
+# models. **Target: 100%.**
 
 
 # %% name="fewest-operations"
@@ -1286,9 +1291,9 @@ lab.check("fewest-operations", checkpointed_layers)
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
 #
-# Ajoutez au script deux options, `--bf16` et `--checkpointing`, et le pic de mémoire du GPU à la fin. Continuez dans
-# votre `train.py`, ou partez de la solution du TP précédent, qu’écrit `dlojz labs script 02 un_autre_dossier`, avec un
-# `# TODO` à chaque endroit à compléter.
+# Ajoutez au script deux options, `--bf16` et `--checkpointing`, et affichez le pic de mémoire du GPU à la fin.
+# Continuez dans votre `train.py`, ou partez de la solution du TP précédent, qu’écrit
+# `dlojz labs script 02 un_autre_dossier`, avec des `# TODO`.
 #
 # À regarder : `dlojz run my_training/train.py -- --checkpointing`, puis `dlojz compare` : mêmes pertes, moins
 # d’activations au pic.
@@ -1306,8 +1311,8 @@ lab.check("fewest-operations", checkpointed_layers)
 # %% [markdown] lang="en"
 # ## In your project: your own script
 #
-# Add two options to the script, `--bf16` and `--checkpointing`, and the peak memory of the GPU at the end. Go on in
-# your `train.py`, or begin with the solution of the lab before, which `dlojz labs script 02 another_folder` writes,
+# Add two options to the script, `--bf16` and `--checkpointing`, and print the peak memory of the GPU at the end. Go on
+# in your `train.py`, or begin with the solution of the lab before, which `dlojz labs script 02 another_folder` writes,
 # with a `# TODO` at each place to fill in.
 #
 # What to look for: `dlojz run my_training/train.py -- --checkpointing`, then `dlojz compare`: the same losses, fewer
@@ -1333,7 +1338,7 @@ labs.judge_script(lab, "my_training/train.py")
 # - Les **activations** : proportionnelles au batch, `sbh (34 + 5as/h)` par couche, `34 sbh` avec l’attention fusionnée.
 # - Le **pic** : le maximum des sommes, pas la somme des maximums.
 # - Le *Data Parallelism* ne répartit que les activations.
-# - Les points de contrôle coûtent au plus un tiers d’opérations en plus ; le déchargement, le transport non recouvert.
+# - Les points de contrôle ajoutent au plus un tiers d’opérations ; le déchargement, le transport non recouvert.
 
 # %% [markdown] lang="en"
 # ## Summary
@@ -1341,7 +1346,7 @@ labs.judge_script(lab, "my_training/train.py")
 # - **States**: 8 to 18 bytes per parameter, depending on precision and optimizer; independent of the batch.
 # - **Activations**: proportional to the batch, `sbh (34 + 5as/h)` per layer, `34 sbh` with fused attention.
 # - The **peak**: the largest of the sums, not the sum of the largest.
-# - Data parallelism divides activations alone.
+# - Data parallelism divides only the activations.
 # - Checkpointing costs at most a third more operations; offloading costs the transport that computation does not hide.
 
 # %%
