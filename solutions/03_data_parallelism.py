@@ -30,7 +30,7 @@
 # - write DDP by hand: broadcast of the weights, average of the gradients, buckets, overlap;
 # - accumulate gradients and split the data;
 # - predict and measure speed-up, efficiency and the share of the peak;
-# - enlarge the batch, and set PyTorch's DDP.
+# - enlarge the batch, and tune PyTorch's DDP.
 #
 # Allow two hours. Four ranks are enough, without GPUs.
 
@@ -132,7 +132,7 @@ print(rank, world_size)
 # collective qui remplace le tenseur de chacun par la somme de tous. Que contiendra celui du rang 3 ?
 
 # %% [markdown] lang="en"
-# On the ranks, `dist` is `torch.distributed`. In the notebook, `ranks["x"]` brings the list of their `x`.
+# On the ranks, `dist` is `torch.distributed`. In the notebook, `ranks["x"]` returns the list of their `x`.
 #
 # **Your prediction.** Each rank fills a tensor with `rank + 1`, then calls all-reduce, the collective communication
 # that replaces everybody's tensor by the sum of all. What will rank 3's tensor hold?
@@ -178,7 +178,7 @@ except RuntimeError as fault:
 # %% [markdown] lang="fr"
 # Nos rangs inscrivent chaque appel sur un tableau commun : la panne est nommée aussitôt. Sur un supercalculateur, les
 # autres attendraient sans un mot, jusqu’au délai de garde de PyTorch (10 minutes avec NCCL, 30 avec gloo), aux frais de
-# votre projet. De même si les rangs appellent deux communications collectives dans un autre ordre.
+# votre projet. De même si les rangs appellent deux communications collectives dans des ordres différents.
 #
 # ## 2. L’anneau
 #
@@ -186,22 +186,22 @@ except RuntimeError as fault:
 # cet engorgement : le tenseur est coupé en autant de **morceaux** que de rangs ; à chaque étape, chacun envoie un
 # morceau à son voisin de droite et en reçoit un de son voisin de gauche.
 #
-# Voici toutes les étapes : trois pour le *reduce-scatter*, trois pour l’*all-gather*. Suivez un morceau du regard :
-# quand sa somme est-elle complète ?
+# Voici toutes les étapes : trois pour le *reduce-scatter*, trois pour l’*all-gather*. Suivez un morceau : quand sa
+# somme est-elle complète ?
 
 # %% [markdown] lang="en"
 # Our ranks write each call on a common board: the fault is named at once. On a supercomputer the others would wait
 # without a word until PyTorch's timeout (10 minutes with NCCL, 30 with gloo), at your project's expense. The same
-# silence follows two collectives that the ranks do not call in the same order.
+# happens if the ranks call two collectives in different orders.
 #
 # ## 2. The ring
 #
 # If all sent their tensor to rank 0, it would receive, with 512 GPUs, 511 tensors per step. The **ring** avoids this
-# jam: the tensor is cut in as many **chunks** as there are ranks; in each step every rank sends one chunk to its right
-# neighbour, and receives one from its left.
+# jam: the tensor is cut into as many **chunks** as there are ranks; in each step every rank sends one chunk to its
+# right neighbour, and receives one from its left.
 #
-# Here are all the steps: three of the reduce-scatter, three of the all-gather. Follow one chunk with your eyes: when is
-# its sum complete?
+# Here are all the steps: three of the reduce-scatter, three of the all-gather. Follow one chunk: when is its sum
+# complete?
 
 # %%
 collective_figure("ring_all_reduce", size=4)
@@ -341,10 +341,10 @@ lab.check("ring-time", ring_seconds)
 # lab.hint("ring-time")
 
 # %% [markdown] lang="fr"
-# Mesurons. Chaque taille de message est chronométrée plusieurs fois ; le rang le plus lent compte.
+# Mesurons. Chaque taille de message est chronométrée plusieurs fois ; on retient le rang le plus lent.
 
 # %% [markdown] lang="en"
-# Let us measure. Each size of message is timed several times; the slowest rank counts.
+# Let us measure. Each size of message is timed several times; the slowest rank is the one that counts.
 
 # %% name="measure"
 # %%ranks
@@ -461,8 +461,8 @@ for algorithm in ("ring_all_reduce", "tree_all_reduce", "halving_doubling_all_re
 # passent en morceaux : il envoie presque aussi peu d’octets que l’anneau.) Le troisième a les octets de l’anneau et les
 # étapes de l’arbre, mais par des liens lointains, que d’autres empruntent : notre modèle l’ignore.
 #
-# **Votre prédiction.** Sur ce réseau, avec l’anneau et ce modèle, à partir de combien de GPU la latence prend-elle plus
-# de temps que les octets ?
+# **Votre prédiction.** Sur ce réseau, avec l’anneau, à partir de combien de GPU la latence prend-elle plus de temps que
+# les octets ?
 
 # %% [markdown] lang="en"
 # The ring sends as few bytes as possible, but each of its `2 (p − 1)` steps pays α. The tree takes only `2 log₂ p`
@@ -470,8 +470,7 @@ for algorithm in ("ring_all_reduce", "tree_all_reduce", "halving_doubling_all_re
 # messages pass in pieces: it sends nearly as few bytes as the ring.) The third has the ring's bytes and the tree's
 # steps, but over distant links that others use: our model overlooks that.
 #
-# **Your prediction.** On this network, with the ring and this model, from how many GPUs on does latency take more time
-# than the bytes?
+# **Your prediction.** On this network, with the ring, from how many GPUs on does latency take more time than the bytes?
 
 # %% name="predict-latency-ranks" stub="value"
 lab.predict(
@@ -487,8 +486,8 @@ ring_s = {size: collectives.cost_s("ring_all_reduce", gradient_bytes, size, **ne
 lab.reveal("latency-ranks", min(size for size in steps_s if steps_s[size] > ring_s[size] / 2))
 
 # %% [markdown] lang="fr"
-# Coupez les gradients en quatre messages, et ce seuil tombe au quart. Voilà pourquoi les très grands *all-reduce* sont
-# hiérarchiques : d’abord dans le nœud, puis entre les nœuds.
+# Coupez les gradients en quatre messages, et ce seuil tombe au quart. Voilà pourquoi, sur de très nombreux GPU,
+# l’*all-reduce* est hiérarchique : d’abord dans le nœud, puis entre les nœuds.
 #
 # ## 4. DDP à la main
 #
@@ -502,8 +501,8 @@ lab.reveal("latency-ranks", min(size for size in steps_s if steps_s[size] > ring
 # La première règle : chaque rang tire ses propres poids, puis reçoit ceux du rang 0.
 
 # %% [markdown] lang="en"
-# Cut the gradients in four messages, and this threshold falls to a quarter. That is why very large all-reduces are
-# hierarchical: first within the node, then between nodes.
+# Cut the gradients into four messages, and this threshold falls to a quarter. That is why an all-reduce over very many
+# GPUs is hierarchical: first within the node, then between nodes.
 #
 # ## 4. DDP by hand
 #
@@ -596,7 +595,8 @@ for average in (average_gradients, average_by_ring):
 # %% [markdown] lang="fr"
 # ## 5. Quatre fois plus vite ?
 #
-# L’**accélération** est le temps d’un processus sur celui de `p` ; l’**efficacité** est l’accélération divisée par `p`.
+# L’**accélération** est le temps d’un processus divisé par celui de `p` ; l’**efficacité** est l’accélération divisée
+# par `p`.
 #
 # - **Scalabilité forte** : même batch global, `p` fois moins d’images par processus.
 # - **Scalabilité faible** : chacun garde son batch, le batch global grandit avec `p`. L’efficacité est alors le temps
@@ -611,11 +611,11 @@ for average in (average_gradients, average_by_ring):
 # %% [markdown] lang="en"
 # ## 5. Four times as fast?
 #
-# The **speed-up** is the time of one process over that of `p`; the **efficiency** is the speed-up divided by `p`.
+# The **speed-up** is the time of one process divided by that of `p`; the **efficiency** is the speed-up divided by `p`.
 #
 # - **Strong scaling**: the global batch stays the same, each process reads `p` times fewer images.
 # - **Weak scaling**: each keeps its batch, the global batch grows with `p`. The efficiency is then the time of a step
-#   on one process over that of a step on `p`.
+#   on one process divided by that of a step on `p`.
 #
 # ### Exercise 5 — efficiency
 #
@@ -678,8 +678,8 @@ print(f"{1 / image_s:.0f} images/s, {sum(wide_bytes) / 1e6:.1f} MB, {cores=}")
 
 # %% [markdown] lang="en"
 # **Your prediction.** What will be the efficiency of four processes, each with its 256 images? Use `efficiencies` and
-# `calibration`. With fewer than four cores, the processes share them: an image then takes `4 / cores` times as long,
-# which divides the efficiency further.
+# `calibration`. With fewer than four cores, the processes share them: an image then takes `4 / cores` times as long as
+# on one process alone, which divides the efficiency by as much.
 
 # %% name="predict-weak-efficiency" stub="value" tags=["nbval-ignore-output"]
 ### BEGIN SOLUTION
@@ -715,14 +715,14 @@ lab.reveal("weak-efficiency", median(alone_s / together_s for alone_s, together_
 
 # %% [markdown] lang="fr"
 # Attendez-vous à un écart : mémoire, caches et fréquence du processeur sont partagés aussi. Sur deux cœurs partagés,
-# deux processus vont 1,1 à 1,7 fois plus vite, moins si la machine est occupée.
+# deux processus vont 1,1 à 1,7 fois plus vite, parfois pas plus qu’un seul si la machine est occupée.
 #
 # Deux processus maintenant : de nouveaux rangs, qui mesurent leurs propres α et β. **Votre prédiction.** Combien de
 # fois plus vite qu’un seul iront-ils sur un **même** batch de 256 images ?
 
 # %% [markdown] lang="en"
-# Expect a gap: processes also share the memory, its caches and the processor's clock. On two shared cores, two
-# processes are 1.1 to 1.7 times as fast, less if the machine is busy.
+# Expect a gap: processes also share the memory, the caches and the processor's clock. On two shared cores, two
+# processes are 1.1 to 1.7 times as fast as one, sometimes no faster if the machine is busy.
 #
 # Now two processes: fresh ranks take the place of the old, and measure their own α and β. **Your prediction.** How many
 # times faster than one will they be on the **same** batch of 256 images?
@@ -765,15 +765,17 @@ lab.reveal("speed-up", median(alone_s / together_s for alone_s, together_s in ra
 # Une efficacité de 100 % peut cacher des processus lents. La **MFU** (*Model FLOPs Utilization*, PaLM, 2022) compare
 # les opérations dont le modèle a besoin, par seconde, à la **puissance crête**. Renvoyez-la, entre 0 et 1, pour
 # `images_per_s` images par seconde, tous processus réunis ; `forward_flops` compte les opérations de la passe avant
-# d’une image. La passe arrière, deux gradients par produit, en demande le double.
+# d’une image, `peak_flops` est la crête d’**un** processus. La passe arrière, deux gradients par produit, en demande le
+# double.
 
 # %% [markdown] lang="en"
 # ### Exercise 6 — the share of the peak
 #
-# An efficiency of 100 % may hide slow processes. **MFU** (model FLOPs utilization, PaLM, 2022) compares the operations
+# An efficiency of 100% may hide slow processes. **MFU** (model FLOPs utilization, PaLM, 2022) compares the operations
 # that the model needs, per second, to the **peak** of the machine. Return it, between 0 and 1, for `images_per_s`
-# images read per second by all processes together; `forward_flops` counts the operations of one image's forward pass.
-# The backward pass computes two gradients, of weights and of inputs: count it double.
+# images read per second by all processes together; `forward_flops` counts the operations of one image's forward pass,
+# `peak_flops` is the peak of **one** process. The backward pass computes two gradients, of weights and of inputs: count
+# it double.
 
 
 # %% name="mfu"
@@ -819,7 +821,7 @@ for processes, measured_s in enumerate(zip(*ranks["strong_s"][0], strict=True), 
 # Table 1 of Megatron (Narayanan et al., 2021) gives the TFLOP/s of each A100 and the share of the peak; but it counts
 # the forward pass **recomputed** during the backward pass.
 #
-# **Your prediction.** What is the MFU of the largest model, published at 52 %?
+# **Your prediction.** What is the MFU of the largest model, published at 52%?
 
 # %% name="predict-megatron-mfu" stub="value"
 lab.predict(
@@ -845,7 +847,7 @@ lab.reveal("megatron-mfu", model_share)
 # ## 6. Cacher la communication
 #
 # Notre version attend la fin de la passe arrière, puis communique un paramètre après l’autre : autant de latences que
-# de paramètres, et un GPU inactif pendant ce temps. DDP (Li et al., 2020) corrige les deux.
+# de paramètres, et un GPU inactif. DDP (Li et al., 2020) corrige les deux.
 #
 # - **Les *buckets*.** Les gradients voyagent par groupes : moins de messages, donc moins de latence.
 # - **Le recouvrement.** La passe arrière commence par la fin du modèle : un *bucket* plein part aussitôt, et voyage
@@ -862,7 +864,7 @@ lab.reveal("megatron-mfu", model_share)
 # ## 6. Hiding the communication
 #
 # Our version waits for the end of the backward pass, then communicates one parameter after the other: as many latencies
-# as parameters, and a GPU that is idle meanwhile. DDP (Li et al., 2020) mends both.
+# as parameters, and a GPU that is idle meanwhile. DDP (Li et al., 2020) corrects both.
 #
 # - **Buckets.** Gradients travel in groups: fewer messages, so less latency.
 # - **Overlap.** The backward pass begins at the end of the model: a full bucket leaves at once, and travels while the
@@ -898,7 +900,7 @@ lab.check("buckets", fill_buckets)
 # %% [markdown] lang="fr"
 # Vos *buckets* de 1 Mio, pour le réseau aux couches larges ; un gradient ne se coupe pas.
 #
-# **Votre prédiction.** Combien d’*all-reduce* par pas, avec ces *buckets* ?
+# **Votre prédiction.** Combien d’*all-reduce* par pas ?
 
 # %% [markdown] lang="en"
 # Your buckets of 1 MiB, for the network of wide layers; a gradient is never cut.
@@ -1040,7 +1042,7 @@ compare(*train(shares, **prepared_by(lambda model: bucketed(model, 2**12))), alo
 # costs time.
 #
 # **Your prediction.** With `average_gradients` everything is exposed. How many seconds per step, on our two ranks, by
-# `two.alpha_s` and `two.beta_s_per_byte`? The cell then gives the time of a step, and what of it is exposed.
+# `two.alpha_s` and `two.beta_s_per_byte`? The cell then gives the time of a step, and how much of it is exposed.
 
 # %% name="predict-exposed" stub="value" tags=["nbval-ignore-output"]
 lab.predict(
@@ -1084,9 +1086,9 @@ lab.reveal("exposed", exposed_s["afterwards"])
 
 # %% [markdown] lang="fr"
 # L’écart avec votre prédiction est de l’**attente** : un *all-reduce* ne commence qu’à l’arrivée du plus lent. Un
-# *bucket* unique n’est complet qu’à la fin : plus rien ne le cache. Des *buckets* trop petits paient trop de latences.
-# Ici, communiquer prend des cœurs au calcul : le recouvrement gagne peu, parfois rien ; un GPU communique sans guère
-# ralentir ses calculs.
+# *bucket* unique n’est complet qu’à la fin : plus rien ne le recouvre. Des *buckets* trop petits paient trop de
+# latences. Ici, communiquer prend des cœurs au calcul : le recouvrement gagne peu, parfois rien ; un GPU communique
+# sans guère ralentir ses calculs.
 #
 # Notre version suppose que tous les gradients arrivent, dans le même ordre sur tous les rangs ;
 # [dlojz/by_hand/ddp.py](../../dlojz/by_hand/ddp.py), non. Voici sa chronologie : sous le calcul, les communications.
@@ -1098,8 +1100,8 @@ lab.reveal("exposed", exposed_s["afterwards"])
 # slowing its computation much.
 #
 # Our version supposes that all gradients come, in the same order on all ranks;
-# [dlojz/by_hand/ddp.py](../../dlojz/by_hand/ddp.py) does not. This is its timeline: below the computation of each rank,
-# its communication.
+# [dlojz/by_hand/ddp.py](../../dlojz/by_hand/ddp.py) does not. This is its timeline: the communication of each rank is
+# below its computation.
 
 # %% name="timeline" tags=["nbval-ignore-output"]
 config = dlojz.RunConfig.of(model="coatnet_tiny", dp=2, micro_batch=16, steps=10, engine="by_hand", bucket_mib=0.25)
@@ -1122,7 +1124,7 @@ timeline_figure(dlojz.run(config).record)
 # ## 7. Accumulating gradients
 #
 # A GPU does not always have room for the batch one wants. Then forward and backward passes run on micro-batches, whose
-# gradients add up in `parameter.grad`, before **one single** optimizer step, and one communication.
+# gradients add up in `parameter.grad`, before **one single** optimizer step.
 #
 # ### Exercise 9 — accumulation
 #
@@ -1244,8 +1246,8 @@ figures.shares(epoch_indices)
 # %% [markdown] lang="fr"
 # ### Le piège
 #
-# Et si l’échantillonneur oublie `rank` ? Les pertes descendent. Entraînons quatre rangs pendant 20 pas de 16 images,
-# une fois avec un échantillonneur fautif, une fois avec le vôtre.
+# Et si l’échantillonneur oublie `rank` ? Aucune erreur : les pertes descendent. Entraînons quatre rangs pendant 20 pas
+# de 16 images, avec un échantillonneur fautif, puis avec le vôtre.
 #
 # **Votre prédiction.** Combien d’images **différentes** l’entraînement fautif aura-t-il lues, tous rangs confondus ?
 
@@ -1405,7 +1407,7 @@ figures.large_batches_seen(curves)
 # | `gradient_as_bucket_view` | the same | gradients *are* views of the buckets: one copy less in memory |
 # | `no_sync()` | `micro_batches` | accumulation without needless communication |
 #
-# If nothing is set, a bucket has 25 MiB, **except the first: 1 MiB**, which so leaves earlier.
+# By default a bucket holds 25 MiB, **except the first: 1 MiB**, which therefore leaves earlier.
 #
 # **Your prediction.** How many bytes leave first, with our network of wide layers?
 
@@ -1490,9 +1492,9 @@ lab.check("few-messages", all_reduce_in_few_messages)
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
 #
-# Faites entraîner le script par plusieurs processus : DDP, un DistributedSampler, plusieurs micro-batches par pas.
-# Continuez dans votre `train.py`, ou partez de la solution du TP précédent, qu’écrit `dlojz labs script 03
-# un_autre_dossier`, avec un `# TODO` à chaque endroit à compléter.
+# Faites tourner le script sur plusieurs processus : DDP, un DistributedSampler, plusieurs micro-batches par pas.
+# Continuez dans votre `train.py`, ou partez de la solution du TP précédent, qu’écrit
+# `dlojz labs script 03 un_autre_dossier`, avec des `# TODO`.
 #
 # Sur votre machine, `torchrun --nproc-per-node 2 my_training/train.py` le lance sans dlojz. À regarder : à batch global
 # égal, les pertes sont celles d’un seul processus.
@@ -1513,7 +1515,7 @@ lab.check("few-messages", all_reduce_in_few_messages)
 # %% [markdown] lang="en"
 # ## In your project: your own script
 #
-# Let several processes train the script: DDP, a DistributedSampler, several micro-batches per step. Go on in your
+# Make the script train on several processes: DDP, a DistributedSampler, several micro-batches per step. Go on in your
 # `train.py`, or begin with the solution of the lab before, which `dlojz labs script 03 another_folder` writes, with a
 # `# TODO` at each place to fill in.
 #
@@ -1539,8 +1541,8 @@ labs.judge_script(lab, "my_training/train.py")
 # %% [markdown] lang="fr"
 # ## Bilan
 #
-# Vous avez écrit DDP, et vous savez ce qu’il coûte et ce qui s’en cache. Le TP 04 s’attaque à ce que DDP ne réduit pas
-# : la mémoire de chaque réplique.
+# Vous avez écrit DDP, et vous savez ce qu’il coûte et ce qui s’en cache. Le TP 04 s’attaque à ce que DDP ne réduit
+# pas : la mémoire de chaque réplique.
 
 # %% [markdown] lang="en"
 # ## Summary
