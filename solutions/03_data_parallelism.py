@@ -765,8 +765,8 @@ lab.reveal("speed-up", median(alone_s / together_s for alone_s, together_s in ra
 # Une efficacité de 100 % peut cacher des processus lents. La **MFU** (*Model FLOPs Utilization*, PaLM, 2022) compare
 # les opérations dont le modèle a besoin, par seconde, à la **puissance crête**. Renvoyez-la, entre 0 et 1, pour
 # `images_per_s` images par seconde, tous processus réunis ; `forward_flops` compte les opérations de la passe avant
-# d’une image, `peak_flops` est la crête d’**un** processus. La passe arrière, deux gradients par produit, en demande le
-# double.
+# d’une image, `peak_flops` est la crête d’**un** processus. La passe arrière, deux gradients par produit, demande le
+# double d’opérations.
 
 # %% [markdown] lang="en"
 # ### Exercise 6 — the share of the peak

@@ -4,8 +4,8 @@
 # En *Data Parallelism*, chaque réplique garde tout : les poids, les gradients, les états de l’optimiseur. Avec 64 GPU,
 # le même octet existe donc 64 fois. **ZeRO** (*Zero Redundancy Optimizer*, Rajbhandari et al., 2020) supprime ces
 # copies, en trois temps : chaque rang n’en garde qu’une part, et demande le reste aux autres. Le calcul ne change pas ;
-# la mémoire devient de la communication. Vous écrivez les trois niveaux (*stages*), puis mesurez ceux de DeepSpeed et
-# de PyTorch.
+# la mémoire gagnée se paie en communication. Vous écrivez les trois niveaux (*stages*), puis mesurez ceux de DeepSpeed
+# et de PyTorch.
 #
 # À la fin, vous saurez :
 #
@@ -20,9 +20,9 @@
 #
 # In data parallelism every replica keeps everything: weights, gradients, optimizer states. With 64 GPUs the same byte
 # thus exists 64 times. **ZeRO** (Zero Redundancy Optimizer, Rajbhandari et al., 2020) does away with these copies, in
-# three stages: each rank keeps only a share, and asks the others for the rest when it needs it. The computation is the
-# same; memory turns into communication. In this lab you write the three stages yourself, in a few lines each, then you
-# measure those of DeepSpeed and PyTorch.
+# three stages: each rank keeps only a share, and asks the others for the rest. The computation is the same; the memory
+# saved is paid for in communication. In this lab you write the three stages yourself, then you measure those of
+# DeepSpeed and PyTorch.
 #
 # By the end you can:
 #
@@ -112,7 +112,7 @@ def state_bytes(parameters, ranks, stage):
 lab.check("zero-states", state_bytes)
 
 # %% [markdown] lang="fr"
-# Bloqué ? Décommentez la ligne suivante ; exécutez-la deux fois pour le second indice.
+# Bloqué ? Décommentez ; deux exécutions donnent le second indice.
 
 # %% [markdown] lang="en"
 # Stuck? Uncomment the next line; run it twice for the second hint.
@@ -121,7 +121,7 @@ lab.check("zero-states", state_bytes)
 # lab.hint("zero-states")
 
 # %% [markdown] lang="fr"
-# Voici la table 1 de l’article, à côté de ce que calcule votre fonction :
+# Voici le tableau 1 de l’article, à côté du calcul de votre fonction :
 
 # %% [markdown] lang="en"
 # Here is table 1 of the paper, beside what your function computes:
@@ -133,7 +133,7 @@ figures.table_1(state_bytes)
 # En image, pour 7,5 milliards de paramètres : les niveaux 1 et 2 butent sur ce qu’ils ne répartissent pas.
 
 # %% [markdown] lang="en"
-# As a picture, for 7.5 billion parameters: stages 1 and 2 meet a floor, what they do not partition.
+# As a picture, for 7.5 billion parameters: stages 1 and 2 stop at what they do not partition.
 
 # %%
 figures.states_by_ranks(state_bytes, 7.5e9, [DEVICES["v100-32"], DEVICES["a100-80"]])
@@ -181,8 +181,8 @@ lab.reveal("zero-3-gpus", next(size for size in range(1, 1000) if fits(size)))
 # Les deux moitiés, sur quatre rangs.
 
 # %% [markdown] lang="en"
-# An H100 “with 80 GB” offers a little more: 79 GiB, or 85 GB. But the activations need room too, and stages 1 to 3 do
-# not partition these: each rank has its own.
+# An H100 “with 80 GB” offers 79 GiB, or 85 GB. The activations need room too, and stages 1 to 3 do not partition these:
+# each rank has its own.
 #
 # ## 2. Stage 1: the optimizer
 #
@@ -281,8 +281,8 @@ lab.check("shard-optimizer", shard_optimizer)
 # - `F.pad(vecteur, (a, b))` ajoute `a` zéros devant et `b` derrière.
 
 # %% [markdown] lang="en"
-# Why may one cut anywhere, even in the middle of a matrix? Because Adam treats each number by itself. An optimizer that
-# looks at a whole layer (LAMB and its norm, Muon and its matrix) cannot be sharded so.
+# One may cut anywhere, even in the middle of a matrix, because Adam treats each number by itself. An optimizer that
+# looks at a whole layer (LAMB and its norm, Muon and its matrix) cannot be sharded in this way.
 #
 # ## 3. Stage 2: the gradients
 #
@@ -470,16 +470,16 @@ lab.check("shard-weights", sharded_linear)
 # [stage2.py](../../dlojz/by_hand/zero/stage2.py) et [stage3.py](../../dlojz/by_hand/zero/stage3.py), une centaine de
 # lignes chacun. Cherchez-y : au niveau 3, combien de blocs sont entiers au même moment, et pourquoi plus d’un ?
 #
-# La boucle d’entraînement est la même pour les trois. Chaque ligne affiche, pour un niveau, le nombre de poids entiers
-# entre deux pas, celui de la part, et si les pertes suivent celles d’un processus seul.
+# La boucle d’entraînement est la même pour les trois. Chaque ligne affiche, pour un niveau, le nombre de poids présents
+# en entier entre deux pas, celui de la part, et si les pertes suivent celles d’un processus seul.
 
 # %% [markdown] lang="en"
 # The package holds the three stages, for any model: [stage1.py](../../dlojz/by_hand/zero/stage1.py),
 # [stage2.py](../../dlojz/by_hand/zero/stage2.py) and [stage3.py](../../dlojz/by_hand/zero/stage3.py), about a hundred
 # lines each. Look there: in stage 3, how many blocks are whole at the same moment, and why more than one?
 #
-# The training loop is the same for all three. Each line prints, for one stage, the elements of whole weights that the
-# model shows between two steps, those of the shares, and whether the losses follow those of one process.
+# The training loop is the same for all three. Each line prints, for one stage, the number of weights that are there in
+# full between two steps, that of the share, and whether the losses follow those of one process.
 
 # %% name="three-stages"
 # %%ranks --with make_model,adam,loss_of,images,labels,order,alone
@@ -615,19 +615,19 @@ lab.reveal("stage-3-sends", sent_by(by_hand[2]))
 # est le pic, activations comprises. À droite, les octets envoyés, en passages.
 
 # %% [markdown] lang="en"
-# Here is everything, for rank 0: in pale the prediction, below it the measurement. On the left, the states; the diamond
-# is the peak, activations included. On the right, the bytes sent, in passes.
+# Here is everything, for rank 0: the prediction in a pale shade, the measurement below it. On the left, the states; the
+# diamond is the peak, activations included. On the right, the bytes sent, in passes.
 
 # %% name="stages" tags=["nbval-ignore-output"]
 figures.stages(everything)
 
 # %% [markdown] lang="fr"
-# **Expliquez**, d’après la figure ; la cellule répond ensuite, dans l’ordre. Chaque communication a-t-elle déplacé
-# exactement les octets prédits ? Combien de passages par pas ? Les pertes sont-elles les mêmes, à un pour mille près ?
+# **Expliquez**, d’après la figure ; la cellule répond ensuite. Chaque communication a-t-elle déplacé exactement les
+# octets prédits ? Combien de passages par pas ? Les pertes sont-elles les mêmes, à un pour mille près ?
 
 # %% [markdown] lang="en"
-# **Explain**, from the figure; then the cell answers, in order. Has each collective moved exactly the bytes predicted?
-# How many passes per step? Are the losses the same, within one per mille?
+# **Explain**, from the figure; then the cell answers. Has each collective moved exactly the bytes predicted? How many
+# passes per step? Are the losses the same, within one per mille?
 
 # %% name="stages-seen"
 print(dlojz.compare(everything).exact)
@@ -656,11 +656,11 @@ print([all(abs(a / b - 1) < 1e-3 for a, b in zip(run.losses, fsdp2.losses, stric
 # Three surprises, which only measuring reveals.
 #
 # - **DeepSpeed sends 3Ψ in stages 1 and 2**, not 2Ψ. By default it makes an all-reduce of each bucket, of which every
-#   rank then throws away all but its share, and afterwards an all-gather of the weights. The rule “stages 1 and 2 cost
+#   rank then discards all but its share, and afterwards an all-gather of the weights. The rule “stages 1 and 2 cost
 #   nothing” is the paper's.
-# - **In stage 1 DeepSpeed keeps as few gradients as in stage 2**: where a step has one micro-batch, it reduces them on
-#   the way through backward.
-# - **DeepSpeed keeps a master copy even in fp32**, where it is of no use.
+# - **In stage 1 DeepSpeed keeps as few gradients as in stage 2**: where a step has only one micro-batch, it reduces
+#   them in the course of backward.
+# - **DeepSpeed keeps a master copy even in fp32**, where it is redundant.
 #
 # And the peak? Activations, temporaries and buckets come on top: so on a tiny model ZeRO can *raise* the peak.
 #
@@ -726,8 +726,7 @@ def fsdp2_step():
 # Enfin ZeRO-1, les trois passages de ZeRO-3 sans rien d’autre, et la mesure : neuf tours, un pas de chacun par tour.
 
 # %% [markdown] lang="en"
-# At last ZeRO-1, the three passes of ZeRO-3 and nothing else, and the measurement: nine rounds, a step of each per
-# round.
+# Last, ZeRO-1, the three passes of ZeRO-3 and nothing else, and the measurement: nine rounds, a step of each per round.
 
 # %% name="zero-1-and-passes"
 # %%ranks
@@ -820,10 +819,10 @@ lab.reveal("zero-1-samples", 2 * 64 / median(took["ZeRO-1"]))
 lab.reveal("fsdp2-over-ddp", median(own / ddp for own, ddp in zip(took["FSDP2"], took["DDP"], strict=True)))
 
 # %% [markdown] lang="fr"
-# Sur deux cœurs partagés, comptez un facteur 1,5, plus si la machine est occupée. L’écart de FSDP2 est plus grand : nos
-# trois passages sont trois messages ; FSDP2 en envoie trois **par couche**, soit 18, dont chacun paie sa latence, et
-# recopie les parts dans un tampon. Sur un GPU, le réseau travaille pendant le calcul ; ici, les mêmes cœurs font les
-# deux.
+# Sur deux cœurs partagés, comptez un écart d’un facteur 1,5, plus si la machine est occupée. L’écart de FSDP2 est plus
+# grand : nos trois passages sont trois messages ; FSDP2 en envoie trois **par couche**, soit 18, dont chacun paie sa
+# latence, et recopie les parts dans un tampon. Sur un GPU, le réseau travaille pendant le calcul ; ici, les mêmes cœurs
+# font les deux.
 #
 # ## 8. La configuration de DeepSpeed
 #
@@ -843,15 +842,15 @@ lab.reveal("fsdp2-over-ddp", median(own / ddp for own, ddp in zip(took["FSDP2"],
 #
 # ### Exercice 6 — le JSON de DeepSpeed
 #
-# Renvoyez, pour un `RunConfig`, le dictionnaire que DeepSpeed lira. Vous trouverez tout dans `config.precision`
-# (`"fp32"` ou `"bf16"`) et dans `config.layout` : `zero`, `micro_batch`, `micro_batches`, `global_batch` et `offload`
-# (`"none"`, `"optimizer"` ou `"parameters"`). Un *bucket* doit contenir `bucket_mib` Mio de gradients, de 2 octets en
-# bf16 et de 4 en fp32.
+# Renvoyez, pour un `RunConfig`, le dictionnaire que DeepSpeed lira. Tout est dans `config.precision` (`"fp32"` ou
+# `"bf16"`) et dans `config.layout` : `zero`, `micro_batch`, `micro_batches`, `global_batch` et `offload` (`"none"`,
+# `"optimizer"` ou `"parameters"`). Un *bucket* doit contenir `bucket_mib` Mio de gradients, de 2 octets en bf16 et de 4
+# en fp32.
 
 # %% [markdown] lang="en"
-# On two shared cores expect a factor of 1.5, more where the machine is busy. The gap of FSDP2 is larger: our three
-# passes are three messages; FSDP2 sends three **per layer**, or 18, each of which pays its latency, and copies the
-# shares into a buffer. On a GPU the network works during the computation; here the same cores do both.
+# On two shared cores expect a gap of a factor of 1.5, more if the machine is busy. The gap of FSDP2 is larger: our
+# three passes are three messages; FSDP2 sends three **per layer**, that is 18, each of which pays its latency, and it
+# copies the shares into a buffer. On a GPU the network works during the computation; here the same cores do both.
 #
 # ## 8. DeepSpeed's configuration
 #
@@ -924,42 +923,42 @@ print(read.title, read.layout.global_batch, read == wanted)
 # d’un seul tenant : un *bucket* part sans être rassemblé, et la mémoire ne se fragmente pas. `reduce_scatter` demande
 # que chaque rang ne reçoive que sa part des gradients ; nous avons pourtant compté 3Ψ : pour un *bucket* qui appartient
 # à plusieurs rangs, DeepSpeed fait un *all-reduce*, sauf si `use_multi_rank_bucket_allreduce` vaut `false`.
-# `overlap_comm` réduit pendant la passe arrière. Si le modèle ne tient pas, réduisez d’abord `reduce_bucket_size`, qui
-# vaut par défaut 500 millions d’éléments.
+# `overlap_comm` réduit pendant la passe arrière. Si le modèle ne tient pas, réduisez d’abord `reduce_bucket_size`, 500
+# millions d’éléments par défaut.
 #
 # ## 9. Décharger vers l’hôte
 #
-# Et si tous les GPU ne suffisent pas ? **ZeRO-Offload** place l’optimiseur dans la mémoire du nœud : le gradient y
-# descend dès qu’il est réduit, les processeurs font la mise à jour en fp32, et les poids remontent. **ZeRO-Infinity**
-# décharge aussi les poids, jusque sur des disques NVMe.
+# Et si tous les GPU ensemble ne suffisent pas ? **ZeRO-Offload** place l’optimiseur dans la mémoire du nœud : le
+# gradient y descend dès qu’il est réduit, les processeurs font la mise à jour en fp32, et les poids remontent.
+# **ZeRO-Infinity** décharge aussi les poids, jusque sur des disques NVMe.
 #
 # ### Exercice 7 — ce qui se trouve où
 #
 # ZeRO-3, précision mixte, Adam. Renvoyez deux nombres : les octets d’états d’un rang sur son **GPU**, puis dans la
 # **mémoire de l’hôte**. `offload` vaut `"none"`, `"optimizer"` ou `"parameters"` (l’optimiseur *et* les poids). L’hôte
 # travaille en fp32 : copie maître, gradient, deux moments. Une fois l’optimiseur déchargé, le GPU ne garde que ses
-# poids en 16 bits ; ces derniers gardent leurs 2 octets là où ils vont.
+# poids en 16 bits ; ceux-ci prennent 2 octets où qu’ils soient.
 
 # %% [markdown] lang="en"
 # Three keys change the communication. `contiguous_gradients` copies each gradient, as soon as it is ready, into one
 # buffer in one piece: a bucket leaves without being gathered first, and memory is not fragmented. `reduce_scatter` asks
 # that each rank receive only its share of the gradients; yet we have counted 3Ψ: for a bucket that belongs to several
 # ranks DeepSpeed makes an all-reduce, unless `use_multi_rank_bucket_allreduce` is `false`. `overlap_comm` reduces
-# during the backward pass. Where a model does not fit, make `reduce_bucket_size` smaller first, which is 500 million
-# elements by default.
+# during the backward pass. If a model does not fit, first reduce `reduce_bucket_size`, which is 500 million elements by
+# default.
 #
 # ## 9. Offloading to the host
 #
-# And if all GPUs are not enough? **ZeRO-Offload** puts the optimizer into the node's memory: the gradient goes down as
-# soon as it is reduced, the processors make the update in fp32, and the weights come back up. **ZeRO-Infinity**
-# offloads the weights too, as far as NVMe disks.
+# And if all the GPUs together are not enough? **ZeRO-Offload** puts the optimizer into the node's memory: the gradient
+# goes down as soon as it is reduced, the processors make the update in fp32, and the weights come back up.
+# **ZeRO-Infinity** offloads the weights too, as far as NVMe disks.
 #
 # ### Exercise 7 — what lies where
 #
 # ZeRO-3, mixed precision, Adam. Return two numbers: the bytes of a rank's states on its **GPU**, then in **host
 # memory**. `offload` is `"none"`, `"optimizer"` or `"parameters"` (the optimizer *and* the weights). The host works in
 # fp32: master copy, gradient, two moments. Once the optimizer is offloaded, the GPU keeps only its weights in 16 bit;
-# these keep their 2 bytes wherever they go.
+# these take 2 bytes wherever they are.
 
 
 # %% name="offload-bytes"
@@ -1007,8 +1006,8 @@ lab.reveal("host-bytes", memory.host_bytes)
 #
 # ### Quand est-ce rentable ?
 #
-# À chaque pas, chaque rang envoie sa part des gradients par le bus PCIe, 2Ψ/N octets, et reçoit sa part des poids, 2Ψ/N
-# octets. Pendant ce temps, le GPU calcule : environ 6 opérations par paramètre et par *token*, soit 2 pour la passe
+# À chaque pas, chaque rang envoie sa part des gradients par le bus PCIe, 2Ψ/N octets, puis reçoit sa part des poids,
+# 2Ψ/N octets. Pendant ce temps, le GPU calcule : environ 6 opérations par paramètre et par token, soit 2 pour la passe
 # avant et 4 pour la passe arrière. Si le calcul dure plus longtemps que les transferts, il peut les recouvrir.
 #
 # ### Exercice 8 — les transferts face au calcul
@@ -1022,15 +1021,15 @@ lab.reveal("host-bytes", memory.host_bytes)
 #
 # ### When does it pay?
 #
-# In each step every rank sends its share of the gradients over the PCIe bus, 2Ψ/N bytes, and receives its share of the
+# In each step every rank sends its share of the gradients over the PCIe bus, 2Ψ/N bytes, then receives its share of the
 # weights, 2Ψ/N bytes. Meanwhile the GPU computes: some 6 operations per parameter and token, 2 in forward and 4 in
 # backward. Where the computation takes longer than the transfers, these can be hidden behind it.
 #
 # ### Exercise 8 — transfers against computation
 #
-# Return the time of the transfers over that of the computation, for one step, on one rank. `tokens` is the number of
-# tokens that **this rank** reads per step, `flops_per_s` the operations it does per second, and `pcie_bytes_per_s` the
-# bandwidth of its link to the host. The size of the model is not given: you will see why.
+# Return the time of the transfers divided by that of the computation, for one step, on one rank. `tokens` is the number
+# of tokens that **this rank** reads per step, `flops_per_s` the operations it does per second, and `pcie_bytes_per_s`
+# the bandwidth of its link to the host. The size of the model is not given: you will see why.
 
 
 # %% name="offload-time"
@@ -1083,21 +1082,23 @@ figures.offloading(transfer_over_compute, **machine)
 #
 # ### Exercice 9 — la durée des communications de ZeRO-3
 #
-# `layer_bytes` est la liste des tailles des couches. Combien de secondes durent les communications d’un micro-batch, si
-# rien ne les cache ? Une étape d’anneau transporte `n / ranks` octets et dure `alpha_s + beta_s_per_byte · n / ranks`.
+# `layer_bytes` est la liste des tailles des couches, en octets. Combien de secondes durent les communications d’un
+# micro-batch, si rien ne les cache ? Une étape d’anneau transporte `n / ranks` octets et dure
+# `alpha_s + beta_s_per_byte · n / ranks`.
 
 # %% [markdown] lang="en"
 # So offloading asks for large batches; gradient accumulation helps.
 #
-# ## 10. When ZeRO-3 loses (optional)
+# ## 10. When ZeRO-3 loses time (optional)
 #
 # Back to the **messages**: three collectives per layer, in place of two for the whole model. Each takes p − 1 steps
 # around the ring, and each step pays the latency α (lab 03).
 #
 # ### Exercise 9 — the time of ZeRO-3's communication
 #
-# `layer_bytes` is the list of the sizes of the layers. How many seconds does the communication of one micro-batch take,
-# if nothing hides it? A step of the ring carries `n / ranks` bytes and takes `alpha_s + beta_s_per_byte · n / ranks`.
+# `layer_bytes` is the list of the sizes of the layers, in bytes. How many seconds does the communication of one
+# micro-batch take, if nothing hides it? A step of the ring carries `n / ranks` bytes and takes
+# `alpha_s + beta_s_per_byte · n / ranks`.
 
 
 # %% name="zero-time"
@@ -1139,8 +1140,8 @@ figures.lost_time_seen(zero_3_seconds)
 # seulement, DDP entre les nœuds (*hybrid sharding*).
 
 # %% [markdown] lang="en"
-# Hence the custom: ZeRO-1 or 2 as long as the model fits, ZeRO-3 otherwise; and at a large scale, ZeRO-3 within the
-# node only, DDP between nodes (hybrid sharding).
+# Hence the usual practice: ZeRO-1 or 2 as long as the model fits, ZeRO-3 otherwise; and at a large scale, ZeRO-3 within
+# the node only, DDP between nodes (hybrid sharding).
 
 # %% [markdown] lang="fr"
 # ## Défi (facultatif) — le moins de messages possible
@@ -1192,11 +1193,12 @@ lab.check("fewest-messages", plan)
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
 #
-# Partitionnez le modèle du script par FSDP2, bloc par bloc (un choix de plus pour `--parallel`), enregistrez-le et
+# Répartissez le modèle du script avec FSDP2, bloc par bloc (un choix de plus pour `--parallel`), enregistrez-le et
 # reprenez-le sur un autre nombre de rangs (`--save`, `--load`). Continuez dans votre `train.py`, ou partez de la
 # solution du TP précédent, que `dlojz labs script 04 un_autre_dossier` écrit avec des `# TODO`.
 #
-# À regarder : chaque rang tient une part des paramètres, et un seul rang lit le checkpoint que deux ont écrit.
+# À regarder : chaque rang tient une part des paramètres, et un seul rang lit le checkpoint que deux ont écrit, moments
+# compris.
 #
 # <details><summary>Les lignes de PyTorch</summary>
 #
@@ -1213,9 +1215,9 @@ lab.check("fewest-messages", plan)
 # %% [markdown] lang="en"
 # ## In your project: your own script
 #
-# Shard the script's model by FSDP2, block by block (one more choice of `--parallel`), save it and go on with another
-# number of ranks (`--save`, `--load`). Go on in your `train.py`, or begin with the solution of the lab before: `dlojz
-# labs script 04 another_folder` writes one, with a `# TODO` at each place to fill in.
+# Shard the script's model with FSDP2, block by block (one more choice of `--parallel`), save it and resume on another
+# number of ranks (`--save`, `--load`). Go on in your `train.py`, or begin with the solution of the lab before:
+# `dlojz labs script 04 another_folder` writes one, with a `# TODO` at each place to fill in.
 #
 # What to look for: each rank holds a part of the parameters, and the checkpoint that two ranks have written is read by
 # one, the optimizer's moments included.
@@ -1238,7 +1240,7 @@ labs.judge_script(lab, "my_training/train.py")
 # %% [markdown] lang="fr"
 # ## Bilan
 #
-# | niveau | chaque rang garde | envoie par pas | quand |
+# | niveau | chaque rang garde (octets) | envoie par pas (nombres) | quand |
 # |--|--|--|--|
 # | 0 | 16Ψ | 2Ψ | le modèle tient |
 # | 1 | 4Ψ + 12Ψ/N | 2Ψ (DeepSpeed : 3Ψ) | presque toujours |
@@ -1247,13 +1249,13 @@ labs.judge_script(lab, "my_training/train.py")
 #
 # Les niveaux 1 à 3 répartissent les états, pas les activations ; ZeRO-R, dans le même article, répartit les points de
 # contrôle d’activation (TP 02) sur les rangs de tenseur (`partition_activations`). Et une couche doit toujours tenir
-# entière sur un GPU, le temps du calcul : seul le TP 06 lève cette limite. Les enregistrer, et reprendre sur un autre
-# nombre de rangs : TP 13.
+# entière sur un GPU, le temps du calcul : seul le TP 06 lève cette limite. Enregistrer ces états, et reprendre sur un
+# autre nombre de rangs : TP 13.
 
 # %% [markdown] lang="en"
 # ## Summary
 #
-# | stage | each rank keeps | sends per step | when |
+# | stage | each rank keeps (bytes) | sends per step (numbers) | when |
 # |--|--|--|--|
 # | 0 | 16Ψ | 2Ψ | the model fits |
 # | 1 | 4Ψ + 12Ψ/N | 2Ψ (DeepSpeed: 3Ψ) | nearly always |
