@@ -2,8 +2,8 @@
 # # TP 05 — Le parallélisme de pipeline
 #
 # Un modèle trop gros pour un GPU peut se couper **entre ses couches** : chaque rang en porte une tranche, un *étage*.
-# Fait naïvement, un seul rang travaille à la fois. Le **parallélisme de pipeline** coupe aussi le batch, en *micro-
-# batches* qui se suivent d’étage en étage. Reste la *bulle* : le temps d’attente des rangs. Vous allez écrire des
+# Naïvement, un seul rang travaille à la fois. Le **parallélisme de pipeline** coupe aussi le batch, en *micro-batches*
+# qui se suivent d’étage en étage. Reste la *bulle* : le temps d’attente des rangs. Vous allez écrire des
 # ordonnancements, les simuler, les exécuter, les chronométrer.
 #
 # À la fin, vous saurez :
@@ -13,15 +13,15 @@
 # - ordonnancer sous contrainte de mémoire, et couper un modèle en étages équilibrés ;
 # - employer les pipelines de PyTorch et de DeepSpeed.
 #
-# Comptez deux heures. Les parties facultatives n’y sont pas comptées. Quatre rangs au plus, sans GPU.
+# Comptez deux heures, sans les parties facultatives. Quatre rangs au plus, sans GPU.
 
 # %% [markdown] lang="en"
 # # Lab 05 — Pipeline parallelism
 #
 # A model that is too large for one GPU can be cut **between its layers**: each rank holds a slice of it, a *stage*.
-# Done naively, one single rank works at a time. **Pipeline parallelism** cuts the batch as well, into *micro-batches*
-# that follow one another from stage to stage, like cars on an assembly line. What remains is the *bubble*: the time in
-# which ranks wait. In this lab you write schedules, simulate them, then execute and time them.
+# Done naively, this lets only one rank work at a time. **Pipeline parallelism** cuts the batch as well, into
+# *micro-batches* that follow one another from stage to stage, like cars on an assembly line. What remains is the
+# *bubble*: the time in which ranks wait. In this lab you write schedules, simulate them, then execute and time them.
 #
 # By the end you can:
 #
@@ -30,7 +30,7 @@
 # - schedule under a memory limit, and cut a model into balanced stages;
 # - use the pipelines of PyTorch and of DeepSpeed.
 #
-# Allow two hours. The optional parts come on top. At most four ranks, without GPUs.
+# Allow two hours, without the optional parts. At most four ranks, without GPUs.
 
 # %% name="setup"
 import time
@@ -86,7 +86,7 @@ figures.drawn("gpipe", 4, 9)
 # bulle, le surcoût de bulle.
 
 # %% [markdown] lang="en"
-# Four ranks, and blanks: the bubble. “25%” or “33%”? Both are published, under one name:
+# The blanks are the bubble. “25%” or “33%”? Both are published, under the same name:
 #
 # - the **fraction** compares the waiting with all the time there is, ranks × length of the step (GPipe's paper);
 # - the **overhead** compares it with the work (Megatron-LM's paper).
@@ -110,7 +110,7 @@ def pipeline_step(ranks, micro_batches, forward, backward):
 lab.check("pipeline-bubble", pipeline_step)
 
 # %% [markdown] lang="fr"
-# Bloqué ? Décommentez la ligne suivante ; exécutez-la deux fois pour le second indice.
+# Bloqué ? Décommentez ; deux exécutions donnent le second indice.
 
 # %% [markdown] lang="en"
 # Stuck? Uncomment the next line; run it twice for the second hint.
@@ -120,10 +120,10 @@ lab.check("pipeline-bubble", pipeline_step)
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Un seul GPU ferait tout le travail en m·p·(t_f + t_b). Combien de fois plus vite va le pipeline
-# de la figure, avec ses 4 étages et 9 micro-batches ? Vous le mesurerez dans la section 5.
+# de la figure (4 étages, 9 micro-batches) ? Vous le mesurerez dans la section 5.
 
 # %% [markdown] lang="en"
-# **Your prediction.** One GPU alone would do all the work in m·p·(t_f + t_b). How many times faster is the pipeline of
+# **Your prediction.** One GPU alone would do all the work in m·p·(t_f + t_b). How many times as fast is the pipeline of
 # the figure, with its 4 stages and 9 micro-batches? You will measure it in section 5.
 
 # %% name="predict-speedup" stub="value"
@@ -136,11 +136,11 @@ lab.predict(
 
 # %% [markdown] lang="fr"
 # Voici vos formules, et ce que trouve le simulateur ([simulator.py](../../dlojz/pipeline/simulator.py)), pour GPipe et
-# pour 1F1B, l’ordonnancement le plus répandu. Regardez bien les deux noms.
+# pour 1F1B, l’ordonnancement le plus répandu. Comparez-les.
 
 # %% [markdown] lang="en"
 # Here are your formulas, and what the simulator ([simulator.py](../../dlojz/pipeline/simulator.py)) finds, for GPipe
-# and for 1F1B, the most widespread schedule. Look closely at the two names.
+# and for 1F1B, the most widespread schedule. Compare the two.
 
 # %% name="bubbles"
 figures.bubbles(pipeline_step, ("gpipe", "1f1b"), ((4, 8), (4, 32), (8, 32)))
@@ -149,24 +149,24 @@ figures.bubbles(pipeline_step, ("gpipe", "1f1b"), ((4, 8), (4, 32), (8, 32)))
 # ## 2. 1F1B : la même bulle, moins de mémoire
 #
 # Oui : **1F1B a exactement la bulle de GPipe**, quoi qu’en disent des tutoriels. PipeDream (2019) l’a inventé, sans
-# attente entre les pas ; **DAPPLE** (Fan et al., 2021) en a fait le pipeline synchrone de ce TP. Il change la mémoire :
-# une passe arrière rend les activations de sa passe avant ; 1F1B l’exécute donc dès que possible. Au rang r, d’abord
-# assez de passes avant pour occuper l’attente du premier gradient ; ensuite, une passe arrière et une passe avant en
-# alternance (*one forward, one backward*) ; à la fin, les passes arrière qui restent.
+# attente entre les pas ; **DAPPLE** (Fan et al., 2021) en a fait le pipeline synchrone de ce TP. Ce qu’il change, c’est
+# la mémoire : une passe arrière rend les activations de sa passe avant ; 1F1B l’exécute donc dès que possible. Au rang
+# r, d’abord assez de passes avant pour occuper l’attente du premier gradient ; ensuite, une passe arrière et une passe
+# avant en alternance (*one forward, one backward*) ; à la fin, les passes arrière qui restent.
 #
 # ### Exercice 2 — l’ordre de 1F1B
 #
-# Renvoyez l’ordre du rang `rank` : `["F0", "F1", "B0", …]`. Il peut y avoir moins de micro-batches que de rangs. (Les
-# messages écrivent aussi l’étage : `2F0` est la passe avant du micro-batch 0 à l’étage 2.)
+# Renvoyez l’ordre du rang `rank`, une liste : `["F0", "F1", "B0", …]`. Il peut y avoir moins de micro-batches que de
+# rangs. (Les messages écrivent aussi l’étage : `2F0` est la passe avant du micro-batch 0 à l’étage 2.)
 
 # %% [markdown] lang="en"
 # ## 2. 1F1B: the same bubble, less memory
 #
 # Yes: **1F1B has exactly GPipe's bubble**, whatever some tutorials say. PipeDream (2019) invented it without a wait
 # between steps; **DAPPLE** (Fan et al., 2021) made it the synchronous pipeline of this lab. What it changes is memory:
-# a backward gives back the activations that its forward took, so 1F1B runs it as soon as it can. On rank r: first
-# enough forwards to fill the wait for the first gradient; then a backward and a forward in turn (one forward, one
-# backward); at the end, the backwards that are left.
+# a backward frees the activations that its forward took, so 1F1B runs it as soon as possible. On rank r: first enough
+# forwards to fill the wait for the first gradient; then a backward and a forward in turn (one forward, one backward);
+# at the end, the backwards that are left.
 #
 # ### Exercise 2 — 1F1B's order
 #
@@ -193,7 +193,7 @@ lab.check("one-f-one-b", one_f_one_b)
 # lab.hint("one-f-one-b")
 
 # %% [markdown] lang="fr"
-# GPipe, et votre 1F1B dessous : même durée, même bulle ; mais comparez le gris, et les pics notés à droite.
+# GPipe, et votre 1F1B dessous : même durée, même bulle ; comparez le gris, et les pics à droite.
 
 # %% [markdown] lang="en"
 # GPipe, and your 1F1B below it, on one axis. The same length, the same bubble; but compare the grey, and the peaks
@@ -262,8 +262,8 @@ for name in ("gpipe", "1f1b", "eager-1f1b"):
 print(figures.deadlock_of([["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]], micro_batches=2))
 
 # %% [markdown] lang="fr"
-# Un autre vient des envois. Avec un envoi **bloquant**, un rang attend que l’autre reçoive (ainsi fait NCCL pour un
-# message qui n’est pas posté des deux côtés). Voici 1F1B, pourtant juste, avec de tels envois :
+# Un autre interblocage vient des envois. Avec un envoi **bloquant**, un rang attend que l’autre reçoive (ainsi fait
+# NCCL pour un message qui n’est pas posté des deux côtés). Voici 1F1B, pourtant juste, avec de tels envois :
 
 # %% [markdown] lang="en"
 # Another deadlock comes from the sends. With a **blocking** send a rank waits until the other receives (which is what
@@ -307,7 +307,7 @@ lab.check("unblock", unblocked)
 # lab.hint("unblock")
 
 # %% [markdown] lang="fr"
-# En haut, 1F1B avec envois et réceptions postés ensemble ; en bas, votre réparation avec des envois bloquants.
+# En haut, 1F1B avec envois et réceptions postés ensemble ; en bas, votre réparation, envois bloquants.
 
 # %% [markdown] lang="en"
 # Above, 1F1B with sends and receives posted together; below, your repair with blocking sends.
@@ -327,7 +327,7 @@ figures.repaired(unblocked, 2, 4)
 #
 # Sans `cap`, `"forward-first"` redonne GPipe. `"backward-first"`, avec un `cap` de p − r, redonne 1F1B.
 #
-# Avec 4 rangs et 8 micro-batches, 1F1B dure 33 unités de temps et garde 4 micro-batches au rang 0.
+# Avec 4 rangs et 8 micro-batches, 1F1B dure 33 unités et garde 4 micro-batches au rang 0.
 
 # %% [markdown] lang="en"
 # ## 4. Under a memory limit
@@ -390,10 +390,10 @@ figures.capped(under_cap, 4, 8, range(1, 7))
 #
 # Faites passer un micro-batch à travers l’étage de ce rang, `stage` : passe avant au-dessus de `yield`, passe arrière
 # au-dessous. `yield` suspend votre fonction, qui garde ses variables, jusqu’à la passe arrière. Les gradients restent
-# dans les paramètres ; il n’y a rien à renvoyer.
+# dans les paramètres ; ne renvoyez rien.
 #
-# - `x` est le micro-batch sur le rang 0, `None` ailleurs ; `shape` et `dtype` sont la forme et le type de ce qui passe
-#   entre deux étages ;
+# - `x` est le micro-batch sur le rang 0, `None` ailleurs ; `shape` et `dtype` décrivent ce qui passe entre deux
+#   étages ;
 # - `loss_of(y)` donne la perte, sur le dernier rang ;
 # - `send(tenseur, rang)` envoie ; `dist.recv(tenseur, rang)` remplit un tenseur déjà alloué ;
 # - `tenseur.backward(g)` part d’un gradient reçu, `g`, plutôt que d’une perte.
@@ -542,13 +542,14 @@ lab.reveal("bubble-measured", 1 - 16 * 0.12 / ranks["step_s"][0][16])
 # Prédit → mesuré. L’écart vient des messages et du réveil des processus, plus lent sur une machine occupée.
 
 # %% [markdown] lang="en"
-# Predicted → measured. The gap comes from the messages and from processes that wake up, slowly on a busy machine.
+# Predicted → measured. The gap comes from the messages and from processes waking up, which is slower on a busy machine.
 
 # %% [markdown] lang="fr"
 # ## 6. Où couper ?
 #
 # Un pipeline avance au pas de son étage le plus chargé, le **goulot** : sans compter les messages, un pas dure Σ tᵢ +
-# (m − 1) max tᵢ. La somme ne dépend pas du découpage : rendons le goulot aussi petit que possible.
+# (m − 1) max tᵢ, où tᵢ compte les deux passes d’un micro-batch à un étage. La somme ne dépend pas du découpage :
+# rendons le goulot aussi petit que possible.
 #
 # Essayer tous les découpages de CoAtNet-7 (60 blocs) en 8 étages serait trop long : C(59, 7), plus de 300 millions.
 # Renversons la question : pour une limite donnée, combien d’étages faut-il ? Un parcours y répond ; une dichotomie sur
@@ -564,8 +565,8 @@ lab.reveal("bubble-measured", 1 - 16 * 0.12 / ranks["step_s"][0][16])
 # ## 6. Where to cut?
 #
 # A pipeline advances at the pace of its heaviest stage, the **bottleneck**: messages aside, a step takes Σ tᵢ + (m − 1)
-# max tᵢ. The sum does not depend on the **partition**, the cut into stages, so the bottleneck must be made as small as
-# possible.
+# max tᵢ, where tᵢ counts both passes of a micro-batch on one stage. The sum does not depend on the **partition**, the
+# cut into stages, so the bottleneck must be made as small as possible.
 #
 # Trying all cuts of CoAtNet-7 (60 blocks) into 8 stages would take too long: C(59, 7), more than 300 million. Let us
 # turn the question round: for a given limit, how many stages does it take? One pass answers that; a bisection over the
@@ -609,19 +610,19 @@ coatnet = dlojz.RunConfig.of(model="coatnet_7", data="synthetic")
 figures.cuts(first_fit, coatnet, stages=4)
 
 # %% [markdown] lang="fr"
-# Un nombre égal de blocs charge un étage d’un tiers de trop, et ralentit d’autant le pipeline. Des étages égaux en
-# paramètres ne le sont d’ailleurs pas en calcul. Le même découpage, par **opérations** :
+# Un nombre égal de blocs charge un étage d’un tiers de trop. Mais des étages égaux en paramètres ne le sont pas en
+# calcul. Les mêmes découpages, par **opérations** :
 
 # %% [markdown] lang="en"
-# Equal numbers of blocks load one stage by a third too much, and slow the pipeline down by as much. And stages equal in
-# parameters are not equal in computation. The same cut, by **operations**:
+# Equal numbers of blocks load one stage by a third too much. But stages equal in parameters are not equal in
+# computation. The same cuts, by **operations**:
 
 # %% name="cuts-by-flops"
 figures.cuts(first_fit, coatnet, stages=4, by="flops")
 
 # %% [markdown] lang="fr"
-# Pour la mémoire, on pèse les paramètres ; pour la durée du pas, le temps. Les premiers étages gardent plus de micro-
-# batches : quand la mémoire manque, on les charge moins.
+# Ici, un nombre égal ralentit le pipeline d’un quart. Pour la mémoire, on pèse les paramètres ; pour la durée du pas,
+# le temps. Les premiers étages gardent plus de micro-batches : quand la mémoire manque, on les charge moins.
 #
 # ## 7. De vraies secondes
 #
@@ -629,8 +630,8 @@ figures.cuts(first_fit, coatnet, stages=4, by="flops")
 # processus seul ?
 
 # %% [markdown] lang="en"
-# For memory one weighs parameters; for the length of the step, time. The first stages keep more micro-batches: where
-# memory is short, they are loaded less.
+# Here equal numbers of blocks slow the pipeline down by a quarter. For memory one weighs parameters; for the length of
+# the step, time. The first stages keep more micro-batches: where memory is short, they are loaded less.
 #
 # ## 7. Real seconds
 #
@@ -674,7 +675,7 @@ run_order(one_f_one_b(rank, 2, 8), stage, inputs, loss_of, (192, 384))
 print("1F1B = one process:", equal())
 
 # %% [markdown] lang="fr"
-# Puis les durées d’un étage, chronométrées pour un seul micro-batch, sur les deux rangs à la fois :
+# Puis les durées d’un étage pour un micro-batch, sur les deux rangs à la fois :
 
 # %% [markdown] lang="en"
 # Then the times of a stage, measured with one micro-batch, on both ranks at once:
@@ -700,7 +701,7 @@ print(f"forward {1e3 * forward_s:.2f} ms, backward {1e3 * backward_s:.2f} ms")
 
 # %% [markdown] lang="en"
 # **Your predictions**, from these times (`ranks["forward_s"]` and `ranks["backward_s"]`, one per rank) and section 6's
-# formula: how many seconds does a step of 1F1B take? And how many times faster is it than one process? On two cores
+# formula: how many seconds does a step of 1F1B take? And how many times as fast is it as one process? On two cores
 # expect 1.2 to 1.7, and less if others compute there.
 
 # %% name="predict-step-seconds" stub="value" tags=["nbval-ignore-output"]
@@ -749,8 +750,7 @@ lab.reveal("real-speedup", median(one / other for one, other in zip(alone, piped
 # %% [markdown] lang="en"
 # **Explain** the gap to 1.78. <details><summary>Answer</summary>
 #
-# The bubble is already in 1.78. The rest: the messages, and ranks that share caches and memory, while the single
-# process has the machine to itself.
+# The bubble is already in 1.78. The rest: the messages, and ranks that share caches and memory.
 #
 # </details>
 
@@ -867,20 +867,19 @@ figures.laid_over(one_f_one_b_run)
 #
 # ### Exercice 8 — votre ordonnancement
 #
-# Pour 2 rangs et 4 micro-batches, 1F1B dure 15 unités de temps (F = I = W = 1). Écrivez deux ordres avec `F`, `I` et
-# `W` qui n’en durent que **13**, en gardant au plus 2 micro-batches par rang. C’est la fin de son `W` qui rend un
-# micro-batch.
+# Pour 2 rangs et 4 micro-batches, 1F1B dure 15 unités (F = I = W = 1). Renvoyez deux ordres avec `F`, `I` et `W` qui
+# n’en durent que **13**, en gardant au plus 2 micro-batches par rang. C’est la fin de son `W` qui rend un micro-batch.
 
 # %% [markdown] lang="en"
 # ## 8. Beyond 1F1B
 #
-# The bubble comes from the stage before waiting for the gradient **of the input**. For that **of the weights** nobody
-# waits, but the optimizer. *Zero bubble* (Qi et al., 2024) therefore cuts the backward in two: `I`, for the input, as
-# soon as possible; `W`, for the weights, in the gaps.
+# The bubble comes from the stage before waiting for the gradient **of the input**. For that **of the weights** only the
+# optimizer waits. *Zero bubble* (Qi et al., 2024) therefore cuts the backward in two: `I`, for the input, as soon as
+# possible; `W`, for the weights, in the gaps.
 #
 # ### Exercise 8 — your own schedule
 #
-# For 2 ranks and 4 micro-batches 1F1B takes 15 time units (F = I = W = 1). Write two orders with `F`, `I` and `W` that
+# For 2 ranks and 4 micro-batches 1F1B takes 15 time units (F = I = W = 1). Return two orders with `F`, `I` and `W` that
 # take only **13**, without keeping more than 2 micro-batches per rank. A micro-batch is given back at the end of its
 # `W` only.
 
@@ -908,8 +907,8 @@ figures.own(without_bubble, 2, 4)
 # paquet ([runtime.py](../../dlojz/pipeline/runtime.py)) sait couper une passe arrière en deux :
 
 # %% [markdown] lang="en"
-# Let us execute it. `csv` is your order, one line per rank (1F1B as long as the exercise is to do). The package's
-# runtime ([runtime.py](../../dlojz/pipeline/runtime.py)) can cut a backward in two:
+# Let us execute it. `csv` is your order, one line per rank (1F1B until the exercise is done). The package's runtime
+# ([runtime.py](../../dlojz/pipeline/runtime.py)) can cut a backward in two:
 
 # %% name="csv"
 csv = figures.csv_of(without_bubble, 2, 4)
@@ -933,31 +932,31 @@ print("zero bubble = one process:", all(torch.allclose(one.grad, other.grad, ato
 # %% [markdown] lang="fr"
 # ### Facultatif : la galerie
 #
-# Deux idées : **déplacer** du travail dans la bulle, et **placer** plusieurs morceaux du modèle sur un rang, qui font
-# de petites bulles.
+# Deux idées : **déplacer** du travail dans la bulle, et **placer** plusieurs morceaux du modèle sur un rang : la bulle
+# rétrécit.
 #
 # - *interleaved* (Megatron-LM) : v morceaux par rang, en boucle ; bulle divisée par v ;
 # - *ZB-V* : deux morceaux en V, le rang 0 a le premier et le dernier étage ;
 # - *Chimera*, *DualPipe* : deux pipelines en sens contraires ; chaque étage existe deux fois ;
 # - *TeraPipe* : coupe aussi les séquences ; *BPipe* : confie ses activations à un rang moins chargé.
 #
-# Quatre rangs, 8 micro-batches, dont chacun occupe un rang pendant 1 + 1 + 1. La durée (*makespan*) va du premier
-# départ à la dernière fin ; la portée (*span*), la plus longue durée d’un rang entre **son** départ et **sa** fin, ne
-# compte que si l’optimiseur n’attend pas tous les rangs. Dessous, les tranches de même durée de TeraPipe, pour 8 192
-# tokens : l’attention causale rend les dernières plus coûteuses.
+# Quatre rangs, 8 micro-batches, dont chacun occupe un rang pendant 1 + 1 + 1 (F, I, W). La durée (*makespan*) va du
+# premier départ à la dernière fin ; la portée (*span*), la plus longue durée d’un rang entre **son** départ et **sa**
+# fin, ne compte que si l’optimiseur n’attend pas tous les rangs. Dessous, les tranches de même durée de TeraPipe, pour
+# 8 192 tokens : l’attention causale rend les dernières plus coûteuses.
 
 # %% [markdown] lang="en"
 # ### Optional: the gallery
 #
-# Two ideas: **move** work into the bubble, and **place** several pieces of the model on one rank, so that the bubble is
-# one of small pieces.
+# Two ideas: **move** work into the bubble, and **place** several pieces of the model on one rank, which makes the
+# bubble smaller.
 #
 # - *interleaved* (Megatron-LM): v pieces per rank, going round; the bubble is divided by v;
 # - *ZB-V*: two pieces in a V, rank 0 has the first and the last stage;
 # - *Chimera*, *DualPipe*: two pipelines in opposite directions; each stage exists twice;
 # - *TeraPipe*: cuts the sequences too; *BPipe*: leaves activations with a rank that has room.
 #
-# Four ranks, 8 micro-batches; everywhere a rank spends 1 + 1 + 1 on a micro-batch. The makespan goes from the first
+# Four ranks, 8 micro-batches; a rank spends 1 + 1 + 1 (F, I, W) on each micro-batch. The makespan goes from the first
 # start to the last end; the span is the longest time of a rank between **its** start and **its** end: it counts only
 # where the optimizer does not wait for all ranks. Below, in tokens, TeraPipe's slices of equal time for 8,192 tokens:
 # causal attention makes the last ones cost more.
@@ -1014,7 +1013,7 @@ still_panel(**choice)
 # - PipeDream puts the weights of the forward aside for the backward (weight stashing); vertical sync takes the same
 #   version on all stages;
 # - **PipeDream-2BW** updates once per batch only: two versions are enough, and the delay is 1 everywhere;
-# - **PipeMare** keeps one only: forward and backward see different weights;
+# - **PipeMare** keeps only one: forward and backward see different weights;
 # - **AMPNet** runs whatever arrives: only the number of micro-batches in flight bounds the delay.
 
 # %% name="staleness"
@@ -1073,10 +1072,10 @@ lab.predict(
 
 # %% [markdown] lang="fr"
 # Le plus grand pas stable de **votre** fonction, et la loi 2 sin(π/(4τ+2)), environ π/(2τ) : deux fois plus de retard,
-# deux fois moins de pas.
+# un pas deux fois plus petit.
 
 # %% [markdown] lang="en"
-# The largest stable step of **your** function, found by bisection, beside the law 2 sin(π/(4τ+2)), some π/(2τ): twice
+# The largest stable step of **your** function, found by bisection, beside the law 2 sin(π/(4τ+2)), about π/(2τ): twice
 # the delay, half the step.
 
 # %% name="reveal-step"
@@ -1253,10 +1252,9 @@ figures.traffic(small)
 #
 # ## Défi (facultatif) : le temps de 1F1B, moins de mémoire
 #
-# Quatre rangs, 8 micro-batches, F = I = W = 1. 1F1B dure 33 unités de temps et garde au plus 4 + 3 + 2 + 1 = 10 micro-
-# batches. Écrivez une fonction qui renvoie un ordonnancement (une liste par rang, ou ce que donne un ordonnanceur)
-# **pas plus long**, mais plus sobre : le score est la somme, sur les rangs, de ce que chacun garde au plus. Les envois
-# ne bloquent pas.
+# Quatre rangs, 8 micro-batches, F = I = W = 1. 1F1B dure 33 unités et garde au plus 4 + 3 + 2 + 1 = 10 micro-batches.
+# Renvoyez un ordonnancement (une liste par rang, ou ce que donne un ordonnanceur) **pas plus long**, mais plus sobre :
+# le score est la somme, sur les rangs, de ce que chacun garde au plus. Les envois ne bloquent pas. **Objectif : 9.**
 
 # %% [markdown] lang="en"
 # Ranks 0 and 2 make one pipeline, 1 and 3 the other: eight activations one way, eight gradients the other. Then the
@@ -1266,8 +1264,8 @@ figures.traffic(small)
 # ## Challenge (optional): 1F1B's time, less memory
 #
 # Four ranks, 8 micro-batches, F = I = W = 1. 1F1B takes 33 time units, and its ranks keep at most 4 + 3 + 2 + 1 = 10
-# micro-batches. Write a function that returns a schedule (one list per rank, or what a scheduler gives) that takes **no
-# longer** and keeps fewer: the score is the sum, over the ranks, of the most that each keeps. Sends do not block.
+# micro-batches. Return a schedule (one list per rank, or what a scheduler gives) that takes **no longer** and keeps
+# fewer: the score is the sum, over the ranks, of the most that each keeps. Sends do not block. **Target: 9.**
 
 
 # %% name="frugal"
@@ -1290,7 +1288,7 @@ lab.check("frugal", frugal)
 #
 # Faites de chaque rang un étage (`--parallel 1f1b`) : il garde ses blocs, et `Schedule1F1B` exécute les micro-batches.
 # Continuez dans votre `train.py`, ou partez de la solution du TP précédent : `dlojz labs script 05 un_autre_dossier` en
-# écrit un, avec un `# TODO` à chaque endroit à compléter.
+# écrit un, avec des `# TODO`.
 #
 # À regarder : seul le dernier rang connaît la perte, et ensemble les rangs tiennent chaque paramètre une fois.
 #
@@ -1335,7 +1333,7 @@ labs.judge_script(lab, "my_training/train.py")
 # | GPipe | (p − 1)/(m + p − 1) | m | mémoire |
 # | 1F1B | la même | min(p, m) | latence exposée |
 # | interleaved | (p − 1)/(vm + p − 1) | p (1 + (p − 1)/(pv)) | (vp − 1)/(p − 1) fois plus de messages |
-# | ZB-H1 | un tiers de la bulle de 1F1B, si F = I = W | p | passe arrière découpée |
+# | ZB-H1 | (p − 1)/(3m + p − 1), si F = I = W | p | passe arrière découpée |
 # | asynchrone | 0 en régime établi | p | gradients en retard de τ |
 #
 # Le pipeline demande peu de communication : on le place donc **entre** les nœuds, quand le *Tensor Parallelism* (TP 06)
@@ -1350,7 +1348,7 @@ labs.judge_script(lab, "my_training/train.py")
 # | GPipe | (p − 1)/(m + p − 1) | m | memory |
 # | 1F1B | the same | min(p, m) | exposed latency |
 # | interleaved | (p − 1)/(vm + p − 1) | p (1 + (p − 1)/(pv)) | (vp − 1)/(p − 1) times as many messages |
-# | ZB-H1 | a third of 1F1B's bubble, if F = I = W | p | backward split |
+# | ZB-H1 | (p − 1)/(3m + p − 1), if F = I = W | p | backward split |
 # | asynchronous | 0 in the steady state | p | gradients τ updates old |
 #
 # A pipeline asks for little communication, so one puts it **between** nodes, while tensor parallelism (lab 06) stays
