@@ -5,8 +5,8 @@
 # cas où **une seule couche** est trop grosse, ou trop lente, pour un GPU. Le **parallélisme de tenseur** (*Tensor
 # Parallelism*) coupe la couche elle-même : chaque rang garde une partie des poids, calcule avec elle, et ne la donne
 # jamais. C’est la pièce la plus délicate du parallélisme de modèle, et celle où une erreur se voit le moins : un oubli
-# y laisse la première perte exacte. Dans ce TP, vous l’écrivez à la main, sur de vrais rangs, jusqu’à retrouver, à
-# l’arrondi près, ce que calcule un seul processus.
+# y laisse la première perte exacte. Vous l’écrivez à la main, sur de vrais rangs, jusqu’à retrouver, à l’arrondi près,
+# ce que calcule un seul processus.
 #
 # À la fin, vous saurez :
 #
@@ -89,10 +89,10 @@ figures.split_layer(ranks=2)
 # - **By rows** (row-parallel): each rank has some of the *inputs*, and computes a **partial** product for all outputs.
 #   Y is their sum: an all-reduce.
 #
-# Beware: in PyTorch, `nn.Linear` keeps the transpose, of shape (outputs, inputs). The *columns* of W are *rows* of
+# Beware: PyTorch's `nn.Linear` keeps the transpose, of shape (outputs, inputs). The *columns* of W are *rows* of
 # `weight`.
 #
-# And backward? By columns, all ranks have used the same X. So the gradient of X is the sum of what each of them finds.
+# And backward? By columns, all ranks have used the same X. So the gradient of X is the sum of what each rank finds.
 #
 # ### Exercise 1 — by columns
 #
@@ -119,7 +119,7 @@ def column_linear(x, weight, bias, y_gradient):
 lab.check("column-linear", column_linear)
 
 # %% [markdown] lang="fr"
-# Bloqué ? Décommentez la ligne suivante ; exécutez-la deux fois pour le second indice.
+# Bloqué ? Décommentez ; deux exécutions donnent le second indice.
 
 # %% [markdown] lang="en"
 # Stuck? Uncomment the next line; run it twice for the second hint.
@@ -136,8 +136,8 @@ lab.check("column-linear", column_linear)
 # %% [markdown] lang="en"
 # ### Exercise 2 — by rows
 #
-# `x_own` holds **this rank's** inputs (those that a layer by columns has just computed, say); `weight` and `bias` are
-# whole. Return the whole output. The check then calls `backward`.
+# `x_own` holds **this rank's** inputs (for example those that a layer by columns has just computed); `weight` and
+# `bias` are whole. Return the whole output. The check then calls `backward`.
 
 
 # %% name="row-linear"
@@ -165,7 +165,7 @@ lab.check("row-linear", row_linear)
 
 # %% [markdown] lang="en"
 # For backward, there was nothing to do. Each rank computes the same loss, from the same sum: so the gradient of the sum
-# is whole on each already, and is that of each term too. `dist.all_reduce`, in place, is invisible to
+# is already whole on each rank, and it is also that of each term. `dist.all_reduce`, in place, is invisible to
 # autograd, which is right *here*.
 #
 # See both layers at work on two real ranks: what each holds, from one end to the other. To have the whole output of a
@@ -202,23 +202,23 @@ figures.block_ends()
 
 # %% [markdown] lang="fr"
 # Les deux bouts sont **conjugués** : f ne fait rien en passe avant, et additionne en passe arrière ; g, l’inverse. Vous
-# avez vu g à l’exercice 2. Il reste f, que personne ne remarque s’il manque.
+# avez vu g à l’exercice 2. Il reste f, dont personne ne remarque l’absence.
 #
 # ### Exercice 3 — le MLP
 #
-# Écrivez la passe arrière de f, puis le MLP. Cette fois, chaque rang ne reçoit que sa part : `expand` et `expand_bias`
-# sont ses colonnes de la première couche, `project` ses lignes de la seconde (dans PyTorch, de forme (sorties, entrées
-# de ce rang)) ; `project_bias` est entier. L’activation est `F.gelu`.
+# Écrivez la passe arrière de f (`EnterRegion`), puis le MLP. Cette fois, chaque rang ne reçoit que sa part : `expand`
+# et `expand_bias` sont ses colonnes de la première couche, `project` ses lignes de la seconde (dans PyTorch, de forme
+# (sorties, entrées de ce rang)) ; `project_bias` est entier. L’activation est `F.gelu`. Renvoyez la sortie entière.
 
 # %% [markdown] lang="en"
 # The two ends are **conjugate**: f does nothing in forward, and adds up in backward; g the other way round. You have
-# met g in exercise 2. There remains f, which nobody notices when it is missing.
+# met g in exercise 2. There remains f, whose absence nobody notices.
 #
 # ### Exercise 3 — the MLP
 #
-# Write the backward of f, then the MLP. This time each rank receives its share only: `expand` and `expand_bias` are its
-# columns of the first layer, `project` its rows of the second (in PyTorch, of shape (outputs, this rank's inputs));
-# `project_bias` is whole. The activation is `F.gelu`.
+# Write the backward of f (`EnterRegion`), then the MLP. This time each rank receives its share only: `expand` and
+# `expand_bias` are its columns of the first layer, `project` its rows of the second (in PyTorch, of shape (outputs,
+# this rank's inputs)); `project_bias` is whole. The activation is `F.gelu`. Return the whole output.
 
 
 # %% name="one-all-reduce"
@@ -302,10 +302,10 @@ print("weights, gap:", round(2 * (first - mean / world_size).abs().max().item(),
 # %% [markdown] lang="fr"
 # La première ligne donne l’écart entre la perte sans f et la vraie, tous les trois pas : nul au premier, puis de plus
 # en plus grand, sans aucune erreur. La seconde, le plus grand écart entre les deux rangs, pour les poids de la première
-# couche : on vérifie donc le *Tensor Parallelism* sur **plusieurs pas**, et sur les **poids**.
+# couche. On vérifie donc le *Tensor Parallelism* sur **plusieurs pas**, et sur les **poids**.
 #
 # **Que gagne la paire ?** L’autre façon : couper les **deux** couches par colonne, et rassembler la sortie de chacune.
-# Comptez, pour un MLP de largeur D, 4D, D, en passes avant et arrière : un *all-gather* envoie moitié moins d’octets
+# Comptez, pour un MLP de largeurs D, 4D, D, en passes avant et arrière : un *all-gather* envoie moitié moins d’octets
 # qu’un *all-reduce* de la même taille (TP 03). **Votre prédiction** : combien de fois plus d’octets que la paire ?
 
 # %% [markdown] lang="en"
@@ -407,16 +407,16 @@ def add_up(x, axis):
 # ### Exercice 4 — l’attention par têtes
 #
 # `x` (batch, tokens, largeur) est entier, de même que `qkv` et `project`. Les lignes de `qkv` contiennent **toutes**
-# les requêtes, puis toutes les clés, puis toutes les valeurs : c’est une matrice (3, têtes, H, largeur) aplatie.
-# Renvoyez la sortie entière ; il n’y a pas de biais. `F.scaled_dot_product_attention(q, k, v)` attend des tenseurs
-# (batch, têtes, tokens, H).
+# les requêtes, puis toutes les clés, puis toutes les valeurs : c’est une matrice (3, têtes, H, largeur) aplatie, où H
+# est la largeur d’une tête. Renvoyez la sortie entière ; il n’y a pas de biais.
+# `F.scaled_dot_product_attention(q, k, v)` attend des tenseurs (batch, têtes, tokens, H).
 
 # %% [markdown] lang="en"
 # ### Exercise 4 — attention by heads
 #
 # `x` (batch, tokens, width) is whole, and so are `qkv` and `project`. The rows of `qkv` hold **all** queries, then all
-# keys, then all values: it is a flattened matrix (3, heads, H, width). Return the whole output; there is no bias.
-# `F.scaled_dot_product_attention(q, k, v)` expects tensors (batch, heads, tokens, H).
+# keys, then all values: it is a flattened matrix (3, heads, H, width), where H is the width of a head. Return the whole
+# output; there is no bias. `F.scaled_dot_product_attention(q, k, v)` expects tensors (batch, heads, tokens, H).
 
 
 # %% name="attention-heads"
@@ -437,8 +437,8 @@ lab.check("attention-heads", parallel_attention)
 
 # %% [markdown] lang="fr"
 # Un rangement (têtes, 3, H), tête par tête, aurait rendu la simple tranche juste : c’est celui de Megatron-LM, et des
-# modèles de ce paquet. Un modèle préentraîné, lui, a le rangement qu’il a : une tranche prise sans y penser mélange
-# requêtes et clés, et la perte descend quand même.
+# modèles de ce paquet. Un modèle préentraîné garde le sien : une tranche prise sans y penser mélange requêtes et clés,
+# et la perte descend quand même.
 #
 # ## 4. Les deux bouts du modèle : le vocabulaire
 #
@@ -452,8 +452,8 @@ lab.check("attention-heads", parallel_attention)
 
 # %% [markdown] lang="en"
 # A layout (heads, 3, H), head by head, would have made the plain slice right: it is Megatron-LM's, and that of this
-# package's models. A pretrained model has the layout it has: a naive slice mixes queries and keys, and the loss goes
-# down all the same.
+# package's models. A pretrained model has its own layout: a naive slice mixes queries and keys, and the loss goes down
+# all the same.
 #
 # ## 4. The two ends of the model: the vocabulary
 #
@@ -503,7 +503,7 @@ print(format_bytes(4 * 8192 * 128_256), format_bytes(4 * 8192 * 3))
 # vocabulaire. Renvoyez la perte **moyenne**, la même sur chaque rang, et sans rassembler les logits.
 #
 # Pour un token : perte = log Σ exp(logit − m) − (logit de la cible − m), où m est le plus grand logit (sans lui, exp
-# déborde). `axis.all_reduce(t, largest=True)` met dans `t`, en place, le plus grand des rangs plutôt que la somme ; m
+# déborde). `axis.all_reduce(t, largest=True)` met dans `t`, en place, le maximum sur les rangs plutôt que la somme ; m
 # n’a pas besoin de gradient.
 
 # %% [markdown] lang="en"
@@ -513,7 +513,7 @@ print(format_bytes(4 * 8192 * 128_256), format_bytes(4 * 8192 * 3))
 # whole vocabulary. Return the **mean** loss, the same on every rank, and do not gather the logits.
 #
 # For one token: loss = log Σ exp(logit − m) − (logit of the target − m), where m is the largest logit (without it, exp
-# overflows). `axis.all_reduce(t, largest=True)` puts into `t`, in place, the largest over the ranks rather than the
+# overflows). `axis.all_reduce(t, largest=True)` puts into `t`, in place, the maximum over the ranks rather than the
 # sum; m needs no gradient.
 
 
@@ -653,7 +653,7 @@ all(abs(a - b) < 1e-4 for a, b in zip(single.losses, two.losses, strict=True))
 # leurs poids (le MLP a trois matrices de 128 × 352).
 
 # %% [markdown] lang="en"
-# It is possible to cut **some** layers only (`tensor_parts=`, as with SageMaker): those where one byte sent spares most
+# It is possible to cut **some** layers only (`tensor_parts=`, as with SageMaker): those where one byte sent saves most
 # weights. **Before you look**: attention or MLP? Each region sends the same messages; count their weights (the MLP has
 # three matrices of 128 × 352).
 
@@ -669,13 +669,13 @@ for parts in ("attention", "mlp"):
 #
 # Il reste un gaspillage. Hors des régions, chaque rang a tous les tokens : il calcule les mêmes normalisations, les
 # mêmes *dropouts*, et en garde les mêmes activations. *Sequence Parallelism* (Korthikanti et al., 2022) y répartit les
-# **tokens**. Le prix, en octets ? Presque aucun : un *all-reduce* est un *reduce-scatter* suivi d’un *all-gather* (TP
-# 03). On fait le premier à la fin d’une région, le second au début de la suivante.
+# **tokens**. Le prix, en octets ? Presque aucun : un *all-reduce* est un *reduce-scatter* suivi d’un *all-gather*
+# (TP 03). On fait le premier à la fin d’une région, le second au début de la suivante.
 
 # %% [markdown] lang="en"
 # ## 6. Sequence parallelism
 #
-# One inefficiency remains. Outside of the regions every rank has all tokens: it computes the same norms and the same
+# One inefficiency remains. Outside the regions every rank has all tokens: it computes the same norms and the same
 # dropouts, and stores the same activations. Sequence parallelism (Korthikanti et al., 2022) splits the **tokens**
 # there. The price, in bytes? Next to none: an all-reduce is a reduce-scatter, then an all-gather (lab 03). The former
 # is made at the end of a region, the latter at the beginning of the next.
@@ -714,8 +714,8 @@ for stream in ("replicated", "split"):
 # %% [markdown] lang="fr"
 # ### Exercice 7 — un demi-bloc, avec et sans
 #
-# Écrivez un demi-bloc : normalisation, région, *dropout* de probabilité 0,5, connexion résiduelle.
-# `axis.sequence_parallel` dit si `x` contient les tokens de ce rang, ou tous ; la sortie de même.
+# Écrivez un demi-bloc : normalisation (`F.layer_norm`, `weight`, `bias`), région, *dropout* de probabilité 0,5,
+# connexion résiduelle. `axis.sequence_parallel` dit si `x` contient les tokens de ce rang, ou tous ; la sortie de même.
 #
 # - `region(h)` calcule tout ce qui est **dans** la région, à partir de tous les tokens, et renvoie le produit partiel
 #   de ce rang ;
@@ -727,8 +727,8 @@ for stream in ("replicated", "split"):
 # %% [markdown] lang="en"
 # ### Exercise 7 — half a block, with and without
 #
-# Write half a block: norm, region, dropout with probability 0.5, residual connection. `axis.sequence_parallel`
-# tells whether `x` holds this rank's tokens, or all; the same goes for the output.
+# Write half a block: norm (`F.layer_norm`, `weight`, `bias`), region, dropout with probability 0.5, residual
+# connection. `axis.sequence_parallel` tells whether `x` holds this rank's tokens, or all; the same goes for the output.
 #
 # - `region(h)` computes all that is **within** the region, from all tokens, and returns this rank's partial product;
 # - `gather_tokens(t, axis)` brings the tokens together (and, in backward, adds up and scatters);
@@ -759,7 +759,8 @@ lab.check("sequence-parallel", half_block)
 # Le même entraînement, avec `sequence_parallel=True` : pour le rang 0, en clair ce qui était prédit, dessous la mesure.
 
 # %% [markdown] lang="en"
-# The same training, with `sequence_parallel=True`: for rank 0, in pale what was predicted, below it what is measured.
+# The same training, with `sequence_parallel=True`: for rank 0, the prediction in a pale shade, the measurement below
+# it.
 
 # %% name="run-sequence" tags=["nbval-ignore-output"]
 sequence = dlojz.run(config, tp=2, sequence_parallel=True)
@@ -805,7 +806,7 @@ figures.sequence_seen(single, two, sequence)
 #
 # ## 7. Convolutions, by channels
 #
-# The model of the course, CoAtNet, begins with convolutions. Its MBConv block is cut as an MLP is, by **channels**: the
+# The model of the course, CoAtNet, begins with convolutions. Its MBConv block is cut like an MLP, by **channels**: the
 # 1×1 convolution that widens is a linear layer over the channels, by columns; the one that projects, by rows. Between
 # the two, the depthwise convolution treats each channel alone. There is one intruder: squeeze-excite, whose gate
 # depends on **all** channels. Here is the block on one process (without its norms):
@@ -852,12 +853,11 @@ lab.check("mbconv-channels", parallel_mbconv)
 # lab.hint("mbconv-channels")
 
 # %% [markdown] lang="fr"
-# CoAtNet est donc entièrement *tensor parallel* : convolutions, attention et MLP. Sur deux rangs, ce que chacun garde
-# et ce qu’ils échangent :
+# CoAtNet se coupe donc en entier : convolutions, attention et MLP. Sur deux rangs, ce que chacun garde et ce qu’ils
+# échangent :
 
 # %% [markdown] lang="en"
-# So CoAtNet is tensor-parallel altogether: convolutions, attention and MLP. On two ranks, what each keeps and what they
-# exchange:
+# So all of CoAtNet can be cut: convolutions, attention and MLP. On two ranks, what each keeps and what they exchange:
 
 # %% name="run-coatnet" tags=["nbval-ignore-output"]
 coatnet = dlojz.run(model="coatnet_tiny", engine="by_hand", tp=2, micro_batch=4, steps=3)
@@ -876,8 +876,8 @@ figures.counted([coatnet])
 #
 # ### Exercice 9 — le plan d’un bloc de Llama
 #
-# Cherchez les noms de ses couches dans `named_modules()` ; les sorties de `gate` et `expand` se multiplient terme à
-# terme. Renvoyez le plan, un dictionnaire `{nom: style}`.
+# Cherchez les noms de ses couches dans `named_modules()` ; les sorties de `mlp_gate` et `mlp_expand` se multiplient
+# terme à terme. Renvoyez le plan, un dictionnaire `{nom: style}`.
 
 # %% [markdown] lang="en"
 # At the same width, a stage of convolutions has many more “tokens” (pixels) than a stage of attention, and fewer
@@ -890,8 +890,8 @@ figures.counted([coatnet])
 #
 # ### Exercise 9 — the plan of a Llama block
 #
-# Look for the names of its layers in `named_modules()`; the outputs of `gate` and `expand` are multiplied term by term.
-# Return the plan, a dictionary `{name: style}`.
+# Look for the names of its layers in `named_modules()`; the outputs of `mlp_gate` and `mlp_expand` are multiplied term
+# by term. Return the plan, a dictionary `{name: style}`.
 
 # %% name="names"
 for name, layer in models.build("llama_tiny").blocks[1].named_modules():
@@ -1048,8 +1048,8 @@ print(f"one number {one_number_s:.4f}, 4 MiB {four_mib_s:.4f}, whole {whole_s:.3
 
 # %% [markdown] lang="en"
 # **Your predictions**, for these four MLPs (1,024 tokens, width 256, fp32): how many seconds per step will the
-# all-reduces take (two per MLP)? And how many times as fast are two ranks as one? The measurements are above, for
-# instance `ranks["whole_s"][0]`. Nothing hides these messages: their time is added to the computation.
+# all-reduces take (two per MLP)? And how many times as fast as one rank will two ranks be? The measurements are above,
+# for instance `ranks["whole_s"][0]`. Nothing hides these messages: their time is added to the computation.
 
 # %% name="predict-reduce" stub="value" tags=["nbval-ignore-output"]
 latency_s, large_s = ranks["one_number_s"][0], ranks["four_mib_s"][0]
@@ -1101,9 +1101,9 @@ lab.reveal("reduce-seconds", min(ranks["spent"]))
 lab.reveal("tensor-speed-up", ranks["speed_up"][0])
 
 # %% [markdown] lang="fr"
-# Deux rangs ne vont pas deux fois plus vite : comptez sur 1,1 à 1,7, et des écarts de 30 % sur une machine occupée. Les
-# cœurs se gênent (la moitié prend plus de la moitié du temps), les messages s’ajoutent, et chaque *all-reduce* attend
-# d’abord le rang le plus lent, ce que α et β ne disent pas.
+# Deux rangs ne vont pas deux fois plus vite : comptez sur 1,1 à 1,7, et des écarts de 30 % sur une machine occupée,
+# davantage pour les *all-reduces*. Les cœurs se gênent (la moitié prend souvent plus de la moitié du temps), les
+# messages s’ajoutent, et chaque *all-reduce* attend d’abord le rang le plus lent, ce que α et β ne disent pas.
 #
 # Et entre les nœuds ? Prenons NVLink, 300 Go/s par sens dans un nœud de A100 (NVIDIA, 2020), α = 5 µs ; le réseau du
 # TP 03, 25 Go/s, α = 10 µs ; et le calcul d’une couche, 72 B T D² (1 + T / 6D) opérations réparties sur p rangs
@@ -1111,9 +1111,9 @@ lab.reveal("tensor-speed-up", ranks["speed_up"][0])
 # coupant le produit en morceaux : c’est le *Tensor Parallelism* asynchrone de PyTorch.)
 
 # %% [markdown] lang="en"
-# Two ranks are not twice as fast: expect 1.1 to 1.7, and differences of 30% on a busy machine. The cores slow each
-# other down (half takes more than half the time), the messages are added, and each all-reduce first waits for the
-# slowest rank, which α and β do not tell.
+# Two ranks are not twice as fast: expect 1.1 to 1.7, and differences of 30% on a busy machine, more for the
+# all-reduces. The cores slow each other down (half often takes more than half the time), the messages are added, and
+# each all-reduce first waits for the slowest rank, which α and β do not tell.
 #
 # And between nodes? Let us take NVLink, 300 GB/s per direction in a node of A100s (NVIDIA, 2020), α = 5 µs; the
 # network of lab 03, 25 GB/s, α = 10 µs; and the computation of a layer, 72 B T D² (1 + T / 6D) operations divided
@@ -1148,8 +1148,8 @@ figures.share_of_time(layer_bytes, (12288, 12288 // 8), flops_per_s=200e12, **si
 
 # %% [markdown] lang="en"
 # Within the node, a tenth of the time; over the network, half of it. And the narrower the layer, the worse: its
-# computation shrinks with the square of the width, its messages with the width. Hence the custom: tensor parallelism
-# **within the node** (up to 8 GPUs), a pipeline or data parallelism between nodes.
+# computation shrinks with the square of the width, its messages with the width. Hence the usual practice: tensor
+# parallelism **within the node** (up to 8 GPUs), a pipeline or data parallelism between nodes.
 #
 # ## Challenge — the fewest bytes
 #
@@ -1179,8 +1179,7 @@ lab.check("fewest-bytes", frugal_plan)
 #
 # Découpez les MLP du script (`--parallel tp`) : la première couche par colonnes, la seconde par lignes. Trouvez leurs
 # noms dans `model.named_modules()`. Continuez dans votre `train.py`, ou partez de la solution du TP précédent :
-# `dlojz labs script 06 un_autre_dossier` en écrit un, avec un `# TODO` à chaque endroit à compléter. Jugez-le par la
-# cellule qui suit.
+# `dlojz labs script 06 un_autre_dossier` en écrit un, avec des `# TODO`. Vérifiez-le avec la cellule suivante.
 #
 # <details><summary>Les lignes de PyTorch</summary>
 #
@@ -1197,7 +1196,8 @@ lab.check("fewest-bytes", frugal_plan)
 #
 # Split the MLPs of the script (`--parallel tp`): the first layer by columns, the second by rows. Find their names in
 # `model.named_modules()`. Go on in your `train.py`, or begin with the solution of the lab before:
-# `dlojz labs script 06 another_folder` writes one, with a `# TODO` at each place to fill in. Judge it by the next cell.
+# `dlojz labs script 06 another_folder` writes one, with a `# TODO` at each place to fill in. Check it with the next
+# cell.
 #
 # <details><summary>The lines of PyTorch</summary>
 #
