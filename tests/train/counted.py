@@ -116,11 +116,17 @@ def footprint(runs: Runs, name: str, rank: int = 0) -> Footprint:
 
 
 def check_as_predicted(
-    runs: Runs, name: str, config: RunConfig, peak: float | None = 0.02, step_flops: float | None = None
+    runs: Runs,
+    name: str,
+    config: RunConfig,
+    peak: float | None = 0.02,
+    step_flops: float | None = None,
+    held_group: str = "",
 ) -> None:
     """On every rank of a whole run: states by category and every collective exactly, the peak to a relative tolerance.
 
-    `peak` and `step_flops` are the relative tolerances of the peak and of a step's FLOPs; None: not looked at.
+    `peak` and `step_flops` are the relative tolerances of the peak and of a step's FLOPs; None: not looked at. A thread
+    of gloo may still hold a message of the group `held_group` at the peak: so much more may be counted.
     """
     for rank in range(config.layout.world_size):
         counted, predicted = footprint(runs, name, rank), predict(config, rank)
@@ -131,7 +137,9 @@ def check_as_predicted(
         assert found == expected, (rank, found, expected)
         found, expected = counted.memory.peak_bytes, predicted.memory.peak_bytes
         if peak is not None:
-            assert expected == pytest.approx(found, rel=peak), (rank, found, expected)
+            held = sum(one.message_bytes for one in predicted.communication if one.group == held_group)
+            assert found - held <= expected / (1 - peak), (rank, found, expected)
+            assert found >= expected / (1 + peak), (rank, found, expected)
         if step_flops is not None:
             found, expected = counted.step_flops, predicted.step_flops
             assert expected == pytest.approx(found, rel=step_flops), (rank, found, expected)
