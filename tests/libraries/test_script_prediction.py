@@ -31,9 +31,7 @@ SCRIPT = Path(__file__).with_name("wrapped_script.py")
 PEAK = 0.05
 """Relative error of the predicted peak, at most."""
 
-TEXTBOOK = (
-    '{"stage3_param_persistence_threshold":0,"stage3_max_reuse_distance":0,"stage3_prefetch_bucket_size":0}'
-)
+TEXTBOOK = '{"stage3_param_persistence_threshold":0,"stage3_max_reuse_distance":0,"stage3_prefetch_bucket_size":0}'
 """Options with which stage 3 gathers each module's weights for it alone, and frees them after it."""
 
 Recorded = Callable[..., RunRecord]
@@ -59,25 +57,27 @@ def predicted(record: RunRecord) -> ScriptPrediction:
     return record.script_prediction
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--wrap none",
-        "--wrap ddp --late --accumulation 2 --autocast",
-        "--wrap fsdp2",
-        "--wrap hsdp --keep --accumulation 2",
-        "--wrap fsdp2 --freeze --keep --optimizer Adagrad --late",
-        "--wrap deepspeed --zero 0 --bf16",
-        "--wrap deepspeed --zero 1 --accumulation 2",
-        "--wrap deepspeed --zero 2 --bf16 --accumulation 2 --groups",
-        f"--wrap deepspeed --zero 3 --zero-options {TEXTBOOK}",
-        "--wrap sp --accumulation 2 --autocast --late",
-        "--wrap 2d",
-        "--wrap nested",
-        "--wrap fsdp1 --units --keep --accumulation 2 --late",
-        "--wrap fsdp1 --units --groups --freeze",
-    ],
+DAILY = (
+    "--wrap none",
+    "--wrap ddp --late --accumulation 2 --autocast",
+    "--wrap fsdp2",
+    "--wrap deepspeed --zero 2 --bf16 --accumulation 2 --groups",
+    "--wrap 2d",
 )
+NIGHTLY = (
+    "--wrap hsdp --keep --accumulation 2",
+    "--wrap fsdp2 --freeze --keep --optimizer Adagrad --late",
+    "--wrap deepspeed --zero 0 --bf16",
+    "--wrap deepspeed --zero 1 --accumulation 2",
+    f"--wrap deepspeed --zero 3 --zero-options {TEXTBOOK}",
+    "--wrap sp --accumulation 2 --autocast --late",
+    "--wrap nested",
+    "--wrap fsdp1 --units --keep --accumulation 2 --late",
+    "--wrap fsdp1 --units --groups --freeze",
+)
+
+
+@pytest.mark.parametrize("words", [*DAILY, *(pytest.param(words, marks=pytest.mark.nightly) for words in NIGHTLY)])
 def test_states_and_messages_are_exact_and_the_peak_is_near(words: str, recorded: Recorded) -> None:
     record = recorded(words, 1 if "none" in words else 4 if "hsdp" in words or "2d" in words else 2)
     found, measured = predicted(record).footprint, record.footprint()
@@ -95,7 +95,9 @@ def test_states_and_messages_are_exact_and_the_peak_is_near(words: str, recorded
     assert (exposed_s is not None) == told_of_messages
 
 
-@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B"])
+@pytest.mark.parametrize(
+    "schedule", ["1F1B", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("GPipe", "Interleaved1F1B"))]
+)
 def test_each_rank_of_a_pipeline_is_predicted(schedule: str, recorded: Recorded) -> None:
     record = recorded(f"--wrap pipeline --accumulation 4 --schedule {schedule}")
     told = predicted(record)

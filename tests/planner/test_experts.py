@@ -128,6 +128,7 @@ def test_the_degrees_that_are_searched_divide_experts_and_replicas() -> None:
     assert chosen(None, catalogue=True, experts=True) == tuple(one for one in OFFERS if one in OF_MIXTURES)
 
 
+@pytest.mark.nightly
 def test_the_plan_of_a_mixture_shares_its_experts_out(mixtral: Plan) -> None:
     best = mixtral.best
     assert best.candidate.ep > 1
@@ -138,6 +139,7 @@ def test_the_plan_of_a_mixture_shares_its_experts_out(mixtral: Plan) -> None:
     assert "no mixture of experts is among these measurements" in told
 
 
+@pytest.mark.nightly
 def test_the_only_published_figure_is_not_far(mixtral: Plan) -> None:
     """An anchor, no validation: without the rows that a capacity factor of 1.25 adds it would be nearer still."""
     best = mixtral.best
@@ -147,6 +149,7 @@ def test_the_only_published_figure_is_not_far(mixtral: Plan) -> None:
     assert tera == pytest.approx(PUBLISHED_TFLOP_PER_S, rel=0.25)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("wanted", "english", "french"),
     [
@@ -168,6 +171,7 @@ def test_what_speaks_against_a_layout_is_said(
         assert re.search(re.escape(sentence), str(mixtral.why(**wanted)))
 
 
+@pytest.mark.nightly
 def test_documents_say_how_experts_are_shared_out(mixtral: Plan) -> None:
     words = mixtral.best.documents()["arguments.txt"].split()
     assert words[words.index("--expert-model-parallel-size") + 1] == str(mixtral.best.candidate.ep)
