@@ -59,8 +59,13 @@ def test_a_lab_shows_the_lines_of_its_script(lab: int) -> None:
     ("processes", "words", "said"),
     [
         (2, "--parallel 1f1b", "--accumulation must be at least the number of ranks"),
-        (3, "--parallel 1f1b --accumulation 4", "the number of ranks must divide that of the blocks"),
-        (3, "--parallel ddp", "--batch must be a multiple of replicas"),
+        pytest.param(
+            3,
+            "--parallel 1f1b --accumulation 4",
+            "the number of ranks must divide that of the blocks",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(3, "--parallel ddp", "--batch must be a multiple of replicas", marks=pytest.mark.nightly),
     ],
 )
 def test_what_does_not_come_out_even_is_refused(processes: int, words: str, said: str, tmp_path: Path) -> None:
