@@ -668,11 +668,10 @@ for finding in comparison.findings():
 # dlojz labs script 00 my_training
 # python my_training/train.py
 # dlojz run my_training/train.py
-# dlojz labs judge 00 my_training/train.py
 # ```
 #
-# Chaque TP, jusqu’au TP 12, y ajoute une chose que vous écrivez ; la dernière commande juge ce que fait alors le
-# script, sur de vrais processus.
+# Chaque TP, jusqu’au TP 12, y ajoute une chose que vous écrivez ; la cellule qui suit (ou, dans un terminal,
+# `dlojz labs judge 00 my_training/train.py`) juge ce que fait alors le script, sur de vrais processus.
 
 # %% [markdown] lang="en"
 # ## In your project: your own script
@@ -684,11 +683,13 @@ for finding in comparison.findings():
 # dlojz labs script 00 my_training
 # python my_training/train.py
 # dlojz run my_training/train.py
-# dlojz labs judge 00 my_training/train.py
 # ```
 #
-# Every lab up to lab 12 adds one thing to it, which you write; the last command judges what the script then does, on
-# real processes.
+# Every lab up to lab 12 adds one thing to it, which you write; the next cell (or, in a terminal,
+# `dlojz labs judge 00 my_training/train.py`) judges what the script then does, on real processes.
+
+# %% name="judge-script" tags=["nbval-ignore-output"]
+labs.judge_script(lab, "my_training/train.py")
 
 # %% [markdown] lang="fr"
 # ## Bilan

@@ -107,6 +107,22 @@ lab.check("attention", attention)
 # lab.hint("attention")
 
 # %% [markdown] lang="fr"
+# À quoi cela sert : dans « l’avocat prépare sa plaidoirie » et « l’avocat a un gros noyau », le même mot, donc le même
+# vecteur, a deux sens. Sur trois vecteurs faits à la main, dont les colonnes disent « droit » et « fruit », voici ce
+# que votre fonction fait d’*avocat* selon son voisin.
+
+# %% [markdown] lang="en"
+# What it is for: the French *avocat* is a lawyer or an avocado. Beside *plaidoirie* (a speech for the defence) or
+# *noyau* (a stone of a fruit), the same word, so the same vector, has two meanings. With three vectors made by hand,
+# whose columns mean "law" and "fruit", here is what your function makes of *avocat* beside each neighbour.
+
+# %% name="homograph"
+meanings = {"avocat": (1.0, 1.0), "plaidoirie": (2.0, 0.0), "noyau": (0.0, 2.0)}
+for neighbour in ("plaidoirie", "noyau"):
+    x_TD = torch.tensor([meanings["avocat"], meanings[neighbour]])
+    print(neighbour, attention(x_TD, x_TD, x_TD)[0].tolist())
+
+# %% [markdown] lang="fr"
 # Une propriété à voir de ses yeux : mélangez les tokens, la sortie est mélangée de la même façon, et rien d’autre ne
 # change. L’attention ne voit pas l’ordre ; il faudra donc lui dire où se trouve chaque token.
 
@@ -121,6 +137,21 @@ order = torch.randperm(6, generator=generator)
 straight_1TD = F.scaled_dot_product_attention(x_1TD, x_1TD, x_1TD)
 shuffled_1TD = F.scaled_dot_product_attention(x_1TD[:, order], x_1TD[:, order], x_1TD[:, order])
 torch.allclose(straight_1TD[:, order], shuffled_1TD, atol=1e-6)
+
+# %% [markdown] lang="fr"
+# Qui voit qui ? C’est ce qui distingue les trois familles de Transformers. Le premier (Vaswani et al., 2017)
+# traduisait, avec un **encodeur** qui voit toute la phrase source et un **décodeur** qui ne voit, de sa propre phrase,
+# que le passé. BERT et ViT ne gardent que l’encodeur, GPT et LLaMA que le décodeur ; T5 garde les deux. Chaque case
+# sombre est un score permis ; ailleurs, il vaut −∞ avant le softmax.
+
+# %% [markdown] lang="en"
+# Who sees whom? That is what tells the three families of Transformers apart. The first one (Vaswani et al., 2017)
+# translated, with an **encoder** that sees the whole source sentence and a **decoder** that sees only the past of its
+# own. BERT and ViT keep the encoder alone, GPT and LLaMA the decoder alone; T5 keeps both. Each dark square is a score
+# that is allowed; elsewhere it is −∞ before the softmax.
+
+# %% name="families"
+figures.families()
 
 # %% [markdown] lang="fr"
 # ### Exercice 2 — l’attention multi-têtes
@@ -435,8 +466,26 @@ figures.attention_by_stage()
 # Let us measure: the image is shifted by 8 pixels, the features are shifted back, and we look at what has changed,
 # relative to the largest. Zero means equivariant.
 
-# %%
-round(figures.shift_gap("conv", 8), 3), round(figures.shift_gap("vit", 8), 3) > 0
+# %% name="equivariance"
+image_BCHW = torch.randn((1, 3, 32, 32), generator=generator)
+kernel = torch.randn((8, 3, 3, 3), generator=generator)
+patch_embedding = models.build("vit_tiny", image_size=32).get_submodule("blocks.0")
+
+
+def convolution(x_BCHW):  # a circular border, so that nothing is lost at the edge
+    return F.conv2d(F.pad(x_BCHW, (1, 1, 1, 1), mode="circular"), kernel)
+
+
+def patch_tokens(x_BCHW):  # 4 × 4 patches of 8 × 8 pixels, without the class token
+    return patch_embedding(x_BCHW)[:, 1:].transpose(1, 2).unflatten(-1, (4, 4))
+
+
+def shift_gap(features, positions):  # the image moves by 8 pixels, which are so many positions of the features
+    before, after = features(image_BCHW), features(image_BCHW.roll(8, dims=-1))
+    return ((after.roll(-positions, dims=-1) - before).abs().max() / before.abs().max()).item()
+
+
+round(shift_gap(convolution, 8), 3), shift_gap(patch_tokens, 1) > 0.01
 
 # %% [markdown] lang="fr"
 # Le décalage est ici d’un patch entier : ce sont donc les **positions absolues**, et elles seules, qui brisent
@@ -525,6 +574,46 @@ table
 
 # %%
 figures.scaling(table)
+
+# %% [markdown] lang="fr"
+# Pourquoi en vouloir autant ? La figure suivante donne ce que les articles ont mesuré sur ImageNet : une couleur par
+# modèle, un trait par jeu de données de pré-entraînement. À gauche, la précision (*top-1*) selon les opérations, à
+# droite selon les paramètres.
+
+# %% [markdown] lang="en"
+# Why would one want so many? The next figure gives what the papers measured on ImageNet: a colour per model, a line
+# style per data set of the pre-training. On the left the accuracy (top-1) by operations, on the right by parameters.
+
+# %% name="accuracy"
+figures.accuracy()
+
+# %% [markdown] lang="fr"
+# **Expliquez.** 1. Sur ImageNet-1K seul (1,3 million d’images), que gagne ViT à multiplier ses paramètres par trois et
+# demi ? 2. Et pré-entraîné sur JFT-300M ? 3. Qu’ont apporté à CoAtNet ses convolutions, puis son attention ?
+#
+# <details><summary>Réponse</summary>
+#
+# 1. Rien : il perd 1,4 point, car il surapprend. CoAtNet, lui, gagne à chaque taille. 2. Trois points, et il fait
+# mieux que les deux tailles avec moins d’images. 3. Ses convolutions, de quoi apprendre de peu d’images : avec quatre
+# fois moins d’opérations (13 contre 55 milliards), CoAtNet-0 dépasse ViT-B de 6 points sur ImageNet-1K. Son attention,
+# de quoi profiter de beaucoup d’images : les courbes montent encore avec JFT-3B, et CoAtNet-6 égale ViT-G/14 avec
+# 3,4 fois moins d’opérations. D’où les gros modèles, et la suite de ce cours.
+#
+# </details>
+
+# %% [markdown] lang="en"
+# **Explain.** 1. On ImageNet-1K alone (1.3 million images), what does ViT gain by three and a half times the
+# parameters? 2. And pre-trained on JFT-300M? 3. What have its convolutions given CoAtNet, and then its attention?
+#
+# <details><summary>Answer</summary>
+#
+# 1. Nothing: it loses 1.4 points, for it overfits. CoAtNet gains with each size. 2. Three points, and it does better
+# than either size with fewer images. 3. Its convolutions let it learn from few images: with a quarter of the operations
+# (13 against 55 billion), CoAtNet-0 is 6 points above ViT-B on ImageNet-1K. Its attention lets it profit from many: the
+# curves still rise with JFT-3B, and CoAtNet-6 equals ViT-G/14 with 3.4 times fewer operations. Hence the big models,
+# and the rest of this course.
+#
+# </details>
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Entraîner, c’est garder quatre nombres en fp32 pour chaque paramètre : le poids, son gradient,
@@ -638,8 +727,8 @@ figures.learning_seen(coatnet, vit_run)
 # ## Dans votre projet : votre script
 #
 # Remplacez le modèle du script par un petit Vision Transformer : des patches, quatre blocs identiques, une tête.
-# Continuez dans votre `train.py`, ou partez de la solution du TP précédent : `dlojz labs script 01 un_autre_dossier` en
-# écrit un, avec un `# TODO` à chaque endroit à compléter. Jugez-le par `dlojz labs judge 01 my_training/train.py`.
+# Continuez dans votre `train.py`, ou partez de la solution du TP précédent, qu’écrit
+# `dlojz labs script 01 un_autre_dossier`, avec un `# TODO` à chaque endroit à compléter. La cellule qui suit le juge.
 #
 # À regarder : `dlojz run` affiche la mémoire des poids (4 octets par paramètre en fp32) et les FLOPs d’un pas : ce sont
 # ceux que vos formules donnent.
@@ -659,8 +748,8 @@ figures.learning_seen(coatnet, vit_run)
 # ## In your project: your own script
 #
 # Replace the script's model by a small vision transformer: patches, four equal blocks, a head. Go on in your
-# `train.py`, or begin with the solution of the lab before: `dlojz labs script 01 another_folder` writes one, with a
-# `# TODO` at each place to fill in. Judge it by `dlojz labs judge 01 my_training/train.py`.
+# `train.py`, or begin with the solution of the lab before, which `dlojz labs script 01 another_folder` writes, with a
+# `# TODO` at each place to fill in. The next cell judges it.
 #
 # What to look for: `dlojz run` prints the memory of the weights (4 bytes per parameter in fp32) and the FLOPs of a
 # step, which are those of your formulas.
@@ -675,6 +764,9 @@ figures.learning_seen(coatnet, vit_run)
 # ```
 #
 # </details>
+
+# %% name="judge-script" tags=["nbval-ignore-output"]
+labs.judge_script(lab, "my_training/train.py")
 
 # %% [markdown] lang="fr"
 # ## Bilan

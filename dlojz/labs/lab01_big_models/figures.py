@@ -54,6 +54,44 @@ COATNET = {
 
 
 @dataclass(frozen=True)
+class Accuracy:
+    """Top-1 accuracy on ImageNet as its paper gives it; `multiply_adds_g` in 10⁹, `parameters_m` in millions."""
+
+    model: str
+    pre_training: str
+    parameters_m: float
+    multiply_adds_g: float
+    top_1: float
+
+
+# CoAtNet: Dai et al. 2021 (arXiv 2106.04803v2), tables 4, 5 and 12, the best image size of each model. ViT: Dosovitskiy
+# et al. 2021 (arXiv 2010.11929), table 5, at 384²; H/14 at 518² and G/14 as the CoAtNet paper lists them.
+ACCURACIES = (
+    Accuracy("CoAtNet-0", "ImageNet-1K", 25, 13.4, 83.9),
+    Accuracy("CoAtNet-1", "ImageNet-1K", 42, 27.4, 85.1),
+    Accuracy("CoAtNet-2", "ImageNet-1K", 75, 96.7, 85.9),
+    Accuracy("CoAtNet-3", "ImageNet-1K", 168, 203.1, 86.0),
+    Accuracy("CoAtNet-2", "ImageNet-21K", 75, 96.7, 87.3),
+    Accuracy("CoAtNet-3", "ImageNet-21K", 168, 203.1, 87.9),
+    Accuracy("CoAtNet-4", "ImageNet-21K", 275, 360.9, 88.1),
+    Accuracy("CoAtNet-3", "JFT-300M", 168, 214, 88.81),
+    Accuracy("CoAtNet-4", "JFT-300M", 275, 361, 89.11),
+    Accuracy("CoAtNet-5", "JFT-300M", 688, 812, 89.77),
+    Accuracy("CoAtNet-6", "JFT-3B", 1470, 1521, 90.45),
+    Accuracy("CoAtNet-7", "JFT-3B", 2440, 2586, 90.88),
+    Accuracy("ViT-B/16", "ImageNet-1K", 86, 55.4, 77.91),
+    Accuracy("ViT-L/16", "ImageNet-1K", 304, 190.7, 76.53),
+    Accuracy("ViT-B/16", "ImageNet-21K", 86, 55.4, 83.97),
+    Accuracy("ViT-L/16", "ImageNet-21K", 304, 190.7, 85.15),
+    Accuracy("ViT-B/16", "JFT-300M", 86, 55.4, 84.15),
+    Accuracy("ViT-L/16", "JFT-300M", 304, 190.7, 87.12),
+    Accuracy("ViT-H/14", "JFT-300M", 632, 1021, 88.55),
+    Accuracy("ViT-G/14", "JFT-3B", 1843, 5160, 90.45),
+)
+PRE_TRAININGS = {"ImageNet-1K": "-", "ImageNet-21K": "--", "JFT-300M": "-.", "JFT-3B": ":"}
+
+
+@dataclass(frozen=True)
 class PublishedLine:
     """One model, counted and published."""
 
@@ -231,6 +269,99 @@ def scaling(table: CoatnetTable) -> LabFigure:
     return finish(figure)
 
 
+def accuracy() -> LabFigure:
+    """Published accuracy of CoAtNet and ViT, by multiply-adds and by parameters, with what they were pre-trained on."""
+    figure = new_figure(
+        10.0,
+        4.2,
+        alt=say(
+            en="Top-1 accuracy on ImageNet by multiply-adds and by parameters: CoAtNet above ViT with each data set of "
+            "the pre-training, and both higher with larger data sets.",
+            fr="Précision top-1 sur ImageNet selon les opérations et les paramètres : CoAtNet au-dessus de ViT pour "
+            "chaque jeu de pré-entraînement, et tous deux plus haut avec de plus grands jeux.",
+        ),
+    )
+    panels = figure.subplots(1, 2, sharey=True)
+    for family, colour, marker in (("CoAtNet", BLUE, "o"), ("ViT", VERMILION, "s")):
+        for pre_training, line in PRE_TRAININGS.items():
+            points = [row for row in ACCURACIES if row.model.startswith(family) and row.pre_training == pre_training]
+            for axes, values in zip(
+                panels,
+                ([row.multiply_adds_g for row in points], [row.parameters_m for row in points]),
+                strict=True,
+            ):
+                axes.plot(
+                    values,
+                    [row.top_1 for row in points],
+                    color=colour,
+                    linestyle=line,
+                    marker=marker,
+                    markersize=4,
+                    label=f"{family}, {pre_training}",
+                )
+    for axes, label in zip(
+        panels,
+        (say(en="multiply-adds per image (G)", fr="multiplications-additions par image (G)"),
+         say(en="parameters (M)", fr="paramètres (M)")),
+        strict=True,
+    ):  # fmt: skip
+        axes.set_xscale("log")
+        decimal_marks(axes.xaxis)
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel(label)
+        plain(axes)
+    panels[0].set_ylabel(say(en="top-1 accuracy (%)", fr="précision top-1 (%)"))
+    panels[1].legend(frameon=False, fontsize=8, loc="lower right")
+    return finish(figure)
+
+
+def families(tokens: int = 5) -> LabFigure:
+    """Which token sees which in an encoder, a decoder and both together: a row per query, a column per key."""
+    import torch
+
+    everything, past = torch.ones((tokens, tokens)), torch.ones((tokens, tokens)).tril()
+    both = torch.cat(
+        (torch.cat((everything, 0 * everything), dim=1), torch.cat((everything, past), dim=1))
+    )  # rows and columns: the source, then the target
+    shown = (
+        (say(en="encoder: BERT, ViT\n(what is it?)", fr="encodeur : BERT, ViT\n(qu’est-ce ?)"), everything),
+        (say(en="decoder: GPT, LLaMA\n(what comes next?)", fr="décodeur : GPT, LLaMA\n(quelle suite ?)"), past),
+        (
+            say(
+                en="encoder and decoder: T5\n(how is it put there?)",
+                fr="encodeur et décodeur : T5\n(comment le dire ?)",
+            ),
+            both,
+        ),
+    )
+    figure = new_figure(
+        9.0,
+        3.6,
+        alt=say(
+            en="Masks of attention: all tokens see all in an encoder, each sees the past in a decoder; with both, the "
+            "target sees the whole source and its own past.",
+            fr="Masques d’attention : tous les tokens voient tout dans un encodeur, chacun voit le passé dans un "
+            "décodeur ; avec les deux, la cible voit toute la source et son propre passé.",
+        ),
+    )
+    for axes, (title, mask) in zip(figure.subplots(1, 3), shown, strict=True):
+        axes.imshow(mask, cmap="Greys", vmin=0, vmax=1.3)
+        axes.set_title(title, fontsize=9)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.set_xlabel(say(en="key", fr="clé"))
+        axes.set_ylabel(say(en="query", fr="requête"))
+        for edge in range(1, len(mask)):
+            axes.axhline(edge - 0.5, color=GREY, linewidth=0.5)
+            axes.axvline(edge - 0.5, color=GREY, linewidth=0.5)
+        if len(mask) > tokens:
+            for draw in (axes.axhline, axes.axvline):
+                draw(tokens - 0.5, color=VERMILION, linewidth=1.5)
+            axes.set_xlabel(say(en="key: source, target", fr="clé : source, cible"))
+            axes.set_ylabel(say(en="query: target, source", fr="requête : cible, source"))
+    return finish(figure)
+
+
 def states_beside_gpus(optimizer: str = "adamw", names: Sequence[str] = tuple(COATNET)) -> LabFigure:
     """Predicted model states by category, model by model, and the memory of GPUs."""
     axes = panel(
@@ -308,36 +439,3 @@ def learning_seen(coatnet: Run, vit: Run) -> Table:
              significant(small.flops / tiny.flops, 2)),
         ]
     )  # fmt: skip
-
-
-def shift_gap(name: str, pixels: int) -> float:
-    """Largest change of a model's features when its image is shifted by a few pixels and its features shifted back.
-
-    `conv` is a 3 × 3 convolution with circular padding, `vit` a patch embedding with positions. Relative to the largest
-    feature; 0 means equivariant to translation.
-    """
-    import torch
-    import torch.nn.functional as F
-
-    generator = torch.Generator().manual_seed(0)
-    image_BCHW = torch.randn((1, 3, 32, 32), generator=generator)
-    if name == "conv":
-        kernel = torch.randn((8, 3, 3, 3), generator=generator)
-
-        def features(x_BCHW: torch.Tensor) -> torch.Tensor:
-            return F.conv2d(F.pad(x_BCHW, (1, 1, 1, 1), mode="circular"), kernel)
-
-        step = pixels
-    else:
-        torch.manual_seed(0)
-        embedding = models.build("vit_tiny", image_size=32).get_submodule("blocks.0")
-        patch = 8
-
-        def features(x_BCHW: torch.Tensor) -> torch.Tensor:
-            tokens_BTD = embedding(x_BCHW)[:, 1:]
-            return tokens_BTD.transpose(1, 2).reshape(1, -1, 32 // patch, 32 // patch).detach()
-
-        step = pixels // patch
-    before = features(image_BCHW)
-    after = features(image_BCHW.roll(pixels, dims=-1)).roll(-step, dims=-1)
-    return float((after - before).abs().max() / before.abs().max())
