@@ -35,7 +35,6 @@
 # Allow two hours. Four ranks are enough, without GPUs.
 
 # %% name="setup"
-import os
 import time
 from itertools import pairwise
 from statistics import median
@@ -641,11 +640,13 @@ lab.check("efficiency", efficiencies)
 
 # %% [markdown] lang="fr"
 # Mesurons, avec un réseau aux couches larges. `step_s` chronomètre un pas : passes avant et arrière, puis la
-# communication qu’on lui donne. D’abord un processus seul.
+# communication qu’on lui donne. `turns` chronomètre, à tour de rôle, le rang 0 seul, puis
+# tous. D’abord un processus seul.
 
 # %% [markdown] lang="en"
 # Let us measure, with a network of wide layers. `step_s` times one step: forward and backward pass, then the
-# communication it is given. First one process alone.
+# communication it is given. `turns` times, in turns, rank 0 alone and then all at once. First
+# one process alone.
 
 
 # %% name="one-process" tags=["nbval-ignore-output"]
@@ -665,25 +666,46 @@ def step_s(model, x, y, communicate=None):
     return time.perf_counter() - start
 
 
+def turns(model, whole, mine, communicate=None):
+    times = []
+    for _ in range(7):
+        dist.barrier()
+        alone_s = step_s(model, *whole) if dist.get_rank() == 0 else 0.0
+        dist.barrier()
+        times.append((alone_s, step_s(model, *mine, communicate)))
+    return times
+
+
 x, y = images[:256].flatten(1), labels[:256]
 wide_bytes = [4 * parameter.numel() for parameter in make_wide().parameters()]
 image_s = median(step_s(make_wide(), x, y) for _ in range(7)) / len(x)
-cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-print(f"{1 / image_s:.0f} images/s, {sum(wide_bytes) / 1e6:.1f} MB, {cores=}")
+print(f"{1 / image_s:.0f} images/s, {sum(wide_bytes) / 1e6:.1f} MB")
+
+# %% [markdown] lang="fr"
+# Quatre processus se partagent cœurs, caches et mémoire : combien de fois plus longtemps chacun calcule-t-il ?
+
+# %% [markdown] lang="en"
+# Four processes share cores, caches and memory: how many times as long does each compute?
+
+# %% name="at-once" tags=["nbval-ignore-output"]
+# %%ranks --with step_s,turns,make_wide,x,y
+model, batch = make_wide(), (x, y)
+at_once_s = turns(model, batch, batch)
+
+# %% name="slower" tags=["nbval-ignore-output"]
+slower = median(together_s / alone_s for alone_s, together_s in ranks["at_once_s"][0])
+print(f"{slower:.2f} times as long")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Quelle efficacité auront quatre processus, avec 256 images chacun, d’après `efficiencies` et
-# `calibration` ? Sur moins de quatre cœurs, une image prend `4 / cores` fois plus longtemps, ce qui divise l’efficacité
-# d’autant.
+# `calibration` ? Une image prend `slower` fois plus longtemps, ce qui divise l’efficacité d’autant.
 
 # %% [markdown] lang="en"
 # **Your prediction.** What will be the efficiency of four processes, each with its 256 images? Use `efficiencies` and
-# `calibration`. With fewer than four cores, the processes share them: an image then takes `4 / cores` times as long as
-# on one process alone, which divides the efficiency by as much.
+# `calibration`. An image takes `slower` times as long, which divides the efficiency by as much.
 
 # %% name="predict-weak-efficiency" stub="value" tags=["nbval-ignore-output"]
 ### BEGIN SOLUTION
-slower = max(1, 4 / cores)
 network_here = calibration.alpha_s, calibration.beta_s_per_byte
 predicted = efficiencies(256, 4, image_s * slower, wide_bytes, *network_here)[1] / slower
 ### END SOLUTION
@@ -695,66 +717,45 @@ lab.predict(
 )
 
 # %% name="measure-weak"
-# %%ranks --with step_s,make_wide,average_gradients,x,y
-from statistics import median
-
-model = make_wide()
-
-
-def turn():  # in turns, so that noise meets both // en alternance : le bruit touche les deux
-    dist.barrier()
-    alone_s = step_s(model, x, y) if rank == 0 else 0.0
-    dist.barrier()
-    return alone_s, step_s(model, x, y, average_gradients)
-
-
-weak_s = [turn() for _ in range(5)]
+# %%ranks --with average_gradients
+weak_s = turns(model, batch, batch, average_gradients)
 
 # %% name="reveal-weak-efficiency" tags=["nbval-ignore-output"]
 lab.reveal("weak-efficiency", median(alone_s / together_s for alone_s, together_s in ranks["weak_s"][0]))
 
 # %% [markdown] lang="fr"
-# Attendez-vous à un écart : mémoire, caches et fréquence du processeur sont partagés aussi. Sur deux cœurs partagés,
-# deux processus vont 1,1 à 1,7 fois plus vite, parfois pas plus qu’un seul si la machine est occupée.
+# L’écart qui reste : gloo copie et additionne sur ces mêmes cœurs.
 #
-# Deux processus maintenant : de nouveaux rangs, qui mesurent leurs propres α et β. **Votre prédiction.** Combien de
-# fois plus vite qu’un seul iront-ils sur un **même** batch de 256 images ?
+# Deux nouveaux rangs mesurent leurs propres α et β, et la moitié du batch, seul puis ensemble. **Votre prédiction.**
+# Combien de fois plus vite qu’un seul iront-ils sur un **même** batch de 256 images ?
 
 # %% [markdown] lang="en"
-# Expect a gap: processes also share the memory, the caches and the processor's clock. On two shared cores, two
-# processes are 1.1 to 1.7 times as fast as one, sometimes no faster if the machine is busy.
+# The gap that remains: gloo copies and adds on the same cores.
 #
-# Now two processes: fresh ranks take the place of the old, and measure their own α and β. **Your prediction.** How many
-# times faster than one will they be on the **same** batch of 256 images?
+# Two fresh ranks measure their own α and β, and half of the batch, alone and then both at once. **Your prediction.**
+# How many times as fast as one will they be on the **same** batch of 256 images?
 
 # %% name="measure-two" tags=["nbval-ignore-output"]
-# %%ranks 2
+# %%ranks 2 --with step_s,turns,make_wide,x,y
 from dlojz.by_hand import collectives
 
 points = collectives.measure("all_reduce", [2**power for power in range(12, 23, 2)])
+model, half = make_wide(), (x[rank::2], y[rank::2])
+at_once_s = turns(model, half, half)
 
 # %% name="predict-speed-up" stub="value" tags=["nbval-ignore-output"]
 two = collectives.fit(ranks["points"][0])
+slower = median(together_s / alone_s for alone_s, together_s in ranks["at_once_s"][0])
 lab.predict(
     "speed-up",
     ### BEGIN SOLUTION
-    2 * efficiencies(256, 2, image_s, wide_bytes, two.alpha_s, two.beta_s_per_byte)[0],
+    2 * efficiencies(256, 2, image_s * slower, wide_bytes, two.alpha_s, two.beta_s_per_byte)[0] / slower,
     ### END SOLUTION
 )
 
 # %% name="measure-strong"
-# %%ranks --with step_s,make_wide,average_gradients,x,y
-model = make_wide()
-
-
-def turn():
-    dist.barrier()
-    alone_s = step_s(model, x, y) if rank == 0 else 0.0
-    dist.barrier()
-    return alone_s, step_s(model, x[rank::2], y[rank::2], average_gradients)
-
-
-strong_s = [turn() for _ in range(7)]
+# %%ranks --with average_gradients
+strong_s = turns(model, (x, y), half, average_gradients)
 
 # %% name="reveal-speed-up" tags=["nbval-ignore-output"]
 lab.reveal("speed-up", median(alone_s / together_s for alone_s, together_s in ranks["strong_s"][0]))

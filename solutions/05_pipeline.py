@@ -433,7 +433,7 @@ def run_stage(stage, x, loss_of, shape, dtype, send):
     if rank < last:
         send(y.detach(), rank + 1)
     ### END SOLUTION
-    yield  # the backward comes when its turn has come // la passe arrière vient quand c'est son tour
+    yield  # the backward comes when its turn has come // la passe arrière vient quand c’est son tour
     ### BEGIN SOLUTION
     if rank == last:
         loss_of(y).backward()
@@ -675,49 +675,63 @@ run_order(one_f_one_b(rank, 2, 8), stage, inputs, loss_of, (192, 384))
 print("1F1B = one process:", equal())
 
 # %% [markdown] lang="fr"
-# Puis les durées d’un étage pour un micro-batch, sur les deux rangs à la fois :
+# Les durées d’un étage pour un micro-batch : sur les deux rangs à la fois, puis sur le rang 0 seul.
 
 # %% [markdown] lang="en"
-# Then the times of a stage, measured with one micro-batch, on both ranks at once:
+# Then the times of a stage, measured with one micro-batch: on both ranks at once, then on rank 0 alone.
 
 # %% name="time-a-stage" tags=["nbval-ignore-output"]
 # %%ranks 2 --with make_stages,time,median
-measured, block = [], make_stages()[rank]
+block = make_stages()[rank]
+
+
+def stage_s():
+    measured = []
+    for _ in range(30):
+        x = torch.randn(192, 384, requires_grad=True)
+        start = time.perf_counter()
+        y = block(x)
+        middle = time.perf_counter()
+        y.sum().backward()
+        measured.append((middle - start, time.perf_counter() - middle))
+    return [median(times) for times in zip(*measured, strict=True)]
+
+
 dist.barrier()
-for _ in range(30):
-    x = torch.randn(192, 384, requires_grad=True)
-    start = time.perf_counter()
-    y = block(x)
-    middle = time.perf_counter()
-    y.sum().backward()
-    measured.append((middle - start, time.perf_counter() - middle))
-forward_s, backward_s = map(median, zip(*measured, strict=True))
-print(f"forward {1e3 * forward_s:.2f} ms, backward {1e3 * backward_s:.2f} ms")
+forward_s, backward_s = stage_s()
+dist.barrier()
+alone_s = sum(stage_s()) if rank == 0 else 0.0
+dist.barrier()
+print(f"forward {1e3 * forward_s:.2f} ms, backward {1e3 * backward_s:.2f} ms; both alone {1e3 * alone_s:.2f} ms")
 
 # %% [markdown] lang="fr"
 # **Vos prédictions**, d’après ces durées (`ranks["forward_s"]` et `ranks["backward_s"]`, une par rang) et la formule de
-# la section 6 : combien de secondes dure un pas de 1F1B ? Et combien de fois plus vite va-t-il qu’un processus seul ?
-# Sur deux cœurs, attendez-vous à 1,2 à 1,7, et à moins si d’autres y calculent.
+# la section 6 : combien de secondes dure un pas de 1F1B ? Et combien de fois plus vite va-t-il qu’un processus seul,
+# qui calcule les deux étages, chacun en `ranks["alone_s"][0]` ?
 
 # %% [markdown] lang="en"
 # **Your predictions**, from these times (`ranks["forward_s"]` and `ranks["backward_s"]`, one per rank) and section 6's
-# formula: how many seconds does a step of 1F1B take? And how many times as fast is it as one process? On two cores
-# expect 1.2 to 1.7, and less if others compute there.
+# formula: how many seconds does a step of 1F1B take? And how many times as fast is it as one process, which computes
+# both stages, each in `ranks["alone_s"][0]`?
 
 # %% name="predict-step-seconds" stub="value" tags=["nbval-ignore-output"]
+### BEGIN SOLUTION
+one_f_one_b_s = sum(ranks["forward_s"] + ranks["backward_s"]) + 7 * max(
+    f + b for f, b in zip(ranks["forward_s"], ranks["backward_s"], strict=True)
+)
+### END SOLUTION
 lab.predict(
     "step-seconds",
     ### BEGIN SOLUTION
-    sum(ranks["forward_s"] + ranks["backward_s"])
-    + 7 * max(f + b for f, b in zip(ranks["forward_s"], ranks["backward_s"], strict=True)),
+    one_f_one_b_s,
     ### END SOLUTION
 )
 
-# %% name="predict-real-speedup" stub="value"
+# %% name="predict-real-speedup" stub="value" tags=["nbval-ignore-output"]
 lab.predict(
     "real-speedup",
     ### BEGIN SOLUTION
-    8 * 2 / (8 + 2 - 1),
+    8 * 2 * ranks["alone_s"][0] / one_f_one_b_s,
     ### END SOLUTION
 )
 
@@ -741,16 +755,16 @@ lab.reveal("step-seconds", median(piped))
 lab.reveal("real-speedup", median(one / other for one, other in zip(alone, piped, strict=True)))
 
 # %% [markdown] lang="fr"
-# **Expliquez** l’écart à 1,78. <details><summary>Réponse</summary>
+# **Expliquez** l’écart au 1,78 de la bulle seule. <details><summary>Réponse</summary>
 #
-# La bulle est déjà dans 1,78. Le reste : les messages, et les rangs qui se partagent caches et mémoire.
+# Deux rangs qui calculent à la fois vont chacun moins vite, ce qu’on a mesuré ; puis viennent les messages.
 #
 # </details>
 
 # %% [markdown] lang="en"
-# **Explain** the gap to 1.78. <details><summary>Answer</summary>
+# **Explain** the gap to the 1.78 of the bubble alone. <details><summary>Answer</summary>
 #
-# The bubble is already in 1.78. The rest: the messages, and ranks that share caches and memory.
+# Two ranks that compute at once are each slower, as we have measured; then come the messages.
 #
 # </details>
 

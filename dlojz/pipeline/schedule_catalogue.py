@@ -107,7 +107,7 @@ ENTRIES = (
         "Lamy-Poirier 2023, arXiv 2211.05953",
         _said(
             "keeps the activations of all micro-batches, as GPipe does; meant for fully sharded weights",
-            "garde les activations de tous les micro-batches, comme GPipe ; pensé pour des poids entièrement partagés",
+            "garde les activations de tous les micro-batches, comme GPipe ; pensé pour des poids entièrement répartis",
         ),
         "synchronous.looped_bfs",
         chunks=2,
