@@ -737,27 +737,42 @@ run.compare()
 #
 # Deux façons d’ajouter des processus. **Extensibilité faible** : chacun garde son batch, et le travail grandit.
 # **Extensibilité forte** : le batch total reste le même, chacun en a moins. Voici un entraînement en PyTorch seul, avec
-# DDP, en tokens par seconde ; et la crête d’un processus, mesurée par un produit de matrices.
-#
-# **Votre prédiction.** Combien de fois plus de tokens par seconde à quatre processus qu’à un seul, à batch égal par
-# processus ? (Les cœurs : `dlojz doctor`.)
+# DDP, en tokens par seconde ; et d’abord la crête d’un produit de matrices, sur un processus, puis sur quatre.
 
 # %% [markdown] lang="en"
 # ## 6. Scaling, here
 #
 # There are two ways to add processes. **Weak scaling**: each keeps its batch, and the work grows. **Strong scaling**:
 # the whole batch stays the same, each has less of it. Here is a training in plain PyTorch, with DDP, in tokens per
-# second; and the peak of one process, measured by a product of matrices.
-#
+# second; and first the peak of a product of matrices, on one process, then on four at once.
+
+
+# %% name="peak-here" tags=["nbval-ignore-output"]
+def product(rank, size):
+    a, begun_s = torch.randn(512, 512), time.perf_counter()
+    for _ in range(100):
+        a @ a
+    return 100 * 2 * 512**3 / (time.perf_counter() - begun_s)
+
+
+peak_flops = spmd(product, 1)[0].value
+four_flops = sum(one.value for one in spmd(product, 4))
+print(f"one process {peak_flops / 1e9:.0f} GFLOP/s, four together {four_flops / 1e9:.0f}")
+
+# %% [markdown] lang="fr"
+# **Votre prédiction.** Combien de fois plus de tokens par seconde à quatre processus qu’à un seul, à batch égal par
+# processus ?
+
+# %% [markdown] lang="en"
 # **Your prediction.** How many times as many tokens per second with four processes as with one, with the same batch for
-# each process? (The cores: `dlojz doctor`.)
+# each process?
 
 
 # %% name="predict-four" tags=["nbval-ignore-output"] stub="value"
 lab.predict(
     "four-processes",
     ### BEGIN SOLUTION
-    min(4, measured.cores),
+    four_flops / peak_flops,
     ### END SOLUTION
 )
 
@@ -782,20 +797,11 @@ def training(batch):
     return on_rank
 
 
-def product(rank, size):
-    a, begun_s = torch.randn(512, 512), time.perf_counter()
-    for _ in range(20):
-        a @ a
-    return 20 * 2 * 512**3 / (time.perf_counter() - begun_s)
-
-
 # %% name="scaling" tags=["nbval-ignore-output"]
-peak_flops = spmd(product, 1)[0].value
 patient = {"wall_s": 600, "limit_s": 300}
 weak = {size: spmd(training(4), size, **patient)[0].value for size in (1, 2, 4)}
 strong = {size: spmd(training(16 // size), size, **patient)[0].value for size in (1, 2, 4)}
 parameters = sum(one.numel() for one in models.build("gpt_tiny").parameters())
-print(f"peak {peak_flops / 1e9:.0f} GFLOP/s")
 for name, rates in (("weak", weak), ("strong", strong)):
     for size, rate in rates.items():
         mfu, _ = shares_of_peak(parameters, rate, size, peak_flops, False)
@@ -805,8 +811,8 @@ for name, rates in (("weak", weak), ("strong", strong)):
 lab.reveal("four-processes", weak[4] / weak[1])
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Sur deux cœurs, attendez-vous à un rapport de 1,2 à 2 : deux processus par cœur ne calculent pas plus,
-# et les messages s’ajoutent. Laquelle des deux extensibilités chute le plus vite, et pourquoi ?
+# **Expliquez.** Les quatre ne calculent ensemble que ce que donnent les cœurs, et les messages s’ajoutent. Laquelle
+# des deux extensibilités chute le plus vite, et pourquoi ?
 #
 # <details><summary>Réponse</summary>
 #
@@ -815,8 +821,8 @@ lab.reveal("four-processes", weak[4] / weak[1])
 # </details>
 
 # %% [markdown] lang="en"
-# **Explain.** On two cores expect a ratio of 1.2 to 2: two processes on a core do not compute more, and messages are
-# added. Which of the two kinds of scaling falls faster, and why?
+# **Explain.** Together the four compute only what the cores give, and messages are added. Which of the two kinds of
+# scaling falls faster, and why?
 #
 # <details><summary>Answer</summary>
 #
