@@ -23,12 +23,12 @@
 # %% [markdown] lang="en"
 # # Lab 07 — Hybrid and 3D
 #
-# So far, one parallelism at a time. Data parallelism speeds up, but repeats the model everywhere and swells the batch;
-# pipeline parallelism cuts between layers, but leaves a bubble; tensor parallelism cuts each layer, but asks much of
-# the bandwidth. The largest models use all three: each rank has a place on a **grid**, and speaks to its neighbours in
-# its row, its column or its depth alone. Using the wrong group often raises no error: training goes on, but it is
-# wrong, or ten times slower. In this lab you build the grid, lay it on nodes, then really run 2D and 3D, beside one
-# process.
+# So far, one parallelism at a time. Data parallelism speeds training up, but repeats the model everywhere and swells
+# the batch; pipeline parallelism cuts between layers, but leaves a bubble; tensor parallelism cuts each layer, but asks
+# much of the bandwidth. The largest models use all three: each rank has a place on a **grid**, and speaks only to its
+# neighbours in its row, its column or its depth. Using the wrong group often raises no error: training goes on, but it
+# is wrong, or ten times slower. In this lab you build the grid, lay it on nodes, then really run 2D and 3D, and compare
+# them with one process.
 #
 # By the end you can:
 #
@@ -128,8 +128,8 @@ figures.places(place_of, dp=2, pp=4, tp=2, ranks=(0, 1, 2, 5, 8, 15))
 #
 # C’est la règle de Megatron-LM (Narayanan et al., 2021) : on en donne deux, le troisième s’en déduit. (SageMaker écrit
 # `processes_per_host` = degré de pipeline × degré de données : les rangs de tenseur y sont comptés **dans** le degré de
-# données, qui vaut ici dp × tp.) Renvoyez `(dp, pp, tp)` ; l’un des trois arguments vaut `None`, ou aucun. Si aucun
-# degré entier ne convient, levez une `ValueError`.
+# données, qui vaut ici dp × tp.) L’un des trois arguments vaut `None`, ou aucun. Renvoyez `(dp, pp, tp)` ; si aucun
+# degré entier ne convient, ou si le produit des trois n’est pas `processes`, levez une `ValueError`.
 
 # %% [markdown] lang="en"
 # ### Exercise 2 — the missing degree
@@ -139,9 +139,9 @@ figures.places(place_of, dp=2, pp=4, tp=2, ranks=(0, 1, 2, 5, 8, 15))
 # $$\text{processes} = \text{dp} \times \text{pp} \times \text{tp}$$
 #
 # That is Megatron-LM's rule (Narayanan et al., 2021): two are given, the third follows. (SageMaker writes
-# `processes_per_host` = pipeline degree × data degree: tensor ranks are counted **within** its data degree, which is dp
-# × tp here.) Return `(dp, pp, tp)`; one of the three arguments is `None`, or none is. Where no whole degree would do,
-# raise a `ValueError`.
+# `processes_per_host` = pipeline degree × data degree: tensor ranks are counted **within** its data degree, which is
+# dp × tp here.) One of the three arguments is `None`, or none is. Return `(dp, pp, tp)`; where no whole degree would
+# do, or the product of all three is not `processes`, raise a `ValueError`.
 
 
 # %% name="grid-degrees"
@@ -174,8 +174,8 @@ lab.check("grid-degrees", complete)
 #
 # ### Exercice 3 — les groupes d’un axe
 #
-# Renvoyez la liste des groupes selon `axis` (`"tp"`, `"dp"` ou `"pp"`), chacun étant une liste de rangs. `place_of`
-# peut servir.
+# Renvoyez la liste des groupes selon `axis` (`"tp"`, `"dp"` ou `"pp"`), chacun étant une liste de rangs (l’ordre est
+# libre). `place_of` peut servir.
 
 # %% [markdown] lang="en"
 # ## 2. The groups
@@ -191,7 +191,8 @@ lab.check("grid-degrees", complete)
 #
 # ### Exercise 3 — the groups of an axis
 #
-# Return the list of the groups along `axis` (`"tp"`, `"dp"` or `"pp"`), each a list of ranks. `place_of` may help.
+# Return the list of the groups along `axis` (`"tp"`, `"dp"` or `"pp"`), each a list of ranks (in any order). `place_of`
+# may help.
 
 
 # %% name="grid-groups"
@@ -507,7 +508,7 @@ same = all(torch.allclose(part[name], expected[name], atol=1e-5) for name in par
 print((dp_rank, tp_rank), tuple(part["w1"].shape), same)
 
 # %% [markdown] lang="fr"
-# Aucun rang n’a vu plus de la moitié des échantillons ni plus de la moitié de chaque couche, et les poids sont les
+# Aucun rang n’a vu plus de la moitié des échantillons ni plus de la moitié de chaque matrice, et les poids sont les
 # mêmes. Remarquez ce qui n’a **pas** été communiqué : le gradient de `bias` est déjà le même sur toutes les tranches
 # (tout ce qui suit `add_up` l’est), et celui de `w1` n’intéresse que les répliques de sa tranche.
 #
@@ -516,7 +517,7 @@ print((dp_rank, tp_rank), tuple(part["w1"].shape), same)
 # qui reste à chaque rang est partitionné selon `dp`. Quelle part des poids un rang gardera-t-il ?
 
 # %% [markdown] lang="en"
-# No rank has seen more than half of the samples, nor more than half of each layer, and the weights are the same. Note
+# No rank has seen more than half of the samples, nor more than half of each matrix, and the weights are the same. Note
 # what was **not** communicated: the gradient of `bias` is the same on all slices already (all that follows `add_up`
 # is), and that of `w1` concerns the replicas of its slice alone.
 #
@@ -719,9 +720,9 @@ figures.volumes(runs)
 figures.memory(both, alone)
 
 # %% [markdown] lang="fr"
-# Les rangs d’un même étage se ressemblent ; ceux du premier étage gardent les activations de deux micro-batches, ceux
-# du dernier, d’un seul (TP 05), mais calculent la perte. Au pic, le premier étage n’a encore qu’un tiers de ses
-# gradients : il l’atteint au début de sa première passe arrière, quand il garde encore les activations des deux
+# Les rangs d’un même étage se ressemblent. Ceux du premier étage gardent les activations de deux micro-batches ; ceux
+# du dernier, celles d’un seul (TP 05), mais ils calculent la perte. Au pic, le premier étage n’a encore qu’un tiers de
+# ses gradients : il l’atteint au début de sa première passe arrière, quand il garde encore les activations des deux
 # micro-batches. Le dernier l’atteint dans sa seconde passe arrière, où tous ses gradients existent.
 #
 # ## 6. Un quatrième axe : la séquence
@@ -731,10 +732,10 @@ figures.memory(both, alone)
 # requêtes restent, les clés et les valeurs passent de rang en rang, en anneau (Liu et al., 2023). Voici un passage :
 
 # %% [markdown] lang="en"
-# The ranks of one stage look alike; those of the first keep the activations of two micro-batches, those of the last of
-# one (lab 05), but compute the loss. At its peak the first stage has only a third of its gradients: it reaches it early
-# in its first backward pass, while it keeps the activations of both micro-batches. The last stage reaches it in its
-# second backward pass, where all its gradients exist.
+# The ranks of one stage look alike. Those of the first keep the activations of two micro-batches; those of the last
+# keep those of one only (lab 05), but they compute the loss. At its peak the first stage has only a third of its
+# gradients: the peak comes early in its first backward pass, while it still keeps the activations of both
+# micro-batches. That of the last stage comes in its second backward pass, where all its gradients exist.
 #
 # ## 6. A fourth axis: the sequence
 #
@@ -823,19 +824,20 @@ print("the output of one process:", torch.allclose(y, whole, atol=1e-5))
 lab.reveal("ring-bytes", ranks["sent"][0])
 
 # %% [markdown] lang="fr"
-# Avec un masque causal, un token ne voit que ceux d’avant. Si les tokens sont contigus, le rang 0 a peu de calcul, et
-# le dernier en a le plus : tous l’attendent. En **zigzag** (Llama 3), on coupe la séquence en 2n morceaux, et le rang r
-# prend r et 2n − 1 − r. L’implémentation du paquet
+# Avec un masque causal, un token ne voit que ceux d’avant. Si les tokens sont contigus (n morceaux), le rang 0 a peu de
+# calcul, et le dernier en a le plus : tous l’attendent. En **zigzag** (Llama 3), on coupe la séquence en 2n morceaux,
+# et le rang r prend r et 2n − 1 − r. L’implémentation du paquet
 # ([ring_attention.py](../../dlojz/by_hand/ring_attention.py)) saute une paire de morceaux entièrement masquée ; une
 # paire à moitié masquée coûte autant qu’une paire entière. **Votre prédiction** : sur 2 rangs, combien de fois plus
 # vite va le zigzag ? Comptez les paires du rang le plus chargé.
 
 # %% [markdown] lang="en"
-# With a causal mask, a token sees only those before it. Where tokens are contiguous, rank 0 has little to compute, and
-# the last rank most: all wait for it. In **zigzag** order (Llama 3), the sequence is cut into 2n chunks, and rank r
-# takes r and 2n − 1 − r. The package's implementation ([ring_attention.py](../../dlojz/by_hand/ring_attention.py))
-# skips a pair of chunks that is wholly masked; a pair that is half masked costs as much as a whole one. **Your
-# prediction**: on 2 ranks, how many times as fast is zigzag? Count the pairs of the rank that has most.
+# With a causal mask, a token sees only those before it. Where tokens are contiguous (n chunks), rank 0 has little to
+# compute, and the last rank most: all wait for it. In **zigzag** order (Llama 3), the sequence is cut into 2n chunks,
+# and rank r takes r and 2n − 1 − r. The package's implementation
+# ([ring_attention.py](../../dlojz/by_hand/ring_attention.py)) skips a pair of chunks that is wholly masked; a pair that
+# is half masked costs as much as a whole one. **Your prediction**: on 2 ranks, how many times as fast is zigzag? Count
+# the pairs of the rank that has most.
 
 # %% name="predict-zigzag" stub="value"
 lab.predict(
@@ -875,8 +877,8 @@ print(f"contiguous {contiguous_s:.3f} s, zigzag {zigzag_s:.3f} s; {1024 / zigzag
 lab.reveal("zigzag-speed-up", ranks["gain"][0])
 
 # %% [markdown] lang="fr"
-# Attendez-vous à 1,3 à 1,8 : les messages et les petites opérations ne diminuent pas, et quand le rang 0 attend,
-# l’autre a la machine pour lui seul.
+# Attendez-vous à 1,3 à 2. Les messages et les petites opérations ne diminuent pas, et quand le rang 0 attend, l’autre a
+# la machine pour lui seul ; en revanche, de plus petits morceaux tiennent mieux dans les caches.
 #
 # ## 7. Quand le 3D est-il rentable ?
 #
@@ -884,8 +886,8 @@ lab.reveal("zigzag-speed-up", ranks["gain"][0])
 # plusieurs façons de remplir les deux nœuds.
 
 # %% [markdown] lang="en"
-# Expect 1.3 to 1.8: messages and small operations do not shrink, and while rank 0 waits, the other one has the machine
-# to itself.
+# Expect 1.3 to 2. Messages and small operations do not shrink, and while rank 0 waits, the other one has the machine to
+# itself; on the other hand, smaller chunks fit better into the caches.
 #
 # ## 7. When does 3D pay?
 #
@@ -908,7 +910,7 @@ figures.degrees(big, 8, choices, samples=32)
 #
 # - 16 × 1 × 1 : non. 6,74 milliards de paramètres, à 16 octets, font 108 Go sur chaque rang.
 # - 2 × 8 × 1 : (p − 1)/(m + p − 1) = 7/23, soit 30 % du temps.
-# - 2 × 1 × 8 : presque tout le trafic est celui de tp, que rien ne recouvre ; avec 1 × 1 × 16, il passe en plus par le
+# - 2 × 1 × 8 : presque tout le trafic est celui de tp, difficile à recouvrir ; avec 1 × 1 × 16, il passe en plus par le
 #   réseau, bien plus lent que NVLink.
 # - 4 × 2 × 2 à 2 × 2 × 4 : des états qui laissent de la place aux activations, une bulle modérée, et presque rien entre
 #   les nœuds.
