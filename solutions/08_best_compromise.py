@@ -212,13 +212,13 @@ tables.peak_shares(shares_of_peak)
 # ### Exercice 2 — les octets d’un rang
 #
 # Megatron-LM, en précision mixte : poids en bf16 (2 octets), gradients accumulés en fp32 (4), et pour Adam une copie
-# maître et deux moments en fp32 (12). ZeRO répartit entre les dp répliques les états de l’optimiseur (niveau 1), les
-# gradients aussi (2), les poids aussi (3). Avec 1F1B, un étage garde les activations de tous les micro-batches qu’il a
-# commencés et dont le gradient n’est pas revenu.
+# maître et deux moments en fp32 (12). ZeRO répartit entre les dp répliques les états de l’optimiseur (ZeRO-1), les
+# gradients aussi (ZeRO-2), les poids aussi (ZeRO-3). Avec 1F1B, un étage garde les activations de tous les
+# micro-batches qu’il a commencés et dont le gradient n’est pas revenu.
 #
 # Renvoyez `(weights, gradients, optimizer, activations)`, en octets, pour un rang de l’étage `stage` (à partir de 0).
-# `layout` a les champs `dp`, `tp`, `pp`, `zero` et `micro_batches` ; `parameters` est le nombre de paramètres de
-# l’étage **entier** ; `micro_batch_bytes`, ce que **ce rang** garde d’un micro-batch.
+# `layout` a les champs `dp`, `tp`, `pp`, `zero` et `micro_batches` (par réplique) ; `parameters` compte les paramètres
+# de l’étage **entier** ; `micro_batch_bytes`, ce que **ce rang** garde d’un micro-batch.
 
 # %% [markdown] lang="en"
 # ## 2. What fits
@@ -226,13 +226,13 @@ tables.peak_shares(shares_of_peak)
 # ### Exercise 2 — the bytes of a rank
 #
 # Megatron-LM, in mixed precision: weights in bf16 (2 bytes), gradients accumulated in fp32 (4), and for Adam a master
-# copy and two moments in fp32 (12). ZeRO partitions over the dp replicas the optimizer's states (stage 1), the
-# gradients too (2), the weights too (3). Under 1F1B a stage keeps the activations of all micro-batches that it has
+# copy and two moments in fp32 (12). ZeRO partitions over the dp replicas the optimizer's states (ZeRO-1), the gradients
+# too (ZeRO-2), the weights too (ZeRO-3). Under 1F1B a stage keeps the activations of all micro-batches that it has
 # begun and whose gradient has not come back.
 #
 # Return `(weights, gradients, optimizer, activations)`, in bytes, for a rank of stage `stage` (from 0). `layout` has
-# the fields `dp`, `tp`, `pp`, `zero` and `micro_batches`; `parameters` is the number of parameters of the **whole**
-# stage; `micro_batch_bytes`, what **this rank** keeps of one micro-batch.
+# the fields `dp`, `tp`, `pp`, `zero` and `micro_batches` (per replica); `parameters` is the number of parameters of the
+# **whole** stage; `micro_batch_bytes`, what **this rank** keeps of one micro-batch.
 
 
 # %% name="rank-bytes"
@@ -268,16 +268,16 @@ tables.ranks(rank_bytes, gpt3.choose(dp=8, tp=4, pp=12, zero=1, schedule="1f1b",
 #
 # ### Exercice 3 — la bulle ou l’*all-reduce* ?
 #
-# Vous avez des GPU en trop : faut-il en faire des étages ou des répliques ? Un pas compte `micro_batches`
-# micro-batches, que les dp répliques se partagent ; une passe avant et une passe arrière d’un micro-batch à travers le
-# modèle entier prennent `work_s` sur un GPU. Le travail de chaque GPU est le même quel que soit le partage ; le reste,
-# c’est ce que l’on attend :
+# Avec `gpus` GPU, faut-il des étages ou des répliques (dp = `gpus` / pp) ? Un pas compte `micro_batches` micro-batches,
+# que les dp répliques se partagent ; une passe avant et une passe arrière d’un micro-batch à travers le modèle entier
+# prennent `work_s` sur un GPU. Le travail de chaque GPU ne dépend pas du partage ; le reste est de l’attente :
 #
 # - **la bulle** : (pp − 1) fois la durée d’un micro-batch sur un étage (TP 05) ;
 # - **l’*all-reduce*** des gradients, en bf16, de l’étage : un anneau de 2 (dp − 1) étapes, dont chacune transporte un
 #   morceau (TP 03) et dure `alpha_s` + `beta_s_per_byte` · octets.
 #
-# Et il faut que cela tienne : 16 octets d’états par paramètre, répartis sur pp étages, dans `capacity_bytes`.
+# Il faut aussi que cela tienne dans `capacity_bytes` : 16 octets d’états pour chacun des `parameters` paramètres du
+# modèle, répartis sur pp étages.
 #
 # Parmi les pp qui divisent `gpus`, pour lesquels dp divise `micro_batches` et qui tiennent, trouvez celui dont
 # l’attente totale est la plus courte. Renvoyez `(pp, bubble_s, all_reduce_s)`.
@@ -289,18 +289,19 @@ tables.ranks(rank_bytes, gpt3.choose(dp=8, tp=4, pp=12, zero=1, schedule="1f1b",
 #
 # ### Exercise 3 — bubble or all-reduce?
 #
-# GPUs to spare: stages or replicas? A step has `micro_batches` micro-batches, which the dp replicas share; forward and
-# backward of one micro-batch through the whole model take `work_s` on one GPU. The work of each GPU is the same however
-# they are split; the rest is what one waits for:
+# With `gpus` GPUs, should there be more stages, or more replicas (dp = `gpus` / pp)? A step has `micro_batches`
+# micro-batches, which the dp replicas share; forward and backward of one micro-batch through the whole model take
+# `work_s` on one GPU. The work of each GPU does not depend on the split; the rest is waiting:
 #
 # - **the bubble**: (pp − 1) times the length of a micro-batch on one stage (lab 05);
 # - **the all-reduce** of the stage's gradients, in bf16: a ring of 2 (dp − 1) steps, of which each carries one chunk
 #   (lab 03) and takes `alpha_s` + `beta_s_per_byte` · bytes.
 #
-# And it must fit: 16 bytes of states per parameter, shared over pp stages, into `capacity_bytes`.
+# It must also fit into `capacity_bytes`: 16 bytes of states for each of the model's `parameters` parameters, shared
+# over pp stages.
 #
-# Of the pp that divide `gpus`, for which dp divides `micro_batches` and which fit, find the one that waits least.
-# Return `(pp, bubble_s, all_reduce_s)`.
+# Of the pp that divide `gpus`, for which dp divides `micro_batches` and which fit, find the one whose total wait is
+# shortest. Return `(pp, bubble_s, all_reduce_s)`.
 
 
 # %% name="best-split"
@@ -340,15 +341,15 @@ tables.splits(best_split, "gpt3-175b", gpus=384, tp=8, batch=1536, site="jean_za
 # planificateur compte aussi les messages du pipeline (et répartit l’optimiseur, ZeRO-1 : dès pp = 2, cela tient) :
 
 # %% [markdown] lang="en"
-# Always an extreme: the sum of both waits is an affine function of 1/pp. Hence the rule of Narayanan et al.: model
-# parallelism **until it fits**, then replicas… if the network keeps up. The planner also counts the messages of the
-# pipeline (and partitions the optimizer, ZeRO-1: from pp = 2 on it fits):
+# It is always an extreme: the sum of both waits is an affine function of 1/pp. Hence the rule of Narayanan et al.:
+# model parallelism **until it fits**, then replicas… if the network keeps up. The planner also counts the messages of
+# the pipeline (and partitions the optimizer, ZeRO-1: from pp = 2 on it fits):
 
 # %% name="bubble-or-all-reduce"
 figures.bubble_or_all_reduce("gpt3-175b", "jean_zay_a100", gpus=384, batch=1536)
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Où se trouve le minimum, et qu’est-ce qui l’y ramène ? Que changerait ZeRO-3, qui n’attend pas les
+# **Expliquez.** Où se trouve le minimum, et qu’est-ce qui l’y ramène ? Que changeraient ZeRO-3, qui n’attend pas les
 # mêmes messages, ou un *all-reduce* entièrement recouvert par la passe arrière ?
 #
 # <details><summary>Réponse</summary>
@@ -366,12 +367,12 @@ figures.bubble_or_all_reduce("gpt3-175b", "jean_zay_a100", gpus=384, batch=1536)
 # les nombres sont ceux du modèle de coût).
 
 # %% [markdown] lang="en"
-# **Explain.** Where does the minimum go, and what brings it back there? What would ZeRO-3 change, which waits for other
-# messages, or an all-reduce that backward hides completely?
+# **Explain.** Where is the minimum, and what brings it there? What would change with ZeRO-3, which waits for other
+# messages, or with an all-reduce that backward hides completely?
 #
 # <details><summary>Answer</summary>
 #
-# To pp = 12: the messages of the pipeline, which grow with pp, bring it there. ZeRO-3 would also gather the weights in
+# At pp = 12: the messages of the pipeline, which grow with pp, bring it there. ZeRO-3 would also gather the weights in
 # each pass: many replicas would cost more. With an all-reduce that is hidden, the minimum would go to the smallest pp
 # that fits.
 #
@@ -426,11 +427,12 @@ tables.chosen(choose, layouts, gpus=384, heads=64, capacity_bytes=capacity_bytes
 
 # %% [markdown] lang="fr"
 # C’est bien elle : dp 8, tp 4, pp 12, micro-batch 2. Ses poursuivantes, à 1 ou 2 % près aussi rapides, demandent de 13
-# à 19 Go de plus par GPU. Les mêmes relevés, à côté de ce que prédit le modèle de coût, avec son intervalle :
+# à 19 Go de plus par GPU ; la place gagnée a servi ensuite à cumuler les gradients en fp32. Les mêmes relevés, à côté
+# de ce que prédit le modèle de coût, avec son intervalle :
 
 # %% [markdown] lang="en"
 # It is that one: dp 8, tp 4, pp 12, micro-batch 2. The runners-up, as fast within 1 or 2%, need 13 to 19 GB more per
-# GPU; the room so gained was used later, to accumulate gradients in fp32. The same readings, beside what the cost model
+# GPU; the room gained was used later to accumulate gradients in fp32. The same readings, beside what the cost model
 # predicts, with its interval:
 
 # %% name="bloom"
@@ -456,43 +458,43 @@ tables.reasons(bloom)
 
 # %% [markdown] lang="fr"
 # dp 16 · tp 4 · pp 6, mesurée plus haut à 57 Go, est refusée ici : les relevés cumulaient les gradients en 16 bits ; en
-# fp32, ils prennent 33 Go de plus sur ce rang.
+# fp32, il faut 4 octets de plus par paramètre, 33 Go sur ce rang.
 #
 # **Expliquez.** Le planificateur ne met pourtant pas le choix de BLOOM en tête : lisez ce qui le ralentit. Pourquoi
-# choisirait-on autrement aujourd’hui ? (`bloom.best` dit ce que le planificateur prendrait.)
+# choisirait-on autrement aujourd’hui ? (`bloom.best` est son choix.)
 #
 # <details><summary>Réponse</summary>
 #
-# Le recalcul complet. Avec des logiciels d’aujourd’hui, FlashAttention ne garde plus les matrices d’attention : un
-# pipeline plus long tient sans recalculer. Le meilleur choix ne vaut que pour son époque.
+# Le recalcul complet. Aujourd’hui, FlashAttention ne garde plus les matrices d’attention : un pipeline plus long tient
+# sans recalculer. Le meilleur choix dépend des logiciels du moment.
 #
 # </details>
 
 # %% [markdown] lang="en"
-# dp 16 · tp 4 · pp 6, measured above at 57 GB, is refused here: those readings accumulated gradients in 16 bit; to
-# accumulate them in fp32 takes 4 bytes more per parameter, 33 GB on this rank.
+# dp 16 · tp 4 · pp 6, measured above at 57 GB, is refused here: those readings accumulated gradients in 16 bit; in
+# fp32, that takes 4 bytes more per parameter, 33 GB on this rank.
 #
 # **Explain.** And yet the planner does not put BLOOM's choice first: read what slows it down. Why would one choose
-# otherwise today? (`bloom.best` has what the planner would take.)
+# otherwise today? (`bloom.best` is the planner's choice.)
 #
 # <details><summary>Answer</summary>
 #
-# Full recomputation. With today's software FlashAttention no longer keeps the attention matrices: a longer pipeline
-# fits without computing again. The best choice holds for its time only.
+# Full recomputation. Today FlashAttention no longer keeps the attention matrices: a longer pipeline fits without
+# computing again. The best choice depends on the software of the time.
 #
 # </details>
 
 # %% [markdown] lang="fr"
 # ### Quelle stratégie, quand ?
 #
-# Le cours donne une liste de critères : le modèle tient-il, les liens suivent-ils, le batch suffit-il ? Les voici
-# rangés en arbre, parcourus avec des nombres, puis confrontés à ce que trouve la recherche.
+# Le cours donne une liste de critères : le modèle tient-il, les liens suivent-ils, le batch suffit-il ? Les voici en un
+# arbre, parcouru avec des nombres, puis confronté à la recherche.
 
 # %% [markdown] lang="en"
 # ### Which strategy, when?
 #
 # The course gives a list of criteria: does the model fit, do the links keep up, is the batch large enough? Here they
-# are put into a tree, followed with figures, then compared with what the search finds.
+# form a tree, which is followed with numbers, then compared with what the search finds.
 
 # %% name="tree"
 bloom.tree
@@ -503,12 +505,12 @@ tables.trees((("megatron-1.7b", 8, 64), ("megatron-7.5b", 64, 512), ("megatron-7
 # %% [markdown] lang="fr"
 # L’arbre s’arrête à la stratégie la plus simple qui convienne ; la recherche, elle, compte des secondes. **Pourquoi
 # s’écartent-ils ?** L’arbre ne demande ni ce que coûte la mise à jour, que ZeRO divise aussi, ni ce qu’il faut
-# recalculer pour tenir. Un arbre dit par où commencer, pas où s’arrêter.
+# recalculer pour tenir. Commencez par l’arbre ; laissez la recherche trancher.
 
 # %% [markdown] lang="en"
 # The tree stops at the simplest strategy that will do; the search counts seconds. **Why do they differ?** The tree asks
-# neither what the update costs, which ZeRO divides too, nor what must be recomputed to fit. A tree says where to begin,
-# not where to stop.
+# neither what the update costs, which ZeRO divides too, nor what must be recomputed to fit. Begin with the tree; let
+# the search decide.
 
 # %% [markdown] lang="fr"
 # `docs/validation.md` montre de combien le planificateur se trompe, tableau par tableau. Voyons ce qu’il vaut ici même.
@@ -599,9 +601,9 @@ lab.predict(
 )
 
 # %% [markdown] lang="fr"
-# Et maintenant, on exécute : les huit sur les mêmes quatre processus, à tour de rôle. `base.build` enveloppe le modèle
-# : DDP, `fully_shard`, `parallelize_module` ou les étages d’un pipeline (TP 03 à 07). Une barrière avant et après
-# chaque pas : c’est le rang le plus lent qui compte.
+# Et maintenant, on exécute : les huit sur les mêmes quatre processus, à tour de rôle. `base.build` enveloppe le
+# modèle : DDP, `fully_shard`, `parallelize_module` ou les étages d’un pipeline (TP 03 à 07). Une barrière avant et
+# après chaque pas : c’est le rang le plus lent qui compte.
 
 # %% [markdown] lang="en"
 # And now we run them: all eight on the same four processes, taking turns. `base.build` wraps the model: DDP,
@@ -648,7 +650,7 @@ print("mine   ", round(spearmanr([mine.index(place) for place in range(8)], medi
 
 # %% [markdown] lang="fr"
 # **Expliquez.** Là où l’ordre diffère, cherchez la pièce manquante : qu’est-ce que le planificateur n’a pas mesuré ? Et
-# sur un nœud à quatre GPU, l’ordre serait-il le même ?
+# sur un nœud de quatre GPU, l’ordre serait-il le même ?
 #
 # <details><summary>Réponse</summary>
 #
@@ -836,8 +838,8 @@ lab.reveal("four-processes", weak[4] / weak[1])
 # `megatron-18b` doit voir cent milliards de tokens (séquences de 2 048) sur des A100 de Jean Zay, par pas de 512
 # séquences, en 45, 30, puis 19 jours, avec Megatron-Core. Écrivez une fonction qui reçoit le nombre de jours et renvoie
 # une configuration qui tient ce délai avec **le moins de GPU possible** : un dictionnaire de `dp`, `tp`, `pp`, `zero`,
-# `micro_batch` et `checkpointing`. Des nœuds entiers de 8 GPU, 128 GPU au plus ; compte la durée `estimated_s` du
-# planificateur. Le score est la somme des GPU des trois délais. Facultatif.
+# `micro_batch` et `checkpointing`. Des nœuds entiers de 8 GPU, 128 GPU au plus. Ce qui compte est `estimated_s`, la
+# durée d’un pas selon le planificateur. Le score est la somme des GPU des trois délais. Facultatif.
 
 # %% [markdown] lang="en"
 # ## Challenge
@@ -845,8 +847,8 @@ lab.reveal("four-processes", weak[4] / weak[1])
 # Suppose that `megatron-18b` must see a hundred billion tokens (sequences of 2,048) on A100s of Jean Zay, in steps of
 # 512 sequences, within 45, 30, then 19 days, with Megatron-Core. Write a function that receives the number of days and
 # returns a layout that meets the deadline with **as few GPUs as possible**: a dictionary of `dp`, `tp`, `pp`, `zero`,
-# `micro_batch` and `checkpointing`. Whole nodes of 8 GPUs, at most 128 GPUs; what counts is the planner's time
-# `estimated_s`. The score is the sum of the GPUs for the three deadlines. Optional.
+# `micro_batch` and `checkpointing`. Whole nodes of 8 GPUs, at most 128 GPUs. What counts is `estimated_s`, the time of
+# a step according to the planner. The score is the sum of the GPUs for the three deadlines. Optional.
 
 
 # %% name="fewest-gpus"
@@ -878,8 +880,8 @@ lab.check("fewest-gpus", fewest_gpus)
 # dynamique).
 #
 # Prenons six couches denses (batch 32, largeur 256, fp32) sur un maillage de 4 GPU, avec le modèle de coût du test
-# d’Alpa : une communication coûte α + β · octets, α = β = 1, et un *all-reduce* de n octets entre 4 rangs
-# 1 + 2 · ¾ · n (plus 0,01, pour départager deux plans égaux). Trois **stratégies** par couche : `column` (TP 06 : le
+# d’Alpa : une communication coûte α + β · octets, α = β = 1, et un *all-reduce* de n octets entre 4 rangs coûte
+# 1 + 1,5 · n (plus 0,01, pour départager deux plans égaux). Trois **stratégies** par couche : `column` (TP 06 : le
 # gradient de l’entrée est réduit, sauf à la première couche, dont personne n’attend le gradient), `row` (la sortie est
 # réduite), `batch` (le gradient des poids est réduit). Et entre deux couches, **changer de découpe** peut coûter :
 # `resharding[v][k][j]`, si la couche v prend la stratégie k et la suivante la stratégie j.
@@ -892,11 +894,11 @@ lab.check("fewest-gpus", fewest_gpus)
 # and which group of GPUs to give to each (the **outer** level, dynamic programming).
 #
 # Let us take six dense layers (batch 32, width 256, fp32) on a mesh of 4 GPUs, with the cost model of Alpa's own test:
-# a communication costs α + β · bytes, α = β = 1, and an all-reduce of n bytes among 4 ranks 1 + 2 · ¾ · n (plus 0.01,
-# to tell two equal plans apart). Three **strategies** per layer: `column` (lab 06: the input's gradient is reduced,
-# except at the first layer, whose gradient nobody waits for), `row` (the output is reduced), `batch` (the weights'
-# gradient is reduced). And between two layers **resharding** may cost: `resharding[v][k][j]`, if layer v takes strategy
-# k and the next one strategy j.
+# a communication costs α + β · bytes, α = β = 1, and an all-reduce of n bytes among 4 ranks costs 1 + 1.5 · n (plus
+# 0.01, to tell two equal plans apart). Three **strategies** per layer: `column` (lab 06: the input's gradient is
+# reduced, except at the first layer, whose gradient nobody waits for), `row` (the output is reduced), `batch` (the
+# weights' gradient is reduced). And between two layers **resharding** may cost: `resharding[v][k][j]`, if layer v takes
+# strategy k and the next one strategy j.
 
 # %% name="chain"
 mesh = DeviceMesh((1, 4))
@@ -930,10 +932,10 @@ lab.predict(
 # - `("e", v, k, j)` doit valoir 1 si la couche v prend k **et** la couche v + 1 prend j : ce serait le produit
 #   s[v, k] · s[v+1, j], qui n’est pas linéaire ; des équations doivent l’y contraindre.
 #
-# Renvoyez `objective, equations` : l’objectif est un dictionnaire variable → coût ; chaque équation, une paire
-# (dictionnaire variable → coefficient, valeur de la somme). Ainsi `({("s", 0, 0): 1, ("s", 0, 1): 1}, 1)` dit
-# s[0, 0] + s[0, 1] = 1. Toutes les variables sont déjà entre 0 et 1, les s sont entiers ; le nombre de stratégies peut
-# varier d’une couche à l’autre.
+# Renvoyez `objective, equations` : l’objectif est un dictionnaire variable → coût (`costs[v][k]` : couche v, stratégie
+# k) ; chaque équation, une paire (dictionnaire variable → coefficient, valeur de la somme). Ainsi
+# `({("s", 0, 0): 1, ("s", 0, 1): 1}, 1)` dit s[0, 0] + s[0, 1] = 1. Toutes les variables sont déjà entre 0 et 1, les s
+# sont entiers ; le nombre de stratégies peut varier d’une couche à l’autre.
 
 # %% [markdown] lang="en"
 # ### Exercise 6 — a linear programme
@@ -944,9 +946,10 @@ lab.predict(
 # - `("e", v, k, j)` is to be 1 if layer v takes k **and** layer v + 1 takes j: that would be the product
 #   s[v, k] · s[v+1, j], which is not linear; equations must force it.
 #
-# Return `objective, equations`: the objective is a dictionary variable → cost; each equation a pair (dictionary
-# variable → coefficient, value of the sum). So `({("s", 0, 0): 1, ("s", 0, 1): 1}, 1)` says s[0, 0] + s[0, 1] = 1. All
-# variables are between 0 and 1 already, the s are whole; the number of strategies may differ from layer to layer.
+# Return `objective, equations`: the objective is a dictionary variable → cost (`costs[v][k]`: layer v, strategy k);
+# each equation a pair (dictionary variable → coefficient, value of the sum). So `({("s", 0, 0): 1, ("s", 0, 1): 1}, 1)`
+# says s[0, 0] + s[0, 1] = 1. All variables are between 0 and 1 already, the s are whole; the number of strategies may
+# differ from layer to layer.
 
 
 # %% name="sharding-programme"
@@ -1077,12 +1080,12 @@ tables.known_steps(shortest_step)
 # %% [markdown] lang="fr"
 # ## 8. Le même, en grand
 #
-# Un choix n’est utile que si on peut le lancer. `documents()` l’écrit pour la bibliothèque qui l’exécute :
+# `documents()` écrit un choix pour la bibliothèque qui l’exécute :
 
 # %% [markdown] lang="en"
 # ## 8. The same, at full size
 #
-# A choice is of use only if one can launch it. `documents()` writes it for the library that runs it:
+# `documents()` writes a choice for the library that runs it:
 
 # %% name="documents"
 tables.documents(bloom.choose(**taken).documents(), most=12)
@@ -1102,12 +1105,11 @@ dlojz.preview(big, "jean_zay_a100", account="abc@a100", time_limit_s=1800)
 # ## Dans votre projet : votre script
 #
 # Faites-lui mesurer son débit : à la fin de chaque époque, le rang 0 affiche `samples/s` et le nombre d’échantillons
-# que toutes les répliques entraînent par seconde. Continuez dans votre `train.py`, ou laissez
-# `dlojz labs script 08 un_autre_dossier` écrire ce par quoi ce TP commence. Jugez-le par
-# `dlojz labs judge 08 my_training/train.py`.
+# que toutes les répliques traitent par seconde. Continuez dans votre `train.py`, ou partez de celui qu’écrit
+# `dlojz labs script 08 un_autre_dossier`. La cellule ci-dessous le juge.
 #
 # Puis lancez `--parallel ddp`, `fsdp`, `tp` et `1f1b --accumulation 4` à tour de rôle, et défendez votre choix par les
-# médianes. `dlojz compare` montre ce que chaque répartition détient et envoie.
+# médianes. `dlojz compare` montre ce que chaque configuration détient et envoie.
 #
 # <details><summary>Les lignes de PyTorch</summary>
 #
@@ -1121,9 +1123,9 @@ dlojz.preview(big, "jean_zay_a100", account="abc@a100", time_limit_s=1800)
 # %% [markdown] lang="en"
 # ## In your project: your own script
 #
-# Let it measure itself: at the end of each epoch, rank 0 prints `samples/s` and how many samples all replicas train per
-# second. Go on in your `train.py`, or let `dlojz labs script 08 another_folder` write what this lab begins with. Judge
-# it by `dlojz labs judge 08 my_training/train.py`.
+# Let it measure its rate: at the end of each epoch, rank 0 prints `samples/s` and the number of samples that all
+# replicas together train per second. Go on in your `train.py`, or let `dlojz labs script 08 another_folder` write what
+# this lab begins with. The cell below judges it.
 #
 # Then start `--parallel ddp`, `fsdp`, `tp` and `1f1b --accumulation 4` in turns, and defend your choice by the medians.
 # `dlojz compare` shows what each layout holds and sends.
