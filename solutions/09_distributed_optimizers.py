@@ -19,8 +19,8 @@
 # # Lab 09 — Distributed optimizers
 #
 # In data parallelism each step ends with an all-reduce, and then the update. This lab tackles both. On the network, the
-# **1-bit** optimizers send no more than one bit per number, and others, local SGD or DiLoCo, next to never send
-# anything. In the update, **fused** optimizers read and write less memory, and can work during the backward pass.
+# **1-bit** optimizers send no more than one bit per number, and others, local SGD or DiLoCo, hardly ever send anything.
+# In the update, **fused** optimizers read and write less memory, and can work during the backward pass.
 #
 # By the end you can:
 #
@@ -177,8 +177,8 @@ lab.check("sign-bias", bias)
 #
 # ### Exercise 3 — feeding the error back
 #
-# `values` is what there is to say anew, `error` what was left to say, `compress` a compression (not necessarily yours).
-# Return two tensors: what is sent, and what is left to send.
+# `values` is what is new to say, `error` what was left to say, `compress` a compression (not necessarily yours). Return
+# two tensors: what is sent, and what is left to send.
 
 
 # %% name="error-feedback"
@@ -225,7 +225,7 @@ figures.walk(exact, signs, walk(lambda gradient, error: feed_back(gradient, erro
 # <details><summary>Réponse</summary>
 #
 # Parce que la somme de tout ce qui a été dit, plus la dernière erreur, est **exactement** la somme de ce que l’on
-# voulait dire ; et l’erreur reste bornée. On se trompe à chaque pas, mais jamais deux fois sur la même chose.
+# voulait dire ; et l’erreur reste bornée. Chaque pas se trompe un peu, mais les pas suivants le corrigent.
 #
 # </details>
 #
@@ -243,15 +243,15 @@ figures.walk(exact, signs, walk(lambda gradient, error: feed_back(gradient, erro
 #
 # On compresse donc deux fois, et l’on compense deux fois : `worker_error` sur le vecteur entier, `server_error` sur le
 # morceau que l’on sert. `write(vecteur)` donne un message, des octets : huit signes par octet, et 4 octets d’échelle
-# pour 2048 nombres. `read(message)` rend le vecteur qu’il représente.
+# pour 2 048 nombres. `read(message)` rend le vecteur qu’il représente.
 
 # %% [markdown] lang="en"
-# **Explain.** Why does the curve with feedback never leave the one with 32 bits?
+# **Explain.** Why does the curve with feedback never stray from the one with 32 bits?
 #
 # <details><summary>Answer</summary>
 #
 # Because the sum of all that was sent, plus the last error, is **exactly** the sum of what was meant; and the error
-# stays bounded. Each step is wrong, but never wrong twice about the same thing.
+# stays bounded. Each step is a little wrong, but the steps after it make up for that.
 #
 # </details>
 #
@@ -270,7 +270,7 @@ figures.walk(exact, signs, walk(lambda gradient, error: feed_back(gradient, erro
 #
 # So there are two compressions, and two errors to feed back: `worker_error` for the whole vector, `server_error` for
 # the chunk that one serves. `write(vector)` gives a message, bytes: eight signs to a byte, and 4 bytes of scale for
-# 2048 numbers. `read(message)` gives the vector that it stands for.
+# 2,048 numbers. `read(message)` gives the vector that it stands for.
 
 # %% name="message"
 numbers = torch.randn(2048, generator=torch.Generator().manual_seed(0))
@@ -371,9 +371,9 @@ for call in range(1, 101):
 # ### Exercice 5 — ce qu’un rang envoie
 #
 # Combien d’octets chaque rang **envoie-t-il** pendant un *all-reduce* compressé de `parameters` nombres ? Chaque
-# serveur sert autant de nombres, l’entier supérieur de `parameters` / N, complété jusqu’à un multiple de 8 ; son
-# message compte un octet pour 8 nombres, et 4 octets pour 2048 nombres, tout bloc commencé comptant. On ne s’envoie
-# rien à soi-même, et l’*all-gather* envoie autant que l’*all-to-all*.
+# serveur sert le même nombre de nombres : `parameters` / N, arrondi vers le haut, puis complété jusqu’à un multiple
+# de 8. Son message compte un octet pour 8 nombres, et 4 octets pour 2 048 nombres, tout bloc commencé comptant. On ne
+# s’envoie rien à soi-même, et l’*all-gather* envoie autant que l’*all-to-all*.
 
 # %% [markdown] lang="en"
 # One single call is not worth much; a hundred are a good deal better. Nothing is lost, all is put off.
@@ -382,9 +382,10 @@ for call in range(1, 101):
 #
 # ### Exercise 5 — what a rank sends
 #
-# How many bytes does each rank **send** in one compressed all-reduce of `parameters` numbers? Each server serves as
-# many numbers, rounded up, then filled up to a multiple of 8; its message has one byte for 8 numbers, and 4 bytes for
-# every 2048 numbers begun. Nobody sends anything to itself, and the all-gather sends as much as the all-to-all.
+# How many bytes does each rank **send** in one compressed all-reduce of `parameters` numbers? Each server serves the
+# same count of numbers: `parameters` / N, rounded up, then filled up to a multiple of 8. Its message has one byte for 8
+# numbers, and 4 bytes for every 2,048 numbers begun. Nobody sends anything to itself, and the all-gather sends as much
+# as the all-to-all.
 
 
 # %% name="compressed-bytes"
@@ -512,12 +513,12 @@ lab.reveal("third-of-the-bytes", ranks["third"][0])
 lab.reveal("32nd-of-the-bytes", ranks["least"][0])
 
 # %% [markdown] lang="fr"
-# Attendez-vous à 2–3, puis à bien moins de 32 : α reste, et grandit quand la machine est occupée. Et empaqueter les
+# Attendez-vous à 1,5–3, puis à bien moins de 32 : α reste, et grandit quand la machine est occupée. Et empaqueter les
 # bits prend du temps. Votre `compressed_mean` à côté de l’*all-reduce* : en dessous de quel débit du lien est-elle
 # rentable ?
 
 # %% [markdown] lang="en"
-# Expect 2–3, then far less than 32: α stays, and grows while the machine is busy. And packing bits takes time. Your
+# Expect 1.5–3, then far less than 32: α stays, and grows while the machine is busy. And packing bits takes time. Your
 # `compressed_mean` beside the all-reduce: below which rate of the link does it pay?
 
 # %% name="pays-below" tags=["nbval-ignore-output"]
@@ -774,11 +775,11 @@ lab.reveal("error-bytes", held[1] - held[0])
 figures.sent_and_kept([plain, one_bit])
 
 # %% [markdown] lang="fr"
-# Compresser, c’est payer le réseau en mémoire : 4Ψ (1 + 1/N) octets. Les pertes du *warm-up*, et celle du pas suivant,
-# sont-elles celles d’AdamW **au bit près** ? Et après ?
+# La compression épargne le réseau, mais prend de la mémoire : 4Ψ (1 + 1/N) octets. Les pertes du *warm-up*, et celle du
+# pas suivant, sont-elles celles d’AdamW **au bit près** ? Et après ?
 
 # %% [markdown] lang="en"
-# To compress is to pay for the network in memory: 4Ψ (1 + 1/N) bytes. Are the losses of the warm-up, and that of the
+# Compression spares the network, but takes memory: 4Ψ (1 + 1/N) bytes. Are the losses of the warm-up, and that of the
 # step after, those of AdamW **to the bit**? And afterwards?
 
 
@@ -795,8 +796,8 @@ beside(plain, one_bit)
 # %% [markdown] lang="fr"
 # ### LAMB et 1-bit LAMB
 #
-# **LAMB** (You et al., 2020) est Adam, dont le pas de chaque couche est proportionnel à la norme de ses poids, pour de
-# très grands batches. Avec u la mise à jour d’Adam :
+# **LAMB** (You et al., 2020) est un Adam dont le pas, dans chaque couche, est proportionnel à la norme de ses poids,
+# pour de très grands batches. Avec u la mise à jour d’Adam :
 #
 # $$x \leftarrow x - \gamma\, c\, u, \qquad c = \text{clip}\left(\frac{\|x\|}{\|u\|}, c_{min}, c_{max}\right)$$
 #
@@ -845,7 +846,7 @@ for step in range(40):
 # deux, sur le même décodeur :
 
 # %% [markdown] lang="en"
-# Once the variance is frozen, the c would be so too: **1-bit LAMB** (Li et al., 2021) corrects them layer by layer,
+# Once the variance is frozen, the c would be frozen too: **1-bit LAMB** (Li et al., 2021) corrects them layer by layer,
 # comparing the frozen variance with one that it builds again ([lamb.py](../../dlojz/by_hand/optimizers/lamb.py)). Both,
 # on the same decoder:
 
@@ -877,7 +878,7 @@ beside(lamb, one_bit_lamb)
 # temporaires restent dans les registres.
 
 # %% [markdown] lang="en"
-# **0/1 Adam** (Lu et al., 2022) does not wait for the end of a warm-up: the variance is renewed more and more seldom,
+# **0/1 Adam** (Lu et al., 2022) does not wait for the end of a warm-up: the variance is renewed less and less often,
 # and between two synchronisations the ranks make local steps.
 #
 # ## 7. The update, in one kernel
@@ -1032,8 +1033,8 @@ lab.reveal("step-gain", statistics.median(one["for_loop"] / one["fused"] for one
 
 # %% [markdown] lang="fr"
 # Le facteur 2,6 vaut quand la mémoire fixe le rythme. Ici, ce qui coûte est de lancer chaque opération sur chaque petit
-# tenseur : `fused` en lance une au lieu de sept, et peut gagner bien davantage ; mais le pas ne gagne que selon ce que
-# la mise à jour y pèse : presque rien avec un grand batch.
+# tenseur : `fused` en lance une au lieu de sept, et peut gagner bien davantage. Mais le pas entier ne gagne qu’en
+# proportion de ce que la mise à jour y pèse : presque rien avec un grand batch.
 #
 # ## 8. L’optimiseur dans la passe arrière
 #
@@ -1050,8 +1051,8 @@ lab.reveal("step-gain", statistics.median(one["for_loop"] / one["fused"] for one
 
 # %% [markdown] lang="en"
 # The factor of 2.6 holds where memory sets the pace. Here, what takes time is to launch each operation on each small
-# tensor: `fused` launches one instead of seven, and may gain a good deal more; but the step gains by what the update
-# weighs in it: next to nothing with a large batch.
+# tensor: `fused` launches one instead of seven, and may gain a good deal more. But the whole step gains only in
+# proportion to the update's share of it: next to nothing with a large batch.
 #
 # ## 8. The optimizer in the backward pass
 #
@@ -1088,14 +1089,14 @@ lab.check("update-in-backward", update_in_backward)
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Dans `gpt_tiny`, combien d’octets de gradients sont alors présents en même temps, au plus ? La
-# cellule donne le nombre de paramètres et les cinq plus grands tenseurs. Plus bas, `watch_gradients` compte ces
-# octets : un *hook* de chaque paramètre, appelé dès que son gradient est complet, fait la somme de tous les `.grad`
+# cellule suivante donne le nombre de paramètres et les cinq plus grands tenseurs. Plus bas, `watch_gradients` compte
+# ces octets : un *hook* de chaque paramètre, appelé dès que son gradient est complet, fait la somme de tous les `.grad`
 # présents.
 
 # %% [markdown] lang="en"
-# **Your prediction.** In `gpt_tiny`, how many bytes of gradients are then there at once, at most? The cell gives the
-# number of parameters and the five largest tensors. Further down, `watch_gradients` counts these bytes: a hook of each
-# parameter, called as soon as its gradient is complete, sums all `.grad` that are there.
+# **Your prediction.** In `gpt_tiny`, how many bytes of gradients are then there at once, at most? The next cell gives
+# the number of parameters and the five largest tensors. Further down, `watch_gradients` counts these bytes: a hook of
+# each parameter, called as soon as its gradient is complete, sums all `.grad` that are there.
 
 # %% name="sizes"
 sizes = sorted((parameter.numel() for parameter in models.build("gpt_tiny").parameters()), reverse=True)
@@ -1128,12 +1129,12 @@ lab.reveal("gradients-at-once", max(watch(update_in_backward)))
 figures.gradients_at_once(watch(), lambda: watch(update_in_backward))
 
 # %% [markdown] lang="fr"
-# Le prix : plus de norme globale avant la mise à jour (donc plus d’écrêtage des gradients), ni d’accumulation de
+# Le prix : on perd la norme globale avant la mise à jour (donc l’écrêtage des gradients), et l’accumulation de
 # micro-batches. Quant au temps, seule la mesure décide :
 
 # %% [markdown] lang="en"
-# The price: no global norm before the update any more (so no clipping of gradients), nor accumulation of micro-batches.
-# As to time, only measuring decides:
+# The price: the global norm before the update is lost (so is the clipping of gradients), and so is the accumulation of
+# micro-batches. As to time, only measuring decides:
 
 # %% name="in-backward-seconds" tags=["nbval-ignore-output"]
 decoders["in backward"] = models.build("gpt_tiny")
@@ -1146,33 +1147,33 @@ for form in decoders:
 # ## 9. Ne presque plus envoyer : Local SGD et DiLoCo
 #
 # On peut aussi envoyer plus rarement. **Local SGD** (Stich, 2018) : chaque rang fait H pas seul, puis on moyenne les
-# poids. **DiLoCo** (Douillard et al., 2023) va plus loin : le déplacement moyen pendant ces H pas est pris pour un
-# gradient, le **gradient extérieur**, avec lequel on fait un pas de SGD avec momentum de Nesterov. En notant θ l’ancre
-# (les poids au début du tour), wᵢ les poids du rang i après ses H pas :
+# poids. **DiLoCo** (Douillard et al., 2023) va plus loin : le déplacement moyen pendant ces H pas, changé de signe, est
+# pris pour un gradient, le **gradient extérieur**, avec lequel on fait un pas de SGD avec momentum de Nesterov. En
+# notant θ l’ancre (les poids au début du tour), wᵢ les poids du rang i après ses H pas :
 #
 # $$\Delta = \theta - \frac{1}{N}\sum_i w_i, \qquad u \leftarrow \mu u + \Delta, \qquad
 # \theta \leftarrow \theta - \eta\,(\Delta + \mu u)$$
 #
 # ### Exercice 9 — le pas extérieur
 #
-# Mettez à jour **en place** `anchor` (θ), `momentum` (u) et `weights` : à la fin, tous les rangs repartent de la
-# nouvelle ancre. `rate` est η, `decay` est μ. Ne renvoyez rien.
+# Mettez à jour **en place** les vecteurs `anchor` (θ), `momentum` (u) et `weights` (wᵢ) : à la fin, tous les rangs
+# repartent de la nouvelle ancre. `rate` est η, `decay` est μ. Ne renvoyez rien.
 
 # %% [markdown] lang="en"
 # ## 9. Sending almost nothing: local SGD and DiLoCo
 #
 # One can also send more seldom. **Local SGD** (Stich, 2018): each rank makes H steps alone, then the weights are
-# averaged. **DiLoCo** (Douillard et al., 2023) goes further: the average displacement over these H steps is taken for a
-# gradient, the **outer gradient**, of which a step of SGD with Nesterov momentum is made. With θ the anchor (the
-# weights at the beginning of the round) and wᵢ the weights of rank i after its H steps:
+# averaged. **DiLoCo** (Douillard et al., 2023) goes further: the average displacement over these H steps, with its sign
+# changed, is taken for a gradient, the **outer gradient**, with which one makes a step of SGD with Nesterov momentum.
+# With θ the anchor (the weights at the beginning of the round) and wᵢ the weights of rank i after its H steps:
 #
 # $$\Delta = \theta - \frac{1}{N}\sum_i w_i, \qquad u \leftarrow \mu u + \Delta, \qquad
 # \theta \leftarrow \theta - \eta\,(\Delta + \mu u)$$
 #
 # ### Exercise 9 — the outer step
 #
-# Update **in place** `anchor` (θ), `momentum` (u) and `weights`: at the end all ranks go on from the new anchor. `rate`
-# is η, `decay` is μ. Return nothing.
+# Update **in place** the vectors `anchor` (θ), `momentum` (u) and `weights` (wᵢ): at the end all ranks go on from the
+# new anchor. `rate` is η, `decay` is μ. Return nothing.
 
 
 # %% name="outer-step"
@@ -1217,14 +1218,14 @@ halved = dlojz.run(config, engine="torch", gradient_compression="fp16")
 lab.reveal("diloco-bytes", sent_by(diloco) / diloco.config.local_steps)
 
 # %% [markdown] lang="fr"
-# Ces quatre entraînements ; l’un d’eux est DDP avec un *hook* de PyTorch, qui envoie les gradients en fp16. À gauche,
+# Voici quatre entraînements ; l’un d’eux est DDP avec un *hook* de PyTorch, qui envoie les gradients en fp16. À gauche,
 # les octets par pas et l’écart de perte avec AdamW ; le trait pointillé mène à ce que l’on enverrait après le
-# *warm-up*. À droite, la durée d’un pas selon le débit du lien : celle mesurée ici, plus α et β des messages.
+# *warm-up*. À droite, la durée d’un pas selon le débit du lien : celle qui a été mesurée ici, plus α et β des messages.
 
 # %% [markdown] lang="en"
-# These four trainings; one of them is DDP with one of PyTorch's hooks, which sends gradients in fp16. On the left, the
-# bytes per step and the gap of the loss to AdamW; the dotted line leads to what would be sent after the warm-up. On the
-# right, the time of a step by the bandwidth of the link: that measured here, plus α and β of the messages.
+# Here are four trainings; one of them is DDP with one of PyTorch's hooks, which sends gradients in fp16. On the left,
+# the bytes per step and the gap of the loss to AdamW; the dotted line leads to what would be sent after the warm-up. On
+# the right, the time of a step by the bandwidth of the link: the time measured here, plus α and β of the messages.
 
 # %% name="board" tags=["nbval-ignore-output"]
 figures.board([plain, halved, one_bit, diloco])
@@ -1234,8 +1235,8 @@ figures.board([plain, halved, one_bit, diloco])
 #
 # <details><summary>Réponse</summary>
 #
-# Là où le lien est lent : sur un réseau rapide, empaqueter des bits coûte plus de temps que d’envoyer les nombres. Pour
-# la perte, PowerSGD compris : `python benchmarks/communication_board.py`.
+# Là où le lien est lent : sur un réseau rapide, empaqueter des bits prend plus de temps qu’envoyer les nombres. Pour la
+# perte, PowerSGD compris : `python benchmarks/communication_board.py`.
 #
 # </details>
 
@@ -1244,8 +1245,8 @@ figures.board([plain, halved, one_bit, diloco])
 #
 # <details><summary>Answer</summary>
 #
-# Where the link is slow: on a fast network, packing bits takes more time than sending the numbers. For the loss,
-# PowerSGD among the methods: `python benchmarks/communication_board.py`.
+# Where the link is slow: on a fast network, packing bits takes more time than sending the numbers. For the loss, with
+# PowerSGD too: `python benchmarks/communication_board.py`.
 #
 # </details>
 
@@ -1286,10 +1287,10 @@ lab.check("fewer-bytes", average)
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
 #
-# Divisez par deux ce que DDP envoie : un hook de communication fait l’all-reduce de chaque bucket de gradients en bf16
-# (`--compress`). Laissez l’optimiseur mettre à jour tous les paramètres en un seul noyau (`--fused`). Continuez dans
-# votre `train.py`, ou laissez `dlojz labs script 09 un_autre_dossier` écrire ce par quoi ce TP commence. La cellule
-# ci-dessous le juge.
+# Divisez par deux ce que DDP envoie : un *hook* de communication fait l’*all-reduce* de chaque *bucket* de gradients en
+# bf16 (`--compress`). Laissez l’optimiseur mettre à jour tous les paramètres en un seul noyau (`--fused`). Continuez
+# dans votre `train.py`, ou partez de celui qu’écrit `dlojz labs script 09 un_autre_dossier`. La cellule ci-dessous le
+# juge.
 #
 # À regarder : deux fois moins d’octets par pas, et des pertes qui diffèrent de moins d’un pour cent.
 #
@@ -1309,8 +1310,8 @@ lab.check("fewer-bytes", average)
 # ## In your project: your own script
 #
 # Halve what DDP sends: a communication hook all-reduces each bucket of gradients in bf16 (`--compress`). Let the
-# optimizer update all parameters in one kernel (`--fused`). Go on in your `train.py`, or let `dlojz labs script 09
-# another_folder` write what this lab begins with. The cell below judges it.
+# optimizer update all parameters in one kernel (`--fused`). Go on in your `train.py`, or let
+# `dlojz labs script 09 another_folder` write what this lab begins with. The cell below judges it.
 #
 # What to look for: half the bytes in each step, and losses that differ by less than a percent.
 #
@@ -1352,7 +1353,7 @@ labs.judge_script(lab, "my_training/train.py")
 # | AdamW | 4Ψ, all-reduce | | |
 # | fp16 hook | 2Ψ, all-reduce | | none |
 # | 1-bit Adam, 1-bit LAMB | Ψ/8, all-to-all; Ψ/8, all-gather | 4Ψ (1 + 1/N) | variance at rest before it is frozen |
-# | 0/1 Adam | the same, and more and more seldom | 4Ψ (1 + 1/N) | a cautious learning rate |
+# | 0/1 Adam | the same, and less and less often | 4Ψ (1 + 1/N) | a cautious learning rate |
 # | local SGD, DiLoCo | 4Ψ/H | the anchor and its momentum: 8Ψ (DiLoCo) | rounds that are short enough |
 # | update in backward | as much | fewer gradients: one layer | no clipping, no accumulation |
 #
