@@ -84,8 +84,8 @@ lab.predict(
 lab.reveal("active-parameters", models.describe("mixtral_8x7b").active_parameters)
 
 # %% [markdown] lang="fr"
-# Le calcul est celui d’un modèle de 13 milliards de paramètres, la mémoire celle d’un modèle de 47 milliards : c’est
-# pourquoi on répartit les experts entre des rangs.
+# Le calcul est celui d’un modèle de 13 milliards de paramètres, la mémoire celle d’un modèle de 47 milliards : on
+# répartit donc les experts entre des rangs.
 #
 # ### Exercice 1 — la porte
 #
@@ -1016,7 +1016,7 @@ print(f"{unequal:.2f} times as long")
 lab.reveal("unequal-step", ranks["unequal"][0])
 
 # %% [markdown] lang="fr"
-# Sur des GPU, 1,5. Sur deux cœurs partagés, de 1,0 à 1,5 : le rang qui a fini laisse sa part du processeur à l’autre.
+# Sur des GPU, 1,5. Sur deux cœurs partagés, 1,0 à 1,5 : le rang qui a fini laisse sa part du processeur à l’autre.
 #
 # ## 8. Un curriculum sur la longueur
 #
