@@ -125,7 +125,7 @@ figures.softened(teacher, task, (1, 2, 4))
 #
 # $$\frac{T^2}{B} \sum_{i=1}^{B} \sum_{c} p_{i,c} \, (\log p_{i,c} - \log q_{i,c})$$
 #
-# for the B samples i and all classes c. The factor T² brings gradients that are about T² times as small back to scale.
+# for the B samples i and all classes c. The factor T² brings gradients that are about T² times smaller back to scale.
 # `student` and `teacher` are logits, of shape (samples, classes). Return the loss. The student gets a gradient from it;
 # the teacher gets none.
 
@@ -153,8 +153,7 @@ lab.check("soft-loss", soft_loss)
 # %% [markdown] lang="fr"
 # ### Exercice 2 — avec et sans vraies étiquettes
 #
-# Le professeur répond aussi à des images sans étiquette. Dans `labels`, `-1` veut dire « inconnue ».
-# Renvoyez
+# Le professeur répond aussi à des images sans étiquette. Dans `labels`, `-1` veut dire « inconnue ». Renvoyez
 #
 # $$\alpha \times \text{perte de distillation} + (1 - \alpha) \times \text{entropie croisée}$$
 #
@@ -236,7 +235,7 @@ print("all labels: the teacher brings > 5 points:", kept["all labels + teacher"]
 # al., 2019) keeps 97% of BERT's performance with 60% of its weights. One seed proves nothing; here are five:
 # `python benchmarks/distillation.py --seeds 5 --out distillation`.
 #
-# **Your prediction.** If an answer of the teacher takes 1, how long does that of the student take?
+# **Your prediction.** If an answer of the teacher takes 1, how long does an answer of the student take?
 
 # %% name="predict-student" stub="value"
 lab.predict(
@@ -392,9 +391,9 @@ print(f"{'int8':<29} {10 * torch.log10(weight.square().mean() / noise(8)):.1f} d
 lab.reveal("fp8-error", errors[torch.float8_e4m3fn])
 
 # %% [markdown] lang="fr"
-# Pour des poids de même échelle, INT8 est plus précis ; FP8 supporte mieux les extrêmes des activations (E4M3) et des
-# gradients (E5M2, plus étendu). Ce CPU ne multiplie pas en FP8, il convertit : aucun gain de temps ici. Sur un H200, un
-# produit de matrices de largeur 8 192 a pris 1,9 fois moins de temps qu’en bf16, conversions non comprises
+# Pour des poids de même échelle, INT8 est plus précis ; FP8 s’accommode mieux des extrêmes des activations (E4M3) et
+# des gradients (E5M2, plus étendu). Ce CPU ne multiplie pas en FP8, il convertit : aucun gain de temps ici. Sur un
+# H200, un produit de matrices de largeur 8 192 a pris 1,9 fois moins de temps qu’en bf16, conversions non comprises
 # (mesuré en 2026 : `benchmarks/records/gpu-nvidia-h200/forms-fp8.json`).
 #
 # ### Exercice 4 — un intervalle qui n’est pas centré
@@ -408,10 +407,10 @@ lab.reveal("fp8-error", errors[torch.float8_e4m3fn])
 # représenté exactement : $-2^{b-1}$ − arrondi(low / échelle). Renvoyez `q` (`torch.int8`), l’échelle et le point zéro.
 
 # %% [markdown] lang="en"
-# For weights of one scale, INT8 is more accurate; FP8 bears better the extremes of activations (E4M3) and of gradients
-# (E5M2, of wider range). This CPU does not multiply in FP8, it converts: no time is gained here. On an H200, a product
-# of matrices of width 8,192 took 1.9 times less time than in bf16, conversions aside
-# (measured in 2026: `benchmarks/records/gpu-nvidia-h200/forms-fp8.json`).
+# For weights of one scale, INT8 is more accurate; FP8 copes better with the extremes of activations (E4M3) and of
+# gradients (E5M2, of wider range). This CPU does not multiply in FP8, it converts: no time is gained here. On an H200,
+# a product of matrices of width 8,192 took 1.9 times less time than in bf16, conversions aside (measured in 2026:
+# `benchmarks/records/gpu-nvidia-h200/forms-fp8.json`).
 #
 # ### Exercise 4 — a range that is not centred
 #
@@ -441,13 +440,13 @@ lab.check("affine", quantize_affine)
 # lab.hint("affine")
 
 # %% [markdown] lang="fr"
-# Choisir l’intervalle, c’est le **calibrage**. Du minimum au maximum, rien n’est borné, mais un seul extrême élargit
+# Le choix de l’intervalle est le **calibrage**. Du minimum au maximum, rien n’est borné, mais un seul extrême élargit
 # tous les pas ; écarter 1 % des valeurs les resserre. **Avant de regarder** : lequel gagne à 8 bits, lequel à 4 ?
 
 # %% [markdown] lang="en"
-# To choose the range is **calibration**. From minimum to maximum nothing is clamped, but one single extreme widens all
-# steps; to leave 1% of the values out makes them smaller. **Before you look**: which one wins with 8 bits, which with
-# 4?
+# The choice of the range is called **calibration**. From minimum to maximum nothing is clamped, but one single extreme
+# widens all steps; leaving 1% of the values out makes them smaller. **Before you look**: which one wins with 8 bits,
+# which with 4?
 
 # %% name="calibrated"
 seen = []
@@ -532,7 +531,7 @@ for bits in (8, 4, 2):
     print(f"{bits} bits: less than 2 points lost:", found[bits] > accuracy(teacher, task) - 0.02)
 
 # %% [markdown] lang="fr"
-# En 2 bits, le modèle perd pied. La dérivée d’un arrondi est nulle presque partout ; pour entraîner à travers lui,
+# À 2 bits, le modèle perd pied. La dérivée d’un arrondi est nulle presque partout ; pour entraîner à travers lui,
 # l’**estimateur straight-through** (Bengio et al., 2013) l’ignore au retour : c’est la *quantization-aware training*
 # (QAT).
 #
@@ -582,18 +581,18 @@ lab.check("straight-through", fake_quantize)
 # %% [markdown] lang="fr"
 # ### Exercice 7 — la boucle de QAT
 #
-# À chaque batch (`images`, `labels`) : chaque matrice citée dans `names` est arrondie par
-# votre `fake_quantize`, sur l’échelle de ses lignes (plus grande valeur absolue divisée par $2^{b-1}-1$, une constante
-# pour le gradient) ; la perte est l’entropie croisée de ce que le modèle calcule **avec elles**, par
+# À chaque batch (`images`, `labels`) : chaque matrice citée dans `names` est arrondie par votre `fake_quantize`, sur
+# l’échelle de ses lignes (plus grande valeur absolue divisée par $2^{b-1}-1$, une constante pour le gradient) ; la
+# perte est l’entropie croisée de ce que le modèle calcule **avec elles**, par
 # `torch.func.functional_call(model, {nom: matrice}, (images,))` ; la mise à jour va aux poids flottants.
 
 # %% [markdown] lang="en"
 # ### Exercise 7 — the loop of QAT
 #
-# For each batch (`images`, `labels`): each matrix listed in `names` is rounded by your
-# `fake_quantize`, on the scale of its rows (largest magnitude over $2^{b-1}-1$, a constant for the gradient); the loss
-# is the cross-entropy of what the model computes **with them**, by
-# `torch.func.functional_call(model, {name: matrix}, (images,))`; the update goes to the floating-point weights.
+# For each batch (`images`, `labels`): each matrix listed in `names` is rounded by your `fake_quantize`, on the scale of
+# its rows (largest magnitude over $2^{b-1}-1$, a constant for the gradient); the loss is the cross-entropy of what the
+# model computes **with them**, by `torch.func.functional_call(model, {name: matrix}, (images,))`; the update goes to
+# the floating-point weights.
 
 
 # %% name="aware-training"
@@ -796,8 +795,8 @@ for width in (64, 48):
 #
 # <details><summary>Réponse</summary>
 #
-# Les chiffres sont si faciles qu’un modèle étroit suffit, contrairement à leurs réseaux sur ImageNet ou en traduction.
-# Et ils enlèvent **peu à peu**, pendant des milliers de pas ; 60 pas ne suffisent pas à se remettre d’une coupe.
+# Les chiffres sont si faciles qu’un modèle étroit suffit, contrairement à ImageNet ou à la traduction. Et eux enlèvent
+# les poids **peu à peu**, pendant des milliers de pas ; 60 pas ne suffisent pas à se remettre d’une coupe.
 #
 # </details>
 #
@@ -813,12 +812,12 @@ for width in (64, 48):
 # départ, masqués.
 
 # %% [markdown] lang="en"
-# Here the small dense model holds its ground. **Explain**: why not as in Zhu and Gupta's networks?
+# Here the small dense model holds its ground. **Explain**: why is it not as with Zhu and Gupta?
 #
 # <details><summary>Answer</summary>
 #
-# Digits are so easy that a narrow model is enough, unlike their networks on ImageNet or in translation. And they remove
-# weights **little by little**, during thousands of steps; 60 steps are not enough to recover from a cut.
+# Digits are so easy that a narrow model is enough, unlike ImageNet or translation. And Zhu and Gupta remove weights
+# **little by little**, during thousands of steps; 60 steps are not enough to recover from a cut.
 #
 # </details>
 #
@@ -829,8 +828,9 @@ for width in (64, 48):
 # remove the smallest weights; bring the others back to their value **at the start**; begin again.
 #
 # Write the end of a round, for one layer. `start` holds the weights before any training, `trained` those after it (not
-# always zero where `mask` is), `mask` is 1 where a weight is still there. `round(rate × number of weights that remain)`
-# go, of those **that remain**. Return the new mask, and the weights of the next start, zero where the mask is.
+# always zero where `mask` is zero), `mask` is 1 where a weight is still there.
+# `round(rate × number of weights that remain)` weights go, of those **that remain**. Return the new mask, and the
+# weights of the next start, zero where the mask is zero.
 
 
 # %% name="ticket"
@@ -878,22 +878,23 @@ print(f"same mask, other weights: {accuracy(from_start(1000, masks), task):.1%}"
 print(f"same weights, random mask: {accuracy(from_start(0, drawn), task):.1%}")
 
 # %% [markdown] lang="fr"
-# Sur de plus grands modèles, il faut ramener les poids à un pas proche du départ (Frankle et al., 2020). Plusieurs
-# graines : `python benchmarks/lottery_ticket.py --seeds 5 --out lottery`.
+# Sur de plus grands modèles, il faut ramener les poids à leur valeur d’un des premiers pas (Frankle et al., 2020).
+# Plusieurs graines : `python benchmarks/lottery_ticket.py --seeds 5 --out lottery`.
 #
 # ### Combien de temps gagné ?
 #
 # **Votre prédiction.** Une couche multiplie 64 lignes par une matrice 1 024 × 1 024, dont on annule neuf poids sur dix.
-# Si la couche pleine prend 1, combien prend celle-ci ? (Et au format CSR, qui ne garde que les autres poids ?)
+# Si la couche pleine prend 1, combien prend celle-ci ? (Et au format CSR, qui ne garde que les poids non nuls ?)
 
 # %% [markdown] lang="en"
-# In larger models weights must be brought back to a step near the start (Frankle et al., 2020). One seed proves
-# nothing: `python benchmarks/lottery_ticket.py --seeds 5 --out lottery`.
+# In larger models weights must be brought back to their value at one of the first steps (Frankle et al., 2020). Several
+# seeds: `python benchmarks/lottery_ticket.py --seeds 5 --out lottery`.
 #
 # ### How much time is gained?
 #
-# **Your prediction.** A layer multiplies 64 rows by a matrix of 1,024 × 1,024, nine weights of ten of which become
-# zero. If the full layer takes 1, how much does this one take? (And in the format CSR, which keeps the others only?)
+# **Your prediction.** A layer multiplies 64 rows by a matrix of 1,024 × 1,024, in which nine weights of ten become
+# zero. If the full layer takes 1, how much does this one take? (And in the format CSR, which keeps only the weights
+# that are not zero?)
 
 # %% name="predict-masked" stub="value"
 lab.predict(
@@ -934,7 +935,7 @@ print(f"CSR: {csr_s / full_s:.2f}")
 
 # %% [markdown] lang="en"
 # Nothing is gained: the processor multiplies by zero, too. CSR makes a tenth of the multiplications, but reads an index
-# per weight: the gain stays far from ten. A regular pattern can be wired (part 6).
+# per weight: the gain stays far from ten. A regular pattern can be built into the hardware (part 6).
 #
 # ## 4. Serve a language model
 #
@@ -968,12 +969,12 @@ lab.check("kv-cache", cached_attention)
 # lab.hint("kv-cache")
 
 # %% [markdown] lang="fr"
-# Voici un Llama de 38 millions de paramètres, aux poids tirés au hasard. Chaque bloc appelle votre fonction : 200
+# Voici un Llama de 38 millions de paramètres, en fp32, aux poids aléatoires. Chaque bloc appelle votre fonction : 200
 # tokens en prefill, puis 56 un par un, doivent donner les logits d’une seule passe.
 
 # %% [markdown] lang="en"
-# Here is a Llama of 38 million parameters, in fp32, with random weights. Each block computes attention by your
-# function: 200 tokens in prefill, then 56 one by one, must give the same logits as a single pass.
+# Here is a Llama of 38 million parameters, in fp32, with random weights. Each block calls your function: 200 tokens in
+# prefill, then 56 one by one, must give the same logits as a single pass.
 
 # %% name="llama"
 from dlojz.models.blocks import SequenceShare
@@ -1031,12 +1032,12 @@ lab.reveal("kv-bytes", sum(tensor.nbytes for cache in caches for tensor in cache
 # %% [markdown] lang="fr"
 # Sans groupes de requêtes, ce serait le triple. Passons aux secondes. Deux débits de la machine suffisent : les FLOP
 # par seconde d’un produit de matrices, et les octets lus par seconde d’une matrice que multiplie un vecteur. La cellule
-# mesure aussi le modèle, à tour de rôle, et ne le montre pas encore.
+# mesure aussi le modèle, à tour de rôle, sans le montrer.
 
 # %% [markdown] lang="en"
 # Without grouped queries it would be three times as much. Now for the seconds. Two rates of the machine are enough: the
 # FLOP per second of a product of matrices, and the bytes read per second of a matrix that multiplies a vector. The cell
-# measures the model in the same turns, too, and does not show it yet.
+# also measures the model, in the same turns, and does not show it yet.
 
 # %% name="rates" tags=["nbval-ignore-output"]
 uncached = copy.deepcopy(llama)
@@ -1109,8 +1110,8 @@ lab.reveal("cache-gain", taken_s["no cache"] / taken_s["decode"])
 # regarder** : jusqu’à combien de séquences le débit croît-il ?
 
 # %% [markdown] lang="en"
-# Decode hardly uses the units that compute: so serve several requests at once. **Before you look**: up to how many
-# sequences does the rate grow?
+# Decode leaves the compute units nearly idle: so several requests may be served at once. **Before you look**: up to how
+# many sequences does the rate grow?
 
 # %% name="batched" tags=["nbval-ignore-output"]
 for sequences in (1, 4, 16, 64):
@@ -1405,7 +1406,7 @@ print(f"2:4, SR-STE: {accuracy(model, task):.1%}")
 #
 # Si un groupe de quatre a trois grands poids, 2:4 en sacrifie un. Changeons l’ordre des unités cachées d’un MLP, dans
 # les deux couches à la fois. `expand` (cachées, entrées) et `bias` (cachées) sont ceux de la première couche, `project`
-# (sorties, cachées) ceux de la seconde. L’unité `order[i]` vient à la place i. Renvoyez les trois tenseurs.
+# (sorties, cachées) celui de la seconde. L’unité `order[i]` vient à la place i. Renvoyez les trois tenseurs.
 
 # %% [markdown] lang="en"
 # ### Exercise 15 — another order, the same output
@@ -1460,8 +1461,8 @@ print("2:4 keeps more:", bool(after > before), "| same output:", bool(apart < 1e
 # ## Dans votre projet : votre script
 #
 # Deux boucles d’entraînement : l’une à travers un arrondi sur 8 bits (`--quantize`), l’autre sous un masque, après la
-# première époque (`--prune 0.5`). Continuez dans votre `train.py`, ou laissez `dlojz labs script 11 un_autre_dossier`
-# écrire ce par quoi ce TP commence. Jugez-le ci-dessous, ou par `dlojz labs judge 11 my_training/train.py`.
+# première époque (`--prune 0.5`). Continuez dans votre `train.py`, ou partez de celui qu’écrit
+# `dlojz labs script 11 un_autre_dossier`. La cellule ci-dessous le juge.
 #
 # À regarder : 255 valeurs au plus par matrice, la moitié nulles à la fin, et une perte qui baisse encore.
 #
@@ -1481,7 +1482,7 @@ print("2:4 keeps more:", bool(after > before), "| same output:", bool(apart < 1e
 #
 # Two training loops: one through a rounding to 8 bits (`--quantize`), one under a mask, after the first epoch
 # (`--prune 0.5`). Go on in your `train.py`, or let `dlojz labs script 11 another_folder` write what this lab begins
-# with. Judge it below, or by `dlojz labs judge 11 my_training/train.py`.
+# with. The cell below judges it.
 #
 # What to look for: at most 255 different values in a matrix, half of them zero at the end, and a loss that still falls.
 #
@@ -1504,7 +1505,7 @@ labs.judge_script(lab, "my_training/train.py")
 #
 # | | distillation | quantification | élagage | LoRA |
 # |--|--|--|--|--|
-# | temps | moins de couches | noyaux entiers, decode | 2:4 et le bon GPU | ⅓ de l’entraînement |
+# | temps gagné | moins de couches | noyaux entiers, decode | 2:4 et le bon GPU | au plus ⅓ de l’entraînement |
 # | le piège | oublier le témoin | un extrême élargit tous les pas | un seuil pour deux échelles | A et B nulles |
 
 # %% [markdown] lang="en"
@@ -1512,7 +1513,7 @@ labs.judge_script(lab, "my_training/train.py")
 #
 # | | distillation | quantization | pruning | LoRA |
 # |--|--|--|--|--|
-# | time | fewer layers | integer kernels, decode | 2:4 and the right GPU | ⅓ of the training |
+# | time saved | fewer layers | integer kernels, decode | 2:4 and the right GPU | at most ⅓ of the training |
 # | the trap | to forget the control | one extreme widens all steps | one threshold for two scales | A and B zero |
 
 # %%
