@@ -17,8 +17,8 @@
 # %% [markdown] lang="en"
 # # Lab 13 — Checkpoints and resuming
 #
-# A long training stops more than once: time limit, failure, queue. It goes on from a checkpoint. For that nothing may
-# be missing there, ZeRO must not have frozen it to a number of ranks, writing it must not cost too much, and a flipped
+# A long training stops more than once: time limit, failure, queue. It goes on from a checkpoint. But nothing may be
+# missing from it, ZeRO must not have tied it to one number of ranks, writing it must not cost too much, and a flipped
 # bit must not go unnoticed.
 #
 # By the end you can:
@@ -67,7 +67,7 @@ kept = Path(folder.name)
 # est sa position dans l’époque.
 
 # %% [markdown] lang="en"
-# All that this notebook writes goes into the folder `kept`, which goes when it does.
+# All that this notebook writes goes into the folder `kept`, which will vanish with it.
 #
 # ## 1. What the next step needs
 #
@@ -198,7 +198,7 @@ for part in state:
     print(f"without {part:<10} first step {gaps[0]:.2f}, largest {max(gaps):.2f}")
 
 # %% [markdown] lang="fr"
-# Des poids oubliés sautent aux yeux. Le reste ne se voit pas au premier pas : sans les moments ni le calendrier, la
+# Des poids oubliés sautent aux yeux. Le reste se voit à peine au premier pas : sans les moments ni le calendrier, la
 # courbe fait une bosse quelques pas plus tard ; sans la position de l’échantillonneur, des images sont lues deux fois
 # et d’autres jamais ; sans l’état aléatoire, rien ne semble anormal, mais aucune exécution ne se reproduit plus. Avec
 # plusieurs rangs, chaque rang a son état aléatoire : il faut les enregistrer tous.
@@ -211,10 +211,10 @@ for part in state:
 # savent quelle part du tenseur entier ce rang détient.
 
 # %% [markdown] lang="en"
-# Forgotten weights stand out at once. The rest does not show in the first step: without moments or schedule the curve
+# Forgotten weights stand out at once. The rest hardly shows in the first step: without moments or schedule the curve
 # has a bump some steps later; without the sampler's place, images are read twice and others never; without the random
 # state nothing looks wrong, but no run can be repeated any more. With several ranks, each rank has its random state:
-# all of them must be saved.
+# all these states must be saved.
 #
 # ## 2. From one number of ranks to another
 #
@@ -301,7 +301,7 @@ print("the same losses:", torch.allclose(torch.tensor(losses), torch.tensor(expe
 
 # %% [markdown] lang="fr"
 # Trois rangs continuent donc ce que deux ont commencé : les pertes sont égales, à l’ordre des additions près (on ne
-# peut plus exiger le bit). Comment DCP trouve-t-il les morceaux ?
+# peut plus exiger l’égalité au bit près). Comment DCP trouve-t-il les morceaux ?
 #
 # ### Exercice 2 — relire avec un autre nombre de rangs
 #
@@ -374,10 +374,12 @@ bandwidth = 2**24 / median(seconds(lambda: write_raw(content)) for _ in range(5)
 print(f"{bandwidth / 1e6:.0f} MB/s")
 
 # %% [markdown] lang="fr"
-# **Votre prédiction**, en secondes, à partir de `bandwidth` (octets par seconde).
+# **Votre prédiction** : combien de secondes prend l’enregistrement des poids et des deux moments ? Partez de
+# `bandwidth` (octets par seconde).
 
 # %% [markdown] lang="en"
-# **Your prediction**, in seconds, from `bandwidth` (bytes per second).
+# **Your prediction**: how many seconds does it take to save the weights and both moments? Start from `bandwidth` (bytes
+# per second).
 
 # %% name="predict-save" tags=["nbval-ignore-output"] stub="value"
 lab.predict(
@@ -425,7 +427,7 @@ lab.reveal("save-seconds", median(saves))
 # ## 4. Enregistrer sans attendre
 #
 # Un enregistrement **asynchrone** copie les états dans des tampons de la mémoire de l’hôte, puis un *thread* les écrit
-# pendant que l’entraînement continue : `dcp.async_save` fait ainsi. L’entraînement n’attend que la copie.
+# pendant que l’entraînement continue : c’est ce que fait `dcp.async_save`. L’entraînement n’attend que la copie.
 #
 # ### Exercice 3 — enregistrer en arrière-plan
 #
@@ -442,7 +444,7 @@ lab.reveal("save-seconds", median(saves))
 # ## 4. Saving without waiting
 #
 # An **asynchronous** save copies the states into buffers in host memory; then a thread writes these while the training
-# goes on: so does `dcp.async_save`. The training waits for the copy alone.
+# goes on: that is what `dcp.async_save` does. The training waits for the copy alone.
 #
 # ### Exercise 3 — saving in the background
 #
@@ -525,8 +527,8 @@ for name, times in took.items():
     print(f"{name:<13} {median(times):.2f} s")
 
 # %% [markdown] lang="fr"
-# L’écriture n’est pas gratuite pour autant : ici, elle dispute les deux cœurs à l’entraînement. Et tant qu’elle dure,
-# les tampons sont pris : deux enregistrements ne peuvent pas se suivre de plus près.
+# L’écriture n’est pas gratuite pour autant : ici, elle dispute les cœurs à l’entraînement. Et tant qu’elle dure, les
+# tampons sont pris : deux enregistrements ne peuvent pas se suivre de plus près.
 #
 # ## 5. À quelle fréquence ?
 #
@@ -540,14 +542,14 @@ for name, times in took.items():
 # 2006, l’affine).
 
 # %% [markdown] lang="en"
-# Yet writing is not free: here it competes with the training for the two cores. And as long as it takes, the buffers
-# are in use: two saves cannot follow each other more closely.
+# Yet writing is not free: here it competes with the training for the cores. And as long as it takes, the buffers are in
+# use: two saves cannot follow each other more closely.
 #
 # ## 5. How often?
 #
-# Too often, and one spends one's time saving; too seldom, and each failure repeats a long piece of work. Let C be the
-# time of a save, M the mean time between failures, T the interval. One loses C seconds in every T, and with each
-# failure T / 2 on average: the share lost is C / T + T / (2M).
+# If one saves too often, the time goes into saving; if too seldom, each failure makes one repeat a long piece of work.
+# Let C be the time of a save, M the mean time between failures, T the interval. One loses C seconds in every T, and
+# with each failure T / 2 on average: the share lost is C / T + T / (2M).
 #
 # ### Exercise 4 — the best interval
 #
@@ -678,8 +680,8 @@ for name, path in folders.items():
             print(f"{file.stat().st_size:>12,} B  {file.relative_to(path)}")
 
 # %% [markdown] lang="fr"
-# DeepSpeed écrit les états là où ZeRO-2 les garde : chaque rang sa part de l’optimiseur et de la copie maître ; le rang
-# 0 seul, les poids. Le nombre de rangs y est figé ; pour le changer, un programme,
+# DeepSpeed écrit les états là où ZeRO-2 les garde : chaque rang, sa part de l’optimiseur et de la copie maître ; le
+# rang 0 seul, les poids. Le nombre de rangs y est figé ; pour le changer, un programme,
 # `deepspeed.checkpoint.ds_to_universal`, en fait un *universal checkpoint*, un dossier par paramètre. DCP, lui,
 # répartit tout, et se relit sur n’importe quel nombre de rangs.
 #
@@ -690,8 +692,8 @@ for name, path in folders.items():
 # chargerons pas ; `pickletools` se contente d’en lister les instructions.
 
 # %% [markdown] lang="en"
-# DeepSpeed writes the states where ZeRO-2 keeps them: each rank its share of the optimizer and of the master copy; the
-# weights rank 0 alone. The number of ranks is frozen there; to change it, a program,
+# DeepSpeed writes the states where ZeRO-2 keeps them: each rank writes its share of the optimizer and of the master
+# copy; rank 0 alone writes the weights. The number of ranks is frozen there; to change it, a program,
 # `deepspeed.checkpoint.ds_to_universal`, makes a universal checkpoint of it, one folder per parameter. DCP distributes
 # everything, and is read on any number of ranks.
 #
@@ -736,8 +738,8 @@ formats.pickle_table(folders)
 # %% [markdown] lang="en"
 # The files of the optimizer name classes of DeepSpeed, which `weights_only` refuses and which `load_checkpoint` loads
 # all the same, without that guard; DCP reads `.metadata` with `pickle.load`. Hence the rule: **load a checkpoint of
-# these formats only if you have written it yourself**. To exchange weights: safetensors, where there is nothing to
-# execute; for a `.pt`: `weights_only=True`, always.
+# these formats only if you have written it yourself**. To exchange weights, take safetensors, where there is nothing to
+# execute; for a `.pt`, always set `weights_only=True`.
 #
 # ## 7. One bit flipped
 #
@@ -762,10 +764,10 @@ print("loaded without a word; wrong tensors:", sum(not torch.equal(wrong[name], 
 #
 # ### Exercice 5 — sceller un checkpoint
 #
-# `hashes(folder)` donne l’empreinte sha256 de chaque fichier, sous-dossiers compris, sauf celle du sceau.
-# `seal(folder)` les écrit dans ce sceau, un fichier de plus, **en dernier**. `is_intact(folder)` dit si tout est encore
-# là, inchangé ; un dossier sans sceau n’a pas été terminé. `sealed` appelle les deux, et endommage le dossier
-# entre-temps.
+# `hashes(folder)` donne l’empreinte sha256 de chaque fichier de `folder` (un `Path`), sous-dossiers compris, sauf celle
+# du sceau. `seal(folder)` les écrit dans ce sceau, un fichier de plus (son nom est libre), **en dernier**.
+# `is_intact(folder)` dit (`True` ou `False`) si tout est encore là, inchangé ; un dossier sans sceau n’a pas été
+# terminé. `sealed` appelle les deux, et endommage le dossier entre-temps.
 
 # %% [markdown] lang="en"
 # Neither safetensors nor DCP nor DeepSpeed verifies what it reads. (The zip archive of a `.pt` does hold a checksum,
@@ -773,9 +775,10 @@ print("loaded without a word; wrong tensors:", sum(not torch.equal(wrong[name], 
 #
 # ### Exercise 5 — sealing a checkpoint
 #
-# `hashes(folder)` gives the sha256 of each file, those in its folders included, but not that of the seal.
-# `seal(folder)` writes them into this seal, one more file, **last**. `is_intact(folder)` tells whether all is still
-# there, unchanged; a folder without a seal was not finished. `sealed` calls both, and damages the folder in between.
+# `hashes(folder)` gives the sha256 of each file of `folder` (a `Path`), those in its folders included, but not that of
+# the seal. `seal(folder)` writes them into this seal, one more file (under a name of your choice), **last**.
+# `is_intact(folder)` tells (`True` or `False`) whether all is still there, unchanged; a folder without a seal was not
+# finished. `sealed` calls both, and damages the folder in between.
 
 
 # %% name="sealed-folder"
@@ -827,7 +830,7 @@ print("after one flipped bit:", sealed(shards, lambda folder: flip_a_bit(sorted(
 
 # %% [markdown] lang="en"
 # The runs of dlojz do all this: safetensors, a manifest with each sha256, `COMMIT` last, and several checkpoints kept.
-# Where the newest one is damaged, one goes on from the one before:
+# If the newest one is damaged, one goes on from the one before:
 
 # %% name="verify-ours" tags=["nbval-ignore-output"]
 from dlojz.base.errors import LabError
@@ -866,7 +869,7 @@ except LabError as error:
 #
 # The `train.py` of lab 04 saves weights and moments (`--save`, `--load`). Add what is missing to resume exactly: the
 # epoch, the sampler's place, the random state of each rank; and write the seal last. What to look for in the logs: the
-# first loss after the resumption follows the last one before, without a bump in the steps that come.
+# first loss after the resumption follows the last one before, without a bump in the next steps.
 #
 # <details><summary>The lines of PyTorch</summary>
 #
