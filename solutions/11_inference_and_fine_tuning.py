@@ -807,9 +807,9 @@ for width in (64, 48):
 # entraîner ; enlever les plus petits poids ; ramener les autres à leur valeur **de départ** ; recommencer.
 #
 # Écrivez la fin d’un tour, pour une couche. `start` contient les poids d’avant tout entraînement, `trained` ceux
-# d’après (pas forcément nuls là où `mask` l’est), `mask` vaut 1 là où un poids est encore là. On enlève `round(rate ×
-# nombre de poids restants)` poids parmi ceux **qui restent**. Renvoyez le nouveau masque, et les poids du prochain
-# départ, masqués.
+# d’après (pas forcément nuls là où `mask` l’est), `mask` vaut 1 là où un poids est encore là. On enlève
+# `round(rate × nombre de poids restants)` poids parmi ceux **qui restent**. Renvoyez le nouveau masque, et les poids du
+# prochain départ, masqués.
 
 # %% [markdown] lang="en"
 # Here the small dense model holds its ground. **Explain**: why is it not as with Zhu and Gupta?
