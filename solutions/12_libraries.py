@@ -879,27 +879,28 @@ figures.table(*everything)
 figures.two_choices(plain, deepspeed_run)
 
 # %% [markdown] lang="fr"
-# Même calcul, autres choix : ZeRO-2 garde moins d’états, pour plus d’octets. Mais son pic, ici, est plus haut : sur un
-# modèle minuscule, ses tampons pèsent plus que ce qu’il économise. (Leur taille est bornée, celle des états ne l’est
-# pas : sur un grand modèle, c’est l’inverse.) Avec deux répliques, le pic de Megatron-core est plus haut, lui aussi :
-# son tampon de gradients est là d’un bout à l’autre ; et sans son noyau fusionné, qui demande un GPU, son attention
-# garde une matrice par tête, couche après couche. Quant à la durée d’un pas, elle ne vaut qu’ici, pour deux processus
-# d’un petit processeur et un modèle minuscule, et change d’une exécution à l’autre. Retenez plutôt les autres colonnes.
+# Même calcul, autres choix : ZeRO-2 garde moins d’états, pour plus d’octets. Mais son pic (tableau d’avant) est plus
+# haut : sur un modèle minuscule, ses tampons pèsent plus que ce qu’il économise. (Leur taille est bornée, celle des
+# états ne l’est pas : sur un grand modèle, c’est l’inverse.) Avec deux répliques, le pic de Megatron-core est plus
+# haut, lui aussi : son tampon de gradients est là d’un bout à l’autre ; et sans son noyau fusionné, qui demande un GPU,
+# son attention garde une matrice par tête, couche après couche. Quant à la durée d’un pas, elle ne vaut qu’ici, pour
+# deux processus d’un petit processeur et un modèle minuscule, et change d’une exécution à l’autre. Retenez plutôt les
+# autres colonnes.
 
 # %% [markdown] lang="en"
-# The same computation, other choices: ZeRO-2 keeps fewer states, for more bytes. But its peak is higher here: with a
-# tiny model its buffers weigh more than what it saves. (Their size is bounded, that of the states is not: with a large
-# model it is the other way round.) With two replicas, Megatron-core's peak is higher too: its buffer of gradients is
-# there from beginning to end; and without its fused kernel, which wants a GPU, its attention keeps a matrix per head,
-# layer after layer. As for the time of a step, it holds here only, for two processes on a small CPU and a tiny model,
-# and changes from one run to the next. Remember the other columns.
+# The same computation, other choices: ZeRO-2 keeps fewer states, for more bytes. But its peak (the table before) is
+# higher: with a tiny model its buffers weigh more than what it saves. (Their size is bounded, that of the states is
+# not: with a large model it is the other way round.) With two replicas, Megatron-core's peak is higher too: its buffer
+# of gradients is there from beginning to end; and without its fused kernel, which wants a GPU, its attention keeps a
+# matrix per head, layer after layer. As for the time of a step, it holds here only, for two processes on a small CPU
+# and a tiny model, and changes from one run to the next. Remember the other columns.
 
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
 #
 # Le même script avec deux bibliothèques : `--parallel deepspeed` (ZeRO-2) et `--parallel accelerate`. Continuez dans
-# votre `train.py`, ou laissez `dlojz labs script 12 un_autre_dossier` écrire ce par quoi ce TP commence. Jugez-le par
-# `dlojz labs judge 12 my_training/train.py`.
+# votre `train.py`, ou laissez `dlojz labs script 12 un_autre_dossier` écrire ce par quoi ce TP commence. La cellule
+# qui suit le juge.
 #
 # À regarder : les pertes de DDP avec `--accumulation 2`, et ce que vous n’écrivez plus : la division de la perte,
 # `no_sync`, la mise à jour après le dernier micro-batch.
@@ -921,8 +922,8 @@ figures.two_choices(plain, deepspeed_run)
 # ## In your project: your own script
 #
 # The same script with two libraries: `--parallel deepspeed` (ZeRO stage 2) and `--parallel accelerate`. Go on in your
-# `train.py`, or let `dlojz labs script 12 another_folder` write what this lab begins with. Judge it by
-# `dlojz labs judge 12 my_training/train.py`.
+# `train.py`, or let `dlojz labs script 12 another_folder` write what this lab begins with. The next cell
+# judges it.
 #
 # What to look for: the losses of DDP with `--accumulation 2`, and what you no longer write: the division of the loss,
 # `no_sync`, the update after the last micro-batch.
@@ -940,6 +941,8 @@ figures.two_choices(plain, deepspeed_run)
 #
 # </details>
 
+# %% name="judge-script" tags=["nbval-ignore-output"]
+labs.judge_script(lab, "my_training/train.py")
 
 # %% [markdown] lang="fr"
 # ## Bilan : comment choisir ?

@@ -278,20 +278,20 @@ def _records(record: RunRecord | None) -> list[RunRecord]:
 
 
 def two_choices(run: Run, other: Run) -> Table:
-    """Compare what two runs of one training hold and send, measured on rank 0; the first is the reference."""
+    """Compare the states that two runs of one training hold and what they send, measured on rank 0.
+
+    The first is the reference. No peak: on a busy machine a thread of gloo may add the message that it still holds.
+    """
     same = say(en="yes", fr="oui") if gap(other, run) < SAME_LOSS else say(en="no", fr="non")
     measured = []
     for one, answer in ((run, DASH), (other, same)):
         footprint = measured_footprint(one)
         memory = footprint.memory
-        held = (memory.optimizer_bytes, memory.states_bytes, (memory.at_peak_bytes or {}).get("workspace"),
-                memory.peak_bytes, sent(footprint))  # fmt: skip
+        held = memory.optimizer_bytes, memory.states_bytes, sent(footprint)
         measured.append((title(one), answer, *map(format_bytes, held)))
     head = titles(
-        en="program; the same losses, to 10⁻⁵; optimizer states; all states; temporaries and buckets, at the peak; "
-        "peak; sent per step",
-        fr="programme; mêmes pertes, à 10⁻⁵ près; états d’optimiseur; tous les états; temporaires et tampons, au "
-        "moment du pic; pic; envoyé par pas",
+        en="program; the same losses, to 10⁻⁵; optimizer states; all states; sent per step",
+        fr="programme; mêmes pertes, à 10⁻⁵ près; états d’optimiseur; tous les états; envoyé par pas",
     )
     return Table(head, tuple(measured))
 
