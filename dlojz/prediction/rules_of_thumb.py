@@ -249,7 +249,7 @@ RULES: Final[dict[str, RuleOfThumb]] = {
             ),
             lambda: say(
                 en="the same where gradients are kept in both precisions",
-                fr="la même où les gradients sont gardés dans les deux précisions",
+                fr="la même, si les gradients sont gardés dans les deux précisions",
             ),
         ),
         RuleOfThumb(
