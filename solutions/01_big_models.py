@@ -593,11 +593,11 @@ figures.accuracy()
 #
 # <details><summary>Réponse</summary>
 #
-# 1. Rien : il perd 1,4 point, car il surapprend. CoAtNet, lui, gagne à chaque taille. 2. Trois points, et il fait
-# mieux que les deux tailles avec moins d’images. 3. Ses convolutions, de quoi apprendre de peu d’images : avec quatre
-# fois moins d’opérations (13 contre 55 milliards), CoAtNet-0 dépasse ViT-B de 6 points sur ImageNet-1K. Son attention,
-# de quoi profiter de beaucoup d’images : les courbes montent encore avec JFT-3B, et CoAtNet-6 égale ViT-G/14 avec
-# 3,4 fois moins d’opérations. D’où les gros modèles, et la suite de ce cours.
+# D’après les articles. 1. Rien : il perd 1,4 point, car il surapprend. CoAtNet, lui, gagne à chaque taille. 2. Trois
+# points, et il fait mieux que les deux tailles avec moins d’images. 3. Ses convolutions, de quoi apprendre de peu
+# d’images : avec quatre fois moins d’opérations (13 contre 55 milliards), CoAtNet-0 dépasse ViT-B de 6 points sur
+# ImageNet-1K. Son attention, de quoi profiter de beaucoup d’images : les courbes montent encore avec JFT-3B, et
+# CoAtNet-6 égale ViT-G/14 avec 3,4 fois moins d’opérations. D’où les gros modèles, et la suite de ce cours.
 #
 # </details>
 
@@ -607,11 +607,11 @@ figures.accuracy()
 #
 # <details><summary>Answer</summary>
 #
-# 1. Nothing: it loses 1.4 points, for it overfits. CoAtNet gains with each size. 2. Three points, and it does better
-# than either size with fewer images. 3. Its convolutions let it learn from few images: with a quarter of the operations
-# (13 against 55 billion), CoAtNet-0 is 6 points above ViT-B on ImageNet-1K. Its attention lets it profit from many: the
-# curves still rise with JFT-3B, and CoAtNet-6 equals ViT-G/14 with 3.4 times fewer operations. Hence the big models,
-# and the rest of this course.
+# From the papers: 1. Nothing: it loses 1.4 points, for it overfits. CoAtNet gains with each size. 2. Three points, and
+# it does better than either size with fewer images. 3. Its convolutions let it learn from few images: with a quarter of
+# the operations (13 against 55 billion), CoAtNet-0 is 6 points above ViT-B on ImageNet-1K. Its attention lets it profit
+# from many: the curves still rise with JFT-3B, and CoAtNet-6 equals ViT-G/14 with 3.4 times fewer operations. Hence the
+# big models, and the rest of this course.
 #
 # </details>
 

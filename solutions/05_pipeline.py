@@ -13,7 +13,7 @@
 # - ordonnancer sous contrainte de mémoire, et couper un modèle en étages équilibrés ;
 # - employer les pipelines de PyTorch et de DeepSpeed.
 #
-# Comptez deux heures, sans les parties facultatives. Quatre rangs au plus, sans GPU.
+# Comptez deux heures. Les parties facultatives s’y ajoutent. Quatre rangs au plus, sans GPU.
 
 # %% [markdown] lang="en"
 # # Lab 05 — Pipeline parallelism
@@ -30,7 +30,7 @@
 # - schedule under a memory limit, and cut a model into balanced stages;
 # - use the pipelines of PyTorch and of DeepSpeed.
 #
-# Allow two hours, without the optional parts. At most four ranks, without GPUs.
+# Allow two hours. The optional parts come on top. At most four ranks, without GPUs.
 
 # %% name="setup"
 import time
