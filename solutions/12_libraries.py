@@ -941,7 +941,7 @@ figures.two_choices(plain, deepspeed_run)
 #
 # </details>
 
-# %% name="judge-script" tags=["nbval-ignore-output"]
+# %% name="judge-script"
 labs.judge_script(lab, "my_training/train.py")
 
 # %% [markdown] lang="fr"
