@@ -307,6 +307,7 @@ def test_accelerate(tmp_path: Path) -> None:
     assert samples_of_step(run.record) == pytest.approx(32)
 
 
+@pytest.mark.nightly
 def test_the_trainer_of_transformers(tmp_path: Path) -> None:
     requires("transformers", f"{textwrap.dedent(OPERATORS)}from transformers import Trainer")
     run = run_steps(
@@ -328,6 +329,7 @@ def test_the_trainer_of_transformers(tmp_path: Path) -> None:
     assert samples_of_step(run.record) == pytest.approx(16)  # its inputs are keyword arguments
 
 
+@pytest.mark.nightly
 def test_lightning(tmp_path: Path) -> None:
     requires("lightning", f"{textwrap.dedent(OPERATORS)}import lightning")
     run = run_steps(
