@@ -908,10 +908,13 @@ figures.two_choices(plain, deepspeed_run)
 # <details><summary>Les lignes de PyTorch</summary>
 #
 # ```python
+# config = {"train_micro_batch_size_per_gpu": args.batch // replicas // micro_batches, "gradient_clipping": 0.0}
 # config |= {"gradient_accumulation_steps": micro_batches, "zero_optimization": {"stage": 2}}
 # model, optimizer, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 # model.backward(loss)
 # model.step()
+# accelerator = Accelerator(gradient_accumulation_steps=micro_batches, cpu=not on_gpu)
+# model, optimizer = accelerator.prepare(model, optimizer)
 # with accelerator.accumulate(model):
 # accelerator.backward(loss)
 # ```
@@ -931,10 +934,13 @@ figures.two_choices(plain, deepspeed_run)
 # <details><summary>The lines of PyTorch</summary>
 #
 # ```python
+# config = {"train_micro_batch_size_per_gpu": args.batch // replicas // micro_batches, "gradient_clipping": 0.0}
 # config |= {"gradient_accumulation_steps": micro_batches, "zero_optimization": {"stage": 2}}
 # model, optimizer, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 # model.backward(loss)
 # model.step()
+# accelerator = Accelerator(gradient_accumulation_steps=micro_batches, cpu=not on_gpu)
+# model, optimizer = accelerator.prepare(model, optimizer)
 # with accelerator.accumulate(model):
 # accelerator.backward(loss)
 # ```

@@ -129,6 +129,10 @@ WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
         [("            accelerator.backward(loss)", "            accelerator.backward(loss / micro_batches)")],
         "look at what each rank's loss is divided by",
     ),
+    "clipped": (12, [(', "gradient_clipping": 0.0', "")], 'unless its configuration says "gradient_clipping": 0.0'),
+    "accelerate-alone": (12, [(", cpu=not on_gpu", "")], "Accelerator needs cpu=True"),
+    "printed-nothing": (3, [("        total += loss.detach()\n", "")], "your script prints the loss 0 at step 1"),
+    "printed-sum": (3, [("        total.zero_()\n", "")], "begin at zero for the next step"),
     "one-axis": (7, [('"tp-fsdp": 2', '"tp-fsdp": 1')], "No parameter lies on a mesh of two axes"),
 }
 

@@ -32,6 +32,8 @@ SAME_ON_ONE = 1e-5
 """The same, where a script runs twice on one process."""
 ROUNDED_LOSS = 0.01
 """The same, where gradients are rounded to bf16."""
+SAME_PRINTED = 1.3
+"""Factor by which the loss that a rank prints, of its own samples, may differ from the mean of all ranks."""
 SAME_RATE = 1.4
 """Factor by which a script's own throughput may differ from the one that is measured from outside."""
 STILL = 3
@@ -64,6 +66,24 @@ def _check_learns(trial: Trial, factor: float) -> None:
             fr=f"La perte ne baisse pas ({significant(losses[0], 4)} au premier pas, {significant(losses[-1], 4)} au "
             "dernier) : regardez zero_grad, le taux d’apprentissage, et si optimizer.step est appelé après backward.",
         )
+
+
+def _check_printed(trial: Trial) -> None:
+    """Refuse a script that prints a loss of each step which is not that of the step."""
+    for printed in trial.printed:
+        if len(printed) != len(trial.record.losses):
+            continue
+        for step, (told, loss) in enumerate(zip(printed, trial.record.losses, strict=True), start=1):
+            if not loss / SAME_PRINTED < told < loss * SAME_PRINTED:
+                pair = significant(told, 4), significant(loss, 4)
+                raise Wrong(
+                    en=f"With {trial.title}, your script prints the loss {pair[0]} at step {step}, and {pair[1]} was "
+                    "measured: add up the losses of a step's micro-batches, each divided by their number, and begin at "
+                    "zero for the next step.",
+                    fr=f"Avec {trial.title}, votre script affiche la perte {pair[0]} au pas {step}, et {pair[1]} a été "
+                    "mesurée : additionnez les pertes des micro-batches d’un pas, chacune divisée par leur nombre, et "
+                    "repartez de zéro au pas suivant.",
+                )
 
 
 def _differing_step(first: Sequence[float], second: Sequence[float], tolerance: float) -> int | None:
@@ -205,10 +225,11 @@ def _check_averaged(many: Trial) -> None:
     """Refuse replicas that average no gradients."""
     if not many.sent_bytes or (many.ranks[0].ddp and len({rank.weights for rank in many.ranks}) > 1):
         raise Wrong(
-            en="The ranks do not end with the same weights, or never send a gradient: wrap the model in "
-            "DistributedDataParallel, and call the wrapped model, not the one inside.",
-            fr="Les rangs ne finissent pas avec les mêmes poids, ou n’envoient aucun gradient : enveloppez le modèle "
-            "dans DistributedDataParallel, et appelez le modèle enveloppé, non celui qui est à l’intérieur.",
+            en=f"With {many.title}, the ranks do not end with the same weights, or never send a gradient: wrap the "
+            "model in DistributedDataParallel, and call the wrapped model, not the one inside.",
+            fr=f"Avec {many.title}, les rangs ne finissent pas avec les mêmes poids, ou n’envoient aucun gradient : "
+            "enveloppez le modèle dans DistributedDataParallel, et appelez le modèle enveloppé, non celui qui est à "
+            "l’intérieur.",
         )
 
 
@@ -370,10 +391,10 @@ def _pipeline(trials: ScriptTrials) -> None:
     )
     if (together := sum(rank.held for rank in two.ranks) / one.ranks[0].held) > 1:
         raise Wrong(
-            en=f"Together the ranks hold {percent(together)} of the parameters: only the first one needs the patches, "
-            "and only the last one the norm and the head.",
+            en=f"Together the ranks hold {percent(together)} of the parameters: only the first one needs the patches "
+            "and the position, and only the last one the norm and the head.",
             fr=f"Ensemble, les rangs détiennent {percent(together)} des paramètres : seul le premier a besoin des "
-            "patches, et seul le dernier de la norme et de la tête.",
+            "patches et de la position, et seul le dernier de la norme et de la tête.",
         )
     _check_parity(one, two, replicas=1)
     if two.ranks[0].schedule != "Schedule1F1B":
@@ -597,7 +618,23 @@ def _libraries(trials: ScriptTrials) -> None:
                 en="DeepSpeed divides the loss by the micro-batches itself, and must know how many there are.",
                 fr="DeepSpeed divise lui-même la perte par les micro-batches, et doit en connaître le nombre.",
             )
+            _check_losses(
+                one,
+                two,
+                SAME_LOSS,
+                en="DeepSpeed clips the norm of the gradients at 1.0 unless its configuration says "
+                '"gradient_clipping": 0.0.',
+                fr="DeepSpeed écrête la norme des gradients à 1,0, sauf si sa configuration dit "
+                '"gradient_clipping": 0.0.',
+            )
         else:
+            if not two.sent_bytes:
+                raise Wrong(
+                    en=f"With {two.title}, no rank sends a gradient: each trains alone. Without a GPU, Accelerator "
+                    "needs cpu=True; and call the model that prepare gives back.",
+                    fr=f"Avec {two.title}, aucun rang n’envoie de gradient : chacun s’entraîne seul. Sans GPU, "
+                    "Accelerator a besoin de cpu=True ; et appelez le modèle que prepare renvoie.",
+                )
             _check_parity(one, two, replicas=2)
 
 
@@ -653,6 +690,8 @@ def judge_script(
         trials = ScriptTrials(path.absolute(), Path(folder), begin, where)
         try:
             check(trials)
+            for trial in trials.done:
+                _check_printed(trial)
         except Wrong as wrong:
             return Verdict("wrong", str(wrong))
         whole = trials.done[0].ranks[0].held
@@ -717,8 +756,8 @@ def _row(trial: Trial, whole: int) -> str:
         fr=f" ; {format_bytes(trial.sent_bytes)} envoyés par pas{predicted}",
     )
     return say(
-        en=f"{trial.title}: loss {significant(losses[0], 4)} → {significant(losses[-1], 4)}; "
+        en=f"{trial.title}: loss {significant(losses[0], 4)} → {significant(losses[-1], 4)} in {len(losses)} steps; "
         f"{percent(rank.held / whole)} of the parameters on rank 0{sent if trial.sent_bytes else ''}",
-        fr=f"{trial.title} : perte {significant(losses[0], 4)} → {significant(losses[-1], 4)} ; "
+        fr=f"{trial.title} : perte {significant(losses[0], 4)} → {significant(losses[-1], 4)} en {len(losses)} pas ; "
         f"{percent(rank.held / whole)} des paramètres sur le rang 0{sent if trial.sent_bytes else ''}",
     )

@@ -23,6 +23,7 @@ BATCH = 256
 SHORT = ("--epochs", "2", "--batch", str(BATCH))
 """Options of every run: two epochs, to see whether the second has another order."""
 _RATE = re.compile(r"^samples/s (\d+(?:\.\d+)?)$", re.MULTILINE)
+_LOSS = re.compile(r"^loss (\d+(?:\.\d+)?)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,14 @@ class Trial:
     Attributes:
         words: options of the script that were given besides the common ones.
         rates: by rank, the numbers that it printed after `samples/s`.
+        printed: by rank, the numbers that it printed after `loss`.
     """
 
     words: tuple[str, ...]
     record: RunRecord
     ranks: tuple[RankReport, ...]
     rates: tuple[tuple[float, ...], ...]
+    printed: tuple[tuple[float, ...], ...]
 
     @property
     def title(self) -> str:
@@ -188,8 +191,9 @@ class ScriptTrials:
             )
         if record is None or record.status != "completed" or len(ranks) < processes:
             raise Wrong(_how_it_ended(self._path, title_of(processes, words), ended.logs(), record))
-        rates = tuple(tuple(map(float, _RATE.findall(ended.logs(rank)))) for rank in range(processes))
-        self.done.append(Trial(words, record, ranks, rates))
+        logs = [ended.logs(rank) for rank in range(processes)]
+        rates, printed = (tuple(tuple(map(float, line.findall(log))) for log in logs) for line in (_RATE, _LOSS))
+        self.done.append(Trial(words, record, ranks, rates, printed))
         return self.done[-1]
 
 
