@@ -212,6 +212,74 @@ if __name__ == "__main__":
 """
 
 
+RIGHT: dict[str, tuple[int, list[tuple[str, str]]]] = {
+    "autocast-of-amp": (
+        2,
+        [
+            (
+                "torch.autocast(device.type, torch.bfloat16, enabled=args.bf16)",
+                "torch.amp.autocast(device_type=device.type, dtype=torch.bfloat16, enabled=args.bf16)",
+            )
+        ],
+    ),
+    "without-no-sync": (
+        3,
+        [
+            (
+                "        with contextlib.nullcontext() if last else model.no_sync():\n",
+                "        model.require_backward_grad_sync = last\n        if True:\n",
+            )
+        ],
+    ),
+    "other-keys": (4, [('{"model": weights, "optimizer": moments}', '{"weights": weights, "adam": moments}')]),
+    "block-by-block": (
+        6,
+        [
+            (MLPS, 'plan = {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()}'),
+            (
+                "    parallelize_module(model, mesh, plan)",
+                "    for block in model.blocks:\n        parallelize_module(block, mesh, plan)",
+            ),
+        ],
+    ),
+    "ignored-by-name": (
+        10,
+        [
+            (
+                "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(own))",
+                "model._ddp_params_and_buffers_to_ignore = list(own)",
+            )
+        ],
+    ),
+    "smallest-by-order": (
+        11,
+        [(".kthvalue(int(args.prune * weight.numel())).values", ".sort()[0][int(args.prune * weight.numel()) - 1]")],
+    ),
+    "whole-batch-for-deepspeed": (
+        12,
+        [
+            (
+                '"train_micro_batch_size_per_gpu": args.batch // replicas // micro_batches',
+                '"train_batch_size": args.batch',
+            )
+        ],
+    ),
+}
+"""Other ways to write what a lab adds, as students did."""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", RIGHT)
+def test_another_way_is_right(name: str, tmp_path: Path) -> None:
+    lab, changes = RIGHT[name]
+    text = script_of(lab, "en")
+    for old, new in changes:
+        assert old in text, name
+        text = text.replace(old, new)
+    verdict = judged(lab, text, tmp_path)
+    assert verdict.state == "right", verdict
+
+
 def test_a_script_written_in_another_way_is_right(tmp_path: Path) -> None:
     verdict = judged(3, OWN, tmp_path)
     assert verdict.state == "right" and "2 processes, --accumulation 2: loss" in verdict.message, verdict
