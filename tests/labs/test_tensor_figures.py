@@ -102,10 +102,6 @@ def test_runs_stand_beside_their_predictions() -> None:
         (measured if patch.get_alpha() == 1.0 else predicted).append(patch.get_width())  # type: ignore[attr-defined]
     assert predicted == measured
     assert len(sent.patches) == 2
-    alone = RunConfig.of(model="llama_tiny", engine="by_hand")
-    drawn = measures.losses([_run(alone, None), run])
-    assert isinstance(drawn, Picture)
-    assert [line.get_label() for line in drawn.figure.axes[0].lines] == ["one process", "TP × 2 (by hand)"]
 
 
 def test_a_run_without_a_record_is_refused() -> None:
