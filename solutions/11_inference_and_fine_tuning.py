@@ -1067,14 +1067,14 @@ print(f"{bytes_per_s / 1e9:.1f} GB/s, {flop_per_s / 1e9:.0f} GFLOP/s, {flop_per_
 # 2 FLOP pour 4 octets. Comparez aux FLOP de la machine par octet lu : lequel, du prefill ou du decode, est limité par
 # le calcul (*compute-bound*), lequel par la mémoire (*memory-bound*) ? Combien de tokens par seconde en prefill de 256
 # tokens, en decode d’une séquence ? Sans cache, où chaque token recalcule les 256 précédents, combien de fois plus de
-# temps ? Ce sont des plafonds : attendez-vous à 60 à 100 %, moins si la machine est occupée.
+# temps ? Ce sont des plafonds : attendez-vous à 40 à 100 %, moins si la machine est occupée.
 
 # %% [markdown] lang="en"
 # **Your predictions.** A token takes about 2 FLOP per parameter. A decode reads all weights for one single token: 2
 # FLOP for 4 bytes. Compare with the machine's FLOP per byte read: which one, prefill or decode, is limited by
 # computation (compute-bound), which by memory (memory-bound)? How many tokens per second in a prefill of 256 tokens, in
 # a decode of one sequence? Without a cache, where each token computes the 256 before it again, how many times as long?
-# These rates are ceilings: expect 60 to 100% of them, less on a busy machine.
+# These rates are ceilings: expect 40 to 100% of them, less on a busy machine.
 
 # %% name="predict-prefill" stub="value" tags=["nbval-ignore-output"]
 lab.predict(
