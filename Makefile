@@ -22,7 +22,7 @@ help:
 	@echo "make colossalai  another extra of lab 12: Colossal-AI, in a separate environment (6 GB)"
 	@echo "make hub    a JupyterHub with two students on this machine, to see the labs as they do"
 	@echo "make cluster  a SLURM with two nodes on this machine, to try jobs on (root, Debian); make cluster-stop ends it"
-	@echo "make test   all checks: lint, types, tests on real processes, notebooks executed again"
+	@echo "make test   the checks of every day: lint, types, tests on real processes, notebooks executed again"
 	@echo "make nightly  the same with all answers in the banks of the labs, all wrong scripts, longer campaigns"
 	@echo "make gpu    what only a GPU can tell, in 9 minutes, beside what is predicted: on a machine with one and torch with CUDA"
 	@echo "make check  for everyday work: lint, types, the house, pure tests, one real training, one notebook (minutes)"
@@ -87,8 +87,7 @@ book: $(READY)
 
 # The book, the pages of docs/, and one page per module from its docstrings, which pdoc writes. Left out: programs that are
 # run, not imported, and the module that needs Megatron.
-MODULES = $(shell find dlojz -name '*.py' ! -path '*/data/*' ! -path 'dlojz/libraries/programs/*' ! -name megatron_inspection.py \
-  | sed 's|/__init__\.py$$||;s|\.py$$||;s|/|.|g' | sort)
+MODULES = $(shell find dlojz -name '*.py' ! -path '*/data/*' | sed 's|/__init__\.py$$||;s|\.py$$||;s|/|.|g' | sort)
 site: $(READY)
 	@$(BIN)/python -W ignore -m pdoc --docformat google --no-show-source --output-directory site/api $(MODULES) \
 	  '!dlojz.libraries.programs' '!dlojz.libraries.megatron_inspection'

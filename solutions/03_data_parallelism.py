@@ -640,13 +640,13 @@ lab.check("efficiency", efficiencies)
 
 # %% [markdown] lang="fr"
 # Mesurons, avec un réseau aux couches larges. `step_s` chronomètre un pas : passes avant et arrière, puis la
-# communication qu’on lui donne. `turns` chronomètre, à tour de rôle, le rang 0 seul, puis
-# tous. D’abord un processus seul.
+# communication qu’on lui donne. `turns` chronomètre, à tour de rôle, le rang 0 seul, puis tous. D’abord un
+# processus seul.
 
 # %% [markdown] lang="en"
 # Let us measure, with a network of wide layers. `step_s` times one step: forward and backward pass, then the
-# communication it is given. `turns` times, in turns, rank 0 alone and then all at once. First
-# one process alone.
+# communication it is given. `turns` times, in turns, rank 0 alone and then all at once. First one process
+# alone.
 
 
 # %% name="one-process" tags=["nbval-ignore-output"]

@@ -13,7 +13,7 @@
 # - ordonnancer sous contrainte de mémoire, et couper un modèle en étages équilibrés ;
 # - employer les pipelines de PyTorch et de DeepSpeed.
 #
-# Comptez deux heures. Les parties facultatives s’y ajoutent. Quatre rangs au plus, sans GPU.
+# Comptez deux heures. Parties facultatives en sus. Quatre rangs au plus, sans GPU.
 
 # %% [markdown] lang="en"
 # # Lab 05 — Pipeline parallelism

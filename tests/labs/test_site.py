@@ -48,7 +48,9 @@ def test_each_module_has_a_page_and_no_link_of_the_site_is_broken(tmp_path: Path
     recipe = subprocess.run(["make", "-n", "site"], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
     line = next(one for one in recipe.replace("\\\n", " ").splitlines() if " -m pdoc " in one)
     words = shlex.split(line)
-    modules = [word for word in words if re.fullmatch(r"dlojz(\.\w+)*", word)]
+    left_out = tuple(word[1:] for word in words if word.startswith("!"))
+    modules = [word for word in words if word.startswith("dlojz") and not word.startswith(left_out)]
+    assert left_out and len(modules) > 300
     environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
     command = [str(tmp_path / API) if word == "site/api" else word for word in words]
     subprocess.run(command, cwd=CHECKOUT, env=environment, check=True, capture_output=True)

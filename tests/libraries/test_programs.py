@@ -193,10 +193,8 @@ def test_a_rank_takes_the_gpu_of_its_number_for_its_own(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert [course_training.device(course_training.parser().parse_args([]))] == taken == [torch.device("cuda", 3)]
-    assert (
-        course_training.device(course_training.parser().parse_args(["--device", "cpu"])) == torch.device("cpu")
-        and len(taken) == 1
-    )
+    assert course_training.device(course_training.parser().parse_args(["--device",
+        "cpu"])) == torch.device("cpu") and len(taken) == 1
 
 
 @pytest.mark.parametrize("name", LIBRARIES)

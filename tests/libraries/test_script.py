@@ -112,9 +112,7 @@ ONE_MODEL = """
 
 
 def test_two_optimizers_make_one_step(tmp_path: Path) -> None:
-    run = run_text(
-        tmp_path,
-        """
+    run = run_text(tmp_path, """
         import torch
         from torch import nn
         made, judged = nn.Linear(2, 8), nn.Linear(8, 1)
@@ -126,8 +124,7 @@ def test_two_optimizers_make_one_step(tmp_path: Path) -> None:
                 judged(made(torch.randn(4, 2))).square().mean().backward()
                 optimizer.step()
                 first.zero_grad(), second.zero_grad()
-    """,
-    )
+    """)
     record = measured(run)
     assert len(record.losses) == 5
     assert record.footprints[0].parameters == 2 * 8 + 8 + 8 + 1
@@ -135,9 +132,7 @@ def test_two_optimizers_make_one_step(tmp_path: Path) -> None:
 
 
 def test_a_scaler_that_leaves_an_update_out_still_ends_the_step(tmp_path: Path) -> None:
-    run = run_text(
-        tmp_path,
-        """
+    run = run_text(tmp_path, """
         import torch
         model = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -149,8 +144,7 @@ def test_a_scaler_that_leaves_an_update_out_still_ends_the_step(tmp_path: Path) 
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-    """,
-    )
+    """)
     record = run.record
     assert record is not None and record.status == "diverged"
     assert len(record.step_s) == 6
@@ -158,16 +152,12 @@ def test_a_scaler_that_leaves_an_update_out_still_ends_the_step(tmp_path: Path) 
 
 
 def test_its_traceback_is_untouched(tmp_path: Path) -> None:
-    run = run_text(
-        tmp_path,
-        ONE_MODEL
-        + """
+    run = run_text(tmp_path, ONE_MODEL + """
     import atexit
     atexit.register(print, "left in good order")
     train(3)
     model(torch.randn(2, 5)).sum().backward()
-    """,
-    )
+    """)
     assert run.record is not None and run.record.status == "failed"
     assert run.record.reason.startswith("rank 0: RuntimeError: mat1 and mat2 shapes")
     log, frame = run.logs(0), r'File "\S+written.py", line \d+, in \S+\n.*'
@@ -182,14 +172,10 @@ def test_its_traceback_is_untouched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("left", "status"), [("0", "completed"), ("'no data'", "failed")])
 def test_exit_codes(tmp_path: Path, left: str, status: str) -> None:
-    run = run_text(
-        tmp_path,
-        ONE_MODEL
-        + f"""
+    run = run_text(tmp_path, ONE_MODEL + f"""
     train(4)
     raise SystemExit({left})
-    """,
-    )
+    """)
     assert run.record is not None and run.record.status == status
     if status == "failed":
         assert "written.py left with exit code" in run.record.reason
@@ -197,33 +183,23 @@ def test_exit_codes(tmp_path: Path, left: str, status: str) -> None:
 
 
 def test_a_rank_that_is_killed(tmp_path: Path) -> None:
-    run = run_text(
-        tmp_path,
-        ONE_MODEL
-        + """
+    run = run_text(tmp_path, ONE_MODEL + """
     import os, signal, time
     train(4)
     if os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
-    """,
-        processes=2,
-    )
+    """, processes=2)
     assert run.record is not None and run.record.status == "failed"
     assert "rank 1 was killed by signal 9 (SIGKILL) after step 4" in run.record.reason
 
 
 def test_one_that_hangs_is_cancelled(tmp_path: Path) -> None:
-    run = run_text(
-        tmp_path,
-        ONE_MODEL
-        + """
+    run = run_text(tmp_path, ONE_MODEL + """
     import time
     train(12)
     time.sleep(600)
-    """,
-        wait=False,
-    )
+    """, wait=False)
     limit_s = time.monotonic() + 60
     while len(run.losses) < 12 and time.monotonic() < limit_s:
         time.sleep(0.2)
@@ -265,17 +241,13 @@ def test_all_that_it_prints_is_shown(
 ) -> None:
     """More than is read at once, a bar that is written over, and a last line without an end."""
     script = tmp_path / "written.py"
-    script.write_text(
-        textwrap.dedent(ONE_MODEL)
-        + textwrap.dedent(r"""
+    script.write_text(textwrap.dedent(ONE_MODEL) + textwrap.dedent(r"""
         train(4)
         print("x" * 99)
         for number in range(3000):
             print("number", number, "é" * 40)
         print("\r10 %\r100 %\rlast", end="")
-    """),
-        encoding="utf-8",
-    )
+    """), encoding="utf-8")
     monkeypatch.setenv("DLOJZ_RUNS", str(tmp_path / "runs"))
     assert main(["run", str(script), "--device", "cpu"]) == 0
     printed = capfd.readouterr().err
@@ -297,16 +269,11 @@ def test_what_is_piped_in_is_read_by_the_script(tmp_path: Path) -> None:
 
 
 def test_one_that_trains_nothing_is_ended(tmp_path: Path) -> None:
-    run = run_text(
-        tmp_path,
-        ONE_MODEL
-        + """
+    run = run_text(tmp_path, ONE_MODEL + """
     import time
     print("begun")
     time.sleep(600)
-    """,
-        first_step_s=1.0,
-    )
+    """, first_step_s=1.0)
     assert run.record is not None and run.record.status == "failed"
     line = 1 + textwrap.dedent((tmp_path / "written.py").read_text()).splitlines().index("time.sleep(600)")
     assert f"made no optimizer step within 1 s and was ended in its line {line}" in run.record.reason
@@ -329,16 +296,11 @@ def test_words_reach_the_script_as_they_are(
     lock.touch()
     os.utime(lock, (0, 0))
     words = ["--a b", "$(touch hacked)", ";", "--", "-h"]
-    run = run_text(
-        tmp_path,
-        ONE_MODEL
-        + """
+    run = run_text(tmp_path, ONE_MODEL + """
     import sys
     print(sys.argv[1:], __name__, flush=True)
     train(1)
-    """,
-        args=words,
-    )
+    """, args=words)
     assert run.logs(0).splitlines()[0] == f"{words} __main__"
     assert not list(tmp_path.rglob("hacked"))
     assert f"rm {lock}" in capsys.readouterr().err
@@ -367,9 +329,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
 
 
 def test_fsdp2_over_all_ranks(tmp_path: Path) -> None:
-    run = run_text(
-        tmp_path,
-        """
+    run = run_text(tmp_path, """
         import torch
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
@@ -382,9 +342,7 @@ def test_fsdp2_over_all_ranks(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
         dist.destroy_process_group()
-    """,
-        processes=2,
-    )
+    """, processes=2)
     first, weights_bytes = measured(run).footprints[0], 4 * (64 * 64 + 64)
     assert first.memory.weights_bytes == weights_bytes // 2
     assert first.traffic("reduce_scatter") == weights_bytes

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
@@ -55,39 +56,45 @@ COATNET = {
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Top-1 accuracy on ImageNet as its paper gives it; `multiply_adds_g` in 10⁹, `parameters_m` in millions."""
+    """Top-1 accuracy on ImageNet, in percent, as its paper gives it; `multiply_adds_g` in 10⁹."""
 
     model: str
     pre_training: str
-    parameters_m: float
     multiply_adds_g: float
     top_1: float
+
+    @property
+    def parameters_m(self) -> float:
+        """Published parameters of the model, in millions."""
+        known = COATNET.get(self.model.lower().replace("-", "_"))
+        return known.parameters / 1e6 if known else VIT_PARAMETERS_M[self.model]
 
 
 # CoAtNet: Dai et al. 2021 (arXiv 2106.04803v2), tables 4, 5 and 12, the best image size of each model. ViT: Dosovitskiy
 # et al. 2021 (arXiv 2010.11929), table 5, at 384²; H/14 at 518² and G/14 as the CoAtNet paper lists them.
 ACCURACIES = (
-    Accuracy("CoAtNet-0", "ImageNet-1K", 25, 13.4, 83.9),
-    Accuracy("CoAtNet-1", "ImageNet-1K", 42, 27.4, 85.1),
-    Accuracy("CoAtNet-2", "ImageNet-1K", 75, 96.7, 85.9),
-    Accuracy("CoAtNet-3", "ImageNet-1K", 168, 203.1, 86.0),
-    Accuracy("CoAtNet-2", "ImageNet-21K", 75, 96.7, 87.3),
-    Accuracy("CoAtNet-3", "ImageNet-21K", 168, 203.1, 87.9),
-    Accuracy("CoAtNet-4", "ImageNet-21K", 275, 360.9, 88.1),
-    Accuracy("CoAtNet-3", "JFT-300M", 168, 214, 88.81),
-    Accuracy("CoAtNet-4", "JFT-300M", 275, 361, 89.11),
-    Accuracy("CoAtNet-5", "JFT-300M", 688, 812, 89.77),
-    Accuracy("CoAtNet-6", "JFT-3B", 1470, 1521, 90.45),
-    Accuracy("CoAtNet-7", "JFT-3B", 2440, 2586, 90.88),
-    Accuracy("ViT-B/16", "ImageNet-1K", 86, 55.4, 77.91),
-    Accuracy("ViT-L/16", "ImageNet-1K", 304, 190.7, 76.53),
-    Accuracy("ViT-B/16", "ImageNet-21K", 86, 55.4, 83.97),
-    Accuracy("ViT-L/16", "ImageNet-21K", 304, 190.7, 85.15),
-    Accuracy("ViT-B/16", "JFT-300M", 86, 55.4, 84.15),
-    Accuracy("ViT-L/16", "JFT-300M", 304, 190.7, 87.12),
-    Accuracy("ViT-H/14", "JFT-300M", 632, 1021, 88.55),
-    Accuracy("ViT-G/14", "JFT-3B", 1843, 5160, 90.45),
+    Accuracy("CoAtNet-0", "ImageNet-1K", 13.4, 83.9),
+    Accuracy("CoAtNet-1", "ImageNet-1K", 27.4, 85.1),
+    Accuracy("CoAtNet-2", "ImageNet-1K", 96.7, 85.9),
+    Accuracy("CoAtNet-3", "ImageNet-1K", 203.1, 86.0),
+    Accuracy("CoAtNet-2", "ImageNet-21K", 96.7, 87.3),
+    Accuracy("CoAtNet-3", "ImageNet-21K", 203.1, 87.9),
+    Accuracy("CoAtNet-4", "ImageNet-21K", 360.9, 88.1),
+    Accuracy("CoAtNet-3", "JFT-300M", 214, 88.81),
+    Accuracy("CoAtNet-4", "JFT-300M", 361, 89.11),
+    Accuracy("CoAtNet-5", "JFT-300M", 812, 89.77),
+    Accuracy("CoAtNet-6", "JFT-3B", 1521, 90.45),
+    Accuracy("CoAtNet-7", "JFT-3B", 2586, 90.88),
+    Accuracy("ViT-B/16", "ImageNet-1K", 55.4, 77.91),
+    Accuracy("ViT-L/16", "ImageNet-1K", 190.7, 76.53),
+    Accuracy("ViT-B/16", "ImageNet-21K", 55.4, 83.97),
+    Accuracy("ViT-L/16", "ImageNet-21K", 190.7, 85.15),
+    Accuracy("ViT-B/16", "JFT-300M", 55.4, 84.15),
+    Accuracy("ViT-L/16", "JFT-300M", 190.7, 87.12),
+    Accuracy("ViT-H/14", "JFT-300M", 1021, 88.55),
+    Accuracy("ViT-G/14", "JFT-3B", 5160, 90.45),
 )
+VIT_PARAMETERS_M = {"ViT-B/16": 86.0, "ViT-L/16": 304.0, "ViT-H/14": 632.0, "ViT-G/14": 1843.0}
 PRE_TRAININGS = {"ImageNet-1K": "-", "ImageNet-21K": "--", "JFT-300M": "-.", "JFT-3B": ":"}
 
 
@@ -317,12 +324,9 @@ def accuracy() -> LabFigure:
 
 def families(tokens: int = 5) -> LabFigure:
     """Which token sees which in an encoder, a decoder and both together: a row per query, a column per key."""
-    import torch
-
-    everything, past = torch.ones((tokens, tokens)), torch.ones((tokens, tokens)).tril()
-    both = torch.cat(
-        (torch.cat((everything, 0 * everything), dim=1), torch.cat((everything, past), dim=1))
-    )  # rows and columns: the source, then the target
+    everything = np.ones((tokens, tokens))
+    past = np.tril(everything)
+    both = np.block([[everything, 0 * everything], [everything, past]])  # rows and columns: the source, then the target
     shown = (
         (say(en="encoder: BERT, ViT\n(what is it?)", fr="encodeur : BERT, ViT\n(qu’est-ce ?)"), everything),
         (say(en="decoder: GPT, LLaMA\n(what comes next?)", fr="décodeur : GPT, LLaMA\n(quelle suite ?)"), past),

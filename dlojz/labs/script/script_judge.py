@@ -33,7 +33,7 @@ SAME_ON_ONE = 1e-5
 ROUNDED_LOSS = 0.01
 """The same, where gradients are rounded to bf16."""
 SAME_PRINTED = 1.3
-"""Factor by which the loss that a rank prints, of its own samples, may differ from the mean of all ranks."""
+"""Factor by which the loss that a rank prints, of the samples it reads, may differ from the mean of all ranks."""
 SAME_RATE = 1.4
 """Factor by which a script's own throughput may differ from the one that is measured from outside."""
 STILL = 3
