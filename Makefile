@@ -14,7 +14,7 @@ export DLOJZ_RUNS ?= $(CURDIR)/runs
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   train CoAtNet under DDP, FSDP2 and ZeRO-0…3 on 2 processes; predicted beside measured (minutes)"
+	@echo "make demo   train CoAtNet under DDP, FSDP2, ZeRO-0…3 and a pipeline on 2 processes; predicted beside measured (minutes)"
 	@echo "make lab    open JupyterLab on the notebooks"
 	@echo "make book   an HTML book of all solutions, French and English, in book/: no server, no network"
 	@echo "make site   the same with the pages of docs/ and one page per module from its docstrings, in site/ (minutes)"

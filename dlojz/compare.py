@@ -16,7 +16,7 @@ from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from pydantic import Field
+from pydantic import Field, InstanceOf
 
 from dlojz.base.contract import Contract
 from dlojz.base.display_hook import figure_of, html_of, markdown_of, table_of
@@ -84,7 +84,7 @@ class RunRow(Contract):
     last_loss: PredictedMeasured = PredictedMeasured()
     samples_per_s: PredictedMeasured = Field(
         PredictedMeasured(),
-        description="predicted: dp × the throughput of the same training on one process, × a pipeline's speed-up",
+        description="predicted: that of the same training on one process × the ranks, less a pipeline's bubble",
     )
     step_s: float | None = None
     tokens_per_s: float | None = Field(None, description="measured, of a script that reads text")
@@ -96,6 +96,9 @@ class RunRow(Contract):
     )
     bubble_fraction: PredictedMeasured = Field(
         PredictedMeasured(), description="idle share of the ranks in it, simulated likewise and measured"
+    )
+    overlay: InstanceOf[MeasuredOverlay] | None = Field(
+        None, exclude=True, repr=False, description="a pipeline's step, measured and simulated so"
     )
     communication_exposed_s: float | None = Field(None, description="measured: waiting for it")
     communication_hidden_s: float | None = Field(None, description="measured: under way while the rank computed")
@@ -175,7 +178,7 @@ class Comparison(Contract):
         return markdown_of(self)
 
     def figure(self, path: str | Path | None = None) -> Figure:
-        """Memory, communication, throughput and losses in one figure; saved as a picture if a path is given.
+        """Memory, communication, throughput, a pipeline's step and losses in one figure; saved if a path is given.
 
         Raises:
             LabError: if the picture cannot be written.
@@ -399,7 +402,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
             predicted=_at(serial_losses, len(losses) - 1), measured=_at(losses, len(losses) - 1)
         ),
         samples_per_s=PredictedMeasured(
-            predicted=serial_rate and serial_rate * layout.replicas * _pipeline_speedup(config),
+            predicted=serial_rate and serial_rate * layout.replicas * layout.tp * _pipeline_speedup(config),
             measured=measured.samples_per_s if measured else None,
         ),
         step_s=measured.phases.step_s if measured else None,
@@ -408,6 +411,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
         mfu=measured.mfu if measured else None,
         pipeline_s=_both(pipeline, attrgetter("makespan")),
         bubble_fraction=_both(pipeline, attrgetter("bubble_fraction")),
+        overlay=pipeline,
         communication_exposed_s=measured.phases.communication_exposed_s if measured else None,
         communication_hidden_s=measured.phases.communication_hidden_s if measured else None,
         step_flops=_pair(predicted, measured, attrgetter("step_flops")),
@@ -543,7 +547,7 @@ def _is_twin(other: RunRecord, config: RunConfig) -> bool:
     ours, theirs = config.layout, other.config.layout
     return (
         config.script is None
-        and (theirs.strategy, ours.strategy == "single") == ("single", False)
+        and (theirs.strategy, theirs.world_size, ours.world_size > 1) == ("single", 1, True)
         and theirs.global_batch == ours.global_batch
         and theirs.micro_batch == ours.micro_batch  # BatchNorm sees micro-batches
         and other.config.model_dump(exclude=set(NOT_TWINNED)) == config.model_dump(exclude=set(NOT_TWINNED))

@@ -297,11 +297,11 @@ PICTURE_RECORDS = "Records"
 
 
 def demo_configs(steps: int = 30, processes: int = DEMO_PROCESSES) -> list[RunConfig]:
-    """Configure the runs of the demo: one process that accumulates the same global batch, then every engine.
+    """Configure the runs of the demo: one process that accumulates the same global batch, every engine, a pipeline.
 
     Args:
         steps: optimizer steps of each run.
-        processes: data-parallel processes of the parallel runs.
+        processes: of each parallel run.
     """
     parallel: dict[str, Any] = {"dp": processes, "micro_batch": MICRO_BATCH}
     layouts: list[dict[str, Any]] = [
@@ -309,6 +309,7 @@ def demo_configs(steps: int = 30, processes: int = DEMO_PROCESSES) -> list[RunCo
         {"engine": "torch", **parallel},
         {"engine": "torch", "zero": 3, **parallel},
         *({"engine": "deepspeed", "zero": stage, **parallel} for stage in range(4)),
+        {"pp": processes, "schedule": "interleaved", "micro_batch": MICRO_BATCH, "micro_batches": processes},
     ]
     return [RunConfig.of(model="coatnet_tiny", data="digits", steps=steps, **layout) for layout in layouts]
 
@@ -321,12 +322,13 @@ def demo_configs(steps: int = 30, processes: int = DEMO_PROCESSES) -> list[RunCo
     """,
     ROOT,
     JSON,
-    en="""The main job: CoAtNet on real images (handwritten digits) on one process, then on 2 processes under DDP, FSDP2
-and DeepSpeed ZeRO-0, 1, 2, 3. Prints one table, predicted beside measured, saves one figure and says what they show.
-Takes 2 to 4 minutes on 2 cores; runs made before are found again.""",
+    en="""The main job: CoAtNet on real images (handwritten digits) on one process, then on 2 processes under DDP,
+FSDP2, DeepSpeed ZeRO-0, 1, 2, 3 and an interleaved pipeline. Prints one table, predicted beside measured, saves one
+figure and says what they show. Takes 2 to 4 minutes on 2 cores; runs made before are found again.""",
     fr="""Le travail principal : CoAtNet sur de vraies images (chiffres manuscrits), sur un processus, puis sur 2
-processus sous DDP, FSDP2 et DeepSpeed ZeRO-0, 1, 2, 3. Affiche un tableau, prédit à côté de mesuré, enregistre une
-figure et dit ce qu’ils montrent. Prend 2 à 4 minutes sur 2 cœurs ; les exécutions déjà faites sont retrouvées.""",
+processus sous DDP, FSDP2, DeepSpeed ZeRO-0, 1, 2, 3 et un pipeline entrelacé. Affiche un tableau, prédit à côté de
+mesuré, enregistre une figure et dit ce qu’ils montrent. Prend 2 à 4 minutes sur 2 cœurs ; les exécutions déjà faites
+sont retrouvées.""",
     examples="""
     dlojz demo
     dlojz demo --steps 10 --again

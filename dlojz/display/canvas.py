@@ -105,10 +105,15 @@ def _make_literal(figure: LabFigure) -> None:
 
 
 def painted(drawing: Drawing) -> LabFigure:
-    """Paint a drawing as a figure of its size; neighbouring boxes are one collection, which draws as fast as one."""
+    """Paint a drawing as a figure of its size."""
     figure = new_figure(drawing.width / 72, drawing.height / 72, drawing.alt)
     figure.set_layout_engine("none")
-    axes = figure.add_axes((0, 0, 1, 1))
+    paint(figure.add_axes((0, 0, 1, 1)), drawing)
+    return figure
+
+
+def paint(axes: Axes, drawing: Drawing) -> None:
+    """Paint a drawing on axes of its size; neighbouring boxes are one collection, which draws as fast as one."""
     axes.set(xlim=(0, drawing.width), ylim=(drawing.height, 0))
     axes.axis("off")
     for are_boxes, shapes in groupby(drawing.shapes, lambda shape: isinstance(shape, Box)):
@@ -127,7 +132,6 @@ def painted(drawing: Drawing) -> LabFigure:
                     look["path_effects"] = [withStroke(linewidth=shape.size / 4, foreground=shape.halo)]
                 side = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
                 axes.text(shape.x, shape.y, shape.text, fontsize=shape.size, ha=side, va="center_baseline", **look)
-    return figure
 
 
 def _boxes(axes: Axes, boxes: Sequence[Box]) -> None:

@@ -1,4 +1,4 @@
-"""The demo: its runs are one training laid out in seven ways."""
+"""The demo: its runs are one training laid out in eight ways."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ def test_every_run_of_the_demo_is_the_same_training() -> None:
         "zero-1",
         "zero-2",
         "zero-3",
+        "single",
     ]
+    assert configs[-1].layout.pp == 2  # the model is divided, and nothing replicated
     assert len({config.layout.global_batch for config in configs}) == 1
     assert len({config.layout.micro_batch for config in configs}) == 1
     assert len({(config.model, config.data, config.seed, config.steps) for config in configs}) == 1

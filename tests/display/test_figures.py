@@ -13,11 +13,13 @@ from matplotlib.text import Text
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.base.table import visible
-from dlojz.compare import compare
+from dlojz.compare import compare, overlay_of
+from dlojz.display.figures.partition_figures import step_sentence
 from dlojz.display.figures.run_figures import compare_figure, timeline_figure
 from dlojz.display.style import CATEGORY_STYLES
 from dlojz.results.footprint import CATEGORIES
-from dlojz.results.record import RunRecord, Span
+from dlojz.results.record import RunRecord, Span, read_record
+from dlojz.running.launch import shipped
 
 from .overlap import overlapping
 
@@ -46,6 +48,22 @@ def test_no_text_lies_on_another(records: list[RunRecord], language: str) -> Non
             assert overlapping(figure) == []
     finally:
         use_language("en")
+
+
+@pytest.mark.parametrize("language", ["en", "fr"])
+def test_a_pipeline_s_measured_step_lies_under_its_simulation(records: list[RunRecord], language: str) -> None:
+    replayed = map(read_record, shipped().values())
+    pipeline = next(record for record in replayed if record.config.layout.title == "pipeline 1f1b × 2 (by hand)")
+    use_language(language)
+    try:
+        figure = compare_figure(compare([records[0], pipeline]))
+    finally:
+        use_language("en")
+    assert overlapping(figure) == []
+    overlay = overlay_of(pipeline)
+    sentence = step_sentence(overlay.simulated, overlay.measured)
+    assert language == "fr" or any(sentence in text.get_text() for text in figure.findobj(Text))
+    assert compare([records[0]]).figure().axes[-1].get_ylabel() == "loss"  # and no such panel without a pipeline
 
 
 def test_bars_are_as_long_as_their_bytes(make_record: MakeRecord) -> None:

@@ -28,11 +28,15 @@ from dlojz.display.canvas import (
     key,
     new_figure,
     note,
+    paint,
     plain,
     stack,
     swatch,
 )
+from dlojz.display.drawing import Drawing
+from dlojz.display.figures.partition_figures import overlay_scene
 from dlojz.display.memory_tables import choice_label, grouped_blocks, headline, peak_sentence
+from dlojz.display.pipeline_drawing import schedule_drawing
 from dlojz.display.style import (
     BLACK,
     BLUE,
@@ -50,7 +54,8 @@ from dlojz.display.style import (
     phase_label,
     phase_style,
 )
-from dlojz.display.tables import status_label
+from dlojz.display.tables import divides_the_model, status_label
+from dlojz.pipeline.simulator import MeasuredOverlay
 from dlojz.results.footprint import CATEGORIES
 from dlojz.results.record import RunRecord, Span
 
@@ -201,22 +206,34 @@ SIDES = ("predicted", "measured")
 
 
 def compare_figure(comparison: Comparison, path: str | Path | None = None) -> LabFigure:
-    """Draw memory, communication, throughput and losses of several runs, predicted above measured."""
+    """Draw memory, communication, throughput and losses of several runs, predicted above measured.
+
+    Of the first pipeline among them, the measured step is drawn under its simulation.
+    """
     rows = comparison.rows
     alt = say(
         en="Bars of memory, communication and throughput, predicted above measured, and the loss curves, of: ",
         fr="Barres de mémoire, de communication et de débit, prédit au-dessus de mesuré, et pertes, de : ",
-    )
-    figure = new_figure(13.0, 8.0 + 0.5 * max(0, len(rows) - 5), alt + ", ".join(row.title for row in rows))
-    cells = figure.add_gridspec(2, 3, height_ratios=(1.25, 1.0), width_ratios=(1.25, 1.1, 0.9), wspace=0.06)
-    memory = figure.add_subplot(cells[0, 0])
-    communication = figure.add_subplot(cells[0, 1], sharey=memory)
-    throughput = figure.add_subplot(cells[0, 2], sharey=memory)
-    losses = figure.add_subplot(cells[1, :2])  # its legend stands in the free cell on its right
+    ) + ", ".join(row.title for row in rows)
+    step = next((_step_drawing(row.title, row.overlay) for row in rows if row.overlay), None)
+    heights_in = [4.6 + 0.28 * max(0, len(rows) - 5), 2.9 + 0.22 * max(0, len(rows) - 5)]
+    if step:
+        heights_in.insert(1, step.height / 72)
+    figure = new_figure(13.0, sum(heights_in), f"{alt}. {step.alt}" if step else alt)
+    grid = figure.add_gridspec(len(heights_in), 1, height_ratios=heights_in)
+    parts = [figure.add_subfigure(grid[number, 0]) for number in range(len(heights_in))]
+    upper, lower = parts[0], parts[-1]
+    shape: dict[str, Any] = {"width_ratios": (1.25, 1.1, 0.9), "gridspec_kw": {"wspace": 0.06}}
+    memory, communication, throughput = upper.subplots(1, 3, sharey=True, **shape)
+    # The legend of the losses stands in a free cell on their right.
+    losses = lower.add_subplot(lower.add_gridspec(1, 2, width_ratios=(2.35, 0.9))[0, 0])
     _memory(memory, rows)
     _communication(communication, rows)
     _throughput(throughput, rows)
     _losses(losses, rows)
+    if step:
+        across = step.width / 72 / 13.0
+        paint(parts[1].add_axes((0.5 - across / 2, 0.0, across, 1.0)), step)
     for panel in (communication, throughput):  # the names stand once, on the left
         panel.tick_params(labelleft=False)
     models = ", ".join(dict.fromkeys(visible(row.model) for row in rows))
@@ -228,10 +245,17 @@ def compare_figure(comparison: Comparison, path: str | Path | None = None) -> La
     return finish(figure, path)
 
 
+def _step_drawing(name: str, overlay: MeasuredOverlay) -> Drawing:
+    """Draw a pipeline's measured step under its simulation."""
+    scene = overlay_scene(overlay.simulated, overlay.measured)
+    title = say(en="A measured step under its simulation: ", fr="Un pas mesuré, sous sa simulation : ")
+    return schedule_drawing([scene], title + visible(name), [f"{scene.title}\n{scene.subtitle}"], scene.alt)
+
+
 def _names(rows: Sequence[RunRow]) -> list[str]:
     return [
-        visible(row.title)
-        + (f" ×{row.world_size}" if row.world_size > 1 else "")
+        textwrap.fill(visible(row.title), 24)
+        + (f" ×{row.world_size}" if row.world_size > 1 and "×" not in row.title else "")
         + ("" if row.status in ("completed", "running") else f"\n({status_label(row.status)})")
         for row in rows
     ]
@@ -339,6 +363,11 @@ def _throughput(axes: Axes, rows: Sequence[RunRow]) -> None:
         for side in SIDES:
             _bar(axes, number, [(getattr(row.samples_per_s, side) or 0, Style(BLUE, ""))], side)
     title = say(en="Throughput\n(predicted: dp × one process)", fr="Débit\n(prédit : dp × un processus)")
+    if any(row.overlay or divides_the_model(row) for row in rows):
+        title = say(
+            en="Throughput (predicted: one process\n× ranks, less the bubble)",
+            fr="Débit (prédit : un processus\n× rangs, moins la bulle)",
+        )
     if all(row.samples_per_s.predicted is None for row in rows):
         title = say(en="Throughput\n(measured)", fr="Débit\n(mesuré)")
     _runs_down(axes, rows, title, say(en="samples/s", fr="échantillons/s"))
@@ -370,6 +399,7 @@ def _losses(axes: Axes, rows: Sequence[RunRow]) -> None:
     caption(axes, x=say(en="step", fr="pas"), y=say(en="loss", fr="perte"), title=title, size=11)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     plain(axes)
+    decimal_marks(axes.yaxis)
     if drawn:
         legend = axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), frameon=False, fontsize=9, handlelength=3.5)
         legend.set_in_layout(False)
