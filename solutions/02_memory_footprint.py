@@ -46,6 +46,7 @@ from torch.utils.checkpoint import checkpoint
 import dlojz
 from dlojz import hardware, labs, models
 from dlojz.base.language import format_bytes
+from dlojz.base.machine import keep_freed_memory
 from dlojz.labs.lab02_memory import figures
 from dlojz.labs.lab02_memory.exercises import asked, states_table
 from dlojz.planner import levers
@@ -892,6 +893,7 @@ lab.predict(
 
 # %% name="measure-seconds"
 torch.set_num_threads(1)
+keep_freed_memory()  # as the caching allocator of a GPU does // comme l’allocateur à cache d’un GPU
 layers = [Layer(128, 4) for _ in range(4)]
 
 
@@ -1032,12 +1034,14 @@ offloaded = dlojz.run(vit_64.config, offload="activations")
 offloaded
 
 # %% [markdown] lang="fr"
-# L’écart : chaque copie demande aussi une mémoire neuve, et la vitesse mesurée varie.
+# L’écart, d’ordinaire moins de la moitié : autograd appelle vos hooks pour chaque tenseur, et la machine fait autre
+# chose entre-temps.
 #
 # Vos hooks déchargent-ils autant que ceux du paquet ? Sur un AlexNet :
 
 # %% [markdown] lang="en"
-# The gap: each copy also asks for new memory, and the measured speed varies.
+# The gap, mostly less than half: autograd calls your hooks for each tensor, and the machine does other things
+# meanwhile.
 #
 # Do your hooks offload as much as those of the package? For an AlexNet:
 

@@ -340,10 +340,12 @@ lab.check("ring-time", ring_seconds)
 # lab.hint("ring-time")
 
 # %% [markdown] lang="fr"
-# Mesurons. Chaque taille de message est chronométrée plusieurs fois ; on retient le rang le plus lent.
+# Mesurons. Chaque taille est chronométrée plusieurs fois, cinq appels de suite ; on retient le rang le plus
+# lent.
 
 # %% [markdown] lang="en"
-# Let us measure. Each size of message is timed several times; the slowest rank is the one that counts.
+# Let us measure. Each size of message is timed several times, five calls in a row; the slowest rank is the one that
+# counts.
 
 # %% name="measure"
 # %%ranks
@@ -1086,17 +1088,17 @@ for name, step_seconds in step.items():
 lab.reveal("exposed", exposed_s["afterwards"])
 
 # %% [markdown] lang="fr"
-# L’écart avec votre prédiction est de l’**attente** : un *all-reduce* ne commence qu’à l’arrivée du plus lent. Un
-# *bucket* unique n’est complet qu’à la fin : plus rien ne le recouvre. Des *buckets* trop petits paient trop de
-# latences. Ici, communiquer prend des cœurs au calcul : le recouvrement gagne peu, parfois rien ; un GPU communique
-# sans guère ralentir ses calculs.
+# L’écart : les divisions, et l’attente d’un cœur, que deux rangs et les *threads* de gloo se partagent. Un *bucket*
+# unique n’est complet qu’à la fin : plus rien ne le recouvre. Des *buckets* trop petits paient
+# trop de latences. Ici, communiquer prend des cœurs au calcul, et le recouvrement gagne peu ; sur GPU, les calculs n’en
+# souffrent guère.
 #
 # Notre version suppose que tous les gradients arrivent, dans le même ordre sur tous les rangs ;
 # [dlojz/by_hand/ddp.py](../../dlojz/by_hand/ddp.py), non. Voici sa chronologie : sous le calcul, les communications.
 
 # %% [markdown] lang="en"
-# The gap to your prediction is **waiting**: an all-reduce starts when the slowest rank arrives. A single bucket is
-# complete only at the end: nothing hides it any more. Buckets that are too small pay too many latencies. Here
+# The gap to your prediction: the divisions, and waiting for a core, which two ranks and gloo's threads share. A single
+# bucket is complete only at the end: nothing hides it any more. Buckets that are too small pay too many latencies. Here
 # communicating takes cores away from computing: overlap gains little, sometimes nothing; a GPU communicates without
 # slowing its computation much.
 #

@@ -3,8 +3,8 @@
 #
 # Un modèle trop gros pour un GPU peut se couper **entre ses couches** : chaque rang en porte une tranche, un *étage*.
 # Naïvement, un seul rang travaille à la fois. Le **parallélisme de pipeline** coupe aussi le batch, en *micro-batches*
-# qui se suivent d’étage en étage. Reste la *bulle* : le temps d’attente des rangs. Vous allez écrire des
-# ordonnancements, les simuler, les exécuter, les chronométrer.
+# qui se suivent d’étage en étage. Reste la *bulle* : le temps d’attente des rangs. Vous écrirez des
+# ordonnancements, à simuler, exécuter et chronométrer.
 #
 # À la fin, vous saurez :
 #
@@ -35,7 +35,7 @@
 # %% name="setup"
 import time
 from functools import partial
-from statistics import median
+from statistics import mean, median
 
 import torch
 import torch.distributed as dist
@@ -263,7 +263,7 @@ print(figures.deadlock_of([["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]], 
 
 # %% [markdown] lang="fr"
 # Un autre interblocage vient des envois. Avec un envoi **bloquant**, un rang attend que l’autre reçoive (ainsi fait
-# NCCL pour un message qui n’est pas posté des deux côtés). Voici 1F1B, pourtant juste, avec de tels envois :
+# NCCL pour un message qui n’est pas posté des deux côtés). Voici 1F1B avec de tels envois :
 
 # %% [markdown] lang="en"
 # Another deadlock comes from the sends. With a **blocking** send a rank waits until the other receives (which is what
@@ -675,13 +675,14 @@ run_order(one_f_one_b(rank, 2, 8), stage, inputs, loss_of, (192, 384))
 print("1F1B = one process:", equal())
 
 # %% [markdown] lang="fr"
-# Les durées d’un étage pour un micro-batch : sur les deux rangs à la fois, puis sur le rang 0 seul.
+# Durées d’un étage pour un micro-batch, sur les deux rangs à la fois, puis sur le rang 0 seul ; et d’un message.
 
 # %% [markdown] lang="en"
-# Then the times of a stage, measured with one micro-batch: on both ranks at once, then on rank 0 alone.
+# Then the times of a stage, measured with one micro-batch, on both ranks at once, then on rank 0 alone; and of a
+# message.
 
 # %% name="time-a-stage" tags=["nbval-ignore-output"]
-# %%ranks 2 --with make_stages,time,median
+# %%ranks 2 --with make_stages,time,mean
 block = make_stages()[rank]
 
 
@@ -694,7 +695,7 @@ def stage_s():
         middle = time.perf_counter()
         y.sum().backward()
         measured.append((middle - start, time.perf_counter() - middle))
-    return [median(times) for times in zip(*measured, strict=True)]
+    return [mean(times) for times in zip(*measured, strict=True)]  # what adds up // ce qui s’additionne
 
 
 dist.barrier()
@@ -702,23 +703,28 @@ forward_s, backward_s = stage_s()
 dist.barrier()
 alone_s = sum(stage_s()) if rank == 0 else 0.0
 dist.barrier()
-print(f"forward {1e3 * forward_s:.2f} ms, backward {1e3 * backward_s:.2f} ms; both alone {1e3 * alone_s:.2f} ms")
+start, x = time.perf_counter(), torch.zeros(192, 384)
+for number in range(40):  # there and back // aller et retour
+    dist.send(x, 1 - rank) if number % 2 == rank else dist.recv(x, 1 - rank)
+message_s = (time.perf_counter() - start) / 40
+print(*(f"{name} {1e3 * globals()[name]:.2f} ms" for name in ("forward_s", "backward_s", "alone_s", "message_s")))
 
 # %% [markdown] lang="fr"
-# **Vos prédictions**, d’après ces durées (`ranks["forward_s"]` et `ranks["backward_s"]`, une par rang) et la formule de
-# la section 6 : combien de secondes dure un pas de 1F1B ? Et combien de fois plus vite va-t-il qu’un processus seul,
-# qui calcule les deux étages, chacun en `ranks["alone_s"][0]` ?
+# **Vos prédictions**, d’après ces durées (`ranks["forward_s"]`, `ranks["backward_s"]`, une par rang), la formule de la
+# section 6 et les latences de la section 2 (`ranks["message_s"][0]`) : combien de secondes dure un pas de 1F1B ?
+# Combien de fois plus vite va-t-il qu’un processus seul, qui calcule les deux étages, chacun en `ranks["alone_s"][0]` ?
 
 # %% [markdown] lang="en"
-# **Your predictions**, from these times (`ranks["forward_s"]` and `ranks["backward_s"]`, one per rank) and section 6's
-# formula: how many seconds does a step of 1F1B take? And how many times as fast is it as one process, which computes
-# both stages, each in `ranks["alone_s"][0]`?
+# **Your predictions**, from these times (`ranks["forward_s"]`, `ranks["backward_s"]`, one per rank), section 6's
+# formula and section 2's latencies (`ranks["message_s"][0]`): how many seconds does a step of 1F1B take? How many times
+# as fast is it as one process, which computes both stages, each in `ranks["alone_s"][0]`?
 
 # %% name="predict-step-seconds" stub="value" tags=["nbval-ignore-output"]
 ### BEGIN SOLUTION
 one_f_one_b_s = sum(ranks["forward_s"] + ranks["backward_s"]) + 7 * max(
     f + b for f, b in zip(ranks["forward_s"], ranks["backward_s"], strict=True)
 )
+one_f_one_b_s += 8 * ranks["message_s"][0]
 ### END SOLUTION
 lab.predict(
     "step-seconds",
@@ -757,14 +763,14 @@ lab.reveal("real-speedup", median(one / other for one, other in zip(alone, piped
 # %% [markdown] lang="fr"
 # **Expliquez** l’écart au 1,78 de la bulle seule. <details><summary>Réponse</summary>
 #
-# Deux rangs qui calculent à la fois vont chacun moins vite, ce qu’on a mesuré ; puis viennent les messages.
+# Deux rangs qui calculent à la fois vont chacun moins vite ; et 1F1B expose huit latences.
 #
 # </details>
 
 # %% [markdown] lang="en"
 # **Explain** the gap to the 1.78 of the bubble alone. <details><summary>Answer</summary>
 #
-# Two ranks that compute at once are each slower, as we have measured; then come the messages.
+# Two ranks that compute at once are each slower; and 1F1B exposes eight latencies.
 #
 # </details>
 

@@ -1,4 +1,4 @@
-"""Machine and process: load, memory limits, death with the parent, and the signal that asks to stop.
+"""Machine and process: load, memory limits, freed memory, death with the parent, and the signal that asks to stop.
 
 A limit in seconds is multiplied by the machine's load, so that a slow answer on a busy node is not called an endless
 loop. No rank outlives its launcher. SIGUSR2 is what a scheduler sends before the time limit, so that a run can go on
@@ -110,6 +110,7 @@ def system_limit(name: str, *, hard: bool = False) -> int | None:
 PARENT_VARIABLE = "DLOJZ_LAUNCHER_PID"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -143,6 +144,19 @@ def die_with_parent() -> bool:
     if tied and expected.isdecimal() and os.getppid() != int(expected):
         os._exit(1)
     return tied
+
+
+def keep_freed_memory() -> bool:
+    """Make malloc keep what is freed, as the caching allocator of a GPU does; False where it cannot.
+
+    Else glibc gives large blocks back to the system, at times that depend on all that was freed before, and the next
+    tensor pays for the zeroing of its pages: the same copies then take up to four times as long.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, 32 << 20)) and bool(mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1))
 
 
 @contextmanager

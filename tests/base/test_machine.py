@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,21 @@ def test_c_output_is_discarded(capfd):
         libc.puts(b"a line of a C library")
     print("after")
     assert capfd.readouterr().out == "before\nafter\n"
+
+
+MEBIBYTES_HELD = """
+import psutil
+from dlojz.base.machine import keep_freed_memory
+if {keep}:
+    assert keep_freed_memory()
+blocks = [bytearray(8 << 20) for _ in range(16)]
+del blocks
+print(psutil.Process().memory_info().rss >> 20)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is glibc's")
+def test_freed_memory_is_kept_where_it_is_asked_for():
+    programs = [[sys.executable, "-c", MEBIBYTES_HELD.format(keep=keep)] for keep in (False, True)]
+    held = [int(subprocess.run(program, capture_output=True, check=True).stdout) for program in programs]
+    assert held[1] > held[0] + 100  # of 128 MiB

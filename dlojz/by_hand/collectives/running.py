@@ -125,6 +125,7 @@ def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
 SIZES_BYTES = tuple(4**power * 1024 for power in range(8))
 """1 KiB to 16 MiB."""
 ELEMENT_BYTES = 4
+IN_A_ROW = 5
 LIBRARY = {
     "all_reduce": "ring_all_reduce",
     "all_gather": "ring_all_gather",
@@ -177,7 +178,7 @@ def measure(
         collective: one of torch's (`all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`, `reduce`, `all_to_all`)
             or of our algorithms (`names()`).
         sizes_bytes: sizes of the message, at least 4 bytes each; rounded up to whole fp32 elements for each rank.
-        repeats: timed calls of each size, at least 1.
+        repeats: measurements of each size, at least 1, whose median counts: of one call on GPUs, else of `IN_A_ROW`.
         warmup: calls before, which are not timed.
         group: process group; by default all ranks.
         tell: called before each size, with the numbers of sizes done and in all.
@@ -239,18 +240,24 @@ def _check(sizes_bytes: Sequence[int], repeats: int, warmup: int) -> None:
 
 
 def _timed_s(call: Callable[[], Any], group: Any, on_gpu: bool) -> float:
-    """Seconds of one call, begun by all ranks at (nearly) the same moment."""
+    """Seconds of one call, begun by all ranks at (nearly) the same moment; on CPUs the mean of several in a row.
+
+    Where ranks share cores, some calls wait for a core for milliseconds. A median of single calls leaves these out, but
+    a step's sum of calls has them.
+    """
     import torch
     import torch.distributed as dist
 
     unwatched(dist.barrier)(group=group)
     if on_gpu:
         torch.cuda.synchronize()
+    calls = 1 if on_gpu else IN_A_ROW
     start_s = time.perf_counter()
-    call()
+    for _ in range(calls):
+        call()
     if on_gpu:
         torch.cuda.synchronize()
-    return time.perf_counter() - start_s
+    return (time.perf_counter() - start_s) / calls
 
 
 def _call(collective: str, whole: Any, group: Any) -> Callable[[], Any]:

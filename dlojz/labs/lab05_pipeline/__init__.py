@@ -55,7 +55,7 @@ PREDICTIONS = (
         en="How many times faster than one process is 1F1B on two ranks with 8 micro-batches?",
         fr="Combien de fois plus vite qu’un processus seul va 1F1B sur deux rangs avec 8 micro-batches ?",
         kind="ratio",
-        tolerance=0.35,
+        tolerance=0.5,
     ),
     Prediction(
         id="boundary-bytes",
