@@ -422,7 +422,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
         limit_bytes=limit[0] if limit else None,
         limit_of=limit[1] if limit else "",
         unequal_ranks=_unequal_ranks(record) if record and predicted else (),
-        communication=_compare_communication(predicted, measured),
+        communication=_compare_communication(predicted if _messages_known(record) else None, measured),
     )
 
 
@@ -486,6 +486,11 @@ def _of_script(record: RunRecord | None) -> tuple[Footprint | None, str]:
     return found.footprint, found.note
 
 
+def _messages_known(record: RunRecord | None) -> bool:
+    """Whether the prediction says what is sent; not where a hook of the script's own sends the gradients."""
+    return record is None or record.script_prediction is None or record.script_prediction.messages_known
+
+
 def gpu_of(record: RunRecord) -> Device | None:
     """Find the GPU that a run was measured on, where the lab knows its kind; None on a CPU."""
     return device_of_driver(record.environment.get("device", ""))
@@ -528,7 +533,7 @@ def _unequal_ranks(record: RunRecord) -> tuple[int, ...]:
     if config.script:
         told = record.script_prediction
         pairs = {
-            one.rank: _compare_communication(told.of_rank(one.rank) if told else None, one)
+            one.rank: _compare_communication(told.of_rank(one.rank) if told and told.messages_known else None, one)
             for one in record.footprints
         }
         return tuple(rank for rank, its in pairs.items() if any(one.message_bytes.equal is False for one in its))

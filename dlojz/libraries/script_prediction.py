@@ -192,13 +192,25 @@ def _predicted(
     needed_bytes = footprint.memory.needed_bytes or 0
     if limit_bytes is not None and needed_bytes >= NEAR_LIMIT * limit_bytes:
         levers = tuple(_levers(config, training, groups, needed_bytes))
-    note = "" if step.loss is not None else say(
-        en="its loss was not seen: the prediction is without what computes it.",
-        fr="sa loss n’a pas été vue : la prédiction ne compte pas ce qui la calcule.",
-    )
+    notes = []
+    if step.loss is None:
+        notes.append(
+            say(
+                en="its loss was not seen: the prediction is without what computes it.",
+                fr="sa loss n’a pas été vue : la prédiction ne compte pas ce qui la calcule.",
+            )
+        )
+    if not training.messages_known:
+        notes.append(
+            say(
+                en="a communication hook of its own sends the gradients: their bytes are counted, not predicted.",
+                fr="un hook de communication du script envoie les gradients : leurs octets sont comptés, pas prédits.",
+            )
+        )
     return ScriptPrediction(
         recognised=recognised_in(step, optimizers),
-        note=note,
+        note=" ".join(notes),
+        messages_known=training.messages_known,
         footprint=footprint,
         at_peak=at_peak,
         levers=levers,
@@ -376,8 +388,8 @@ def _traffic(training: ScriptTraining, model: ScriptModel) -> Iterator[Traffic]:
         first_bytes, limit_bytes = training.bucket_bytes
         buckets = fill_buckets(trained, limit_bytes, first_bytes)
         times = training.step.synchronised or 1
-        numel = sum(one.numel for one in trained)
-        yield line(collective="all_reduce", count=times * len(buckets), message_bytes=times * FP32_BYTES * numel)
+        num_bytes = times * training.reduce_bytes * sum(one.numel for one in trained)
+        yield line(collective="all_reduce", count=times * len(buckets), message_bytes=num_bytes)
         buffers = {id(one): one for one in training.model.buffers()}.values()
         if training.broadcasts_buffers and buffers:
             kinds = len({one.dtype for one in buffers})

@@ -11,13 +11,14 @@ not resharded after forward unless asked); `nn/parallel/distributed.py`, `_sync_
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -157,6 +158,8 @@ class ScriptTraining:
         kept_units: those of them whose weights stay whole between forward and backward.
         ranks: that divide the model, or under DDP that hold it whole.
         replicas: groups of such ranks, each with all shards (HSDP).
+        reduce_bytes: of an element of a gradient that is sent.
+        messages_known: False where a hook of the script's own sends DDP's gradients.
     """
 
     model: nn.Module
@@ -178,6 +181,7 @@ class ScriptTraining:
     bucket_view: bool = False
     bucket_bytes: tuple[int, int] = (0, 0)
     broadcasts_buffers: bool = False
+    messages_known: bool = True
     autocast: torch.dtype | None = None
     checkpointed: bool = False
     micro_batches: int = 1
@@ -207,6 +211,8 @@ def recognised_in(step: FirstStep, optimizers: Iterable[torch.optim.Optimizer]) 
         found["wrapper"] = "FSDP2" if units else "FSDP1" if flat else "none"
         if isinstance(around, DistributedDataParallel):
             found["wrapper"] = "DDP"
+            if hook := hook_of(around):
+                found["communication hook"] = getattr(hook, "__name__", type(hook).__name__)
         elif around is not None:
             found["wrapper"], found["ZeRO"] = "DeepSpeed", str(int(around._config.zero_config.stage))
         if flat:
@@ -234,6 +240,15 @@ def recognised_in(step: FirstStep, optimizers: Iterable[torch.optim.Optimizer]) 
         found["autocast"] = str(first.autocast or "none").removeprefix("torch.")
     found["backward passes"] = str(step.backwards)
     return found
+
+
+COMPRESSING = (default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook)
+"""Hooks of torch that send gradients in 16 bit."""
+
+
+def hook_of(ddp: DistributedDataParallel) -> Callable[..., Any] | None:
+    """Find the communication hook that DDP was given; None where it sends the gradients itself."""
+    return next((hook for hook, _ in ddp._comm_hooks if hook is not default_hooks.allreduce_hook), None)
 
 
 def _reshards(unit: FSDPModule) -> bool:
@@ -326,6 +341,8 @@ def recognise(
         bucket_view=bool(ddp.gradient_as_bucket_view),
         bucket_bytes=limits,
         broadcasts_buffers=bool(ddp.forward_sync_buffers),
+        reduce_bytes=2 if hook_of(ddp) in COMPRESSING else FP32_BYTES,
+        messages_known=hook_of(ddp) in (None, *COMPRESSING),
     )
 
 

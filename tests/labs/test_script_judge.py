@@ -32,6 +32,7 @@ def test_the_script_of_each_lab_is_right(lab: int, tmp_path: Path) -> None:
     verdict = judged(lab, script_of(lab, "en"), tmp_path)
     assert verdict.state == "right", verdict
     assert verdict.message.count(", as predicted") == PREDICTED.get(lab, 0), verdict
+    assert ", other than predicted" not in verdict.message, verdict
 
 
 LOADER = "loader = DataLoader(samples, args.batch // replicas // micro_batches, sampler=sampler, drop_last=True)"
@@ -46,6 +47,11 @@ WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
     "no-step": (0, [("        optimizer.step()\n", "")], "before any optimizer made a step"),
     "nothing-learnt": (0, [("lr=args.lr", "lr=0.0")], "The loss does not fall"),
     "recomputed-nothing": (2, [("if args.checkpointing", "if False")], "--checkpointing keeps"),
+    "block-twice": (
+        2,
+        [("else block(x)\n", "else block(x)\n            x = x if args.checkpointing else block(x)\n")],
+        "runs a layer 2 times",
+    ),
     "bf16-nowhere": (2, [("    with precision:", "    with torch.enable_grad():")], "--bf16 changes no loss"),
     "same-samples": (
         3,

@@ -155,6 +155,19 @@ def test_what_is_not_predicted_is_said(recorded: Recorded) -> None:
     assert (told.recognised["wrapper"], told.recognised["ZeRO"]) == ("DeepSpeed", "3")
 
 
+@pytest.mark.parametrize("hook", ["fp16", "own"])
+def test_messages_of_a_communication_hook(hook: str, recorded: Recorded) -> None:
+    """One of torch's is predicted to the byte; what one of the script's own sends is only counted."""
+    record = recorded(f"--wrap ddp --hook {hook}")
+    row, told, measured = dlojz.compare(record).rows[0], predicted(record), record.footprint()
+    assert measured is not None
+    each_bytes = {"fp16": 2, "own": 8}[hook]
+    assert measured.traffic("all_reduce") == each_bytes * measured.parameters
+    assert told.recognised["communication hook"] == {"fp16": "fp16_compress_hook", "own": "in_fp64"}[hook]
+    assert (row.exact, row.unequal_ranks) == ({"fp16": True, "own": None}[hook], ())
+    assert ("a communication hook of its own" in row.prediction_note) == (hook == "own")
+
+
 def test_two_scripts_side_by_side_say_what_differs(recorded: Recorded, tmp_path: Path) -> None:
     both = dlojz.compare([recorded("--wrap ddp"), recorded("--wrap fsdp2")])
     assert [row.title for row in both.rows] == ["wrapped_script.py (--wrap ddp)", "wrapped_script.py (--wrap fsdp2)"]

@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import pipelining
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -18,6 +19,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 WORDS, WIDTH, HEADS, TOKENS = 256, 64, 4, 32
+
+
+def in_fp64(_, bucket):
+    """Send gradients in twice their size, and return their mean."""
+    sent = bucket.buffer().double() / dist.get_world_size()
+    return dist.all_reduce(sent, async_op=True).get_future().then(lambda done: done.value()[0].float())
 
 
 class Layer(nn.Module):
@@ -75,6 +82,7 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 parser = argparse.ArgumentParser()
 WRAPPERS = ("none", "ddp", "fsdp1", "fsdp2", "hsdp", "nested", "tp", "sp", "2d", "pipeline", "deepspeed")
 parser.add_argument("--wrap", choices=WRAPPERS, default="none")
+parser.add_argument("--hook", choices=("none", "fp16", "own"), default="none", help="sends DDP's gradients")
 parser.add_argument("--schedule", default="1F1B", help="of a pipeline, by torch's name")
 parser.add_argument("--zero", type=int, default=0, help="stage of DeepSpeed")
 parser.add_argument("--zero-options", default="{}", help="more of DeepSpeed's section zero_optimization, as JSON")
@@ -100,6 +108,8 @@ if args.freeze:
         part.requires_grad_(False)
 if args.wrap == "ddp":
     model = DistributedDataParallel(model)
+    if args.hook != "none":
+        model.register_comm_hook(None, fp16_compress_hook if args.hook == "fp16" else in_fp64)
 elif args.wrap == "fsdp1":
     model = FullyShardedDataParallel(
         model,

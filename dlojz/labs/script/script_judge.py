@@ -269,6 +269,13 @@ def _transformer(trials: ScriptTrials) -> None:
 
 def _memory(trials: ScriptTrials) -> None:
     plain, checkpointed = trials(1), trials(1, "--checkpointing")
+    if (uses := plain.ranks[0].uses) > 1:
+        raise Wrong(
+            en=f"Without --checkpointing, the first step runs a layer {uses} times: each block is called once, through "
+            "checkpoint or directly. Does the call that was there before still stand beside yours?",
+            fr=f"Sans --checkpointing, le premier pas exécute une même couche {uses} fois : chaque bloc s’appelle une "
+            "fois, par checkpoint ou directement. L’appel d’avant est-il resté à côté du vôtre ?",
+        )
     _check_losses(
         plain,
         checkpointed,

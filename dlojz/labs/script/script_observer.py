@@ -25,6 +25,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
@@ -104,6 +105,16 @@ def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
                 report["levels"].append(int(own.unique().numel()))
         return linear(rows, weight, bias)
 
+    uses: Counter[int] = Counter()
+
+    def called(module: nn.Module, given: tuple[Any, ...]) -> None:
+        """Count how often the first step calls each module that has parameters of its own."""
+        first = _first_tensor(list(given))
+        if not report["steps"] and module._parameters and not isinstance(first, FakeTensor):
+            uses[id(module)] += 1
+            report["uses"] = max(report["uses"], uses[id(module)])
+
+    register_module_forward_pre_hook(called)
     functional.linear = multiplied  # type: ignore[assignment]
     DataLoader.__iter__ = observed  # type: ignore[method-assign,assignment]
     torch.save = saved  # type: ignore[assignment]
@@ -161,7 +172,7 @@ def main() -> None:
     report: dict[str, Any] = {"epochs": [], "saved": [], "gradients": [], "levels": []}
     report |= dict.fromkeys(("schedule", "weights", "library"), "")
     report |= dict.fromkeys(("steps", "group_size", "ddp", "fsdp_units", "blocks", "stale", "micro_batches"), 0)
-    report |= dict.fromkeys(("held", "plain", "mesh_axes", "moments", "fused", "matrices", "zeros"), 0)
+    report |= dict.fromkeys(("held", "plain", "mesh_axes", "moments", "fused", "matrices", "zeros", "uses"), 0)
     optimizers = observe(report)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)

@@ -46,6 +46,7 @@ class RankReport:
         weights: digest of what is held, at the end.
         fused: whether its optimizer updates in one kernel.
         levels: different values of the matrices that the first products used.
+        uses: calls of the module with parameters that the first step calls most often, recomputation included.
         matrices, zeros: elements of its matrices at the end, and how many of them are zero.
         library: class of the library that trains, empty where there is none.
     """
@@ -70,6 +71,7 @@ class RankReport:
     levels: tuple[int, ...]
     matrices: int
     zeros: int
+    uses: int
     library: str
 
 
