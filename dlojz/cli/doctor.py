@@ -65,9 +65,13 @@ rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
 total = torch.tensor([rank + 1.0])
 dist.all_reduce(total)
+mean = torch.empty(1)
+dist.reduce_scatter_tensor(mean, torch.tensor([1.0, 1.0]), op=dist.ReduceOp.AVG)
 dist.destroy_process_group()
-sys.exit(0 if total.item() == 3.0 else 3)
+sys.exit(3 if total.item() != 3.0 else 4 if mean.item() != 1.0 else 0)
 """
+ADDED = 4
+"""Exit code of a rank whose gloo adds where it is asked for a mean: torch 2.8, among others (pytorch#162338)."""
 
 
 @dataclass(frozen=True)
@@ -326,10 +330,19 @@ def _gloo() -> Check:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-    if all(rank.returncode == 0 for rank in ranks):
+    codes = {rank.returncode for rank in ranks}
+    if codes in ({0}, {ADDED}):
         took = format_seconds(time.monotonic() - started_s)
         done = say(en=f"2 processes all-reduced in {took}", fr=f"2 processus ont fait un all-reduce en {took}")
-        return _warned("gloo", done)
+        added = say(
+            en="this torch's reduce-scatter adds where FSDP2 asks for a mean: on CPUs, a script of your own gets "
+            "gradients as many times too large as it has processes, unless each unit calls "
+            "set_force_sum_reduction_for_comms(True); the lab's engines do. Torch 2.13 is right.",
+            fr="le reduce-scatter de ce torch additionne là où FSDP2 demande une moyenne : sur CPU, les gradients d’un "
+            "script à vous sont trop grands, d’un facteur égal au nombre de processus, sauf si chaque unité appelle "
+            "set_force_sum_reduction_for_comms(True) ; c’est ce que fait le paquet. Torch 2.13 est juste.",
+        )
+        return _warned("gloo", done, added if codes == {ADDED} else "")
     last = next((lines[-1] for text in complaints if (lines := text.strip().splitlines())), "")
     advice = say(
         en="processes of this machine cannot talk to each other: try GLOO_SOCKET_IFNAME=lo",

@@ -39,6 +39,13 @@ sys.exit(main(["doctor"]))
 """
 
 
+def test_a_gloo_that_adds_where_a_mean_is_asked_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor._gloo().state == "ok"
+    monkeypatch.setattr(doctor, "GLOO_RANK", doctor.GLOO_RANK.replace("ReduceOp.AVG", "ReduceOp.SUM"))
+    told = doctor._gloo()
+    assert told.state == "warning" and "set_force_sum_reduction_for_comms" in told.advice
+
+
 @pytest.mark.parametrize(
     ("built", "capability", "runs"),
     [

@@ -15,6 +15,7 @@ from functools import partial
 from typing import cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -56,7 +57,14 @@ def shard(config: RunConfig, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     reshard = config.layout.zero == 3
     for unit in _units(module):
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-    return cast(nn.Module, fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard))
+    whole = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    if dist.get_backend(mesh.get_group()) == "gloo":
+        # gloo's reduce-scatter of older torch adds where a mean is asked for, and does not say so (pytorch#162338):
+        # let FSDP2 ask for the sum and divide by itself.
+        for part in module.modules():
+            if isinstance(part, FSDPModule):
+                part.set_force_sum_reduction_for_comms(True)
+    return cast(nn.Module, whole)
 
 
 def _units(module: nn.Module) -> list[list[nn.Module]]:
