@@ -201,8 +201,8 @@ class Comparison(Contract):
             say(
                 en=f"Limit: {row.title} came nearest to it, with a peak of {peak}, {share} % of {limit} "
                 f"({row.limit_of}).",
-                fr=f"Limite : {row.title} s’en approche le plus, avec un pic de {peak}, soit {share} % de {limit} "
-                f"({row.limit_of}).",
+                fr=f"Limite de mémoire : {row.title} en est le plus proche, avec un pic de {peak}, soit {share} % de "
+                f"{limit} ({row.limit_of}).",
             )
         ]
 
@@ -606,6 +606,12 @@ def _parity(rows: tuple[RunRow, ...]) -> str | None:
     if not judged:
         return None
     gap, worst = max(judged, key=lambda pair: pair[0])
+    if gap == 0:
+        return say(
+            en=f"Parallel = serial: over {len(judged)} parallel runs, the losses are exactly those of one process.",
+            fr=f"Parallèle = séquentiel : sur {len(judged)} exécutions parallèles, les pertes sont exactement celles "
+            "d’un seul processus.",
+        )
     return say(
         en=f"Parallel = serial: over {len(judged)} parallel runs, the losses differ from those of one process by at "
         f"most {gap_text(gap)} (relative; {worst.title}).",

@@ -5,7 +5,7 @@
 #
 # 1. **prédire** — vous écrivez d’abord un nombre ;
 # 2. **exécuter** — un véritable entraînement tourne, sur plusieurs processus ;
-# 3. **comparer** — la mesure vient se poser sur la prédiction ;
+# 3. **comparer** — la mesure est confrontée à la prédiction ;
 # 4. **expliquer** — d’où vient l’écart, ou pourquoi il n’y en a pas ?
 #
 # À la fin de ce TP, vous saurez décrire un entraînement distribué, le lancer, l’arrêter, le retrouver, lire ce qu’il a
@@ -286,7 +286,7 @@ figures.losses({run.config.title: run.losses})
 # %% [markdown] lang="fr"
 # ## 5. Comparer
 #
-# Pendant l’entraînement, une sonde a compté chaque communication. Posons la mesure sur votre prédiction.
+# Pendant l’entraînement, une sonde a compté chaque communication. Confrontons la mesure à votre prédiction.
 
 # %% [markdown] lang="en"
 # ## 5. Compare

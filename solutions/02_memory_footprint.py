@@ -216,7 +216,7 @@ states_table(bytes_per_parameter)
 # mixed precision, fp16 counts as bf16.)
 
 # %% name="false-halving"
-asked(lambda: {name: f"{bytes_per_parameter(name, 'adamw'):.0f} GB" for name in ("fp32", "bf16")})
+asked(lambda: {name: f"{bytes_per_parameter(name, 'adamw'):.0f}" + " GB // Go" for name in ("fp32", "bf16")})
 
 # %% [markdown] lang="fr"
 # Rien n’est divisé par deux : la copie maître et les moments restent en fp32. Seules les activations se réduisent.
@@ -1003,7 +1003,7 @@ for _ in range(9):
     copies.append(4 * 2**21 / (time.perf_counter() - start))
 copy_bytes_per_s = median(copies)
 kept_bytes = trace(nn.Sequential(*layers), torch.empty(8, 128, 128)).saved_bytes
-print(format_bytes(kept_bytes), f"{copy_bytes_per_s / 1e9:.1f} GB/s")
+print(format_bytes(kept_bytes), f"{copy_bytes_per_s / 1e9:.1f} GB/s // {copy_bytes_per_s / 1e9:.1f} Go/s")
 
 # %% name="predict-offload-seconds" stub="value" tags=["nbval-ignore-output"]
 lab.predict(
@@ -1034,14 +1034,12 @@ offloaded = dlojz.run(vit_64.config, offload="activations")
 offloaded
 
 # %% [markdown] lang="fr"
-# L’écart, d’ordinaire moins de la moitié : autograd appelle vos hooks pour chaque tenseur, et la machine fait autre
-# chose entre-temps.
+# L’écart, d’ordinaire moins de la moitié : autograd appelle vos hooks à chaque tenseur.
 #
 # Vos hooks déchargent-ils autant que ceux du paquet ? Sur un AlexNet :
 
 # %% [markdown] lang="en"
-# The gap, mostly less than half: autograd calls your hooks for each tensor, and the machine does other things
-# meanwhile.
+# The gap, mostly less than half: autograd calls your hooks for each tensor.
 #
 # Do your hooks offload as much as those of the package? For an AlexNet:
 

@@ -356,7 +356,7 @@ points = collectives.measure("all_reduce", [2**power for power in range(12, 23, 
 # %% name="points" tags=["nbval-ignore-output"]
 points = ranks["points"][0]
 for point in points:
-    print(f"{point.message_bytes:>8} B  {1e3 * point.time_s:7.3f} ms")
+    print(f"{point.message_bytes:>8}  {1e3 * point.time_s:7.3f} ms")
 
 # %% [markdown] lang="fr"
 # ### Exercice 3 — retrouver α et β
@@ -681,7 +681,7 @@ def turns(model, whole, mine, communicate=None):
 x, y = images[:256].flatten(1), labels[:256]
 wide_bytes = [4 * parameter.numel() for parameter in make_wide().parameters()]
 image_s = median(step_s(make_wide(), x, y) for _ in range(7)) / len(x)
-print(f"{1 / image_s:.0f} images/s, {sum(wide_bytes) / 1e6:.1f} MB")
+print(f"{1 / image_s:.0f} images/s, {sum(wide_bytes) / 1e6:.1f}", "MB // Mo")
 
 # %% [markdown] lang="fr"
 # Quatre processus se partagent cœurs, caches et mémoire : combien de fois plus longtemps chacun calcule-t-il ?
@@ -696,7 +696,7 @@ at_once_s = turns(model, batch, batch)
 
 # %% name="slower" tags=["nbval-ignore-output"]
 slower = median(together_s / alone_s for alone_s, together_s in ranks["at_once_s"][0])
-print(f"{slower:.2f} times as long")
+print(f"{slower:.2f} times as long // {slower:.2f} fois plus long")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Quelle efficacité auront quatre processus, avec 256 images chacun, d’après `efficiencies` et
@@ -1083,8 +1083,9 @@ lab.reveal("bucket-calls", ranks["calls"][0]["1 MiB"])
 turns = ranks["exposed_turns"][0]
 step = {name: median(turn[name] for turn in turns) for name in turns[0]}
 exposed_s = {name: median(turn[name] - turn["nothing"] for turn in turns) for name in step}
-for name, step_seconds in step.items():
-    print(f"{name:<12} {1e3 * step_seconds:6.1f} ms  {1e3 * exposed_s[name]:6.1f} ms")
+names = ("nothing // rien", "afterwards // après", "one bucket // un seul", "1 MiB // 1 Mio")
+for name, shown in zip(step, names, strict=True):
+    print(f"{shown:<12} {1e3 * step[name]:6.1f} ms  {1e3 * exposed_s[name]:6.1f} ms")
 lab.reveal("exposed", exposed_s["afterwards"])
 
 # %% [markdown] lang="fr"
@@ -1443,7 +1444,7 @@ for _ in range(2):  # buckets are made from the order of the first step // déco
 lab.reveal("first-bucket", ranks["sent"][0][0])
 
 # %% name="sizes-sent"
-print([f"{each / 2**20:.2f} MiB" for each in ranks["sent"][0]])
+print([f"{each / 2**20:.2f} MiB // {each / 2**20:.2f} Mio" for each in ranks["sent"][0]])
 
 # %% [markdown] lang="fr"
 # ## Défi : peu de messages
@@ -1495,8 +1496,8 @@ lab.check("few-messages", all_reduce_in_few_messages)
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
 #
-# Faites tourner le script sur plusieurs processus : DDP, un DistributedSampler, plusieurs micro-batches par pas.
-# Continuez dans votre `train.py`, ou partez de la solution du TP précédent, qu’écrit
+# Faites tourner le script sur plusieurs processus : DDP, un DistributedSampler, `--accumulation` micro-batches par pas.
+# Continuez dans votre `train.py`, ou partez de la solution du TP précédent, que fournit
 # `dlojz labs script 03 un_autre_dossier`, avec des `# TODO`.
 #
 # Sur votre machine, `torchrun --nproc-per-node 2 my_training/train.py` le lance sans dlojz. À regarder : à batch global
@@ -1518,9 +1519,9 @@ lab.check("few-messages", all_reduce_in_few_messages)
 # %% [markdown] lang="en"
 # ## In your project: your own script
 #
-# Make the script train on several processes: DDP, a DistributedSampler, several micro-batches per step. Go on in your
-# `train.py`, or begin with the solution of the lab before, which `dlojz labs script 03 another_folder` writes, with a
-# `# TODO` at each place to fill in.
+# Make the script train on several processes: DDP, a DistributedSampler, `--accumulation` micro-batches per step. Go on
+# in your `train.py`, or begin with the solution of the lab before, which `dlojz labs script 03 another_folder` writes,
+# with a `# TODO` at each place to fill in.
 #
 # On your machine, `torchrun --nproc-per-node 2 my_training/train.py` starts it without dlojz. What to look for: with
 # the same global batch, the losses are those of one process.

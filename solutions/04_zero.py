@@ -754,10 +754,10 @@ import time
 
 ways = {
     "all-reduce": lambda: dist.all_reduce(whole),
-    "computation": lambda: ddp.module(x).square().mean().backward(),
-    "update": optimizer.step,
+    "computation // calcul": lambda: ddp.module(x).square().mean().backward(),
+    "update // mise à jour": optimizer.step,
     "DDP": ddp_step,
-    "three passes": three_passes,
+    "three passes // trois passes": three_passes,
     "ZeRO-1": zero_1_step,
     "FSDP2": fsdp2_step,
 }
@@ -775,7 +775,7 @@ for turn in range(11):
 from statistics import median
 
 took = ranks["took"][0]
-parts = {name: median(took[name]) for name in ("all-reduce", "computation", "update", "DDP")}
+parts = {name: median(took[name]) for name in ("all-reduce", "computation // calcul", "update // mise à jour", "DDP")}
 for name, time_s in parts.items():
     print(f"{name:<12} {1e3 * time_s:6.1f} ms")
 
@@ -801,7 +801,7 @@ lab.predict(
 lab.predict(
     "zero-1-samples",
     ### BEGIN SOLUTION
-    2 * 64 / (parts["DDP"] - parts["update"] / 2),
+    2 * 64 / (parts["DDP"] - parts["update // mise à jour"] / 2),
     ### END SOLUTION
 )
 
@@ -809,12 +809,12 @@ lab.predict(
 lab.predict(
     "fsdp2-over-ddp",
     ### BEGIN SOLUTION
-    (parts["computation"] + 1.5 * parts["all-reduce"] + parts["update"] / 2) / parts["DDP"],
+    (parts["computation // calcul"] + 1.5 * parts["all-reduce"] + parts["update // mise à jour"] / 2) / parts["DDP"],
     ### END SOLUTION
 )
 
 # %% name="reveal-seconds" tags=["nbval-ignore-output"]
-lab.reveal("three-passes", median(took["three passes"]))
+lab.reveal("three-passes", median(took["three passes // trois passes"]))
 lab.reveal("zero-1-samples", 2 * 64 / median(took["ZeRO-1"]))
 lab.reveal("fsdp2-over-ddp", median(own / ddp for own, ddp in zip(took["FSDP2"], took["DDP"], strict=True)))
 
@@ -1193,12 +1193,11 @@ lab.check("fewest-messages", plan)
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
 #
-# Répartissez le modèle du script avec FSDP2, bloc par bloc (un choix de plus pour `--parallel`), enregistrez-le et
+# Répartissez le modèle avec FSDP2, bloc par bloc (`--parallel fsdp`), enregistrez-le et
 # reprenez-le sur un autre nombre de rangs (`--save`, `--load`). Continuez dans votre `train.py`, ou partez de la
 # solution du TP précédent, que `dlojz labs script 04 un_autre_dossier` écrit avec des `# TODO`.
 #
-# À regarder : chaque rang tient une part des paramètres, et un seul rang lit le checkpoint que deux ont écrit, moments
-# compris.
+# À regarder : chaque rang tient une part des paramètres ; un rang lit le checkpoint de deux, moments compris.
 #
 # <details><summary>Les lignes de PyTorch</summary>
 #
@@ -1208,6 +1207,8 @@ lab.check("fewest-messages", plan)
 # fully_shard(model)
 # weights, moments = get_state_dict(model, optimizer)
 # dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=args.save)
+# dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=args.load)
+# set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
 # ```
 #
 # </details>
@@ -1215,8 +1216,8 @@ lab.check("fewest-messages", plan)
 # %% [markdown] lang="en"
 # ## In your project: your own script
 #
-# Shard the script's model with FSDP2, block by block (one more choice of `--parallel`), save it and resume on another
-# number of ranks (`--save`, `--load`). Go on in your `train.py`, or begin with the solution of the lab before:
+# Shard the script's model with FSDP2, block by block (`--parallel fsdp`; without it, `ddp`), save it and resume on
+# another number of ranks (`--save`, `--load`). Go on in your `train.py`, or begin with the solution of the lab before:
 # `dlojz labs script 04 another_folder` writes one, with a `# TODO` at each place to fill in.
 #
 # What to look for: each rank holds a part of the parameters, and the checkpoint that two ranks have written is read by
@@ -1230,6 +1231,8 @@ lab.check("fewest-messages", plan)
 # fully_shard(model)
 # weights, moments = get_state_dict(model, optimizer)
 # dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=args.save)
+# dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=args.load)
+# set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
 # ```
 #
 # </details>

@@ -532,7 +532,8 @@ step_s = least_s
 # %% name="bubbles-measured" tags=["nbval-ignore-output"]
 for m, seconds in ranks["step_s"][0].items():
     predicted, fraction, _ = pipeline_step(4, m, 0.04, 0.08)
-    print(f"m = {m:2}: {predicted:.2f} s → {seconds:.2f} s, bubble {fraction:.1%} → {1 - m * 0.12 / seconds:.1%}")
+    print(f"m = {m:2}: {predicted:.2f} s → {seconds:.2f} s,", end=" ")
+    print("bubble // bulle", f"{fraction:.1%} → {1 - m * 0.12 / seconds:.1%}")
 
 # %% name="reveal-bubble" tags=["nbval-ignore-output"]
 lab.reveal("speedup", 9 * 4 * 0.12 / ranks["step_s"][0][9])
@@ -672,7 +673,7 @@ def equal():
 
 
 run_order(one_f_one_b(rank, 2, 8), stage, inputs, loss_of, (192, 384))
-print("1F1B = one process:", equal())
+print("1F1B = one process: // 1F1B = un processus :", equal())
 
 # %% [markdown] lang="fr"
 # Durées d’un étage pour un micro-batch, sur les deux rangs à la fois, puis sur le rang 0 seul ; et d’un message.
@@ -798,7 +799,7 @@ else:
     schedule.step(target=targets.flatten(0, 1), losses=losses)
 stages = make_stages()
 train_alone(stages, inputs, targets)
-print("torch = one process:", equal())
+print("torch = one process: // torch = un processus :", equal())
 
 # %% [markdown] lang="fr"
 # ### Et la mémoire ?
@@ -947,7 +948,8 @@ runtime.step(*parts)
 right = make_stages()
 train_alone(right, inputs, targets)
 pairs = zip(stages[rank].parameters(), right[rank].parameters(), strict=True)
-print("zero bubble = one process:", all(torch.allclose(one.grad, other.grad, atol=1e-6) for one, other in pairs))
+same = all(torch.allclose(one.grad, other.grad, atol=1e-6) for one, other in pairs)
+print("zero bubble = one process: // zero bubble = un processus :", same)
 
 # %% [markdown] lang="fr"
 # ### Facultatif : la galerie
@@ -993,7 +995,7 @@ figures.all_schedules(
 from dlojz.pipeline.validity import causal_slice_time, plan_slices
 
 time_of = causal_slice_time(hidden=512, flops_per_s=1e14, overhead_s=1e-3, layers=8)
-print("slices:", plan_slices(8192, ranks=4, time=time_of, grid=128).lengths)
+print("slices: // tranches :", plan_slices(8192, ranks=4, time=time_of, grid=128).lengths)
 
 # %% [markdown] lang="fr"
 # Choisissez-en un, changez durées et latence, ou modifiez l’ordre. Sans noyau actif, voyez la figure fixe.
@@ -1184,7 +1186,8 @@ with silenced():  # it prints its partition // il affiche son découpage
     )
 images, labels = torch.randn(8, 4, 3, 64, 64), torch.randint(0, 10, (8, 4))
 losses = [engine.train_batch(iter(zip(images, labels, strict=True))).item() for _ in range(4)]
-print(f"layers {model.parts[rank]} to {model.parts[rank + 1] - 1};", "losses", [round(loss, 2) for loss in losses])
+print("layers // couches", range(*model.parts[rank : rank + 2]))
+print("losses // pertes", [round(loss, 2) for loss in losses])
 
 # %% [markdown] lang="fr"
 # Les paramètres d’AlexNet sont dans ses couches denses, ses opérations dans les convolutions : couper par paramètres

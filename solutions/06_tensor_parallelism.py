@@ -178,8 +178,8 @@ first, second = torch.arange(8.0).view(4, 2), torch.ones(3, 4)
 hidden, _ = column_linear(x, first, torch.zeros(4), torch.zeros(1, 4 // world_size))
 parts = [torch.empty_like(hidden) for _ in range(world_size)]
 dist.all_gather(parts, hidden)
-print("by columns:", hidden.tolist(), "gathered:", torch.cat(parts, dim=1).tolist())
-print("then by rows:", row_linear(hidden, second, torch.zeros(3)).tolist())
+print("by columns: // par colonnes :", hidden.tolist(), "gathered: // rassemblé :", torch.cat(parts, dim=1).tolist())
+print("then by rows: // puis par lignes :", row_linear(hidden, second, torch.zeros(3)).tolist())
 
 # %% [markdown] lang="fr"
 # ## 2. Une paire, un seul *all-reduce*
@@ -296,8 +296,8 @@ class EnterRegion:  # f is forgotten // f est oublié
 without, first = train()
 mean = first.clone()
 dist.all_reduce(mean)
-print("losses, gap:", [round(abs(a - b), 3) for a, b in zip(without, with_f, strict=True)][::3])
-print("weights, gap:", round(2 * (first - mean / world_size).abs().max().item(), 2))
+print("losses, gap: // écart des pertes :", [round(abs(a - b), 3) for a, b in zip(without, with_f, strict=True)][::3])
+print("weights, gap: // écart des poids :", round(2 * (first - mean / world_size).abs().max().item(), 2))
 
 # %% [markdown] lang="fr"
 # La première ligne donne l’écart entre la perte sans f et la vraie, tous les trois pas : nul au premier, puis de plus
@@ -662,7 +662,8 @@ for parts in ("attention", "mlp"):
     one = dlojz.run(config, tp=2, tensor_parts=parts).record.footprint()
     spared = single.record.footprint().memory.weights_bytes - one.memory.weights_bytes
     sent = sum(traffic.sent_bytes for traffic in one.communication if traffic.group == "tp")
-    print(f"{parts}: {spared / 2**10:.0f} KiB spared, {sent / 2**10:.0f} KiB sent per step, ratio {spared / sent:.3f}")
+    told = spared / 2**10, sent / 2**10, round(spared / sent, 3)
+    print(f"{parts}:", "KiB spared, sent, ratio: // Kio épargnés, envoyés, rapport :", *told)
 
 # %% [markdown] lang="fr"
 # ## 6. *Sequence Parallelism*
@@ -1039,7 +1040,8 @@ all_reduce, dist.all_reduce = dist.all_reduce, lambda tensor: None  # left out /
 whole_s = median(seconds(lambda: step(whole) if rank == 0 else None, 7))
 half_s = median(seconds(lambda: step(half), 7))
 dist.all_reduce = all_reduce
-print(f"one number {one_number_s:.4f}, 4 MiB {four_mib_s:.4f}, whole {whole_s:.3f}, half {half_s:.3f}")
+print("one number, 4 MiB: // un nombre, 4 Mio :", f"{one_number_s:.4f} s, {four_mib_s:.4f} s")
+print("whole, half: // entier, moitié :", f"{whole_s:.3f} s, {half_s:.3f} s")
 
 # %% [markdown] lang="fr"
 # **Vos prédictions**, pour ces quatre MLP (1 024 tokens, largeur 256, fp32) : combien de secondes par pas prendront les
@@ -1092,7 +1094,7 @@ for _ in range(9):  # in turns, so that both meet the same machine // en alterna
     measured.append((alone_s / split_s, 1024 / split_s, waited_s, spent_s))
 dist.all_reduce = all_reduce
 speed_up, rate, waited, spent = (median(one) for one in zip(*measured, strict=True))
-print(f"{rate:.0f} tokens/s; in all-reduces: waits {waited:.4f} s, sends {spent:.4f} s")
+print(f"{rate:.0f} tokens/s; all-reduces: {waited:.4f} +", "waits, sends // d’attente, d’envoi", f"{spent:.4f} s")
 
 # %% name="reveal-reduce" tags=["nbval-ignore-output"]
 lab.reveal("reduce-seconds", min(ranks["spent"]))
@@ -1178,8 +1180,8 @@ lab.check("fewest-bytes", frugal_plan)
 # ## Dans votre projet : votre script
 #
 # Découpez les MLP du script (`--parallel tp`) : la première couche par colonnes, la seconde par lignes. Trouvez leurs
-# noms dans `model.named_modules()`. Continuez dans votre `train.py`, ou partez de la solution du TP précédent :
-# `dlojz labs script 06 un_autre_dossier` en écrit un, avec des `# TODO`. Vérifiez-le avec la cellule suivante.
+# noms dans `model.named_modules()`. Tous les rangs lisent les mêmes échantillons. Continuez dans votre `train.py`, ou
+# partez de la solution du TP précédent : `dlojz labs script 06 un_autre_dossier` la fournit, avec des `# TODO`.
 #
 # <details><summary>Les lignes de PyTorch</summary>
 #
@@ -1195,9 +1197,9 @@ lab.check("fewest-bytes", frugal_plan)
 # ## In your project: your own script
 #
 # Split the MLPs of the script (`--parallel tp`): the first layer by columns, the second by rows. Find their names in
-# `model.named_modules()`. Go on in your `train.py`, or begin with the solution of the lab before:
-# `dlojz labs script 06 another_folder` writes one, with a `# TODO` at each place to fill in. Check it with the next
-# cell.
+# `model.named_modules()`. All ranks read the same samples. Go on in your `train.py`, or begin with the solution of the
+# lab before: `dlojz labs script 06 another_folder` writes one, with a `# TODO` at each place to fill in. Check it with
+# the next cell.
 #
 # <details><summary>The lines of PyTorch</summary>
 #

@@ -344,7 +344,7 @@ lab.predict(
 # %% name="seconds-across"
 for order in ("tp-dp-pp", "tp-pp-dp", "pp-dp-tp"):
     sent = figures.between_bytes(course, 8, order) / course.layout.world_size  # by one rank // par un rang
-    print(f"{order}: {sent / 2**20:.0f} MiB per rank between nodes, {sent / 25e9:.3f} s")
+    print(f"{order}: {sent / 25e9:.3f} s, {sent / 2**20:.0f}", "MiB per rank between nodes // Mio par rang entre nœuds")
 
 # %% name="reveal-seconds"
 lab.reveal("across-seconds", figures.between_bytes(course, 8, "pp-dp-tp") / course.layout.world_size / 25e9)
@@ -560,7 +560,8 @@ def train(two_axes, steps=10):
 
 
 (whole_losses, whole_bytes), (losses, own_bytes) = train(False), train(True)
-print(f"{own_bytes} B of {whole_bytes} B; same losses: {torch.allclose(losses, whole_losses, atol=1e-5)}")
+print(own_bytes, "bytes of // octets sur", whole_bytes)
+print("same losses: // mêmes pertes :", torch.allclose(losses, whole_losses, atol=1e-5))
 
 # %% [markdown] lang="fr"
 # Un peu plus d’un quart : selon `tp`, le biais de la couche par ligne reste entier.
@@ -818,7 +819,7 @@ with StorageTrace({}) as trace:
     y = ring_attention(*(one.chunk(world_size, dim=2)[rank].contiguous() for one in (q, k, v)))
 sent = sum(one.sent_bytes for one in traffic_of(trace.trace.calls, trace.step) if one.collective == "send")
 whole = torch.nn.functional.scaled_dot_product_attention(q, k, v).chunk(world_size, dim=2)[rank]
-print("the output of one process:", torch.allclose(y, whole, atol=1e-5))
+print("the output of one process: // la sortie d’un seul processus :", torch.allclose(y, whole, atol=1e-5))
 
 # %% name="reveal-ring"
 lab.reveal("ring-bytes", ranks["sent"][0])
@@ -871,7 +872,8 @@ for order in ("contiguous", "zigzag"):
 times = [(seconds("contiguous"), seconds("zigzag")) for _ in range(9)]  # in turns // en alternance
 gain = median(one / other for one, other in times)
 contiguous_s, zigzag_s = (median(one) for one in zip(*times, strict=True))
-print(f"contiguous {contiguous_s:.3f} s, zigzag {zigzag_s:.3f} s; {1024 / zigzag_s:.0f} tokens/s")
+times = f"{contiguous_s:.3f} s, {zigzag_s:.3f} s; {1024 / zigzag_s:.0f} tokens/s"
+print("contiguous, zigzag: // contiguës, en zigzag :", times)
 
 # %% name="reveal-zigzag" tags=["nbval-ignore-output"]
 lab.reveal("zigzag-speed-up", ranks["gain"][0])

@@ -582,7 +582,7 @@ lab.predict(
 measured = calibrated(ranks=(1, 4))
 rows = [predicted_here(config, measured) for config in eight]
 for row in sorted(rows, key=lambda row: row.step_s):
-    print(f"{1e3 * row.step_s:6.0f} ms  {row.peak_bytes / 1e6:4.0f} MB  {row.title}")
+    print(f"{1e3 * row.step_s:6.0f} ms  {row.peak_bytes / 2**20:4.0f}", "MiB // Mio", f" {row.title}")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction**, d’après ce tableau et ce que vous savez : la plus lente prendra combien de fois le temps de la
@@ -644,9 +644,9 @@ lab.reveal("ddp-place", 1 + sorted(medians).index(medians[0]))
 # Spearman's **rank correlation** is 1 for the same order, −1 for the opposite one. The planner, then you:
 
 # %% name="orders" tags=["nbval-ignore-output"]
-print("planner", round(spearmanr([row.step_s for row in rows], medians).statistic, 2))
+print("planner // planificateur", round(spearmanr([row.step_s for row in rows], medians).statistic, 2))
 mine = my_order()
-print("mine   ", round(spearmanr([mine.index(place) for place in range(8)], medians).statistic, 2))
+print("mine // le mien", round(spearmanr([mine.index(place) for place in range(8)], medians).statistic, 2))
 
 # %% [markdown] lang="fr"
 # **Expliquez.** Là où l’ordre diffère, cherchez la pièce manquante : qu’est-ce que le planificateur n’a pas mesuré ? Et
@@ -759,7 +759,8 @@ def product(rank, size):
 
 peak_flops = spmd(product, 1)[0].value
 four_flops = sum(one.value for one in spmd(product, 4))
-print(f"one process {peak_flops / 1e9:.0f} GFLOP/s, four together {four_flops / 1e9:.0f}")
+print("one process, four together: // un processus, quatre ensemble :", end=" ")
+print(f"{peak_flops / 1e9:.0f}, {four_flops / 1e9:.0f} GFLOP/s")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Combien de fois plus de tokens par seconde à quatre processus qu’à un seul, à batch égal par
@@ -807,7 +808,8 @@ parameters = sum(one.numel() for one in models.build("gpt_tiny").parameters())
 for name, rates in (("weak", weak), ("strong", strong)):
     for size, rate in rates.items():
         mfu, _ = shares_of_peak(parameters, rate, size, peak_flops, False)
-        print(f"{name:6} {size}: {rate:6.0f} tokens/s, efficiency {rate / rates[1] / size:4.0%}, MFU {mfu:4.0%}")
+        shares = f"{rate / rates[1] / size:4.0%}, MFU {mfu:4.0%}"
+        print(f"{name:6} {size}: {rate:6.0f} tokens/s,", "efficiency // efficacité", shares)
 
 # %% name="reveal-four" tags=["nbval-ignore-output"]
 lab.reveal("four-processes", weak[4] / weak[1])

@@ -106,7 +106,7 @@ lab.check("compress-signs", compress)
 
 # %% name="draws"
 draws = torch.tensor([[first, second] for first in (4.0, -1.0, -1.0, -1.0) for second in (2.0, -2.0)])
-print("mean gradient:", draws.mean(0).tolist())
+print("mean gradient: // gradient moyen :", draws.mean(0).tolist())
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** L’échelle est la moyenne des deux valeurs absolues. Que reçoit-on en moyenne du gradient du
@@ -275,8 +275,9 @@ figures.walk(exact, signs, walk(lambda gradient, error: feed_back(gradient, erro
 # %% name="message"
 numbers = torch.randn(2048, generator=torch.Generator().manual_seed(0))
 message = write(numbers)
-print(f"{numbers.nbytes} bytes, in the message {message.nbytes}: {numbers.nbytes / message.nbytes:.1f} times fewer")
-print("read back:", [round(number, 2) for number in read(message)[:8].tolist()])
+print("bytes, in the message: // octets, dans le message :", numbers.nbytes, message.nbytes)
+print(f"÷ {numbers.nbytes / message.nbytes:.1f}")
+print("read back: // relu :", [round(number, 2) for number in read(message)[:8].tolist()])
 
 # %% [markdown] lang="fr"
 # ### Exercice 4 — l’*all-reduce* compressé, sur les rangs
@@ -439,7 +440,7 @@ lab.reveal("times-fewer", 1 / (0.25 + 0.75 * (1 - saved_share(875_000, ranks=2))
 
 # %% name="warm-up"
 for precision, bits in (("fp16", 16), ("fp32", 32)):
-    print(f"against {precision}: {1 / (0.15 + 0.85 / bits):.1f} times fewer bytes")
+    print(f"{precision}: bytes ÷ // {precision} : octets ÷", f"{1 / (0.15 + 0.85 / bits):.1f}")
 
 # %% [markdown] lang="fr"
 # ### Et en secondes ?
@@ -472,7 +473,7 @@ def message_s(numbers):
 pairs = [(message_s(2), message_s(2**21)) for _ in range(25)]  # in turns // à tour de rôle
 alpha = statistics.median(pair[0] for pair in pairs)
 beta = statistics.median(pair[1] - pair[0] for pair in pairs) / (4 * 2**21)
-print(f"alpha = {1e6 * alpha:.0f} µs, 1 / beta = {1e-6 / beta:.0f} MB/s")
+print(f"alpha = {1e6 * alpha:.0f} µs, 1 / beta = {1e-6 / beta:.0f}", "MB/s // Mo/s")
 
 # %% [markdown] lang="fr"
 # **Vos prédictions.** Un message d’un million de nombres (2²⁰, en fp32) : combien de fois plus vite passe-t-il, s’il a
@@ -504,7 +505,7 @@ lab.predict(
 # %%ranks
 rounds = [[message_s(2**20 // fewer) for fewer in (1, 3, 32)] for _ in range(21)]  # in turns // à tour de rôle
 third, least = (statistics.median(one[0] / one[place] for one in rounds[1:]) for place in (1, 2))
-print(f"a third of the bytes: {third:.1f} times as fast; a 32nd: {least:.1f} times")
+print("a third, a 32nd of the bytes: // un tiers, un 32ᵉ des octets :", f"× {third:.1f}, × {least:.1f}")
 
 # %% name="reveal-third" tags=["nbval-ignore-output"]
 lab.reveal("third-of-the-bytes", ranks["third"][0])
@@ -529,8 +530,9 @@ warnings.filterwarnings("ignore", category=FutureWarning)
 values, worker_error, server_error = torch.randn(2**20), torch.zeros(2**20), torch.zeros(2**19)
 ours = statistics.median(seconds(lambda: compressed_mean(values, worker_error, server_error)) for _ in range(7))
 packing = ours - alpha - beta * 2**22 / 32
-print(f"compressed {1e3 * ours:.1f} ms, all-reduce {1e3 * statistics.median(one[0] for one in rounds):.1f} ms")
-print(f"it pays below {1e-6 * (1 - 1 / 32) * 2**22 / packing:.0f} MB/s")
+plain = statistics.median(one[0] for one in rounds)
+print("compressed, all-reduce: // compressé, all-reduce :", f"{1e3 * ours:.1f} ms, {1e3 * plain:.1f} ms")
+print("it pays below // rentable sous", f"{1e-6 * (1 - 1 / 32) * 2**22 / packing:.0f}", "MB/s // Mo/s")
 
 # %% [markdown] lang="fr"
 # ### Dans DDP
@@ -593,7 +595,8 @@ def train_ddp(compressed):
 
 
 last = {name: train_ddp(name == "hook") for name in ("DDP", "hook")}
-print(f"last losses: {last['DDP']:.2f} by DDP, {last['hook']:.2f} with your hook")
+print("last losses, by DDP, with your hook: // dernières pertes, DDP, votre hook :", end=" ")
+print(f"{last['DDP']:.2f}, {last['hook']:.2f}")
 
 # %% [markdown] lang="fr"
 # ## 5. Quand geler la variance
@@ -786,9 +789,10 @@ figures.sent_and_kept([plain, one_bit])
 # %% name="compressed-seen"
 def beside(plainly, compressed):
     warm = compressed.config.warmup_steps + 1
-    print("bytes as predicted:", dlojz.compare([plainly, compressed]).exact)
-    print("same losses in the warm-up:", compressed.losses[:warm] == plainly.losses[:warm])
-    print("same losses afterwards:", compressed.losses[warm:] == plainly.losses[warm:])
+    print("bytes as predicted: // octets comme prédit :", dlojz.compare([plainly, compressed]).exact)
+    same = compressed.losses[:warm] == plainly.losses[:warm]
+    print("same losses in the warm-up: // mêmes pertes pendant l’échauffement :", same)
+    print("same losses afterwards: // mêmes pertes ensuite :", compressed.losses[warm:] == plainly.losses[warm:])
 
 
 beside(plain, one_bit)
@@ -838,7 +842,7 @@ for step in range(40):
     with torch.no_grad():
         ratios = lamb_step(model, states)
     if step % 13 == 0:
-        print(f"step {step}: loss {loss.item():.2f}, c of each tensor: {[round(c, 2) for c in ratios]}")
+        print(f"step {step}: loss // pas {step} : perte", f"{loss.item():.2f}, c", [round(c, 2) for c in ratios])
 
 # %% [markdown] lang="fr"
 # Une fois la variance gelée, les c le seraient aussi : **1-bit LAMB** (Li et al., 2021) les corrige couche par couche,
@@ -853,7 +857,7 @@ for step in range(40):
 # %% name="run-lamb" tags=["nbval-ignore-output"]
 lamb = dlojz.run(config, optimizer="lamb", learning_rate=0.01)
 one_bit_lamb = dlojz.run(config, optimizer="one_bit_lamb", learning_rate=0.01)
-print(f"last loss: LAMB {lamb.losses[-1]:.2f}, 1-bit LAMB {one_bit_lamb.losses[-1]:.2f}")
+print("last loss: // dernière perte :", f"LAMB {lamb.losses[-1]:.2f}, 1-bit LAMB {one_bit_lamb.losses[-1]:.2f}")
 
 # %% name="lamb-seen"
 beside(lamb, one_bit_lamb)
@@ -939,7 +943,7 @@ lab.predict(
 
 # %% name="fused-bytes"
 separate, fused = update_traffic(ADAM, ADAM_STATES)
-print(f"{separate} bytes per parameter operation by operation, {fused} in one kernel")
+print("bytes per parameter: // octets par paramètre :", separate, "fused: // fusionné :", fused)
 
 # %% [markdown] lang="fr"
 # La mesure, à tour de rôle, sur un tenseur de 16 Mio, trop grand pour les caches (attendez-vous à 2–4) :
@@ -972,7 +976,7 @@ def seconds(act):
 
 rounds = [(seconds(by_operation), seconds(fused_adam.step)) for _ in range(20)][2:]
 apart_ms, fused_ms = (1e3 * statistics.median(one[place] for one in rounds) for place in (0, 1))
-print(f"operation by operation {apart_ms:.1f} ms, fused {fused_ms:.1f} ms")
+print("operation by operation, fused: // opération par opération, fusionné :", f"{apart_ms:.1f} ms, {fused_ms:.1f} ms")
 
 # %% name="reveal-fused" tags=["nbval-ignore-output"]
 lab.reveal("fused-gain", statistics.median(apart / fused for apart, fused in rounds))
@@ -1011,7 +1015,8 @@ def one_step(form):
 rounds = [{form: one_step(form) for form in decoders} for _ in range(12)][2:]
 share = statistics.median(one["for_loop"][1] / sum(one["for_loop"]) for one in rounds)
 gain = statistics.median(one["for_loop"][1] / one["fused"][1] for one in rounds)
-print(f"for_loop: the update is {share:.2f} of the step; fused, the update alone is {gain:.1f} times as fast")
+print("for_loop: update / step // for_loop : mise à jour / pas", f"{share:.2f}")
+print("fused update: // mise à jour fusionnée :", f"× {gain:.1f}")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** D’après `share` et `gain`, combien de fois plus vite le pas **entier** va-t-il avec `fused` ?
@@ -1100,7 +1105,7 @@ lab.check("update-in-backward", update_in_backward)
 
 # %% name="sizes"
 sizes = sorted((parameter.numel() for parameter in models.build("gpt_tiny").parameters()), reverse=True)
-print(f"{sum(sizes)} parameters; the largest tensors: {sizes[:5]}")
+print("parameters; the largest tensors: // paramètres ; les plus grands tenseurs :", sum(sizes), sizes[:5])
 
 # %% name="predict-at-once" stub="value"
 lab.predict(
@@ -1141,7 +1146,7 @@ decoders["in backward"] = models.build("gpt_tiny")
 update_in_backward(decoders["in backward"], lambda tensors: torch.optim.AdamW(tensors, foreach=False))
 rounds = [{form: sum(one_step(form)) for form in decoders} for _ in range(12)][2:]
 for form in decoders:
-    print(f"{form}: {statistics.median(one['for_loop'] / one[form] for one in rounds):.2f} times the rate of for_loop")
+    print(f"{form}: // {form} :", f"for_loop × {statistics.median(one['for_loop'] / one[form] for one in rounds):.2f}")
 
 # %% [markdown] lang="fr"
 # ## 9. Ne presque plus envoyer : Local SGD et DiLoCo

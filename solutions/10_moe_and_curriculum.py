@@ -385,8 +385,8 @@ torch.manual_seed(0)
 layers = {"mixture": Mixture(256), "small": dense(256, 4 * 256), "large": dense(256, 8 * 4 * 256)}
 x = torch.randn(1024, 256)
 rounds = [{name: seconds(layer, x) for name, layer in layers.items()} for _ in range(10)][2:]
-for name in layers:
-    print(f"{name}: {1024 / statistics.median(one[name] for one in rounds):,.0f} tokens/s")
+for name, shown in zip(layers, ("mixture // mélange", "small // petite", "large // grande"), strict=True):
+    print(f"{shown}: {1024 / statistics.median(one[name] for one in rounds):,.0f} tokens/s")
 
 # %% name="reveal-rate-small" tags=["nbval-ignore-output"]
 lab.reveal("rate-same-computation", statistics.median(one["small"] / one["mixture"] for one in rounds))
@@ -502,7 +502,8 @@ figures.loads({weight: loads for weight, (loads, _) in trained.items()})
 print({weight: f"{dropped:.0%}" for weight, (_, dropped) in trained.items()})
 
 # %% name="balance-helps"
-print("fewer dropped with the balance loss:", trained[0.1][1] < trained[0.0][1])
+fewer = trained[0.1][1] < trained[0.0][1]
+print("fewer dropped with the balance loss: // moins d’abandons avec la perte d’équilibrage :", fewer)
 
 # %% [markdown] lang="fr"
 # Le poids de cette perte est un compromis : trop fort, il empêche le routeur de choisir selon le texte. L’usage est de
@@ -851,16 +852,16 @@ tensor_run_figures.counted([shared_out, deepspeed_run], group="ep")
 # divided? And with DeepSpeed? To 10⁻²?
 
 # %% name="experts-seen"
-print("bytes as predicted:", dlojz.compare([shared_out, deepspeed_run]).exact)
+print("bytes as predicted: // octets comme prédit :", dlojz.compare([shared_out, deepspeed_run]).exact)
 
 
 def apart(run):
     return max(abs(a - b) for a, b in zip(everywhere.losses, run.losses, strict=True))
 
 
-print("divided, to 1e-6:", apart(shared_out) < 1e-6)
-print("DeepSpeed, to 1e-6:", apart(deepspeed_run) < 1e-6)
-print("DeepSpeed, to 1e-2:", apart(deepspeed_run) < 1e-2)
+print("divided, to 1e-6: // répartis, à 1e-6 près :", apart(shared_out) < 1e-6)
+print("DeepSpeed, to 1e-6: // DeepSpeed, à 1e-6 près :", apart(deepspeed_run) < 1e-6)
+print("DeepSpeed, to 1e-2: // DeepSpeed, à 1e-2 près :", apart(deepspeed_run) < 1e-2)
 
 # %% [markdown] lang="fr"
 # Avec `ep`, le calcul ne change pas. DeepSpeed, quand un expert est plein, n’abandonne pas les mêmes tokens que nous ;
@@ -907,7 +908,7 @@ narrow = lambda rows: torch.relu(rows @ up) @ down  # noqa: E731
 message, rows = torch.zeros(2**20), torch.randn(4, 2 * 160, 512)
 rate = message.nbytes / 2 / seconds(lambda: dist.all_to_all_single(torch.empty_like(message), message))
 experts_s = seconds(lambda: narrow(rows))
-print(f"all-to-all: {rate / 1e6:.0f} MB/s sent; experts: {1e3 * experts_s:.2f} ms")
+print(f"all-to-all: {rate / 1e6:.0f}", "MB/s sent; // Mo/s envoyés ;", f"experts: {1e3 * experts_s:.2f} ms")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** En passe **avant** (deux *all-to-all*), quelle part du temps est consacrée à l’échange ?
@@ -951,7 +952,7 @@ for _ in range(21):
     through_experts(buffer, watched)
     shares.append(1 - inside[-1] / (time.perf_counter() - start))
 share = statistics.median(shares)
-print(f"{share:.0%} of the time outside the experts")
+print(f"{share:.0%} of the time outside the experts // {share:.0%} du temps hors des experts")
 
 # %% name="reveal-exchange-share" tags=["nbval-ignore-output"]
 lab.reveal("exchange-share", ranks["share"][0])
@@ -1010,7 +1011,7 @@ def dropless(to_0, tokens=512):
 
 ratios = [dropless(384) / dropless(256) for _ in range(21)]
 unequal = statistics.median(ratios[1:])
-print(f"{unequal:.2f} times as long")
+print(f"{unequal:.2f} times as long // {unequal:.2f} fois plus long")
 
 # %% name="reveal-unequal" tags=["nbval-ignore-output"]
 lab.reveal("unequal-step", ranks["unequal"][0])
@@ -1182,7 +1183,7 @@ linear = train_lengths(lambda t: pace(t, 16, 128, 40, 1, 8))
 figures.curriculum({"without": without, "linear": linear})
 
 # %% name="more-steps"
-print(f"steps: {len(without)} without, {len(linear)} with the curriculum")
+print("steps without, with the curriculum: // pas sans, avec le curriculum :", len(without), len(linear))
 
 # %% [markdown] lang="fr"
 # Les pertes sont mesurées sur un texte jamais vu, en échantillons **entiers**. √v, racine du second moment d’Adam, est

@@ -87,7 +87,7 @@ def label_loss(model, x, y):
 
 
 teacher = train(new_model("vit_tiny", task, seed=0), label_loss, batches(120))
-print("accuracy > 95 %:", accuracy(teacher, task) > 0.95)
+print("accuracy > 95 %: // précision > 95 % :", accuracy(teacher, task) > 0.95)
 
 # %% [markdown] lang="fr"
 # ## 1. Distiller
@@ -216,12 +216,24 @@ arms = {
 }
 students = {name: train(new_model("vit_mini", task, seed=0), *arm) for name, arm in arms.items()}
 kept = {name: accuracy(student, task) / accuracy(teacher, task) for name, student in students.items()}
-for name, share in kept.items():
-    print(f"{name:<21}{share:.1%}")
+for name, share in zip(
+    (
+        "all labels // toutes les étiquettes",
+        "all labels + teacher // toutes + professeur",
+        "60 labels // 60 étiquettes",
+        "60 labels + teacher // 60 étiquettes + professeur",
+        "teacher alone // professeur seul",
+    ),
+    kept.values(),
+    strict=True,
+):
+    print(f"{name:<28}{share:.1%}")
 
 # %% name="students-seen"
-print("60 labels: the teacher brings > 5 points:", kept["60 labels + teacher"] > kept["60 labels"] + 0.05)
-print("all labels: the teacher brings > 5 points:", kept["all labels + teacher"] > kept["all labels"] + 0.05)
+brought = kept["60 labels + teacher"] > kept["60 labels"] + 0.05
+print("60 labels: the teacher brings > 5 points: // 60 étiquettes : le professeur apporte > 5 points :", brought)
+brought = kept["all labels + teacher"] > kept["all labels"] + 0.05
+print("all labels: the teacher brings > 5 points: // toutes : le professeur apporte > 5 points :", brought)
 
 # %% [markdown] lang="fr"
 # Avec toutes les étiquettes, la distillation n’ajoute presque rien ; quand elles manquent, elle change tout. DistilBERT
@@ -462,7 +474,8 @@ for bits in (8, 4):
     for name, (low, high) in {"whole": (float(x.min()), float(x.max())), "99 %": middle}.items():
         x_q, x_scale, zero_point = quantize_affine(x, low, high, bits)
         error[bits, name] = float((x_scale * (x_q.float() - zero_point) - x).square().mean())
-    print(f"{bits} bits: the whole range is better:", error[bits, "whole"] < error[bits, "99 %"])
+    better = error[bits, "whole"] < error[bits, "99 %"]
+    print(f"{bits} bits: the whole range is better: // {bits} bits : l’étendue entière est meilleure :", better)
 
 # %% [markdown] lang="fr"
 # À 4 bits, on gagne à sacrifier les extrêmes.
@@ -528,7 +541,8 @@ for bits, share in found.items():
 
 # %% name="post-training-seen"
 for bits in (8, 4, 2):
-    print(f"{bits} bits: less than 2 points lost:", found[bits] > accuracy(teacher, task) - 0.02)
+    near = found[bits] > accuracy(teacher, task) - 0.02
+    print(f"{bits} bits: less than 2 points lost: // {bits} bits : moins de 2 points perdus :", near)
 
 # %% [markdown] lang="fr"
 # À 2 bits, le modèle perd pied. La dérivée d’un arrondi est nulle presque partout ; pour entraîner à travers lui,
@@ -620,8 +634,9 @@ lab.check("aware-training", train_aware)
 aware = copy.deepcopy(teacher)
 train_aware(aware, names, batches(60), torch.optim.AdamW(aware.parameters(), lr=5e-4), bits=2)
 enough = 0.9 * accuracy(teacher, task)
-print("2 bits, no training: 9/10 of the accuracy kept:", found[2] > enough)
-print("2 bits, 60 steps of QAT: 9/10 of the accuracy kept:", accuracy(rounded(aware, 2), task) > enough)
+print("9/10 of the accuracy kept at 2 bits? // 9/10 de la précision gardés à 2 bits ?")
+print("no training: // sans entraînement :", found[2] > enough)
+print("60 steps of QAT: // 60 pas de QAT :", accuracy(rounded(aware, 2), task) > enough)
 
 # %% [markdown] lang="fr"
 # Seize fois moins de bits par poids, et presque tout est revenu.
@@ -718,11 +733,15 @@ def pruned(masks, steps):
 weights = [teacher.get_parameter(name).detach() for name in names]
 common, each = global_masks(weights, 0.8), [global_masks([weight], 0.8)[0] for weight in weights]
 spared = [*global_masks(weights[:-1], 0.8), torch.ones_like(weights[-1])]
-print(f"30 %, no training: {accuracy(pruned(global_masks(weights, 0.3), 0), task):.1%}")
-sparse = {"common": pruned(common, 60), "layer by layer": pruned(each, 60), "classifier dense": pruned(spared, 60)}
+print("30 %, no training: // 30 %, sans entraînement :", f"{accuracy(pruned(global_masks(weights, 0.3), 0), task):.1%}")
+sparse = {
+    "common // commun": pruned(common, 60),
+    "layer by layer // couche par couche": pruned(each, 60),
+    "classifier dense // classifieur dense": pruned(spared, 60),
+}
 for name, model in sparse.items():
     print(f"80 %, {name}: {accuracy(model, task):.1%}")
-print(f"kept of the classifier by the common threshold: {common[-1].mean():.1%}")
+print("kept of the classifier: // gardé du classifieur :", f"{common[-1].mean():.1%}")
 
 # %% [markdown] lang="fr"
 # Presque rien : ses poids sont petits par leur initialisation, non parce qu’ils sont inutiles. La magnitude ne dit
@@ -787,8 +806,8 @@ for width in (64, 48):
     share = zeros_for(4 * parameters(dense))
     large = pruned([global_masks([weight], share)[0] for weight in weights], 60)
     train(dense, label_loss, batches(180))
-    print(f"{4 * parameters(dense) / 1e6:.2f} MB: dense, width {width}: {accuracy(dense, task):.1%}", end="; ")
-    print(f"sparse, {share:.0%} of zeros: {accuracy(large, task):.1%}")
+    print(f"{4 * parameters(dense) / 1e6:.2f}", "MB; dense: // Mo ; dense :", f"{accuracy(dense, task):.1%}", end="; ")
+    print(f"sparse, {share:.0%} of zeros: // creux, {share:.0%} de zéros :", f"{accuracy(large, task):.1%}")
 
 # %% [markdown] lang="fr"
 # Ici, le petit modèle dense tient bon. **Expliquez** : pourquoi pas comme chez Zhu et Gupta ?
@@ -867,15 +886,15 @@ def from_start(seed, masks):
 start = dict(new_model("vit_mini", task, seed=0).named_parameters())
 masks = {name: torch.ones_like(weight) for name, weight in start.items() if name in names and weight.dim() == 2}
 trained = from_start(0, masks)
-print(f"whole network: {accuracy(trained, task):.1%}")
+print("whole network: // réseau entier :", f"{accuracy(trained, task):.1%}")
 for _ in range(2):
     after = dict(trained.named_parameters())
     masks = {name: next_ticket(start[name].data, after[name].data, mask, 0.6)[0] for name, mask in masks.items()}
     trained = from_start(0, masks)
-    print(f"ticket: {accuracy(trained, task):.1%}")
+    print("ticket: // ticket :", f"{accuracy(trained, task):.1%}")
 drawn = {name: mask.flatten()[torch.randperm(mask.numel())].view_as(mask) for name, mask in masks.items()}
-print(f"same mask, other weights: {accuracy(from_start(1000, masks), task):.1%}")
-print(f"same weights, random mask: {accuracy(from_start(0, drawn), task):.1%}")
+print("same mask, other weights: // même masque, autres poids :", f"{accuracy(from_start(1000, masks), task):.1%}")
+print("same weights, random mask: // mêmes poids, masque aléatoire :", f"{accuracy(from_start(0, drawn), task):.1%}")
 
 # %% [markdown] lang="fr"
 # Sur de plus grands modèles, il faut ramener les poids à leur valeur d’un des premiers pas (Frankle et al., 2020).
@@ -1008,7 +1027,7 @@ with torch.inference_mode():
     begin(llama)
     pieces = [llama(piece) for piece in prompt.split([200] + 56 * [1], 1)]
 caches = [block.sequence.cache for block in llama.blocks[1:-1]]
-print("same logits:", torch.allclose(torch.cat(pieces, 1), whole, atol=1e-4))
+print("same logits: // mêmes logits :", torch.allclose(torch.cat(pieces, 1), whole, atol=1e-4))
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** 6 blocs, largeur 768, 12 têtes pour les requêtes, 4 pour les clés et les valeurs, en fp32 :
@@ -1031,12 +1050,12 @@ lab.reveal("kv-bytes", sum(tensor.nbytes for cache in caches for tensor in cache
 
 # %% [markdown] lang="fr"
 # Sans groupes de requêtes, ce serait le triple. Passons aux secondes. Deux débits de la machine suffisent : les FLOP
-# par seconde d’un produit de matrices, et les octets lus par seconde d’une matrice que multiplie un vecteur. La cellule
+# par seconde d’un produit de matrices, et les octets lus par seconde de matrices que multiplie un vecteur. La cellule
 # mesure aussi le modèle, à tour de rôle, sans le montrer.
 
 # %% [markdown] lang="en"
 # Without grouped queries it would be three times as much. Now for the seconds. Two rates of the machine are enough: the
-# FLOP per second of a product of matrices, and the bytes read per second of a matrix that multiplies a vector. The cell
+# FLOP per second of a product of matrices, and the bytes read per second of matrices that multiply a vector. The cell
 # also measures the model, in the same turns, and does not show it yet.
 
 # %% name="rates" tags=["nbval-ignore-output"]
@@ -1049,32 +1068,33 @@ def prefill():
     llama(prompt)
 
 
-wide, large = torch.randn(2048, 768), torch.randn(20_000, 2048)
+wide, read = torch.randn(2048, 768), [torch.randn(2048, 768) for _ in range(26)]
 works = {
     "product": lambda: F.linear(torch.ones(256, 768), wide),
-    "reading": lambda: F.linear(torch.ones(1, 2048), large),
+    "reading": lambda: [F.linear(torch.ones(1, 768), matrix) for matrix in read],
     "prefill": prefill,
     "decode": lambda: llama(prompt[:, :1]),
     "no cache": lambda: uncached(prompt),
 }
 taken_s = dict(zip(works, seconds(*works.values(), rounds=5), strict=True))
 flop_per_s = 2 * 256 * wide.numel() / taken_s["product"]
-bytes_per_s = large.nbytes / taken_s["reading"]
-print(f"{bytes_per_s / 1e9:.1f} GB/s, {flop_per_s / 1e9:.0f} GFLOP/s, {flop_per_s / bytes_per_s:.1f} FLOP per byte")
+bytes_per_s = sum(matrix.nbytes for matrix in read) / taken_s["reading"]
+print(f"{bytes_per_s / 1e9:.1f}", "GB/s, // Go/s,", f"{flop_per_s / 1e9:.0f} GFLOP/s,", end=" ")
+print(f"{flop_per_s / bytes_per_s:.1f}", "FLOP per byte // FLOP par octet")
 
 # %% [markdown] lang="fr"
 # **Vos prédictions.** Un token demande environ 2 FLOP par paramètre. Un decode lit tous les poids pour un seul token :
 # 2 FLOP pour 4 octets. Comparez aux FLOP de la machine par octet lu : lequel, du prefill ou du decode, est limité par
 # le calcul (*compute-bound*), lequel par la mémoire (*memory-bound*) ? Combien de tokens par seconde en prefill de 256
 # tokens, en decode d’une séquence ? Sans cache, où chaque token recalcule les 256 précédents, combien de fois plus de
-# temps ? Ce sont des plafonds : attendez-vous à 40 à 100 %, moins si la machine est occupée.
+# temps ? Ce sont des plafonds : attendez-vous à 60 à 100 %, moins si la machine est occupée.
 
 # %% [markdown] lang="en"
 # **Your predictions.** A token takes about 2 FLOP per parameter. A decode reads all weights for one single token: 2
 # FLOP for 4 bytes. Compare with the machine's FLOP per byte read: which one, prefill or decode, is limited by
 # computation (compute-bound), which by memory (memory-bound)? How many tokens per second in a prefill of 256 tokens, in
 # a decode of one sequence? Without a cache, where each token computes the 256 before it again, how many times as long?
-# These rates are ceilings: expect 40 to 100% of them, less on a busy machine.
+# These rates are ceilings: expect 60 to 100% of them, less on a busy machine.
 
 # %% name="predict-prefill" stub="value" tags=["nbval-ignore-output"]
 lab.predict(
@@ -1118,7 +1138,8 @@ for sequences in (1, 4, 16, 64):
     token = torch.randint(256, (sequences, 1))
     begin(llama)
     (step_s,) = seconds(lambda token=token: llama(token), rounds=5)
-    print(f"{sequences:>3} sequences: {sequences / step_s:6.0f} tokens/s, {1e3 * step_s:5.0f} ms per token")
+    rate = f"{sequences / step_s:6.0f} tokens/s, {1e3 * step_s:5.0f} ms/token"
+    print(f"{sequences:>3} sequences: // {sequences:>3} séquences :", rate)
 
 # %% [markdown] lang="fr"
 # **Expliquez.** Pourquoi le débit croît-il, et pourquoi pas sans fin ? Que gagnerait-on avec des poids en INT8 ?
@@ -1218,12 +1239,12 @@ def accuracy_negative(model):
     return float(right.float().mean())
 
 
-print(f"before: {accuracy_negative(teacher):.1%}")
+print("before: // avant :", f"{accuracy_negative(teacher):.1%}")
 some = with_lora(teacher, 4, ("qkv", "attention_project", "mlp_expand", "mlp_project"))
 for name, model, rate in (("full", copy.deepcopy(teacher), 1e-3), ("LoRA", some, 5e-3)):
     train(model, label_loss, batches(60, negative(images)), rate)
     learnt = sum(one.numel() for one in model.parameters() if one.requires_grad)
-    print(f"{name}: {accuracy_negative(model):.1%}, {learnt} parameters trained")
+    print(f"{name}: {accuracy_negative(model):.1%},", learnt, "parameters trained // paramètres entraînés")
 
 # %% [markdown] lang="fr"
 # **Vos prédictions**, pour un Llama plus petit, en fp32, et LoRA de rang 8 sur les requêtes et les valeurs, comme dans
@@ -1250,7 +1271,7 @@ small = Llama(size, sequence_length=128, vocabulary_size=256)
 adapted = with_lora(small, 8, ("query", "value"))
 model_parameters = parameters(small)
 lora_parameters = parameters(adapted) - model_parameters
-print("frozen:", model_parameters, "| trained:", lora_parameters)
+print("frozen: // gelés :", model_parameters, "| trained: // | entraînés :", lora_parameters)
 
 # %% name="predict-lora-bytes" stub="value"
 lab.predict(
@@ -1447,7 +1468,8 @@ before, after = ((two_of_four(one) * one.abs()).sum() / one.abs().sum() for one 
 permute_query_key(moved.get_submodule("blocks.2"), 0, torch.randperm(32))  # one head // une tête
 with torch.inference_mode():
     apart = (moved(images[:64]) - teacher(images[:64])).abs().max()
-print("2:4 keeps more:", bool(after > before), "| same output:", bool(apart < 1e-4))
+print("2:4 keeps more: // 2:4 garde davantage :", bool(after > before))
+print("same output: // même sortie :", bool(apart < 1e-4))
 
 # %% [markdown] lang="fr"
 # De même pour les colonnes de Q et de K, dans le même ordre (`permute_query_key`). Toutes les méthodes du paquet

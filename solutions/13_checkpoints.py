@@ -107,7 +107,7 @@ class Training:
 
 
 whole = Training(seed=0).run(80)
-print(f"loss of step 1: {whole[0]:.2f}, of step 80: {whole[-1]:.2f}")
+print("loss of steps 1 and 80: // perte aux pas 1 et 80 :", f"{whole[0]:.2f}, {whole[-1]:.2f}")
 
 # %% [markdown] lang="fr"
 # ### Exercice 1 — reprendre à l’identique
@@ -177,7 +177,7 @@ lab.check("resume-exactly", stop_and_resume)
 resumed, stopped = Training(seed=1), Training(seed=0)
 stopped.run(40)
 stop_and_resume(stopped, resumed, kept / "state.pt")
-print("the same losses, to the bit:", resumed.run(40) == whole[40:])
+print("the same losses, to the bit: // les mêmes pertes, au bit près :", resumed.run(40) == whole[40:])
 
 # %% [markdown] lang="fr"
 # **Et si l’on oublie une partie ?** Devinez d’abord laquelle fait le plus de dégâts, et laquelle ne se voit presque
@@ -195,7 +195,8 @@ for part in state:
     one = Training(seed=1)
     resume(one, {**state, part: blank[part]})
     gaps = [abs(own - right) for own, right in zip(one.run(40), whole[40:], strict=True)]
-    print(f"without {part:<10} first step {gaps[0]:.2f}, largest {max(gaps):.2f}")
+    gap = f"{gaps[0]:.2f}, {max(gaps):.2f}"
+    print(f"without {part:<10} first step, largest: // sans {part:<10} premier pas, maximum :", gap)
 
 # %% [markdown] lang="fr"
 # Des poids oubliés sautent aux yeux. Le reste se voit à peine au premier pas : sans les moments ni le calendrier, la
@@ -270,7 +271,7 @@ writer = HuggingFaceStorageWriter(kept / "safetensors", save_distributed=True)
 written = dcp.save(by_name(weights, moments), storage_writer=writer)
 written = dcp.save({"weights": weights, "optimizer": moments}, checkpoint_id=kept / "dcp")
 share = by_name(weights, moments)["exp_avg.0.weight"]
-print(f"whole {tuple(share.shape)}, here {tuple(share.to_local().shape)}")
+print("whole, here: // entier, ici :", tuple(share.shape), tuple(share.to_local().shape))
 losses = train(model, optimizer, range(5, 10))
 
 # %% [markdown] lang="fr"
@@ -297,7 +298,7 @@ weights, moments = get_state_dict(model, optimizer)
 dcp.load(by_name(weights, moments), storage_reader=HuggingFaceStorageReader(kept / "safetensors"))
 set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
 losses = train(model, optimizer, range(5, 10))
-print("the same losses:", torch.allclose(torch.tensor(losses), torch.tensor(expected), rtol=1e-5))
+print("the same losses: // les mêmes pertes :", torch.allclose(torch.tensor(losses), torch.tensor(expected), rtol=1e-5))
 
 # %% [markdown] lang="fr"
 # Trois rangs continuent donc ce que deux ont commencé : les pertes sont égales, à l’ordre des additions près (on ne
@@ -371,7 +372,7 @@ def write_raw(content):
 
 content = random.Random(0).randbytes(2**24)
 bandwidth = 2**24 / median(seconds(lambda: write_raw(content)) for _ in range(5))
-print(f"{bandwidth / 1e6:.0f} MB/s")
+print(f"{bandwidth / 1e6:.0f} MB/s // {bandwidth / 1e6:.0f} Mo/s")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction** : combien de secondes prend l’enregistrement des poids et des deux moments ? Partez de
@@ -482,7 +483,7 @@ buffers = {name: torch.ones_like(tensor) for name, tensor in state.items()}
 train_step()  # so that no cache holds the tensors // pour qu’aucun cache ne contienne les tenseurs
 copies = [seconds(lambda name=name, one=one: buffers[name].copy_(one)) for name, one in list(state.items())[:6]]
 copy_bandwidth = 2**22 / median(copies)
-print(f"{copy_bandwidth / 1e9:.1f} GB/s")
+print(f"{copy_bandwidth / 1e9:.1f} GB/s // {copy_bandwidth / 1e9:.1f} Go/s")
 
 # %% name="predict-stall" tags=["nbval-ignore-output"] stub="value"
 lab.predict(
@@ -499,7 +500,7 @@ for _ in range(5):
     stalls.append(seconds(lambda: threads.append(save_in_background(state, buffers, write))))
     threads[-1].join()
 lab.reveal("stall-seconds", median(stalls))
-print(f"synchronous {median(saves):.3f} s, asynchronous {median(stalls):.3f} s")
+print("synchronous, asynchronous: // synchrone, asynchrone :", f"{median(saves):.3f} s, {median(stalls):.3f} s")
 
 # %% [markdown] lang="fr"
 # Et l’entraînement entier ? Huit pas, deux enregistrements, des trois façons, à tour de rôle.
@@ -517,8 +518,8 @@ def eight_steps(save):
         thread.join()
 
 
-ways = {"none": lambda: None, "synchronous": lambda: write(state)}
-ways["asynchronous"] = lambda: threads.append(save_in_background(state, buffers, write))
+ways = {"none // aucun": lambda: None, "synchronous // synchrone": lambda: write(state)}
+ways["asynchronous // asynchrone"] = lambda: threads.append(save_in_background(state, buffers, write))
 took = {name: [] for name in ways}
 for _ in range(3):
     for name, save in ways.items():
@@ -610,7 +611,7 @@ def lost_share(interval_s, save_s):
 
 chosen = best_interval(60, failure_s)[0]
 for interval_s in (300, 600, chosen, 2400, 4800):
-    print(f"every {interval_s:4.0f} s: {lost_share(interval_s, 60):.1%} of the time lost")
+    print(f"{interval_s:4.0f} s: {lost_share(interval_s, 60):.1%}", "of the time lost // du temps perdu")
 lab.reveal("lost-share", lost_share(chosen, 60))
 
 # %% [markdown] lang="fr"
@@ -623,7 +624,7 @@ lab.reveal("lost-share", lost_share(chosen, 60))
 
 # %% name="asynchronous-interval"
 shorter, predicted = best_interval(5, failure_s)
-print(f"every {shorter:.0f} s: {predicted:.1%} predicted, {lost_share(shorter, 5):.1%} simulated")
+print(f"{shorter:.0f} s: {predicted:.1%}, {lost_share(shorter, 5):.1%}", "(predicted, simulated) // (prédit, simulé)")
 
 # %% [markdown] lang="fr"
 # ## 6. Les formats
@@ -677,7 +678,7 @@ for name, path in folders.items():
     print(name)
     for file in sorted(path.rglob("*")):
         if file.is_file():
-            print(f"{file.stat().st_size:>12,} B  {file.relative_to(path)}")
+            print(f"{file.stat().st_size:>12}  {file.relative_to(path)}")
 
 # %% [markdown] lang="fr"
 # DeepSpeed écrit les états là où ZeRO-2 les garde : chaque rang, sa part de l’optimiseur et de la copie maître ; le
@@ -756,7 +757,8 @@ def flip_a_bit(path):
 write(state)
 flip_a_bit(kept / "wide.safetensors")
 wrong = load_file(kept / "wide.safetensors")
-print("loaded without a word; wrong tensors:", sum(not torch.equal(wrong[name], state[name]) for name in state))
+mistaken = sum(not torch.equal(wrong[name], state[name]) for name in state)
+print("loaded without a word; wrong tensors: // chargé sans un mot ; tenseurs faux :", mistaken)
 
 # %% [markdown] lang="fr"
 # Ni *safetensors*, ni DCP, ni DeepSpeed ne vérifient ce qu’ils lisent. (L’archive zip d’un `.pt` contient bien une
@@ -821,8 +823,9 @@ lab.check("sealed-folder", sealed)
 
 # %% name="sealed-shards"
 shards = kept / "safetensors"
-print("intact:", sealed(shards, lambda folder: None))
-print("after one flipped bit:", sealed(shards, lambda folder: flip_a_bit(sorted(folder.glob("*.safetensors"))[1])))
+print("intact: // intact :", sealed(shards, lambda folder: None))
+flipped = sealed(shards, lambda folder: flip_a_bit(sorted(folder.glob("*.safetensors"))[1]))
+print("after one flipped bit: // après un bit inversé :", flipped)
 
 # %% [markdown] lang="fr"
 # Les exécutions de dlojz font tout cela : *safetensors*, un manifeste avec les sha256, `COMMIT` en dernier, et

@@ -71,7 +71,7 @@ dist.destroy_process_group()
 sys.exit(3 if total.item() != 3.0 else 4 if mean.item() != 1.0 else 0)
 """
 ADDED = 4
-"""Exit code of a rank whose gloo adds where it is asked for a mean: torch 2.8, among others (pytorch#162338)."""
+"""Exit code of a rank whose gloo adds where it is asked for a mean: torch 2.8, among others (pytorch, issue 162338)."""
 
 
 @dataclass(frozen=True)

@@ -181,10 +181,12 @@ def write_training_script(given: Given, answer: Answer) -> None:
     start += f" -- {' '.join(options)}" if options else ""
     todo = path.read_text(encoding="utf-8").count("# TODO")
     judge = f"dlojz labs judge {lab} {name}"
+    places = say(en=f"{todo} places marked TODO", fr=f"endroits marqués TODO : {todo}")
+    edit = say(en=f"edit it ({places}), then ", fr=f"éditez-le ({places}), puis ")
     answer(
         say(
-            en=f"{path}\nNext: edit it ({todo} places marked TODO), then {start}\nDone? {judge}",
-            fr=f"{path}\nEnsuite : éditez-le (endroits marqués TODO : {todo}), puis {start}\nTerminé ? {judge}",
+            en=f"{path}\nNext: {edit if todo else ''}{start}\nDone? {judge}",
+            fr=f"{path}\nEnsuite : {edit if todo else ''}{start}\nTerminé ? {judge}",
         )
     )
 

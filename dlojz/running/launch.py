@@ -189,7 +189,11 @@ def replayed_run(config: RunConfig, root: str | os.PathLike[str] | None = None) 
 def _marked(record: RunRecord, run_id: str) -> RunRecord:
     """Rename the record after its new folder, and say what it is a replay of."""
     where = record.environment.get("device") or f"CPU, {record.environment.get('cores', '?')} cores"
-    told = f"{record.run_id}, measured {record.started_utc[:10]} on {where}, shipped with dlojz"
+    day = record.started_utc[:10]
+    told = say(
+        en=f"{record.run_id}, measured {day} on {where}, shipped with dlojz",
+        fr=f"{record.run_id}, mesurée le {day} sur {where}, livrée avec dlojz",
+    )
     return record.model_copy(update={"run_id": run_id, "environment": {**record.environment, REPLAYED_FROM: told}})
 
 

@@ -21,6 +21,7 @@ from dlojz.base.table import Table, Tabular, facts, titles
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware.clusters import NAME_PATTERN, Machine, Qos, choose, machine_files
 from dlojz.hardware.clusters import machine as named
+from dlojz.hardware.constants import title_words
 
 ACCOUNT_VARIABLE = "DLOJZ_ACCOUNT"
 LONGEST_WARNING_S = 120
@@ -251,7 +252,7 @@ class Preview(Tabular):
             "charge",
         )
         values = (
-            f"{site.name}: {site.title}",
+            f"{site.name}: {title_words(site.title)}",
             self.config.title,
             say(
                 en=f"{asked.nodes} node{'s' if asked.nodes > 1 else ''} × {asked.ranks_per_node} ranks "

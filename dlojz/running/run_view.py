@@ -284,9 +284,8 @@ def _speed(view: RunView) -> str:
     if view.samples_per_s is None:
         return format_seconds(view.step_s)
     rate = f"{view.samples_per_s:.0f}"
-    return say(
-        en=f"{format_seconds(view.step_s)}, {rate} samples/s", fr=f"{format_seconds(view.step_s)}, {rate} exemples/s"
-    )
+    step = format_seconds(view.step_s)
+    return say(en=f"{step}, {rate} samples/s", fr=f"{step}, {rate} échantillons/s")
 
 
 def _bar_html(view: RunView) -> str:

@@ -139,4 +139,4 @@ def test_in_french() -> None:
     use_language("fr")
     told = run_text(replace(VIEW, state="queued", waiting="il attend", remaining_s=None))
     assert "en attente" in told and "attente  il attend" in told and "travail  12 on local" in told
-    assert "rang 0" in told and "exemples/s" in told
+    assert "rang 0" in told and "échantillons/s" in told

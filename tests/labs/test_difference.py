@@ -25,7 +25,7 @@ ROOT = Path(dlojz.__file__).parent.parent
 STUDENT = ROOT / "notebooks" / "en" / "01_big_models.ipynb"
 SOLUTION = ROOT / "solutions" / "en" / "01_big_models.ipynb"
 STUB = """\
-    # TODO: write this part, then run the cell: lab.check("attention", …) answers at once.
+    # TODO: write this part, then run the cell.
     raise labs.NotDone("attention")"""
 HOSTILE = '    return "<img src=x onerror=alert(1)>\u202e"'
 

@@ -11,7 +11,7 @@ import dlojz
 from dlojz.base.errors import LabError
 from dlojz.base.language import LANGUAGES, Language
 from dlojz.cli.main import main
-from dlojz.labs.kit.source import ProseCells, read_source
+from dlojz.labs.kit.source import ProseCells, in_language, read_source
 from dlojz.labs.script.growing_script import LAST, parts_of_script, script_of, write_script
 
 LABS = range(LAST + 1)
@@ -30,8 +30,9 @@ def test_every_script_can_be_read_and_leaves_to_do_what_its_lab_adds(lab: int, l
         return
     before = {line.strip() for line in script_of(lab - 1, language).splitlines()}
     parts = [part for part in parts_of_script() if part.first == lab]
-    given = {line.partition("  #")[0].strip() for part in parts if part.given for line in part.lines}
-    typed = [line for part in parts if not part.given for line in part.lines if line.strip()]
+    lines = [(part.given, in_language(line, language)) for part in parts for line in part.lines]
+    given = {line.partition("  #")[0].strip() for is_given, line in lines if is_given}
+    typed = [line for is_given, line in lines if not is_given and line.strip()]
     there = {line.partition("  #")[0].strip() for line in begun.splitlines()}
     assert given <= there and 1 <= len(typed) <= 15
     assert not ({line.strip() for line in typed} - before - given) & there, lab

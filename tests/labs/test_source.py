@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dlojz.base.errors import LabError
-from dlojz.labs.kit.source import compose, read_source
+from dlojz.labs.kit.source import compose, in_language, read_source
 
 GOOD = """\
 # %% [markdown] lang="fr"
@@ -60,7 +60,7 @@ def test_the_student_gets_a_stub_and_all_else_as_it_is(tmp_path: Path) -> None:
     source = read_source(write(tmp_path, GOOD))
     solution, student = (compose(source, "en", student=student) for student in (False, True))
     assert [cell.id for cell in solution.cells] == [cell.id for cell in student.cells]
-    assert 'lab.check("half"' in student.cells[1].source
+    assert 'raise labs.NotDone("half")' in student.cells[1].source
     assert 'raise labs.NotDone("half")' in student.cells[1].source
     assert "return number" not in student.cells[1].source
     assert student.cells[3].source == "print(\n    ...,  # TODO: your figure in place of the dots\n)"
@@ -139,6 +139,21 @@ def test_french_numbers_keep_their_thousands_and_units(given: str, expected: str
     from dlojz.labs.kit.source import french_spaces
 
     assert french_spaces(given).replace("\u202f", "_") == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "english", "french"),
+    [
+        ('print("the same: // égal :", same)', 'print("the same:", same)', 'print("égal :", same)'),
+        ('f"{a // b} of it // {a // b} de cela"', 'f"{a // b} of it"', 'f"{a // b} de cela"'),
+        ('f"{a // b} MB"; c = "." ; d // e ; "f"', 'f"{a // b} MB"; c = "." ; d // e ; "f"', None),
+        ('print("one // un ", end="")', 'print("one ", end="")', 'print("un ", end="")'),
+        ("x = 1  # why // pourquoi", "x = 1  # why", "x = 1  # pourquoi"),
+    ],
+)
+def test_a_text_that_a_cell_shows_is_in_the_reader_s_language(code: str, english: str, french: str | None) -> None:
+    assert in_language(code, "en") == english
+    assert in_language(code, "fr") == (french or english)
 
 
 def test_a_comment_in_code_is_in_the_reader_s_language(tmp_path: Path) -> None:

@@ -260,7 +260,8 @@ dont une cellule ou une vérification a besoin.
 
 Vous commencez ? Ouvrez [{first.heading("fr")}]({first.notebook}). En {half.days.fr}, faites \
 {listed(half.numbers, "fr")} ; en {two.days.fr}, ajoutez {listed(added, "fr")} ; les TP {listed(rest, "fr")} se \
-font dans l’ordre que l’on veut. Si l’attention vous est inconnue, faites d’abord le 01 : les autres TP s’en servent \
+font dans tout ordre que permet cette colonne. Si l’attention vous est inconnue, faites d’abord le 01 : les autres TP \
+s’en servent \
 sans la réexpliquer.
 
 ## Où en êtes-vous ?

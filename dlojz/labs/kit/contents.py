@@ -263,7 +263,7 @@ def in_order(language: Language) -> list[Term]:
     french = language == "fr"
 
     def place(one: Term) -> tuple[bool, str]:
-        plain = plainly(one.term[french])
+        plain = plainly(one.term[french].strip("*"))
         return plain[:1].isdigit(), plain
 
     return sorted(terms(), key=place)
@@ -318,7 +318,7 @@ def glossary_markdown(language: Language) -> list[str]:
     french = language == "fr"
     by_letter: dict[str, list[str]] = {}
     for one in in_order(language):
-        initial = plainly(one.term[french])[0].upper()
+        initial = plainly(one.term[french].strip("*"))[0].upper()
         name, other, entry = one.term[french], one.term[not french], entry_of(one.lab)
         called = f"**{name}**" if name == other else f"**{name}** (*{other}*)"
         line = f"- {called} — {one.meaning[french]} [{'TP' if french else 'lab'} {entry.number}]({entry.notebook})"

@@ -199,6 +199,8 @@ def show(verdict: Verdict) -> None:
 
 
 PRINTED_CHARACTERS = 600
+WELL = 0.6
+"""Share of a prediction's tolerance up to which it is called well predicted."""
 
 
 class Wrong(Exception):  # noqa: N818 - it is a verdict, not an error of the program
@@ -510,7 +512,16 @@ class Prediction:
                 if off < 1e-3
                 else say(en=f"{percent(off)} apart", fr=f"{percent(off)} d’écart")
             )
-            return Verdict("right", both + say(en=f"\n{gap}: well predicted.", fr=f"\n{gap} : bien prédit."))
+            if off <= WELL * self.tolerance:
+                return Verdict("right", both + say(en=f"\n{gap}: well predicted.", fr=f"\n{gap} : bien prédit."))
+            return Verdict(
+                "right",
+                both
+                + say(
+                    en=f"\n{gap}: within the {percent(self.tolerance)} that can be reached.",
+                    fr=f"\n{gap} : dans la marge admise ({percent(self.tolerance)}).",
+                ),
+            )
         times = max(predicted, value) / min(predicted, value) if min(predicted, value) > 0 else None
         if times is None:
             far = say(en="far apart", fr="très éloignés")
@@ -524,6 +535,7 @@ class Prediction:
             both
             + say(
                 en=f"\n{far}, where {within} can be reached: find out why before you read on.",
-                fr=f"\nL’écart : {far}, là où {within} est possible. Cherchez pourquoi avant de poursuivre.",
+                fr=f"\nL’écart : {far}, alors qu’on peut prédire à {within} près. Cherchez pourquoi avant de "
+                "poursuivre.",
             ),
         )

@@ -292,10 +292,17 @@ class Lab:
         label = say(en="Hint", fr="Indice")
         show(Verdict("note", f"{label} {index + 1}/{len(exercise.hints)} — {exercise.hints[index]}"))
 
-    def predict(self, prediction_id: str, value: object) -> None:
+    def predict(self, prediction_id: str, value: object, *more: object) -> None:
         """Write a figure down before it is computed or measured."""
         prediction = self._prediction(prediction_id)
         if prediction is None:
+            return
+        if more or (isinstance(value, str) and "," in value):
+            _tell(
+                "wrong",
+                en="A prediction is one number, with a decimal point and without quotes: 3.75, not 3,75.",
+                fr="Une prédiction est un seul nombre, avec un point décimal et sans guillemets : 3.75, et non 3,75.",
+            )
             return
         if value is ...:
             _tell(

@@ -61,8 +61,9 @@ class Standing:
         done, mark = len(self.exercises) - len(self.to_do), "✓" if self.is_finished else "·"
         exercises = f"{done} / {len(self.exercises)}" if self.exercises else say(en="not installed", fr="non installé")
         predictions = say(
-            en=f"{self.made} of {self.predictions} made, {self.good} good",
-            fr=f"{self.made} sur {self.predictions} faites, {self.good} bonnes",
+            en=f"{self.made} of {self.predictions} made, {self.good or 'none'} good",
+            fr=f"{self.made} sur {self.predictions} faites, "
+            f"{self.good or 'aucune'} bonne{'s' if self.good > 1 else ''}",
         )
         if not self.made:
             predictions = say(en=f"{self.predictions} to make", fr=f"{self.predictions} à faire")

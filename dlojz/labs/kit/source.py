@@ -2,8 +2,8 @@
 
 The source is jupytext py:percent. Prose cells carry `lang="fr"` or `lang="en"` and come in pairs. Code cells may carry
 `name="…"` (stable; required where there is a solution region), `tags=[…]`, and `stub="value"` where the solution is an
-expression rather than statements. A comment in code is written `# English // français`. The student notebook is the
-solution notebook with the solution regions cleared.
+expression rather than statements. A comment in code is written `# English // français`, and so is a text that a cell
+shows: `"English // français"`. The student notebook is the solution notebook with the solution regions cleared.
 
 A student's notebook is read as text, of bounded size; nothing of it is executed.
 """
@@ -28,11 +28,11 @@ _CELL_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 _METADATA = {"code": ("name", "tags", "stub"), "markdown": ("lang",)}
 _TAGS = ("nbval-ignore-output", "raises-exception")
 _STUBS = {
-    "code": '# TODO: write this part, then run the cell: lab.check("{id}", …) answers at once. // '
-    'TODO : écrivez cette partie, puis exécutez la cellule : lab.check("{id}", …) répond aussitôt.\n'
+    "code": "# TODO: write this part, then run the cell. // TODO : écrivez cette partie, puis exécutez la cellule.\n"
     'raise labs.NotDone("{id}")',
     "value": "...,  # TODO: your figure in place of the dots // TODO : votre nombre à la place des points",
 }
+_TEXT = re.compile(r'([fF]?)"((?:[^"\\\n]|\\.)*)"')
 _TWO_COMMENTS = re.compile(r"(?<![^\s])# (.+?) // (.+)$", re.MULTILINE)
 
 
@@ -182,8 +182,22 @@ def compose(source: LabSource, language: Language, *, student: bool) -> Any:
 
 
 def in_language(code: str, language: Language) -> str:
-    """Code whose comments `# English // français` are in one language; every other comment stays."""
-    return _TWO_COMMENTS.sub(r"# \2" if language == "fr" else r"# \1", code)
+    """Code whose comments `# English // français` and texts `"English // français"` are in one language."""
+    commented = _TWO_COMMENTS.sub(r"# \2" if language == "fr" else r"# \1", code)
+    return _TEXT.sub(lambda text: _text_in_language(text[1], text[2], language), commented)
+
+
+def _text_in_language(prefix: str, text: str, language: Language) -> str:
+    """One language of a literal; a ` // ` inside the braces of an f-string divides numbers."""
+    depth = 0
+    for place, sign in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(sign, 0) if prefix in ("f", "F") else 0
+        if depth == 0 and text.startswith(" // ", place):
+            before, after = text[:place], text[place + 4 :]
+            # Spaces at the ends of the literal are of both languages.
+            text = f"{before}{after[len(after.rstrip(' ')) :]}" if language == "en" else after
+            break
+    return f'{prefix}"{text}"'
 
 
 _VERBATIM = re.compile(r"(```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$]*\$)", re.DOTALL)

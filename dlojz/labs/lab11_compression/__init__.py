@@ -90,14 +90,14 @@ PREDICTIONS = (
         en="How many tokens per second does the decode of a single sequence give here?",
         fr="Combien de tokens par seconde le decode d’une seule séquence donne-t-il ici ?",
         kind="count",
-        tolerance=0.4,
+        tolerance=0.6,
     ),
     Prediction(
         id="cache-gain",
         en="How many times as long does a new token take without a cache, after 256 tokens?",
         fr="Sans cache, un nouveau token prend combien de fois plus de temps, après 256 tokens ?",
         kind="ratio",
-        tolerance=0.4,
+        tolerance=0.6,
     ),
     Prediction(
         id="lora-bytes",

@@ -80,9 +80,9 @@ def _check_printed(trial: Trial) -> None:
                     en=f"With {trial.title}, your script prints the loss {pair[0]} at step {step}, and {pair[1]} was "
                     "measured: add up the losses of a step's micro-batches, each divided by their number, and begin at "
                     "zero for the next step.",
-                    fr=f"Avec {trial.title}, votre script affiche la perte {pair[0]} au pas {step}, et {pair[1]} a été "
-                    "mesurée : additionnez les pertes des micro-batches d’un pas, chacune divisée par leur nombre, et "
-                    "repartez de zéro au pas suivant.",
+                    fr=f"Avec {trial.title}, votre script affiche la perte {pair[0]} au pas {step}, alors que la perte "
+                    f"mesurée est {pair[1]} : additionnez les pertes des micro-batches d’un pas, chacune divisée par "
+                    "leur nombre, et repartez de zéro au pas suivant.",
                 )
 
 
@@ -121,9 +121,10 @@ def _check_samples(one: Trial, many: Trial, replicas: int) -> None:
             en=f"With {many.title}, the ranks read {len(shares)} different shares of the samples, but replicas of the "
             f"model are there: {replicas}. Ranks that share one model read the same samples: give DistributedSampler "
             "the number of replicas, and the index of this one.",
-            fr=f"Avec {many.title}, les rangs lisent {len(shares)} parts différentes des échantillons, pour un nombre "
-            f"de répliques du modèle égal à {replicas}. Des rangs qui se partagent un modèle lisent les mêmes "
-            "échantillons : donnez à DistributedSampler le nombre de répliques, et l’indice de celle-ci.",
+            fr=f"Avec {many.title}, les rangs lisent {len(shares)} parts différentes des échantillons, mais le modèle "
+            f"a {'une seule réplique' if replicas == 1 else f'{replicas} répliques'}. Des rangs qui se partagent un "
+            "modèle lisent les mêmes échantillons : donnez à DistributedSampler le nombre de répliques, et l’indice de "
+            "celle-ci.",
         )
     pairs = itertools.combinations(shares, 2)
     if 0 < len(shares) < replicas or any(len(a & b) > SHARED_SAMPLES * len(a) for a, b in pairs):
@@ -422,6 +423,13 @@ def _pipeline(trials: ScriptTrials) -> None:
 def _tensor_parallel(trials: ScriptTrials) -> None:
     one, two = trials(1), trials.layout(6)
     _check_group(two)
+    if two.ranks[0].plain == one.ranks[0].held:
+        raise Wrong(
+            en=f"With {two.title}, no parameter is divided: call parallelize_module, with a plan whose names are those "
+            "of both layers of each MLP.",
+            fr=f"Avec {two.title}, aucun paramètre n’est découpé : appelez parallelize_module, avec un plan dont les "
+            "noms sont ceux des deux couches de chaque MLP.",
+        )
     _check_shards(
         one,
         two,
@@ -734,6 +742,7 @@ def judge_in_notebook(lab: Lab, script: str | Path, **where: Any) -> None:
         )
         return
     try:
+        print(path.resolve(), flush=True)
         verdict = judge_script(lab.number, path, lambda title: print(f"… {title}", flush=True), **where)
     except LabError as error:
         verdict = Verdict("wrong", str(error))

@@ -204,14 +204,15 @@ def _how_it_ended(path: Path, title: str, log: str, record: RunRecord | None) ->
     unknown = next((line for line in log.splitlines() if "error: unrecognized arguments:" in line), None)
     invalid = next((line for line in log.splitlines() if ": error: argument " in line), None)
     if unknown or invalid:
-        what = (unknown or invalid or "").partition("error: ")[2].strip()
+        what = (unknown or invalid or "").partition("error: ")[2].partition("arguments: ")[2] or invalid or ""
+        what = ", ".join(re.findall(r"--[a-z-]+", what)) or what.partition("error: ")[2].strip()
         return say(
             en=f"Your script does not take the options of this lab ({what}): add them to its ArgumentParser.",
             fr=f"Votre script n’accepte pas les options de ce TP ({what}) : ajoutez-les à son ArgumentParser.",
         )
     reason = record.reason.replace(OBSERVER.name, path.name).strip() if record is not None else ""
     own = re.findall(rf'File "[^"]*{re.escape(path.name)}", line (\d+)', log)
-    if own:
+    if own and f"line {own[-1]}" not in reason:
         reason += say(en=f" (line {own[-1]} of {path.name})", fr=f" (ligne {own[-1]} de {path.name})")
     if "Connection closed by peer" in reason:
         reason += say(
