@@ -52,7 +52,8 @@ def test_the_notebooks_are_those_of_their_sources() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_code_is_the_same_in_both_languages(folder: str, name: str) -> None:
     english, french = (read(folder, language, name) for language in LANGUAGES)
-    assert code(english) == code(french)
+    texts = re.compile(r'"(?:[^"\\\n]|\\.)*"')  # what cells show is in the reader's language
+    assert [texts.sub("", cell) for cell in code(english)] == [texts.sub("", cell) for cell in code(french)]
     assert [cell.id for cell in english.cells] == [cell.id for cell in french.cells]
     prose = [[cell.source for cell in notebook.cells if cell.cell_type == "markdown"] for notebook in (english, french)]
     assert all(one != other for one, other in zip(*prose, strict=True))
