@@ -589,7 +589,10 @@ def _label(axes: Axes) -> None:
     ticks = ticks[:: -(-len(ticks) // 8)] if ticks else ticks
     axes.set_xticks(ticks, [_short(format_bytes(tick)) for tick in ticks])
     low, high = axes.get_ylim()
-    digits = (1, 2, 3, 4, 5, 7) if high < 20 * low else (1, 2, 5) if high < 500 * low else (1,)
+    if high < 20 * low:  # few round numbers lie in between: without them the axis would look linear
+        low /= 2
+        axes.set_ylim(bottom=low)
+    digits = (1, 2, 3, 5, 7) if high < 40 * low else (1, 2, 5) if high < 500 * low else (1,)
     ticks_s = [
         tick for power in range(-9, 6) for digit in digits if low <= (tick := round(digit * 10.0**power, 9)) <= high
     ]
