@@ -71,6 +71,7 @@ class RunRow(Contract):
     strategy: str
     recognised: dict[str, str] = Field(default_factory=dict, description="of a script: what wraps its model, and so on")
     world_size: int
+    model_ranks: int = Field(1, description="ranks that divide one model: along the tensor and pipeline axes")
     global_batch: int | None = Field(description="samples per step; None where a script's are not known")
     status: str = Field(description="a final status, or queued or running")
     reason: str = Field("", description="why the run ended so; empty for a completed run")
@@ -390,6 +391,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
         strategy=layout.strategy,
         recognised=record.script_prediction.recognised if record and record.script_prediction else {},
         world_size=layout.world_size,
+        model_ranks=layout.tp * layout.pp,
         global_batch=_global_batch(config, measured),
         status=record.status if record else str(getattr(run, "state", "running")),
         reason=record.reason if record else "",

@@ -105,6 +105,17 @@ def test_another_training_is_no_prediction(make_record: MakeRecord, different: d
     assert row.serial_losses is None and row.samples_per_s.predicted is None
 
 
+def test_a_pipeline_is_judged_by_one_process_and_is_none(make_record: MakeRecord) -> None:
+    """Its ranks hold parts of one model, so that it has no replicas, as one process has none."""
+    serial = make_record(rate=50.0, **SINGLE)
+    pipeline = make_record(pp=2, **SINGLE | {"engine": "torch"})
+    row = compare([serial, pipeline]).rows[1]
+    assert (row.serial_losses, row.model_ranks) == (serial.losses, 2) and row.loss_gap is not None
+    assert row.samples_per_s.predicted is not None
+    assert 50 < row.samples_per_s.predicted < 100  # two ranks, less the bubble
+    assert compare([pipeline, make_record(**DDP)]).rows[1].serial_losses is None
+
+
 def test_a_shorter_serial_run_judges_the_steps_it_has(make_record: MakeRecord) -> None:
     serial = make_record(steps=3, **SINGLE)
     serial = serial.model_copy(update={"losses": serial.losses[:3]})

@@ -84,11 +84,6 @@ def status_label(status: str) -> str:
     }.get(status, status)
 
 
-def divides_the_model(row: RunRow) -> bool:
-    """Whether the ranks of a run hold parts of the model and no replicas."""
-    return row.world_size > 1 and row.strategy == "single"
-
-
 def grid(comparison: Comparison, compact: bool = False) -> ComparisonGrid:
     """Lay a comparison out as text; lines that no run has a figure for are left out.
 
@@ -97,7 +92,7 @@ def grid(comparison: Comparison, compact: bool = False) -> ComparisonGrid:
     """
     rows = comparison.rows
     speed = say(en="Speed (predicted: dp × one process)", fr="Vitesse (prédite : dp × un processus)")
-    if any(row.pipeline_s.measured is not None or divides_the_model(row) for row in rows):
+    if any(row.model_ranks > 1 for row in rows):
         speed = say(
             en="Speed (predicted: one process × ranks, less the bubble)",
             fr="Vitesse (prédite : un processus × rangs, moins la bulle)",

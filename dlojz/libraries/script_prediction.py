@@ -203,8 +203,9 @@ def _predicted(
     if not training.messages_known:
         notes.append(
             say(
-                en="a communication hook of its own sends the gradients: their bytes are counted, not predicted.",
-                fr="un hook de communication du script envoie les gradients : leurs octets sont comptés, pas prédits.",
+                en="a custom communication hook sends the gradients: their bytes are counted, not predicted.",
+                fr="un hook de communication propre au script envoie les gradients : leurs octets sont comptés, pas "
+                "prédits.",
             )
         )
     return ScriptPrediction(

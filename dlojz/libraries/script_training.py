@@ -159,7 +159,7 @@ class ScriptTraining:
         ranks: that divide the model, or under DDP that hold it whole.
         replicas: groups of such ranks, each with all shards (HSDP).
         reduce_bytes: of an element of a gradient that is sent.
-        messages_known: False where a hook of the script's own sends DDP's gradients.
+        messages_known: False where a custom hook sends DDP's gradients.
     """
 
     model: nn.Module

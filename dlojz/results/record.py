@@ -94,7 +94,7 @@ class ScriptPrediction(Contract):
     recognised: dict[str, str] = Field(default_factory=dict, description="what wraps the model, its batch, and so on")
     note: str = Field("", description="why something is not predicted; empty where all is")
     footprint: Footprint | None = Field(None, description="of rank 0; None where nothing is predicted")
-    messages_known: bool = Field(True, description="False where a hook of the script's own sends DDP's gradients")
+    messages_known: bool = Field(True, description="False where a custom hook sends DDP's gradients")
     other_ranks: tuple[Footprint, ...] = Field((), description="of the other ranks of a pipeline")
     at_peak: tuple[ModuleMemory, ...] = Field((), description="modules at the predicted peak")
     levers: tuple[ScriptLever, ...] = Field((), description="of a run that came near its limit")

@@ -216,6 +216,14 @@ def test_an_unknown_name_is_answered_with_the_closest(
     assert "did you mean 'g" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("typed", [(3, 75), ("3,75",)])
+def test_a_decimal_comma_is_answered_in_one_sentence(
+    lab: labs.Lab, typed: tuple[object, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.predict("gradient-bytes", *typed)
+    assert "3.75, not 3,75" in capsys.readouterr().out
+
+
 def test_nothing_is_revealed_before_a_prediction(lab: labs.Lab, capsys: pytest.CaptureFixture[str]) -> None:
     lab.reveal("gradient-bytes", 4096)
     assert "4096" not in capsys.readouterr().out.replace(",", "")

@@ -157,7 +157,7 @@ def test_what_is_not_predicted_is_said(recorded: Recorded) -> None:
 
 @pytest.mark.parametrize("hook", ["fp16", "own"])
 def test_messages_of_a_communication_hook(hook: str, recorded: Recorded) -> None:
-    """One of torch's is predicted to the byte; what one of the script's own sends is only counted."""
+    """One of torch's is predicted to the byte; what a custom one sends is only counted."""
     record = recorded(f"--wrap ddp --hook {hook}")
     row, told, measured = dlojz.compare(record).rows[0], predicted(record), record.footprint()
     assert measured is not None
@@ -165,7 +165,7 @@ def test_messages_of_a_communication_hook(hook: str, recorded: Recorded) -> None
     assert measured.traffic("all_reduce") == each_bytes * measured.parameters
     assert told.recognised["communication hook"] == {"fp16": "fp16_compress_hook", "own": "in_fp64"}[hook]
     assert (row.exact, row.unequal_ranks) == ({"fp16": True, "own": None}[hook], ())
-    assert ("a communication hook of its own" in row.prediction_note) == (hook == "own")
+    assert ("a custom communication hook" in row.prediction_note) == (hook == "own")
 
 
 def test_two_scripts_side_by_side_say_what_differs(recorded: Recorded, tmp_path: Path) -> None:

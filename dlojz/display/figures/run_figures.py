@@ -54,7 +54,7 @@ from dlojz.display.style import (
     phase_label,
     phase_style,
 )
-from dlojz.display.tables import divides_the_model, status_label
+from dlojz.display.tables import status_label
 from dlojz.pipeline.simulator import MeasuredOverlay
 from dlojz.results.footprint import CATEGORIES
 from dlojz.results.record import RunRecord, Span
@@ -363,7 +363,7 @@ def _throughput(axes: Axes, rows: Sequence[RunRow]) -> None:
         for side in SIDES:
             _bar(axes, number, [(getattr(row.samples_per_s, side) or 0, Style(BLUE, ""))], side)
     title = say(en="Throughput\n(predicted: dp × one process)", fr="Débit\n(prédit : dp × un processus)")
-    if any(row.overlay or divides_the_model(row) for row in rows):
+    if any(row.model_ranks > 1 for row in rows):
         title = say(
             en="Throughput (predicted: one process\n× ranks, less the bubble)",
             fr="Débit (prédit : un processus\n× rangs, moins la bulle)",

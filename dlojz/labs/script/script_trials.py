@@ -204,8 +204,9 @@ def _how_it_ended(path: Path, title: str, log: str, record: RunRecord | None) ->
     unknown = next((line for line in log.splitlines() if "error: unrecognized arguments:" in line), None)
     invalid = next((line for line in log.splitlines() if ": error: argument " in line), None)
     if unknown or invalid:
-        what = (unknown or invalid or "").partition("error: ")[2].partition("arguments: ")[2] or invalid or ""
-        what = ", ".join(re.findall(r"--[a-z-]+", what)) or what.partition("error: ")[2].strip()
+        what = (unknown or invalid or "").partition("error: ")[2].strip()
+        if unknown:  # by their names: a value may be a path that the judge has made
+            what = ", ".join(re.findall(r"--[a-z0-9-]+", what)) or what
         return say(
             en=f"Your script does not take the options of this lab ({what}): add them to its ArgumentParser.",
             fr=f"Votre script n’accepte pas les options de ce TP ({what}) : ajoutez-les à son ArgumentParser.",
