@@ -356,7 +356,7 @@ points = collectives.measure("all_reduce", [2**power for power in range(12, 23, 
 # %% name="points" tags=["nbval-ignore-output"]
 points = ranks["points"][0]
 for point in points:
-    print(f"{point.message_bytes:>8}  {1e3 * point.time_s:7.3f} ms")
+    print(f"{point.message_bytes:>8}", "B // o", f" {1e3 * point.time_s:7.3f} ms")
 
 # %% [markdown] lang="fr"
 # ### Exercice 3 — retrouver α et β

@@ -708,7 +708,8 @@ start, x = time.perf_counter(), torch.zeros(192, 384)
 for number in range(40):  # there and back // aller et retour
     dist.send(x, 1 - rank) if number % 2 == rank else dist.recv(x, 1 - rank)
 message_s = (time.perf_counter() - start) / 40
-print(*(f"{name} {1e3 * globals()[name]:.2f} ms" for name in ("forward_s", "backward_s", "alone_s", "message_s")))
+print("forward, backward, alone, message, ms: // passe avant, passe arrière, seul, message (ms) :", end=" ")
+print(*(round(1e3 * one_s, 2) for one_s in (forward_s, backward_s, alone_s, message_s)))
 
 # %% [markdown] lang="fr"
 # **Vos prédictions**, d’après ces durées (`ranks["forward_s"]`, `ranks["backward_s"]`, une par rang), la formule de la

@@ -1094,7 +1094,8 @@ for _ in range(9):  # in turns, so that both meet the same machine // en alterna
     measured.append((alone_s / split_s, 1024 / split_s, waited_s, spent_s))
 dist.all_reduce = all_reduce
 speed_up, rate, waited, spent = (median(one) for one in zip(*measured, strict=True))
-print(f"{rate:.0f} tokens/s; all-reduces: {waited:.4f} +", "waits, sends // d’attente, d’envoi", f"{spent:.4f} s")
+print(f"{rate:.0f} tokens/s;", "all-reduces, waiting, sending: // all-reduces, attente, envoi :", end=" ")
+print(f"{waited:.4f} s, {spent:.4f} s")
 
 # %% name="reveal-reduce" tags=["nbval-ignore-output"]
 lab.reveal("reduce-seconds", min(ranks["spent"]))

@@ -678,7 +678,7 @@ for name, path in folders.items():
     print(name)
     for file in sorted(path.rglob("*")):
         if file.is_file():
-            print(f"{file.stat().st_size:>12}  {file.relative_to(path)}")
+            print(f"{file.stat().st_size:>12}", "B // o", f" {file.relative_to(path)}")
 
 # %% [markdown] lang="fr"
 # DeepSpeed écrit les états là où ZeRO-2 les garde : chaque rang, sa part de l’optimiseur et de la copie maître ; le

@@ -148,6 +148,7 @@ def test_french_numbers_keep_their_thousands_and_units(given: str, expected: str
         ('f"{a // b} of it // {a // b} de cela"', 'f"{a // b} of it"', 'f"{a // b} de cela"'),
         ('f"{a // b} MB"; c = "." ; d // e ; "f"', 'f"{a // b} MB"; c = "." ; d // e ; "f"', None),
         ('print("one // un ", end="")', 'print("one ", end="")', 'print("un ", end="")'),
+        ('size + " GB // Go"', 'size + " GB"', 'size + " Go"'),
         ("x = 1  # why // pourquoi", "x = 1  # why", "x = 1  # pourquoi"),
     ],
 )

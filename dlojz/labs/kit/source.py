@@ -193,9 +193,10 @@ def _text_in_language(prefix: str, text: str, language: Language) -> str:
     for place, sign in enumerate(text):
         depth += {"{": 1, "}": -1}.get(sign, 0) if prefix in ("f", "F") else 0
         if depth == 0 and text.startswith(" // ", place):
-            before, after = text[:place], text[place + 4 :]
+            chosen = text[:place] if language == "en" else text[place + 4 :]
             # Spaces at the ends of the literal are of both languages.
-            text = f"{before}{after[len(after.rstrip(' ')) :]}" if language == "en" else after
+            margins = text[: len(text) - len(text.lstrip(" "))], text[len(text.rstrip(" ")) :]
+            text = chosen.strip(" ").join(margins)
             break
     return f'{prefix}"{text}"'
 
