@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,9 @@ class RecordedCall:
     results: list[int] = field(default_factory=list)
 
 
+Recorded = TypeVar("Recorded")
+
+
 class TensorShape(NamedTuple):
     """Tensor without its numbers."""
 
@@ -73,7 +76,8 @@ class TensorShape(NamedTuple):
 class FirstStep(TorchFunctionMode):
     """Recording of a script's first step: its model's calls, and what leads from there to the loss.
 
-    As a mode it is entered between the end of the model's forward pass and backward only. Tensors are not kept.
+    As a mode it is entered between the end of the model's forward pass and backward only. Tensors are not kept. A fault
+    of the recording ends it, and is told in the place of the prediction: the training goes on.
 
     Args:
         device_type: whose autocast counts.
@@ -95,6 +99,8 @@ class FirstStep(TorchFunctionMode):
         self.schedule: Any = None
         """Of `torch.distributed.pipelining`, whose step is then the only call."""
         self.over = False
+        self.fault: Exception | None = None
+        """Why the recording ended early."""
         self._device_type = device_type
         self._thread = threading.get_ident()
         self._known: dict[int, tuple[weakref.ref[Tensor], MadeTensor | GivenTensor]] = {}
@@ -117,26 +123,15 @@ class FirstStep(TorchFunctionMode):
             if not any(parameter.requires_grad for parameter in module.parameters()):
                 return method(module, *args, **kwargs)
             self._leave()
-            if self.backwards == 1:
-                self._note_held()
             self._within = True
-            if module not in self.models:
-                self.models.append(module)
-            scheduled = running_schedule()
-            call = None
-            if scheduled is not None:
-                if self.schedule is None:
-                    self.schedule, *given = scheduled
-                    self._begin(None, *given)
-            elif self.backwards == 0:
-                call = self._begin(None, args, kwargs)
+            call = self._or_over(self._begin_model, module, args, kwargs)
             try:
                 result = method(module, *args, **kwargs)
             finally:
                 self._within = False
             if call is not None:
-                self._end(call, result)
-                if _len_torch_function_stack() == 0:
+                self._or_over(self._end, call, result)
+                if not self.over and _len_torch_function_stack() == 0:
                     self.__enter__()
                     self._entered = True
             return result
@@ -146,18 +141,35 @@ class FirstStep(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         call = None
-        if any(isinstance(leaf, Tensor) and self._is_made(leaf) for leaf in tree_leaves((args, kwargs))):
-            call = self._begin(func, args, kwargs)
+        used = () if self.over else tree_leaves((args, kwargs))
+        if any(isinstance(leaf, Tensor) and self._is_made(leaf) for leaf in used):
+            call = self._or_over(self._begin, func, args, kwargs)
         result = func(*args, **kwargs)
         if call is not None:
-            self._end(call, result)
+            self._or_over(self._end, call, result)
         return result
+
+    def _begin_model(self, module: nn.Module, args: Any, kwargs: Any) -> RecordedCall | None:
+        """Note a model's call; what is recorded of it, where it is of the first micro-batch."""
+        if self.backwards == 1:
+            self._note_held()
+        if module not in self.models:
+            self.models.append(module)
+        scheduled = running_schedule()
+        if scheduled is None:
+            return self._begin(None, args, kwargs) if self.backwards == 0 else None
+        if self.schedule is None:
+            self.schedule, *given = scheduled
+            self._begin(None, *given)
+        return None
 
     def before_backward(self, root: Any) -> None:
         """Note that backward begins, and from where."""
-        if self.over:
-            return
         self._leave()
+        if not self.over:
+            self._or_over(self._begin_backward, root)
+
+    def _begin_backward(self, root: Any) -> None:
         first = next((leaf for leaf in tree_leaves(root) if isinstance(leaf, Tensor)), None)
         if self.schedule is not None:
             self.loss = NO_LOSS
@@ -181,7 +193,14 @@ class FirstStep(TorchFunctionMode):
         if not self.over:
             self.updates_within_backward |= within_backward
             if self.backwards <= 1:
-                self._note_held()
+                self._or_over(self._note_held)
+
+    def _or_over(self, record: Callable[..., Recorded], *args: Any) -> Recorded | None:
+        try:
+            return record(*args)
+        except Exception as error:
+            self.fault, self.over = error.with_traceback(None), True
+            return None
 
     def _note_held(self) -> None:
         known = (one for one in self._known.values() if one[0]() is not None)
@@ -233,7 +252,7 @@ class FirstStep(TorchFunctionMode):
 
 def _synchronises(module: nn.Module) -> bool:
     """Whether this backward pass averages gradients: False within `no_sync`."""
-    groups = (group for _, unit in fsdp_units(module) for group in unit._get_fsdp_state()._fsdp_param_groups)
+    groups = (group for _, unit in fsdp_units(module) for group in param_groups(unit))
     return bool(getattr(module, "require_backward_grad_sync", True)) and all(
         group.reduce_grads and group.all_reduce_grads for group in groups
     )
@@ -279,6 +298,14 @@ def num_parameters(models: Iterable[nn.Module]) -> int:
 def fsdp_units(module: nn.Module) -> list[tuple[str, FSDPModule]]:
     """List FSDP2's units by path, the outermost first."""
     return [(name, part) for name, part in module.named_modules() if isinstance(part, FSDPModule)]
+
+
+def param_groups(unit: FSDPModule) -> list[Any]:
+    """List the groups of parameters that an FSDP2 unit gathers and reduces at once: before torch 2.13 one at most."""
+    state = unit._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def unwrapped(module: nn.Module) -> tuple[nn.Module, Any]:

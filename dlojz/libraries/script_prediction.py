@@ -147,21 +147,31 @@ def predict_training(
 
     def work() -> None:
         try:
+            if step.fault is not None:
+                raise step.fault
             answer.append(_predicted(config, step, optimizers, device, on_gpu, groups or {}, limit_bytes))
         except LabError as error:
-            answer.append(ScriptPrediction(recognised=recognised_in(step, optimizers), note=str(error)))
+            answer.append(_unpredicted(step, optimizers, str(error)))
         except Exception as error:
             note = say(
                 en=f"its model cannot be traced ({type(error).__name__}: {str(error)[:200]}).",
                 fr=f"son modèle ne peut pas être suivi ({type(error).__name__} : {str(error)[:200]}).",
             )
-            answer.append(ScriptPrediction(recognised=recognised_in(step, optimizers), note=note))
+            answer.append(_unpredicted(step, optimizers, note))
 
     with _undisturbed(step.models):
         thread = threading.Thread(target=work, name="dlojz-prediction", daemon=True)
         thread.start()
         thread.join()
     return answer[0]
+
+
+def _unpredicted(step: FirstStep, optimizers: Sequence[torch.optim.Optimizer], note: str) -> ScriptPrediction:
+    try:
+        found = recognised_in(step, optimizers)
+    except Exception:  # whatever the prediction has met already
+        found = {}
+    return ScriptPrediction(recognised=found, note=note)
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ from dlojz.libraries.first_step import (
     GivenTensor,
     TensorShape,
     fsdp_units,
+    param_groups,
     plain_copy,
     schedule_stages,
     unwrapped,
@@ -219,8 +220,7 @@ def recognised_in(step: FirstStep, optimizers: Iterable[torch.optim.Optimizer]) 
             found["units"], found["sharding"] = str(len(flat)), flat[0].sharding_strategy.name
         if units:
             found["units"] = ", ".join(name or "(root)" for name, _ in units)
-            held = (group for _, unit in units for group in unit._get_fsdp_state()._fsdp_param_groups)
-            if any(group.mesh_info.mesh.ndim > 1 for group in held):
+            if any(group.mesh_info.mesh.ndim > 1 for group in _param_groups(units)):
                 found["wrapper"] = "FSDP2 (HSDP)"
             kept = [name or "(root)" for name, unit in units if not _reshards(unit)]
             found["kept after forward"] = ", ".join(kept) or "none"
@@ -242,6 +242,11 @@ def recognised_in(step: FirstStep, optimizers: Iterable[torch.optim.Optimizer]) 
     return found
 
 
+def _broadcasts_buffers(ddp: DistributedDataParallel) -> bool:
+    name = "forward_sync_buffers" if hasattr(ddp, "forward_sync_buffers") else "broadcast_buffers"  # before torch 2.13
+    return bool(getattr(ddp, name))
+
+
 COMPRESSING = (default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook)
 """Hooks of torch that send gradients in 16 bit."""
 
@@ -252,7 +257,7 @@ def hook_of(ddp: DistributedDataParallel) -> Callable[..., Any] | None:
 
 
 def _reshards(unit: FSDPModule) -> bool:
-    return any(group.post_forward_mesh_info is not None for group in unit._get_fsdp_state()._fsdp_param_groups)
+    return any(group.post_forward_mesh_info is not None for group in param_groups(unit))
 
 
 TENSOR_PARALLEL = "DTensor (parallelize_module)"
@@ -267,7 +272,7 @@ def _is_tensor_parallel(module: nn.Module) -> bool:
 
 
 def _param_groups(units: Iterable[tuple[str, FSDPModule]]) -> list[Any]:
-    return [group for _, unit in units for group in unit._get_fsdp_state()._fsdp_param_groups]
+    return [group for _, unit in units for group in param_groups(unit)]
 
 
 def _mesh_of(module: nn.Module) -> str:
@@ -340,7 +345,7 @@ def recognise(
         group=groups.get(group, "dp"),
         bucket_view=bool(ddp.gradient_as_bucket_view),
         bucket_bytes=limits,
-        broadcasts_buffers=bool(ddp.forward_sync_buffers),
+        broadcasts_buffers=_broadcasts_buffers(ddp),
         reduce_bytes=2 if hook_of(ddp) in COMPRESSING else FP32_BYTES,
         messages_known=hook_of(ddp) in (None, *COMPRESSING),
     )
@@ -353,8 +358,7 @@ def _is_run_on_fakes(module: nn.Module) -> bool:
     units = fsdp_units(module)
     names = [name for name, _ in units if name]
     nested = any(name.startswith(f"{other}.") for name in names for other in names)
-    states = [unit._get_fsdp_state() for _, unit in units]
-    shared = any(len(state._fsdp_param_groups) > 1 or state._modules_to_run_forward for state in states)
+    shared = any(len(param_groups(unit)) > 1 or unit._get_fsdp_state()._modules_to_run_forward for _, unit in units)
     meshes = {group.mesh_info.mesh for group in _param_groups(units)}
     return nested or shared or len(meshes) > 1 or _is_tensor_parallel(module)
 

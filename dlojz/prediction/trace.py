@@ -204,10 +204,17 @@ class Follower(StorageTracker):
         self.events.append(Allocation(number, delta_bytes, self.phase, self.module))
 
 
-IN_FP32 = frozenset(
-    {torch.layer_norm, torch.group_norm, torch.softmax, torch.log_softmax, F.softmax, F.log_softmax, F.layer_norm}
-)
-"""Computed in fp32 under CUDA's autocast, in bf16 under the CPU's."""
+IN_FP32 = frozenset({
+    "layer_norm", "group_norm", "softmax", "softmin", "log_softmax", "exp", "expm1", "log", "log10", "log2", "log1p",
+    "reciprocal", "rsqrt", "pow", "__pow__", "__rpow__", "square", "softplus", "logsumexp", "cosine_similarity",
+    "acos", "asin", "cosh", "sinh", "tan", "erfinv",
+})  # fmt: skip
+"""Functions that cast 16-bit inputs to fp32 under CUDA's autocast, and compute in 16 bit under the CPU's.
+
+Source: torch 2.13, `aten/src/ATen/autocast_mode.h`, `AT_FORALL_FP32` and `AT_FORALL_FP32_SET_OPT_DTYPE`.
+"""
+SUMMED_IN_FP32 = frozenset({"sum", "cumsum", "cumprod", "prod"})
+"""Functions whose result alone is in fp32 there: they read 16 bit."""
 
 
 class CudaOverrides(TorchFunctionMode):
@@ -225,13 +232,49 @@ class CudaOverrides(TorchFunctionMode):
             return _dropout(*args, **kwargs)
         if func is F.rms_norm or func is torch.rms_norm:
             return _rms_norm(func, *args, **kwargs)
-        if self._autocast and func in IN_FP32:
-            return func(*tree_map(_to_fp32, args), **tree_map(_to_fp32, kwargs))
+        if self._autocast and torch.is_autocast_enabled("cpu"):
+            return _under_autocast(func, args, kwargs)
         return func(*args, **kwargs)
 
 
+def _under_autocast(func: Any, args: Any, kwargs: Any) -> Any:
+    name = getattr(func, "__name__", "")
+    if name in IN_FP32:
+        return func(*tree_map(_to_fp32, args), **tree_map(_to_fp32, kwargs))
+    if name in SUMMED_IN_FP32 and args and _is_half(args[0]):
+        return func(*args, **{"dtype": torch.float32} | kwargs)
+    if func is F.cross_entropy and args and _is_half(args[0]):
+        return _cross_entropy(*args, **kwargs)
+    return func(*args, **kwargs)
+
+
+def _is_half(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+
+
 def _to_fp32(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+    return value.float() if _is_half(value) else value
+
+
+def _cross_entropy(
+    logits: Tensor, target: Tensor, weight: Any = None, *args: Any, label_smoothing: float = 0.0, **options: Any
+) -> Tensor:
+    """Cross-entropy as under CUDA's autocast, for a 16-bit input: the logarithm of the probabilities is left in 16
+    bit, and cast for the mean over the targets. Under the CPU's, all is in fp32.
+
+    Source: torch 2.13, `aten/src/ATen/native/LossNLL.cpp`, `cross_entropy_loss`: it asks `log_softmax` for the type of
+    its input, which autocast then leaves as it is.
+    """
+    classes = 1 if logits.dim() > 1 else 0
+    with torch.autocast("cpu", enabled=False):
+        log_probabilities = torch.log_softmax(logits, classes)
+        if target.is_floating_point():
+            return -(log_probabilities * target).sum(dtype=torch.float32) / (logits.numel() / logits.shape[classes])
+        loss = F.nll_loss(log_probabilities.float(), target, weight, *args, **options)
+        if label_smoothing:
+            spread = -log_probabilities.sum(classes, dtype=torch.float32).mean()
+            loss = (1 - label_smoothing) * loss + label_smoothing / logits.shape[classes] * spread
+    return loss
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

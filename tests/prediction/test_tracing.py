@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from dlojz import models
@@ -20,7 +21,7 @@ from dlojz.models.qwen_deepseek import LatentAttention
 from dlojz.models.sizes import DEEPSEEK_SIZES
 from dlojz.prediction.rules_of_thumb import Shape, layer_bytes
 from dlojz.prediction.storage_tracker import StorageTracker
-from dlojz.prediction.trace import Compute, trace
+from dlojz.prediction.trace import Compute, CudaOverrides, trace
 from dlojz.train.dispatch_trace import StorageTrace
 
 Case = tuple[Callable[[], nn.Module], Callable[[], Tensor]]
@@ -251,3 +252,78 @@ def test_a_gpu_adds_the_two_gradients_of_a_tied_matrix_in_place() -> None:
     matrix_bytes, parameter_bytes = 4 * 256 * 128, 4 * sum(one.numel() for one in model.parameters())
     assert on_gpu.peak_bytes == pytest.approx(parameter_bytes + matrix_bytes, rel=0.02)
     assert on_cpu.peak_bytes - on_gpu.peak_bytes == pytest.approx(matrix_bytes, rel=0.05)
+
+
+AUTOCAST: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda x: x.softmax(-1),
+    "F.softmax": lambda x: F.softmax(x, -1),
+    "log_softmax": lambda x: torch.log_softmax(x, -1),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "pow": lambda x: x**2,
+    "torch.pow": lambda x: torch.pow(x, 2),
+    "to a power": lambda x: 2.0**x,
+    "square": lambda x: x.square(),
+    "rsqrt": lambda x: x.rsqrt(),
+    "exp": lambda x: x.exp(),
+    "log1p": torch.log1p,
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "softplus": F.softplus,
+    "cosine_similarity": lambda x: F.cosine_similarity(x, x),
+    "sum": lambda x: x.sum(-1),
+    "cumsum": lambda x: torch.cumsum(x, 0),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.zeros(len(x), dtype=torch.long, device=x.device)),
+    "smoothed": lambda x: F.cross_entropy(
+        x, torch.zeros(len(x), dtype=torch.long, device=x.device), label_smoothing=0.1
+    ),
+    "to probabilities": lambda x: F.cross_entropy(x, torch.zeros_like(x)),
+    "mean": lambda x: x.mean(-1),
+    "gelu": F.gelu,
+    "sigmoid": lambda x: x.sigmoid(),
+    "sqrt": lambda x: x.sqrt(),
+    "in fp64": lambda x: x.double().exp(),
+    "product": lambda x: x.float() @ x.float().T,
+}
+
+
+@pytest.mark.parametrize("function", AUTOCAST.values(), ids=AUTOCAST)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_types_under_autocast_are_those_of_cuda(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    """torch's own dispatch for CUDA decides, on fake tensors: no GPU is needed for it."""
+
+    def result_of(device: str, ways: Any) -> torch.dtype:
+        with FakeTensorMode(), torch.no_grad():
+            x = torch.empty(4, 6, dtype=dtype, device=device)
+            before = torch.get_autocast_dtype(device)
+            torch.set_autocast_enabled(device, True)  # `torch.autocast` refuses CUDA where there is no GPU
+            torch.set_autocast_dtype(device, torch.bfloat16)
+            try:
+                with ways:
+                    return function(x).dtype
+            finally:
+                torch.set_autocast_enabled(device, False)
+                torch.set_autocast_dtype(device, before)
+
+    assert result_of("cpu", CudaOverrides("autocast")) == result_of("cuda", nullcontext())
+
+
+def test_a_gpu_s_cross_entropy_of_16_bit_logits_keeps_them_in_both_types() -> None:
+    """As an H200 has shown with a script's Transformer: 16-bit and fp32 kept, one gradient in fp32 in backward; a CPU's
+    keeps fp32 alone, and has two."""
+    samples, classes = 256, 4096
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(1, classes, bias=False)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(self.head(x), y)
+
+    given = torch.zeros(samples, 1), torch.zeros(samples, dtype=torch.long)
+    on_cpu, on_gpu = (
+        trace(Classifier(), *given, compute="autocast", loss=lambda value: value, on_gpu=chosen)
+        for chosen in (False, True)
+    )
+    logits = samples * classes
+    assert on_cpu.peak_bytes == pytest.approx(3 * 4 * logits, rel=0.02)
+    assert on_gpu.peak_bytes == pytest.approx((4 + 2 + 4) * logits, rel=0.02)
