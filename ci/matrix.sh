@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Try the course beside several versions of torch: for each an environment of its own, the quick tests and the parity
-# tests in it, and one line of what came out. Builds of torch are large (1 to 6 GB each), so that `make test` leaves
+# Try the course beside several versions of torch: for each an environment of its own, the quick tests, the parity tests
+# and those of scripts that are watched in it, and one line of what came out. Builds of torch are large (1 to 6 GB each), so that `make test` leaves
 # this out.
 #
 #   ci/matrix.sh                     torch 2.8.0, 2.11.0 and the version of constraints.txt
@@ -40,11 +40,14 @@ for version in "$@"; do
     }
   fi
   # The tests of `make check` without lint, whose types are those of the locked torch, then losses and bytes of every
-  # engine of data parallelism beside one process.
+  # engine of data parallelism beside one process; then what is read off a script of one's own, of which torch's private
+  # names are a part.
   touch "$at/.ready"
   make --no-print-directory quick VENV="$at" > "$log" 2>&1 || failed=1
   quick=$(tail -n 1 "$log")
   "$at/bin/python" -m pytest -n 2 tests/train/test_truth.py >> "$log" 2>&1 || failed=1
-  echo "$line quick tests: $quick; parity: $(tail -n 1 "$log"); $((SECONDS - begun)) s in all; log: $log"
+  parity=$(tail -n 1 "$log")
+  "$at/bin/python" -m pytest -n 2 tests/libraries/test_script*.py tests/libraries/test_watch.py >> "$log" 2>&1 || failed=1
+  echo "$line quick tests: $quick; parity: $parity; scripts: $(tail -n 1 "$log"); $((SECONDS - begun)) s in all; log: $log"
 done
 exit "$failed"

@@ -13,6 +13,7 @@ Source: torch 2.13, `_subclasses/meta_utils.py` (storages, views and subclasses 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import types
 import weakref
 from collections import Counter, defaultdict, deque
@@ -318,6 +319,8 @@ def run_fake_steps(config: RunConfig, training: ScriptTraining, groups: dict[str
         training: as recognised.
         groups: axis of each process group with a name.
     """
+    if importlib.util.find_spec("torch.distributed._meta_registrations") is None:  # before torch 2.11
+        importlib.import_module("torch.distributed._tools.fake_collectives")  # collectives of fake tensors send nothing
     device = next(training.step.models[0].parameters()).device
     rank = dist.get_rank() if dist.is_initialized() else 0
     mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -207,7 +207,7 @@ class Follower(StorageTracker):
 IN_FP32 = frozenset({
     "layer_norm", "group_norm", "softmax", "softmin", "log_softmax", "exp", "expm1", "log", "log10", "log2", "log1p",
     "reciprocal", "rsqrt", "pow", "__pow__", "__rpow__", "square", "softplus", "logsumexp", "cosine_similarity",
-    "acos", "asin", "cosh", "sinh", "tan", "erfinv",
+    "acos", "asin", "cosh", "sinh", "tan", "erfinv", "interpolate",
 })  # fmt: skip
 """Functions that cast 16-bit inputs to fp32 under CUDA's autocast, and compute in 16 bit under the CPU's.
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import resource
+from collections import OrderedDict
 
 import torch
 import torch.distributed as dist
@@ -32,7 +33,9 @@ class Layer(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        # With names: torch 2.8 takes a last "0" of a plan for the first of the layers too.
+        parts = {"up": nn.Linear(WIDTH, 4 * WIDTH), "gelu": nn.GELU(), "down": nn.Linear(4 * WIDTH, WIDTH)}
+        self.mlp = nn.Sequential(OrderedDict(parts))
         self.norm_of_mlp = nn.LayerNorm(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -130,8 +133,8 @@ elif args.wrap in ("fsdp2", "hsdp", "nested", "tp", "sp", "2d"):
             "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
             "layers.*.qkv": ColwiseParallel(input_layouts=between, output_layouts=Replicate()),
             "layers.*.out": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
-            "layers.*.mlp.0": ColwiseParallel(input_layouts=between),
-            "layers.*.mlp.2": RowwiseParallel(output_layouts=between),
+            "layers.*.mlp.up": ColwiseParallel(input_layouts=between),
+            "layers.*.mlp.down": RowwiseParallel(output_layouts=between),
             "head": ColwiseParallel(input_layouts=between, output_layouts=Replicate()),
         }
         if args.wrap == "sp":
@@ -193,7 +196,7 @@ for _ in range(5 if args.wrap == "pipeline" else 0):
     losses: list[Tensor] = []
     with torch.autocast("cpu", torch.bfloat16, enabled=args.autocast):
         if rank == 0:
-            schedule.step(words[:, :-1])
+            schedule.step(words[:, :-1].contiguous())
         else:
             schedule.step(target=words[:, 1:], losses=losses)
     optimizer.step()
