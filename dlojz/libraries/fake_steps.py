@@ -90,6 +90,8 @@ class FakeCopier:
         """Make a fake tensor; of one within autograd's graph without it."""
         plain = tensor if isinstance(tensor, nn.Parameter) or not tensor.requires_grad else tensor.data
         made: Tensor = self._know(tensor, self._mode.from_tensor(plain, static_shapes=True))
+        if plain is not tensor and tensor.is_leaf:
+            made.requires_grad_()  # such as what a pipeline's stage receives into, before torch 2.13
         self._see(local(made))
         for name, value in vars(tensor).items():
             setattr(made, name, self(value))  # of a flat parameter: its shard, its whole, and what it is made of
