@@ -684,14 +684,17 @@ def _speed(rows: tuple[RunRow, ...]) -> str | None:
         return None
     rate, fastest = max(parallel, key=lambda pair: pair[0])
     ideal = fastest.samples_per_s.predicted
-    of_ideal = (
-        say(
-            en=f", {100 * rate / ideal:.0f} % of the ideal (predicted from one process)",
-            fr=f", {100 * rate / ideal:.0f} % de l'idéal (prédit à partir d'un processus)",
+    of_ideal = ""
+    if ideal and rate > ideal:
+        of_ideal = say(
+            en=f", more than the {format_count(ideal)} predicted from one process: something else slowed that one down",
+            fr=f", plus que les {format_count(ideal)} prédits à partir d’un processus : autre chose a ralenti celui-ci",
         )
-        if ideal
-        else ""
-    )
+    elif ideal:
+        of_ideal = say(
+            en=f", {100 * rate / ideal:.0f} % of the ideal (predicted from one process)",
+            fr=f", {100 * rate / ideal:.0f} % de l’idéal (prédit à partir d’un processus)",
+        )
     return say(
         en=f"Speed: the fastest parallel run is {fastest.title} with {format_count(rate)} samples/s{of_ideal}.",
         fr=f"Vitesse : l'exécution parallèle la plus rapide est {fastest.title} avec {format_count(rate)} "

@@ -115,3 +115,10 @@ def test_one_version() -> None:
     assert f"version: {dlojz.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     newest = re.search(r"^## (\S+?),? ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert newest is not None and newest[1] == dlojz.__version__
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.fr.md"])
+def test_the_readme_names_the_torch_of_the_lock(name: str) -> None:
+    lock = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    named = re.findall(r"\btorch(?:vision)?==[\d.]+", (ROOT / name).read_text(encoding="utf-8"))
+    assert len(named) == 2 and all(f"\n{one}\n" in lock for one in named)

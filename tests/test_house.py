@@ -12,6 +12,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -287,3 +288,13 @@ def test_nothing_is_unpickled_and_no_text_reaches_a_shell() -> None:
     bad = ast.parse("torch.load(f)\nos.system(c)\nsubprocess.run(c, shell=True)").body
     calls = [node.value for node in bad if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
     assert [_is_unsafe(ast.unparse(one.func), one) for one in calls] == [True] * 3
+
+
+def test_every_file_of_the_package_is_in_the_wheel() -> None:
+    """An editable installation reads the checkout, and would not miss one."""
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["dlojz"]
+    shipped = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
+    tracked = subprocess.run(["git", "ls-files", "dlojz"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = [ROOT / name for name in tracked.splitlines() if not name.endswith(".py")]
+    assert len(files) > 20
+    assert [str(one) for one in files if one not in shipped] == []

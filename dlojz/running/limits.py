@@ -172,10 +172,10 @@ def _account(machine: Machine, request: JobRequest, environment: Mapping[str, st
         )
     if not given and suffix:
         return "", say(
-            en=f"{machine.name} bills its hours to an account, and none is known here: give account='PROJECT{suffix}', "
-            f"or set ${ACCOUNT_VARIABLE}.",
+            en=f"{machine.name} bills its hours to an account, and none is known here: give --account PROJECT{suffix} "
+            f"(in Python account='PROJECT{suffix}'), or set ${ACCOUNT_VARIABLE}.",
             fr=f"{machine.name} facture ses heures à un compte, et aucun n’est connu ici : donnez "
-            f"account='PROJET{suffix}', ou la variable ${ACCOUNT_VARIABLE}.",
+            f"--account PROJET{suffix} (en Python account='PROJET{suffix}'), ou la variable ${ACCOUNT_VARIABLE}.",
         )
     return given, ""
 

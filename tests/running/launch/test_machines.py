@@ -147,7 +147,7 @@ def test_nodes_hours_and_the_qos() -> None:
 @pytest.mark.parametrize(
     ("name", "config", "request_", "words"),
     [
-        ("jean_zay_h100", {"dp": 4}, {}, "none is known here: give account='PROJECT@h100'"),
+        ("jean_zay_h100", {"dp": 4}, {}, "none is known here: give --account PROJECT@h100"),
         ("jean_zay_h100", {"dp": 4}, {"account": "abc"}, "use account='abc@h100'"),
         ("jean_zay_h100", {"dp": 4}, {"account": "abc@v100"}, "use account='abc@h100'"),
         ("jean_zay_h100", {"dp": 6}, {"account": "a@h100"}, "such as 4 or 8"),
