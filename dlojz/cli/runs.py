@@ -354,8 +354,8 @@ def demo_command(given: Given, answer: Answer) -> int:
     took = format_seconds(time.monotonic() - started_s)
     tell(
         en=f"{len(runs)} runs in {took}. Next: `make lab` for the notebooks, `dlojz run train.py` for your own script.",
-        fr=f"{len(runs)} exécutions en {took}. Ensuite : `make lab` pour les notebooks, `dlojz run train.py` pour votre "
-        "propre script.",
+        fr=f"{len(runs)} exécutions en {took}. Ensuite : `make lab` pour les notebooks, `dlojz run train.py` pour "
+        "votre propre script.",
     )
     return main.DONE if all(run.state == "completed" for run in runs) else main.FAILED
 
