@@ -26,7 +26,7 @@ OLD_S = 300.0
 def stale_locks() -> list[Path]:
     """List the locks that are older than `OLD_S` seconds and that no process here holds, of this user's extensions."""
     own = os.environ.get("TORCH_EXTENSIONS_DIR", "")
-    locks = Path(own).glob("*/lock") if own else _default_folder().glob("*/*/lock")
+    locks = folder().glob("*/lock" if own else "*/*/lock")
     old = []
     for lock in locks:
         with suppress(OSError):  # its build has just ended
@@ -36,8 +36,10 @@ def stale_locks() -> list[Path]:
     return sorted(lock for lock in old if str(lock) not in held)
 
 
-def _default_folder() -> Path:
-    """Return where torch keeps extensions if nothing else is asked for; beneath is a folder for each Python."""
+def folder() -> Path:
+    """Return where torch keeps extensions; if nothing else is asked for, there is a folder for each Python beneath."""
+    if own := os.environ.get("TORCH_EXTENSIONS_DIR", ""):
+        return Path(own)
     if sys.platform == "darwin":
         return Path("~/Library/Caches/torch_extensions").expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "torch_extensions"

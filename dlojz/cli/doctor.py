@@ -283,15 +283,12 @@ def _memory() -> Check:
 def check_disk(root: Path) -> Check:
     """Check that the folder of the runs can be written and has space."""
     there = next(folder for folder in (root, *root.parents) if folder.exists())
-    try:
-        with tempfile.NamedTemporaryFile(dir=there):
-            pass
-    except OSError as error:
+    if reason := _not_writable(root):
         advice = say(
             en="choose a folder you may write to: export DLOJZ_RUNS=FOLDER",
             fr="choisissez un dossier où vous pouvez écrire : export DLOJZ_RUNS=DOSSIER",
         )
-        return Check("disk", "problem", f"{root}: {error.strerror}", advice)
+        return Check("disk", "problem", f"{root}: {reason}", advice)
     free_bytes = shutil.disk_usage(there).free
     free = format_bytes(free_bytes)
     found = say(en=f"{root}: writable, {free} free", fr=f"{root} : inscriptible, {free} libres")
@@ -302,11 +299,27 @@ def check_disk(root: Path) -> Check:
 
 
 def _extensions() -> Check:
-    """Check that no lock was left in torch's cache of compiled extensions."""
+    """Check that no lock was left in torch's cache of compiled extensions, and that it can be written."""
     locks = extension_locks.stale_locks()
-    if not locks:
-        return _warned("extensions", say(en="no stale lock", fr="pas de verrou abandonné"))
-    return Check("extensions", "problem", ", ".join(map(str, locks)), extension_locks.told(locks))
+    if locks:
+        return Check("extensions", "problem", ", ".join(map(str, locks)), extension_locks.told(locks))
+    folder = extension_locks.folder()
+    if reason := _not_writable(folder):
+        advice = say(
+            en="DeepSpeed cannot keep there what it compiles: export TORCH_EXTENSIONS_DIR=FOLDER",
+            fr="DeepSpeed ne peut pas y garder ce qu’il compile : export TORCH_EXTENSIONS_DIR=DOSSIER",
+        )
+        return _warned("extensions", f"{folder}: {reason}", advice)
+    return _warned("extensions", say(en="no stale lock", fr="pas de verrou abandonné"))
+
+
+def _not_writable(folder: Path) -> str:
+    """Return why nothing can be made in a folder, or where it would be made; empty where it can."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=next(one for one in (folder, *folder.parents) if one.exists())):
+            return ""
+    except OSError as error:
+        return error.strerror or type(error).__name__
 
 
 def _gloo() -> Check:

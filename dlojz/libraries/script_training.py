@@ -100,6 +100,13 @@ def _fake_updates(
         states: list[Tensor] = []
         for group, own in zip(optimizer.param_groups, shards, strict=False):
             parameters = [_fake_parameter(*one) for one in own]
+            if len(own) == len(group["params"]):
+                made_before = [optimizer.state.get(one, {}) for one in group["params"]]
+                fake.state.update(
+                    (one, {name: _fake_state(value) for name, value in state.items()})
+                    for one, state in zip(parameters, made_before, strict=True)
+                    if state and one.requires_grad  # Adagrad makes its states when it is built
+                )
             states += [tensor for one in parameters for tensor in (one, one.grad) if tensor is not None]
             at_once = {"foreach": True} if on_gpu and group.get("foreach", 0) is None and not group.get("fused") else {}
             fake.param_groups.append({**group, **at_once, "params": parameters})
@@ -128,6 +135,13 @@ def _fake_parameter(own: TensorShape, requires_grad: bool) -> nn.Parameter:
     if requires_grad:
         made.grad = torch.empty(own.shape, dtype=own.dtype)
     return made
+
+
+def _fake_state(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    # A counter of steps is read as a number, which a fake tensor has if it is made of one.
+    return torch.empty(_shard(value).shape, dtype=value.dtype) if value.ndim else torch.tensor(0, dtype=value.dtype)
 
 
 class ZeroOptions(NamedTuple):

@@ -118,7 +118,7 @@ def test_a_lock_that_a_killed_build_left_is_named_with_what_removes_it(
         monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     else:
         monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
-        monkeypatch.setattr(extension_locks, "_default_folder", lambda: tmp_path)
+        monkeypatch.setattr(extension_locks, "folder", lambda: tmp_path)
     folder = tmp_path if own_folder else tmp_path / "py311_cpu"
     locks = {name: folder / name / "lock" for name in ("cpu_adam left", "held", "young")}
     for name, lock in locks.items():
@@ -134,3 +134,12 @@ def test_a_lock_that_a_killed_build_left_is_named_with_what_removes_it(
     subprocess.run(shlex.split(command), check=True)
     with locks["held"].open("rb"):
         assert doctor._extensions().state == "ok"
+
+
+def test_a_home_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/proc")  # where nobody can make a file, root neither
+    check = doctor._extensions()
+    assert check.state == "warning" and check.found.startswith("/proc/.cache/torch_extensions: ")
+    assert check.advice.endswith("export TORCH_EXTENSIONS_DIR=FOLDER")

@@ -272,8 +272,6 @@ def test_a_copy_shares_what_the_model_shares_and_changes_nothing_of_it() -> None
 
 @pytest.mark.parametrize("kind", ["SGD", "AdamW", "Adagrad", "RMSprop", "NAdam"])
 def test_what_an_optimizer_keeps_is_traced(kind: str) -> None:
-    if kind == "Adagrad" and torch.__version__ < "2.11":
-        pytest.skip("Adagrad of torch 2.8 makes its states when it is built: its update is refused in a sentence")
     model = nn.Linear(64, 32)
     optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.1)
     found = use_of([optimizer], on_gpu=False)
