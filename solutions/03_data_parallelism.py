@@ -684,10 +684,11 @@ image_s = median(step_s(make_wide(), x, y) for _ in range(7)) / len(x)
 print(f"{1 / image_s:.0f} images/s, {sum(wide_bytes) / 1e6:.1f}", "MB // Mo")
 
 # %% [markdown] lang="fr"
-# Quatre processus se partagent cœurs, caches et mémoire : combien de fois plus longtemps chacun calcule-t-il ?
+# Quatre processus se partagent cœurs, caches et mémoire : combien de fois plus longtemps calcule le plus lent ?
 
 # %% [markdown] lang="en"
-# Four processes share cores, caches and memory: how many times as long does each compute?
+# Four processes share cores, caches and memory: how many times as long does the slowest compute, for which the others
+# wait?
 
 # %% name="at-once" tags=["nbval-ignore-output"]
 # %%ranks --with step_s,turns,make_wide,x,y
@@ -695,7 +696,12 @@ model, batch = make_wide(), (x, y)
 at_once_s = turns(model, batch, batch)
 
 # %% name="slower" tags=["nbval-ignore-output"]
-slower = median(together_s / alone_s for alone_s, together_s in ranks["at_once_s"][0])
+def slowest(turns):
+    alone_s = median(alone for alone, _ in turns[0])
+    return max(median(together for _, together in of_rank) for of_rank in turns) / alone_s
+
+
+slower = slowest(ranks["at_once_s"])
 print(f"{slower:.2f} times as long // {slower:.2f} fois plus long")
 
 # %% [markdown] lang="fr"
@@ -726,15 +732,15 @@ weak_s = turns(model, batch, batch, average_gradients)
 lab.reveal("weak-efficiency", median(alone_s / together_s for alone_s, together_s in ranks["weak_s"][0]))
 
 # %% [markdown] lang="fr"
-# L’écart qui reste : gloo copie et additionne sur ces mêmes cœurs.
+# L’écart restant : gloo copie et additionne sur ces mêmes cœurs.
 #
-# Deux nouveaux rangs mesurent leurs propres α et β, et la moitié du batch, seul puis ensemble. **Votre prédiction.**
-# Combien de fois plus vite qu’un seul iront-ils sur un **même** batch de 256 images ?
+# Deux nouveaux rangs mesurent leurs α et β, puis un pas du batch entier, seul, et de sa moitié, ensemble. **Votre
+# prédiction.** Combien de fois plus vite qu’un seul iront-ils sur le **même** batch ?
 
 # %% [markdown] lang="en"
 # The gap that remains: gloo copies and adds on the same cores.
 #
-# Two fresh ranks measure their own α and β, and half of the batch, alone and then both at once. **Your prediction.**
+# Two fresh ranks measure their own α and β, then the whole batch on one and half of it on each. **Your prediction.**
 # How many times as fast as one will they be on the **same** batch of 256 images?
 
 # %% name="measure-two" tags=["nbval-ignore-output"]
@@ -743,11 +749,12 @@ from dlojz.by_hand import collectives
 
 points = collectives.measure("all_reduce", [2**power for power in range(12, 23, 2)])
 model, half = make_wide(), (x[rank::2], y[rank::2])
-at_once_s = turns(model, half, half)
+at_once_s = turns(model, (x, y), half)
 
 # %% name="predict-speed-up" stub="value" tags=["nbval-ignore-output"]
 two = collectives.fit(ranks["points"][0])
-slower = median(together_s / alone_s for alone_s, together_s in ranks["at_once_s"][0])
+# An image of half a batch takes longer: the gradients are as large // Une image d’un demi-batch prend plus longtemps
+slower = 2 * slowest(ranks["at_once_s"])
 lab.predict(
     "speed-up",
     ### BEGIN SOLUTION
@@ -1080,7 +1087,8 @@ calls = dict(sent)
 lab.reveal("bucket-calls", ranks["calls"][0]["1 MiB"])
 
 # %% name="reveal-exposed" tags=["nbval-ignore-output"]
-turns = ranks["exposed_turns"][0]
+of_turns = zip(*ranks["exposed_turns"], strict=True)  # the slowest rank's // ceux du rang le plus lent
+turns = [{name: max(of_rank[name] for of_rank in turn) for name in turn[0]} for turn in of_turns]
 step = {name: median(turn[name] for turn in turns) for name in turns[0]}
 exposed_s = {name: median(turn[name] - turn["nothing"] for turn in turns) for name in step}
 names = ("nothing // rien", "afterwards // après", "one bucket // un seul", "1 MiB // 1 Mio")
@@ -1114,7 +1122,7 @@ timeline_figure(dlojz.run(config).record)
 # %% [markdown] lang="fr"
 # ## 7. Cumuler les gradients
 #
-# Un GPU n’a pas toujours la place pour le batch voulu. On enchaîne alors les passes avant et arrière de
+# Un GPU n’a pas toujours la place pour le batch voulu. On enchaîne les passes avant et arrière de
 # *micro-batches*, dont les gradients s’additionnent dans `parameter.grad`, avant **un seul** pas d’optimiseur.
 #
 # ### Exercice 9 — l’accumulation
