@@ -28,6 +28,7 @@ from itertools import islice
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from dlojz.base.errors import LabError
@@ -159,6 +160,8 @@ def predict_training(
             )
             answer.append(_unpredicted(step, optimizers, note))
 
+    with FakeTensorMode():
+        pass  # torch 2.11 for CUDA, without a GPU, ends where a thread that is gone was the first to enter one
     with _undisturbed(step.models):
         thread = threading.Thread(target=work, name="dlojz-prediction", daemon=True)
         thread.start()

@@ -92,19 +92,22 @@ def _states_of_frozen(optimizer: torch.optim.Optimizer, on_gpu: bool) -> int:
 def _fake_updates(
     optimizer: torch.optim.Optimizer, on_gpu: bool, shards: Sequence[Sequence[tuple[TensorShape, bool]]]
 ) -> tuple[int, int]:
+    held_before = [
+        [{name: _state_shape(value) for name, value in optimizer.state.get(one, {}).items()} for one in group["params"]]
+        for group in optimizer.param_groups
+    ]
     with FakeTensorMode():
         fake: torch.optim.Optimizer = object.__new__(type(optimizer))
         fake.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
         fake.state = defaultdict(dict)
         fake.param_groups = []
         states: list[Tensor] = []
-        for group, own in zip(optimizer.param_groups, shards, strict=False):
+        for group, own, before in zip(optimizer.param_groups, shards, held_before, strict=False):
             parameters = [_fake_parameter(*one) for one in own]
-            if len(own) == len(group["params"]):
-                made_before = [optimizer.state.get(one, {}) for one in group["params"]]
+            if len(own) == len(before):
                 fake.state.update(
                     (one, {name: _fake_state(value) for name, value in state.items()})
-                    for one, state in zip(parameters, made_before, strict=True)
+                    for one, state in zip(parameters, before, strict=True)
                     if state and one.requires_grad  # Adagrad makes its states when it is built
                 )
             states += [tensor for one in parameters for tensor in (one, one.grad) if tensor is not None]
@@ -137,11 +140,15 @@ def _fake_parameter(own: TensorShape, requires_grad: bool) -> nn.Parameter:
     return made
 
 
+def _state_shape(value: Any) -> Any:
+    return _shard(value) if isinstance(value, Tensor) else value
+
+
 def _fake_state(value: Any) -> Any:
-    if not isinstance(value, Tensor):
+    if not isinstance(value, TensorShape):
         return value
     # A counter of steps is read as a number, which a fake tensor has if it is made of one.
-    return torch.empty(_shard(value).shape, dtype=value.dtype) if value.ndim else torch.tensor(0, dtype=value.dtype)
+    return torch.empty(value.shape, dtype=value.dtype) if value.shape else torch.tensor(0, dtype=value.dtype)
 
 
 class ZeroOptions(NamedTuple):

@@ -218,14 +218,6 @@ def first_step(batch: int) -> tuple[FirstStep, list[torch.optim.Optimizer]]:
     return step, [optimizer]
 
 
-twice = pytest.mark.skipif(
-    torch.__version__.startswith("2.11") and bool(torch.version.cuda) and not torch.cuda.is_available(),
-    reason="torch 2.11 for CUDA, without a GPU, ends when a second thread enters a mode of fake tensors",
-)
-"""For tests that predict twice in one process, as no run does."""
-
-
-@twice
 def test_half_a_batch_is_half_the_batch() -> None:
     config = RunConfig.of_script(SCRIPT)
     whole = predict_training(config, *first_step(8), None, limit_bytes=0)
@@ -238,7 +230,6 @@ def test_half_a_batch_is_half_the_batch() -> None:
     assert half.levers == ()
 
 
-@twice
 def test_steps_on_fakes_find_what_the_replay_of_one_process_finds() -> None:
     config = RunConfig.of_script(SCRIPT)
     step, optimizers = first_step(8)
