@@ -69,7 +69,10 @@ def use_of(
                 kept, taken = sum(one for one, _ in each), max(one for _, one in each)
             else:
                 shards = [[(_shard(one), one.requires_grad) for one in of["params"]] for of in optimizer.param_groups]
-                kept, taken = _fake_updates(optimizer, on_gpu, shards)
+                try:
+                    kept, taken = _fake_updates(optimizer, on_gpu, shards)
+                except KeyError:  # before torch 2.13, Adagrad makes its states when it is built, and never again
+                    kept, taken = _fake_updates(optimizer, on_gpu, shards, _state_shapes(optimizer))
             kept += _states_of_frozen(optimizer, on_gpu)
         except Exception as error:
             name = type(optimizer).__name__
@@ -90,26 +93,22 @@ def _states_of_frozen(optimizer: torch.optim.Optimizer, on_gpu: bool) -> int:
 
 
 def _fake_updates(
-    optimizer: torch.optim.Optimizer, on_gpu: bool, shards: Sequence[Sequence[tuple[TensorShape, bool]]]
+    optimizer: torch.optim.Optimizer,
+    on_gpu: bool,
+    shards: Sequence[Sequence[tuple[TensorShape, bool]]],
+    built_with: Sequence[Sequence[StateShapes]] = (),
 ) -> tuple[int, int]:
-    held_before = [
-        [{name: _state_shape(value) for name, value in optimizer.state.get(one, {}).items()} for one in group["params"]]
-        for group in optimizer.param_groups
-    ]
     with FakeTensorMode():
         fake: torch.optim.Optimizer = object.__new__(type(optimizer))
         fake.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
         fake.state = defaultdict(dict)
         fake.param_groups = []
         states: list[Tensor] = []
-        for group, own, before in zip(optimizer.param_groups, shards, held_before, strict=False):
+        for number, (group, own) in enumerate(zip(optimizer.param_groups, shards, strict=False)):
             parameters = [_fake_parameter(*one) for one in own]
-            if len(own) == len(before):
-                fake.state.update(
-                    (one, {name: _fake_state(value) for name, value in state.items()})
-                    for one, state in zip(parameters, before, strict=True)
-                    if state and one.requires_grad  # Adagrad makes its states when it is built
-                )
+            if built_with:
+                made = zip(parameters, built_with[number], strict=True)
+                fake.state.update((one, _fake_state(of)) for one, of in made if one.requires_grad)
             states += [tensor for one in parameters for tensor in (one, one.grad) if tensor is not None]
             at_once = {"foreach": True} if on_gpu and group.get("foreach", 0) is None and not group.get("fused") else {}
             fake.param_groups.append({**group, **at_once, "params": parameters})
@@ -140,15 +139,23 @@ def _fake_parameter(own: TensorShape, requires_grad: bool) -> nn.Parameter:
     return made
 
 
-def _state_shape(value: Any) -> Any:
-    return _shard(value) if isinstance(value, Tensor) else value
+StateShapes = dict[str, TensorShape]
 
 
-def _fake_state(value: Any) -> Any:
-    if not isinstance(value, TensorShape):
-        return value
+def _state_shapes(optimizer: torch.optim.Optimizer) -> list[list[StateShapes]]:
+    """List the states of each group's parameters, without their numbers."""
+    return [
+        [{name: _shard(each) for name, each in optimizer.state[one].items()} for one in group["params"]]
+        for group in optimizer.param_groups
+    ]
+
+
+def _fake_state(shapes: StateShapes) -> dict[str, Tensor]:
     # A counter of steps is read as a number, which a fake tensor has if it is made of one.
-    return torch.empty(value.shape, dtype=value.dtype) if value.shape else torch.tensor(0, dtype=value.dtype)
+    return {
+        name: torch.empty(one.shape, dtype=one.dtype) if one.shape else torch.tensor(0, dtype=one.dtype)
+        for name, one in shapes.items()
+    }
 
 
 class ZeroOptions(NamedTuple):
