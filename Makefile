@@ -68,6 +68,7 @@ $(SYSTEM): Makefile
 $(PACKAGES): constraints.txt pyproject.toml | $(READY) $(SYSTEM)
 	@$(INSTALL) '.[test]' > $(VENV)/packages.log 2>&1 || \
 	  { tail -n 20 $(VENV)/packages.log; exit 1; }
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
 	@if command -v npm > /dev/null && ! [ -x $(PROXY) ]; then \
 	  npm install --loglevel=error --no-fund --no-audit --no-update-notifier --fetch-retries=1 --prefix $(VENV)/node \
 	    configurable-http-proxy@$(PROXY_VERSION) < /dev/null > $(VENV)/npm.log 2>&1 || \
@@ -152,7 +153,7 @@ WORKERS ?= 3
 test:
 	@$(MAKE) --no-print-directory -j 2 lint $(PACKAGES)
 	@$(BIN)/python -m compileall -q dlojz tests > /dev/null 2>&1 || true # read by thousands of processes
-	@$(BIN)/python -m pytest -n $(WORKERS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --durations=40 --durations-min=10
 
 # With what the tests of every day try a part of: all answers in the banks of the labs, all wrong scripts, longer campaigns.
 nightly:

@@ -806,7 +806,8 @@ for width in (64, 48):
     share = zeros_for(4 * parameters(dense))
     large = pruned([global_masks([weight], share)[0] for weight in weights], 60)
     train(dense, label_loss, batches(180))
-    print(f"{4 * parameters(dense) / 1e6:.2f}", "MB; dense: // Mo ; dense :", f"{accuracy(dense, task):.1%}", end="; ")
+    print(f"{4 * parameters(dense) / 1e6:.2f}", f"MB; dense, width {width}: // Mo ; dense, largeur {width} :", end=" ")
+    print(f"{accuracy(dense, task):.1%}", end="; ")
     print(f"sparse, {share:.0%} of zeros: // creux, {share:.0%} de zéros :", f"{accuracy(large, task):.1%}")
 
 # %% [markdown] lang="fr"

@@ -45,7 +45,8 @@ MOST_BYTES: Final = 4_000_000
 """A file of this kind has some tens of kilobytes."""
 KINDS: Final[dict[str, int | None]] = {
     "product": 4, "attention": 4, "convolution": 4, "pass": 1, "launch": 0, "update": 2, "sharded": 2, "checkpoint": 2,
-    "ddp": 2, "fsdp2": 2, "fsdp3": 2, "dtensor": 1, "meeting": 0, "chain": 3, "kernel": None, "host": None, "level": 1,
+    "ddp": 2, "fsdp2": 2, "fsdp3": 2, "dtensor": 1, "meeting": None, "chain": 3, "kernel": None, "host": None,
+    "level": 1,
 }  # fmt: skip
 """What is timed, and how many numbers its size has (None: as many as the case has, 0 among them);
 `dlojz.cost_model.measuring` and `measuring_kernels` say what."""
@@ -332,7 +333,8 @@ class MeasuredSite:
         update: seconds of AdamW per tensor and per element.
         sharded: the same of tensors split over the ranks.
         engines: seconds that each kind of `measuring_engines` adds per block and per tensor, `dtensor` per message.
-        meeting_s: of an all-reduce between two computations.
+        meetings: seconds of an all-reduce between two computations, by the size of the group that meets while all
+            ranks are busy.
         chained: times that a chain of operations takes as long as its parts say; 1 where none was measured.
         residuals: of every measurement.
     """
@@ -343,7 +345,7 @@ class MeasuredSite:
     update: FittedLine
     sharded: FittedLine
     engines: Mapping[str, FittedLine]
-    meeting_s: float
+    meetings: Mapping[int, float]
     chained: float
     residuals: tuple[Residual, ...]
 
@@ -351,6 +353,10 @@ class MeasuredSite:
         """Seconds that an engine adds to so many blocks with so many tensors; 0 where it was not measured."""
         taken = self.engines.get(kind, FittedLine(0.0, 0.0))
         return blocks * taken.start + tensors * taken.slope
+
+    def meeting_s(self, ranks: int) -> float:
+        """Seconds of an all-reduce of so many ranks between two computations; as of all ranks where not measured."""
+        return self.meetings.get(ranks, self.meetings.get(self.ranks, 0.0))
 
     @property
     def median_error(self) -> float:
@@ -429,13 +435,13 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
     update = _update(setup, "update")
     sharded = _update(setup, "sharded") if any(one.what == "sharded" for one in setup.timings) else update
     engines = {kind: _engine(setup, kind) for kind in ENGINES if any(one.what == kind for one in setup.timings)}
-    meeting_s = statistics.median([one.seconds for one in setup.timings if one.what == "meeting"] or [0.0])
+    meetings = {one.size[0] if one.size else ranks: one.seconds for one in setup.timings if one.what == "meeting"}
     residuals = (
         *(_of_product(one, fair, chip, found, begun_s) for one, fair in zip(some, products, strict=True)),
         *_residuals(setup, chip, found, update, connection),
     )
     beyond = min(max(chained(setup.timings) or 1.0, 1 / MOST_CHAINED), MOST_CHAINED)
-    return MeasuredSite(setup.ranks, here, found, update, sharded, engines, meeting_s, beyond, residuals)
+    return MeasuredSite(setup.ranks, here, found, update, sharded, engines, meetings, beyond, residuals)
 
 
 def _product(one: Timed) -> Product:
@@ -687,14 +693,20 @@ def _met(here: MeasuredSite, config: RunConfig, parts: Parts) -> tuple[Reals, Re
     another one; layers split by torch cost the host's dispatch too.
     """
     layout = config.layout
-    start = float(here.cluster.intra.alpha_s("all_reduce", here.ranks)) if here.ranks > 1 else 0.0
-    waiting = max(0.0, here.meeting_s - start)
+
+    def start_s(ranks: int) -> float:
+        return float(here.cluster.intra.alpha_s("all_reduce", ranks))
+
+    def waiting_s(ranks: int) -> float:
+        return max(0.0, here.meeting_s(ranks) - start_s(ranks))
+
     tensor, pipeline = parts.tensor, parts.pipeline
     if layout.tp > 1:
-        around = max(0.0, here.engine_s("dtensor", 1) - start) if layout.engine == "torch" else 0.0
-        tensor = tensor + _tensor_messages(config) * (waiting + around)
+        # The host's dispatch was timed with messages of all ranks.
+        around = max(0.0, here.engine_s("dtensor", 1) - start_s(here.ranks)) if layout.engine == "torch" else 0.0
+        tensor = tensor + _tensor_messages(config) * (waiting_s(layout.tp) + around)
     if layout.pp > 1:
-        pipeline = pipeline + 2 * layout.micro_batches * _chunks(config) * waiting
+        pipeline = pipeline + 2 * layout.micro_batches * _chunks(config) * waiting_s(here.ranks)
     return tensor, pipeline
 
 

@@ -13,8 +13,9 @@ cost is that of a wrapped model minus the same model bare, on blocks that comput
     fsdp2       a block's weights gathered once, its gradients scattered (ZeRO-2)        blocks, tensors
     fsdp3       the same, gathered twice (ZeRO-3)                                        blocks, tensors
     dtensor     a pair of layers split by columns and rows: two messages                 messages
-    meeting     an all-reduce between two computations: ranks that waited for a message  nothing
-                wake up, and none begins before the last has come
+    meeting     an all-reduce between two computations: ranks that waited for a message  nothing, or 2
+                wake up, and none begins before the last has come; of all ranks, and
+                of pairs while all are busy, as tensor parallelism on 2 of 4 ranks has it
 """
 
 from __future__ import annotations
@@ -419,12 +420,29 @@ def measure_engines(*, windows: int, window_s: float, tell: Call | None = None) 
         if tell:
             tell()
         found.append(Timed("meeting", (), _meeting_s(4 * windows * window_s), "meeting"))
+    if _in_pairs(_ranks()):
+        if tell:
+            tell()
+        found.append(Timed("meeting", (2,), _meeting_s(4 * windows * window_s, _own_pair()), "meeting of pairs"))
     return found
+
+
+def _in_pairs(ranks: int) -> bool:
+    return ranks > 2 and ranks % 2 == 0
+
+
+def _own_pair() -> Any:
+    """The process group of this rank and its neighbour; every rank makes all of them, as torch asks."""
+    import torch.distributed as dist
+
+    ranks = _ranks()
+    groups = [dist.new_group([first, first + 1]) for first in range(0, ranks, 2)]
+    return groups[dist.get_rank() // 2]
 
 
 def count_engines(ranks: int) -> int:
     """Count the measurements of `measure_engines` with so many ranks."""
-    return 1 + (len(TOYS) if ranks == 1 else 4 * len(TOYS) + len(PAIRS) + 1)
+    return 1 + (len(TOYS) if ranks == 1 else 4 * len(TOYS) + len(PAIRS) + 1 + _in_pairs(ranks))
 
 
 def _call_s(call: Call, window_s: float) -> float:
@@ -555,8 +573,13 @@ def _split(pairs: int) -> Any:
     return model
 
 
-def _meeting_s(window_s: float) -> float:
-    """Median seconds of a message after products, mean of the ranks: those that come first wait for the others."""
+def _meeting_s(window_s: float, group: Any = None) -> float:
+    """Median seconds of a message after products, mean of the ranks: those that come first wait for the others.
+
+    Args:
+        window_s: seconds of it all, about.
+        group: whose ranks send to each other, while those of all other groups do the same; None: all ranks.
+    """
     import torch
     import torch.distributed as dist
 
@@ -567,8 +590,8 @@ def _meeting_s(window_s: float) -> float:
         for _ in range(MEETING_PRODUCTS):
             torch.mm(left, right)
         start_s = time.perf_counter()
-        # Who: all ranks. What: zeros in fp32. How much: 64 KiB.
-        dist.all_reduce(message)
+        # Who: the group's ranks. What: zeros in fp32. How much: 64 KiB.
+        dist.all_reduce(message, group=group)
         waited_s.append(time.perf_counter() - start_s)
     told = torch.tensor(waited_s, dtype=torch.float64)
     # Who: all ranks. What: how long each waited every time, of which the mean counts. How much: 8 bytes each.

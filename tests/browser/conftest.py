@@ -20,7 +20,7 @@ import pytest
 from tests.hubs import StartedHub, need, started_hub
 
 STUDENTS = {"dlojz-a": "fr", "dlojz-b": "en"}
-READY_S = 120
+READY_S = 600
 CHROMIUM = (
     "--no-sandbox",
     "--disable-gpu",

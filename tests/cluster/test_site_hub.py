@@ -21,7 +21,7 @@ import pytest
 from tests.hubs import START, StartedHub, need, started_hub
 
 LAB = "notebooks/fr/00_getting_started.ipynb"
-PATIENCE_S = 240
+PATIENCE_S = 600
 pytestmark = pytest.mark.timeout(900)
 AGAIN = """
 import sys

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from dlojz.base.errors import LabError
 from dlojz.by_hand.collectives.running import TimedMessage
 from dlojz.config.run_config import RunConfig
-from dlojz.cost_model import measuring
+from dlojz.cost_model import measured_machine, measuring
 from dlojz.cost_model.calibration import Calibration
 from dlojz.cost_model.measured_machine import (
     Measured,
@@ -45,6 +45,7 @@ from dlojz.cost_model.measuring import (
 from dlojz.cost_model.workload import Product, product_s
 from dlojz.hardware import gpu
 from dlojz.hardware.links import bus_factor
+from dlojz.processes.forks import first_failure, spmd
 
 PEAK, START, LAUNCH_S, BANDWIDTH = 80e9, 8.0, 10e-6, 12e9
 TENSOR_S, ELEMENT_S = 40e-6, 2e-9
@@ -144,12 +145,48 @@ def test_ranks_meet_for_four_windows(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch, "mm", None),
     ):
         monkeypatch.setattr(where, name, lambda *_, answer=answer, **__: answer)
-    monkeypatch.setattr(dist, "all_reduce", lambda message: sent.append(message.numel()))
+    monkeypatch.setattr(dist, "all_reduce", lambda message, group=None: sent.append(message.numel()))
     assert [one.what for one in measuring.measure_engines(windows=3, window_s=0.05)] == ["chain", "meeting"]
     assert sent == [2**14] * 120 + [120]
     sent.clear()
     measuring.measure_engines(windows=1, window_s=0.05)
     assert sent == [2**14] * 41 + [41]
+
+
+def _meeting_of_a_pair(rank: int, ranks: int) -> list[Any]:
+    pair = measuring._own_pair()
+    return [dist.get_process_group_ranks(pair), measuring._meeting_s(0.01, pair)]
+
+
+def test_four_ranks_meet_in_pairs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = spmd(_meeting_of_a_pair, 4)
+    assert first_failure(told) is None
+    assert [one.value[0] for one in told] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert all(one.value[1] > 0 for one in told)
+    for name in ("chain", "_own_pair"):
+        monkeypatch.setattr(measuring, name, lambda: None)
+    monkeypatch.setattr(measuring, "_pairs", list)
+    for name in ("_call_s", "_meeting_s"):
+        monkeypatch.setattr(measuring, name, lambda *_: 1.0)
+    for ranks, groups in ((2, [()]), (3, [()]), (4, [(), (2,)])):
+        monkeypatch.setattr(measuring, "_ranks", lambda ranks=ranks: ranks)
+        assert [one.size for one in measuring.measure_engines(windows=1, window_s=0.01)[1:]] == groups
+        assert measuring.count_engines(ranks) == measuring.count_engines(2) + len(groups) - 1
+
+
+def test_tensor_parallelism_of_two_ranks_of_four_waits_as_pairs_do(machine: Measured) -> None:
+    """ALPHA_S per rank: a message's start in a pair is 2·ALPHA_S, which the meeting's seconds replace."""
+    four = setup_of(4, slower=2.0)
+    pairs_s, all_s = 3e-3, 9e-3
+    met = (Timed("meeting", (), all_s, "meeting"), Timed("meeting", (2,), pairs_s, "meeting of pairs"))
+    rich = machine.model_copy(
+        update={"setups": (*machine.setups[:2], Setup(ranks=4, timings=(*four.timings, *met), points=four.points))}
+    )
+    for fields, ranks, waited_s in (({"tp": 2, "dp": 2}, 2, pairs_s), ({"tp": 4}, 4, all_s)):
+        config = RunConfig.of(model="gpt_tiny", micro_batch=8, engine="by_hand", **fields)
+        bare, whole = local_parts(machine, config), local_parts(rich, config)
+        messages = measured_machine._tensor_messages(config)
+        assert float(whole.tensor[0] - bare.tensor[0]) == pytest.approx(messages * (waited_s - ranks * ALPHA_S))
 
 
 @pytest.fixture(scope="module")

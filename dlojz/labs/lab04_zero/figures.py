@@ -80,8 +80,13 @@ def table_1(state_bytes: Callable[[float, int, int], float]) -> Table:
         en=f"{agreeing} of {count} cells agree to the last digit printed.",
         fr=f"Cases égales au dernier chiffre imprimé près : {agreeing} sur {count}.",
     )
-    paper = "; ".join(f"stage {stage}; {say(en='(paper)', fr='(article)')}" for stage in (1, 2, 3))
-    return Table(titles(en=f"GB per GPU; N; {paper}", fr=f"Go par GPU; N; {paper}"), tuple(rows), notes=(agree,))
+    stages = "; ".join(
+        f"{say(en='stage', fr='niveau')} {stage}; {say(en='(paper)', fr='(article)')}" for stage in (1, 2, 3)
+    )
+    unit = say(en="Stages: GB (10⁹ bytes) per GPU.", fr="Niveaux : Go (10⁹ octets) par GPU.")
+    return Table(
+        titles(en=f"parameters; GPUs; {stages}", fr=f"paramètres; GPU; {stages}"), tuple(rows), notes=(unit, agree)
+    )
 
 
 def _last_digit(printed: str) -> float:

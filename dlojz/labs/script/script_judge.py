@@ -338,7 +338,7 @@ def _data_parallel(trials: ScriptTrials) -> None:
 
 def _sharded(trials: ScriptTrials) -> None:
     folder = trials.checkpoint
-    one, two = trials(1), trials.layout(4, "--accumulation", "2", "--save", folder)
+    two, one = trials.layout(4, "--accumulation", "2", "--save", folder), trials(1)
     _check_group(two)
     _check_shards(
         one,
@@ -388,7 +388,7 @@ def _sharded(trials: ScriptTrials) -> None:
 
 
 def _pipeline(trials: ScriptTrials) -> None:
-    one, two = trials(1), trials.layout(5)
+    two, one = trials.layout(5), trials(1)
     _check_group(two)
     _check_shards(
         one,
@@ -421,7 +421,7 @@ def _pipeline(trials: ScriptTrials) -> None:
 
 
 def _tensor_parallel(trials: ScriptTrials) -> None:
-    one, two = trials(1), trials.layout(6)
+    two, one = trials.layout(6), trials(1)
     _check_group(two)
     if two.ranks[0].plain == one.ranks[0].held:
         raise Wrong(
@@ -441,7 +441,7 @@ def _tensor_parallel(trials: ScriptTrials) -> None:
 
 
 def _two_axes(trials: ScriptTrials) -> None:
-    one, four = trials(1), trials.layout(7)
+    four, one = trials.layout(7), trials(1)
     _check_group(four)
     if four.ranks[0].mesh_axes < 2:
         raise Wrong(
@@ -497,7 +497,7 @@ def _check_rate(trial: Trial) -> None:
 
 
 def _compressed(trials: ScriptTrials) -> None:
-    plain, small = trials(2), trials.layout(9)
+    small, plain = trials.layout(9), trials(2)
     _check_group(small)
     _check_averaged(small)
     if small.sent_bytes > 0.6 * plain.sent_bytes:
@@ -529,7 +529,7 @@ def _compressed(trials: ScriptTrials) -> None:
 
 
 def _experts(trials: ScriptTrials) -> None:
-    one, two = trials(1, "--experts", "4"), trials.layout(10)
+    two, one = trials.layout(10), trials(1, "--experts", "4")
     _check_group(two)
     footprint = two.record.footprint()
     if footprint is None or all(traffic.collective != "all_to_all" for traffic in footprint.communication):
@@ -607,9 +607,10 @@ def _compressed_model(trials: ScriptTrials) -> None:
 
 
 def _libraries(trials: ScriptTrials) -> None:
-    one = trials(1)
+    one: Trial | None = None
     for way, name in (("deepspeed", "DeepSpeedEngine"), ("accelerate", "Accelerator")):
         two = trials(2, "--parallel", way, "--accumulation", "2")
+        one = one or trials(1)
         if (found := two.ranks[0].library) != name:
             raise Wrong(
                 en=f"With {two.title}, {found or 'PyTorch alone'} trains the model: {name} is asked for.",
@@ -668,7 +669,7 @@ CHECKS: tuple[Callable[[ScriptTrials], None], ...] = (
     _compressed_model,
     _libraries,
 )
-"""One for each lab, in their order."""
+"""One for each lab, in their order. Each runs first what its lab adds, so that a missing option is told at once."""
 
 
 def judge_script(
@@ -709,7 +710,7 @@ def judge_script(
                 _check_printed(trial)
         except Wrong as wrong:
             return Verdict("wrong", str(wrong))
-        whole = trials.done[0].ranks[0].held
+        whole = max(rank.held for trial in trials.done for rank in trial.ranks)
         return Verdict("right", "\n".join([_praise(lab), *(_row(trial, whole) for trial in trials.done)]))
 
 
