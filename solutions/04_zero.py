@@ -754,6 +754,8 @@ import time
 
 ways = {
     "all-reduce": lambda: dist.all_reduce(whole),
+    "all-gather": lambda: dist.all_gather_into_tensor(whole, share),
+    "reduce-scatter": lambda: dist.reduce_scatter_tensor(share, whole),
     "computation // calcul": lambda: ddp.module(x).square().mean().backward(),
     "update // mise à jour": optimizer.step,
     "DDP": ddp_step,
@@ -775,17 +777,17 @@ for turn in range(11):
 from statistics import median
 
 took = ranks["took"][0]
-parts = {name: median(took[name]) for name in ("all-reduce", "computation // calcul", "update // mise à jour", "DDP")}
+parts = {name: median(took[name]) for name in list(took)[:6]}
 for name, time_s in parts.items():
-    print(f"{name:<12} {1e3 * time_s:6.1f} ms")
+    print(f"{name:<14} {1e3 * time_s:6.1f} ms")
 
 # %% [markdown] lang="fr"
-# **Vos prédictions**, à partir de ces quatre durées, dans `parts`. Combien de secondes durent les trois passages de
+# **Vos prédictions**, à partir de ces durées, dans `parts`. Combien de secondes durent les trois passages de
 # ZeRO-3 ? Combien d’échantillons par seconde ZeRO-1 lit-il (64 par rang) ? Et par combien la durée d’un pas est-elle
 # multipliée quand on passe de DDP à FSDP2, si rien n’est recouvert ?
 
 # %% [markdown] lang="en"
-# **Your predictions**, from these four times, in `parts`. How many seconds do the three passes of ZeRO-3 take? How many
+# **Your predictions**, from these times, in `parts`. How many seconds do the three passes of ZeRO-3 take? How many
 # samples per second does ZeRO-1 read (64 per rank)? And by how much is the time of a step multiplied when one goes from
 # DDP to FSDP2, if nothing is hidden?
 
@@ -793,7 +795,7 @@ for name, time_s in parts.items():
 lab.predict(
     "three-passes",
     ### BEGIN SOLUTION
-    1.5 * parts["all-reduce"],
+    2 * parts["all-gather"] + parts["reduce-scatter"],
     ### END SOLUTION
 )
 
@@ -801,7 +803,8 @@ lab.predict(
 lab.predict(
     "zero-1-samples",
     ### BEGIN SOLUTION
-    2 * 64 / (parts["DDP"] - parts["update // mise à jour"] / 2),
+    2 * 64 / (parts["computation // calcul"] + parts["reduce-scatter"] + parts["all-gather"]
+              + parts["update // mise à jour"] / 2),
     ### END SOLUTION
 )
 
@@ -809,7 +812,8 @@ lab.predict(
 lab.predict(
     "fsdp2-over-ddp",
     ### BEGIN SOLUTION
-    (parts["computation // calcul"] + 1.5 * parts["all-reduce"] + parts["update // mise à jour"] / 2) / parts["DDP"],
+    (parts["computation // calcul"] + 2 * parts["all-gather"] + parts["reduce-scatter"]
+     + parts["update // mise à jour"] / 2) / parts["DDP"],
     ### END SOLUTION
 )
 
@@ -819,10 +823,10 @@ lab.reveal("zero-1-samples", 2 * 64 / median(took["ZeRO-1"]))
 lab.reveal("fsdp2-over-ddp", median(own / ddp for own, ddp in zip(took["FSDP2"], took["DDP"], strict=True)))
 
 # %% [markdown] lang="fr"
-# Sur deux cœurs partagés, comptez un écart d’un facteur 1,5, plus si la machine est occupée. L’écart de FSDP2 est plus
-# grand : nos trois passages sont trois messages ; FSDP2 en envoie trois **par couche**, soit 18, dont chacun paie sa
-# latence, et recopie les parts dans un tampon. Sur un GPU, le réseau travaille pendant le calcul ; ici, les mêmes cœurs
-# font les deux.
+# Comparez : avec gloo, un reduce-scatter coûte plus qu’un all-reduce, pour deux fois moins d’octets. L’écart de FSDP2
+# est grand : nos trois passages sont trois messages ; FSDP2 en envoie trois **par couche**, soit 18, dont chacun paie
+# sa latence, et recopie les parts dans un tampon. Sur un GPU, le réseau travaille pendant le calcul ; ici, les mêmes
+# cœurs font les deux.
 #
 # ## 8. La configuration de DeepSpeed
 #
@@ -848,7 +852,7 @@ lab.reveal("fsdp2-over-ddp", median(own / ddp for own, ddp in zip(took["FSDP2"],
 # en fp32.
 
 # %% [markdown] lang="en"
-# On two shared cores expect a gap of a factor of 1.5, more if the machine is busy. The gap of FSDP2 is larger: our
+# Compare: with gloo, a reduce-scatter costs more than an all-reduce, for half the bytes. The gap of FSDP2 is large: our
 # three passes are three messages; FSDP2 sends three **per layer**, that is 18, each of which pays its latency, and it
 # copies the shares into a buffer. On a GPU the network works during the computation; here the same cores do both.
 #
