@@ -1034,12 +1034,12 @@ offloaded = dlojz.run(vit_64.config, offload="activations")
 offloaded
 
 # %% [markdown] lang="fr"
-# L’écart, d’ordinaire moins de la moitié : autograd appelle vos hooks à chaque tenseur.
+# Le pas dure plus que les copies : autograd appelle aussi vos hooks.
 #
 # Vos hooks déchargent-ils autant que ceux du paquet ? Sur un AlexNet :
 
 # %% [markdown] lang="en"
-# The gap, mostly less than half: autograd calls your hooks for each tensor.
+# The step with your hooks takes longer than the copies alone: autograd also calls the hooks, for each tensor.
 #
 # Do your hooks offload as much as those of the package? For an AlexNet:
 
@@ -1138,9 +1138,9 @@ asked(lambda: {name: round(1e3 * exposed_seconds(sample_bytes, link, forward_s))
 #
 # ### Exercice 9 — garder, recalculer ou décharger
 #
-# `blocks` est la liste des blocs, du premier au dernier. Chacun a trois dictionnaires, indexés par le choix :
-# `held_bytes`, ce qu’il détient jusqu’à sa passe arrière ; `backward_bytes`, ce qu’il faut pendant celle-ci **en plus**
-# de ce que détiennent les blocs précédents ; `seconds`, ce que le choix ajoute au pas.
+# `blocks` est la liste des blocs, du premier au dernier. Chacun a trois attributs, des dictionnaires par choix :
+# `held_bytes`, ce qu’il détient jusqu’à sa passe arrière ; `backward_bytes`, ce qu’il faut pendant celle-ci **en
+# plus** de ce que détiennent les blocs précédents ; `seconds`, ce que le choix ajoute au pas.
 #
 # Parmi les plans (un choix par bloc) dont le pic tient dans `budget_bytes`, renvoyez celui qui ajoute le moins de
 # secondes, ou None. `plans` les énumère tous.
@@ -1158,9 +1158,9 @@ asked(lambda: {name: round(1e3 * exposed_seconds(sample_bytes, link, forward_s))
 #
 # ### Exercise 9 — keep, recompute or offload
 #
-# `blocks` is the list of the blocks, from first to last. Each has three dictionaries, by choice: `held_bytes`, what it
-# holds until its backward pass; `backward_bytes`, what is needed during that pass **on top of** what the blocks before
-# it hold; `seconds`, what the choice adds to the step.
+# `blocks` is the list of the blocks, from first to last. Each has three attributes, which are dictionaries by choice
+# (`block.held_bytes["keep"]`): `held_bytes`, what it holds until its backward pass; `backward_bytes`, what is needed
+# during that pass **on top of** what the blocks before it hold; `seconds`, what the choice adds to the step.
 #
 # Of the plans (one choice per block) whose peak fits into `budget_bytes`, return the one that adds the fewest seconds,
 # or None. `plans` goes through all of them.
@@ -1247,11 +1247,11 @@ still_calculator(**chosen)
 #
 # ## Défi : le moins d’opérations
 #
-# Facultatif. Vingt-quatre couches, une limite en Mio. Une couche garde `kept_mib` pour sa passe arrière ; recalculée,
-# elle ne garde que `input_mib`, mais refait `gflop` GFLOP. Pendant sa passe arrière, une couche a toutes ses
-# activations (`kept_mib`), en plus de ce que gardent les couches **précédentes** : ce total ne doit jamais dépasser
-# `limit_mib`. Renvoyez les numéros (à partir de 0) des couches à recalculer. Le score compare leurs opérations au
-# minimum possible, sur trois modèles. **Objectif : 100 %.**
+# Facultatif. Vingt-quatre couches, une limite en Mio. Une couche garde `layer.kept_mib` pour sa passe arrière ;
+# recalculée, elle ne garde que `input_mib`, mais refait `gflop` GFLOP. Pendant sa passe arrière, une couche a toutes
+# ses activations (`kept_mib`), en plus de ce que gardent les couches **précédentes** : ce total ne doit jamais
+# dépasser `limit_mib`. Renvoyez les numéros (à partir de 0) des couches à recalculer. Le score compare leurs
+# opérations au minimum possible, sur trois modèles. **Objectif : 100 %.**
 
 # %% [markdown] lang="en"
 # Three numbers not to be confused: the **peak** of what is allocated (`torch.cuda.max_memory_allocated()`); what the
@@ -1260,11 +1260,11 @@ still_calculator(**chosen)
 #
 # ## Challenge: the fewest operations
 #
-# Optional. Here are 24 layers and a limit in MiB. A layer keeps `kept_mib` for its backward pass; checkpointed, it
-# keeps `input_mib` only, but does `gflop` GFLOP again. During its backward pass a layer has all its activations
+# Optional. Here are 24 layers and a limit in MiB. A layer keeps `layer.kept_mib` for its backward pass; checkpointed,
+# it keeps `input_mib` only, but does `gflop` GFLOP again. During its backward pass a layer has all its activations
 # (`kept_mib`), on top of what the layers **before** it keep: this total must never exceed `limit_mib`. Return the
-# numbers (from 0) of the layers to checkpoint. The score compares their operations with the fewest possible, over three
-# models. **Target: 100%.**
+# numbers (from 0) of the layers to checkpoint. The score compares their operations with the fewest possible, over
+# three models. **Target: 100%.**
 
 
 # %% name="fewest-operations"
@@ -1297,8 +1297,8 @@ lab.check("fewest-operations", checkpointed_layers)
 # Continuez dans votre `train.py`, ou partez de la solution du TP précédent, qu’écrit
 # `dlojz labs script 02 un_autre_dossier`, avec des `# TODO`.
 #
-# À regarder : `dlojz run my_training/train.py -- --checkpointing`, puis `dlojz compare` : mêmes pertes, moins
-# d’activations au pic.
+# À regarder : `dlojz run my_training/train.py` sans et avec `-- --checkpointing`, puis `dlojz compare` : mêmes
+# pertes, moins d’activations au pic.
 #
 # <details><summary>Les lignes de PyTorch</summary>
 #
@@ -1317,8 +1317,8 @@ lab.check("fewest-operations", checkpointed_layers)
 # in your `train.py`, or begin with the solution of the lab before, which `dlojz labs script 02 another_folder` writes,
 # with a `# TODO` at each place to fill in.
 #
-# What to look for: `dlojz run my_training/train.py -- --checkpointing`, then `dlojz compare`: the same losses, fewer
-# activations at the peak.
+# What to look for: `dlojz run my_training/train.py`, then the same with `-- --checkpointing`, then `dlojz compare`:
+# the same losses, fewer activations at the peak.
 #
 # <details><summary>The lines of PyTorch</summary>
 #

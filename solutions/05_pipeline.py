@@ -81,9 +81,9 @@ figures.drawn("gpipe", 4, 9)
 #
 # ### Exercice 1 — la bulle à la main
 #
-# `ranks` étages égaux, `micro_batches` micro-batches ; par micro-batch, la passe avant d’un étage dure `forward`, sa
-# passe arrière `backward` ; les messages, rien. Renvoyez trois nombres pour GPipe : la durée d’un pas, la fraction de
-# bulle, le surcoût de bulle.
+# `ranks` étages égaux (p), `micro_batches` micro-batches (m) ; par micro-batch, la passe avant d’un étage dure
+# `forward` (t_f), sa passe arrière `backward` (t_b) ; les messages, rien. Renvoyez trois nombres pour GPipe : la
+# durée d’un pas, la fraction de bulle, le surcoût de bulle.
 
 # %% [markdown] lang="en"
 # The blanks are the bubble. “25%” or “33%”? Both are published, under the same name:
@@ -93,9 +93,9 @@ figures.drawn("gpipe", 4, 9)
 #
 # ### Exercise 1 — the bubble by hand
 #
-# `ranks` equal stages, `micro_batches` micro-batches; each stage spends `forward` on the forward pass of a micro-batch,
-# and `backward` on its backward pass. Messages take no time. Return three numbers for GPipe: the length of a step, the
-# bubble fraction, the bubble overhead.
+# `ranks` equal stages (p), `micro_batches` micro-batches (m); each stage spends `forward` (t_f) on the forward pass
+# of a micro-batch, and `backward` (t_b) on its backward pass. Messages take no time. Return three numbers for GPipe:
+# the length of a step, the bubble fraction, the bubble overhead.
 
 
 # %% name="pipeline-bubble"
@@ -325,7 +325,7 @@ figures.repaired(unblocked, 2, 4)
 # - `priority` : `"forward-first"` ou `"backward-first"` ;
 # - `cap` : le nombre de micro-batches qu’un rang peut garder ; un seul pour tous, un par rang, ou une fonction du rang.
 #
-# Sans `cap`, `"forward-first"` redonne GPipe. `"backward-first"`, avec un `cap` de p − r, redonne 1F1B.
+# Sans `cap`, `"forward-first"` redonne GPipe. `"backward-first"`, avec un `cap` de p − r au rang r, redonne 1F1B.
 #
 # Avec 4 rangs et 8 micro-batches, 1F1B dure 33 unités et garde 4 micro-batches au rang 0.
 
@@ -338,7 +338,7 @@ figures.repaired(unblocked, 2, 4)
 # - `priority`: `"forward-first"` or `"backward-first"`;
 # - `cap`: the number of micro-batches that a rank may keep; one for all, one per rank, or a function of the rank.
 #
-# Without `cap`, `"forward-first"` gives GPipe. `"backward-first"`, with a `cap` of p − r, gives 1F1B.
+# Without `cap`, `"forward-first"` gives GPipe. `"backward-first"`, with a `cap` of p − r on rank r, gives 1F1B.
 #
 # With 4 ranks and 8 micro-batches 1F1B takes 33 time units, and keeps 4 micro-batches on rank 0.
 
@@ -861,12 +861,12 @@ lab.reveal("boundary-bytes", sum(traffic.message_bytes for traffic in sent if tr
 lab.reveal("activations", figures.activation_bytes(gpipe, 0) / figures.activation_bytes(one_f_one_b_run, 0))
 
 # %% [markdown] lang="fr"
-# La mémoire mesurée, divisée par le nombre de micro-batches que prévoit votre fonction : le quotient est le même des
-# deux côtés, à un message près.
+# La mémoire mesurée, divisée par le nombre de micro-batches que prévoit votre fonction : le quotient est le même pour
+# les deux, à un message près.
 
 # %% [markdown] lang="en"
-# The memory measured, divided by the number of micro-batches that your function foresees: the quotient is the same on
-# both sides, give or take a message.
+# The memory measured, divided by the number of micro-batches that your function foresees: the quotient is the same
+# for both schedules, give or take a message.
 
 # %% name="memory" tags=["nbval-ignore-output"]
 figures.memory(kept, [gpipe, one_f_one_b_run])
@@ -999,10 +999,12 @@ time_of = causal_slice_time(hidden=512, flops_per_s=1e14, overhead_s=1e-3, layer
 print("slices: // tranches :", plan_slices(8192, ranks=4, time=time_of, grid=128).lengths)
 
 # %% [markdown] lang="fr"
-# Choisissez-en un, changez durées et latence, ou modifiez l’ordre. Sans noyau actif, voyez la figure fixe.
+# Choisissez-en un, changez durées et latence, ou modifiez l’ordre. Le panneau compte 1 par **morceau** : avec deux,
+# ses chiffres doublent. Sans noyau, voyez la figure fixe.
 
 # %% [markdown] lang="en"
-# Choose one, change times and latency, or edit the order. Where no kernel runs, see the static figure.
+# Choose one, change times and latency, or edit the order. The panel counts 1 per **piece**: with two pieces per rank
+# its figures are twice those of the table. Where no kernel runs, see the static figure.
 
 # %% name="pipeline-panel" tags=["nbval-ignore-output"]
 from dlojz.display.widgets.pipeline_panel import pipeline_panel, still_panel
@@ -1024,7 +1026,7 @@ still_panel(**choice)
 #   même version sur tous les étages ;
 # - **PipeDream-2BW** ne met à jour qu’une fois par batch : deux versions suffisent, et le retard est de 1 partout ;
 # - **PipeMare** n’en garde qu’une : les passes avant et arrière voient des poids différents ;
-# - **AMPNet** exécute ce qui arrive : seul le nombre de micro-batches en cours borne le retard.
+# - **AMPNet** exécute ce qui arrive : son retard n’est pas fixe.
 
 # %% [markdown] lang="en"
 # ## 9. Optional: asynchronous pipelines
@@ -1037,13 +1039,13 @@ still_panel(**choice)
 #   version on all stages;
 # - **PipeDream-2BW** updates once per batch only: two versions are enough, and the delay is 1 everywhere;
 # - **PipeMare** keeps only one: forward and backward see different weights;
-# - **AMPNet** runs whatever arrives: only the number of micro-batches in flight bounds the delay.
+# - **AMPNet** runs whatever arrives: its delay is not fixed.
 
 # %% name="staleness"
 figures.staleness(ranks=4, micro_batches=24)
 
 # %% [markdown] lang="fr"
-# Que fait un gradient en retard ? Prenons la parabole w²/2, dont le gradient est w.
+# Prenons la parabole w²/2, de gradient w.
 #
 # ### Exercice 9 — SGD en retard
 #
@@ -1051,7 +1053,7 @@ figures.staleness(ranks=4, micro_batches=24)
 # qu’il n’y a pas eu `delay` mises à jour, le gradient est celui des premiers poids.
 
 # %% [markdown] lang="en"
-# What does a stale gradient do? Let us take the parabola w²/2, whose gradient is w.
+# Take the parabola w²/2, whose gradient is w.
 #
 # ### Exercise 9 — stale SGD
 #
@@ -1079,11 +1081,12 @@ figures.swings(stale_sgd, step=0.5, delays=(0, 1, 3))
 
 # %% [markdown] lang="fr"
 # Le même pas converge, oscille, puis diverge. **Votre prédiction.** Sans retard, le pas peut aller jusqu’à 2. Avec 7
-# mises à jour de retard (premier de 8 étages de PipeDream), par combien le diviser ?
+# mises à jour de retard (premier de 8 étages de PipeDream), par combien le diviser ? Essayez `stale_sgd`.
 
 # %% [markdown] lang="en"
-# The same step converges, swings, then diverges. **Your prediction.** Without delay the step may be as large as 2. With
-# 7 updates of delay (that of the first of PipeDream's 8 stages), by how much must it be divided?
+# The same step converges, swings, then diverges. **Your prediction.** Without delay the step may be as large as 2.
+# With 7 updates of delay (that of the first of PipeDream's 8 stages), by how much must it be divided? Try your
+# `stale_sgd`.
 
 # %% name="predict-step" stub="value"
 lab.predict(
@@ -1094,12 +1097,10 @@ lab.predict(
 )
 
 # %% [markdown] lang="fr"
-# Le plus grand pas stable de **votre** fonction, et la loi 2 sin(π/(4τ+2)), environ π/(2τ) : deux fois plus de retard,
-# un pas deux fois plus petit.
+# Le plus grand pas stable de **votre** fonction, et la loi 2 sin(π/(4τ+2)), environ π/(2τ).
 
 # %% [markdown] lang="en"
-# The largest stable step of **your** function, found by bisection, beside the law 2 sin(π/(4τ+2)), about π/(2τ): twice
-# the delay, half the step.
+# The largest stable step of **your** function, beside the law 2 sin(π/(4τ+2)), about π/(2τ).
 
 # %% name="reveal-step"
 from dlojz.labs.lab05_pipeline.exercises_runs import largest_step
@@ -1277,8 +1278,9 @@ figures.traffic(small)
 # ## Défi (facultatif) : le temps de 1F1B, moins de mémoire
 #
 # Quatre rangs, 8 micro-batches, F = I = W = 1. 1F1B dure 33 unités et garde au plus 4 + 3 + 2 + 1 = 10 micro-batches.
-# Renvoyez un ordonnancement (une liste par rang, ou ce que donne un ordonnanceur) **pas plus long**, mais plus sobre :
-# le score est la somme, sur les rangs, de ce que chacun garde au plus. Les envois ne bloquent pas. **Objectif : 9.**
+# Renvoyez un ordonnancement (une liste par rang, ou ce que donne un ordonnanceur) **pas plus long**, mais plus sobre
+# : le score est la somme, sur les rangs, de ce que chacun garde au plus. Les envois ne bloquent pas. (`split=True`
+# sépare I et W.) **Objectif : 9.**
 
 # %% [markdown] lang="en"
 # Ranks 0 and 2 make one pipeline, 1 and 3 the other: eight activations one way, eight gradients the other. Then the
@@ -1289,7 +1291,8 @@ figures.traffic(small)
 #
 # Four ranks, 8 micro-batches, F = I = W = 1. 1F1B takes 33 time units, and its ranks keep at most 4 + 3 + 2 + 1 = 10
 # micro-batches. Return a schedule (one list per rank, or what a scheduler gives) that takes **no longer** and keeps
-# fewer: the score is the sum, over the ranks, of the most that each keeps. Sends do not block. **Target: 9.**
+# fewer: the score is the sum, over the ranks, of the most that each keeps. Sends do not block. (`list_schedule` takes
+# `split=True` too: I and W in place of B.) **Target: 9.**
 
 
 # %% name="frugal"

@@ -1,13 +1,13 @@
 # %% [markdown] lang="fr"
 # # TP 07 — Hybride et 3D
 #
-# Jusqu’ici, un parallélisme à la fois. Le *Data Parallelism* accélère l’entraînement, mais répète le modèle partout et
-# gonfle le batch ; le *Pipeline Parallelism* coupe entre les couches, mais laisse une bulle ; le *Tensor Parallelism*
-# coupe chaque couche, mais sollicite beaucoup la bande passante. Les plus grands modèles emploient les trois ensemble :
-# chaque rang a une place sur une **grille**, et ne parle qu’à ses voisins de ligne, de colonne ou de profondeur. Se
-# tromper de groupe ne lève souvent aucune erreur : l’entraînement continue, faux ou dix fois trop lent. Dans ce TP,
-# vous construisez la grille, la posez sur des nœuds, puis exécutez vraiment du 2D et du 3D, que vous comparez à un seul
-# processus.
+# Jusqu’ici, un parallélisme à la fois. Le *Data Parallelism* accélère l’entraînement, mais répète le modèle partout
+# et gonfle le batch ; le *Pipeline Parallelism* coupe entre les couches, mais laisse une bulle ; le *Tensor
+# Parallelism* coupe chaque couche, mais sollicite beaucoup la bande passante. Les plus grands modèles emploient les
+# trois ensemble : chaque rang a une place sur une **grille**, et ne parle qu’à ses voisins de ligne, de colonne ou de
+# profondeur. Se tromper de groupe ne lève souvent aucune erreur : l’entraînement continue, faux ou dix fois trop
+# lent. Dans ce TP, vous construisez la grille, la posez sur des nœuds, puis lancez de vraies exécutions 2D et 3D, que
+# vous comparez à un seul processus.
 #
 # À la fin, vous saurez :
 #
@@ -122,7 +122,7 @@ figures.places(place_of, dp=2, pp=4, tp=2, ranks=(0, 1, 2, 5, 8, 15))
 # %% [markdown] lang="fr"
 # ### Exercice 2 — le degré manquant
 #
-# Un travail demande des processus ; le produit des degrés doit les employer **tous** :
+# Une tâche (*job*) demande des processus ; le produit des degrés doit les employer **tous** :
 #
 # $$\text{processus} = \text{dp} \times \text{pp} \times \text{tp}$$
 #
@@ -231,8 +231,9 @@ figures.groups(groups_of, dp=2, pp=4, tp=2)
 #
 # Un groupe communique en anneau, dans l’ordre donné : chaque rang envoie à son voisin, le dernier au premier. Un
 # *all-reduce* d’un message de M octets fait envoyer à chacun 2(n − 1)/n · M ; un *reduce-scatter* ou un *all-gather*,
-# la moitié (TP 03). Renvoyez combien d’octets les rangs de `group`, tous ensemble, envoient à un **autre nœud**. Le
-# rang r est sur le nœud `r // gpus_per_node` ; `collective` vaut `"all_reduce"`, `"reduce_scatter"` ou `"all_gather"`.
+# la moitié (TP 03). Renvoyez le nombre d’octets que les rangs de `group`, tous ensemble, envoient à un **autre
+# nœud**. Le rang r est sur le nœud `r // gpus_per_node` ; `collective` vaut `"all_reduce"`, `"reduce_scatter"` ou
+# `"all_gather"`.
 
 # %% [markdown] lang="en"
 # ## 3. Placement: what leaves the node
@@ -265,17 +266,18 @@ lab.check("between-nodes", between_nodes)
 # lab.hint("between-nodes")
 
 # %% [markdown] lang="fr"
-# **Votre prédiction.** Mettons tp à l’extérieur et pp à l’intérieur (`pp-dp-tp`) : chaque groupe de tenseur est alors à
-# cheval sur les deux nœuds. Combien de fois plus d’octets passent entre les nœuds qu’avec tp à l’intérieur
-# (`tp-dp-pp`) ? (Le modèle a 32 couches. Avec tp, chacune fait quatre *all-reduce* par micro-batch, deux en passe avant
-# et deux en passe arrière, dont le message est une activation. Avec pp, une seule frontière traverse : une activation,
-# puis son gradient.)
+# **Votre prédiction.** Mettons tp à l’extérieur et pp à l’intérieur (`pp-dp-tp`) : chaque groupe de tenseur est alors
+# à cheval sur les deux nœuds. Combien de fois plus d’octets passent entre les nœuds qu’avec tp à l’intérieur
+# (`tp-dp-pp`) ? (Le modèle a 32 couches. Avec tp, chacune fait quatre *all-reduce* par micro-batch, deux en passe
+# avant et deux en passe arrière, dont le message est une activation. Avec pp, une seule frontière sépare les deux
+# nœuds : une activation, puis son gradient. Chaque rang de tp y envoie le message entier.)
 
 # %% [markdown] lang="en"
 # **Your prediction.** Let us put tp outside and pp inside (`pp-dp-tp`): each tensor group then straddles both nodes.
 # How many times as many bytes go between the nodes as with tp inside (`tp-dp-pp`)? (The model has 32 layers. With tp,
 # each performs four all-reduces per micro-batch, two in forward and two in backward, whose message is an activation.
-# With pp, one single boundary crosses: an activation, then its gradient.)
+# With pp, one single boundary lies between the nodes: an activation, then its gradient, which each rank of tp sends
+# whole.)
 
 # %% name="predict-across" stub="value"
 lab.predict(
@@ -564,7 +566,7 @@ print(own_bytes, "bytes of // octets sur", whole_bytes)
 print("same losses: // mêmes pertes :", torch.allclose(losses, whole_losses, atol=1e-5))
 
 # %% [markdown] lang="fr"
-# Un peu plus d’un quart : selon `tp`, le biais de la couche par ligne reste entier.
+# Un peu plus d’un quart : selon `tp`, le biais de la couche découpée par ligne reste entier.
 #
 # ## 5. Trois dimensions, pour de vrai
 #
@@ -607,8 +609,8 @@ lab.check("layout-3d", layout_3d)
 # lab.hint("layout-3d")
 
 # %% [markdown] lang="fr"
-# Lançons-le en petit : un décodeur de type LLaMA, 8 processus (2 × 2 × 2), 8 séquences par pas. Puis les trois
-# exécutions 2D, et un processus seul. **Vos prédictions**, avant de lancer :
+# Lançons une telle exécution, en petit : un décodeur de type LLaMA, 8 processus (2 × 2 × 2), 8 séquences par pas.
+# Puis les trois exécutions 2D, et un processus seul. **Vos prédictions**, avant de lancer :
 #
 # - combien de fois moins d’octets de poids un rang détient-il en 2 × 2 × 2 qu’un processus seul ?
 # - presque tous les paramètres (leur nombre s’affiche ci-dessous) se découpent : en dp = 2, tp = 2, combien d’octets de
@@ -683,7 +685,7 @@ print([run.config.layout.world_size for run in runs], figures.furthest(runs) < 1
 
 # %% [markdown] lang="fr"
 # Ce n’est pas « à peu près pareil » : c’est le même calcul, à l’ordre des sommes près. Et les octets ? Par axe et par
-# communication, ce que le rang 0 y met en un pas : prédit avant l’exécution, puis compté pendant.
+# communication, ce qu’y envoie le rang 0 en un pas : prédit avant l’exécution, puis compté pendant.
 
 # %% [markdown] lang="en"
 # Not “about the same”: it is the same computation, but for the order of the sums. And the bytes? By axis and
@@ -722,15 +724,16 @@ figures.memory(both, alone)
 
 # %% [markdown] lang="fr"
 # Les rangs d’un même étage se ressemblent. Ceux du premier étage gardent les activations de deux micro-batches ; ceux
-# du dernier, celles d’un seul (TP 05), mais ils calculent la perte. Au pic, le premier étage n’a encore qu’un tiers de
-# ses gradients : il l’atteint au début de sa première passe arrière, quand il garde encore les activations des deux
-# micro-batches. Le dernier l’atteint dans sa seconde passe arrière, où tous ses gradients existent.
+# du dernier, celles d’un seul (TP 05), mais ils calculent la perte. Au pic, le premier étage n’a encore qu’un tiers
+# de ses gradients : il atteint ce pic au début de sa première passe arrière, quand il garde encore les activations
+# des deux micro-batches. Le dernier l’atteint dans sa seconde passe arrière, où tous ses gradients existent.
 #
 # ## 6. Un quatrième axe : la séquence
 #
-# Le *Sequence Parallelism* du TP 06 ne coupe pas l’attention : chaque rang y voit tous les tokens. Pour une séquence de
-# 100 000 tokens, c’est trop. Le ***Context Parallelism*** (cp) donne à chaque rang une part des tokens, partout : ses
-# requêtes restent, les clés et les valeurs passent de rang en rang, en anneau (Liu et al., 2023). Voici un passage :
+# Le *Sequence Parallelism* du TP 06 ne coupe pas l’attention : chaque rang y voit tous les tokens. Pour une séquence
+# de 100 000 tokens, c’est trop. Le ***Context Parallelism*** (cp) donne à chaque rang une part des tokens, partout :
+# ses requêtes restent, les clés et les valeurs passent de rang en rang, en anneau (Liu et al., 2023). Voici comment
+# passer un tenseur au rang suivant :
 
 # %% [markdown] lang="en"
 # The ranks of one stage look alike. Those of the first keep the activations of two micro-batches; those of the last
@@ -762,10 +765,11 @@ def pass_on(own):
 # %% [markdown] lang="fr"
 # ### Exercice 7 — l’attention en anneau
 #
-# `q`, `k`, `v` (batch, têtes, tokens de ce rang, H) sont contigus. Renvoyez la sortie de l’attention, sans masque, pour
-# les tokens de ce rang : softmax(q kᵀ / √H) v, sur les clés de **tous** les rangs. Un rang ne tient jamais toutes les
-# clés : construisez la somme des exp(scores) v et celle des exp(scores), bloc par bloc, et divisez à la fin.
-# (L’implémentation réelle soustrait d’abord le plus grand score, comme la perte du TP 06.)
+# `q`, `k`, `v` (batch, têtes, tokens de ce rang, H) sont contigus. Renvoyez la sortie de l’attention, sans masque,
+# pour les tokens de ce rang : softmax(q kᵀ / √H) v, sur les clés de **tous** les rangs. Un rang ne détient jamais
+# toutes les clés : construisez la somme des exp(scores) v et celle des exp(scores), bloc par bloc, sans passage
+# superflu, et divisez à la fin. (L’implémentation réelle soustrait d’abord le plus grand score, comme la perte du TP
+# 06.)
 
 # %% [markdown] lang="en"
 # ### Exercise 7 — attention round a ring
@@ -825,9 +829,9 @@ print("the output of one process: // la sortie d’un seul processus :", torch.a
 lab.reveal("ring-bytes", ranks["sent"][0])
 
 # %% [markdown] lang="fr"
-# Avec un masque causal, un token ne voit que ceux d’avant. Si les tokens sont contigus (n morceaux), le rang 0 a peu de
-# calcul, et le dernier en a le plus : tous l’attendent. En **zigzag** (Llama 3), on coupe la séquence en 2n morceaux,
-# et le rang r prend r et 2n − 1 − r. L’implémentation du paquet
+# Avec un masque causal, un token ne voit que ceux d’avant. Si les tokens sont contigus (n morceaux), le rang 0 a peu
+# de calculs, et le dernier en a le plus : tous l’attendent. En **zigzag** (Llama 3), on coupe la séquence en 2n
+# morceaux, et le rang r prend r et 2n − 1 − r. L’implémentation du paquet
 # ([ring_attention.py](../../dlojz/by_hand/ring_attention.py)) saute une paire de morceaux entièrement masquée ; une
 # paire à moitié masquée coûte autant qu’une paire entière. **Votre prédiction** : sur 2 rangs, combien de fois plus
 # vite va le zigzag ? Comptez les paires du rang le plus chargé.
@@ -879,8 +883,9 @@ print("contiguous, zigzag: // contiguës, en zigzag :", times)
 lab.reveal("zigzag-speed-up", ranks["gain"][0])
 
 # %% [markdown] lang="fr"
-# Attendez-vous à 1,3 à 2. Les messages et les petites opérations ne diminuent pas, et quand le rang 0 attend, l’autre a
-# la machine pour lui seul ; en revanche, de plus petits morceaux tiennent mieux dans les caches.
+# Le rang le plus chargé a deux grandes paires, soit 8 petites, ou en zigzag 5 : 8/5 = 1,6. Attendez-vous à 1,3 à 2.
+# Les messages et les petites opérations ne diminuent pas, et quand le rang 0 attend, l’autre a la machine pour lui
+# seul ; en revanche, de plus petits morceaux tiennent mieux dans les caches.
 #
 # ## 7. Quand le 3D est-il rentable ?
 #
@@ -888,8 +893,9 @@ lab.reveal("zigzag-speed-up", ranks["gain"][0])
 # plusieurs façons de remplir les deux nœuds.
 
 # %% [markdown] lang="en"
-# Expect 1.3 to 2. Messages and small operations do not shrink, and while rank 0 waits, the other one has the machine to
-# itself; on the other hand, smaller chunks fit better into the caches.
+# The rank that has most has two large pairs, that is 8 small ones, or 5 in zigzag: 8/5 = 1.6. Expect 1.3 to 2.
+# Messages and small operations do not shrink, and while rank 0 waits, the other one has the machine to itself; on the
+# other hand, smaller chunks fit better into the caches.
 #
 # ## 7. When does 3D pay?
 #
@@ -950,9 +956,9 @@ figures.degrees(big, 8, choices, samples=32)
 # ## Défi — seize rangs sur quatre nœuds
 #
 # Facultatif. L’ordonnanceur a numéroté les rangs au hasard. `messages` donne, pour chaque couple (rang, autre rang),
-# les Mio que le premier envoie au second en un pas. Écrivez une fonction de (`messages`, `nodes`, `per_node`) qui
-# renvoie, pour chaque nœud, la liste de ses rangs. On mesure la part des octets qui passe entre nœuds, en moyenne sur
-# trois grilles de 16 rangs. Objectif : 7,2 %.
+# les Mio que le premier envoie au second en un pas. Écrivez une fonction qui prend (`messages`, `nodes`, `per_node`)
+# et renvoie, pour chaque nœud, la liste de ses rangs. On mesure la part des octets qui passe entre nœuds, en moyenne
+# sur trois grilles de 16 rangs. Objectif : 7,2 %.
 
 # %% [markdown] lang="en"
 # ## Challenge — sixteen ranks on four nodes
@@ -987,11 +993,11 @@ lab.check("rank-placement", placement)
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
 #
-# Croisez les deux axes (`--parallel tp-fsdp`, sur quatre processus) : les MLP découpés selon `tp`, le tout partitionné
-# selon `dp`. Le script, environ 160 lignes, fait alors DDP, FSDP2, 1F1B, *Tensor Parallelism* ou les deux axes, par une
-# option. Continuez dans votre `train.py`, ou partez de la solution du TP précédent :
-# `dlojz labs script 07 un_autre_dossier` en écrit un, avec un `# TODO` à chaque endroit à compléter. Jugez-le par
-# la cellule qui suit.
+# Croisez les deux axes (`--parallel tp-fsdp`, sur quatre processus) : les MLP découpés selon `tp`, le tout
+# partitionné selon `dp`. Le script, environ 160 lignes, fait alors DDP, FSDP2, 1F1B, *Tensor Parallelism* ou les deux
+# axes, par une option. Continuez dans votre `train.py`, ou partez de la solution du TP précédent : `dlojz labs script
+# 07 un_autre_dossier` en écrit un, avec un `# TODO` à chaque endroit à compléter. Faites-le juger par la cellule qui
+# suit.
 #
 # À regarder : les pertes d’un processus, quelle que soit la grille, et un tiers des paramètres sur chaque rang.
 #

@@ -13,7 +13,7 @@
 # - dire ce que coûte l’entraînement d’un géant, et quelle part de la crête il atteint ;
 # - trouver la configuration la plus rapide parmi celles qui tiennent, et dire pourquoi les autres sont refusées ;
 # - prédire l’ordre de configurations sur une machine mesurée, et le confronter à l’exécution ;
-# - défendre un choix face à une mesure, et dire jusqu’où l’on peut se fier à un modèle.
+# - défendre un choix, mesures à l’appui, et dire jusqu’où l’on peut se fier à un modèle.
 #
 # Comptez une heure et demie. Quatre processus suffisent, sans GPU.
 
@@ -264,7 +264,7 @@ tables.ranks(rank_bytes, gpt3.choose(dp=8, tp=4, pp=12, zero=1, schedule="1f1b",
 # %% [markdown] lang="fr"
 # Le premier étage garde douze micro-batches, le dernier un seul : c’est le premier qui décide.
 #
-# ## 3. Ce qui dure
+# ## 3. Ce qui prend du temps
 #
 # ### Exercice 3 — la bulle ou l’*all-reduce* ?
 #
@@ -426,9 +426,9 @@ lab.check("choose-layout", choose)
 tables.chosen(choose, layouts, gpus=384, heads=64, capacity_bytes=capacity_bytes)
 
 # %% [markdown] lang="fr"
-# C’est bien elle : dp 8, tp 4, pp 12, micro-batch 2. Ses poursuivantes, à 1 ou 2 % près aussi rapides, demandent de 13
-# à 19 Go de plus par GPU ; la place gagnée a servi ensuite à cumuler les gradients en fp32. Les mêmes relevés, à côté
-# de ce que prédit le modèle de coût, avec son intervalle :
+# C’est bien elle : dp 8, tp 4, pp 12, micro-batch 2. Ses poursuivantes, presque aussi rapides (1 ou 2 % d’écart),
+# demandent de 13 à 19 Go de plus par GPU ; la place gagnée a servi ensuite à cumuler les gradients en fp32. Les mêmes
+# relevés, à côté de ce que prédit le modèle de coût, avec son intervalle :
 
 # %% [markdown] lang="en"
 # It is that one: dp 8, tp 4, pp 12, micro-batch 2. The runners-up, as fast within 1 or 2%, need 13 to 19 GB more per
@@ -487,8 +487,8 @@ tables.reasons(bloom)
 # %% [markdown] lang="fr"
 # ### Quelle stratégie, quand ?
 #
-# Le cours donne une liste de critères : le modèle tient-il, les liens suivent-ils, le batch suffit-il ? Les voici en un
-# arbre, parcouru avec des nombres, puis confronté à la recherche.
+# Le cours donne une liste de critères : le modèle tient-il, les liens suivent-ils, le batch suffit-il ? Les voici en
+# un arbre, parcouru pour BLOOM, puis confronté à la recherche.
 
 # %% [markdown] lang="en"
 # ### Which strategy, when?
@@ -586,7 +586,7 @@ for row in sorted(rows, key=lambda row: row.step_s):
 
 # %% [markdown] lang="fr"
 # **Votre prédiction**, d’après ce tableau et ce que vous savez : la plus lente prendra combien de fois le temps de la
-# plus rapide, une fois **mesurées** ?
+# plus rapide, une fois les deux **mesurées** ?
 
 # %% [markdown] lang="en"
 # **Your prediction**, from this table and from what you know: how many times as long as the fastest will the slowest
@@ -654,20 +654,21 @@ print("mine // le mien", round(spearmanr([mine.index(place) for place in range(8
 #
 # <details><summary>Réponse</summary>
 #
-# Chaque pièce a été chronométrée seule. Ici, messages et calcul se disputent les cœurs : les configurations à nombreux
-# petits messages s’écartent le plus. Avec NVLink, un message coûte des microsecondes, et le *Tensor Parallelism*
-# remonte.
+# Chaque pièce a été chronométrée seule. Ici, messages et calcul se disputent les cœurs : les configurations qui
+# envoient beaucoup de petits messages s’écartent le plus. Avec NVLink, un message coûte des microsecondes, et le
+# *Tensor Parallelism* remonte.
 #
 # </details>
 #
 # ### Exercice 5 — la première est-elle vraiment plus rapide ?
 #
 # Deux médianes diffèrent toujours. Pour **défendre** un choix, il faut dire de combien, et si le hasard aurait suffi.
-# Vous recevez deux listes de durées ; les n-ièmes de chacune viennent du même tour. Renvoyez `(ratio, p)` :
+# Vous recevez deux listes de durées ; les n-ièmes durées viennent du même tour. Renvoyez `(ratio, p)` :
 #
 # - `ratio` : la médiane des rapports seconde / première, **tour par tour** ;
-# - `p`, celui du test du signe : si aucune n’était plus rapide, chaque tour (sans compter les ex æquo) se jouerait à
-#   pile ou face ; quelle serait la probabilité d’un résultat au moins aussi tranché, **dans un sens ou dans l’autre** ?
+# - `p`, la valeur p du test du signe : si aucune n’était plus rapide, chaque tour (sans compter les ex æquo) se
+#   jouerait à pile ou face ; quelle serait la probabilité d’un résultat au moins aussi tranché, **dans un sens ou
+#   dans l’autre** ?
 
 # %% [markdown] lang="en"
 # **Explain.** Where the order differs, look for the missing piece: what has the planner not measured? And would the
@@ -815,8 +816,8 @@ for name, rates in (("weak", weak), ("strong", strong)):
 lab.reveal("four-processes", weak[4] / weak[1])
 
 # %% [markdown] lang="fr"
-# **Expliquez.** Les quatre ne calculent ensemble que ce que donnent les cœurs, et les messages s’ajoutent. Laquelle
-# des deux extensibilités chute le plus vite, et pourquoi ?
+# **Expliquez.** À quatre, on ne calcule pas plus vite que ne le permettent les cœurs, et les messages s’ajoutent.
+# Dans quel cas l’efficacité chute-t-elle le plus vite, et pourquoi ?
 #
 # <details><summary>Réponse</summary>
 #
@@ -1006,7 +1007,7 @@ lab.reveal("perceptron-cost", shard(mlp(32, 256, 6), mesh).cost)
 # (B − 1) · t_max. Renvoyez T.
 #
 # **Votre prédiction** d’abord. Huit couches égales, d’une unité de temps sur un GPU ; 2 GPU n’en valent que 1,8, et 4
-# n’en valent que 3. Avec 4 GPU et **64** micro-batches, combien dure le plus court pas ?
+# n’en valent que 3. Avec 4 GPU et **64** micro-batches, combien dure le pas le plus court ?
 
 # %% [markdown] lang="en"
 # Nobody told the solver to take columns and rows in turn: it is Megatron's pair (lab 06), found again. With a large

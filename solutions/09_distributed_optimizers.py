@@ -9,7 +9,7 @@
 # À la fin, vous saurez :
 #
 # - compresser un gradient en un bit par nombre, compenser l’erreur, et brancher le tout sur DDP ;
-# - prévoir octets et secondes de ce que l’on envoie, puis les mesurer ;
+# - prévoir les octets et la durée des envois, puis les mesurer ;
 # - dire quand geler la variance d’Adam, et ce qui arrive si on le fait trop tôt ;
 # - fusionner une mise à jour, la placer dans la passe arrière, et écrire le pas extérieur de DiLoCo.
 #
@@ -338,9 +338,9 @@ lab.check("compressed-all-reduce", compressed_mean)
 # lab.hint("compressed-all-reduce")
 
 # %% [markdown] lang="fr"
-# Sur quatre rangs, envoyons cent fois le même vecteur. Chaque ligne donne le nombre d’appels, puis l’écart relatif
-# entre la moyenne de tout ce qui est revenu et la vraie moyenne. La première fois, il faut quelques secondes pour
-# démarrer les rangs.
+# Sur quatre rangs, chaque rang envoie cent fois son vecteur. Chaque ligne donne le nombre d’appels, puis l’écart
+# relatif entre la moyenne de tout ce qui est revenu et la vraie moyenne. La première fois, il faut quelques secondes
+# pour démarrer les rangs.
 
 # %% [markdown] lang="en"
 # On four ranks let us send the same vector a hundred times. Each line gives the number of calls, then the relative
@@ -365,16 +365,16 @@ for call in range(1, 101):
         print(call, round(((total / call - truth).norm() / truth.norm()).item(), 3))
 
 # %% [markdown] lang="fr"
-# Un seul appel ne vaut pas grand-chose ; cent, beaucoup mieux. Rien n’est perdu, tout est différé.
+# Un seul appel ne vaut pas grand-chose ; cent valent bien davantage. Rien n’est perdu, tout est différé.
 #
 # ## 4. Les octets, à la main
 #
 # ### Exercice 5 — ce qu’un rang envoie
 #
 # Combien d’octets chaque rang **envoie-t-il** pendant un *all-reduce* compressé de `parameters` nombres ? Chaque
-# serveur sert le même nombre de nombres : `parameters` / N, arrondi vers le haut, puis complété jusqu’à un multiple
-# de 8. Son message compte un octet pour 8 nombres, et 4 octets pour 2 048 nombres, tout bloc commencé comptant. On ne
-# s’envoie rien à soi-même, et l’*all-gather* envoie autant que l’*all-to-all*.
+# serveur sert autant de nombres que les autres : `parameters` / N, arrondi vers le haut, puis complété jusqu’à un
+# multiple de 8. Son message compte un octet pour 8 nombres, et 4 octets pour 2 048 nombres, tout bloc entamé compte.
+# On ne s’envoie rien à soi-même, et l’*all-gather* envoie autant que l’*all-to-all*.
 
 # %% [markdown] lang="en"
 # One single call is not worth much; a hundred are a good deal better. Nothing is lost, all is put off.
@@ -445,7 +445,7 @@ for precision, bits in (("fp16", 16), ("fp32", 32)):
 # %% [markdown] lang="fr"
 # ### Et en secondes ?
 #
-# Un message de n octets dure α + β n. Mesurons α et β de l’*all-reduce* entre deux rangs de cette machine :
+# Un message de n octets met α + β n secondes. Mesurons α et β de l’*all-reduce* entre deux rangs de cette machine :
 
 # %% [markdown] lang="en"
 # ### And in seconds?
@@ -613,8 +613,8 @@ print(f"{last['DDP']:.2f}, {last['hook']:.2f}")
 # ### Exercice 6 — le pas du gel
 #
 # `norms[t]` est la norme de la variance après le pas t. Renvoyez le premier pas t ≥ Δ, avec Δ = 1/(1 − `beta2`)
-# arrondi, où le rapport de la plus petite à la plus grande des normes des pas t − Δ et t vaut au moins `threshold`.
-# S’il n’y en a pas, renvoyez `len(norms)` : on ne gèle pas.
+# arrondi, tel que la plus petite des normes des pas t − Δ et t, divisée par la plus grande, vaille au moins
+# `threshold`. S’il n’y en a pas, renvoyez `len(norms)` : on ne gèle pas.
 
 # %% [markdown] lang="en"
 # ## 5. When the variance may be frozen
@@ -663,7 +663,7 @@ lab.check("freeze-step", freeze_step)
 # lines are named there.
 
 # %% name="freezing-runs" tags=["nbval-ignore-output"]
-# %%ranks --with make_model,images,labels,STEPS,BETA2
+# %%ranks --with make_model,images,labels,STEPS,BETA2 --limit 300
 import warnings
 
 import torch.nn.functional as F
@@ -800,8 +800,8 @@ beside(plain, one_bit)
 # %% [markdown] lang="fr"
 # ### LAMB et 1-bit LAMB
 #
-# **LAMB** (You et al., 2020) est un Adam dont le pas, dans chaque couche, est proportionnel à la norme de ses poids,
-# pour de très grands batches. Avec u la mise à jour d’Adam :
+# Conçu pour de très grands batches, **LAMB** (You et al., 2020) est un Adam dont le pas, dans chaque couche, est
+# proportionnel à la norme de ses poids. Avec u la mise à jour d’Adam :
 #
 # $$x \leftarrow x - \gamma\, c\, u, \qquad c = \text{clip}\left(\frac{\|x\|}{\|u\|}, c_{min}, c_{max}\right)$$
 #
@@ -1037,9 +1037,9 @@ rounds = [{form: sum(one_step(form)) for form in decoders} for _ in range(20)]
 lab.reveal("step-gain", statistics.median(one["for_loop"] / one["fused"] for one in rounds))
 
 # %% [markdown] lang="fr"
-# Le facteur 2,6 vaut quand la mémoire fixe le rythme. Ici, ce qui coûte est de lancer chaque opération sur chaque petit
-# tenseur : `fused` en lance une au lieu de sept, et peut gagner bien davantage. Mais le pas entier ne gagne qu’en
-# proportion de ce que la mise à jour y pèse : presque rien avec un grand batch.
+# Le facteur 2,6 vaut quand la mémoire fixe le rythme. Ici, ce qui coûte, c’est de lancer chaque opération sur chaque
+# petit tenseur : `fused` en lance une au lieu de sept, et peut gagner bien davantage. Mais le pas entier ne gagne
+# qu’en proportion de ce que la mise à jour y pèse : presque rien avec un grand batch.
 #
 # ## 8. L’optimiseur dans la passe arrière
 #
@@ -1152,8 +1152,8 @@ for form in decoders:
 # ## 9. Ne presque plus envoyer : Local SGD et DiLoCo
 #
 # On peut aussi envoyer plus rarement. **Local SGD** (Stich, 2018) : chaque rang fait H pas seul, puis on moyenne les
-# poids. **DiLoCo** (Douillard et al., 2023) va plus loin : le déplacement moyen pendant ces H pas, changé de signe, est
-# pris pour un gradient, le **gradient extérieur**, avec lequel on fait un pas de SGD avec momentum de Nesterov. En
+# poids. **DiLoCo** (Douillard et al., 2023) va plus loin : le déplacement moyen pendant ces H pas, changé de signe,
+# tient lieu de gradient, le **gradient extérieur**, avec lequel on fait un pas de SGD avec momentum de Nesterov. En
 # notant θ l’ancre (les poids au début du tour), wᵢ les poids du rang i après ses H pas :
 #
 # $$\Delta = \theta - \frac{1}{N}\sum_i w_i, \qquad u \leftarrow \mu u + \Delta, \qquad
@@ -1223,9 +1223,9 @@ halved = dlojz.run(config, engine="torch", gradient_compression="fp16")
 lab.reveal("diloco-bytes", sent_by(diloco) / diloco.config.local_steps)
 
 # %% [markdown] lang="fr"
-# Voici quatre entraînements ; l’un d’eux est DDP avec un *hook* de PyTorch, qui envoie les gradients en fp16. À gauche,
-# les octets par pas et l’écart de perte avec AdamW ; le trait pointillé mène à ce que l’on enverrait après le
-# *warm-up*. À droite, la durée d’un pas selon le débit du lien : celle qui a été mesurée ici, plus α et β des messages.
+# Voici quatre entraînements ; l’un d’eux est DDP avec un *hook* de PyTorch, qui envoie les gradients en fp16. À
+# gauche, les octets par pas et l’écart de perte avec AdamW ; le trait pointillé mène à ce que l’on enverrait après le
+# *warm-up*. À droite, la durée d’un pas selon le débit du lien : la durée mesurée ici, plus α + β n par message.
 
 # %% [markdown] lang="en"
 # Here are four trainings; one of them is DDP with one of PyTorch's hooks, which sends gradients in fp16. On the left,
@@ -1292,10 +1292,9 @@ lab.check("fewer-bytes", average)
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script
 #
-# Divisez par deux ce que DDP envoie : un *hook* de communication fait l’*all-reduce* de chaque *bucket* de gradients en
-# bf16 (`--compress`). Laissez l’optimiseur mettre à jour tous les paramètres en un seul noyau (`--fused`). Continuez
-# dans votre `train.py`, ou partez de celui qu’écrit `dlojz labs script 09 un_autre_dossier`. La cellule ci-dessous le
-# juge.
+# Divisez par deux ce que DDP envoie : un *hook* de communication fait l’*all-reduce* de chaque *bucket* de gradients
+# en bf16 (`--compress`). Faites mettre à jour tous les paramètres en un seul noyau (`--fused`). Continuez dans votre
+# `train.py`, ou partez de celui qu’écrit `dlojz labs script 09 un_autre_dossier`. La cellule ci-dessous le juge.
 #
 # À regarder : deux fois moins d’octets par pas, et des pertes qui diffèrent de moins d’un pour cent.
 #
@@ -1347,8 +1346,8 @@ labs.judge_script(lab, "my_training/train.py")
 # | Local SGD, DiLoCo | 4Ψ/H | l’ancre et son momentum : 8Ψ (DiLoCo) | tours assez courts |
 # | mise à jour dans la passe arrière | autant | moins de gradients : une couche | ni écrêtage, ni accumulation |
 #
-# Trois idées à retenir : un biais ne se moyenne pas, une erreur gardée se rattrape ; on ne gèle que ce qui est au
-# repos, et l’on ne compresse que ce qui voyage sur un lien lent.
+# Trois idées à retenir : un biais ne disparaît pas en moyenne, une erreur gardée se rattrape ; on ne gèle que ce qui
+# est au repos, et l’on ne compresse que ce qui voyage sur un lien lent.
 
 # %% [markdown] lang="en"
 # ## Summary

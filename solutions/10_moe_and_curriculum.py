@@ -969,7 +969,7 @@ lab.reveal("exchange-share", ranks["share"][0])
 figures.over_links(exchange_bytes)
 
 # %% [markdown] lang="fr"
-# Dans le nœud, presque rien ; par le réseau, un cinquième du temps : d’où la porte à deux niveaux.
+# Dans le nœud, presque rien ; par le réseau, près d’un cinquième du temps : d’où la porte à deux niveaux.
 #
 # **Un routeur inégal.** Avec une capacité, le temps d’un pas ne dépend pas de l’équilibre. Mais bien des modèles
 # récents n’abandonnent rien : le rang le plus chargé fait attendre les autres. Chaque rang a 512 tokens. D’abord, la
@@ -977,7 +977,7 @@ figures.over_links(exchange_bytes)
 # la passe prend-elle ?
 
 # %% [markdown] lang="en"
-# Within the node, next to nothing; over the network, a fifth of the time: hence the gate of two levels.
+# Within the node, next to nothing; over the network, nearly a fifth of the time: hence the gate of two levels.
 #
 # **A router that is not even.** With a capacity, the time of a step does not depend on the balance. But many recent
 # models drop nothing: the busiest rank keeps the others waiting. Each rank has 512 tokens. First, one half goes to each
@@ -1189,18 +1189,17 @@ print("steps without, with the curriculum: // pas sans, avec le curriculum :", l
 # Les pertes sont mesurées sur un texte jamais vu, en échantillons **entiers**. √v, racine du second moment d’Adam, est
 # la taille récente des gradients ; Li et al. relient ses sauts aux pics de la perte.
 #
-# Autant de tokens, mais plus de mises à jour : le curriculum prend de l’avance. À secondes égales, l’avance est
-# moindre. Changez la graine et le taux d’apprentissage avant de conclure. L’article annonce, pour GPT-2, jusqu’à 2,2
-# fois moins de tokens et 3,7 fois moins de temps à qualité égale : la stabilité gagnée permet un batch 8 fois plus
-# grand.
+# Autant de tokens, mais plus de mises à jour : le curriculum part de plus bas, puis l’écart se ferme. Changez la
+# graine et le taux d’apprentissage avant de conclure. L’article annonce, pour GPT-2, jusqu’à 2,2 fois moins de tokens
+# et 3,7 fois moins de temps à qualité égale : la stabilité gagnée permet un batch 8 fois plus grand.
 
 # %% [markdown] lang="en"
 # The losses are measured on text never seen, in **whole** samples. √v, the root of Adam's second moment, is the recent
 # size of gradients; Li et al. relate its jumps to the spikes of the loss.
 #
-# As many tokens, but more updates: the curriculum is ahead. After as many seconds, its lead is smaller. Change the seed
-# and the learning rate before you draw conclusions. The paper claims, for GPT-2, up to 2.2 times fewer tokens and 3.7
-# times less time for the same quality: the stability gained allows a batch 8 times as large.
+# As many tokens, but more updates: the curriculum starts lower; at the end the two are close, and either may lead.
+# Change the seed and the learning rate before you draw conclusions. The paper claims, for GPT-2, up to 2.2 times
+# fewer tokens and 3.7 times less time for the same quality: the stability gained allows a batch 8 times as large.
 
 # %% [markdown] lang="fr"
 # ## 9. Défi : où placer les experts ?

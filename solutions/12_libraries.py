@@ -291,8 +291,8 @@ if rank == 0:
 # \texttt{gradient\_accumulation\_steps} \times \text{nombre de GPU}$$
 #
 # `global_batch` est le nombre d’échantillons d’un pas, `ranks` le nombre de GPU, `fits` le plus grand micro-batch qui
-# tienne dans un GPU. Renvoyez le dictionnaire du cours **complété**, sans le modifier, avec le plus grand micro-batch
-# possible. (Les cas s’y prêtent : le batch se partage également entre les GPU.)
+# tienne dans un GPU. Renvoyez le dictionnaire du cours **complété**, sans modifier celui que vous recevez, avec le
+# plus grand micro-batch possible. (Les cas s’y prêtent : le batch se partage également entre les GPU.)
 
 # %% [markdown] lang="en"
 # No: the sizes of batches are missing. There are three, bound by an equation that DeepSpeed checks:
@@ -498,9 +498,9 @@ figures.loops(plain_loop, deepspeed_loop, accelerate_loop, micro_batches=10, acc
 # DeepSpeed, les deux micro-batches attendent l’époque suivante. Aucune des deux réponses n’est fausse ; encore faut-il
 # savoir laquelle on a.
 #
-# Le programme, puis son exécution. Il passe par des *plugins* pour déléguer à FSDP2 ou à DeepSpeed : quelques lignes de
-# réglage, la même boucle. Notez `cpu=True` : sans lui, là où il n’y a pas de GPU, `Accelerator()` ne forme aucun
-# groupe, et chaque processus s’entraîne seul, sur toutes les données, sans rien en dire.
+# Le programme, puis son exécution. Il passe par des *plugins* pour déléguer à FSDP2 ou à DeepSpeed : quelques lignes
+# de réglage, la même boucle. Notez `cpu=on_cpu` (ici True) : sans lui, là où il n’y a pas de GPU, `Accelerator()` ne
+# forme aucun groupe, et chaque processus s’entraîne seul, sur toutes les données, sans rien en dire.
 
 # %% [markdown] lang="en"
 # At the end of the loader, Accelerate updates with what it has. But it still divides by 4: for that last step, made of
@@ -509,8 +509,8 @@ figures.loops(plain_loop, deepspeed_loop, accelerate_loop, micro_batches=10, acc
 # is.
 #
 # The program, then a run of it. It has plugins to hand the work over to FSDP2 or DeepSpeed: a few lines of settings,
-# the same loop. Note `cpu=True`: without it, where there is no GPU, `Accelerator()` makes no group at all, and each
-# process trains alone, on all the data, without a word.
+# the same loop. Note `cpu=on_cpu` (True here): without it, where there is no GPU, `Accelerator()` makes no group at
+# all, and each process trains alone, on all the data, without a word.
 
 # %% name="program-accelerate" tags=["nbval-ignore-output"]
 figures.program("accelerate")

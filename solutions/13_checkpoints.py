@@ -199,10 +199,11 @@ for part in state:
     print(f"without {part:<10} first step, largest: // sans {part:<10} premier pas, maximum :", gap)
 
 # %% [markdown] lang="fr"
-# Des poids oubliés sautent aux yeux. Le reste se voit à peine au premier pas : sans les moments ni le calendrier, la
-# courbe fait une bosse quelques pas plus tard ; sans la position de l’échantillonneur, des images sont lues deux fois
-# et d’autres jamais ; sans l’état aléatoire, rien ne semble anormal, mais aucune exécution ne se reproduit plus. Avec
-# plusieurs rangs, chaque rang a son état aléatoire : il faut les enregistrer tous.
+# Des poids oubliés sautent aux yeux. Le reste se voit à peine au premier pas : sans les moments, la courbe fait une
+# bosse quelques pas plus tard ; sans le calendrier, elle dérive ; sans la position de l’échantillonneur, des images
+# sont lues deux fois et d’autres jamais ; sans l’état aléatoire, les écarts sont ceux d’un autre tirage : rien ne
+# semble anormal, mais aucune exécution ne se reproduit plus. Avec plusieurs rangs, chaque rang a son état aléatoire :
+# il faut les enregistrer tous.
 #
 # ## 2. D’un nombre de rangs à un autre
 #
@@ -212,10 +213,10 @@ for part in state:
 # savent quelle part du tenseur entier ce rang détient.
 
 # %% [markdown] lang="en"
-# Forgotten weights stand out at once. The rest hardly shows in the first step: without moments or schedule the curve
-# has a bump some steps later; without the sampler's place, images are read twice and others never; without the random
-# state nothing looks wrong, but no run can be repeated any more. With several ranks, each rank has its random state:
-# all these states must be saved.
+# Forgotten weights stand out at once. The rest hardly shows in the first step: without moments the curve has a bump
+# some steps later; without the schedule it drifts; without the sampler's place, images are read twice and others
+# never; without the random state the differences are those of another draw: nothing looks wrong, but no run can be
+# repeated any more. With several ranks, each rank has its random state: all these states must be saved.
 #
 # ## 2. From one number of ranks to another
 #
@@ -668,7 +669,7 @@ engine.backward(engine(torch.randn(4, 512)).square().mean())
 engine.step()
 written = engine.save_checkpoint(str(kept / "deepspeed"))
 
-# %% name="reveal-file"
+# %% name="reveal-file" tags=["nbval-ignore-output"]
 last_share = kept / "deepspeed" / "global_step1" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
 lab.reveal("optimizer-file", last_share.stat().st_size)
 
@@ -829,18 +830,21 @@ print("after one flipped bit: // après un bit inversé :", flipped)
 
 # %% [markdown] lang="fr"
 # Les exécutions de dlojz font tout cela : *safetensors*, un manifeste avec les sha256, `COMMIT` en dernier, et
-# plusieurs checkpoints gardés. Si le plus récent est endommagé, on repart du précédent :
+# plusieurs checkpoints gardés. Un checkpoint endommagé est refusé, et l’on repart du précédent. Voici le refus :
 
 # %% [markdown] lang="en"
-# The runs of dlojz do all this: safetensors, a manifest with each sha256, `COMMIT` last, and several checkpoints kept.
-# If the newest one is damaged, one goes on from the one before:
+# The runs of dlojz do all this: safetensors, a manifest with each sha256, `COMMIT` last, and several checkpoints
+# kept. A damaged checkpoint is refused, and one goes on from the one before. Here is the refusal:
 
 # %% name="verify-ours" tags=["nbval-ignore-output"]
+import shutil
+
 from dlojz.base.errors import LabError
 from dlojz.train.checkpoint_files import verify
 
 config = dlojz.RunConfig.of(model="coatnet_tiny", dp=2, micro_batch=4, steps=2)
-ours = dlojz.run(config, engine="by_hand", zero=2, checkpoint_every=2).checkpoints[0].folder
+written = dlojz.run(config, engine="by_hand", zero=2, checkpoint_every=2).checkpoints[0].folder
+ours = shutil.copytree(written, kept / "ours")
 flip_a_bit(ours / "tensors-0000.safetensors")
 try:
     verify(ours)
@@ -859,11 +863,18 @@ except LabError as error:
 #
 # ```python
 # position = {"epoch": epoch, "place": place, "random": torch.get_rng_state()}
+# os.makedirs(args.save, exist_ok=True)
 # torch.save(position, f"{args.save}/position-{rank}.pt")
 # position = torch.load(f"{args.load}/position-{rank}.pt", weights_only=True)
 # torch.set_rng_state(position["random"])
 # future = dcp.async_save({"model": weights, "optimizer": moments}, checkpoint_id=args.save)
+# # ... des pas d’entraînement, puis avant le sceau :
+# future.result()
+# dist.barrier()
 # ```
+#
+# Après `set_rng_state`, sautez les `place` premiers batches de l’époque `epoch`. Sur GPU, `async_save` a besoin de
+# `init_process_group("cpu:gloo,cuda:nccl")`.
 #
 # </details>
 
@@ -878,11 +889,18 @@ except LabError as error:
 #
 # ```python
 # position = {"epoch": epoch, "place": place, "random": torch.get_rng_state()}
+# os.makedirs(args.save, exist_ok=True)
 # torch.save(position, f"{args.save}/position-{rank}.pt")
 # position = torch.load(f"{args.load}/position-{rank}.pt", weights_only=True)
 # torch.set_rng_state(position["random"])
 # future = dcp.async_save({"model": weights, "optimizer": moments}, checkpoint_id=args.save)
+# # ... steps of training, then before the seal:
+# future.result()
+# dist.barrier()
 # ```
+#
+# After `set_rng_state`, skip the first `place` batches of the epoch `epoch`. On a GPU, `async_save` needs
+# `init_process_group("cpu:gloo,cuda:nccl")`.
 #
 # </details>
 

@@ -73,6 +73,10 @@ class TensorShape(NamedTuple):
         return f"{'×'.join(map(str, self.shape)) or '1'} {str(self.dtype).removeprefix('torch.')}"
 
 
+NO_BACKWARD = -1
+"""Number that autograd gives outside of every backward pass."""
+
+
 class FirstStep(TorchFunctionMode):
     """Recording of a script's first step: its model's calls, and what leads from there to the loss.
 
@@ -119,6 +123,8 @@ class FirstStep(TorchFunctionMode):
 
         def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self.over or self._within or threading.get_ident() != self._thread or not torch.is_grad_enabled():
+                return method(module, *args, **kwargs)
+            if torch._C._current_graph_task_id() != NO_BACKWARD:  # checkpointing computes a block again
                 return method(module, *args, **kwargs)
             if not any(parameter.requires_grad for parameter in module.parameters()):
                 return method(module, *args, **kwargs)

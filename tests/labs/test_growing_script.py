@@ -83,5 +83,7 @@ def test_the_command_writes_it_once(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (folder / "train.py").read_text(encoding="utf-8") == script_of(3, "fr", solved=False)
     assert main(["labs", "script", "03", str(folder)]) == 2
     assert "is there already, and perhaps your work" in capsys.readouterr().err
-    with pytest.raises(LabError, match="unknown lab '13'"):
+    with pytest.raises(LabError, match="unknown lab '14'"):
+        write_script("14", tmp_path, "en")
+    with pytest.raises(LabError, match="lab 13 adds nothing to the script: go on with that of lab 04"):
         write_script("13", tmp_path, "en")

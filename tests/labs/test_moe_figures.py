@@ -105,7 +105,7 @@ def test_links_are_those_of_the_students_bytes() -> None:
     sent = exchange_bytes(4096, 4096, 8, 2, 1.25, 8, 2)
     assert sent == 4 * 8 * 1280 * 4096 * 2 * 7 / 8
     computing = figures.expert_seconds()
-    assert computing == pytest.approx(18 * 2 * 4096 * 4096 * 14336 / 200e12)
+    assert computing == pytest.approx(18 * 2 * 1.25 * 4096 * 4096 * 14336 / 200e12)
     for row, rate in zip(sheet.rows, (300e9, 25e9), strict=True):
         seconds = sent / rate
         assert row[2] == f"{1e3 * seconds:.3g} ms"

@@ -12,7 +12,7 @@ from dlojz.labs.kit.exercise import Verdict
 from dlojz.labs.script.growing_script import LAST, script_of
 from dlojz.labs.script.script_judge import judge_script
 
-PREDICTED = {3: 2, 4: 2, 5: 1, 6: 1, 7: 1, 8: 1, 9: 1, 12: 2}
+PREDICTED = {3: 2, 4: 2, 5: 1, 6: 1, 7: 2, 8: 1, 9: 1, 12: 2}
 """Runs of each lab's script whose messages are predicted."""
 DAILY = (3, 7, 10)
 """Labs whose script is judged every day: data, tensor and expert parallelism."""
@@ -139,6 +139,11 @@ WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
     "accelerate-alone": (12, [(", cpu=not on_gpu", "")], "Accelerator needs cpu=True"),
     "printed-nothing": (3, [("        total += loss.detach()\n", "")], "your script prints the loss 0 at step 1"),
     "printed-sum": (3, [("        total.zero_()\n", "")], "begin at zero for the next step"),
+    "tp-on-two-axes": (
+        7,
+        [('(model, mesh["tp"], plan)', '(model, mesh if args.parallel == "tp" else mesh["tp"], plan)')],
+        "On 2 processes, --parallel tp, your script does not come to its end",
+    ),
     "one-axis": (7, [('"tp-fsdp": 2', '"tp-fsdp": 1')], "No parameter lies on a mesh of two axes"),
 }
 

@@ -59,6 +59,7 @@ def predicted(record: RunRecord) -> ScriptPrediction:
 
 DAILY = (
     "--wrap none",
+    "--wrap none --recompute",
     "--wrap ddp --late --accumulation 2 --autocast",
     "--wrap fsdp2",
     "--wrap deepspeed --zero 2 --bf16 --accumulation 2 --groups",
@@ -66,6 +67,7 @@ DAILY = (
 )
 NIGHTLY = (
     "--wrap hsdp --keep --accumulation 2",
+    "--wrap fsdp2 --recompute",
     "--wrap fsdp2 --freeze --keep --optimizer Adagrad --late",
     "--wrap deepspeed --zero 0 --bf16",
     "--wrap deepspeed --zero 1 --accumulation 2",

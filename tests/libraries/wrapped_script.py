@@ -18,6 +18,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 WORDS, WIDTH, HEADS, TOKENS = 256, 64, 4, 32
 
@@ -57,7 +58,7 @@ class Transformer(nn.Module):
         self.passes += 1
         x = self.embedding(words)
         for layer in self.layers:
-            x = layer(x)
+            x = checkpoint(layer, x, use_reentrant=False) if args.recompute else layer(x)
         return {"logits": self.head(x) * scale}
 
 
@@ -97,6 +98,7 @@ parser.add_argument("--optimizer", default="AdamW")
 parser.add_argument("--accumulation", type=int, default=1)
 parser.add_argument("--autocast", action="store_true")
 parser.add_argument("--keep", action="store_true", help="gathered weights stay from forward to backward")
+parser.add_argument("--recompute", action="store_true", help="each layer is computed again in backward")
 parser.add_argument("--late", action="store_true", help="gradients are set to zero between forward and backward")
 parser.add_argument("--limit-mib", type=int, default=0, help="memory that the process may take besides")
 args = parser.parse_args()

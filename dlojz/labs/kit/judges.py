@@ -702,10 +702,10 @@ def _refuse_other_ranks(groups: list[tuple[int, ...]], ranks: int) -> None:
     missing = sorted(set(range(ranks)) - set(listed))
     if missing:
         raise Wrong(
-            en=f"Rank {missing[0]} stands in no group (of {ranks} ranks, {len(listed)} are listed): along each "
-            "axis every rank has its group.",
+            en=f"Rank {missing[0]} stands in no group (of {ranks} ranks, {len(listed)} are listed): each rank "
+            "stands in one of them.",
             fr=f"Le rang {missing[0]} ne figure dans aucun groupe ({len(listed)} rangs sur {ranks} sont cités) : "
-            "selon chaque axe, tout rang a le sien.",
+            "chaque rang figure dans l’un d’eux.",
         )
 
 

@@ -67,7 +67,7 @@ PREDICTIONS = (
         en="By what factor does full checkpointing multiply the operations of a step?",
         fr="Par combien les points de contrôle complets multiplient-ils les opérations d’un pas ?",
         kind="ratio",
-        tolerance=0.05,
+        tolerance=0.1,
     ),
     Prediction(
         id="recomputed-time",

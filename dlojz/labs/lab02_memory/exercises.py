@@ -412,9 +412,9 @@ BLOCK_ACTIVATIONS = Exercise(
             ),
             Mistake(
                 _sbh(32),
-                "A tensor of width h is missing: six of them go into linear layers, products or layer norms "
+                "A tensor of width h is missing: eight of them go into linear layers, products or layer norms "
                 "besides the two of width 4 h.",
-                "Il manque un tenseur de largeur h : outre les deux de largeur 4 h, six entrent dans des couches "
+                "Il manque un tenseur de largeur h : outre les deux de largeur 4 h, huit entrent dans des couches "
                 "linéaires, des produits ou des LayerNorm.",
             ),
             Mistake(

@@ -82,11 +82,21 @@ _PLACE_WAYS = (
 def _other_place(case: Case, place: tuple[int, int, int], right: tuple[int, int, int]) -> Said:
     rank, dp, pp, tp = case
     back = (place[0] * dp + place[1]) * tp + place[2]
+    axes = zip(("pp", "dp", "tp"), place, (pp, dp, tp), strict=True)
+    outside = next(((name, own, size) for name, own, size in axes if not 0 <= own < size), None)
+    told = Said(
+        f"With dp={dp}, pp={pp}, tp={tp} you put rank {rank} at (pp, dp, tp) = {place}, but ",
+        f"Avec dp={dp}, pp={pp}, tp={tp}, vous mettez le rang {rank} en (pp, dp, tp) = {place}, mais ",
+    )
+    if outside is not None:
+        name, own, size = outside
+        return Said(
+            f"{told.en}{name}_rank goes from 0 to {size - 1} and yours is {own}; {rank} is at {right}.",
+            f"{told.fr}{name}_rank va de 0 à {size - 1} et le vôtre vaut {own} ; {rank} est en {right}.",
+        )
     return Said(
-        f"With dp={dp}, pp={pp}, tp={tp} you put rank {rank} at (pp, dp, tp) = {place}, but there the formula gives "
-        f"rank {back}" + (", and a place is outside its axis." if back == rank else f"; {rank} is at {right}."),
-        f"Avec dp={dp}, pp={pp}, tp={tp}, vous mettez le rang {rank} en (pp, dp, tp) = {place}, mais là, la formule "
-        f"donne le rang {back}" + (", et une place sort de son axe." if back == rank else f" ; {rank} est en {right}."),
+        f"{told.en}there the formula gives rank {back}; {rank} is at {right}.",
+        f"{told.fr}là, la formule donne le rang {back} ; {rank} est en {right}.",
     )
 
 
@@ -171,10 +181,19 @@ def _must_refuse(answer: Callable[..., Any]) -> None:
             continue
         except (ArithmeticError, AssertionError) as error:
             given = type(error).__name__
+        processes, *degrees = case
+        all_given = [degree for degree in degrees if degree is not None]
+        why = Said("no whole degree makes this product", "aucun degré entier ne donne ce produit")
+        if len(all_given) == len(degrees):
+            product = math.prod(all_given)
+            why = Said(
+                f"the three degrees multiply to {product}, not {processes}",
+                f"le produit des trois degrés vaut {product}, et non {processes}",
+            )
         raise Wrong(
-            en=f"{_grid_told(case)} cannot be: no whole degree makes this product. Raise a ValueError; your function "
+            en=f"{_grid_told(case)} cannot be: {why.en}. Raise a ValueError; your function "
             f"gives {given}. Rounded degrees would leave processes without work.",
-            fr=f"{_grid_told(case)} est impossible : aucun degré entier ne donne ce produit. Levez une ValueError ; "
+            fr=f"{_grid_told(case)} est impossible : {why.fr}. Levez une ValueError ; "
             f"votre fonction donne {given}. Des degrés arrondis laisseraient des processus sans travail.",
         )
 
@@ -755,8 +774,8 @@ PLACEMENT = Challenge(
     praise_fr="Ce qui envoie le plus reste dedans ; aucun autre placement de ces grilles n’envoie moins entre les "
     "nœuds.",
     hint_en="Which two ranks must not be parted? Begin with them, and ask the same of the groups that you then have.",
-    hint_fr="Quels deux rangs ne faut-il surtout pas séparer ? Commencez par eux, puis posez la même question aux "
-    "groupes obtenus.",
+    hint_fr="Quels sont les deux rangs qu’il ne faut surtout pas séparer ? Commencez par eux, puis posez la même "
+    "question aux groupes obtenus.",
     nearer_en="Begin with one group per rank; unite, again and again, the two groups that exchange most and fit into a "
     "node together, until as many groups are left as there are nodes.",
     nearer_fr="Partez d’un groupe par rang ; unissez, tant qu’il en reste trop, les deux groupes qui échangent le plus "

@@ -328,11 +328,12 @@ def _inspect_ring(answers: list[RankAnswer], size: int) -> None:
     sent = sum(asked_for(answers[0], "send", "isend"))
     needed = 2 * (size - 1) * BATCH * HEADS * TOKENS * HEAD
     if sent > needed:
+        passes = Said(f"{size - 1} pass{'es' if size > 2 else ''}", f"{size - 1} passage{'s' if size > 2 else ''}")
         raise Wrong(
             en=f"The values are right, but with {size} ranks each sends {sent} numbers where {needed} are enough: "
-            f"after {size - 1} passes every rank has met all keys; the last one brings its own back.",
+            f"after {passes.en} every rank has met all keys; the last one brings its own back.",
             fr=f"Les valeurs sont justes, mais avec {size} rangs, chacun envoie {sent} nombres là où {needed} "
-            f"suffisent : après {size - 1} passages, chaque rang a vu toutes les clés ; le dernier lui rapporte les "
+            f"suffisent : après {passes.fr}, chaque rang a vu toutes les clés ; le dernier lui rapporte les "
             "siennes.",
         )
 

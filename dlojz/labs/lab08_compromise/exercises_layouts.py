@@ -607,7 +607,8 @@ def _questions() -> Iterator[Question]:
         # The fastest of all would need more memory, or other GPUs; the shortest step reads the fewest samples.
         sure = next(split for split in splits if heads % split[1] == 0)
         rows.append(LayoutRow(*sure, 1, 64, sure[0] * 64 / 40.0, 1.2 * capacity))
-        rows.append(LayoutRow(sure[0] + 1, *sure[1:], 1, 64, (sure[0] + 1) * 64 / 50.0, 3e10))
+        for other, rate in ((sure[0] + 1, 50.0), (sure[0] - 1, 45.0)):  # a GPU too many, a GPU that does nothing
+            rows.append(LayoutRow(other, *sure[1:], 1, 64, other * 64 / rate, 3e10))
         rows.append(LayoutRow(*sure, 1, 2, sure[0] * 2 / 6.0, 3e10))
         dice.shuffle(rows)
         yield rows, gpus, heads, capacity

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import NullFormatter
 
 from dlojz.base.language import percent, say, shortest, significant
 from dlojz.base.table import Table, titles
@@ -299,9 +300,9 @@ def side_by_side(runs: Sequence[Run]) -> LabFigure:
 def expert_seconds() -> float:
     """Compute the seconds of the experts' products in one layer of `TOKENS` tokens, forward and backward.
 
-    Each choice meets three matrices, D × F, once in forward and twice in backward, 2 FLOPs a number.
+    Each place, empty or not, meets three matrices, D × F, once in forward and twice in backward, 2 FLOPs a number.
     """
-    return 3 * 2 * TOP_K * TOKENS * 3 * WIDTH * MLP_WIDTH / FLOPS_PER_S
+    return 3 * 2 * FACTOR * TOP_K * TOKENS * 3 * WIDTH * MLP_WIDTH / FLOPS_PER_S
 
 
 @or_to_do
@@ -369,9 +370,9 @@ def curriculum(trainings: Mapping[str, Sequence[CurriculumStep]]) -> LabFigure:
     caption(roots, x=step, y=say(en="largest √v", fr="plus grand √v"))
     caption(by_tokens, x=say(en="tokens read", fr="tokens lus"), y=loss)
     caption(by_seconds, x=say(en="seconds of training", fr="secondes d’entraînement"), y=loss)
-    for axes in (lengths, by_tokens, by_seconds):
+    roots.yaxis.set_minor_formatter(NullFormatter())
+    for axes in (lengths, roots, by_tokens, by_seconds):
         plain(axes)
         decimal_marks(axes.xaxis, axes.yaxis)
-    plain(roots)
     figure.legend(*lengths.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     return finish(figure)

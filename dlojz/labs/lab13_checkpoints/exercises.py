@@ -393,14 +393,20 @@ _FILES = {"ranks/0.bin": 4096, "ranks/1.bin": 4096, "settings.json": 64}
 def _folder(folder: Path) -> None:
     """A checkpoint of two ranks, in two levels of folders."""
     (folder / "ranks").mkdir()
-    for name, size in _FILES.items():
-        (folder / name).write_bytes(bytes((7 * place + size) % 251 for place in range(size)))
+    for number, (name, size) in enumerate(_FILES.items()):
+        (folder / name).write_bytes(bytes((7 * place + size + number) % 251 for place in range(size)))
 
 
 def _flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0b0100_0000
     path.write_bytes(content)
+
+
+def _swap(one: Path, other: Path) -> None:
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
 
 
 _HARMS: tuple[tuple[Callable[[Path], object], Said], ...] = (
@@ -431,6 +437,13 @@ _HARMS: tuple[tuple[Callable[[Path], object], Said], ...] = (
         Said(
             "A file that is gone goes unnoticed: the seal must say which files there were.",
             "Un fichier disparu passe inaperçu : le sceau doit dire quels fichiers il y avait.",
+        ),
+    ),
+    (
+        lambda folder: _swap(folder / "ranks" / "0.bin", folder / "ranks" / "1.bin"),
+        Said(
+            "Two files that have changed places go unnoticed: keep each hash beside the path of its file.",
+            "Deux fichiers échangés passent inaperçus : gardez chaque empreinte à côté du chemin de son fichier.",
         ),
     ),
 )
@@ -490,8 +503,9 @@ SEALED_FOLDER = Exercise(
     "written, so that a folder without it is one that was not finished?",
     hint_fr="Le sceau est un fichier qui dit quels fichiers il y a, et l’empreinte du contenu de chacun. Quand faut-il "
     "l’écrire, pour qu’un dossier sans sceau soit un dossier inachevé ?",
-    nearer_en="hashlib.sha256(path.read_bytes()).hexdigest() for each file of folder.rglob('*'), by its name, the seal "
-    "aside; json.dumps writes the dictionary. is_intact makes the same dictionary again, and compares.",
-    nearer_fr="hashlib.sha256(path.read_bytes()).hexdigest() pour chaque fichier de folder.rglob('*'), par son nom, "
-    "sauf le sceau ; json.dumps écrit ce dictionnaire. is_intact le refait, et compare.",
+    nearer_en="hashlib.sha256(path.read_bytes()).hexdigest() for each path.is_file() of folder.rglob('*'), by "
+    "path.relative_to(folder), the seal aside; json.dumps writes the dictionary. is_intact makes the same dictionary "
+    "again, and compares.",
+    nearer_fr="hashlib.sha256(path.read_bytes()).hexdigest() pour chaque path.is_file() de folder.rglob('*'), selon "
+    "path.relative_to(folder), sauf le sceau ; json.dumps écrit ce dictionnaire. is_intact le refait, et compare.",
 )

@@ -22,6 +22,8 @@ from dlojz.labs.kit.source import in_language
 SOURCE = Path(__file__).with_name("data") / "train.txt"
 LAST = 12
 """The last lab that adds to the script."""
+CHECKPOINTS = "13"
+"""The lab after it, whose box "In your project" goes on with the script, without a task of its own."""
 NAME = "train.py"
 COMMENT_WIDTH = 100
 LAYOUTS = {
@@ -120,6 +122,13 @@ def number_of_lab(lab: str) -> int:
         LabError: for another lab; the sentence lists those that do.
     """
     labs = [f"{number:02}" for number in range(LAST + 1)]
+    if lab == CHECKPOINTS:
+        raise refusal(
+            en=f"lab {lab} adds nothing to the script: go on with that of lab 04, which saves and loads, or with lab "
+            f"{LAST:02}'s.",
+            fr=f"le TP {lab} n’ajoute rien au script : complétez celui du TP 04, qui enregistre et relit, ou celui du "
+            f"TP {LAST:02}.",
+        )
     if lab not in labs:
         raise LabError(one_of("lab", lab, labs))
     return int(lab)

@@ -118,9 +118,9 @@ def _check_samples(one: Trial, many: Trial, replicas: int) -> None:
     shares = {frozenset(rank.epochs[0]) for rank in many.ranks if rank.epochs and rank.epochs[0]}
     if len(shares) > replicas:
         raise Wrong(
-            en=f"With {many.title}, the ranks read {len(shares)} different shares of the samples, but replicas of the "
-            f"model are there: {replicas}. Ranks that share one model read the same samples: give DistributedSampler "
-            "the number of replicas, and the index of this one.",
+            en=f"With {many.title}, the ranks read {len(shares)} different shares of the samples, but the model has "
+            f"{replicas} replica{'s' if replicas > 1 else ''}. Ranks that share one model read the same samples: give "
+            "DistributedSampler the number of replicas, and the index of this one.",
             fr=f"Avec {many.title}, les rangs lisent {len(shares)} parts différentes des échantillons, mais le modèle "
             f"a {'une seule réplique' if replicas == 1 else f'{replicas} répliques'}. Des rangs qui se partagent un "
             "modèle lisent les mêmes échantillons : donnez à DistributedSampler le nombre de répliques, et l’indice de "
@@ -458,6 +458,7 @@ def _two_axes(trials: ScriptTrials) -> None:
         fr="les MLP doivent être découpés selon tp, et tous les paramètres selon dp.",
     )
     _check_parity(one, four, replicas=2)
+    _check_parity(one, trials.layout(6), replicas=1)  # on a mesh of two axes, tp takes its own
 
 
 def _measured(trials: ScriptTrials) -> None:
