@@ -304,5 +304,5 @@ def test_the_command_judges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["labs", "judge", "00", str(tmp_path / "other.py")]) == 2
     assert "is no file: give the path of the script" in capsys.readouterr().err
     assert main(["labs", "judge"]) == 2
-    with pytest.raises(LabError, match="unknown lab '13'"):
-        judge_script("13", path)
+    with pytest.raises(LabError, match="unknown lab '14'"):
+        judge_script("14", path)
