@@ -15,8 +15,8 @@ FOLDERS = sorted(path.parent for path in gpu.RECORDS.glob("gpu-*/place.json"))
 SOME = ("gpt2-bf16", "coatnet_0-bf16-selective", "tinyllama_1b-bf16-in_backward", "tinyllama_1b-fp32-in_backward")
 """Of 66, which `python benchmarks/gpu.py --records FOLDER --predict` shows: a decoder, convolutions with recomputation,
 heads that share keys in both precisions (two other kernels of attention)."""
-TIMED = ("gpt2-fp32", "gpt2-bf16-sgd", "gpt2-bf16-in_forward")
-"""Of the same model; the GPU is the slower one in the first, its host in the others."""
+TIMED = ("gpt2-fp32", "gpt2-bf16-sgd", "gpt2-bf16-in_forward", "coatnet_0-bf16-sgd")
+"""The GPU is the slower one in the first, its host in the others; two of them are in every folder."""
 MOST_OFF = 0.11
 """Of the seconds, in the median: that of the 66 is 0.08."""
 
@@ -45,6 +45,8 @@ def test_seconds_are_near_those_predicted_from_kernels_and_host(folder: Path) ->
     machine, errors = Measured.from_dict(calibrated.result), []
     for name in TIMED:
         record, config = records.read(unit(name)), unit(name).config
-        assert record is not None and config is not None
-        errors.append(abs(local_step_s(machine, config) / record.result["step_s"]["median"] - 1))
+        assert config is not None
+        if record is not None:
+            errors.append(abs(local_step_s(machine, config) / record.result["step_s"]["median"] - 1))
+    assert len(errors) >= 2
     assert statistics.median(errors) < MOST_OFF and max(errors) < 2 * MOST_OFF
