@@ -23,7 +23,7 @@ SOURCE = Path(__file__).with_name("data") / "train.txt"
 LAST = 12
 """The last lab that adds to the script."""
 CHECKPOINTS = "13"
-"""The lab after it, whose box "In your project" goes on with the script, without a task of its own."""
+"""The lab after it, whose box "In your project" goes on with the script, without a task."""
 NAME = "train.py"
 COMMENT_WIDTH = 100
 LAYOUTS = {

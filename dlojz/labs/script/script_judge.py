@@ -670,7 +670,8 @@ CHECKS: tuple[Callable[[ScriptTrials], None], ...] = (
     _compressed_model,
     _libraries,
 )
-"""One for each lab, in their order. Each runs first what its lab adds, so that a missing option is told at once."""
+"""One for each lab, in their order. Those with runs to compare begin with what the lab adds, in which a missing option
+shows; lab 02 with the plain run."""
 
 
 def judge_script(
