@@ -1032,8 +1032,8 @@ still_panel(**choice)
 # ## 9. Optional: asynchronous pipelines
 #
 # And what if the pipeline were never emptied? **PipeDream** updates the weights after each backward and goes on: no
-# more bubble. But other micro-batches have passed by then: each gradient is one of old weights. Here, on 4 stages, are
-# the delay τ of each (in updates), and the versions of the weights that it keeps:
+# more bubble. But other micro-batches have passed meanwhile: each is a **stale gradient**, of old weights. Here, on 4
+# stages, are the delay τ of each (in updates), and the versions of the weights that it keeps:
 #
 # - PipeDream puts the weights of the forward aside for the backward (weight stashing); vertical sync takes the same
 #   version on all stages;

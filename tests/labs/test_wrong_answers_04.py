@@ -1149,7 +1149,8 @@ def test_the_volumes_are_those_of_the_labs_own_zero(stage: int, micro_batches: i
 def test_the_published_table_agrees_to_its_last_digit() -> None:
     from dlojz.labs.lab04_zero.figures import table_1
 
-    assert table_1(state_bytes).notes == ("54 of 54 cells agree to the last digit printed.",)  # type: ignore[union-attr]
+    unit, agree = table_1(state_bytes).notes  # type: ignore[union-attr]
+    assert (unit, agree) == ("Stages: GB (10⁹ bytes) per GPU.", "54 of 54 cells agree to the last digit printed.")
     assert table_1(lambda p, n, stage: 1.01 * state_bytes(p, n, stage)).notes != table_1(state_bytes).notes  # type: ignore[union-attr]
 
 
