@@ -336,14 +336,15 @@ lab.check("best-split", best_split)
 tables.splits(best_split, "gpt3-175b", gpus=384, tp=8, batch=1536, site="jean_zay_a100")
 
 # %% [markdown] lang="fr"
-# C’est toujours un extrême : la somme des deux attentes est une fonction affine de 1/pp. D’où la règle de Narayanan et
-# al. : du parallélisme de modèle **jusqu’à ce que cela tienne**, puis des répliques… si le réseau suit. Le
-# planificateur compte aussi les messages du pipeline (et répartit l’optimiseur, ZeRO-1 : dès pp = 2, cela tient) :
+# C’est toujours le plus petit pp qui tient, ou le plus grand : la somme des deux attentes est une fonction affine de
+# 1/pp. D’où la règle de Narayanan et al. : du parallélisme de modèle **jusqu’à ce que cela tienne**, puis des
+# répliques… si le réseau suit. Le planificateur compte aussi les messages du pipeline (et répartit l’optimiseur,
+# ZeRO-1 : dès pp = 2, cela tient) :
 
 # %% [markdown] lang="en"
-# It is always an extreme: the sum of both waits is an affine function of 1/pp. Hence the rule of Narayanan et al.:
-# model parallelism **until it fits**, then replicas… if the network keeps up. The planner also counts the messages of
-# the pipeline (and partitions the optimizer, ZeRO-1: from pp = 2 on it fits):
+# It is always the smallest pp that fits, or the largest: the sum of both waits is an affine function of 1/pp. Hence
+# the rule of Narayanan et al.: model parallelism **until it fits**, then replicas… if the network keeps up. The
+# planner also counts the messages of the pipeline (and partitions the optimizer, ZeRO-1: from pp = 2 on it fits):
 
 # %% name="bubble-or-all-reduce"
 figures.bubble_or_all_reduce("gpt3-175b", "jean_zay_a100", gpus=384, batch=1536)
@@ -354,9 +355,9 @@ figures.bubble_or_all_reduce("gpt3-175b", "jean_zay_a100", gpus=384, batch=1536)
 #
 # <details><summary>Réponse</summary>
 #
-# À pp = 12 : les messages du pipeline, qui croissent avec pp, l’y ramènent. ZeRO-3 rassemble en plus les poids à chaque
-# passe : des répliques nombreuses coûteraient plus cher. Avec un *all-reduce* recouvert, le minimum irait au plus petit
-# pp qui tient.
+# À pp = 12 : les messages du pipeline et l’étage le plus chargé, qui croissent avec pp, l’y ramènent. ZeRO-3
+# rassemble en plus les poids à chaque passe : des répliques nombreuses coûteraient plus cher. Avec un *all-reduce*
+# recouvert, le minimum irait au plus petit pp qui tient.
 #
 # </details>
 #
@@ -372,9 +373,9 @@ figures.bubble_or_all_reduce("gpt3-175b", "jean_zay_a100", gpus=384, batch=1536)
 #
 # <details><summary>Answer</summary>
 #
-# At pp = 12: the messages of the pipeline, which grow with pp, bring it there. ZeRO-3 would also gather the weights in
-# each pass: many replicas would cost more. With an all-reduce that is hidden, the minimum would go to the smallest pp
-# that fits.
+# At pp = 12: the messages of the pipeline and the busiest stage, which grow with pp, bring it there. ZeRO-3 would
+# also gather the weights in each pass: many replicas would cost more. With an all-reduce that is hidden, the minimum
+# would go to the smallest pp that fits.
 #
 # </details>
 #
@@ -457,8 +458,8 @@ for changed in ({}, *others):
 tables.reasons(bloom)
 
 # %% [markdown] lang="fr"
-# dp 16 · tp 4 · pp 6, mesurée plus haut à 57 Go, est refusée ici : les relevés cumulaient les gradients en 16 bits ; en
-# fp32, il faut 4 octets de plus par paramètre, 33 Go sur ce rang.
+# dp 16 · tp 4 · pp 6, mesurée plus haut à 57 Go, est refusée ici : les relevés cumulaient les gradients en 16 bits ;
+# en fp32 s’y ajoutent 4 octets par paramètre, 33 Go sur ce rang.
 #
 # **Expliquez.** Le planificateur ne met pourtant pas le choix de BLOOM en tête : lisez ce qui le ralentit. Pourquoi
 # choisirait-on autrement aujourd’hui ? (`bloom.best` est son choix.)
@@ -472,7 +473,7 @@ tables.reasons(bloom)
 
 # %% [markdown] lang="en"
 # dp 16 · tp 4 · pp 6, measured above at 57 GB, is refused here: those readings accumulated gradients in 16 bit; in
-# fp32, that takes 4 bytes more per parameter, 33 GB on this rank.
+# fp32, 4 bytes per parameter come on top, 33 GB on this rank.
 #
 # **Explain.** And yet the planner does not put BLOOM's choice first: read what slows it down. Why would one choose
 # otherwise today? (`bloom.best` is the planner's choice.)
@@ -505,22 +506,21 @@ tables.trees((("megatron-1.7b", 8, 64), ("megatron-7.5b", 64, 512), ("megatron-7
 # %% [markdown] lang="fr"
 # L’arbre s’arrête à la stratégie la plus simple qui convienne ; la recherche, elle, compte des secondes. **Pourquoi
 # s’écartent-ils ?** L’arbre ne demande ni ce que coûte la mise à jour, que ZeRO divise aussi, ni ce qu’il faut
-# recalculer pour tenir. Commencez par l’arbre ; laissez la recherche trancher.
+# recalculer pour tenir.
 
 # %% [markdown] lang="en"
-# The tree stops at the simplest strategy that will do; the search counts seconds. **Why do they differ?** The tree asks
-# neither what the update costs, which ZeRO divides too, nor what must be recomputed to fit. Begin with the tree; let
-# the search decide.
+# The tree stops at the simplest strategy that will do; the search counts seconds. **Why do they differ?** The tree
+# asks neither what the update costs, which ZeRO divides too, nor what must be recomputed to fit.
 
 # %% [markdown] lang="fr"
-# `docs/validation.md` montre de combien le planificateur se trompe, tableau par tableau. Voyons ce qu’il vaut ici même.
+# `docs/validation.md` montre de combien le planificateur se trompe, tableau par tableau.
 #
 # ## 5. Ici : prédire, exécuter, défendre
 #
 # Un GPT de 875 000 paramètres, 16 séquences de 128 tokens par pas, quatre processus, huit configurations.
 
 # %% [markdown] lang="en"
-# `docs/validation.md` shows by how much the planner is wrong, table by table. Let us see what it is worth right here.
+# `docs/validation.md` shows by how much the planner is wrong, table by table.
 #
 # ## 5. Here: predict, run, defend
 #
@@ -839,19 +839,21 @@ lab.reveal("four-processes", weak[4] / weak[1])
 # ## Défi
 #
 # `megatron-18b` doit voir cent milliards de tokens (séquences de 2 048) sur des A100 de Jean Zay, par pas de 512
-# séquences, en 45, 30, puis 19 jours, avec Megatron-Core. Écrivez une fonction qui reçoit le nombre de jours et renvoie
-# une configuration qui tient ce délai avec **le moins de GPU possible** : un dictionnaire de `dp`, `tp`, `pp`, `zero`,
-# `micro_batch` et `checkpointing`. Des nœuds entiers de 8 GPU, 128 GPU au plus. Ce qui compte est `estimated_s`, la
-# durée d’un pas selon le planificateur. Le score est la somme des GPU des trois délais. Facultatif.
+# séquences, en 45, 30, puis 19 jours, avec Megatron-Core. Écrivez une fonction qui reçoit le nombre de jours et
+# renvoie une configuration qui tient ce délai avec **le moins de GPU possible** : un dictionnaire de `dp`, `tp`,
+# `pp`, `zero`, `micro_batch` et `checkpointing`. Des nœuds entiers de 8 GPU, 128 GPU au plus ; dix secondes pour les
+# trois délais. Ce qui compte est `estimated_s`, la durée d’un pas selon le planificateur. Le score est la somme des
+# GPU des trois délais. Facultatif.
 
 # %% [markdown] lang="en"
 # ## Challenge
 #
 # Suppose that `megatron-18b` must see a hundred billion tokens (sequences of 2,048) on A100s of Jean Zay, in steps of
-# 512 sequences, within 45, 30, then 19 days, with Megatron-Core. Write a function that receives the number of days and
-# returns a layout that meets the deadline with **as few GPUs as possible**: a dictionary of `dp`, `tp`, `pp`, `zero`,
-# `micro_batch` and `checkpointing`. Whole nodes of 8 GPUs, at most 128 GPUs. What counts is `estimated_s`, the time of
-# a step according to the planner. The score is the sum of the GPUs for the three deadlines. Optional.
+# 512 sequences, within 45, 30, then 19 days, with Megatron-Core. Write a function that receives the number of days
+# and returns a layout that meets the deadline with **as few GPUs as possible**: a dictionary of `dp`, `tp`, `pp`,
+# `zero`, `micro_batch` and `checkpointing`. Whole nodes of 8 GPUs, at most 128 GPUs; ten seconds for all three
+# deadlines. What counts is `estimated_s`, the time of a step according to the planner. The score is the sum of the
+# GPUs for the three deadlines. Optional.
 
 
 # %% name="fewest-gpus"
@@ -912,10 +914,10 @@ for row in chain.resharding[0]:
     print(row)
 
 # %% [markdown] lang="fr"
-# **Votre prédiction.** Combien coûte la meilleure suite de six stratégies ? (Le TP 06 vous souffle laquelle.)
+# **Votre prédiction.** Combien coûte la meilleure suite de six stratégies ?
 
 # %% [markdown] lang="en"
-# **Your prediction.** What does the best sequence of six strategies cost? (Hint: lab 06 uses it.)
+# **Your prediction.** What does the best sequence of six strategies cost?
 
 # %% name="predict-cost" stub="value"
 lab.predict(

@@ -226,12 +226,12 @@ def tree_of(question: Question, found: SearchResult) -> Tree:
     else:
         sharded = _alone(question, found, zero=3, checkpointing="full")
         zero = families["zero"]
+        samples = (say(en="samples per GPU", fr="échantillons par GPU"), decimal(batch / gpus, 2))
         if ask(
             f"Do the states fit if {gpus} GPUs share them (ZeRO-3), and has each GPU whole samples?",
             f"Les états tiennent-ils si {gpus} GPU se les partagent (ZeRO-3), chacun avec des échantillons entiers ?",
             bool(zero.admitted),
-            *compared(sharded),
-            (say(en="samples per GPU", fr="échantillons par GPU"), decimal(batch / gpus, 2)),
+            *_failing_first((batch % gpus != 0, (samples,)), (sharded > question.device_bytes, compared(sharded))),
         ) and ask(
             "Do the links hide ZeRO's messages behind the computation?",
             "Les messages de ZeRO sont-ils recouverts par le calcul ?",
@@ -242,6 +242,11 @@ def tree_of(question: Question, found: SearchResult) -> Tree:
             return Tree(tuple(branches), "zero", families)
     leaf = _split(question, families, ask)
     return Tree(tuple(branches), leaf, families)
+
+
+def _failing_first(*facts: tuple[bool, tuple[tuple[str, str], ...]]) -> tuple[tuple[str, str], ...]:
+    """Order facts so that those that speak against a branch come before those that do not."""
+    return tuple(one for fails in (True, False) for failing, each in facts if failing is fails for one in each)
 
 
 def _split(question: Question, families: dict[str, Family], ask: Any) -> str:

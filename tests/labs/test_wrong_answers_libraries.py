@@ -110,8 +110,9 @@ def with_accelerator(way: str = "right") -> Answer:
             if way == "accumulates at the boundary" and number % k:
                 accelerator.backward(model(batch))
                 continue
+            before = model(batch) if way == "forward beside" else None
             with accelerator.accumulate(model):
-                loss = model(batch)
+                loss = model(batch) if before is None else before
                 if way == "divides":
                     loss = loss / k
                 if way == "plain backward":
@@ -331,6 +332,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (with_accelerator("plain backward"), "You call loss.backward()"),
         (with_accelerator("never zeroes"), "Gradients are never zeroed"),
         (with_accelerator("counts"), "miss the end of the loader"),
+        (with_accelerator("forward beside"), "the forward pass runs outside accumulate"),
         (with_accelerator("twice"), "are not those of Accelerate's recipe"),
     ],
     "gather-metrics": [

@@ -541,7 +541,7 @@ def _no_split(gpus: int, batch: int, tp: int) -> str:
 def bubble_or_all_reduce(
     model: str, cluster: str = "jean_zay_a100", gpus: int = 384, batch: int = 2048, **fixed: Any
 ) -> tuple[LabFigure, Table]:
-    """Draw for each split into stages and replicas what a step waits for, stacked.
+    """Draw for each split into stages and replicas what a step waits for and computes beyond the least, stacked.
 
     Args:
         model, cluster, gpus, batch: as `splits` takes them.
@@ -561,6 +561,14 @@ def bubble_or_all_reduce(
             width=0.72, label=part_words(name),
         )  # fmt: skip
         bottoms += heights
+    # What no split can avoid is left out; what some compute beyond it is drawn, so that the lowest bar is the best step
+    rest = np.array([one.step_s for one in found]) - bottoms
+    style = TIME_STYLES["forward"]
+    axes.bar(
+        places, rest - rest.min(), bottom=bottoms, color=style.color, edgecolor=EDGE, linewidth=0.6,
+        width=0.72, label=say(en="excess work of the busiest stage", fr="excès de l’étage le plus chargé"),
+    )  # fmt: skip
+    bottoms += rest - rest.min()
     top = float(bottoms.max(initial=0)) or 1.0
     for place, one in enumerate(found):
         told = gigabytes(one.memory_bytes) if one.fits else f"{gigabytes(one.memory_bytes)}\n> {gigabytes(limit)}"

@@ -37,6 +37,14 @@ NOT_REDUCED = Said(
 )
 
 
+FORWARD_BESIDE = Said(
+    "On one process the weights are right. But the forward pass runs outside accumulate: DDP decides there whether the "
+    "backward pass sends gradients, and would send them at every micro-batch. Put it inside.",
+    "Sur un seul processus, les poids sont justes. Mais la passe avant s’exécute hors d’accumulate : c’est là que DDP "
+    "décide si la passe arrière envoie les gradients, et il les enverrait à chaque micro-batch. Mettez-la dedans.",
+)
+
+
 def plain_loop(model: Any, optimizer: Any, batches: Sequence[Any], accumulation: int) -> None:
     """Train without a library: share of the mean, backward, and every `accumulation` micro-batches an update."""
     for number, batch in enumerate(batches, start=1):
@@ -191,6 +199,8 @@ def _check_accelerator_loop(answer: Callable[..., Any], accumulation: int, numbe
     said = _unprepared(accelerator)
     if said is None and not same(weights_of(model), weights_of(truth)):
         said = _calls(accelerator, accumulation, number) or _accelerator_other(accumulation, number)
+    if said is None and accelerator.model is not None and accelerator.model.forwards_beside:
+        said = FORWARD_BESIDE
     if said is not None:
         raise Wrong(*said)
 
@@ -706,14 +716,17 @@ def weights_of(model: nn.Module) -> Tensor:
 
 
 class PreparedModel:
-    """Stand-in for a prepared model, which counts forward passes."""
+    """Stand-in for a prepared model, which counts forward passes and those beside `accumulate`."""
 
-    def __init__(self, model: nn.Module, on_backward: Callable[[Tensor], None]) -> None:
-        self.module, self.forwards = model, 0
-        self._on_backward = on_backward
+    def __init__(
+        self, model: nn.Module, on_backward: Callable[[Tensor], None], beside: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.module, self.forwards, self.forwards_beside = model, 0, 0
+        self._on_backward, self._beside = on_backward, beside
 
     def __call__(self, batch: Any) -> Tensor:
         self.forwards += 1
+        self.forwards_beside += self._beside()
         loss: Tensor = self.module(batch)
         loss.register_hook(self._on_backward)
         return loss
@@ -841,7 +854,7 @@ class AcceleratorStandIn:
         self.arrived: list[float] = []
         self.outside = 0
         """Backward passes that the accelerator has not seen."""
-        self._inside = False
+        self._inside = self._accumulating = False
         self.model: PreparedModel | None = None
         self.optimizer: PreparedOptimizer | None = None
         self.loader: PreparedLoader | None = None
@@ -864,7 +877,7 @@ class AcceleratorStandIn:
         if isinstance(thing, list):
             self.loader = PreparedLoader(thing, self)
             return self.loader
-        self.model = PreparedModel(thing, self._on_backward)
+        self.model = PreparedModel(thing, self._on_backward, lambda: not self._accumulating)
         return self.model
 
     def _on_backward(self, gradient: Tensor) -> None:
@@ -880,7 +893,11 @@ class AcceleratorStandIn:
         else:
             self._step += 1
             self.sync_gradients = self._step % self.gradient_accumulation_steps == 0
-        yield
+        self._accumulating = True
+        try:
+            yield
+        finally:
+            self._accumulating = False
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of this micro-batch's share of the mean."""

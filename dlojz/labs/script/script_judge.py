@@ -292,12 +292,17 @@ def _memory(trials: ScriptTrials) -> None:
             fr=f"--checkpointing garde {format_bytes(kept[1])} d’activations, contre {format_bytes(kept[0])} sans : "
             "enveloppez l’appel de chaque bloc dans torch.utils.checkpoint.checkpoint, et utilisez ce qu’il renvoie.",
         )
-    rounded = trials(1, "--bf16")
+    _check_rounded(plain, trials(1, "--bf16"))
+
+
+def _check_rounded(plain: Trial, rounded: Trial) -> None:
+    """Refuse a run with --bf16 whose losses are those of the run without it, or far from them."""
     if _differing_step(plain.record.losses, rounded.record.losses, 0.0) is None:
         raise Wrong(
-            en="--bf16 changes no loss, not in the last digit: the forward pass must run inside torch.autocast.",
-            fr="--bf16 ne change aucune perte, pas même au dernier chiffre : la passe avant doit s’exécuter dans "
+            en=f"With {rounded.title}, no loss changes, not in its last digit: the forward pass must run inside "
             "torch.autocast.",
+            fr=f"Avec {rounded.title}, aucune perte ne change, pas même au dernier chiffre : la passe avant doit "
+            "s’exécuter dans torch.autocast.",
         )
     _check_losses(
         plain,
@@ -418,6 +423,7 @@ def _pipeline(trials: ScriptTrials) -> None:
             fr=f"Avec --accumulation 4, l’ordonnancement découpe le batch en {cut} micro-batches : donnez-lui le "
             "nombre demandé.",
         )
+    _check_rounded(two, trials.layout(5, "--bf16"))
 
 
 def _tensor_parallel(trials: ScriptTrials) -> None:
