@@ -87,7 +87,7 @@ def label_loss(model, x, y):
 
 
 teacher = train(new_model("vit_tiny", task, seed=0), label_loss, batches(120))
-print("accuracy > 95 %: // précision > 95 % :", accuracy(teacher, task) > 0.95)
+print("accuracy > 95 %: // exactitude > 95 % :", accuracy(teacher, task) > 0.95)
 
 # %% [markdown] lang="fr"
 # ## 1. Distiller
@@ -634,7 +634,7 @@ lab.check("aware-training", train_aware)
 aware = copy.deepcopy(teacher)
 train_aware(aware, names, batches(60), torch.optim.AdamW(aware.parameters(), lr=5e-4), bits=2)
 enough = 0.9 * accuracy(teacher, task)
-print("9/10 of the accuracy kept at 2 bits? // 9/10 de la précision gardés à 2 bits ?")
+print("9/10 of the accuracy kept at 2 bits? // 9/10 de l’exactitude gardés à 2 bits ?")
 print("no training: // sans entraînement :", found[2] > enough)
 print("60 steps of QAT: // 60 pas de QAT :", accuracy(rounded(aware, 2), task) > enough)
 
