@@ -332,7 +332,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (with_accelerator("plain backward"), "You call loss.backward()"),
         (with_accelerator("never zeroes"), "Gradients are never zeroed"),
         (with_accelerator("counts"), "miss the end of the loader"),
-        (with_accelerator("forward beside"), "the forward pass runs outside accumulate"),
+        (with_accelerator("forward beside"), "forward runs outside accumulate"),
         (with_accelerator("twice"), "are not those of Accelerate's recipe"),
     ],
     "gather-metrics": [

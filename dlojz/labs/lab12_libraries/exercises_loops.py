@@ -38,10 +38,8 @@ NOT_REDUCED = Said(
 
 
 FORWARD_BESIDE = Said(
-    "On one process the weights are right. But the forward pass runs outside accumulate: DDP decides there whether the "
-    "backward pass sends gradients, and would send them at every micro-batch. Put it inside.",
-    "Sur un seul processus, les poids sont justes. Mais la passe avant s’exécute hors d’accumulate : c’est là que DDP "
-    "décide si la passe arrière envoie les gradients, et il les enverrait à chaque micro-batch. Mettez-la dedans.",
+    "The weights are right. But forward runs outside accumulate: DDP would send gradients at every micro-batch.",
+    "Les poids sont justes. Mais la passe avant est hors d’accumulate : DDP enverrait des gradients à chaque fois.",
 )
 
 
@@ -110,8 +108,7 @@ def _sizes(engine: EngineStandIn, accumulation: int, number: int) -> Said | None
         )
     if engine.steps == 0:
         return Said(
-            "engine.step is never called: no weight changes.",
-            "engine.step n’est jamais appelé : aucun poids ne change.",
+            "engine.step is never called: no weight changes.", "engine.step n’est jamais appelé : aucun poids ne bouge."
         )
     if engine.steps == number // accumulation != number:
         return Said(
@@ -199,7 +196,7 @@ def _check_accelerator_loop(answer: Callable[..., Any], accumulation: int, numbe
     said = _unprepared(accelerator)
     if said is None and not same(weights_of(model), weights_of(truth)):
         said = _calls(accelerator, accumulation, number) or _accelerator_other(accumulation, number)
-    if said is None and accelerator.model is not None and accelerator.model.forwards_beside:
+    if said is None and accelerator.beside:
         said = FORWARD_BESIDE
     if said is not None:
         raise Wrong(*said)
@@ -716,17 +713,14 @@ def weights_of(model: nn.Module) -> Tensor:
 
 
 class PreparedModel:
-    """Stand-in for a prepared model, which counts forward passes and those beside `accumulate`."""
+    """Stand-in for a prepared model, which counts forward passes."""
 
-    def __init__(
-        self, model: nn.Module, on_backward: Callable[[Tensor], None], beside: Callable[[], bool] = lambda: False
-    ) -> None:
-        self.module, self.forwards, self.forwards_beside = model, 0, 0
-        self._on_backward, self._beside = on_backward, beside
+    def __init__(self, model: nn.Module, on_backward: Callable[[Tensor], None]) -> None:
+        self.module, self.forwards = model, 0
+        self._on_backward = on_backward
 
     def __call__(self, batch: Any) -> Tensor:
         self.forwards += 1
-        self.forwards_beside += self._beside()
         loss: Tensor = self.module(batch)
         loss.register_hook(self._on_backward)
         return loss
@@ -852,8 +846,8 @@ class AcceleratorStandIn:
         self.sync_gradients, self.at_the_end = True, False
         self.accumulated = self.backwards = self._step = 0
         self.arrived: list[float] = []
-        self.outside = 0
-        """Backward passes that the accelerator has not seen."""
+        self.outside = self.beside = 0
+        """Backward passes that the accelerator has not seen; forward passes outside `accumulate`."""
         self._inside = self._accumulating = False
         self.model: PreparedModel | None = None
         self.optimizer: PreparedOptimizer | None = None
@@ -877,7 +871,8 @@ class AcceleratorStandIn:
         if isinstance(thing, list):
             self.loader = PreparedLoader(thing, self)
             return self.loader
-        self.model = PreparedModel(thing, self._on_backward, lambda: not self._accumulating)
+        thing.register_forward_pre_hook(lambda *_: setattr(self, "beside", self.beside + (not self._accumulating)))
+        self.model = PreparedModel(thing, self._on_backward)
         return self.model
 
     def _on_backward(self, gradient: Tensor) -> None:
@@ -894,10 +889,8 @@ class AcceleratorStandIn:
             self._step += 1
             self.sync_gradients = self._step % self.gradient_accumulation_steps == 0
         self._accumulating = True
-        try:
-            yield
-        finally:
-            self._accumulating = False
+        yield
+        self._accumulating = False
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of this micro-batch's share of the mean."""
