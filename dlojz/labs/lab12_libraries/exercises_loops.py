@@ -36,7 +36,6 @@ NOT_REDUCED = Said(
     "qui moyenne les gradients entre les rangs : à plusieurs, chacun apprendrait pour soi.",
 )
 
-
 FORWARD_BESIDE = Said(
     "The weights are right. But forward runs outside accumulate: DDP would send gradients at every micro-batch.",
     "Les poids sont justes. Mais la passe avant est hors d’accumulate : DDP enverrait des gradients à chaque fois.",
@@ -108,7 +107,8 @@ def _sizes(engine: EngineStandIn, accumulation: int, number: int) -> Said | None
         )
     if engine.steps == 0:
         return Said(
-            "engine.step is never called: no weight changes.", "engine.step n’est jamais appelé : aucun poids ne bouge."
+            "engine.step is never called: no weight changes.",
+            "engine.step n’est jamais appelé : aucun poids ne change.",
         )
     if engine.steps == number // accumulation != number:
         return Said(
@@ -196,7 +196,7 @@ def _check_accelerator_loop(answer: Callable[..., Any], accumulation: int, numbe
     said = _unprepared(accelerator)
     if said is None and not same(weights_of(model), weights_of(truth)):
         said = _calls(accelerator, accumulation, number) or _accelerator_other(accumulation, number)
-    if said is None and accelerator.beside:
+    if said is None and accumulation > 1 and accelerator.model and accelerator.model.forwards > accelerator.within:
         said = FORWARD_BESIDE
     if said is not None:
         raise Wrong(*said)
@@ -846,9 +846,9 @@ class AcceleratorStandIn:
         self.sync_gradients, self.at_the_end = True, False
         self.accumulated = self.backwards = self._step = 0
         self.arrived: list[float] = []
-        self.outside = self.beside = 0
-        """Backward passes that the accelerator has not seen; forward passes outside `accumulate`."""
-        self._inside = self._accumulating = False
+        self.outside = self.within = 0
+        """Backward passes that the accelerator has not seen; forward passes within `accumulate`."""
+        self._inside = False
         self.model: PreparedModel | None = None
         self.optimizer: PreparedOptimizer | None = None
         self.loader: PreparedLoader | None = None
@@ -871,7 +871,6 @@ class AcceleratorStandIn:
         if isinstance(thing, list):
             self.loader = PreparedLoader(thing, self)
             return self.loader
-        thing.register_forward_pre_hook(lambda *_: setattr(self, "beside", self.beside + (not self._accumulating)))
         self.model = PreparedModel(thing, self._on_backward)
         return self.model
 
@@ -888,9 +887,9 @@ class AcceleratorStandIn:
         else:
             self._step += 1
             self.sync_gradients = self._step % self.gradient_accumulation_steps == 0
-        self._accumulating = True
+        model, before = self.model, self.model.forwards if self.model else 0
         yield
-        self._accumulating = False
+        self.within += model.forwards - before if model else 0
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of this micro-batch's share of the mean."""
