@@ -570,13 +570,13 @@ lab.predict(
 )
 
 # %% [markdown] lang="fr"
-# Au tour du planificateur. `calibrated` prend votre calibrage (`dlojz calibrate`), ou mesure en une vingtaine de
-# secondes des produits, des passes sur la mémoire, des messages et chaque moteur à vide
+# Au tour du planificateur. `calibrated` prend votre calibrage (`dlojz calibrate`), ou mesure en une demi-minute
+# environ des produits, des passes sur la mémoire, des messages et chaque moteur à vide
 # ([measuring.py](../../dlojz/cost_model/measuring.py)).
 
 # %% [markdown] lang="en"
 # Now the planner. `calibrated` takes your calibration (`dlojz calibrate`), or measures products, passes over memory,
-# messages and each engine idling, in about twenty seconds ([measuring.py](../../dlojz/cost_model/measuring.py)).
+# messages and each engine idling, in about half a minute ([measuring.py](../../dlojz/cost_model/measuring.py)).
 
 # %% name="predicted" tags=["nbval-ignore-output"]
 measured = calibrated(ranks=(1, 4))

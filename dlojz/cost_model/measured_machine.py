@@ -34,7 +34,7 @@ from dlojz.by_hand.collectives.running import TimedMessage
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model.calibration import BOUNDS, Calibration
 from dlojz.cost_model.layouts import SCHEDULES, Layouts, Reals
-from dlojz.cost_model.measuring import Timed, chained
+from dlojz.cost_model.measuring import LONG_PRODUCTS, MEETING_PRODUCTS, Timed, chained
 from dlojz.cost_model.step import Parts, step_parts
 from dlojz.cost_model.workload import Product, product_s, workload
 from dlojz.hardware import Cluster, Device, Precision, cluster, gpu
@@ -45,8 +45,8 @@ MOST_BYTES: Final = 4_000_000
 """A file of this kind has some tens of kilobytes."""
 KINDS: Final[dict[str, int | None]] = {
     "product": 4, "attention": 4, "convolution": 4, "pass": 1, "launch": 0, "update": 2, "sharded": 2, "checkpoint": 2,
-    "ddp": 2, "fsdp2": 2, "fsdp3": 2, "dtensor": 1, "meeting": None, "chain": 3, "kernel": None, "host": None,
-    "level": 1,
+    "ddp": 2, "fsdp2": 2, "fsdp3": 2, "dtensor": 1, "meeting": None, "straggler": 1, "chain": 3, "parts": 3,
+    "kernel": None, "host": None, "level": 1,
 }  # fmt: skip
 """What is timed, and how many numbers its size has (None: as many as the case has, 0 among them);
 `dlojz.cost_model.measuring` and `measuring_kernels` say what."""
@@ -335,6 +335,7 @@ class MeasuredSite:
         engines: seconds that each kind of `measuring_engines` adds per block and per tensor, `dtensor` per message.
         meetings: seconds of an all-reduce between two computations, by the size of the group that meets while all
             ranks are busy.
+        straggling: seconds by which the wait for the slowest rank grows with each second of computation before it.
         chained: times that a chain of operations takes as long as its parts say; 1 where none was measured.
         residuals: of every measurement.
     """
@@ -346,6 +347,7 @@ class MeasuredSite:
     sharded: FittedLine
     engines: Mapping[str, FittedLine]
     meetings: Mapping[int, float]
+    straggling: float
     chained: float
     residuals: tuple[Residual, ...]
 
@@ -441,7 +443,15 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
         *_residuals(setup, chip, found, update, connection),
     )
     beyond = min(max(chained(setup.timings) or 1.0, 1 / MOST_CHAINED), MOST_CHAINED)
-    return MeasuredSite(setup.ranks, here, found, update, sharded, engines, meetings, beyond, residuals)
+    straggling = _straggling(setup, meetings.get(ranks, 0.0))
+    return MeasuredSite(setup.ranks, here, found, update, sharded, engines, meetings, straggling, beyond, residuals)
+
+
+def _straggling(setup: Setup, short_s: float) -> float:
+    """By how many seconds a meeting takes longer per second of work before it; 0 where that was not measured."""
+    long = [one for one in setup.timings if one.what == "straggler"]
+    longer = 1 - MEETING_PRODUCTS / LONG_PRODUCTS
+    return max(0.0, (long[0].seconds - short_s) / (longer * 1e-6 * long[0].size[0])) if long else 0.0
 
 
 def _product(one: Timed) -> Product:
@@ -589,7 +599,7 @@ def local_parts(machine: Measured, config: RunConfig) -> Parts:
         recompute=parts.recompute + _recomputing_s(here, config, held),
         tensor=tensor,
         pipeline=pipeline,
-        data=parts.data + _wrapping_s(here, config, held),
+        data=parts.data + _wrapping_s(here, config, held, float(sum(getattr(parts, one)[0] for one in COMPUTING))),
         optimizer=np.array([update_s(here, config, held)]),
     )
     kernels = _kernels(machine) if machine.gpu != "cpu" else None
@@ -666,14 +676,17 @@ def update_s(here: MeasuredSite, config: RunConfig, held: Tensors) -> float:
     return held.tensors / layout.pp * taken.start + held.elements / parts * here.update.slope
 
 
-def _wrapping_s(here: MeasuredSite, config: RunConfig, held: Tensors) -> float:
-    """What data parallelism's engine costs a step beyond its bytes: FSDP2 for every micro-batch, DDP once."""
+def _wrapping_s(here: MeasuredSite, config: RunConfig, held: Tensors, computed_s: float) -> float:
+    """What data parallelism's engine costs a step beyond its bytes: FSDP2 for every micro-batch, DDP once.
+
+    Ranks under DDP meet once, after all their computation, when they have come apart; those of FSDP2 at every block.
+    """
     layout = config.layout
     if layout.dp == 1:
         return 0.0
     blocks, tensors = held.blocks / layout.pp, held.tensors / layout.pp
     if layout.zero < 2:
-        return here.engine_s("ddp", blocks, tensors)
+        return here.engine_s("ddp", blocks, tensors) + here.straggling * computed_s
     return layout.micro_batches * here.engine_s(f"fsdp{layout.zero}", blocks, tensors)
 
 

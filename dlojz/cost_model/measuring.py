@@ -4,7 +4,7 @@ Every rank makes the same calls in the same order, and all are busy while one is
 or the memory's bandwidth, are measured sharing them. A short call is repeated for a window of time, and the median of
 the windows' means counts: a single call of a rank that takes turns on a core would mostly fall between two turns.
 
-A chain (norm, linear, GELU, linear) is timed whole, to compare with the sum of its parts as timed alone. An engine's
+A chain (norm, linear, GELU, linear) takes turns with the same operations, each on tensors of its own. An engine's
 cost is that of a wrapped model minus the same model bare, on blocks that compute next to nothing:
 
     kind        what is measured                                                         size
@@ -16,6 +16,8 @@ cost is that of a wrapped model minus the same model bare, on blocks that comput
     meeting     an all-reduce between two computations: ranks that waited for a message  nothing, or 2
                 wake up, and none begins before the last has come; of all ranks, and
                 of pairs while all are busy, as tensor parallelism on 2 of 4 ranks has it
+    straggler   a meeting of all ranks after longer work, in which they come apart       work in µs
+                further: DDP has one such after all its computation
 """
 
 from __future__ import annotations
@@ -90,7 +92,8 @@ def measure_rank(
     """Measure computation and messages on this rank, together with all others of its process group.
 
     Args:
-        windows: how often each computation is timed, at least 1.
+        windows: how often each engine is timed, at least 1; computations are timed `WINDOWS` times in any case, as a
+            single one may fall into another process's turn.
         window_s: seconds of each.
         tell: called before each measurement, with how many are done and how many there are.
 
@@ -108,7 +111,7 @@ def measure_rank(
     for number, (timed, call) in enumerate(work):
         if tell:
             tell(number, total)
-        seconds = statistics.median(_window_s(call, window_s, device) for _ in range(windows))
+        (seconds,) = _by_turns((call,), window_s, device)
         found.append(timed._replace(seconds=seconds * timed.seconds))
     if engines:
         done = itertools.count(len(work))
@@ -140,6 +143,20 @@ def _on_gpu() -> bool:
     if dist.is_initialized():
         return "nccl" in str(dist.get_backend())
     return torch.cuda.is_available()
+
+
+def _by_turns(calls: Sequence[Callable[[], Any]], window_s: float, device: Any) -> list[float]:
+    """Seconds of each call, mean of the ranks, median of `WINDOWS` windows, in which the calls take turns."""
+    import torch
+    import torch.distributed as dist
+
+    windows = [[_window_s(call, window_s, device) for call in calls] for _ in range(WINDOWS)]
+    told = torch.tensor(windows, dtype=torch.float64, device=device)
+    if _ranks() > 1:
+        # Who: all ranks. What: their seconds, of which the means count. How much: 8 bytes per call and window.
+        dist.all_reduce(told)
+    median_s: list[float] = (told / _ranks()).median(dim=0).values.tolist()
+    return median_s
 
 
 def _window_s(call: Callable[[], Any], window_s: float, device: Any) -> float:
@@ -332,6 +349,7 @@ def _neighbours(device: Any, repeats: int) -> list[TimedMessage]:
 
 ROWS, CHAIN_WIDTH, WIDER, LAYERS = 2048, 128, 4, 4
 CHAIN_LENGTHS: Final = Timed("chain", (ROWS, CHAIN_WIDTH, LAYERS), 0.0, f"{LAYERS} × (norm, linear, GELU, linear)")
+PARTS_LENGTHS: Final = Timed("parts", (ROWS, CHAIN_WIDTH, LAYERS), 0.0, "the chain's operations, each alone")
 
 
 def chain() -> Callable[[], Any]:
@@ -359,23 +377,33 @@ def chain() -> Callable[[], Any]:
     return call
 
 
-def chained(timings: Sequence[Timed]) -> float | None:
-    """Ratio of the measured chain to the sum of its parts as measured alone; None where one was not measured.
+def chain_parts() -> Callable[[], Any]:
+    """Make the chain's operations, each on its own tensors: a product has two more in its backward."""
+    import torch
+    import torch.nn.functional as F
 
-    A product has two more in its backward; a norm and a GELU were timed forward and backward.
-    """
-    whole = [one.seconds for one in timings if one.what == "chain"]
-    wide, narrow = (ROWS, WIDER * CHAIN_WIDTH, CHAIN_WIDTH, 1), (ROWS, CHAIN_WIDTH, WIDER * CHAIN_WIDTH, 1)
-    products = [
-        one.seconds
-        for one in timings
-        if one.what == "product" and one.size in (wide, narrow) and one.precision == "fp32"
-    ]
-    elements = {f"norm {ROWS * CHAIN_WIDTH}", f"gelu {ROWS * WIDER * CHAIN_WIDTH}"}
-    passes = [one.seconds for one in timings if one.what == "pass" and one.label in elements]
-    if not whole or len(products) != 2 or len(passes) != 2:
-        return None
-    return whole[0] / (LAYERS * (3 * sum(products) + sum(passes)))
+    wider = WIDER * CHAIN_WIDTH
+    pairs = [(torch.randn(ROWS, k), torch.randn(k, n)) for k, n in ((CHAIN_WIDTH, wider), (wider, CHAIN_WIDTH))]
+    gain = torch.ones(CHAIN_WIDTH, requires_grad=True)
+    narrow_x, wide_x = (torch.randn(ROWS, width, requires_grad=True) for width in (CHAIN_WIDTH, wider))
+    narrow_gradient, wide_gradient = torch.randn(ROWS, CHAIN_WIDTH), torch.randn(ROWS, wider)
+
+    def call() -> None:
+        for left, right in pairs:
+            for _ in range(3 * LAYERS):
+                torch.mm(left, right)
+        for _ in range(LAYERS):
+            torch.autograd.grad(F.layer_norm(narrow_x, (CHAIN_WIDTH,), gain), (narrow_x, gain), narrow_gradient)
+        for _ in range(LAYERS):
+            torch.autograd.grad(F.gelu(wide_x), (wide_x,), wide_gradient)
+
+    return call
+
+
+def chained(timings: Sequence[Timed]) -> float | None:
+    """Ratio of the measured chain to its parts, which took turns with it; None where they were not measured."""
+    whole, parts = ([one.seconds for one in timings if one.what == what] for what in ("chain", "parts"))
+    return whole[0] / parts[0] if whole and parts else None
 
 
 ENGINES_WIDTH: Final = 8
@@ -392,6 +420,9 @@ LEAST_CALLS: Final = 3
 MEETING_S: Final = 0.005
 """About what products and message take together."""
 LEAST_MEETINGS: Final = 41
+LONG_PRODUCTS: Final = 64
+"""Some 50 ms on one core: the forward and backward pass of a small model."""
+LONG_MEETINGS: Final = 11
 
 Call = Callable[[], Any]
 
@@ -404,11 +435,13 @@ def measure_engines(*, windows: int, window_s: float, tell: Call | None = None) 
         window_s: seconds of each, about.
         tell: called before each measurement.
     """
+    import torch
+
     found = []
     if tell:
         tell()
-    whole = chain()
-    found.append(CHAIN_LENGTHS._replace(seconds=statistics.median(_call_s(whole, window_s) for _ in range(windows))))
+    whole_s, parts_s = _by_turns((chain(), chain_parts()), window_s, torch.device("cpu"))
+    found += [CHAIN_LENGTHS._replace(seconds=whole_s), PARTS_LENGTHS._replace(seconds=parts_s)]
     for timed, bare, wrapped in _pairs():
         if tell:
             tell()
@@ -419,11 +452,16 @@ def measure_engines(*, windows: int, window_s: float, tell: Call | None = None) 
     if _ranks() > 1:
         if tell:
             tell()
-        found.append(Timed("meeting", (), _meeting_s(4 * windows * window_s), "meeting"))
+        often = max(LEAST_MEETINGS, int(4 * windows * window_s / MEETING_S))
+        found.append(Timed("meeting", (), _meeting(often)[1], "meeting"))
+        if tell:
+            tell()
+        work_s, waited_s = _meeting(LONG_MEETINGS, products=LONG_PRODUCTS)
+        found.append(Timed("straggler", (round(1e6 * work_s),), waited_s, "meeting after longer work"))
     if _in_pairs(_ranks()):
         if tell:
             tell()
-        found.append(Timed("meeting", (2,), _meeting_s(4 * windows * window_s, _own_pair()), "meeting of pairs"))
+        found.append(Timed("meeting", (2,), _meeting(often, _own_pair())[1], "meeting of pairs"))
     return found
 
 
@@ -442,7 +480,7 @@ def _own_pair() -> Any:
 
 def count_engines(ranks: int) -> int:
     """Count the measurements of `measure_engines` with so many ranks."""
-    return 1 + (len(TOYS) if ranks == 1 else 4 * len(TOYS) + len(PAIRS) + 1 + _in_pairs(ranks))
+    return 1 + (len(TOYS) if ranks == 1 else 4 * len(TOYS) + len(PAIRS) + 2 + _in_pairs(ranks))
 
 
 def _call_s(call: Call, window_s: float) -> float:
@@ -573,27 +611,31 @@ def _split(pairs: int) -> Any:
     return model
 
 
-def _meeting_s(window_s: float, group: Any = None) -> float:
-    """Median seconds of a message after products, mean of the ranks: those that come first wait for the others.
+def _meeting(often: int, group: Any = None, *, products: int = MEETING_PRODUCTS) -> tuple[float, float]:
+    """Median seconds of products, and of a message after them, mean of the ranks: the first wait for the last.
 
     Args:
-        window_s: seconds of it all, about.
+        often: how many times both are done.
         group: whose ranks send to each other, while those of all other groups do the same; None: all ranks.
+        products: before each message.
     """
     import torch
     import torch.distributed as dist
 
     left, right = torch.randn(512, 512), torch.randn(512, 128)
     message = torch.zeros(MEETING_ELEMENTS)
-    waited_s = []
-    for _ in range(max(LEAST_MEETINGS, int(window_s / MEETING_S))):
-        for _ in range(MEETING_PRODUCTS):
+    taken_s = []
+    for _ in range(often):
+        begun_s = time.perf_counter()
+        for _ in range(products):
             torch.mm(left, right)
-        start_s = time.perf_counter()
+        done_s = time.perf_counter()
         # Who: the group's ranks. What: zeros in fp32. How much: 64 KiB.
         dist.all_reduce(message, group=group)
-        waited_s.append(time.perf_counter() - start_s)
-    told = torch.tensor(waited_s, dtype=torch.float64)
-    # Who: all ranks. What: how long each waited every time, of which the mean counts. How much: 8 bytes each.
+        taken_s.append((done_s - begun_s, time.perf_counter() - done_s))
+    told = torch.tensor(taken_s, dtype=torch.float64)
+    # Who: all ranks. What: how long each computed and waited every time, of which the means count. How much: 16 bytes
+    # each.
     dist.all_reduce(told)
-    return statistics.median((told / dist.get_world_size()).tolist())
+    work_s, waited_s = (told / dist.get_world_size()).median(dim=0).values.tolist()
+    return work_s, waited_s

@@ -27,7 +27,7 @@ import psutil
 
 from dlojz.base.display_hook import wanted
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say
+from dlojz.base.language import decimal, refusal, say
 from dlojz.base.machine import cores_available, processor_name
 from dlojz.config.run_compatibility import or_none, stage_refusal
 from dlojz.config.run_config import RunConfig
@@ -128,7 +128,7 @@ def measure_machine(
 
     Args:
         ranks: numbers that grow from 1 on; on GPUs at most as many as there are.
-        quick: measure in less than a quarter of the time, less exactly.
+        quick: measure messages and engines less exactly, in about half of the time.
         device: auto, cpu or cuda.
         watch: called with each number of ranks, gives a context whose function is called with the progress.
 
@@ -249,7 +249,7 @@ def calibrated(
     Args:
         ranks: numbers of processes that will run.
         path: of the file; by default the user's.
-        quick: measure in some ten seconds instead of a minute.
+        quick: measure messages and engines less exactly, in about half of the time.
         fresh: measure in any case: on a machine with other work, former figures may be wrong.
 
     Raises:
@@ -259,6 +259,8 @@ def calibrated(
     try:
         found = read_measured(path)
         if not fresh and found.gpu == "cpu" and {*ranks} <= {one.ranks for one in found.setups}:
+            if wanted(None):
+                print(_reused(found), file=sys.stderr)
             return found
     except LabError:  # there is none, or an old or damaged one
         pass
@@ -267,15 +269,25 @@ def calibrated(
         processes = "process" if asked == [1] else "processes"
         print(
             say(
-                en=f"Measuring this machine with {', '.join(map(str, asked))} {processes}: some ten seconds each…",
-                fr=f"Mesure de cette machine avec {', '.join(map(str, asked))} processus : une dizaine de secondes "
-                "chacune…",
+                en=f"Measuring this machine with {', '.join(map(str, asked))} {processes}: 5 to 30 seconds each…",
+                fr=f"Mesure de cette machine avec {', '.join(map(str, asked))} processus : de 5 à 30 secondes chacune…",
             ),
             file=sys.stderr,
         )
     found = measure_machine(asked, quick=quick, device="cpu")
     write_measured(path, found)
     return found
+
+
+def _reused(found: Measured) -> str:
+    """Say how old the measurements are, how busy the machine then was, and how to measure again."""
+    load = decimal(found.load, 1)
+    return say(
+        en=f"This machine as measured on {found.date}, with a load of {load}; calibrated(…, fresh=True) or "
+        "`dlojz calibrate` measures it again.",
+        fr=f"Cette machine telle que mesurée le {found.date}, sous une charge de {load} ; calibrated(…, fresh=True) ou "
+        "`dlojz calibrate` la mesure de nouveau.",
+    )
 
 
 def measure_rounds(configs: Sequence[RunConfig], rounds: int = 8) -> list[tuple[float, ...]]:

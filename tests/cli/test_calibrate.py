@@ -22,7 +22,7 @@ def test_two_ranks_are_measured_kept_and_shown(tmp_path: Path, capfd: pytest.Cap
     assert [one["ranks"] for one in told["sites"]] == [1, 2]
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     alone, two = read_measured(kept).setups
-    computed = sum(map(len, (PRODUCTS, HALF, ATTENTION, CONVOLUTIONS, UPDATES))) + 3 * len(PASSES) + 1
+    computed = sum(map(len, (PRODUCTS, HALF, ATTENTION, CONVOLUTIONS, UPDATES))) + 3 * len(PASSES) + 2
     engines = [count_engines(ranks) for ranks in (1, 2)]
     assert (len(alone.timings), len(two.timings)) == (computed + engines[0], computed + 2 + engines[1])
     assert not alone.points and len(two.points) == 6 * len(MESSAGES)

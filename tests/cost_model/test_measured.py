@@ -31,13 +31,13 @@ from dlojz.cost_model.measured_machine import (
 )
 from dlojz.cost_model.measuring import (
     CHAIN_LENGTHS,
-    CHAIN_WIDTH,
     COLLECTIVES,
-    LAYERS,
+    LONG_PRODUCTS,
+    MEETING_PRODUCTS,
+    PARTS_LENGTHS,
     PRODUCTS,
-    ROWS,
-    WIDER,
     Timed,
+    _by_turns,
     _neighbours,
     _window_on_gpu_s,
     chained,
@@ -134,28 +134,42 @@ def test_the_slowest_rank_says_how_long_a_call_takes(monkeypatch: pytest.MonkeyP
 
 
 def test_ranks_meet_for_four_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 · 3 windows of 0.05 s, of 5 ms for each message; at least 41 of them; and one that tells how long they took."""
+    """4 · 3 windows of 0.05 s, of 5 ms for each message; at least 41 of them; 11 after longer work; who waited."""
     sent: list[int] = []
+    computed: list[None] = []
     for where, name, answer in (
         (measuring, "_ranks", 2),
         (measuring, "_pairs", []),
-        (measuring, "chain", None),
-        (measuring, "_call_s", 1.0),
+        (measuring, "_by_turns", [1.0, 1.0]),
         (dist, "get_world_size", 2),
-        (torch, "mm", None),
     ):
         monkeypatch.setattr(where, name, lambda *_, answer=answer, **__: answer)
+    monkeypatch.setattr(torch, "mm", lambda *_: computed.append(None))
     monkeypatch.setattr(dist, "all_reduce", lambda message, group=None: sent.append(message.numel()))
-    assert [one.what for one in measuring.measure_engines(windows=3, window_s=0.05)] == ["chain", "meeting"]
-    assert sent == [2**14] * 120 + [120]
+    found = measuring.measure_engines(windows=3, window_s=0.05)
+    assert [one.what for one in found] == ["chain", "parts", "meeting", "straggler"]
+    assert sent == [2**14] * 120 + [2 * 120] + [2**14] * 11 + [2 * 11]
+    assert len(computed) == 120 * MEETING_PRODUCTS + 11 * LONG_PRODUCTS
     sent.clear()
     measuring.measure_engines(windows=1, window_s=0.05)
-    assert sent == [2**14] * 41 + [41]
+    assert sent == [2**14] * 41 + [2 * 41] + [2**14] * 11 + [2 * 11]
+
+
+def test_a_computation_takes_the_mean_of_the_ranks_and_the_median_of_three_windows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two calls take turns; the other rank is three times as slow, and the second window falls to somebody else."""
+    taken_s = iter([1.0, 10.0, 100.0, 1000.0, 2.0, 30.0])
+    monkeypatch.setattr(measuring, "_ranks", lambda: 2)
+    monkeypatch.setattr(measuring, "_window_s", lambda *_: next(taken_s))
+    monkeypatch.setattr(dist, "all_reduce", lambda told: told.mul_(1 + 3))
+    calls = (lambda: None, lambda: None)
+    assert _by_turns(calls, 0.01, torch.device("cpu")) == [2.0 * 2, 30.0 * 2]
 
 
 def _meeting_of_a_pair(rank: int, ranks: int) -> list[Any]:
     pair = measuring._own_pair()
-    return [dist.get_process_group_ranks(pair), measuring._meeting_s(0.01, pair)]
+    return [dist.get_process_group_ranks(pair), measuring._meeting(5, pair)[1]]
 
 
 def test_four_ranks_meet_in_pairs_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,14 +177,14 @@ def test_four_ranks_meet_in_pairs_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first_failure(told) is None
     assert [one.value[0] for one in told] == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert all(one.value[1] > 0 for one in told)
-    for name in ("chain", "_own_pair"):
-        monkeypatch.setattr(measuring, name, lambda: None)
+    monkeypatch.setattr(measuring, "_own_pair", lambda: None)
     monkeypatch.setattr(measuring, "_pairs", list)
-    for name in ("_call_s", "_meeting_s"):
-        monkeypatch.setattr(measuring, name, lambda *_: 1.0)
+    for name in ("_by_turns", "_meeting"):
+        monkeypatch.setattr(measuring, name, lambda *_, **__: [1.0, 1.0])
     for ranks, groups in ((2, [()]), (3, [()]), (4, [(), (2,)])):
         monkeypatch.setattr(measuring, "_ranks", lambda ranks=ranks: ranks)
-        assert [one.size for one in measuring.measure_engines(windows=1, window_s=0.01)[1:]] == groups
+        met = [one.size for one in measuring.measure_engines(windows=1, window_s=0.01) if one.what == "meeting"]
+        assert met == groups
         assert measuring.count_engines(ranks) == measuring.count_engines(2) + len(groups) - 1
 
 
@@ -363,27 +377,42 @@ def test_stages_that_wait_leave_their_core_to_others(machine: Measured) -> None:
 
 @pytest.mark.parametrize("ratio", [0.8, 1.25, 1.5])
 def test_what_a_chain_takes_beyond_its_parts_is_taken_by_all_that_computes(machine: Measured, ratio: float) -> None:
-    parts = [
-        Timed("product", (ROWS, WIDER * CHAIN_WIDTH, CHAIN_WIDTH, 1), 4e-3, "product"),
-        Timed("product", (ROWS, CHAIN_WIDTH, WIDER * CHAIN_WIDTH, 1), 6e-3, "product"),
-        Timed("pass", (10**6,), 2e-3, f"norm {ROWS * CHAIN_WIDTH}"),
-        Timed("pass", (10**7,), 5e-3, f"gelu {ROWS * WIDER * CHAIN_WIDTH}"),
-    ]
-    assert chained(parts) is None
-    whole = CHAIN_LENGTHS._replace(seconds=ratio * LAYERS * (3 * (4e-3 + 6e-3) + 2e-3 + 5e-3))
-    assert chained([*parts, whole]) == pytest.approx(ratio)
+    parts, whole = PARTS_LENGTHS._replace(seconds=0.1), CHAIN_LENGTHS._replace(seconds=0.1 * ratio)
+    assert chained([parts]) is chained([whole]) is None
+    assert chained([parts, whole]) == pytest.approx(ratio)
     own = setup_of(2)
-    kept = [one for one in own.timings if one.size not in {part.size for part in parts}]
-    with_parts = Setup(ranks=2, timings=(*kept, *parts), points=own.points)
-    with_chain = Setup(ranks=2, timings=(*kept, *parts, whole), points=own.points)
     config = RunConfig.of(model="gpt_tiny", dp=2, micro_batch=8)
     bare, longer = (
         local_parts(machine.model_copy(update={"setups": (setup_of(1), setup)}), config)
-        for setup in (with_parts, with_chain)
+        for setup in (own, Setup(ranks=2, timings=(*own.timings, parts, whole), points=own.points))
     )
     for name in ("forward", "backward"):
         assert float(getattr(longer, name)[0]) == pytest.approx(ratio * float(getattr(bare, name)[0]))
     assert float(longer.data[0]) == pytest.approx(float(bare.data[0]))
+
+
+def test_ranks_under_ddp_come_apart_during_their_computation_and_those_of_fsdp2_meet_on_the_way(
+    machine: Measured,
+) -> None:
+    """A meeting takes 3 ms after 16 ms of work and 27 ms after 16 times that: 0.1 s per second."""
+    short_s, work_s, growth = 3e-3, LONG_PRODUCTS * 4e-3, 0.1
+    longer_s = short_s + growth * work_s * (1 - MEETING_PRODUCTS / LONG_PRODUCTS)
+    met = Timed("meeting", (), short_s, "meeting")
+    apart = Timed("straggler", (round(1e6 * work_s),), longer_s, "meeting after longer work")
+    own = setup_of(2)
+    bare, rich = (
+        machine.model_copy(
+            update={"setups": (setup_of(1), Setup(ranks=2, timings=(*own.timings, *more), points=own.points))}
+        )
+        for more in ((met,), (met, apart))
+    )
+    assert site(bare, 2).straggling == 0
+    assert site(rich, 2).straggling == pytest.approx(growth)
+    for fields, waits in (({}, 1), ({"zero": 1, "engine": "by_hand"}, 1), ({"zero": 2}, 0)):
+        config = RunConfig.of(model="gpt_tiny", dp=2, micro_batch=8, **fields)
+        before, after = local_parts(bare, config), local_parts(rich, config)
+        computed_s = float(before.forward[0] + before.backward[0])
+        assert float(after.data[0] - before.data[0]) == pytest.approx(waits * growth * computed_s)
 
 
 def test_where_as_many_compute_as_were_measured_they_are_as_fast(machine: Measured) -> None:

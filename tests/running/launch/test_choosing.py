@@ -12,6 +12,7 @@ from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model.measured_machine import read_measured
 from dlojz.running import measure
+from dlojz.running import measure as measuring
 from dlojz.running.measure import calibrated, measure_rounds, measure_steps
 
 
@@ -54,12 +55,17 @@ def test_layouts_of_different_sizes_are_not_compared() -> None:
         measure_rounds([of(micro_batch=2), of(dp=2, micro_batch=2)])
 
 
-def test_a_machine_is_measured_once_and_kept(tmp_path: Path) -> None:
+def test_a_machine_is_measured_once_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "calibration.json"
     first = calibrated((1,), path=path)
     assert read_measured(path) == first
     kinds = {one.what for one in first.setups[0].timings}
     assert {"product", "convolution", "pass", "launch", "update", "checkpoint"} <= kinds
+    monkeypatch.setattr(measuring, "wanted", lambda progress: True)
     assert calibrated((1,), path=path) == first  # read, not measured: its date and figures are those
+    told = capsys.readouterr().err
+    assert first.date in told and "fresh=True" in told
     path.write_text("{}", encoding="utf-8")
     assert calibrated((1,), path=path).date >= first.date  # a damaged file is no reason to stop
