@@ -66,6 +66,11 @@ WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
         [("        optimizer.step()\n", "        rank == 0 and optimizer.step()\n")],
         "rank 1 makes no",
     ),
+    "stepped-twice": (
+        3,
+        [("        optimizer.step()\n", 2 * "        optimizer.step()\n")],
+        "optimizer.step is called again with the same gradients",
+    ),
     "wrapped-twice": (3, [(WRAP, f"{WRAP}\n{WRAP}")], "wraps 2 modules"),
     "no-no-sync": (3, [("model.no_sync()", "contextlib.nullcontext()")], "forward and backward, under model.no_sync()"),
     "not-divided": (3, [("loss_of(x, y) / micro_batches", "loss_of(x, y)")], "what each rank's loss is divided by"),

@@ -12,6 +12,7 @@ import json
 import os
 import runpy
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,10 +58,32 @@ def _bytes_of(tensor: Tensor) -> bytes:
         return bytes(flat.view(torch.uint8).numpy().tobytes())
 
 
+class _Steps:
+    """Count the steps of optimizers in a report, and those with gradients that the step before has used."""
+
+    def __init__(self, report: dict[str, Any]) -> None:
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self._report = report
+        self._used: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+
+    def __call__(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        parameters = _parameters([optimizer])
+        if any(isinstance(_local(one), FakeTensor) for one in parameters):
+            return
+        self._report["steps"] += 1
+        if all(one is not optimizer for one in self.optimizers):
+            self.optimizers.append(optimizer)
+        gradient = next((one.grad for one in parameters if one.grad is not None), None)
+        if gradient is not None:
+            used, version = self._used.get(id(optimizer), (None, 0))
+            self._report["repeated"] += int(used is not None and used() is gradient and version == gradient._version)
+            self._used[id(optimizer)] = weakref.ref(gradient), gradient._version
+
+
 def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
     """Put into a report, while a script runs, what its loaders yield, its optimizers step and `torch.save` writes."""
     iterate, save, linear = DataLoader.__iter__, torch.save, functional.linear
-    optimizers: list[torch.optim.Optimizer] = []
+    steps = _Steps(report)
 
     def observed(loader: DataLoader[Any]) -> Iterator[Any]:
         samples: list[str] = []
@@ -90,13 +113,6 @@ def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
         report["group_size"] = dist.get_world_size() if dist.is_initialized() else 0
         _look_at_modules(report, parameters)
 
-    def stepped(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
-        if any(isinstance(_local(one), FakeTensor) for one in _parameters([optimizer])):
-            return
-        report["steps"] += 1
-        if all(one is not optimizer for one in optimizers):
-            optimizers.append(optimizer)
-
     def multiplied(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Count the values of the matrices that a few products use."""
         own = _local(weight)
@@ -119,8 +135,8 @@ def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
     DataLoader.__iter__ = observed  # type: ignore[method-assign,assignment]
     torch.save = saved  # type: ignore[assignment]
     register_optimizer_step_pre_hook(begun)
-    register_optimizer_step_post_hook(stepped)
-    return optimizers
+    register_optimizer_step_post_hook(steps)
+    return steps.optimizers
 
 
 def _parameters(optimizers: list[torch.optim.Optimizer]) -> list[Tensor]:
@@ -171,8 +187,9 @@ def main() -> None:
     folder, script, *arguments = sys.argv[1:]
     report: dict[str, Any] = {"epochs": [], "saved": [], "gradients": [], "levels": []}
     report |= dict.fromkeys(("schedule", "weights", "library"), "")
-    report |= dict.fromkeys(("steps", "group_size", "ddp", "fsdp_units", "blocks", "stale", "micro_batches"), 0)
-    report |= dict.fromkeys(("held", "plain", "mesh_axes", "moments", "fused", "matrices", "zeros", "uses"), 0)
+    report |= dict.fromkeys(("steps", "repeated", "group_size", "ddp", "fsdp_units", "blocks", "stale"), 0)
+    report |= dict.fromkeys(("micro_batches", "held", "plain", "mesh_axes", "moments", "fused"), 0)
+    report |= dict.fromkeys(("matrices", "zeros", "uses"), 0)
     optimizers = observe(report)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)

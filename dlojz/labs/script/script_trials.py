@@ -31,7 +31,7 @@ class RankReport:
     """What one rank did.
 
     Attributes:
-        steps: of its optimizers.
+        steps, repeated: of its optimizers, and those with gradients that a step had used already.
         group_size: ranks of the process group at the first step; 0 where there is none.
         epochs: digests of the samples that each pass over a DataLoader yielded, in their order.
         saved: files that torch.save wrote.
@@ -52,6 +52,7 @@ class RankReport:
     """
 
     steps: int
+    repeated: int
     group_size: int
     epochs: tuple[tuple[str, ...], ...]
     saved: tuple[str, ...]
@@ -183,6 +184,13 @@ class ScriptTrials:
                 "must train, on its own samples.",
                 fr=f"Sur {title_of(processes, words)}, le rang {idle[0]} ne fait aucun pas d’optimiseur alors que "
                 "d’autres en font : chaque rang doit entraîner, sur ses propres échantillons.",
+            )
+        if any(one.repeated for one in ranks):
+            raise Wrong(
+                en=f"On {title_of(processes, words)}, optimizer.step is called again with the same gradients: once "
+                "after the backward passes of a step.",
+                fr=f"Sur {title_of(processes, words)}, optimizer.step est appelé de nouveau avec les mêmes gradients : "
+                "une seule fois, après les passes arrière d’un pas.",
             )
         if any(one.stale for one in ranks):
             raise Wrong(
