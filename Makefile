@@ -94,13 +94,14 @@ site: $(READY)
 	  '!dlojz.libraries.programs' '!dlojz.libraries.megatron_inspection'
 	@$(BIN)/dlojz labs book --out site
 
-# All of the course is served, since the labs link to the code that they are about. JupyterLab does not ask about news.
+# All of the course is served, since the labs link to the code that they are about. JupyterLab does not ask about news;
+# its terminals are no login shells, which would set PATH anew on many systems, so that they find `dlojz` and `torchrun`.
 LAB_SETTINGS := $(VENV)/share/jupyter/lab/settings
 lab: $(READY)
 	@mkdir -p $(LAB_SETTINGS)
 	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}' > $(LAB_SETTINGS)/overrides.json
 	@case "$$DLOJZ_LANG" in [Ff][Rr]*) language=fr ;; *) language=en ;; esac; \
-	  $(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/$$language/contents.ipynb --LabApp.news_url=None \
+	  PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/jupyter lab --ServerApp.root_dir=. --ServerApp.terminado_settings=shell_command=bash --LabApp.default_url=/lab/tree/notebooks/$$language/contents.ipynb --LabApp.news_url=None \
 	  $$([ "$$(id -u)" != 0 ] || echo --allow-root)
 
 LIBRARIES := $(VENV)/.libraries

@@ -1273,7 +1273,7 @@ figures.board([plain, halved, one_bit, diloco])
 # loss must not exceed that of DDP by more than 3%. Your score is the share of DDP's bytes that you send. Target: 10%.
 
 
-# %% name="challenge"
+# %% name="fewer-bytes"
 def average(gradient, memory):
     ### BEGIN SOLUTION
     size = dist.get_world_size()

@@ -1206,19 +1206,19 @@ print("steps without, with the curriculum: // pas sans, avec le curriculum :", l
 #
 # Facultatif. Écrivez une fonction de la charge de chaque expert (`loads`, en tokens), des nombres de rangs et de places
 # par rang, qui renvoie, pour chaque rang, la liste de ses experts. Il y a plus de places que d’experts : un expert peut
-# avoir plusieurs copies, qui se partagent ses tokens également. La charge du rang le plus chargé, en pourcentage de la
-# charge moyenne, est votre score, en moyenne sur cinq mélanges. Objectif : 103 %.
+# avoir plusieurs copies, sur un rang ou sur plusieurs, qui se partagent ses tokens également. La charge du rang le plus
+# chargé, en pourcentage de la charge moyenne, est votre score, en moyenne sur cinq mélanges. Objectif : 103 %.
 
 # %% [markdown] lang="en"
 # ## 9. Challenge: where do the experts go?
 #
 # Optional. Write a function of the load of each expert (`loads`, in tokens), the number of ranks and the number of
 # places per rank, which returns, for each rank, the list of its experts. There are more places than experts: an expert
-# may have several copies, which share its tokens equally. The load of the busiest rank, in per cent of the mean load,
-# is your score, on average over five mixtures. Target: 103%.
+# may have several copies, on one rank or on several, which share its tokens equally. The load of the busiest rank, in
+# per cent of the mean load, is your score, on average over five mixtures. Target: 103%.
 
 
-# %% name="challenge"
+# %% name="expert-placement"
 def arrange(loads, ranks, places):
     ### BEGIN SOLUTION
     copies = [1] * len(loads)

@@ -114,7 +114,7 @@ print("loss of steps 1 and 80: // perte aux pas 1 et 80 :", f"{whole[0]:.2f}, {w
 #
 # Écrivez `state_of(training)`, qui renvoie un dictionnaire de tout ce qu’il faut garder (une partie par clé), et
 # `resume(training, state)`, qui le remet dans un entraînement neuf. `stop_and_resume` les appelle comme le feraient
-# deux processus successifs : le second n’a rien du premier que le fichier, et son générateur aléatoire est dans un
+# deux processus successifs : le second n’a du premier que le fichier, et son générateur aléatoire est dans un
 # autre état. `weights_only=True` n’accepte que des tenseurs, des nombres, des textes, et leurs listes et dictionnaires.
 
 # %% [markdown] lang="en"
@@ -309,8 +309,8 @@ print("the same losses: // les mêmes pertes :", torch.allclose(torch.tensor(los
 #
 # Un vecteur de `elements` nombres a été coupé en parts de longueur ⌈elements / old_ranks⌉, une par rang et par
 # fichier ; les dernières peuvent être plus courtes. On relit sur `new_ranks` rangs, qui le coupent de la même façon.
-# Que lit le rang `rank` ? Renvoyez une liste de triplets `(ancien_rang, début, fin)`, dans l’ordre du vecteur : les
-# positions sont comptées **dans la part** de l’ancien rang, `fin` est exclue, et un fichier dans lequel il n’y a rien à
+# Que lit le rang `rank` ? Renvoyez une liste de triplets `(old_rank, start, stop)`, dans l’ordre du vecteur : les
+# positions sont comptées **dans la part** de l’ancien rang, `stop` est exclu, et un fichier dans lequel il n’y a rien à
 # lire n’apparaît pas.
 
 # %% [markdown] lang="en"

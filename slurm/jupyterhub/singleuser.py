@@ -26,6 +26,8 @@ SETTINGS = {
         "fetchNews": "false",
     },
 }
+# A login shell, which JupyterLab would take, sets PATH anew on many systems: `dlojz` and `torchrun` would not be found.
+TERMINAL = "--ServerApp.terminado_settings=shell_command=bash"
 
 
 def prepare(home: Path, chosen: str) -> Path:
@@ -68,7 +70,7 @@ def main(words: list[str]) -> None:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     os.chdir(home)
     program = shutil.which(words[0]) or words[0]
-    os.execv(program, [program, *words[1:]])
+    os.execv(program, [program, *words[1:], TERMINAL])
 
 
 if __name__ == "__main__":

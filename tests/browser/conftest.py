@@ -117,6 +117,18 @@ EXECUTE = """([path, code]) => new Promise((resolve, reject) => {
   };
 })"""
 
+TYPE = """([path, line, end]) => new Promise((resolve, reject) => {
+  const socket = new WebSocket(location.origin.replace("http", "ws") + path);
+  let said = "";
+  socket.onopen = () => socket.send(JSON.stringify(["stdin", line + "\\r"]));
+  socket.onerror = () => reject(new Error("no connection to the terminal"));
+  socket.onmessage = (event) => {
+    const [kind, text] = JSON.parse(event.data);
+    if (kind === "stdout") said += text;
+    if (said.includes(end)) { socket.close(); resolve(said); }
+  };
+})"""
+
 
 @dataclass
 class Student:
@@ -166,6 +178,12 @@ class Student:
     def execute(self, kernel: str, code: str) -> str:
         """What some code prints on a kernel, or the error it ends with."""
         return str(self.page.evaluate(EXECUTE, [f"{self.base}api/kernels/{kernel}/channels", code]))
+
+    def type(self, line: str, end: str) -> str:
+        """Type a line into a new terminal of JupyterLab; what it shows until `end` is among it."""
+        status, text = self.ask(self.base + "api/terminals", "POST", {})
+        assert status == 200, text[:500]
+        return str(self.page.evaluate(TYPE, [f"{self.base}terminals/websocket/{json.loads(text)['name']}", line, end]))
 
     def open(self, notebook: str) -> str:
         """Open a notebook in JupyterLab; its kernel, once it waits for work."""

@@ -165,6 +165,11 @@ def test_a_slider_moved_by_keyboard_changes_the_figure(ada: Student, shots: Path
     page.screenshot(path=shots / "slider.png")
 
 
+def test_a_terminal_finds_the_commands_of_the_course(bob: Student) -> None:
+    told = bob.type("dlojz --version && type torchrun && echo en''d", "end")
+    assert re.search(r"dlojz \d+\.\d+", told) and "torchrun is " in told, told
+
+
 def test_a_kernel_that_restarts_finds_the_run_that_goes_on(ada: Student) -> None:
     kernel = ada.kernel(FRENCH)
     begin = (

@@ -271,11 +271,11 @@ def test_a_prediction_that_is_negative_is_refused(lab: labs.Lab, capsys: pytest.
     [
         (1000, "right", "Exactly"),
         (1050, "right", "5.0% apart"),
-        (1200, "note", "20.0% apart, where 10.0% can be reached"),
-        (2000, "note", "2 times apart"),
-        (500, "note", "2 times apart"),
-        (0, "note", "far apart"),
-        (-1000, "note", "far apart"),
+        (1200, "note", "20.0% apart, where a prediction within 10.0% can be reached"),
+        (2000, "note", "A factor of 2 apart"),
+        (500, "note", "A factor of 2 apart"),
+        (0, "note", "Far apart"),
+        (-1000, "note", "Far apart"),
     ],
 )
 def test_a_prediction_is_laid_over_the_figure(predicted: float, state: str, words: str) -> None:

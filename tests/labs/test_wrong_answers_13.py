@@ -360,6 +360,25 @@ def sealing(
     return sealed
 
 
+def sealed_by_names(folder: Path, harm: Any) -> bool:
+    """Without the folders: of two files with one name, the last one counts."""
+
+    def named() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+    before = named()
+    (folder / "SEAL").touch()
+    harm(folder)
+    after = named()
+    return after.pop("SEAL", None) is not None and after == before
+
+
+def sealed_or_broken(folder: Path, harm: Any) -> bool:
+    (folder / "SEAL").write_text(repr(sorted(hashed(folder).items())))
+    harm(folder)
+    return (folder / "SEAL").read_text() == repr(sorted(hashed(folder).items()))
+
+
 def sealed_by_lines(folder: Path, harm: Any) -> bool:
     """As sha256sum writes them, in a hidden file."""
 
@@ -544,7 +563,9 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (sealing(of=lambda path: str(path.stat().st_size).encode()), "One flipped bit goes unnoticed"),
         (sealing(of=lambda path: b""), "cut short goes unnoticed"),
         (sealing(of=lambda path: path.read_bytes()[:16]), "cut short goes unnoticed"),
-        (sealing(deep=False), "cut short goes unnoticed"),
+        (sealing(deep=False), "cut short in a folder of the folder goes unnoticed"),
+        (sealed_by_names, "where two folders hold a file of the same name"),
+        (sealed_or_broken, "is_intact fails where the seal is missing"),
         (sealing(same=lambda old, new: all(old.get(name) == new[name] for name in new)), "A file that is gone"),
         (sealing(without=True), "A folder without a seal"),
         (sealed_with_itself, "A folder that nobody has touched"),

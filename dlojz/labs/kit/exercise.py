@@ -402,7 +402,7 @@ def unusable(what: str) -> str:
 
 def _raised(error: BaseException, answer: object) -> str:
     """An exception in one sentence, with the student's line where there is one."""
-    name, text = type(error).__name__, str(error).strip().split("\n")[0]
+    name, text = type(error).__name__, _ESCAPES.sub("", str(error)).strip().split("\n")[0]
     if isinstance(error, RuntimeError) and "allocate memory" in text:
         return _too_much_memory()
     what = f"{name}: {text}" if text else name
@@ -418,6 +418,8 @@ def _raised(error: BaseException, answer: object) -> str:
     )
 
 
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+"""Colours of a terminal, which torch writes into some messages."""
 _STAMP = re.compile(r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} [\d:.]+ \S+:\d+\] ")
 
 
@@ -524,17 +526,17 @@ class Prediction:
             )
         times = max(predicted, value) / min(predicted, value) if min(predicted, value) > 0 else None
         if times is None:
-            far = say(en="far apart", fr="très éloignés")
+            far = say(en="Far apart", fr="très éloignés")
         elif times < 1.5:
             far = say(en=f"{percent(off)} apart", fr=percent(off))
         else:
-            far = say(en=f"{significant(times)} times apart", fr=f"un facteur {significant(times)}")
+            far = say(en=f"A factor of {significant(times)} apart", fr=f"un facteur {significant(times)}")
         within = percent(self.tolerance)
         return Verdict(
             "note",
             both
             + say(
-                en=f"\n{far}, where {within} can be reached: find out why before you read on.",
+                en=f"\n{far}, where a prediction within {within} can be reached: find out why before you read on.",
                 fr=f"\nL’écart : {far}, alors qu’on peut prédire à {within} près. Cherchez pourquoi avant de "
                 "poursuivre.",
             ),

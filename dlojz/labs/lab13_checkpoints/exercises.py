@@ -167,8 +167,8 @@ RESUME_EXACTLY = Exercise(
     praise_fr="Exact : après la reprise, chaque perte est celle de l’entraînement ininterrompu, au bit près.",
     hint_en="What does the next step read? The weights, but also everything that has changed since the first step: go "
     "through the lines of run, and through __init__.",
-    hint_fr="Que lit le pas suivant ? Les poids, mais aussi tout ce qui a changé depuis le premier pas : parcourez la "
-    "méthode `run`, puis `__init__`.",
+    hint_fr="Que lit le pas suivant ? Les poids, mais aussi tout ce qui a changé depuis le premier pas : relisez run "
+    "ligne par ligne, puis __init__.",
     nearer_en="Five things: three state_dict() (model, optimizer, schedule), the state of torch’s random generator, "
     "and the two numbers of the sampler. Restore the random state last.",
     nearer_fr="Cinq choses : trois state_dict() (modèle, optimiseur, calendrier), l’état du générateur aléatoire de "
@@ -387,11 +387,11 @@ CHECKPOINT_INTERVAL = Exercise(
 )
 
 
-_FILES = {"ranks/0.bin": 4096, "ranks/1.bin": 4096, "settings.json": 64}
+_FILES = {"ranks/0.bin": 4096, "ranks/1.bin": 4096, "settings.json": 64, "ranks/settings.json": 64}
 
 
 def _folder(folder: Path) -> None:
-    """A checkpoint of two ranks, in two levels of folders."""
+    """A checkpoint of two ranks, in two levels of folders, with one name in both."""
     (folder / "ranks").mkdir()
     for number, (name, size) in enumerate(_FILES.items()):
         (folder / name).write_bytes(bytes((7 * place + size + number) % 251 for place in range(size)))
@@ -403,18 +403,34 @@ def _flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def _flip_both(folder: Path) -> None:
+    _flip(folder / "settings.json")
+    _flip(folder / "ranks" / "settings.json")
+
+
 def _swap(one: Path, other: Path) -> None:
     first, second = one.read_bytes(), other.read_bytes()
     one.write_bytes(second)
     other.write_bytes(first)
 
 
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
 _HARMS: tuple[tuple[Callable[[Path], object], Said], ...] = (
     (
-        lambda folder: (folder / "ranks" / "1.bin").write_bytes((folder / "ranks" / "1.bin").read_bytes()[:2048]),
+        lambda folder: _cut(folder / "settings.json"),
         Said(
             "A file that was cut short goes unnoticed: its contents are not compared.",
             "Un fichier tronqué passe inaperçu : son contenu n’est pas comparé.",
+        ),
+    ),
+    (
+        lambda folder: _cut(folder / "ranks" / "1.bin"),
+        Said(
+            "A file that was cut short in a folder of the folder goes unnoticed: rglob('*') goes down into them.",
+            "Un fichier tronqué dans un sous-dossier passe inaperçu : rglob('*') y descend.",
         ),
     ),
     (
@@ -446,6 +462,15 @@ _HARMS: tuple[tuple[Callable[[Path], object], Said], ...] = (
             "Deux fichiers échangés passent inaperçus : gardez chaque empreinte à côté du chemin de son fichier.",
         ),
     ),
+    (
+        _flip_both,
+        Said(
+            "A flipped bit goes unnoticed where two folders hold a file of the same name: keep each hash beside the "
+            "path of its file, path.relative_to(folder), not beside its name alone.",
+            "Un bit inversé passe inaperçu quand deux dossiers contiennent un fichier du même nom : gardez chaque "
+            "empreinte à côté du chemin de son fichier, path.relative_to(folder), et non de son seul nom.",
+        ),
+    ),
 )
 
 
@@ -465,7 +490,16 @@ def _sealed(answer: Callable[..., Any]) -> None:
     for harm, said in _HARMS:
         if _said(answer, harm):
             raise Wrong(*said)
-    if _said(answer, _without_seal):
+    try:
+        finished = _said(answer, _without_seal)
+    except FileNotFoundError:
+        raise Wrong(
+            "is_intact fails where the seal is missing (FileNotFoundError): a folder without one was not finished, so "
+            "return False.",
+            "is_intact échoue quand le sceau manque (FileNotFoundError) : un dossier qui n’en a pas n’a pas été "
+            "terminé ; renvoyez False.",
+        ) from None
+    if finished:
         raise Wrong(
             "A folder without a seal is said to be intact: so looks one whose writer was killed halfway.",
             "Un dossier sans sceau est dit intact : c’est ainsi que se présente celui dont l’écriture a été "
@@ -504,8 +538,8 @@ SEALED_FOLDER = Exercise(
     hint_fr="Le sceau est un fichier qui dit quels fichiers il y a, et l’empreinte du contenu de chacun. Quand faut-il "
     "l’écrire, pour qu’un dossier sans sceau soit un dossier inachevé ?",
     nearer_en="hashlib.sha256(path.read_bytes()).hexdigest() for each path.is_file() of folder.rglob('*'), by "
-    "path.relative_to(folder), the seal aside; json.dumps writes the dictionary. is_intact makes the same dictionary "
-    "again, and compares.",
+    "str(path.relative_to(folder)), the seal aside; json.dumps writes the dictionary. is_intact makes the same "
+    "dictionary again, and compares.",
     nearer_fr="hashlib.sha256(path.read_bytes()).hexdigest() pour chaque path.is_file() de folder.rglob('*'), selon "
-    "path.relative_to(folder), sauf le sceau ; json.dumps écrit ce dictionnaire. is_intact le refait, et compare.",
+    "str(path.relative_to(folder)), sauf le sceau ; json.dumps écrit ce dictionnaire. is_intact le refait, et compare.",
 )

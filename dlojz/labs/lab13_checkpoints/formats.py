@@ -25,7 +25,7 @@ import torch
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import integer, say
-from dlojz.base.table import Table, titles
+from dlojz.base.table import Lines, Table, titles
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said
 from dlojz.labs.kit.judges import Judge, reader
 
@@ -283,18 +283,19 @@ def calls(content: bytes) -> int:
 def refused_by_weights_only(path: Path) -> str:
     """What `torch.load(…, weights_only=True)` says of a file of one's own: what it refuses, or that it reads it.
 
-    Empty for a file that strings up archives: it is read in pieces.
+    A file that strings up archives is read by DCP in pieces, as the places say that `.metadata` lists.
     """
     if path.suffix == ".distcp":
-        return ""
+        return say(en="(read in pieces)", fr="(lu par morceaux)")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # its own kind is pickle's, and any file may break a reader in any way
         told = re.search(r"Unsupported (?:global: GLOBAL [\w.]+|operand \d+|class [\w.]+)", str(error))
-        return f"weights_only: {told[0] if told else type(error).__name__}"
-    return say(en="weights_only: read", fr="weights_only : lu")
+        why = told[0] if told else type(error).__name__
+        return say(en=f"refused: “{why}”", fr=f"refusé : « {why} »")
+    return say(en="read", fr="lu")
 
 
 def _globals(content: bytes, start: int) -> Iterator[str]:
@@ -320,8 +321,8 @@ def _globals(content: bytes, start: int) -> Iterator[str]:
                 texts.append(last)
 
 
+WIDTH = 80
 PICKLED = (".pt", ".distcp", ".metadata")
-WIDTH = 110
 
 
 def pickle_table(folders: Mapping[str, Path]) -> Table:
@@ -338,15 +339,16 @@ def pickle_table(folders: Mapping[str, Path]) -> Table:
             (f"    {path.name}", integer(calls(content)), refused_by_weights_only(path))
             for path, content in own.items()
         ]
-        rows += [(line,) for line in _by_module({name for content in own.values() for name in imported(content)})]
-    return Table(titles(en="; calls; ", fr="; appels; "), tuple(rows), align="lrl")
+        names = {name for content in own.values() for name in imported(content)}
+        rows += [(line, "", "") for line in _by_module(names)]
+    return Table(titles(en="file; calls; weights_only", fr="fichier; appels; weights_only"), tuple(rows), align="lrl")
 
 
-def _by_module(names: set[str]) -> list[str]:
-    """Names as lines, those of one module side by side."""
+def _by_module(names: set[str]) -> list[Lines]:
+    """Names as the lines of Python that would import them, those of one module side by side."""
     split = sorted(name.rpartition(".")[::2] for name in names)
-    lines: list[str] = []
+    lines = []
     for module, own in groupby(split, key=lambda pair: pair[0]):
-        told = f"{module}: {', '.join(name for _, name in own)}"
-        lines += wrap(told, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8, break_long_words=False)
+        told = f"from {module} import {', '.join(name for _, name in own)}"
+        lines.append(Lines("\n".join(wrap(told, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8))))
     return lines

@@ -138,9 +138,11 @@ def _check_samples(one: Trial, many: Trial, replicas: int) -> None:
     if steps[0] != steps[1]:
         raise Wrong(
             en=f"Two epochs are {steps[0]} steps with {one.title}, and {steps[1]} with {many.title}: a step is to read "
-            "--batch samples, of all replicas and micro-batches together.",
+            "--batch samples, of all replicas and micro-batches together; those left over are dropped, by the sampler "
+            "and by the DataLoader (drop_last=True).",
             fr=f"Deux époques font {steps[0]} pas avec {one.title}, et {steps[1]} avec {many.title} : un pas doit lire "
-            "--batch échantillons, toutes répliques et tous micro-batches réunis.",
+            "--batch échantillons, toutes répliques et tous micro-batches réunis ; ceux qui restent sont écartés, par "
+            "l’échantillonneur et par le DataLoader (drop_last=True).",
         )
     for trial in (one, many):
         for rank, report in enumerate(trial.ranks):

@@ -223,6 +223,8 @@ def _how_it_ended(path: Path, title: str, log: str, record: RunRecord | None) ->
     own = re.findall(rf'File "[^"]*{re.escape(path.name)}", line (\d+)', log)
     if own and f"line {own[-1]}" not in reason:
         reason += say(en=f" (line {own[-1]} of {path.name})", fr=f" (ligne {own[-1]} de {path.name})")
+    if left := path.read_text(encoding="utf-8").count("TODO"):
+        reason += say(en=f". Places still marked TODO: {left}", fr=f". Endroits encore marqués TODO : {left}")
     if "Connection closed by peer" in reason:
         reason += say(
             en=". A rank waits for others that have gone: get_state_dict, dcp.save and every collective must be "
