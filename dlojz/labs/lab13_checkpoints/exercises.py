@@ -167,8 +167,8 @@ RESUME_EXACTLY = Exercise(
     praise_fr="Exact : après la reprise, chaque perte est celle de l’entraînement ininterrompu, au bit près.",
     hint_en="What does the next step read? The weights, but also everything that has changed since the first step: go "
     "through the lines of run, and through __init__.",
-    hint_fr="Que lit le pas suivant ? Les poids, mais aussi tout ce qui a changé depuis le premier pas : relisez run "
-    "ligne par ligne, puis __init__.",
+    hint_fr="Que lit le pas suivant ? Les poids, mais aussi tout ce qui a changé depuis le premier pas : relisez la "
+    "boucle ligne par ligne, puis __init__.",
     nearer_en="Five things: three state_dict() (model, optimizer, schedule), the state of torch’s random generator, "
     "and the two numbers of the sampler. Restore the random state last.",
     nearer_fr="Cinq choses : trois state_dict() (modèle, optimiseur, calendrier), l’état du générateur aléatoire de "
