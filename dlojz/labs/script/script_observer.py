@@ -75,9 +75,10 @@ class _Steps:
             self.optimizers.append(optimizer)
         gradient = next((one.grad for one in parameters if one.grad is not None), None)
         if gradient is not None:
-            used, version = self._used.get(id(optimizer), (None, 0))
-            self._report["repeated"] += int(used is not None and used() is gradient and version == gradient._version)
-            self._used[id(optimizer)] = weakref.ref(gradient), gradient._version
+            version = _local(gradient)._version  # FSDP2 adds to what a DTensor holds, unseen by its own version
+            used, before = self._used.get(id(optimizer), (None, 0))
+            self._report["repeated"] += int(used is not None and used() is gradient and version == before)
+            self._used[id(optimizer)] = weakref.ref(gradient), version
 
 
 def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
