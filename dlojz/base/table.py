@@ -18,7 +18,17 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 64 * 1024
 BAR_CHARACTERS = 24
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
 _MARKDOWN_SIGNS = re.compile(r"([\\`*_{}\[\]()#!|~$])")
+
+
+def without_escapes(text: str) -> str:
+    """Take a terminal's colours and cursor marks out of a text.
+
+    >>> without_escapes("only \x1b[1mthis\x1b[0m")
+    'only this'
+    """
+    return _ESCAPES.sub("", text)
 
 
 def visible(text: object) -> str:

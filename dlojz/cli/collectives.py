@@ -251,8 +251,8 @@ MOST_RANKS = 16
     "calibrate",
     f"""
     --ranks INT,INT = 1,2,4  numbers of processes to measure, from 1 on // nombres de processus à mesurer, à partir de 1
-    --quick  in half of the time: messages and engines less exactly
-        // en deux fois moins de temps : messages et moteurs moins précisément
+    --quick  in two thirds of the time: messages and engines less exactly
+        // en deux tiers du temps : messages et moteurs moins précisément
     --show  show the file; measure nothing // montrer le fichier, sans mesurer
     --device {"|".join(DEVICES)} = auto  where: auto takes the GPUs if there are any
         // où : auto prend les GPU s’il y en a
@@ -279,7 +279,7 @@ bibliothèques et une somme de contrôle. Fermez d’abord ce qui calcule par ai
 gardée aussi, et signalée.""",
     examples="""
     dlojz calibrate --figure calibration.png
-    dlojz calibrate --quick # half of the time; less exact // deux fois moins de temps ; moins précis
+    dlojz calibrate --quick # two thirds of the time; less exact // deux tiers du temps ; moins précis
     dlojz calibrate --show # what was measured before; measures nothing // ce qui a déjà été mesuré ; ne mesure rien
     """,
 )

@@ -4,7 +4,7 @@ Every rank makes the same calls in the same order, and all are busy while one is
 or the memory's bandwidth, are measured sharing them. A short call is repeated for a window of time, and the median of
 the windows' means counts: a single call of a rank that takes turns on a core would mostly fall between two turns.
 
-A chain (norm, linear, GELU, linear) takes turns with the same operations, each on tensors of its own. An engine's
+A chain (norm, linear, GELU, linear) takes turns with the same operations, each on separate tensors. An engine's
 cost is that of a wrapped model minus the same model bare, on blocks that compute next to nothing:
 
     kind        what is measured                                                         size

@@ -13,7 +13,7 @@ from signal import Signals
 from typing import Any
 
 from dlojz.base.language import format_bytes, language, say, shortest
-from dlojz.base.table import Table, Tabular, safe, titles
+from dlojz.base.table import Table, Tabular, safe, titles, without_escapes
 from dlojz.display.style import BLUE
 from dlojz.processes.hang_diagnosis import listed
 from dlojz.ranks.rank_setup import TEXT_BYTES
@@ -244,7 +244,6 @@ def _what_now(answers: Sequence[CellAnswer]) -> Iterator[str]:
         )
 
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+=*")
 _SHOWN_LINES = 500
 
@@ -282,7 +281,7 @@ def _merged(answers: Iterable[CellAnswer]) -> Iterable[Column]:
 
 def lines_of(text: str) -> list[str]:
     """Split printed text into lines to show: no colours, no bell, and only the last state of a progress bar."""
-    lines = _ESCAPES.sub("", text).split("\n")
+    lines = without_escapes(text).split("\n")
     last_states = [line.rstrip("\r").rpartition("\r")[2].expandtabs(8) for line in lines]
     if last_states and not last_states[-1]:
         last_states.pop()

@@ -128,7 +128,7 @@ def measure_machine(
 
     Args:
         ranks: numbers that grow from 1 on; on GPUs at most as many as there are.
-        quick: measure messages and engines less exactly, in about half of the time.
+        quick: measure messages and engines less exactly, in about two thirds of the time.
         device: auto, cpu or cuda.
         watch: called with each number of ranks, gives a context whose function is called with the progress.
 
@@ -249,7 +249,7 @@ def calibrated(
     Args:
         ranks: numbers of processes that will run.
         path: of the file; by default the user's.
-        quick: measure messages and engines less exactly, in about half of the time.
+        quick: measure messages and engines less exactly, in about two thirds of the time.
         fresh: measure in any case: on a machine with other work, former figures may be wrong.
 
     Raises:

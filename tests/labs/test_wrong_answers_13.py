@@ -200,6 +200,11 @@ def resumed_from_the_new_one(training: Any, fresh: Any, path: Path) -> None:
     loaded(training, torch.load(path, weights_only=True))
 
 
+def resumed_from_an_object(training: Any, fresh: Any, path: Path) -> None:
+    torch.save(training, path)
+    torch.load(path, weights_only=True)
+
+
 def resumed_in_place_of_it(training: Any, fresh: Any, path: Path) -> None:
     """The new training gets the old one's model itself."""
     resumed()(training, fresh, path)
@@ -476,6 +481,7 @@ def sealed_with_itself(folder: Path, harm: Any) -> bool:
 BANK: dict[str, list[tuple[Answer, str]]] = {
     "resume-exactly": [
         (resumed(but="model"), "has other weights"),
+        (resumed_from_an_object, "you have two options, do those steps only"),  # without torch's colours
         (resumed(but="optimizer"), "The optimizer begins anew"),
         (resumed(but="schedule"), "schedule of the learning rate is at another step"),
         (resumed(but="random"), "dropout would draw other masks"),

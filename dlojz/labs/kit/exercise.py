@@ -27,7 +27,7 @@ from dlojz.base.language import (
     shortest,
     significant,
 )
-from dlojz.base.table import safe
+from dlojz.base.table import safe, without_escapes
 from dlojz.display.style import BLUE, NEUTRAL, VERMILION
 from dlojz.labs.kit.answer_numbers import told_apart
 from dlojz.labs.kit.sandbox import SandboxOutcome, run_limited
@@ -402,7 +402,7 @@ def unusable(what: str) -> str:
 
 def _raised(error: BaseException, answer: object) -> str:
     """An exception in one sentence, with the student's line where there is one."""
-    name, text = type(error).__name__, _ESCAPES.sub("", str(error)).strip().split("\n")[0]
+    name, text = type(error).__name__, without_escapes(str(error)).strip().split("\n")[0]
     if isinstance(error, RuntimeError) and "allocate memory" in text:
         return _too_much_memory()
     what = f"{name}: {text}" if text else name
@@ -418,8 +418,6 @@ def _raised(error: BaseException, answer: object) -> str:
     )
 
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-"""Colours of a terminal, which torch writes into some messages."""
 _STAMP = re.compile(r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} [\d:.]+ \S+:\d+\] ")
 
 

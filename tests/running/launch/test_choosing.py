@@ -12,7 +12,6 @@ from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model.measured_machine import read_measured
 from dlojz.running import measure
-from dlojz.running import measure as measuring
 from dlojz.running.measure import calibrated, measure_rounds, measure_steps
 
 
@@ -63,7 +62,7 @@ def test_a_machine_is_measured_once_and_kept(
     assert read_measured(path) == first
     kinds = {one.what for one in first.setups[0].timings}
     assert {"product", "convolution", "pass", "launch", "update", "checkpoint"} <= kinds
-    monkeypatch.setattr(measuring, "wanted", lambda progress: True)
+    monkeypatch.setattr(measure, "wanted", lambda progress: True)
     assert calibrated((1,), path=path) == first  # read, not measured: its date and figures are those
     told = capsys.readouterr().err
     assert first.date in told and "fresh=True" in told
