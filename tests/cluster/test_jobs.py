@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,8 +34,15 @@ Send = Callable[..., Run]
 
 @pytest.fixture(scope="module")
 def limited(slurm: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A job that will reach its limit of one minute; it runs beside the other tests."""
+    """A job that will reach its limit of one minute; it runs beside the other tests.
+
+    Its `scontrol` answers late, as on a busy machine: by then SIGTERM, which comes with the requeue, has reached it.
+    """
+    late = tmp_path_factory.mktemp("late")
+    (late / "scontrol").write_text(f'#!/bin/sh\n{shutil.which("scontrol")} "$@"\ncode=$?\nsleep 3\nexit $code\n')
+    (late / "scontrol").chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{late}:{os.environ['PATH']}")
         patch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
         patch.setenv("DLOJZ_MACHINES", str(HERE / "machines"))
         patch.setenv("PYTHONPATH", str(HERE / "stubs"))

@@ -178,8 +178,12 @@ def _run(asked: NodeRequest, config: RunConfig, worker_module: str, requeues: in
             fr=f"# {STOPPED_IN_TIME} : prévenus {asked.warning_s} s avant la limite de temps, les rangs ont "
             "sauvegardé. Retour dans la file.",
         ),
+        say(
+            en="# It sends SIGTERM to all that this job runs, scontrol too, which must live to report that it worked.",
+            fr="# Il envoie SIGTERM à tout ce travail, scontrol compris, qui doit survivre pour dire que c’est fait.",
+        ),
         f'if [ "$code" -eq {STOPPED_IN_TIME} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then',
-        '  scontrol requeue "$SLURM_JOB_ID" && exit 0',
+        "  (trap '' TERM; exec scontrol requeue \"$SLURM_JOB_ID\") && exit 0",
         "fi",
         '"$PYTHON" -P -m dlojz.running.slurm.slurm_finish "$FOLDER" "$code" --stopped "$stopped" --ran-s "$SECONDS"',
         'exit "$code"',

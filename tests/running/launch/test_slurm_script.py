@@ -89,8 +89,9 @@ srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \\
 code=$?
 
 # 75: told 120 s before the time limit, the ranks saved a checkpoint. Back into the queue.
+# It sends SIGTERM to all that this job runs, scontrol too, which must live to report that it worked.
 if [ "$code" -eq 75 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; then
-  scontrol requeue "$SLURM_JOB_ID" && exit 0
+  (trap '' TERM; exec scontrol requeue "$SLURM_JOB_ID") && exit 0
 fi
 "$PYTHON" -P -m dlojz.running.slurm.slurm_finish "$FOLDER" "$code" --stopped "$stopped" --ran-s "$SECONDS"
 exit "$code"
