@@ -1298,6 +1298,10 @@ lab.check("fewer-bytes", average)
 #
 # À regarder : deux fois moins d’octets par pas, et des pertes qui diffèrent de moins d’un pour cent.
 #
+# Ce qu’un *hook* donne à `then` s’exécute dans un *thread* du groupe de processus. Si Python s’arrête avant lui, le rang
+# meurt parfois tout à la fin, avec `terminate called without an active exception` : attendez tous les rangs
+# (`dist.barrier()`) avant de défaire le groupe.
+#
 # <details><summary>Les lignes de PyTorch</summary>
 #
 # ```python
@@ -1306,6 +1310,8 @@ lab.check("fewer-bytes", average)
 # return sent.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 # model.register_comm_hook(dist.group.WORLD, mean_in_bf16)
 # optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, foreach=False, fused=args.fused)
+# dist.barrier()
+# dist.destroy_process_group()
 # ```
 #
 # </details>
@@ -1319,6 +1325,10 @@ lab.check("fewer-bytes", average)
 #
 # What to look for: half the bytes in each step, and losses that differ by less than a percent.
 #
+# What a hook gives to `then` runs on a thread of the process group. If Python ends before that thread, the rank may die
+# at the very end, with `terminate called without an active exception`: wait for all ranks (`dist.barrier()`) before
+# the group is destroyed.
+#
 # <details><summary>The lines of PyTorch</summary>
 #
 # ```python
@@ -1327,6 +1337,8 @@ lab.check("fewer-bytes", average)
 # return sent.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 # model.register_comm_hook(dist.group.WORLD, mean_in_bf16)
 # optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, foreach=False, fused=args.fused)
+# dist.barrier()
+# dist.destroy_process_group()
 # ```
 #
 # </details>

@@ -71,6 +71,8 @@ WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
         [("        optimizer.step()\n", 2 * "        optimizer.step()\n")],
         "optimizer.step is called again with the same gradients",
     ),
+    "gradients-kept": (3, [("        optimizer.zero_grad()\n", "")], "added to those of the step before"),
+    "gradients-kept-by-one": (1, [("        optimizer.zero_grad()\n", "")], "added to those of the step before"),
     "wrapped-twice": (3, [(WRAP, f"{WRAP}\n{WRAP}")], "wraps 2 modules"),
     "no-no-sync": (3, [("model.no_sync()", "contextlib.nullcontext()")], "forward and backward, under model.no_sync()"),
     "not-divided": (3, [("loss_of(x, y) / micro_batches", "loss_of(x, y)")], "what each rank's loss is divided by"),
@@ -158,7 +160,16 @@ WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
 }
 
 
-QUICK = ["same-order", "one-rank-steps", "no-no-sync", "one-unit", "fewer-micro-batches", "no-plan", "no-slope"]
+QUICK = [
+    "gradients-kept-by-one",
+    "same-order",
+    "one-rank-steps",
+    "no-no-sync",
+    "one-unit",
+    "fewer-micro-batches",
+    "no-plan",
+    "no-slope",
+]
 """Those of every day, of several kinds of cause; the others are judged every night."""
 
 
@@ -234,6 +245,15 @@ if __name__ == "__main__":
 
 
 RIGHT: dict[str, tuple[int, list[tuple[str, str]]]] = {
+    "zeroed-by-hand": (
+        1,
+        [
+            (
+                "        optimizer.zero_grad()\n",
+                "        for weight in model.parameters():\n            weight.grad.zero_()\n",
+            )
+        ],
+    ),
     "autocast-of-amp": (
         2,
         [

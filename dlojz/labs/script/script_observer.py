@@ -59,11 +59,15 @@ def _bytes_of(tensor: Tensor) -> bytes:
 
 
 class _Steps:
-    """Count the steps of optimizers in a report, and those with gradients that the step before has used."""
+    """Count the steps of optimizers in a report, and those with gradients that the step before has used.
+
+    The second kind are of two sorts: the very same once more, and those to which new ones were added.
+    """
 
     def __init__(self, report: dict[str, Any]) -> None:
         self.optimizers: list[torch.optim.Optimizer] = []
         self._report = report
+        self._first_of_step = False
         self._used: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
     def __call__(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
@@ -73,12 +77,32 @@ class _Steps:
         self._report["steps"] += 1
         if all(one is not optimizer for one in self.optimizers):
             self.optimizers.append(optimizer)
+            self._watch(next((one for one in parameters if one.grad is not None), None))
+        self._first_of_step = True
         gradient = next((one.grad for one in parameters if one.grad is not None), None)
         if gradient is not None:
             version = _local(gradient)._version  # FSDP2 adds to what a DTensor holds, unseen by its own version
             used, before = self._used.get(id(optimizer), (None, 0))
             self._report["repeated"] += int(used is not None and used() is gradient and version == before)
             self._used[id(optimizer)] = weakref.ref(gradient), version
+
+    def _watch(self, parameter: Tensor | None) -> None:
+        """Look, where the first new gradient after a step comes, whether the step's own is still there.
+
+        Whoever sets it to zero, and when, by then it must be done. What FSDP2 shards gets no such call.
+        """
+        if parameter is None or not parameter.requires_grad:
+            return
+        seen = weakref.ref(parameter)
+
+        def arrives(_: Tensor) -> None:
+            one = seen()
+            if self._first_of_step and one is not None and one.grad is not None:
+                with _disable_current_modes():
+                    self._report["kept"] += int(bool(_local(one.grad).any()))
+            self._first_of_step = False
+
+        parameter.register_hook(arrives)
 
 
 def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
@@ -188,7 +212,7 @@ def main() -> None:
     folder, script, *arguments = sys.argv[1:]
     report: dict[str, Any] = {"epochs": [], "saved": [], "gradients": [], "levels": []}
     report |= dict.fromkeys(("schedule", "weights", "library"), "")
-    report |= dict.fromkeys(("steps", "repeated", "group_size", "ddp", "fsdp_units", "blocks", "stale"), 0)
+    report |= dict.fromkeys(("steps", "repeated", "kept", "group_size", "ddp", "fsdp_units", "blocks", "stale"), 0)
     report |= dict.fromkeys(("micro_batches", "held", "plain", "mesh_axes", "moments", "fused"), 0)
     report |= dict.fromkeys(("matrices", "zeros", "uses"), 0)
     optimizers = observe(report)

@@ -32,6 +32,7 @@ class RankReport:
 
     Attributes:
         steps, repeated: of its optimizers, and those with gradients that a step had used already.
+        kept: steps whose gradients were still there when those of the next one came.
         group_size: ranks of the process group at the first step; 0 where there is none.
         epochs: digests of the samples that each pass over a DataLoader yielded, in their order.
         saved: files that torch.save wrote.
@@ -53,6 +54,7 @@ class RankReport:
 
     steps: int
     repeated: int
+    kept: int
     group_size: int
     epochs: tuple[tuple[str, ...], ...]
     saved: tuple[str, ...]
@@ -191,6 +193,13 @@ class ScriptTrials:
                 "after the backward passes of a step.",
                 fr=f"Sur {title_of(processes, words)}, optimizer.step est appelé de nouveau avec les mêmes gradients : "
                 "une seule fois, après les passes arrière d’un pas.",
+            )
+        if any(one.kept for one in ranks):
+            raise Wrong(
+                en=f"On {title_of(processes, words)}, the gradients of a step are added to those of the step before: "
+                "call optimizer.zero_grad() once in each step, before its first backward.",
+                fr=f"Sur {title_of(processes, words)}, les gradients d’un pas s’ajoutent à ceux du pas d’avant : "
+                "appelez optimizer.zero_grad() une fois par pas, avant sa première passe arrière.",
             )
         if any(one.stale for one in ranks):
             raise Wrong(
