@@ -180,12 +180,12 @@ class Table:
     def _repr_html_(self) -> str:
         # A notebook's own style sets cells right: words and names are told to stand left.
         left = "text-align:left"
-        names = self._names_and_values()
-        style = f' style="{left}"' if names or "r" not in self._sides() else ""
+        names, sides = self._names_and_values(), self._sides()
+        styles = [f' style="{left}"' if names or side == "l" else "" for side in sides]
         first, end = f'<th scope="row" style="{left}{"" if names else ";font-weight:normal"}">', "</th>"
-        if (style and not names) or self._sides().startswith("r"):
-            first, end = f"<td{style}>", "</td>"
-        titles = [f'<th scope="col"{style}>{safe(title)}</th>' for title in self.head]
+        if not names and ("r" not in sides or sides[0] == "r"):
+            first, end = f"<td{''.join(styles[:1])}>", "</td>"
+        titles = [f'<th scope="col"{style}>{safe(title)}</th>' for title, style in zip(self.head, styles, strict=True)]
         if self.shares:
             titles.insert(1, "<td></td>")
         rows = []
@@ -204,7 +204,7 @@ class Table:
                     f'<td aria-hidden="true" style="width:8em"><div style="background:{safe(color)};height:.7em;'
                     f'width:{100 * self.shares[number]:.1f}%"></div></td>'
                 )
-            shown = "".join(f"<td{style}>{_html(cell)}</td>" for cell in cells)
+            shown = "".join(f"<td{style}>{_html(cell)}</td>" for cell, style in zip(cells, styles[1:], strict=True))
             rows.append(f"{first}{_html(label)}{end}{bar}{shown}")
         caption = f'<caption style="{left};font-weight:bold">{safe(self.caption)}</caption>' if self.caption else ""
         head = f"<thead><tr>{''.join(titles)}</tr></thead>" if any(self.head) else ""

@@ -36,6 +36,13 @@ def test_a_table_of_words_says_so_in_html() -> None:
     assert '<th scope="col" style="text-align:left">a</th>' in html and '<td style="text-align:left">b</td>' in html
 
 
+def test_in_html_words_stand_left_beside_numbers_with_their_titles() -> None:
+    html = Table(("run", "bytes", "why"), (("a", "1", "b"),), align="lrl")._repr_html_()
+    left = ' style="text-align:left"'
+    assert f'<th scope="col"{left}>run</th><th scope="col">bytes</th><th scope="col"{left}>why</th>' in html
+    assert f"<td>1</td><td{left}>b</td>" in html
+
+
 def test_a_terminal_folds_words_but_neither_numbers_nor_whole_columns() -> None:
     table = Table(("run", "why", "bytes"), (("20261122-run", "many words that do not fit", "1234567"),), "", "llr", 1)
     shown = printed(table, 36)
