@@ -67,6 +67,10 @@ def _html(cell: str) -> str:
     return "<br>".join(safe(line) for line in _lines(cell))
 
 
+def _style(side: str) -> str:
+    return ' style="text-align:left"' if side == "l" else ""
+
+
 @dataclass(frozen=True)
 class Table:
     """Titles and rows of cells that are ready to show.
@@ -180,12 +184,14 @@ class Table:
     def _repr_html_(self) -> str:
         # A notebook's own style sets cells right: words and names are told to stand left.
         left = "text-align:left"
-        names, sides = self._names_and_values(), self._sides()
-        styles = [f' style="{left}"' if names or side == "l" else "" for side in sides]
+        names = self._names_and_values()
+        sides = "ll" if names else self._sides()
         first, end = f'<th scope="row" style="{left}{"" if names else ";font-weight:normal"}">', "</th>"
         if not names and ("r" not in sides or sides[0] == "r"):
-            first, end = f"<td{''.join(styles[:1])}>", "</td>"
-        titles = [f'<th scope="col"{style}>{safe(title)}</th>' for title, style in zip(self.head, styles, strict=True)]
+            first, end = f"<td{_style(sides[:1])}>", "</td>"
+        titles = [
+            f'<th scope="col"{_style(side)}>{safe(title)}</th>' for title, side in zip(self.head, sides, strict=True)
+        ]
         if self.shares:
             titles.insert(1, "<td></td>")
         rows = []
@@ -204,7 +210,9 @@ class Table:
                     f'<td aria-hidden="true" style="width:8em"><div style="background:{safe(color)};height:.7em;'
                     f'width:{100 * self.shares[number]:.1f}%"></div></td>'
                 )
-            shown = "".join(f"<td{style}>{_html(cell)}</td>" for cell, style in zip(cells, styles[1:], strict=True))
+            shown = "".join(
+                f"<td{_style(side)}>{_html(cell)}</td>" for cell, side in zip(cells, sides[1:], strict=True)
+            )
             rows.append(f"{first}{_html(label)}{end}{bar}{shown}")
         caption = f'<caption style="{left};font-weight:bold">{safe(self.caption)}</caption>' if self.caption else ""
         head = f"<thead><tr>{''.join(titles)}</tr></thead>" if any(self.head) else ""
