@@ -1298,8 +1298,8 @@ lab.check("fewer-bytes", average)
 #
 # À regarder : deux fois moins d’octets par pas, et des pertes qui diffèrent de moins d’un pour cent.
 #
-# Ce qu’un *hook* donne à `then` s’exécute dans un *thread* du groupe de processus. Si Python s’arrête avant lui, le rang
-# meurt parfois tout à la fin, avec `terminate called without an active exception` : attendez tous les rangs
+# Ce qu’un *hook* donne à `then` s’exécute dans un *thread* du groupe de processus. Si Python s’arrête avant lui, le
+# rang meurt parfois tout à la fin, avec `terminate called without an active exception` : attendez tous les rangs
 # (`dist.barrier()`) avant de défaire le groupe.
 #
 # <details><summary>Les lignes de PyTorch</summary>
