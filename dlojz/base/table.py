@@ -210,9 +210,8 @@ class Table:
                     f'<td aria-hidden="true" style="width:8em"><div style="background:{safe(color)};height:.7em;'
                     f'width:{100 * self.shares[number]:.1f}%"></div></td>'
                 )
-            shown = "".join(
-                f"<td{_style(side)}>{_html(cell)}</td>" for cell, side in zip(cells, sides[1:], strict=True)
-            )
+            beside = zip_longest(cells, sides[1:], fillvalue="")
+            shown = "".join(f"<td{_style(side)}>{_html(cell)}</td>" for cell, side in beside)
             rows.append(f"{first}{_html(label)}{end}{bar}{shown}")
         caption = f'<caption style="{left};font-weight:bold">{safe(self.caption)}</caption>' if self.caption else ""
         head = f"<thead><tr>{''.join(titles)}</tr></thead>" if any(self.head) else ""

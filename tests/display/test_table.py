@@ -41,6 +41,7 @@ def test_in_html_words_stand_left_beside_numbers_with_their_titles() -> None:
     left = ' style="text-align:left"'
     assert f'<th scope="col"{left}>run</th><th scope="col">bytes</th><th scope="col"{left}>why</th>' in html
     assert f"<td>1</td><td{left}>b</td>" in html
+    assert "<td>1</td><td>2</td>" in Table(("run", "bytes"), (("a", "1", "2"),))._repr_html_()  # longer than its titles
 
 
 def test_a_terminal_folds_words_but_neither_numbers_nor_whole_columns() -> None:
