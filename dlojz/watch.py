@@ -1,11 +1,12 @@
 """`python -m dlojz.watch train.py …`: measure a script in processes that a launcher of one's own has started.
 
     torchrun --nproc-per-node 2 -m dlojz.watch train.py --lr 1e-3
-    srun python -m dlojz.watch train.py --lr 1e-3
+    srun python -m dlojz.watch -m package.train --lr 1e-3
 
-Each process runs the script and measures it, as under `dlojz run train.py`; the output stays the launcher's. Rank 0
-claims the run folder. The others are given its name through torchrun's store, or through a file named after the job
-step. The run has ended when rank 0's parent has; its record is then made of the events.
+Each process runs the script and measures it, as under `dlojz run train.py`; the output stays the launcher's, and the
+exit code is the script's. Rank 0 claims the run folder. The others are given its name through torchrun's store, or
+through a file named after the job step, or after the launcher's process. The run has ended when rank 0's parent has;
+its record is then made of the events. A process without a launcher drives its run itself.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import sys
 import time
 import warnings
@@ -22,7 +24,8 @@ import psutil
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
-from dlojz.config.run_config import RunConfig
+from dlojz.config.run_config import RunConfig, Script, no_script
+from dlojz.processes.script_environment import ProcessIdentity
 from dlojz.results.record import write_atomic
 from dlojz.running import worker
 from dlojz.running.folder import read_owner
@@ -54,6 +57,8 @@ def _folder_of(rank: int, world_size: int, config: RunConfig) -> Path:
     if rank == 0:
         folder, _ = claim(config, root, again=True)
         owner = read_owner(folder)
+        if not _is_launched():
+            return folder
         with contextlib.suppress(psutil.NoSuchProcess, OSError):
             if owner is not None:
                 owner.handed_to(os.getppid()).write(folder)
@@ -68,18 +73,23 @@ def _folder_of(rank: int, world_size: int, config: RunConfig) -> Path:
             store.set(f"{_KEY}/{attempt}", str(folder))
         return Path(store.get(f"{_KEY}/{attempt}").decode())
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
-    if not all(os.environ.get(name) for name in names):
+    if all(os.environ.get(name) for name in names):
+        step = "-".join(os.environ.get(name, "0") for name in (*names, "SLURM_RESTART_COUNT"))
+    elif os.environ.get("LOCAL_WORLD_SIZE", str(world_size)) == str(world_size):  # all on this machine
+        started_s = psutil.Process(os.getppid()).create_time()
+        step = f"{socket.gethostname()}-{os.getppid()}-{started_s:.2f}"
+    else:
         raise refusal(
             en="these processes have no launcher that dlojz.watch knows: start them with torchrun or srun, or use "
             "`dlojz run train.py --nproc N`.",
             fr="ces processus n’ont pas de lanceur que dlojz.watch connaisse : lancez-les par torchrun ou srun, ou "
             "prenez `dlojz run train.py --nproc N`.",
         )
-    step = "-".join(os.environ.get(name, "0") for name in (*names, "SLURM_RESTART_COUNT"))
     note = root / f".step-{step}"
     if rank == 0:
         # The node's name need not resolve, and the port that idr_torch takes may be in use.
-        place = (address_of(os.environ.get("SLURMD_NODENAME", "")), free_port(ports_of(int(os.environ[names[0]]))))
+        ports = ports_of(int(os.environ.get(names[0]) or 0))
+        place = (address_of(os.environ.get("SLURMD_NODENAME", "")), free_port(ports))
         write_atomic(note, json.dumps([str(folder), *place]))
         _meet_at(*place)
         return folder
@@ -97,34 +107,68 @@ def _folder_of(rank: int, world_size: int, config: RunConfig) -> Path:
     )
 
 
+def _is_launched() -> bool:
+    """Whether a launcher has started this process."""
+    return "RANK" in os.environ or "SLURM_STEP_ID" in os.environ
+
+
+def _place() -> tuple[int, int]:
+    """Return rank and number of processes, as the launcher tells them; rank 0 of 1 without one."""
+    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if rank.isdecimal() and world_size.isdecimal():
+        return int(rank), int(world_size)
+    if int(os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("SLURM_NTASKS") or 1) == 1:
+        return 0, 1
+    warnings.filterwarnings("ignore", module="idr_torch")
+    import idr_torch
+
+    return int(idr_torch.rank), int(idr_torch.size)
+
+
+def _script(words: list[str]) -> tuple[str, list[str]]:
+    """Split words into the name of a script, `-m MODULE` or a file, and its arguments; empty without one."""
+    if words[:1] == ["-m"] and len(words) > 1:
+        return f"-m {words[1]}", words[2:]
+    return ("", words) if not words or words[0].startswith("-") else (words[0], words[1:])
+
+
 def main(words: list[str]) -> int:
     """Run the script that the words name on this rank; returns the exit code.
 
     Raises:
         SystemExit: with the script's exit code.
     """
-    if not words or words[0].startswith("-"):
+    name, arguments = _script(words)
+    identity = ProcessIdentity.taken_from(os.environ)
+    if not name:
         print(
             say(
-                en="usage: torchrun --nproc-per-node N -m dlojz.watch SCRIPT.py [ARGUMENTS]",
-                fr="usage : torchrun --nproc-per-node N -m dlojz.watch SCRIPT.py [ARGUMENTS]",
+                en="usage: torchrun --nproc-per-node N -m dlojz.watch [SCRIPT.py | -m MODULE] [ARGUMENTS]",
+                fr="usage : torchrun --nproc-per-node N -m dlojz.watch [SCRIPT.py | -m MODULE] [ARGUMENTS]",
             ),
             file=sys.stderr,
         )
         return 2
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "20000")  # before torch is imported
-    warnings.filterwarnings("ignore", module="idr_torch")
-    import idr_torch
-
-    rank, world_size = int(idr_torch.rank), int(idr_torch.size)
+    if identity is not None:  # a process of a run that a launcher, or its script, has started
+        module = name.removeprefix("-m ") if name.startswith("-m ") else ""
+        path, written = (name, "") if module else (str(Path(name).absolute()), name)
+        script = Script(path=path, written=written, module=module, arguments=tuple(arguments))
+        return worker.script_main(Path(identity.folder), identity, script)
+    rank, world_size = _place()
+    if world_size > 1:
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "20000")  # before torch is imported
     try:
-        folder = _folder_of(rank, world_size, RunConfig.of_script(words[0], words[1:], processes=world_size))
+        config = RunConfig.of_script(name, arguments, processes=world_size)
+        if config.script is not None and config.script.command:
+            raise no_script(name)
+        folder = _folder_of(rank, world_size, config)
     except LabError as error:
         print(f"dlojz: {error}", file=sys.stderr)
         return 2
     if rank == 0:
         print(say(en=f"dlojz: measured in {folder}", fr=f"dlojz : mesuré dans {folder}"), file=sys.stderr, flush=True)
-    return worker.main(folder)
+    origin_s = time.perf_counter() if world_size == 1 else None
+    return worker.script_main(folder, ProcessIdentity(str(folder), rank, world_size, origin_s))
 
 
 if __name__ == "__main__":

@@ -3,16 +3,18 @@
 What trains runs the same with and without its watch, which reads its objects, the calls of the outermost modules,
 backward, and the optimizers' steps.
 
-A step is an optimizer's step; with several optimizers it ends with the last of those that are stepped in turn. Several
-backward passes before it are gradient accumulation. An update that a gradient scaler, or DeepSpeed's, leaves out ends a
-step too. Where optimizers update within backward, as soon as a gradient is there, a step is one backward pass. The loss
-is the number that backward is called on, before a gradient scaler multiplies it: of a step with several it is their
-mean, or their sum where each was multiplied or divided by a number, as accumulation does it. Of an optimizer that
-evaluates a closure more than once (L-BFGS), it is the first value.
+A step ends when the optimizers that were fed a gradient since the last one have stepped. Several backward passes before
+it are gradient accumulation. An update that a gradient scaler, or DeepSpeed's, leaves out ends a step too; one without
+a gradient is none. Where optimizers update within backward, as soon as a gradient is there, a step is one backward
+pass. The loss is the number that backward is called on, before a gradient scaler multiplies it or accumulation divides
+it (`step_ledger`); of several losses, their sum. Of an optimizer that evaluates a closure more than once (L-BFGS), it
+is the first value.
 
-The first steps, which are traced, run as if `torch.compile` were not there, since torch compiles nothing under a
-dispatch mode, and refuses `fullgraph=True` there: memory and FLOPs are those of eager mode, times those of the compiled
-one.
+A fault of the watch switches it off and never reaches the training. It holds no model and no optimizer alive.
+
+The first steps, and those with larger inputs, are traced. They run as if `torch.compile` were not there, since torch
+compiles nothing under a dispatch mode, and refuses `fullgraph=True` there: memory and FLOPs are those of eager mode,
+times those of the compiled one.
 
 Source: torch 2.13, `optim/optimizer.py`, `profile_hook_step` (hooks of all optimizers); `amp/grad_scaler.py`, `step`;
 `nn/modules/module.py`, `_call_impl`; `_dynamo/eval_frame.py`, `compile_wrapper`, which puts the dispatch keys back
@@ -24,143 +26,74 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import os
 import statistics
-import subprocess
 import sys
 import threading
-import time
-import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import Work
-from torch._dynamo import eval_frame
-from torch.distributed import device_mesh, distributed_c10d
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import get_worker_info
-from torch.utils.data._utils import fetch
 
 from dlojz.base.language import say
-from dlojz.base.machine import rank_limit_bytes
+from dlojz.base.machine import rank_limit
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware.gpus import device_of_driver
-from dlojz.libraries.first_step import FirstStep, Replacements, num_parameters, schedule_stages
 from dlojz.libraries.library_catalogue import LIBRARIES
-from dlojz.libraries.seen_engines import SeenDeepSpeed, SeenTorch, mesh_groups, seen, uncompiled
-from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Action
-from dlojz.results.footprint import Overlap
-from dlojz.results.record import EventLog, Status
-from dlojz.train.loop import GROUP_TIMEOUT, align_clocks, describe_device, report_measured, write_footprint
-from dlojz.train.probes import Probes
-
-MOST_UPDATES = 16
-"""Updates after which a step ends although some optimizer has not been stepped: the script does not use it."""
-_TOKEN_DIMS = 2
-"""Whole numbers of samples × positions are tokens."""
-_SCALED = ("DivBackward0", "MulBackward0")
-_SENDING = (
-    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "scatter", "barrier", "send", "recv"),
-    *("allgather", "_allgather_base", "all_gather_single", "allgather_coalesced"),
-    *("allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
-    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"),
-    *("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
-    *("alltoall", "alltoall_base", "all_to_all_single"),
+from dlojz.libraries.scripts.first_step import (
+    FirstStep,
+    RecordedCall,
+    Replacements,
+    num_parameters,
+    replicas_of_pipeline,
+    schedule_stages,
 )
-"""Methods of a process group that send or receive, by their names in all versions of torch that the lab takes."""
-
-
-@dataclass
-class _Message:
-    left_s: float
-    arrived_s: float | None = None
-
-
-class MessageTimes:
-    """Clock of the messages that a program's own calls send in the present step, from departure to arrival; on the CPU.
-
-    A call of `torch.distributed` hands a message to its process group and gets a handle. While a rank waits on a
-    handle, its communication is exposed; what travels while it computes is hidden. Messages that torch sends without
-    Python (DDP's reducer, which has its own clock; DTensors' functional collectives) are not seen: `compare` takes the
-    number that the probes have counted in a traced step, and unless it is the number of those that were timed, nothing
-    is reported. Seconds are of `time.perf_counter`.
-
-    Source: torch 2.13, `distributed/distributed_c10d.py`: `work.wait()` at the end of each call unless `async_op`.
-    """
-
-    def __init__(self) -> None:
-        self._sees_all = False
-        self._messages: list[_Message] = []
-        self._waits: list[tuple[float, float]] = []
-        self._of_handle: weakref.WeakKeyDictionary[Any, _Message] = weakref.WeakKeyDictionary()
-
-    def install(self, undo: Replacements) -> None:
-        """Time all messages from now on, until the context ends."""
-        # Where `torch.compile` meets a wrapper, it breaks its graph, and the wrapper is called.
-        plain = torch.compiler.disable
-        for name in _SENDING:
-            if hasattr(dist.ProcessGroup, name):
-                undo.put(dist.ProcessGroup, name, plain(self._sending(getattr(dist.ProcessGroup, name))))
-        undo.put(Work, "wait", plain(self._waiting(Work.wait)))
-
-    def _sending(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def sent(*args: Any, **kwargs: Any) -> Any:
-            message = _Message(time.perf_counter())
-            handle = method(*args, **kwargs)
-            if handle is None:  # a message that a group of the program's own puts off: counted, but not timed
-                return None
-            self._messages.append(message)
-            self._of_handle[handle] = message
-            if getattr(args[-1], "asyncOp", True):  # else the caller waits at once
-                # A message between two ranks has no future: it has arrived when the wait for it is over.
-                with contextlib.suppress(RuntimeError):
-                    handle.get_future().add_done_callback(functools.partial(_arrive, message))
-            return handle
-
-        return sent
-
-    def _waiting(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def waited(handle: Any, *args: Any, **kwargs: Any) -> Any:
-            start_s = time.perf_counter()
-            try:
-                return method(handle, *args, **kwargs)
-            finally:
-                self._waits.append((start_s, time.perf_counter()))
-                if (message := self._of_handle.get(handle)) is not None:
-                    _arrive(message)
-
-        return waited
-
-    def compare(self, counted: int) -> None:
-        """Note whether as many messages were timed in the present step as the probes have counted in it, and any."""
-        self._sees_all = 0 < counted == len(self._messages)
-
-    def overlap(self) -> Overlap | None:
-        """Return the overlap of the step's messages with its computing; None where not all are seen."""
-        now_s = time.perf_counter()
-        # One that is still under way, or whose arrival nobody saw, is counted until now.
-        intervals = tuple((one.left_s, one.arrived_s or now_s) for one in self._messages)
-        return Overlap(intervals, tuple(self._waits)) if self._sees_all else None
-
-    def clear(self) -> None:
-        """Begin another step."""
-        self._messages, self._waits = [], []
-
-
-def _arrive(message: _Message, *_: Any) -> None:
-    """Note that a message has arrived, by whoever sees it first."""
-    if message.arrived_s is None:
-        message.arrived_s = time.perf_counter()
+from dlojz.libraries.seen_engines import (
+    MessageTimes,
+    SeenDDP,
+    SeenDeepSpeed,
+    SeenTorch,
+    mesh_groups,
+    seen,
+    uncompiled,
+)
+from dlojz.libraries.step_ledger import (
+    SEQUENCE_DIMS,
+    ForwardCall,
+    GradientFeed,
+    Loss,
+    StepAccounts,
+    TracingPlan,
+    loss_of,
+    makes_states,
+    name_of,
+    reads_sequences_first,
+    samples_and_tokens,
+    script_frames,
+    script_variables,
+    tensors_in,
+    unmeasured,
+    updated_by,
+)
+from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Action
+from dlojz.results.footprint import NO_GRAD, Category
+from dlojz.results.record import EventLog, Status
+from dlojz.train.dispatch_trace import present_bytes
+from dlojz.train.loop import (
+    FOOTPRINT_EVERY,
+    GROUP_TIMEOUT,
+    align_clocks,
+    describe_device,
+    report_measured,
+    write_footprint,
+)
+from dlojz.train.probes import Probes, StepMark
 
 
 def keywords_of_call() -> dict[str, Any]:
@@ -174,6 +107,39 @@ def keywords_of_call() -> dict[str, Any]:
     return {}
 
 
+def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a fault of the watch switch the watch off, and never reach the training that it looks at."""
+
+    @functools.wraps(method)
+    def guarded(self: TrainingWatch, *args: Any, **kwargs: Any) -> Any:
+        if self.fault:
+            return None
+        try:
+            if (fault := self._probes.trace.fault) is not None:
+                raise fault
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            if not self.survives_faults:
+                raise
+            self.switch_off(error)
+            return None
+
+    return guarded
+
+
+class _Boundary(NamedTuple):
+    """End of an update after which the step may be over, if the optimizers that are awaited do not step."""
+
+    mark: StepMark
+    accounts: StepAccounts
+    num_calls: int
+
+
+INNER, SEQUENCES, OUTERMOST = 0, 1, 2
+"""Kinds of modules: a part of a model, one that reads the length first, an outermost one that is trained."""
+_FEW_NAMES = 8
+
+
 class TrainingWatch:
     """Watch of one rank's training, which knows nothing of it.
 
@@ -181,54 +147,114 @@ class TrainingWatch:
         probes: of this rank, started.
     """
 
+    survives_faults = True
+    """Whether a fault of the watch ends the watch alone: it does where the training is somebody else's."""
+    engine: SeenTorch | SeenDeepSpeed | None = None
+    parameters = step = 0
+    ended: tuple[Status, str] = ("completed", "")
+    fault = ""
+    """Why the watch has been switched off; empty while it is on."""
+    untrained_calls = backward_calls = 0
+    """Calls of modules without gradients, and of backward, before the first step."""
+    processes = 0
+    """Processes that the script has started itself, in which nothing is watched."""
+    _phase = ""
+    _made = _depth = _forwards = _updates = 0
+    """Optimizers made; nested calls of backward; forward passes and updates of the present step."""
+    _usual_forwards = _usual_passes = 1
+    _usual_samples = 0
+    """Forward and backward passes of the step before, and its samples."""
+    _call: ForwardCall | None = None
+    _caller: nn.Module | None = None
+    """Outermost module that is being called: with gradients if there is a call, else to evaluate."""
+    _phase_before = ""
+    _inputs: Any = None
+    _sequences: tuple[int, int] | None = None
+    _updating: object = None
+    """Optimizer that updates, or DeepSpeed's engine."""
+    _evaluations = 0
+    """Calls of its closure for backward in this update."""
+    _in_action = False
+    """Whether a pipeline's action runs, which is one phase."""
+    _in_backward = False
+    """Whether an optimizer has updated within the present backward pass."""
+    _boundary: _Boundary | None = None
+    _scaled: tuple[weakref.ref[Tensor], Loss] | None = None
+    _met = False
+    _others: Mapping[Category, int] = {}
+    """States of other models than those of the step that was predicted."""
+    _again: FirstStep | None = None
+    """Recording of a later step that is traced."""
+    _recorded: RecordedCall | None = None
+
     def __init__(self, config: RunConfig, events: EventLog, probes: Probes, device: torch.device) -> None:
-        self.engine: SeenTorch | SeenDeepSpeed | None = None
-        self.parameters = 0
-        self.step = 0
-        self.ended: tuple[Status, str] = ("completed", "")
         self.config, self._events, self._probes, self._device = config, events, probes, device
-        self._phase = ""
-        self._timed = contextlib.ExitStack()
-        self._depth = self._forwards = 0
-        self._batch: list[Tensor] = []
-        self.untrained_calls = self.backward_calls = 0
-        """Calls of modules without gradients, and of backward, before the first step."""
-        self.processes = 0
-        """Processes that the script has started itself, in which nothing is watched."""
-        self._made = 0
-        """Optimizers made."""
         self._probes.global_batch = None
+        if config.script is not None:
+            self._probes.follow_watch()
+        self._probes.trace.keeps_faults = self.survives_faults
         self._thread = threading.get_ident()
-        self._kinds: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
-        """Whether a module is an outermost one that is trained, where that is known."""
-        self._models: list[nn.Module] = []
-        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._timed = contextlib.ExitStack()
+        self._kinds: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        """Kind of each module that has been called, where it is known."""
+        self._models: list[weakref.ref[nn.Module]] = []
+        """Outermost modules that are trained; the script may release them."""
+        self._lists: weakref.WeakKeyDictionary[torch.optim.Optimizer, nn.Module] = weakref.WeakKeyDictionary()
+        """Parameters, as a module, of an optimizer whose model is never called as a whole."""
+        self._feed = GradientFeed()
         self._unused: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._updated: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._updating: object = None
-        """Optimizer that updates, or DeepSpeed's engine."""
-        self._updates = 0
-        self._in_action = False
-        """Whether a pipeline's action runs, which is one phase."""
-        self._in_backward = False
-        """Whether an optimizer has updated within the present backward pass."""
-        self._usual_forwards = 1
-        """Forward passes of the step before."""
-        self._samples = self._tokens = 0
-        self._losses: list[tuple[Tensor, bool]] = []
-        self._scaled: tuple[weakref.ref[Tensor], Tensor, bool] | None = None
-        self._met = False
+        """Optimizers that are fed, but were not stepped when another was for the second time."""
+        self._names: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
+        self._loss_names: dict[tuple[Any, int], str] = {}
+        self._accounts = StepAccounts()
+        self._batch: list[Tensor] = []
+        self._calls: list[ForwardCall] = []
+        self._reached: list[ForwardCall] = []
+        """Forward calls through which the present backward pass has gone."""
+        self._samples: list[int] = []
+        """Samples of each step that was timed."""
         self.first = FirstStep(device.type)
-        self._messages = MessageTimes()
+        self._predicted: list[weakref.ref[nn.Module]] = []
+        """Models of the step that was predicted."""
+        self._messages = MessageTimes(self._sent_elsewhere)
+        self._tracing = TracingPlan()
+
+    def switch_off(self, error: Exception) -> None:
+        """Stop watching after a fault of the watch, and say so once; the training goes on."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        where = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace is not None else ""
+        detail = f"{type(error).__name__}: {str(error)[:200]}"
+        self.fault = say(
+            en=f"the measurement failed after {self.step} steps and was ended ({where}, {detail}); the training went "
+            "on.",
+            fr=f"la mesure a échoué après {self.step} pas et a été arrêtée ({where}, {detail}) ; l’entraînement a "
+            "continué.",
+        )
+        print(f"dlojz: {self.fault}", file=sys.stderr, flush=True)
+        recordings = [recording.end for recording in filter(None, (self.first, self._again))]
+        for step_out in (self._timed.pop_all, *recordings, self._probes.close):
+            with contextlib.suppress(Exception):
+                step_out()
+        self._phase = ""
+        with contextlib.suppress(OSError, ValueError):
+            self._events.write("note", text=self.fault, ends_watch=True)
+
+    @property
+    def saw_nothing(self) -> bool:
+        """Whether no step was seen, and not because the watch was switched off."""
+        return self.step == 0 and not self.fault
 
     def time_messages(self, undo: Replacements) -> None:
         """Time the messages of the training from now on; on a GPU the host's waits tell nothing."""
         if self._device.type == "cpu":
             self._messages.install(undo)
 
+    @_guarded
     def meet(self) -> None:
         """Align the ranks' clocks, once, when all have joined the script's process group."""
-        if self._met or not dist.is_initialized() or dist.get_world_size() != int(os.environ["WORLD_SIZE"]):
+        if self._met or not dist.is_initialized() or dist.get_world_size() != self.config.layout.world_size:
             return
         self._met = True
         if dist.get_world_size() > 1:
@@ -236,9 +262,10 @@ class TrainingWatch:
             align_clocks(self._probes, control, self._events)
             dist.destroy_process_group(control)
 
+    @_guarded
     def made(self, optimizer: torch.optim.Optimizer) -> None:
         """Note an optimizer of the script's."""
-        self._optimizers.add(optimizer)
+        self._feed.optimizers.add(optimizer)
         self._made += 1
 
     def began_process(self) -> None:
@@ -260,50 +287,144 @@ class TrainingWatch:
         Without gradients it is an evaluation. Called by a module within a compiled one, it is compiled with it, to
         nothing. In a forked process that loads, an image transform is a module too.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self.fault:
             return
         kind = self._kinds.get(module)
-        if kind is False or threading.get_ident() != self._thread or get_worker_info() is not None:
+        if kind != INNER:
+            self._called(module, inputs, kind)
+
+    @_guarded
+    def _called(self, module: nn.Module, inputs: Any, kind: int | None) -> None:
+        if get_worker_info() is not None or not self._is_here(module):
+            return
+        if kind == SEQUENCES:
+            first = next(iter(inputs), None) if self._call is not None else None
+            if isinstance(first, Tensor) and first.ndim == SEQUENCE_DIMS:
+                self._sequences = (first.size(0), first.size(1))
             return
         if not torch.is_grad_enabled():
             self.untrained_calls += kind is None
+            if self._caller is None and self._phase != "backward":
+                self._caller = module
+                self._probes.trace.flops_target = Counter()  # an evaluation is no training
+                self._see_inputs(tensors_in(inputs, keywords_of_call()))
+                self._phase_before, self._probes.trace.phase = self._probes.trace.phase, NO_GRAD
             return
-        if not (kind or self._is_trained(module)) or self._phase in ("backward", ""):  # within it, or recomputed
-            return
+        if not (kind == OUTERMOST or self._is_trained(module)) or self._phase in ("backward", ""):
+            return  # within it, or recomputed
         self._forwards += 1
         self._enter("forward")
-        self._batch = [leaf for leaf in tree_leaves((inputs, keywords_of_call())) if isinstance(leaf, Tensor)]
+        self._call, self._caller, self._sequences = ForwardCall(), module, None
+        self._calls.append(self._call)
+        self._probes.trace.flops_target = self._call.flops
+        self._batch = tensors_in(inputs, keywords_of_call())
+        if self._see_inputs(self._batch):
+            self._record_again()
+            assert self._again is not None
+            self._recorded = self._again.begin_call(module, inputs, keywords_of_call())
         self._probes.loaded(*self._batch)
-        if module is self._models[0] and self._batch and self._batch[0].ndim:
-            self._samples += self._batch[0].size(0)
-            if self._batch[0].ndim == _TOKEN_DIMS and not self._batch[0].is_floating_point():
-                self._tokens += self._batch[0].numel()
+        self._inputs = inputs
+
+    def _see_inputs(self, tensors: list[Tensor]) -> bool:
+        """Trace the present step too, if its inputs are larger than those of all traced steps; returns whether."""
+        input_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        if self.engine is None or not self._tracing.wants(input_bytes) or self._probes.is_tracing:
+            return False
+        if self._boundary is not None or self.config.script is None or not self.step:
+            return False
+        self._probes.resume(self._phase)
+        self._probes.loaded(*tensors)
+        return True
+
+    def _record_again(self) -> None:
+        """Record the present step as the first one was, to predict it in the place of that."""
+        if self._again is not None:
+            self._again.end()
+        self._again = FirstStep(self._device.type)
+        self._again.follow_thread()
+        self._again.watch()
+
+    def returned(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Note that a module's call has ended; the output tells later whether a backward pass goes through it."""
+        del inputs
+        if torch.compiler.is_compiling() or module is not self._caller or self.fault:
+            return
+        self._returned(output)
+
+    @_guarded
+    def _returned(self, output: Any) -> None:
+        call, self._call, self._caller = self._call, None, None
+        self._probes.trace.flops_target = None
+        if call is None:
+            self._probes.trace.phase = self._phase_before
+            return
+        call.samples, call.tokens = samples_and_tokens(self._batch, self._inputs, self._sequences)
+        self._inputs = None
+        if self._recorded is not None and self._again is not None:
+            self._again.end_call(self._recorded, output)
+            self._recorded = None
+        outputs = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
+        call.is_trained = not outputs  # what returns no tensors does not tell
+        for tensor in outputs:
+            tensor.register_hook(functools.partial(self._reach, call))
+
+    def _reach(self, call: ForwardCall, gradient: Tensor) -> None:
+        del gradient
+        call.is_trained = True
+        if call not in self._reached:
+            self._reached.append(call)
+
+    def _is_here(self, module: nn.Module | None = None) -> bool:
+        """Whether the thread that calls is the one that trains; the first that trains is that one, for good.
+
+        Within backward, torch's own threads call hooks for the one that does.
+        """
+        thread = threading.get_ident()
+        if thread == self._thread or self._depth:
+            return True
+        if self.step or self._forwards or self.backward_calls or not torch.is_grad_enabled() or module is None:
+            return False
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            return False
+        self._thread = thread
+        self.first.follow_thread()
+        self._probes.enter_thread()
+        return True
 
     def _is_trained(self, module: nn.Module) -> bool:
         """Whether a module of an unknown kind is an outermost one that is trained, and is so from now on."""
         parameters = list(module.parameters())
         if not any(parameter.requires_grad for parameter in parameters):
             if not parameters:
-                self._kinds[module] = False
+                self._kinds[module] = INNER
             return False  # frozen now: it may be trained later
         for part in module.modules():
-            self._kinds[part] = False
-        self._kinds[module] = True
-        self._train([*(model for model in self._models if self._kinds.get(model)), module])
+            self._kinds[part] = SEQUENCES if reads_sequences_first(part) else INNER
+        self._kinds[module] = OUTERMOST
+        self._train([*(model for model in self.models if self._kinds.get(model) == OUTERMOST), module])
         return True
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """Outermost modules that are trained and that the script still holds."""
+        return [model for model in (reference() for reference in self._models) if model is not None]
 
     def _train(self, models: list[nn.Module]) -> None:
         """Attach the probes to the outermost modules that are trained, and begin the first step with them."""
-        self._models, before = models, self.engine
+        before = self.engine
+        self._models = [weakref.ref(model) for model in models]
         self.engine = engine = seen(self.config, models[0], self._device)
         if isinstance(engine, SeenTorch):
-            engine.others = tuple(models[1:])
-        engine.optimizers = before.optimizers if before else []
+            engine.others = models[1:]
+        if before is not None:
+            engine.optimizers = before.optimizers
         self._probes.attach(engine)
         library = LIBRARIES.get(self.config.library)
         told = {"library": f"{library.title} {library.version}".strip()} if library else {}
         device = describe_device(self._device)
-        self._events.write("device", device=device, wrapped_in=type(uncompiled(models[0])).__name__, **told)
+        wrapped_in = type(uncompiled(models[0])).__name__
+        threads = torch.get_num_threads()
+        self._events.write("device", device=device, wrapped_in=wrapped_in, threads=str(threads), **told)
         self.parameters = num_parameters(models)
         if before is None:
             self._messages.clear()
@@ -321,81 +442,129 @@ class TrainingWatch:
         update = engine._take_model_step
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            optimizer = engine.basic_optimizer
-            self.stepped(optimizer)
-            self._updating = engine
+            self._begin_engine_update(engine)
             try:
-                result = update(*args, **kwargs)
+                return update(*args, **kwargs)
             finally:
-                self._updating = None
-            self._updated.add(optimizer)
-            self._unused.discard(optimizer)
-            self._end_update()
-            return result
+                self._end_engine_update(engine)
 
         engine._take_model_step = watched
 
-    def _is_elsewhere(self) -> bool:
-        """Whether this thread trains nothing; within backward, torch's own threads call hooks for the one that does."""
-        return threading.get_ident() != self._thread and not self._depth
+    @_guarded
+    def _begin_engine_update(self, engine: Any) -> None:
+        self._feed.fed.add(engine.basic_optimizer)  # whose gradients are in the engine's buckets
+        self.stepped(engine.basic_optimizer)
+        self._updating = engine
 
-    def _is_prepared(self) -> bool:
-        """Whether an optimizer's states are made by an update, before anything was trained: DeepSpeed and DCP do so.
+    @_guarded
+    def _end_engine_update(self, engine: Any) -> None:
+        self._updating = None
+        self._accounts.updated.add(engine.basic_optimizer)
+        self._feed.used(engine.basic_optimizer)
+        self._end_update()
 
-        Source: DeepSpeed 0.19, `runtime/zero/stage_1_and_2.py`; torch 2.13, `distributed/checkpoint/state_dict.py`.
-        """
-        frame = None if self.step or self.backward_calls else sys._getframe()
-        while frame is not None and frame.f_code.co_name not in ("initialize_optimizer_states", "_init_optim_state"):
-            frame = frame.f_back
-        return frame is not None
+    def _only_prepares(self) -> bool:
+        """Whether an update makes an optimizer's states alone, before anything was trained."""
+        return not (self.step or self.backward_calls) and makes_states()
 
+    @_guarded
     def stepped(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
-        """Begin an update; one within another belongs to it, and one within backward to that."""
-        if self._is_elsewhere() or self._is_prepared():
+        """Begin an update; one within another belongs to it, and one within backward to that.
+
+        Without a new gradient it is none, unless a closure is to compute one.
+        """
+        if not self._is_here() or self._only_prepares():
+            return
+        is_outer = self._updating is None and not self._depth
+        if is_outer and not self._feed.is_fed(optimizer) and not any(map(callable, tree_leaves(arguments))):
             return
         if self.engine is None:  # a model that is no module, or is called in its parts
-            held = [one for group in optimizer.param_groups for one in group["params"]]
-            self._train([nn.ParameterList(held)])
+            listed = nn.ParameterList(list(updated_by(optimizer)))
+            self._lists[optimizer] = listed
+            self._train([listed])
         assert self.engine is not None
-        if optimizer not in self.engine.optimizers:
-            self.engine.optimizers.append(optimizer)
-        self.first.before_update(within_backward=self._depth > 0)
-        if self._updating is None and not self._depth:
+        if all(optimizer is not known for known in self.engine.optimizers):
+            self.engine.optimizers = [*self.engine.optimizers, optimizer]
+            self._name(optimizer)
+        for recording in filter(None, (self.first, self._again)):
+            recording.before_update(within_backward=self._depth > 0)
+        if is_outer:
+            if self._boundary is not None and optimizer in self._boundary.accounts.updated:
+                self._unused.update(self._awaited(self._boundary.accounts))
+                self._end_at_boundary()
             self._updating = optimizer
             if self._phase != "optimizer":  # which begins when backward ends
                 self._enter("optimizer")
 
+    def _name(self, optimizer: torch.optim.Optimizer) -> None:
+        """Name an optimizer as the script does; the next one of the same name gets a number."""
+        name = name_of(optimizer) or type(optimizer).__name__
+        taken = sum(known == name or known.startswith(f"{name} (") for known in self._tracing.names)
+        self._names[optimizer] = name = f"{name} ({taken + 1})" if taken else name
+        self._tracing.names.append(name)
+
+    @_guarded
     def after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """End an update, and the step if no other optimizer is to follow."""
-        if self._is_elsewhere() or self._is_prepared():
+        if not self._is_here() or self._only_prepares() or not (self._depth or self._updating):
             return
-        self._updated.add(optimizer)
+        self._accounts.updated.add(optimizer)
         self._unused.discard(optimizer)
+        self._feed.used(optimizer)
         if self._depth:
-            self._in_backward = True
+            self._in_backward = self._in_backward or self._updating is None
         elif optimizer is self._updating:
-            self._updating = None
+            self._updating, self._evaluations = None, 0
             self._end_update()
+
+    def _awaited(self, accounts: StepAccounts) -> list[torch.optim.Optimizer]:
+        """List the optimizers that were fed a gradient which none has used yet."""
+        waiting = [one for one in self._feed.fed if one not in accounts.updated and one not in self._unused]
+        if not waiting:
+            return []
+        done = {id(parameter) for optimizer in accounts.updated for parameter in updated_by(optimizer)}
+        return [
+            optimizer
+            for optimizer in waiting
+            if any(id(parameter) not in done and parameter.grad is not None for parameter in updated_by(optimizer))
+        ]
 
     def _end_update(self) -> None:
         """End the step, unless another optimizer is to follow."""
         self._updates += 1
-        missing = self._missing()
-        if missing and self._updates < MOST_UPDATES:
-            if not self._in_backward:
-                self._losses.clear()  # the loss of the step is that of its last optimizer
+        if self._boundary is not None:
+            self._accounts = self._boundary.accounts.joined(self._accounts)
+            self._boundary = None
+        if self._awaited(self._accounts):
+            self._boundary = _Boundary(self._probes.mark(), self._accounts, len(self._calls))
+            self._accounts = StepAccounts()
             self._enter("data")
             return
-        self._unused.update(missing)
         self._end_step()
 
-    def _missing(self) -> list[torch.optim.Optimizer]:
-        """Optimizers that have not been stepped yet, though they are used, and another does not update the same."""
-        missing = [one for one in self._optimizers if one not in self._updated and one not in self._unused]
-        if not missing:
-            return []
-        done = {id(one) for optimizer in self._updated for one in _updated_by(optimizer)}
-        return [optimizer for optimizer in missing if any(id(one) not in done for one in _updated_by(optimizer))]
+    @_guarded
+    def zeroed(self, owner: torch.optim.Optimizer | nn.Module) -> None:
+        """Note gradients that were set to zero: those that no optimizer has used belong to no step."""
+        if not self._is_here() or self._depth or self._updating is not None or isinstance(self.engine, SeenDeepSpeed):
+            return
+        if isinstance(owner, torch.optim.Optimizer):
+            self._feed.used(owner)
+        else:
+            inside = {id(parameter) for parameter in owner.parameters()}
+            for optimizer in list(self._feed.optimizers):
+                if all(id(parameter) in inside for parameter in updated_by(optimizer)):
+                    self._feed.used(optimizer)
+        self._drop_unfed()
+
+    def _drop_unfed(self) -> None:
+        """End the step whose other optimizers have lost their gradients; forget passes whose gradients nobody uses."""
+        if self._boundary is not None:
+            if not self._awaited(self._boundary.accounts):
+                self._end_at_boundary()
+        elif self._accounts.num_passes and not self._feed.fed:
+            self._accounts, self._calls, self._forwards = StepAccounts(), [], 0
+            for recording in filter(None, (self.first, self._again)):
+                recording.restart()
 
     def _or_left_out(
         self, method: Callable[..., Any], optimizer_of: Callable[..., torch.optim.Optimizer]
@@ -421,83 +590,143 @@ class TrainingWatch:
 
         def watched(scaler: Any, outputs: Any) -> Any:
             result = method(scaler, outputs)
-            if isinstance(outputs, Tensor) and isinstance(result, Tensor):
-                self._scaled = (weakref.ref(result), outputs.detach(), _is_part(outputs))
+            self._note_scaled(outputs, result)
             return result
 
         return watched
+
+    @_guarded
+    def _note_scaled(self, outputs: Any, result: Any) -> None:
+        if isinstance(outputs, Tensor) and isinstance(result, Tensor) and outputs.numel() == 1:
+            self._scaled = (weakref.ref(result), loss_of(outputs, self._name_of_loss(outputs)))
 
     def backwards(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a call for backward, and note the loss that it is called on; calls within it are part of it."""
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != self._thread:
+            if not self._begin_backward(args[0] if args else None):
                 return method(*args, **kwargs)
-            if self._depth == 0:
-                self.backward_calls += 1
-                self.first.before_backward(args[0] if args else None)
-                self._note_loss(args[0] if args else None)
-                if self._phase:
-                    self._enter("backward")
-            self._depth += 1
             try:
-                result = method(*args, **kwargs)
+                return method(*args, **kwargs)
             finally:
-                self._depth -= 1
-                if self._depth == 0 and self._phase == "backward":
-                    self._enter("optimizer" if self._forwards == self._usual_forwards else "data")
-            if self._depth == 0 and self._in_backward:
-                self._end_update()
-                self._in_backward = False
-            return result
+                self._end_backward()
 
         return watched
+
+    @_guarded
+    def _begin_backward(self, root: Any) -> bool:
+        """Begin a backward pass; returns whether it is one of the training's."""
+        if threading.get_ident() != self._thread:
+            return False
+        if self._depth == 0:
+            in_buckets = isinstance(self.engine, SeenDeepSpeed)  # where gradients are, and in none of its parameters
+            if self._updating is None and not in_buckets and self._feed.drop_released():
+                self._drop_unfed()
+            self.backward_calls += 1
+            for recording in filter(None, (self.first, self._again)):
+                recording.before_backward(root)
+            if self._updating is not None:
+                self._evaluations += 1
+            if self._evaluations <= 1:
+                self._note_loss(root)
+            self._feed.before_backward()
+            self._reached = []
+            if self._phase:
+                self._enter("backward")
+        self._depth += 1
+        return True
+
+    @_guarded
+    def _end_backward(self) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
+        if self._phase == "backward":
+            self._enter("optimizer" if self._forwards == self._usual_forwards else "data")
+        self._feed.after_backward()
+        calls = self._reached or [call for call in self._calls if call.is_trained and not call.is_counted]
+        for call in calls:
+            call.is_counted = True
+        if self._evaluations <= 1:  # a closure that is evaluated again sees the same samples
+            self._accounts.passed(calls, self._accounts.losses[-1].name if self._accounts.losses else "")
+        self._reached = []
+        if self._in_backward:
+            self._in_backward = False
+            self._end_update()
 
     def _note_loss(self, loss: object) -> None:
         if isinstance(loss, list | tuple) and len(loss) == 1:  # torch's pipelines call it so
             loss = loss[0]
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             return
-        if self._updating is not None and self._losses:  # a closure that is evaluated again
-            return
         if self._scaled is not None and self._scaled[0]() is loss:
-            self._losses.append(self._scaled[1:])
+            self._accounts.losses.append(self._scaled[1])
         else:
-            self._losses.append((loss.detach(), _is_part(loss)))
+            self._accounts.losses.append(loss_of(loss, self._name_of_loss(loss)))
         self._scaled = None
 
-    def _loss(self) -> float | None:
-        """The loss of the step; None where none was seen."""
-        values = [float(value.float()) for value, _ in self._losses]
-        if not values:
-            return None
-        parts = all(scaled for _, scaled in self._losses)
-        self._losses.clear()
-        return math.fsum(values) if parts else statistics.fmean(values)
+    def _name_of_loss(self, loss: Tensor) -> str:
+        """Name a loss as the script does; looked up once for each line that calls for backward."""
+        frame = next(script_frames(), None)
+        if frame is None:
+            return ""
+        place = (frame.f_code, frame.f_lasti)
+        if place not in self._loss_names:
+            self._loss_names[place] = name_of(loss)
+        return self._loss_names[place]
 
-    def _end_step(self) -> None:
+    def _loss(self, accounts: StepAccounts) -> float | None:
+        """The loss of the step; None where none was seen."""
+        losses = accounts.named_losses(self._usual_passes)
+        return math.fsum(losses.values()) if losses else None
+
+    def _end_at_boundary(self) -> None:
+        """End the step where its last update ended; what has begun since belongs to the next one."""
+        boundary, self._boundary = self._boundary, None
+        assert boundary is not None
+        later, self._accounts = self._accounts, boundary.accounts
+        self._end_step(boundary)
+        self._accounts = later
+
+    def _end_step(self, boundary: _Boundary | None = None) -> None:
         assert self.engine is not None
-        self._updates = 0
-        replicas = self.engine.replicas or self._replicas_of_pipeline()
-        if self._samples or not self._probes.global_batch:  # a forward pass compiled with its step is not seen
-            self._probes.global_batch = replicas * self._samples if replicas and self._samples else None
+        accounts, self._updates = self._accounts, 0
+        num_calls = boundary.num_calls if boundary is not None else len(self._calls)
+        calls, later = self._calls[:num_calls], self._calls[num_calls:]
+        pending = [call for call in calls if not call.is_trained and not call.is_pending]
+        for call in pending:  # a generator may be called before the discriminator's step
+            call.is_pending = True
+        self._calls = [*pending, *later]
+        replicas = self.engine.replicas or replicas_of_pipeline(self.first.schedule)
+        samples = replicas * accounts.samples if replicas else 0
+        if not samples and not calls:  # a forward pass that is compiled with its step is not seen
+            samples = self._usual_samples
+        self._usual_samples = samples
+        phase, mark = self._phase, boundary.mark if boundary is not None else None
         self._enter("")
         if self._probes.is_tracing:
-            self._messages.compare(sum(call.step == self.step for call in self._probes.trace.trace.calls))
+            self._messages.compare(self._probes.trace.trace.calls, self.step)
+            if isinstance(self.engine, SeenDDP) and self.engine.computes_elsewhere:
+                self._probes.trace.elsewhere.add(self.step)
+            for call in calls:
+                if call.is_trained:
+                    self._probes.trace.count_flops(call.flops)
+                    if mark is not None:
+                        mark.flops.update(call.flops)
         if self.first.schedule is None:  # a pipeline's waits are its bubble
-            self.engine.overlap = self._messages.overlap()
-        loss = self._loss()
-        step_s = self._probes.end_step()
-        told: dict[str, float] = {"tokens": replicas * self._tokens} if replicas and self._tokens else {}
-        if loss is not None and math.isfinite(loss):
-            told["loss"] = loss
-        self._events.write("step", step=self.step, step_s=step_s, **told)
-        if loss is not None and not math.isfinite(loss):
+            self.engine.overlap = self._messages.overlap(beside_reducer=isinstance(self.engine, SeenDDP))
+        named = accounts.named_losses(self._usual_passes)
+        loss = self._loss(accounts)
+        was_traced = self._probes.is_tracing
+        step_s = self._probes.end_step(mark)
+        self._write_step(accounts, named, loss, step_s, samples, replicas)
+        if loss is not None and not math.isfinite(loss) and self.ended[0] != "diverged":
             self.ended = ("diverged", f"the loss became {loss} at step {self.step}; the script went on.")
-        report_measured(self._events, self._probes, self.step, self._probes.rank, self.parameters)
-        self._usual_forwards = max(1, self._forwards)
-        self._forwards = self._samples = self._tokens = 0
-        self._updated.clear()
+        self._report(accounts, samples, was_traced)
+        self._usual_passes = max(1, accounts.num_passes)
+        self._usual_forwards = max(1, sum(call.is_trained for call in calls))
+        self._forwards = len(later)
+        self._accounts = StepAccounts()
         self._batch = []
         self.step += 1
         if self.step == 1:
@@ -505,14 +734,71 @@ class TrainingWatch:
             for stage in schedule_stages(self.first.schedule):
                 self._time_actions(stage)
         self._messages.clear()
-        self._probes.start_step(self.step)
-        self._enter("data")
+        self._probes.start_step(self.step, mark)
+        self._enter(phase if boundary is not None and phase else "data")
 
-    def _replicas_of_pipeline(self) -> int | None:
-        """Return 1 where a pipeline is all that divides the ranks: each of them sees every micro-batch."""
-        stages = schedule_stages(self.first.schedule)
-        return 1 if stages and stages[0].group_size == dist.get_world_size() else None
+    def _write_step(
+        self,
+        accounts: StepAccounts,
+        named: dict[str, float],
+        loss: float | None,
+        step_s: float,
+        samples: int,
+        replicas: int | None,
+    ) -> None:
+        """Write down a step; a figure that is not known is left out."""
+        told: dict[str, Any] = {"resident_bytes": present_bytes(self._device)}
+        if replicas and accounts.tokens:
+            told["tokens"] = replicas * accounts.tokens
+        if samples:
+            told["samples"] = samples
+        if loss is not None and math.isfinite(loss):
+            told["loss"] = loss
+        if any(named) and all(map(math.isfinite, named.values())):
+            told["losses"] = named
+        names = [self._names.get(optimizer, "") for optimizer in accounts.updated]
+        if 0 < len(names) <= _FEW_NAMES:
+            told["optimizers"] = sorted(names)
+        self._events.write("step", step=self.step, step_s=step_s, **told)
 
+    def _report(self, accounts: StepAccounts, samples: int, was_traced: bool) -> None:
+        """Write the measurements that are due, and trace the next step or not."""
+        if self.config.script is None:
+            self._probes.global_batch = samples or None
+            report_measured(self._events, self._probes, self.step, self._probes.rank, self.parameters)
+            return
+        if not was_traced:
+            self._samples.append(samples)
+            self._probes.global_batch = statistics.median_low(self._samples) or None
+        kind = "+".join(sorted(self._names.get(optimizer, "") for optimizer in accounts.updated))
+        plan = self._tracing
+        states_bytes = self._probes.optimizer_bytes() if was_traced else 0
+        steady = plan.ended(self.step, kind, was_traced, states_bytes)
+        variables = self._probes.variables(script_variables(self.models)) if steady else {}
+        larger = [step for step in steady if self._probes.measure_if_largest(step)]
+        if larger:
+            self._predict_again(list(accounts.updated))
+            self._events.write("variables", names=variables)
+            if self._probes.rank == 0:
+                self._events.write("memory_timeline", samples=[each.to_dict() for each in self._probes.timeline])
+            write_footprint(self._events, self._probes, self.parameters)
+        elif self.step % FOOTPRINT_EVERY == FOOTPRINT_EVERY - 1:
+            write_footprint(self._events, self._probes, self.parameters)
+        if not plan.is_due():
+            self._probes.pause()
+            return
+        if self.step:
+            self._record_again()
+        if not self._probes.is_tracing:
+            self._probes.resume()
+
+    @_guarded
+    def _sent_elsewhere(self, method: str, group: Any, args: Any) -> None:
+        """Count what another thread than the one that trains sends."""
+        if self._probes.is_tracing:
+            self._probes.trace.see_elsewhere(method, group, args)
+
+    @_guarded
     def predict(self, limit_bytes: int | None = None) -> None:
         """Predict the run from its first step, on rank 0, or wherever memory has run out; the others wait for it.
 
@@ -521,27 +807,47 @@ class TrainingWatch:
         Args:
             limit_bytes: 0 where memory has run out; by default that of a rank.
         """
-        if not self.first.models:
-            return
-        from dlojz.libraries.script_prediction import predict_training  # which an older torch cannot import
+        self.first.models.extend(filter(None, (reference() for reference in self._predicted)))
+        self._predict(self.first, [one for one in self._feed.optimizers if one not in self._unused], limit_bytes)
 
-        self.first.end()
-        if self._probes.rank and limit_bytes is None and self.first.schedule is None:
+    def _predict_again(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Predict the step that was measured, where it has another model or another batch than the first one."""
+        again, self._again = self._again, None
+        if again is None:
             return
-        on_gpu = self._device.type == "cuda"
-        gpu = device_of_driver(torch.cuda.get_device_name(self._device)) if on_gpu else None
-        if limit_bytes is None:
-            limit_bytes = gpu.memory_bytes if gpu else rank_limit_bytes(self.config.layout.world_size)
-        predicted = predict_training(
-            self.config,
-            self.first,
-            [one for one in self._optimizers if one not in self._unused],
-            gpu,
-            on_gpu=on_gpu,
-            groups=mesh_groups(self.first.models[0]),
-            limit_bytes=limit_bytes,
-        )
-        self._events.write("prediction", prediction=predicted.to_dict())
+        again.end()
+        assert self.engine is not None
+        models = [id(reference()) for reference in self._predicted]
+        is_other = again.given != self.first.given or [id(model) for model in again.models] != models
+        if again.calls and (is_other or self._others != self.engine.states_besides(again.models, optimizers)):
+            self.first = again
+            self._predict(again, optimizers, None)
+
+    def _predict(self, step: FirstStep, optimizers: list[torch.optim.Optimizer], limit_bytes: int | None) -> None:
+        if not step.models:
+            return
+        from dlojz.libraries.scripts.script_prediction import predict_training  # which an older torch cannot import
+
+        step.end()
+        self._predicted = [weakref.ref(model) for model in step.models]
+        self._others = self.engine.states_besides(step.models, optimizers) if self.engine is not None else {}
+        if not self._probes.rank or limit_bytes is not None or step.schedule is not None:
+            on_gpu = self._device.type == "cuda"
+            gpu = device_of_driver(torch.cuda.get_device_name(self._device)) if on_gpu else None
+            if limit_bytes is None:
+                limit_bytes = gpu.memory_bytes if gpu else rank_limit(self.config.layout.world_size).num_bytes
+            predicted = predict_training(
+                self.config,
+                step,
+                optimizers,
+                gpu,
+                on_gpu=on_gpu,
+                groups=mesh_groups(step.models[0]),
+                limit_bytes=limit_bytes,
+                others=self._others,
+            )
+            self._events.write("prediction", prediction=predicted.to_dict())
+        step.models.clear()  # which the script may release
 
     def _time_actions(self, stage: Any) -> None:
         """Time each action of a pipeline's stage, without what is received before it and sent after it."""
@@ -567,137 +873,24 @@ class TrainingWatch:
         stage.backward_one_chunk = timed(stage.backward_one_chunk, BACKWARD)
         stage.backward_weight_one_chunk = timed(stage.backward_weight_one_chunk, BACKWARD_WEIGHT)
 
+    @_guarded
     def close(self) -> None:
-        """Stop watching; what has begun of another step is left out, if there was one before."""
-        if self._updates and self.step == 0:
-            self._end_step()
+        """Stop watching; a step that waits for another optimizer ends here, and what has begun of one is left out."""
+        if self._boundary is not None:
+            self._end_at_boundary()
+        for recording in filter(None, (self.first, self._again)):
+            recording.end()
         self._timed.pop_all()
         self._phase = ""
         self._probes.settle()
+        if self.config.script is not None:
+            trace = self._probes.trace
+            takes_scratch = trace.takes_scratch and self._device.type == "cpu"
+            for text in unmeasured(takes_scratch, bool(trace.elsewhere), self._tracing.has_missed):
+                self._events.write("note", text=text)
 
     def report(self) -> None:
         """Write all measurements, however the training has ended."""
         self._probes.close()
         write_footprint(self._events, self._probes, self.parameters)
         self._events.write("spans", spans=[span.to_dict() for span in self._probes.clock.spans()])
-
-    def saw(self) -> str:
-        """Say what the script was seen to do, where no optimizer made a step."""
-        without, backward, made = self.untrained_calls, self.backward_calls, self._made
-        if backward and made:
-            return say(
-                en=f"backward was called {backward} times and optimizers made: {made}, but none was stepped",
-                fr=f"backward a été appelé {backward} fois et optimiseurs créés : {made}, mais aucun n’a fait de pas",
-            )
-        if backward:
-            return say(
-                en=f"backward was called {backward} times, but no optimizer of torch was made",
-                fr=f"backward a été appelé {backward} fois, mais aucun optimiseur de torch n’a été créé",
-            )
-        if self._forwards:
-            return say(
-                en=f"forward passes of a model with gradients: {self._forwards}, but backward was never called",
-                fr=f"passes forward d’un modèle avec gradients : {self._forwards}, mais backward n’a jamais été appelé",
-            )
-        if without:
-            return say(
-                en=f"modules were called {without} times, always without gradients, as under torch.no_grad()",
-                fr=f"des modules ont été appelés {without} fois, toujours sans gradients, comme sous torch.no_grad()",
-            )
-        if self.processes:
-            return say(
-                en=f"no model of torch was called in it, and the {self.processes} processes that it started itself are "
-                "not watched: start them with --nproc",
-                fr=f"aucun modèle de torch n’y a été appelé, et les {self.processes} processus qu’il a lancés lui-même "
-                "ne sont pas observés : lancez-les par --nproc",
-            )
-        return say(en="no model of torch was called", fr="aucun modèle de torch n’a été appelé")
-
-
-def _is_part(loss: Tensor) -> bool:
-    """Whether a loss was multiplied or divided by a number, as that of one micro-batch of several is."""
-    return type(loss.grad_fn).__name__ in _SCALED
-
-
-def _updated_by(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """Yield what an optimizer updates."""
-    return (one for group in optimizer.param_groups for one in group["params"])
-
-
-def eager_while_traced(compiling: Callable[..., Any], watch: TrainingWatch, probes: Probes) -> Callable[..., Any]:
-    """Wrap what makes a compiled function: it calls the function itself as long as the probes trace.
-
-    Afterwards a module that was compiled in place (`module.compile()`) calls no hook: it is reported here.
-    """
-
-    def made(context: Any, function: Any) -> Any:
-        compiled = compiling(context, function)
-        if isinstance(function, nn.Module | type):
-            return compiled
-        owner = getattr(function, "__self__", None)
-
-        @functools.wraps(compiled)
-        def chosen(*args: Any, **kwargs: Any) -> Any:
-            if probes.is_tracing:
-                return function(*args, **kwargs)
-            if isinstance(owner, nn.Module):
-                watch.called(owner, args)
-            return compiled(*args, **kwargs)
-
-        chosen._torchdynamo_wrapper_id = id(chosen)  # type: ignore[attr-defined]  # by which torch unwraps it
-        return chosen
-
-    return made
-
-
-@contextlib.contextmanager
-def watching(watch: TrainingWatch, probes: Probes) -> Iterator[Replacements]:
-    """Watch everything that is called within this context; afterwards all is as before."""
-    # Where `torch.compile` meets a wrapper or an optimizer's hook, it breaks its graph, and both are called.
-    plain = torch.compiler.disable
-    with Replacements() as undo:
-
-        def then(method: Callable[..., Any], note: Callable[..., Any], *, with_self: bool) -> Callable[..., Any]:
-            @functools.wraps(method)
-            def followed(*args: Any, **kwargs: Any) -> Any:
-                result = method(*args, **kwargs)
-                note(*args[: int(with_self)])
-                return result
-
-            return followed
-
-        for owner in (dist, distributed_c10d, device_mesh):
-            if hasattr(owner, "init_process_group"):
-                joined = then(owner.init_process_group, watch.meet, with_self=False)
-                undo.put(owner, "init_process_group", joined)
-        made = then(torch.optim.Optimizer.__init__, watch.made, with_self=True)
-        undo.put(torch.optim.Optimizer, "__init__", made)
-        undo.put(BaseProcess, "start", then(BaseProcess.start, watch.began_process, with_self=False))
-        undo.put(subprocess.Popen, "__init__", then(subprocess.Popen.__init__, watch.began_process, with_self=False))
-        if not watch.first.over:
-            watch.first.watch()
-        compiling = eager_while_traced(eval_frame.OptimizeContext.__call__, watch, probes)
-        undo.put(eval_frame.OptimizeContext, "__call__", compiling)
-        undo.put(fetch._MapDatasetFetcher, "fetch", while_loading(probes, fetch._MapDatasetFetcher.fetch))
-        undo.put(torch.Tensor, "backward", plain(watch.backwards(torch.Tensor.backward)))
-        undo.put(torch.autograd, "backward", plain(watch.backwards(torch.autograd.backward)))
-        undo.put(torch.amp.GradScaler, "step", plain(watch.scaler_step(torch.amp.GradScaler.step)))
-        undo.put(torch.amp.GradScaler, "scale", plain(watch.scaler_scale(torch.amp.GradScaler.scale)))
-        watch.time_messages(undo)
-        undo.callback(register_module_forward_pre_hook(watch.called).remove)
-        undo.callback(register_optimizer_step_pre_hook(plain(watch.stepped)).remove)
-        undo.callback(register_optimizer_step_post_hook(plain(watch.after_update)).remove)
-        undo.callback(watch.close)
-        undo.callback(watch.first.end)
-        warnings.filterwarnings("ignore", message="Using `torch.compile\\(module\\)` when there are global hooks")
-        yield undo
-
-
-def while_loading(probes: Probes, read: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function that reads samples, whose memory is none of the training's."""
-
-    def reading(*args: Any, **kwargs: Any) -> Any:
-        with probes.loading():
-            return read(*args, **kwargs)
-
-    return reading

@@ -12,6 +12,7 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,9 +21,11 @@ from dlojz.base.language import refusal, say
 from dlojz.base.machine import StopRequest
 from dlojz.config.deepspeed_json import deepspeed_json
 from dlojz.config.run_config import RunConfig
-from dlojz.libraries.first_step import num_parameters
 from dlojz.libraries.library_catalogue import LIBRARIES, found, require, words_of
-from dlojz.libraries.training_watch import TrainingWatch, watching, while_loading
+from dlojz.libraries.scripts.first_step import num_parameters
+from dlojz.libraries.step_ledger import StepAccounts
+from dlojz.libraries.training_watch import TrainingWatch
+from dlojz.libraries.watching import watching, while_loading
 from dlojz.results.record import EventLog, Status, write_atomic
 from dlojz.train import loop
 from dlojz.train.engines.deepspeed import load_deepspeed
@@ -61,21 +64,24 @@ class ProgramWatch(TrainingWatch):
 
     def _train(self, models: list[torch.nn.Module]) -> None:
         super()._train(models)
+        self._held = models  # whose final weights are read when the program has ended
         self.parameters = self._whole  # of which this rank may have a slice or a stage
 
-    def _loss(self) -> float:
+    survives_faults = False
+
+    def _loss(self, accounts: StepAccounts) -> float:
         """The loss of the step on all ranks."""
-        own = super()._loss()
+        own = super()._loss(accounts)
         part = 0.0 if own is None else own * self.config.layout.pp  # of a pipeline, the last stage alone has it
         loss, self._stopping = loop.agree(torch.tensor(part), self._stop.wanted, self._control)
         if not math.isfinite(loss):
             self._end("diverged", loop.diverged(loss, self.step, self.config, updated=True))
         return loss
 
-    def _end_step(self) -> None:
+    def _end_step(self, boundary: Any = None) -> None:
         # The variables of the program's loop hold them until they are used again: the training does not need them.
-        self._probes.trace.release(*self._batch, *(loss for loss, _ in self._losses))
-        super()._end_step()
+        self._probes.trace.release(*self._batch, *(loss.value for loss in self._accounts.losses))
+        super()._end_step(boundary)
         if self._stopping and self.step < self.config.steps:
             sentence = say(
                 en=f"told to stop after {self.step} steps; a library's program keeps no checkpoint, so that it would "

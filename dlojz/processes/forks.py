@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlojz.base.language import refusal
-from dlojz.base.machine import PARENT_VARIABLE, die_with_parent
+from dlojz.base.machine import PARENT_VARIABLE, die_with_parent, meet_on_loopback
 from dlojz.processes.status_board import StatusBoard, is_gone
 
 if TYPE_CHECKING:
@@ -54,6 +54,29 @@ def fork(child: Callable[[], object], *, reset: Iterable[signal.Signals] = ()) -
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return pid
+
+
+_HASH = hash
+"""Python's own, which a name may hide from here on."""
+
+
+def hash_of_process(name: object) -> Callable[[Any], int]:
+    """A `hash` that, of texts, bytes and what they are in, gives what a process of its own would.
+
+    Forks share one hash seed, and ranks that `torchrun` starts have one each: what depends on it would seem to agree.
+
+    Args:
+        name: of the process; another one gives other numbers.
+    """
+
+    def salted(value: Any) -> int:
+        return _HASH((value, str(name), "hash seed")) if _is_salted(value) else _HASH(value)
+
+    return salted
+
+
+def _is_salted(value: Any) -> bool:
+    return isinstance(value, str | bytes) or (isinstance(value, tuple | frozenset) and any(map(_is_salted, value)))
 
 
 def _live(child: Callable[[], object], reset: Iterable[signal.Signals], mask: Iterable[int]) -> NoReturn:
@@ -252,7 +275,7 @@ def _called(
 
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    meet_on_loopback(os.environ)
     rank, size = board.rank, board.size
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     guard = Guard(board, limit_s)

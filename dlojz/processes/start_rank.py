@@ -1,6 +1,6 @@
 """Start a rank: end with the launcher, redirect stdout and stderr to the rank's log, then become the worker.
 
-Forked by the launcher, or run as `python -m dlojz.processes.start_rank RUN_FOLDER MODULE`.
+Forked by the launcher, or run as `python -m dlojz.processes.start_rank RUN_FOLDER MODULE [RANK]`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,25 @@ from typing import NoReturn
 from dlojz.base.machine import die_with_parent
 
 
-def main(folder: str, module: str) -> None:
-    """Become the worker module, as `python -m MODULE RUN_FOLDER` would."""
+def main(folder: str, module: str, rank: str | None = None) -> None:
+    """Become the worker module, as `python -m MODULE RUN_FOLDER` would.
+
+    Args:
+        rank: by default that of the environment.
+    """
     die_with_parent()
-    log = os.open(
-        Path(folder, "logs", f"rank-{int(os.environ['RANK'])}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
-    )
+    print_into(Path(folder), int(os.environ["RANK"] if rank is None else rank))
+    sys.argv = [module, folder]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def print_into(folder: Path, rank: int) -> None:
+    """Let what this process prints be the rank's log from now on."""
+    log = os.open(folder / "logs" / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     sys.stdout.flush()
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    sys.argv = [module, folder]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def fork_main(folder: str, module: str) -> NoReturn:
@@ -59,4 +66,4 @@ def _exit_code(given: object) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])

@@ -10,13 +10,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
-from dlojz.libraries.first_step import Replacements
-from dlojz.libraries.training_watch import MessageTimes
+from dlojz.libraries.scripts.first_step import Replacements
+from dlojz.libraries.seen_engines import MessageTimes
 from dlojz.processes.forks import spmd
 from dlojz.results.footprint import Overlap
+from dlojz.train.dispatch_trace import CollectiveCall
 from tests.by_hand.test_ddp import values
 
 PAUSE_S = 0.2
+SENT = CollectiveCall(step=0, collective="all_reduce", group="dp", group_size=2, message_bytes=16)
 
 
 def _messages(rank: int, size: int) -> list[Any]:
@@ -30,7 +32,7 @@ def _messages(rank: int, size: int) -> list[Any]:
         handle = dist.all_reduce(torch.ones(4), async_op=True)
         time.sleep(2 * PAUSE_S)
         handle.wait()
-        times.compare(1)
+        times.compare([SENT], 0)
         late = times.overlap()
         times.clear()
         time.sleep(PAUSE_S * rank)
@@ -38,7 +40,7 @@ def _messages(rank: int, size: int) -> list[Any]:
         at_once = times.overlap()
         times.clear()
         functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD).sum()
-        times.compare(1)
+        times.compare([SENT], 0)
         unseen = times.overlap()
     assert late is not None and at_once is not None
     after = torch.ones(4)

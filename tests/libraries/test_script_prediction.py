@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -16,13 +18,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import dlojz
+from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.compare import overlay_of
 from dlojz.config.run_config import RunConfig
-from dlojz.libraries.fake_steps import FakeSteps, run_fake_steps
-from dlojz.libraries.first_step import FirstStep, plain_copy
-from dlojz.libraries.script_prediction import predict_training
-from dlojz.libraries.script_training import recognise, use_of
+from dlojz.libraries.scripts.fake_steps import FakeSteps, run_fake_steps
+from dlojz.libraries.scripts.first_step import FirstStep, plain_copy
+from dlojz.libraries.scripts.script_prediction import predict_training
+from dlojz.libraries.scripts.script_training import recognise, use_of
 from dlojz.results.footprint import STATES
 from dlojz.results.record import RunRecord, ScriptPrediction
 from dlojz.running.out_of_memory import memory_lines, post_mortem
@@ -76,6 +79,7 @@ NIGHTLY = (
     "--wrap nested",
     "--wrap fsdp1 --units --keep --accumulation 2 --late",
     "--wrap fsdp1 --units --groups --freeze",
+    "--wrap fsdp1 --keep --groups",
 )
 
 
@@ -220,6 +224,124 @@ def first_step(batch: int) -> tuple[FirstStep, list[torch.optim.Optimizer]]:
     return step, [optimizer]
 
 
+def predicted_of(
+    model: nn.Module,
+    inputs: torch.Tensor,
+    optimizer: torch.optim.Optimizer,
+    forward: Callable[..., object] | None = None,
+) -> ScriptPrediction:
+    """Predict a training of this model from its first step, whose loss is a mean of squares."""
+    step = FirstStep("cpu")
+    step.watch()
+    try:
+        if forward is not None:
+            model.forward = forward
+        loss = model(inputs).square().mean()
+        step.before_backward(loss)
+        loss.backward()
+        step.before_update()
+    finally:
+        step.end()
+    return predict_training(RunConfig.of_script(SCRIPT), step, [optimizer], None)
+
+
+class PartlyUsed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = nn.Linear(64, 32), nn.Linear(1000, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print("forward")
+        warnings.warn("of forward", stacklevel=1)
+        logging.getLogger("of a script").warning("in forward")
+        return torch.as_tensor(self.used(x))
+
+
+def test_parameters_that_forward_does_not_use_have_neither_gradient_nor_state() -> None:
+    model = PartlyUsed()
+    found = predicted_of(model, torch.randn(8, 64), torch.optim.AdamW(model.parameters())).footprint
+    used, spare = 64 * 32 + 32, 1000 * 1000 + 1000
+    assert found is not None and found.memory.weights_bytes == 4 * (used + spare)
+    assert found.memory.gradients_bytes == 4 * used
+    assert found.memory.optimizer_bytes == 2 * 4 * used + 2 * 4  # two moments, and a counter for each parameter
+
+
+def test_what_the_prediction_prints_and_warns_of_reaches_nobody(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = PartlyUsed()
+    with pytest.warns(UserWarning, match="of forward") as warned:
+        assert predicted_of(model, torch.randn(8, 64), torch.optim.SGD(model.parameters())).note == ""
+    shown = capfd.readouterr()
+    assert shown.out == "forward\n" and len(warned) == len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_weights_of_other_types_than_fp32(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8)).to(dtype)
+    found = predicted_of(model, torch.randn(8, 64, dtype=dtype), torch.optim.AdamW(model.parameters())).footprint
+    expected = dtype.itemsize * (64 * 32 + 32 + 32 * 8 + 8)
+    assert found is not None and found.memory.weights_bytes == found.memory.gradients_bytes == expected
+    assert found.memory.optimizer_bytes == 2 * expected + 4 * 4
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2)
+        self.mask = nn.Transformer.generate_square_subsequent_mask(12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.layers(x, mask=self.mask))
+
+
+def test_a_mask_of_torchs_transformer_is_repeated_as_it_was_seen() -> None:
+    model = Masked()
+    told = predicted_of(model, torch.randn(8, 12, 32), torch.optim.Adafactor(model.parameters()))
+    assert told.note == "" and told.footprint is not None
+    tokens, layers = 8 * 12, 2
+    # Query, key, value and output, then the two of the MLP; backward twice that, but for the gradient of the batch.
+    weights = layers * (4 * 32 * 32 + 2 * 32 * 64)
+    products = 3 * 2 * tokens * weights - 2 * tokens * 3 * 32 * 32
+    attention = layers * 2 * 2 * 8 * 12 * 12 * 32  # backward computes the scores again
+    update = 2 * weights  # Adafactor: a row times a column
+    assert told.footprint.step_flops == products + round(3.5 * attention) + update
+
+
+class Redirected(nn.Module):
+    """A module that trains by another method than its forward, as Lightning's do under DDP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.net(x))
+
+    def log(self, value: torch.Tensor) -> None:
+        value.item()
+
+    def training_step(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self(x).square()
+        self.log(loss.mean())
+        return torch.as_tensor(loss)
+
+
+def test_a_call_that_leads_to_another_method_is_repeated_so() -> None:
+    model = Redirected()
+    method_name, forward = "training_step", model.forward
+
+    def redirected(x: torch.Tensor) -> object:
+        model.forward = forward
+        return getattr(model, method_name)(x)
+
+    told = predicted_of(model, torch.randn(8, 64), torch.optim.SGD(model.parameters()), redirected)
+    assert told.note == "" and told.footprint is not None
+    assert told.footprint.step_flops == 2 * 2 * 8 * 64 * 32  # forward, and the gradient of the weight
+    assert told.footprint.memory.gradients_bytes == 4 * (64 * 32 + 32)
+
+
 def test_half_a_batch_is_half_the_batch() -> None:
     config = RunConfig.of_script(SCRIPT)
     whole = predict_training(config, *first_step(8), None, limit_bytes=0)
@@ -263,7 +385,7 @@ def test_a_copy_shares_what_the_model_shares_and_changes_nothing_of_it() -> None
     assert model.seen == [1] and made.others[0] is made["head"] and not model["head"].weight.is_meta
 
 
-@pytest.mark.parametrize("kind", ["SGD", "AdamW", "Adagrad", "RMSprop", "NAdam"])
+@pytest.mark.parametrize("kind", ["SGD", "AdamW", "Adagrad", "RMSprop", "NAdam", "Adafactor"])
 def test_what_an_optimizer_keeps_is_traced(kind: str) -> None:
     model = nn.Linear(64, 32)
     optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.1)
@@ -272,3 +394,23 @@ def test_what_an_optimizer_keeps_is_traced(kind: str) -> None:
     optimizer.step()
     held = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
     assert found.states_bytes == sum(one.numel() * one.element_size() for one in held)
+
+
+def test_products_of_muons_update_are_counted() -> None:
+    rows, columns = 32, 64
+    optimizer = torch.optim.Muon([nn.Parameter(torch.randn(rows, columns))], lr=0.1, ns_steps=5)
+    # Newton–Schulz, each of 5 times: X·Xᵀ, its square, and their sum times X.
+    expected = 5 * (2 * rows * rows * columns + 2 * rows**3 + 2 * rows * rows * columns)
+    assert use_of([optimizer], on_gpu=False).flops == expected
+
+
+def test_an_optimizer_that_wraps_another_is_refused() -> None:
+    inner = torch.optim.SGD([nn.Parameter(torch.ones(4))], lr=0.1)
+
+    class Wrapping(torch.optim.Optimizer):
+        def __init__(self) -> None:
+            super().__init__([nn.Parameter(torch.ones(4))], {})
+            self.inner = inner
+
+    with pytest.raises(LabError, match="Wrapping wraps another optimizer"):
+        use_of([Wrapping()], on_gpu=False)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import dlojz
+from dlojz.results.footprint import NO_GRAD
 from dlojz.results.record import RunRecord
 from dlojz.running.run import Run
 
@@ -106,6 +107,32 @@ def test_a_closure_that_is_evaluated_again_is_one_step(tmp_path: Path) -> None:
     record = measured(run)
     assert record.losses == pytest.approx(printed(run)) and len(record.losses) == 5
     assert record.footprints[0].parameters == WEIGHTS
+    assert record.step_samples == (8,) * 5  # each evaluation sees the same ones
+    # The direction, the last gradient, and a direction and a step of each of the (at most 14) iterations before.
+    vectors, left = divmod(record.footprints[0].memory.optimizer_bytes or 0, 4 * WEIGHTS)
+    assert vectors >= 2 + 2 * 3 and left < 200
+
+
+def test_a_closure_computes_the_last_micro_batch_alone(tmp_path: Path) -> None:
+    """So Lightning accumulates: all micro-batches but the last go through backward before the optimizer steps."""
+    run = run_steps(tmp_path, """
+        optimizer = torch.optim.AdamW(model.parameters())
+        losses = []
+        def closure():
+            loss = model(torch.randn(8, 16)).square().mean()
+            losses.append(loss.item())
+            (loss / 3).clone().backward()
+            return loss
+        for _ in range(6):
+            optimizer.zero_grad()
+            closure()
+            closure()
+            optimizer.step(closure)
+            print("loss", sum(losses[-3:]) / 3, flush=True)
+    """)
+    record = measured(run)
+    assert record.losses == pytest.approx(printed(run)) and len(record.losses) == 6
+    assert samples_of_step(record) == pytest.approx(24)
 
 
 def test_what_is_compiled_is_measured_and_compiled(tmp_path: Path) -> None:
@@ -310,3 +337,26 @@ def test_lightning(tmp_path: Path) -> None:
     """, processes=2)
     assert len(measured(run).losses) == 6
     assert run.record.environment["wrapped_in"] == "DistributedDataParallel"
+
+
+@pytest.mark.parametrize(("evaluated", "begins"), [(2048, 0), (2048, 5), (4, 0)])
+def test_a_peak_in_an_evaluation_is_said_to_lie_there(tmp_path: Path, evaluated: int, begins: int) -> None:
+    """The hidden layer alone takes 4 B × 32 features per sample that is evaluated."""
+    run = run_steps(tmp_path, f"""
+        optimizer = torch.optim.AdamW(model.parameters())
+        for number in range(8):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            optimizer.step()
+            if number >= {begins}:  # from 5 on its step is traced because of it alone
+                with torch.no_grad():
+                    model(torch.randn({evaluated}, 16))
+    """)
+    (row,) = dlojz.compare(run).rows
+    memory, prediction = measured(run).footprints[0].memory, measured(run).script_prediction
+    assert prediction is not None and prediction.footprint is not None
+    in_evaluation = evaluated == 2048
+    assert (memory.peak_moment == NO_GRAD) is in_evaluation
+    assert any("without gradients" in note for note in row.script_notes) is in_evaluation
+    excess_bytes = (memory.peak_bytes or 0) - (prediction.footprint.memory.peak_bytes or 0)
+    assert excess_bytes > 4 * 32 * evaluated if in_evaluation else abs(excess_bytes) < 1024

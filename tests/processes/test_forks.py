@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from dlojz.base.errors import LabError
 from dlojz.base.machine import patience
-from dlojz.processes.forks import MAX_FORKS, spmd
+from dlojz.processes.forks import MAX_FORKS, hash_of_process, spmd
 from dlojz.processes.status_board import REGION_BYTES, StatusBoard, is_gone
 
 
@@ -37,6 +37,13 @@ def test_values_and_tensors_come_back_by_rank() -> None:
 def test_the_ranks_have_what_the_process_that_forks_them_has() -> None:
     there = {"answer": 42}
     assert [one.value for one in spmd(lambda rank, size: there, 2)] == [there, there]
+
+
+def test_the_ranks_meet_on_the_loopback_whatever_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a `.bashrc` for jobs on several nodes; the process that forks keeps what it names."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    assert [one.value for one in spmd(lambda rank, size: os.environ["GLOO_SOCKET_IFNAME"], 2)] == ["lo", "lo"]
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "nosuch0"
 
 
 @pytest.mark.parametrize("size", [0, -1, True, 2.0, "four", MAX_FORKS + 1])
@@ -154,3 +161,10 @@ def test_a_process_that_has_ended_is_known_to_be_gone() -> None:
     assert is_gone(process.pid)
     process.wait()
     assert is_gone(process.pid) and not is_gone(os.getpid()) and not is_gone(None)
+
+
+def test_hash_of_process_parts_texts_and_leaves_numbers() -> None:
+    one, other = hash_of_process(0), hash_of_process(1)
+    assert one("a") == hash_of_process(0)("a") != other("a")
+    assert one((3, ("b", 1))) != other((3, ("b", 1)))
+    assert one((3, 4)) == other((3, 4)) == hash((3, 4))

@@ -11,22 +11,22 @@ not resharded after forward unless asked); `nn/parallel/distributed.py`, `_sync_
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal
 from dlojz.hardware import Device
-from dlojz.libraries.first_step import (
+from dlojz.libraries.scripts.first_step import (
     FirstStep,
     GivenTensor,
     TensorShape,
@@ -36,20 +36,36 @@ from dlojz.libraries.first_step import (
     schedule_stages,
     unwrapped,
 )
+from dlojz.libraries.seen_engines import COMPRESSING, hook_of
 from dlojz.models.foreign.building import repeated_parts
 from dlojz.prediction.shapes import DDP_FIRST_BUCKET_BYTES, FP32_BYTES
 from dlojz.prediction.trace import Allocation, Compute, Follower
+from dlojz.results.footprint import Category
 
 
 class OptimizerUse(NamedTuple):
-    """Bytes that an optimizer keeps from step to step, and takes besides during an update."""
+    """Bytes that an optimizer keeps from step to step and takes besides during an update, and FLOPs of its products."""
 
     states_bytes: int
     update_bytes: int
+    flops: int = 0
+
+
+_NO_USE = OptimizerUse(0, 0)
+
+
+def acting(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    """Leave out optimizers that a sharding one has made, and calls itself."""
+    every = list(optimizers)
+    within = {id(one.optim) for one in every if isinstance(one, ZeroRedundancyOptimizer)}
+    return [one for one in every if id(one) not in within]
 
 
 def use_of(
-    optimizers: Iterable[torch.optim.Optimizer], on_gpu: bool, in_turn: Sequence[Tensor] = ()
+    optimizers: Iterable[torch.optim.Optimizer],
+    on_gpu: bool,
+    in_turn: Sequence[Tensor] = (),
+    without: frozenset[int] = frozenset(),
 ) -> OptimizerUse:
     """Run two updates of each optimizer on fake tensors of its parameters' (or its shards') shapes.
 
@@ -57,31 +73,57 @@ def use_of(
         optimizers: those that update.
         on_gpu: whether they do so on a GPU.
         in_turn: tensors that an optimizer updates one after the other, where they are not its parameters.
+        without: identities of parameters that get no gradient.
 
     Raises:
-        LabError: if an update depends on the values of the gradients.
+        LabError: if an optimizer wraps another, or its update cannot be run without numbers.
     """
-    states_bytes = update_bytes = 0
-    for optimizer in optimizers:
+    uses = []
+    for sharding in optimizers:
+        optimizer = sharding.optim if isinstance(sharding, ZeroRedundancyOptimizer) else sharding
+        name = type(optimizer).__name__
+        if any(isinstance(value, torch.optim.Optimizer) for value in vars(optimizer).values()):
+            raise _refuse(f"{name} wraps another optimizer", f"{name} enveloppe un autre optimiseur")
         try:
             if in_turn:
                 each = [_fake_updates(optimizer, on_gpu, [[(_shard(one), True)]]) for one in in_turn]
-                kept, taken = sum(one for one, _ in each), max(one for _, one in each)
+                states, taken, flops = zip(*each, strict=True)
+                use = OptimizerUse(sum(states), max(taken), sum(flops))
             else:
-                shards = [[(_shard(one), one.requires_grad) for one in of["params"]] for of in optimizer.param_groups]
+                shards = [
+                    [(_shard(one), one.requires_grad and id(one) not in without) for one in of["params"]]
+                    for of in optimizer.param_groups
+                ]
                 try:
-                    kept, taken = _fake_updates(optimizer, on_gpu, shards)
+                    use = _fake_updates(optimizer, on_gpu, shards)
                 except KeyError:  # before torch 2.13, Adagrad makes its states when it is built, and never again
-                    kept, taken = _fake_updates(optimizer, on_gpu, shards, _state_shapes(optimizer))
-            kept += _states_of_frozen(optimizer, on_gpu)
+                    use = _fake_updates(optimizer, on_gpu, shards, _state_shapes(optimizer))
+            uses.append(use._replace(states_bytes=use.states_bytes + _states_of_frozen(optimizer, on_gpu)))
         except Exception as error:
-            name = type(optimizer).__name__
             raise refusal(
-                en=f"the update of {name} cannot be traced without memory ({type(error).__name__}).",
-                fr=f"la mise à jour de {name} ne peut pas être suivie sans mémoire ({type(error).__name__}).",
+                en=f"the update of {name} cannot be run without its numbers ({type(error).__name__}), so that the "
+                "script’s memory is measured and not predicted.",
+                fr=f"la mise à jour de {name} ne peut pas se faire sans ses nombres ({type(error).__name__}) : la "
+                "mémoire du script est donc mesurée, et pas prédite.",
             ) from error
-        states_bytes, update_bytes = states_bytes + kept, max(update_bytes, taken)
-    return OptimizerUse(states_bytes, update_bytes)
+    return OptimizerUse(
+        sum(one.states_bytes for one in uses),
+        max((one.update_bytes for one in uses), default=0),
+        sum(one.flops for one in uses),
+    )
+
+
+class _UpdateFollower(Follower):
+    """Follower of an update: a number that it asks of a fake tensor, such as a norm, is 1, as no size depends on it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except DataDependentOutputException:
+            if func is not torch.ops.aten._local_scalar_dense.default:
+                raise
+            dtype = args[0].dtype
+            return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
 
 
 def _states_of_frozen(optimizer: torch.optim.Optimizer, on_gpu: bool) -> int:
@@ -97,7 +139,7 @@ def _fake_updates(
     on_gpu: bool,
     shards: Sequence[Sequence[tuple[TensorShape, bool]]],
     built_with: Sequence[Sequence[StateShapes]] = (),
-) -> tuple[int, int]:
+) -> OptimizerUse:
     with FakeTensorMode():
         fake: torch.optim.Optimizer = object.__new__(type(optimizer))
         fake.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
@@ -112,11 +154,11 @@ def _fake_updates(
             states += [tensor for one in parameters for tensor in (one, one.grad) if tensor is not None]
             at_once = {"foreach": True} if on_gpu and group.get("foreach", 0) is None and not group.get("fused") else {}
             fake.param_groups.append({**group, **at_once, "params": parameters})
-        follower = Follower()
+        follower = _UpdateFollower()
         follower.ignore(states)
         with follower:
             type(optimizer).step(fake)
-            begun = len(follower.events)
+            begun, flops = len(follower.events), follower.flops
             kept = [one for state in fake.state.values() for one in state.values() if isinstance(one, Tensor)]
             states_bytes = sum(one.numel() * one.element_size() for one in kept if one.ndim or not on_gpu)
             type(optimizer).step(fake)
@@ -124,7 +166,7 @@ def _fake_updates(
     for event in follower.events[begun:]:
         held += event.delta_bytes if isinstance(event, Allocation) else 0
         most = max(most, held)
-    return states_bytes, most
+    return OptimizerUse(states_bytes, most, follower.flops - flops)
 
 
 def _shard(parameter: Tensor) -> TensorShape:
@@ -168,6 +210,7 @@ class ZeroOptions(NamedTuple):
         groups: trained parameters of the copy, flattened group by group in this order; in stages 1 and 2.
         checks_bytes: of each message of the update that asks for the gradients' norm, or for infinite ones.
         keeps_fp32_gradients: whether gradients of 16-bit weights are kept in fp32.
+        sub_group_elements: elements of a shard that stage 3 updates at once.
     """
 
     stage: int
@@ -176,6 +219,7 @@ class ZeroOptions(NamedTuple):
     groups: tuple[tuple[nn.Parameter, ...], ...] = ()
     checks_bytes: tuple[int, ...] = ()
     keeps_fp32_gradients: bool = False
+    sub_group_elements: int | None = None
 
 
 @dataclass(frozen=True)
@@ -187,7 +231,15 @@ class ScriptTraining:
         kept_units: those of them whose weights stay whole between forward and backward.
         ranks: that divide the model, or under DDP that hold it whole.
         replicas: groups of such ranks, each with all shards (HSDP).
-        reduce_bytes: of an element of a gradient that is sent.
+        optimizers: those that update.
+        in_turn: tensors that they update one after the other, where these are not their parameters.
+        optimizer_ranks: ranks among which states and update are divided.
+        copied: copy of each parameter, by the identity of the script's own.
+        others: bytes that other trained models and optimizers of the script hold, by category.
+        use: of the optimizers, once the trace has told which parameters get a gradient.
+        reduce_bytes: of an element of a gradient that is sent; None where it is the gradient's own.
+        finds_unused: whether DDP looks in each step for parameters that forward has not used.
+        not_reduced: parameters whose gradients DDP leaves alone.
         messages_known: False where a custom hook sends DDP's gradients.
     """
 
@@ -196,14 +248,15 @@ class ScriptTraining:
     step: FirstStep
     wrapper: str
     ranks: int
-    use: OptimizerUse
     device: Device | None
     on_gpu: bool
     given: tuple[TensorShape, ...]
     units: tuple[str, ...] = ()
     kept_units: frozenset[str] = frozenset()
     param_dtype: torch.dtype = torch.float32
-    reduce_bytes: int = FP32_BYTES
+    reduce_bytes: int | None = None
+    finds_unused: bool = False
+    not_reduced: frozenset[str] = frozenset()
     group: str = "dp"
     replicas: int = 1
     replica_group: str = "dp"
@@ -217,6 +270,25 @@ class ScriptTraining:
     zeroed_late: bool = False
     zero: ZeroOptions | None = None
     optimizers: tuple[torch.optim.Optimizer, ...] = ()
+    in_turn: tuple[Tensor, ...] = ()
+    optimizer_ranks: int = 1
+    copied: Mapping[int, Any] = field(default_factory=dict)
+    use: OptimizerUse = _NO_USE
+    others: Mapping[Category, int] = field(default_factory=dict)
+
+    def with_use(self, ready: frozenset[int]) -> ScriptTraining:
+        """Add what the optimizers keep and take.
+
+        Args:
+            ready: identities of the copy's parameters that get a gradient; DeepSpeed gives zeros to the others.
+
+        Raises:
+            LabError: if an update cannot be run without numbers.
+        """
+        parameters = {number: one for number, one in self.copied.items() if isinstance(one, nn.Parameter)}
+        without = frozenset(number for number, one in parameters.items() if id(one) not in ready)
+        use = use_of(self.optimizers, self.on_gpu, self.in_turn, frozenset() if self.zero else without)
+        return replace(self, use=OptimizerUse(*(-(-one // self.optimizer_ranks) for one in use)))
 
     @property
     def compute(self) -> Compute:
@@ -260,7 +332,7 @@ def recognised_in(step: FirstStep, optimizers: Iterable[torch.optim.Optimizer]) 
         found["wrapper"] = f"pipelining ({type(step.schedule).__name__})"
         found["stages"] = f"{', '.join(str(one.stage_index) for one in stages)} / {stages[0].num_stages}"
         found["micro-batches"] = str(step.schedule._n_microbatches)
-    found["optimizer"] = ", ".join(type(one).__name__ for one in optimizers)
+    found["optimizer"] = ", ".join(map(_optimizer_title, acting(optimizers)))
     first = next((call for call in step.calls if call.function is None), None)
     if first is not None:
         read = [leaf for leaf in first.leaves if isinstance(leaf, GivenTensor)]
@@ -270,18 +342,14 @@ def recognised_in(step: FirstStep, optimizers: Iterable[torch.optim.Optimizer]) 
     return found
 
 
+def _optimizer_title(optimizer: torch.optim.Optimizer) -> str:
+    inner = f" ({type(optimizer.optim).__name__})" if isinstance(optimizer, ZeroRedundancyOptimizer) else ""
+    return type(optimizer).__name__ + inner
+
+
 def _broadcasts_buffers(ddp: DistributedDataParallel) -> bool:
     name = "forward_sync_buffers" if hasattr(ddp, "forward_sync_buffers") else "broadcast_buffers"  # before torch 2.13
     return bool(getattr(ddp, name))
-
-
-COMPRESSING = (default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook)
-"""Hooks of torch that send gradients in 16 bit."""
-
-
-def hook_of(ddp: DistributedDataParallel) -> Callable[..., Any] | None:
-    """Find the communication hook that DDP was given; None where it sends the gradients itself."""
-    return next((hook for hook, _ in ddp._comm_hooks if hook is not default_hooks.allreduce_hook), None)
 
 
 def _reshards(unit: FSDPModule) -> bool:
@@ -334,13 +402,12 @@ def recognise(
     if step.updates_within_backward:
         raise _refuse("its optimizer updates within backward", "son optimiseur met à jour pendant la passe arrière")
     inner, around = unwrapped(step.models[0])
-    if step.schedule is not None or _is_run_on_fakes(inner):
+    if step.calls[0].method and not getattr(inner, "automatic_optimization", True):
+        raise _refuse("Lightning’s manual optimization is on", "l’optimisation manuelle de Lightning est active")
+    if step.schedule is not None or _is_run_on_fakes(inner) or (fsdp_units(inner) and _is_special(inner, optimizers)):
         return _on_fakes(step, optimizers, device, on_gpu)
-    parameters = list(inner.parameters())
     ddp = around if isinstance(around, DistributedDataParallel) else None
     engine: Any = around if ddp is None else None
-    if engine is None and any(one.dtype != torch.float32 for one in parameters):
-        raise _refuse("not all its parameters are in fp32", "ses paramètres ne sont pas tous en fp32")
     units = fsdp_units(inner)
     copied: dict[int, Any] = {}
     plain = plain_copy(inner, copied)
@@ -351,12 +418,14 @@ def recognise(
         step=step,
         wrapper="ddp" if ddp else "none",
         ranks=ranks if ddp else 1,
-        use=use_of(optimizers, on_gpu, in_turn),
         device=device,
         on_gpu=on_gpu,
         given=tuple(step.given),
         micro_batches=max(1, step.backwards),
         zeroed_late=step.zeroed_late,
+        optimizers=tuple(acting(optimizers)),
+        in_turn=tuple(in_turn),
+        copied=copied,
     )
     if units:
         return _in_units(training, units, groups)
@@ -364,6 +433,8 @@ def recognise(
         return _in_deepspeed(training, engine, copied)
     if ddp is None:
         return training
+    if getattr(ddp, "mixed_precision", None) is not None:
+        raise _refuse("DDP’s `mixed_precision` is on", "`mixed_precision` de DDP est actif")
     cap_bytes = int(ddp.bucket_bytes_cap)
     limits = (DDP_FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else cap_bytes, cap_bytes)
     group = str(ddp.process_group.group_name)
@@ -374,8 +445,10 @@ def recognise(
         bucket_view=bool(ddp.gradient_as_bucket_view),
         bucket_bytes=limits,
         broadcasts_buffers=_broadcasts_buffers(ddp),
-        reduce_bytes=2 if hook_of(ddp) in COMPRESSING else FP32_BYTES,
+        reduce_bytes=2 if hook_of(ddp) in COMPRESSING else None,
         messages_known=hook_of(ddp) in (None, *COMPRESSING),
+        finds_unused=bool(ddp.find_unused_parameters) and not ddp.static_graph,
+        not_reduced=frozenset(getattr(ddp, "parameters_to_ignore", ())),
     )
 
 
@@ -389,6 +462,13 @@ def _is_run_on_fakes(module: nn.Module) -> bool:
     shared = any(len(param_groups(unit)) > 1 or unit._get_fsdp_state()._modules_to_run_forward for _, unit in units)
     meshes = {group.mesh_info.mesh for group in _param_groups(units)}
     return nested or shared or len(meshes) > 1 or _is_tensor_parallel(module)
+
+
+def _is_special(module: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> bool:
+    """Whether units of FSDP2 hold other types than fp32, or an optimizer reads more of a parameter than a shard."""
+    kinds = tuple(getattr(torch.optim, name) for name in ("Muon", "Adafactor") if hasattr(torch.optim, name))
+    types = {one.dtype for one in module.parameters()}
+    return types != {torch.float32} or any(isinstance(one, kinds) for one in optimizers)
 
 
 def _on_fakes(
@@ -414,13 +494,12 @@ def _on_fakes(
         step=step,
         wrapper="fakes",
         ranks=1,
-        use=OptimizerUse(0, 0),
         device=device,
         on_gpu=on_gpu,
         given=tuple(step.given),
         micro_batches=1 if step.schedule is not None else max(1, step.backwards),
         zeroed_late=step.zeroed_late,
-        optimizers=tuple(optimizers),
+        optimizers=tuple(acting(optimizers)),
     )
 
 
@@ -528,6 +607,7 @@ def _in_deepspeed(training: ScriptTraining, engine: Any, copied: dict[int, Any])
             groups=groups,
             checks_bytes=checks,
             keeps_fp32_gradients=dtype != torch.float32 and engine.get_data_types()[1] == torch.float32,
+            sub_group_elements=max(1, int(zero.sub_group_size)) if stage == 3 else None,
         ),
     )
 

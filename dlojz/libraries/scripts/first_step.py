@@ -13,13 +13,16 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C import _len_torch_function_stack
 from torch.distributed._composable.fsdp import FSDPModule  # type: ignore[attr-defined]  # torch 2.5 has it here
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.modules import transformer
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -35,6 +38,10 @@ class Replacements(contextlib.ExitStack):
         own = vars(owner) if isinstance(owner, type) else {}
         self.callback(setattr, owner, name, own.get(name, getattr(owner, name)))
         setattr(owner, name, value)
+
+
+_CAUSAL = "_detect_is_causal_mask"
+"""Function of torch's transformer that compares a mask with the causal one."""
 
 
 class MadeTensor(NamedTuple):
@@ -58,6 +65,8 @@ class RecordedCall:
     structure: Any
     autocast: torch.dtype | None
     results: list[int] = field(default_factory=list)
+    method: str = ""
+    """Method of the model that its wrapper's forward leads to; by default its forward."""
 
 
 Recorded = TypeVar("Recorded")
@@ -100,6 +109,8 @@ class FirstStep(TorchFunctionMode):
         self.held: frozenset[int] = frozenset()
         """Results that the script still holds in the backward pass of its last micro-batch."""
         self.models: list[nn.Module] = []
+        self.causal_masks: list[bool] = []
+        """Whether each mask that torch's transformer has compared with the causal one is that."""
         self.schedule: Any = None
         """Of `torch.distributed.pipelining`, whose step is then the only call."""
         self.over = False
@@ -112,11 +123,52 @@ class FirstStep(TorchFunctionMode):
         self._replaced = Replacements()
         self._within = self._entered = False
 
+    def follow_thread(self) -> None:
+        """Listen to the thread that calls, which is the one that trains."""
+        self._thread = threading.get_ident()
+
+    def restart(self) -> None:
+        """Forget what was recorded: its gradients were thrown away before an update."""
+        if self.over:
+            return
+        self._leave()
+        for recorded in (self.calls, self.given, self.models):
+            recorded.clear()
+        self._known.clear()
+        self.loss, self.held, self.zeroed_late = None, frozenset(), False
+        self.backwards = self.synchronised = self._results = 0
+
     def watch(self) -> None:
         """Watch what the script calls, until the step ends."""
         for owner in (torch.optim.Optimizer, nn.Module):
             self._replaced.put(owner, "zero_grad", self.zero_grad(owner.zero_grad))
         self._replaced.put(nn.Module, "__call__", self.model_call(nn.Module.__call__))
+        self._replaced.put(transformer, _CAUSAL, self._compares_mask(getattr(transformer, _CAUSAL)))
+
+    def _compares_mask(self, method: Callable[..., bool]) -> Callable[..., bool]:
+        """Wrap the comparison of a mask with the causal one, which asks for its numbers."""
+
+        def compared(mask: Tensor | None, is_causal: bool | None = None, *args: Any, **kwargs: Any) -> bool:
+            result = method(mask, is_causal, *args, **kwargs)
+            if self._within and self.backwards == 0 and is_causal is None and mask is not None:
+                self.causal_masks.append(result)
+            return result
+
+        return compared
+
+    def repeating(self) -> Replacements:
+        """Answer for masks without numbers as was seen, in this thread, until the context ends."""
+        undo, thread, known = Replacements(), threading.get_ident(), cycle(self.causal_masks or [False])
+        method = getattr(transformer, _CAUSAL)
+
+        def compared(mask: Tensor | None, is_causal: bool | None = None, *args: Any, **kwargs: Any) -> bool:
+            if threading.get_ident() == thread and is_causal is None and mask is not None:
+                return next(known)
+            result: bool = method(mask, is_causal, *args, **kwargs)
+            return result
+
+        undo.put(transformer, _CAUSAL, compared)
+        return undo
 
     def model_call(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the call of a module, and record the outermost ones that are trained."""
@@ -136,13 +188,23 @@ class FirstStep(TorchFunctionMode):
             finally:
                 self._within = False
             if call is not None:
-                self._or_over(self._end, call, result)
-                if not self.over and _len_torch_function_stack() == 0:
-                    self.__enter__()
-                    self._entered = True
+                self.end_call(call, result)
             return result
 
         return called
+
+    def begin_call(self, module: nn.Module, args: Any, kwargs: Any) -> RecordedCall | None:
+        """Record a call of a model that has begun already."""
+        self._within = True
+        return self._or_over(self._begin_model, module, args, kwargs)
+
+    def end_call(self, call: RecordedCall, result: Any) -> None:
+        """Record what a call of a model has returned, and listen to what is made of it."""
+        self._within = False
+        self._or_over(self._end, call, result)
+        if not self.over and _len_torch_function_stack() == 0:
+            self.__enter__()
+            self._entered = True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -163,7 +225,10 @@ class FirstStep(TorchFunctionMode):
             self.models.append(module)
         scheduled = running_schedule()
         if scheduled is None:
-            return self._begin(None, args, kwargs) if self.backwards == 0 else None
+            call = self._begin(None, args, kwargs) if self.backwards == 0 else None
+            if call is not None:
+                call.method = _redirected(unwrapped(module)[0])
+            return call
         if self.schedule is None:
             self.schedule, *given = scheduled
             self._begin(None, *given)
@@ -213,11 +278,21 @@ class FirstStep(TorchFunctionMode):
         self.held = frozenset(place.number for _, place in known if isinstance(place, MadeTensor))
 
     def end(self) -> None:
-        """End the recording."""
+        """End the recording, and leave out what does not lead to the loss, such as an evaluation."""
         self._leave()
         self._replaced.close()
+        if not self.over and self.schedule is None and self.loss is not None:
+            self._or_over(self._leave_out)
         self.over = True
         self._known.clear()
+
+    def _leave_out(self) -> None:
+        self.calls = _leading_to(self.calls, self.loss)
+        used = sorted({leaf.number for call in self.calls for leaf in call.leaves if isinstance(leaf, GivenTensor)})
+        number_of = {number: GivenTensor(position) for position, number in enumerate(used)}
+        self.given = [self.given[number] for number in used]
+        for call in self.calls:
+            call.leaves = [number_of[leaf.number] if isinstance(leaf, GivenTensor) else leaf for leaf in call.leaves]
 
     def _leave(self) -> None:
         if self._entered:
@@ -256,6 +331,16 @@ class FirstStep(TorchFunctionMode):
             self.calls.remove(call)
 
 
+def _redirected(module: nn.Module) -> str:
+    """Name the method that a module's forward leads to at this moment; empty where it is its own.
+
+    Source: Lightning, `pytorch/strategies/strategy.py`, `_ForwardRedirection`: a call of DDP leads to `training_step`.
+    """
+    closure = getattr(vars(module).get("forward"), "__closure__", None) or ()
+    names = [cell.cell_contents for cell in closure if isinstance(cell.cell_contents, str)]
+    return next((name for name in names if callable(getattr(type(module), name, None))), "")
+
+
 def _synchronises(module: nn.Module) -> bool:
     """Whether this backward pass averages gradients: False within `no_sync`."""
     groups = (group for _, unit in fsdp_units(module) for group in param_groups(unit))
@@ -288,6 +373,12 @@ def schedule_stages(schedule: Any) -> list[Any]:
     return [] if schedule is None else list(getattr(schedule, "_stages", None) or [schedule._stage])
 
 
+def replicas_of_pipeline(schedule: Any) -> int | None:
+    """Return 1 where a pipeline is all that divides the ranks: each of them sees every micro-batch; else None."""
+    stages = schedule_stages(schedule)
+    return 1 if stages and stages[0].group_size == dist.get_world_size() else None
+
+
 def num_parameters(models: Iterable[nn.Module]) -> int:
     """Count the parameters of whole models, of which ZeRO-3 or FSDP1 may have left this rank shards, or none."""
     modules = [part for model in models for part in model.modules()]
@@ -318,7 +409,7 @@ def unwrapped(module: nn.Module) -> tuple[nn.Module, Any]:
     """The model within DDP, DeepSpeed's engine and `torch.compile`, and that DDP or engine."""
     around: Any = None
     while True:
-        if isinstance(module, DistributedDataParallel) or type(module).__module__.startswith("deepspeed."):
+        if isinstance(module, DistributedDataParallel) or type(module).__name__.startswith("DeepSpeedEngine"):
             around = module
             inner: Any = module.module
         else:
@@ -411,6 +502,8 @@ class ScriptModel(NestedBlocks):
         """Parameters in the order in which their gradients become ready, once that is traced."""
         self.in_backward: frozenset[str] = frozenset()
         """Modules that backward reaches: not those below the first trained parameter."""
+        self.in_forward: frozenset[str] = frozenset()
+        """Modules that forward calls."""
 
     def forward(self, *given: Tensor) -> Tensor:
         """Return the loss, or where none was seen the sum of all that the model returns."""
@@ -449,10 +542,27 @@ class ScriptModel(NestedBlocks):
 
         leaves = [value_of(leaf) for leaf in call.leaves]
         args, kwargs = tree_unflatten(leaves, call.structure)
+        if call.method:
+            _redirect(self.blocks[-1], call.method)
         result = (call.function or self.blocks[-1])(*args, **kwargs)
         tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         numbers = call.results or range(-1, -1 - len(tensors), -1)  # of a forward pass that has failed
         values.update(zip(numbers, tensors, strict=False))
+
+
+_TELLS = ("log", "log_dict", "print")
+"""Methods of Lightning's modules that report numbers, which a copy has not."""
+
+
+def _redirect(module: nn.Module, method: str) -> None:
+    """Let the next call of a module lead to another of its methods, which may call its forward."""
+
+    def redirected(*args: Any, **kwargs: Any) -> Any:
+        vars(module).pop("forward", None)
+        return getattr(module, method)(*args, **kwargs)
+
+    own = {name: lambda *_, **__: None for name in _TELLS if hasattr(type(module), name)}
+    vars(module).update(own | {"forward": redirected})
 
 
 def _leading_to(calls: list[RecordedCall], loss: int | None) -> list[RecordedCall]:

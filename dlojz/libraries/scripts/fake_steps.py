@@ -26,13 +26,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.fsdp import _flat_param
 from torch.utils._pytree import tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
-from dlojz.libraries.first_step import GivenTensor, Replacements, ScriptModel, num_parameters
-from dlojz.libraries.script_training import ScriptTraining
+from dlojz.libraries.scripts.first_step import GivenTensor, Replacements, ScriptModel, num_parameters
+from dlojz.libraries.scripts.script_training import ScriptTraining
 from dlojz.libraries.seen_engines import SeenTorch
 from dlojz.prediction.allocator import replay
 from dlojz.prediction.forecast import CUBLAS_HANDLES
@@ -195,6 +196,25 @@ class FakeTrace(StorageTrace):
         yield module.register_forward_hook(leave, always_call=True)
 
 
+def _storages_of_fakes() -> Replacements:
+    """Let FSDP1 compare the storages of fake tensors, which have no addresses, by their own identity and size."""
+    undo = Replacements()
+    same, allocated = _flat_param._same_storage, getattr(_flat_param, "_data_ptr_allocated")  # noqa: B009 - not exported
+
+    def same_storage(first: Tensor, second: Tensor) -> bool:
+        own = [local(one) for one in (first, second)]
+        if all(isinstance(one, FakeTensor) for one in own):
+            return own[0].untyped_storage()._cdata == own[1].untyped_storage()._cdata
+        return bool(same(first, second))
+
+    def has_memory(tensor: Tensor) -> bool:
+        return tensor.untyped_storage().size() > 0 if isinstance(tensor, FakeTensor) else allocated(tensor)
+
+    undo.put(_flat_param, "_same_storage", same_storage)
+    undo.put(_flat_param, "_data_ptr_allocated", has_memory)
+    return undo
+
+
 class FakeSteps(NamedTuple):
     """What the probes have read off the steady step.
 
@@ -329,6 +349,7 @@ def run_fake_steps(config: RunConfig, training: ScriptTraining, groups: dict[str
     with contextlib.ExitStack() as stack:
         trace = FakeTrace(dict(groups), device.type, mode)
         probes = Probes(config, rank, device, trace=trace)
+        probes.memory.keeps_variables = True
         driver = _Driver(training, probes, FakeCopier(mode, trace.see), device)
         engine = SeenTorch(config, driver.models[0], device)
         engine.others, engine.optimizers = tuple(driver.models[1:]), driver.optimizers
@@ -337,6 +358,7 @@ def run_fake_steps(config: RunConfig, training: ScriptTraining, groups: dict[str
                 for handle in trace.watch(name, part):
                     stack.callback(handle.remove)
         stack.enter_context(mode)
+        stack.enter_context(_storages_of_fakes())
         stack.enter_context(driver.watched())
         stack.callback(probes.close)
         probes.start()
@@ -349,7 +371,7 @@ def run_fake_steps(config: RunConfig, training: ScriptTraining, groups: dict[str
 
 def _as_predicted(measured: Footprint, trace: FakeTrace, gpu: Device | None) -> Footprint:
     """The footprint without what fake steps cannot tell: times, and memory that is not the trace's."""
-    memory: dict[str, object] = {"reserved_bytes": None, "resident_bytes": None}
+    memory: dict[str, object] = {"reserved_bytes": None, "resident_bytes": None, "script_bytes": None}
     if gpu is not None:
         handles = [(-1 - handle, gpu.cublas_workspace_bytes) for handle in range(CUBLAS_HANDLES)]
         events = [(event.storage, event.delta_bytes) for event in trace.trace.storages]

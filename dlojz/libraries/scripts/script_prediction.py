@@ -17,18 +17,22 @@ numbers, printed text and gradients of the script are as before.
 from __future__ import annotations
 
 import contextlib
-import io
+import logging
 import random
+import sys
 import threading
+import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.checkpoint import checkpoint
 
 from dlojz.base.errors import LabError
@@ -36,18 +40,18 @@ from dlojz.base.language import say
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
-from dlojz.libraries.fake_steps import run_fake_steps
-from dlojz.libraries.first_step import FirstStep, GivenTensor, ScriptModel, TensorShape
-from dlojz.libraries.script_training import OptimizerUse, ScriptTraining, ZeroOptions, recognise, recognised_in
+from dlojz.libraries.scripts.fake_steps import run_fake_steps
+from dlojz.libraries.scripts.first_step import FirstStep, GivenTensor, Replacements, ScriptModel, TensorShape
+from dlojz.libraries.scripts.script_training import OptimizerUse, ScriptTraining, ZeroOptions, recognise, recognised_in
 from dlojz.prediction.communication import DEEPSPEED_REDUCED_ELEMENTS, deepspeed_buckets
 from dlojz.prediction.engine_memory import DDP, EngineMemory, Moments
-from dlojz.prediction.engine_memory_sharded import FSDP2, DeepSpeed, DeepSpeed3, DeepSpeed12, last_parameter
+from dlojz.prediction.engine_memory_sharded import FSDP2, DeepSpeed, DeepSpeed3, DeepSpeed12
 from dlojz.prediction.forecast import Forecast, StepReplay, forecast_of
-from dlojz.prediction.shapes import FP32_BYTES, ModelShapes, ParameterShape, fill_buckets, shapes_of
+from dlojz.prediction.shapes import FP32_BYTES, ModelShapes, ParameterShape, shapes_of
 from dlojz.prediction.states import deepspeed_messages, padded_parameters, predict_states
-from dlojz.prediction.trace import TraceMark, trace
+from dlojz.prediction.trace import TraceMark, ValuesNeededError, trace
 from dlojz.results.footprint import STATES, Category, Footprint, Memory, Traffic
-from dlojz.results.record import REST, ModuleMemory, ScriptLever, ScriptPrediction
+from dlojz.results.record import OTHERS, REST, ModuleMemory, ScriptLever, ScriptPrediction
 
 NEAR_LIMIT = 0.7
 """Share of a rank's memory from which on the levers of a script are predicted too."""
@@ -78,21 +82,17 @@ class _OneProcess(_OfScript):
 
 
 class _InDDP(_OfScript, DDP):
-    """Engine memory of a script's model in DDP."""
+    """Engine memory of a script's model in DDP, whose buckets hold gradients of any type, or none."""
+
+    bucket_bytes = 0
+
+    def standing(self) -> Mapping[str, tuple[Category, int]]:
+        category: Category = "workspace" if self.keeps_gradients else "gradients"
+        return {"buckets": (category, self.bucket_bytes)}
 
 
 class _InFSDP2(_OfScript, FSDP2):
-    """Engine memory of a script's model in FSDP2, whose frozen parameters are gathered, but not reduced."""
-
-    def __init__(self, config: RunConfig, shapes: ModelShapes, trained: ModelShapes) -> None:
-        super().__init__(config, shapes)
-        names = {one.name for one in trained.parameters}
-        self.frozen = frozenset(one.name for one in shapes.parameters) - names
-        for name, unit in self.units.items():
-            own = [one for one in unit if one.name in names]
-            self.reduced[name] = config.layout.dp * sum(one.padded_rows_numel(config.layout.dp) for one in own)
-            if own and len(own) < len(unit):
-                self.last_of[name] = last_parameter(name, own)
+    """Engine memory of a script's model in FSDP2, whose root unit may stay gathered until the step's end."""
 
     def end_step(self, step: Moments) -> None:
         for unit in self.order:
@@ -132,6 +132,7 @@ def predict_training(
     on_gpu: bool = False,
     groups: dict[str, str] | None = None,
     limit_bytes: int | None = None,
+    others: Mapping[Category, int] | None = None,
 ) -> ScriptPrediction:
     """Predict a steady step of a script on rank 0; a note in the answer says what is not predicted, and why.
 
@@ -143,14 +144,21 @@ def predict_training(
         on_gpu: whether it trains on a GPU.
         groups: axis of each process group with a name.
         limit_bytes: memory of a rank; the levers are predicted where the peak comes near it. 0: in any case.
+        others: bytes that other trained models and optimizers of the script hold, by category.
     """
     answer: list[ScriptPrediction] = []
+    muted: set[int] = set()
 
     def work() -> None:
+        muted.add(threading.get_ident())
         try:
             if step.fault is not None:
                 raise step.fault
-            answer.append(_predicted(config, step, optimizers, device, on_gpu, groups or {}, limit_bytes))
+            with step.repeating():
+                settings = (device, on_gpu, groups or {}, limit_bytes, others or {})
+                answer.append(_predicted(config, step, optimizers, *settings))
+        except ValuesNeededError as error:  # the advice to measure is for a model that does not run
+            answer.append(_unpredicted(step, optimizers, f"{error.cause}."))
         except LabError as error:
             answer.append(_unpredicted(step, optimizers, str(error)))
         except Exception as error:
@@ -162,7 +170,7 @@ def predict_training(
 
     with FakeTensorMode():
         pass  # torch 2.11 for CUDA, without a GPU, ends where a thread that is gone was the first to enter one
-    with _undisturbed(step.models):
+    with _undisturbed(step.models, muted):
         thread = threading.Thread(target=work, name="dlojz-prediction", daemon=True)
         thread.start()
         thread.join()
@@ -177,12 +185,42 @@ def _unpredicted(step: FirstStep, optimizers: Sequence[torch.optim.Optimizer], n
     return ScriptPrediction(recognised=found, note=note)
 
 
+class _Muted:
+    """Text stream that drops what some threads write to it; all else is the stream's own.
+
+    Args:
+        stream: the script's.
+        muted: identities of these threads, which may still be added.
+    """
+
+    def __init__(self, stream: Any, muted: set[int]) -> None:
+        self._stream, self._muted = stream, muted
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        return len(text) if threading.get_ident() in self._muted else int(self._stream.write(text))
+
+
 @contextlib.contextmanager
-def _undisturbed(models: Iterable[nn.Module]) -> Iterator[None]:
-    """Restore random numbers and gradients, and print nothing."""
+def _undisturbed(models: Iterable[nn.Module], muted: set[int]) -> Iterator[None]:
+    """Restore random numbers and gradients; what the prediction's threads print, log or warn of reaches nobody."""
+
+    def unless_muted(method: Callable[..., Any]) -> Callable[..., Any]:
+        def told(*args: Any, **kwargs: Any) -> Any:
+            return None if threading.get_ident() in muted else method(*args, **kwargs)
+
+        return told
+
     state = random.getstate()
     gradients = [(one, one.grad) for model in models for one in model.parameters()]
-    with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(io.StringIO()):
+    with torch.random.fork_rng(devices=[]), Replacements() as undo:
+        undo.put(sys, "stdout", _Muted(sys.stdout, muted))
+        undo.put(sys, "stderr", _Muted(sys.stderr, muted))
+        undo.put(warnings, "_showwarnmsg", unless_muted(warnings._showwarnmsg))  # type: ignore[attr-defined]
+        undo.put(logging.Logger, "handle", unless_muted(logging.Logger.handle))
         yield
     random.setstate(state)
     for parameter, gradient in gradients:
@@ -198,37 +236,90 @@ def _predicted(
     on_gpu: bool,
     groups: dict[str, str],
     limit_bytes: int | None,
+    others: Mapping[Category, int],
 ) -> ScriptPrediction:
     training = recognise(step, optimizers, device, on_gpu, groups, config.layout.world_size)
+    training = replace(training, others=others)
     footprint, at_peak = _footprint(config, training, groups)
+    recognised = recognised_in(step, optimizers)
+    is_recurrent = any(isinstance(module, nn.RNNBase) for module in training.model.modules())
     levers: tuple[ScriptLever, ...] = ()
-    needed_bytes = footprint.memory.needed_bytes or 0
-    if limit_bytes is not None and needed_bytes >= NEAR_LIMIT * limit_bytes:
+    if is_recurrent or "communication hook" in recognised:
+        footprint, at_peak = _without_peak(footprint, *(["activations_bytes"] if is_recurrent else [])), ()
+    elif limit_bytes is not None and (needed_bytes := footprint.memory.needed_bytes or 0) >= NEAR_LIMIT * limit_bytes:
         levers = tuple(_levers(config, training, groups, needed_bytes))
-    notes = []
-    if step.loss is None:
-        notes.append(
-            say(
-                en="its loss was not seen: the prediction is without what computes it.",
-                fr="sa loss n’a pas été vue : la prédiction ne compte pas ce qui la calcule.",
-            )
-        )
-    if not training.messages_known:
-        notes.append(
-            say(
-                en="a custom communication hook sends the gradients: their bytes are counted, not predicted.",
-                fr="un hook de communication propre au script envoie les gradients : leurs octets sont comptés, pas "
-                "prédits.",
-            )
-        )
+    if not training.messages_known:  # a custom hook may compute anything
+        footprint = footprint.model_copy(update={"step_flops": None})
+    is_unwrapped = config.layout.world_size > 1 and training.wrapper == "none"
     return ScriptPrediction(
-        recognised=recognised_in(step, optimizers),
-        note=" ".join(notes),
-        messages_known=training.messages_known,
+        recognised=recognised,
+        note=" ".join(_notes(step, training, recognised, is_recurrent=is_recurrent, is_unwrapped=is_unwrapped)),
+        messages_known=training.messages_known and not is_unwrapped,
         footprint=footprint,
         at_peak=at_peak,
         levers=levers,
     )
+
+
+def _notes(
+    step: FirstStep,
+    training: ScriptTraining,
+    recognised: Mapping[str, str],
+    *,
+    is_recurrent: bool,
+    is_unwrapped: bool,
+) -> Iterator[str]:
+    """Say what of a script is not predicted, and why.
+
+    Args:
+        recognised: in what the script trains with.
+        is_recurrent: whether it has recurrent layers.
+        is_unwrapped: whether its ranks train a model that nothing known wraps.
+    """
+    if is_recurrent:
+        yield say(
+            en="its recurrent layers keep for backward what only their kernel knows: activations, workspace and peak "
+            "are measured, not predicted.",
+            fr="ses couches récurrentes gardent pour la passe arrière ce que seul leur noyau connaît : les "
+            "activations, les temporaires et le pic sont mesurés, pas prédits.",
+        )
+    if step.loss is None:
+        yield say(
+            en="its loss was not seen: the prediction is without what computes it.",
+            fr="sa loss n’a pas été vue : la prédiction ne compte pas ce qui la calcule.",
+        )
+    if is_unwrapped:
+        yield say(
+            en="nothing that is known wraps its model: what its ranks send are calls of the script’s own, counted "
+            "and not predicted.",
+            fr="rien de connu n’enveloppe son modèle : ce que ses rangs s’envoient sont des appels propres au "
+            "script, comptés et non prédits.",
+        )
+    if not training.messages_known:
+        yield say(
+            en="a custom communication hook sends the gradients: what it sends and computes, and the memory that it "
+            "takes, are not predicted.",
+            fr="un hook de communication propre au script envoie les gradients : ce qu’il envoie et calcule, et la "
+            "mémoire qu’il prend, ne sont pas prédits.",
+        )
+    elif "communication hook" in recognised:
+        yield say(
+            en="its communication hook compresses the gradients in further memory: workspace and peak are measured, "
+            "not predicted.",
+            fr="son hook de communication compresse les gradients dans une mémoire à part : les temporaires et le pic "
+            "sont mesurés, pas prédits.",
+        )
+
+
+def _without_peak(footprint: Footprint, *besides: str) -> Footprint:
+    """Leave out of a prediction what depends on memory that is not known.
+
+    Args:
+        besides: other fields of the memory that depend on it.
+    """
+    names = ("workspace_bytes", "peak_bytes", "peak_moment", "at_peak_bytes")
+    memory = footprint.memory.model_copy(update=dict.fromkeys((*names, *besides)))
+    return footprint.model_copy(update={"memory": memory})
 
 
 def _footprint(
@@ -237,16 +328,42 @@ def _footprint(
     """Predict a footprint, with the modules at its peak."""
     if training.wrapper == "fakes":
         ran = run_fake_steps(config, training, groups)
-        return ran.footprint, _largest_first(ran.at_peak)
-    forecast, model, flops = _forecast(config, training)
+        return _with_others(ran.footprint, _largest_first(ran.at_peak), training.others)
+    forecast, model, flops, training = _forecast(config, training)
     footprint = Footprint(
         source="predicted",
         parameters=sum(one.numel() for one in training.model.parameters()),
         memory=forecast.memory,
-        step_flops=training.micro_batches * flops,
-        communication=tuple(sorted(_traffic(training, model), key=lambda one: (one.collective, one.group))),
+        step_flops=training.micro_batches * flops + training.use.flops,
+        communication=_summed(_traffic(training, model)),
     )
-    return footprint, _modules_at_peak(forecast, training, model)
+    return _with_others(footprint, _modules_at_peak(forecast, training, model), training.others)
+
+
+def _with_others(
+    footprint: Footprint, at_peak: tuple[ModuleMemory, ...], others: Mapping[Category, int]
+) -> tuple[Footprint, tuple[ModuleMemory, ...]]:
+    """Add the states of models and optimizers that the step leaves as they are."""
+    if not others:
+        return footprint, at_peak
+    memory, held_bytes = footprint.memory, sum(others.values())
+    sums: dict[str, Any] = {
+        f"{category}_bytes": (memory.category(category) or 0) + num_bytes for category, num_bytes in others.items()
+    }
+    sums["peak_bytes"] = (memory.peak_bytes or 0) + held_bytes
+    sums["at_peak_bytes"] = dict(Counter(memory.at_peak_bytes or {}) + Counter(others))
+    modules = (*at_peak, ModuleMemory(module=OTHERS, bytes_by_category=dict(others)))
+    return footprint.model_copy(update={"memory": memory.model_copy(update=sums)}), modules
+
+
+def _summed(traffic: Iterable[Traffic]) -> tuple[Traffic, ...]:
+    """One line for each collective and group."""
+    of_key: dict[Any, Traffic] = {}
+    for line in traffic:
+        known = of_key.get(line.key)
+        sums = {name: getattr(known, name, 0) + getattr(line, name) for name in ("count", "message_bytes")}
+        of_key[line.key] = line.model_copy(update=sums)
+    return tuple(sorted(of_key.values(), key=lambda line: (line.collective, line.group)))
 
 
 def _config_of(config: RunConfig, training: ScriptTraining) -> RunConfig:
@@ -254,7 +371,11 @@ def _config_of(config: RunConfig, training: ScriptTraining) -> RunConfig:
     sharded = training.wrapper == "fsdp2"
     if zero := training.zero:
         layout = Layout(
-            dp=training.ranks, zero=zero.stage, engine="deepspeed", micro_batches=training.micro_batches
+            dp=training.ranks,
+            zero=zero.stage,
+            engine="deepspeed",
+            micro_batches=training.micro_batches,
+            sub_group_size=zero.sub_group_elements,
         )
         precision = "fp32" if training.param_dtype == torch.float32 else "bf16"
         known = {"layout": layout, "precision": precision, "script": None, "fp32_gradients": zero.keeps_fp32_gradients}
@@ -269,8 +390,8 @@ def _config_of(config: RunConfig, training: ScriptTraining) -> RunConfig:
     return config.model_copy(update={"layout": layout, "precision": precision, "script": None})
 
 
-def _forecast(config: RunConfig, training: ScriptTraining) -> tuple[Forecast, ScriptModel, int]:
-    """Forecast a step; return it with the copy that was traced, and the FLOPs of a micro-batch."""
+def _forecast(config: RunConfig, training: ScriptTraining) -> tuple[Forecast, ScriptModel, int, ScriptTraining]:
+    """Forecast a step; return it with the copy that was traced, the FLOPs of a micro-batch, and the optimizers' use."""
     model = ScriptModel(training.model, training.parts, training.step, training.autocast)
     if training.checkpointed:
         for part in model.blocks[:-1]:
@@ -289,40 +410,60 @@ def _forecast(config: RunConfig, training: ScriptTraining) -> tuple[Forecast, Sc
             vars(part).pop("forward", None)
     ready = (event for event in traced.events if isinstance(event, TraceMark) and event.what == "ready")
     model.ready = tuple(event.name for event in ready)
-    marks = (event for event in traced.events if isinstance(event, TraceMark) and event.what == "backward")
-    model.in_backward = frozenset(event.name for event in marks)
+    marks = [event for event in traced.events if isinstance(event, TraceMark)]
+    model.in_backward = frozenset(event.name for event in marks if event.what == "backward")
+    model.in_forward = frozenset(event.name for event in marks if event.what == "forward")
+    training = training.with_use(frozenset(id(model.get_parameter(name)) for name in model.ready))
     lab = _config_of(config, training)
     shapes = shapes_of(model)
     overlay = _overlay(lab, training, shapes, model)
     step = StepReplay(lab, traced, _states(lab, training, shapes, overlay, model), overlay)
-    return forecast_of(step, 0, training.device), model, on_cpu.flops or 0
+    return forecast_of(step, 0, training.device), model, on_cpu.flops or 0, training
 
 
-def _trained(shapes: ModelShapes, model: nn.Module) -> ModelShapes:
-    """The same shapes without frozen parameters."""
-    own = tuple(one for one in shapes.parameters if model.get_parameter(one.name).requires_grad)
+def _trained(shapes: ModelShapes, model: ScriptModel, training: ScriptTraining) -> ModelShapes:
+    """The same shapes without parameters that get no gradient: frozen ones, and those that forward does not use.
+
+    DeepSpeed fills the gradients of the latter with zeros.
+    """
+    ready = frozenset(model.ready)
+    own = tuple(
+        one
+        for one in shapes.parameters
+        if (model.get_parameter(one.name).requires_grad if training.zero else one.name in ready)
+    )
     return replace(shapes, parameters=own)
 
 
+def _bytes_of(shapes: Iterable[ParameterShape], model: nn.Module) -> int:
+    """Bytes of parameters in their own types."""
+    return sum(one.numel * model.get_parameter(one.name).element_size() for one in shapes)
+
+
 def _overlay(lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, model: ScriptModel) -> _OfScript:
-    trained = _trained(shapes, model)
+    trained = _trained(shapes, model, training)
     overlay: _OfScript
     if training.zero is not None:
         overlay = _deepspeed_overlay(lab, training.zero, trained, model)
     elif training.wrapper == "fsdp2":
-        overlay = sharded = _InFSDP2(lab, shapes, trained)
+        names = {parameter.name for parameter in trained.parameters}
+        marked = (replace(parameter, is_trained=parameter.name in names) for parameter in shapes.parameters)
+        overlay = sharded = _InFSDP2(lab, replace(shapes, parameters=tuple(marked)))
         numbers = {path: f"blocks.{number}" for number, path in enumerate((*training.parts, ""))}
         sharded.kept = frozenset(numbers[path] for path in training.kept_units) & set(sharded.units)
-        sharded.reduced_each = training.reduce_bytes
+        sharded.order = [name for name in sharded.order if name in model.in_forward]
+        sharded.reduced_each = training.reduce_bytes or FP32_BYTES
     else:
         overlay = (_InDDP if training.wrapper == "ddp" else _OneProcess)(lab, trained)
-        if training.wrapper == "ddp":
+        if isinstance(overlay, _InDDP):
             overlay.keeps_gradients = not training.bucket_view
+            overlay.bucket_bytes = sum(one.numel() * one.element_size() for one in _reduced(training))
     overlay.on_gpu, overlay.update_use = training.on_gpu, training.use
     if training.zeroed_late and overlay.keeps_gradients | (training.wrapper == "fsdp2"):
-        divided = lab.layout.dp if training.wrapper == "fsdp2" else 1
-        padded = sum(one.padded_rows_numel(divided) for one in trained.parameters)
-        overlay.former_bytes = FP32_BYTES * padded
+        overlay.former_bytes = _bytes_of(trained.parameters, model)
+        if training.wrapper == "fsdp2":
+            padded = sum(one.padded_rows_numel(lab.layout.dp) for one in trained.parameters)
+            overlay.former_bytes = FP32_BYTES * padded
     return overlay
 
 
@@ -374,10 +515,16 @@ def _states(
             }
         )
     if training.wrapper == "fsdp2":
-        reduced = predict_states(lab, _trained(shapes, model))
+        reduced = predict_states(lab, _trained(shapes, model, training))
         held = held.model_copy(update={"gradients_bytes": reduced.gradients_bytes})
     elif training.wrapper != "deepspeed":
-        held = held.model_copy(update={"gradients_bytes": FP32_BYTES * overlay.shapes.num_parameters})
+        gradients = overlay.shapes.parameters
+        view_bytes = overlay.bucket_bytes if isinstance(overlay, _InDDP) and training.bucket_view else 0
+        known_bytes = {
+            "weights_bytes": _bytes_of(shapes.parameters, model),
+            "gradients_bytes": view_bytes or _bytes_of(gradients, model),
+        }
+        held = held.model_copy(update=known_bytes)
     buffers = {id(one): one.numel() * one.element_size() for one in training.model.buffers()}
     known = {
         "weights_bytes": (held.weights_bytes or 0) + overlay.gathered_bytes(),
@@ -397,23 +544,13 @@ def _traffic(training: ScriptTraining, model: ScriptModel) -> Iterator[Traffic]:
         yield from _deepspeed_traffic(training, training.zero, model, line)
         return
     if training.wrapper == "ddp":
-        named = {one.name: one for one in _trained(shapes, model).parameters}
-        trained = [named[name] for name in model.ready]
-        first_bytes, limit_bytes = training.bucket_bytes
-        buckets = fill_buckets(trained, limit_bytes, first_bytes)
-        times = training.step.synchronised or 1
-        num_bytes = times * training.reduce_bytes * sum(one.numel for one in trained)
-        yield line(collective="all_reduce", count=times * len(buckets), message_bytes=num_bytes)
-        buffers = {id(one): one for one in training.model.buffers()}.values()
-        if training.broadcasts_buffers and buffers:
-            kinds = len({one.dtype for one in buffers})
-            num_bytes = sum(one.numel() * one.element_size() for one in buffers)
-            yield line(collective="broadcast", count=times * kinds, message_bytes=times * num_bytes)
+        yield from _ddp_traffic(training, model, line)
         return
     kept = {f"blocks.{number}" for number, path in enumerate((*training.parts, "")) if path in training.kept_units}
     gathers = gathered = reductions = reduced = 0
-    units = {f"blocks.{unit[-1].block}": unit for unit in shapes.units()}
-    trained_names = {one.name for one in _trained(shapes, model).parameters}
+    every = {f"blocks.{unit[-1].block}": unit for unit in shapes.units()}
+    units = {name: unit for name, unit in every.items() if name in model.in_forward}
+    trained_names = {one.name for one in _trained(shapes, model, training).parameters}
     entered = [number for number, name in enumerate(units) if name in model.in_backward]
     lowest = min(entered, default=0) - 1  # prefetched in backward, though backward ends above it
     for number, (name, unit) in enumerate(units.items()):
@@ -421,7 +558,7 @@ def _traffic(training: ScriptTraining, model: ScriptModel) -> Iterator[Traffic]:
         times = 2 if name not in kept and number in (*entered, lowest) else 1
         gathers, gathered = gathers + times, gathered + times * numel * training.param_dtype.itemsize
         own = ranks * sum(one.padded_rows_numel(ranks) for one in unit if one.name in trained_names)
-        reductions, reduced = reductions + bool(own), reduced + own * training.reduce_bytes
+        reductions, reduced = reductions + bool(own), reduced + own * (training.reduce_bytes or FP32_BYTES)
     times = training.micro_batches
     if ranks > 1:
         yield line(collective="all_gather", count=times * gathers, message_bytes=times * gathered)
@@ -436,6 +573,69 @@ def _traffic(training: ScriptTraining, model: ScriptModel) -> Iterator[Traffic]:
         )
 
 
+def _reduced(training: ScriptTraining) -> list[nn.Parameter]:
+    """Parameters of the copy in DDP's buckets, used or not, in the order in which they are registered."""
+    named = training.model.named_parameters()
+    return [one for name, one in named if one.requires_grad and name not in training.not_reduced]
+
+
+def _ddp_traffic(training: ScriptTraining, model: ScriptModel, line: partial[Traffic]) -> Iterator[Traffic]:
+    """What DDP hands to each collective in a step.
+
+    Source: torch 2.13, `nn/parallel/distributed.py`, `_ddp_init_helper` (buckets in the order of registration, for good
+    where unused parameters are looked for); `csrc/distributed/c10d/reducer.cpp`, `rebuild_buckets` (in the order in
+    which gradients come) and `all_reduce_local_used_map` (one int32 for each parameter).
+    """
+    parameters = _reduced(training)
+    times = training.step.synchronised or 1
+    limits = training.bucket_bytes
+    order = parameters
+    if not training.finds_unused:
+        place = {id(model.get_parameter(name)): number for number, name in enumerate(model.ready)}
+        order = sorted(parameters, key=lambda one: place.get(id(one), len(place)))
+    calls = _ddp_buckets(order, *limits)
+    num_bytes = sum(one.numel() * (training.reduce_bytes or one.element_size()) for one in parameters)
+    if training.finds_unused:
+        calls, num_bytes = calls + 1, num_bytes + torch.int32.itemsize * len(parameters)
+    if parameters:
+        yield line(collective="all_reduce", count=times * calls, message_bytes=times * num_bytes)
+    buffers = {id(one): one for one in training.model.buffers()}.values()
+    if training.broadcasts_buffers and buffers:
+        kinds = len({one.dtype for one in buffers})
+        num_bytes = sum(one.numel() * one.element_size() for one in buffers)
+        yield line(collective="broadcast", count=times * kinds, message_bytes=times * num_bytes)
+    for optimizer in training.optimizers:
+        if isinstance(optimizer, ZeroRedundancyOptimizer):
+            yield line(collective="broadcast", **_sharded_broadcasts(optimizer))
+
+
+def _ddp_buckets(parameters: Iterable[nn.Parameter], first_bytes: int, limit_bytes: int) -> int:
+    """Count the buckets of gradients, filled type by type; one is closed once it holds so many bytes.
+
+    Source: torch 2.13, `csrc/distributed/c10d/reducer.cpp`, `compute_bucket_assignment_by_size`.
+    """
+    closed: Counter[torch.dtype] = Counter()
+    filled: Counter[torch.dtype] = Counter()
+    for one in parameters:
+        filled[one.dtype] += one.numel() * one.element_size()
+        if filled[one.dtype] >= (limit_bytes if closed[one.dtype] else first_bytes):
+            closed[one.dtype] += 1
+            filled[one.dtype] = 0
+    return closed.total() + sum(1 for num_bytes in filled.values() if num_bytes)
+
+
+def _sharded_broadcasts(optimizer: ZeroRedundancyOptimizer) -> dict[str, int]:
+    """Calls and bytes of a step's broadcasts: each rank sends all others the parameters that it has updated.
+
+    Source: torch 2.13, `distributed/optim/zero_redundancy_optimizer.py`, `_broadcast_params_from_rank`.
+    """
+    updated = [one for group in optimizer.param_groups for one in group["params"]]
+    calls = len(updated)
+    if optimizer.parameters_as_bucket_view:
+        calls = sum(len(buckets) for buckets in optimizer._buckets)
+    return {"count": calls, "message_bytes": sum(one.numel() * one.element_size() for one in updated)}
+
+
 def _deepspeed_traffic(
     training: ScriptTraining, zero: ZeroOptions, model: ScriptModel, line: partial[Traffic]
 ) -> Iterator[Traffic]:
@@ -445,7 +645,7 @@ def _deepspeed_traffic(
     """
     ranks, each, times = training.ranks, training.param_dtype.itemsize, training.micro_batches
     limit = zero.bucket_elements
-    trained = _trained(shapes_of(model), model)
+    trained = _trained(shapes_of(model), model, training)
     named = {one.name: one for one in trained.parameters}
     ready = [named[name] for name in model.ready]
     numel = sum(one.numel for one in ready)
@@ -548,15 +748,14 @@ def _changes(training: ScriptTraining) -> Iterator[tuple[str, ScriptTraining]]:
         twice = 2 * training.micro_batches
         for flat in (False, True):
             yield "micro-batch", replace(training, given=_halved(training.given, samples, flat), micro_batches=twice)
-    if training.compute == "fp32" and training.param_dtype == torch.float32:
+    of_fp32 = all(one.dtype == torch.float32 for one in training.model.parameters())
+    if training.compute == "fp32" and training.param_dtype == torch.float32 and of_fp32:
         yield "precision", replace(training, autocast=torch.bfloat16)
     if len(training.parts) > 1 and not training.checkpointed:
         yield "checkpointing", replace(training, checkpointed=True)
     if training.wrapper == "fsdp2" and training.kept_units:
         yield "zero-3", replace(training, kept_units=frozenset())
-    elif training.wrapper == "ddp" and training.ranks > 1:
-        divided = OptimizerUse(*(-(-one // training.ranks) for one in training.use))
-        yield (
-            "zero-3",
-            replace(training, wrapper="fsdp2", units=(*training.parts, ""), kept_units=frozenset({""}), use=divided),
-        )
+    elif training.wrapper == "ddp" and training.ranks > 1 and of_fp32:
+        units = (*training.parts, "")
+        divided = replace(training, wrapper="fsdp2", units=units, kept_units=frozenset({""}))
+        yield "zero-3", replace(divided, optimizer_ranks=training.ranks)

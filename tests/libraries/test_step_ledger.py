@@ -1,0 +1,357 @@
+"""What belongs to a step of a script: optimizers that were fed, samples that were trained, losses as printed."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import dlojz
+from dlojz.libraries.step_ledger import (
+    GradientFeed,
+    StepAccounts,
+    TracingPlan,
+    loss_of,
+    reads_sequences_first,
+    samples_and_tokens,
+)
+from dlojz.results.record import RunRecord, memory_growth
+from dlojz.running.run import Run
+
+WEIGHTS = 16 * 32 + 32 + 32 * 4 + 4
+"""Parameters of the model below; its step on n samples has 3 · 2 · n · (16 · 32 + 32 · 4) products less those of the
+first layer's input gradient, 2 · n · 16 · 32."""
+MODEL = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+def net(): return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+model = net()
+"""
+
+
+def flops_of_step(samples: int) -> int:
+    return 3 * 2 * samples * (16 * 32 + 32 * 4) - 2 * samples * 16 * 32
+
+
+def run_text(folder: Path, text: str, processes: int = 1) -> Run:
+    path = folder / "written.py"
+    path.write_text(MODEL + textwrap.dedent(text), encoding="utf-8")
+    return dlojz.run(path, device="cpu", root=folder / "runs", progress=False, processes=processes)
+
+
+def completed(run: Run) -> RunRecord:
+    assert run.record is not None and run.record.status == "completed", run.logs()
+    return run.record
+
+
+def printed(run: Run, name: str, rank: int = 0) -> list[float]:
+    return [float(value) for value in re.findall(rf"^{name} (\S+)$", run.logs(rank), flags=re.MULTILINE)]
+
+
+# ---- steps
+
+
+def test_models_one_after_another_have_their_own_steps_and_are_released(tmp_path: Path) -> None:
+    run = run_text(tmp_path, """
+        import gc, weakref
+        models = []
+        for fold in (1, 2, 3):
+            model = nn.Linear(16, 100 * fold)
+            models.append(weakref.ref(model))
+            optimizer = torch.optim.AdamW(model.parameters())
+            for _ in range(4):
+                loss = model(torch.randn(8, 16)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                print("loss", loss.item())
+        del loss
+        gc.collect()
+        print("alive", sum(model() is not None for model in models))
+    """)
+    record = completed(run)
+    assert record.losses == pytest.approx(printed(run, "loss")) and len(record.losses) == 12
+    assert record.steps_of == {"optimizer": 4, "optimizer (2)": 4, "optimizer (3)": 4}
+    assert printed(run, "alive") == [1]
+    weights_bytes = 4 * (16 * 300 + 300)
+    measured, predicted = record.footprints[0].memory, record.script_prediction
+    assert measured.weights_bytes == measured.gradients_bytes == weights_bytes
+    assert predicted is not None and predicted.footprint is not None
+    assert predicted.footprint.memory.weights_bytes == weights_bytes  # of the largest, as what is measured
+
+
+def test_a_generator_and_a_discriminator_step_in_turn(tmp_path: Path) -> None:
+    run = run_text(tmp_path, """
+        judge = nn.Linear(4, 1)
+        of_model = torch.optim.SGD(model.parameters(), lr=0.01)
+        of_judge = torch.optim.SGD(judge.parameters(), lr=0.01)
+        for _ in range(8):
+            fake = model(torch.randn(8, 16))
+            of_judge.zero_grad()
+            judged = judge(torch.randn(8, 4)).square().mean() + judge(fake.detach()).square().mean()
+            judged.backward()
+            of_judge.step()
+            of_model.zero_grad()
+            made = judge(fake).square().mean()
+            made.backward()
+            of_model.step()
+            print("judged", judged.item())
+            print("made", made.item())
+    """)
+    record = completed(run)
+    assert record.steps_of == {"of_judge": 8, "of_model": 8} and len(record.losses) == 16
+    assert {name: list(values) for name, values in record.named_losses.items()} == {
+        name: pytest.approx(printed(run, name)) for name in ("judged", "made")
+    }
+    assert set(record.step_samples) == {8}
+    # The step of the model: its own forward and backward, and the judge's, whose weights have gradients too.
+    # That of the judge: two passes without gradients of the inputs.
+    assert record.footprints[0].step_flops in (flops_of_step(8) + 3 * 2 * 8 * 4, 2 * 2 * 2 * 8 * 4)
+
+
+def test_an_update_without_a_gradient_is_no_step_and_one_with_gradients_set_by_hand_is(tmp_path: Path) -> None:
+    record = completed(run_text(tmp_path, """
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        optimizer.step()
+        for _ in range(5):
+            gradients = torch.autograd.grad(model(torch.randn(8, 16)).square().mean(), list(model.parameters()))
+            for parameter, gradient in zip(model.parameters(), gradients):
+                parameter.grad = gradient
+            optimizer.step()
+            optimizer.zero_grad()
+            optimizer.step()
+    """))
+    assert len(record.step_s) == 5
+
+
+# ---- samples, losses, the largest step
+
+
+def test_samples_are_those_of_most_steps_and_only_what_is_trained_counts(tmp_path: Path) -> None:
+    """A last batch of one, an evaluation with gradients between steps: neither is the batch of a step."""
+    record = completed(run_text(tmp_path, """
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        model(torch.randn(500, 16)).mean().backward()  # a look before, whose gradients are thrown away
+        optimizer.zero_grad()
+        for number in (8,) * 8 + (1,):
+            model(torch.randn(number, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model(torch.randn(64, 16))
+    """))
+    assert record.step_samples == (8,) * 8 + (1,)
+    first = record.footprints[0]
+    assert first.samples_per_s == pytest.approx(8 / (first.phases.step_s or 0))
+    assert first.step_flops == flops_of_step(8)
+    assert first.memory.peak_bytes is not None and first.memory.peak_bytes > 64 * 32 * 4  # the evaluation's
+
+
+def test_losses_are_undivided_and_cloned_ones_too(tmp_path: Path) -> None:
+    run = run_text(tmp_path, """
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for micro_batches in (4, 4, 4, 4, 1):
+            losses = []
+            for _ in range(micro_batches):
+                loss = model(torch.randn(8, 16)).square().mean()
+                (loss / 4).clone().backward()
+                losses.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+            print("loss", sum(losses) / len(losses))
+    """)
+    record = completed(run)
+    assert record.losses == pytest.approx(printed(run, "loss"))
+    assert record.step_samples == (32,) * 4 + (8,)
+
+
+def test_the_step_with_the_largest_batch_is_shown_and_predicted(tmp_path: Path) -> None:
+    record = completed(run_text(tmp_path, """
+        optimizer = torch.optim.AdamW(model.parameters())
+        for number in (8, 8, 8, 8, 8, 200, 8, 8):
+            batch = torch.randn(number, 16)
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """))
+    predicted, first = record.script_prediction, record.footprints[0]
+    assert predicted is not None and predicted.footprint is not None
+    assert first.step_flops == predicted.footprint.step_flops == flops_of_step(200)
+    assert first.memory.activations_bytes == predicted.footprint.memory.activations_bytes
+    assert record.step_samples[5] == 200 and first.samples_per_s == pytest.approx(8 / (first.phases.step_s or 0))
+
+
+def test_what_variables_hold_is_theirs_by_name(tmp_path: Path) -> None:
+    record = completed(run_text(tmp_path, """
+        import copy
+        average, data = copy.deepcopy(model), torch.randn(64, 16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number in range(6):
+            out = model(data[8 * number:8 * number + 8].clone())
+            loss = out.square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """))
+    assert record.variables["average"] == 4 * WEIGHTS and record.variables["data"] == 4 * 64 * 16
+    memory, predicted = record.footprints[0].memory, record.script_prediction
+    assert predicted is not None and predicted.footprint is not None
+    assert memory.activations_bytes == predicted.footprint.memory.activations_bytes
+    assert (memory.script_bytes or 0) >= 4 * WEIGHTS + 4 * 64 * 16
+
+
+# ---- the watch never changes, ends or misnames a training
+
+
+def test_a_mode_of_the_scripts_own_stays_on_its_stack(tmp_path: Path) -> None:
+    run = run_text(tmp_path, """
+        from torch.utils.flop_counter import FlopCounterMode
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        counter = FlopCounterMode(display=False)
+        with counter:
+            for _ in range(8):
+                model(torch.randn(8, 16)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        print("flops", counter.get_total_flops())
+    """)
+    assert len(completed(run).losses) == 8
+    assert printed(run, "flops") == [8 * flops_of_step(8)]
+
+
+def test_a_fault_of_the_watch_ends_the_watch_alone(tmp_path: Path) -> None:
+    """The watch lists the buffers of a model, which this one does not bear; training does not."""
+    run = run_text(tmp_path, """
+        class Hidden(nn.Linear):
+            def buffers(self, recurse=True):
+                raise RuntimeError("nobody may see these")
+        model = Hidden(16, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(4):
+            model(torch.randn(8, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        print("trained", 1)
+    """)
+    record = completed(run)
+    assert printed(run, "trained") == [1]
+    assert len(record.notes) == 1 and "nobody may see these" in record.notes[0]
+    (row,) = dlojz.compare(run).rows
+    assert record.watch_ended and row.steps is None  # four were made, and not seen
+    assert run.logs(0).count("nobody may see these") == 1
+
+
+def test_the_first_loss_that_is_no_number_is_named(tmp_path: Path) -> None:
+    run = run_text(tmp_path, """
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number in range(8):
+            loss = model(torch.randn(8, 16)).square().mean() * (float("nan") if number >= 3 else 1)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """)
+    assert run.record is not None and run.record.status == "diverged"
+    assert "nan at step 3" in run.record.reason
+
+
+def test_the_pipeline_of_deepspeed(tmp_path: Path) -> None:
+    """Its model is a class of DeepSpeed's too, and no engine."""
+    run = run_text(tmp_path, """
+        import deepspeed
+        from deepspeed.pipe import PipelineModule
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for inference alone; takes 40 s to compile
+        deepspeed.init_distributed("gloo")
+        layers = PipelineModule(layers=list(net()), loss_fn=nn.functional.mse_loss, num_stages=2)
+        data = torch.utils.data.TensorDataset(torch.randn(64, 16), torch.randn(64, 4))
+        settings = {
+            "train_batch_size": 16, "train_micro_batch_size_per_gpu": 4,
+            "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "torch_adam": True}},
+        }
+        engine, *_ = deepspeed.initialize(
+            model=layers, model_parameters=list(layers.parameters()), training_data=data, config=settings
+        )
+        for _ in range(4):
+            loss = engine.train_batch().item()
+        print("trained", 1)
+    """, processes=2)
+    record = completed(run)
+    assert printed(run, "trained") == [1]
+    assert not record.notes and len(record.step_s) == 4
+    assert record.step_samples == (16,) * 4
+
+
+# ---- parts, by hand
+
+
+def test_a_fed_optimizer_is_one_whose_gradients_are_new() -> None:
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    feed = GradientFeed()
+    optimizers = [torch.optim.SGD(model.parameters()) for model in (first, second)]
+    feed.optimizers.update(optimizers)
+    feed.before_backward()
+    first(torch.ones(1, 2)).sum().backward()
+    assert feed.after_backward() == [optimizers[0]]
+    assert feed.is_fed(optimizers[0]) and not feed.is_fed(optimizers[1])
+    feed.used(optimizers[0])
+    assert not feed.is_fed(optimizers[0])  # the same gradients once more
+    first.weight.grad = torch.zeros(2, 2)
+    assert feed.is_fed(optimizers[0])
+
+
+@pytest.mark.parametrize(
+    ("scale", "passes", "expected"),
+    [
+        (lambda loss: loss / 4, 4, 2.0),  # the mean of four
+        (lambda loss: loss * 0.25, 4, 2.0),
+        (lambda loss: (loss / 4).clone().view(1).squeeze(), 1, 2.0),  # one of four
+        (lambda loss: 0.5 * loss, 4, 1.0),  # a factor of the loss itself
+        (lambda loss: loss / torch.tensor(10.0), 4, 0.8),  # parts of a sum over all tokens
+        (lambda loss: loss, 3, 2.0),
+    ],
+)
+def test_the_loss_is_the_steps_whatever_divides_or_clones_it(scale: object, passes: int, expected: float) -> None:
+    weight = torch.tensor(2.0, requires_grad=True)
+    accounts = StepAccounts()
+    for _ in range(passes):
+        accounts.losses.append(loss_of(scale(weight.sum()), "loss"))  # type: ignore[operator]
+    assert accounts.named_losses(usual_passes=4) == {"loss": pytest.approx(expected)}
+
+
+def test_samples_of_sequences_tokens_and_lists_of_images() -> None:
+    tokens = torch.zeros(3, 7, dtype=torch.long)
+    assert samples_and_tokens([tokens], (tokens,), None) == (3, 21)
+    assert samples_and_tokens([tokens], (tokens,), (3, 7)) == (7, 21)  # 3 positions of 7 samples
+    images = [torch.zeros(3, 8, 8), torch.zeros(3, 9, 9)]
+    assert samples_and_tokens(images, (images,), None) == (2, 0)
+    assert samples_and_tokens([], (), None) == (0, 0)
+    assert reads_sequences_first(nn.LSTM(2, 2)) and not reads_sequences_first(nn.LSTM(2, 2, batch_first=True))
+
+
+def test_a_plan_traces_three_steps_of_each_kind_and_larger_ones() -> None:
+    plan, measured = TracingPlan(), []
+    for step in range(3):
+        assert plan.is_due()
+        plan.wants(100)
+        measured += plan.ended(step, "a", was_traced=True)
+    assert measured == [2] and not plan.is_due()
+    assert not plan.wants(100) and plan.wants(101)
+    assert plan.ended(3, "a", was_traced=True) == [3]
+    assert plan.ended(4, "b", was_traced=False) == [] and plan.is_due()  # another kind
+    assert not plan.has_missed
+    plan.wants(102)
+    assert plan.ended(5, "a", was_traced=False) == [] and plan.has_missed
+
+
+def test_growth_is_named_where_it_goes_on() -> None:
+    mib = 2**20
+    growing = memory_growth([300 * mib] * 3 + [(300 + 8 * step) * mib for step in range(21)])
+    assert growing is not None and growing.bytes_per_step == 8 * mib
+    assert (growing.first_step, growing.last_step, growing.last_bytes) == (4, 24, 460 * mib)
+    assert memory_growth([300 * mib] * 3 + [400 * mib] * 20) is None  # larger once
+    assert memory_growth([300 * mib] * 5 + [500 * mib] * 19) is None
+    assert memory_growth([(300 + step % 2 * 40) * mib for step in range(30)]) is None
+    assert memory_growth([0] * 30) is None  # not known
