@@ -2,6 +2,7 @@
 
     python benchmarks/foreign_models.py --page docs/foreign_models.md   # all: ten minutes on 2 cores, and their page
     python benchmarks/foreign_models.py --models timm:resnet18 torchvision:vgg11
+    python benchmarks/foreign_models.py --profiled    # vision models in plain torch, their peak by torch's profiler
 
 Each is trained for three steps on one process, with DDP and with FSDP2 on two. States and collectives must be equal to
 the byte; the peak is compared, and the losses with those of one process, where nothing in the model is drawn at random.
@@ -79,6 +80,17 @@ collective, on every rank. Peak: predicted over counted, of the rank that is fur
 than 0.1 % is made again, at most twice, and the smallest count is taken, as gloo's thread may hold a message for a
 moment after it has arrived. Losses: largest relative difference from those of one process; a model that draws at random
 (dropout, stochastic depth) has others.
+"""
+
+
+PROFILED_TITLE = "## Vision models in plain torch"
+PROFILED_PAGE = f"""{PROFILED_TITLE}
+
+Written by `python benchmarks/foreign_models.py --profiled --page docs/foreign_models.md`: two steps of AdamW on two
+images in plain torch, without the engines and the tracker of this package; the peak is that of torch's CPU allocator,
+from its profiler. What is not forecast are the copies and the scratch memory that the CPU's kernels allocate within an
+operator and free before it ends: oneDNN takes 43 MB in the backward of one convolution of 32 × 32 on two images. They
+depend on the processor, and are much beside images and batches as small as these.
 """
 
 
@@ -241,18 +253,91 @@ def summary(rows: list[Row]) -> str:
     )
 
 
+PROFILED = {
+    **{"timm:regnetz_c16": 128, "timm:dla34": 64, "timm:vit_tiny_patch16_224": 224, "timm:resnet26": 64},
+    **{"timm:mobilenetv4_conv_small": 64, "timm:convnextv2_atto": 64, "timm:efficientvit_b0": 64, "timm:pvt_v2_b0": 64},
+    **{"timm:levit_128s": 224, "timm:nf_resnet26": 64, "timm:repvgg_a0": 64, "timm:fastvit_t8": 64},
+    **{"torchvision:regnet_x_400mf": 64, "torchvision:regnet_y_400mf": 64, "torchvision:googlenet": 64},
+    **{"torchvision:inception_v3": 128, "torchvision:squeezenet1_1": 64, "torchvision:mnasnet0_5": 64},
+    **{"torchvision:efficientnet_b0": 64, "torchvision:swin_v2_t": 64, "torchvision:vgg11": 64},
+    **{"torchvision:lraspp_mobilenet_v3_large": None, "torchvision:mc3_18": None, "torchvision:r3d_18": None},
+}
+"""Models that are trained in plain torch, and the side of their images where it can be chosen."""
+
+
+TRAINING = "training"
+
+
+def profiled_peak_bytes(config: RunConfig) -> int:
+    """Train two steps of AdamW in plain torch, without the lab's engine; return the peak of torch's CPU allocator.
+
+    The allocator's total is what its profiler reports with each allocation, less what there was before the model.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    from dlojz.models.blocks import loss_of
+    from dlojz.models.meta import sample_inputs, targets_shape
+
+    shape = {"image_size": config.image_size, "sequence_length": config.sequence_length}
+    samples = config.layout.micro_batch
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        model = catalogue.build(config.model, **shape, num_classes=config.num_classes).train()  # type: ignore[arg-type]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
+        loss_function = loss_of(model)
+        with record_function(TRAINING):
+            for _ in range(2):
+                batch = sample_inputs(config.model, samples, **shape, device="cpu")  # type: ignore[arg-type]
+                batch = batch.normal_() if batch.is_floating_point() else batch.random_(3, config.num_classes)
+                targets = torch.zeros(targets_shape(config.model, samples, config.sequence_length), dtype=torch.long)
+                loss_function(model(batch), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    with tempfile.TemporaryDirectory() as folder:
+        profiler.export_chrome_trace(f"{folder}/trace.json")
+        events = json.loads(Path(f"{folder}/trace.json").read_text())["traceEvents"]
+    memory = sorted((one for one in events if one.get("name") == "[memory]"), key=lambda one: one["ts"])
+    first = memory[0]["args"]
+    before = first["Total Allocated"] - first["Bytes"]
+    start = next(one["ts"] for one in events if one.get("name") == TRAINING)  # a model may take more while it is built
+    return int(max(one["args"]["Total Allocated"] for one in memory if one["ts"] >= start)) - int(before)
+
+
+def profile_all(models: Iterable[str]) -> Table:
+    """Lay the forecast of each model over what plain torch takes."""
+    rows, errors = [], []
+    for model in models:
+        size = {"image_size": PROFILED[model]} if PROFILED.get(model) else {}
+        config = RunConfig.of(model=model, micro_batch=2, device="cpu", **size)
+        counted, told = profiled_peak_bytes(config), predict(config).memory.peak_bytes or 0
+        errors.append(abs(told / counted - 1))
+        rows.append((model, f"{told / 2**20:.1f}", f"{counted / 2**20:.1f}", f"{100 * (told / counted - 1):+.2f} %"))
+        print(*rows[-1], sep="  ", file=sys.stderr)
+    note = f"median error {100 * statistics.median(errors):.2f} %, worst {100 * max(errors):.2f} %."
+    head = ("model", "predicted, MiB", "plain torch, MiB", "difference")
+    return Table(head, tuple(rows), align="lrrr", whole=1, notes=(note,))
+
+
 ALL = (*IMAGES, *(f"hf:{kind}" for kind in CONFIGURATIONS), OWN)
 
 
-def main(models: tuple[str, ...] = ALL, page: Path | None = None) -> None:
+def main(models: tuple[str, ...] = ALL, page: Path | None = None, profiled: bool = False) -> None:
     """Predict, run, compare and print a line for each model and layout."""
+    if profiled:
+        table = profile_all(PROFILED if models == ALL else models)
+        Console(width=130).print(table)
+        if page is not None:
+            above = page.read_text(encoding="utf-8").partition(PROFILED_TITLE)[0].rstrip()
+            page.write_text(f"{above}\n\n{PROFILED_PAGE}\n{table.markdown()}\n", encoding="utf-8")
+        return
     with tempfile.TemporaryDirectory() as folder:
         rows = measured(models, Path(folder))
     head = ("model", "layout", "states", "collectives", "peak", "losses")
     table = Table(head, tuple(row.cells() for row in rows), align="llllrr", whole=2, notes=(summary(rows),))
     Console(width=130).print(table)
     if page is not None:
-        page.write_text(f"{PAGE}\n{table.markdown()}\n", encoding="utf-8")
+        _, title, below = page.read_text(encoding="utf-8").partition(PROFILED_TITLE) if page.is_file() else ("", "", "")
+        page.write_text(f"{PAGE}\n{table.markdown()}\n{title and chr(10)}{title}{below}", encoding="utf-8")
 
 
 if __name__ == "__main__":

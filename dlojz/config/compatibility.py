@@ -45,6 +45,7 @@ from dlojz.config.schedules import (
 )
 from dlojz.models.experts.routing import routing_refusal
 from dlojz.models.foreign.elsewhere import is_taken_as_told, size_of
+from dlojz.models.foreign.names import shown_name
 from dlojz.models.sizes import AlexNetSize, CoAtNetSize, DeepSeekSize, GPTSize, LlamaSize, QwenSize, ViTSize
 
 Subject = TypeVar("Subject")
@@ -81,8 +82,8 @@ class Rule(Generic[Subject_contra]):
         config = getattr(subject, "config", subject)
         known = {"config": config, "layout": getattr(config, "layout", config), **(facts if facts is not True else {})}
         said = say(en=self.en, fr=self.fr).format(**known)
-        folder, slash, _ = str(getattr(config, "model", "")).rpartition("/")  # of one's own file
-        return said.replace(folder + slash, "") if slash else said
+        model = str(getattr(config, "model", ""))
+        return said.replace(model, shown_name(model))
 
 
 def first_refusal(rules: Sequence[Rule[Subject]], subject: Subject) -> str | None:
@@ -446,6 +447,14 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
         fr="nvme_path reçoit ce que DeepSpeed ZeRO-3 décharge, mais zero={layout.zero}, offload={layout.offload!r} a "
         "été reçu : prenez zero=3 et offload='optimizer' ou 'parameters', ou retirez nvme_path.",
     ),
+    Rule(
+        "sub-groups are of DeepSpeed ZeRO-3",
+        lambda layout: layout.sub_group_size is not None and (layout.engine != "deepspeed" or layout.zero != 3),
+        en="sub_group_size={layout.sub_group_size} is an option of DeepSpeed ZeRO-3, but engine={layout.engine!r}, "
+        "zero={layout.zero} was received: use engine='deepspeed' and zero=3, or leave it out.",
+        fr="sub_group_size={layout.sub_group_size} est une option de DeepSpeed ZeRO-3, mais engine={layout.engine!r}, "
+        "zero={layout.zero} a été reçu : prenez engine='deepspeed' et zero=3, ou retirez-le.",
+    ),
 )
 """Combinations that no layout may have."""
 
@@ -726,11 +735,11 @@ _UPDATE: Final[tuple[Rule[RunFields], ...]] = (
     ),
     Rule(
         "DeepSpeed updates in its own way",
-        lambda config: config.update != "auto" and config.layout.engine == "deepspeed",
+        lambda config: config.update in IN_PASSES and config.layout.engine == "deepspeed",
         en="update={config.update!r} is an option of the engines torch and by_hand, but engine='deepspeed', which "
-        "updates its own flat tensors, was received: use one of these, or update='auto'.",
+        "updates its own flat tensors after backward, was received: use one of these, or update='fused'.",
         fr="update={config.update!r} est une option des moteurs torch et by_hand, mais engine='deepspeed', qui met à "
-        "jour ses propres tenseurs plats, a été reçu : prenez l’un des deux, ou update='auto'.",
+        "jour ses propres tenseurs plats après la passe arrière, a été reçu : prenez l’un des deux, ou update='fused'.",
     ),
     Rule(
         "updates within the passes need whole states",
@@ -874,17 +883,8 @@ _CURRICULUM: Final[tuple[Rule[RunFields], ...]] = (
         "pas.",
     ),
 )
+
 LEGAL: Final[tuple[Rule[RunFields], ...]] = (
-    Rule(
-        "gradients in fp32 are DeepSpeed's",
-        lambda config: config.fp32_gradients and (config.precision == "fp32" or config.layout.engine != "deepspeed"),
-        en="fp32_gradients is an option of DeepSpeed in bf16 or fp16, but engine={layout.engine!r}, "
-        "precision={config.precision!r} was received: change these, or leave it out (elsewhere gradients are in fp32 "
-        "already).",
-        fr="fp32_gradients est une option de DeepSpeed en bf16 ou en fp16, mais engine={layout.engine!r}, "
-        "precision={config.precision!r} a été reçu : changez-les, ou retirez-la (ailleurs, les gradients sont déjà en "
-        "fp32).",
-    ),
     _refused_elsewhere("a model reads its data", _input_problem),
     *_TENSOR,
     *_OPTIMIZER,

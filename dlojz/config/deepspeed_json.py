@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, say
-from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
+from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS, SUB_GROUP_ELEMENTS
 from dlojz.config.run_config import RunConfig
 
 Kind = Literal["count", "number", "switch", "word", "object", "any"]
@@ -210,6 +210,8 @@ def _left_to_the_lab(document: Mapping[str, Any]) -> Iterator[str]:
     """List the keys that change no result and that the lab sets itself, with their section."""
     check(document)
     read = {"stage", "offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param"}
+    if document.get("zero_optimization", {}).get("stage") == 3:
+        read.add("sub_group_size")
     for key in document:
         if key in SPEED:
             yield key
@@ -346,6 +348,8 @@ def deepspeed_json(config: RunConfig) -> dict[str, Any]:
             "stage3_max_reuse_distance": 0,
             "stage3_prefetch_bucket_size": 0,
         }
+    if layout.sub_group_size is not None:
+        settings["zero_optimization"]["sub_group_size"] = layout.sub_group_size
     return settings | _offload(config, settings["zero_optimization"])
 
 
@@ -403,6 +407,7 @@ def _deepspeed_layout(base: RunConfig) -> Any:
     """Copy the layout of `base` without the fields of other engines."""
     layout = base.layout
     own = {"bucket_mib": None, "gradient_as_bucket_view": False, "nvme_path": None, "zero": 0, "engine": "deepspeed"}
+    own["sub_group_size"] = None
     kept = layout.offload if layout.offload == "activations" else "none"
     return type(layout)(**{**layout.to_dict(), **own, "offload": kept})
 
@@ -440,7 +445,7 @@ def _document(source: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _states(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Read ZeRO stage and offloading."""
+    """Read ZeRO stage, size of its sub-groups, and offloading."""
     zero = document.get("zero_optimization", {})
     stage = int(zero.get("stage", 0))
     places = {name: _place(zero, name) for name in ("offload_optimizer", "offload_param")}
@@ -450,6 +455,9 @@ def _states(document: Mapping[str, Any]) -> dict[str, Any]:
     if zero.get("cpu_offload_param"):
         parameters = ("cpu", None)
     given: dict[str, Any] = {"zero": stage}
+    if stage == 3 and "sub_group_size" in zero:
+        elements = max(1, int(zero["sub_group_size"]))  # 0 makes a group of each parameter, as 1 does
+        given["sub_group_size"] = None if elements == SUB_GROUP_ELEMENTS else elements
     if optimizer is None and parameters is None:
         return given
     if parameters is not None and optimizer != parameters:

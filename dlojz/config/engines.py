@@ -35,6 +35,8 @@ Form = Literal["one_bit", "local_steps", "hooks", "experts", "in_backward", "in_
 STRATEGIES: Final[tuple[Strategy, ...]] = get_args(Strategy)
 DEEPSPEED_BUCKET_ELEMENTS: Final = 2_000_000
 """Elements per bucket of DeepSpeed, run and predicted; its own default, 5e8, would take 2 GB for the smallest model."""
+SUB_GROUP_ELEMENTS: Final = 10**9
+"""Elements of a shard that DeepSpeed's stage 3 updates at once, by its default (`sub_group_size`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,12 @@ class EngineSpec:
         gathers_experts: False where the weights of a gate are missing in its backward pass.
         gathers_per_step: whether a pipeline gathers its shards once per step, and reduces after its last micro-batch.
         averages_each_micro_batch: whether it wants torch's tensor-parallel gradients whole after each micro-batch.
+        keeps_dtypes: whether it is predicted and run with frozen parameters, and with weights in other types than fp32.
+        gathers_frozen: whether it gathers frozen parameters too.
+        skips_unreached: whether it keeps neither gradient nor optimizer state of a parameter that backward does not
+            reach: torch's optimizers make states with the first gradient, and FSDP2 reduces those that are there (torch
+            2.13, `optim/optimizer.py`; `distributed/fsdp/_fully_shard/_fsdp_param_group.py`, `post_backward`); others
+            fill in zeros.
     """
 
     name: str
@@ -83,6 +91,9 @@ class EngineSpec:
     gathers_experts: bool = True
     gathers_per_step: bool = False
     averages_each_micro_batch: bool = False
+    keeps_dtypes: bool = False
+    gathers_frozen: bool = False
+    skips_unreached: bool = False
 
     def title(self, zero: int) -> str:
         """Return its title, with the ZeRO stage where it is not the last of several."""
@@ -138,6 +149,8 @@ _PLAIN: Final = (
         programs=("torch", "accelerate", "megatron", "colossalai"),
         autocast=True,
         replicates=True,
+        keeps_dtypes=True,
+        skips_unreached=True,
     ),
     EngineSpec(
         name="ddp",
@@ -156,6 +169,8 @@ _PLAIN: Final = (
         takes_bucket_mib=True,
         torch_buckets=True,
         averages_each_micro_batch=True,
+        keeps_dtypes=True,
+        skips_unreached=True,
     ),
     EngineSpec(
         name="by_hand",
@@ -173,6 +188,7 @@ _PLAIN: Final = (
         replicates=True,
         takes_bucket_mib=True,
         leaves_averaging=True,
+        keeps_dtypes=True,
     ),
     *map(_by_hand, (1, 2, 3)),
     EngineSpec(
@@ -190,6 +206,9 @@ _PLAIN: Final = (
         saves_inputs_late=True,
         gathers_per_step=True,
         averages_each_micro_batch=True,
+        keeps_dtypes=True,
+        gathers_frozen=True,
+        skips_unreached=True,
     ),
     *map(_deepspeed, (0, 1, 2, 3)),
 )

@@ -223,10 +223,13 @@ class ParallelismFields(Contract):
 class PrecisionFields(Contract):
     """Choose the types of numbers."""
 
-    precision: Literal["fp32", "bf16", "fp16"] = _field(
+    precision: Literal["fp32", "bf16", "fp16", "bf16-true"] = _field(
         "fp32",
-        "bf16 and fp16 keep fp32 weights for the update (fp16 is predicted, not run)",
-        "bf16 et fp16 gardent des poids fp32 pour la mise à jour (fp16 est prédit, pas exécuté)",
+        "bf16 and fp16 keep fp32 weights for the update (fp16 is predicted, not run); in bf16-true weights, gradients "
+        "and optimizer states are bf16 themselves; a model whose own weights are in another type keeps it",
+        "bf16 et fp16 gardent des poids fp32 pour la mise à jour (fp16 est prédit, pas exécuté) ; en bf16-true, les "
+        "poids, les gradients et les états de l’optimiseur sont eux-mêmes en bf16 ; un modèle dont les poids sont d’un "
+        "autre type le garde",
     )
     fp32_gradients: bool = _field(
         False,
@@ -259,6 +262,14 @@ class MemoryFields(Contract):
         "(`dlojz memory --budget` chooses one)",
         "ce que deviennent les activations de chaque bloc, dans l’ordre des blocs, par exemple "
         "keep:3,recompute:12,offload:1 (`dlojz memory --budget` en choisit un)",
+    )
+    sub_group_size: int | None = _count(
+        None,
+        "DeepSpeed ZeRO-3: elements of a rank's shard that are updated at once, in fp32; by default 1e9, as in "
+        "DeepSpeed",
+        "DeepSpeed ZeRO-3 : éléments de la part d’un rang mis à jour d’un coup, en fp32 ; par défaut 1e9, comme "
+        "DeepSpeed",
+        most=10**12,
     )
     nvme_path: str | None = _field(
         None,
@@ -293,10 +304,10 @@ class OptimizerFields(Contract):
         "auto",
         "how sgd, momentum and adamw go through the parameters: one by one (for_loop), all together (foreach), in one "
         "kernel (fused), each as soon as its gradient is there (in_backward) or as its module is used again "
-        "(in_forward); auto is torch's choice",
+        "(in_forward); auto is torch's choice, fused is what DeepSpeed's own FusedAdam does",
         "comment sgd, momentum et adamw parcourent les paramètres : un par un (for_loop), tous ensemble (foreach), en "
         "un seul noyau (fused), chacun dès que son gradient est là (in_backward) ou dès que son module resert "
-        "(in_forward) ; auto est le choix de torch",
+        "(in_forward) ; auto est le choix de torch, fused ce que fait le FusedAdam de DeepSpeed",
     )
     warmup_steps: int | None = _count(
         None,

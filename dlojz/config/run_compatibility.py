@@ -25,7 +25,7 @@ from dlojz.models.sizes import CoAtNetSize, GPTSize
 # --- models from elsewhere --------------------------------------------------------------------------------------------
 
 WHOLE_LAYOUT: Final = {
-    **{"cp": 1, "activation_plan": "", "offload": "none", "gradient_compression": "none"},
+    **{"cp": 1, "activation_plan": "", "gradient_compression": "none"},
     **{"sequence_parallel": False, "async_tensor_parallel": False},
 }
 """Fields of a layout that are plain with a model from elsewhere."""
@@ -35,16 +35,11 @@ def _beyond_replicas(config: RunFields) -> Facts | None:
     """Find what a model from elsewhere cannot be laid out with: but replicas, tensor parallelism, or a pipeline."""
     if not is_elsewhere(config.model):
         return None
-    plain = {"update": "auto", "library": "none"}
-    both = {"pp": 1} if config.layout.tp > 1 else {}
+    plain = {"library": "none", **({"update": "auto"} if config.update == "in_forward" else {})}
+    both: dict[str, object] = {"pp": 1} if config.layout.tp > 1 else {}
+    if config.layout.offload != "activations":
+        both["offload"] = "none"
     return first_set(config.layout, {**WHOLE_LAYOUT, **both}) or first_set(config, plain)
-
-
-def _recomputed_and_gathered(config: RunFields) -> bool:
-    """Whether blocks of a model from elsewhere are recomputed under DeepSpeed's stage 3."""
-    layout = config.layout
-    recomputes = is_elsewhere(config.model) and layout.checkpointing != "none"
-    return recomputes and layout.engine == "deepspeed" and layout.zero == 3
 
 
 ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
@@ -66,18 +61,50 @@ ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
         fr="tp={layout.tp} a été reçu avec {config.model} et engine='deepspeed', mais les couches d’un modèle venu "
         "d’ailleurs sont découpées par torch ou à la main : prenez engine='torch' ou 'by_hand', ou tp=1.",
     ),
-    Rule(
-        "models from elsewhere recompute no gathered blocks",
-        _recomputed_and_gathered,
-        en="checkpointing={layout.checkpointing!r} was received with {config.model}, engine='deepspeed' and zero=3, "
-        "whose gathering for the second forward pass is not predicted for a model from elsewhere: use another engine "
-        "or stage, or checkpointing='none'.",
-        fr="checkpointing={layout.checkpointing!r} a été reçu avec {config.model}, engine='deepspeed' et zero=3, dont "
-        "les rassemblements pour la seconde passe avant ne sont pas prédits pour un modèle venu d’ailleurs : prenez un "
-        "autre moteur ou niveau, ou checkpointing='none'.",
-    ),
 )
 """What a model from elsewhere may not be combined with."""
+
+# --- precisions -------------------------------------------------------------------------------------------------------
+
+_TRUE_OPTIMIZERS: Final = ("sgd", "momentum", "adamw", "adamw_8bit")
+
+
+def _casts_true_weights(config: RunFields) -> Facts | None:
+    """Find the first field with which an engine would not keep weights in bf16, or keeps something beside them."""
+    if config.precision != "bf16-true":
+        return None
+    layout = config.layout
+    if not layout.engine_spec.keeps_dtypes:
+        name, value = ("engine", layout.engine) if layout.engine == "deepspeed" else ("zero", layout.zero)
+        return {"name": name, "value": value, "plain": "torch" if name == "engine" else 0}
+    if config.optimizer not in _TRUE_OPTIMIZERS:
+        return {"name": "optimizer", "value": config.optimizer, "plain": "adamw"}
+    whole = {"pp": 1, "tp": 1, "cp": 1, "ep": 1, "gradient_compression": "none"}
+    return first_set(layout, whole) or first_set(config, {"library": "none"})
+
+
+PRECISIONS: Final[tuple[Rule[RunFields], ...]] = (
+    Rule(
+        "weights in bf16 stay so",
+        _casts_true_weights,
+        en="precision='bf16-true' keeps weights, gradients and optimizer states in bf16 on one process, in DDP, in DDP "
+        "by hand and in FSDP2, but {name}={value!r} was received: use {name}={plain!r}, or precision='bf16'.",
+        fr="precision='bf16-true' garde poids, gradients et états de l’optimiseur en bf16 sur un processus, avec DDP, "
+        "avec DDP à la main et avec FSDP2, mais {name}={value!r} a été reçu : prenez {name}={plain!r}, ou "
+        "precision='bf16'.",
+    ),
+    Rule(
+        "gradients in fp32 are DeepSpeed's",
+        lambda config: config.fp32_gradients and (config.precision == "fp32" or config.layout.engine != "deepspeed"),
+        en="fp32_gradients is an option of DeepSpeed in bf16 or fp16, but engine={layout.engine!r}, "
+        "precision={config.precision!r} was received: change these, or leave it out (elsewhere gradients are in fp32 "
+        "already).",
+        fr="fp32_gradients est une option de DeepSpeed en bf16 ou en fp16, mais engine={layout.engine!r}, "
+        "precision={config.precision!r} a été reçu : changez-les, ou retirez-la (ailleurs, les gradients sont déjà en "
+        "fp32).",
+    ),
+)
+"""Which engines keep gradients in fp32, or weights in 16 bit."""
 
 # --- context parallelism ----------------------------------------------------------------------------------------------
 
@@ -474,5 +501,5 @@ PIPELINE: Final[tuple[Rule[PipelineRun], ...]] = (
     ),
 )
 """What no engine of this version runs in a pipeline, though it can be predicted or simulated."""
-RULES: Final[tuple[Rule[Any], ...]] = (*LAYOUT, *LEGAL, *ELSEWHERE, *CONTEXT, *LIBRARY, *RUN, *PIPELINE)
+RULES: Final[tuple[Rule[Any], ...]] = (*LAYOUT, *PRECISIONS, *LEGAL, *ELSEWHERE, *CONTEXT, *LIBRARY, *RUN, *PIPELINE)
 """The whole book."""

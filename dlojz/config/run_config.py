@@ -9,10 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
@@ -25,7 +29,7 @@ from dlojz.config.compatibility import LEGAL, check
 from dlojz.config.engines import ENGINES, EngineSpec, Form
 from dlojz.config.fields import RunFields
 from dlojz.config.layout import Layout
-from dlojz.config.run_compatibility import CONTEXT, ELSEWHERE, LIBRARY
+from dlojz.config.run_compatibility import CONTEXT, ELSEWHERE, LIBRARY, PRECISIONS
 from dlojz.config.schedules import COMPRESSED, LOCAL, MULTIPLE, default_local_steps, default_warmup_steps
 from dlojz.models.experts.routing import Routing
 from dlojz.models.foreign.elsewhere import (
@@ -36,7 +40,7 @@ from dlojz.models.foreign.elsewhere import (
     executing_no_file,
     is_taken_as_told,
 )
-from dlojz.models.foreign.names import is_elsewhere
+from dlojz.models.foreign.names import is_elsewhere, shown_name
 
 START_SHARE: Final = 8
 """By default, the samples of a curriculum begin with one part in so many of the whole length."""
@@ -53,17 +57,101 @@ FIRST_STEP_S: Final = 600.0
 
 
 class Script(Contract):
-    """Script of the user that is run in place of a model of the catalogue, and measured from outside."""
+    """Script of the user that is run in place of a model of the catalogue, and measured from outside.
 
-    path: str = Field(min_length=1, description="absolute path of the file")
+    It is a file, a module (`python -m`), or the command of a launcher that starts one of the two.
+    """
+
+    path: str = Field(min_length=1, description="absolute path of the file; of a launcher, the script that it starts")
+    written: str = Field("", description="the path as it was written, which is the first word that the script sees")
+    module: str = Field("", description="name of the module, as `python -m` takes it; empty for a file")
+    command: tuple[str, ...] = Field((), description="words of the launcher that starts it; empty without one")
     arguments: tuple[str, ...] = Field((), description="words after the file, which no shell reads")
     folder: str = Field("", description="working directory of its processes")
+    launched: bool = Field(False, description="whether its processes are started as torchrun does, also a single one")
     first_step_s: float = Field(FIRST_STEP_S, gt=0, description="seconds until its first optimizer's step, at most")
 
     @property
     def name(self) -> str:
-        """File name, without its folder."""
-        return Path(self.path).name
+        """Name of the file, without its folder, or of the module."""
+        return self.module or Path(self.path).name
+
+
+def _script_named(name: str, arguments: tuple[str, ...]) -> dict[str, Any]:
+    """Find a script by the way it is named: fields of `Script`.
+
+    Raises:
+        LabError: if it is none.
+    """
+    if name.startswith("-m "):
+        module = name.removeprefix("-m ").strip()
+        path = file_of_module(module)
+        if path is None:
+            raise refusal(
+                en=f"there is no module {module!r} to run here: give its name as `python -m` takes it, from the folder "
+                "that its package lies in (dlojz run -m package.train), or the path of a script.",
+                fr=f"il n’y a pas ici de module {module!r} à exécuter : donnez son nom comme à `python -m`, depuis le "
+                "dossier qui contient son paquet (dlojz run -m paquet.train), ou le chemin d’un script.",
+            )
+        return {"path": str(path), "module": module, "arguments": arguments}
+    file = Path(name).expanduser().absolute()
+    is_file = os.path.isfile(file)  # noqa: PTH113 - unlike Path's method False for a name that no file system takes
+    if (is_file and file.suffix == ".py") or os.path.isfile(file / "__main__.py"):  # noqa: PTH113
+        return {"path": str(file), "written": name, "arguments": arguments}
+    if (os.sep not in name and shutil.which(name)) or (is_file and os.access(file, os.X_OK)):
+        words = (name if os.sep not in name else str(file), *arguments)
+        return {**_started_by(arguments, str(file)), "command": words}
+    raise no_script(name)
+
+
+_LAUNCHING = ("torch", "accelerate", "deepspeed", "lightning", "lightning_fabric")
+"""Packages whose modules, run by `python -m`, are launchers."""
+
+
+def _started_by(words: tuple[str, ...], launcher: str) -> dict[str, Any]:
+    """Find the script in a launcher's words, by which tables name the run: the first file of Python, or module.
+
+    A launcher's options are not known here, and all its words are passed on as they are.
+    """
+    for number, word in enumerate(words):
+        if word.endswith(".py"):
+            return {"path": str(Path(word).absolute()), "arguments": words[number + 1 :]}
+        module = words[number + 1] if word in ("-m", "--module") and number + 1 < len(words) else ""
+        if re.fullmatch(r"[A-Za-z_][\w.]*", module) and module.partition(".")[0] not in _LAUNCHING:
+            return {"path": launcher, "module": module, "arguments": words[number + 2 :]}
+    return {"path": launcher, "arguments": words}
+
+
+def no_script(name: str) -> LabError:
+    """Make the error that says why a name is no script, and what is one."""
+    file = Path(name).expanduser()
+    if os.path.isdir(file):  # noqa: PTH112
+        what = say(en=f"{name!r} is a folder without __main__.py", fr=f"{name!r} est un dossier sans __main__.py")
+    elif os.path.isfile(file):  # noqa: PTH113
+        what = say(en=f"{name!r} is no Python script", fr=f"{name!r} n’est pas un script Python")
+    else:
+        what = say(en=f"{name!r} is no file", fr=f"{name!r} n’est pas un fichier")
+    return refusal(
+        en=f"{what}: give the path of a Python script (train.py), a module (-m package.train), or after -- the command "
+        "that starts one (torchrun train.py).",
+        fr=f"{what} : donnez le chemin d’un script Python (train.py), un module (-m paquet.train), ou après -- la "
+        "commande qui le lance (torchrun train.py).",
+    )
+
+
+def file_of_module(module: str) -> Path | None:
+    """Find the file that `python -m` would run from here, without executing its packages; None where there is none."""
+    searched: list[str] | None = [str(Path.cwd()), *sys.path]
+    spec, before = None, ""
+    for part in module.split("."):
+        before = f"{before}.{part}" if before else part
+        spec = PathFinder.find_spec(before, searched) if searched is not None and part else None
+        if spec is None:
+            break
+        searched = list(spec.submodule_search_locations) if spec.submodule_search_locations is not None else None
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = PathFinder.find_spec(f"{module}.__main__", searched)
+    return Path(spec.origin) if spec is not None and spec.origin else None
 
 
 class ReadContract(Contract):
@@ -127,7 +215,7 @@ class RunConfig(RunFields):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.script is None:
-            check((*LEGAL, *ELSEWHERE, *CONTEXT, *LIBRARY), self)
+            check((*PRECISIONS, *LEGAL, *ELSEWHERE, *CONTEXT, *LIBRARY), self)
         return self
 
     @classmethod
@@ -136,30 +224,27 @@ class RunConfig(RunFields):
         path: str | os.PathLike[str],
         arguments: Sequence[str] = (),
         *,
-        processes: int = 1,
+        processes: int | None = None,
         device: str = "auto",
         first_step_s: float = FIRST_STEP_S,
     ) -> Self:
         """Configure the run of a user's script, in the present working directory.
 
         Args:
-            path: of the script.
+            path: of the script; of a module, its name after `-m `; or a launcher's name, whose words are `arguments`.
             arguments: words after it.
-            processes: how many of it are started, at least 1.
+            processes: how many of it are started, at least 1, as torchrun does; None for one, as `python` starts it.
             first_step_s: seconds after which it is ended if no optimizer has made a step, > 0.
 
         Raises:
-            LabError: if there is no such file, or a number is illegal.
+            LabError: if there is no such file, module or command, or a number is illegal.
         """
-        file = Path(path).expanduser().absolute()
-        if not file.is_file():
-            raise refusal(
-                en=f"{str(path)!r} is no file: give the path of a Python script.",
-                fr=f"{str(path)!r} n’est pas un fichier : donnez le chemin d’un script Python.",
-            )
-        check_at_least(1, processes=processes)
-        script = Script(path=str(file), arguments=tuple(arguments), folder=str(Path.cwd()), first_step_s=first_step_s)
-        return cls.from_dict({"model": file.name, "device": device, "layout": Layout(dp=processes), "script": script})
+        check_at_least(1, processes=processes or 1)
+        script = _script_named(str(path), tuple(arguments))
+        known = {"folder": str(Path.cwd()), "first_step_s": first_step_s, "launched": processes is not None}
+        layout = Layout(dp=1 if script.get("command") else processes or 1)
+        whole = Script(**script, **known)
+        return cls.from_dict({"model": whole.name, "device": device, "layout": layout, "script": whole})
 
     @property
     def asked_steps(self) -> int | None:
@@ -184,6 +269,11 @@ class RunConfig(RunFields):
         """
         needs_blocks = self.layout.pp > 1 or self.layout.checkpointing != "none"
         return CHAIN + self.model if is_elsewhere(self.model) and needs_blocks else self.model
+
+    @property
+    def compute_precision(self) -> Literal["fp32", "bf16", "fp16"]:
+        """Type of the numbers in matrix products, where all weights are in fp32 or the precision casts them."""
+        return "bf16" if self.precision == "bf16-true" else self.precision
 
     @property
     def routing(self) -> Routing | None:
@@ -255,8 +345,7 @@ class RunConfig(RunFields):
     @property
     def model_name(self) -> str:
         """Name of the model as tables show it: without the folder of one's own file, which names a `config.json`."""
-        folder, _, name = self.model.rpartition("/")
-        return f"{folder.rpartition('/')[2]}/{name}" if name == "config.json" else name
+        return shown_name(self.model)
 
 
 def _set_fields(content: dict[str, Any], contract: type[Contract]) -> dict[str, Any]:
@@ -345,8 +434,12 @@ HIDDEN = ("layout", "schema_version", "script")
 def command_of(config: RunConfig, command: str = "run") -> str:
     """Write the command line that asks for a configuration: only what differs from the defaults."""
     if config.script:
-        processes = str(config.layout.world_size)
-        return shlex.join(["dlojz", "run", config.script.path, "--nproc", processes, "--", *config.script.arguments])
+        script = config.script
+        if script.command:
+            return shlex.join(["dlojz", "run", "--", *script.command])
+        words = ["-m", script.module] if script.module else [script.path]
+        processes = ["--nproc", str(config.layout.world_size)] if script.launched else []
+        return shlex.join(["dlojz", "run", *words, *processes, "--", *script.arguments])
     plain = RunConfig.of(model=config.model)
     words = ["dlojz", command, "--model", config.model]
     for own, default in ((config, plain), (config.layout, plain.layout)):

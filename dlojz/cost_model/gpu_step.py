@@ -115,7 +115,7 @@ class Kernels:
     def step_s(self, config: RunConfig) -> float:
         """Predict the seconds of a step."""
         found = operators_of(config)
-        launching = self.launching(config.layout.checkpointing, config.precision)
+        launching = self.launching(config.layout.checkpointing, config.compute_precision)
         host_s = gpu_s = 0.0
         for micro_batch in range(config.layout.micro_batches):
             host_s, gpu_s = self._played(found, launching, host_s, gpu_s)

@@ -590,7 +590,7 @@ def local_parts(machine: Measured, config: RunConfig) -> Parts:
             f"engine={layout.engine!r} a été reçu.",
         )
     image = models.spec(config.model).family == "image"
-    here = _site(machine, layout.world_size, image, config.precision)
+    here = _site(machine, layout.world_size, image, config.compute_precision)
     parts = _computed(machine, config, image)
     held = tensors_of(config.model, config.image_size, config.sequence_length, config.num_classes)
     tensor, pipeline = _met(here, config, parts)
@@ -634,7 +634,7 @@ def _computed(machine: Measured, config: RunConfig, image: bool) -> Parts:
     """
     layout = config.layout
     columns = Layouts.of(
-        precision=config.precision, dp=layout.dp, tp=layout.tp, pp=layout.pp, zero=layout.zero,
+        precision=config.compute_precision, dp=layout.dp, tp=layout.tp, pp=layout.pp, zero=layout.zero,
         micro_batch=layout.micro_batch, micro_batches=layout.micro_batches, checkpointing=layout.checkpointing,
         schedule=layout.schedule or "1f1b", chunks=_chunks(config), gradient_bytes=4, engine=ENGINE,
         blocking=int(machine.gpu == "cpu"),
@@ -642,7 +642,7 @@ def _computed(machine: Measured, config: RunConfig, image: bool) -> Parts:
     work = workload(config.model, config.image_size, config.sequence_length)
 
     def of(ranks: int) -> Parts:
-        here = _site(machine, ranks, image, config.precision)
+        here = _site(machine, ranks, image, config.compute_precision)
         made = step_parts(work, here.cluster, columns, here.calibration)
         return replace(made, **{name: here.chained * getattr(made, name) for name in COMPUTING})
 

@@ -175,15 +175,41 @@ _COMMANDS = ("module", "source", "conda", "ulimit")
 MACHINES_TEMPLATE = "template"
 
 
-class Qos(Contract):
+_LONGEST_H = 24 * 366
+"""No scheduler gives a job longer than a year."""
+
+
+class _FileContract(Contract):
+    """Part of a machine file: a number is a number there, no truth value and no text."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_types_that_toml_tells_apart(cls, data: Any) -> Any:
+        for key, value in data.items() if isinstance(data, dict) else ():
+            field = cls.model_fields.get(key)
+            numeric = field is not None and field.annotation in (int, float, int | None, float | None)
+            if numeric and (isinstance(value, bool | str)):
+                raise refusal(
+                    en=f"{key} is a number, but {value!r} was received.",
+                    fr=f"{key} est un nombre, mais {value!r} a été reçu.",
+                )
+            if field is not None and field.annotation is bool and not isinstance(value, bool):
+                raise refusal(
+                    en=f"{key} is true or false, but {value!r} was received.",
+                    fr=f"{key} est true ou false, mais {value!r} a été reçu.",
+                )
+        return data
+
+
+class Qos(_FileContract):
     """A quality of service: a queue with limits."""
 
     name: str = Field(pattern=NAME_PATTERN, description="as the scheduler knows it")
-    max_hours: float = Field(gt=0, description="longest job")
+    max_hours: float = Field(gt=0, le=_LONGEST_H, description="longest job")
     max_gpus: int | None = Field(None, ge=1, description="GPUs of one job; without it, no limit")
 
 
-class Machine(Contract):
+class Machine(_FileContract):
     """One kind of node of a cluster, and how jobs are sent there."""
 
     schema_version: Literal[1] = 1
@@ -198,7 +224,7 @@ class Machine(Contract):
     account_suffix: str = Field("", pattern=r"^(@[A-Za-z0-9_-]{1,30})?$", description="end of every account's name")
     account_variable: str = Field("", pattern=r"^([A-Za-z_][A-Za-z0-9_]{0,63})?$", description="holds the account")
     qos: tuple[Qos, ...] = Field((), description="the first that fits is asked for")
-    max_hours: float = Field(gt=0, description="longest job of the partition")
+    max_hours: float = Field(gt=0, le=_LONGEST_H, description="longest job of the partition")
     default_minutes: int = Field(10, ge=1, description="time limit where none is asked for")
     max_nodes: int = Field(ge=1)
     gpus_per_node: int = Field(ge=1, le=64, description="ranks of a full node, where it has no GPU")
@@ -295,6 +321,12 @@ def read_machine(path: Path) -> Machine:
 
 def _from_toml(name: str, data: dict[str, Any]) -> Machine:
     legal = sorted(set(Machine.model_fields) - {"name", "schema_version"})
+    for key in ("cluster", "partition", "constraint", "reservation", "python"):
+        if data.get(key) == "":
+            raise refusal(
+                en=f"{key} is an empty text: leave the line out.",
+                fr=f"{key} est un texte vide : retirez la ligne.",
+            )
     if "name" in data:  # a second name would be one too many
         raise LabError(one_of("key", "name", legal))
     for key in data:

@@ -6,6 +6,7 @@ per second, decimal.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import MEBIBYTE, one_of
+from dlojz.base.language import MEBIBYTE, format_bytes, one_of, say, size_bytes
 from dlojz.hardware.constants import Constant, ConstantsFile, title_words
 
 NCCL_BYTES: Final = 1536 * MEBIBYTE
@@ -95,7 +96,12 @@ class Device:
     @property
     def title(self) -> str:
         """As it is shown, in the reader's language."""
-        return title_words(self.title_en)
+        return f"GPU {format_bytes(self.memory_bytes)}" if self.is_of_size else title_words(self.title_en)
+
+    @property
+    def is_of_size(self) -> bool:
+        """Whether its memory alone is known, and no speed."""
+        return not self.peak_flops
 
     @property
     def device(self) -> Device:
@@ -154,12 +160,37 @@ ALIASES: Final[dict[str, str]] = {"h100-80": "h100", "h200-141": "h200"}
 
 
 def device(name: str) -> Device:
-    """Look up a GPU model by its name, in any case; the CPU is none.
+    """Look up a GPU model by its name, in any case, or make one of any size (`24GiB`, `48GB`); the CPU is none.
 
     Raises:
         LabError: if there is none; the sentence lists those there are.
     """
-    return _named("device", name, DEVICES)
+    size = size_bytes(name) if name[-1:].isalpha() else None
+    if size is not None:
+        return _of_size(size)
+    sizes = say(en="or a size such as 24GiB", fr="ou une taille telle que 24GiB")
+    return _named("device", name, DEVICES, sizes)
+
+
+@cache
+def _of_size(memory_bytes: int) -> Device:
+    """Make a GPU of which the memory alone is known: what a process takes of it is the most of all known GPUs."""
+    known = DEVICES.values()
+    return Device(
+        name=f"{memory_bytes}B",
+        title_en="GPU",
+        memory_bytes=memory_bytes,
+        context_bytes=max(each.context_bytes for each in known),
+        nccl_bytes=NCCL_BYTES,
+        cublas_workspace_bytes=max(each.cublas_workspace_bytes for each in known),
+        peak_flops={},
+        memory_bytes_per_s=math.nan,
+        num_sms=0,
+        tdp_w=math.nan,
+        idle_w=math.nan,
+        attention_flops={},
+        constants={},
+    )
 
 
 def gpu(name: str) -> Device:
@@ -186,9 +217,9 @@ def device_of_driver(name: str) -> Device | None:
     return None
 
 
-def _named(what: str, name: str, legal: Iterable[str]) -> Device:
+def _named(what: str, name: str, legal: Iterable[str], more: str = "") -> Device:
     key = str(name).strip().lower().replace(" ", "-").replace("_", "-")
     key = ALIASES.get(key, key)
     if key not in legal:
-        raise LabError(one_of(what, name, legal))
+        raise LabError(one_of(what, name, [*legal, *([more] if more else [])]))
     return _shipped(key)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from dlojz.models.catalogue import ModelSpec, build, check_input, names, spec
-from dlojz.models.summary import ModelSummary, describe
+from dlojz.models.summary import ModelSummary, about, describe
 
-__all__ = ["ModelSpec", "ModelSummary", "build", "check_input", "describe", "names", "spec"]
+__all__ = ["ModelSpec", "ModelSummary", "about", "build", "check_input", "describe", "names", "spec"]

@@ -15,7 +15,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal
 from dlojz.models import sizes
 from dlojz.models.experts.routing import Routing
-from dlojz.models.foreign.names import is_elsewhere
+from dlojz.models.foreign.names import is_elsewhere, is_hub_name, no_configuration
 
 if TYPE_CHECKING:
     from dlojz.models.blocks import BlockList
@@ -27,10 +27,8 @@ _READ = {"image": ("images", "image_size"), "text": ("text", "sequence_length"),
 BYTES = 256
 
 _SWITCH = "Fedus et al. 2021, arXiv 2101.03961"
-_TINYLLAMA = "Zhang et al. 2024, arXiv 2401.02385"
-_LLAMA_3 = "arXiv 2407.21783"
-_V3 = "DeepSeek-AI 2024, arXiv 2412.19437"
-_MIXTRAL = "Jiang et al. 2024, arXiv 2401.04088"
+_TINYLLAMA, _LLAMA_3 = "Zhang et al. 2024, arXiv 2401.02385", "arXiv 2407.21783"
+_V3, _MIXTRAL = "DeepSeek-AI 2024, arXiv 2412.19437", "Jiang et al. 2024, arXiv 2401.04088"
 _22B = "Mistral AI 2024, configuration of the released weights"
 
 
@@ -45,13 +43,14 @@ class ModelSpec:
         source: Paper that describes it, and gives the dimensions in ``size``.
         size: Dimensions; plain data, no torch; None from elsewhere.
         build: Constructor, with the options that ``build`` has checked.
-        num_classes: Default number of classes, or vocabulary of text.
+        num_classes: Default number of classes, or vocabulary of text; without a meaning unless ``has_classes``.
         image_size: Default side of the images in pixels; None for text.
         image_multiple: Image sizes are multiples of this.
         smallest_image: Image sizes are at least this.
         sequence_length: Default tokens per sample; None for images.
         in_channels: Default channels of the images; None for text.
         example: Inputs of a model that reads ``tensors``.
+        class_title: Class of a model from elsewhere and what is assumed of it; empty where its name says all.
     """
 
     name: str
@@ -67,6 +66,8 @@ class ModelSpec:
     sequence_length: int | None = None
     in_channels: int | None = None
     example: Example | None = None
+    class_title: str = ""
+    has_classes: bool = True
 
 
 _CLASSES = {
@@ -83,8 +84,7 @@ _CLASSES = {
 
 def _construct(size: sizes.Size, **options: Any) -> BlockList:
     module, class_name = _CLASSES[type(size)]
-    model: BlockList = getattr(importlib.import_module(f"dlojz.models.{module}"), class_name)(size, **options)
-    return model
+    return cast("BlockList", getattr(importlib.import_module(f"dlojz.models.{module}"), class_name)(size, **options))
 
 
 def _image(
@@ -192,7 +192,7 @@ def spec(name: str) -> ModelSpec:
     if is_elsewhere(name):
         return cast(ModelSpec, importlib.import_module("dlojz.models.foreign.building").spec(name))
     if not isinstance(name, str) or name not in _CATALOGUE:
-        raise LabError(one_of("model", name, _CATALOGUE))
+        raise no_configuration(name) if is_hub_name(name) else LabError(one_of("model", name, _CATALOGUE))
     return _CATALOGUE[name]
 
 

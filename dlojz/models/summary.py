@@ -6,11 +6,12 @@ torch is imported by the functions only, and not at all for the usual sizes of t
 
 from __future__ import annotations
 
+import importlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from dlojz.models.catalogue import build, check_input, names, spec
 
@@ -41,6 +42,8 @@ class ModelSummary:
     image_size: int | None
     sequence_length: int | None
     blocks: int
+    num_classes: int | None = field(repr=False)
+    """Classes that it tells apart, or words of its vocabulary; None where its output is neither."""
 
 
 class CountedSizes(NamedTuple):
@@ -61,6 +64,13 @@ def usual_sizes() -> list[CountedSizes]:
         for classes in (entry.num_classes, *((FEW_CLASSES,) if entry.family == "image" else ()))
     ]
     return list(dict.fromkeys(usual))
+
+
+def about(name: str) -> str:
+    """Say what is special about a model of timm or torchvision, in the reader's language; empty where nothing is."""
+    if not name.startswith(("timm:", "torchvision:")):
+        return ""
+    return cast(str, importlib.import_module("dlojz.models.foreign.vision_packages").about(name))
 
 
 @lru_cache(maxsize=256)
@@ -134,6 +144,7 @@ def _summary(sizes: CountedSizes, parameters: int, active_parameters: int, flops
         image_size=sizes.image_size,
         sequence_length=sizes.sequence_length,
         blocks=blocks,
+        num_classes=sizes.num_classes if spec(sizes.name).has_classes else None,
     )
 
 

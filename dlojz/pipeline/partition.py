@@ -179,14 +179,17 @@ def check_stages(num_blocks: int, stages: int) -> None:
             f"prenez de 1 à {max(num_blocks, 1)}.",
         )
     if num_blocks < stages:
+        en, fr = f"there are {num_blocks} blocks", f"il y a {num_blocks} blocs"
+        if num_blocks < 2:
+            en, fr = ("there is one", "il n’y en a qu’un") if num_blocks else ("there are 0", "il y en a 0")
+        plural = "s" * (num_blocks > 1)
         raise refusal(
-            en=f"every stage needs at least one block, but {stages} stages were asked for and the number of blocks "
-            f"is {num_blocks}: "
-            + (f"use {num_blocks} stages or fewer." if num_blocks else "give a list with blocks in it."),
-            fr=f"il faut au moins un bloc par étage, mais {stages} étages ont été demandés et le nombre de blocs "
-            f"est {num_blocks} : "
-            + (f"prenez {num_blocks} étages au plus." if num_blocks else "donnez une liste qui contient des blocs."),
+            en=f"every stage needs at least one block, but {stages} stages were asked for and {en}: "
+            + (f"use at most {num_blocks} stage{plural}." if num_blocks else "give a list with blocks in it."),
+            fr=f"il faut au moins un bloc par étage, mais {stages} étages ont été demandés et {fr} : "
+            + (f"prenez {num_blocks} étage{plural} au plus." if num_blocks else "donnez une liste qui en contient."),
         )
+
 
 
 def check_weights(weights: Sequence[Any]) -> tuple[Weight, ...]:

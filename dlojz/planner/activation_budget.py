@@ -76,7 +76,14 @@ class Speeds(NamedTuple):
     def of(cls, config: RunConfig, device: Device | None) -> Speeds:
         """Speeds of a GPU, or the placeholders of the CPU's file."""
         found = device or hardware.gpu("cpu")
-        peak = PEAK_SHARE * found.peak_flops.get(config.precision, found.peak_flops["fp32"])
+        if found.is_of_size:
+            raise refusal(
+                en="a budget is met in the least time, but the speed of a GPU given by its size is not known: name a "
+                "GPU, such as a100-40.",
+                fr="un budget est tenu dans le moindre temps, mais la vitesse d’un GPU donné par sa taille n’est pas "
+                "connue : nommez un GPU, par exemple a100-40.",
+            )
+        peak = PEAK_SHARE * found.peak_flops.get(config.compute_precision, found.peak_flops["fp32"])
         bandwidth = found.memory_bytes_per_s
         # A copy within the CPU's memory reads and writes it.
         link, exposed = (bandwidth / 2, 1.0) if device is None else (HOST_LINK_BYTES_PER_S, 0.5)

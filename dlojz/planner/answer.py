@@ -18,7 +18,7 @@ import numpy as np
 
 from dlojz.base.display_hook import figure_of, html_of, table_of
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, one_of, refusal, say
+from dlojz.base.language import decimal, format_count, one_of, refusal, say
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import Bill, Layouts, Parts, StepSimulation, bill, estimate, workload
 from dlojz.cost_model.fit import completed
@@ -549,7 +549,7 @@ class Plan:
         """Summary, as pairs of name and value."""
         question, found = self.question, self.found
         gpus = say(en=" or ", fr=" ou ").join(map(str, question.gpus))
-        size = f"{decimal(question.subject.num_parameters / 1e9, 2)} × 10⁹"
+        size = format_count(question.subject.num_parameters)
         counts = self.refused.counts
         layouts, fit, out = (
             decimal(one, 0) for one in (found.num_layouts, found.admitted.size, found.num_layouts - found.admitted.size)

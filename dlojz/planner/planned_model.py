@@ -20,7 +20,7 @@ from dlojz.cost_model import Workload, workload
 from dlojz.hardware import Precision
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.hardware.evidence import table
-from dlojz.models.foreign.names import is_elsewhere
+from dlojz.models.foreign.names import is_elsewhere, shown_name
 
 _ROWS: Final[dict[str, str]] = {
     "megatron-1.7b": "sc21-1/1.7",
@@ -174,7 +174,7 @@ def _of_catalogue(model: str, image_size: int | None, sequence_length: int | Non
     work = workload(model, image_size, sequence_length)
     layers = work.size.layers if work.size is not None else sum(kind.count for kind in work.kinds)
     return Subject(
-        spec.name.rpartition("/")[2],  # without the folder of one's own file
+        shown_name(spec.name),
         work,
         spec.name,
         (image_size or spec.image_size) if spec.family == "image" else None,

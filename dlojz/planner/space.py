@@ -376,7 +376,12 @@ def run_refusal(subject: Subject, precision: Precision, one: PlannedLayout) -> s
         return str(error)
     if config.built_model == config.model:
         return ""
-    return _chain_refusal(config.model, config.image_size, config.sequence_length, config.layout.pp, language())
+    pp = config.layout.pp
+    if refused := _chain_refusal(config.model, config.image_size, config.sequence_length, pp, language()):
+        return refused
+    from dlojz.prediction.many_layouts import trace_refusal  # loads torch
+
+    return trace_refusal(config)
 
 
 @cache

@@ -79,8 +79,10 @@ from dlojz.prediction.states import (
     compute_bytes,
     ddp_buckets,
     deepspeed_messages,
+    gathered_element_bytes,
     hook_traffic,
     padded_parameters,
+    zero_3_sub_groups,
     zero_3_units,
     zero_by_hand_shares,
 )
@@ -113,12 +115,16 @@ def deepspeed_buckets(sizes: Iterable[int], bucket_elements: int = DEEPSPEED_BUC
 def _ddp(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     if config.layout.gradient_compression != "none":
         return hook_traffic(config, shapes)
-    return [_dp(config, "all_reduce", len(ddp_buckets(config, shapes)), FP32_BYTES * shapes.num_parameters)]
+    return [_dp(config, "all_reduce", len(ddp_buckets(config, shapes)), _trained_bytes(shapes))]
 
 
 def _by_hand(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
-    buckets = fill_buckets(reversed(shapes.parameters), bucket_bytes_of(config))
-    return [_dp(config, "all_reduce", len(buckets), FP32_BYTES * shapes.num_parameters)]
+    buckets = fill_buckets(reversed(shapes.trained.parameters), bucket_bytes_of(config))
+    return [_dp(config, "all_reduce", len(buckets), _trained_bytes(shapes))]
+
+
+def _trained_bytes(shapes: ModelShapes) -> int:
+    return sum(parameter.num_bytes for parameter in shapes.trained.parameters)
 
 
 def _experts(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
@@ -159,15 +165,52 @@ def _zero_by_hand(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
 
 def _fsdp2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     layout = config.layout
-    whole = layout.dp * sum(parameter.padded_rows_numel(layout.dp) for parameter in shapes.parameters)
+    if is_elsewhere(config.model) and layout.pp == 1:
+        from dlojz.prediction.model_trace import reached_in_few  # loads torch
+
+        shapes = shapes.trained_only(reached_in_few(config))
+    if shapes.trained is not shapes:
+        return _fsdp2_with_frozen(config, shapes)
+    padded = [(one, one.padded_rows_numel(layout.dp)) for one in shapes.parameters]
+    gathered_bytes = layout.dp * sum(gathered_element_bytes(config, one) * elements for one, elements in padded)
+    casts = config.precision in ("bf16", "fp16")  # their gradients are reduced in fp32
+    reduced_bytes = layout.dp * sum((FP32_BYTES if casts else one.element_bytes) * elements for one, elements in padded)
     units = len(list(shapes.units()))
     # Below torch's pipeline each unit is gathered and reduced once per step. Else once per micro-batch, where ZeRO-3
     # frees the weights after forward and gathers them again for backward; ZeRO-2 keeps them.
     times = 1 if layout.pp > 1 else layout.micro_batches
-    gathers = times * (2 if layout.zero == 3 and layout.pp == 1 else 1)
+    gathers = times * (2 if layout.zero == 3 else 1)  # which no pipeline has
     return [
-        _dp(config, "all_gather", gathers * units, gathers * compute_bytes(config) * whole),
-        _dp(config, "reduce_scatter", times * units, times * FP32_BYTES * whole),
+        _dp(config, "all_gather", gathers * units, gathers * gathered_bytes),
+        _dp(config, "reduce_scatter", times * units, times * reduced_bytes),
+    ]
+
+
+def _fsdp2_with_frozen(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
+    """Predict FSDP2's traffic where not all parameters get gradients: a unit without a backward is gathered once.
+
+    The unit below the last one that backward enters is prefetched all the same.
+    """
+    from dlojz.prediction.model_trace import units_in_backward  # loads torch
+
+    layout, casts = config.layout, config.precision in ("bf16", "fp16")
+    units = {f"blocks.{unit[-1].block}": unit for unit in shapes.units()}
+    in_backward = units_in_backward(config)
+    entered = [number for number, name in enumerate(units) if name in in_backward]
+    again = {*entered, min(entered, default=0) - 1} if layout.zero == 3 else set()
+    gathers = gathered_bytes = reductions = reduced_bytes = 0
+    for number, unit in enumerate(units.values()):
+        times = 2 if number in again else 1
+        padded = [(one, layout.dp * one.padded_rows_numel(layout.dp)) for one in unit]
+        gathers += times
+        gathered_bytes += times * sum(gathered_element_bytes(config, one) * elements for one, elements in padded)
+        own = [(one, elements) for one, elements in padded if one.is_trained]
+        reductions += bool(own)
+        reduced_bytes += sum((FP32_BYTES if casts else one.element_bytes) * elements for one, elements in own)
+    times = layout.micro_batches
+    return [
+        _dp(config, "all_gather", times * gathers, times * gathered_bytes),
+        _dp(config, "reduce_scatter", times * reductions, times * reduced_bytes),
     ]
 
 
@@ -209,7 +252,10 @@ def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     whole, modules = sum(padded_of_module.values()), len(padded_of_module)
     # Every module gathers its weights for its forward and again for its backward.
     gathered, gathers = 2 * whole, 2 * modules
-    if layout.checkpointing != "none":
+    if layout.checkpointing != "none" and is_elsewhere(config.model):
+        found = _traced_gathers(config, shapes, frozenset(padded_of_module))
+        gathered, gathers = sum(padded_of_module[module] for module in found), len(found)
+    elif layout.checkpointing != "none":
         # Once more to recompute; but torch ends the recomputation of a block inside its last module, whose weights are
         # then still there for its backward.
         last_modules = {block[-1].module for block in of_modules.blocks()}
@@ -218,12 +264,36 @@ def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     buckets = len(
         deepspeed_buckets(parameter.padded_numel(layout.dp) * layout.dp for parameter in reversed(shapes.parameters))
     )
-    times = layout.micro_batches
+    times, norms = layout.micro_batches, len(zero_3_sub_groups(config, shapes))
+    norm_bytes = 4 if layout.offload in ("optimizer", "parameters") else 8  # on the host it is summed in fp32
     return [
         _dp(config, "all_gather", times * gathers, times * each * gathered),
         _dp(config, "reduce_scatter", times * buckets, times * each * reduced),
-        _dp(config, "all_reduce", 1, 8),  # the gradient's norm, in fp64
+        _dp(config, "all_reduce", norms, norm_bytes * norms),  # of the gradients of each sub-group
     ]
+
+
+def _traced_gathers(config: RunConfig, shapes: ModelShapes, modules: frozenset[str]) -> list[str]:
+    """List the modules whose weights are gathered in the passes of a micro-batch, each as often as they are.
+
+    Weights are there from a module's forward to its end, and from its backward on. Torch ends the recomputation of a
+    block where all that backward reads is there again: the modules that it is in then have not ended, and their weights
+    stay for their backward. Where that is depends on the order in which a model computes, so the trace is asked.
+    """
+    from dlojz.prediction.model_trace import trace_of, trace_of_rank  # loads torch
+    from dlojz.prediction.trace import TraceMark
+
+    found: list[str] = []
+    present: set[str] = set()
+    for event in trace_of_rank(config, trace_of(config, 0, on_gpu=False), shapes, 0).events:
+        if not isinstance(event, TraceMark) or event.name not in modules:
+            continue
+        if event.what in ("forward", "backward") and event.name not in present:
+            found.append(event.name)
+            present.add(event.name)
+        elif event.what == "forwarded":
+            present.discard(event.name)
+    return found
 
 
 def _dp(config: RunConfig, collective: Collective, count: int, message_bytes: int) -> Traffic:

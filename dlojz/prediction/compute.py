@@ -245,9 +245,11 @@ and the moments of an inner AdamW; just after a meeting one less, as all hold th
 def checkpoint_bytes(config: RunConfig) -> int:
     """Compute the bytes of all tensors in a checkpoint of this run."""
     shapes, layout = model_shapes(config), config.layout
-    parameter_bytes = FP32_BYTES * (1 + MOMENTS[config.optimizer]) * shapes.num_parameters
-    buffer_bytes = FP32_BYTES if layout.strategy in AUTOCAST else compute_bytes(config)
-    replica_bytes = buffer_bytes * shapes.float_buffer_elements + shapes.integer_buffer_bytes
+    frozen_bytes = sum(one.num_bytes for one in shapes.parameters if not one.is_trained)
+    trained_bytes = sum(one.num_bytes for one in shapes.trained.parameters)
+    parameter_bytes = frozen_bytes + (1 + MOMENTS[config.optimizer]) * trained_bytes
+    cast_bytes = compute_bytes(config) * shapes.float_buffer_elements + shapes.integer_buffer_bytes
+    replica_bytes = shapes.buffer_bytes if layout.strategy in AUTOCAST else cast_bytes
     numbers = NUMBERS.get(config.optimizer, 0)
     count_bytes = (COUNT_BYTES if numbers else 0) + FP32_BYTES * max(0, numbers - 1) * len(shapes.parameters)
     own_bytes = layout.dp * error_bytes(config, shapes.num_parameters)

@@ -134,7 +134,7 @@ class Ledger:
     def memory(self) -> Memory:
         """Largest bytes by category, and the peak of their sum."""
         return Memory(
-            **{f"{category}_bytes": self._largest[category] for category in CATEGORIES},
+            **{f"{category}_bytes": self._largest[category] for category in CATEGORIES if category != "script"},
             peak_bytes=self.peak_bytes,
             peak_moment=self.peak_moment,
             at_peak_bytes={category: self._at_peak[category] for category in CATEGORIES},
@@ -256,6 +256,8 @@ class EngineMemory:
     def update_bytes(self, sizes: list[int]) -> int:
         """Temporaries of an update of tensors of these sizes, in bytes; LAMB's are AdamW's, one after the other.
 
+        They are of the type of the weights.
+
         AdamW one after the other (`for_loop`, the CPU's way): a square root and its quotient, besides the last tensor's
         quotient; all at once (`foreach`, the GPU's way): a square root of all. SGD with weight decay: a gradient with
         the decay added, of one tensor or of all. A fused kernel needs none of these. Source: torch 2.13
@@ -266,13 +268,17 @@ class EngineMemory:
             return 0
         auto = "foreach" if self.on_gpu and config.optimizer != "lamb" else "for_loop"
         at_once = (auto if config.update == "auto" else config.update) == "foreach"
+        each = [parameter.element_bytes for parameter in self.shapes.parameters if parameter.is_trained]
+        if len(each) != len(sizes):  # one tensor, or the parts of a flat one: all of one type
+            each = each[:1] * len(sizes)
+        tensor_bytes = [element_bytes * size for element_bytes, size in zip(each, sizes, strict=True)]
         if config.optimizer in ("sgd", "momentum"):
-            return FP32_BYTES * (sum(sizes) if at_once else max(sizes)) if config.weight_decay else 0
+            return (sum(tensor_bytes) if at_once else max(tensor_bytes)) if config.weight_decay else 0
         if not config.optimizer.startswith(("adamw", "lamb")):
             return 0
         if at_once:
-            return FP32_BYTES * sum(sizes)
-        return FP32_BYTES * max(2 * size + former for former, size in pairwise([0, *sizes]))
+            return sum(tensor_bytes)
+        return max(2 * size_bytes + former_bytes for former_bytes, size_bytes in pairwise([0, *tensor_bytes]))
 
     def end_step(self, step: Moments) -> None:
         """The step is over: gradients that outlive it aside, nothing of it is left."""
@@ -290,7 +296,7 @@ class DDP(EngineMemory):
 
     def standing(self) -> Mapping[str, tuple[Category, int]]:
         category: Category = "workspace" if self.keeps_gradients else "gradients"
-        return {"buckets": (category, FP32_BYTES * self.shapes.num_parameters)}
+        return {"buckets": (category, sum(parameter.num_bytes for parameter in self.shapes.parameters))}
 
     def ready(self, step: Moments, parameter: ParameterShape) -> None:
         if not self.keeps_gradients:  # added into the bucket, of which the parameter's gradient is a view
@@ -312,7 +318,7 @@ class ByHand(EngineMemory):
         """Number the buckets in the order in which they leave."""
         self.in_bucket = buckets
         self.bucket_of = {parameter.name: number for number, bucket in enumerate(buckets) for parameter in bucket}
-        self.bucket_bytes = [FP32_BYTES * sum(parameter.numel for parameter in bucket) for bucket in buckets]
+        self.bucket_bytes = [sum(parameter.num_bytes for parameter in bucket) for bucket in buckets]
 
     def begin_step(self, step: Moments) -> None:
         self.missing = [len(bucket) for bucket in self.in_bucket]
@@ -477,7 +483,7 @@ class InForward(EngineMemory):
     def pieces(self, category: Category, num_bytes: int) -> list[int]:
         """Split gradients by parameter, as they are freed so."""
         if category == "gradients":
-            return [FP32_BYTES * parameter.numel for parameter in self.shapes.parameters]
+            return [parameter.num_bytes for parameter in self.shapes.parameters]
         return super().pieces(category, num_bytes)
 
     def forward(self, step: Moments, module: str) -> None:

@@ -25,12 +25,17 @@ from dlojz.prediction.states import (
     compute_bytes,
     deepspeed_messages,
     deepspeed_sizes,
+    gathered_element_bytes,
+    gradient_bytes,
     touching_names,
+    zero_3_sub_groups,
     zero_3_units,
     zero_by_hand_shares,
 )
 from dlojz.results.footprint import Category
 
+FP64_BYTES = 8
+"""DeepSpeed sums the squares of gradients in doubles (`get_norm_dtype`)."""
 COPY_IN_STREAM, REDUCE_STREAM = 1, 2
 """Streams of FSDP2 that allocate: gathered buffers, and what is reduced (`foreach_all_gather`, `foreach_reduce`)."""
 
@@ -53,7 +58,8 @@ def last_parameter(module: str, unit: Iterable[ParameterShape]) -> str:
 
 
 class FSDP2(EngineMemory):
-    """Engine memory of FSDP2: a block's weights are gathered, copied out, and freed; gradients are reduced in fp32.
+    """Engine memory of FSDP2: a block's weights are gathered, copied out, and freed; gradients are reduced in fp32,
+    or, where nothing is cast, in the type of the weights. Frozen parameters are gathered, but not reduced.
 
     Source: torch 2.13 `distributed/fsdp/_fully_shard/_fsdp_param_group.py` and `_fsdp_collectives.py`.
     """
@@ -73,34 +79,45 @@ class FSDP2(EngineMemory):
         self.order = list(self.units)
         self.last_of = {name: last_parameter(name, unit) for name, unit in self.units.items()}
         """Parameter of each unit whose gradient stays until the unit is reduced: a loop's variable names it still."""
-        self.padded = {
-            name: dp * sum(parameter.padded_rows_numel(dp) for parameter in unit) for name, unit in self.units.items()
+        self.unit_bytes = {
+            name: dp * sum(gathered_element_bytes(config, one) * one.padded_rows_numel(dp) for one in unit)
+            for name, unit in self.units.items()
         }
-        self.reduced = dict(self.padded)
+        """Bytes of each unit's weights as they are gathered."""
+        trained = {name: [one for one in unit if one.is_trained] for name, unit in self.units.items()}
+        self.reduced = {
+            name: dp * sum(one.padded_rows_numel(dp) for one in own) for name, own in trained.items()
+        }
         """Elements of each unit's gradients, padded: fewer than its weights' where some are frozen."""
-        self.frozen: frozenset[str] = frozenset()
-        self.each = compute_bytes(config)
-        self.reduced_each = FP32_BYTES
+        for name, own in trained.items():
+            if own and len(own) < len(self.units[name]):
+                self.last_of[name] = last_parameter(name, own)
+        self.frozen = frozenset(one.name for one in shapes.parameters if not one.is_trained)
+        # Gradients of weights that are cast are reduced in fp32; else in their own type, which a unit's have in common.
+        own_bytes = {one.element_bytes for one in shapes.parameters if one.is_trained} or {FP32_BYTES}
+        self.shard_each = max(own_bytes)
+        self.each = compute_bytes(config) if config.precision in ("bf16", "fp16") else self.shard_each
+        self.reduced_each = FP32_BYTES if config.precision in ("bf16", "fp16") else self.shard_each
         """Bytes of a gradient as it is reduced."""
         self.kept = frozenset(self.units) if config.layout.zero == 2 else frozenset()
         """Units whose gathered weights stay from forward to backward."""
         self.current: str | None = None
 
     def gathered_bytes(self) -> int:
-        return self.each * sum(self.padded[unit] for unit in self.kept)
+        return sum(self.unit_bytes[unit] for unit in self.kept)
 
     def gather(self, step: Moments, unit: str) -> None:
         """All-gather the shards of a unit into one buffer."""
         if step.ledger.holds(("weights", unit)) or step.ledger.holds(("gather", unit)):
             return
-        num_bytes = self.each * self.padded[unit] * (self.config.layout.dp > 1)
+        num_bytes = self.unit_bytes[unit] * (self.config.layout.dp > 1)
         step.ledger.hold(("gather", unit), "workspace", num_bytes, stream=COPY_IN_STREAM)
 
     def copy_out(self, step: Moments, unit: str) -> None:
         """Copy a unit's weights out of the buffer."""
         category: Category = "weights" if unit in self.kept else "workspace"
         if not step.ledger.holds(("weights", unit)):
-            step.ledger.hold(("weights", unit), category, self.each * self.padded[unit], unit)
+            step.ledger.hold(("weights", unit), category, self.unit_bytes[unit], unit)
 
     def forward(self, step: Moments, module: str) -> None:
         unit = self.unit_of.get(module)
@@ -160,14 +177,14 @@ class FSDP2(EngineMemory):
             if parameter.name != last and parameter.name not in self.frozen:
                 step.free_gradient(parameter.name)
         step.ledger.drop("joined")
-        shard_bytes = FP32_BYTES * self.reduced[unit] // self.config.layout.dp
+        shard_bytes = self.shard_each * self.reduced[unit] // self.config.layout.dp
         first = not step.ledger.holds(("shard", unit))  # else accumulated into the shard of the former micro-batch
         if first:
             step.ledger.hold(("shard", unit), "gradients", shard_bytes, unit, REDUCE_STREAM)
         else:
             step.ledger.hold("reduced", "workspace", shard_bytes, unit, REDUCE_STREAM)
         if self.config.layout.dp > 1 and not self.on_gpu:  # gloo reduces the whole message in a copy
-            step.ledger.hold_briefly("copy", "workspace", FP32_BYTES * self.reduced[unit], unit)
+            step.ledger.hold_briefly("copy", "workspace", self.reduced_each * self.reduced[unit], unit)
         step.ledger.drop("reduced")
         step.free_gradient(last)
 
@@ -182,7 +199,7 @@ class FSDP2(EngineMemory):
             step.ledger.drop(("gather", unit))
 
     def updated(self) -> list[int]:
-        return [parameter.rows_numel(self.config.layout.dp, 0) for parameter in self.shapes.parameters]
+        return [one.rows_numel(self.config.layout.dp, 0) for one in self.shapes.parameters if one.is_trained]
 
 
 class DeepSpeed(EngineMemory):
@@ -299,10 +316,13 @@ class DeepSpeed12(DeepSpeed):
 class DeepSpeed3(DeepSpeed12):
     """Engine memory of DeepSpeed stage 3: each module's weights are gathered for its forward and for its backward.
 
-    Source: DeepSpeed 0.19 `runtime/zero/stage3.py` and `partitioned_param_coordinator.py`.
+    Source: DeepSpeed 0.19 `runtime/zero/partitioned_param_coordinator.py` and `stage3.py`, for the update `step`,
+    `_prepare_fp32_grad_for_sub_group`, `get_grad_norm_direct` and `has_overflow`; for what a recomputed block keeps,
+    torch 2.13 `utils/checkpoint.py`, `_recomputation_hook`.
     """
 
     gradients_stay = True
+    in_backward = False
 
     def __init__(self, config: RunConfig, shapes: ModelShapes) -> None:
         super().__init__(config, shapes)
@@ -335,7 +355,13 @@ class DeepSpeed3(DeepSpeed12):
     def forward(self, step: Moments, module: str) -> None:
         self.gather(step, module)
 
+    def begin_backward(self, step: Moments) -> None:
+        super().begin_backward(step)
+        self.in_backward = True
+
     def forwarded(self, step: Moments, module: str) -> None:
+        if self.in_backward:  # recomputed: torch keeps what backward will read, the gathered weights too
+            step.ledger.rename(("weights", module), ("recomputed", module))
         step.ledger.drop(("weights", module))
 
     def backward(self, step: Moments, module: str) -> None:
@@ -353,22 +379,44 @@ class DeepSpeed3(DeepSpeed12):
             self.flush(step)
         self.filled.append(parameter)
         step.free_gradient(parameter.name)
-        step.ledger.drop(("weights", parameter.module))
+        for kind in ("weights", "recomputed"):
+            step.ledger.drop((kind, parameter.module))
 
     def end_backward(self, step: Moments) -> None:
         self.flush(step)
+        self.in_backward = False
         for module in self.whole:
-            step.ledger.drop(("weights", module))
+            for kind in ("weights", "recomputed"):
+                step.ledger.drop((kind, module))
 
     def update(self, step: Moments) -> None:
-        if self.each < FP32_BYTES:
-            step.ledger.hold("fp32 share", "workspace", FP32_BYTES * sum(self.updated()))
-        step.ledger.hold_briefly("update", "workspace", self.update_bytes(self.updated()))
-        step.ledger.drop("fp32 share")
+        """Check fp16 for overflow, take the norm parameter by parameter, then update one sub-group after the other."""
+        sub_groups, ledger = self.sub_groups(), step.ledger
+        if self.config.layout.offload in ("optimizer", "parameters"):  # on the host, where the gradients are already
+            if not self.on_gpu:
+                ledger.hold_briefly("update", "workspace", max(self.update_bytes([size]) for size in self.updated()))
+            return
+        if self.config.precision == "fp16":  # `isinf`: the magnitudes of all gradients, and whether each is infinite
+            ledger.hold_briefly("overflow", "workspace", (self.each + 1) * sum(map(sum, sub_groups)))
+        ledger.hold_briefly("norm", "workspace", FP64_BYTES * max(map(max, sub_groups)))
+        each = gradient_bytes(self.config)
+        for sizes in sub_groups:
+            elements, is_copied = sum(sizes), len(sizes) > 1  # the gradient of one parameter alone is flat already
+            if is_copied:
+                ledger.hold("flat gradients", "workspace", each * elements)
+            if each < FP32_BYTES:
+                ledger.hold("fp32 gradients", "workspace", FP32_BYTES * elements)
+                ledger.drop("flat gradients")
+            ledger.hold_briefly("update", "workspace", self.update_bytes([elements]))
+            for key in ("flat gradients", "fp32 gradients"):
+                ledger.drop(key)
+
+    def sub_groups(self) -> list[list[int]]:
+        """List the elements of the shards in each sub-group."""
+        return zero_3_sub_groups(self.config, self.shapes)
 
     def updated(self) -> list[int]:
-        dp = self.config.layout.dp
-        return [sum(parameter.padded_numel(dp) for parameter in self.shapes.parameters)]
+        return [sum(sizes) for sizes in self.sub_groups()]
 
 
 class ZeroStage1Memory(EngineMemory):

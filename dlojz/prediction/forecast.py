@@ -18,6 +18,7 @@ from statistics import median_low
 
 from dlojz import hardware, models
 from dlojz.base.language import refusal, say
+from dlojz.base.table import visible
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
 from dlojz.models.sizes import GPTSize, LlamaSize, ViTSize
@@ -55,6 +56,7 @@ from dlojz.prediction.model_trace import (
     compute_of,
     in_flight_bytes,
     micro_batches_in_flight,
+    reached_names,
     trace_of,
     trace_of_rank,
 )
@@ -65,7 +67,7 @@ from dlojz.prediction.rules_of_thumb import (
     infinity_checkpoint_bytes,
     layer_bytes,
 )
-from dlojz.prediction.shapes import ModelShapes, axes_of, model_shapes, part_of
+from dlojz.prediction.shapes import ModelShapes, axes_of, check_parameters, model_shapes, part_of, switches_hash
 from dlojz.prediction.states import offload_states, predict_states
 from dlojz.prediction.trace import Allocation, MemoryTrace, TraceMark
 from dlojz.results.footprint import STATES, Category, Memory
@@ -98,8 +100,11 @@ OVERLAYS: dict[str, Callable[[RunConfig, ModelShapes], EngineMemory]] = {
 
 
 def overlay_of(config: RunConfig, shapes: ModelShapes, *, dp_rank: int = 0, on_gpu: bool = False) -> EngineMemory:
-    """Build the memory of the engine that runs a layout, on one data-parallel rank."""
-    made = OVERLAYS[config.engine_spec.overlay](config, shapes)
+    """Build the memory of the engine that runs a layout, on one data-parallel rank.
+
+    Frozen parameters are none of its business, but where an engine gathers them.
+    """
+    made = OVERLAYS[config.engine_spec.overlay](config, shapes if config.engine_spec.gathers_frozen else shapes.trained)
     made.on_gpu, made.dp_rank = on_gpu, dp_rank
     return made
 
@@ -138,6 +143,8 @@ class StepReplay:
         self.gradient_bytes = 0
         """Bytes of the gradients that autograd makes, where the engine keeps them; larger than the parameters where a
         gradient is a view of a larger tensor."""
+        self.without_gradient: tuple[str, ...] = ()
+        """Names of parameters that backward does not reach though they are not frozen."""
         self._in_flight_bytes = in_flight_bytes
         self._samples_bytes = samples_bytes
         self.states = states
@@ -283,6 +290,7 @@ class Forecast:
         in_flight: micro-batches whose activations are held at once.
         samples: the step as a timeline, in the order of the movements.
         movements: each allocation and release, for the allocator's model and the memory viewer.
+        without_gradient: names of parameters that backward does not reach though they are not frozen.
     """
 
     config: RunConfig
@@ -296,6 +304,51 @@ class Forecast:
     in_flight: int
     samples: tuple[MemorySample, ...]
     movements: tuple[Movement, ...]
+    without_gradient: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Say what of the model is not as usual, or not predicted."""
+        return tuple(filter(None, (self._without_gradient_note(), self._recurrent_note())))
+
+    def _without_gradient_note(self) -> str:
+        if not self.without_gradient:
+            return ""
+        number, shapes = len(self.without_gradient), model_shapes(self.config)
+        first, total = visible(shapes.own_path(self.without_gradient[0])), len(shapes.parameters)
+        note = say(
+            en=f"Of its {total} parameters {number} get no gradient from this loss (the first is {first}):",
+            fr=f"De ses {total} paramètres, {number} n’ont aucun gradient de cette loss (le premier : {first}) :",
+        )
+        if not self.config.engine_spec.skips_unreached:
+            engine = self.config.engine_spec.title(self.config.layout.zero)
+            return note + say(
+                en=f" {engine} fills in zeros for them, so that gradients, workspace and messages may differ from what "
+                "is predicted.",
+                fr=f" {engine} les complète par des zéros, si bien que gradients, temporaires et messages peuvent "
+                "différer de ce qui est prédit.",
+            )
+        note += say(en=" they have no optimizer state.", fr=" ils n’ont pas d’état de l’optimiseur.")
+        if self.config.layout.strategy == "ddp":
+            note += say(
+                en=" But DDP waits for every gradient and would stop in the second step: freeze them "
+                "(requires_grad_(False)), or let the loss use them.",
+                fr=" Mais DDP attend tous les gradients et s’arrêterait au deuxième pas : gelez-les "
+                "(requires_grad_(False)), ou faites-les servir à la loss.",
+            )
+        return note
+
+    def _recurrent_note(self) -> str:
+        shapes = model_shapes(self.config)
+        if not shapes.recurrent:
+            return ""
+        layer = visible(shapes.own_path(shapes.recurrent))
+        return say(
+            en=f"Its recurrent layers (the first is {layer}) keep for backward what only their kernel knows: this is "
+            "not predicted, and the peak is at least what is said here.",
+            fr=f"Ses couches récurrentes (la première : {layer}) gardent pour la passe arrière ce que seul leur noyau "
+            "connaît : ce n’est pas prédit, et le pic est au moins celui donné ici.",
+        )
 
     @property
     def events(self) -> tuple[tuple[int, int], ...]:
@@ -345,7 +398,8 @@ def forecast(config: RunConfig, rank: int = 0, device: Device | str | None = Non
         LabError: if the rank or the device does not exist, or the model cannot be cut so.
     """
     check_rank(config, rank)
-    return _forecast(config, rank, hardware.device(device) if isinstance(device, str) else device)
+    found = hardware.device(device) if isinstance(device, str) else device
+    return _forecast(config, rank, found, switches_hash())
 
 
 def check_rank(config: RunConfig, rank: int) -> None:
@@ -391,10 +445,13 @@ def replay_of(
         retold: changes the rank's trace beforehand.
     """
     shapes = model_shapes(config)
-    part = part_of(config, shapes, rank)
+    check_parameters(config, shapes)
+    share = part_of(config, shapes, rank)
+    trace = trace_of_rank(config, trace_of(config, rank, on_gpu=device is not None), shapes, rank)
+    reached = share.trained_only(reached_names(trace.events))
+    part = reached if config.engine_spec.skips_unreached else share
     dp_rank = axes_of(config, rank)[0]
     states = offload_states(config, part, predict_states(config, part, dp_rank), dp_rank)
-    trace = trace_of_rank(config, trace_of(config, rank, on_gpu=device is not None), shapes, rank)
     step = StepReplay(
         config,
         retold(trace),
@@ -404,6 +461,8 @@ def replay_of(
         samples_bytes=samples_bytes(config, rank),
         ledger=ledger,
     )
+    pairs = zip(share.parameters, reached.parameters, strict=True)
+    step.without_gradient = tuple(before.name for before, after in pairs if before.is_trained and not after.is_trained)
     if device is not None:
         for handle in range(CUBLAS_HANDLES):
             step.ledger.hold(("cublas", handle), "workspace", device.cublas_workspace_bytes)
@@ -411,7 +470,8 @@ def replay_of(
 
 
 @lru_cache(maxsize=256)
-def _forecast(config: RunConfig, rank: int, device: Device | None) -> Forecast:
+def _forecast(config: RunConfig, rank: int, device: Device | None, switches: str) -> Forecast:
+    del switches  # another forecast where they differ
     named = model_shapes(config).own_path
     return forecast_of(replay_of(config, rank, device), rank, device, micro_batches_in_flight(config, rank), named)
 
@@ -442,6 +502,7 @@ def forecast_of(
         in_flight=in_flight,
         samples=samples,
         movements=tuple(ledger.movements),
+        without_gradient=step.without_gradient,
     )
 
 

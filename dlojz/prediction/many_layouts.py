@@ -25,8 +25,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dlojz.base.errors import LabError
+from dlojz.base.language import language
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
+from dlojz.models.foreign.elsewhere import contents_hash
 from dlojz.models.foreign.given_module import changes_its_model
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from dlojz.pipeline.schedule_catalogue import build
@@ -34,7 +37,7 @@ from dlojz.prediction import forecast
 from dlojz.prediction.communication import samples_bytes
 from dlojz.prediction.engine_memory import Ledger
 from dlojz.prediction.forecast import CUBLAS_HANDLES, StepReplay
-from dlojz.prediction.model_trace import block_of, key_of, trace_of, trace_of_rank
+from dlojz.prediction.model_trace import block_of, key_of, reached_names, trace_of, trace_of_rank
 from dlojz.prediction.shapes import ModelShapes, axes_of, bounds_of, model_shapes, num_blocks, part_of, rank_stages
 from dlojz.prediction.states import offload_states, predict_states
 from dlojz.prediction.trace import Allocation, MemoryTrace, TraceMark
@@ -56,6 +59,10 @@ STEADY: Final = 3
 PLACES: Final = ("first", "last", "between")
 """Micro-batches of a step that an engine treats alike; a single one is the last."""
 PASSES: Final = ("data", "forward", "backward")
+
+
+_REFUSED: dict[Hashable, str] = {}
+"""Why traces were refused, by what they depend on; empty where they were made."""
 
 
 class RankMemories(NamedTuple):
@@ -89,6 +96,19 @@ def needed_traces(configs: list[RunConfig]) -> list[RunConfig]:
 def make_trace(config: RunConfig) -> None:
     """Trace a run's model and keep the trace."""
     trace_of(config, 0, on_gpu=True)
+
+
+def trace_refusal(config: RunConfig) -> str:
+    """Say why a run cannot be traced, as with a kind of checkpointing that its model does not bear; empty if it can."""
+    of_least = _sampled(config)[0]
+    key = (key_of(of_least, 0, on_gpu=True), contents_hash(config.model), language())
+    if key not in _REFUSED:
+        try:
+            make_trace(of_least)
+            _REFUSED[key] = ""
+        except LabError as error:
+            _REFUSED[key] = str(error)
+    return _REFUSED[key]
 
 
 def rank_memories(config: RunConfig, micro_batches: list[tuple[int, int]], device: Device) -> Iterator[RankMemories]:
@@ -547,8 +567,10 @@ def _engine_of(config: RunConfig, rank: int, part: _Part) -> _Engine:
     whole = model_shapes(config)
     dp_rank = axes_of(config, rank)[0]
     shapes = part_of(config, whole, rank)
-    states = offload_states(config, shapes, predict_states(config, shapes, dp_rank), dp_rank)
     trace = trace_of_rank(config, _skeleton_of(_sampled(config)[0], rank), whole, rank)
+    if config.engine_spec.skips_unreached:
+        shapes = shapes.trained_only(reached_names(trace.events))
+    states = offload_states(config, shapes, predict_states(config, shapes, dp_rank), dp_rank)
     ledger = _SlotLedger(config.layout.micro_batches)
     overlay = forecast.overlay_of(config, shapes, dp_rank=dp_rank, on_gpu=True)
     StepReplay(config, trace, states, overlay, ledger=ledger).run()

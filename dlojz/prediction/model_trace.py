@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import groupby
@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from dlojz.base.language import refusing_overflow
+from dlojz.base.errors import LabError
+from dlojz.base.language import refusal, refusing_overflow
 from dlojz.by_hand.activation_offload import ActivationOffload, planned_offload
 from dlojz.by_hand.context_parallel import RingShare, share_sequences
 from dlojz.by_hand.ring_attention import PretendedRing
@@ -38,9 +39,10 @@ from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList, loss_of, untie
 from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.experts.routing import Routing
-from dlojz.models.foreign.elsewhere import contents_hash
+from dlojz.models.foreign.elsewhere import CHAIN, contents_hash
 from dlojz.models.foreign.given_module import changes_its_model
-from dlojz.models.foreign.names import is_elsewhere
+from dlojz.models.foreign.meta_checks import error_with_line, said_when_slow
+from dlojz.models.foreign.names import is_elsewhere, shown_name
 from dlojz.models.meta import sample_inputs, targets_shape
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
@@ -58,6 +60,7 @@ from dlojz.prediction.shapes import (
     model_shapes,
     rank_stages,
     split_of,
+    switches_hash,
 )
 from dlojz.prediction.trace import Allocation, Compute, MemoryTrace, TraceMark, trace
 from dlojz.prediction.trace_store import kept
@@ -333,12 +336,18 @@ class TraceKey(NamedTuple):
     in_megatron: bool
     untied: bool
     context: Context
+    switches: str
+    """Hash of the switches of torch and the packages of models (`shapes.switches_hash`)."""
+    settings: str
+    """Hash of a model from elsewhere as it was built; empty for a model of the catalogue."""
 
 
 def compute_of(config: RunConfig) -> Compute:
     """Return the compute precision of a run's engine: DeepSpeed and FSDP2 cast the weights, the others autocast."""
     if config.precision == "fp32":
         return "fp32"
+    if config.precision == "bf16-true":
+        return "bf16"
     return "autocast" if config.layout.strategy in AUTOCAST else "bf16"
 
 
@@ -372,6 +381,8 @@ def key_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> TraceKe
         config.library == "megatron",
         config.layout.pp > 1 and has_tied_head(config),
         context_of(config, rank),
+        switches_hash(),
+        model_shapes(config).settings if is_elsewhere(config.model) else "",
     )
 
 
@@ -385,7 +396,19 @@ def _kept(key: TraceKey) -> MemoryTrace:
 
 def _traced(key: TraceKey) -> MemoryTrace:
     model, traced = tracer_of(key)
-    return trace_repeating(model, traced)
+    try:
+        return trace_repeating(model, traced)
+    except LabError as error:
+        if key.checkpointing == "none" or error.__cause__ is None:
+            raise
+        _kept(key._replace(checkpointing="none"))  # refused with its own sentence if the model itself does not run
+        cause, name = error_with_line(error.__cause__), shown_name(key.model.removeprefix(CHAIN))
+        raise refusal(
+            en=f"checkpointing={key.checkpointing!r} cannot run with {name}, which runs without it ({cause}): use "
+            "another kind, or checkpointing='none'.",
+            fr=f"checkpointing={key.checkpointing!r} ne peut pas s’exécuter avec {name}, qui s’exécute sans "
+            f"({cause}) : prenez-en un autre, ou checkpointing='none'.",
+        ) from error
 
 
 def pretended_sums(config: RunConfig) -> tuple[int, ...]:
@@ -431,7 +454,12 @@ def tracer_of(key: TraceKey) -> tuple[BlockList, Callable[[nn.Module], MemoryTra
         on_gpu=key.on_gpu,
         in_megatron=key.in_megatron,
     )
-    return model, lambda shortened: how(shortened, inputs)
+
+    def traced(shortened: nn.Module) -> MemoryTrace:
+        with said_when_slow(key.model, tokens):
+            return how(shortened, inputs)
+
+    return model, traced
 
 
 def block_of(module: str) -> str:
@@ -525,8 +553,26 @@ def _kept_by_stage(config: RunConfig, trace: MemoryTrace, bounds: tuple[int, ...
 def ready_order(config: RunConfig) -> tuple[int, ...]:
     """Order the parameters' numbers, as in `model.parameters()`, by when their gradients become ready."""
     number_of = {parameter.name: number for number, parameter in enumerate(model_shapes(config).parameters)}
+    return tuple(number_of[mark.name] for mark in _marks_of_few(config) if mark.what == "ready")
+
+
+def reached_names(events: Iterable[Allocation | TraceMark]) -> frozenset[str]:
+    """Name the parameters that the backward pass of a trace reaches."""
+    return frozenset(event.name for event in events if isinstance(event, TraceMark) and event.what == "ready")
+
+
+def reached_in_few(config: RunConfig) -> frozenset[str]:
+    """Name the parameters that backward reaches, without a trace of the whole micro-batch."""
+    return reached_names(_marks_of_few(config))
+
+
+def units_in_backward(config: RunConfig) -> frozenset[str]:
+    """Name the modules, such as `blocks.3`, that backward enters: none below the first that needs a gradient."""
+    return frozenset(mark.name for mark in _marks_of_few(config) if mark.what == "backward")
+
+
+def _marks_of_few(config: RunConfig) -> Iterator[TraceMark]:
     # Of one sample autograd's graph may lack a copy or a sum; from two on it is the same, and the order with it.
     few = config.layout.model_copy(update={"micro_batch": min(config.layout.micro_batch, 2)})
     events = trace_of(config.model_copy(update={"layout": few})).events
-    marks = (event for event in events if isinstance(event, TraceMark))
-    return tuple(number_of[mark.name] for mark in marks if mark.what == "ready")
+    return (event for event in events if isinstance(event, TraceMark))

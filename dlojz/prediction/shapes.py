@@ -12,15 +12,19 @@ stages and for the order of the ranks: tensor innermost, pipeline outermost.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dlojz import models
-from dlojz.base.language import MEBIBYTE, refusal
+from dlojz.base.language import MEBIBYTE, refusal, say
 from dlojz.config.compatibility import has_tied_head
 from dlojz.config.engines import ENGINES, STRATEGIES
 from dlojz.config.fields import block_choices
@@ -39,6 +43,11 @@ if TYPE_CHECKING:
 
 FP32_BYTES = 4
 HALF_BYTES = 2
+ELEMENT_BYTES = {
+    **{"float64": 8, "float32": FP32_BYTES, "float16": HALF_BYTES, "bfloat16": HALF_BYTES},
+    **{"float8_e4m3fn": 1, "float8_e5m2": 1},
+}
+"""Bytes of a number of a parameter, by the name of its type."""
 AUTOCAST = tuple(name for name in STRATEGIES if ENGINES[name].autocast)
 """Engines that keep fp32 weights and buffers in every precision, and compute in another by autocast."""
 DDP_FIRST_BUCKET_BYTES = 1 * MEBIBYTE
@@ -61,6 +70,19 @@ class ParameterShape:
     """Whether its first dimension counts the experts of a mixture."""
     tied: bool = False
     """Whether the last block, the head, computes with it too."""
+    dtype: str = "float32"
+    is_trained: bool = True
+    """Whether it needs a gradient; else it is frozen."""
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one of its numbers."""
+        return ELEMENT_BYTES[self.dtype]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole parameter."""
+        return self.element_bytes * self.numel
 
     @property
     def numel(self) -> int:
@@ -90,17 +112,52 @@ class ModelShapes:
     parameters: tuple[ParameterShape, ...]
     float_buffer_elements: int
     integer_buffer_bytes: int
-    buffers: tuple[tuple[int, int, int], ...] = ()
-    """The same buffer by buffer: block, elements of floating point, bytes of integers."""
+    buffers: tuple[tuple[int, int, int, int], ...] = ()
+    """The same buffer by buffer: block, elements of floating point, bytes of integers, bytes in its own type."""
     enclosing: int | None = None
     """The block that calls all others (`dlojz.models.blocks.NestedBlocks`); None where they form a chain."""
     paths: tuple[str, ...] = ()
     """Names of the blocks in a module from elsewhere; empty for a model of the catalogue."""
+    settings: str = field(default="", compare=False)
+    """Hash of the settings of the modules of one from elsewhere as it was built; empty for a model of the catalogue."""
+    recurrent: str = ""
+    """Path of its first recurrent layer of torch; empty where it has none."""
 
     @property
     def num_parameters(self) -> int:
         """Ψ, the number of parameters."""
         return sum(parameter.numel for parameter in self.parameters)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of all buffers, each in its own type."""
+        return sum(num_bytes for *_, num_bytes in self.buffers)
+
+    @property
+    def trained(self) -> ModelShapes:
+        """The same shapes without frozen parameters."""
+        if all(parameter.is_trained for parameter in self.parameters):
+            return self
+        return replace(self, parameters=tuple(parameter for parameter in self.parameters if parameter.is_trained))
+
+    def trained_only(self, names: Set[str]) -> ModelShapes:
+        """Return the same shapes with all parameters but these frozen."""
+        if all(one.name in names for one in self.parameters if one.is_trained):
+            return self
+        parameters = (replace(one, is_trained=one.is_trained and one.name in names) for one in self.parameters)
+        return replace(self, parameters=tuple(parameters))
+
+    def in_dtype(self, dtype: str) -> ModelShapes:
+        """Return the same shapes with all parameters and buffers of floating point in one type."""
+        each = ELEMENT_BYTES[dtype]
+        return replace(
+            self,
+            parameters=tuple(replace(parameter, dtype=dtype) for parameter in self.parameters),
+            buffers=tuple(
+                (block, elements, num_bytes, each * elements + num_bytes)
+                for block, elements, num_bytes, _ in self.buffers
+            ),
+        )
 
     def blocks(self) -> Iterator[tuple[ParameterShape, ...]]:
         """Parameters block by block, blocks without any left out."""
@@ -138,7 +195,7 @@ def bucket_bytes_of(config: RunConfig) -> int:
 def fill_buckets(
     parameters: Iterable[ParameterShape], bucket_bytes: int, first_bytes: int | None = None
 ) -> list[list[ParameterShape]]:
-    """Fill buckets with fp32 gradients in this order; a bucket is closed once it holds so many bytes.
+    """Fill buckets with gradients in this order; a bucket is closed once it holds so many bytes.
 
     Args:
         parameters: in the order in which their gradients become ready.
@@ -153,7 +210,7 @@ def fill_buckets(
             buckets.append([])
             filled_bytes = 0
         buckets[-1].append(parameter)
-        filled_bytes += FP32_BYTES * parameter.numel
+        filled_bytes += parameter.num_bytes
     return buckets
 
 
@@ -208,9 +265,11 @@ def split_of(config: RunConfig, tp_rank: int = 0) -> Split:
 
 
 def model_shapes(config: RunConfig) -> ModelShapes:
-    """Read the shapes of the whole model of a run, a tied matrix once."""
+    """Read the shapes of the whole model of a run, a tied matrix once; their types are those of its precision."""
     sizes = (config.built_model, config.image_size, config.sequence_length, config.num_classes)
-    return _shapes(*sizes, WHOLE, config.routing)
+    switches = switches_hash() if is_elsewhere(config.model) else ""
+    shapes = _shapes(*sizes, WHOLE, config.routing, switches=switches)
+    return shapes.in_dtype("bfloat16") if config.precision == "bf16-true" else shapes
 
 
 def untied_shapes(config: RunConfig, split: Split = WHOLE) -> ModelShapes:
@@ -282,14 +341,68 @@ def _shapes(
     split: Split,
     routing: Routing | None = None,
     untied: bool = False,
+    switches: str = "",
 ) -> ModelShapes:
     from dlojz.models.blocks import untie
 
+    del switches  # read by the packages of models from elsewhere while they build
     built = build_on_meta(model, image_size, sequence_length, num_classes, split, routing=routing)
     if not untied:
-        return shapes_of(built)
+        return replace(shapes_of(built), settings=_settings_hash(built) if is_elsewhere(model) else "")
     untie(built)
     return _by_reader(shapes_of(built), built)
+
+
+SWITCHES = ("TIMM_", "TRANSFORMERS_", "HF_", "TORCH_", "PYTORCH_", "USE_", "DISABLE_")
+"""First letters of the environment variables with which torch, timm and transformers choose their code."""
+_NO_SWITCHES = ("_HOME", "_CACHE", "_TOKEN", "_PATH", "_OFFLINE", "_ENDPOINT")
+
+
+def switches_hash() -> str:
+    """Hash the switches of this process by which torch and the packages of models choose what they compute.
+
+    These are their environment variables, torch's own settings, and what `timm.layers.set_fused_attn` and its like set.
+    """
+    import torch
+
+    named = sorted(
+        (name, value)
+        for name, value in os.environ.items()
+        if name.startswith(SWITCHES) and not name.endswith(_NO_SWITCHES)
+    )
+    of_timm = vars(sys.modules["timm.layers.config"]) if "timm.layers.config" in sys.modules else {}
+    backends = torch.backends
+    chosen = (
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        backends.cuda.flash_sdp_enabled(),
+        backends.cuda.mem_efficient_sdp_enabled(),
+        backends.cuda.math_sdp_enabled(),
+        backends.cuda.cudnn_sdp_enabled(),
+        backends.mkldnn.enabled,
+        [(name, value) for name, value in sorted(of_timm.items()) if isinstance(value, bool | int)],
+    )
+    return hashlib.sha256(repr((named, chosen)).encode()).hexdigest()[:16]
+
+
+def _settings_hash(built: BlockList) -> str:
+    """Hash the classes of a model's modules and their settings: what its packages have chosen while it was built."""
+    digest = hashlib.sha256()
+    for path, part in built.named_modules():
+        settings = [(name, _setting(value)) for name, value in sorted(vars(part).items()) if not name.startswith("_")]
+        digest.update(f"{path} {type(part).__module__}.{type(part).__qualname__} {settings}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _setting(value: object) -> str:
+    """Write a setting so that it is the same text in every process."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_setting, value))})"
+    kind = getattr(value, "__qualname__", type(value).__qualname__)
+    return f"{kind} {getattr(value, '_attn_implementation', '')}"
 
 
 def _by_reader(shapes: ModelShapes, built: BlockList) -> ModelShapes:
@@ -302,6 +415,8 @@ def _by_reader(shapes: ModelShapes, built: BlockList) -> ModelShapes:
 
 def shapes_of(built: BlockList) -> ModelShapes:
     """Read the shapes of the parameters and buffers of a model that is built, on the meta device or a real one."""
+    from torch import nn
+
     from dlojz.models.blocks import tied_names
     from dlojz.models.experts.layer import expert_parameters
 
@@ -315,20 +430,27 @@ def shapes_of(built: BlockList) -> ModelShapes:
             module=name.rpartition(".")[0],
             is_expert=name in experts,
             tied=name in tied,
+            dtype=str(parameter.dtype).removeprefix("torch."),
+            is_trained=parameter.requires_grad,
         )
         for name, parameter in built.named_parameters()
     )
     buffers = tuple(
-        (_number_of(name), *((one.numel(), 0) if one.is_floating_point() else (0, one.numel() * one.itemsize)))
+        (
+            _number_of(name),
+            *((one.numel(), 0) if one.is_floating_point() else (0, one.numel() * one.itemsize)),
+            one.numel() * one.itemsize,
+        )
         for name, one in built.named_buffers()
     )
     return ModelShapes(
         parameters=parameters,
-        float_buffer_elements=sum(elements for _, elements, _ in buffers),
-        integer_buffer_bytes=sum(integer_bytes for _, _, integer_bytes in buffers),
+        float_buffer_elements=sum(elements for _, elements, _, _ in buffers),
+        integer_buffer_bytes=sum(integer_bytes for _, _, integer_bytes, _ in buffers),
         buffers=buffers,
         enclosing=None if built.is_chain else len(built.blocks) - 1,
         paths=getattr(built, "paths", ()),
+        recurrent=next((name for name, part in built.named_modules() if isinstance(part, nn.RNNBase)), ""),
     )
 
 
@@ -463,6 +585,53 @@ def repeated_rings(config: RunConfig) -> int:
     return 0 if layout.checkpointing == "none" else layers
 
 
+def check_parameters(config: RunConfig, shapes: ModelShapes) -> None:
+    """Refuse frozen parameters, and weights in other types than fp32, where they are neither predicted nor run.
+
+    Args:
+        config: the run.
+        shapes: of its whole model, or of a rank's part of it.
+
+    Raises:
+        LabError: with what the model has, and the layouts that take it.
+    """
+    dtypes = Counter(parameter.dtype for parameter in shapes.parameters)
+    frozen = [parameter for parameter in shapes.parameters if not parameter.is_trained]
+    if not frozen and set(dtypes) <= {"float32"}:
+        return
+    layout = config.layout
+    trained_dtypes = {parameter.dtype for parameter in shapes.parameters if parameter.is_trained}
+    whole = layout.pp == layout.tp == layout.cp == layout.ep == 1 and config.library == "none"
+    takes = config.engine_spec.keeps_dtypes and whole and layout.gradient_compression == "none"
+    joined = layout.strategy in ("by_hand", "fsdp2")  # gradients of several types do not go into one message
+    if takes and not (joined and len(trained_dtypes) > 1):
+        casts = layout.strategy == "fsdp2" and config.precision in ("bf16", "fp16") and trained_dtypes != {"float32"}
+        if not casts:
+            return
+    of_type = ", ".join(sorted(dtypes))
+    first = shapes.own_path(frozen[0].name) if frozen else ""
+    has = (
+        say(
+            en=f"{len(frozen)} frozen parameters of {len(shapes.parameters)} (the first is {first}: requires_grad is "
+            f"False; types: {of_type})",
+            fr=f"{len(frozen)} paramètres gelés sur {len(shapes.parameters)} (le premier est {first} : requires_grad "
+            f"vaut False ; types : {of_type})",
+        )
+        if frozen
+        else say(en=f"weights in {of_type}", fr=f"des poids en {of_type}")
+    )
+    raise refusal(
+        en=f"{config.model_name} has {has}; such models are predicted and run on one process, in DDP, or in FSDP2 "
+        "(zero=2 or 3, trained weights of one type, which is fp32 or keeps precision='fp32'), but "
+        f"{layout.degrees}, engine={layout.engine!r}, zero={layout.zero}, precision={config.precision!r} was received: "
+        "use engine='torch' and one of those layouts.",
+        fr=f"{config.model_name} a {has} ; de tels modèles se prédisent et s’exécutent sur un processus, avec DDP, ou "
+        "avec FSDP2 (zero=2 ou 3, poids entraînés d’un seul type, qui est fp32 ou garde precision='fp32'), mais "
+        f"{layout.degrees}, engine={layout.engine!r}, zero={layout.zero}, precision={config.precision!r} a été reçu : "
+        "prenez engine='torch' et une de ces dispositions.",
+    )
+
+
 def num_blocks(shapes: ModelShapes) -> int:
     """Count the blocks of a model."""
     return max(parameter.block for parameter in shapes.parameters) + 1
@@ -535,8 +704,8 @@ def part_of(config: RunConfig, shapes: ModelShapes, rank: int) -> ModelShapes:
     buffers = tuple(buffer for buffer in shapes.buffers if buffer[0] in held)
     return ModelShapes(
         tuple(parameter for parameter in shapes.parameters if parameter.block in held),
-        sum(elements for _, elements, _ in buffers),
-        sum(integer_bytes for _, _, integer_bytes in buffers),
+        sum(elements for _, elements, _, _ in buffers),
+        sum(integer_bytes for _, _, integer_bytes, _ in buffers),
         buffers,
     )
 

@@ -28,7 +28,7 @@ from itertools import accumulate
 
 from dlojz.base.language import MEBIBYTE
 from dlojz.by_hand.optimizers.sent_bytes import chunk_elements
-from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
+from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS, SUB_GROUP_ELEMENTS
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import COMPRESSED
 from dlojz.prediction.shapes import (
@@ -56,12 +56,10 @@ ZERO_BUCKET_BYTES = 1 * MEBIBYTE
 """The lab's ZeRO stage 2 closes a bucket once it holds so much (`dlojz.by_hand.zero.stage2`)."""
 DEEPSPEED_ALIGNMENT = 2
 """Stages 1 and 2 pad the flat weights to a multiple of N times this (`nccl_start_alignment_factor`)."""
-SUB_GROUP_ELEMENTS = 10**9
-"""Stage 3 updates the shards in groups of at most so many elements (`sub_group_size`)."""
 
 
 def compute_bytes(config: RunConfig) -> int:
-    """Return the bytes of one weight as DeepSpeed, FSDP2 and the lab's stage 3 compute with it."""
+    """Return the bytes of one fp32 weight as DeepSpeed, FSDP2 and the lab's stage 3 compute with it."""
     return FP32_BYTES if config.precision == "fp32" else HALF_BYTES
 
 
@@ -70,8 +68,25 @@ def gradient_bytes(config: RunConfig) -> int:
     return FP32_BYTES if config.fp32_gradients else compute_bytes(config)
 
 
-def optimizer_bytes(config: RunConfig, sizes: Iterable[int]) -> int:
+def gathered_element_bytes(config: RunConfig, parameter: ParameterShape) -> int:
+    """Return the bytes of one number of a parameter as FSDP2 gathers it: cast, or in its own type."""
+    return HALF_BYTES if config.precision in ("bf16", "fp16") else parameter.element_bytes
+
+
+def optimizer_bytes_of(config: RunConfig, tensors: Iterable[tuple[ParameterShape, int]]) -> int:
+    """Compute the bytes of the optimizer's states over so many elements of each of these parameters, frozen ones none.
+    """
+    sizes: dict[int, list[int]] = {}
+    for parameter, elements in tensors:
+        if parameter.is_trained:
+            sizes.setdefault(parameter.element_bytes, []).append(elements)
+    return sum(optimizer_bytes(config, of_type, each) for each, of_type in sizes.items())
+
+
+def optimizer_bytes(config: RunConfig, sizes: Iterable[int], element_bytes: int = FP32_BYTES) -> int:
     """Compute the bytes of the optimizer's states over tensors of so many elements.
+
+    `element_bytes` are those of the weights: torch's moments have their type, and its count of steps is in fp32.
 
     Adam and LAMB: two moments in fp32; torch's AdamW adds an fp32 step count per tensor, and so do the lab's own;
     DeepSpeed's keep it as a number. 1-bit LAMB has a third moment, the fresh variance, in its second stage. 8-bit Adam:
@@ -89,7 +104,7 @@ def optimizer_bytes(config: RunConfig, sizes: Iterable[int]) -> int:
         return moments * (sum(sizes) + FP32_BYTES * scales)
     in_lab = config.optimizer == "adamw" or config.layout.engine != "deepspeed"
     numbers = NUMBERS.get(config.optimizer, 0) * len(sizes) if in_lab else 0
-    return FP32_BYTES * (moments * sum(sizes) + numbers) + error_bytes(config, sum(sizes))
+    return element_bytes * moments * sum(sizes) + FP32_BYTES * numbers + error_bytes(config, sum(sizes))
 
 
 def error_bytes(config: RunConfig, num_parameters: int) -> int:
@@ -171,15 +186,15 @@ def deepspeed_messages(
 
 
 def _replicated(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
-    """One process, or DDP, also by hand: everything whole on every rank; bf16 is autocast over fp32 weights.
+    """One process, or DDP, also by hand: everything whole on every rank; bf16 is autocast over the weights.
 
     Where backward updates, a gradient is a temporary. PowerSGD's errors count with the optimizer's states.
     """
-    whole_bytes = FP32_BYTES * shapes.num_parameters
+    trained_bytes = sum(parameter.num_bytes for parameter in shapes.trained.parameters)
     return Memory(
-        weights_bytes=whole_bytes,
-        gradients_bytes=0 if config.update == "in_backward" else whole_bytes,
-        optimizer_bytes=optimizer_bytes(config, (parameter.numel for parameter in shapes.parameters))
+        weights_bytes=sum(parameter.num_bytes for parameter in shapes.parameters),
+        gradients_bytes=0 if config.update == "in_backward" else trained_bytes,
+        optimizer_bytes=optimizer_bytes_of(config, ((parameter, parameter.numel) for parameter in shapes.parameters))
         + kept_bytes(config, shapes)
         + renewed_bytes(config, shapes),
         master_bytes=0,
@@ -187,15 +202,15 @@ def _replicated(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
 
 
 def _fsdp2(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
-    """FSDP2: fp32 shards of rows; with ZeRO-2 the weights gathered in forward stay until backward has used them."""
+    """FSDP2: shards of rows; with ZeRO-2 the weights gathered in forward stay until backward has used them."""
     dp = config.layout.dp
-    padded = sum(parameter.padded_rows_numel(dp) for parameter in shapes.parameters)
-    own = [parameter.rows_numel(dp, rank) for parameter in shapes.parameters]
-    gathered_bytes = compute_bytes(config) * dp * padded if config.layout.zero == 2 else 0
+    padded = [(parameter, parameter.padded_rows_numel(dp)) for parameter in shapes.parameters]
+    gathered_bytes = dp * sum(gathered_element_bytes(config, one) * elements for one, elements in padded)
     return Memory(
-        weights_bytes=FP32_BYTES * padded + gathered_bytes,
-        gradients_bytes=FP32_BYTES * padded,
-        optimizer_bytes=optimizer_bytes(config, own),
+        weights_bytes=sum(one.element_bytes * elements for one, elements in padded)
+        + (gathered_bytes if config.layout.zero == 2 else 0),
+        gradients_bytes=sum(one.element_bytes * elements for one, elements in padded if one.is_trained),
+        optimizer_bytes=optimizer_bytes_of(config, ((one, one.rows_numel(dp, rank)) for one, _ in padded)),
         master_bytes=0,
     )
 
@@ -234,14 +249,29 @@ def _zero_1_or_2(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
 
 def _zero_3(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
     each = compute_bytes(config)
-    own = sum(parameter.padded_numel(config.layout.dp) for parameter in shapes.parameters)
-    whole, rest = divmod(own, SUB_GROUP_ELEMENTS)
+    sub_groups = [sum(sizes) for sizes in zero_3_sub_groups(config, shapes)]
+    own = sum(sub_groups)
     return Memory(
         weights_bytes=each * own,
         gradients_bytes=gradient_bytes(config) * own,
-        optimizer_bytes=optimizer_bytes(config, [SUB_GROUP_ELEMENTS] * whole + [rest] * (rest > 0)),
+        optimizer_bytes=optimizer_bytes(config, sub_groups),
         master_bytes=FP32_BYTES * own,
     )
+
+
+def zero_3_sub_groups(config: RunConfig, shapes: ModelShapes) -> list[list[int]]:
+    """List the elements of the shards of each sub-group, which DeepSpeed's stage 3 updates one after the other.
+
+    A sub-group is closed by the parameter that makes it reach `sub_group_size`, so it may be larger by that one.
+    Source: DeepSpeed 0.19 `runtime/zero/stage3.py`, `_create_fp16_sub_groups`.
+    """
+    size = config.layout.sub_group_size or SUB_GROUP_ELEMENTS
+    sub_groups: list[list[int]] = [[]]
+    for parameter in shapes.parameters:
+        if sum(sub_groups[-1]) >= size:
+            sub_groups.append([])
+        sub_groups[-1].append(parameter.padded_numel(config.layout.dp))
+    return sub_groups
 
 
 def zero_3_units(shapes: ModelShapes) -> tuple[list[list[ParameterShape]], list[ParameterShape]]:
@@ -307,11 +337,10 @@ def predict_states(config: RunConfig, shapes: ModelShapes, rank: int = 0) -> Mem
     if engine.gathers_per_step and config.layout.pp > 1:
         # torch's pipeline reduces after the last micro-batch: until then the gradients are whole on each rank.
         held = held.model_copy(update={"gradients_bytes": config.layout.dp * (held.gradients_bytes or 0)})
-    # Under autocast BatchNorm's statistics stay fp32; engines that cast the weights cast them too.
-    buffer_bytes = FP32_BYTES if engine.autocast else compute_bytes(config)
-    return held.model_copy(
-        update={"buffers_bytes": buffer_bytes * shapes.float_buffer_elements + shapes.integer_buffer_bytes}
-    )
+    # Under autocast BatchNorm's statistics stay as they are; engines that cast the weights cast them too.
+    casts = not engine.autocast and config.precision in ("bf16", "fp16")
+    cast_bytes = HALF_BYTES * shapes.float_buffer_elements + shapes.integer_buffer_bytes
+    return held.model_copy(update={"buffers_bytes": cast_bytes if casts else shapes.buffer_bytes})
 
 
 OPTIMIZER_BUFFERS = 4
@@ -363,7 +392,8 @@ def _stage_3(config: RunConfig, shapes: ModelShapes, memory: Memory, rank: int) 
         # The gradients of the micro-batches in the type of the weights, and their sum in fp32 for the update.
         host_bytes = (memory.optimizer_bytes or 0) + master_bytes + FP32_BYTES * own
         return left | {"host_bytes": host_bytes + gradients_bytes + moved_weights_bytes}
-    buffer_bytes = OPTIMIZER_BUFFERS * FP32_BYTES * min(own, SUB_GROUP_ELEMENTS)
+    largest = max(map(sum, zero_3_sub_groups(config, shapes)))
+    buffer_bytes = OPTIMIZER_BUFFERS * FP32_BYTES * largest
     if moved_weights_bytes:
         buffer_bytes += PARAMETER_BUFFERS * PARAMETER_BUFFER_ELEMENTS * compute_bytes(config)
     return left | {
@@ -400,8 +430,12 @@ def ddp_buckets(config: RunConfig, shapes: ModelShapes) -> list[list[ParameterSh
 
     # A given size holds for the first bucket too, and so does that of Colossal-AI's plugin.
     given = config.layout.bucket_mib is not None or config.library == "colossalai"
-    ready = (shapes.parameters[number] for number in ready_order(config))
-    return fill_buckets(ready, bucket_bytes_of(config), None if given else DDP_FIRST_BUCKET_BYTES)
+    of_type: dict[str, list[ParameterShape]] = {}  # a bucket holds gradients of one type
+    for number in ready_order(config):
+        of_type.setdefault(shapes.parameters[number].dtype, []).append(shapes.parameters[number])
+    first_bytes = None if given else DDP_FIRST_BUCKET_BYTES
+    limit_bytes = bucket_bytes_of(config)
+    return [bucket for ready in of_type.values() for bucket in fill_buckets(ready, limit_bytes, first_bytes)]
 
 
 def compressed(bucket: Sequence[ParameterShape], rank: int) -> Bucket:

@@ -22,9 +22,9 @@ Source: megatron-core 0.16.1, `transformer/dot_product_attention.py`, `fusions/f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -38,7 +38,6 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
-from dlojz.models.blocks import tied_names
 from dlojz.models.foreign.meta_checks import error_with_line
 from dlojz.prediction.shapes import FP32_BYTES
 from dlojz.prediction.storage_tracker import StorageTracker
@@ -86,12 +85,35 @@ def _convolution_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, *arg
     return 2 * gradient.numel() * weight[0].numel() * (int(wanted[0]) + int(wanted[1]))
 
 
+def _recurrent(inputs: Tensor, w_input: Tensor, w_hidden: Tensor, *args: Any, **kwargs: Any) -> int:
+    """Count one layer of a CPU's kernel: each position is multiplied by both weights, (gates × inputs, gates × hidden).
+
+    Args:
+        inputs: (length, samples, features), in either order of the first two.
+    """
+    return 2 * inputs.shape[0] * inputs.shape[1] * (w_input.numel() + w_hidden.numel())
+
+
+def _recurrent_on_gpu(inputs: Tensor, weights: Sequence[Tensor], *args: Any, **kwargs: Any) -> int:
+    """Count all layers of cuDNN's kernel, whose weights are listed with their biases."""
+    return 2 * inputs.shape[0] * inputs.shape[1] * sum(one.numel() for one in weights if one.dim() > 1)
+
+
+def _twice(forward: Callable[..., int]) -> Callable[..., int]:
+    """Count a backward pass: the gradients of inputs and of weights, each as many products as forward."""
+    return lambda *args, **kwargs: 2 * forward(*args, **kwargs)
+
+
 _ATTENTION_KERNELS = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
-# torch's own formulas, but for attention (the CPU's kernel has none) and the backward of a convolution, whose formula
-# forgets that a grouped convolution (CoAtNet's depthwise one) mixes no channels.
+# torch's own formulas, but for recurrent layers, which have none, attention (the CPU's kernel has none) and the
+# backward of a convolution, whose formula forgets that a grouped one (CoAtNet's depthwise one) mixes no channels.
 FLOP_FORMULAS: dict[Any, Any] = {
     **flop_registry,
     torch.ops.aten.convolution_backward: _convolution_backward,
+    torch.ops.aten.mkldnn_rnn_layer: _recurrent,
+    torch.ops.aten.mkldnn_rnn_layer_backward: _twice(_recurrent),
+    torch.ops.aten._cudnn_rnn: _recurrent_on_gpu,
+    torch.ops.aten._cudnn_rnn_backward: _twice(_recurrent_on_gpu),
     **{getattr(torch.ops.aten, f"_scaled_dot_product_{name}"): _attention_flops for name in _ATTENTION_KERNELS},
     **{
         getattr(torch.ops.aten, f"_scaled_dot_product_{name}_backward"): _attention_backward_flops
@@ -170,7 +192,10 @@ class Follower(StorageTracker):
         self.flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        in_place = self.sums_in_place(func, args)
         result = func(*args, **(kwargs or {}))
+        if in_place:
+            self.take_over(args[0].untyped_storage(), result.untyped_storage())
         self.flops += flops_of(func, args, kwargs or {}, result) or 0
         # A GPU keeps the mean and the deviation of a normalisation in fp32, whatever its input.
         statistics = self.on_gpu and func is torch.ops.aten.native_layer_norm.default
@@ -453,7 +478,7 @@ def _traced(
                 with around, _autocast(compute):
                     output = module(*batch)
                 value = loss(output, *compared)
-            del output
+            del output, batch
             on_host = frozenset(follower.see(tensor) for tensor in getattr(around, "host_copies", list)())
             kept = frozenset(follower.live_bytes)
             follower.phase = "backward"
@@ -461,12 +486,11 @@ def _traced(
         except LabError:
             raise
         except Exception as error:
-            raise LabError(_refusal(error)) from error
+            raise _refusal(error) from error
     for parameter in parameters.values():
         parameter.grad = None
-    shared = set(tied_names(module).values())
     return MemoryTrace(
-        tuple(summed_in_place(follower.events, shared) if on_gpu else follower.events),
+        tuple(follower.events),
         kept,
         on_host,
         follower.bytes_of,
@@ -474,32 +498,6 @@ def _traced(
         follower.output_of,
         follower.flops,
     )
-
-
-def summed_in_place(events: list[Allocation | TraceMark], shared: set[str]) -> list[Allocation | TraceMark]:
-    """Let autograd add the second gradient of a shared parameter into the first one's memory, as without any mode.
-
-    Under a dispatch mode (here, and in the probe of a run on the CPU) their sum is a third tensor.
-
-    Source: torch 2.13, `csrc/autograd/input_buffer.cpp`, `can_accumulate_inplace`.
-    """
-    sums = {event.storage: event.name for event in events if isinstance(event, TraceMark) and event.name in shared}
-    for number in sums:
-        at = next((i for i, one in enumerate(events) if isinstance(one, Allocation) and one.storage == number), -1)
-        made = events[at]
-        if at < 0 or not isinstance(made, Allocation):
-            continue
-        parts = [
-            one.storage
-            for one in events[at + 1 :]
-            if isinstance(one, Allocation) and one.delta_bytes == -made.delta_bytes and one.storage != number
-        ][:2]
-        if len(parts) < 2:
-            continue
-        first = min(parts)
-        rest = [one for one in events[at + 1 :] if not (isinstance(one, Allocation) and one.storage == first)]
-        events = [*events[:at], *(replace(one, storage=first) if one.storage == number else one for one in rest)]
-    return events
 
 
 def _sum_of_all(output: Any) -> Tensor:
@@ -598,16 +596,34 @@ def _marks(module: nn.Module, follower: Follower, ways: AbstractContextManager[A
             yield parameter.register_post_accumulate_grad_hook(ready)
 
 
-def _refusal(error: Exception) -> str:
+class ValuesNeededError(LabError):
+    """A forward pass that needs the values of its data, which a trace without memory does not have.
+
+    Args:
+        first: the error, with the line that caused it.
+    """
+
+    def __init__(self, first: str) -> None:
+        self.cause = say(
+            en=f"the module's forward depends on the values of its data ({first}), which a trace without memory does "
+            "not have",
+            fr=f"la passe avant du module dépend des valeurs de ses données ({first}), qu’une trace sans mémoire n’a "
+            "pas",
+        )
+        advice = say(
+            en=": trace a version without such a choice, or measure it on a real run.",
+            fr=" : suivez une version sans ce choix, ou mesurez sur une vraie exécution.",
+        )
+        super().__init__(self.cause + advice)
+
+
+def _refusal(error: Exception) -> LabError:
     kind, first = type(error).__name__, error_with_line(error)
     if "DataDependent" in kind or "DynamicOutputShape" in kind or "UnbackedSymInt" in kind:
-        return say(
-            en=f"the module's forward depends on the values of its data ({first}), which a trace without memory does "
-            "not have: trace a version without such a choice, or measure it on a real run.",
-            fr=f"la passe avant du module dépend des valeurs de ses données ({first}), qu’une trace sans mémoire n’a "
-            "pas : suivez une version sans ce choix, ou mesurez sur une vraie exécution.",
+        return ValuesNeededError(first)
+    return LabError(
+        say(
+            en=f"the module does not run on these inputs: {first}",
+            fr=f"le module ne s’exécute pas sur ces entrées : {first}",
         )
-    return say(
-        en=f"the module does not run on these inputs: {first}",
-        fr=f"le module ne s’exécute pas sur ces entrées : {first}",
     )

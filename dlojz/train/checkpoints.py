@@ -143,7 +143,10 @@ class CheckpointManager:
         """Why a stopped run has ended, and how it is resumed."""
         told = f"it was told to stop before the time limit (SIGUSR2), after {done} of {self._config.steps} steps; "
         if self.newest_step == done:
-            return f"{told}a checkpoint holds them all: run the same configuration again, and it goes on from there."
+            return (
+                f"{told}a checkpoint holds them all: run the same configuration again, and it goes on from there, "
+                "unless another run of it has completed, which is shown then; the same job script goes on in any case."
+            )
         why = self.problem.rstrip(".") or "rank 0 could not write"
         again = f"step {self.newest_step}, of which there is a checkpoint" if self.newest_step > 0 else "the beginning"
         return f"{told}they could not be kept ({why}): run again, it goes on from {again}."

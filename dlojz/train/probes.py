@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,15 +21,25 @@ from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import SETTLING_STEPS, first_whole_step, sending_interval, settled_step
 from dlojz.hardware.gpus import Device, Precision, device_of_driver
 from dlojz.pipeline.schedule import FORWARD, UPDATE, Action
-from dlojz.results.footprint import Footprint, Overlap, Phases
+from dlojz.results.footprint import Footprint, Memory, Overlap, Phases
 from dlojz.results.record import MemorySample, Span
-from dlojz.train.dispatch_trace import MemoryProbe, StorageTrace, traffic_of
+from dlojz.train.dispatch_trace import MemoryProbe, StorageTrace, bytes_of, traffic_of
 from dlojz.train.engines.base import Engine
 
 PHASE_OF_METHOD = {"forward": "forward", "backward": "backward", "update": "optimizer"}
 _PHASE_OF_ACTION = {FORWARD: "forward", UPDATE: "optimizer"}
 KEPT_SPANS = 3
 Perform = Callable[[Action, Callable[[], None]], None]
+
+
+class StepMark(NamedTuple):
+    """Moment within a step at which it may have ended, with what was counted of it until then."""
+
+    time_s: float
+    seconds: dict[str, float]
+    num_storages: int
+    num_calls: int
+    flops: Counter[torch.dtype]
 
 
 class PhaseClock:
@@ -112,23 +122,44 @@ class PhaseClock:
             )
         )
 
+    def become(self, rank: int) -> None:
+        """Take another rank, with the timeline so far."""
+        self._rank = rank
+        self._spans = [span.model_copy(update={"rank": rank}) for span in self._spans]
+
     def align(self, origin_s: float) -> None:
         """Count the timeline from this moment of the rank's clock, which is the same moment on all ranks."""
         self._origin_s, self._aligned = origin_s, True
 
-    def start_step(self, step: int) -> None:
-        """Start a step; the timeline keeps the last few."""
+    def start_step(self, step: int, since_s: float | None = None) -> None:
+        """Start a step, now or at a moment of this clock; the timeline keeps the last few."""
         if not self._steps and not self._aligned:
             self._origin_s = time.perf_counter()
         self._step = step
         self._spans = [span for span in self._spans if span.step > step - KEPT_SPANS]
-        self._started_s = time.perf_counter()
+        self._started_s = time.perf_counter() if since_s is None else since_s
 
-    def end_step(self) -> float:
-        """End the step; returns its seconds."""
-        step_s = time.perf_counter() - self._started_s
-        self._steps.setdefault(self._step, defaultdict(float))["step"] = step_s
-        return step_s
+    def seconds(self) -> dict[str, float]:
+        """Copy the seconds by phase of the present step so far."""
+        return dict(self._steps.get(self._step, {}))
+
+    def end_step(self, mark: StepMark | None = None) -> float:
+        """End the step, now or at a mark; what has followed the mark is the next step's. Returns its seconds."""
+        seconds = self._steps.setdefault(self._step, defaultdict(float))
+        if mark is None:
+            seconds["step"] = time.perf_counter() - self._started_s
+            return seconds["step"]
+        later = self._steps.setdefault(self._step + 1, defaultdict(float))
+        for name in list(seconds):
+            later[name] += seconds[name] - mark.seconds.get(name, 0.0)
+            seconds[name] = mark.seconds.get(name, 0.0)
+        begun_s = mark.time_s - self._origin_s
+        self._spans = [
+            span.model_copy(update={"step": self._step + 1}) if span.start_s >= begun_s else span
+            for span in self._spans
+        ]
+        seconds["step"] = mark.time_s - self._started_s
+        return seconds["step"]
 
     def communicated(self, overlap: Overlap) -> None:
         """Record the overlap of the present step's communication with its computing: a span for each, and each wait."""
@@ -140,9 +171,17 @@ class PhaseClock:
         for start_s, end_s in overlap.waits:
             self._keep("wait", start_s, end_s)
 
-    def phases(self, first_step: int) -> Phases:
-        """Compute median seconds by phase over the whole steps from `first_step` on; all None where there is none."""
-        steps = [seconds for step, seconds in self._steps.items() if step >= first_step and "step" in seconds]
+    def phases(self, first_step: int, without: Container[int] = ()) -> Phases:
+        """Compute median seconds by phase over the whole steps from `first_step` on; all None where there is none.
+
+        Args:
+            without: steps that are left out, since they were traced.
+        """
+        steps = [
+            seconds
+            for step, seconds in self._steps.items()
+            if step >= first_step and step not in without and "step" in seconds
+        ]
         names = {name for seconds in steps for name in seconds if f"{name}_s" in Phases.model_fields}
         return Phases(**{f"{name}_s": statistics.median(seconds[name] for seconds in steps) for name in names})
 
@@ -196,6 +235,7 @@ class Probes:
         self.config, self.rank, self._device = config, rank, device
         names = {str(control.group_name): "control"} if control is not None else {}
         self.trace = trace or StorageTrace(names, device_type=device.type)
+        self.trace.tells_origins = config.script is not None
         self.memory = MemoryProbe(self.trace)
         self.clock = PhaseClock(rank, device, on_phase=self._phase_begins)
         self.timeline: tuple[MemorySample, ...] = ()
@@ -208,11 +248,21 @@ class Probes:
         self.global_batch: int | None = config.layout.global_batch
         """Samples of a step over all replicas; None where that is not known."""
         self._peak_s: float | None = None
+        self.first_timed = 0
+        """First step whose time counts, once one was measured."""
+        self._traced_steps: set[int] = set()
+        """Steps whose time does not count, of a script."""
+        self._is_driven = False
 
     @property
     def is_tracing(self) -> bool:
         """Whether memory and communication are traced at this moment."""
         return self._tracing
+
+    def become(self, rank: int) -> None:
+        """Take another rank, with what was timed so far: that of a process which learns late who it is."""
+        self.rank = rank
+        self.clock.become(rank)
 
     def start(self) -> None:
         """Start tracing; to be called before the model is built."""
@@ -269,20 +319,62 @@ class Probes:
             for tensor in batch:
                 self.trace.see(tensor)
 
-    def start_step(self, step: int) -> None:
-        """Start a step."""
+    # A script's steps are traced as its watch decides: from one step on, or from a forward pass on whose inputs are
+    # larger than those before.
+
+    def follow_watch(self) -> None:
+        """Leave it to the watch of a script which steps are traced and measured."""
+        self._is_driven = self.memory.keeps_variables = True
+
+    def resume(self, phase: str = "data") -> None:
+        """Trace from here on, in this phase of a step; what an engine holds has been made since the last traced one."""
+        self.start()
+        self._phase = self.trace.phase = phase
+        if self._engine is not None:
+            self.memory.before_forward(self._engine.inventory())
+        self._traced_steps.add(self.trace.step)
+
+    def pause(self) -> None:
+        """Trace no further for now."""
+        self.close()
+
+    def optimizer_bytes(self) -> int:
+        """Sum the bytes of the optimizers' states at this moment."""
+        return bytes_of(self._engine.inventory().get("optimizer", ())) if self._engine is not None else 0
+
+    def enter_thread(self) -> None:
+        """Trace what the calling thread computes too."""
+        if self._tracing:
+            self.trace.__enter__()
+
+    def mark(self) -> StepMark:
+        """Mark a moment at which the present step may have ended."""
+        recorded = self.trace.trace
+        of_step = ((kind, count) for (step, kind), count in recorded.flops_of_type.items() if step == self.trace.step)
+        flops = Counter(dict(of_step))
+        seconds = self.clock.seconds()
+        return StepMark(time.perf_counter(), seconds, len(recorded.storages), len(recorded.calls), flops)
+
+    def start_step(self, step: int, mark: StepMark | None = None) -> None:
+        """Start a step, now or at a mark within the one before."""
         self.trace.step = step
+        if self._is_driven and self._tracing:
+            self._traced_steps.add(step)
         if self._pauses and step == self.steady_step - 1:
             self._pauses = False
             self.start()
-        self.clock.start_step(step)
+        self.clock.start_step(step, mark.time_s if mark is not None else None)
 
-    def end_step(self) -> float:
-        """End a step; returns its seconds."""
-        step_s = self.clock.end_step()
+    def end_step(self, mark: StepMark | None = None) -> float:
+        """End a step, now or at a mark within it; returns its seconds."""
+        step_s = self.clock.end_step(mark)
         if self._tracing and self._engine is not None:
+            if mark is not None:
+                self.trace.trace.split(self.trace.step, mark.num_storages, mark.num_calls, mark.flops)
             self.memory.after_step(self._engine.inventory())
-            if self.trace.step == self.steady_step:
+            if self._is_driven:
+                pass  # its watch decides
+            elif self.trace.step == self.steady_step:
                 self._stop_tracing()
             elif self.trace.step < self.steady_step - 2:
                 self._pauses = True  # all that outlives a step has been seen
@@ -293,18 +385,38 @@ class Probes:
 
     def settle(self) -> None:
         """Report the last whole step, where the training has ended before the steady one."""
-        if self._tracing and self.trace.step > 0:
+        if self._tracing and self.trace.step > 0 and self._measured is None:
             self.steady_step = self.trace.step - 1
             self._stop_tracing()
+        self.close()
+
+    def measure_if_largest(self, step: int) -> bool:
+        """Measure a step that was traced, unless one with a larger peak was; returns whether it is the largest."""
+        memory, timeline = self.memory.measure(step, self._device)
+        before = self._measured.memory.peak_bytes if self._measured is not None else None
+        if self._measured is None:
+            self.first_timed = self.trace.step + 1
+        if before is not None and (memory.peak_bytes or 0) <= before:
+            return False
+        self.steady_step = step
+        self._measure(memory, timeline)
+        return True
+
+    def variables(self, named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
+        """Claim what variables of a script hold, and sum its bytes by the variables' names, the largest first."""
+        return self.memory.claim_variables(named)
 
     def _stop_tracing(self) -> None:
-        self.trace.__exit__(None, None, None)
-        self._tracing = False
+        self.close()
+        self.first_timed = self.steady_step + 1
+        self._measure(*self.memory.measure(self.steady_step, self._device))
+
+    def _measure(self, memory: Memory, timeline: tuple[MemorySample, ...]) -> None:
         trace = self.trace.trace
         flops = {kind: count for (step, kind), count in trace.flops_of_type.items() if step == self.steady_step}
         gpu = device_of_driver(torch.cuda.get_device_name(self._device)) if self._device.type == "cuda" else None
         self._peak_s = seconds_at_peak(flops, gpu)
-        memory, self.timeline = self.memory.measure(self.steady_step, self._device)
+        self.timeline = timeline
         self._measured = Footprint(
             source="measured",
             rank=self.rank,
@@ -316,14 +428,14 @@ class Probes:
     def close(self) -> None:
         """Stop tracing."""
         if self._tracing:
-            self.trace.__exit__(None, None, None)
+            self.trace.leave()
             self._tracing = False
 
     def footprint(self, parameters: int) -> Footprint | None:
         """Return the measurements so far; None before the steady step has ended."""
         if self._measured is None:
             return None
-        phases: Phases = self.clock.phases(first_step=self.steady_step + 1)
+        phases: Phases = self.clock.phases(self.first_timed, without=self._traced_steps)
         samples_per_s = self.global_batch / phases.step_s if self.global_batch and phases.step_s else None
         mfu = self._peak_s / phases.step_s if self._peak_s and phases.step_s else None
         return self._measured.model_copy(

@@ -16,7 +16,7 @@ from dlojz.base.language import LANGUAGES, use_language
 from dlojz.config.compatibility import LAYOUT, LEGAL, Rule, Scope
 from dlojz.config.fields import LayoutFields, RunFields
 from dlojz.config.layout import Layout
-from dlojz.config.run_compatibility import CONTEXT, ELSEWHERE, LIBRARY, PIPELINE, RULES, RUN, PipelineRun
+from dlojz.config.run_compatibility import CONTEXT, ELSEWHERE, LIBRARY, PIPELINE, PRECISIONS, RULES, RUN, PipelineRun
 from dlojz.config.run_config import RunConfig
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.runnable import check_runnable
@@ -58,6 +58,8 @@ BROKEN: dict[str, dict[str, Any]] = {
     "an activation plan decides alone": {"activation_plan": "keep:3", "checkpointing": "full"},
     "an activation plan is for whole blocks": {"activation_plan": "keep:3", "tp": 2},
     "an NVMe disk takes what ZeRO-3 offloads": {"nvme_path": "/nvme"},
+    "sub-groups are of DeepSpeed ZeRO-3": {"sub_group_size": 1000, "engine": "deepspeed", "zero": 2},
+    "weights in bf16 stay so": {"precision": "bf16-true", "engine": "deepspeed", "dp": 2, "zero": 1},
     "gradients in fp32 are DeepSpeed's": {"fp32_gradients": True},
     "a model reads its data": {"data": "cifar"},
     "the model has no tensor-parallel form": {"tp": 2, "model": "alexnet"},
@@ -93,15 +95,9 @@ BROKEN: dict[str, dict[str, Any]] = {
     "the lengths of a discrete curriculum rise": {**DISCRETE, "curriculum_lengths": "16:5,8:10"},
     "the lengths of a discrete curriculum are multiples": {**DISCRETE, "curriculum_lengths": "12:3"},
     "a discrete curriculum ends within the run": {**DISCRETE, "curriculum_lengths": "8:50"},
-    "models from elsewhere have replicas": {"model": "torchvision:resnet18", "offload": "activations"},
+    "models from elsewhere have replicas": {"model": "torchvision:resnet18", "update": "in_forward"},
     "models from elsewhere are split by torch or by hand": {
         **{"model": "torchvision:resnet18", "tp": 2, "engine": "deepspeed"}
-    },
-    "models from elsewhere recompute no gathered blocks": {
-        "model": "torchvision:resnet18",
-        "checkpointing": "full",
-        "engine": "deepspeed",
-        "zero": 3,
     },
     "context parallelism is of texts": {"cp": 2},
     "context-parallel ranks have no experts": {**MOE, "cp": 2},
@@ -146,7 +142,7 @@ def broken_by(fields: dict[str, Any]) -> str | None:
         return name
     own = {name: value for name, value in fields.items() if name not in LayoutFields.model_fields}
     run = RunFields(**RunConfig._fill_in({**own, "layout": layout}))
-    if (name := first_broken((*LEGAL, *ELSEWHERE, *CONTEXT, *LIBRARY), run)) is not None:
+    if (name := first_broken((*PRECISIONS, *LEGAL, *ELSEWHERE, *CONTEXT, *LIBRARY), run)) is not None:
         return name
     config = RunConfig.of(**fields)
     if (name := first_broken(RUN, config)) is not None:

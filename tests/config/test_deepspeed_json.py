@@ -46,6 +46,7 @@ def configurations(draw: st.DrawFn) -> RunConfig:
         fp32_gradients=precision != "fp32" and draw(st.booleans()),
         offload=offload,
         nvme_path=draw(st.sampled_from(["/nvme", "/a b/é"])) if on_disk else None,
+        sub_group_size=draw(st.sampled_from([None, 1, 10**8, 10**12])) if zero == 3 else None,
         checkpointing=draw(st.sampled_from(["none", "selective", "full"])),
     )
 
@@ -107,6 +108,9 @@ def test_the_course_s_file_is_read_as_it_is(tmp_path: Path) -> None:
         ({"flops_profiler": {"detailed": True}}, {}),  # DeepSpeed leaves off what is not enabled
         ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, {"zero": 2, "offload": "optimizer"}),
         ({"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "none"}}}, {"zero": 1}),
+        ({"zero_optimization": {"stage": 3, "sub_group_size": 5e8}}, {"zero": 3, "sub_group_size": 5 * 10**8}),
+        ({"zero_optimization": {"stage": 3, "sub_group_size": 1e9}}, {"zero": 3}),  # DeepSpeed's default
+        ({"zero_optimization": {"stage": 2, "sub_group_size": 5e8}}, {"zero": 2}),  # which only stage 3 reads
     ],
 )
 def test_ordinary_files_are_understood(document: dict[str, Any], fields: dict[str, Any]) -> None:

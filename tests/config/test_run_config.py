@@ -67,7 +67,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(fields: dict[str, Any], words
         ({"steps": 10**400}, "steps"),
         ({"lr": 0.1}, "unknown key 'lr'"),
         ({"update": "fused", "optimizer": "lamb"}, "'fused' is a form of sgd, momentum, adamw, but optimizer='lamb'"),
-        ({"update": "foreach", "engine": "deepspeed"}, "'foreach' is an option of the engines torch and by_hand"),
+        ({"update": "in_backward", "engine": "deepspeed"}, "'in_backward' is an option of the engines torch"),
         (
             {"library": "megatron", "model": "gpt_tiny", "engine": "deepspeed"},
             "engine='deepspeed', zero=0 was received.*use engine='torch', zero=0, engine='by_hand', zero=0",

@@ -13,7 +13,7 @@ from dlojz.base.language import use_language
 from dlojz.cost_model import Layouts, calibration, estimate, simulate, workload
 from dlojz.cost_model.layouts import LOSSES, losses
 from dlojz.cost_model.passes import collective_s, exposed_s, neighbour_s, stages_of
-from dlojz.cost_model.step import HOST_LINK_BYTES_PER_S, DataMessages, gathered_s, step_parts
+from dlojz.cost_model.step import HOST_LINK_BYTES_PER_S, DataMessages, gathered_s, step_parts, tied_s
 from dlojz.hardware import cluster
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.hardware.evidence import table
@@ -273,3 +273,17 @@ def test_a_layout_of_which_nothing_is_said_is_one_sample_on_one_gpu() -> None:
         assert getattr(plain, name).tolist() == [1], name
     for name in ("zero", "sequence_parallel", "fused_attention", "embedding_slots", "overlap", "blocking", "eager"):
         assert getattr(plain, name).tolist() == [0], name
+
+
+def test_the_copies_of_a_tied_embedding_are_all_stages_but_one_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 stages of 2·4 ranks: rank 0 and rank 56 = 7·8 add V·h/t gradients; with one stage nothing is sent."""
+    asked: list[tuple[Any, ...]] = []
+
+    def seconds(name: str, _cluster: Any, _found: Any, message: Any, size: int, apart: Any) -> Any:
+        asked.append((name, [float(one) for one in np.atleast_1d(message)], size, list(np.atleast_1d(apart))))
+        return np.ones(2)
+
+    monkeypatch.setattr("dlojz.cost_model.step.collective_s", seconds)
+    layouts = Layouts.of(dp=[2, 2], tp=[4, 4], pp=[8, 1], gradient_bytes=[4, 4])
+    assert list(np.atleast_1d(tied_s(workload(SIZE), SELENE, layouts, FOUND))) == [1.0, 0.0]
+    assert asked == [("all_reduce", [4 * 51200 * 2048 / 4] * 2, 2, [56, 8])]

@@ -26,8 +26,7 @@ def test_the_kept_counts_are_those_of_the_built_model(name: str) -> None:
 
 def test_the_kept_counts_load_no_torch() -> None:
     asked = (
-        "import sys; from dlojz.cli.main import main; assert main(['models']) == 0; assert 'torch' not in "
-        "sys.modules"
+        "import sys; from dlojz.cli.main import main; assert main(['models']) == 0; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", asked], check=True, stdout=subprocess.DEVNULL)
 

@@ -137,7 +137,7 @@ def test_the_time_of_a_step() -> None:
 @pytest.mark.parametrize(
     "call, words",
     [
-        (lambda: exact([1, 2, 3], 4), ["at least one block", "4 stages", "3", "use 3 stages or fewer"]),
+        (lambda: exact([1, 2, 3], 4), ["at least one block", "4 stages", "3", "use at most 3 stages"]),
         (lambda: exact([], 1), ["at least one block", "0", "a list with blocks"]),
         (lambda: exact([1, 2], 0), ["at least 1", "0", "1 to 2"]),
         (lambda: exact([1, 2], True), ["True"]),

@@ -50,7 +50,7 @@ def test_deepspeed_known_answers() -> None:
 def test_uniform_gives_the_first_stages_what_is_left_over() -> None:
     assert uniform(10, 4).bounds == (0, 3, 6, 8, 10)
     assert uniform(3, 4, allow_empty=True).bounds == tuple(partition_uniform(3, 4)) == (0, 1, 2, 3, 3)
-    with pytest.raises(LabError, match="use 3 stages or fewer"):
+    with pytest.raises(LabError, match="use at most 3 stages"):
         uniform(3, 4)
 
 
@@ -115,7 +115,7 @@ def test_by_pattern_is_deepspeed_s_type() -> None:
     [
         (lambda: pattern_weights(NAMES, "Transformer"), ["'Transformer'", "no block", "Stem, MBConvBlock"]),
         (lambda: pattern_weights(NAMES, "("), ["'('", "no regular expression"]),
-        (lambda: balanced_like_deepspeed([1, 2], 3), ["use 2 stages or fewer"]),
+        (lambda: balanced_like_deepspeed([1, 2], 3), ["use at most 2 stages"]),
         (lambda: like_torchgpipe([1, -1], 1), ["block 1", "-1"]),
         (lambda: how_often("deepsped"), ["did you mean 'deepspeed'?"]),
         (lambda: how_often("uniform", cases=0), ["at least 1 case", "0"]),

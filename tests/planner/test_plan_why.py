@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.hardware.decoder_size import DecoderSize
+from dlojz.planner import answer
 from dlojz.planner.answer import Plan
 from dlojz.planner.ask import plan
 from dlojz.planner.explain import code_of
@@ -265,3 +267,32 @@ def test_refused_layouts_are_a_sequence(tiny: Plan) -> None:
         refused.by("hours").nearest()
     with pytest.raises(LabError, match="OOM|batch"):
         tiny.choose(micro_batch=5)
+
+
+@pytest.mark.parametrize(
+    ("totals", "told"),
+    [
+        ((95, 90, 50), "; second, leaves 10.0 GB, 1.5 × time"),  # 90 of 100 is not marginal, 95 is
+        ((95, 91, 50), "; third, leaves 50.0 GB, 2 × time"),
+        ((95, 91, 99), ""),
+    ],
+)
+def test_the_roomier_layout_is_the_fastest_that_is_not_marginal(
+    totals: tuple[int, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 100 GB, up to 90 are no risk; layouts stand in the order of their time: 1, 1.5 and 2 s."""
+    names = ("first", "second", "third")
+    monkeypatch.setattr(answer, "candidates_of", lambda _, place: [SimpleNamespace(title=names[place])])
+    monkeypatch.setattr(answer, "gigabytes", lambda num_bytes: f"{num_bytes / 1e9:.1f} GB")
+    monkeypatch.setattr(answer, "more_percent", lambda share: f"{share:g} ×")
+    choice = SimpleNamespace(
+        question=SimpleNamespace(device_bytes=100e9),
+        estimated_s=1.0,
+        found=SimpleNamespace(
+            space=None,
+            admitted=[0, 1, 2],
+            memory=SimpleNamespace(total_bytes=1e9 * np.array(totals)),
+            step_s=np.array([1.0, 1.5, 2.0]),
+        ),
+    )
+    assert answer.Choice._roomier(choice) == told  # type: ignore[arg-type]

@@ -120,3 +120,37 @@ def test_gradients_of_experts_go_among_the_ranks_that_hold_the_same() -> None:
     sent = {one.group: (one.group_size, one.message_bytes) for one in footprint.communication}
     assert sent["dp"] == (4, 4 * 613_888)
     assert sent["edp"] == (2, 4 * 2 * 4 * 131_712)
+
+
+def traffic_of(group: str, **fields: object) -> dict[str, tuple[int | None, int]]:
+    """Messages and their bytes by collective, of one group."""
+    communication = predict(RunConfig.of(**fields)).communication
+    return {one.collective: (one.count, one.message_bytes) for one in communication if one.group == group}
+
+
+def test_a_tied_matrix_is_gathered_once_per_micro_batch_by_zero_3_by_hand() -> None:
+    """gpt2_tiny, 3 micro-batches: 842,496 parameters, of which the tied matrix has V·h = 256·128 = 32,768.
+
+    Six units (positions, four blocks, the last norm) are gathered for forward and for backward, the tied matrix once:
+    3·(2·6 + 1) messages of 4·3·(2·809,728 + 32,768) bytes; gradients of all are reduced: 3·7 messages, 4·3·842,496.
+    """
+    sent = traffic_of("dp", model="gpt2_tiny", dp=2, zero=3, engine="by_hand", micro_batches=3)
+    assert sent == {"all_gather": (39, 19_826_688), "reduce_scatter": (21, 10_109_952)}
+
+
+@pytest.mark.parametrize(("cp", "length", "messages"), [(2, 128, 24), (3, 96, 48)])
+def test_a_ring_has_one_step_less_than_ranks(cp: int, length: int, messages: int) -> None:
+    """gpt_tiny, 4 layers, h = 128, 2 micro-batches of 16: per layer n − 1 messages forward, 2(n − 1) backward.
+
+    Keys and values of S tokens forward, (n − 1)·2·16·S·128·4 bytes, and backward with their gradients twice that:
+    with S = 64 and n = 2, as with S = 32 and n = 3, 1,048,576 and 2,097,152; times 4 layers, times 2.
+    """
+    sent = traffic_of("cp", model="gpt_tiny", cp=cp, sequence_length=length, micro_batches=2)
+    assert sent == {"send": (messages, 25_165_824), "recv": (messages, 25_165_824)}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_local_steps_meet_in_fp32(precision: str) -> None:
+    """vit_tiny has 827,786 parameters, whose weights are fp32 whatever is computed in."""
+    sent = traffic_of("dp", model="vit_tiny", dp=2, engine="by_hand", optimizer="local_sgd", precision=precision)
+    assert sent == {"all_reduce": (1, 4 * 827_786)}

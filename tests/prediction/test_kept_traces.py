@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import errno
 import gzip
+import importlib
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dlojz import predict
 from dlojz.config.run_config import RunConfig
+from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
 from dlojz.prediction import trace_store
 from dlojz.prediction.model_trace import key_of, trace_of
 from dlojz.prediction.trace import MemoryTrace
@@ -133,3 +139,46 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_loses_nothing(
     for _ in range(2):
         assert trace_store.kept(key_of(RUN, on_gpu=True), lambda: trace) is trace
     assert capsys.readouterr().err.count("XDG_CACHE_HOME") == 1
+
+
+TIMM = {"model": "timm:vit_tiny_patch16_224", "image_size": 384, "micro_batch": 4}
+FUSED_MIB, UNFUSED_MIB = 405.2, 593.5
+"""Peaks on 4 images of 384 × 384, with attention in one kernel and written out."""
+
+
+def _peak_mib() -> float:
+    return (predict(RunConfig.of(**TIMM)).memory.peak_bytes or 0) / 2**20
+
+
+@pytest.mark.timeout(900)
+def test_switches_of_the_environment_are_part_of_the_key(store: Path) -> None:
+    """Each in a process of its own, with one store."""
+    code = (
+        "import dlojz; from dlojz.config.run_config import RunConfig; "
+        f"print(dlojz.predict(RunConfig.of(**{TIMM})).memory.peak_bytes / 2**20)"
+    )
+    root = Path(__file__).parents[2]
+    for fused, mib in (("1", FUSED_MIB), ("0", UNFUSED_MIB)):
+        environment = {**os.environ, "XDG_CACHE_HOME": str(store.parents[1]), "TIMM_FUSED_ATTN": fused}
+        ran = subprocess.run(
+            [sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True, check=True
+        )
+        assert float(ran.stdout) == pytest.approx(mib, rel=0.001)
+    assert len(list(store.iterdir())) == 2
+
+
+@pytest.mark.timeout(900)
+def test_switches_of_a_process_are_part_of_the_key(store: Path) -> None:
+    """timm's own function, and torch's choice of an attention kernel: other traces in the same process."""
+    ensure_torchvision_imports()
+    layers = importlib.import_module("timm.layers")
+    try:
+        layers.set_fused_attn(False)
+        assert _peak_mib() == pytest.approx(UNFUSED_MIB, rel=0.001)
+    finally:
+        layers.set_fused_attn(True)
+    fused = _peak_mib()
+    assert fused == pytest.approx(FUSED_MIB, rel=0.001)
+    with sdpa_kernel(SDPBackend.MATH):
+        assert _peak_mib() > 1.2 * fused
+    assert _peak_mib() == fused

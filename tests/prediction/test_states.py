@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 from dlojz import predict
 from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
+from dlojz.prediction.engine_memory_sharded import FSDP2
+from dlojz.prediction.forecast import forecast
 from dlojz.prediction.shapes import ModelShapes, ParameterShape, model_shapes
 from dlojz.prediction.states import (
     optimizer_bytes,
@@ -16,6 +20,7 @@ from dlojz.prediction.states import (
     predict_states,
     renewed_bytes,
     touching_elements,
+    zero_3_sub_groups,
     zero_by_hand_shares,
 )
 from dlojz.results.footprint import STATES
@@ -183,6 +188,37 @@ def test_fp32_gradients_are_the_gradients_alone() -> None:
         assert kept == plain
 
 
+def test_zero_3_closes_a_sub_group_with_the_parameter_that_fills_it() -> None:
+    """DeepSpeed's loop over 5 shards of 4 elements: 8 are full with two, 9 with three; the last one is what is left."""
+    shapes = transformer_of(40, 5)
+    for size, expected in ((8, [2, 2, 1]), (9, [3, 2]), (1, [1] * 5), (20, [5]), (None, [5])):
+        config = RunConfig.of(engine="deepspeed", zero=3, dp=2, sub_group_size=size)
+        assert [len(sizes) for sizes in zero_3_sub_groups(config, shapes)] == expected
+    assert zero_3_sub_groups(config, shapes) == [[4] * 5]
+
+
+@pytest.mark.parametrize(
+    ("size", "update", "per_element"),
+    [(None, "auto", 8), (2 * 10**9, "auto", 8), (10**12, "auto", 8), (None, "fused", 6)],
+)
+def test_the_update_of_zero_3_takes_one_sub_group(size: int | None, update: str, per_element: int) -> None:
+    """Llama 2 7B on 2 GPUs: 3.37e9 elements per rank.
+
+    Of a sub-group, at most one shard (the embedding's) larger than its size, gradients in fp32 and AdamW's temporaries
+    are held; with a fused kernel the flat gradients, and those in fp32 made of them.
+    """
+    config = RunConfig.of(
+        **{"model": "llama_2_7b", "engine": "deepspeed", "zero": 3, "dp": 2, "precision": "bf16", "micro_batch": 1},
+        **{"sequence_length": 512, "checkpointing": "full", "sub_group_size": size, "update": update},
+    )
+    told = forecast(config, 0, "a100-80").memory
+    elements, shard = min(size or 10**9, 3_369_207_808), 32_000 * 4096 // 2
+    assert told.at_peak_bytes and told.peak_moment == "optimizer"
+    standing_bytes = 2 * 2_000_000 + 2 * 8_519_680  # the bucket of gradients, and cuBLAS twice
+    update_bytes = told.at_peak_bytes["workspace"] - standing_bytes
+    assert per_element * elements <= update_bytes <= per_element * (elements + shard)
+
+
 def test_buffers_stay_fp32_under_autocast() -> None:
     for engine, zero, expected in (("by_hand", 2, 1), ("by_hand", 3, 2), ("torch", 0, 1), ("deepspeed", 1, 2)):
         full, half = (
@@ -199,3 +235,16 @@ def test_what_is_not_predicted_is_refused() -> None:
         predict(RunConfig.of(tp=2, engine="deepspeed"))
     with pytest.raises(LabError, match="rank 2 does not exist.*ranks 0 to 1"):
         predict(RunConfig.of(dp=2), rank=2)
+
+
+@pytest.mark.parametrize(("dp", "copies"), [(1, 0), (2, 1)])
+def test_fsdp2_on_one_rank_gathers_nothing(dp: int, copies: int) -> None:
+    """A block's weights lie whole on the only rank: no buffer is filled by an all-gather."""
+    config = RunConfig.of(model="vit_tiny", dp=dp, zero=3)
+    memory = FSDP2(config, model_shapes(config))
+    held: list[int] = []
+    ledger = SimpleNamespace(holds=lambda key: False, hold=lambda key, category, num_bytes, **_: held.append(num_bytes))
+    unit = memory.order[1]
+    memory.gather(SimpleNamespace(ledger=ledger), unit)  # type: ignore[arg-type]
+    # h = 128: two norms, qkv 128·384, projection 128², MLP 2·128·512, with their biases
+    assert held == [copies * 4 * (4 * 128 + 128 * 384 + 384 + 128 * 128 + 128 + 2 * 128 * 512 + 512 + 128)]

@@ -31,9 +31,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     **{f"-deepspeed-{zero}": {"micro_batches": 2, "dp": 2, "zero": zero, "engine": "deepspeed"} for zero in range(4)},
     **{f"-by-hand-{zero}": {"micro_batches": 2, "dp": 2, "zero": zero, "engine": "by_hand"} for zero in range(4)},
 }
-RECOMPUTED = ("", "-ddp", "-fsdp2-zero3", "-by-hand-3")
+RECOMPUTED = ("", "-ddp", "-fsdp2-zero3", "-by-hand-3", "-deepspeed-3")
 LAYOUTS |= {f"{layout}-full": {**LAYOUTS[layout], "checkpointing": "full"} for layout in RECOMPUTED}
-ALONE = ("", "-fsdp2-zero3", "-fsdp2-zero3-full", "-deepspeed-3", "-by-hand-3")
+ALONE = ("", "-fsdp2-zero3", "-fsdp2-zero3-full", "-deepspeed-3", "-deepspeed-3-full", "-by-hand-3")
 """Layouts of the models that are not in one's own file."""
 NO_CHAIN = ("loss", "inputs", "shapes")
 """Models that have a loss or read several tensors: none of their blocks is recomputed."""
@@ -78,6 +78,10 @@ RUNS |= {
     for name, model in CHAINS.items()
     for layout, fields in PIPELINES.items()
     if name == "chained" or layout in ("", "-torch")
+}
+RUNS |= {
+    f"own_{number}": {**SMALL, **MODELS["own"], "optimizer": "adamw", **fields}
+    for number, fields in enumerate(({"update": "fused"}, {"update": "in_backward"}, {"offload": "activations"}))
 }
 RUNS["own-bf16"] = {**RUNS["own-fsdp2-zero3"], "precision": "bf16"}
 RUNS["own-bf16-by-hand"] = {**RUNS["own-by-hand-3"], "precision": "bf16"}

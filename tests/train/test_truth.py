@@ -102,7 +102,20 @@ RUNS |= {
 RUNS |= {
     f"deepspeed-zero{stage}.alexnet": {**SMALL, **LAYOUTS[f"deepspeed-zero{stage}"], **ALEXNET} for stage in (1, 2)
 }
+# Stage 3 of DeepSpeed updates a few parameters at a time; the samples are so short that the peak is in the update.
+SUB_GROUPS: dict[str, dict[str, Any]] = {
+    f"deepspeed-zero3.llama-{number}-{update}": {
+        **{**SMALL, **LLAMA, "engine": "deepspeed", "zero": 3, "dp": 2, "precision": "bf16", "optimizer": "adamw"},
+        **{"sequence_length": 8, "micro_batch": 1, "steps": 3, "sub_group_size": number, "update": update},
+    }
+    for number, update in ((None, "auto"), (300_000, "auto"), (20_000, "auto"), (10**9, "fused"))
+}
+RUNS |= SUB_GROUPS
 ALONE: dict[str, dict[str, Any]] = {
+    "deepspeed-zero3.llama-alone": {
+        **{**SMALL, **LLAMA, "engine": "deepspeed", "zero": 3, "optimizer": "adamw", "sub_group_size": 600_000},
+        **{"sequence_length": 8, "micro_batch": 1, "steps": 3},
+    },
     "by-hand.alone": {**SMALL, "engine": "by_hand", "steps": 3},
     "fsdp2-zero3.alone": {**SMALL, "zero": 3, "steps": 1},
     **{
@@ -259,6 +272,23 @@ def test_the_peak_is_predicted(measured: Measured, name: str) -> None:
         late = reduces_after_backward and dp > 1 and counted.peak_moment == "optimizer"
         late_bytes = 4 * (shapes.num_parameters + dp) if late else 0  # padded to a multiple of the ranks
         assert -exact_bytes <= more_bytes <= exact_bytes + late_bytes, rank
+
+
+@pytest.mark.timeout(1200)
+def test_zero_3_sub_groups_are_updated_one_after_the_other(measured: Measured) -> None:
+    """To 64 bytes, which are scalars; smaller groups take less until the peak is in backward."""
+    counted = {name: measured.footprint(name, 2, 0).memory for name in SUB_GROUPS}
+    in_update = {name for name, memory in counted.items() if memory.peak_moment == "optimizer"}
+    assert len(in_update) >= 2
+    for name in in_update:
+        assert counted[name].peak_bytes == pytest.approx(predicted_of(name, 0).memory.peak_bytes, abs=64), name
+    whole, large, small = (counted[f"deepspeed-zero3.llama-{size}-auto"].peak_bytes for size in (None, 300_000, 20_000))
+    assert whole and large and small and whole > large > small
+    alone = "deepspeed-zero3.llama-alone"
+    assert measured.footprint(alone, 1, 0).memory.peak_moment == "optimizer"
+    assert measured.footprint(alone, 1, 0).memory.peak_bytes == pytest.approx(
+        predicted_of(alone, 0).memory.peak_bytes, abs=64
+    )
 
 
 @pytest.mark.timeout(1200)

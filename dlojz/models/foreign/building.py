@@ -22,7 +22,7 @@ from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.foreign.chain import chain_of, not_a_chain
 from dlojz.models.foreign.elsewhere import CHAIN, absolute_name
 from dlojz.models.foreign.example import run_on
-from dlojz.models.foreign.meta_checks import built, check_loss, not_logits, tried_on_meta
+from dlojz.models.foreign.meta_checks import built, check_loss, not_logits, said_when_slow, tried_on_meta
 from dlojz.models.foreign.sources import origin_of
 from dlojz.models.foreign.tensor_plan import find_plan
 from dlojz.models.foreign.tensor_regions import Region
@@ -65,6 +65,8 @@ def _spec(name: str) -> ModelSpec:
         sequence_length=found.size if found.family == "text" else None,
         in_channels=3 if image else None,
         example=found.example,
+        class_title=found.title,
+        has_classes=found.has_classes,
     )
 
 
@@ -93,15 +95,27 @@ def _build(
     parts = _parts(name, size, classes)
     if is_chain and found.loss:
         raise refusal(
-            en=f"{name} has a loss in its file, which neither the last stage of a pipeline nor a chain of recomputed "
+            en=f"{name} computes its loss itself, which neither the last stage of a pipeline nor a chain of recomputed "
             "blocks computes: use pp=1 and checkpointing='none'.",
-            fr=f"{name} a une loss dans son fichier, que ni le dernier étage d’un pipeline ni une chaîne de blocs "
+            fr=f"{name} a une loss qui lui est propre, que ni le dernier étage d’un pipeline ni une chaîne de blocs "
             "recalculés ne calculent : prenez pp=1 et checkpointing='none'.",
         )
     if is_chain and found.example and not isinstance(found.example.batch, Tensor):
         raise not_a_chain(name, say(en="it reads more than one tensor", fr="il lit plus d’un tenseur"))
     made = _made(name, size, classes)
-    model = chain_of(name, made, parts, checkpointing) if is_chain else NestedBlocks(made, parts, found.loss)
+    if is_chain and any(
+        getattr(getattr(part, "config", None), "is_encoder_decoder", False) for part in made.children()
+    ):
+        both = say(
+            en="each block of its decoder reads the output of its encoder too: an encoder and a decoder",
+            fr="chaque bloc de son décodeur lit aussi la sortie de son encodeur : un encodeur et un décodeur",
+        )
+        raise not_a_chain(name, both)
+    if is_chain:
+        made_on_meta = partial(_on_meta, name, size, classes) if name.startswith("hf:") else None
+        model = chain_of(name, made, parts, checkpointing, made_on_meta)
+    else:
+        model = NestedBlocks(made, parts, found.loss)
     model.tensor_plan = partial(tensor_plan, name, size, classes)
     model.parts = {path: made.get_submodule(path) for path in parts}
     return model
@@ -133,6 +147,13 @@ def _made(name: str, size: int, classes: int) -> nn.Module:
     return built(name, lambda: make(size, classes))
 
 
+def _on_meta(name: str, size: int, classes: int) -> tuple[nn.Module, Tensor]:
+    """Build a module on the meta device, in evaluation mode, and an input of two samples."""
+    side, tokens = (size, None) if origin_of(name).family == "image" else (None, size)
+    with torch.random.fork_rng(devices=[]), on_meta():
+        return _made(name, size, classes).eval(), sample_inputs(name, 2, image_size=side, sequence_length=tokens)
+
+
 @lru_cache(maxsize=64)
 def _parts(name: str, size: int, classes: int) -> tuple[str, ...]:
     """Paths of the repeated parts that forward calls once each, in that order; found on the meta device.
@@ -144,12 +165,12 @@ def _parts(name: str, size: int, classes: int) -> tuple[str, ...]:
     order: list[str] = []
     with torch.random.fork_rng(devices=[]), on_meta():
         module = _made(name, size, classes)
-        _check_all_trained(name, module)
         for path in repeated_parts(module):
             module.get_submodule(path).register_forward_pre_hook(lambda *_, path=path: order.append(path))
         side, tokens = size if family == "image" else None, size if family == "text" else None
         inputs = sample_inputs(name, 2, image_size=side, sequence_length=tokens)
-        output = tried_on_meta(name, module, inputs)
+        with said_when_slow(name, tokens):
+            output = tried_on_meta(name, module, inputs)
         needed = (*targets_shape(name, 2, tokens), classes)
         if loss is not None:
             check_loss(name, loss, output, torch.zeros(needed[:-1], dtype=torch.long))
@@ -159,43 +180,30 @@ def _parts(name: str, size: int, classes: int) -> tuple[str, ...]:
     return tuple(path for path in order if times[path] == 1)
 
 
-def _check_all_trained(name: str, module: nn.Module) -> None:
-    """Refuse a module with frozen parameters, whose gradients and optimizer states would be predicted too.
-
-    Raises:
-        LabError: if there is one; the sentence names the first.
-    """
-    frozen = [path for path, parameter in module.named_parameters() if not parameter.requires_grad]
-    if frozen:
-        raise refusal(
-            en=f"{name} has frozen parameters ({len(frozen)}, the first is {frozen[0]}: requires_grad is False), but "
-            "only models whose parameters are all trained are predicted: make it a buffer (register_buffer) if it is "
-            "a constant, or train it.",
-            fr=f"{name} a des paramètres gelés ({len(frozen)}, le premier est {frozen[0]} : requires_grad vaut "
-            "False), mais seuls les modèles dont tous les paramètres sont entraînés se prédisent : faites-en un buffer "
-            "(register_buffer) si c’est une constante, ou entraînez-le.",
-        )
-
-
 def repeated_parts(module: nn.Module) -> list[str]:
     """Find the parts of a module that repeat: its blocks, such as a transformer's or the residual blocks of a ResNet.
 
     A block has children and weights of its own, stands in a container (`nn.Sequential`, `nn.ModuleList`,
     `nn.ModuleDict`), and is of a class of which two neighbours there have the same shapes, else of one that repeats
-    there. The outermost ones are taken. One that shares a weight with something outside is none.
+    there. The outermost ones are taken. One that shares a weight with something outside is none. Where no container has
+    any, the attributes of a module are taken as one (timm's RegNets: `s1.b1`, `s1.b2`).
 
     Returns:
         Their paths, in the order of the module; none where nothing repeats.
     """
+    return _repeated_in(module, CONTAINERS) or _repeated_in(module, (nn.Module,))
+
+
+def _repeated_in(module: nn.Module, containers: tuple[type[nn.Module], ...]) -> list[str]:
     kinds = [(one, [part for part in one.children() if _can_be_block(part)]) for one in module.modules()]
-    siblings = [parts for one, parts in kinds if isinstance(one, CONTAINERS)]
+    siblings = [parts for one, parts in kinds if isinstance(one, containers)]
     for plain, shaped in ((False, True), (True, True), (False, False)):
         seen: Counter[Any] = Counter()
         for parts in siblings:
             own = Counter((type(part), _shapes(part) if shaped else ()) for part in parts)
             seen.update({kind: count for (kind, _), count in own.items() if count > 1})
         classes = {kind for kind in seen if plain or not issubclass(kind, CONTAINERS)}
-        found = [path for path, part in _outermost(module, classes) if _is_separate(module, path, part)]
+        found = [path for path, part in _outermost(module, classes, containers) if _is_separate(module, path, part)]
         if len(found) > 1:
             return found
     return []
@@ -209,13 +217,15 @@ def _shapes(part: nn.Module) -> tuple[tuple[str, torch.Size], ...]:
     return tuple((name, parameter.shape) for name, parameter in part.named_parameters())
 
 
-def _outermost(module: nn.Module, classes: set[type], path: str = "") -> Iterator[tuple[str, nn.Module]]:
+def _outermost(
+    module: nn.Module, classes: set[type], containers: tuple[type[nn.Module], ...], path: str = ""
+) -> Iterator[tuple[str, nn.Module]]:
     for name, part in module.named_children():
         where = f"{path}.{name}".lstrip(".")
-        if isinstance(module, CONTAINERS) and type(part) in classes and _can_be_block(part):
+        if isinstance(module, containers) and type(part) in classes and _can_be_block(part):
             yield where, part
         else:
-            yield from _outermost(part, classes, where)
+            yield from _outermost(part, classes, containers, where)
 
 
 def _is_separate(module: nn.Module, path: str, part: nn.Module) -> bool:

@@ -10,11 +10,14 @@ Source: Reed et al. 2022, "torch.fx" (arXiv 2112.08429).
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Sequence
-from typing import NamedTuple, cast
+import operator
+import traceback
+from collections.abc import Callable, Sequence, Set
+from typing import NamedTuple, TypeVar, cast
 
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node, Tracer
 
 from dlojz.base.errors import LabError
@@ -22,6 +25,10 @@ from dlojz.base.language import refusal, say
 from dlojz.models.blocks import BlockList
 from dlojz.models.checkpointing import Checkpointing
 from dlojz.models.foreign.meta_checks import error_with_line
+from dlojz.models.foreign.names import shown_name
+from dlojz.models.foreign.shape_tracing import ShapeTracer, copy_by_shape, trace_shapes
+
+Traced = TypeVar("Traced")
 
 NAMES_SHOWN = 3
 """Values named where a chain breaks."""
@@ -57,30 +64,44 @@ class _AroundParts(Tracer):
 
 
 def chain_of(
-    name: str, module: nn.Module, parts: Sequence[str], checkpointing: Checkpointing | bool = "none"
+    name: str,
+    module: nn.Module,
+    parts: Sequence[str],
+    checkpointing: Checkpointing | bool = "none",
+    on_meta: Callable[[], tuple[nn.Module, Tensor]] | None = None,
 ) -> BlockList:
     """Cut a module into stem, one block for each part, and head; the weights are the module's own.
 
     Args:
         name: Of the model, for refusals.
         parts: Paths of its repeated parts, in the order in which they are called.
+        on_meta: Makes the module on the meta device and an input of its, where its forward pass branches on shapes.
 
     Raises:
         LabError: if the module is no chain; the sentence says where it breaks.
     """
     if not parts:
         raise not_a_chain(name, say(en="it has no blocks that repeat", fr="il n’a pas de blocs qui se répètent"))
-    blocks = [_block(module, link) for link in _links(name, module, parts)]
+    tracer: ShapeTracer | None = None
+    try:
+        links = _links(name, _forward(name, _around_parts(module, parts)), parts)
+    except LabError:
+        if on_meta is None:
+            raise
+        twin, sample = on_meta()
+        graph, tracer = _traced(name, lambda: trace_shapes(twin, parts, sample))
+        links = _links(name, _forward(name, lambda: graph, tracer.by_shape), parts)
+    blocks = [_block(name, module, link, tracer) for link in links]
     _copy_shared_buffers(blocks)
     return BlockList(blocks, checkpointing=checkpointing)
 
 
-def _links(name: str, module: nn.Module, parts: Sequence[str]) -> list[_Link]:
+def _links(name: str, forward: tuple[list[Node], Node, Node], parts: Sequence[str]) -> list[_Link]:
     """Divide the traced forward pass at the parts."""
-    nodes, source, result = _traced(name, module, parts)
+    nodes, source, result = forward
     place = {node: number for number, node in enumerate(nodes)}
     called = [node for node in nodes if node.op == "call_module" and node.target in parts]
-    cuts = [place[called[0]], *(place[node] + 1 for node in called)]
+    cuts = [place[called[0]], *(place[_end_of_part(node)] + 1 for node in called)]
     titles = ["", *(str(node.target) for node in called), ""]
     links: list[_Link] = []
     start, enters = 0, source
@@ -92,27 +113,54 @@ def _links(name: str, module: nn.Module, parts: Sequence[str]) -> list[_Link]:
     return [*links, _Link(nodes[start:], enters, result, "")] if start < len(nodes) else links
 
 
-def _traced(name: str, module: nn.Module, parts: Sequence[str]) -> tuple[list[Node], Node, Node]:
-    """Computations of the forward pass in their order, its input and its output; what is constant is left out."""
+def _end_of_part(node: Node) -> Node:
+    """Return the call of a part, or what takes the one tensor out of the tuple that it returns."""
+    users = [user for user in node.users if user.users]
+    return users[0] if len(users) == 1 and users[0].target is operator.getitem else node
+
+
+def _around_parts(module: nn.Module, parts: Sequence[str]) -> Callable[[], Graph]:
+    """Return what traces the forward pass of a module around its parts."""
     options = list(inspect.signature(module.forward).parameters.values())[1:]
     plain = {one.name: one.default for one in options if one.default is not inspect.Parameter.empty}
-    tracer = _AroundParts(parts)
+
+    def traced() -> Graph:
+        tracer = _AroundParts(parts)
+        try:
+            return tracer.trace(module, concrete_args=plain or None)
+        finally:
+            # Garbage that is collected late must not keep the weights of other ranks' blocks.
+            del tracer.root, tracer.submodule_paths, tracer.tensor_attrs
+
+    return traced
+
+
+def _traced(name: str, trace: Callable[[], Traced]) -> Traced:
+    """Trace a forward pass, or refuse the module with the line at which that fails."""
     try:
-        graph = tracer.trace(module, concrete_args=plain or None)
+        return trace()
     except LabError:
         raise
     except Exception as error:
         why = error_with_line(error)
+        traceback.clear_frames(error.__traceback__)  # nor may an error whose frames name the module
         untraced = say(
             en=f"its forward pass around its blocks cannot be traced: {why}",
             fr=f"sa passe avant autour de ses blocs ne peut pas être suivie : {why}",
         )
         raise not_a_chain(name, untraced) from error
-    del tracer.root  # garbage that is collected late must not keep the weights of other ranks' blocks
+
+
+def _forward(name: str, trace: Callable[[], Graph], by_shape: Set[Node] = frozenset()) -> tuple[list[Node], Node, Node]:
+    """Computations of the forward pass in their order, its input and its output; what is constant is left out.
+
+    So is what depends on the input by its shape alone: each block computes it.
+    """
+    graph = _traced(name, trace)
     source = next(node for node in graph.nodes if node.op == "placeholder")
     depends = {source}
     for node in graph.nodes:
-        if depends.intersection(node.all_input_nodes):
+        if node not in by_shape and depends.intersection(node.all_input_nodes):
             depends.add(node)
     output = next(node for node in graph.nodes if node.op == "output")
     result = output.args[0]
@@ -154,8 +202,11 @@ def _ends() -> tuple[str, str]:
     return say(en="the input", fr="l’entrée"), say(en="the output", fr="la sortie")
 
 
-def _block(module: nn.Module, link: _Link) -> nn.Module:
-    """Make a block: the part itself where it is all, else a module of its computations."""
+def _block(name: str, module: nn.Module, link: _Link, tracer: ShapeTracer | None = None) -> nn.Module:
+    """Make a block: the part itself where it is all, else a module of its computations.
+
+    What depends on shapes alone (masks, rotary embeddings) is computed from the shape of the block's own input.
+    """
     whole = link.nodes[-1]
     is_part = len(link.nodes) == 1 and whole.target == link.part
     if is_part and whole.args == (link.enters,) and not whole.kwargs:
@@ -164,15 +215,30 @@ def _block(module: nn.Module, link: _Link) -> nn.Module:
     known = {link.enters: graph.placeholder("x")}
 
     def copied(node: Node) -> Node:
-        if node not in known:  # a weight, or what is computed from weights alone
+        if node in known:
+            return known[node]
+        if tracer is not None and node in tracer.by_shape:
+            known[node] = copy_by_shape(node, graph, known, link.enters, tracer, copied)
+            if node.op == "call_module":
+                repeated.append(str(node.target))
+        else:  # a weight, or what is computed from weights alone
             known[node] = graph.node_copy(node, copied)
         return known[node]
 
-    for node in link.nodes:
-        copied(node)
+    repeated: list[str] = []
+
+    try:
+        for node in link.nodes:
+            copied(node)
+    except ValueError as error:
+        shape = say(en=f"a block needs the shape of {error}", fr=f"un bloc a besoin de la forme de {error}")
+        raise not_a_chain(name, shape) from error
     graph.output(known[link.leaves])
     block = GraphModule(module, graph, class_name="ChainBlock")
     block.graph.owning_module = None  # nor may a circle
+    for path in repeated:
+        owner, _, leaf = path.rpartition(".")
+        setattr(block.get_submodule(owner), leaf, copy.deepcopy(module.get_submodule(path)))
     return cast(nn.Module, block)
 
 
@@ -189,6 +255,7 @@ def _copy_shared_buffers(blocks: Sequence[nn.Module]) -> None:
 
 def not_a_chain(name: str, why: str) -> LabError:
     """Make the refusal of a module whose blocks do not follow one another, with the reason."""
+    name = shown_name(name)
     return refusal(
         en=f"{name} is no chain of blocks, which a pipeline and activation checkpointing need: {why}; use pp=1 and "
         "checkpointing='none'.",

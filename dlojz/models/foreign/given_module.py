@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlojz.base.language import refusal, say
+from dlojz.base.language import say
 from dlojz.models.foreign.elsewhere import CHAIN, is_own_file
 from dlojz.models.foreign.example import check_batch
 from dlojz.models.foreign.meta_checks import built
@@ -32,17 +32,9 @@ def name_of_module(module: nn.Module, batch: object, tp_plan: object = None) -> 
         tp_plan: How tensor parallelism splits its layers (`dlojz.models.foreign.tensor_plan`); by default all it can.
 
     Raises:
-        LabError: if its weights are not in fp32, it cannot be copied, or it does not run on the batch.
+        LabError: if it cannot be copied, or does not run on the batch.
     """
     title = type(module).__name__
-    others = ", ".join(sorted({str(one.dtype) for one in module.parameters() if one.dtype != torch.float32}))
-    if others:
-        raise refusal(
-            en=f"{title} has weights in {others}: give it in fp32, and the precision of its training by "
-            "precision='bf16'.",
-            fr=f"{title} a des poids en {others} : donnez-le en fp32, et la précision de l’entraînement par "
-            "precision='bf16'.",
-        )
     name = f"module:{title}-{len(given_origins) + 1}"
     copied = _copied(module, name)
     source = say(en="the example of inputs", fr="l’exemple d’entrées")

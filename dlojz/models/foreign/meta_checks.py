@@ -2,38 +2,149 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from threading import Timer
+from typing import Any, TypeVar, cast
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say
+from dlojz.base.language import integer, refusal, say
 from dlojz.models.foreign.example import Batch, run_on, shapes_text
+from dlojz.models.foreign.names import is_elsewhere, shown_name
 
 Built = TypeVar("Built")
+SLOW_S = 10.0
+_OF_A_PACKAGE = ("hf:", "timm:", "torchvision:")
 _PACKAGES = (Path(torch.__file__).parent, Path(__file__).parents[2])
 
 
 def built(name: str, build: Callable[[], Built]) -> Built:
-    """Build a module (or its configuration), or refuse it with the line at which its builder fails."""
+    """Build a module (or its configuration), or refuse it with the line at which its builder fails.
+
+    A builder that reads the values of tensors of its own (torchvision's RegNets compute their widths so) cannot run on
+    the meta device: there it runs again with tensors on the CPU, of which each parameter goes to the meta device as
+    soon as a module has it, or, if the builder reads parameters too, in the end.
+    """
+    is_meta = torch.get_default_device().type == "meta"
     try:
-        return build()
+        return moved_to_meta(build()) if is_meta else build()
     except Exception as error:
-        raise not_built(name, error) from error
+        if not _needs_values(error) or not is_meta:
+            raise not_built(name, error) from error
+    # Functions of torch pass by the modes of `on_meta` here: neither on the meta device, nor without initial values.
+    with torch._C.DisableTorchFunction():
+        try:
+            with patch.object(nn.Module, "register_parameter", _register_on_meta):
+                return moved_to_meta(build())
+        except Exception as error:
+            if not _needs_values(error):
+                raise not_built(name, error) from error
+        try:
+            return moved_to_meta(build())
+        except Exception as error:
+            raise not_built(name, error) from error
+
+
+def _needs_values(error: Exception) -> bool:
+    return "meta" in str(error).lower()
+
+
+def _without_values(tensor: Tensor) -> Tensor:
+    made = torch.empty_like(tensor, device="meta")
+    return nn.Parameter(made, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+
+
+_register = nn.Module.register_parameter
+
+
+def _register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    on_cpu = parameter is not None and parameter.device.type == "cpu"
+    _register(
+        module, name, cast(nn.Parameter, _without_values(parameter)) if on_cpu and parameter is not None else parameter
+    )
+
+
+def moved_to_meta(made: Built) -> Built:
+    """Put the parameters and buffers of a module on the meta device, each once, so that shared ones stay shared."""
+    moved: dict[int, Tensor] = {}
+    for part in made.modules() if isinstance(made, nn.Module) else ():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and tensor.device.type != "meta":
+                    tensors[name] = moved.setdefault(id(tensor), _without_values(tensor))  # type: ignore[assignment]
+    return made
 
 
 def not_built(name: str, error: Exception) -> LabError:
     """Make the refusal of a module whose builder fails."""
-    needs_values = "meta" in str(error).lower()
+    needs_values = _needs_values(error)
     how = say(en=" without memory, as every model is first", fr=" sans mémoire, comme l’est d’abord tout modèle")
     return refusal(
-        en=f"{name} cannot be built{how if needs_values else ''}: {error_with_line(error)}",
-        fr=f"{name} ne peut pas être construit{how if needs_values else ''} : {error_with_line(error)}",
+        en=f"{name} cannot be built{how if needs_values else ''}: {error_with_line(error)}{_end(name)}",
+        fr=f"{name} ne peut pas être construit{how if needs_values else ''} : {error_with_line(error)}{_end(name)}",
     )
+
+
+def _end(name: str) -> str:
+    """End a refusal with the way out, but of what is a file or a module of one's own already."""
+    return say(en=f"; {own_file()}", fr=f" ; {own_file()}") if name.startswith(_OF_A_PACKAGE) else ""
+
+
+def own_file() -> str:
+    """Say what to do with a model of a package that is not predicted by its name: name it in a file of one's own."""
+    return say(
+        en="put it into a file of your own, FILE.py:build, with example_inputs() and loss(output, targets).",
+        fr="mettez-le dans un fichier à vous, FICHIER.py:build, avec example_inputs() et loss(output, targets).",
+    )
+
+
+def way_out() -> str:
+    """Say how a part or a version of a model that is refused is predicted all the same: in a file of one's own."""
+    return say(
+        en="write what computes the same for all values (a part, or a version without the choice) as FILE.py:build, "
+        "with example_inputs() and loss(output, targets)",
+        fr="écrivez ce qui calcule la même chose pour toutes les valeurs (une partie, ou une version sans ce choix) "
+        "comme FICHIER.py:build, avec example_inputs() et loss(output, targets)",
+    )
+
+
+@contextmanager
+def said_when_slow(name: str, tokens: int | None) -> Iterator[None]:
+    """Say on standard error what takes longer than `SLOW_S` seconds and what shortens it, once for each length.
+
+    Args:
+        name: Of a model that is run without memory here.
+        tokens: Per sample; None of images.
+    """
+    text = say(
+        en=f"dlojz: {shown_name(name)} is still being traced at {integer(tokens or 0)} tokens: a model that computes "
+        "token by token (RWKV, or Mamba without its kernels) takes longer the longer the sequence is, so a shorter "
+        "--sequence-length is answered sooner; Ctrl-C ends it.",
+        fr=f"dlojz : {shown_name(name)} est encore suivi à {integer(tokens or 0)} tokens : un modèle qui calcule token "
+        "par token (RWKV, ou Mamba sans ses noyaux) prend d’autant plus de temps que la séquence est longue ; une "
+        "--sequence-length plus courte a sa réponse plus tôt, et Ctrl-C arrête tout.",
+    )
+    timer = Timer(SLOW_S, _say_once, (text,))
+    timer.daemon = True
+    if tokens and is_elsewhere(name):
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@cache
+def _say_once(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def tried_on_meta(name: str, module: nn.Module, batch: Batch) -> Any:
@@ -49,13 +160,14 @@ def tried_on_meta(name: str, module: nn.Module, batch: Batch) -> Any:
         if "meta tensor" in str(error).lower():
             raise refusal(
                 en=f"the forward pass of {name} depends on the values of its data, so that it cannot be predicted: "
-                f"{error_with_line(error)}",
+                f"{error_with_line(error)}; {way_out()}",
                 fr=f"la passe avant de {name} dépend des valeurs de ses données, et ne peut donc pas être prédite : "
-                f"{error_with_line(error)}",
+                f"{error_with_line(error)} ; {way_out()}",
             ) from error
         raise refusal(
-            en=f"{name} does not run on inputs of shape {shapes_text(batch)}: {error_with_line(error)}",
-            fr=f"{name} ne s’exécute pas sur des entrées de forme {shapes_text(batch)} : {error_with_line(error)}",
+            en=f"{name} does not run on inputs of shape {shapes_text(batch)}: {error_with_line(error)}{_end(name)}",
+            fr=f"{name} ne s’exécute pas sur des entrées de forme {shapes_text(batch)} : {error_with_line(error)}"
+            + _end(name),
         ) from error
     return output
 
@@ -65,9 +177,9 @@ def not_logits(name: str, given: object, needed: tuple[int, ...] = ()) -> LabErr
     shape = f" {needed}" if needed else ""
     return refusal(
         en=f"{name} gives {given}, but the loss needs one tensor of logits{shape}: return the logits alone, one for "
-        "each class of the data, or write loss(output, targets) in your file.",
+        "each class of the data, or write loss(output, targets) beside FILE.py:build and example_inputs().",
         fr=f"{name} donne {given}, mais la loss demande un seul tenseur de logits{shape} : renvoyez les logits seuls, "
-        "un par classe des données, ou écrivez loss(output, targets) dans votre fichier.",
+        "un par classe des données, ou écrivez loss(output, targets) à côté de FICHIER.py:build et example_inputs().",
     )
 
 

@@ -1,8 +1,14 @@
-"""Tell the names of models from elsewhere from those of the catalogue; loads no torch."""
+"""Tell the names of models from elsewhere from those of the catalogue, and names of the Hub; loads no torch."""
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
 from typing import TypeGuard
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import refusal
 
 
 def is_elsewhere(name: object) -> TypeGuard[str]:
@@ -11,3 +17,41 @@ def is_elsewhere(name: object) -> TypeGuard[str]:
     So is that of a file without its function, which is refused when it is looked up.
     """
     return isinstance(name, str) and (":" in name or name.endswith(".py"))
+
+
+def shown_name(name: str) -> str:
+    """Shorten the name of a model in a file as tables and sentences show it: without the folders before it.
+
+    A `config.json` keeps its own folder, which is what it is known by.
+    """
+    folder, _, last = name.rpartition("/")
+    return f"{folder.rpartition('/')[2]}/{last}" if last == "config.json" else last
+
+
+def is_hub_name(name: object) -> TypeGuard[str]:
+    """Tell whether a name may be a model of the Hub, `owner/model`, or its folder here; a file is neither."""
+    return isinstance(name, str) and re.fullmatch(r"[\w.-]*\w/[\w.-]+", name) is not None and not os.path.isfile(name)  # noqa: PTH113
+
+
+def no_configuration(name: str) -> LabError:
+    """Make the refusal of a model of Hugging Face that is no folder with a config.json here, with the way to get one.
+
+    Args:
+        name: As received: a name of the Hub, `meta-llama/Llama-2-7b-hf`, or a path.
+    """
+    owner, _, model = name.partition("/")
+    repository = name if owner.strip(".~") and model and "/" not in model else "OWNER/MODEL"
+    folder = model if repository == name else "FOLDER"
+    if (Path(name).expanduser() / "config.json").is_file():
+        return refusal(
+            en=f"unknown model {name!r}: a folder with a config.json is given as hf:{name}.",
+            fr=f"modèle {name!r} inconnu : un dossier avec un config.json s’écrit hf:{name}.",
+        )
+    return refusal(
+        en=f"there is no config.json in {name} here, and nothing is downloaded: a model of Hugging Face is given as "
+        f"hf:FOLDER, a folder with its config.json; `hf download {repository} config.json --local-dir {folder}` gets "
+        f"that file, then write hf:{folder}.",
+        fr=f"il n’y a pas de config.json dans {name} ici, et rien n’est téléchargé : un modèle de Hugging Face s’écrit "
+        f"hf:DOSSIER, un dossier avec son config.json ; `hf download {repository} config.json --local-dir {folder}` "
+        f"obtient ce fichier, puis écrivez hf:{folder}.",
+    )

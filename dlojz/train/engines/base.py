@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from dlojz.by_hand.activation_offload import offload_of
 from dlojz.by_hand.context_parallel import RingShare, share_sequences
@@ -231,8 +232,8 @@ def locals_of(held: Inventory) -> Inventory:
 
 
 def optimizer_states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """List all tensors that an optimizer keeps from step to step."""
-    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    """List all tensors that an optimizer keeps from step to step, those in lists (L-BFGS's history) included."""
+    return [value for value in tree_leaves([dict(optimizer.state)]) if isinstance(value, Tensor)]
 
 
 class Engine:
@@ -249,6 +250,8 @@ class Engine:
     def __init__(self, config: RunConfig, model: nn.Module, device: torch.device) -> None:
         self.config = config
         self.device = device
+        if config.precision == "bf16-true":
+            model.to(torch.bfloat16)
         self.axes = Axes(config.layout, device)
         self.share = TensorShare(config, model, self.axes, loss_of(model))
         if config.layout.cp > 1:
@@ -282,6 +285,8 @@ class Engine:
     def forward(self, inputs: Tensor, targets: Tensor, *, last: bool) -> Tensor:
         """Compute the mean loss of one micro-batch; `last`: no other follows in this step."""
         del last  # only engines that communicate need to know
+        if self.config.precision == "bf16-true":
+            inputs = tree_map(lambda one: one.bfloat16() if one.is_floating_point() else one, inputs)
         with self.autocast(), self.activations():
             logits = self.model(inputs)
         return self.loss(logits, targets)

@@ -1,0 +1,293 @@
+"""Models of Hugging Face's transformers from a config.json: the class of `architectures`, its inputs, its loss.
+
+A configuration is read as data; only classes that transformers itself has are built, with random weights in fp32. Of a
+language model the loss is the cross-entropy of its logits; of classes of sequences, tokens or answers that of their
+labels; every other class is given example inputs with labels, and computes its loss itself.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from dlojz.base.language import integer, refusal, say
+from dlojz.models.catalogue import Family
+from dlojz.models.foreign.example import Example, shapes_text
+from dlojz.models.foreign.hugging_face.task_inputs import InputsError, batch_for, losses, text_length
+from dlojz.models.foreign.hugging_face.task_modules import Logits, LossOfTask
+from dlojz.models.foreign.meta_checks import built, error_with_line, moved_to_meta, own_file
+from dlojz.models.foreign.missing_operators import ensure_grouped_products_on_meta
+from dlojz.models.foreign.names import no_configuration
+from dlojz.models.meta import on_meta
+
+_FALLBACKS = ("Seq2SeqLM", "MaskedLM", "CausalLM", "ImageClassification")
+"""Tasks of which the first that a configuration serves is taken where it names no class."""
+_LOGITS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM")
+_LABELLED = ("SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "QUESTION_ANSWERING")
+_IGNORED = ("auto_map", "quantization_config", "dtype", "torch_dtype", "architectures", "transformers_version")
+"""Keys of a configuration that name code, or other weights than fp32 ones."""
+_ATTENTION = ("attn_implementation", "_attn_implementation")
+_EXPERTS = ("eager", "batched_mm", "grouped_mm")
+
+
+class Configuration(NamedTuple):
+    """What a config.json makes, and what that reads; the attributes are those of an `Origin`."""
+
+    make: Callable[[int, int], nn.Module]
+    family: Family
+    size: int
+    classes: int
+    loss: Callable[[Any, Tensor], Tensor] | None
+    example: Example | None
+    title: str
+    has_classes: bool = True
+
+
+def read_configuration(file: Path) -> Configuration:
+    """Find the class that a config.json names, and what it reads.
+
+    Raises:
+        LabError: it is no configuration, or names what transformers does not have or cannot run on example inputs.
+    """
+    for noisy in ("torchao", "torch.utils._pytree"):  # libraries that transformers imports for quantized weights
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    transformers = importlib.import_module("transformers")
+    transformers.utils.logging.set_verbosity_error()
+    content = _content(file, transformers)
+    config_class = transformers.CONFIG_MAPPING[content["model_type"]]
+
+    def configured() -> Any:
+        return config_class.from_dict(_plain(content))
+
+    title = f"hf:{file}"
+    config = built(title, configured)
+    model_class, configured = _model_class(file, content, config, configured)
+    config = built(title, configured)
+    task = _task_of(model_class)
+    note = _attention_note(content)
+    named = model_class.__name__
+    if not content.get("architectures"):
+        named += say(en=" (config.json names no class)", fr=" (config.json ne nomme pas de classe)")
+
+    def build(size: int, classes: int) -> nn.Module:
+        ensure_grouped_products_on_meta()
+        config = configured()
+        _resize(config, task, size, classes)
+        return cast(nn.Module, model_class._from_config(config, dtype=torch.float32))
+
+    if task == "IMAGE_CLASSIFICATION" and "pixel_values" in _arguments(model_class):
+        side = _side(config)
+        return Configuration(
+            lambda size, classes: Logits(build(size, classes), "pixel_values"),
+            "image", side, config.num_labels, None, None, named + note,
+        )  # fmt: skip
+    if task in (*_LOGITS, *_LABELLED) and not {"pixel_values", "input_features"} & set(_arguments(model_class)):
+        text = config.get_text_config()
+        words = named
+        if task in _LABELLED[:2]:
+            labels = integer(config.num_labels)
+            words = say(en=f"{named}, {labels} classes", fr=f"{named}, {labels} classes")
+        if "decoder_input_ids" in _arguments(model_class):
+            words += say(en=", decoder as long as the encoder", fr=", décodeur aussi long que l’encodeur")
+        return Configuration(
+            lambda size, classes: Logits(build(size, classes)),
+            "text", text_length(text), text.vocab_size, losses(task, config), None, words + note,
+        )  # fmt: skip
+    try:
+        batch = batch_for(model_class, config, task, lambda: build(0, 0))
+    except InputsError as error:
+        raise no_forecast(file, model_class.__name__, str(error)) from error
+    try:
+        with torch.random.fork_rng(devices=[]), on_meta(), torch.no_grad():
+            inputs = {name: torch.empty_like(tensor, device="meta") for name, tensor in batch.items()}
+            LossOfTask(moved_to_meta(build(0, 0))).eval()(**inputs)
+    except Exception as error:
+        why = say(
+            en=f"it does not run on the inputs made here ({shapes_text(batch)}): {error_with_line(error)}",
+            fr=f"il ne s’exécute pas sur les entrées fabriquées ici ({shapes_text(batch)}) : {error_with_line(error)}",
+        )
+        raise no_forecast(file, model_class.__name__, why) from error
+    words = f"{named}, {shapes_text({name: one[:1] for name, one in batch.items()})}"
+    classifies = task.endswith("CLASSIFICATION")
+    return Configuration(
+        lambda size, classes: LossOfTask(build(0, 0)),
+        "tensors", 0, config.num_labels if classifies else 10, _own_loss, Example(batch, ()), words + note, classifies,
+    )  # fmt: skip
+
+
+def _own_loss(output: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss that a model has computed."""
+    del targets
+    return output
+
+
+def _content(file: Path, transformers: Any) -> dict[str, Any]:
+    """Read a configuration's JSON; refuse what is none, or of an architecture that transformers does not have."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        kind = content["model_type"]
+    except OSError as error:
+        here = Path.cwd()
+        raise no_configuration(str(file.relative_to(here) if file.is_relative_to(here) else file)) from error
+    except (ValueError, KeyError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise refusal(
+            en=f"{file} is no configuration of transformers, a JSON file with a model_type: {why}.",
+            fr=f"{file} n’est pas une configuration de transformers, un fichier JSON avec un model_type : {why}.",
+        ) from error
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        known = list(transformers.CONFIG_MAPPING)
+        near = ", ".join(difflib.get_close_matches(str(kind), known, n=3))
+        version = transformers.__version__
+        raise refusal(
+            en=f"transformers {version} does not know the architecture {kind!r} of {file}"
+            + (f": did you mean {near}?" if near else f" among its {len(known)}; code beside it is never executed: ")
+            + ("" if near else own_file()),
+            fr=f"transformers {version} ne connaît pas l’architecture {kind!r} de {file}"
+            + (f" : peut-être {near} ?" if near else f" parmi ses {len(known)} ; son propre code n’est pas exécuté : ")
+            + ("" if near else own_file()),
+        )
+    return cast(dict[str, Any], content)
+
+
+def _plain(content: Any) -> Any:
+    """Copy a configuration without the keys that name code; numbers that JSON has not are written `__float__`.
+
+    An attention that only a GPU has becomes PyTorch's, whose fused kernels keep the same tensors.
+    """
+    if isinstance(content, list):
+        return [_plain(part) for part in content]
+    if not isinstance(content, dict):
+        return content
+    if content.keys() == {"__float__"}:
+        return float(content["__float__"])
+    plain = {key: _plain(part) for key, part in content.items() if key not in _IGNORED and not key.startswith("_")}
+    plain.pop("attn_implementation", None)
+    if (attention := _attention(content)) in ("eager", "sdpa"):
+        plain["attn_implementation"] = attention
+    elif attention is not None and "flash" in attention:
+        plain["attn_implementation"] = "sdpa"
+    if content.get("experts_implementation") not in _EXPERTS:
+        plain.pop("experts_implementation", None)
+    return plain
+
+
+def _attention(content: dict[str, Any]) -> str | None:
+    named = next((content[key] for key in _ATTENTION if content.get(key)), None)
+    return named if isinstance(named, str) else None
+
+
+def _attention_note(content: dict[str, Any]) -> str:
+    """Say which attention is forecast, where a configuration names one."""
+    attention = _attention(content)
+    if attention is None:
+        return ""
+    if attention in ("eager", "sdpa"):
+        return say(en=f", {attention} attention", fr=f", attention {attention}")
+    if "flash" in attention:
+        return say(
+            en=f", {attention} counted as SDPA, whose fused kernel keeps the same tensors",
+            fr=f", {attention} compté comme SDPA, dont le noyau fusionné garde les mêmes tenseurs",
+        )
+    return say(
+        en=f", with its default attention instead of {attention}",
+        fr=f", avec son attention par défaut au lieu de {attention}",
+    )
+
+
+def _model_class(
+    file: Path, content: dict[str, Any], config: Any, configured: Callable[[], Any]
+) -> tuple[Any, Callable[[], Any]]:
+    """Find the class that a configuration names, and what makes its own configuration.
+
+    Raises:
+        LabError: transformers has no such class, it has another configuration, or none is named and none suits.
+    """
+    transformers = importlib.import_module("transformers")
+    names = content.get("architectures") or ()
+    if not names:
+        autos = (getattr(transformers, f"AutoModelFor{task}") for task in _FALLBACKS)
+        suited = next((auto for auto in autos if type(config) in auto._model_mapping), transformers.AutoModel)
+        if type(config) not in suited._model_mapping:
+            why = say(en="transformers has no model for it", fr="transformers n’a pas de modèle pour elle")
+            raise no_forecast(file, content["model_type"], why)
+        found = suited._model_mapping[type(config)]
+        return (found[0] if isinstance(found, tuple) else found), configured
+    named: Any = getattr(transformers, str(names[0]), None)
+    if not (inspect.isclass(named) and issubclass(named, transformers.PreTrainedModel)):
+        version = transformers.__version__
+        why = say(
+            en=f"transformers {version} has no such class, and code beside the file is never executed",
+            fr=f"transformers {version} n’a pas de classe de ce nom, et le code à côté du fichier n’est jamais exécuté",
+        )
+        raise no_forecast(file, str(names[0]), why)
+    wanted = cast(Any, named).config_class
+    if wanted is None or isinstance(config, wanted):
+        return named, configured
+    for key in getattr(config, "sub_configs", {}):
+        if isinstance(getattr(config, key, None), wanted):
+            return named, lambda key=key: getattr(configured(), key)
+    why = say(
+        en=f"this class needs a {wanted.__name__}, but its model_type is {content['model_type']!r}",
+        fr=f"cette classe demande un {wanted.__name__}, mais son model_type est {content['model_type']!r}",
+    )
+    raise no_forecast(file, named.__name__, why)
+
+
+def _task_of(model_class: Any) -> str:
+    """Name the task of a class by the mappings of transformers' automatic classes; empty for a class without a head."""
+    mappings = vars(importlib.import_module("transformers.models.auto.modeling_auto"))
+    start, end = "MODEL_FOR_", "_MAPPING_NAMES"
+    tasks = [
+        key.removeprefix(start).removesuffix(end) for key in mappings if key.startswith(start) and key.endswith(end)
+    ]
+    names = {task: mappings[f"{start}{task}{end}"].values() for task in tasks}
+    order = sorted(tasks, key=lambda task: (task not in (*_LOGITS, *_LABELLED), task == "PRETRAINING"))
+    for task in order:
+        if any(model_class.__name__ in (one if isinstance(one, tuple) else (one,)) for one in names[task]):
+            return task
+    return ""
+
+
+def _arguments(model_class: Any) -> list[str]:
+    return list(inspect.signature(model_class.forward).parameters)
+
+
+def _side(config: Any) -> int:
+    """Return the side of a model's square images in pixels."""
+    side = getattr(config, "image_size", None) or 224
+    return int(side[0] if isinstance(side, list | tuple) else side)
+
+
+def _resize(config: Any, task: str, size: int, classes: int) -> None:
+    """Give a configuration the size of its input and its number of words or classes; 0 leaves both."""
+    text = config.get_text_config()
+    if task == "IMAGE_CLASSIFICATION" and size:
+        config.num_labels, config.image_size = classes, size
+    elif size:
+        if classes != text.vocab_size:
+            text.vocab_size = classes
+            padding = getattr(text, "pad_token_id", None)
+            if isinstance(padding, int) and padding >= classes:
+                text.pad_token_id = 0
+        if 0 < (getattr(text, "max_position_embeddings", None) or size) < size:
+            text.max_position_embeddings = size
+    if task == "SEQUENCE_CLASSIFICATION" and getattr(text, "pad_token_id", None) is None:
+        text.pad_token_id = 0  # as every training of it must: the last token that is no padding is classified
+
+
+def no_forecast(file: Path, named: str, why: str) -> Exception:
+    """Make the refusal of a class that is not forecast, with the way out."""
+    return refusal(
+        en=f"{named} of {file} is not forecast: {why}; {own_file()}",
+        fr=f"{named} de {file} n’est pas prédit : {why} ; {own_file()}",
+    )
