@@ -24,7 +24,7 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path as Curve
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter, ScalarFormatter
 
 from dlojz.base.language import refusal, shortest
 from dlojz.base.table import safe
@@ -68,11 +68,12 @@ def new_figure(width_in: float, height_in: float, alt: str) -> LabFigure:
 
 
 def finish(figure: LabFigure, path: str | Path | None = None) -> LabFigure:
-    """Make every text literal, then write the picture if a path is given.
+    """Make every text literal and every number the reader's language, then write the picture if a path is given.
 
     Raises:
         LabError: if the folder cannot be written or the ending names no picture format.
     """
+    _write_marks(figure)
     _make_literal(figure)
     with rc_context({"text.parse_math": False}):
         figure.draw_without_rendering()  # labels of ticks are only made when drawn
@@ -83,9 +84,9 @@ def finish(figure: LabFigure, path: str | Path | None = None) -> LabFigure:
     legal = sorted(figure.canvas.get_supported_filetypes())
     if target.suffix[1:].lower() not in legal:
         raise refusal(
-            en=f"the figure {target.name!r} needs an ending that names its format, such as .png or .svg "
+            en=f"the figure {str(path)!r} needs an ending that names its format, such as .png or .svg "
             f"(legal: {', '.join(legal)}).",
-            fr=f"le nom de la figure, {target.name!r}, doit se terminer par son format, comme .png ou .svg "
+            fr=f"le nom de la figure, {str(path)!r}, doit se terminer par son format, comme .png ou .svg "
             f"(permis : {', '.join(legal)}).",
         )
     try:
@@ -235,10 +236,12 @@ def logarithmic(
     axis.set_minor_formatter(NullFormatter())
 
 
-def decimal_marks(*axes: Axis) -> None:
-    """Write the numbers of axes with the decimal mark of the reader's language."""
-    for axis in axes:
-        axis.set_major_formatter(lambda value, position: shortest(value))
+def _write_marks(figure: Figure) -> None:
+    """Write the numbers of plain axes with the decimal mark of the reader's language."""
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if type(axis.get_major_formatter()) in (ScalarFormatter, LogFormatterSciNotation):
+                axis.set_major_formatter(lambda value, position: shortest(value))
 
 
 RADII = (11.0, 17.0, 24.0, 32.0, 41.0, 51.0)

@@ -6,25 +6,33 @@ Only sums, shares and differences of what a forecast holds are computed here.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from dlojz.base.language import brief_percent, decimal, format_bytes, format_count, format_seconds, say
+from dlojz import models
+from dlojz.base.language import brief_percent, decimal, format_bytes, format_count, format_seconds, integer, say
 from dlojz.base.table import Table, titles, visible
 from dlojz.config.fields import BLOCK_CHOICES
+from dlojz.config.run_config import RunConfig
 from dlojz.display.style import CATEGORY_STYLES, category_label, needed_label
 from dlojz.display.tables import beyond_peak
+from dlojz.models.catalogue import spec
+from dlojz.models.foreign.elsewhere import is_own_file
+from dlojz.models.foreign.names import is_elsewhere
 from dlojz.planner.levers import Lever, taken_bytes
 from dlojz.planner.question import MARGINAL
 from dlojz.results.footprint import CATEGORIES
 
 if TYPE_CHECKING:
+    from dlojz.config.run_config import RunConfig
     from dlojz.planner.activation_budget import BudgetPlan
     from dlojz.planner.levers import Fit
     from dlojz.prediction.forecast import Beside, Forecast
 
 MOST_BLOCKS = MOST_MODULES = 8
+LEFT_OPEN = ("precision", "micro_batch", "sequence_length")
+"""Fields that a question about a text model may leave open."""
 
 
 def difference(share: float) -> str:
@@ -37,19 +45,83 @@ def block_label(name: str) -> str:
     return visible(name) if name else say(en="(states, engine, loss)", fr="(états, moteur, perte)")
 
 
-def headline(forecast: Forecast) -> str:
-    """Name the run, the rank and the device of a forecast."""
-    where = forecast.device.title if forecast.device else "CPU"
+def assumed_sentence(config: RunConfig, assumed: Collection[str]) -> str:
+    """Say what a question about a text model left open, what was assumed, and which options change it.
+
+    Args:
+        config: as it was forecast.
+        assumed: fields that were not given, of `precision`, `micro_batch` and `sequence_length`.
+    """
+    tokens, samples, layout = integer(config.sequence_length or 0), config.layout.micro_batch, config.layout
+    alone = layout.tp == layout.pp == layout.cp == 1
+    en, fr = [], []
+    if "precision" in assumed:
+        en.append(f"{config.precision} (mixed precision)")
+        fr.append(f"{config.precision} (précision mixte)")
+    if "micro_batch" in assumed:
+        en.append(f"{samples} sample of {tokens} tokens per " + ("GPU" if alone else "micro-batch"))
+        fr.append(f"{samples} exemple de {tokens} tokens par " + ("GPU" if alone else "micro-batch"))
+    elif "sequence_length" in assumed:
+        en.append(f"{tokens} tokens per sample")
+        fr.append(f"{tokens} tokens par exemple")
+    options = ", ".join("--" + name.replace("_", "-") for name in LEFT_OPEN if name in assumed)
     return say(
-        en=f"{visible(forecast.config.title)}, micro-batch {forecast.config.layout.micro_batch}, on {where}: "
-        f"memory of rank {forecast.rank}, predicted",
-        fr=f"{visible(forecast.config.title)}, micro-batch {forecast.config.layout.micro_batch}, sur {where} : "
-        f"mémoire du rang {forecast.rank}, prédite",
+        en=f"Assumed: {', '.join(en)}; other values by {options}.",
+        fr=f"Supposé : {', '.join(fr)} ; autres valeurs par {options}.",
     )
 
 
+def headline(forecast: Forecast) -> str:
+    """Name the run, what its model reads, the rank and the device of a forecast; below, the class of transformers."""
+    where = forecast.device.title if forecast.device else "CPU"
+    first = say(
+        en=f"{visible(forecast.config.title)}, micro-batch {forecast.config.layout.micro_batch}"
+        f"{sizes_read(forecast.config)}, on {where}: memory of rank {forecast.rank}, predicted",
+        fr=f"{visible(forecast.config.title)}, micro-batch {forecast.config.layout.micro_batch}"
+        f"{sizes_read(forecast.config)}, sur {where} : mémoire du rang {forecast.rank}, prédite",
+    )
+    return "\n".join(filter(None, (first, input_sentence(forecast.config))))
+
+
+def input_sentence(config: RunConfig) -> str:
+    """Say which class of transformers is forecast, and its vocabulary or its classes; nothing of other models."""
+    title = spec(config.model).class_title if is_elsewhere(config.model) and not is_own_file(config.model) else ""
+    if config.script or not title:
+        return ""
+    number = integer(config.num_classes)
+    if config.sequence_length:
+        title += say(en=f"; vocabulary of {number}", fr=f" ; vocabulaire de {number}")
+    elif _has_classes(config):
+        title += say(en=f"; {number} classes", fr=f" ; {number} classes")
+    if config.layout.checkpointing != "none" and config.model.startswith("hf:"):
+        title += say(
+            en="; checkpointing recomputes what comes before and after the layers too, which transformers keeps",
+            fr=" ; les points de contrôle font recalculer aussi ce qui précède et suit les couches, que transformers "
+            "garde",
+        )
+    return say(en=f"Model: {title}.", fr=f"Modèle : {title}.")
+
+
+def _has_classes(config: RunConfig) -> bool:
+    """Tell whether a model gives classes; one's own file, which is not executed for it, is taken to."""
+    return is_own_file(config.model) or spec(config.model).has_classes
+
+
+def sizes_read(config: RunConfig) -> str:
+    """Name what a model reads and gives, after a comma: the size of images or texts, classes, and what is special."""
+    parts = []
+    if config.image_size:
+        parts.append(f"{config.image_size} × {config.image_size} pixels")
+    if config.sequence_length:
+        parts.append(f"{integer(config.sequence_length)} tokens")
+    if not config.sequence_length and _has_classes(config):
+        parts.append(say(en=f"{integer(config.num_classes)} classes", fr=f"{integer(config.num_classes)} classes"))
+    about = models.about(config.model)
+    return "".join(f", {part}" for part in (*parts, *([about] if about else [])))
+
+
 def peak_sentence(forecast: Forecast) -> str:
-    """Say the peak, its moment and what fills most of it."""
+    """Say the peak, its moment and what fills most of it; below, what is not as usual, or not predicted."""
     memory = forecast.memory
     at_peak = memory.at_peak_bytes or {}
     most = max(at_peak, key=lambda name: at_peak[name], default=None)
@@ -57,10 +129,11 @@ def peak_sentence(forecast: Forecast) -> str:
     if most is not None and memory.peak_bytes:
         share = brief_percent(at_peak[most] / memory.peak_bytes)
         filled = say(en=f"; {share} of it: {category_label(most)}", fr=f" ; dont {share} : {category_label(most)}")
-    return say(
+    peak = say(
         en=f"Peak: {format_bytes(memory.peak_bytes)}, in the {visible(forecast.moment)}{filled}.",
         fr=f"Pic : {format_bytes(memory.peak_bytes)} ({visible(forecast.moment)}){filled}.",
     )
+    return "\n".join((peak, *forecast.notes))
 
 
 def verdict(taken: int, limit_bytes: int, title: str) -> str:
@@ -95,11 +168,12 @@ def fit_sentence(fit: Fit, title: str) -> str:
             fr=f"Pas même un exemple ne tient sur {title} : il prend {format_bytes(fit.taken_bytes)} pour "
             f"{format_bytes(fit.limit_bytes)}.",
         )
+    plural = "s" * (fit.micro_batch > 1)
     return say(
-        en=f"Largest micro-batch that fits into {title}: {fit.micro_batch} ({format_bytes(fit.taken_bytes)} of "
-        f"{format_bytes(fit.limit_bytes)}).",
-        fr=f"Le plus grand micro-batch qui tient sur {title} : {fit.micro_batch} ({format_bytes(fit.taken_bytes)} "
-        f"sur {format_bytes(fit.limit_bytes)}).",
+        en=f"Largest micro-batch that fits into {title}: {integer(fit.micro_batch)} sample{plural} "
+        f"({format_bytes(fit.taken_bytes)} of {format_bytes(fit.limit_bytes)}).",
+        fr=f"Le plus grand micro-batch qui tient sur {title} : {integer(fit.micro_batch)} exemple{plural} "
+        f"({format_bytes(fit.taken_bytes)} sur {format_bytes(fit.limit_bytes)}).",
     )
 
 
@@ -152,6 +226,17 @@ def taken_part(forecast: Forecast) -> Table:
     if device is not None:
         rows.append((needed_label(), format_bytes(memory.needed_bytes)))
         notes = (verdict(taken_bytes(forecast), device.memory_bytes, device.title),)
+        if device.is_of_size:
+            whole, context, nccl = map(format_bytes, (device.memory_bytes, device.context_bytes, device.nccl_bytes))
+            told = say(
+                en=f"{whole} are taken as what a process sees (torch.cuda.mem_get_info: less than what is sold); of it "
+                f"{context} are for the CUDA context, and {nccl} for NCCL where ranks communicate, the most of the "
+                "GPUs known here.",
+                fr=f"{whole} : ce qu’en voit un processus (torch.cuda.mem_get_info : moins que la taille vendue), "
+                f"dont {context} pour le contexte CUDA et {nccl} pour NCCL si les rangs communiquent, le plus de tous "
+                "les GPU connus ici.",
+            )
+            notes = (*notes, told)
     rows += beyond_peak(memory)
     if forecast.expandable_reserved_bytes is not None:
         label = say(en="reserved with expandable_segments:True", fr="réservé avec expandable_segments:True")

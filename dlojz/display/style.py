@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dlojz.base.language import say
-from dlojz.results.footprint import CATEGORIES, Category
+from dlojz.results.footprint import CATEGORIES, NO_GRAD, Category
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999"
@@ -68,7 +68,7 @@ FILLS = (
     Style(GREY, "--"),
 )
 """Fills of neighbouring parts of a bar, told apart by their hatches too."""
-CATEGORY_STYLES: dict[Category, Style] = dict(zip(CATEGORIES, FILLS, strict=True))
+CATEGORY_STYLES: dict[Category, Style] = dict(zip(CATEGORIES, (*FILLS, Style(VERMILION, "oo")), strict=True))
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "edges", "activations", "live", "reserve")
 MEMORY_STYLES = dict(zip(MEMORY_PARTS, FILLS, strict=True))
@@ -149,6 +149,7 @@ def category_label(name: str) -> str:
         "activations": say(en="activations", fr="activations"),
         "buffers": say(en="buffers", fr="tampons"),
         "workspace": say(en="workspace", fr="temporaires"),
+        "script": say(en="script’s variables", fr="variables du script"),
         "peak": say(en="peak", fr="pic"),
     }.get(name, name)
 
@@ -163,6 +164,7 @@ def phase_label(name: str) -> str:
     return {
         "forward": say(en="forward", fr="passe avant"),
         "backward": say(en="backward", fr="passe arrière"),
+        NO_GRAD: say(en="forward without gradients", fr="passe avant sans gradients"),
         "optimizer": say(en="optimizer", fr="optimiseur"),
         "communication": say(en="communication", fr="communication"),
         "wait": say(en="wait for communication", fr="attente de la communication"),

@@ -21,7 +21,7 @@ from dlojz.display.style import category_label, needed_label, phase_label
 from dlojz.results.footprint import CATEGORIES, Footprint, Memory
 
 if TYPE_CHECKING:
-    from dlojz.compare import Comparison, PredictedMeasured, RunRow
+    from dlojz.compare import Comparison, PredictedMeasured, RunRow, TrafficPair
 
 DASH = "—"
 PREDICTED, MEASURED, WRONG = "cyan", "bold", "bold red"
@@ -112,6 +112,10 @@ def grid(comparison: Comparison, compact: bool = False) -> ComparisonGrid:
         Section(speed, _speed_lines(rows)),
         Section(memory, _memory_lines(rows)),
         Section(communication, _communication_lines(rows)),
+        Section(
+            say(en="Messages of the script’s own calls, counted", fr="Messages des appels propres au script, comptés"),
+            tuple(_traffic_lines(rows, wrapper=False)),
+        ),
     )
     return ComparisonGrid(
         titles=tuple(row.title + (f" ×{row.world_size}" if row.world_size > 1 else "") for row in rows),
@@ -141,6 +145,9 @@ def _notes(rows: Sequence[RunRow]) -> Iterable[str]:
     for note in dict.fromkeys(row.prediction_note for row in rows if row.prediction_note and not row.recognised):
         yield say(en=f"not predicted: {note}", fr=f"non prédit : {note}")
     yield from dict.fromkeys(row.run_note for row in rows if row.run_note)
+    for row in rows:
+        for note in row.script_notes:
+            yield say(en=f"{row.title}: {note}", fr=f"{row.title} : {note}")
     if len(rows) == 2 and all(row.recognised for row in rows):
         yield from _what_differs(*rows)
 
@@ -181,13 +188,24 @@ def _words(label: str, texts: Iterable[str]) -> ComparisonLine:
 
 
 def _run_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
-    lines = (
+    lines = [
         _words(say(en="model", fr="modèle"), (row.model for row in rows)),
         _words(say(en="status", fr="état"), (status_label(row.status) for row in rows)),
+        _words(say(en="steps", fr="pas"), map(_steps_text, rows)),
+        _words("threads", (row.threads for row in rows)),
         _words(say(en="global batch", fr="batch global"), (str(row.global_batch or DASH) for row in rows)),
-    )
+    ]
+    lines = [line for line in lines if any(cell.measured for cell in line.cells)]
     shown = lines if len({row.model for row in rows}) > 1 else lines[1:]
     return (*shown, *_recognised_lines(rows))
+
+
+def _steps_text(row: RunRow) -> str:
+    """Steps of a script, and whose they are; nothing of other runs, whose steps are asked for."""
+    if row.steps is None:
+        return ""
+    parts = ", ".join(f"{name} {count}" for name, count in row.steps_of.items())
+    return f"{row.steps} ({parts})" if parts else str(row.steps)
 
 
 def _recognised_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
@@ -212,11 +230,23 @@ def _recognised_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
 
 def _loss_lines(rows: Sequence[RunRow], decimals: int) -> tuple[ComparisonLine, ...]:
     write = partial(decimal, digits=decimals)
+    names = list(dict.fromkeys(name for row in rows for name in row.named_losses))
+    if names:
+        return tuple(
+            _words(f"{name}, {when}" if name else when, (_named_loss(row, name, at, write) for row in rows))
+            for name in names
+            for at, when in ((0, say(en="first", fr="première")), (-1, say(en="last", fr="dernière")))
+        )
     return _known(
         _line(say(en="first", fr="première"), [row.first_loss for row in rows], write),
         _line(say(en="last", fr="dernière"), [row.last_loss for row in rows], write),
         _words(say(en="largest gap", fr="écart maximal"), (gap_text(row.loss_gap) for row in rows)),
     )
+
+
+def _named_loss(row: RunRow, name: str, at: int, write: Callable[[float], str]) -> str:
+    losses = row.named_losses.get(name)
+    return write(losses[at]) if losses else DASH
 
 
 def _speed_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
@@ -256,27 +286,41 @@ def _memory_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
 
 
 def _communication_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
-    from dlojz.compare import PredictedMeasured
-
-    found = [{(traffic.collective, traffic.group): traffic for traffic in row.communication} for row in rows]
-    keys = list(dict.fromkeys(key for of_run in found for key in of_run))
-    one_group = len({group for _, group in keys}) == 1
-    lines = []
-    for key in keys:
-        name = key[0] if one_group else f"{key[0]} {key[1]}"
-        traffic = [of_run.get(key) for of_run in found]
-        sent = [each.message_bytes if each else PredictedMeasured() for each in traffic]
-        calls = [each.count if each else PredictedMeasured() for each in traffic]
-        lines.append(_scaled(f"{name},", sent, judged=True))
-        lines.append(_line(say(en="    calls", fr="    appels"), calls, "{:.0f}".format))
     verdicts = {True: say(en="yes", fr="oui"), False: say(en="NO", fr="NON"), None: DASH}
     equal = tuple(ComparisonCell(verdicts[row.exact], equal=row.exact) for row in rows)
     return _known(
-        *lines,
+        *_traffic_lines(rows, wrapper=True),
         ComparisonLine(say(en="bytes equal", fr="octets égaux"), equal),
         _words(say(en="exposed, ms", fr="exposée, ms"), (_milliseconds(row.communication_exposed_s) for row in rows)),
         _words(say(en="hidden, ms", fr="recouverte, ms"), (_milliseconds(row.communication_hidden_s) for row in rows)),
     )
+
+
+def _traffic_lines(rows: Sequence[RunRow], *, wrapper: bool) -> Iterator[ComparisonLine]:
+    """Bytes and calls of each collective: of what wraps the models, or of the calls of scripts and of clipping."""
+    from dlojz.compare import PredictedMeasured
+
+    shown = [[pair for pair in row.communication if (pair.origin == "wrapper") == wrapper] for row in rows]
+    by_name = [{(pair.origin, pair.collective, group_label(pair)): pair for pair in pairs} for pairs in shown]
+    names = list(dict.fromkeys(name for pairs in by_name for name in pairs))
+    one_group = len({group for _, _, group in names}) == 1
+    for origin, collective, group in names:
+        name = collective if one_group else f"{collective} {group}"
+        if origin == "clipping":
+            name = say(en=f"gradient clipping: {name}", fr=f"écrêtage des gradients : {name}")
+        traffic = [pairs.get((origin, collective, group)) for pairs in by_name]
+        message_bytes = [each.message_bytes if each else PredictedMeasured() for each in traffic]
+        if wrapper or any(each.measured for each in message_bytes):  # a barrier has no bytes
+            yield _scaled(f"{name},", message_bytes, judged=True)
+            name = ""
+        calls = [each.count if each else PredictedMeasured() for each in traffic]
+        yield _line(f"{name or '   '} " + say(en="calls", fr="appels"), calls, "{:.0f}".format)
+
+
+def group_label(traffic: TrafficPair) -> str:
+    """Name the group of a message: its axis, or its size where the axis has no name."""
+    size = traffic.group_size
+    return traffic.group or say(en=f"group of {size} ranks", fr=f"groupe de {size} rangs")
 
 
 def _line(
@@ -298,11 +342,18 @@ def _scaled(
     prefixes: Sequence[str] = (),
     judged: bool = False,
 ) -> ComparisonLine:
-    """A line in the largest unit in which its largest figure is at least 1."""
+    """A line in the largest unit in which its largest figure is at least 1, or in which unequal figures look so."""
     prefixes = prefixes or byte_units()
     largest = max((abs(v) for pair in pairs for v in (pair.predicted, pair.measured) if v is not None), default=0)
     power = max((n for n in range(len(prefixes)) if largest >= base**n), default=0)
+    if judged and any(
+        pair.equal is False and len({_three_digits((value or 0) / base**power) for value in pair.values}) == 1
+        for pair in pairs
+    ):
+        power = 0
     joined = f"{label} {prefixes[power]}" if label.endswith(",") else f"{prefixes[power]}{label}"
+    if not power and base == 1024:
+        return _line(joined, pairs, "{:.0f}".format, judged)  # whole bytes
     return _line(joined, pairs, lambda value: _three_digits(value / base**power), judged)
 
 
@@ -395,7 +446,11 @@ def footprint_table(config: RunConfig, footprint: Footprint) -> Table:
     memory = footprint.memory
     moment = f" ({phase_label(visible(memory.peak_moment))})" if memory.peak_moment else ""
     rows = [
-        *((category_label(name), format_bytes(memory.category(name))) for name in CATEGORIES),
+        *(
+            (category_label(name), format_bytes(memory.category(name)))
+            for name in CATEGORIES
+            if name != "script" or memory.script_bytes
+        ),
         (say(en="model states together", fr="états du modèle, ensemble"), format_bytes(memory.states_bytes)),
         (category_label("peak") + moment, format_bytes(memory.peak_bytes)),
     ]

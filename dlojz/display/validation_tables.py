@@ -216,7 +216,7 @@ def memory_table(found: MemoryResult) -> Table:
         (
             say(
                 en="model states of Korthikanti et al., who leave out the embedding",
-                fr="états du modèle de Korthikanti et al., qui omettent le plongement",
+                fr="états du modèle de Korthikanti et al., qui omettent l’embedding",
             ),
             _between(states),
             str(len(states)),

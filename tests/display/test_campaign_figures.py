@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from dlojz.base.errors import LabError
@@ -15,6 +18,7 @@ from dlojz.display.figures.campaign_figures import (
     CampaignMark,
     batch_figure,
     does_not_fit,
+    highest_of,
     pareto_figure,
     pareto_front,
     scaling_figure,
@@ -74,6 +78,54 @@ def test_every_series_is_named_and_described(name: str, tmp_path: Path) -> None:
     assert told in _words(figure) and told in figure.alt
 
 
+def outside(figure: LabFigure) -> list[tuple[float, float]]:
+    """Marks that lie outside their axes; reference lines across the axes are none."""
+    found = []
+    for axes in figure.axes:
+        (left, right), (bottom, top) = sorted(axes.get_xlim()), sorted(axes.get_ylim())
+        points = [(float(x), float(y)) for line in axes.lines for x, y in line.get_xydata() if not _across(axes, line)]
+        points += [(float(x), float(y)) for one in axes.collections for x, y in one.get_offsets()]
+        found += [(x, y) for x, y in points if not (left <= x <= right and bottom <= y <= top)]
+    return found
+
+
+def _across(axes: Axes, line: Line2D) -> bool:
+    return line.get_transform() != axes.transData
+
+
+CROWDS: dict[str, Callable[[CampaignMark], CampaignMark]] = {
+    "as measured": lambda mark: mark,
+    "weak scaling beyond strong": lambda mark: replace(mark, strong_efficiency=0.6, weak_efficiency=1.3),
+    "strong scaling beyond weak": lambda mark: replace(mark, strong_efficiency=2.4, weak_efficiency=0.2),
+    "one kind of scaling alone": lambda mark: replace(mark, strong_efficiency=None, weak_efficiency=1.7),
+    "measured far above the prediction": lambda mark: replace(mark, predicted_samples_per_s=1.0),
+    "predicted far above the measurement": lambda mark: replace(
+        mark, predicted_bytes=39 * GIB, measured_bytes=GIB, measured_message_bytes=1, predicted_samples_per_s=1e5
+    ),
+    "a limit far above": lambda mark: replace(mark, limit_bytes=4000 * GIB),
+    "a limit far below": lambda mark: replace(mark, limit_bytes=GIB),
+    "next to nothing": lambda mark: replace(mark, samples_per_s=1e-6, predicted_samples_per_s=1e-6, measured_bytes=1),
+    "one batch": lambda mark: replace(mark, batch=4),
+}
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_mark_of_a_campaign_figure_lies_inside_its_axes(name: str, crowd: str) -> None:
+    figure = FIGURES[name]([CROWDS[crowd](mark) for mark in _marks()])
+    figure.canvas.draw()
+    assert outside(figure) == []
+    [last, *_] = [axes for axes in figure.axes if axes.lines]
+    assert any(len(line.get_xdata()) for line in last.lines), "something is drawn"
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_single_mark_lies_inside_its_axes(name: str) -> None:
+    figure = FIGURES[name]([replace(_marks()[0], weak_efficiency=1.3, strong_efficiency=0.6)])
+    figure.canvas.draw()
+    assert outside(figure) == []
+
+
 def test_the_limit_is_a_line_with_its_name_and_what_does_not_fit_is_crossed_out() -> None:
     memory = batch_figure(_marks(), "micro-batch").axes[1]
     [limit] = [line for line in memory.lines if len(set(line.get_ydata())) == 1 and line.get_linestyle() == "--"]
@@ -122,3 +174,12 @@ def test_french_and_refusals(tmp_path: Path) -> None:
         scaling_figure(_marks(), tmp_path / "figure.xyz")
     use_language("fr")
     assert "ne tient pas" in _words(batch_figure(_marks(), "micro-batch"))
+
+
+def test_of_several_points_at_one_batch_the_line_takes_the_highest() -> None:
+    """The same global batch in other micro-batches: no vertical line joins them, and each has its mark."""
+    assert highest_of([(4, 1.0), (2, 3.0), (4, 5.0), (4, 2.0)]) == [(2, 3.0), (4, 5.0)]
+    marks = [replace(mark, batch=4) for mark in _marks()[:3]]
+    for axes in batch_figure(marks, "batch").axes:
+        for line in axes.lines:
+            assert line.get_linestyle() == "None" or len(set(line.get_xdata())) == len(line.get_xdata())

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from dlojz.base.table import Lines, Table, facts
+from dlojz.base.table import Lines, Table, facts, markdown_safe
 
 TABLE = Table(("name", "bytes"), (("<i>|", "1"), ("x", "100")), align="lr", whole=1)
 
@@ -105,3 +105,8 @@ def test_a_narrow_terminal_folds_the_titles_of_numbers_first() -> None:
 
 def test_facts_leave_out_what_has_no_value() -> None:
     assert str(facts(("a", "1"), ("b", ""), ("long", "2"))) == "a     1\nlong  2"
+
+
+def test_markdown_safe_escapes_what_is_markup_and_nothing_else() -> None:
+    assert markdown_safe("Operator's \"eight\" micro_batch_2") == "Operator's \"eight\" micro_batch_2"
+    assert markdown_safe("_all_ *x* <b> a|b") == "\\_all\\_ \\*x\\* &lt;b&gt; a\\|b"

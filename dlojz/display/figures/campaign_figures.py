@@ -6,8 +6,9 @@ crossed out; a machine's limit is a line with its name.
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -19,7 +20,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from dlojz.base.language import byte_scale, format_bytes, say
 from dlojz.base.table import visible
-from dlojz.display.canvas import LabFigure, caption, decimal_marks, finish, key, new_figure, note, plain
+from dlojz.display.canvas import LabFigure, caption, finish, key, new_figure, note, plain
 from dlojz.display.figures.run_figures import far_limit
 from dlojz.display.style import BLACK, GREY, LINE_STYLES, REMARK, VERMILION
 
@@ -208,19 +209,12 @@ def count_axis(axes: Axes, values: Sequence[int], label: str) -> None:
     plain(axes)
 
 
-def decimals(axes: Axes) -> None:
-    """Write the numbers of both axes in the reader's language."""
-    for axis in (axes.xaxis, axes.yaxis):
-        if not isinstance(axis.get_major_locator(), FixedLocator):
-            decimal_marks(axis)
-
-
 def from_zero(axes: Axes, label: str, title: str) -> None:
-    """Begin the y axis at 0, with room above."""
-    axes.set_ylim(bottom=0)
-    axes.set_ylim(top=axes.get_ylim()[1] * 1.06)
+    """Begin the y axis at 0, with room above all that is drawn, in axes that share this scale too."""
+    drawn = [one.dataLim.ymax for one in axes.get_shared_y_axes().get_siblings(axes)]
+    highest = max((top for top in drawn if math.isfinite(top) and top > 0), default=0.9)
+    axes.set_ylim(0, highest * 1.11)
     caption(axes, y=label, title=title, size=11)
-    decimals(axes)
     plain(axes)
 
 
@@ -232,6 +226,18 @@ def or_nothing(axes: Axes, known: bool, missing: str = "") -> None:
 
 
 FAMILY = attrgetter("family")
+
+
+def highest_of(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Keep the highest of several points at one place: a line through all of them would go up and down there."""
+    found: dict[float, float] = {}
+    for x, y in points:
+        found[x] = max(found.get(x, y), y)
+    return sorted(found.items())
+
+
+def _columns_of(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
 
 
 def batch_figure(marks: Sequence[CampaignMark], batch_label: str, path: str | Path | None = None) -> LabFigure:
@@ -255,10 +261,13 @@ def batch_figure(marks: Sequence[CampaignMark], batch_label: str, path: str | Pa
         color, dashes, marker = style_of(number)
         ordered = sorted(own, key=lambda mark: mark.batch)
         known = [mark for mark in ordered if mark.samples_per_s is not None]
-        speed.plot([m.batch for m in known], [m.samples_per_s or 0 for m in known], dashes, color=color, marker=marker)
+        speeds = [(mark.batch, mark.samples_per_s or 0) for mark in known]
+        speed.plot(*_columns_of(highest_of(speeds)), dashes, color=color)
+        speed.plot(*_columns_of(speeds), color=color, marker=marker, linestyle="none")
         held = [mark for mark in ordered if mark.taken_bytes is not None]
         values = [(mark.taken_bytes or 0) / scale for mark in held]
-        memory.plot([mark.batch for mark in held], values, dashes, color=color, linewidth=1.2)
+        batches = [mark.batch for mark in held]
+        memory.plot(*_columns_of(highest_of(zip(batches, values, strict=True))), dashes, color=color, linewidth=1.2)
         for mark, value in zip(held, values, strict=True):
             memory_mark(memory, (mark.batch, value), mark, style_of(number), hidden[mark])
     far = limits(memory, marks, scale)
@@ -348,7 +357,6 @@ def _truth(
     axes.set(xlim=(0, end), ylim=(0, end), aspect="equal")
     predicted, measured = say(en="predicted, ", fr="prédit, "), say(en="measured, ", fr="mesuré, ")
     caption(axes, x=predicted + unit, y=measured + unit, title=title)
-    decimals(axes)
     plain(axes)
     if not drawn:
         axes.set(xticks=[], yticks=[])
@@ -362,7 +370,7 @@ def scaling_figure(marks: Sequence[CampaignMark], path: str | Path | None = None
     figure = campaign_canvas(
         say(
             en="Efficiency of strong and of weak scaling against the number of ranks, of: ",
-            fr="Efficacité de l’extensibilité forte et faible selon le nombre de rangs, de : ",
+            fr="Efficacité de la scalabilité forte et faible selon le nombre de rangs, de : ",
         ),
         list(series_of(marks, FAMILY)),
     )
@@ -371,13 +379,13 @@ def scaling_figure(marks: Sequence[CampaignMark], path: str | Path | None = None
         strong,
         marks,
         attrgetter("strong_efficiency"),
-        say(en="Strong scaling: same global batch", fr="Extensibilité forte : même batch global"),
+        say(en="Strong scaling: same global batch", fr="Scalabilité forte : même batch global"),
     )
     _draw_scaling(
         weak,
         marks,
         attrgetter("weak_efficiency"),
-        say(en="Weak scaling: same samples per rank", fr="Extensibilité faible : mêmes échantillons par rang"),
+        say(en="Weak scaling: same samples per rank", fr="Scalabilité faible : mêmes échantillons par rang"),
     )
     strong.set_ylabel(say(en="throughput per rank over the base’s, %", fr="débit par rang / celui de la base, %"))
     perfect = key(say(en="perfect", fr="parfaite"), color=BLACK, linestyle="--")

@@ -25,7 +25,7 @@ from dlojz.by_hand.collectives.algorithm_catalogue import ADDING, ALGORITHMS, al
 from dlojz.by_hand.collectives.alpha_beta_fit import AlphaBetaFit
 from dlojz.by_hand.collectives.cost import crossover_bytes, terms
 from dlojz.by_hand.collectives.simulation import Held, Simulation, Transfer, simulate
-from dlojz.display.canvas import LabFigure, caption, decimal_marks, finish, key, logarithmic, new_figure, plain
+from dlojz.display.canvas import LabFigure, caption, finish, key, logarithmic, new_figure, plain
 from dlojz.display.collective_text import format_bandwidth, format_latency, held_words, number_words, step_words
 from dlojz.display.style import (
     BLACK,
@@ -432,7 +432,6 @@ def _pareto(axes: Axes, ways: Sequence[Reduction], judged: Mapping[str, Reductio
         axes.set_yticks((-20, -10, -5, -2, 0, 2, 5, 10, 20, 50, 100))
         low, high = (bound(gap for own in points.values() for gap in own) for bound in (min, max))
         axes.set_ylim(min(low * 1.2, -1), high * 1.2)
-    decimal_marks(axes.yaxis)
     axes.axhline(0, color=GREY, linewidth=0.8, zorder=0)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(LogLocator(base=4))

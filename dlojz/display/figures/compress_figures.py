@@ -23,7 +23,6 @@ from dlojz.display.canvas import (
     LabFigure,
     Spot,
     caption,
-    decimal_marks,
     finish,
     key,
     logarithmic,
@@ -170,7 +169,6 @@ def _accuracies(axes: Axes, lines: Sequence[BoardLine]) -> None:
     shown = inside[0] if len(inside[0]) >= LEAST_TICKS else max(inside, key=len)
     axes.yaxis.set_major_locator(FixedLocator([1 - tick for tick in shown]))
     axes.yaxis.set_minor_locator(NullLocator())
-    decimal_marks(axes.xaxis)
     plain(axes)
 
 

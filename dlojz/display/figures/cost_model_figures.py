@@ -15,7 +15,7 @@ from matplotlib.ticker import NullFormatter
 from dlojz.base.language import brief_percent, decimal, say, shortest
 from dlojz.base.table import visible
 from dlojz.cost_model.validation import LEFT_OUT_GOALS, REGRET_GOAL, Goal, first_choices
-from dlojz.display.canvas import LabFigure, caption, decimal_marks, finish, logarithmic, new_figure, plain
+from dlojz.display.canvas import LabFigure, caption, finish, logarithmic, new_figure, plain
 from dlojz.display.style import BASELINE, BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 
 if TYPE_CHECKING:
@@ -203,7 +203,6 @@ def validation_figure(results: Sequence[TableResult], path: str | Path | None = 
         points.plot(limits, [factor * limit for limit in limits], color=GREY, linewidth=1, linestyle=":")
     points.set(xscale="log", yscale="log", xlim=limits, ylim=limits)
     for axis in (points.xaxis, points.yaxis):
-        decimal_marks(axis)
         axis.set_minor_formatter(NullFormatter())
     title = say(
         en="full: held out; hollow: fitted on; dotted: ±10 %",

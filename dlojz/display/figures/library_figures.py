@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from dlojz.base.language import MEBIBYTE, decimal, format_bytes, say
 from dlojz.base.table import Table, visible
-from dlojz.display.canvas import LabFigure, caption, decimal_marks, finish, new_figure, note, plain, stack
+from dlojz.display.canvas import LabFigure, caption, finish, new_figure, note, plain, stack
 from dlojz.display.style import BASELINE, BLUE, GREEN, GREY, ORANGE, PREDICTED_ALPHA, PURPLE, SKY, Style
 from dlojz.libraries.library_catalogue import LIBRARIES, REFERENCE, Library, absence, bridge_lines, lines_changed
 from dlojz.libraries.side_by_side import LibraryRow
@@ -173,7 +173,6 @@ def libraries_figure(rows: Sequence[LibraryRow], path: str | Path | None = None)
         plain(panel, "x")
         panel.set_ylim(len(rows) - 0.5, -0.5)
         panel.xaxis.set_major_locator(MaxNLocator(4))
-        decimal_marks(panel.xaxis)
     panels[0].set_yticks(range(len(rows)), [_name(row) for row in rows], fontsize=9)
     _lines(panels[0], rows)
     _pairs(panels[1], rows, lambda row: row.peak_bytes)

@@ -19,7 +19,6 @@ from dlojz.compare import overlay_of
 from dlojz.display.canvas import (
     LabFigure,
     caption,
-    decimal_marks,
     finish,
     key,
     new_figure,
@@ -103,7 +102,6 @@ def overlay_figure(
         ),
     )
     plain(lower)
-    decimal_marks(lower.xaxis, lower.yaxis)
     lower.legend(loc="best", ncols=4, frameon=False, fontsize=8)
     return finish(figure, path)
 
@@ -274,7 +272,6 @@ def bubble_figure(
         if number % columns == 0:
             caption(axes, y=say(en="bubble, % of time", fr="bulle (% du temps)"))
         plain(axes)
-        decimal_marks(axes.xaxis, axes.yaxis)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     handles = [
         key(say(en="formula", fr="formule"), color=BLUE, linewidth=1.6),
@@ -335,7 +332,6 @@ def partition_figure(
         axes.set_visible(False)
     for row in panels:
         row[0].set_ylabel(unit)
-    decimal_marks(panels[0, 0].yaxis)
     if weighed.unit == "blocks":
         panels[0, 0].yaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in panels[-1]:

@@ -20,7 +20,6 @@ from dlojz.base.language import decimal, say
 from dlojz.display.canvas import (
     LabFigure,
     caption,
-    decimal_marks,
     finish,
     key,
     logarithmic,
@@ -144,7 +143,6 @@ def _front(axes: Axes, plan: Plan, heights: NDArray[np.float64], height_of: Call
     label = say(en="best", fr="la meilleure") + _simulated(best)
     axes.plot([best.estimated_s], [height_of(best)], linestyle="none", label=label, **star)
     _logarithmic(axes, (0.9 * float(found.step_s[0]), slowest))
-    decimal_marks(axes.yaxis)
     caption(
         axes,
         x=say(
@@ -218,7 +216,6 @@ def _waterfall(axes: Axes, best: Choice) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12 * start)
     axes.xaxis.set_major_locator(MaxNLocator(6))
-    decimal_marks(axes.xaxis)
     took = best.time_words
     if simulated := _simulated(best):
         took = f"{seconds(best.estimated_s)}{simulated}{took.removeprefix(seconds(best.step_s))}"
@@ -281,7 +278,6 @@ def beside_figure(
     for axes, handles in ((upper, phases), (lower, [*categories, gpu])):
         axes.set_yticks(range(2), names)
         axes.set_ylim(1.5, -0.5)
-        decimal_marks(axes.xaxis)
         axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8)
         plain(axes)
     return finish(figure)

@@ -23,7 +23,6 @@ from dlojz.config.fields import BLOCK_CHOICES
 from dlojz.display.canvas import (
     LabFigure,
     caption,
-    decimal_marks,
     finish,
     key,
     new_figure,
@@ -45,6 +44,7 @@ from dlojz.display.style import (
     EDGE,
     FILLS,
     FRAME,
+    GREY,
     LINE_STYLES,
     OTHER,
     PREDICTED_ALPHA,
@@ -54,7 +54,7 @@ from dlojz.display.style import (
     phase_label,
     phase_style,
 )
-from dlojz.display.tables import status_label
+from dlojz.display.tables import DASH, status_label
 from dlojz.pipeline.simulator import MeasuredOverlay
 from dlojz.results.footprint import CATEGORIES
 from dlojz.results.record import RunRecord, Span
@@ -187,7 +187,6 @@ def activation_curve_figure(plan: BudgetPlan, path: str | Path | None = None) ->
     caption(left, x=say(en=f"peak of a rank, {unit}", fr=f"pic d’un rang, {unit}"))
     caption(left, y=say(en=f"time added to a step, {time_unit}", fr=f"temps ajouté à un pas, {time_unit}"))
     plain(left)
-    decimal_marks(left.xaxis, left.yaxis)
     styles = FILLS[: len(BLOCK_CHOICES)]
     for row, point in enumerate(curve):
         stack(right, row, [(float(len(list(run))), styles[choice]) for choice, run in groupby(point.choices)], 0.8)
@@ -265,6 +264,7 @@ def _runs_down(axes: Axes, rows: Sequence[RunRow], title: str, label: str) -> No
     axes.set_yticks(range(len(rows)), _names(rows))
     axes.set_ylim(len(rows) - 0.45, -0.55)
     axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(4))  # numbers of four digits side by side
     caption(axes, x=label, title=title, size=11)
     plain(axes, "x")
     axes.tick_params(axis="y", length=0)
@@ -341,7 +341,11 @@ def _limits(axes: Axes, rows: Sequence[RunRow], scale: int, handles: list[Artist
 
 
 def _communication(axes: Axes, rows: Sequence[RunRow]) -> None:
-    stacks = [{str(traffic.collective): traffic.message_bytes for traffic in row.communication} for row in rows]
+    # Of a script what is predicted, and compared: what wraps its model sends, without the script's own calls.
+    stacks = [
+        {str(pair.collective): pair.message_bytes for pair in row.communication if pair.origin == "wrapper"}
+        for row in rows
+    ]
     unit, scale = _bars(axes, stacks, COLLECTIVE_STYLES)
     right = axes.get_xlim()[1] * 1.06  # room for the verdict behind the longest bar
     axes.set_xlim(0, right)
@@ -354,6 +358,10 @@ def _communication(axes: Axes, rows: Sequence[RunRow]) -> None:
         fr="Octets confiés aux collectives par pas\n(= : prédit et compté sont égaux)",
     )
     _runs_down(axes, rows, title, unit)
+    if not any(_total(stacked, side) for stacked in stacks for side in SIDES):
+        axes.set(xticks=[], xlabel="")
+        nothing = say(en="none", fr="aucun") if all(row.world_size == 1 for row in rows) else DASH
+        axes.text(0.5, 0.5, nothing, transform=axes.transAxes, ha="center", va="center", color=GREY)
     names = dict.fromkeys(name for stacked in stacks for name in stacked)
     _legend(axes, [swatch(COLLECTIVE_STYLES.get(name, OTHER), name, 0.7) for name in names])
 
@@ -399,7 +407,6 @@ def _losses(axes: Axes, rows: Sequence[RunRow]) -> None:
     caption(axes, x=say(en="step", fr="pas"), y=say(en="loss", fr="perte"), title=title, size=11)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     plain(axes)
-    decimal_marks(axes.yaxis)
     if drawn:
         legend = axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), frameon=False, fontsize=9, handlelength=3.5)
         legend.set_in_layout(False)

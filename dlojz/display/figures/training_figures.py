@@ -24,7 +24,6 @@ from dlojz.by_hand.optimizers.convergence import TOLERANCE, Curves, curves_of, g
 from dlojz.display.canvas import (
     LabFigure,
     caption,
-    decimal_marks,
     finish,
     key,
     logarithmic,
@@ -331,7 +330,6 @@ def _costs(axes: Axes, trials: Trials, predicted: Mapping[int, float]) -> None:
     ratio = say(en="a step, over a whole one", fr="un pas, sur un pas entier")
     caption(axes, x=say(en="tokens per sample", fr="tokens par échantillon"), y=ratio)
     axes.set_ylim(bottom=0)
-    decimal_marks(axes.yaxis)
     axes.legend(frameon=False)
 
 
@@ -356,7 +354,6 @@ def _curriculum_curves(
         marks: dict[str, Any] = {"marker": marker if marked else "", "markersize": 5}
         axes.plot(*middle, color=color, linestyle=dashes, linewidth=2.2, markevery=max(1, points // 10), **marks)
     plain(axes)
-    decimal_marks(axes.xaxis, axes.yaxis)
 
 
 FORM_LOOKS = {
@@ -470,7 +467,6 @@ def _forms(axes: Axes, rows: Sequence[FormMeasure]) -> None:
     axes.set_yticks(range(len(rows)), [visible(one.form) for one in rows], fontsize=9)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     plain(axes, "x")
-    decimal_marks(axes.xaxis)
 
 
 Load: TypeAlias = "StepLoad | ExpertLoad"
