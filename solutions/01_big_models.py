@@ -51,7 +51,7 @@ lab = labs.start("01")
 # qu’ils puissent échanger de l’information. L’attention procède en trois temps.
 #
 # 1. Chaque token pose une **requête** (une ligne de `q_TD`) et présente une **clé** (une ligne de `k_TD`). Le produit
-#    scalaire d’une requête et d’une clé donne un **score** : ce que le second token vaut aux yeux du premier.
+#    scalaire d’une requête et d’une clé donne un **score** : à quel point le second token compte pour le premier.
 # 2. Un **softmax** change les scores d’une requête en poids positifs, de somme 1. Les scores sont d’abord divisés par
 #    $\sqrt{D}$ : une somme de `D` produits de variables indépendantes, centrées et réduites, a un écart-type de
 #    $\sqrt{D}$ ; sans cette mise à l’échelle, le softmax ne garderait presque qu’un seul token.
@@ -205,7 +205,7 @@ lab.check("multi-head", multi_head)
 #
 # Un *Vision Transformer* traite une image comme une phrase. L’image est découpée en carrés, les *patches* ; chacun,
 # aplati puis projeté, devient un token. S’y ajoutent un **token de classe**, placé en tête, dont la sortie servira à
-# classer l’image, et un **plongement de position** appris, additionné à chaque token.
+# classer l’image, et un **embedding de position** appris, additionné à chaque token.
 #
 # **Votre prédiction.** ViT-B/16 reçoit des images de 224 × 224 pixels et les découpe en patches de 16 × 16. Combien de
 # tokens entrent dans son premier bloc ?
@@ -257,9 +257,10 @@ lab.reveal("vit-tokens", embedding.position.shape[1])
 # %% [markdown] lang="en"
 # ### Exercise 3 — cutting into patches
 #
-# `image_CHW` has `C` channels, `H` rows, `W` columns. Return a tensor with **one patch per row**, in reading order
-# (left to right, then top to bottom). Within a patch: channel by channel, and within a channel row by row — the order
-# of the kernel of a convolution.
+# `image_CHW` has `C` channels, `H` rows (here the height of the image, not the width of a head), `W` columns; `patch`
+# is the side of a patch, which divides `H` and `W`. Return a tensor with **one patch per row**, in reading order (left
+# to right, then top to bottom). Within a patch: channel by channel, and within a channel row by row — the order of the
+# kernel of a convolution.
 
 
 # %% name="patches"

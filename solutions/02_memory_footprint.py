@@ -194,8 +194,8 @@ for rule in rules_of_thumb.RULES.values():
 # </details>
 
 # %% [markdown] lang="en"
-# **Explain.** Which of them does your function reproduce? That of 24 bytes adds 8 bytes of "activations and
-# temporaries" *per parameter* to the states: we will see when it comes out right.
+# **Explain.** Which of them does your function reproduce? The 24-byte rule adds 8 bytes of "activations and
+# temporaries" *per parameter* to the states: section 5 shows when it happens to be right.
 #
 # <details><summary>Answer</summary>
 #
@@ -223,7 +223,7 @@ asked(lambda: {name: f"{bytes_per_parameter(name, 'adamw'):.0f}" + " GB // Go" f
 #
 # ### fp16 et la mise à l’échelle de la perte
 #
-# fp16 n’a que 5 bits d’exposant : sous 6 · 10⁻⁸, un gradient devient nul, au-dessus de 65 504, infini. On multiplie
+# fp16 n’a que 5 bits d’exposant : sous 3 · 10⁻⁸, un gradient devient nul, au-dessus de 65 504, infini. On multiplie
 # donc la perte par une **échelle**, puis on divise les gradients par elle ; s’ils débordent, on saute le pas et l’on
 # divise l’échelle par deux, comme `torch.amp.GradScaler`.
 #
@@ -236,7 +236,7 @@ asked(lambda: {name: f"{bytes_per_parameter(name, 'adamw'):.0f}" + " GB // Go" f
 #
 # ### fp16 and loss scaling
 #
-# fp16 has 5 bits of exponent only: below 6 · 10⁻⁸ a gradient becomes zero, above 65,504 infinite. So the loss is
+# fp16 has 5 bits of exponent only: below 3 · 10⁻⁸ a gradient becomes zero, above 65,504 infinite. So the loss is
 # multiplied by a **scale**, then the gradients are divided by it; if they overflow, the step is skipped and the scale
 # is halved, as `torch.amp.GradScaler` does.
 #
@@ -913,8 +913,10 @@ lab.reveal("recomputed-time", median(again / kept for kept, again, _ in turns))
 lab.reveal("batch-rate", median(4 * small / kept for kept, _, small in turns))
 
 # %% [markdown] lang="fr"
-# Un processeur traite les exemples l’un après l’autre : un grand batch n’y économise que des coûts fixes. Un petit
-# batch laisse un GPU presque vide : plus de mémoire, c’est plus de débit.
+# Sur CPU, le travail croît avec le batch : un grand batch n’y économise que des coûts fixes. Un petit batch laisse un
+# GPU presque inactif : la mémoire achète du débit. Et la durée peut croître de plus d’un tiers sans que les opérations
+# le fassent : normalisations, activations et copies sont recalculées aussi, et prennent du temps sans compter comme
+# opérations.
 #
 # **Répartir les points de contrôle.** Avec le *Tensor Parallelism* (TP 06), chaque rang garde les mêmes entrées de
 # couches. ZeRO-R les **partitionne** (P_a) : chacun en garde une part, et un *all-gather* les réunit avant le recalcul.
@@ -922,8 +924,9 @@ lab.reveal("batch-rate", median(4 * small / kept for kept, _, small in turns))
 # avec 8 rangs :
 
 # %% [markdown] lang="en"
-# A processor goes through the samples one after the other: a large batch saves only fixed costs there. A small batch
-# leaves a GPU nearly idle: more memory means more throughput.
+# On a CPU the work grows with the batch, so a larger one saves only fixed costs. A small batch leaves a GPU nearly
+# idle: memory buys throughput. And the time may grow by more than a third although the operations do not:
+# normalisations, activations and copies are recomputed too, and take time without counting as operations.
 #
 # **Partitioning the checkpoints.** With tensor parallelism (lab 06) each rank keeps the same inputs of layers. ZeRO-R
 # **partitions** them (P_a): each keeps a part, and an all-gather unites them before recomputation. For the 96 layers of

@@ -801,8 +801,8 @@ lab.check("mfu", mfu)
 # lab.hint("mfu")
 
 # %% [markdown] lang="fr"
-# La crête se mesure : ici, le plus rapide de dix produits de matrices. Voici la MFU d’un processus, puis de deux ;
-# seul, un réseau de produits de matrices devrait en atteindre la moitié ou plus.
+# La puissance crête se mesure : ici, le plus rapide de dix produits de matrices. Voici la MFU d’un processus, puis de
+# deux ; seul, un réseau de produits de matrices devrait en atteindre la moitié ou plus.
 
 # %% [markdown] lang="en"
 # The peak can be measured: here, the fastest of ten matrix products. This is the MFU of one process, then of two;

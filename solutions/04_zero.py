@@ -218,7 +218,8 @@ print(whole.tolist())
 # `weights` contient tous les poids, bout à bout, dans un vecteur dont la longueur est un multiple du nombre de rangs ;
 # il est le même partout. `make_optimizer([tenseur])` crée un optimiseur PyTorch pour ce tenseur. Renvoyez une fonction
 # `step(gradient)`, que l’on appellera à chaque pas : `gradient` est la part de **ce rang** dans le gradient moyen.
-# Après `step`, `weights` doit être à jour, en entier, sur tous les rangs.
+# Après `step`, `weights` doit être à jour, en entier, sur tous les rangs. Les octets comptent aussi : n’envoyez que ce
+# qu’il faut.
 #
 # - `weights.chunk(size)[i]` est une vue : y écrire, c’est écrire dans `weights` ;
 # - un optimiseur lit le gradient d’un tenseur `t` dans `t.grad` ;
@@ -233,7 +234,7 @@ print(whole.tolist())
 # `weights` holds all weights, end to end, in a vector whose length is a multiple of the number of ranks; it is the same
 # everywhere. `make_optimizer([tensor])` makes a PyTorch optimizer for this tensor. Return a function `step(gradient)`,
 # to be called in every step: `gradient` is **this rank's** share of the mean gradient. After `step`, `weights` must be
-# up to date, whole, on all ranks.
+# up to date, whole, on all ranks. Bytes count, too: send only what is needed.
 #
 # - `weights.chunk(size)[i]` is a view: to write there is to write in `weights`;
 # - an optimizer reads the gradient of a tensor `t` in `t.grad`;
@@ -408,7 +409,8 @@ print(len(flat.whole), len(flat.share), torch.allclose(torch.tensor(losses), tor
 #   appartient à ce rang, et celui de `share`, soit les lignes de ce rang dans la **moyenne** sur les rangs du gradient
 #   de W.
 #
-# Rappel : le gradient de W est `gradient.T @ x`, celui de `x` est `gradient @ W`.
+# Les octets comptent aussi : un rang ne reçoit, du gradient de W, que ses lignes. Rappel : le gradient de W est
+# `gradient.T @ x`, celui de `x` est `gradient @ W`.
 
 # %% [markdown] lang="en"
 # That is stage 2, but for one detail: here the whole gradients still exist for a moment, between backward and the
@@ -428,7 +430,8 @@ print(len(flat.whole), len(flat.share), torch.allclose(torch.tensor(losses), tor
 # - `backward` receives the gradient of the loss with respect to `y`. It returns two gradients: that of `x`, which is
 #   this rank's own, and that of `share`, this rank's rows of the **mean** over the ranks of W's gradient.
 #
-# Reminder: the gradient of W is `gradient.T @ x`, that of `x` is `gradient @ W`.
+# Bytes count, too: of W's gradient, a rank receives its own rows alone. Reminder: the gradient of W is
+# `gradient.T @ x`, that of `x` is `gradient @ W`.
 
 
 # %% name="shard-weights"
@@ -467,16 +470,16 @@ lab.check("shard-weights", sharded_linear)
 
 # %% [markdown] lang="fr"
 # Le paquet contient les trois niveaux, pour n’importe quel modèle : [stage1.py](../../dlojz/by_hand/zero/stage1.py),
-# [stage2.py](../../dlojz/by_hand/zero/stage2.py) et [stage3.py](../../dlojz/by_hand/zero/stage3.py), une centaine de
-# lignes chacun. Cherchez-y : au niveau 3, combien de blocs sont entiers au même moment, et pourquoi plus d’un ?
+# [stage2.py](../../dlojz/by_hand/zero/stage2.py) et [stage3.py](../../dlojz/by_hand/zero/stage3.py), de moins de
+# 300 lignes chacun. Cherchez-y : au niveau 3, combien de blocs sont entiers au même moment, et pourquoi plus d’un ?
 #
 # La boucle d’entraînement est la même pour les trois. Chaque ligne affiche, pour un niveau, le nombre de poids présents
 # en entier entre deux pas, celui de la part, et si les pertes suivent celles d’un processus seul.
 
 # %% [markdown] lang="en"
 # The package holds the three stages, for any model: [stage1.py](../../dlojz/by_hand/zero/stage1.py),
-# [stage2.py](../../dlojz/by_hand/zero/stage2.py) and [stage3.py](../../dlojz/by_hand/zero/stage3.py), about a hundred
-# lines each. Look there: in stage 3, how many blocks are whole at the same moment, and why more than one?
+# [stage2.py](../../dlojz/by_hand/zero/stage2.py) and [stage3.py](../../dlojz/by_hand/zero/stage3.py), each in less
+# than 300 lines. Look there: in stage 3, how many blocks are whole at the same moment, and why more than one?
 #
 # The training loop is the same for all three. Each line prints, for one stage, the number of weights that are there in
 # full between two steps, that of the share, and whether the losses follow those of one process.

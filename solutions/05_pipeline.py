@@ -763,16 +763,20 @@ lab.reveal("step-seconds", median(piped))
 lab.reveal("real-speedup", median(one / other for one, other in zip(alone, piped, strict=True)))
 
 # %% [markdown] lang="fr"
-# **Expliquez** l’écart au 1,78 de la bulle seule. <details><summary>Réponse</summary>
+# **Expliquez** l’écart avec le 1,78 que donnerait la bulle seule. <details><summary>Réponse</summary>
 #
-# Deux rangs qui calculent à la fois vont chacun moins vite ; et 1F1B expose huit latences.
+# Deux rangs qui calculent à la fois vont chacun moins vite, et 1F1B expose huit latences : votre prédiction en tient
+# compte. Ce qui lui manque encore, ce sont les attentes : chaque rang varie d’une action à l’autre, et un pas attend
+# chaque fois le plus lent.
 #
 # </details>
 
 # %% [markdown] lang="en"
-# **Explain** the gap to the 1.78 of the bubble alone. <details><summary>Answer</summary>
+# **Explain** the gap to the 1.78 that the bubble alone would give. <details><summary>Answer</summary>
 #
-# Two ranks that compute at once are each slower; and 1F1B exposes eight latencies.
+# Two ranks that compute at once are each slower, and 1F1B exposes eight latencies: your prediction holds both. What it
+# still lacks are the waits: each rank varies from one action to the next, and a step waits each time for the slower
+# one.
 #
 # </details>
 

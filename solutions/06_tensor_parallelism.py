@@ -1036,10 +1036,13 @@ x = torch.randn(1024, 256, requires_grad=True)  # tokens, width // tokens, large
 number, block, whole, half = torch.zeros(1), torch.zeros(2**20), mlps(1), mlps(world_size)
 one_number_s = median(seconds(lambda: dist.all_reduce(number), 15))
 four_mib_s = median(seconds(lambda: dist.all_reduce(block), 15))
-all_reduce, dist.all_reduce = dist.all_reduce, lambda tensor: None  # left out // omis
-whole_s = median(seconds(lambda: step(whole) if rank == 0 else None, 7))
-half_s = median(seconds(lambda: step(half), 7))
-dist.all_reduce = all_reduce
+all_reduce = dist.all_reduce
+try:
+    dist.all_reduce = lambda tensor: None  # left out // omis
+    whole_s = median(seconds(lambda: step(whole) if rank == 0 else None, 7))
+    half_s = median(seconds(lambda: step(half), 7))
+finally:  # whatever happens above // quoi qu’il arrive au-dessus
+    dist.all_reduce = all_reduce
 print("one number, 4 MiB: // un nombre, 4 Mio :", f"{one_number_s:.4f} s, {four_mib_s:.4f} s")
 print("whole, half: // entier, moitié :", f"{whole_s:.3f} s, {half_s:.3f} s")
 
@@ -1086,13 +1089,15 @@ def clocked(tensor):
 
 
 measured = []
-for _ in range(9):  # in turns, so that both meet the same machine // en alternance, pour la même machine
-    dist.all_reduce = lambda tensor: None
-    [alone_s] = seconds(lambda: step(whole) if rank == 0 else None, 1)
-    dist.all_reduce, waited_s, spent_s = clocked, 0.0, 0.0
-    [split_s] = seconds(lambda: step(half), 1)
-    measured.append((alone_s / split_s, 1024 / split_s, waited_s, spent_s))
-dist.all_reduce = all_reduce
+try:
+    for _ in range(9):  # in turns, so that both meet the same machine // en alternance, pour la même machine
+        dist.all_reduce = lambda tensor: None
+        [alone_s] = seconds(lambda: step(whole) if rank == 0 else None, 1)
+        dist.all_reduce, waited_s, spent_s = clocked, 0.0, 0.0
+        [split_s] = seconds(lambda: step(half), 1)
+        measured.append((alone_s / split_s, 1024 / split_s, waited_s, spent_s))
+finally:
+    dist.all_reduce = all_reduce
 speed_up, rate, waited, spent = (median(one) for one in zip(*measured, strict=True))
 print(f"{rate:.0f} tokens/s;", "all-reduces, waiting, sending: // all-reduces, attente, envoi :", end=" ")
 print(f"{waited:.4f} s, {spent:.4f} s")
@@ -1141,7 +1146,8 @@ figures.share_of_time(layer_bytes, (12288, 12288 // 8), flops_per_s=200e12, **si
 # %% [markdown] lang="fr"
 # Dans le nœud, un dixième du temps ; par le réseau, la moitié. Et plus la couche est étroite, pire c’est : son calcul
 # diminue comme le carré de la largeur, ses messages comme la largeur. D’où l’usage : *Tensor Parallelism* **dans le
-# nœud** (jusqu’à 8 GPU), le pipeline ou *Data Parallelism* entre les nœuds.
+# domaine NVLink** (les 8 GPU d’un nœud, jusqu’à 72 pour une baie GB200), le pipeline ou *Data Parallelism* entre les
+# nœuds.
 #
 # ## Défi — le moins d’octets
 #
@@ -1152,7 +1158,8 @@ figures.share_of_time(layer_bytes, (12288, 12288 // 8), flops_per_s=200e12, **si
 # %% [markdown] lang="en"
 # Within the node, a tenth of the time; over the network, half of it. And the narrower the layer, the worse: its
 # computation shrinks with the square of the width, its messages with the width. Hence the usual practice: tensor
-# parallelism **within the node** (up to 8 GPUs), a pipeline or data parallelism between nodes.
+# parallelism **within the NVLink domain** (the 8 GPUs of a node, up to 72 of a GB200 rack), a pipeline or data
+# parallelism between nodes.
 #
 # ## Challenge — the fewest bytes
 #

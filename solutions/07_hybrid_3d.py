@@ -776,8 +776,8 @@ def pass_on(own):
 #
 # `q`, `k`, `v` (batch, heads, this rank's tokens, H) are contiguous. Return the output of attention, without a mask,
 # for this rank's tokens: softmax(q kᵀ / √H) v, over the keys of **all** ranks. A rank never holds all keys: build up
-# the sum of exp(scores) v and that of exp(scores), block by block, and divide at the end. (The real implementation
-# subtracts the largest score first, as does the loss of lab 06.)
+# the sum of exp(scores) v and that of exp(scores), block by block, with no pass too many, and divide at the end. (The
+# real implementation subtracts the largest score first, as does the loss of lab 06.)
 
 
 # %% name="ring-attention"
@@ -830,19 +830,19 @@ lab.reveal("ring-bytes", ranks["sent"][0])
 
 # %% [markdown] lang="fr"
 # Avec un masque causal, un token ne voit que ceux d’avant. Si les tokens sont contigus (n morceaux), le rang 0 a peu
-# de calculs, et le dernier en a le plus : tous l’attendent. En **zigzag** (Llama 3), on coupe la séquence en 2n
-# morceaux, et le rang r prend r et 2n − 1 − r. L’implémentation du paquet
-# ([ring_attention.py](../../dlojz/by_hand/ring_attention.py)) saute une paire de morceaux entièrement masquée ; une
-# paire à moitié masquée coûte autant qu’une paire entière. **Votre prédiction** : sur 2 rangs, combien de fois plus
-# vite va le zigzag ? Comptez les paires du rang le plus chargé.
+# de calculs, et le dernier en a le plus : tous l’attendent. En **zigzag**, on coupe la séquence en 2n morceaux, et le
+# rang r prend r et 2n − 1 − r, comme Llama 3, qui réunit toutefois K et V par un *all-gather*, sans anneau.
+# L’implémentation du paquet ([ring_attention.py](../../dlojz/by_hand/ring_attention.py)) saute une paire de morceaux
+# entièrement masquée ; une paire à moitié masquée coûte autant qu’une paire entière. **Votre prédiction** : sur 2
+# rangs, combien de fois plus vite va le zigzag ? Comptez les paires du rang le plus chargé.
 
 # %% [markdown] lang="en"
 # With a causal mask, a token sees only those before it. Where tokens are contiguous (n chunks), rank 0 has little to
-# compute, and the last rank most: all wait for it. In **zigzag** order (Llama 3), the sequence is cut into 2n chunks,
-# and rank r takes r and 2n − 1 − r. The package's implementation
-# ([ring_attention.py](../../dlojz/by_hand/ring_attention.py)) skips a pair of chunks that is wholly masked; a pair that
-# is half masked costs as much as a whole one. **Your prediction**: on 2 ranks, how many times as fast is zigzag? Count
-# the pairs of the rank that has most.
+# compute, and the last rank most: all wait for it. In **zigzag** order the sequence is cut into 2n chunks, and rank r
+# takes r and 2n − 1 − r, as in Llama 3, which all-gathers K and V, however, without a ring. The package's
+# implementation ([ring_attention.py](../../dlojz/by_hand/ring_attention.py)) skips a pair of chunks that is wholly
+# masked; a pair that is half masked costs as much as a whole one. **Your prediction**: on 2 ranks, how many times as
+# fast is zigzag? Count the pairs of the rank that has most.
 
 # %% name="predict-zigzag" stub="value"
 lab.predict(

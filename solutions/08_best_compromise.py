@@ -105,8 +105,8 @@ lab.reveal("training-days", training_s(8 * gpt3_parameters, 300e9, 1024, 140e12)
 # quatre DGX A100, à droite le tableau de Narayanan et al., avec les durées tirées des débits publiés.
 
 # %% [markdown] lang="en"
-# Here is the formula beside the cost model that we use throughout this lab: at the left the course's models on one and
-# four DGX A100, at the right the table of Narayanan et al., with the times that the published rates come to.
+# Here is the formula beside the cost model that we use throughout this lab: on the left the course's models on one and
+# four DGX A100, on the right the table of Narayanan et al., with the times implied by the published rates.
 
 # %% name="giants"
 figures.giants()
@@ -509,7 +509,7 @@ tables.trees((("megatron-1.7b", 8, 64), ("megatron-7.5b", 64, 512), ("megatron-7
 # recalculer pour tenir.
 
 # %% [markdown] lang="en"
-# The tree stops at the simplest strategy that will do; the search counts seconds. **Why do they differ?** The tree
+# The tree takes the first strategy that fits, the search the fastest. **Why do they differ?** The tree
 # asks neither what the update costs, which ZeRO divides too, nor what must be recomputed to fit.
 
 # %% [markdown] lang="fr"
@@ -575,8 +575,9 @@ lab.predict(
 # ([measuring.py](../../dlojz/cost_model/measuring.py)).
 
 # %% [markdown] lang="en"
-# Now the planner. `calibrated` takes your calibration (`dlojz calibrate`), or measures products, passes over memory,
-# messages and each engine idling, in about half a minute ([measuring.py](../../dlojz/cost_model/measuring.py)).
+# Now the planner. `calibrated` takes your calibration (`dlojz calibrate`), or times matrix products, memory passes,
+# messages and each engine's fixed overhead, in about half a minute
+# ([measuring.py](../../dlojz/cost_model/measuring.py)).
 
 # %% name="predicted" tags=["nbval-ignore-output"]
 measured = calibrated(ranks=(1, 4))
@@ -654,9 +655,10 @@ print("mine // le mien", round(spearmanr([mine.index(place) for place in range(8
 #
 # <details><summary>Réponse</summary>
 #
-# Chaque pièce a été chronométrée seule. Ici, messages et calcul se disputent les cœurs : les configurations qui
-# envoient beaucoup de petits messages s’écartent le plus. Avec NVLink, un message coûte des microsecondes, et le
-# *Tensor Parallelism* remonte.
+# Chaque pièce a été chronométrée seule, et le planificateur les additionne. Ce qui, en réalité, se recouvre est alors
+# compté deux fois : le pas est prédit trop long. Ce qui se dispute les cœurs coûte plus que seul : il est prédit trop
+# court. Regardez le signe de vos écarts, et quelles configurations ils touchent. Avec NVLink, un message coûte des
+# microsecondes, et le *Tensor Parallelism* remonte.
 #
 # </details>
 #
@@ -676,8 +678,10 @@ print("mine // le mien", round(spearmanr([mine.index(place) for place in range(8
 #
 # <details><summary>Answer</summary>
 #
-# Each piece was timed alone. Here messages and computation compete for the cores: layouts with many small messages are
-# the furthest off. With NVLink a message costs microseconds, and tensor parallelism moves up.
+# Each piece was timed alone, and the planner adds them up. What really overlaps is then counted twice: the step is
+# predicted too long. What competes for the cores costs more than alone: it is predicted too short. Look at the sign of
+# your gaps, and at the layouts that have them. With NVLink a message costs microseconds, and tensor parallelism moves
+# up.
 #
 # </details>
 #
@@ -738,8 +742,8 @@ run.compare()
 # %% [markdown] lang="fr"
 # ## 6. Passer à l’échelle, ici
 #
-# Deux façons d’ajouter des processus. **Extensibilité faible** : chacun garde son batch, et le travail grandit.
-# **Extensibilité forte** : le batch total reste le même, chacun en a moins. Voici un entraînement en PyTorch seul, avec
+# Deux façons d’ajouter des processus. **Scalabilité faible** : chacun garde son batch, et le travail grandit.
+# **Scalabilité forte** : le batch total reste le même, chacun en a moins. Voici un entraînement en PyTorch seul, avec
 # DDP, en tokens par seconde ; et d’abord la crête d’un produit de matrices, sur un processus, puis sur quatre.
 
 # %% [markdown] lang="en"
@@ -817,21 +821,25 @@ lab.reveal("four-processes", weak[4] / weak[1])
 
 # %% [markdown] lang="fr"
 # **Expliquez.** À quatre, on ne calcule pas plus vite que ne le permettent les cœurs, et les messages s’ajoutent.
-# Dans quel cas l’efficacité chute-t-elle le plus vite, et pourquoi ?
+# Dans quel cas l’efficacité devrait-elle chuter le plus vite, et pourquoi ? Votre mesure est-elle d’accord ?
 #
 # <details><summary>Réponse</summary>
 #
-# La forte, le plus souvent : le calcul de chacun diminue, mais l’*all-reduce* a toujours la taille des gradients.
+# La forte : le calcul de chacun diminue, mais l’*all-reduce* a toujours la taille des gradients. Ici, la forte part de
+# seize exemples par processus et la faible en garde quatre : à quatre processus, les deux font le même pas, et ce qui
+# les sépare est du bruit. Comparez donc, pour chacune, ce qu’elle perd depuis son propre départ.
 #
 # </details>
 
 # %% [markdown] lang="en"
 # **Explain.** Together the four compute only what the cores give, and messages are added. Which of the two kinds of
-# scaling falls faster, and why?
+# scaling should fall faster, and why? Does your measurement agree?
 #
 # <details><summary>Answer</summary>
 #
-# Strong scaling, mostly: each rank has less to compute, but the all-reduce is still as large as the gradients.
+# Strong scaling: each rank has less to compute, but the all-reduce is still as large as the gradients. Here strong
+# scaling begins with sixteen samples for each process, and weak scaling keeps four: with four processes both take the
+# same step, and what lies between them is noise. So compare, for each, what it loses from its own beginning.
 #
 # </details>
 

@@ -377,7 +377,7 @@ for call in range(1, 101):
 # On ne s’envoie rien à soi-même, et l’*all-gather* envoie autant que l’*all-to-all*.
 
 # %% [markdown] lang="en"
-# One single call is not worth much; a hundred are a good deal better. Nothing is lost, all is put off.
+# A single call is far off; the average of a hundred is close. Nothing is lost, all is put off.
 #
 # ## 4. The bytes, by hand
 #
@@ -1349,10 +1349,10 @@ labs.judge_script(lab, "my_training/train.py")
 # %% [markdown] lang="fr"
 # ## Bilan
 #
-# | | envoie par pas | garde en plus | condition |
+# | | donne aux collectives par pas | garde en plus | condition |
 # |--|--|--|--|
 # | AdamW | 4Ψ, *all-reduce* | | |
-# | *hook* fp16 | 2Ψ, *all-reduce* | | aucune |
+# | *hook* fp16 | 2Ψ, *all-reduce* | | des gradients dans l’intervalle de fp16 |
 # | 1-bit Adam, 1-bit LAMB | Ψ/8, *all-to-all* ; Ψ/8, *all-gather* | 4Ψ (1 + 1/N) | variance au repos avant le gel |
 # | 0/1 Adam | de même, et de plus en plus rarement | 4Ψ (1 + 1/N) | taux d’apprentissage prudent |
 # | Local SGD, DiLoCo | 4Ψ/H | l’ancre et son momentum : 8Ψ (DiLoCo) | tours assez courts |
@@ -1364,10 +1364,10 @@ labs.judge_script(lab, "my_training/train.py")
 # %% [markdown] lang="en"
 # ## Summary
 #
-# | | sends per step | keeps besides | on condition |
+# | | hands to collectives per step | keeps besides | on condition |
 # |--|--|--|--|
 # | AdamW | 4Ψ, all-reduce | | |
-# | fp16 hook | 2Ψ, all-reduce | | none |
+# | fp16 hook | 2Ψ, all-reduce | | gradients within the range of fp16 |
 # | 1-bit Adam, 1-bit LAMB | Ψ/8, all-to-all; Ψ/8, all-gather | 4Ψ (1 + 1/N) | variance at rest before it is frozen |
 # | 0/1 Adam | the same, and less and less often | 4Ψ (1 + 1/N) | a cautious learning rate |
 # | local SGD, DiLoCo | 4Ψ/H | the anchor and its momentum: 8Ψ (DiLoCo) | rounds that are short enough |

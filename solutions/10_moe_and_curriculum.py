@@ -834,7 +834,7 @@ deepspeed_run = dlojz.run(config, engine="deepspeed", ep=2)
 # Pour le rang 0, en clair la prédiction, dessous la mesure ; à gauche la mémoire, à droite ce qu’il envoie par pas.
 
 # %% [markdown] lang="en"
-# For rank 0, in pale the prediction, below it the measurement; on the left memory, on the right what it sends per
+# For rank 0, predictions in a pale shade, measurements below; on the left memory, on the right what it sends per
 # step.
 
 # %% name="side-by-side" tags=["nbval-ignore-output"]
@@ -971,7 +971,7 @@ figures.over_links(exchange_bytes)
 # %% [markdown] lang="fr"
 # Dans le nœud, presque rien ; par le réseau, près d’un cinquième du temps : d’où la porte à deux niveaux.
 #
-# **Un routeur inégal.** Avec une capacité, le temps d’un pas ne dépend pas de l’équilibre. Mais bien des modèles
+# **Un routeur déséquilibré.** Avec une capacité, le temps d’un pas ne dépend pas de l’équilibre. Mais bien des modèles
 # récents n’abandonnent rien : le rang le plus chargé fait attendre les autres. Chaque rang a 512 tokens. D’abord, la
 # moitié va à chaque rang ; puis les trois quarts vont au rang 0. **Votre prédiction** : combien de fois plus de temps
 # la passe prend-elle ?
@@ -1125,8 +1125,8 @@ step_ms = {length: 1e3 * statistics.median(one[length] for one in turns) for len
 print({length: f"{ms:.1f} ms" for length, ms in step_ms.items()})
 
 # %% [markdown] lang="fr"
-# **Votre prédiction.** D’après `step_ms`, et un temps a + b × longueur : quelle part d’un pas de 128 tokens un pas de
-# 16 tokens dure-t-il ?
+# **Votre prédiction.** D’après `step_ms`, et un temps a + b × longueur : quelle fraction de la durée d’un pas de 128
+# tokens prend un pas de 16 tokens ?
 
 # %% [markdown] lang="en"
 # **Your prediction.** From `step_ms`, and a time of a + b × length: which share of a step of 128 tokens does a step of
@@ -1166,7 +1166,7 @@ def train_lengths(length, tokens=40 * 4 * 128):
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     inputs, targets = batch(range(len(prose) - 32, len(prose)))
     while read < tokens:
-        drawn, n = torch.randint(len(prose) - 32, (4,)).tolist(), length(len(steps) + 1)
+        drawn, n = torch.randint(len(prose) - 32, (4,)).tolist(), figures.whole_length(length(len(steps) + 1), 128)
         trained_s += one_step(model, optimizer, *(part[:, :n] for part in batch(drawn)))
         read, held_out = read + 4 * n, None
         if read // 2048 > (read - 4 * n) // 2048:

@@ -30,7 +30,7 @@
 # - predict memory and time of a LoRA **fine-tuning**.
 #
 # Allow two hours. Part 6 is optional, and takes half an hour more. One process is enough, without a GPU. Measured times
-# depend on the machine: there, a gap of 30% is no mistake.
+# depend on the machine, so a gap of 30% is not an error.
 
 # %% name="setup"
 import copy
@@ -403,6 +403,8 @@ print(f"{'int8':<29} {10 * torch.log10(weight.square().mean() / noise(8)):.1f} d
 lab.reveal("fp8-error", errors[torch.float8_e4m3fn])
 
 # %% [markdown] lang="fr"
+# Exactement 1/17 : à mi-chemin de 1 et de 1 + 2⁻³, l’erreur de 2⁻⁴ se rapporte au nombre lui-même, 1 + 2⁻⁴.
+#
 # Pour des poids de même échelle, INT8 est plus précis ; FP8 s’accommode mieux des extrêmes des activations (E4M3) et
 # des gradients (E5M2, plus étendu). Ce CPU ne multiplie pas en FP8, il convertit : aucun gain de temps ici. Sur un
 # H200, un produit de matrices de largeur 8 192 a pris 1,9 fois moins de temps qu’en bf16, conversions non comprises
@@ -415,10 +417,12 @@ lab.reveal("fp8-error", errors[torch.float8_e4m3fn])
 # $$x \approx \text{échelle} \times (q - \text{point zéro})$$
 #
 # `low` ≤ 0 ≤ `high` sont les bouts de l’intervalle. `low` devient le plus petit entier signé de b bits, $-2^{b-1}$, et
-# `high` le plus grand, $2^{b-1}-1$. Ce qui dépasse est **borné** (*clamp*). Le point zéro est entier, pour que 0 soit
+# `high` le plus grand, $2^{b-1}-1$. Ce qui dépasse est **écrêté** (*clamp*). Le point zéro est entier, pour que 0 soit
 # représenté exactement : $-2^{b-1}$ − arrondi(low / échelle). Renvoyez `q` (`torch.int8`), l’échelle et le point zéro.
 
 # %% [markdown] lang="en"
+# Exactly 1/17: halfway between 1 and 1 + 2⁻³ the error of 2⁻⁴ is relative to the number itself, 1 + 2⁻⁴.
+#
 # For weights of one scale, INT8 is more accurate; FP8 copes better with the extremes of activations (E4M3) and of
 # gradients (E5M2, of wider range). This CPU does not multiply in FP8, it converts: no time is gained here. On an H200,
 # a product of matrices of width 8,192 took 1.9 times less time than in bf16, conversions aside (measured in 2026:
@@ -452,7 +456,7 @@ lab.check("affine", quantize_affine)
 # lab.hint("affine")
 
 # %% [markdown] lang="fr"
-# Le choix de l’intervalle est le **calibrage**. Du minimum au maximum, rien n’est borné, mais un seul extrême élargit
+# Le choix de l’intervalle est le **calibrage**. Du minimum au maximum, rien n’est écrêté, mais un seul extrême élargit
 # tous les pas ; écarter 1 % des valeurs les resserre. **Avant de regarder** : lequel gagne à 8 bits, lequel à 4 ?
 
 # %% [markdown] lang="en"
@@ -487,7 +491,8 @@ for bits in (8, 4):
 # $$\sum_i s_x (q_{x,i} - z) \, s_w q_{w,i} = s_x s_w \left( \sum_i q_{x,i} \, q_{w,i} - z \sum_i q_{w,i} \right)$$
 #
 # `x_q` (lignes, entrées) et `w_q` (sorties, entrées) sont en int8, `w_scale` est de forme (sorties, 1). Renvoyez la
-# sortie, en flottants, de forme (lignes, sorties). La somme demande 32 bits : `.int()` convertit en int32.
+# sortie, en flottants, de forme (lignes, sorties). La somme demande 32 bits : `.int()` convertit en int32. Mais
+# multipliez `x_q` tel quel : `x_q` − z demanderait 9 bits, et un processeur ne multiplie ici que des nombres de 8 bits.
 
 # %% [markdown] lang="en"
 # With 4 bits, giving up the extremes pays.
@@ -499,7 +504,8 @@ for bits in (8, 4):
 # $$\sum_i s_x (q_{x,i} - z) \, s_w q_{w,i} = s_x s_w \left( \sum_i q_{x,i} \, q_{w,i} - z \sum_i q_{w,i} \right)$$
 #
 # `x_q` (rows, inputs) and `w_q` (outputs, inputs) are in int8, `w_scale` has the shape (outputs, 1). Return the output,
-# in floats, of shape (rows, outputs). The sum needs 32 bits: `.int()` turns a tensor into int32.
+# in floats, of shape (rows, outputs). The sum needs 32 bits: `.int()` turns a tensor into int32. But multiply `x_q` as
+# it is: `x_q` − z would need 9 bits, and a processor multiplies numbers of 8 bits only here.
 
 
 # %% name="integer-linear"
@@ -552,7 +558,7 @@ for bits in (8, 4, 2):
 # ### Exercice 6 — un gradient à travers un arrondi
 #
 # Complétez `Round.backward`, puis `fake_quantize` : diviser par l’échelle, arrondir par `Round.apply`, borner entre
-# $-(2^{b-1}-1)$ et $2^{b-1}-1$ pour b bits par `clamp` (un poids borné ne reçoit aucun gradient), multiplier par
+# $-(2^{b-1}-1)$ et $2^{b-1}-1$ pour b bits par `clamp` (un poids écrêté ne reçoit aucun gradient), multiplier par
 # l’échelle.
 
 # %% [markdown] lang="en"
@@ -681,8 +687,8 @@ lab.check("global-masks", global_masks)
 # ### Exercice 9 — la boucle sous un masque
 #
 # `masks` donne un masque par nom de paramètre. Élaguez le modèle, puis entraînez ce qui reste, par l’entropie croisée,
-# un batch par mise à jour : les poids enlevés sont nuls à **chaque** passe avant et à la fin. `optimizer` garde
-# peut-être le *momentum* d’un entraînement dense.
+# un batch par mise à jour : les poids enlevés sont nuls à **chaque** passe avant et à la fin. `optimizer` peut
+# encore contenir le *momentum* d’un entraînement dense.
 
 # %% [markdown] lang="en"
 # ### Exercise 9 — the loop under a mask
@@ -937,7 +943,7 @@ print(f"CSR: {csr_s / full_s:.2f}")
 
 # %% [markdown] lang="fr"
 # On ne gagne rien : le processeur multiplie aussi par zéro. CSR fait dix fois moins de multiplications, mais lit un
-# indice par poids : le gain reste loin de dix. Un motif régulier, lui, se câble (partie 6).
+# indice par poids : le gain reste loin de dix. Un motif régulier, lui, peut être accéléré par le matériel (partie 6).
 #
 # ## 4. Servir un modèle de langue
 #
@@ -1088,7 +1094,7 @@ print(f"{flop_per_s / bytes_per_s:.1f}", "FLOP per byte // FLOP par octet")
 # 2 FLOP pour 4 octets. Comparez aux FLOP de la machine par octet lu : lequel, du prefill ou du decode, est limité par
 # le calcul (*compute-bound*), lequel par la mémoire (*memory-bound*) ? Combien de tokens par seconde en prefill de 256
 # tokens, en decode d’une séquence ? Sans cache, où chaque token recalcule les 256 précédents, combien de fois plus de
-# temps ? Ce sont des plafonds : attendez-vous à 60 à 100 %, moins si la machine est occupée.
+# temps ? Ce sont des plafonds : attendez-vous à en atteindre 60 à 100 %, moins si la machine est occupée.
 
 # %% [markdown] lang="en"
 # **Your predictions.** A token takes about 2 FLOP per parameter. A decode reads all weights for one single token: 2
@@ -1331,7 +1337,7 @@ print(f"full / LoRA: {held[0] / held[1]:.2f}")
 # plus grandes valeurs absolues, exactement deux, même à égalité.
 
 # %% [markdown] lang="en"
-# The states take nearly a fourth of the room; the time falls by far less: the whole model is still computed. At
+# The states shrink almost fourfold; the time falls by far less: the whole model is still computed. At
 # inference BA is added to W. QLoRA (Dettmers et al., 2023) also quantizes the frozen weights, to 4 bits.
 #
 # ## 6. Optional: the 2:4 pattern

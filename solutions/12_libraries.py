@@ -3,7 +3,8 @@
 #
 # Tout ce que vous avez écrit dans les TP précédents existe tout fait. Quatre bibliothèques reviennent sans cesse :
 #
-# - **DeepSpeed** (Microsoft) : ZeRO et ses déchargements, un pipeline, des optimiseurs, réglés par un fichier JSON ;
+# - **DeepSpeed** (Microsoft, aujourd’hui de la fondation PyTorch) : ZeRO et ses déchargements, un pipeline, des
+#   optimiseurs, réglés par un fichier JSON ;
 # - **Accelerate** (Hugging Face) : votre boucle, presque inchangée, sur un ou mille GPU ; elle peut confier le travail
 #   à DDP, à FSDP, à DeepSpeed ou à Megatron-LM ;
 # - **Megatron-LM** (NVIDIA), et son cœur Megatron-core : les *Transformers*, en *3D Parallelism* ;
@@ -17,7 +18,7 @@
 #
 # - convertir une boucle PyTorch pour DeepSpeed, puis pour Accelerate, sans diviser deux fois ni rien oublier ;
 # - compléter le JSON du cours, et l’exécuter par la commande du cours ;
-# - calculer une mesure sur plusieurs rangs sans compter deux fois un échantillon ;
+# - calculer une métrique sur plusieurs rangs sans compter deux fois un échantillon ;
 # - lire, dans les messages d’un pas, ce qu’une bibliothèque fait vraiment ;
 # - convertir des poids vers Megatron, et lire sa ligne de commande ;
 # - choisir.
@@ -30,7 +31,8 @@
 #
 # All that you have written in the labs before exists ready-made. Four libraries are met again and again:
 #
-# - **DeepSpeed** (Microsoft): ZeRO with its offloading, a pipeline, optimizers, all set up by a JSON file;
+# - **DeepSpeed** (from Microsoft, now a project of the PyTorch Foundation): ZeRO with its offloading, a pipeline,
+#   optimizers, all set up by a JSON file;
 # - **Accelerate** (Hugging Face): your own loop, nearly unchanged, on one GPU or a thousand; it can hand the work to
 #   DDP, FSDP, DeepSpeed or Megatron-LM;
 # - **Megatron-LM** (NVIDIA), and its core Megatron-core: Transformers, in 3D parallelism;
@@ -857,8 +859,8 @@ figures.losses(*everything)
 # n’est pas toujours celui du pic (à celui de PyTorch, par exemple, les gradients ne sont pas encore là).
 
 # %% [markdown] lang="en"
-# The memory of rank 0 at the moment of its peak, and what it sends per step: in pale what was predicted, below it what
-# is measured. The table that follows gives the same peaks and the same bytes; its states are each at their own largest,
+# The memory of rank 0 at the moment of its peak, and what it sends per step: predictions in a pale shade, measurements
+# below. The table that follows gives the same peaks and the same bytes; its states are each at their own largest,
 # which need not be at the peak (at that of PyTorch, for one, the gradients are not there yet).
 
 # %% name="side-by-side" tags=["nbval-ignore-output"]

@@ -202,8 +202,9 @@ for part in state:
 # Des poids oubliés sautent aux yeux. Le reste se voit à peine au premier pas : sans les moments, la courbe fait une
 # bosse quelques pas plus tard ; sans le calendrier, elle dérive ; sans la position de l’échantillonneur, des images
 # sont lues deux fois et d’autres jamais ; sans l’état aléatoire, les écarts sont ceux d’un autre tirage : rien ne
-# semble anormal, mais aucune exécution ne se reproduit plus. Avec plusieurs rangs, chaque rang a son état aléatoire :
-# il faut les enregistrer tous.
+# semble anormal, mais aucune exécution ne se reproduit plus. Chaque rang a son état aléatoire, et chaque GPU le sien :
+# il faut les enregistrer tous, comme l’échelle de la perte du TP 02 en fp16, et les générateurs de Python et de NumPy
+# quand les données s’en servent.
 #
 # ## 2. D’un nombre de rangs à un autre
 #
@@ -216,7 +217,8 @@ for part in state:
 # Forgotten weights stand out at once. The rest hardly shows in the first step: without moments the curve has a bump
 # some steps later; without the schedule it drifts; without the sampler's place, images are read twice and others
 # never; without the random state the differences are those of another draw: nothing looks wrong, but no run can be
-# repeated any more. With several ranks, each rank has its random state: all these states must be saved.
+# repeated any more. With several ranks, each rank has its random state, and each GPU another: all must be saved. So
+# must the loss scale of lab 02 in fp16, and the generators of Python and NumPy where the data use them.
 #
 # ## 2. From one number of ranks to another
 #
@@ -549,7 +551,7 @@ for name, times in took.items():
 #
 # ## 5. How often?
 #
-# If one saves too often, the time goes into saving; if too seldom, each failure makes one repeat a long piece of work.
+# If one saves too often, the time goes into saving; if too seldom, every failure throws away hours of work.
 # Let C be the time of a save, M the mean time between failures, T the interval. One loses C seconds in every T, and
 # with each failure T / 2 on average: the share lost is C / T + T / (2M).
 #
@@ -598,9 +600,9 @@ lab.predict(
 
 # %% name="simulate"
 def lost_share(interval_s, save_s):
-    failures, clock, done = random.Random(0), 0.0, 0.0
+    failures, clock, done, interval_s = random.Random(0), 0.0, 0.0, max(interval_s, 1.0)
     next_failure = failures.expovariate(1 / failure_s)
-    while done < 365 * 86_400:
+    while done < 365 * 86_400 and clock < 3650 * 86_400:  # ten years at most // dix ans au plus
         end = clock + interval_s + save_s
         if end < next_failure:
             clock, done = end, done + interval_s
@@ -855,18 +857,22 @@ except LabError as error:
 # ## Dans votre projet
 #
 # Le `train.py` du TP 04 enregistre poids et moments (`--save`, `--load`). Ajoutez-y ce qui manque pour reprendre à
-# l’identique : l’époque, la position de l’échantillonneur, l’état aléatoire de chaque rang ; et écrivez le sceau en
-# dernier. À regarder dans les journaux : la première perte après la reprise suit la dernière d’avant, sans bosse dans
-# les pas suivants.
+# l’identique : l’époque, la position de l’échantillonneur, l’état aléatoire de chaque rang et de son GPU ; et écrivez
+# le sceau en dernier. À regarder dans les journaux : la première perte après la reprise suit la dernière d’avant, sans
+# bosse dans les pas suivants.
 #
 # <details><summary>Les lignes de PyTorch</summary>
 #
 # ```python
 # position = {"epoch": epoch, "place": place, "random": torch.get_rng_state()}
+# if torch.cuda.is_available():
+#     position["gpu"] = torch.cuda.get_rng_state()
 # os.makedirs(args.save, exist_ok=True)
 # torch.save(position, f"{args.save}/position-{rank}.pt")
 # position = torch.load(f"{args.load}/position-{rank}.pt", weights_only=True)
 # torch.set_rng_state(position["random"])
+# if "gpu" in position:
+#     torch.cuda.set_rng_state(position["gpu"])
 # future = dcp.async_save({"model": weights, "optimizer": moments}, checkpoint_id=args.save)
 # # ... des pas d’entraînement, puis avant le sceau :
 # future.result()
@@ -882,17 +888,21 @@ except LabError as error:
 # ## In your project
 #
 # The `train.py` of lab 04 saves weights and moments (`--save`, `--load`). Add what is missing to resume exactly: the
-# epoch, the sampler's place, the random state of each rank; and write the seal last. What to look for in the logs: the
-# first loss after the resumption follows the last one before, without a bump in the next steps.
+# epoch, the sampler's place, the random state of each rank and of its GPU; and write the seal last. What to look for
+# in the logs: the first loss after the resumption follows the last one before, without a bump in the next steps.
 #
 # <details><summary>The lines of PyTorch</summary>
 #
 # ```python
 # position = {"epoch": epoch, "place": place, "random": torch.get_rng_state()}
+# if torch.cuda.is_available():
+#     position["gpu"] = torch.cuda.get_rng_state()
 # os.makedirs(args.save, exist_ok=True)
 # torch.save(position, f"{args.save}/position-{rank}.pt")
 # position = torch.load(f"{args.load}/position-{rank}.pt", weights_only=True)
 # torch.set_rng_state(position["random"])
+# if "gpu" in position:
+#     torch.cuda.set_rng_state(position["gpu"])
 # future = dcp.async_save({"model": weights, "optimizer": moments}, checkpoint_id=args.save)
 # # ... steps of training, then before the seal:
 # future.result()
@@ -909,7 +919,7 @@ except LabError as error:
 #
 # | question | réponse |
 # |--|--|
-# | que garder ? | poids, moments, calendrier, position de l’échantillonneur, état aléatoire de chaque rang |
+# | que garder ? | poids, moments, calendrier, position de l’échantillonneur, états aléatoires, échelle fp16 |
 # | combien de temps ? | 12Ψ octets sur le débit ; en asynchrone, sur celui d’une copie |
 # | à quelle fréquence ? | √(2 C M) |
 # | quel format ? | *safetensors*, ou DCP que l’on a écrit soi-même |
@@ -920,7 +930,7 @@ except LabError as error:
 #
 # | question | answer |
 # |--|--|
-# | what to keep? | weights, moments, schedule, sampler's place, random state of each rank |
+# | what to keep? | weights, moments, schedule, sampler's place, random states, loss scale (fp16) |
 # | how long does it take? | 12Ψ bytes over the bandwidth; if asynchronous, over that of a copy |
 # | how often? | √(2 C M) |
 # | which format? | safetensors, or DCP that one has written oneself |

@@ -417,7 +417,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
             with_accelerator(backward=lambda a, loss: (a.backward(loss), a.backward(loss))),
             "Your function raised RuntimeError",
         ),
-        (with_accelerator(step=lambda a, optimizer: None), "The optimizer that prepare gives is never"),
+        (with_accelerator(step=lambda a, optimizer: None), "no optimizer makes an update"),
         (
             with_accelerator(
                 step=lambda a, optimizer: optimizer.step() if a.sync_gradients else None, zero=lambda optimizer: None

@@ -413,7 +413,6 @@ RIGHT: list[tuple[str, Answer]] = [
     ("gate", gate_of_chosen_logits),
     ("gate", gate_one_by_one),
     ("gate", gate_token_by_token),
-    ("gate", lambda logits, k: tuple(one.flip(1) for one in gate()(logits, k))),
     ("places", places()),
     ("places", places(drop=lambda found, room: torch.where(found < room, found, -1))),
     ("places", places(serve=lambda chosen: torch.cat(list(chosen.unbind(1))))),
@@ -511,6 +510,7 @@ RIGHT: list[tuple[str, Answer]] = [
 
 WRONG: dict[str, list[tuple[Answer, str]]] = {
     "gate": [
+        (lambda logits, k: tuple(one.flip(1) for one in gate()(logits, k)), "belongs in column 0, the second in"),
         (gate(probabilities=torch.sigmoid), "The weights do not come from a softmax over"),
         (gate(probabilities=lambda logits: logits.log_softmax(-1)), "The weights do not come from a softmax over"),
         (gate(probabilities=lambda logits: logits.exp()), "The weights do not come from a softmax over"),
@@ -655,7 +655,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (not_in_place, "The gradients of what all ranks have are"),
         (
             averaged(own_by=lambda replicas: dist.get_world_size() // dist.get_world_size(replicas)),
-            "The gradients of the experts are divided by",
+            "The gradients of the experts are divided by ep",
         ),
         (
             averaged(own_by=lambda replicas: dist.get_world_size() * dist.get_world_size(replicas)),

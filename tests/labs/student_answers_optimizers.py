@@ -523,7 +523,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
     ],
     "compressed-bytes": [
         (bytes_sent(chunk=lambda n, ranks: n // ranks // 8 * 8), "You round the chunk down: all numbers must"),
-        (bytes_sent(chunk=lambda n, ranks: math.ceil(n / ranks)), "You round the chunk down: all numbers must"),
+        (bytes_sent(chunk=lambda n, ranks: math.ceil(n / ranks)), "The chunk is not filled up to a multiple of 8"),
         (bytes_sent(message=lambda chunk: chunk // 8 + 4 * (chunk // 2048)), "A block of"),
         (bytes_sent(message=lambda chunk: chunk // 8 + math.ceil(chunk / 2048)), "bytes: you count one."),
         (
@@ -546,7 +546,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (frozen(never=lambda norms: None), "Your function returns nothing: end it with"),
         (frozen(never=lambda norms: len(norms) - 1), "Right wherever there is such a step; where"),
         (frozen(test=lambda a, b, least: abs(a - b) <= 1 - least), "You compare the difference of the norms: it"),
-        (frozen(test=lambda a, b, least: max(a, b) / min(a, b) >= least), "You stop where the norm still moves: the"),
+        (frozen(test=lambda a, b, least: max(a, b) / min(a, b) >= least), "You divide the larger by the smaller"),
         (frozen(start=lambda delta: 1), "You begin before step Δ: norms[t − Δ] with a"),
         (
             lambda norms, beta2, least: max(
@@ -557,7 +557,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
                 ],
                 default=len(norms),
             ),
-            "You return the last such step: the first is",
+            "41 is expected, but your function returns 199",
         ),
     ],
     "fused-traffic": [
@@ -576,7 +576,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         ),
         (
             moved(all_in_one=lambda operations, states: len(set(states) & {n for r, _ in operations for n in r})),
-            "You count each state once; one that is read",
+            "In one kernel you count one way only",
         ),
         (lambda operations, states: (moved()(operations, states)[0],) * 2, "Both results are those of one kernel per"),
         (lambda operations, states: (72, 28), "That is Adam's traffic whatever the"),
@@ -620,6 +620,6 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
             "The momentum counts in full in the step: it",
         ),
         (outer_rebound, "Nothing has changed: `anchor = …` gives a"),
-        (outer_gathered, "more is sent than the weights"),
+        (outer_gathered, "brought together to be added"),
     ],
 }

@@ -481,9 +481,9 @@ RIGHT: list[tuple[str, Answer]] = [
     ("attention-heads", attention()),
     ("attention-heads", attention(take=lambda w, axis: w.view(axis.size, -1, w.shape[1])[axis.rank])),
     ("attention-heads", attention(leave=in_place)),
+    ("attention-heads", attention(take=lambda w, axis: w.unflatten(0, (axis.size, -1))[axis.rank])),
     ("attention-heads", attention(merge=lambda y: torch.cat(list(y.unbind(1)), dim=-1))),
     ("attention-heads", attention(columns=lambda w, axis: w.T.chunk(axis.size)[axis.rank].T)),
-    ("attention-heads", attention_by_index),
     ("vocabulary-embedding", embedding()),
     ("vocabulary-embedding", embedding(leave=in_place)),
     (
@@ -588,6 +588,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (mlp(leave=lambda y: summed(summed(y))), "The partial products are added up twice: one"),
     ],
     "attention-heads": [
+        (attention_by_index, "all-reduces are made, and two are enough"),
         (heads_one_by_one(scale=1.0), "The scores are not divided by √H, H being the"),
         (heads_one_by_one(causal=True), "Your attention is causal: here each token"),
         (heads_one_by_one(keep=lambda axis, heads: range(heads // axis.size)), "take this rank's, chunk(axis.size"),
@@ -622,7 +623,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         ),
         (
             loss(m=lambda logits, axis: axis.all_reduce(logits.detach().max(-1).values)),
-            "The largest logits of the ranks are added up",
+            "look for the exponential of a large number, a logarithm of 0",
         ),
         (loss(to_target=lambda logits, m: logits), "m is taken away from the logits under the"),
         (loss(last=lambda total, target: (target - total.log()).mean()), "The sign is the other way round: log Σ exp"),

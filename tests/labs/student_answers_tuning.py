@@ -192,6 +192,8 @@ def lora(way: str = "right", written: str = "parameters") -> Answer:
                 linear.weight.requires_grad_(False)
             inputs, outputs = linear.in_features, linear.out_features
             down, up = torch.randn(rank, inputs) / inputs**0.5, torch.zeros(outputs, rank)
+            if written == "uniform":
+                down = (2 * torch.rand(rank, inputs) - 1) * (3 / inputs) ** 0.5
             if way == "both random":
                 up = torch.randn(outputs, rank)
             if way == "both zero":
@@ -203,6 +205,8 @@ def lora(way: str = "right", written: str = "parameters") -> Answer:
             if written == "linears":
                 self.a, self.b = nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=False)
                 nn.init.zeros_(self.b.weight)
+                if way != "as it begins":
+                    nn.init.normal_(self.a.weight, std=inputs**-0.5)
             elif way == "tensors":
                 self.a, self.b = down, up
             else:
@@ -249,7 +253,7 @@ RIGHT: list[tuple[str, Answer]] = [
     ("kv-cache", cached(by_hand=True, mask="positions")),
     *(
         ("lora", lora(written=one))
-        for one in ("parameters", "transposed", "linears", "functional", "merged", "einsum", "up random")
+        for one in ("parameters", "transposed", "linears", "functional", "merged", "einsum", "uniform")
     ),
 ]
 WRONG: dict[str, list[tuple[Answer, str]]] = {
@@ -288,6 +292,8 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
         (lambda q, k, v, cache: cached()(q, k, v, cache)[0], "2 results are expected"),
     ],
     "lora": [
+        (lora(written="up random"), "A begins at zero and B at random"),
+        (lora("as it begins", "linears"), "a standard deviation of 1/√(3 × inputs)"),
         (lora("not frozen"), "The weight of the linear layer is still trained"),
         (lora("bias learns"), "A bias is trained, too"),
         (lora("both random"), "Before any training the layer must answer as the linear layer"),

@@ -72,7 +72,7 @@ def test_two_numbers_that_print_alike_get_the_digits_that_differ() -> None:
     assert told_apart(1.0, 2.0, 5) == ("1", "2")
     assert told_apart(1.0000001, 1.0, 5) == ("1.0000001", "1")
     judge = Judge(lambda: 123456.7, cases=[()])
-    with pytest.raises(Wrong, match=r"123456\.7 is expected, but your function returns 123456\.8"):
+    with pytest.raises(Wrong, match=r"123,456\.7 is expected, but your function returns 123,456\.8"):
         judge(lambda: 123456.8)
     judge = Judge(lambda: (1.0, 2.0), cases=[()], parts=(Said("one", "un"), Said("two", "deux")))
     with pytest.raises(Wrong, match=r"two should be 2, but your function gives 2\.0000003"):

@@ -119,3 +119,18 @@ def test_a_gradient_that_is_only_rounding_is_not_held_to_the_reference() -> None
     checked = exercise_of(Judge(attend, cases=(case,), leaves={0: Said("s", "s"), 1: Said("v", "v")}))
     assert judge(checked, by_hand).state == "right"
     assert "no gradient reaches v" in judge(checked, lambda s, v: by_hand(s, v.detach())).message
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+@pytest.mark.parametrize(("off", "state"), [(0.0, "right"), (5e-4, "right"), (2e-3, "wrong"), (1.0, "wrong")])
+def test_gradients_are_compared_in_shares_of_the_largest(scale: float, off: float, state: str) -> None:
+    """The gradient of scale·x is scale; an answer of the same value whose gradient is (1 + off)·scale."""
+
+    def reference(x: Any) -> Any:
+        return scale * x
+
+    def answer(x: Any) -> Any:
+        return scale * (1 + off) * x - scale * off * x.detach()
+
+    case = (torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64),)
+    assert judge(exercise_of(Judge(reference, cases=(case,), leaves={0: Said("x", "x")})), answer).state == state

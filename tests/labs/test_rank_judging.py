@@ -16,7 +16,7 @@ from torch import Tensor
 from dlojz.base.language import use_language
 from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, judge
 from dlojz.labs.kit.judges import Judge
-from dlojz.labs.kit.rank_judges import RankEvidence, diagnose
+from dlojz.labs.kit.rank_judges import RankEvidence, diagnose, same
 from dlojz.processes.forks import RankAnswer
 
 ROWS, WIDTH_IN, WIDTH_OUT = 5, 24, 12
@@ -331,7 +331,8 @@ def test_the_rank_that_is_farthest_off_is_named() -> None:
     given = [right[0] + torch.tensor([0.5, 0.0]), right[1] + torch.tensor([0.0, 2.0])]
     said = diagnose(RankEvidence(name="loss", label=Said("the loss", "la loss"), given=given, expected=right))
     assert said is not None
-    assert said.en == "Wrong values on ranks 0 and 1, the loss: up to 2 away from what one process computes (rank 1)."
+    away = "up to 2 away from what one process computes (rank 1)."
+    assert said.said.en == f"Wrong values on ranks 0 and 1, the loss: {away}"
 
 
 def unpadded(x: Tensor) -> Tensor:
@@ -452,3 +453,20 @@ def test_faults_are_told_in_french_too() -> None:
     assert "2 fois trop grand" in judge(MEAN, summed).message
     assert "Interblocage entre les rangs 0 et 1" in judge(MEAN, all_receive_first).message
     assert "le rang 1 a terminé sans appeler all_reduce" in judge(MEAN, one_stays_away).message
+
+
+@pytest.mark.parametrize(
+    ("given", "right", "is_same"),
+    [
+        ((0.0, 9e-5), (0.0, 0.0), True),  # rounding beside zeros: 1e-4 of at least 1
+        ((0.0, 1.1e-4), (0.0, 0.0), False),
+        ((0.25, 0.25009), (0.25, 0.25), True),
+        ((1000.0, 500.09), (1000.0, 500.0), True),  # 1e-4 of the largest, which is 0.1
+        ((1000.0, 500.11), (1000.0, 500.0), False),
+    ],
+)
+def test_same_is_up_to_a_share_of_the_largest_and_at_least_of_1(
+    given: tuple[float, ...], right: tuple[float, ...], is_same: bool
+) -> None:
+    value, expected = (torch.tensor(one, dtype=torch.float64) for one in (given, right))
+    assert same(value, expected) is is_same

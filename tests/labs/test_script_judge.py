@@ -40,6 +40,8 @@ WRAP = "model = DistributedDataParallel(model)"
 BY_BLOCK = """    for block in model.blocks:
         fully_shard(block)
 """
+NO_SYNC = "with contextlib.nullcontext() if last else model.no_sync():"
+GATHERED = "ColwiseParallel(output_layouts=torch.distributed.tensor.Replicate())"
 MLPS = 'plan = {"blocks.*.fc1": ColwiseParallel(), "blocks.*.fc2": RowwiseParallel()}'
 LOAD = '    dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=args.load)\n'
 
@@ -155,6 +157,30 @@ WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
         7,
         [('(model, mesh["tp"], plan)', '(model, mesh if args.parallel == "tp" else mesh["tp"], plan)')],
         "On 2 processes, --parallel tp, your script does not come to its end",
+    ),
+    "no-sync-always": (3, [(NO_SYNC, "with model.no_sync():")], "every forward pass runs under no_sync()"),
+    "inner-model": (3, [("F.cross_entropy(model(x)", "F.cross_entropy(model.module(x)")], "the model inside is called"),
+    "not-shuffled": (3, [("shuffle=True", "shuffle=False")], "its sampler does not shuffle, so that set_epoch"),
+    "last-blocks-first": (
+        5,
+        [
+            (
+                "model.blocks[rank * each : (rank + 1) * each]",
+                "model.blocks[(size - 1 - rank) * each : (size - rank) * each]",
+            )
+        ],
+        "the ranks hold them in another order",
+    ),
+    "both-by-columns": (6, [("RowwiseParallel()", GATHERED), ("ColwiseParallel()", GATHERED)], "and none by rows"),
+    "tp-as-replica": (
+        7,
+        [('mesh["dp"].get_local_rank()', 'mesh["tp"].get_local_rank()')],
+        "the rank's place along dp",
+    ),
+    "deepspeed-divided-twice": (
+        12,
+        [("model.backward(loss)", "model.backward(loss / micro_batches)")],
+        "The gradients of the first step are 0.5 times as large",
     ),
     "one-axis": (7, [('"tp-fsdp": 2', '"tp-fsdp": 1')], "No parameter lies on a mesh of two axes"),
 }
@@ -295,6 +321,16 @@ RIGHT: dict[str, tuple[int, list[tuple[str, str]]]] = {
     "smallest-by-order": (
         11,
         [(".kthvalue(int(args.prune * weight.numel())).values", ".sort()[0][int(args.prune * weight.numel()) - 1]")],
+    ),
+    "accelerate-steps-inside": (
+        12,
+        [
+            (
+                "            accelerator.backward(loss)",
+                "            accelerator.backward(loss)\n            optimizer.step()\n            "
+                "optimizer.zero_grad()",
+            )
+        ],
     ),
     "whole-batch-for-deepspeed": (
         12,

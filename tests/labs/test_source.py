@@ -67,6 +67,17 @@ def test_the_student_gets_a_stub_and_all_else_as_it_is(tmp_path: Path) -> None:
     assert student.cells[1].metadata == {"tags": ["nbval-ignore-output"]}
 
 
+def test_what_leads_to_a_figure_has_no_figure_to_fill_in(tmp_path: Path) -> None:
+    """One figure is asked for, so there is one place for it."""
+    before = "### BEGIN SOLUTION\nhalf_s = 21\n### END SOLUTION\nprint(\n    ### BEGIN SOLUTION\n    42,"
+    text = GOOD.replace("print(\n    ### BEGIN SOLUTION\n    42,", before)
+    student = compose(read_source(write(tmp_path, text)), "fr", student=True)
+    assert student.cells[3].source == (
+        "# De la place pour ce qui mène à votre nombre.\n"
+        "print(\n    ...,  # TODO : votre nombre à la place des points\n)"
+    )
+
+
 def test_building_twice_gives_the_same_bytes_and_ids_survive_an_insertion(tmp_path: Path) -> None:
     source = read_source(write(tmp_path, GOOD))
     first, second = (compose(source, "fr", student=True) for _ in range(2))

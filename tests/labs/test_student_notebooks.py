@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.base.files import COURSE
 from dlojz.base.language import LANGUAGES, Language
+from dlojz.cli.main import main
 from dlojz.labs.kit.student_notebooks import copy_notebooks
 
 
@@ -42,3 +46,19 @@ def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence(tmp_path: Pa
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(LabError, match="cannot be copied to .*: Not a directory; name another folder"):
         copy_notebooks(tmp_path / "file", "en")
+
+
+def test_the_command_that_opens_the_copy_finds_dlojz_and_asks_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its terminals have the folder of this Python first; the answer on news is that of the folder's settings."""
+    folder = tmp_path / "my labs"
+    assert main(["labs", "copy", str(folder), "--language", "fr"]) == 0
+    command = capsys.readouterr().out.partition("Next: ")[2].replace("\n", " ").strip()
+    place, path, *options = shlex.split(command.replace("&& ", "").removeprefix("cd "))
+    assert (place, path) == (str(folder), f"PATH={Path(sys.executable).parent}:$PATH")
+    assert "--ServerApp.terminado_settings=shell_command=bash" in options
+    assert "--LabApp.app_settings_dir=$PWD/.jupyterlab" in options
+    assert json.loads((folder / ".jupyterlab" / "overrides.json").read_text()) == {
+        "@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}
+    }

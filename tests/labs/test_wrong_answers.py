@@ -607,7 +607,7 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
     "block-parameters": [
         (lambda width: 12 * width**2, "the biases (9 D) and the two layer norms"),
         (lambda width: 4 * width**2 + 4 * width, "attention alone"),
-        (lambda width: 12 * width**2 + 9 * width, "layer norms are missing"),
+        (lambda width: 12 * width**2 + 9 * width, "so many have the two layer norms"),
         (lambda width: 3 * width**2 + 3 * width + 8 * width**2 + 5 * width + 4 * width, "output projection"),
         (lambda width: 10 * width**2, "is expected"),
         (lambda width: 12 * width**2 + 11 * width, "One layer norm is missing, or each has lost its shift"),
@@ -615,7 +615,7 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (lambda width: 8 * width**2 + 5 * width, "That is the MLP alone"),
         (lambda width: 12 * width**2 + 10 * width, "The bias of queries, keys and values, 3 D, is missing"),
         (lambda width: 12 * width**2 + 15 * width, "One layer norm too many"),
-        (lambda width: 12 * 768**2 + 13 * 768, "Your function returns 7.088e+06 whatever its arguments"),
+        (lambda width: 12 * 768**2 + 13 * 768, "Your function returns 7,087,872 whatever its arguments"),
         (lambda width: 12 * (12 * width**2 + 13 * width), "In every case your result is 12 times too large"),
         (lambda width: 12 * width**2 + 12 * width, "One bias of D numbers is missing"),
         (lambda width: 4 * (12 * width**2 + 13 * width), "In every case your result is 4 times too large"),

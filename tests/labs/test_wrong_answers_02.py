@@ -661,7 +661,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda samples: max(sum(s.values()) for s in samples[1:]), "You leave out the first moment"),
         (
             lambda samples: max(sum(s.values()) for s in samples) / 2**20,
-            "In every case your result is 1.049e+06 times too small",
+            "In every case your result is 1,048,576 times too small",
         ),
         (lambda samples: [sum(s.values()) for s in samples], "Your function returns a list, but a number is expected"),
     ],
@@ -781,7 +781,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
                 lambda t: t if any(t is p for p in model.parameters()) else host.store(t),
                 lambda p: p if torch.is_tensor(p) else host.fetch(p),
             ),
-            "Your hooks also move 512 bytes of weights, which stay",
+            "Your hooks also move 1,280 bytes of weights, which stay",
         ),
         (
             lambda model, host: (
@@ -809,14 +809,14 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
                 lambda t: t if t.requires_grad else host.store(t),
                 lambda p: p if torch.is_tensor(p) else host.fetch(p),
             ),
-            "It is the other way round",
+            "640 bytes have gone to the host, 7,296 are expected",
         ),
         (
             lambda model, host: (
                 lambda t: t if t.shape in {p.shape for p in model.parameters()} else host.store(t),
                 lambda p: p if torch.is_tensor(p) else host.fetch(p),
             ),
-            "3200 bytes have gone to the host, 4224 are expected",
+            "Your hooks also move 768 bytes of weights, which stay",
         ),
     ],
     "exposed-seconds": [

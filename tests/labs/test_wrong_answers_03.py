@@ -961,7 +961,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             lambda n, t, p: (lambda x: (x[1] / (2 * (p - 1)), x[0] * p / (2 * (p - 1))))(
                 np.polyfit(n, t, 1, w=1 / np.sqrt(t))
             ),
-            "should be",
+            "The line is fitted with other weights than 1 / t",
         ),
         (lambda n, t, p: tuple(2 * x for x in fit_relative(n, t, p)), "Both are twice too large"),
     ],
@@ -1118,7 +1118,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             ][: num_samples // size],
             "follow the same one in every epoch",
         ),
-        (shard_padded, "what fills no whole share is dropped"),
+        (shard_padded, "the shares are filled up to the same length"),
         (shard_unseeded, "two different answers"),
         (shard_then_shuffle, "always reads the same part"),
         (shard_with_replacement, "twice in one epoch"),
@@ -1134,7 +1134,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             lambda num_samples, rank, size, epoch, seed: permuted(num_samples, seed * epoch)[rank::size][
                 : num_samples // size
             ],
-            "The seed changes nothing",
+            "In epoch 0 the seed changes nothing",
         ),
         (
             lambda num_samples, rank, size, epoch, seed: permuted(num_samples, seed + epoch)[

@@ -972,7 +972,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda s, p, a, b: sum(3 * (a + b * n / p) for n in s), "You count one step per collective"),
         (
             lambda s, p, a, b: sum(4 * (p - 1) * (a + b * n / p) for n in s),
-            "In every case your result is 1.333 times too large",
+            "In every case your result is 1.33 times too large",
         ),
         (lambda s, p, a, b: 3 * (p - 1) * a * len(s), "The bytes are missing"),
     ],

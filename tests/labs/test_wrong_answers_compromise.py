@@ -266,7 +266,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
     ],
     "best-split": [
         (split(fits=False), "seconds alone"),
-        (split(key=lambda one: one[2]), "the longest pipeline always wins"),
+        (split(key=lambda one: one[2]), "pp should be 1, but your function gives 16"),
         (split(key=lambda one: one[1]), "the shortest pipeline that fits always wins"),
         (split(message=lambda pp, parameters: 2 * parameters), "gradients of the whole model"),
         (split(message=lambda pp, parameters: parameters / pp), "a gradient in bf16 has 2 bytes"),

@@ -313,7 +313,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (row("mean"), "You average the partial products"),
         (row("one rank"), "rank 0"),
         (row("differentiable"), "whole on each of them already"),
-        (row("gathers x"), "something is gathered on the way"),
+        (row("gathers x"), "the ranks bring tensors together side by side"),
     ],
     "one-all-reduce": [
         (mlp("no f"), "so is the loss of the first step"),

@@ -11,7 +11,7 @@ import struct
 from numbers import Real
 from typing import Any
 
-from dlojz.base.language import significant
+from dlojz.base.language import in_full
 
 FLOAT32_ROUNDING = 2e-6
 """Relative; some sixteen roundings of float32, of 2⁻²³ each."""
@@ -85,9 +85,12 @@ def _own_rounding(value: float) -> float:
 
 
 def told_apart(one: float, other: float, digits: int) -> tuple[str, str]:
-    """Write two numbers with so many significant digits, and with as many more as it takes to see a difference."""
+    """Write two numbers with so many significant digits, and with as many more as it takes to see a difference.
+
+    Whole parts are written in full, so that a student can compare them with those that his code prints.
+    """
     for many in range(digits, MOST_DIGITS):
-        written = significant(one, many), significant(other, many)
+        written = in_full(float(one), many), in_full(float(other), many)
         if written[0] != written[1]:
             return written
-    return significant(one, MOST_DIGITS), significant(other, MOST_DIGITS)
+    return in_full(float(one), MOST_DIGITS), in_full(float(other), MOST_DIGITS)

@@ -6,11 +6,12 @@ Judges ask for it where no mistake that they know explains an answer. It is said
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
-from dlojz.base.language import localized, significant
+from dlojz.base.language import in_full, significant
 from dlojz.labs.kit.answer_numbers import is_number, is_tensor, same_number
 from dlojz.labs.kit.exercise import Said
 
@@ -20,6 +21,7 @@ SMALL = 10**4
 """Up to here a difference that is the same in all cases is a miscount."""
 ROUNDED = 0.1
 """A factor nearer to 1 than this is no factor that is missing: a constant is not quite right."""
+_ROUNDED_BY: tuple[Callable[[float], int], ...] = (math.floor, round, math.ceil)
 
 
 def common_gap(
@@ -43,7 +45,13 @@ def common_gap(
     own, right = [float(value) for value in given], [float(value) for value in expected]
     if len(set(right)) < 2:
         return None
-    return _constant(own) or _shifted(own, right) or _scaled(own, right) or _by_argument(own, right, cases, answer)
+    return (
+        _constant(own)
+        or _rounded(own, right)
+        or _shifted(own, right)
+        or _scaled(own, right)
+        or _by_argument(own, right, cases, answer)
+    )
 
 
 def _constant(own: list[float]) -> Said | None:
@@ -54,6 +62,17 @@ def _constant(own: list[float]) -> Said | None:
         f"Your function returns {en} whatever its arguments are: compute with them, so that it holds in other cases.",
         f"Votre fonction renvoie {fr} quels que soient ses arguments : calculez avec eux, pour que le résultat vaille "
         "dans d’autres cas.",
+    )
+
+
+def _rounded(own: list[float], right: list[float]) -> Said | None:
+    if not all(map(math.isfinite, own + right)) or sum(not wanted.is_integer() for wanted in right) < 2:
+        return None
+    if not any(all(value == way(wanted) for value, wanted in zip(own, right, strict=True)) for way in _ROUNDED_BY):
+        return None
+    return Said(
+        "In every case your result is the right one, rounded to a whole number (//, int or round): do not round.",
+        "Dans tous les cas, votre résultat est le bon, arrondi à un entier (//, int ou round) : n’arrondissez pas.",
     )
 
 
@@ -119,12 +138,13 @@ def _times(factor: float) -> Said:
         return Said("The sign is the other way round in every case.", "Le signe est inversé dans tous les cas.")
     large = abs(factor) > 1
     if 0 < abs(factor - 1) < ROUNDED:
-        share = f"{100 * abs(factor - 1):.2g}"
+        gap = 100 * abs(factor - 1)
         return Said(
-            f"In every case your result is {share}% too {'large' if large else 'small'}: look for a constant that is "
-            "rounded, or for 1,000 in the place of 1,024 (or the other way round).",
-            f"Dans tous les cas, votre résultat est trop {'grand' if large else 'petit'} de {localized(share, 'fr')} % "
-            ": cherchez une constante arrondie, ou 1 000 à la place de 1 024 (ou l’inverse).",
+            f"In every case your result is {significant(gap, 2, into='en')}% too {'large' if large else 'small'}: look "
+            "for a constant that is rounded, or for 1,000 in the place of 1,024 (or the other way round).",
+            f"Dans tous les cas, votre résultat est trop {'grand' if large else 'petit'} de "
+            f"{significant(gap, 2, into='fr')} % : cherchez une constante arrondie, ou 1 000 à la place de 1 024 (ou "
+            "l’inverse).",
         )
     en, fr = _written(factor if large else 1 / factor)
     return Said(
@@ -136,8 +156,8 @@ def _times(factor: float) -> Said:
 
 
 def _written(value: float) -> tuple[str, str]:
-    text = f"{value:.0f}" if value.is_integer() and abs(value) < 1e6 else significant(value, 4)
-    return text, localized(text, "fr")
+    """A number in both languages."""
+    return in_full(value, 3, into="en"), in_full(value, 3, into="fr")
 
 
 def _tensors(given: list[Any], right: list[Any]) -> Said | None:

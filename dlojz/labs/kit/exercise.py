@@ -170,14 +170,40 @@ def refused(values: Iterable[object], told: str = "") -> str:
     )
 
 
+def made_with_refused(values: Iterable[object]) -> str:
+    """Say that what a cell shows was made with functions that were judged, and refused; nothing where none was."""
+    names = [name for name in dict.fromkeys(_not_found_right(values)) if _FOUND_RIGHT[name] is None]
+    if not names:
+        return ""
+    listed = ", ".join(names)
+    return say(
+        en=f"What this cell shows is computed by {listed}, which lab.check has not found right: read it as the result "
+        "of your answer, not of a right one.",
+        fr=f"Ce que montre cette cellule est calculé par {listed}, que lab.check n’a pas jugé juste : lisez-le comme "
+        "le résultat de votre réponse, non d’une réponse juste.",
+    )
+
+
 def _not_found_right(values: Iterable[object]) -> Iterator[str]:
-    """Name the functions, given or used by a given one, that were judged and not found right."""
-    for value in values:
+    """Name the functions, given or used by a given one or by a class of the notebook, that were not found right."""
+    left = list(values)
+    scopes = [value.__globals__ for value in left if isinstance(value, FunctionType)]
+    seen: set[int] = set()
+    while left:
+        value = left.pop(0)
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        name = getattr(value, "__name__", "")
+        if isinstance(value, FunctionType | type) and name in _FOUND_RIGHT and _FOUND_RIGHT[name] is not value:
+            yield str(name)
         if isinstance(value, FunctionType):
-            for one in (value, *(value.__globals__.get(name) for name in _names(value.__code__))):
-                name = getattr(one, "__name__", "")
-                if name in _FOUND_RIGHT and _FOUND_RIGHT[name] is not one:
-                    yield str(name)
+            if value.__module__ == "__main__" or any(value.__globals__ is scope for scope in scopes):
+                left += [value.__globals__.get(one) for one in _names(value.__code__)]
+        else:
+            made = value if isinstance(value, type) else type(value)
+            if made.__module__ == "__main__":
+                left += [one for one in vars(made).values() if isinstance(one, FunctionType)]
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -222,12 +248,15 @@ class Mistake:
     Args:
         way: called as the reference is.
         part: which of several numbers it is the wrong way to, from 0; None: to all that the answer returns.
+        seen: what parts it from mistakes that give the same values: called with the JSON data that the trial brings
+            back from each rank, it says whether they show this one.
     """
 
     way: Callable[..., Any]
     en: str
     fr: str
     part: int | None = None
+    seen: Callable[[list[Any]], bool] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,7 +353,8 @@ def judge(exercise: Exercise, answer: object) -> Verdict:
     outcome = run_limited(lambda: _judged(exercise, answer))
     verdict = _verdict(exercise, outcome)
     if (name := getattr(answer, "__name__", "<lambda>")) != "<lambda>":
-        _FOUND_RIGHT[name] = answer if verdict.state == "right" else None
+        # A challenge's valid answer that misses its target is noted: it is no wrong one.
+        _FOUND_RIGHT[name] = answer if verdict.state in ("right", "note") else None
     return replace(verdict, printed=_shortened(_besides(outcome.printed, verdict.message)))
 
 

@@ -20,7 +20,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import MEBIBYTE, minus, refusal, rounded, say
 from dlojz.base.table import Table
 from dlojz.cost_model import Calibration, calibration
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import (
     CATEGORY_STYLES,
     COLLECTIVE_STYLES,
@@ -188,7 +188,6 @@ def memory_and_messages(
         memory.set_xlabel(say(en="rank 0 (MiB)", fr="rang 0 (Mio)"))
     sent.set_xlabel(say(en="sent per step (MiB)", fr="envoyé par pas (Mio)"))
     for axes in (memory, sent):
-        decimal_marks(axes.xaxis)
         plain(axes)
         legend_above(axes, ncols=ncols)
     return finish(figure)

@@ -1,7 +1,8 @@
 """Judge of an exercise: compare an answer with a reference, name the mistake, and read what answers return.
 
 One class, `Judge`, made of data: a reference, inputs, the usual mistakes. With `on_ranks` the answer runs on ranks
-(`dlojz.labs.kit.rank_judges`). A mistake is named only if it explains the answer on every input.
+(`dlojz.labs.kit.rank_judges`). A mistake is named only if it explains the answer on every input, and no other one does;
+infinite values and NaN explain nothing. All else is told as what it looks like.
 
 The functions `expect_…` read what an answer returned; what cannot be read is refused by a sentence that says what is
 expected, and nothing is guessed.
@@ -13,17 +14,28 @@ import copy
 import json
 import math
 import operator
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import a_or_an, percent, say, significant
+from dlojz.base.language import a_or_an, in_full, percent, say
+from dlojz.base.machine import patience
 from dlojz.labs.kit.answer_numbers import is_number, is_tensor, plain, plain_like, same_number, single, told_apart
 from dlojz.labs.kit.common_gap import common_gap
 from dlojz.labs.kit.exercise import Mistake, Said, Wrong
-from dlojz.labs.kit.rank_judges import TimesRanks, Values, diagnosis, explains, normals, refuse_errors, run_on_ranks
+from dlojz.labs.kit.rank_judges import (
+    Trouble,
+    Values,
+    diagnosis,
+    explains,
+    normals,
+    refuse_errors,
+    run_on_ranks,
+    tells_apart,
+)
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
@@ -40,6 +52,8 @@ LOST = 1e-5
 Answer = Callable[..., Any]
 Numbers = tuple[float, ...]
 Case = tuple[Any, ...]
+NAMING_S = 5.0
+"""Seconds in which a mistake on ranks is looked for, longer on a loaded machine; then its symptom is told."""
 RANK_CASES = ((2, 11), (3, 12), (4, 13))
 """Number of ranks and seed: several numbers, an odd one among them, so that no formula holds by chance."""
 
@@ -54,9 +68,10 @@ class Judge:
         cases: gives the inputs, several and different, so that no constant passes; may load torch. On ranks: numbers
             of ranks and seeds.
         mistakes: tried in order on an answer that differs from the reference.
-        trial: `trial(answer, *case)`, what becomes of an answer on a case, compared in place of what it returns; may
-            raise `Wrong`. On ranks, `trial(answer, rank, size, seed)` makes this rank's inputs from the seed, calls
-            the answer, and returns tensors by name, or a pair of JSON data and such tensors.
+        trial: `trial(answer, *case)`, what becomes of an answer on a case, compared in place of what it returns:
+            several tensors by name, where each has its label; may raise `Wrong`. On ranks, `trial(answer, rank,
+            size, seed)` makes this rank's inputs from the seed, calls the answer, and returns tensors by name, or a
+            pair of JSON data and such tensors.
         read: reads what an answer returned, or refuses it; by default it is held to the type of the reference's.
         parts: names of the numbers, where the answer returns several.
         told: a case in words, as the beginning of the sentence about an answer that nothing explains: a sentence with
@@ -66,9 +81,10 @@ class Judge:
             say in place of the general sentence.
         leaves: arguments, by place, that an answer must be differentiable in, and how sentences call them: where its
             values are right, the gradients that it gives them are held to the reference's.
+        counts: whether later cells count or cut with what the answer returns: it must be an int, not a float.
         then: asks an answer whose values are right for more; raises `Wrong`.
         on_ranks: whether the answer runs on several ranks; the fields below are for these.
-        labels: how sentences call each name.
+        labels: how sentences call each name, of results on ranks, or of what a trial returns as a mapping.
         faults: mistakes as what each rank would hold, `way(rank, size, seed)`, some of the results by name, or None
             where the mistake cannot be made; tried before `mistakes`, which run on ranks.
         local: `local(rank, size, seed)`, what a rank holds if nothing is communicated, for the names where that helps.
@@ -88,6 +104,7 @@ class Judge:
     differs: Callable[[Any, Any, Any], Said] | None = None
     tolerance: float = 1e-9
     leaves: Mapping[int, Said] = field(default_factory=dict)
+    counts: bool = False
     then: Callable[[Answer], None] | None = None
     on_ranks: bool = False
     labels: Mapping[str, Said] = field(default_factory=dict)
@@ -116,14 +133,17 @@ class Judge:
         expected = [self._outcome(self.reference, case) for case in cases]
         given = [self._read(self._outcome(answer, case), right) for case, right in zip(cases, expected, strict=True)]
         if self._same(given, expected):
+            if self.counts:
+                _refuse_floats(given)
             for case in cases if self.leaves else ():
                 self._check_gradients(answer, case)
             return
-        for mistake in self.mistakes:
-            if mistake.part is None and self._explains(mistake, given, cases):
-                raise Wrong(mistake.en, mistake.fr)
+        whole = [mistake for mistake in self.mistakes if mistake.part is None]
+        self._name(whole, lambda mistake: self._explains(mistake, given, expected, cases))
         if self.parts:
             self._refuse_part(cases, given, expected, answer)
+        if isinstance(expected[0], Mapping):
+            self._refuse_result(given, expected)
         common = common_gap(given, expected, cases, answer)
         if common is not None:
             raise Wrong(*common)
@@ -132,13 +152,31 @@ class Judge:
             raise Wrong(*self.differs(cases[worst], given[worst], expected[worst]))
         raise Wrong(self._difference(cases[worst], given[worst], expected[worst]))
 
-    def _explains(self, mistake: Mistake, given: list[Any], cases: list[Case]) -> bool:
+    @staticmethod
+    def _name(mistakes: Sequence[Mistake], explains: Callable[[Mistake], bool]) -> None:
+        """Name the mistake that explains an answer; none where several do, which the cases do not part."""
+        found = {mistake.en: mistake for mistake in mistakes if explains(mistake)}
+        if len(found) == 1:
+            mistake = next(iter(found.values()))
+            raise Wrong(mistake.en, mistake.fr)
+
+    def _explains(self, mistake: Mistake, given: list[Any], expected: list[Any], cases: list[Case]) -> bool:
+        """Whether a mistake gives what the answer gave, in every case; infinite values and NaN prove nothing."""
         try:
-            return all(
-                self._same(own, self._outcome(mistake.way, case)) for own, case in zip(given, cases, strict=True)
+            would = [self._outcome(mistake.way, case) for case in cases]
+            return all(map(self._same_where_finite, given, would)) and not all(
+                map(self._same_where_finite, would, expected)
             )
         except (ArithmeticError, IndexError, RuntimeError, Wrong):
             return False  # a way that cannot be gone to the end on these inputs has given nothing
+
+    def _same_where_finite(self, value: Any, other: Any) -> bool:
+        if isinstance(other, Mapping):
+            return all(self._same_where_finite(value[name], part) for name, part in other.items())
+        if not is_tensor(other) or value.shape != other.shape or not other.is_floating_point():
+            return self._same(value, other)
+        finite = other.isfinite()
+        return bool((value.isfinite() == finite).all()) and self._same(value[finite], other[finite])
 
     def _outcome(self, way: Answer, case: Case) -> Any:
         inputs = copy.deepcopy(case)
@@ -197,6 +235,8 @@ class Judge:
         return value
 
     def _same(self, value: Any, right: Any) -> bool:
+        if isinstance(right, Mapping):
+            return all(self._same(value[name], wanted) for name, wanted in right.items())
         if is_tensor(right):
             return value.shape == right.shape and bool(((value - right).abs() <= TOLERANCE * (1 + right.abs())).all())
         if isinstance(right, Real):
@@ -214,21 +254,47 @@ class Judge:
                 fr=f"Les nombres sont justes, mais dans un autre ordre : renvoyez {order_fr}.",
             )
         part = next(part for part in range(len(self.parts)) if not self._same(_nth(given, part), _nth(expected, part)))
-        for mistake in self.mistakes:
-            if mistake.part == part and all(
-                self._same(own[part], mistake.way(*case)) for own, case in zip(given, cases, strict=True)
-            ):
-                raise Wrong(mistake.en, mistake.fr)
+        own = _nth(given, part)
+        self._name(
+            [mistake for mistake in self.mistakes if mistake.part == part],
+            lambda mistake: all(self._same(value, mistake.way(*case)) for value, case in zip(own, cases, strict=True)),
+        )
         name = self.parts[part]
         common = common_gap(_nth(given, part), _nth(expected, part), cases, answer)
         if common is not None:
             raise Wrong(f"{_begun(name.en)}: {_going_on(common.en)}", f"{_begun(name.fr)} : {_going_on(common.fr)}")
         index = next(index for index in range(len(cases)) if not self._same(given[index][part], expected[index][part]))
         where = self._told(cases[index])
-        right, own = told_apart(expected[index][part], given[index][part], 5)
+        right, value = told_apart(expected[index][part], given[index][part], 5)
         raise Wrong(
-            en=f"{where}: {name.en} should be {right}, but your function gives {own}.",
-            fr=f"{where} : pour {name.fr}, on attend {right}, mais votre fonction donne {own}.",
+            en=f"{where}: {name.en} should be {right}, but your function gives {value}.",
+            fr=f"{where} : pour {name.fr}, on attend {right}, mais votre fonction donne {value}.",
+        )
+
+    def _refuse_result(self, given: list[Any], expected: list[Any]) -> None:
+        """Say which of several results, by name, is the first that is not right, and what those before are."""
+        wrong = next(
+            name
+            for name in expected[0]
+            if not all(self._same(own[name], right[name]) for own, right in zip(given, expected, strict=True))
+        )
+        label = self.labels[wrong]
+        own, right = [one[wrong] for one in given], [one[wrong] for one in expected]
+        before = [self.labels[name] for name in expected[0]][: list(expected[0]).index(wrong)]
+        en = f"{_begun(' and '.join(one.en for one in before))} are right, but not {label.en}. " if before else ""
+        fr = f"Ceci est juste : {', '.join(one.fr for one in before)} ; mais pas ceci : {label.fr}. " if before else ""
+        common = common_gap(own, right)
+        if common is not None:
+            name_en, name_fr = ("", "") if before else (f"{_begun(label.en)}: ", f"{_begun(label.fr)} : ")
+            raise Wrong(f"{en}{name_en}{common.en}", f"{fr}{name_fr}{common.fr}")
+        worst = next(place for place in range(len(own)) if not self._same(own[place], right[place]))
+        gaps = (own[worst] - right[worst]).abs()
+        share, gap = float((gaps > TOLERANCE * (1 + right[worst].abs())).double().mean()), gaps.max().item()
+        raise Wrong(
+            f"{en}{_begun(label.en)}: {percent(share, 0)} of the numbers differ from the reference, by up to "
+            f"{in_full(gap, 2)}.",
+            f"{fr}{_begun(label.fr)} : {percent(share, 0)} des nombres diffèrent de la référence, jusqu’à "
+            f"{in_full(gap, 2)} d’écart.",
         )
 
     def _told(self, case: Case) -> str:
@@ -263,69 +329,113 @@ class Judge:
         gap, share = gaps.max().item(), percent(float((gaps > TOLERANCE * (1 + right.abs())).double().mean()), 0)
         return say(
             en=f"The shape is right, but {share} of the values differ from the reference, by up to "
-            f"{significant(gap, 2)}.",
+            f"{in_full(gap, 2)}.",
             fr=f"La forme est juste, mais {share} des valeurs diffèrent de la référence, jusqu’à "
-            f"{significant(gap, 2)} d’écart.",
+            f"{in_full(gap, 2)} d’écart.",
         )
 
     def _judge_on_ranks(self, answer: Answer, cases: list[Case]) -> None:
-        assert self.reference is not None
         for place, (size, seed) in enumerate(cases):
             answers = self._run(answer, size, seed)
             refuse_errors(answers)
-            given = [one.tensors for one in answers]
-            said = self._diagnosis(given, size, seed)
-            if said is not None:
-                self._name_mistake(given, size, seed)
-                for other in cases[place + 1 :] if self.faults else ():
-                    again = self._run(answer, *other)
-                    values = [one.tensors for one in again]
-                    right = [self.reference(rank, *other) for rank in range(other[0])]
-                    if not any(one.error for one in again) and not explains(right, values):
-                        self._name_fault(values, *other)
-                raise Wrong(*self._without_coincidence(said, answer, size, cases))
+            trouble = self._diagnosis([one.tensors for one in answers], size, seed)
+            if trouble is not None:
+                self._refuse_on_ranks(answer, answers, trouble, place, cases)
             if self.inspect is not None:
                 self.inspect(answers, size)
 
-    def _diagnosis(self, given: list[dict[str, Tensor]], size: int, seed: int) -> Said | None:
+    def _refuse_on_ranks(
+        self, answer: Answer, answers: list[RankAnswer], trouble: Trouble, place: int, cases: list[Case]
+    ) -> None:
+        """Name a mistake that explains the answer on all numbers of ranks, else say what all of them have in common.
+
+        Args:
+            answers: of the first case that is not right.
+            trouble: that case's.
+            place: where it stands among the cases; those before are right.
+        """
+        until_s = time.monotonic() + NAMING_S * patience()
+        ran = [(case, self._run(answer, *case)) for case in cases[place + 1 :]]
+        seen = [(cases[place], answers), *((case, own) for case, own in ran if not any(one.error for one in own))]
+        mistake = self._mistake_on_ranks(seen, cases[:place], until_s)
+        if mistake is not None:
+            raise Wrong(mistake.en, mistake.fr)
+        others = [self._diagnosis([one.tensors for one in own], *case) for case, own in seen[1:]]
+        # The most general of the sentences holds in every case: what is told of one number of ranks may be chance.
+        raise Wrong(*max([trouble, *(other for other in others if other is not None)], key=lambda one: one.rank).said)
+
+    def _mistake_on_ranks(
+        self, seen: list[tuple[Case, list[RankAnswer]]], right: list[Case], until_s: float
+    ) -> Mistake | None:
+        """The mistake that explains an answer in all cases; None where there is none, or no time to be sure.
+
+        Args:
+            seen: cases with what the answer gave there, the first not as it should be.
+            right: cases in which it is right.
+            until_s: when to look no further.
+        """
+        for fault in self.faults:
+            shown = [self._shown(fault, case, own) for case, own in seen]
+            shown += [self._shown(fault, case, None) for case in right]
+            if True in shown and False not in shown:
+                return fault
+        for mistake in self.mistakes:
+            shown = []
+            for case, own in [*seen, *((case, None) for case in right)]:
+                if time.monotonic() > until_s:
+                    return None
+                shown.append(self._made(mistake, case, own))
+                if shown[-1] is False:
+                    break
+            if True in shown and False not in shown:
+                return mistake
+        return None
+
+    def _shown(self, fault: Mistake, case: Case, own: list[RankAnswer] | None) -> bool | None:
+        """Whether ranks hold what they would under a fault; None where the case proves nothing.
+
+        Args:
+            own: what the answer gave; None where it is right.
+        """
+        would = [fault.way(rank, *case) for rank in range(case[0])]
+        if any(values is None for values in would):
+            return None
+        right = self._right(case)
+        given = right if own is None else [one.tensors for one in own]
+        if not explains(would, given):
+            return False
+        return None if own is None or explains(right, given) else tells_apart(would, right)
+
+    def _made(self, mistake: Mistake, case: Case, own: list[RankAnswer] | None) -> bool | None:
+        """Whether a mistake gives on ranks what the answer gave; None where the case proves nothing."""
+        if own is not None and mistake.seen is not None and not mistake.seen([one.value for one in own]):
+            return False
+        ways = self._run(mistake.way, *case)
+        if any(one.error for one in ways):
+            return False
+        right, would = self._right(case), [one.tensors for one in ways]
+        given = right if own is None else [one.tensors for one in own]
+        if not explains(would, given, True):
+            return False
+        return True if tells_apart(would, right) else None
+
+    def _right(self, case: Case) -> list[Mapping[str, Tensor]]:
         assert self.reference is not None
+        return [self.reference(rank, *case) for rank in range(case[0])]
+
+    def _diagnosis(self, given: list[dict[str, Tensor]], size: int, seed: int) -> Trouble | None:
         return diagnosis(
             given,
-            [self.reference(rank, size, seed) for rank in range(size)],
+            self._right((size, seed)),
             local=[self.local(rank, size, seed) for rank in range(size)] if self.local else None,
             whole=self.whole(size, seed) if self.whole else None,
             bias=self.bias(size, seed) if self.bias else None,
             labels=self.labels,
         )
 
-    def _without_coincidence(self, said: Said, answer: Answer, size: int, cases: list[Case]) -> Said:
-        """What another number of ranks says, where the factor is the number of ranks by coincidence."""
-        other = next((case for case in cases if case[0] != size), None) if isinstance(said, TimesRanks) else None
-        answers = self._run(answer, *other) if other else []
-        if not other or any(one.error for one in answers):
-            return said
-        again = self._diagnosis([one.tensors for one in answers], *other)
-        return said if again is None or isinstance(again, TimesRanks) else again
-
     def _run(self, way: Answer, size: int, seed: int) -> list[RankAnswer]:
         assert self.trial is not None
         return run_on_ranks(self.trial, way, size, seed)
-
-    def _name_mistake(self, given: list[dict[str, Tensor]], size: int, seed: int) -> None:
-        self._name_fault(given, size, seed)
-        for mistake in self.mistakes:
-            others = self._run(mistake.way, size, seed)
-            if not any(other.error for other in others) and explains([one.tensors for one in others], given, True):
-                raise Wrong(mistake.en, mistake.fr)
-
-    def _name_fault(self, given: list[dict[str, Tensor]], size: int, seed: int) -> None:
-        assert self.reference is not None
-        right = [self.reference(rank, size, seed) for rank in range(size)] if self.faults else []
-        for fault in self.faults:
-            would = [fault.way(rank, size, seed) for rank in range(size)]
-            # A fault that leaves what it tells of as it should be explains nothing.
-            if explains(would, given) and not explains(would, right):
-                raise Wrong(fault.en, fault.fr)
 
 
 def part_by_part(mistakes: Iterable[Mistake], count: int) -> list[Mistake]:
@@ -365,6 +475,19 @@ def _check_type(value: object, right: object) -> None:
             en=f"Your function returns {a_or_an(type(value).__name__)}, but a number is expected.",
             fr=f"Votre fonction renvoie un objet de type {type(value).__name__}, mais un nombre est attendu.",
         )
+
+
+def _refuse_floats(given: Iterable[Any]) -> None:
+    for value in given:
+        if isinstance(value, list | tuple):
+            _refuse_floats(value)
+        elif isinstance(value, float):
+            raise Wrong(
+                en=f"The values are right, but a whole number is asked for, and your function returns {value!r}, a "
+                "float: the next cells count with it. Use // between whole numbers, or int(…).",
+                fr=f"Les valeurs sont justes, mais on demande un entier, et votre fonction renvoie {value!r}, un "
+                "flottant : les cellules suivantes comptent avec lui. Prenez // entre entiers, ou int(…).",
+            )
 
 
 def refuse_nothing(given: object, names: str = "") -> None:
@@ -472,11 +595,19 @@ def expect_int8(value: object, name: str, shape: Sequence[int]) -> Tensor:
 
     tensor = expect_tensor(value, name, shape)
     if tensor.dtype != torch.int8:
-        kind = str(tensor.dtype).removeprefix("torch.")
+        kind, num_bytes = str(tensor.dtype).removeprefix("torch."), tensor.element_size()
+        if num_bytes == 1:
+            raise Wrong(
+                en=f"{name} is kept in {kind}, one byte as well; but int8 is asked for, which has a sign: whole "
+                "numbers from −2^(bits − 1) on.",
+                fr=f"{name} est en {kind}, un octet aussi ; mais on demande int8, qui a un signe : des entiers à "
+                "partir de −2^(bits − 1).",
+            )
         raise Wrong(
-            en=f"{name} is kept in {kind}, so it saves nothing, or less than it could: end with .to(torch.int8).",
-            fr=f"{name} est en {kind}, et ne fait donc rien gagner, ou moins qu’il ne pourrait : terminez par "
-            ".to(torch.int8).",
+            en=f"{name} is kept in {kind}, {num_bytes} bytes a number, so it saves nothing, or less than it could: end "
+            "with .to(torch.int8).",
+            fr=f"{name} est en {kind}, {num_bytes} octets par nombre, et ne fait donc rien gagner, ou moins qu’il ne "
+            "pourrait : terminez par .to(torch.int8).",
         )
     return tensor.double()
 

@@ -36,7 +36,19 @@ from dlojz.base.table import safe, visible
 from dlojz.display.style import BLUE, ORANGE, ORANGE_TINT, SKY_TINT
 from dlojz.labs.kit.answer_numbers import is_number, single
 from dlojz.labs.kit.contents import LABS, entry_of
-from dlojz.labs.kit.exercise import Challenge, Exercise, NotDone, Prediction, Said, State, Verdict, judge, refused, show
+from dlojz.labs.kit.exercise import (
+    Challenge,
+    Exercise,
+    NotDone,
+    Prediction,
+    Said,
+    State,
+    Verdict,
+    judge,
+    made_with_refused,
+    refused,
+    show,
+)
 from dlojz.labs.kit.source import (
     CALLED,
     Code,
@@ -679,7 +691,9 @@ class UnfinishedCells:
             show(Verdict("wrong", sentence))
 
     def _end(self, result: Any) -> None:
-        """Note which variables a cell defined, or would have defined."""
+        """Note which variables a cell defined, or would have defined; mark what it made with a refused answer."""
+        if getattr(result, "success", False) and not self._stopped:
+            self._mark()
         for name in _names_of(self._code(), ast.Store):
             if self._stopped:
                 self._missing[name] = self._stopped
@@ -688,6 +702,17 @@ class UnfinishedCells:
         if self._stopped:
             result.error_in_exec = None
             self._stopped = ""
+
+    def _mark(self) -> None:
+        """Say below a cell that a function it calls was judged, and refused; a cell with a check has its verdict."""
+        code = self._code()
+        if re.search(r"\blab\.(?:check|hint)\(", code):
+            return
+        # Functions that the cell defines are looked into where it calls them; those of the ranks are not here.
+        used = _names_of(code, ast.Load, inside=self._cell.startswith("%%ranks"))
+        sentence = made_with_refused(self._shell.user_ns.get(name) for name in sorted(used))
+        if sentence:
+            show(Verdict("note", sentence))
 
     def _waits_for(self, error: BaseException | None) -> tuple[str, str]:
         """The variable that an error names, if any, and the sentence of the exercise behind it; else nothing."""
@@ -718,8 +743,8 @@ class UnfinishedCells:
         return body if first.startswith("%%ranks") else str(self._shell.transform_cell(self._cell))
 
 
-def _names_of(code: str, use: type[ast.expr_context]) -> set[str]:
-    """Names that a cell reads (`ast.Load`), or defines outside its functions (`ast.Store`)."""
+def _names_of(code: str, use: type[ast.expr_context], *, inside: bool = True) -> set[str]:
+    """Names that a cell reads (`ast.Load`; `inside` of functions, too), or defines outside of them (`ast.Store`)."""
     try:
         left: list[ast.AST] = [ast.parse(code)]
     except SyntaxError:
@@ -729,10 +754,10 @@ def _names_of(code: str, use: type[ast.expr_context]) -> set[str]:
         node = left.pop()
         if isinstance(node, ast.Name) and isinstance(node.ctx, use):
             names.add(node.id)
-        inner = isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda)
+        inner = isinstance(node, ast.FunctionDef | ast.ClassDef | (ast.Lambda if use is ast.Store else ast.FunctionDef))
         if use is ast.Store and isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
-        if use is ast.Load or not inner:
+        if (use is ast.Load and inside) or not inner:
             left += ast.iter_child_nodes(node)
     return names
 

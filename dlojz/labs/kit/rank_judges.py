@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlojz.base.language import a_or_an, localized, say
+from dlojz.base.language import a_or_an, in_full, say
 from dlojz.base.machine import patience
 from dlojz.labs.kit.common_gap import common_gap
 from dlojz.labs.kit.exercise import NotDone, Said, Wrong, unusable, without_stamp
@@ -106,13 +106,23 @@ def _label(name: str) -> Said:
     return {OUTPUT: Said("the output", "la sortie")}.get(name, Said(f"the {name}", f"« {name} »"))
 
 
-def diagnosis(given: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Tensor]], **more: Any) -> Said | None:
+class Trouble(NamedTuple):
+    """What is wrong with a result, and how general the sentence is: the larger `rank`, the less it explains."""
+
+    said: Said
+    rank: int
+
+
+def diagnosis(
+    given: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Tensor]], **more: Any
+) -> Trouble | None:
     """The fault that explains the first result that is wrong; None where all are right.
 
     Args:
         given, expected, more: as in `evidence_of`.
     """
-    return next((said for one in evidence_of(given, expected, **more) if (said := diagnose(one)) is not None), None)
+    found = map(diagnose, evidence_of(given, expected, **more))
+    return next((trouble for trouble in found if trouble is not None), None)
 
 
 def explains(
@@ -133,21 +143,38 @@ def explains(
     )
 
 
-def diagnose(evidence: RankEvidence) -> Said | None:
+def tells_apart(would: Sequence[Mapping[str, Tensor]], right: Sequence[Mapping[str, Tensor]]) -> bool:
+    """Whether a finite number among what ranks would hold is not the right one; infinity and NaN have many causes."""
+    for values, wanted in zip(would, right, strict=True):
+        for name, value in values.items():
+            finite = value.isfinite()
+            if name not in wanted or value.shape != wanted[name].shape:
+                return True
+            if bool(finite.any()) and not same(value[finite], wanted[name][finite]):
+                return True
+    return False
+
+
+def diagnose(evidence: RankEvidence) -> Trouble | None:
     """The fault that explains what the ranks gave; None where all is right."""
     wrong = [rank for rank in range(evidence.size) if not evidence.right(rank)]
     if not wrong:
         return None
-    infinite = _infinite(evidence, wrong)
-    if infinite is not None:
-        return infinite
-    for explained in (
-        _nothing, _shape, _scaled, _alone, _copied, _biased, _other_rank, _other_axis, _other_chunks, _disagree, _common
-    ):  # fmt: skip
+    for symptom in (_infinite, _nothing, _shape):
+        said = symptom(evidence, wrong)
+        if said is not None:
+            return Trouble(said, SYMPTOM)
+    for place, explained in enumerate(
+        (_scaled, _alone, _copied, _biased, _other_rank, _other_axis, _other_chunks, _disagree, _common)
+    ):
         said = explained(evidence, wrong)
         if said is not None:
-            return said
-    return _difference(evidence, wrong)
+            return Trouble(said, place)
+    return Trouble(_difference(evidence, wrong), SYMPTOM)
+
+
+SYMPTOM = 99
+"""The rank of a sentence that says what is seen, and names no cause."""
 
 
 def _en(ranks: Sequence[int]) -> str:
@@ -177,8 +204,10 @@ def _nothing(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
                 "en place ou sous no_grad rompt la chaîne de la passe arrière.",
             )
         return Said(
-            f"Your function returns nothing{en}: end it with return.",
-            f"Votre fonction ne renvoie rien{fr} : terminez-la par return.",
+            f"Your function returns nothing{en}: end it with return; a collective such as dist.all_reduce works in "
+            "place, and returns nothing itself.",
+            f"Votre fonction ne renvoie rien{fr} : terminez-la par return ; une communication collective comme "
+            "dist.all_reduce agit en place, et ne renvoie rien elle-même.",
         )
     return None
 
@@ -209,32 +238,26 @@ def _infinite(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     )
 
 
-class TimesRanks(Said):
-    """A factor that is the number of ranks: with that number alone it may be a coincidence."""
-
-    __slots__ = ()
-
-
 def _scaled(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     size = evidence.size
     if len(wrong) < size:
         return None
     if _all(evidence, lambda rank: size * evidence.expected[rank]):
         if evidence.backward:
-            return TimesRanks(
+            return Said(
                 f"The {_plain(evidence.label.en)} is {size} times too large, as many times as there are ranks: a sum "
                 "over the ranks stands where their mean belongs, or the sum is made twice.",
                 f"{_capital(evidence.label.fr)} est {size} fois trop grand, soit le nombre de rangs : une somme sur "
                 "les rangs tient lieu de moyenne, ou la somme est faite deux fois.",
             )
-        return TimesRanks(
+        return Said(
             f"{_capital(evidence.label.en)} is {size} times too large, as many times as there are ranks: what should "
             "count once is added on every rank.",
             f"Dans {evidence.label.fr}, tout est {size} fois trop grand, soit le nombre de rangs : ce qui devrait "
             "compter une fois est ajouté sur chaque rang.",
         )
     if _all(evidence, lambda rank: evidence.expected[rank] / size):
-        return TimesRanks(
+        return Said(
             f"{_capital(evidence.label.en)} is {size} times too small: it is divided by the number of ranks once too "
             "often.",
             f"Dans {evidence.label.fr}, tout est {size} fois trop petit : une division par le nombre de rangs est de "
@@ -417,12 +440,12 @@ def _common(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
 def _difference(evidence: RankEvidence, wrong: Sequence[int]) -> Said:
     gaps = {rank: float((evidence.given[rank] - evidence.expected[rank]).abs().max()) for rank in wrong}
     rank = max(gaps, key=lambda rank: gaps[rank])
-    gap = f"{gaps[rank]:.2g}"
     en, fr = _en(wrong), _fr(wrong)
     return Said(
-        f"Wrong values on {en}, {evidence.label.en}: up to {gap} away from what one process computes (rank {rank}).",
-        f"{_capital(evidence.label.fr)} : valeurs fausses sur {fr}, jusqu’à {localized(gap, 'fr')} d’écart avec ce "
-        f"que calcule un seul processus (rang {rank}).",
+        f"Wrong values on {en}, {evidence.label.en}: up to {in_full(gaps[rank], 2, into='en')} away "
+        f"from what one process computes (rank {rank}).",
+        f"{_capital(evidence.label.fr)} : valeurs fausses sur {fr}, jusqu’à {in_full(gaps[rank], 2, into='fr')} "
+        f"d’écart avec ce que calcule un seul processus (rang {rank}).",
     )
 
 
@@ -490,9 +513,12 @@ def refuse_errors(answers: list[RankAnswer]) -> None:
     ended = {rank: error for rank, error in failed.items() if error.kind in ("lost", "time") and not error.name}
     between = {rank: error for rank, error in failed.items() if error.kind and error.name}
     if own:
-        rank, error = min(own.items())
+        refused = {rank: error for rank, error in own.items() if error.name == Wrong.__name__}
+        rank, error = min((refused or own).items())
         if error.name == NotDone.__name__:
             raise Undone(error.message)
+        if error.name == Wrong.__name__:
+            raise Wrong(error.message)
         if error.name == NoTensor.__name__:
             raise Wrong(
                 en=f"Your function returns {a_or_an(error.message)}, but a torch tensor is expected.",

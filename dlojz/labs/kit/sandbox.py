@@ -29,7 +29,7 @@ from typing import Any, Literal, NoReturn
 import psutil
 
 from dlojz.base.machine import adopt_orphans, patience
-from dlojz.processes.forks import fork
+from dlojz.processes.forks import fork, hash_of_process
 from dlojz.running.supervisor import kill_descendants
 
 WALL_S = 10.0
@@ -250,3 +250,13 @@ def silenced() -> Iterator[None]:
             os.dup2(before, number)
             os.close(before)
         os.close(nothing)
+
+
+@contextmanager
+def hashes_of_another_process() -> Iterator[None]:
+    """Let `hash` give, for what a text or bytes are in, what a process with another PYTHONHASHSEED might."""
+    own, builtins.hash = builtins.hash, hash_of_process("another")
+    try:
+        yield
+    finally:
+        builtins.hash = own

@@ -32,6 +32,7 @@ _STUBS = {
     'raise labs.NotDone("{id}")',
     "value": "...,  # TODO: your figure in place of the dots // TODO : votre nombre à la place des points",
 }
+_BEFORE_A_FIGURE = "# Room for what leads to your figure. // De la place pour ce qui mène à votre nombre."
 _TEXT = re.compile(r'([fF]?)"((?:[^"\\\n]|\\.)*)"')
 _TWO_COMMENTS = re.compile(r"(?<![^\s])# (.+?) // (.+)$", re.MULTILINE)
 
@@ -230,15 +231,18 @@ def _cell_id(stem: str, anchor: str, offset: int) -> str:
 
 
 def _cleared(cell: Code) -> str:
-    """Replace each solution region of a cell by its stub, indented as the region is; everything else stays."""
-    stub = _STUBS[cell.stub].format(id=cell.name).split("\n")
+    """Replace each solution region of a cell by its stub, indented as the region is; everything else stays.
+
+    A figure is asked for within a call; what its solution computes before has no figure to fill in.
+    """
     lines: list[str] = []
     inside = False
     for line in cell.text.split("\n"):
         if line.strip() == BEGIN:
             inside = True
             indent = line[: line.index(BEGIN)]
-            lines += [indent + one for one in stub]
+            stub = _BEFORE_A_FIGURE if cell.stub == "value" and not indent else _STUBS[cell.stub].format(id=cell.name)
+            lines += [indent + part for part in stub.split("\n")]
         elif line.strip() == END:
             inside = False
         elif not inside:

@@ -82,7 +82,7 @@ STEPS_PER_EPOCH = Exercise(
     title=Said("the number of steps per epoch", "le nombre de pas par époque"),
     judge=Judge(
         lambda num_samples, global_batch: num_samples // global_batch,
-        cases=((1797, 32), (1000, 250), (100, 36), (64, 64), (20, 32)),
+        cases=((1797, 32), (1000, 250), (100, 36), (64, 64), (20, 32), (7, 48)),
         mistakes=(
             Mistake(
                 lambda samples, batch: -(-samples // batch),
@@ -243,7 +243,10 @@ def _loss_curves() -> Iterator[tuple[list[float], list[float]]]:
     yield [1.0, 3.0, 2.0, 2.0], [2.0, 2.5, 2.0, 2.5]
     yield [0.9, 0.8], [1.2, 0.5]
     yield [2.3, 2.2], [2.3, 2.2]
-    yield [2.0, 1 + 2**-14], [2.0, 1.0]  # a small one: rounding it away would make different trainings the same
+    yield [1.2, 1.9], [1.6, 2.0]
+    # Small ones: rounding them away would make different trainings the same.
+    yield [2.0, 1 + 2**-14], [2.0, 1.0]
+    yield [4.0 + 2**-13, 2.0], [4.0, 2.0]
 
 
 def _refuse_other_lengths(answer: Callable[..., Any]) -> None:

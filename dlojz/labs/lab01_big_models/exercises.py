@@ -306,8 +306,10 @@ BLOCK_PARAMETERS = Exercise(
             ),
             Mistake(
                 lambda d: 12 * d * d + 9 * d,
-                "The two layer norms are missing: each has a scale and a shift per channel.",
-                "Les deux LayerNorm manquent : chacune a une échelle et un décalage par canal.",
+                "4 D are missing: so many have the two layer norms (each a scale and a shift per channel), and so many "
+                "the biases of the attention (3 D for queries, keys and values, D for the output).",
+                "Il manque 4 D : c’est ce qu’ont les deux LayerNorm (chacune une échelle et un décalage par canal), et "
+                "aussi les biais de l’attention (3 D pour requêtes, clés et valeurs, D pour la sortie).",
             ),
             Mistake(
                 lambda d: 12 * d * d + 4 * d,
@@ -348,11 +350,6 @@ BLOCK_PARAMETERS = Exercise(
                 lambda d: 4 * d * d + 4 * d,
                 "That is the attention alone; the block also has an MLP, D → 4 D → D, and two layer norms.",
                 "C’est l’attention seule ; le bloc a aussi un MLP, D → 4 D → D, et deux LayerNorm.",
-            ),
-            Mistake(
-                lambda d: 4 * d * d + 8 * d * d + 5 * d + 4 * d,
-                "The biases of the attention are missing: 3 D for queries, keys and values, D for the output.",
-                "Les biais de l’attention manquent : 3 D pour requêtes, clés et valeurs, D pour la sortie.",
             ),
         ),
     ),

@@ -18,7 +18,7 @@ from dlojz.base.display_hook import bar
 from dlojz.base.language import decimal, percent, say, significant
 from dlojz.base.table import Table, titles, visible
 from dlojz.config.run_config import RunConfig
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import BLACK, BLUE, CATEGORY_STYLES, GREEN, GREY, ORANGE, VERMILION, category_label
 from dlojz.labs.kit.exercise import or_to_do
 from dlojz.labs.kit.figures import answered, labelled, panel
@@ -152,7 +152,6 @@ def coatnet_table() -> CoatnetTable:
 
 def _plain_numbers(axes: Axes) -> None:
     """Powers of ten in full on the vertical axis: a figure of the lab interprets no mathematics."""
-    decimal_marks(axes.yaxis)
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
@@ -313,11 +312,10 @@ def accuracy() -> LabFigure:
         strict=True,
     ):  # fmt: skip
         axes.set_xscale("log")
-        decimal_marks(axes.xaxis)
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(label)
         plain(axes)
-    panels[0].set_ylabel(say(en="top-1 accuracy (%)", fr="précision top-1 (%)"))
+    panels[0].set_ylabel(say(en="top-1 accuracy (%)", fr="exactitude top-1 (%)"))
     panels[1].legend(frameon=False, fontsize=8, loc="lower right")
     return finish(figure)
 

@@ -5,12 +5,14 @@ The references are the closed forms of `dlojz.prediction.rules_of_thumb`, which 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import product
 from random import Random
 from typing import Any, NamedTuple
 
 from dlojz.base.table import Table
+from dlojz.labs.kit.answer_numbers import plain
 from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong, or_to_do
 from dlojz.labs.kit.judges import Judge, shown
 from dlojz.prediction.rules_of_thumb import Shape, layer_bytes
@@ -47,6 +49,15 @@ BYTES_PER_PARAMETER = Exercise(
         bytes_per_parameter,
         cases=lambda: product(PRECISIONS, OPTIMIZERS),
         mistakes=(
+            Mistake(
+                lambda precision, optimizer: (
+                    bytes_per_parameter(precision, optimizer) - _RIGHT[precision][2] * (optimizer == "sgd")
+                ),
+                "With sgd the master copy is missing: it holds what an update adds, whatever the optimizer keeps "
+                "besides.",
+                "Avec sgd, il manque la copie maître : c’est elle qui retient ce qu’ajoute une mise à jour, quoi que "
+                "garde par ailleurs l’optimiseur.",
+            ),
             Mistake(
                 _variant({name: (w, g, 0) for name, (w, g, _) in _RIGHT.items()}, _fp32_moments),
                 "The master copy is missing: with weights in bf16 the optimizer updates a copy in fp32, without "
@@ -161,8 +172,19 @@ DATA_PARALLEL_BYTES = Exercise(
             (2_500_000_000, 12_000_000_000, 64, 64),
             (25_000_000, 240_000_000, 128, 8),
             (7_000_000, 1_000, 32, 4),
+            (3_000_000, 2_000_000, 32, 1),
+            (9_000_000, 5_000_000, 16, 2),
         ),
         mistakes=(
+            Mistake(
+                lambda parameters, sample, batch, dp: (
+                    16 * parameters + (4 * parameters / dp if dp > 1 else 0) + sample * batch // dp
+                ),
+                "You divide the buckets by dp: each replica has its own, as large as all gradients; the batch alone "
+                "is divided.",
+                "Vous divisez les buckets par dp : chaque réplique a les siens, aussi grands que tous les gradients "
+                "; seul le batch se partage.",
+            ),
             Mistake(
                 lambda psi, sample, batch, dp: (20 if dp > 1 else 16) * psi // dp + sample * batch // dp,
                 "You divide the states by dp: that is what ZeRO-3 does. In data parallelism every replica keeps "
@@ -261,6 +283,8 @@ def _steps() -> Iterator[tuple[list[dict[str, int]]]]:
     yield ([{**states, "activations": a, "gradients": g} for a, g in ((5, 0), (20, 0), (8, 30), (0, 41), (0, 39))],)
     yield ([{"weights": 7, "workspace": w, "activations": a} for w, a in ((60, 0), (2, 50), (3, 55), (1, 12))],)
     yield ([{"weights": 7}, {"weights": 7, "activations": 20}, {"weights": 7, "gradients": 30}],)  # the last is largest
+    yield ([{"weights": 5}, {"weights": 5, "activations": 8}, {"weights": 5, "activations": 2, "gradients": 44}],)
+    yield ([{"weights": 9, "workspace": w, "activations": a} for w, a in ((80, 0), (1, 33), (0, 12))],)
 
 
 def _maxima_added(samples: Samples) -> int:
@@ -360,6 +384,25 @@ BLOCK_ACTIVATIONS = Exercise(
         transformer_layer_bytes,
         cases=((128, 2, 64, 4), (1024, 1, 768, 12), (2048, 4, 12288, 96), (197, 8, 192, 3)),
         mistakes=(
+            Mistake(
+                _sbh(38),
+                "You count the input of the projections to queries, keys and values three times: they read the same "
+                "tensor, which is kept once.",
+                "Vous comptez trois fois l’entrée des projections des requêtes, des clés et des valeurs : elles "
+                "lisent le même tenseur, gardé une seule fois.",
+            ),
+            Mistake(
+                _sbh(34, 7),
+                "Of the scores you keep the input of the softmax as well: its backward needs its result alone.",
+                "Des scores, vous gardez aussi l’entrée du softmax : sa passe arrière n’a besoin que de son résultat.",
+            ),
+            Mistake(
+                _sbh(34, 3),
+                "Of the scores one tensor of 2 bytes is missing: the result of the softmax, the mask of its dropout "
+                "(1 byte), and what comes out of that dropout, which the product with the values keeps.",
+                "Parmi les scores, il manque un tenseur de 2 octets : il y a le résultat du softmax, le masque de "
+                "son dropout (1 octet), et ce qui sort de ce dropout, que garde le produit avec les valeurs.",
+            ),
             Mistake(
                 _sbh(34, 0),
                 "The scores are missing: softmax, its dropout mask and its product with the values keep a·s²·b "
@@ -499,6 +542,10 @@ def _devices() -> Iterator[tuple[_Line, int]]:
     yield _Line(16_000, 230), 32_000
     yield _Line(39_000, 12_000), 32_000  # not even one sample
     yield _Line(1_000, 100, least_bytes=1_450), 9_999  # up to a batch of 5 the peak is in the optimizer's update
+    # Once more each, so that no number fits by chance.
+    yield _Line(250, 9), 250 + 9 * 31
+    yield _Line(50_000, 7_000), 41_000
+    yield _Line(2_000, 300, least_bytes=3_350), 20_123
 
 
 def _line_of(taken: Callable[[int], int]) -> tuple[int, float]:
@@ -513,6 +560,19 @@ def _quotient(taken: Callable[[int], int], limit_bytes: int) -> float:
 
 
 _BATCH_MISTAKES = (
+    Mistake(
+        lambda taken, limit: limit // (taken(_FAR) / _FAR),
+        "You take the line through the origin: a part of the bytes is there whatever the batch, so the slope is a "
+        "difference of two points, and the fixed part is paid first.",
+        "Vous faites passer la droite par l’origine : une partie des octets est là quel que soit le batch ; la pente "
+        "est donc une différence entre deux points, et la part fixe se paie d’abord.",
+    ),
+    Mistake(
+        lambda taken, limit: max(0, (limit - taken(_NEAR)) // _line_of(taken)[1]),
+        "What is left once the nearer point is paid holds so many more samples: add those of that point.",
+        "Ce qui reste une fois le premier point payé contient autant d’échantillons de plus : ajoutez ceux de ce "
+        "point.",
+    ),
     Mistake(
         lambda taken, limit: max(0, _quotient(taken, limit)),
         "A batch is a whole number of samples: round down.",
@@ -683,7 +743,7 @@ def _fewest_operations(answer: Callable[..., Any]) -> float:
         layers, limit_mib = challenge_case(seed)
         given = answer(list(layers), limit_mib)
         try:
-            chosen = [int(index) for index in given]
+            chosen = [operator.index(index) for index in plain(given)]
         except (TypeError, ValueError):
             raise Wrong(
                 en=f"The numbers of the layers to checkpoint are expected, but your function returns {shown(given)}.",

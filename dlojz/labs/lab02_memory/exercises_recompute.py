@@ -19,7 +19,7 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlojz.base.language import a_or_an, format_bytes, format_seconds, say
+from dlojz.base.language import a_or_an, format_bytes, format_seconds, integer, say
 from dlojz.base.table import Table, titles
 from dlojz.config.fields import BLOCK_CHOICES
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, or_to_do
@@ -243,6 +243,18 @@ class Host:
 
     def fetch(self, number: int) -> Tensor:
         """A copy of the tensor stored under this number, back on the device."""
+        if not isinstance(number, int):
+            raise Wrong(
+                en=f"host.fetch was given an object of type {type(number).__name__}, and not a number: where pack has "
+                "returned the tensor itself, as for a weight, unpack must give it back as it is.",
+                fr=f"host.fetch a reçu un objet de type {type(number).__name__}, et non un numéro : quand pack a "
+                "renvoyé le tenseur lui-même, comme pour un poids, unpack doit le rendre tel quel.",
+            )
+        if number not in self._kept:
+            raise Wrong(
+                en=f"host.fetch({number}): nothing is stored under this number; fetch what host.store has returned.",
+                fr=f"host.fetch({number}) : rien n’est stocké sous ce numéro ; relisez ce que host.store a renvoyé.",
+            )
         self.fetches += 1
         return self._kept[number].clone()
 
@@ -272,6 +284,18 @@ def offload_hooks(model: nn.Module, host: Host) -> Hooks:
 def _model() -> nn.Module:
     import torch
     from torch import nn
+    from torch.nn import functional as F
+
+    class Parts(nn.Module):
+        """Three layers in one weight, which autograd meets as views that begin at different places."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3 * _OFFLOAD_WIDTH, _OFFLOAD_WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (F.linear(x, part) for part in self.weight.chunk(3))
+            return q * k.sigmoid() + v
 
     torch.manual_seed(3)
     return nn.Sequential(
@@ -280,14 +304,16 @@ def _model() -> nn.Module:
         nn.LayerNorm(2 * _OFFLOAD_WIDTH),
         nn.Linear(2 * _OFFLOAD_WIDTH, _OFFLOAD_WIDTH),
         nn.Tanh(),
+        Parts(),
     )
 
 
-def _step(hooks_of: Callable[..., Any] | None) -> tuple[Host, list[Tensor]]:
+def _step(hooks_of: Callable[..., Any] | None) -> tuple[WatchedHost, list[Tensor]]:
     """One forward and backward pass under an answer's hooks, or without any: the host, and the gradients."""
     import torch
 
-    model, host = _model(), Host()
+    model = _model()
+    host = WatchedHost(model)
     x = torch.randn(_OFFLOAD_SAMPLES, _OFFLOAD_WIDTH, generator=torch.Generator().manual_seed(7))
     if hooks_of is None:
         model(x).square().sum().backward()
@@ -327,18 +353,23 @@ _as_hooks = reader(
 )
 
 
-def _of_weights(model: nn.Module, host: Host) -> Hooks:
-    """The mistake of moving the weights, and nothing else."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    _, unpack = offload_hooks(model, host)
-    return (lambda tensor: host.store(tensor) if tensor.untyped_storage().data_ptr() in weights else tensor), unpack
+class WatchedHost(Host):
+    """A host that knows which of the tensors that it stores are of a model's weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.weight_bytes = 0
+        self._weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def store(self, tensor: Tensor) -> int:
+        """Store it, and count it where it is a weight."""
+        self.weight_bytes += tensor.nbytes * (tensor.untyped_storage().data_ptr() in self._weights)
+        return super().store(tensor)
 
 
 def _judge_hooks(answer: Callable[..., Any]) -> None:
     _, right = _step(None)
     expected, _ = _step(offload_hooks)
-    weights_bytes = sum(parameter.nbytes for parameter in _model().parameters() if parameter.dim() > 1)
-    weights_moved, _ = _step(_of_weights)
     host, gradients = _step(answer)
     if len(gradients) != len(right) or not all(a.allclose(b) for a, b in zip(gradients, right, strict=True)):
         raise Wrong(
@@ -361,30 +392,32 @@ def _judge_hooks(answer: Callable[..., Any]) -> None:
             fr="Des tenseurs sont stockés, mais jamais relus : pack rend aussi le tenseur lui-même, autograd le "
             "garde donc, et aucune mémoire n’est économisée. Ne gardez que le numéro.",
         )
-    extra = host.stored_bytes - expected.stored_bytes
-    if host.stored_bytes == weights_moved.stored_bytes:
+    if host.stored_bytes == host.weight_bytes:
         raise Wrong(
             en="It is the other way round: your hooks move the weights and keep the activations. Weights stay on the "
             "device anyway; all else goes to the host.",
             fr="C’est l’inverse : vos hooks déplacent les poids et gardent les activations. Les poids restent de toute "
             "façon sur le GPU ; c’est tout le reste qui part vers l’hôte.",
         )
-    if 0 < extra <= weights_bytes:
+    if host.weight_bytes:
+        weights = integer(host.weight_bytes)
         raise Wrong(
-            en=f"Your hooks also move {extra} bytes of weights, which stay on the device anyway: that saves "
-            "nothing. Autograd may hand over a transposed view of a weight, which is neither `in` "
-            "model.parameters() nor an nn.Parameter; compare storages: tensor.untyped_storage().data_ptr().",
-            fr=f"Vos hooks déplacent aussi {extra} octets de poids, qui restent de toute façon sur le GPU : cela "
-            "n’économise rien. Autograd peut présenter une vue transposée d’un poids, qui n’est ni `in` "
-            "model.parameters() ni un nn.Parameter ; comparez les zones de mémoire : "
+            en=f"Your hooks also move {weights} bytes of weights, which stay on the device anyway: that saves nothing. "
+            "Autograd may hand over a view of a weight, transposed or of a part of it, which is neither `in` "
+            "model.parameters() nor an nn.Parameter, and may begin at another address (data_ptr()); compare storages: "
             "tensor.untyped_storage().data_ptr().",
+            fr=f"Vos hooks déplacent aussi {weights} octets de poids, qui restent de toute façon sur le GPU : cela "
+            "n’économise rien. Autograd peut présenter une vue d’un poids, transposée ou d’une partie, qui n’est ni "
+            "`in` model.parameters() ni un nn.Parameter, et commence peut-être à une autre adresse (data_ptr()) ; "
+            "comparez les zones de mémoire : tensor.untyped_storage().data_ptr().",
         )
-    if extra:
+    if host.stored_bytes != expected.stored_bytes:
+        stored, due = integer(host.stored_bytes), integer(expected.stored_bytes)
         raise Wrong(
-            en=f"{host.stored_bytes} bytes have gone to the host, {expected.stored_bytes} are expected: all that "
-            "is saved but the weights, each time it is saved, and nothing else.",
-            fr=f"{host.stored_bytes} octets sont partis vers l’hôte, on en attend {expected.stored_bytes} : tout "
-            "ce qui est gardé sauf les poids, chaque fois, et rien d’autre.",
+            en=f"{stored} bytes have gone to the host, {due} are expected: all that is saved but the weights, each "
+            "time it is saved, and nothing else.",
+            fr=f"{stored} octets sont partis vers l’hôte, on en attend {due} : tout ce qui est gardé sauf les poids, "
+            "chaque fois, et rien d’autre.",
         )
 
 

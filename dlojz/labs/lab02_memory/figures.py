@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dlojz import models
 from dlojz.base.language import format_bytes, say
 from dlojz.config.run_config import RunConfig
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import BLACK, BLUE, CATEGORY_STYLES, GREY, LINE_STYLES, ORANGE, SKY, VERMILION, category_label
 from dlojz.hardware import Device
 from dlojz.labs.kit.exercise import or_to_do
@@ -150,7 +150,6 @@ def along_the_model(config: RunConfig, device: str | None = None) -> LabFigure:
     below.set_xlabel(say(en="block, from the image to the classes", fr="bloc, de l’image aux classes"))
     for axes in (above, below):
         plain(axes)
-        decimal_marks(axes.xaxis, axes.yaxis)
     return finish(figure)
 
 
@@ -367,7 +366,6 @@ def operations_for_memory(runs: Mapping[str, _Measured]) -> LabFigure:
         )
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.15 * most)
-    decimal_marks(axes.yaxis)
     return labelled(
         axes,
         say(en="measured peak", fr="pic mesuré") + f" ({_mib()})",

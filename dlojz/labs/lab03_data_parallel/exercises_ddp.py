@@ -7,6 +7,7 @@ sum into the tensor at `wait()` and not before, so that an answer that does not 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -100,7 +101,7 @@ def _largest(model: nn.Module) -> None:
         dist.all_reduce(parameter.grad, op=dist.ReduceOp.MAX)
 
 
-def _backward_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
+def _backward_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
     import torch
     from torch.nn.utils import parameters_to_vector
 
@@ -109,8 +110,22 @@ def _backward_trial(answer: Callable[..., Any], rank: int, size: int, seed: int)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(rank)  # replicas have equal weights; here they differ, to see that nobody averages them
+    held = [parameter.grad for parameter in model.parameters()]
     answer(model)
-    return {**gradients(model), _WEIGHTS: parameters_to_vector(model.parameters()).detach()}
+    in_place = all(parameter.grad is own for parameter, own in zip(model.parameters(), held, strict=True))
+    return {"in place": in_place}, {**gradients(model), _WEIGHTS: parameters_to_vector(model.parameters()).detach()}
+
+
+def _refuse_other_tensors(answers: list[RankAnswer], size: int) -> None:
+    if not all(answer.value["in place"] for answer in answers):
+        raise Wrong(
+            en="The gradients are right, but each is a new tensor: whatever else holds parameter.grad (a bucket, for "
+            "example) keeps the old one, and memory holds both. Work in place: dist.all_reduce(parameter.grad), then "
+            "/=.",
+            fr="Les gradients sont justes, mais chacun est un nouveau tenseur : ce qui détient par ailleurs "
+            "parameter.grad (un bucket, par exemple) garde l’ancien, et la mémoire contient les deux. Travaillez en "
+            "place : dist.all_reduce(parameter.grad), puis /=.",
+        )
 
 
 def _weights_of(rank: int, seed: int) -> Tensor:
@@ -134,6 +149,7 @@ AVERAGE_GRADIENTS = Exercise(
         on_ranks=True,
         trial=_backward_trial,
         local=lambda rank, size, seed: true_gradients(seed, [batch_of(rank, seed)]),
+        inspect=_refuse_other_tensors,
         labels={_WEIGHTS: Said("the weights of a rank", "les poids d’un rang")},
         mistakes=(
             Mistake(
@@ -369,7 +385,28 @@ def _empty_where_full(sizes: Sequence[int], limit: int) -> Buckets:
     return [[]] if sum(sizes[index] for index in fill_buckets(sizes, limit)[-1]) >= limit else []
 
 
+def _never_reset(sizes: Sequence[int], limit: int) -> Buckets:
+    """Adds up all gradients, also those that have left."""
+    buckets: Buckets = []
+    filling: list[int] = []
+    held = 0
+    for index in _backwards(sizes):
+        filling.append(index)
+        held += sizes[index]
+        if held >= limit:
+            buckets.append(filling)
+            filling = []
+    return [*buckets, filling] if filling else buckets
+
+
 _BUCKET_MISTAKES = (
+    Mistake(
+        _never_reset,
+        "After the first bucket each gradient leaves alone: the sum still holds those that have left. Begin it at 0 "
+        "again with each new bucket.",
+        "Après le premier bucket, chaque gradient part seul : la somme contient encore ceux qui sont partis. "
+        "Remettez-la à 0 à chaque nouveau bucket.",
+    ),
     Mistake(
         lambda sizes, limit: _filled(range(len(sizes)), sizes, lambda held: held >= limit, keep_rest=True),
         "You begin with the first parameters, but backward reaches them last: no bucket could leave before its "
@@ -457,7 +494,7 @@ def _models() -> Iterator[tuple[list[int], int]]:
 
 
 _read_buckets = reader(
-    lambda value: [[int(index) for index in bucket] for bucket in value],
+    lambda value: [[operator.index(index) for index in bucket] for bucket in value],
     "A list of buckets is expected, each a list of parameter indices, such as [[3, 2], [1, 0]]",
     "On attend une liste de buckets, chacun étant une liste de numéros de paramètres, par exemple [[3, 2], [1, 0]]",
 )
@@ -529,8 +566,30 @@ class _Travelling:
         return self
 
 
+class _Noted:
+    """The work of another collective, which writes down when it is waited for."""
+
+    def __init__(self, work: Any, events: list[str]) -> None:
+        self._work, self._events = work, events
+
+    def wait(self, *arguments: Any) -> Any:
+        """Wait for it, and note that."""
+        self._events.append(WAITED)
+        return self._work.wait(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+OTHER_COLLECTIVES = (
+    "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "reduce", "gather", "broadcast",
+    "all_to_all", "all_to_all_single",
+)  # fmt: skip
+"""They may take the place of an all-reduce."""
+
+
 def _watch(events: list[str]) -> None:
-    """From here on every all-reduce of this process, which ends with the trial, leaves an event."""
+    """From here on every collective of this process, which ends with the trial, leaves an event."""
     import torch.distributed as dist
 
     original = dist.all_reduce
@@ -543,7 +602,17 @@ def _watch(events: list[str]) -> None:
         sum_of_all = tensor.detach().clone()
         return _Travelling(tensor, sum_of_all, original(sum_of_all, op=op, group=group, async_op=True), events)
 
+    def noted(collective: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **options: Any) -> Any:
+            work = collective(*given, **options)
+            events.append(SENT_AND_WAITED if work is None else SENT)
+            return work and _Noted(work, events)
+
+        return call
+
     dist.all_reduce = all_reduce
+    for name in OTHER_COLLECTIVES:
+        setattr(dist, name, noted(getattr(dist, name)))
 
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
@@ -659,6 +728,17 @@ _OVERLAP_MISTAKES = (
         "wait() on every Work that all_reduce(…, async_op=True) has returned.",
         "synchronize() n’attend pas : l’optimiseur lirait des gradients encore en chemin. Appelez wait() sur "
         "chaque objet Work que all_reduce(…, async_op=True) a renvoyé.",
+        seen=lambda ranks: not any(WAITED in rank["events"] for rank in ranks),
+    ),
+    Mistake(
+        lambda model: overlap(model, wait=False),
+        "All is waited for, but each rank still holds its own gradient: what travels is not what the optimizer reads. "
+        "register_hook hands you the gradient before it is in parameter.grad; send parameter.grad itself, from "
+        "register_post_accumulate_grad_hook.",
+        "Tout est attendu, mais chaque rang garde son propre gradient : ce qui voyage n’est pas ce que lit "
+        "l’optimiseur. register_hook vous donne le gradient avant qu’il ne soit dans parameter.grad ; envoyez "
+        "parameter.grad lui-même, depuis register_post_accumulate_grad_hook.",
+        seen=lambda ranks: all(rank["events"].count(WAITED) >= rank["events"].count(SENT) > 0 for rank in ranks),
     ),
     Mistake(
         lambda model: overlap(model, divide="while travelling"),

@@ -8,6 +8,7 @@ in another order in every epoch, and the same when asked again.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from dlojz.hardware.links import weighted_line
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, reader
 from dlojz.labs.kit.rank_judges import same
+from dlojz.labs.kit.sandbox import hashes_of_another_process
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
@@ -203,6 +205,13 @@ RING_TIME = Exercise(
         cases=_networks,
         mistakes=(
             Mistake(
+                lambda n, p, a, b: 2 * (p - 1) * a + 2 * n * b,
+                "The latencies are right, but the bytes are those of two whole messages: each half carries p − 1 "
+                "chunks of n / p, so 2 (p − 1) / p · n.",
+                "Les latences sont justes, mais les octets sont ceux de deux messages entiers : chaque moitié "
+                "transporte p − 1 morceaux de n / p, donc 2 (p − 1) / p · n.",
+            ),
+            Mistake(
                 lambda n, p, a, b: (p - 1) * (a + n / p * b),
                 "That is half of it: the reduce-scatter takes p − 1 steps, and the all-gather as many again.",
                 "C’est la moitié : le reduce-scatter prend p − 1 étapes, et l’all-gather autant.",
@@ -313,6 +322,22 @@ def _measurements() -> Iterator[tuple[list[float], list[float], int]]:
 
 
 _FIT_MISTAKES = (
+    *(
+        Mistake(
+            lambda n, t, p, power=power: _per_step(weighted_line(n, t, [1 / one**power for one in t]), p),
+            "The line is fitted with other weights than 1 / t: np.polyfit multiplies each gap by its weight before it "
+            "squares it, so relative gaps take w = 1 / t, neither 1 / t² nor 1 / √t.",
+            "La droite est ajustée avec d’autres poids que 1 / t : np.polyfit multiplie chaque écart par son poids "
+            "avant de l’élever au carré ; des écarts relatifs demandent donc w = 1 / t, et non 1 / t² ni 1 / √t.",
+        )
+        for power in (4, 1)
+    ),
+    Mistake(
+        lambda n, t, p: 2 * (p - 1) * weighted_line(n, t)[0],
+        "You multiply a by the 2 (p − 1) steps: a is the latency of all of them together, so divide.",
+        "Vous multipliez a par les 2 (p − 1) étapes : a est leur latence à toutes, donc divisez.",
+        part=0,
+    ),
     Mistake(
         lambda n, t, p: weighted_line(n, t),
         "The line is right, t = a + b n, but it is that of the whole all-reduce: a = 2 (p − 1) α and "
@@ -408,9 +433,9 @@ def _shards(answer: Callable[..., Any], num_samples: int, size: int, epoch: int,
 
 
 _indices = reader(
-    lambda value: [int(index) for index in (value.tolist() if hasattr(value, "tolist") else value)],
-    "Indices of samples are expected, in a list or a tensor",
-    "On attend des numéros d’échantillons, dans une liste ou un tenseur",
+    lambda value: [operator.index(index) for index in (value.tolist() if hasattr(value, "tolist") else value)],
+    "Indices of samples, whole numbers, are expected in a list or a tensor",
+    "On attend des numéros d’échantillons, entiers, dans une liste ou un tenseur",
 )
 
 
@@ -428,8 +453,26 @@ def _check_sampler(answer: Callable[..., Any], num_samples: int, size: int) -> N
 
 def _check_seed(answer: Callable[..., Any]) -> None:
     num_samples, size = CASES[1]
-    if _shards(answer, num_samples, size, 0, SEED + 100) == _shards(answer, num_samples, size, 0):
+    alike = [
+        _shards(answer, num_samples, size, epoch, SEED + 100) == _shards(answer, num_samples, size, epoch)
+        for epoch in range(EPOCHS)
+    ]
+    if all(alike):
         raise Wrong(*_SEED_UNUSED)
+    if alike[0]:
+        raise Wrong(*_SEED_UNUSED_AT_FIRST)
+    if any(alike):
+        raise Wrong(
+            en=f"In epoch {alike.index(True)} the seed changes nothing: two trainings with different seeds would read "
+            "the same batches there.",
+            fr=f"À l’époque {alike.index(True)}, la graine ne change rien : deux entraînements de graines différentes "
+            "y liraient les mêmes batches.",
+        )
+    here = _shards(answer, num_samples, size, 1)
+    with hashes_of_another_process():
+        elsewhere = _shards(answer, num_samples, size, 1)
+    if here != elsewhere:
+        raise Wrong(*_HASHED)
 
 
 def _judge_range(shards: Shards, num_samples: int) -> None:
@@ -450,14 +493,24 @@ def _judge_epoch(shards: Shards, num_samples: int, size: int) -> None:
     common = {
         index for rank, shard in enumerate(shards) for index in shard if any(index in shards[r] for r in range(rank))
     }
-    if common:
+    filled_up = num_samples % size and set(lengths) == {-(-num_samples // size)} and len(common) <= size
+    if filled_up:
         raise Wrong(
             en=f"With {size} ranks, {len(common)} of {num_samples} samples are read by two ranks in one epoch: the "
-            "ranks must all shuffle alike (same seed on every rank, never the rank in it), then each takes its "
-            "own part; what fills no whole share is dropped.",
-            fr=f"Avec {size} rangs, {len(common)} échantillons sur {num_samples} sont lus par deux rangs dans la "
-            "même époque : tous les rangs doivent mélanger de la même façon (une même graine, qui ne dépend "
-            "jamais du rang), puis chacun prend sa part ; ce qui ne remplit pas une part entière est écarté.",
+            "shares are filled up to the same length with samples that another rank has. Drop what fills no whole "
+            "share instead.",
+            fr=f"Avec {size} rangs, {len(common)} échantillons sur {num_samples} sont lus par deux rangs dans la même "
+            "époque : les parts sont complétées à la même longueur par des échantillons d’un autre rang. Écartez "
+            "plutôt ce qui ne remplit pas une part entière.",
+        )
+    if common:
+        raise Wrong(
+            en=f"With {size} ranks, {len(common)} of {num_samples} samples are read by two ranks in one epoch. Do all "
+            "ranks shuffle alike (same seed on every rank, never the rank in it)? Is each sample dealt to one rank "
+            "alone, and are those dropped that fill no whole share?",
+            fr=f"Avec {size} rangs, {len(common)} échantillons sur {num_samples} sont lus par deux rangs dans la même "
+            "époque. Tous les rangs mélangent-ils de la même façon (une même graine, qui ne dépend jamais du rang) ? "
+            "Chacun prend-il ensuite une part à lui, sans ce qui ne remplit pas une part entière ?",
         )
     if any(len(set(shard)) < len(shard) for shard in shards):
         raise Wrong(
@@ -548,6 +601,19 @@ _OWN_PART_ONLY = Said(
 _SEED_UNUSED = Said(
     "The seed changes nothing: two trainings with different seeds would read the same batches.",
     "La graine ne change rien : deux entraînements de graines différentes liraient les mêmes batches.",
+)
+
+_SEED_UNUSED_AT_FIRST = Said(
+    "In epoch 0 the seed changes nothing, in later ones it does: two trainings with different seeds would read the "
+    "same batches in the first epoch. (Seed × epoch, for example, is 0 there.)",
+    "À l’époque 0, la graine ne change rien, aux suivantes oui : deux entraînements de graines différentes liraient "
+    "les mêmes batches à la première époque. (graine × époque, par exemple, y vaut 0.)",
+)
+_HASHED = Said(
+    "In another process your function gives other indices, so the ranks would not agree on who reads what: Python "
+    "salts hash() of a text anew in every process. Make the seed from numbers alone.",
+    "Dans un autre processus, votre fonction donne d’autres numéros, et les rangs ne s’accorderaient pas sur qui lit "
+    "quoi : Python sale hash() d’un texte à neuf dans chaque processus. Faites la graine de nombres seuls.",
 )
 
 SAMPLER = Exercise(

@@ -59,6 +59,14 @@ def _shared(batch: int, size: int, image_s: float, gradient_bytes: Sequence[int]
     return alone_s / size / (alone_s / size + seconds), alone_s / (alone_s + seconds)
 
 
+def _overlapped(
+    batch: int, size: int, image_s: float, gradient_bytes: Sequence[int], alpha_s: float, beta: float
+) -> Any:
+    seconds = sum(ring_seconds(each, size, alpha_s, beta) for each in gradient_bytes)
+    alone_s = batch * image_s
+    return alone_s / size / max(alone_s / size, seconds), alone_s / max(alone_s, seconds)
+
+
 EFFICIENCY = Exercise(
     id="efficiency",
     title=Said("strong and weak scaling", "scalabilité forte et faible"),
@@ -68,6 +76,13 @@ EFFICIENCY = Exercise(
         read=lambda given: expect_numbers(given, _EFFICIENCIES),
         parts=_EFFICIENCIES,
         mistakes=(
+            Mistake(
+                _overlapped,
+                "You take the longer of computation and communication, as if they overlapped: here one follows the "
+                "other, so add them.",
+                "Vous prenez la plus longue du calcul et de la communication, comme s’ils se recouvraient : ici, "
+                "l’une suit l’autre ; additionnez-les.",
+            ),
             Mistake(
                 lambda *case: efficiencies(*case)[::-1],
                 "The two are swapped: strong scaling, whose batch is divided, comes first.",
@@ -152,6 +167,13 @@ MFU = Exercise(
         mfu,
         cases=_utilizations,
         mistakes=(
+            Mistake(
+                lambda rate, flops, processes, peak: processes * processes * mfu(rate, flops, processes, peak),
+                "You multiply by the number of processes: images_per_s is the rate of all of them together, and the "
+                "peak is that of one, so divide.",
+                "Vous multipliez par le nombre de processus : images_per_s est leur débit à tous, et la crête celle "
+                "d’un seul ; divisez donc.",
+            ),
             Mistake(
                 partial(mfu, passes=1),
                 "Only the forward pass counts here; the backward pass computes two gradients for each product, twice "

@@ -10,7 +10,7 @@ from typing import Any
 
 from dlojz.base.language import format_bytes, say, shortest
 from dlojz.base.table import Table
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import BLUE, GREEN, GREY, LINE_STYLES, ORANGE, PURPLE, SKY, VERMILION
 from dlojz.labs.kit.exercise import or_to_do
 from dlojz.labs.kit.figures import answered, done, labelled, panel, plot_lines
@@ -151,7 +151,6 @@ def large_batches(curves: Curves) -> LabFigure:
             samples, values, color=color, linestyle=line, marker=marker, markevery=every, markersize=4, label=name
         )
     axes.set_yscale("log")
-    decimal_marks(axes.yaxis)
     axes.set_xlabel(say(en="samples read", fr="échantillons lus"))
     axes.set_ylabel(say(en="loss (nats)", fr="perte (nats)"))
     axes.legend(

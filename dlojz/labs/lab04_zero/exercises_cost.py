@@ -51,6 +51,20 @@ ZERO_VOLUME = Exercise(
         cases=_steps,
         mistakes=(
             Mistake(
+                lambda w, n, stage, m: _times((2 * m, 2, m + 1, 3 * m), w, n, stage),
+                "In stage 0 you all-reduce with every micro-batch: gradients are accumulated whole on each rank, and "
+                "reduced once per step (no_sync in DDP).",
+                "Au niveau 0, vous faites un all-reduce à chaque micro-batch : chaque rang cumule des gradients "
+                "entiers, réduits une fois par pas (no_sync avec DDP).",
+            ),
+            Mistake(
+                lambda w, n, stage, m: _times((2, 2, 2, 3 * m), w, n, stage),
+                "In stage 2 you reduce once per step: no rank keeps a whole gradient to add to, so it reduces with "
+                "every micro-batch.",
+                "Au niveau 2, vous réduisez une fois par pas : aucun rang ne garde de gradient entier auquel ajouter "
+                "le suivant, on réduit donc à chaque micro-batch.",
+            ),
+            Mistake(
                 lambda w, n, stage, m: passes(stage, m) * w,
                 "The number of passes is right, but a rank never sends the part that is its own: (N − 1) / N of "
                 "the bytes each time; try ranks = 1, where nothing is sent.",

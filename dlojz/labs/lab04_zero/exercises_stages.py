@@ -6,12 +6,14 @@ communicated for them: right values alone are not ZeRO.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import a_or_an
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, normal, refuse_nothing
+from dlojz.labs.kit.rank_judges import gathers
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
@@ -55,6 +57,12 @@ def _only_its_own(parameters: float, ranks: int, stage: int) -> float:
     return (16 - sum(parts) * (1 - 1 / ranks)) * parameters
 
 
+def _in_whole_parameters(parameters: float, ranks: int, stage: int, whole: Callable[[float], int]) -> float:
+    share = whole(parameters / ranks)
+    sharded = sum((12, 2, 2)[:stage])
+    return (16 - sharded) * parameters + sharded * share
+
+
 ZERO_STATES = Exercise(
     id="zero-states",
     title=Said("bytes per rank, by stage", "octets par rang selon le niveau"),
@@ -63,11 +71,26 @@ ZERO_STATES = Exercise(
         cases=_models,
         mistakes=(
             Mistake(
+                lambda p, n, stage: (16 - sum((2, 12, 2)[:stage]) * (1 - 1 / n)) * p,
+                "You shard the gradients before the optimizer's states: the optimizer's 12 bytes come first, then "
+                "the gradients, then the weights.",
+                "Vous répartissez les gradients avant les états de l’optimiseur : d’abord ses 12 octets, puis les "
+                "gradients, puis les poids.",
+            ),
+            Mistake(
                 _only_its_own,
                 "Each stage shards one more part, but you stop sharding those of the stages before: stage 2 "
                 "shards the optimizer and the gradients, stage 3 all three.",
                 "Chaque niveau répartit une part de plus, mais vous cessez de répartir celles des niveaux "
                 "précédents : le niveau 2 répartit l’optimiseur et les gradients, le niveau 3 les trois.",
+            ),
+            *(
+                Mistake(
+                    lambda p, n, stage, whole=whole: _in_whole_parameters(p, n, stage, whole),
+                    "The share of a rank is rounded to a whole number of parameters: divide with /, and do not round.",
+                    "La part d’un rang est arrondie à un nombre entier de paramètres : divisez par /, sans arrondir.",
+                )
+                for whole in (math.floor, round, math.ceil)
             ),
             Mistake(
                 lambda p, n, stage: _shared(p, n, stage, (1, 2, 3)),
@@ -582,8 +605,8 @@ def _local(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 
 def _inspect(answers: list[RankAnswer], size: int) -> None:
     """The values are right; were whole weights kept, or whole gradients communicated?"""
-    gathers = sum(call["op"] in ("all_gather", "all_gather_into_tensor") for call in answers[0].calls)
-    if answers[0].value["kept"] or gathers < 4:
+    # Two layers, forward and backward, whatever brings the shares together: who does so less often has kept the whole.
+    if answers[0].value["kept"] or len(gathers(answers[0])) < 4:
         raise Wrong(
             en="Output and gradients are right, but the whole weights stay in memory from the forward pass to the "
             "backward pass, for every layer: keep the share, and gather it again in backward.",

@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from dlojz.base.language import MEBIBYTE, decimal, format_count, localized, say, significant
 from dlojz.base.table import Table, titles
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import (
     BLACK,
     CATEGORY_STYLES,
@@ -96,7 +96,6 @@ def _last_digit(printed: str) -> float:
 
 def _powers_in_full(axes: Axes) -> None:
     for axis in (axes.xaxis, axes.yaxis):
-        decimal_marks(axis)
         axis.set_minor_formatter(NullFormatter())
 
 
@@ -160,7 +159,6 @@ def stages(runs: Sequence[Run]) -> LabFigure:
     memory.set_xlabel(say(en="rank 0 (MiB)", fr="rang 0 (Mio)"))
     sent.set_xlabel(say(en="sent per step (passes)", fr="envoyé par pas (passages)"))
     for axes in (memory, sent):
-        decimal_marks(axes.xaxis)
         plain(axes)
     memory.set_title(
         say(en="states; peak ◇; pale: predicted", fr="états ; pic ◇ ; en clair : prédit"), loc="left", fontsize=10
@@ -249,7 +247,6 @@ def lost_time(
     plot_lines(axes, places, series, markersize=5)
     _against_one(axes)
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-    decimal_marks(axes.yaxis)
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylabel(say(en="communication / computation", fr="communication / calcul"))
     return finish(figure)

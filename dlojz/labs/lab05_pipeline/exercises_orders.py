@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from dlojz.base.errors import LabError
@@ -17,6 +18,7 @@ from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, refuse_nothing
 from dlojz.pipeline.closed_forms import fraction, overhead, total_time
 from dlojz.pipeline.optimum.shortest_schedule import optimum
+from dlojz.pipeline.orders.zero_bubble import list_schedule
 from dlojz.pipeline.schedule import Action, Costs, Schedule, parse_action
 from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import peak_activations, simulate
@@ -167,6 +169,14 @@ PIPELINE_BUBBLE = Exercise(
         cases=_pipelines,
         parts=(Said("the length", "la durée"), Said("the fraction", "la fraction"), Said("the overhead", "le surcoût")),
         mistakes=(
+            Mistake(
+                lambda p, m, f, b: (m + 2 * (p - 1)) * (f + b),
+                "Your length counts the bubble twice: p − 1 forwards fill the pipeline, p − 1 backwards empty it, so "
+                "it is (p − 1) (t_f + t_b) in all.",
+                "Votre durée compte la bulle deux fois : p − 1 passes avant remplissent le pipeline, p − 1 passes "
+                "arrière le vident, soit (p − 1) (t_f + t_b) en tout.",
+                part=0,
+            ),
             Mistake(
                 lambda p, m, f, b: m * p * (f + b),
                 "That length is the naive way's, one stage at a time: m·p·(t_f + t_b). In a pipeline the stages work "
@@ -319,17 +329,37 @@ def _compare(schedule: Schedule, reference: Schedule) -> None:
             )
     length, best = simulate(schedule).makespan, simulate(reference).makespan
     if length > best:
-        raise Wrong(
-            case_of(schedule)
-            + say(
-                en=f"your order can be executed, but takes {shortest(length)} time units and not {shortest(best)}: "
-                "some rank turns back too early, and its neighbours wait. How many forwards fit before the first "
-                "gradient comes back?",
-                fr=f"votre ordre s’exécute, mais dure {shortest(length)} unités de temps au lieu de {shortest(best)} : "
-                "un rang repart trop tôt en arrière, et ses voisins attendent. Combien de passes avant tiennent avant "
-                "le retour du premier gradient ?",
+        raise Wrong(case_of(schedule) + _longer(schedule, reference, length, best))
+
+
+def _longer(schedule: Schedule, reference: Schedule, length: float, best: float) -> str:
+    """How long a valid order takes, and the first rank that goes back in another order, or too early."""
+    en = f"your order can be executed, but takes {shortest(length)} time units and not {shortest(best)}"
+    fr = f"votre ordre s’exécute, mais dure {shortest(length)} unités de temps au lieu de {shortest(best)}"
+    for rank, (order, right) in enumerate(zip(schedule.orders, reference.orders, strict=True)):
+        went_back = [action.micro_batch for action in order if action.kind == "B"]
+        if went_back != sorted(went_back):
+            later, sooner = next(pair for pair in pairwise(went_back) if pair[0] > pair[1])
+            return say(
+                en=f"{en}: rank {rank} runs B{later} before B{sooner}. The gradient of the micro-batch that went "
+                "through first comes back first: backwards go by rising numbers.",
+                fr=f"{fr} : le rang {rank} exécute B{later} avant B{sooner}. C’est le gradient du premier "
+                "micro-batch passé qui revient le premier : les passes arrière vont par numéros croissants.",
             )
+        forwards, wanted = (
+            next(n for n, action in enumerate(actions) if action.kind == "B") for actions in (order, right)
         )
+        if forwards < wanted:
+            return say(
+                en=f"{en}: rank {rank} turns back after {forwards} forward{'s' if forwards > 1 else ''}, and "
+                f"{wanted} fit before the first gradient comes back to it.",
+                fr=f"{fr} : le rang {rank} repart en arrière après {forwards} passe{'s' if forwards > 1 else ''} "
+                f"avant, alors que {wanted} tiennent avant que le premier gradient lui revienne.",
+            )
+    return say(
+        en=f"{en}: somewhere a rank waits, although it could work.",
+        fr=f"{fr} : quelque part, un rang attend alors qu’il pourrait travailler.",
+    )
 
 
 ONE_F_ONE_B = Exercise(
@@ -473,7 +503,9 @@ def _check_cap(answer: Callable[..., Any], ranks: int, micro_batches: int, limit
         )
     length, best = simulate(schedule).makespan, optimum(ranks, micro_batches, memory_limit=limit).value
     if length > best:
-        raise Wrong(_case(schedule, limit) + _too_long(length, best, max(peaks), limit))
+        forward_first = list_schedule(ranks, micro_batches, priority="forward-first", cap=limit)
+        waits = schedule.orders == forward_first.orders
+        raise Wrong(_case(schedule, limit) + _too_long(length, best, max(peaks), limit, waits))
 
 
 def _case(schedule: Schedule, limit: int) -> str:
@@ -481,21 +513,30 @@ def _case(schedule: Schedule, limit: int) -> str:
     return say(en=f"{text}, {limit} of them kept at most: ", fr=f"{text}, dont {limit} gardés au plus : ")
 
 
-def _too_long(length: float, best: float, peak: float, limit: int) -> str:
-    if peak < limit and peak <= 1:
+def _too_long(length: float, best: float, peak: float, limit: int, forwards_first: bool) -> str:
+    en = f"the step takes {shortest(length)} time units, and {shortest(best)} are possible"
+    fr = f"le pas dure {shortest(length)} unités de temps, alors que {shortest(best)} suffisent"
+    if forwards_first:
         return say(
-            en=f"the step takes {shortest(length)} time units, and {shortest(best)} are possible: you keep "
-            f"{shortest(peak)} micro-batch, as without a pipeline; use the memory there is.",
-            fr=f"le pas dure {shortest(length)} unités de temps, alors que {shortest(best)} suffisent : vous gardez "
-            f"{shortest(peak)} micro-batch, comme sans pipeline ; servez-vous de la mémoire disponible.",
+            en=f"{en}. Forwards go first, so a rank waits for one while a backward is ready, and holds up the others: "
+            "run a backward as soon as its gradient has come, see the argument priority.",
+            fr=f"{fr}. Les passes avant passent d’abord : un rang en attend une quand une passe arrière est prête, et "
+            "bloque les autres ; exécutez une passe arrière dès que son gradient est arrivé, voyez l’argument "
+            "priority.",
+        )
+    if peak < limit:
+        as_without = say(en=", as without a pipeline", fr=", comme sans pipeline") if peak <= 1 else ""
+        several = "es" if peak > 1 else ""
+        return say(
+            en=f"{en}: no rank keeps more than {shortest(peak)} micro-batch{several}{as_without}; use the memory "
+            "there is.",
+            fr=f"{fr} : aucun rang ne garde plus de {shortest(peak)} micro-batch{several}{as_without} ; servez-vous "
+            "de la mémoire disponible.",
         )
     return say(
-        en=f"the step takes {shortest(length)} time units, and {shortest(best)} are possible. Some rank waits for a "
-        "forward while a backward is ready, and holds up the others: run a backward as soon as its gradient has come, "
-        "see the argument priority.",
-        fr=f"le pas dure {shortest(length)} unités de temps, alors que {shortest(best)} suffisent. Un rang attend une "
-        "passe avant quand une passe arrière est prête, et bloque les autres : exécutez une passe arrière dès que son "
-        "gradient est arrivé, voyez l’argument priority.",
+        en=f"{en}: somewhere a rank waits, although it could work. Which of a forward and a backward goes first?",
+        fr=f"{fr} : quelque part, un rang attend alors qu’il pourrait travailler. D’une passe avant et d’une passe "
+        "arrière, laquelle passe d’abord ?",
     )
 
 

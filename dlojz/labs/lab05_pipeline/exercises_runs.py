@@ -7,13 +7,14 @@ case. A cut is judged by its loads against the fewest stages that exist. Stale S
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import say, shortest
+from dlojz.base.language import shortest
 from dlojz.config.run_config import RunConfig
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, asked_run, check_settings, expect_json, reader, refuse_nothing
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 CASES = ((2, 11), (2, 12), (3, 13))
 """Two ranks first; with three, the middle one receives and sends in both directions."""
+MICRO_BATCHES = 2
+"""Two: the forward of the second does not wait for the backward of the first."""
 WIDE_SEED = 12
 """The seed of the case in double precision."""
 _WEIGHT, _BIAS = "gradient of the weight", "gradient of the bias"
@@ -84,13 +87,13 @@ def run_stage(
         handed = x.detach() if way == "activation back" else x.grad
         if way == "zeros":
             handed = torch.zeros_like(x)
-        if way == "gradient passed on":
-            handed = y.detach().clone().zero_() if rank == last else gradient
+        if way.startswith("gradient passed on"):
+            handed = torch.full_like(x, float(way.endswith("ones"))) if rank == last else gradient
         send(handed, rank - 1)
 
 
-def _stages(size: int, seed: int) -> tuple[list[nn.Sequential], Tensor, Tensor]:
-    """All stages, the micro-batch and the targets, from the seed alone."""
+def _stages(size: int, seed: int) -> tuple[list[nn.Sequential], list[Tensor], Tensor]:
+    """All stages, the micro-batches and the targets, from the seed alone."""
     import torch
     from torch import nn
 
@@ -101,8 +104,10 @@ def _stages(size: int, seed: int) -> tuple[list[nn.Sequential], Tensor, Tensor]:
     for stage in stages:
         for parameter in stage.parameters():
             parameter.data = torch.randn(parameter.shape, generator=generator, dtype=dtype)
-    x, targets = (torch.randn((samples, width), generator=generator, dtype=dtype) for _ in range(2))
-    return stages, x, targets
+    targets, *inputs = (
+        torch.randn((samples, width), generator=generator, dtype=dtype) for _ in range(1 + MICRO_BATCHES)
+    )
+    return stages, inputs, targets
 
 
 def _loss(targets: Tensor) -> Callable[[Tensor], Tensor]:
@@ -116,26 +121,39 @@ def _gradients(stage: nn.Sequential) -> dict[str, Tensor | None]:
 def _asks_for_a_gradient(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     """Before a stage that is not the first runs: without this the fault would show only where the gradient is sent."""
     if not inputs[0].requires_grad:
-        raise ValueError(
-            say(
-                en="what was received asks for no gradient, so there will be none to send back: call "
-                "x.requires_grad_() before the stage runs",
-                fr="ce qui a été reçu ne demande pas de gradient, il n’y en aura donc pas à renvoyer : appelez "
-                "x.requires_grad_() avant d’exécuter l’étage",
-            )
+        raise Wrong(
+            en="What was received asks for no gradient, so there will be none to send back: call x.requires_grad_() "
+            "before the stage runs.",
+            fr="Ce qui a été reçu ne demande pas de gradient, il n’y en aura donc pas à renvoyer : appelez "
+            "x.requires_grad_() avant d’exécuter l’étage.",
         )
 
 
-def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Tensor | None]:
-    stages, x, targets = _stages(size, seed)
+def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Tensor | None]]:
+    """The gradients; and whether this rank has sent back a gradient of ones, as `y.sum().backward()` begins with."""
+    import torch.distributed as dist
+
+    stages, inputs, targets = _stages(size, seed)
+    stage, (x, *_) = stages[rank], inputs
     if rank > 0:
-        stages[rank].register_forward_pre_hook(_asks_for_a_gradient)
-    _run(answer, stages[rank], x if rank == 0 else None, _loss(targets), tuple(x.shape), x.dtype, last=rank == size - 1)
-    return _gradients(stages[rank])
+        stage.register_forward_pre_hook(_asks_for_a_gradient)
+    own = [one if rank == 0 else None for one in inputs]
+    blocking: Callable[..., None] = dist.send
+    ones: list[bool] = []
+
+    def send(tensor: Tensor, *to: Any, **options: Any) -> None:
+        ones.append((*to, options.get("dst"))[0] == rank - 1 and bool((tensor == 1).all()))
+        blocking(tensor, *to, **options)
+
+    setattr(dist, "send", send)  # noqa: B010 - the process ends with the trial
+    _run(answer, stage, own, (_loss(targets), tuple(x.shape), x.dtype), last=rank == size - 1)
+    return {"ones": any(ones)}, _gradients(stage)
 
 
-def _run(answer: Callable[..., Any], *given: Any, last: bool) -> None:
-    """Run an answer to its end; one with a `yield` in two halves, with a look at what it has sent in the first."""
+def _run(
+    answer: Callable[..., Any], stage: nn.Sequential, inputs: list[Tensor | None], given: tuple[Any, ...], *, last: bool
+) -> None:
+    """Run an answer on all micro-batches; one with a `yield` in halves, all first ones before the first second one."""
     import torch.distributed as dist
 
     sent: list[int] = []
@@ -144,28 +162,52 @@ def _run(answer: Callable[..., Any], *given: Any, last: bool) -> None:
         sent.append(to)
         dist.send(tensor, to)
 
-    halves = answer(*given, send)
-    if not isinstance(halves, GeneratorType):
-        return
-    next(halves, None)
-    if not last and not sent:
-        raise ValueError(
-            say(
-                en="before yield nothing has been sent by send(tensor, rank): the next rank needs the output for its "
-                "forward, and dist.send would wait for it",
-                fr="avant yield, rien n’a été envoyé par send(tenseur, rang) : le rang suivant a besoin de la sortie "
-                "pour sa passe avant, et dist.send l’attendrait",
-            )
+    begun: list[Any] = []
+    whole: list[dict[str, Tensor]] = []
+    for x in inputs:
+        halves = answer(stage, x, *given, send)
+        if not isinstance(halves, GeneratorType):  # written in one piece: each micro-batch is judged for itself
+            whole.append({name: one.clone() for name, one in _gradients(stage).items() if one is not None})
+            stage.zero_grad()
+            continue
+        next(halves, None)
+        _refuse_first_half(stage, bool(sent) or last)
+        begun.append(halves)
+        sent.clear()
+    for halves in begun:
+        for _ in halves:
+            pass
+    for parameter, name in zip(stage.parameters(), (_WEIGHT, _BIAS), strict=True):
+        own = [found[name] for found in whole if name in found]
+        if own:
+            parameter.grad = sum(own[1:], own[0])
+
+
+def _refuse_first_half(stage: nn.Sequential, handed_on: bool) -> None:
+    """Refuse a first half in which backward has run, or after which the next rank waits for its input."""
+    if any(gradient is not None for gradient in _gradients(stage).values()):
+        raise Wrong(
+            en="backward has run before yield: the next micro-batch's forward would wait for it, as without a "
+            "pipeline. The forward stands above yield, the backward below.",
+            fr="La passe arrière a eu lieu avant yield : la passe avant du micro-batch suivant l’attendrait, comme "
+            "sans pipeline. La passe avant se place au-dessus de yield, la passe arrière au-dessous.",
         )
-    for _ in halves:
-        pass
+    if not handed_on:
+        raise Wrong(
+            en="Before yield nothing has been sent by send(tensor, rank): the next rank needs the output for its "
+            "forward, and dist.send would wait for it.",
+            fr="Avant yield, rien n’a été envoyé par send(tenseur, rang) : le rang suivant a besoin de la sortie pour "
+            "sa passe avant, et dist.send l’attendrait.",
+        )
 
 
 def _expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    stages, x, targets = _stages(size, seed)
-    for stage in stages:
-        x = stage(x)
-    _loss(targets)(x).backward()
+    stages, inputs, targets = _stages(size, seed)
+    for x in inputs:
+        y = x
+        for stage in stages:
+            y = stage(y)
+        _loss(targets)(y).backward()
     return {name: gradient for name, gradient in _gradients(stages[rank]).items() if gradient is not None}
 
 
@@ -198,6 +240,7 @@ STAGE_BOUNDARY = Exercise(
                 "gradient), not from a loss of this rank's own.",
                 "Le gradient reçu ne sert pas : c’est de lui que doit partir la passe arrière, y.backward("
                 "gradient), et non d’une perte propre à ce rang.",
+                seen=lambda ranks: not any(rank["ones"] for rank in ranks),
             ),
             Mistake(
                 lambda *given: run_stage(*given, way="twice"),
@@ -214,6 +257,16 @@ STAGE_BOUNDARY = Exercise(
                 lambda *given: run_stage(*given, way="activation back"),
                 "You send back the activation that was received; the rank before needs its gradient, x.grad.",
                 "Vous renvoyez l’activation reçue ; le rang précédent a besoin de son gradient, x.grad.",
+            ),
+            *(
+                Mistake(
+                    lambda *given, way=way: run_stage(*given, way=way),
+                    "You hand the gradient of your output on as it came; the rank before needs that of your input, "
+                    "x.grad, which backward has filled.",
+                    "Vous transmettez tel quel le gradient de votre sortie ; le rang précédent a besoin de celui de "
+                    "votre entrée, x.grad, que la passe arrière a rempli.",
+                )
+                for way in ("gradient passed on, ones", "gradient passed on, zeros")
             ),
         ),
         inspect=_inspect,
@@ -296,13 +349,18 @@ def _check_cut(answer: Callable[..., Any], weights: list[int], limit: int) -> in
     elif 0 in loads:
         en, fr = f"a stage of your cut {bounds} has no block.", f"un étage de votre découpage {bounds} n’a aucun bloc."
     elif len(loads) > fewest:
+        # Where no block is added that would still fit, each stage but the last takes as many as it can.
+        early = next(n for n, load in enumerate(loads[:-1]) if load + weights[bounds[n + 1]] <= limit)
+        full = loads[early] + weights[bounds[early + 1]]
         en = (
-            f"your cut {bounds} has {len(loads)} stages of loads {loads}, but {fewest} are enough: a stage may weigh "
-            "exactly the limit, and a new one begins empty."
+            f"your cut {bounds} has {len(loads)} stages of loads {loads}, but {fewest} are enough: stage {early} could "
+            f"take block {bounds[early + 1]} as well, and weigh {full}"
+            + (", exactly the limit." if full == limit else ".")
         )
         fr = (
-            f"votre découpage {bounds} a {len(loads)} étages de charges {loads}, alors que {fewest} suffisent : un "
-            "étage peut peser exactement la limite, et le suivant commence vide."
+            f"votre découpage {bounds} a {len(loads)} étages de charges {loads}, alors que {fewest} suffisent : "
+            f"l’étage {early} pourrait prendre aussi le bloc {bounds[early + 1]}, et peser {full}"
+            + (", soit exactement la limite." if full == limit else ".")
         )
     else:
         return len(loads)
@@ -310,7 +368,7 @@ def _check_cut(answer: Callable[..., Any], weights: list[int], limit: int) -> in
 
 
 _read_bounds = reader(
-    lambda given: [int(bound) for bound in given],
+    lambda given: [operator.index(bound) for bound in given],
     "A list of whole numbers is expected, such as [0, 2, 4]",
     "On attend une liste d’entiers, comme [0, 2, 4]",
 )

@@ -16,7 +16,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, percent, say, significant
 from dlojz.base.table import Table, titles
 from dlojz.config.run_config import RunConfig
-from dlojz.display.canvas import LabFigure, decimal_marks
+from dlojz.display.canvas import LabFigure
 from dlojz.display.figures.partition_figures import overlay_figure, partition_figure
 from dlojz.display.pipeline_drawing import compare_figure, schedule_figure
 from dlojz.display.style import BLACK, LINE_STYLES
@@ -378,7 +378,6 @@ def losses(runs: Mapping[str, Sequence[float]]) -> LabFigure:
         axes.plot(smooth, color=color, linestyle=line, linewidth=1.6, label=label)
     axes.set_yscale("log")
     axes.set_ylim(1e-3, 10)
-    decimal_marks(axes.yaxis)
     axes.yaxis.set_minor_formatter(NullFormatter())
     return labelled(
         axes,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge
+from dlojz.labs.kit.judges import Judge, expect_several
 from dlojz.labs.kit.rank_judges import (
     BIAS_EVERYWHERE,
     COUNTED_AGAIN,
@@ -55,7 +55,15 @@ def _column_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -
 
     x, weight, bias, gradient = _column_inputs(seed)
     with FlopCounterMode(display=False) as counted:
-        y, of_x = answer(x, weight, bias, gradient.chunk(size, dim=1)[rank].contiguous())
+        returned = answer(x, weight, bias, gradient.chunk(size, dim=1)[rank].contiguous())
+    y, of_x = expect_several(returned, "(y, gradient)", 2)
+    if of_x is None:
+        raise Wrong(
+            en="The second result is None. dist.all_reduce works in place and returns None itself: give the "
+            "contribution a name, call dist.all_reduce with it, and return the name.",
+            fr="Le second résultat est None. dist.all_reduce agit en place et renvoie elle-même None : donnez un nom à "
+            "la contribution, passez-la à dist.all_reduce, et renvoyez ce nom.",
+        )
     return {"flops": counted.get_total_flops()}, {OUTPUT: y, OF_X: of_x}
 
 
@@ -375,10 +383,10 @@ ROW_LINEAR = Exercise(
             ),
         ),
         inspect=refuse_gathers(
-            "The output is right, but something is gathered on the way, and computed on every rank; one "
+            "The output is right, but the ranks bring tensors together side by side, as many as there are ranks; one "
             "all-reduce of the partial products is enough.",
-            "La sortie est juste, mais quelque chose est rassemblé en chemin, puis calculé sur chaque rang ; un "
-            "seul all-reduce des produits partiels suffit.",
+            "La sortie est juste, mais les rangs rassemblent des tenseurs, autant qu’il y a de rangs ; un seul "
+            "all-reduce des produits partiels suffit.",
         ),
     ),
     praise_en="Right: one all-reduce in the forward pass, nothing in the backward pass, and the bias once.",
@@ -475,7 +483,9 @@ def _mlp_like(
         if hidden_summed:
             y = added(ways[act](added(h.chunk(size, dim=1))) @ own.T for own in project.chunk(size, dim=1))
         else:
-            y = ways[act](h) @ project.T
+            y = ways.get(act, ways["none"])(h) @ project.T
+        if act == "last":
+            y = F.gelu(y)
         return {OUTPUT: (size * y if twice else y) + project_bias}
 
     return values
@@ -487,8 +497,10 @@ def _unsummed(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 
 
 def _mlp_inspect(answers: list[RankAnswer], size: int) -> None:
-    """The values are right; were there two sums, one each way, and nothing else?"""
-    if gathers(answers[0]) or asked_for(answers[0], "reduce_scatter_tensor", "reduce_scatter"):
+    """The values are right; were there two sums, one each way, however made, and nothing else?"""
+    whole = MLP_SAMPLES * MLP_WIDTH
+    brought = [*gathers(answers[0]), *asked_for(answers[0], "reduce_scatter_tensor", "reduce_scatter")]
+    if any(numel not in (whole, whole // size) for numel in brought):
         raise Wrong(
             en="Output and gradients are right, but the hidden features are brought together between the two "
             "layers: that is not needed. GELU treats each feature alone, and the second layer takes exactly the "
@@ -540,6 +552,11 @@ ONE_ALL_REDUCE = Exercise(
                     "L’activation n’est pas la bonne : F.gelu, sous sa forme exacte, entre les deux couches.",
                 )
                 for act in ("relu", "tanh gelu", "silu", "none")
+            ),
+            Mistake(
+                _mlp_like(act="last"),
+                "GELU comes after the second layer: it belongs between the two, on the hidden features.",
+                "GELU vient après la seconde couche : sa place est entre les deux, sur les neurones cachés.",
             ),
             Mistake(
                 _mlp_like(hidden_summed=True),
@@ -691,6 +708,26 @@ def _output(way: str) -> Values:
     return only(_attention_shares, [OUTPUT], way)
 
 
+def _attention_inspect(answers: list[RankAnswer], size: int) -> None:
+    """The values are right; were there two sums, one each way, and nothing else?"""
+    if gathers(answers[0]):
+        raise Wrong(
+            en="Output and gradients are right, but something is gathered: heads do not see each other, so that "
+            "nothing has to be sent between the two projections.",
+            fr="La sortie et les gradients sont justes, mais quelque chose est rassemblé : les têtes ne se voient "
+            "pas, il n’y a donc rien à envoyer entre les deux projections.",
+        )
+    sums = len(asked_for(answers[0], "all_reduce"))
+    if sums > 2:
+        raise Wrong(
+            en=f"Output and gradients are right, but {sums} all-reduces are made, and two are enough: copy(x, axis) "
+            "once, and q, k and v from its result, so that backward adds the three gradients up before it sends them.",
+            fr=f"La sortie et les gradients sont justes, mais {sums} all-reduces sont faits, et deux suffisent : "
+            "copy(x, axis) une seule fois, et q, k et v de son résultat, pour que la passe arrière additionne les "
+            "trois gradients avant de les envoyer.",
+        )
+
+
 ATTENTION_HEADS = Exercise(
     id="attention-heads",
     title=Said("attention by heads", "l’attention par têtes"),
@@ -784,12 +821,7 @@ ATTENTION_HEADS = Exercise(
                 )
             ),
         ),
-        inspect=refuse_gathers(
-            "Output and gradients are right, but something is gathered: heads do not see each other, so that "
-            "nothing has to be sent between the two projections.",
-            "La sortie et les gradients sont justes, mais quelque chose est rassemblé : les têtes ne se voient "
-            "pas, il n’y a donc rien à envoyer entre les deux projections.",
-        ),
+        inspect=_attention_inspect,
     ),
     praise_en="Right: each rank attends with its own heads, whole; one all-reduce in each direction.",
     praise_fr="Exact : chaque rang calcule l’attention de ses têtes, entières ; un all-reduce dans chaque sens.",

@@ -111,6 +111,9 @@ def _found(rank: int, size: int, seed: int, way: str) -> Tensor:
         elsewhere = (tokens <= start) | (tokens >= start + share) if way == "one less" else (tokens < start) | last
         kept: Tensor = table[tokens % share] * ~elsewhere.unsqueeze(-1)
         return kept
+    if way == "up to its end":  # those before are negative, and counted from the end
+        wrapped: Tensor = table[tokens % share] * (tokens < start + share).unsqueeze(-1)
+        return wrapped
     if way == "clamped":
         clamped: Tensor = table[(tokens - start).clamp(0, share - 1)]
         return clamped
@@ -157,6 +160,13 @@ VOCABULARY_EMBEDDING = Exercise(
                 "len(table).",
             ),
             Mistake(
+                _added("up to its end"),
+                "Words that come before this rank's are looked up too: their index is negative, and counts from the "
+                "end of the table; tokens >= start is missing.",
+                "Des mots qui viennent avant ceux de ce rang sont cherchés aussi : leur indice est négatif, et compte "
+                "depuis la fin de la table ; il manque tokens >= start.",
+            ),
+            Mistake(
                 _added("reversed"),
                 "The order of the ranks is reversed: rank 0 has the first words.",
                 "L’ordre des rangs est inversé : le rang 0 a les premiers mots.",
@@ -191,9 +201,12 @@ VOCABULARY_EMBEDDING = Exercise(
 
 
 def _logits(seed: int) -> Tensor:
-    """Some far larger than exp can bear: without the largest one subtracted, the loss is not finite."""
+    """With an odd seed, some far larger than exp can bear: without the largest one subtracted, the loss is not finite.
+
+    With an even one, all are of a size that tells mistakes apart by their finite values.
+    """
     (logits,) = normals(seed, (VOCABULARY_BATCH, VOCABULARY_TOKENS, WORDS))
-    return 40 * logits + 60
+    return 40 * logits + 60 if seed % 2 else 2 * logits + 3
 
 
 def _loss_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
@@ -221,8 +234,6 @@ def _spoilt_loss(way: str) -> Callable[[int, int, int], dict[str, Tensor]]:
         sums, targets = [], []
         for other, own in enumerate(logits.chunk(size, dim=-1)):
             largest = (own if way == "own largest" else logits).amax(-1)
-            if way == "added largest":
-                largest = added(part.amax(-1) for part in logits.chunk(size, dim=-1))
             shifted = own - largest.unsqueeze(-1)
             start = 0 if way == "no offset" else other * share
             elsewhere = (tokens < start + (way == "one less")) | (tokens >= start + share + (way == "one more"))
@@ -233,6 +244,7 @@ def _spoilt_loss(way: str) -> Callable[[int, int, int], dict[str, Tensor]]:
             sums.append(shifted.exp().sum(-1))
         target = targets[rank] if way == "target alone" else torch.stack(targets).sum(0)
         total = sums[rank] if way == "sum alone" else torch.stack(sums).sum(0)
+        total = torch.stack(sums).prod(0) if way == "logarithm first" else total
         losses = total.log() - target
         ends = {
             "each token": losses,
@@ -263,8 +275,16 @@ def _mean_inside(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 
 
 def _inspect_logits(answers: list[RankAnswer], size: int) -> None:
-    sent = sum(asked_for(answers[0], "all_reduce")) + sum(gathers(answers[0]))
-    if gathers(answers[0]) or sent > 4 * VOCABULARY_BATCH * VOCABULARY_TOKENS:
+    tokens = VOCABULARY_BATCH * VOCABULARY_TOKENS
+    sent = [*asked_for(answers[0], "all_reduce"), *gathers(answers[0])]
+    if sum(sent) > 4 * tokens and max(sent) <= tokens:
+        raise Wrong(
+            en=f"The loss is right, but {sum(sent)} numbers are sent for {tokens} tokens: three per token are enough, "
+            "the largest logit, the sum of exponentials, the target's logit.",
+            fr=f"La perte est juste, mais {sum(sent)} nombres sont envoyés pour {tokens} tokens : trois par token "
+            "suffisent, le plus grand logit, la somme des exponentielles, le logit de la cible.",
+        )
+    if max(sent, default=0) > tokens and sum(sent) > 4 * tokens:
         raise Wrong(
             en="The loss is right, but logits are gathered: of all tensors of the model that is often the largest. "
             "Three numbers per token are enough: the largest logit, the sum of exponentials, the target's logit.",
@@ -294,6 +314,13 @@ VOCABULARY_LOSS = Exercise(
             Mistake(_spoilt_loss("no offset"), *NO_OFFSET),
             Mistake(_spoilt_loss("no mask"), *_NO_MASK),
             Mistake(
+                _spoilt_loss("logarithm first"),
+                "The logarithms of the ranks' sums are added up: add the sums of exponentials up first, then take the "
+                "logarithm of the total.",
+                "Les logarithmes des sommes des rangs sont additionnés : additionnez d’abord les sommes "
+                "d’exponentielles, puis prenez le logarithme du total.",
+            ),
+            Mistake(
                 _spoilt_loss("sum alone"),
                 "The denominator holds this rank's words only: the sum of exponentials is to be added up over the "
                 "ranks, before the logarithm.",
@@ -313,11 +340,6 @@ VOCABULARY_LOSS = Exercise(
             *(
                 Mistake(_spoilt_loss(way), en, fr)
                 for way, en, fr in (
-                    (
-                        "added largest",
-                        "The largest logits of the ranks are added up: largest=True takes the largest instead.",
-                        "Les plus grands logits des rangs sont additionnés : largest=True en prend le plus grand.",
-                    ),
                     (
                         "target unshifted",
                         "m is taken away from the logits under the sum, but not from the target's: from both.",
@@ -428,12 +450,33 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
     leaves = [leaf.clone().requires_grad_() for leaf in (_own(x, rank, size, seed), weight, bias)]
     axis = TensorAxis(dist.group.WORLD, sequence_parallel=shares_tokens(seed))
     torch.manual_seed(seed)  # who draws from torch's own generator draws the same on all ranks
+    gathered = _noted_gathers()
     y = answer(*leaves, _region(rank, size, seed), RandomStates(seed, rank), axis)
+    own_x = leaves[0].detach().flatten().sort().values  # in whatever order its dimensions are sent
+    early = any(part.numel() == len(own_x) and torch.equal(part.flatten().sort().values, own_x) for part in gathered)
     own = _own(coefficients, rank, size, seed)
     if y is not None and y.shape == own.shape and y.requires_grad:
         (y * own).sum().backward()
     gradients = dict(zip((OF_X, OF_WEIGHT, OF_BIAS), (leaf.grad for leaf in leaves), strict=True))
-    return {"shares tokens": shares_tokens(seed)}, {OUTPUT: y, **gradients}
+    return {"shares tokens": shares_tokens(seed), "gathers x": early}, {OUTPUT: y, **gradients}
+
+
+def _noted_gathers() -> list[Tensor]:
+    """From here on, what this process hands to an all-gather; the process ends with the trial."""
+    import torch.distributed as dist
+
+    handed: list[Tensor] = []
+
+    def noted(collective: Callable[..., Any]) -> Callable[..., Any]:
+        def call(received: Any, sent: Tensor, *more: Any, **options: Any) -> Any:
+            handed.append(sent.detach().clone())
+            return collective(received, sent, *more, **options)
+
+        return call
+
+    for name in ("all_gather", "all_gather_into_tensor"):
+        setattr(dist, name, noted(getattr(dist, name)))
+    return handed
 
 
 def _mask(rank: int, seed: int, stream: str, like: Tensor) -> Tensor:
@@ -501,6 +544,8 @@ def _like(rank: int, size: int, seed: int, way: str) -> dict[str, Tensor]:
         return _with_share(rank, size, seed, summed)
     y = summed * _mask(rank, seed, stream, summed)
     own = _own(x, rank, size, seed)
+    if way == "dropout of all":
+        return {OUTPUT: (own + summed) * _mask(rank, seed, stream, summed)}
     y = y if way == "no shortcut" else own + y
     return {OUTPUT: normed(y) if way == "norm last" else y}
 
@@ -522,6 +567,14 @@ def _if(split: bool, values: Values) -> Callable[[int, int, int], Any]:
 def _inspect(answers: list[RankAnswer], size: int) -> None:
     if not answers[0].value["shares tokens"]:
         return
+    if any(answer.value["gathers x"] for answer in answers):
+        raise Wrong(
+            en="All is right, but x is gathered before the norm, so that every rank normalises all tokens, and keeps "
+            "their activations: that is what sequence parallelism is to save. Norm this rank's tokens, then gather.",
+            fr="Tout est juste, mais x est rassemblé avant la normalisation : chaque rang normalise tous les tokens et "
+            "garde leurs activations, ce que Sequence Parallelism doit justement épargner. Normalisez les tokens de ce "
+            "rang, puis rassemblez.",
+        )
     if any(numel >= SEQUENCE_BATCH * SEQUENCE_TOKENS * SEQUENCE_WIDTH for numel in asked_for(answers[0], "all_reduce")):
         raise Wrong(
             en="All is right, but with sequence parallelism an all-reduce brings the whole sum to every rank, "
@@ -595,6 +648,11 @@ SEQUENCE_PARALLEL = Exercise(
                         "no shortcut",
                         "The residual connection is missing: x + …",
                         "Il manque la connexion résiduelle : x + …",
+                    ),
+                    (
+                        "dropout of all",
+                        "The dropout falls on x as well: it is for what the region gives, before x is added.",
+                        "Le dropout porte aussi sur x : il est pour ce que donne la région, avant que l’on y ajoute x.",
                     ),
                     (
                         "other share",

@@ -16,7 +16,7 @@ from dlojz.base.language import format_bytes, integer, percent, say, significant
 from dlojz.base.table import Table, titles
 from dlojz.by_hand.tensor.axis import share_bounds
 from dlojz.compare import compare
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure
+from dlojz.display.canvas import LabFigure, finish, new_figure
 from dlojz.display.style import BLACK, EDGE, GREY, SHADE, Style
 from dlojz.hardware.links import NETWORK, NVLINK
 from dlojz.labs.kit.exercise import Said, or_to_do
@@ -197,7 +197,6 @@ def over_links(layer_bytes: LayerBytes, *, tokens: int, width: int, flops_per_s:
     axes.set_yscale("log")
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-    decimal_marks(axes.yaxis)
     axes.yaxis.set_minor_formatter(NullFormatter())
     return labelled(
         axes,

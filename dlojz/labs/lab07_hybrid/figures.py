@@ -10,7 +10,7 @@ from dlojz.base.language import byte_units, format_bytes, percent, say
 from dlojz.base.table import Table, titles
 from dlojz.config.layout import DEFAULT_ORDER, RankGrid
 from dlojz.config.run_config import RunConfig
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.grid_drawing import grid_figure
 from dlojz.display.style import BLACK, CATEGORY_STYLES, EDGE, LINE_STYLES, category_label
 from dlojz.labs.kit.exercise import or_to_do
@@ -193,7 +193,6 @@ def losses(runs: Sequence[Run]) -> LabFigure:
         say(en="distance to one process\n(none: at the foot)", fr="écart avec un processus\n(nul : tout en bas)")
     )
     right.yaxis.set_major_formatter(lambda value, position: f"{value:.0e}")
-    decimal_marks(left.yaxis)
     for axes in (left, right):
         plain(axes)
     return finish(figure)
@@ -310,5 +309,4 @@ def memory(run: Run, alone: Run) -> LabFigure:
         label=say(en="peak, predicted", fr="pic prédit"),
     )
     axes.set_xticks(range(len(bars)), names)
-    decimal_marks(axes.yaxis)
     return labelled(axes, say(en="rank (pp,dp,tp)", fr="rang (pp,dp,tp)"), unit, fontsize=9)

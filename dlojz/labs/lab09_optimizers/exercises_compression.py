@@ -333,7 +333,7 @@ COMPRESSED_BYTES = Exercise(
     title=Said("the bytes of a compressed all-reduce", "les octets d’un all-reduce compressé"),
     judge=Judge(
         compressed_bytes,
-        cases=((1_000_003, 4), (12_345, 3), (99_999, 8), (2_049, 2)),
+        cases=((1_000_003, 4), (12_345, 3), (99_999, 8), (2_049, 2), (48_767, 3), (3_199, 4)),
         mistakes=(
             Mistake(
                 _ways(lambda parameters, ranks: _chunk(parameters, ranks) / 8),

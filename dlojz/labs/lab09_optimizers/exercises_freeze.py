@@ -59,6 +59,20 @@ def _from(norms: Norms, beta2: float, threshold: float, start: int) -> int:
     return next(found, len(norms))
 
 
+def _beside(norms: Norms, threshold: float, start: int) -> int:
+    """The first step from `start` on whose norm is near that of the step before."""
+    found = (now for now in range(start, len(norms)) if _smaller(norms[now - 1], norms[now]) >= threshold)
+    return next(found, len(norms))
+
+
+_NEIGHBOURS = Said(
+    "You compare neighbouring steps: a moving average never changes much in one step, so that proves nothing. Look "
+    "Δ = 1/(1 − beta2) steps back.",
+    "Vous comparez deux pas voisins : une moyenne glissante ne change jamais beaucoup d’un pas à l’autre, cela ne "
+    "prouve rien. Remontez de Δ = 1/(1 − beta2) pas.",
+)
+
+
 def _last(norms: Norms, beta2: float, threshold: float) -> int:
     delta = _delta(beta2)
     found = [now for now in range(delta, len(norms)) if _smaller(norms[now - delta], norms[now]) >= threshold]
@@ -77,6 +91,12 @@ def _freeze_cases() -> Iterator[tuple[list[float], float, float]]:
     yield from ((rising, 0.9, 0.9), (falling, 0.95, 0.96), (hill, 0.9, 0.95), (falling[:40], 0.95, 0.96))
     # At rest from the beginning: the first step that can be compared is the one, and the ratio equals the threshold.
     yield [2.0] * 30, 0.9, 1.0
+    # Equal to the threshold later, once.
+    yield [1.0] + [8.0 * (1 + step % 2) for step in range(14)] + [16.0] * 9, 0.8, 0.5
+    # At rest from the beginning, then moving.
+    yield [1.0] * 8 + [1.3**step for step in range(1, 30)] + [1.3**29] * 12, 0.8, 0.9
+    # Never: the norm doubles with every step, and with beta2 = 0.95 floor and rounding of Δ differ.
+    yield [2.0**step for step in range(40)], 0.95, 0.9
 
 
 def _freeze_told(case: tuple[list[float], float, float]) -> str:
@@ -97,12 +117,13 @@ FREEZE_STEP = Exercise(
         cases=_freeze_cases,
         told=_freeze_told,
         mistakes=(
-            Mistake(
-                _first(_smaller, lambda beta2: 1),
-                "You compare neighbouring steps: a moving average never changes much in one step, so that proves "
-                "nothing. Look Δ = 1/(1 − beta2) steps back.",
-                "Vous comparez deux pas voisins : une moyenne glissante ne change jamais beaucoup d’un pas à l’autre, "
-                "cela ne prouve rien. Remontez de Δ = 1/(1 − beta2) pas.",
+            *(
+                Mistake(way, *_NEIGHBOURS)
+                for way in (
+                    _first(_smaller, lambda beta2: 1),
+                    lambda norms, beta2, threshold: _beside(norms, threshold, _delta(beta2)),
+                    lambda norms, beta2, threshold: _beside(norms, threshold, 0),
+                )
             ),
             Mistake(
                 _first(lambda before, now: before / now),
@@ -151,11 +172,14 @@ FREEZE_STEP = Exercise(
                 "You begin one step late: step Δ can be compared with step 0 already, range(Δ, len(norms)).",
                 "Vous commencez un pas trop tard : le pas Δ se compare déjà au pas 0, range(Δ, len(norms)).",
             ),
-            Mistake(
-                lambda norms, beta2, threshold: _from(norms, beta2, threshold, 1),
-                "You begin before step Δ: norms[t − Δ] with a negative index counts from the end of the list.",
-                "Vous commencez avant le pas Δ : norms[t − Δ], avec un indice négatif, compte depuis la fin de la "
-                "liste.",
+            *(
+                Mistake(
+                    lambda norms, beta2, threshold, start=start: _from(norms, beta2, threshold, start),
+                    "You begin before step Δ: norms[t − Δ] with a negative index counts from the end of the list.",
+                    "Vous commencez avant le pas Δ : norms[t − Δ], avec un indice négatif, compte depuis la fin de la "
+                    "liste.",
+                )
+                for start in (1, 0)
             ),
             *(
                 Mistake(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dlojz.base.language import say
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, normal, part_by_part
-from dlojz.labs.kit.rank_judges import TENSOR_CASES, asked_for
+from dlojz.labs.kit.rank_judges import TENSOR_CASES, asked_for, gathers
 from dlojz.processes.forks import RankAnswer
 
 Operation = tuple[Sequence[str], Sequence[str]]
@@ -66,6 +66,8 @@ def _kernel_cases() -> Iterator[tuple[Sequence[Operation], Collection[str]]]:
     yield [(("b", "g"), ("b",)), (("p", "b"), ("p",))], set("pgb")  # momentum
     # The update itself is kept: written first, read afterwards, never needed from before.
     yield [(("g", "m"), ("u",)), (("u", "u"), ("s",)), (("s", "u"), ("m",)), (("p", "m", "u"), ("p",))], set("pgmu")
+    # A state that is only written: the size of the step, kept for a figure.
+    yield [(("p", "g"), ("p",)), (("g",), ("s",))], set("pgs")
 
 
 def _kernel_told(case: tuple[Sequence[Operation], Collection[str]]) -> str:
@@ -86,9 +88,9 @@ def _names(operations: Sequence[Operation], states: Collection[str], which: int)
     return BYTES * len({name for operation in operations for name in operation[which] if name in states})
 
 
-def _by_part(*mistakes: Mistake) -> tuple[Mistake, ...]:
-    """The mistakes of both numbers, and each again where the other number is wrong too."""
-    return (*mistakes, *part_by_part(mistakes, 2))
+def _by_part(swapped: Mistake, *mistakes: Mistake) -> tuple[Mistake, ...]:
+    """The mistakes of both numbers, and each but the first again where the other number is wrong too."""
+    return (swapped, *mistakes, *part_by_part(mistakes, 2))
 
 
 FUSED_TRAFFIC = Exercise(
@@ -502,6 +504,7 @@ def simulated(  # noqa: PLR0913 - each is one way to go wrong
     nesterov: bool = True,
     keep: bool = True,
     bring: bool = True,
+    bring_mean: bool = False,
     move_anchor: bool = True,
     average: bool = False,
     rule: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
@@ -516,6 +519,7 @@ def simulated(  # noqa: PLR0913 - each is one way to go wrong
         nesterov: whether the step looks ahead.
         keep: whether the momentum is kept.
         bring: whether the new weights are written into `weights`.
+        bring_mean: whether the mean of the weights is written there in their place.
         move_anchor: whether the new weights are written into `anchor`.
         average: whether the weights are averaged, and nothing else.
         rule: another momentum, and another step, from the gradient and the momentum before.
@@ -531,6 +535,7 @@ def simulated(  # noqa: PLR0913 - each is one way to go wrong
         for rank in range(size):
             weights[rank] = weights[rank] + local_steps(rank, seed, number)
         gaps = torch.stack([anchor - own for anchor, own in zip(anchors, weights, strict=True)])
+        anchors_before = list(anchors)
         mean = gaps.sum(0) if add else gaps.mean(0)
         mean = anchors[0] - torch.stack(weights).sum(0) if of_sum else mean
         for rank in range(size):
@@ -544,7 +549,7 @@ def simulated(  # noqa: PLR0913 - each is one way to go wrong
             if move_anchor:
                 anchors[rank] = new
             if bring:
-                weights[rank] = new.clone()
+                weights[rank] = anchors_before[rank] - mean if bring_mean else new.clone()
             held[rank][f"weights of round {number}"] = weights[rank]
     for rank in range(size):
         held[rank] |= {_ANCHOR: anchors[rank], _MOMENTUM: momenta[rank]}
@@ -557,7 +562,14 @@ def _values(**ways: Any) -> Callable[[int, int, int], dict[str, Tensor]]:
 
 def _inspect(answers: list[RankAnswer], size: int) -> None:
     """All values are right: has more been sent than the weights, once per round?"""
-    if sum(asked_for(answers[0], "all_reduce")) > ROUNDS * NUMEL or asked_for(answers[0], "all_gather"):
+    if gathers(answers[0]):
+        raise Wrong(
+            en="The values are right, but the weights of all ranks are brought together to be added: an all-reduce "
+            "adds on the way, and sends as many times less as there are ranks.",
+            fr="Les valeurs sont justes, mais les poids de tous les rangs sont réunis pour être additionnés : un "
+            "all-reduce additionne en chemin, et envoie d’autant moins qu’il y a de rangs.",
+        )
+    if sum(asked_for(answers[0], "all_reduce")) > ROUNDS * NUMEL:
         raise Wrong(
             en="The values are right, but more is sent than the weights, once per round, by one all-reduce: anchor and "
             "momentum are the same on all ranks already.",
@@ -618,6 +630,20 @@ OUTER_STEP = Exercise(
                 "given (mul_, add_): a new tensor of the same name is lost.",
                 "Le premier tour est juste, pas les suivants : momentum n’est pas gardé. Écrivez dans le tenseur reçu "
                 "(mul_, add_) : un nouveau tenseur du même nom est perdu.",
+            ),
+            Mistake(
+                _values(keep=False, move_anchor=False),
+                "weights move, but anchor and momentum stay as they were: `anchor = …` gives a name to a new tensor, "
+                "which is lost. Write in place: copy_, -=, mul_, add_.",
+                "weights avance, mais anchor et momentum restent comme avant : `anchor = …` donne un nom à un nouveau "
+                "tenseur, qui est perdu. Écrivez en place : copy_, -=, mul_, add_.",
+            ),
+            Mistake(
+                _values(bring_mean=True),
+                "weights hold the mean of the ranks' weights, not the new anchor: after the outer step all begin the "
+                "next round from the anchor, weights.copy_(anchor).",
+                "weights contient la moyenne des poids des rangs, et non la nouvelle ancre : après le pas extérieur, "
+                "tous commencent le tour suivant à partir de l’ancre, weights.copy_(anchor).",
             ),
             Mistake(
                 _values(bring=False),

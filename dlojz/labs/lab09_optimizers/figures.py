@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from dlojz.base.language import MEBIBYTE, decimal, minus, say
 from dlojz.by_hand.optimizers.convergence import LAST_SHARE
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.figures.communication_figures import communication_figure
 from dlojz.display.figures.training_figures import optimizer_label
 from dlojz.display.style import (
@@ -49,7 +49,6 @@ def walk(exact: Sequence[float], signs: Sequence[float], fed_back: Sequence[floa
     ends = ", ".join(f"{name} → {minus(decimal(path[-1], 1))}" for name, path in ways.items())
     axes = panel(7.5, 3.4, f"The first weight by step: {ends}", f"Le premier poids, à chaque pas : {ends}")
     plot_lines(axes, range(len(exact)), ways, marker="", linewidth=2)
-    decimal_marks(axes.yaxis)
     x, y = say(en="step", fr="pas"), say(en="first weight", fr="premier poids")
     return labelled(axes, x, y, loc="upper left")
 
@@ -81,7 +80,6 @@ def sent_and_kept(runs: Sequence[Run]) -> LabFigure:
     )
     kept.set_xlabel(say(en="states kept by rank 0 (MiB)", fr="états gardés par le rang 0 (Mio)"))
     for axes in (sent, kept):
-        decimal_marks(axes.xaxis)
         axes.set_title(say(en="pale: predicted", fr="en clair : prédit"), loc="right", fontsize=9, color=EDGE)
         plain(axes)
         legend_above(axes, ncols=5, loc="lower left")
@@ -147,7 +145,6 @@ def freezing(
     left.plot([], [], "o", color=VERMILION, label=say(en="your criterion", fr="votre critère"))
     left.set_xlabel(say(en="step", fr="pas"))
     left.set_ylabel(say(en="norm of the variance, ‖v‖₁", fr="norme de la variance, ‖v‖₁"))
-    decimal_marks(left.yaxis)
     left.legend(frameon=False)
     _ends(right, ends)
     for axes in (left, right):
@@ -177,7 +174,6 @@ def _ends(axes: Axes, ends: Mapping[int, Sequence[float]]) -> None:
         label=say(en="Adam, median", fr="Adam, médiane"),
     )
     axes.set_xticks(range(len(ends)), names)
-    decimal_marks(axes.yaxis)
     axes.set_xlabel(say(en="variance frozen at step", fr="variance gelée au pas"))
     axes.set_ylabel(say(en="final loss (nats)", fr="perte finale (nats)"))
     axes.margins(x=0.12)
@@ -207,7 +203,6 @@ def gradients_at_once(plainly: Sequence[int], in_backward: Callable[[], Sequence
     for (name, held), (color, line, _) in zip(rows, LINE_STYLES, strict=False):
         sizes = [size / MEBIBYTE for size in held]
         axes.step(range(1, len(sizes) + 1), sizes, where="mid", color=color, linestyle=line, linewidth=2, label=name)
-    decimal_marks(axes.yaxis)
     x = say(en="gradients that have come", fr="gradients arrivés")
     return labelled(axes, x, say(en="gradients held (MiB)", fr="gradients détenus (Mio)"), loc="upper left")
 

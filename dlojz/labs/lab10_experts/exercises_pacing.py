@@ -56,6 +56,7 @@ PACING = Exercise(
     judge=Judge(
         pacing,
         cases=_curriculum_pacing_cases,
+        counts=True,
         mistakes=(
             Mistake(
                 lambda t, start, end, steps, degree, multiple: _down(

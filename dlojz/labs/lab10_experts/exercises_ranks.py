@@ -10,12 +10,14 @@ width, N choices that have a place.
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import say
+from dlojz.labs.kit.answer_numbers import plain
 from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.rank_judges import OUTPUT, added, asked_for, normals, same
@@ -104,13 +106,17 @@ def _read_anyway(x: Tensor, weights: Tensor, chosen: Tensor, kept: Tensor, exper
     return (weights.unsqueeze(-1) * seen[chosen, kept]).sum(1)
 
 
-def _written_anyway(x: Tensor, weights: Tensor, chosen: Tensor, kept: Tensor, experts: Experts, shape: Any) -> Tensor:
-    """Dropped tokens are written over the last place too."""
-    buffer = x.new_zeros(*shape, x.shape[1])
-    for choice in range(chosen.shape[1]):
-        for token in range(len(x)):
-            buffer[chosen[token, choice], kept[token, choice]] = x[token]
-    return (weights.unsqueeze(-1) * experts(buffer)[chosen, kept]).sum(1)
+def _written(read: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Dropped tokens are written over the last place; `read`: the share of what is then read of each choice."""
+
+    def way(x: Tensor, weights: Tensor, chosen: Tensor, kept: Tensor, experts: Experts, shape: Any) -> Tensor:
+        buffer = x.new_zeros(*shape, x.shape[1])
+        for choice in range(chosen.shape[1]):
+            for token in range(len(x)):
+                buffer[chosen[token, choice], kept[token, choice]] = x[token]
+        return ((weights * read(kept)).unsqueeze(-1) * experts(buffer)[chosen, kept]).sum(1)
+
+    return way
 
 
 def _outputs(x: Tensor, weights: Tensor, chosen: Tensor, kept: Tensor, experts: Experts, shape: Any) -> Tensor:
@@ -186,11 +192,18 @@ MIXTURE = Exercise(
                 "Python : écartez ces choix.",
             ),
             Mistake(
-                _written_anyway,
+                _written(lambda kept: kept**0),
                 "Tokens without a place are written over the last place of their expert, since index -1 is the last "
                 "one in Python: leave these choices out, both ways.",
                 "Les tokens sans place s’écrivent sur la dernière place de leur expert, car l’indice -1 désigne la "
                 "dernière en Python : écartez ces choix, à l’aller comme au retour.",
+            ),
+            Mistake(
+                _written(lambda kept: kept >= 0),
+                "Tokens without a place are written over the last place of their expert, since index -1 is the last "
+                "one in Python: leave these choices out there, too.",
+                "Les tokens sans place s’écrivent sur la dernière place de leur expert, car l’indice -1 désigne la "
+                "dernière en Python : écartez ces choix là aussi.",
             ),
             Mistake(
                 _last_choice,
@@ -443,7 +456,7 @@ PARITY_LABELS = {
     SHARED: Said("the gradient of a parameter that all ranks have", "le gradient d’un paramètre que tous ont"),
     OWN: Said("the gradient of this rank's experts", "le gradient des experts de ce rang"),
 }
-WORLD, REPLICAS, ALONE = "world", "replicas", "alone"
+WORLD, REPLICAS, ALONE, PEERS = "world", "replicas", "alone", "peers"
 
 
 def average_gradients(shared: list[Tensor], own: list[Tensor], replicas: Any) -> None:
@@ -489,7 +502,8 @@ def _after_backward(rank: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _members(rank: int, size: int, whom: str) -> range:
-    return {WORLD: range(size), REPLICAS: range(rank % EP[size], size, EP[size])}.get(whom, range(rank, rank + 1))
+    groups = {WORLD: range(size), REPLICAS: range(rank % EP[size], size, EP[size]), PEERS: _group(rank, size)}
+    return groups.get(whom, range(rank, rank + 1))
 
 
 def _reduced(name: str, whom: str, by: str) -> Callable[[int, int, int], dict[str, Tensor] | None]:
@@ -559,6 +573,13 @@ _PARITY_FAULTS = (
         "expert: divide by the number of ranks.",
         "Les gradients des paramètres communs sont additionnés sur tous les rangs, mais divisés par le nombre de "
         "répliques d’un expert : divisez par le nombre de rangs.",
+    ),
+    Mistake(
+        _reduced(OWN, REPLICAS, PEERS),
+        "The gradients of the experts are divided by ep, the ranks that share the experts out: it takes the number of "
+        "all ranks, for each divides its loss by its own tokens.",
+        "Les gradients des experts sont divisés par ep, le nombre de rangs qui se partagent les experts : il faut "
+        "celui de tous les rangs, car chacun divise sa perte par ses propres tokens.",
     ),
     Mistake(
         _reduced(OWN, REPLICAS, REPLICAS),
@@ -638,7 +659,9 @@ PARITY = Exercise(
 )
 
 
-VOLUME_CASES = ((2048, 4096, 8, 2, 1.25, 8, 2), (100, 64, 8, 1, 1.0, 4, 4), (512, 128, 16, 1, 2.0, 2, 4))
+MORE_VOLUMES = ((300, 256, 8, 2, 1.1, 2, 2), (77, 32, 4, 3, 1.5, 2, 4))
+"""Capacities of 82.5 and 86.6 places before they are rounded up, and more than one choice of a token."""
+VOLUME_CASES = ((2048, 4096, 8, 2, 1.25, 8, 2), (100, 64, 8, 1, 1.0, 4, 4), (512, 128, 16, 1, 2.0, 2, 4), *MORE_VOLUMES)
 """Tokens of a rank, width, experts, choices of a token, capacity factor, ranks, bytes of a number."""
 
 
@@ -809,7 +832,7 @@ def busiest_rank(loads: Loads, held: Sequence[Sequence[int]]) -> float:
 def _placed(given: Any, loads: Loads, ranks: int, room: int) -> list[list[int]]:
     """Read the experts of each rank, or refuse them."""
     try:
-        held = [[int(expert) for expert in one] for one in given]
+        held = [[operator.index(expert) for expert in one] for one in plain(given)]
     except (TypeError, ValueError):
         raise Wrong(
             f"A list of {ranks} lists of experts' numbers is expected, one per rank, but {type(given).__name__} "

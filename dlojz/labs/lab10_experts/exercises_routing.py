@@ -1,7 +1,7 @@
 """Exercises of lab 10 on routing: the gate, capacity, the balance loss, the gate of two levels; and on sequence length.
 
-A gate is judged by the weight of every expert for every token, in any order of the choices. First choices are placed
-before second ones, tokens in their order; a choice without a place is dropped.
+A gate is judged by the weight of every expert for every token, then by the order of the choices. First choices are
+placed before second ones, tokens in their order; a choice without a place is dropped.
 
 Shape suffixes: T tokens, E experts, K choices of a token, N = K × T choices, G groups, J = E / G experts of a group.
 """
@@ -81,7 +81,7 @@ def _expert_gate_cases() -> Iterator[tuple[Any, ...]]:
     import torch
 
     generator = torch.Generator().manual_seed(10)
-    for tokens, experts, k in ((6, 4, 1), (9, 8, 2), (5, 6, 3)):
+    for tokens, experts, k in ((6, 4, 1), (9, 8, 2), (5, 6, 3), (7, 5, 1), (8, 6, 2)):
         yield 2 * torch.randn(tokens, experts, generator=generator), k
 
 
@@ -100,6 +100,20 @@ def _shared_by(logits_TE: Tensor, k: int, by: Callable[[Tensor], Any]) -> Chosen
     return (weights_TK if k == 1 else weights_TK / by(weights_TK)), chosen_TK
 
 
+def _refuse_other_choices(answer: Callable[..., Any]) -> None:
+    """Refuse a gate whose first choices are not in column 0: they are placed first."""
+    for logits_TE, k in _expert_gate_cases():
+        weights_TK, _ = answer(logits_TE.clone(), k)
+        if bool((weights_TK[:, 1:] > weights_TK[:, :-1]).any()):
+            raise Wrong(
+                en="Weights and experts are right, but a token's first choice, its most probable expert, belongs in "
+                "column 0, the second in column 1: exercise 2 gives places to column 0 first.",
+                fr="Les poids et les experts sont justes, mais le premier choix d’un token, son expert le plus "
+                "probable, va dans la colonne 0, le deuxième dans la colonne 1 : l’exercice 2 donne d’abord des places "
+                "à la colonne 0.",
+            )
+
+
 GATE = Exercise(
     id="gate",
     title=Said("the gate", "la porte"),
@@ -108,6 +122,7 @@ GATE = Exercise(
         cases=_expert_gate_cases,
         trial=_weights,
         leaves={0: Said("the router's logits", "les logits du routeur")},
+        then=_refuse_other_choices,
         mistakes=(
             Mistake(
                 _always_divided,
@@ -523,8 +538,9 @@ BALANCE = Exercise(
             ),
             Mistake(
                 lambda logits_TE, chosen_TK: balance_loss(logits_TE, chosen_TK) / logits_TE.shape[1] ** 2,
-                "You take the mean over the experts; it is their sum, times E.",
-                "Vous prenez la moyenne sur les experts ; c’est leur somme, multipliée par E.",
+                "You take the mean over the experts; it is their sum, times E, so that it is 1 where all is even.",
+                "Vous prenez la moyenne sur les experts ; c’est leur somme, multipliée par E, pour valoir 1 quand tout "
+                "est égal.",
             ),
             Mistake(
                 _squared(0),
@@ -559,12 +575,6 @@ BALANCE = Exercise(
                 _of_logits,
                 "P is a mean of logits: pass them through softmax first.",
                 "P est une moyenne de logits : passez-les d’abord par softmax.",
-            ),
-            Mistake(
-                _ended(lambda share, mean, experts: (share * mean).sum() / experts),
-                "You divide by the number of experts: the sum is multiplied by E, so that it is 1 where all is even.",
-                "Vous divisez par le nombre d’experts : la somme est multipliée par E, pour valoir 1 quand tout est "
-                "égal.",
             ),
             Mistake(
                 _ended(lambda share, mean, experts: experts**2 * (share * mean).sum()),

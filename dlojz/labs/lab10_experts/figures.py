@@ -15,9 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullFormatter
 
-from dlojz.base.language import percent, say, shortest, significant
+from dlojz.base.language import percent, refusal, say, shortest, significant
 from dlojz.base.table import Table, titles
-from dlojz.display.canvas import LabFigure, caption, decimal_marks, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure, caption, finish, new_figure, plain
 from dlojz.display.figures.training_figures import expert_load_figure
 from dlojz.display.style import BLACK, EDGE, GREY, LINE_STYLES, ORANGE, SKY, VERMILION, WHITE, Style
 from dlojz.hardware.links import NETWORK, NVLINK
@@ -137,7 +137,6 @@ def dropped_or_empty(choose: Choose, place: Place) -> LabFigure:
     for axes, title in zip(both, titles, strict=True):
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_xlabel(say(en="capacity factor", fr="facteur de capacité"))
-        decimal_marks(axes.xaxis)
         axes.axvline(1.25, color=GREY, linestyle="--", linewidth=1)
         plain(axes)
     both[0].set_ylabel("%")
@@ -330,6 +329,20 @@ def over_links(exchange_bytes: ExchangeBytes) -> Table:
     return Table(head, tuple(rows))
 
 
+def whole_length(given: object, most: int) -> int:
+    """Return the length that a pacing function gives, or refuse one that would train nothing, or for ever.
+
+    Raises:
+        LabError: unless it is a whole number from 1 to `most`.
+    """
+    if isinstance(given, int | float) and 1 <= given <= most and float(given).is_integer():
+        return int(given)
+    raise refusal(
+        en=f"the pacing function gives a length of {given!r} tokens: a whole number from 1 to {most} is needed.",
+        fr=f"la fonction de cadence donne une longueur de {given!r} tokens : il faut un entier de 1 à {most}.",
+    )
+
+
 @dataclass(frozen=True)
 class CurriculumStep:
     """One step of a training whose sequences grow.
@@ -373,6 +386,5 @@ def curriculum(trainings: Mapping[str, Sequence[CurriculumStep]]) -> LabFigure:
     roots.yaxis.set_minor_formatter(NullFormatter())
     for axes in (lengths, roots, by_tokens, by_seconds):
         plain(axes)
-        decimal_marks(axes.xaxis, axes.yaxis)
     figure.legend(*lengths.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     return finish(figure)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import say
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, gradient_of, normal, refuse_nothing
 from dlojz.labs.kit.rank_judges import same
@@ -280,20 +279,34 @@ def _check_labels(answer: Way) -> None:
         found, wanted = (way(student_BK, teacher_BK, labels_B, 2.0, 0.5) for way in (answer, mixed_loss))
         if found is None:
             refuse_nothing(None)
-        if not same(torch.as_tensor(found), wanted):
+        found = torch.as_tensor(found)
+        if same(found, wanted):
+            continue
+        if not bool((labels_B == UNKNOWN).all()):
             raise Wrong(
-                say(
-                    en="With some labels unknown you are right; without any label, the mean over no sample is NaN: the "
-                    "second term is 0 then.",
-                    fr="Avec quelques étiquettes inconnues, c’est juste ; mais sans aucune étiquette, la moyenne de "
-                    "rien est NaN : le second terme vaut alors 0.",
-                )
-                if bool((labels_B == UNKNOWN).all())
-                else say(
-                    en="With some labels unknown you are right, but not where all are known.",
-                    fr="Avec quelques étiquettes inconnues, c’est juste, mais pas quand toutes sont connues.",
-                )
+                en="With some labels unknown you are right, but not where all are known.",
+                fr="Avec quelques étiquettes inconnues, c’est juste, mais pas quand toutes sont connues.",
             )
+        if bool(found.isnan().any()):
+            raise Wrong(
+                en="With some labels unknown you are right; without any label, the mean over no sample is NaN: the "
+                "second term is 0 then.",
+                fr="Avec quelques étiquettes inconnues, c’est juste ; mais sans aucune étiquette, la moyenne de rien "
+                "est NaN : le second terme vaut alors 0.",
+            )
+        if same(found, soft_loss(student_BK, teacher_BK, 2.0)):
+            raise Wrong(
+                en="With some labels unknown you are right; without any label, the soft loss still weighs alpha: only "
+                "the second term is 0.",
+                fr="Avec quelques étiquettes inconnues, c’est juste ; mais sans aucune étiquette, la perte de "
+                "distillation garde son poids alpha : seul le second terme vaut 0.",
+            )
+        raise Wrong(
+            en="With some labels unknown you are right, but not without any label: the second term is 0 then, and the "
+            "first remains as it is.",
+            fr="Avec quelques étiquettes inconnues, c’est juste, mais pas sans aucune étiquette : le second terme vaut "
+            "alors 0, et le premier reste tel quel.",
+        )
 
 
 MIXED_LOSS = Exercise(
@@ -304,6 +317,13 @@ MIXED_LOSS = Exercise(
         cases=_mixed_cases,
         leaves={0: Said("the student's logits", "les logits de l’étudiant")},
         mistakes=(
+            Mistake(
+                lambda s, t, y, temperature, alpha: (
+                    alpha * soft_loss(s[y == UNKNOWN], t[y == UNKNOWN], temperature) + (1 - alpha) * _hard(s, y)
+                ),
+                "The teacher is asked about samples without a label only: its soft loss counts for all samples.",
+                "Le professeur n’est interrogé que sur les échantillons sans étiquette : sa perte compte pour tous.",
+            ),
             Mistake(
                 lambda s, t, y, temperature, alpha: mixed_loss(s, t, y, temperature, 1 - alpha),
                 "Alpha weighs the soft loss, 1 − alpha the true labels: you have swapped them.",

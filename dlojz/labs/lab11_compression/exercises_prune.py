@@ -705,6 +705,13 @@ def _forgets(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tenso
     return next_ticket(start, trained, torch.ones_like(mask), rate)[0]
 
 
+def _of_remaining_anywhere(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:
+    """As many as should go, but of all weights: the old mask is forgotten."""
+    import torch
+
+    return next_ticket(start, trained, torch.ones_like(mask), rate * float(mask.sum()) / mask.numel())[0]
+
+
 def _truncated(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:
     remaining = int(mask.sum())
     return next_ticket(start, trained, mask, int(rate * remaining) / remaining)[0]
@@ -723,6 +730,13 @@ TICKET = Exercise(
         trial=_ticket_trial,
         cases=_ticket_cases,
         mistakes=(
+            Mistake(
+                _with_mask(_of_remaining_anywhere),
+                "So many weights go as should, but those removed before are there again, and may be chosen: start "
+                "from the old mask, and choose among what it leaves.",
+                "Il part autant de poids qu’il faut, mais ceux déjà enlevés sont de nouveau là, et peuvent être "
+                "choisis : partez de l’ancien masque, et choisissez parmi ce qu’il laisse.",
+            ),
             Mistake(
                 _not_rewound,
                 "The weights go on from where they were trained: that is fine-tuning. A ticket is rewound to its "

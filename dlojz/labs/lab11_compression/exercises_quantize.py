@@ -413,6 +413,13 @@ _ROWS_MISTAKES = (
         "Vous arrondissez vers le haut, ce qui décale tous les poids du même côté : arrondissez au plus proche.",
     ),
     *_scaled(
+        lambda weight, bits: (weight.amax(1, keepdim=True) - weight.amin(1, keepdim=True)) / (2**bits - 1),
+        "Your scale comes from the smallest and the largest weight, as for a range that is not centred; without a "
+        "zero-point it is the largest magnitude that counts, abs().amax(1, keepdim=True).",
+        "Votre échelle vient du plus petit et du plus grand poids, comme pour un intervalle non centré ; sans point "
+        "zéro, c’est la plus grande valeur absolue qui compte, abs().amax(1, keepdim=True).",
+    ),
+    *_scaled(
         lambda weight, bits: weight.abs().amax(1, keepdim=True) / 2**bits,
         "You divide by 2^bits: half of the whole numbers are negative, so the largest is 2^(bits − 1) − 1.",
         "Vous divisez par 2^bits : la moitié des entiers sont négatifs, le plus grand est donc 2^(bits − 1) − 1.",
@@ -654,6 +661,9 @@ def _clamped(q: Tensor, bits: int) -> Tensor:
     return q.clamp(-high, high)
 
 
+_VALUES, _GRADIENT = "values", "gradient"
+
+
 def _straight_cases() -> Iterator[tuple[Any, ...]]:
     import torch
 
@@ -667,7 +677,7 @@ def _straight_cases() -> Iterator[tuple[Any, ...]]:
 
 def _straight_trial(
     answer: Callable[..., Any], weight_OI: Tensor, scale_O1: Tensor, bits: int, weighting_OI: Tensor
-) -> Tensor:
+) -> dict[str, Tensor]:
     """The values in steps, then the gradient of their weighted sum; what gets no gradient counts as zero."""
     import torch
 
@@ -682,7 +692,7 @@ def _straight_trial(
         )
     gradient = gradient_of((value * weighting_OI).sum(), leaf_OI)
     gradient = torch.zeros_like(leaf_OI) if gradient is None else gradient
-    return torch.cat([(value.detach() / scale_O1).flatten(), gradient.flatten()]).double()
+    return {_VALUES: (value.detach() / scale_O1).double(), _GRADIENT: gradient.double()}
 
 
 def _plain(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
@@ -709,6 +719,22 @@ def _rounded_gradient(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
     return straight
 
 
+def _times_rounded(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
+    steps = weight / scale
+    if steps.requires_grad:
+        whole = steps.detach().round()
+        steps = steps * whole + (whole - steps * whole).detach()
+    return _clamped(steps, bits) * scale
+
+
+def _open_at_the_ends(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
+    import torch.nn.functional as F
+
+    high = float(_high(bits))
+    steps = weight / scale
+    return F.hardtanh(steps + (steps.round() - steps).detach(), -high, high) * scale
+
+
 def _between(weight: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
     steps = weight / scale
     return (steps + (steps.round() - steps).detach()).clamp(low, high) * scale
@@ -727,6 +753,10 @@ STRAIGHT_THROUGH = Exercise(
         fake_quantize,
         trial=_straight_trial,
         cases=_straight_cases,
+        labels={
+            _VALUES: Said("the values", "les valeurs"),
+            _GRADIENT: Said("the gradient of the weights", "le gradient des poids"),
+        },
         mistakes=(
             Mistake(
                 _plain,
@@ -782,6 +812,22 @@ STRAIGHT_THROUGH = Exercise(
                 "You round down, and without Round.apply: no gradient passes, and every weight gets smaller.",
                 "Vous arrondissez vers le bas, et sans Round.apply : aucun gradient ne passe, et tous les poids "
                 "diminuent.",
+            ),
+            Mistake(
+                _times_rounded,
+                "The values are right, but backward multiplies the gradient by the rounded value: that would be the "
+                "derivative of a square. It must return the gradient as it came.",
+                "Les valeurs sont justes, mais backward multiplie le gradient par la valeur arrondie : ce serait la "
+                "dérivée d’un carré. Il doit rendre le gradient tel qu’il est arrivé.",
+            ),
+            Mistake(
+                _open_at_the_ends,
+                "The values are right, and almost all of the gradient; but a weight that is rounded to the largest "
+                "whole number itself gets none (hardtanh, or a mask with < and not <=): it is not clamped, so its "
+                "gradient passes.",
+                "Les valeurs sont justes, et presque tout le gradient ; mais un poids arrondi au plus grand entier "
+                "lui-même n’en reçoit pas (hardtanh, ou un masque avec < au lieu de <=) : il n’est pas écrêté, son "
+                "gradient passe donc.",
             ),
             *(
                 Mistake(

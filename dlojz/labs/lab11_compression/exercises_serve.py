@@ -8,9 +8,11 @@ Shape suffixes: B sequences, N heads, G key-value heads, T tokens, H width of a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from dlojz.base.language import significant
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, expect_several, expect_tensor, normal
 
@@ -46,7 +48,7 @@ def _attended(
     *,
     mask: str = "right",
     stored: str = "all",
-    newest_first: bool = False,
+    order: str = "right",
     scale: float | None = None,
 ) -> tuple[Tensor, Cache]:
     """The right way, and the usual wrong ones."""
@@ -55,18 +57,23 @@ def _attended(
 
     new = (k_BGTH, v_BGTH)
     if cache is not None and stored != "none":
-        pairs = [(now, old) if newest_first else (old, now) for old, now in zip(cache, new, strict=True)]
+        pairs = [(now, old) if order == "newest first" else (old, now) for old, now in zip(cache, new, strict=True)]
         k_BGTH, v_BGTH = (torch.cat(pair, 2) for pair in pairs)
     tokens, seen = q_BNTH.shape[2], k_BGTH.shape[2]
     ones = torch.ones(tokens, seen, dtype=torch.bool)
     allowed = {
         "right": ones.tril(seen - tokens),
+        "inverted": ones.triu(seen - tokens + 1),
+        "inverted with itself": ones.triu(seen - tokens),
+        "not itself": ones.tril(seen - tokens - 1),
         "top left": ones.tril(),
         "none": ones,
         "too early": ones.tril(max(seen - tokens - 1, 0)),
     }[mask]
+    groups = q_BNTH.shape[1] // k_BGTH.shape[1] if order == "repeated" else 1
+    keys, values = (one.repeat(1, groups, 1, 1) for one in (k_BGTH, v_BGTH))
     output = F.scaled_dot_product_attention(
-        q_BNTH, k_BGTH, v_BGTH, attn_mask=allowed, scale=scale, enable_gqa=q_BNTH.shape[1] > k_BGTH.shape[1]
+        q_BNTH, keys, values, attn_mask=allowed, scale=scale, enable_gqa=q_BNTH.shape[1] > keys.shape[1]
     )
     return output, new if stored == "last" else (k_BGTH, v_BGTH)
 
@@ -151,22 +158,35 @@ KV_CACHE = Exercise(
                 "nouvelles.",
             ),
             Mistake(
-                _seen(newest_first=True),
+                _seen(order="newest first"),
                 "The new keys stand before those of the cache: the order is that of the sequence, old ones first.",
                 "Les nouvelles clés sont placées avant celles du cache : l’ordre est celui de la séquence, les "
                 "anciennes d’abord.",
             ),
-            Mistake(
-                _seen(newest_first=True, mask="none"),
-                "Several new tokens see those after them, and the new keys stand before those of the cache: old ones "
-                "first, and mask what comes later.",
-                "Plusieurs nouveaux tokens voient ceux qui les suivent, et les nouvelles clés sont placées avant "
-                "celles du cache : les anciennes d’abord, et masquez ce qui vient après.",
+            *(
+                Mistake(
+                    _seen(mask=mask),
+                    "A token does not see itself: the diagonal is one place too far to the left.",
+                    "Un token ne se voit pas lui-même : la diagonale est décalée d’une place de trop vers la gauche.",
+                )
+                for mask in ("too early", "not itself")
+            ),
+            *(
+                Mistake(
+                    _seen(mask=mask),
+                    "The mask is the other way round: in scaled_dot_product_attention True says that a token may look "
+                    "there, and it may look at itself and at those before.",
+                    "Le masque est inversé : dans scaled_dot_product_attention, True dit qu’un token a le droit de "
+                    "regarder là, et il a le droit de regarder lui-même et ceux d’avant.",
+                )
+                for mask in ("inverted", "inverted with itself")
             ),
             Mistake(
-                _seen(mask="too early"),
-                "A token does not see itself: the diagonal is one place too far to the left.",
-                "Un token ne se voit pas lui-même : la diagonale est décalée d’une place de trop vers la gauche.",
+                _seen(order="repeated"),
+                "Each head attends to the keys of another head: in grouped attention, neighbouring heads share keys "
+                "and values (repeat_interleave, or enable_gqa=True); repeat deals them out in turn.",
+                "Chaque tête regarde les clés d’une autre : dans l’attention groupée, des têtes voisines partagent "
+                "clés et valeurs (repeat_interleave, ou enable_gqa=True) ; repeat les distribue à tour de rôle.",
             ),
             Mistake(
                 _seen(scale=1.0),
@@ -190,6 +210,9 @@ KV_CACHE = Exercise(
 
 
 INPUTS, OUTPUTS = 7, 5
+WIDE_INPUTS, WIDE_RANK = 900, 4
+SPREAD_TOLERANCE = 0.1
+"""Relative; of 3,600 normal numbers the standard deviation is known to 1.2 %."""
 
 
 def _refuse_other_lora(answer: Way) -> None:
@@ -200,7 +223,7 @@ def _refuse_other_lora(answer: Way) -> None:
     import torch
     from torch import nn
 
-    for seed, rank, alpha in ((1, 2, 4.0), (2, 3, 1.5)):
+    for seed, rank, alpha in ((1, 2, 5.0), (2, 3, 1.5)):
         torch.manual_seed(seed)
         linear, x = nn.Linear(INPUTS, OUTPUTS), normal(seed, 6, INPUTS).requires_grad_()
         wanted = linear(x).detach()
@@ -220,9 +243,54 @@ def _refuse_other_lora(answer: Way) -> None:
                 fr="Avant tout entraînement, la couche doit répondre comme la couche linéaire, biais compris : l’une "
                 "des deux matrices commence à zéro, et la couche gelée se calcule telle quelle.",
             )
+        _refuse_other_beginning(trained, rank)
         down, up = _filled(trained, rank, seed)
         _refuse_other_output(layer(x).detach() - wanted, x.detach() @ down.T @ up.T, rank, alpha)
         _refuse_cut_gradients(layer, x, trained)
+    torch.manual_seed(3)
+    layer = answer(nn.Linear(WIDE_INPUTS, OUTPUTS), WIDE_RANK, 4.0)
+    _refuse_other_spread(next(one for one in layer.parameters() if one.numel() == WIDE_RANK * WIDE_INPUTS))
+
+
+def _refuse_other_beginning(trained: list[Any], rank: int) -> None:
+    """Refuse another matrix that begins at zero than B."""
+    up = next(one for one in trained if one.numel() == rank * OUTPUTS)
+    if bool(up.any()):
+        raise Wrong(
+            en="A begins at zero and B at random: here it is the other way round, B is zero, A is drawn.",
+            fr="A commence à zéro et B au hasard : ici, c’est l’inverse, B est nulle et A est tirée au hasard.",
+        )
+
+
+def _refuse_other_spread(down: Tensor) -> None:
+    """Refuse an A whose standard deviation is not 1/√inputs."""
+    spread, wanted = float(down.detach().std()), WIDE_INPUTS**-0.5
+    if math.isclose(spread, wanted, rel_tol=SPREAD_TOLERANCE):
+        return
+    for other, en, fr in (
+        (1.0, "1, as torch.randn does: divide by √inputs", "1, comme le fait torch.randn : divisez par √entrées"),
+        (
+            WIDE_RANK**-0.5,
+            "1/√rank: what is added up in x Aᵀ is as many products as there are inputs",
+            "1/√rank : ce que x Aᵀ additionne, ce sont autant de produits qu’il y a d’entrées",
+        ),
+        (
+            (3 * WIDE_INPUTS) ** -0.5,
+            "1/√(3 × inputs), like the weight of a new nn.Linear: torch.randn(…) / √inputs is asked for",
+            "1/√(3 × entrées), comme le poids d’une nn.Linear neuve : on demande torch.randn(…) / √entrées",
+        ),
+        (1 / WIDE_INPUTS, "1/inputs: the square root is missing", "1/entrées : il manque la racine carrée"),
+    ):
+        if math.isclose(spread, other, rel_tol=SPREAD_TOLERANCE):
+            raise Wrong(
+                en=f"A is drawn with a standard deviation of {en}.", fr=f"A est tirée avec l’écart type {fr}."
+            )
+    raise Wrong(
+        en=f"For {WIDE_INPUTS} inputs A is drawn with a standard deviation of {significant(spread)}, but 1/√inputs = "
+        f"{significant(wanted)} is asked for.",
+        fr=f"Pour {WIDE_INPUTS} entrées, A est tirée avec l’écart type {significant(spread)}, mais on demande "
+        f"1/√entrées = {significant(wanted)}.",
+    )
 
 
 def _refuse_other_parameters(trained: list[Any], rank: int) -> None:

@@ -106,6 +106,17 @@ def _aware(**way: bool) -> Loop:
     return loop
 
 
+def _old_scales(model: nn.Module, names: Sequence[str], batches: Batches, optimizer: Any, bits: int) -> None:
+    """The loop with the scales that the weights had before it."""
+    before = {name: model.get_parameter(name).detach().abs().amax(1, keepdim=True) for name in names}
+    high = 2 ** (bits - 1) - 1
+
+    def rounded() -> dict[str, Tensor]:
+        return {name: fake_quantize(model.get_parameter(name), before[name] / high, bits) for name in names}
+
+    _trained(model, batches, optimizer, rounded)
+
+
 def _write_rounded(model: nn.Module, names: Sequence[str], bits: int) -> None:
     for name, weight in _rounded(model, names, bits).items():
         model.get_parameter(name).data = weight.detach()
@@ -215,6 +226,13 @@ AWARE_TRAINING = Exercise(
                 "l’échelle est ici une constante, weight.detach().abs().",
             ),
             Mistake(
+                _old_scales,
+                "You compute the scales once, before the loop: the weights move, and with them the largest of each "
+                "row; compute the scales anew in every step.",
+                "Vous calculez les échelles une seule fois, avant la boucle : les poids bougent, et avec eux le plus "
+                "grand de chaque ligne ; recalculez les échelles à chaque pas.",
+            ),
+            Mistake(
                 _first_batch,
                 "Only the first batch is learnt from: is there a return, or a break, inside your loop?",
                 "Seul le premier batch sert : y a-t-il un return, ou un break, dans votre boucle ?",
@@ -293,6 +311,12 @@ def _masked_before(model: nn.Module, masks: Any, batches: Batches, optimizer: An
     _trained(model, batches, optimizer, dict)
 
 
+def _masked_before_each(model: nn.Module, masks: Any, batches: Batches, optimizer: Any) -> None:
+    for batch in batches:
+        _masked(model, masks)
+        _trained(model, [batch], optimizer, dict)
+
+
 def _masked_at_the_end(model: nn.Module, masks: Any, batches: Batches, optimizer: Any) -> None:
     _trained(model, batches, optimizer, dict)
     _masked(model, masks)
@@ -321,6 +345,13 @@ PRUNED_TRAINING = Exercise(
                 "after each update.",
                 "Les poids enlevés repoussent : le gradient d’un poids nul n’est pas nul. Remettez-les à zéro après "
                 "chaque mise à jour.",
+            ),
+            Mistake(
+                _masked_before_each,
+                "You mask before each forward pass only: what the last update has put into the pruned weights stays. "
+                "Mask after the update, too.",
+                "Vous masquez seulement avant chaque passe avant : ce que la dernière mise à jour a mis dans les poids "
+                "enlevés y reste. Masquez aussi après la mise à jour.",
             ),
             Mistake(
                 _masked_gradients,

@@ -416,14 +416,6 @@ MEGATRON_QKV = Exercise(
             ),
             Mistake(
                 lambda weight, heads, tp, rank: (
-                    weight.view(heads, 3, -1, weight.shape[1]).reshape(weight.shape).chunk(tp)[rank]
-                ),
-                "The rows are still in torch's order: view(3, heads, …), then transpose the first two dimensions.",
-                "Les lignes sont encore dans l’ordre de torch : view(3, heads, …), puis transposez les deux premières "
-                "dimensions.",
-            ),
-            Mistake(
-                lambda weight, heads, tp, rank: (
                     weight.view(3, heads, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape).chunk(tp)[rank]
                 ),
                 "You exchange heads and the rows of a head: it is Q, K, V and heads that change places, transpose(0, "

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dlojz.base.language import decimal, format_bytes, say, significant
 from dlojz.base.machine import patience
 from dlojz.base.table import Table, safe, titles
-from dlojz.display.canvas import LabFigure, decimal_marks, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.figures.library_figures import DASH, all_lines_words, difference_words
 from dlojz.display.style import BLACK, BLUE, LINE_STYLES, ORANGE_TINT, REMARK, VERMILION, WHITE
 from dlojz.labs.kit.exercise import Verdict, or_to_do, show
@@ -227,7 +227,6 @@ def losses(*runs: Run | None) -> LabFigure:
     below.set_xlabel(say(en="step", fr="pas"))
     above.set_ylabel(say(en="loss", fr="perte"))
     below.set_ylabel(say(en="gap to PyTorch", fr="écart à PyTorch"))
-    decimal_marks(above.yaxis)
     above.legend(frameon=False, fontsize=8)
     for axes in (above, below):
         plain(axes)

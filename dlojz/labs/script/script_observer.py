@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
 MOST_SAMPLES = 10_000
 """Samples of an epoch that are told apart, at most."""
@@ -113,6 +114,7 @@ def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
     def observed(loader: DataLoader[Any]) -> Iterator[Any]:
         samples: list[str] = []
         report["epochs"].append(samples)
+        report["unshuffled"] += getattr(loader.sampler, "shuffle", None) is False
         for batch in iterate(loader):
             tensor = _first_tensor(batch)
             if tensor is not None and tensor.dim() > 0 and len(samples) < MOST_SAMPLES:
@@ -134,6 +136,7 @@ def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
             report["gradients"] = [
                 float(_local(one.grad).double().square().sum()) if one.grad is not None else 0.0 for one in parameters
             ]
+            report["begun_with"] = [float(_local(one).double().square().sum()) for one in parameters]
             report["moments"] = int(any(_local(one).any() for one in states if one.dim() > 0))
         report["group_size"] = dist.get_world_size() if dist.is_initialized() else 0
         _look_at_modules(report, parameters)
@@ -151,17 +154,32 @@ def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
     def called(module: nn.Module, given: tuple[Any, ...]) -> None:
         """Count how often the first step calls each module that has parameters of its own."""
         first = _first_tensor(list(given))
+        if isinstance(module, DistributedDataParallel) and not isinstance(first, FakeTensor):
+            report["ddp_calls"] += 1
+            report["ddp_synced"] += module.require_backward_grad_sync
         if not report["steps"] and module._parameters and not isinstance(first, FakeTensor):
             uses[id(module)] += 1
             report["uses"] = max(report["uses"], uses[id(module)])
 
     register_module_forward_pre_hook(called)
     functional.linear = multiplied  # type: ignore[assignment]
+    _count_epochs(report)
     DataLoader.__iter__ = observed  # type: ignore[method-assign,assignment]
     torch.save = saved  # type: ignore[assignment]
     register_optimizer_step_pre_hook(begun)
     register_optimizer_step_post_hook(steps)
     return steps.optimizers
+
+
+def _count_epochs(report: dict[str, Any]) -> None:
+    """Count the calls of `set_epoch` from here on."""
+    set_epoch = DistributedSampler.set_epoch
+
+    def counted(sampler: DistributedSampler[Any], epoch: int) -> None:
+        report["set_epochs"] += 1
+        set_epoch(sampler, epoch)
+
+    DistributedSampler.set_epoch = counted  # type: ignore[method-assign,assignment]
 
 
 def _parameters(optimizers: list[torch.optim.Optimizer]) -> list[Tensor]:
@@ -201,6 +219,12 @@ def _look_at_weights(report: dict[str, Any], optimizers: list[torch.optim.Optimi
         report["plain"] += 0 if isinstance(parameter, DTensor) else own.numel()
         axes = parameter.device_mesh.ndim if isinstance(parameter, DTensor) else 0
         report["mesh_axes"] = max(report["mesh_axes"], axes)
+        if isinstance(parameter, DTensor):
+            if axes > 1:
+                report["mesh_row"] = (parameter.device_mesh.get_coordinate() or [0])[0]
+            if own.dim() == 2:
+                report["by_columns"] += sum(one.is_shard(0) for one in parameter.placements)
+                report["by_rows"] += sum(one.is_shard(1) for one in parameter.placements)
         report["matrices"] += own.numel() if own.dim() == 2 else 0
         report["zeros"] += int((own == 0).sum()) if own.dim() == 2 else 0
         digest.update(_bytes_of(own))
@@ -210,11 +234,12 @@ def _look_at_weights(report: dict[str, Any], optimizers: list[torch.optim.Optimi
 def main() -> None:
     """Observe the script that the command line names."""
     folder, script, *arguments = sys.argv[1:]
-    report: dict[str, Any] = {"epochs": [], "saved": [], "gradients": [], "levels": []}
+    report: dict[str, Any] = {"epochs": [], "saved": [], "gradients": [], "levels": [], "begun_with": []}
     report |= dict.fromkeys(("schedule", "weights", "library"), "")
     report |= dict.fromkeys(("steps", "repeated", "kept", "group_size", "ddp", "fsdp_units", "blocks", "stale"), 0)
     report |= dict.fromkeys(("micro_batches", "held", "plain", "mesh_axes", "moments", "fused"), 0)
-    report |= dict.fromkeys(("matrices", "zeros", "uses"), 0)
+    report |= dict.fromkeys(("matrices", "zeros", "uses", "unshuffled", "set_epochs", "ddp_calls", "ddp_synced"), 0)
+    report |= dict.fromkeys(("mesh_row", "by_columns", "by_rows"), 0)
     optimizers = observe(report)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)

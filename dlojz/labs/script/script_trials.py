@@ -34,14 +34,19 @@ class RankReport:
         steps, repeated: of its optimizers, and those with gradients that a step had used already.
         kept: steps whose gradients were still there when those of the next one came.
         group_size: ranks of the process group at the first step; 0 where there is none.
+        unshuffled, set_epochs: passes over a loader whose sampler does not shuffle, and calls of `set_epoch`.
         epochs: digests of the samples that each pass over a DataLoader yielded, in their order.
         saved: files that torch.save wrote.
         ddp, fsdp_units: modules that DistributedDataParallel wraps, and that `fully_shard` was called on.
+        ddp_calls, ddp_synced: forward passes of DistributedDataParallel, and those after which it averages.
         blocks: how often the block occurs that is repeated most.
         stale: parameters of its optimizer that no module has.
         schedule, micro_batches: class of torch's pipeline schedule, empty where there is none, and what it cuts.
         held, plain: elements of its parameters on this rank, and of those that are no DTensors.
         mesh_axes: axes of the largest mesh that a parameter lies on.
+        mesh_row: its place along the first axis of such a mesh.
+        by_columns, by_rows: matrices that are split along dim 0 of their weight, and along dim 1.
+        begun_with: sum of squares of each parameter before the first step.
         gradients: sum of squares of the gradient of each parameter, at the first step.
         moments: whether its optimizer had any before that step.
         weights: digest of what is held, at the end.
@@ -56,9 +61,13 @@ class RankReport:
     repeated: int
     kept: int
     group_size: int
+    unshuffled: int
+    set_epochs: int
     epochs: tuple[tuple[str, ...], ...]
     saved: tuple[str, ...]
     ddp: int
+    ddp_calls: int
+    ddp_synced: int
     fsdp_units: int
     blocks: int
     stale: int
@@ -67,6 +76,10 @@ class RankReport:
     held: int
     plain: int
     mesh_axes: int
+    mesh_row: int
+    by_columns: int
+    by_rows: int
+    begun_with: tuple[float, ...]
     gradients: tuple[float, ...]
     moments: int
     weights: str
@@ -130,7 +143,7 @@ def _rank_reports(folder: Path, processes: int) -> tuple[RankReport, ...]:
         if path.is_file():
             told = json.loads(path.read_text(encoding="utf-8"))
             told = {field.name: told[field.name] for field in fields(RankReport)}
-            lists = {name: tuple(told[name]) for name in ("saved", "gradients", "levels")}
+            lists = {name: tuple(told[name]) for name in ("saved", "gradients", "levels", "begun_with")}
             found.append(RankReport(**told | lists | {"epochs": tuple(map(tuple, told["epochs"]))}))
     return tuple(found)
 
