@@ -39,6 +39,8 @@ AuthType=auth/munge
 # A job that is put back into the queue waits until its old credential has expired: 120 s by default.
 AuthInfo=socket={folder}/munge.socket,cred_expire=10
 CryptoType=crypto/munge
+# Every address is 127.0.0.1: the daemons listen there alone.
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -108,7 +110,10 @@ class Cluster:
             _end(pid, kill=kill)
             (self.folder / f"{name}.started").unlink(missing_ok=True)
             ended.append(name)
-        return ended if only else ended + [_end_step(pid) for pid in self.steps()]
+        if only:
+            return ended
+        (self.folder / "munge.key").unlink(missing_ok=True)  # the next start makes another
+        return ended + [_end_step(pid) for pid in self.steps()]
 
     def alive(self) -> list[str]:
         """Names of its processes that run."""

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from dlojz.base.errors import LabError
 
@@ -44,6 +44,11 @@ def language() -> Language:
 def say(*, en: str, fr: str) -> str:
     """Return the sentence in the reader's language."""
     return fr if language() == "fr" else en
+
+
+def colon() -> str:
+    """Colon of the reader's language."""
+    return say(en=": ", fr=" : ")
 
 
 def refusal(*, en: str, fr: str) -> LabError:
@@ -119,18 +124,18 @@ def minus(written: str) -> str:
     return written.replace("-", "−")
 
 
-def decimal(value: float, digits: int = 1, *, signed: bool = False) -> str:
+def decimal(value: float, digits: int = 1, *, signed: bool = False, into: Language | None = None) -> str:
     """Format a number with so many digits after the decimal mark, thousands apart.
 
-    From 10²¹ on it is written with an exponent.
+    From 10²¹ on it is written with an exponent. `into`: the language, by default the reader's own.
 
     Example:
         >>> decimal(1234.56), decimal(1e300)
         ('1,234.6', '1.0e+300')
     """
     if abs(value) >= 1e21:
-        return localized(f"{value:{'+' if signed else ''}.{max(1, digits)}e}")
-    return localized(f"{value:{'+' if signed else ''},.{digits}f}")
+        return localized(f"{value:{'+' if signed else ''}.{max(1, digits)}e}", into)
+    return localized(f"{value:{'+' if signed else ''},.{digits}f}", into)
 
 
 def integer(value: float) -> str:
@@ -138,14 +143,30 @@ def integer(value: float) -> str:
     return decimal(value, 0)
 
 
-def significant(value: float, digits: int = 3, *, grouped: bool = False) -> str:
+def significant(value: float, digits: int = 3, *, grouped: bool = False, into: Language | None = None) -> str:
     """Format a number with at most so many significant digits, as `:g` does; `grouped` sets thousands apart.
+
+    `into`: the language, by default the reader's own.
 
     Example:
         >>> significant(0.012345)
         '0.0123'
     """
-    return localized(f"{value:{',' if grouped else ''}.{digits}g}")
+    return localized(f"{value:{',' if grouped else ''}.{digits}g}", into)
+
+
+def in_full(value: float, digits: int, *, into: Language | None = None) -> str:
+    """Format a number with at most so many significant digits, its whole part in full and thousands apart.
+
+    `into`: the language, by default the reader's own.
+
+    Example:
+        >>> in_full(1212424.7, 6), in_full(84000.0, 6), in_full(4 / 3, 3)
+        ('1,212,425', '84,000', '1.33')
+    """
+    if abs(value) >= 10**digits or value.is_integer():
+        return decimal(value, 0, into=into)
+    return significant(value, digits, grouped=True, into=into)
 
 
 def shortest(value: float) -> str:
@@ -210,6 +231,18 @@ def byte_scale(num_bytes: float) -> tuple[str, int]:
     units = byte_units()
     power = max(n for n in range(len(units)) if max(num_bytes, 1) >= 1024**n)
     return units[power], 1024**power
+
+
+_SIZE: Final = re.compile(r"(\d+(?:[.,]\d+)?)\s*([KMGT]?)(i?)[BO]?", re.IGNORECASE)
+
+
+def size_bytes(word: str) -> int | None:
+    """Parse a size such as `30GiB` (powers of 1,024), `30GB` (of 1,000) or bytes without a unit; None if it is none."""
+    found = _SIZE.fullmatch(word.strip())
+    if found is None:
+        return None
+    number, prefix, binary = found.groups()
+    return int(float(number.replace(",", ".")) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
 
 
 def format_bytes(num_bytes: float | None) -> str:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 import psutil
 
-from dlojz.base.language import refusal
+from dlojz.base.language import refusal, say
 
 MOST: Final = 8.0
 _LOAD = Path("/proc/loadavg")
@@ -67,34 +68,216 @@ def processor_name() -> str:
     return platform.machine() or "CPU"
 
 
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Of a container or a SLURM job, version 2 and version 1."""
+_ROOT = Path("/")
+"""Where /proc and /sys are; tests put a folder there."""
+_JOB = re.compile(r"/job_(\d+)(?:/|$)")
+_CONTAINERS = ("docker", "kubepods", "libpod", "containerd", "crio", "lxc", "machine.slice")
+_FILES = {
+    2: ("memory.max", "memory.current", "inactive_file", "memory.events", "memory.peak"),
+    1: (
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+        "memory.oom_control",
+        "memory.max_usage_in_bytes",
+    ),
+}
+"""Of the versions of cgroups: limit, what is taken, what of it the kernel gives back, processes killed, the peak."""
+_NEAR = 0.9
+"""Share of its limit that a group has taken at its peak where it ran out."""
 
 
-def machine_limit_bytes() -> int:
-    """Read the memory limit of all processes together: the machine's, or a container's, in bytes."""
-    limits = [psutil.virtual_memory().total]
-    for path in CGROUP_LIMITS:
-        try:
-            limits.append(int(path.read_text()))
-        except (OSError, ValueError):  # not there, or `max`
-            continue
-    return min(limits)
+class MemoryLimit(NamedTuple):
+    """Memory limit in bytes, and whose it is.
+
+    Args:
+        owner: kind of what is limited; `ulimit` is this process alone.
+        name: of the job, slice, service or cgroup; empty where it has none.
+    """
+
+    num_bytes: int
+    owner: str = "machine"
+    name: str = ""
+
+    @property
+    def code(self) -> str:
+        """Owner and name in one word, for a record."""
+        return f"{self.owner}:{self.name}" if self.name else self.owner
+
+    @property
+    def english(self) -> str:
+        """Name what is limited, in English, as the sentences of a record are."""
+        return _LIMITED.get(self.owner, _LIMITED["machine"])[0].format(self.name)
 
 
-def rank_limit_bytes(ranks: int) -> int:
-    """Compute the memory limit of each rank in bytes: its share of the machine, or less by `ulimit -v`.
+_LIMITED = {
+    "machine": ("the machine", "la machine"),
+    "job": ("the SLURM job {}", "le job SLURM {}"),
+    "container": ("the container", "le conteneur"),
+    "slice": ("the systemd slice {}", "la tranche systemd {}"),
+    "service": ("the systemd service {}", "le service systemd {}"),
+    "cgroup": ("the control group {}", "le groupe de contrôle {}"),
+    "ulimit": ("`ulimit -v`", "`ulimit -v`"),
+}
+
+
+def words_of_limit(code: str) -> str:
+    """Name what a memory limit is of, by `MemoryLimit.code`; the machine where that is none."""
+    owner, _, name = code.partition(":")
+    english, french = _LIMITED.get(owner, _LIMITED["machine"])
+    return say(en=english.format(name), fr=french.format(name))
+
+
+class _Group(NamedTuple):
+    """Control group that limits memory: its folder, its path from the root of the hierarchy, version 1 or 2."""
+
+    folder: Path
+    path: str
+    version: int
+
+    def number(self, file: int, key: str = "") -> int | None:
+        """Read a number of one of its files, after a key where several stand in it; None where there is none."""
+        with suppress(OSError, ValueError, StopIteration):
+            text = (self.folder / ("memory.stat" if file == 2 else _FILES[self.version][file])).read_text()
+            return int(next(row.split()[1] for row in text.splitlines() if row.split()[:1] == [key]) if key else text)
+        return None
+
+    @property
+    def limit(self) -> MemoryLimit | None:
+        """Its limit and what it is the group of; None without a limit."""
+        num_bytes = self.number(0)
+        if num_bytes is None:
+            return None
+        parts = self.path.strip("/").split("/")
+        job = _JOB.search(self.path)
+        if job:
+            return MemoryLimit(num_bytes, "job", job[1])
+        if parts == [""] or any(part.startswith(_CONTAINERS) for part in parts):
+            return MemoryLimit(num_bytes, "container")
+        ending = parts[-1].rpartition(".")[2]
+        owner = {"slice": "slice", "service": "service"}.get(ending, "cgroup")
+        return MemoryLimit(num_bytes, owner, parts[-1] if owner != "cgroup" else self.path)
+
+    @property
+    def free_bytes(self) -> int | None:
+        """What is left of its limit; None without one."""
+        limit_bytes, taken_bytes = self.number(0), self.number(1)
+        if limit_bytes is None or taken_bytes is None:
+            return limit_bytes
+        return max(0, limit_bytes - max(0, taken_bytes - (self.number(2, _FILES[self.version][2]) or 0)))
+
+
+def _hierarchies() -> Iterator[tuple[Path, str, int]]:
+    """Where groups that limit memory are mounted: the folder, the path of the group shown there, the version.
+
+    Source: proc(5), /proc/self/mountinfo.
+    """
+    found = []
+    with suppress(OSError):
+        for row in (_ROOT / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            before, _, after = row.partition(" - ")
+            words, kind = before.split(), after.split()
+            if len(words) < 5 or len(kind) < 3:
+                continue
+            if kind[0] == "cgroup2" or (kind[0] == "cgroup" and "memory" in kind[2].split(",")):
+                found.append((_ROOT / words[4].lstrip("/"), words[3], 2 if kind[0] == "cgroup2" else 1))
+    at = _ROOT / "sys/fs/cgroup"
+    yield from found or [(at, "/", 2), (at / "unified", "/", 2), (at / "memory", "/", 1)]
+
+
+def _groups() -> list[_Group]:
+    """List the groups that limit the memory of this process: its own first, then those around it.
+
+    Source: cgroups(7), /proc/self/cgroup; Linux's cgroup-v2.rst and cgroup-v1/memory.rst. A limit of any of them holds
+    for all below.
+    """
+    paths: dict[int, str] = {}
+    with suppress(OSError):
+        for row in (_ROOT / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines():
+            number, _, rest = row.partition(":")
+            controllers, _, path = rest.partition(":")
+            if (number == "0" and not controllers) or "memory" in controllers.split(","):
+                paths[1 if controllers else 2] = path
+    groups = []
+    for folder, shown, version in _hierarchies():
+        # In a container the mount may show the container's own group, of which the process's path is told from outside.
+        path = os.path.normpath(paths.get(version, "/"))
+        below = path.removeprefix(shown.rstrip("/")) if f"{path}/".startswith(f"{shown.rstrip('/')}/") else "/"
+        parts = [part for part in below.split("/") if part and part != ".."]
+        for depth in range(len(parts), -1, -1):
+            inside = "/".join(parts[:depth])
+            groups.append(_Group(folder / inside, f"{shown.rstrip('/')}/{inside}".rstrip("/") or "/", version))
+    return groups
+
+
+def machine_limit() -> MemoryLimit:
+    """Read the memory limit of all processes together, and whose it is.
+
+    The least of the machine's memory and of the limits of the control groups around this process: of a container, a
+    SLURM job, a slice or service of systemd. Of equal ones the outermost is named.
+    """
+    limits = [MemoryLimit(psutil.virtual_memory().total)]
+    limits += [limit for group in reversed(_groups()) if (limit := group.limit) is not None]
+    return min(limits, key=lambda limit: limit.num_bytes)
+
+
+def memory_free_bytes() -> int:
+    """Return the bytes that this process and its children may still take: the machine's, or of a group around it."""
+    left = [free for group in _groups() if (free := group.free_bytes) is not None]
+    return min([psutil.virtual_memory().available, *left])
+
+
+def oom_kills() -> int | None:
+    """Count the processes that the kernel has killed for memory, of the machine or of this process's control group.
+
+    None where neither is told.
+
+    Source: Linux's mm/oom_kill.c; /proc/vmstat, memory.events (version 2), memory.oom_control (version 1).
+    """
+    counts = [kills for group in _groups() if (kills := group.number(3, "oom_kill")) is not None]
+    with suppress(OSError, ValueError, StopIteration):
+        rows = (_ROOT / "proc/vmstat").read_text(encoding="ascii").splitlines()
+        counts.append(int(next(row.split()[1] for row in rows if row.startswith("oom_kill "))))
+    return sum(counts) if counts else None
+
+
+def exhausted() -> MemoryLimit:
+    """Return whose memory ran out, where the kernel has killed: of the group with the least limit, or of the machine.
+
+    A group that never came near its limit has not run out.
+    """
+    whole = machine_limit()
+    for group in reversed(_groups()):
+        if group.limit == whole:
+            peak_bytes = group.number(4)
+            if peak_bytes is None or peak_bytes >= _NEAR * whole.num_bytes:
+                return whole
+    return MemoryLimit(psutil.virtual_memory().total)
+
+
+def rank_limit(ranks: int) -> MemoryLimit:
+    """Compute the memory limit of each rank: its share of the machine, job or container, or less by `ulimit -v`.
 
     `ulimit -v` limits the addresses that a process maps, of which this one has mapped some already.
 
     Args:
         ranks: on this machine, at least 1.
     """
-    share = machine_limit_bytes() // ranks
+    whole = machine_limit()
+    share = whole._replace(num_bytes=whole.num_bytes // ranks)
     allowed = system_limit("RLIMIT_AS")
     if allowed is None:
         return share
-    return min(share, max(0, allowed - psutil.Process().memory_info().vms))
+    own = MemoryLimit(max(0, allowed - psutil.Process().memory_info().vms), "ulimit")
+    return min(share, own, key=lambda limit: limit.num_bytes)
+
+
+def share_words(code: str, ranks: int) -> str:
+    """Name the limit of one rank, by the code of the limit that the ranks share."""
+    words = words_of_limit(code)
+    if ranks == 1 or code == "ulimit":
+        return words
+    return say(en=f"a rank's share of {words} ({ranks} ranks)", fr=f"{words}, part d’un rang ({ranks} rangs)")
 
 
 def system_limit(name: str, *, hard: bool = False) -> int | None:
@@ -105,6 +288,33 @@ def system_limit(name: str, *, hard: bool = False) -> int | None:
         return None
     limit = resource.getrlimit(getattr(resource, name))[hard]
     return None if limit == resource.RLIM_INFINITY else limit
+
+
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+"""Variables that name the network interface of gloo, of NCCL and of tensorpipe."""
+
+
+def meet_on_loopback(environment: MutableMapping[str, str], *, always: bool = True) -> None:
+    """Let processes of one machine meet on its loopback interface, whatever the environment names; in place.
+
+    The machine's own name need not resolve, and what a user exports for jobs on several nodes (`ib0`) need not be here.
+
+    Args:
+        always: also where the interface that is named exists.
+    """
+    interfaces = psutil.net_if_addrs()
+    if "lo" not in interfaces:
+        return
+    for name in _INTERFACES:
+        named = environment.get(name)
+        if (always and (name == "GLOO_SOCKET_IFNAME" or named)) or (named and not _is_here(named, interfaces)):
+            environment[name] = "lo"
+
+
+def _is_here(named: str, interfaces: Iterable[str]) -> bool:
+    """Return whether a list of interfaces names one of this machine; NCCL takes prefixes, `=` and `^`."""
+    words = named.lstrip("^=").split(",")
+    return named.startswith("^") or any(one.startswith(word) for word in words for one in interfaces)
 
 
 PARENT_VARIABLE = "DLOJZ_LAUNCHER_PID"

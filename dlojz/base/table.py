@@ -6,20 +6,22 @@ import html
 import re
 import textwrap
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from dlojz.base.language import say
+from dlojz.base.language import colon, say
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.padding import Padding
 
 MAX_CHARACTERS = 64 * 1024
 BAR_CHARACTERS = 24
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
-_MARKDOWN_SIGNS = re.compile(r"([\\`*_{}\[\]()#!|~$])")
+# An underscore within a word begins no emphasis (CommonMark, rule 2).
+_MARKDOWN_SIGNS = re.compile(r"([\\`*{}\[\]()#!|~$]|(?<![^\W_])_|_(?![^\W_]))")
 
 
 def without_escapes(text: str) -> str:
@@ -44,8 +46,8 @@ def safe(text: object) -> str:
 
 def markdown_safe(text: object) -> str:
     """Escape a text for Markdown, inside a table too."""
-    # First the signs, then HTML: the # of an entity such as &#x27; is no heading.
-    return html.escape(_MARKDOWN_SIGNS.sub(r"\\\1", visible(text)), quote=True)
+    # First the signs, then HTML, whose quotes mean nothing outside of a tag.
+    return html.escape(_MARKDOWN_SIGNS.sub(r"\\\1", visible(text)), quote=False)
 
 
 def titles(*, en: str, fr: str) -> tuple[str, ...]:
@@ -133,7 +135,12 @@ class Table:
 
         if self.caption:
             yield Text(visible(self.caption), style="bold")
-        titles, between = self._fitted(options.max_width - (BAR_CHARACTERS + 2 if self.shares else 0))
+        width = options.max_width - (BAR_CHARACTERS + 2 if self.shares else 0)
+        titles, between, needed = self._fitted(width)
+        if needed > width and len(self.head) > 2 and any(self.head):
+            yield from self._blocks()
+            yield from (Text(visible(note)) for note in self.notes)
+            return
         shown = Terminal(box=None, padding=(0, between, 0, 0), header_style="bold", show_header=any(self.head))
         for place, (title, side) in enumerate(zip(titles, self._sides(), strict=True)):
             one_line = side == "r" or place < self.whole
@@ -159,10 +166,25 @@ class Table:
         yield shown
         yield from (Text(visible(note)) for note in self.notes)
 
-    def _fitted(self, width: int) -> tuple[list[str], int]:
+    def _blocks(self) -> Iterator[Padding]:
+        """Write one block per row, a line per cell, for a terminal in which columns would break words."""
+        from rich.padding import Padding
+        from rich.text import Text
+
+        for number, row in enumerate(self.rows):
+            texts = ["\n".join(map(visible, _lines(cell))) for cell in row]
+            style = "italic" if self._is_heading(row) else "bold"
+            yield Padding(Text(texts[0], style=style), (1 if number else 0, 0, 0, 0), expand=False)
+            for title, text in zip(self.head[1:], texts[1:], strict=False):
+                line = f"{visible(title)}{colon()}{text}" if title else text
+                if text:
+                    yield Padding(Text(line), (0, 0, 0, 2), expand=False)
+
+    def _fitted(self, width: int) -> tuple[list[str], int, int]:
         """Write the titles, and choose the spaces between columns: 2, or 1 where a terminal is very narrow.
 
-        Where the table is wider than the terminal, a title of numbers is folded to the width of its column.
+        The third is the width that the table needs, so that no word is broken. Where the table is wider than the
+        terminal, a title of numbers is folded to the width of its column.
         """
         from rich.cells import cell_len
 
@@ -171,7 +193,7 @@ class Table:
         columns = [[visible(line) for row in rows for line in _lines(row[place])] for place in range(len(titles))]
         widths = [max(map(cell_len, [title, *column])) for title, column in zip(titles, columns, strict=True)]
         if sum(widths) + 2 * len(widths) <= width:
-            return titles, 2
+            return titles, 2, width
         for place, (column, side) in enumerate(zip(columns, self._sides(), strict=True)):
             if side == "r":
                 title = titles[place].replace(" / ", "\u00a0/ ")  # a unit's stroke stays at its word
@@ -179,7 +201,8 @@ class Table:
                 titles[place] = textwrap.fill(title, widths[place], break_on_hyphens=False)
             elif place >= self.whole:
                 widths[place] = max(map(cell_len, " ".join([titles[place], *column]).split()), default=0)
-        return titles, 2 if sum(widths) + 2 * len(widths) <= width else 1
+        between = 2 if sum(widths) + 2 * len(widths) <= width else 1
+        return titles, between, sum(widths) + between * (len(widths) - 1)
 
     def _repr_html_(self) -> str:
         # A notebook's own style sets cells right: words and names are told to stand left.

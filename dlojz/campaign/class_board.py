@@ -13,8 +13,9 @@ import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -55,8 +56,9 @@ class Student:
         best: one per model, the highest throughput first.
         runs: finished runs that were measured, not replayed.
         replays: runs that were replayed.
-        rank_hours: ranks × elapsed time of the finished runs.
-        last_utc: when something was last written.
+        rank_hours: ranks × elapsed time of the finished runs, those left out whose time is not known.
+        untimed: runs whose elapsed time is not known.
+        last_utc: when an exercise was last done or a run last ended, as their files say.
         problems: what could not be read, in sentences.
     """
 
@@ -70,6 +72,7 @@ class Student:
     runs: int = 0
     replays: int = 0
     rank_hours: float = 0.0
+    untimed: int = 0
     last_utc: datetime | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -149,7 +152,8 @@ def _read_progress(root: Path, student: Student) -> None:
         for exercise, at in done.items():
             if at > latest:
                 latest, student.lab, student.exercise = at, lab[1], exercise
-        _active(student, Path(entry.path))
+        for at in done.values():
+            _active(student, _moment(at))
 
 
 def _read_runs(root: Path, student: Student) -> None:
@@ -177,7 +181,7 @@ def _read_runs(root: Path, student: Student) -> None:
             student.problems.append(_problem("damaged"))
             continue
         _count(record, student)
-        _active(student, path)
+        _active(student, _ended(record))
 
 
 def _is_there(path: Path) -> bool:
@@ -198,7 +202,10 @@ def _count(record: RunRecord, student: Student) -> None:
         student.replays += 1
         return
     student.runs += 1
-    student.rank_hours += record.config.layout.world_size * record.elapsed_s / 3600
+    if record.elapsed_s is None:
+        student.untimed += 1
+    else:
+        student.rank_hours += record.config.layout.world_size * record.elapsed_s / 3600
     footprint = record.footprint()
     rate = footprint.samples_per_s if footprint else None
     if record.status != "completed" or rate is None:
@@ -235,11 +242,32 @@ def _plain(path: Path, most_bytes: int, student: Student) -> bool:
     return False
 
 
-def _active(student: Student, path: Path) -> None:
-    """Something was written then; a clock that is ahead is not believed."""
-    now = datetime.now(UTC)
-    written = min(datetime.fromtimestamp(path.lstat().st_mtime, UTC), now)
-    student.last_utc = max(student.last_utc or written, written)
+def _active(student: Student, moment: datetime | None) -> None:
+    """Note when the student was active; a clock that is ahead is not believed.
+
+    A file's own time says nothing: that of a copy is when it was copied.
+    """
+    if moment is not None:
+        moment = min(moment, datetime.now(UTC))
+        student.last_utc = max(student.last_utc or moment, moment)
+
+
+def _moment(written: str) -> datetime | None:
+    """Read a time in UTC (ISO 8601); None where it is none."""
+    try:
+        moment = datetime.fromisoformat(written)
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _ended(record: RunRecord) -> datetime | None:
+    """Return when a run ended, as its record says; of one without, start and length."""
+    ended, started = _moment(record.ended_utc), _moment(record.started_utc)
+    if ended is None and started is not None:
+        with suppress(OverflowError):
+            return started + timedelta(seconds=record.elapsed_s or 0.0)
+    return ended
 
 
 def _unreadable(error: OSError) -> str:
@@ -274,9 +302,17 @@ def _problem(name: Literal["link", "damaged", "newer", "special", "many", "close
 
 
 def told_problems(student: Student) -> list[str]:
-    """List the first few problems, each once with its count."""
+    """List the first few problems, each once with its count, and how many runs the hours leave out."""
     counts = {sentence: student.problems.count(sentence) for sentence in dict.fromkeys(student.problems)}
     told = [sentence if count == 1 else f"{count} × {sentence}" for sentence, count in counts.items()]
+    if student.untimed:
+        told.insert(
+            0,
+            say(
+                en=f"the GPU-hours leave out runs whose length is not known ({student.untimed}).",
+                fr=f"les heures GPU ne comptent pas les exécutions de durée inconnue ({student.untimed}).",
+            ),
+        )
     return told[:MAX_PROBLEMS] + (["…"] if len(told) > MAX_PROBLEMS else [])
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say
+from dlojz.base.language import colon, say
 from dlojz.base.machine import cores_available
 from dlojz.campaign.campaign import CampaignPlan
 from dlojz.campaign.results import (
@@ -24,7 +24,6 @@ from dlojz.campaign.results import (
     Outlook,
     Result,
     account_of,
-    colon,
     find_run,
     result_of,
     root_of,

@@ -15,10 +15,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import format_bytes, format_count, format_seconds, language, percent, refusal, rounded, say
+from dlojz.base.language import (
+    colon,
+    format_bytes,
+    format_count,
+    format_seconds,
+    language,
+    percent,
+    refusal,
+    rounded,
+    say,
+)
 from dlojz.base.table import Table, markdown_safe, safe, titles, visible
 from dlojz.campaign.campaign import FIELDS, MACHINE, TITLE, Campaign, CampaignPlan, CampaignPoint
-from dlojz.campaign.results import REFUSED, WAITING, Result, colon
+from dlojz.campaign.results import REFUSED, WAITING, Result
 from dlojz.config.schedules import SETTLING_STEPS
 from dlojz.display.style import FRAME, INK
 from dlojz.display.tables import DASH, status_label
@@ -72,7 +82,7 @@ def measured(results: Sequence[Result]) -> Table:
         en="#; point; state; ranks; memory, predicted; memory, measured; limit; samples/s; step; messages, predicted; "
         "messages, measured; strong scaling; weak scaling",
         fr="#; point; état; rangs; mémoire prédite; mémoire mesurée; limite; échantillons/s; pas; messages prédits; "
-        "messages mesurés; extensibilité forte; extensibilité faible",
+        "messages mesurés; scalabilité forte; scalabilité faible",
     )
     rows = tuple(
         (
@@ -95,7 +105,7 @@ def brief(results: Sequence[Result]) -> Table:
     """Lay out the measurements for a terminal: predicted and measured in one cell."""
     head = titles(
         en="#; point; state; memory: predicted | measured; limit; samples/s; step; scaling: strong | weak",
-        fr="#; point; état; mémoire : prédite | mesurée; limite; échant./s; pas; extensibilité : forte | faible",
+        fr="#; point; état; mémoire : prédite | mesurée; limite; échant./s; pas; scalabilité : forte | faible",
     )
     rows = ((*row[:3], f"{row[4]} | {row[5]}", *row[6:9], f"{row[11]} | {row[12]}") for row in measured(results).rows)
     return Table(head, tuple(rows), align="lllr")
@@ -289,15 +299,25 @@ def write_report(campaign: Campaign, plan: CampaignPlan, results: Sequence[Resul
     return [folder / name for name in ("report.html", "report.md", "points.csv", *figures)]
 
 
+def _used_hours(results: Sequence[Result]) -> str:
+    """Write the rank-hours of all points, and of how many of them they are not known."""
+    known = [result.rank_hours for result in results if result.rank_hours is not None]
+    unknown = len(results) - len(known)
+    if not known:
+        return DASH
+    left_out = say(en=f" (without {unknown} of unknown length)", fr=f" (sans {unknown} de durée inconnue)")
+    return hours(sum(known)) + (left_out if unknown else "")
+
+
 def findings(results: Sequence[Result]) -> Iterator[str]:
     """Conclude from the results, in sentences computed from its results."""
     done = [result for result in results if result.state == "completed"]
     over = [result for result in results if result.state == "oom"]
     yield say(
         en=f"{len(done)} of {len(results)} points completed; {len(over)} do not fit; "
-        f"{hours(sum(result.rank_hours for result in results))} rank-hours were used.",
+        f"{_used_hours(results)} rank-hours were used.",
         fr=f"{len(done)} points sur {len(results)} sont terminés ; {len(over)} ne tiennent pas ; "
-        f"{hours(sum(result.rank_hours for result in results))} heures × rangs ont été consommées.",
+        f"{_used_hours(results)} heures × rangs ont été consommées.",
     )
     rated = [(result.samples_per_s, result) for result in done if result.samples_per_s]
     if rated:

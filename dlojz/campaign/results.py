@@ -99,11 +99,12 @@ def _place(point: CampaignPoint, time_limit_s: float | None, asked: Asked) -> tu
     """What is known of where a point runs, and its GPU; None for a CPU."""
     ranks = point.config.layout.world_size
     if not point.machine:
-        from dlojz.base.machine import rank_limit_bytes
+        from dlojz.base.machine import rank_limit, share_words
 
-        name = say(en=f"this machine's share, {ranks} ranks", fr=f"part de cette machine, {ranks} rangs")
+        limit = rank_limit(ranks)
+        name = share_words(limit.code, ranks)
         hours = time_limit_s and ranks * time_limit_s / 3600
-        return Outlook(limit_bytes=rank_limit_bytes(ranks), limit_name=name, most_hours=hours), None
+        return Outlook(limit_bytes=limit.num_bytes, limit_name=name, most_hours=hours), None
     from dlojz.hardware.clusters import machine
     from dlojz.running.limits import JobRequest, allocate
 
@@ -227,9 +228,12 @@ class Result:
         return sum(one.message_bytes for one in first.communication if one.group != "control") if first else None
 
     @property
-    def rank_hours(self) -> float:
-        """Ranks × elapsed time of the run."""
-        return self.point.config.layout.world_size * self.record.elapsed_s / 3600 if self.record else 0.0
+    def rank_hours(self) -> float | None:
+        """Ranks × elapsed time of the run; 0 before it has ended, None where its time is not known."""
+        if self.record is None:
+            return 0.0
+        elapsed_s = self.record.elapsed_s
+        return None if elapsed_s is None else self.point.config.layout.world_size * elapsed_s / 3600
 
 
 def find_run(point: CampaignPoint, root: Path) -> Run | None:
@@ -358,8 +362,3 @@ def _same_batch(one: Result, other: Result) -> bool:
 def _same_batch_per_rank(one: Result, other: Result) -> bool:
     own, its = one.point.config.layout, other.point.config.layout
     return own.global_batch * its.world_size == its.global_batch * own.world_size
-
-
-def colon() -> str:
-    """Colon of the reader's language."""
-    return say(en=": ", fr=" : ")

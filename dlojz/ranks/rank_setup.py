@@ -31,7 +31,8 @@ import psutil
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, say, use_language
-from dlojz.base.machine import cores_available, die_with_parent
+from dlojz.base.machine import cores_available, die_with_parent, meet_on_loopback, memory_free_bytes
+from dlojz.processes.forks import hash_of_process
 
 TEXT_BYTES = 64 * 2**10
 IMAGE_BYTES = 1024 * 2**10
@@ -197,8 +198,7 @@ class RankContext:
         self.guard: Any = None
         self.group: Any = None
         if local_size == size:
-            # The machine's own name need not resolve for processes of one machine to meet.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            meet_on_loopback(os.environ)  # ranks on several nodes need the interface that the user names
         self._former_groups: list[tuple[float, Any]] = []
         shell: Any = get_ipython()
         self.shell = shell
@@ -217,6 +217,8 @@ class RankContext:
         self.shell.user_ns.update(
             rank=rank, world_size=size, device=self.device, torch=torch, dist=torch.distributed, __name__="__main__"
         )
+        # Forks share one hash seed, processes that torchrun starts do not: what depends on it must not seem to agree.
+        self.shell.user_ns["hash"] = hash_of_process(rank)
         self.given = frozenset(self.shell.user_ns)
 
     def init_group(self, meeting_point: str, board: str) -> None:
@@ -567,7 +569,7 @@ def refuse_too_many(size: int, *, cores: int | None = None, available_bytes: int
         RanksRefused: with the memory they would take, and how to insist.
     """
     cores = cores or cores_available()
-    available_bytes = psutil.virtual_memory().available if available_bytes is None else available_bytes
+    available_bytes = memory_free_bytes() if available_bytes is None else available_bytes
     if size <= _RANKS_PER_CORE * cores and size * RANK_BYTES <= available_bytes:
         return
     needed, free = format_bytes(size * RANK_BYTES), format_bytes(available_bytes)

@@ -7,14 +7,16 @@ join. `None` means "not known", never zero. Units are in the field names.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from typing import Final, Literal, Self, get_args
 
 from pydantic import Field
 
 from dlojz.base.contract import Contract
 
-Category = Literal["weights", "gradients", "optimizer", "master", "activations", "buffers", "workspace"]
+Category = Literal["weights", "gradients", "optimizer", "master", "activations", "buffers", "workspace", "script"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
+NO_GRAD: Final = "no_grad"
+"""Phase of a script's forward pass without gradients: an evaluation, or a teacher's."""
 STATES: tuple[Category, ...] = ("weights", "gradients", "optimizer", "master", "buffers")
 
 Collective = Literal[
@@ -32,6 +34,12 @@ Collective = Literal[
 ]
 
 
+Origin = Literal["wrapper", "clipping", "script"]
+ORIGINS: tuple[Origin, ...] = get_args(Origin)
+"""Who calls a collective: what wraps the model or drives its training (DDP, FSDP, DeepSpeed, a plan of DTensors, a
+pipeline, a sharding optimizer), what clips its gradients, or a script by calls of its own."""
+
+
 class Memory(Contract):
     """Memory of one rank in bytes, by category: each the largest value within a step."""
 
@@ -44,6 +52,9 @@ class Memory(Contract):
     activations_bytes: int | None = Field(None, ge=0, description="tensors that forward keeps for backward")
     buffers_bytes: int | None = Field(None, ge=0, description="module buffers (BatchNorm statistics, …)")
     workspace_bytes: int | None = Field(None, ge=0, description="temporaries and communication buckets")
+    script_bytes: int | None = Field(
+        None, ge=0, description="held by variables of a script: former outputs and batches, copies, data sets"
+    )
     peak_bytes: int | None = Field(None, ge=0, description="largest sum held at one moment")
     peak_moment: str | None = Field(None, description="phase in which the peak occurs")
     at_peak_bytes: dict[Category, int] | None = Field(None, description="the categories at the moment of the peak")
@@ -89,7 +100,7 @@ class Traffic(Contract):
     group: str = Field(
         description="mesh axis the group runs along: dp (with cp > 1 all that average gradients), tp, pp; cp (ranks "
         "that share the sequences); ep (ranks that divide the experts) or edp (ranks that hold the same experts); or "
-        "control (the lab's own)"
+        "control (the lab's own); empty for a group of a script whose axis has no name"
     )
     group_size: int = Field(ge=1, description="ranks in the group")
     count: int | None = Field(None, ge=0, description="calls per step")
@@ -97,6 +108,12 @@ class Traffic(Contract):
     every_steps: int = Field(
         1, ge=1, repr=False, description="one step in so many sends this: more than 1 where replicas go several alone"
     )
+    origin: Origin = Field("wrapper", repr=False, description="who calls it; of a script only the wrapper is predicted")
+
+    @property
+    def key(self) -> tuple[Origin, Collective, str, int]:
+        """What a prediction and a measurement of it share; the size tells groups without a name apart."""
+        return self.origin, self.collective, self.group, 0 if self.group else self.group_size
 
     @property
     def sent_bytes(self) -> float:

@@ -32,7 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import integer, refusal
+from dlojz.base.language import format_seconds, integer, refusal, say
+from dlojz.base.table import visible
 from dlojz.results.footprint import Collective
 from dlojz.results.profiler_trace import MOST_RANKS, TraceFile, rank_of
 from dlojz.results.record import Span
@@ -220,6 +221,13 @@ def activities_of(trace: TraceFile) -> RankActivities:
             )
     if not kept.known:
         raise _of_nothing(trace)
+    if wrong := kept.wrong_time():
+        raise refusal(
+            en=f"the trace {trace.name} has an impossible time: {wrong}; the file was changed or the clock was set "
+            "meanwhile: take that event out, or profile again.",
+            fr=f"la trace {trace.name} contient un instant impossible : {wrong} ; le fichier a été modifié ou "
+            "l’horloge a été réglée entre-temps : retirez cet événement, ou profilez de nouveau.",
+        )
     rank = rank_of(trace)
     if rank is None:
         raise refusal(
@@ -259,6 +267,21 @@ def _of_nothing(trace: TraceFile) -> LabError:
     )
 
 
+_FEW, _FAR, _FAR_S = 4, 100.0, 60.0
+"""Events of which a spread is known; times the spread of three quarters of them, and seconds, from which on an event is
+no part of the profile. A clock itself may count from anywhere, also below 0."""
+
+
+def _seconds(microseconds: object) -> float:
+    """Convert a time of an event; NaN where it is no number."""
+    if isinstance(microseconds, bool) or not isinstance(microseconds, int | float):
+        return math.nan
+    try:
+        return microseconds * 1e-6
+    except OverflowError:
+        return math.inf
+
+
 class _Kept:
     """What is kept of a rank's events while they are read: edges of intervals, messages, marks, numbers of autograd."""
 
@@ -271,6 +294,8 @@ class _Kept:
         self.device_exchanges: list[Exchange] = []
         self.marks: list[TracedMark] = []
         self.known = 0
+        self.begins, self.ends = array("d"), array("d")
+        self.earliest, self.latest = (math.inf, ""), (-math.inf, "")
 
     @property
     def count(self) -> int:
@@ -282,11 +307,14 @@ class _Kept:
         kind, name, start, lasts = (event.get(key) for key in ("cat", "name", "ts", "dur"))
         if event.get("ph") != "X" or not isinstance(name, str) or not isinstance(kind, str):
             return
-        if not isinstance(start, int | float) or not isinstance(lasts, int | float):
+        if kind not in {*DEVICE, *LAUNCHES, *MARKS, HOST}:
             return
-        begin, end = start * 1e-6, (start + lasts) * 1e-6
+        begin, end = _seconds(start), _seconds(start) + _seconds(lasts)
         if not (math.isfinite(begin) and math.isfinite(end)) or end < begin:
             return
+        self.begins.append(begin)
+        self.ends.append(end)
+        self.earliest, self.latest = min(self.earliest, (begin, name)), max(self.latest, (end, name))
         if kind in DEVICE:
             self._kernel(event, name, begin, end)
         elif kind in LAUNCHES:
@@ -295,6 +323,22 @@ class _Kept:
             self._mark(event, kind, name, begin, end)
         elif kind == HOST:
             self._operator(event, name, begin, end)
+
+    def wrong_time(self) -> str:
+        """Name an event that is far from all the others in time; empty where none is, or there are few."""
+        if len(self.begins) < _FEW:
+            return ""
+        middle_s = float(np.median(self.begins))
+        distances_s = np.abs(np.asarray(self.begins) - middle_s)
+        far_s = _FAR * float(np.quantile(distances_s, 0.75)) + _FAR_S
+        for (moment_s, name), away_s in (
+            (self.earliest, middle_s - self.earliest[0]),
+            (self.latest, self.latest[0] - middle_s),
+        ):
+            if away_s > far_s:
+                words = say(en="away from the others", fr="des autres")
+                return f"{visible(name)}, {moment_s * 1e6:.0f} µs, {format_seconds(away_s)} {words}"
+        return ""
 
     def _kernel(self, event: Mapping[str, Any], name: str, begin: float, end: float) -> None:
         self.known += 1

@@ -13,24 +13,30 @@ import json
 import os
 import socket
 import stat
+import time
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import Field, model_validator
 
 from dlojz.base.contract import Contract, parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.fault_injection import faultpoint
-from dlojz.base.language import refusal, say
+from dlojz.base.language import format_bytes, refusal, say
 from dlojz.config.run_config import ReadContract, RunConfig
 from dlojz.results.footprint import Category, Footprint
 
 Status = Literal["completed", "oom", "timeout", "cancelled", "failed", "diverged"]
 STATUSES: tuple[Status, ...] = get_args(Status)
+UNTRAINED = "untrained"
+"""Event of a rank whose script has made no step of an optimizer."""
+CHILDREN_EVENTS = "children.jsonl"
+"""Ends of processes that a script or its launcher has started, and that trained nothing."""
 MAX_RECORD_BYTES = 64 * 2**20
 MAX_EVENTS_BYTES = 256 * 2**20
 
@@ -79,6 +85,8 @@ class ScriptLever(Contract):
 
 REST = "(rest)"
 """Module of a peak: what is in the model and in none of its blocks."""
+OTHERS = "(others)"
+"""Module of a peak: states of a script's other models, which a step leaves as they are."""
 
 
 class ModuleMemory(Contract):
@@ -117,6 +125,23 @@ class RunRecord(ReadContract):
     step_s: tuple[float, ...] = Field(
         (), description="seconds of each finished step on its slowest rank; the steps that are traced take longer"
     )
+    step_samples: tuple[int, ...] = Field(
+        (), description="samples of all replicas, one per finished step of a script; 0 where they were not seen"
+    )
+    named_losses: dict[str, tuple[float, ...]] = Field(
+        default_factory=dict, description="of a script with several losses: each under its variable's name, on rank 0"
+    )
+    steps_of: dict[str, int] = Field(
+        default_factory=dict, description="of a script with several optimizers: steps in which each was stepped"
+    )
+    held_bytes: tuple[int, ...] = Field(
+        (), description="of a script, on rank 0: resident (on a GPU: allocated) at the end of each step"
+    )
+    variables: dict[str, int] = Field(
+        default_factory=dict, description="of a script, on rank 0: bytes that its variables hold, by their names"
+    )
+    notes: tuple[str, ...] = Field((), description="what was not measured, and why")
+    watch_ended: bool = Field(False, description="of a script: whether its later steps were not seen, for a fault")
     weights_sha256: str | None = Field(None, description="checksum of the final weights")
     footprints: tuple[Footprint, ...] = Field((), description="measured, one per rank that got so far")
     spans: tuple[Span, ...] = Field((), description="timeline of the steps kept")
@@ -125,7 +150,8 @@ class RunRecord(ReadContract):
     script_prediction: ScriptPrediction | None = Field(None, description="of a script, made in its first step")
     environment: dict[str, str] = Field(default_factory=dict, description="versions and machine")
     started_utc: str = ""
-    elapsed_s: float = Field(0.0, ge=0)
+    ended_utc: str = ""
+    elapsed_s: float | None = Field(None, ge=0, description="of all attempts, without the waiting between them")
 
     @property
     def replayed_from(self) -> str:
@@ -249,7 +275,7 @@ def read_record(path: Path) -> RunRecord:
 
 
 class EventLog:
-    """Log of one rank's events: a JSON line each, flushed as it happens.
+    """Log of one rank's events: a JSON line each with its time (`time_s`, Unix), flushed as it happens.
 
     Args:
         path: file that is appended to; its folder must exist.
@@ -264,7 +290,8 @@ class EventLog:
     def write(self, event: str, **fields: Any) -> None:
         """Append one event and flush it to the operating system."""
         faultpoint("events.write:1")
-        self._file.write(json.dumps({"event": event, **fields}, allow_nan=False) + "\n")
+        told = {"event": event, "time_s": time.time(), **fields}
+        self._file.write(json.dumps(told, allow_nan=False) + "\n")
         self._file.flush()
         faultpoint("events.write:2")
 
@@ -327,6 +354,57 @@ def append_event(path: Path, event: str, **fields: Any) -> None:
         log = EventLog(path)
         log.write(event, **fields)
         log.close()
+
+
+_SETTLED_STEPS, _LEAST_STEPS, _LEAST_GROWTH_BYTES = 3, 8, 2**25
+
+
+class MemoryGrowth(NamedTuple):
+    """Growth of what a process holds from step to step, after the first ones; steps are counted from 1."""
+
+    bytes_per_step: float
+    first_step: int
+    first_bytes: int
+    last_step: int
+    last_bytes: int
+
+    def text(self) -> str:
+        """Name the growth, and what usually causes it."""
+        each, before, after = map(format_bytes, (self.bytes_per_step, self.first_bytes, self.last_bytes))
+        return say(
+            en=f"memory grew by {each} per step, from {before} after step {self.first_step} to {after} after step "
+            f"{self.last_step}: the script keeps something of every step (a loss with its graph, where `loss.item()` "
+            "was meant; outputs in a list), or its batches grow.",
+            fr=f"la mémoire a augmenté de {each} par pas, de {before} après le pas {self.first_step} à {after} après "
+            f"le pas {self.last_step} : le script garde quelque chose de chaque pas (une perte avec son graphe, au "
+            "lieu de `loss.item()` ; des sorties dans une liste), ou ses batches grandissent.",
+        )
+
+
+def memory_growth(held_bytes: Sequence[int]) -> MemoryGrowth | None:
+    """Find growth in the bytes that a process held at the end of each step; None where there is none to name.
+
+    Growth is named where it goes on in each third of the steps after the first ones, and comes to 32 MiB or more.
+
+    Args:
+        held_bytes: resident or allocated; 0 where it is not known.
+    """
+    settled = held_bytes[_SETTLED_STEPS:]
+    if len(settled) < _LEAST_STEPS or not all(settled):
+        return None
+    third = len(settled) // 3
+    corners = [median(settled[at : at + max(1, third // 2)]) for at in (0, third, 2 * third)] + [settled[-1]]
+    rises = [later - earlier for earlier, later in pairwise(corners)]
+    total_bytes = settled[-1] - settled[0]
+    if total_bytes < _LEAST_GROWTH_BYTES or min(rises) < total_bytes / 10:
+        return None
+    return MemoryGrowth(
+        bytes_per_step=total_bytes / (len(settled) - 1),
+        first_step=_SETTLED_STEPS + 1,
+        first_bytes=settled[0],
+        last_step=len(held_bytes),
+        last_bytes=settled[-1],
+    )
 
 
 SPIKE = 1.2

@@ -77,10 +77,15 @@ class EndEvidence:
         steps: finished steps, by rank.
         log_tails: last part of the printed output, by rank.
         kernel_oom: whether the kernel killed a process for memory while the run lasted; None where that is not known.
+        memory_of: whose memory the ranks share: of the machine, or of a job, container or group with a limit.
+        torch_debug: value of TORCH_DISTRIBUTED_DEBUG, where it makes torch compare collectives; empty otherwise.
         cpu_limit_s: processor time that each rank may use; None without a limit, or where it is not known.
         disk_problem: why nothing more can be written into the run's folder; empty where something can.
         launcher: error of the launcher itself; `vanished` where it is gone.
         job: end of the run's job, where it had one.
+        script: name of the user's script; empty for a run of the lab's.
+        children: status and sentence of the processes that the script has started itself and that trained, by rank.
+        untrained: why nothing was measured of a script; empty where something was.
     """
 
     world_size: int
@@ -90,11 +95,16 @@ class EndEvidence:
     steps: Mapping[int, int] = field(default_factory=dict)
     log_tails: Mapping[int, str] = field(default_factory=dict)
     kernel_oom: bool | None = None
+    memory_of: str = "the machine"
+    torch_debug: str = ""
     cpu_limit_s: float | None = None
     disk_problem: str = ""
     time_limit_s: float | None = None
     launcher: str = ""
     job: JobEnd | None = None
+    script: str = ""
+    children: Mapping[int, tuple[Status, str]] = field(default_factory=dict)
+    untrained: str = ""
 
 
 def end_of(events: list[dict[str, Any]]) -> tuple[Status, str] | None:
@@ -110,7 +120,10 @@ def end_of(events: list[dict[str, Any]]) -> tuple[Status, str] | None:
 
 def classify(evidence: EndEvidence) -> Ending:
     """Classify the end of a run by the first rule that applies."""
-    rules = (_completed, _measured, _stopped, _job_stopped, _out_of_memory, _killed, _failed, _job_left, _launcher)
+    rules = (
+        *(_script_stopped, _completed, _measured, _stopped, _job_stopped, _child_failed, _out_of_memory, _killed),
+        *(_failed, _job_left, _launcher),
+    )
     endings = (rule(evidence) for rule in rules)
     ending = next((ending for ending in endings if ending), None) or _leftover(evidence)
     if ending.status != "failed" or not evidence.disk_problem or evidence.disk_problem in ending.reason:
@@ -122,10 +135,36 @@ def classify(evidence: EndEvidence) -> Ending:
     )
 
 
+def _script_stopped(evidence: EndEvidence) -> Ending | None:
+    """Classify a script that was asked to stop: it may handle the signal, and end as if it had completed."""
+    if not evidence.script:
+        return None
+    interrupted = [end for end in evidence.ends.values() if end[0] == "cancelled"]
+    if interrupted and evidence.stopped_by is None and evidence.job is None:
+        return Ending(*interrupted[0])
+    return _stopped(evidence)
+
+
 def _completed(evidence: EndEvidence) -> Ending | None:
     ended = [status for status, _ in evidence.ends.values()]
-    whole = not evidence.exit_codes and ended == ["completed"] * evidence.world_size
-    return Ending("completed") if whole else None
+    if evidence.script and not evidence.launcher and evidence.job is None:
+        # Every exit code is known to be 0: a script that ends by `os._exit`, or a launcher, writes no end.
+        known = any(evidence.steps.values()) or evidence.untrained
+        ended += ["completed"] * (evidence.world_size - len(ended)) if known else []
+    if evidence.exit_codes or ended != ["completed"] * evidence.world_size:
+        return None
+    if evidence.untrained:
+        return Ending("failed", evidence.untrained)
+    diverged = [Ending(*end) for end in evidence.children.values() if end[0] == "diverged"]
+    return diverged[0] if diverged else Ending("completed")
+
+
+def _child_failed(evidence: EndEvidence) -> Ending | None:
+    """Classify by the first process of the script's own that failed: the one that started it only reports that."""
+    for _, (status, said) in sorted(evidence.children.items()):
+        if status in ("failed", "oom") and said and not PEER_GONE.search(said):
+            return Ending(status, said)
+    return None
 
 
 def _measured(evidence: EndEvidence) -> Ending | None:
@@ -232,7 +271,7 @@ def _out_of_memory(evidence: EndEvidence) -> Ending | None:
             return Ending(
                 "oom",
                 f"rank {rank} was killed by the system {_after(evidence.steps.get(rank, 0))} because "
-                "the machine ran out of memory.",
+                f"{evidence.memory_of} ran out of memory.",
             )
     return None
 
@@ -265,10 +304,15 @@ def _signalled(evidence: EndEvidence, rank: int) -> str:
     if number == signal.SIGKILL and evidence.cpu_limit_s is not None:
         return f"{words}: if nobody stopped it, it had used the {limit} of processor time that it may use (ulimit -t)."
     if number == signal.SIGKILL and evidence.kernel_oom is None:
-        return f"{words}: if nobody stopped it, the machine ran out of memory."
+        return f"{words}: if nobody stopped it, {evidence.memory_of} ran out of memory."
     if number == signal.SIGKILL:
         return f"{words}: somebody stopped it, or a limit of the machine did; the kernel killed nothing for memory."
     said = _FATAL.findall(evidence.log_tails.get(rank, ""))
+    if number == signal.SIGSEGV and evidence.torch_debug:
+        return (
+            f"{words}: TORCH_DISTRIBUTED_DEBUG={evidence.torch_debug} is set, with which some versions of torch "
+            "crash: run it without."
+        )
     return f"{words}: {last_line(said[-1])}" if said else f"{words}."
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 import stat
 import unicodedata
@@ -27,16 +28,18 @@ MAX_LOG_BYTES = 64 * 1024
 MAX_FILE_BYTES = 1024 * 1024
 """More than any of the small files of a run's folder has."""
 _MAX_LINE_CHARS = 300
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+"""Sequences that set colours and weights of letters (ECMA-48, SGR)."""
 
 
 def visible(text: str) -> str:
-    """Escape every control or direction-changing character of a text, but for line ends and tabs.
+    """Escape every control or direction-changing character of a text, but for line ends and tabs; leave colours out.
 
     Example:
-        >>> visible("50%\\r100%\\x1b[0m")
-        '50%\\\\r100%\\\\x1b[0m'
+        >>> visible("\\x1b[31m50%\\r100%\\x1b[0m\\x07")
+        '50%\\\\r100%\\\\x07'
     """
-    text = text.replace("\r\n", "\n")
+    text = _COLOURS.sub("", text.replace("\r\n", "\n"))
     return "".join(
         char
         if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")

@@ -38,6 +38,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.data import check_available
 from dlojz.hardware.clusters import Machine
 from dlojz.libraries.library_catalogue import check_checkpoints, own_python
+from dlojz.processes.script_environment import ProcessIdentity
 from dlojz.processes.standby import Standby
 from dlojz.results.record import RunRecord, read_record, write_atomic, write_record
 from dlojz.runnable import check_runnable
@@ -77,7 +78,7 @@ def start(folder: Path) -> None:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    env=_environment(),
+                    env=ProcessIdentity(str(folder)).put_into(os.environ) if config.script else _environment(),
                 )
                 _hand_over(folder, process.pid)
                 # Without a wait the launcher stays a zombie as long as the notebook lives.
@@ -326,7 +327,8 @@ def run(  # noqa: PLR0913 - one call is all that a student has to know
         time_limit_s: seconds after which it is stopped, > 0; by default none, or the machine file's. A job saves a
             checkpoint shortly before, goes back to the queue up to three times, and goes on from there.
         checkpoint_every: steps between two checkpoints; by default one is kept only before the time limit.
-        processes: number of processes, checked against the degrees of the layout; of a script 1 by default.
+        processes: number of processes, checked against the degrees of the layout; a script is started as torchrun does,
+            and without a number as `python` starts it, once.
         root: folder of the runs; by default `$DLOJZ_RUNS`, or `runs/` of the checkout.
         progress: show a bar or not; by default where somebody looks.
         worker_module: Python module that every rank runs.
@@ -344,7 +346,7 @@ def run(  # noqa: PLR0913 - one call is all that a student has to know
         `dlojz.run(model="coatnet_tiny", dp=2, zero=2, engine="deepspeed")`
     """
     if isinstance(config, str | os.PathLike):
-        wanted = RunConfig.of_script(config, args, processes=processes or 1, **_script_fields(fields))
+        wanted = RunConfig.of_script(config, args, processes=processes, **_script_fields(fields))
     else:
         wanted = _merge(config, fields)
     if processes is not None:

@@ -23,12 +23,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
 from dlojz.base.display_hook import wanted
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, refusal, say
-from dlojz.base.machine import cores_available, processor_name
+from dlojz.base.machine import cores_available, machine_limit, processor_name
 from dlojz.config.run_compatibility import or_none, stage_refusal
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model.measured_machine import Measured, Setup, default_path, read_measured, write_measured
@@ -151,7 +149,7 @@ def measure_machine(
         timings, points = _on_gpus(number, pace) if on_gpu else _on_cores(number, pace, watch)
         setups.append(Setup.from_dict({"ranks": number, "timings": timings, "points": points}))
     title = torch.cuda.get_device_name(0) if on_gpu else processor_name()
-    memory = torch.cuda.get_device_properties(0).total_memory if on_gpu else psutil.virtual_memory().total
+    memory = torch.cuda.get_device_properties(0).total_memory if on_gpu else machine_limit().num_bytes
     return Measured(
         machine=platform.node() or "local",
         processor=title,

@@ -19,7 +19,7 @@ from dlojz.display.style import category_label, phase_label
 from dlojz.display.tables import status_label
 from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.results.footprint import Memory
-from dlojz.results.record import REST, ModuleMemory, RunRecord
+from dlojz.results.record import OTHERS, REST, ModuleMemory, RunRecord, memory_growth
 from dlojz.running.state import RunFolder
 
 if TYPE_CHECKING:
@@ -113,7 +113,10 @@ def memory_lines(found: PostMortem) -> list[str]:
     rows = tuple((f"  {category_label(name)}", format_bytes(num_bytes)) for name, num_bytes in held if num_bytes)
     lines += str(Table(("", ""), rows)).splitlines()
     lines += module_lines(found)
-    if found.limit_bytes and not found.limit_explains and found.exceeds_at_once:
+    growth = memory_growth(found.record.held_bytes)
+    if growth is not None:
+        lines += ["", say(en=f"But {growth.text()}", fr=f"Mais {growth.text()}")]
+    elif found.limit_bytes and not found.limit_explains and found.exceeds_at_once:
         asked, source = format_bytes(found.asked_bytes), say(en="measured", fr="mesuré")
         if not found.measured:
             source = say(en="predicted", fr="prédit")
@@ -130,13 +133,16 @@ def memory_lines(found: PostMortem) -> list[str]:
         lines += [
             "",
             say(
-                en="That is well below the limit: something else refused the memory (`ulimit -v`, the limit of a job, "
-                "other programs of this machine).",
-                fr="C’est bien en dessous de la limite : la mémoire a été refusée pour une autre raison (`ulimit -v`, "
-                "la limite d’un job, d’autres programmes de cette machine).",
+                en="That is well below the limit: Python and the libraries of each process (some hundred MiB) filled "
+                "it, or something else refused the memory (`ulimit -v`, the limit of a job, other programs of this "
+                "machine).",
+                fr="C’est bien en dessous de la limite : Python et les bibliothèques de chaque processus (quelques "
+                "centaines de Mio) l’ont remplie, ou la mémoire a été refusée pour une autre raison (`ulimit -v`, la "
+                "limite d’un job, d’autres programmes de cette machine).",
             ),
         ]
-    return [*lines, "", *_lever_lines(found)]
+    # What is kept from step to step is what to look for: a smaller step only puts off the end.
+    return lines if growth is not None else [*lines, "", *_lever_lines(found)]
 
 
 def module_lines(found: PostMortem) -> list[str]:
@@ -150,6 +156,8 @@ def module_lines(found: PostMortem) -> list[str]:
         name = one.module or say(en="outside of the model (loss, buckets)", fr="hors du modèle (loss, buckets)")
         if name == REST:
             name = say(en="(rest of the model)", fr="(reste du modèle)")
+        elif name == OTHERS:
+            name = say(en="(other models)", fr="(autres modèles)")
         rows.append((f"  {visible(name)}", format_bytes(sum(one.bytes_by_category.values())), parts))
     left = sum(sum(one.bytes_by_category.values()) for one in found.modules[MODULES_SHOWN:])
     if left:

@@ -12,9 +12,11 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import psutil
@@ -41,6 +43,26 @@ if TYPE_CHECKING:
 
 _POLL_S, _JOB_POLL_S = 0.2, 1.0
 _SETTLE_S = 30.0
+
+
+@contextlib.contextmanager
+def _interruptions() -> Iterator[Callable[[], bool]]:
+    """Note each Ctrl-C: a KeyboardInterrupt that is raised while Python collects garbage is dropped, and lost."""
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        signal.default_int_handler(number, frame)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield lambda: False
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(noted)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Run(RunFolder, Tabular):
@@ -136,19 +158,24 @@ class Run(RunFolder, Tabular):
         Raises:
             KeyboardInterrupt: on Ctrl-C, once the run is cancelled.
         """
+        interrupted: Callable[[], bool] = bool
         try:
-            try:
+            with _interruptions() as interrupted, contextlib.ExitStack() as at_end:
+                at_end.callback(close)
                 while True:
+                    if interrupted():
+                        raise KeyboardInterrupt
                     state = self.state
                     look(state)
                     if is_final(state):
                         return self
                     time.sleep(self._poll_s)
-            finally:
-                close()
-        except KeyboardInterrupt:
-            self.cancel()
-            self._settle()
+        except (KeyboardInterrupt, OSError) as error:
+            # What is drawn on a terminal that has hung up raises too.
+            if isinstance(error, KeyboardInterrupt) or interrupted():
+                self.cancel()
+                with contextlib.suppress(OSError):
+                    self._settle()
             raise
 
     def _settle(self) -> None:

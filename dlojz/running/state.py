@@ -19,20 +19,24 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
+from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
 from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.results.footprint import Footprint
 from dlojz.results.record import (
+    CHILDREN_EVENTS,
     STATUSES,
+    UNTRAINED,
     DamagedRecordError,
     ExpertLoad,
     MemorySample,
@@ -128,6 +132,33 @@ def _of_steps(
     return found
 
 
+def _of_script(events: Sequence[Event]) -> dict[str, Any]:
+    """Read what the watch of a script wrote of each step, and its notes; what is damaged is left out."""
+    steps = [event for event in events if event["event"] == "step"]
+    losses: dict[str, list[float]] = defaultdict(list)
+    of_optimizers: Counter[str] = Counter()
+    for event in steps:
+        named, names = event.get("losses"), event.get("optimizers")
+        for name, value in (named.items() if isinstance(named, dict) else ()):
+            if type(value) is float and abs(value) <= MOST:
+                losses[name] += [value]
+        of_optimizers.update(name for name in (names if isinstance(names, list) else ()) if isinstance(name, str))
+    variables = _event(events, "variables").get("names")
+    return {
+        "step_samples": tuple(_whole(event.get("samples")) for event in steps),
+        "named_losses": {name: tuple(values) for name, values in losses.items()} if len(losses) > 1 else {},
+        "steps_of": dict(of_optimizers) if len(of_optimizers) > 1 else {},
+        "held_bytes": tuple(_whole(event.get("resident_bytes")) for event in steps),
+        "variables": {name: _whole(value) for name, value in variables.items()} if isinstance(variables, dict) else {},
+        "notes": tuple(_text(event.get("text")) for event in events if event["event"] == "note"),
+        "watch_ended": any(event["event"] == "note" and event.get("ends_watch") is True for event in events),
+    }
+
+
+def _whole(value: object) -> int:
+    return value if type(value) is int and 0 <= value < 2**63 else 0
+
+
 def finished_steps(events: Sequence[Event]) -> int:
     """Count the steps that one rank has finished."""
     return max(
@@ -136,19 +167,29 @@ def finished_steps(events: Sequence[Event]) -> int:
     )
 
 
-DEVICE_TEXTS = ("device", "library", "wrapped_in")
-"""Keys of a rank's `device` event: its device; the library, and the class that it wrapped the model in."""
+DEVICE_TEXTS = ("device", "library", "wrapped_in", "threads")
+"""Keys of a rank's `device` event: its device; the library, the class that it wrapped the model in; a script's
+threads."""
 
 
 def assemble(
-    run_id: str, config: RunConfig, events: Mapping[int, Sequence[Event]], ending: Ending, elapsed_s: float
+    run_id: str,
+    config: RunConfig,
+    events: Mapping[int, Sequence[Event]],
+    ending: Ending,
+    elapsed_s: float | None,
+    ended_s: float | None = None,
 ) -> RunRecord:
     """Assemble a run's record: losses, the last footprint of each rank, timeline, environment and end.
 
     Args:
         events: by rank, in the order written.
-        elapsed_s: seconds from the start of the launcher to the end.
+        elapsed_s: seconds of all attempts, each from its start to its end; None where that is not known.
+        ended_s: Unix time of the end; None where that is not known.
     """
+    if config.script and len(events) != config.layout.world_size:
+        # Processes that the script, or its launcher, has started itself.
+        config = config.model_copy(update={"layout": Layout(dp=max(1, len(events)))})
     footprints = (_last(Footprint, events[rank], "footprint", "footprint") for rank in sorted(events))
     first = _event(events.get(0, ()), "start")
     return RunRecord(
@@ -159,6 +200,7 @@ def assemble(
         losses=losses_of(events),
         step_tokens=tuple(told[0] for told in _of_steps(events, "tokens", int, least=1)),
         step_s=tuple(max(told) for told in _of_steps(events, "step_s", float, least=0.0)),
+        **(_of_script(_latest(events.get(0, ()))) if config.script else {}),
         weights_sha256=_text(_event(events.get(0, ()), "weights").get("sha256")) or None,
         footprints=tuple(footprint for footprint in footprints if footprint is not None),
         spans=tuple(span for rank in sorted(events) for span in _parts(Span, _latest(events[rank]), "spans", "spans")),
@@ -167,7 +209,8 @@ def assemble(
         script_prediction=_predicted(events),
         environment=_texts(first.get("environment")) | _texts(_event(events.get(0, ()), "device"), only=DEVICE_TEXTS),
         started_utc=_text(first.get("time_utc")),
-        elapsed_s=max(0.0, elapsed_s),
+        ended_utc=_utc(ended_s),
+        elapsed_s=None if elapsed_s is None else max(0.0, elapsed_s),
     )
 
 
@@ -294,6 +337,7 @@ LAUNCHER_EVENTS = "launcher.jsonl"
 UNHEARD_S = 120.0
 """Seconds after which a launcher on another machine that was asked to stop, and has not, is considered gone."""
 _RANK_EVENTS = re.compile(r"rank-(\d{1,6})\.jsonl")
+_STARTED_EVENTS = re.compile(r"child-(\d{1,6})\.jsonl")
 
 Events = dict[int, list[dict[str, Any]]]
 
@@ -320,27 +364,81 @@ def read_config(folder: Path) -> RunConfig:
 
 
 def read_all_events(folder: Path) -> Events:
-    """Read the events of every rank that wrote any; files that cannot be read have none."""
+    """Read the events of every rank that wrote any; files that cannot be read have none.
+
+    Processes that a script or its launcher has started are ranks too, once they train.
+    """
+    found, started = _read_events_of(folder, _RANK_EVENTS), _read_events_of(folder, _STARTED_EVENTS)
+    for rank, events in started.items():
+        # The process that has started them is no rank where it trains nothing: its first child takes its place.
+        place = rank if not finished_steps(found.get(rank, ())) else max(found) + 1
+        found[place] = [*_starts(found.get(place, ())), *events, *_ends(found.get(place, ()))]
+    return dict(sorted(found.items()))
+
+
+def _read_events_of(folder: Path, pattern: re.Pattern[str]) -> Events:
+    """Read the event files whose names match, by the number in the name."""
     found: Events = {}
-    for path in sorted((folder / EVENTS).glob("rank-*.jsonl")):
-        name = _RANK_EVENTS.fullmatch(path.name)
-        if name:
+    for path in sorted((folder / EVENTS).glob("*.jsonl")):
+        if name := pattern.fullmatch(path.name):
             with contextlib.suppress(OSError):
                 found[int(name[1])] = read_events(path)
-    return found
+    return dict(sorted(found.items()))
 
 
-def evidence_of(events: Mapping[int, list[dict[str, Any]]], folder: Path, world_size: int, **known: Any) -> EndEvidence:
+def _starts(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] != "end"]
+
+
+def _ends(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] == "end"]
+
+
+def evidence_of(
+    events: Mapping[int, list[dict[str, Any]]], folder: Path, config: RunConfig, **known: Any
+) -> EndEvidence:
     """Collect the evidence of a run's end from its folder and from what the launcher knows."""
-    ends = {rank: end for rank, told in events.items() if (end := end_of(told))}
+    world_size = config.layout.world_size
+    ends = {rank: end for rank, told in events.items() if rank < world_size and (end := end_of(told))}
     return EndEvidence(
         world_size=world_size,
         ends=ends,
         steps={rank: finished_steps(told) for rank, told in events.items()},
         log_tails={rank: read_tail(folder / LOGS / f"rank-{rank}.log", 8192) for rank in range(world_size)},
         disk_problem=disk_problem(folder),
+        script=config.script.name if config.script else "",
+        children=_children_ends({-1: _untrained_children(folder), **events}),
+        untrained=_untrained(events),
         **known,
     )
+
+
+def _untrained_children(folder: Path) -> list[dict[str, Any]]:
+    """Read the ends of processes that trained nothing, up to the first that failed, which is the cause."""
+    ends: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError):
+        ends = read_events(folder / EVENTS / CHILDREN_EVENTS)
+    failed = [event for event in ends if event.get("status") in ("failed", "oom")]
+    return failed[:1]
+
+
+def _children_ends(events: Mapping[int, Sequence[Event]]) -> dict[int, tuple[Status, str]]:
+    """Read how the processes that a script has started say that they ended, by their rank."""
+    found: dict[int, tuple[Status, str]] = {}
+    for rank, told in events.items():
+        for event in told:
+            for status in STATUSES:
+                if event["event"] == "child_end" and event.get("status") == status:
+                    found[rank] = status, visible(str(event.get("reason") or ""))
+    return found
+
+
+def _untrained(events: Mapping[int, Sequence[Event]]) -> str:
+    """Read why nothing was measured of a script; empty where some process of it has trained."""
+    if any(finished_steps(told) for told in events.values()):
+        return ""
+    said = [_text(event.get("reason")) for told in events.values() for event in told if event["event"] == UNTRAINED]
+    return said[0] if said else ""
 
 
 _TRIED_BYTES = 64 * 1024
@@ -359,14 +457,18 @@ def disk_problem(folder: Path) -> str:
     return ""
 
 
-def record_end(folder: Path, config: RunConfig, events: Events, ending: Ending, elapsed_s: float) -> None:
+def record_end(folder: Path, config: RunConfig, events: Events, ending: Ending, elapsed_s: float | None) -> None:
     """Write the end of a run into its events, which outlive a damaged record, and its record.
+
+    Args:
+        elapsed_s: of all attempts; None where that is not known.
 
     Raises:
         OSError: if the record cannot be written.
     """
-    append_event(folder / EVENTS / LAUNCHER_EVENTS, "end", status=ending.status, reason=ending.reason)
-    write_record(folder / RECORD, assemble(folder.name, config, events, ending, elapsed_s))
+    told = {"status": ending.status, "reason": ending.reason, "elapsed_s": elapsed_s}
+    append_event(folder / EVENTS / LAUNCHER_EVENTS, "end", **told)
+    write_record(folder / RECORD, assemble(folder.name, config, events, ending, elapsed_s, time.time()))
 
 
 def read_state(folder: Path) -> tuple[State, RunRecord | None]:
@@ -443,7 +545,7 @@ def rebuild(folder: Path, damage: str = "", job: JobEnd | None = None) -> RunRec
         Ending(*known)
         if known
         else classify(
-            evidence_of(events, folder, config.layout.world_size, launcher="vanished", job=job, stopped_by=asked)
+            evidence_of(events, folder, config, launcher="vanished", job=job, stopped_by=asked)
         )
     )
     if damage:
@@ -453,7 +555,8 @@ def rebuild(folder: Path, damage: str = "", job: JobEnd | None = None) -> RunRec
             "événements",
         )
         ending = Ending(ending.status, f"{ending.reason.rstrip('.')}; {note}." if ending.reason else f"{note}.")
-    return assemble(folder.name, config, events, ending, _lasted_s(folder))
+    elapsed_s, ended_s = _told_length(events, told if end_of(told) else ())
+    return assemble(folder.name, config, events, ending, elapsed_s, ended_s)
 
 
 _LOGGED_END = re.compile(rf"dlojz\.launcher ({'|'.join(STATUSES)}) ?(.*)")
@@ -495,15 +598,75 @@ def _set_aside(path: Path) -> None:
         pass
 
 
-def _lasted_s(folder: Path) -> float:
-    """Return the seconds from the submission to the last event."""
-    owner = read_owner(folder)
-    written = [path.stat().st_mtime for path in (folder / EVENTS).glob("*.jsonl") if path.is_file()]
+_LONGEST_S = 366 * 24 * 3600.0
+"""No attempt lasts a year: a time that says so is damaged."""
+
+
+def _moment_s(event: Event) -> float | None:
+    """Return when an event was written, as Unix time; None where it does not say."""
+    told = event.get("time_s")
+    if isinstance(told, int | float) and not isinstance(told, bool) and 0 < told <= MOST:
+        return float(told)
     try:
-        started = datetime.fromisoformat(owner.submitted_utc).timestamp() if owner else 0.0
-    except ValueError:
-        return 0.0
-    return max(written, default=started) - started if started else 0.0
+        return datetime.fromisoformat(event["time_utc"]).timestamp()
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _utc(moment_s: float | None) -> str:
+    """Write a Unix time as the events do; nothing where it is not known or no date."""
+    with contextlib.suppress(ValueError, OverflowError, OSError, TypeError):
+        return datetime.fromtimestamp(moment_s, UTC).isoformat(timespec="seconds")  # type: ignore[arg-type]
+    return ""
+
+
+def _attempts(events: Sequence[Event]) -> list[tuple[float, float]]:
+    """List when each attempt of one rank began and when it last wrote; those of which that is not known are left out.
+
+    An attempt goes from a `start` to the next. Neither the submission nor a file's time counts: a job waits in the
+    queue, and a copied file is as old as its copy.
+    """
+    starts = [index for index, event in enumerate(events) if event["event"] == "start"]
+    found = []
+    for first, following in pairwise([*starts, len(events)]):
+        begun_s, *later = [_moment_s(event) for event in events[first:following]]
+        ended_s = next((moment_s for moment_s in reversed(later) if moment_s is not None), None if later else begun_s)
+        if begun_s is not None and ended_s is not None and 0 <= ended_s - begun_s < _LONGEST_S:
+            found.append((begun_s, ended_s))
+    return found
+
+
+def attempts_of(events: Mapping[int, Sequence[Event]]) -> list[tuple[float, float]]:
+    """List begin and end of a run's attempts (Unix times), in order: its ranks', joined where they overlap."""
+    merged: list[tuple[float, float]] = []
+    for begun_s, ended_s in sorted(attempt for of_rank in events.values() for attempt in _attempts(of_rank)):
+        if merged and begun_s <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], ended_s))
+        else:
+            merged.append((begun_s, ended_s))
+    return merged
+
+
+def lasted_s(attempts: Sequence[tuple[float, float]]) -> float | None:
+    """Sum the seconds of the attempts, without the waiting between them; None where there is none."""
+    return sum(ended_s - begun_s for begun_s, ended_s in attempts) if attempts else None
+
+
+def _told_length(events: Events, told: Sequence[Event]) -> tuple[float | None, float | None]:
+    """Return the seconds that a run lasted and the Unix time of its end, each None where no event says it.
+
+    Args:
+        told: events of the launcher, where they hold its end; it has measured the seconds.
+    """
+    attempts, end = attempts_of(events), _event(told, "end")
+    measured_s, moment_s = end.get("elapsed_s"), _moment_s(end)
+    if type(measured_s) is float and 0 <= measured_s <= MOST:
+        return measured_s, moment_s
+    if not attempts:
+        return None, moment_s
+    if moment_s is not None and 0 <= moment_s - attempts[-1][1] < _LONGEST_S:
+        attempts[-1] = (attempts[-1][0], moment_s)
+    return lasted_s(attempts), attempts[-1][1]
 
 
 def is_final(state: str) -> bool:
@@ -536,8 +699,8 @@ class RunFolder:
 
     @property
     def config(self) -> RunConfig:
-        """Configuration of the run."""
-        return self._config
+        """Configuration of the run; of a script that has ended, with the processes that it started itself."""
+        return self._record.config if self._record and self._config.script else self._config
 
     @property
     def title(self) -> str:

@@ -17,6 +17,7 @@ import re
 import secrets
 import shutil
 import sys
+import unicodedata
 import uuid
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -65,16 +66,36 @@ def runs_root(root: str | os.PathLike[str] | None = None) -> Path:
 
     It is the one given, else `$DLOJZ_RUNS`, else `runs/` of the checkout one is in, else `$WORK/dlojz-runs`, else
     `./runs`.
+
+    Raises:
+        LabError: if its name is no UTF-8, which torch's store cannot open, or holds a control character.
     """
     if root is not None:
-        return Path(root).expanduser().absolute()
+        return _readable(Path(root).expanduser().absolute())
     if os.environ.get("DLOJZ_RUNS"):
-        return Path(os.environ["DLOJZ_RUNS"]).expanduser().absolute()
-    here = Path.cwd()
+        return _readable(Path(os.environ["DLOJZ_RUNS"]).expanduser().absolute())
+    here = _readable(Path.cwd())
     for folder in (here, *here.parents):
         if (folder / "pyproject.toml").is_file() and (folder / "dlojz").is_dir():
             return folder / "runs"
     return Path(os.environ["WORK"], "dlojz-runs").absolute() if os.environ.get("WORK") else here / "runs"
+
+
+def _readable(root: Path) -> Path:
+    """Return the folder itself.
+
+    Raises:
+        LabError: if its name is no UTF-8 or holds a control character.
+    """
+    name = str(root)
+    if any(unicodedata.category(sign) in ("Cc", "Cs") for sign in name):
+        raise refusal(
+            en=f"the folder of the runs, {name!a}, has a byte in its name that is no UTF-8, or a control "
+            "character: set root= or $DLOJZ_RUNS to another one.",
+            fr=f"le dossier des exécutions, {name!a}, a dans son nom un octet qui n’est pas de l’UTF-8, ou un "
+            "caractère de contrôle : indiquez-en un autre par root= ou $DLOJZ_RUNS.",
+        )
+    return root
 
 
 def run_folder(root: Path, run_id: str) -> Path:

@@ -1,7 +1,8 @@
 """Supervise a run on this machine: start its ranks, wait for them, end them, write its record.
 
 The ranks meet through a file of the run folder, have no more threads than cores, and no variable of an enclosing SLURM
-step that would give them another identity. On CPUs the launcher imports once what every rank needs, and forks, while it
+step that would give them another identity. A script sees the variables of `python train.py`, or on several processes
+those of `torchrun`. On CPUs the launcher imports once what every rank needs, and forks, while it
 has one thread and no process group: a rank then starts in milliseconds. Most launchers are themselves forked, by
 `dlojz.processes.standby`. Where there may be a GPU every rank is a new Python process, since a CUDA driver does not
 survive a fork.
@@ -20,9 +21,8 @@ import importlib
 import logging
 import math
 import os
-import re
+import shlex
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
@@ -34,24 +34,40 @@ from typing import Any, Literal, NoReturn
 
 import psutil
 
-from dlojz.base.machine import PARENT_VARIABLE, adopt_orphans, cores_available, system_limit
-from dlojz.config.run_config import RunConfig
+from dlojz.base.language import say
+from dlojz.base.machine import (
+    PARENT_VARIABLE,
+    adopt_orphans,
+    cores_available,
+    die_with_parent,
+    exhausted,
+    meet_on_loopback,
+    oom_kills,
+    system_limit,
+)
+from dlojz.config.run_config import RunConfig, Script
 from dlojz.processes import start_rank as rank_process
 from dlojz.processes.forks import fork
-from dlojz.results.record import append_event
+from dlojz.processes.script_environment import ProcessIdentity, as_torchrun, free_port
+from dlojz.results.record import UNTRAINED, append_event
 from dlojz.running.ending import Ending, classify
 from dlojz.running.folder import DEFAULT_WORKER, Owner, last_line, read_owner, visible
 from dlojz.running.state import (
     CANCEL,
     EVENTS,
     LAUNCHER_EVENTS,
+    attempts_of,
     evidence_of,
+    lasted_s,
     read_all_events,
     read_config,
     record_end,
 )
+from dlojz.running.worker import start_of
 
 STOP_GRACE_S = 6
+INTERRUPT_GRACE_S = 15
+"""Seconds that a script has to save what it has after Ctrl-C, before SIGTERM; torchrun gives 30 before SIGKILL."""
 # Peers of a failed rank get SIGTERM at once and SIGKILL after the grace; only what ended before that is a cause.
 _SAME_MOMENT_S = 5
 _POLL_S = 0.05
@@ -70,10 +86,15 @@ _OF_ZERO = ("deepspeed.runtime.zero.muon.muon_optimizer",)
 
 @dataclass(frozen=True)
 class LaunchOutcome:
-    """Exit codes of the ranks that failed first (negative: signal), and whether the launcher was asked to stop."""
+    """Exit codes of the ranks that failed first (negative: signal), and whether the launcher was asked to stop.
+
+    Args:
+        codes_when_stopped: exit codes that are not 0 of ranks that were asked to end: none of them has failed.
+    """
 
     exit_codes: Mapping[int, int] = field(default_factory=dict)
     stopped: bool = False
+    codes_when_stopped: Mapping[int, int] = field(default_factory=dict, compare=False)
 
 
 def prepare(
@@ -94,9 +115,7 @@ def prepare(
     environment[PARENT_VARIABLE] = str(os.getpid())
     if device == "cpu":
         environment["DS_ACCELERATOR"] = "cpu"
-    if "lo" in psutil.net_if_addrs():
-        # The machine's own name need not resolve for processes of one machine to meet.
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    meet_on_loopback(environment)
 
 
 def on_cpu(device: Literal["auto", "cpu", "cuda"], devices: Path = Path("/dev")) -> bool:
@@ -121,22 +140,23 @@ def run_ranks(folder: Path, config: RunConfig, worker_module: str, stop: Callabl
     Raises:
         OSError: if a process cannot be started; those before it are left to the caller.
     """
+    if config.script:
+        return _run_script(folder, config, config.script, worker_module, stop)
     processes, cpu = config.layout.world_size, on_cpu(config.device)
     prepare(os.environ, processes, "cpu" if cpu else config.device, cores_available())
     python = _own_python(config)
-    forked = cpu and sys.platform.startswith("linux") and python is None and config.script is None
+    forked = cpu and sys.platform.startswith("linux") and python is None
     if forked and worker_module == DEFAULT_WORKER:
         load(config, stop)
     (folder / _STORE).unlink(missing_ok=True)
     gc.freeze()  # the ranks collect their own garbage only, and do not copy unchanged pages
     pids: dict[int, int] = {}
-    address = as_torchrun(processes, free_port()) if config.script else {}
     try:
         for rank in range(processes):
             if stop():
                 break
-            become = partial(_become, folder, worker_module, rank, processes, forked, python or sys.executable, address)
-            pids[rank] = fork(become, reset=(signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT))
+            become = partial(_become, folder, worker_module, rank, processes, forked, python or sys.executable)
+            pids[rank] = fork(become, reset=_SIGNALS)
         return watch(pids, stop, partial(_note_halt, folder, pids))
     finally:
         with contextlib.suppress(OSError):
@@ -176,28 +196,78 @@ def _own_python(config: RunConfig) -> str | None:
     return str(python) if python is not None else None
 
 
-def free_port() -> int:
-    """Find a TCP port of this machine that nobody uses at this moment."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+def _run_script(
+    folder: Path, config: RunConfig, script: Script, worker_module: str, stop: Callable[[], bool]
+) -> LaunchOutcome:
+    """Start the processes of a script, or the launcher that was named, and wait until all have ended.
 
-
-def as_torchrun(processes: int, port: int) -> dict[str, str]:
-    """Return the variables that torchrun gives to each process beside its ranks, on one node.
-
-    Source: torch 2.13, `distributed/elastic/agent/server/local_elastic_agent.py`, `_start_workers`.
+    Each of them has a process group of its own, as under torchrun.
     """
-    return {
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "ROLE_NAME": "default",
-        "ROLE_WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-    }
+    processes = config.layout.world_size
+    ProcessIdentity.taken_from(os.environ)
+    plain = {**os.environ}  # of whoever asked for the run
+    meet_on_loopback(plain, always=False)  # a launcher's interface is the user's choice, where it is here
+    origin_s, port = time.perf_counter(), free_port()
+    if config.device == "cpu":
+        plain["DS_ACCELERATOR"] = "cpu"
+    pids: dict[int, int] = {}
+    for rank in range(processes):
+        if stop():
+            break
+        if script.command:
+            identity = ProcessIdentity(str(folder), None, 1, origin_s, script.command[0])
+            append_event(folder / EVENTS / "rank-0.jsonl", "start", **start_of(0, 1), pid=os.getpid())
+            become = partial(_become_launcher, folder, script, identity.put_with_hook(plain))
+        else:
+            identity = ProcessIdentity(str(folder), rank, processes, None if processes > 1 else origin_s)
+            launched = as_torchrun(rank, processes, port, folder.name, plain) if script.launched else {}
+            environment = {**plain, **launched}
+            become = partial(_become_script, folder, worker_module, rank, identity.put_into(environment))
+        pids[rank] = fork(become, reset=_SIGNALS)
+    outcome = watch(pids, stop, partial(_note_halt, folder, pids), asks_first=True)
+    for rank, code in {**outcome.exit_codes, **outcome.codes_when_stopped}.items():
+        append_event(folder / EVENTS / LAUNCHER_EVENTS, "exit", rank=rank, code=code)
+    ended_well = script.command and not outcome.exit_codes and not outcome.stopped
+    if ended_well and not any((folder / EVENTS).glob("child-*.jsonl")):
+        append_event(folder / EVENTS / "rank-0.jsonl", UNTRAINED, reason=f"rank 0: {_nothing_trained(script)}")
+    return outcome
+
+
+def _nothing_trained(script: Script) -> str:
+    """Say that no process of a launcher's has trained."""
+    words = shlex.join(script.command)
+    return say(
+        en=f"`{words}` ended, and no process that it started was seen to make a step of an optimizer, so that nothing "
+        "was measured.",
+        fr=f"`{words}` s’est terminé, et aucun processus qu’il a lancé n’a été vu faire un pas d’optimiseur : rien n’a "
+        "donc été mesuré.",
+    )
+
+
+def _become_script(folder: Path, worker_module: str, rank: int, environment: Mapping[str, str]) -> NoReturn:
+    """Become a process of the script, in the child."""
+    try:
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        # -P: a student's random.py in the current folder must not shadow the standard library's.
+        words = [sys.executable, "-P", "-m", rank_process.__name__, str(folder), worker_module, str(rank)]
+        os.execve(sys.executable, words, {**environment, PARENT_VARIABLE: str(os.getppid())})
+    finally:
+        os._exit(1)
+
+
+def _become_launcher(folder: Path, script: Script, environment: Mapping[str, str]) -> NoReturn:
+    """Become the launcher that the user has named, in the child; what it prints is the log of rank 0."""
+    try:
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        die_with_parent()
+        rank_process.print_into(folder, 0)
+        if script.folder:
+            os.chdir(script.folder)
+        os.execvpe(script.command[0], script.command, environment)
+    finally:
+        os._exit(1)
 
 
 def _become(
@@ -207,7 +277,6 @@ def _become(
     processes: int,
     forked: bool,
     python: str,
-    address: Mapping[str, str],
 ) -> NoReturn:
     """Become the rank, in the child."""
     try:
@@ -217,8 +286,6 @@ def _become(
             WORLD_SIZE=str(processes),
             LOCAL_WORLD_SIZE=str(processes),
             TORCHELASTIC_RUN_ID=folder.name,  # by which idr_torch knows that these variables are the ranks'
-            **address,
-            **({"ROLE_RANK": str(rank)} if address else {}),
         )
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -237,7 +304,11 @@ def _note_halt(folder: Path, pids: Mapping[int, int], rank: int, event: str) -> 
 
 
 def watch(
-    pids: Mapping[int, int], stop: Callable[[], bool], on_halt: Callable[[int, str], object] = lambda *_: None
+    pids: Mapping[int, int],
+    stop: Callable[[], bool],
+    on_halt: Callable[[int, str], object] = lambda *_: None,
+    *,
+    asks_first: bool = False,
 ) -> LaunchOutcome:
     """Wait for the ranks; once one has failed, or on request, end all: SIGTERM, SIGKILL after `STOP_GRACE_S` seconds.
 
@@ -245,9 +316,12 @@ def watch(
         pids: process number of each rank, children of this process.
         stop: polled; whether the run is to end.
         on_halt: called with a rank and `stopped` or `continued`, by SIGSTOP and SIGCONT.
+        asks_first: on request, SIGINT comes first, to the whole process group of each rank as from a terminal, and
+            SIGTERM after `INTERRUPT_GRACE_S` seconds: a script may save what it has.
     """
     left, codes = dict(pids), dict[int, int]()
-    stopped, term_s, killed = False, 0.0, False
+    stopped, asked_s, term_s, killed = False, 0.0, 0.0, False
+    grace_s = INTERRUPT_GRACE_S if asks_first else 0
     while left:
         for rank, pid in list(left.items()):
             changed, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
@@ -260,7 +334,12 @@ def watch(
                     codes[rank] = code
         if not term_s:
             stopped = stop()
-            if codes or stopped:
+            if stopped and asks_first and not codes and not asked_s:
+                asked_s = time.monotonic()
+                for pid in left.values():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(pid, signal.SIGINT)
+            elif (codes and not asked_s) or (stopped and time.monotonic() - asked_s >= grace_s):
                 term_s = time.monotonic()
                 _send(left, signal.SIGTERM)
         elif not killed and time.monotonic() - term_s >= STOP_GRACE_S:
@@ -269,7 +348,7 @@ def watch(
         if left:
             time.sleep(_POLL_S)
     # A rank that the launcher stopped did not fail.
-    return LaunchOutcome(stopped=True) if stopped or not pids else LaunchOutcome(codes)
+    return LaunchOutcome(stopped=True, codes_when_stopped=codes) if stopped or not pids else LaunchOutcome(codes)
 
 
 def _send(pids: Mapping[int, int], number: signal.Signals) -> None:
@@ -355,7 +434,8 @@ def supervise(folder: Path) -> Ending:
     stop.limit(owner.time_limit_s)
     config = read_config(folder)
     (folder / EVENTS / LAUNCHER_EVENTS).touch()
-    kills_before = _count_oom_kills()
+    kills_before = oom_kills()
+    earlier_s = lasted_s(attempts_of(read_all_events(folder))) or 0.0  # of a run that goes on from a checkpoint
     known = _drive(folder, config, owner, stop)
     folder = stop.present_folder()
     told = read_all_events(folder)
@@ -363,14 +443,15 @@ def supervise(folder: Path) -> Ending:
         evidence_of(
             told,
             folder,
-            config.layout.world_size,
-            kernel_oom=_kernel_oom_kills(kills_before),
+            config,
+            **_memory_evidence(kills_before),
             cpu_limit_s=system_limit("RLIMIT_CPU", hard=True),
             time_limit_s=owner.time_limit_s,
+            torch_debug=debug if (debug := os.environ.get("TORCH_DISTRIBUTED_DEBUG", "")) == "DETAIL" else "",
             **known,
         )
     )
-    elapsed_s = time.monotonic() - started_s
+    elapsed_s = earlier_s + time.monotonic() - started_s
     _log.info("%s %s", ending.status, ending.reason)
     try:
         record_end(folder, config, told, ending, elapsed_s)
@@ -427,19 +508,11 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def _count_oom_kills() -> int | None:
-    """Count the processes that the kernel has killed for memory since it started; None where that is not known."""
-    try:
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(encoding="ascii"), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1]) if found else None
-
-
-def _kernel_oom_kills(before: int | None) -> bool | None:
-    """Return whether the kernel has killed a process for memory since; None where that is not known."""
-    now = _count_oom_kills()
-    return None if before is None or now is None else now > before
+def _memory_evidence(kills_before: int | None) -> dict[str, Any]:
+    """Return whether the kernel has killed a process for memory since (None: not known), and whose memory ran out."""
+    kills = oom_kills()
+    known = None if kills is None or kills_before is None else kills > kills_before
+    return {"kernel_oom": known, "memory_of": exhausted().english}
 
 
 if __name__ == "__main__":

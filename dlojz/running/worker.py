@@ -14,7 +14,9 @@ set, which every launcher does.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import faulthandler
 import json
 import os
 import platform
@@ -22,13 +24,22 @@ import signal
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
-from dlojz.base.machine import StopRequest, cores_available, die_with_parent, is_out_of_memory, rank_limit_bytes
-from dlojz.config.run_config import RunConfig
+from dlojz.base.machine import (
+    PARENT_VARIABLE,
+    StopRequest,
+    cores_available,
+    die_with_parent,
+    is_out_of_memory,
+    rank_limit,
+)
+from dlojz.config.run_config import RunConfig, Script
+from dlojz.processes.script_environment import OF_RANKS, ProcessIdentity
 from dlojz.results.record import EventLog, Status
 
 KEPT = 32
@@ -89,13 +100,15 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 def environment(world_size: int = 1) -> dict[str, str]:
     """Collect versions and machine for the record, with the memory limit of each of so many ranks."""
+    limit = rank_limit(world_size)
     found = {
         "python": platform.python_version(),
         "machine": platform.machine(),
         "system": platform.platform(),
         "cores": str(cores_available()),
         "threads_per_rank": os.environ.get("OMP_NUM_THREADS", ""),
-        "memory_limit_bytes": str(rank_limit_bytes(world_size)),
+        "memory_limit_bytes": str(limit.num_bytes),
+        "memory_limit_of": limit.code,
     }
     for package in ("dlojz", "torch", "deepspeed", "timm", "numpy", "idr-torch"):
         try:
@@ -105,12 +118,18 @@ def environment(world_size: int = 1) -> dict[str, str]:
     return found
 
 
-def trainer_of(config: RunConfig) -> Callable[..., tuple[Status, str]]:
-    """Return the function that trains a run: the lab's own loop, a library's program, or the user's script."""
-    if config.script:
-        from dlojz.libraries.watched_script import run_script
+def start_of(rank: int, world_size: int) -> dict[str, Any]:
+    """Describe the start of a rank, for its first event."""
+    return {
+        "rank": rank,
+        "world_size": world_size,
+        "environment": environment(world_size),
+        "time_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
-        return run_script
+
+def trainer_of(config: RunConfig) -> Callable[..., tuple[Status, str]]:
+    """Return the function that trains a run: the lab's own loop, or a library's program."""
     if config.library == "none":
         from dlojz.train.loop import train
 
@@ -120,27 +139,71 @@ def trainer_of(config: RunConfig) -> Callable[..., tuple[Status, str]]:
     return train_as_written
 
 
-def _without_own_frames(error: BaseException) -> BaseException:
-    """Leave the frames of the script and of its libraries in an error's traceback."""
-    from dlojz.libraries.watched_script import without_own_frames
+def script_main(folder: Path, identity: ProcessIdentity, script: Script | None = None) -> NoReturn:
+    """Run a process of the user's script, in the environment that it would have without dlojz.
 
-    return without_own_frames(error)
+    Args:
+        script: what this process runs, where a launcher or the script itself has started it.
+
+    Raises:
+        SystemExit: with the script's exit code, so that exit handlers run.
+    """
+    is_supervised = os.environ.pop(PARENT_VARIABLE, None) is not None
+    if is_supervised:
+        faulthandler.enable()
+    config = RunConfig.from_json((folder / "config.json").read_text(encoding="utf-8"))
+    if script is not None:
+        config = config.model_copy(update={"script": script})
+    events = None
+    if identity.rank is not None:
+        events = EventLog(folder / "events" / f"rank-{identity.rank}.jsonl")
+        events.write("start", pid=os.getpid(), **start_of(identity.rank, identity.world_size))
+    atexit.register(_die_interrupted)  # before the script's, so that it is called after them
+    from dlojz.libraries.watched_script import run_script
+
+    on_failure = partial(log_last_calls, events) if events else lambda: None
+    code = run_script(config, identity, events, is_supervised, on_failure)
+    if code == _INTERRUPTED:
+        _interrupted.append(code)
+    sys.exit(code)
 
 
-def _is_untrained(error: BaseException) -> bool:
-    """Whether a script has ended without training anything."""
-    from dlojz.libraries.watched_script import UntrainedError
+_INTERRUPTED = 128 + signal.SIGINT
+_interrupted: list[int] = []
 
-    return isinstance(error, UntrainedError)
+
+def _die_interrupted() -> None:
+    """End by SIGINT, as Python ends after a KeyboardInterrupt that nobody has caught."""
+    if _interrupted:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _identity_of(folder: Path) -> ProcessIdentity | None:
+    """Return who this process of a script is: as its launcher says, or as a scheduler's job; None of a lab's run."""
+    if (identity := ProcessIdentity.taken_from(os.environ)) is not None:
+        return identity
+    script = RunConfig.from_json((folder / "config.json").read_text(encoding="utf-8")).script
+    if script is None:
+        return None
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if not script.launched:
+        for name in OF_RANKS:
+            os.environ.pop(name, None)
+    return ProcessIdentity(str(folder), rank, world_size)
 
 
 def main(folder: Path) -> int:
     """Train as RUN_FOLDER/config.json says; returns the exit code.
 
     Raises:
-        SystemExit: with that code, for a script, whose exit handlers then run; with 2 if it has trained nothing.
+        SystemExit: with that code, for a script, whose exit handlers then run.
     """
     die_with_parent()
+    if (identity := _identity_of(folder)) is not None:
+        script_main(folder, identity)
     signal.signal(signal.SIGTERM, _stop)
     stop = StopRequest()
     stop.listen()
@@ -151,19 +214,10 @@ def main(folder: Path) -> int:
 
     rank, world_size = int(idr_torch.rank), int(idr_torch.size)
     events = EventLog(folder / "events" / f"rank-{rank}.jsonl")
-    events.write(
-        "start",
-        rank=rank,
-        pid=os.getpid(),
-        world_size=world_size,
-        environment=environment(world_size),
-        time_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
+    events.write("start", pid=os.getpid(), **start_of(rank, world_size))
     status, reason = "failed", ""
-    scripted = untrained = False
     try:
         config = RunConfig.from_json((folder / "config.json").read_text(encoding="utf-8"))
-        scripted = config.script is not None
         config.layout.check_processes(world_size)
         local_rank = int(idr_torch.local_rank)
         train = trainer_of(config)
@@ -174,13 +228,10 @@ def main(folder: Path) -> int:
         status = "oom" if is_out_of_memory(error) else "failed"
         lines = str(error).strip().splitlines() or [""]
         reason = f"rank {rank}: {type(error).__name__}: {lines[0][:500]}"
-        if scripted and _is_untrained(error):
-            untrained, reason = True, f"rank {rank}: {error}"
-            print(f"dlojz: {error}", file=sys.stderr)
-        elif status == "failed" or scripted:
+        if status == "failed":
             import traceback
 
-            traceback.print_exception(_without_own_frames(error) if scripted else error)
+            traceback.print_exception(error)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -189,10 +240,7 @@ def main(folder: Path) -> int:
         with contextlib.suppress(OSError):  # a full disk must not hide how it ended from the exit code
             events.write("end", status=status, reason=reason)
             events.close()
-    code = {"completed": 0, "diverged": 0, "timeout": STOPPED_IN_TIME}.get(status, 1)
-    if scripted:
-        sys.exit(2 if untrained else code)
-    return code
+    return {"completed": 0, "diverged": 0, "timeout": STOPPED_IN_TIME}.get(status, 1)
 
 
 if __name__ == "__main__":

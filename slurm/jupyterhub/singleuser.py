@@ -62,12 +62,31 @@ def umask_for(runs: Path) -> int:
     return 0o027 if mode & stat.S_ISGID and not mode & stat.S_IRWXO else 0o077
 
 
+def private_folders(home: Path) -> dict[str, str]:
+    """Make the folders of what is compiled in a home, and return the variables that name them.
+
+    In the shared temporary directory their names can be guessed, and who makes one first owns the code that is loaded
+    from it: torch asks for no owner.
+    """
+    cache = home / ".cache"
+    named = {
+        "TORCHINDUCTOR_CACHE_DIR": cache / "torchinductor",
+        "TRITON_CACHE_DIR": cache / "triton",
+        "TORCH_EXTENSIONS_DIR": cache / "torch_extensions",
+    }
+    for folder in (cache, *named.values()):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
+    return {name: str(folder) for name, folder in named.items()}
+
+
 def main(words: list[str]) -> None:
     home = Path(os.environ["HOME"])
     os.environ.setdefault("DLOJZ_RUNS", str(home / "runs"))
     os.umask(umask_for(Path(os.environ["DLOJZ_RUNS"])))
     prepare(home, os.environ.get("DLOJZ_LANG", language()))
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    os.environ.update(private_folders(home))
     os.chdir(home)
     program = shutil.which(words[0]) or words[0]
     os.execv(program, [program, *words[1:], TERMINAL])

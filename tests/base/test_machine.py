@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import dlojz.base.machine
-from dlojz.base.machine import MOST, c_output_discarded, patience
+from dlojz.base.machine import MOST, c_output_discarded, meet_on_loopback, patience
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,28 @@ def test_freed_memory_is_kept_where_it_is_asked_for():
     programs = [[sys.executable, "-c", MEBIBYTES_HELD.format(keep=keep)] for keep in (False, True)]
     held = [int(subprocess.run(program, capture_output=True, check=True).stdout) for program in programs]
     assert held[1] > held[0] + 100  # of 128 MiB
+
+
+@pytest.mark.parametrize(
+    ("named", "always", "kept"),
+    [
+        (None, True, "lo"),
+        ("ib0", True, "lo"),
+        ("eth0", True, "lo"),
+        (None, False, None),
+        ("ib0", False, "lo"),
+        ("eth0", False, "eth0"),
+        ("ib0,eth0", False, "ib0,eth0"),
+    ],
+)
+def test_meet_on_loopback_whatever_is_named(
+    named: str | None, always: bool, kept: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {"lo": [], "eth0": []})
+    environment = {"GLOO_SOCKET_IFNAME": named} if named else {}
+    meet_on_loopback(environment, always=always)
+    assert environment == ({"GLOO_SOCKET_IFNAME": kept} if kept else {})
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {"en0": []})
+    environment = {"GLOO_SOCKET_IFNAME": "ib0"}
+    meet_on_loopback(environment)
+    assert environment == {"GLOO_SOCKET_IFNAME": "ib0"}, "a system whose loopback has another name"

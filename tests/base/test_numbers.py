@@ -45,3 +45,27 @@ def test_a_number_has_the_marks_of_its_language(write: Callable[[], str], englis
     assert write() == english
     use_language("fr")
     assert write() == french
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "unit", "size"),
+    [
+        (1, "B", 1),
+        (1000, "B", 1),
+        (1023, "B", 1),
+        (1024, "KiB", 2**10),
+        (1023 * 2**10, "KiB", 2**10),
+        (2**20, "MiB", 2**20),
+    ],
+)
+def test_byte_scale_changes_at_powers_of_1024(num_bytes: int, unit: str, size: int) -> None:
+    """1000 bytes are no KiB yet: an axis up to 1023 counts single bytes."""
+    assert language.byte_scale(num_bytes) == (unit, size)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(59.94, "59.9 s"), (60, "60.0 s"), (90, "90.0 s"), (119, "119 s"), (120, "2 min 00 s"), (3661, "61 min 01 s")],
+)
+def test_format_seconds_takes_minutes_from_two_on(seconds: float, told: str) -> None:
+    assert language.format_seconds(seconds) == told

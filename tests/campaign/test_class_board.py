@@ -6,10 +6,13 @@ import importlib.util
 import json
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +57,39 @@ def test_exercises_best_runs_hours_and_activity(keep_record: Keep, tmp_path: Pat
     assert ada.runs == 4 and ada.rank_hours == 0.5 * (2 + 1 + 1 + 4)
     assert ada.last_utc is not None and not ada.problems
     assert board["bob"].done == {"02": 1} and set(board) == {"ada", "bob"}
+
+
+def test_the_last_activity_is_what_the_files_say_and_not_when_they_were_copied(
+    keep_record: Keep, tmp_path: Path
+) -> None:
+    """Every file of these folders is a second old; the students were last active in 2024 and 2025."""
+    ada, bob, eve = (tmp_path / name / "runs" for name in ("ada", "bob", "eve"))
+    _progress(ada, "00", start="2024-05-01T10:00:00+00:00", ring="2024-05-01T11:00:00", bad="yesterday")
+    keep_record(DDP, ada, started_utc="2024-05-01T12:00:00+00:00", elapsed_s=90.0)  # of an older dlojz
+    keep_record(DDP, bob, ended_utc="2025-02-03T04:05:06+00:00", started_utc="2025-02-03T04:00:00+00:00")
+    keep_record(DDP, eve, started_utc="", elapsed_s=1.0)
+    board = _by_name(tmp_path)
+    assert str(board["ada"].last_utc) == "2024-05-01 12:01:30+00:00"
+    assert str(board["bob"].last_utc) == "2025-02-03 04:05:06+00:00"
+    assert board["eve"].last_utc is None
+
+
+def test_runs_of_unknown_length_count_no_gpu_hours_and_are_remarked(keep_record: Keep, tmp_path: Path) -> None:
+    keep_record(DDP, tmp_path / "ada" / "runs", elapsed_s=None)
+    keep_record(DDP, tmp_path / "bob" / "runs", elapsed_s=None)
+    keep_record(DDP, tmp_path / "bob" / "runs", elapsed_s=900.0)
+    ada, bob = board_table(read_class(tmp_path)).rows
+    assert (ada[7], bob[7]) == ("—", "0.5")  # 2 ranks × a quarter of an hour
+    assert str(bob[9]) == "the GPU-hours leave out runs whose length is not known (1)."
+
+
+def test_gpu_hours_count_all_ranks(keep_record: Keep, tmp_path: Path) -> None:
+    """A quarter of an hour on 2 replicas of 2 stages, and on 2 ranks of tensor parallelism: 4/4 + 2/4."""
+    of_stages = RunConfig.of(model="vit_tiny", dp=2, pp=2, micro_batches=2)
+    keep_record(of_stages, tmp_path / "ada" / "runs", elapsed_s=900.0)
+    keep_record(RunConfig.of(model="vit_tiny", tp=2), tmp_path / "ada" / "runs", elapsed_s=900.0)
+    [ada] = read_class(tmp_path)
+    assert ada.rank_hours == 1.5
 
 
 def test_the_table_in_french(keep_record: Keep, tmp_path: Path) -> None:
@@ -166,13 +202,32 @@ def _as_nobody(act: Callable[[], None], gid: int, uid: int = 65534) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users")
-def test_runs_that_the_instructor_cannot_read_are_remarked(keep_record: Keep) -> None:
-    """As the hub makes them: a folder of the instructors' group, written with the umask of the student's server."""
+def _hub() -> Any:
     spec = importlib.util.spec_from_file_location("singleuser", HUB)
     assert spec is not None and spec.loader is not None
     hub = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hub)
+    return hub
+
+
+def test_private_folders_hold_what_is_compiled(tmp_path: Path) -> None:
+    (tmp_path / ".cache").mkdir(mode=0o777)
+    named = _hub().private_folders(tmp_path)
+    assert named == _hub().private_folders(tmp_path) and "TORCHINDUCTOR_CACHE_DIR" in named
+    for folder in named.values():
+        assert folder.startswith(str(tmp_path / ".cache")) and stat.S_IMODE(Path(folder).stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / ".cache").stat().st_mode) == 0o700
+    code = "from torch._inductor.runtime.runtime_utils import cache_dir; print(cache_dir())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **named}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == named["TORCHINDUCTOR_CACHE_DIR"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users")
+def test_runs_that_the_instructor_cannot_read_are_remarked(keep_record: Keep) -> None:
+    """As the hub makes them: a folder of the instructors' group, written with the umask of the student's server."""
+    hub = _hub()
     instructors, student = 4242, 4243
     with tempfile.TemporaryDirectory() as name:  # which other users can enter, as pytest's folders they cannot
         folder = Path(name)

@@ -77,6 +77,22 @@ def test_scaling_is_judged_by_the_fewest_ranks_with_the_same_batch(
     assert results[0].rank_hours == 0.5 and results[2].rank_hours == 1.0
 
 
+def test_the_base_of_a_scaling_is_the_run_on_the_fewest_ranks(keep_record: Keep, tmp_path: Path) -> None:
+    """1, 2 and 4 ranks at 100, 180 and 320 samples/s: 180/2 and 320/4 over 100, not 80 over 90."""
+    axes = {"layout": [{"name": f"{ranks} ranks", "dp": ranks, "engine": "torch"} for ranks in (1, 2, 4)]}
+    plan = expand(Campaign(title="t", base={"model": "vit_tiny", "image_size": 32, "steps": 4}, axes=axes))
+    for point, rate in zip(plan.points, (100.0, 180.0, 320.0), strict=True):
+        keep_record(point.config, tmp_path, rate=rate)
+    assert [one.weak_efficiency for one in judged(_results(plan, tmp_path))] == [1.0, 0.9, 0.8]
+
+
+def test_rank_hours_count_the_ranks_of_all_axes(keep_record: Keep, tmp_path: Path) -> None:
+    """Half an hour on 2 replicas of 2 stages; unknown where the time is."""
+    [point] = expand(Campaign(title="t", base={"model": "vit_tiny", "dp": 2, "pp": 2, "micro_batches": 2})).points
+    keep_record(point.config, tmp_path)
+    assert _results(CampaignPlan((point,)), tmp_path)[0].rank_hours == 2.0
+
+
 def test_the_shipped_campaign_scales_strongly_and_not_weakly(keep_record: Keep, tmp_path: Path) -> None:
     """The same batch on one process and on two: 163 samples/s beside 144."""
     shipped = read_campaign(SHIPPED)
@@ -179,7 +195,7 @@ def test_french_tables_have_commas_and_spaced_colons(tmp_path: Path) -> None:
     use_language("fr")
     assert [hours(value) for value in (0.0167, 1234.5)] == ["0,0167", "1\u202f234"]
     results = [replace(result, reason="cassé") for result in _results(plan, tmp_path)]
-    assert "1. learning\\_rate 0,5, micro\\_batch 2, weight\\_decay 0,25 \\(pas encore exécuté\\) : cassé" in markdown(
+    assert "1. learning_rate 0,5, micro_batch 2, weight_decay 0,25 \\(pas encore exécuté\\) : cassé" in markdown(
         Campaign(title="t"), plan, results, {}
     )
 

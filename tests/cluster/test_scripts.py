@@ -49,7 +49,7 @@ def test_the_script_of_the_labs_trains_alike_in_every_layout(here: Path, tmp_pat
         dlojz.run(path, args=["--parallel", *layout, *words], processes=4, **common)  # type: ignore[arg-type]
         for layout in layouts
     ]
-    alone = dlojz.run(path, args=words, device="cpu", on="local", root=here, progress=False).record
+    alone = dlojz.run(path, args=words, processes=1, device="cpu", on="local", root=here, progress=False).record
     assert alone is not None and len(alone.losses) == 7
     for run in runs:
         record = ended(run)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 import dlojz
 
@@ -81,3 +84,45 @@ def test_a_signal_while_the_launcher_is_still_importing(
     ward.processes()[0].send_signal(signal.SIGTERM)
     assert ward.run.wait(120).record.status == "cancelled"
     assert ward.pids() == {}
+
+
+COMMAND = "import sys; from dlojz.cli.main import main; sys.exit(main())"
+
+
+def heeds_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("background", [False, True])
+def test_a_signal_to_the_command_cancels_its_run(
+    number: signal.Signals, background: bool, only_run: Callable[[], Any], eventually: Callable[..., Any]
+) -> None:
+    """As `timeout` and a terminal that is closed send; a shell's background jobs have SIGINT ignored."""
+    words = [sys.executable, "-c", COMMAND, "run", "--model", "vit_tiny", "--dp", "2", "--steps", "5000"]
+    words = ["sh", "-c", f'trap "" {"INT" if background else "USR1"}; exec "$0" "$@"', *words]
+    command = subprocess.Popen(
+        words,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=heeds_signals,  # noqa: PLW1509 - the tests may run under nohup, whose children ignore SIGHUP
+    )
+    ward = only_run().under_way()
+    command.send_signal(number)
+    _, said = command.communicate(timeout=120)
+    assert command.returncode == 130 and "all that was measured is kept" in said
+    assert ward.run.record.status == "cancelled"
+    eventually(lambda: not ward.processes())
+
+
+def test_a_command_whose_hang_up_is_ignored_goes_on(only_run: Callable[[], Any]) -> None:
+    """As under `nohup`."""
+    words = [sys.executable, "-c", COMMAND, "run", "--model", "vit_tiny", "--dp", "2", "--steps", "5000"]
+    command = subprocess.Popen(["sh", "-c", 'trap "" HUP; exec "$0" "$@"', *words], stderr=subprocess.DEVNULL)
+    ward = only_run().under_way()
+    command.send_signal(signal.SIGHUP)
+    assert ward.run.state == "running" and command.poll() is None
+    ward.run.cancel()
+    assert command.wait(120) == 1

@@ -90,6 +90,12 @@ def test_a_crash_is_told_with_its_last_words() -> None:
 
 
 def test_kill_by_the_kernel_for_memory_is_oom() -> None:
+    crashed = EndEvidence(2, exit_codes={0: -11}, torch_debug="DETAIL")
+    assert "(SIGSEGV) before its first step was finished: TORCH" in classify(crashed).reason
+    assert classify(crashed).reason.endswith("=DETAIL is set, with which some versions of torch crash: run it without.")
+    assert "TORCH" not in classify(replace(crashed, torch_debug="")).reason
+    of_job = EndEvidence(2, exit_codes={1: -9}, kernel_oom=True, memory_of="the SLURM job 12")
+    assert classify(of_job).reason.endswith("because the SLURM job 12 ran out of memory.")
     ending = classify(EndEvidence(2, exit_codes={1: -9}, steps={1: 7}, kernel_oom=True))
     assert ending.status == "oom"
     assert "rank 1" in ending.reason and "out of memory" in ending.reason
@@ -175,3 +181,41 @@ def test_the_end_of_an_earlier_start_is_none_of_this_one() -> None:
 def test_end_event_with_an_unknown_status_is_none() -> None:
     assert end_of([{"event": "end", "status": "splendid"}]) is None
     assert end_of([{"event": "end", "status": "oom", "reason": "a\x1bb"}]) == ("oom", "a\\x1bb")
+
+
+SCRIPT = EndEvidence(1, steps={0: 5}, script="train.py")
+
+
+def test_a_script_that_says_nothing_has_completed_where_its_exit_code_is_known() -> None:
+    """It may end by `os._exit(0)`; a launcher writes no end either."""
+    assert classify(SCRIPT).status == "completed"
+    assert classify(replace(SCRIPT, launcher="vanished")).status == "failed"
+    assert classify(replace(SCRIPT, exit_codes={0: 3})).reason == "rank 0 ended with exit code 3 after step 5"
+    assert classify(replace(SCRIPT, steps={0: 0})).status == "failed"
+
+
+def test_a_script_that_was_stopped_is_cancelled_however_it_ends() -> None:
+    stopped = replace(SCRIPT, stopped_by="cancelled", ends={0: ("completed", "")})
+    assert classify(stopped).status == "cancelled"
+    assert classify(replace(stopped, script="")).status == "completed"
+    told = replace(SCRIPT, launcher="vanished", ends={0: ("cancelled", "the run was interrupted after step 5.")})
+    assert classify(told).reason == "the run was interrupted after step 5."
+
+
+def test_a_script_whose_processes_have_trained_nothing_was_not_measured() -> None:
+    untrained = EndEvidence(1, ends={0: ("completed", "")}, script="train.py", untrained="rank 0: nothing was measured")
+    assert classify(untrained).status == "failed" and classify(untrained).reason == "rank 0: nothing was measured"
+
+
+def test_the_child_that_failed_is_named_and_not_the_process_that_started_it() -> None:
+    failed = replace(
+        SCRIPT,
+        ends={0: ("failed", "rank 0: ProcessRaisedException: …")},
+        exit_codes={0: 1},
+        children={0: ("failed", GLOO_LOST), 1: ("failed", "rank 1: ValueError: bad")},
+    )
+    assert classify(failed).reason == "rank 1: ValueError: bad"
+    handled = replace(SCRIPT, ends={0: ("completed", "")}, children={0: ("failed", "rank 0: ValueError: bad")})
+    assert classify(handled).status == "completed"
+    diverged = replace(SCRIPT, children={0: ("diverged", "the loss became nan at step 3; the script went on.")})
+    assert classify(diverged).status == "diverged"

@@ -94,7 +94,7 @@ def test_logs(config: RunConfig, make_folder: Callable[..., Path]) -> None:
     assert run.logs() == run.logs(0) == ""
     for name in ("launcher", "rank-0", "rank-1"):
         (run.folder / "logs" / f"{name}.log").write_text(f"{name} begins\n" + "x" * 10**6 + f"\n\x1b[1m{name} ends")
-    assert run.logs(1).endswith("\\x1b[1mrank-1 ends")
+    assert run.logs(1).endswith("\nrank-1 ends")  # without a terminal's colours
     assert len(run.logs(1)) <= MAX_LOG_BYTES
     whole = run.logs()
     assert len(whole.encode()) <= MAX_LOG_BYTES

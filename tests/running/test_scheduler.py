@@ -230,8 +230,11 @@ def test_a_cache_that_is_damaged_or_not_ours_is_as_good_as_none(fake: Any, tmp_p
         path.write_text(damage)
         assert read_cache(path) == QueueCache()
     write_cache(path, known)
-    path.chmod(0o666)  # anybody could have written it
-    assert read_cache(path) == QueueCache()
+    for mode in (0o666, 0o620, 0o660, 0o602):  # anybody could have written it, or anybody of the group
+        path.chmod(mode)
+        assert read_cache(path) == QueueCache()
+    path.chmod(0o644)
+    assert read_cache(path) == known
     path.rename(path.with_suffix(".moved"))
     path.symlink_to(path.with_suffix(".moved"))
     assert read_cache(path) == QueueCache()

@@ -17,6 +17,7 @@ from dlojz.results.record import write_record
 from dlojz.running.ending import Ending
 from dlojz.running.folder import Job
 from dlojz.running.run import Run
+from dlojz.running.slurm.slurm_queue import QueueLine, _is_ours
 from dlojz.running.state import assemble, read_all_events, read_state
 
 Told = Callable[..., list[dict[str, Any]]]
@@ -171,6 +172,16 @@ def test_a_submission_that_broke_off(fake: Any, says: Any, config: RunConfig, ma
     age(lost)
     state, record = read_state(lost)
     assert state == "failed" and record is not None and "submit it again" in record.reason
+
+
+@pytest.mark.parametrize(("ended_before_s", "ours"), [(3600, False), (60, False), (1, False), (0, True), (-1, True)])
+def test_an_earlier_job_of_the_same_name_is_told_by_its_end(ended_before_s: int, ours: bool) -> None:
+    """A job that ended a minute before this one was submitted is another one."""
+    submitted = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    ended = submitted - timedelta(seconds=ended_before_s)
+    line = QueueLine(job_id="12", state="FAILED", end_utc=ended.isoformat())
+    assert line.standing == "ended"
+    assert _is_ours(line, Job(machine="local", name="one", submitted_utc=submitted.isoformat())) is ours
 
 
 def test_a_submission_that_was_interrupted_in_a_notebook_that_lives_on(

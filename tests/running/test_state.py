@@ -245,7 +245,71 @@ def test_the_time_zone_of_the_process_changes_nothing(
     assert timedelta(seconds=-2) < submitted - before < timedelta(hours=1)
     born = datetime.strptime(f"{folder.name[:15]}+0000", "%Y%m%d-%H%M%S%z")
     assert abs(born - submitted) < timedelta(hours=1)
-    assert record.elapsed_s < 3600
+    assert record.elapsed_s is None, "no event after the start says when it was written"
+
+
+START_S = 1_790_000_000.0
+
+
+def at(second: float, event: str, **fields: Any) -> dict[str, Any]:
+    """An event written so many seconds after the first start."""
+    return {"event": event, "time_s": START_S + second, **fields}
+
+
+def attempt(start: float, *steps: float) -> list[dict[str, Any]]:
+    moment = datetime.fromtimestamp(START_S + start, UTC).isoformat(timespec="seconds")
+    return [{"event": "start", "time_utc": moment}, *(at(one, "step", step=i, loss=2.0) for i, one in enumerate(steps))]
+
+
+OLD_STEP = {"event": "step", "step": 0, "loss": 2.0}
+LENGTHS: dict[str, tuple[dict[int, list[dict[str, Any]]], float | None]] = {
+    "one attempt": ({0: attempt(0, 5, 30), 1: attempt(1, 6, 31)}, 31.0),
+    "of two attempts the ten hours between them are no computing": (
+        {0: attempt(0, 5, 30) + attempt(36_000, 36_010, 36_012)},
+        42.0,
+    ),
+    "ranks that start one after the other": ({0: attempt(0, 30), 1: attempt(20, 50)}, 50.0),
+    "ranks, one of which came to no second attempt": ({0: attempt(0, 10) + attempt(100, 105), 1: attempt(0, 12)}, 17.0),
+    "events of an older dlojz, which have no times": ({0: [*attempt(0), OLD_STEP]}, None),
+    "no events": ({}, None),
+    "a start alone": ({0: attempt(0)}, 0.0),
+    "a last event without a time": ({0: [*attempt(0, 7), OLD_STEP]}, 7.0),
+    "a time that is none": ({0: [*attempt(0, 7), {**OLD_STEP, "time_s": "x"}, {**OLD_STEP, "time_s": True}]}, 7.0),
+    "a clock that was set back behind the start": ({0: attempt(0, -3600)}, None),
+    "a time of another century": ({0: attempt(0, 4e9)}, None),
+    "a time that is no date": ({0: [{"event": "start", "time_utc": "once"}, at(4, "step", step=0, loss=1.0)]}, None),
+}
+
+
+@pytest.mark.parametrize("case", LENGTHS)
+def test_a_rebuilt_record_lasts_as_long_as_its_events_say(
+    case: str, config: RunConfig, make_folder: MakeFolder
+) -> None:
+    """Neither the submission, ten hours before, nor the times of the files, a month old or new, count."""
+    events, seconds = LENGTHS[case]
+    folder = make_folder(config, events)
+    owner = read_owner(folder)
+    assert owner is not None
+    submitted = datetime.fromtimestamp(START_S - 36_000, UTC).isoformat()
+    type(owner)(**{**owner.to_dict(), "submitted_utc": submitted}).write(folder)
+    for number, path in enumerate((folder / "events").iterdir()):
+        os.utime(path, (START_S + number * 2.6e6, START_S + number * 2.6e6))
+    record = Run(folder).record
+    assert record is not None and record.elapsed_s == seconds
+
+
+def test_a_rebuilt_record_lasts_as_long_as_its_launcher_has_measured(
+    config: RunConfig, make_folder: MakeFolder
+) -> None:
+    folder = make_folder(config, {0: [*attempt(0, 5), {**COMPLETED, "time_s": START_S + 6}]})
+    write = (folder / "events" / "launcher.jsonl").write_text
+    write(json.dumps(at(9, "end", status="completed", reason="", elapsed_s=12.5)))
+    record = Run(folder).record
+    assert record is not None and (record.elapsed_s, record.ended_utc) == (12.5, "2026-09-21T14:13:29+00:00")
+    (folder / "record.json").write_text("damaged")
+    write(json.dumps(at(9, "end", status="completed", reason="", elapsed_s="12.5")))
+    record = Run(folder).record
+    assert record is not None and (record.elapsed_s, record.ended_utc) == (9.0, "2026-09-21T14:13:29+00:00")
 
 
 # Made once: hypothesis damages copies of it.

@@ -11,8 +11,8 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,17 @@ from dlojz.running.ending import JOB_LATE, JOB_OOM, Ending, classify
 from dlojz.running.folder import last_line, read_owner, read_tail
 from dlojz.running.slurm.slurm_job import LOG, STOPPED_IN_TIME
 from dlojz.running.slurm.slurm_rank import meeting_file, start_name
-from dlojz.running.state import CANCEL, EVENTS, evidence_of, read_all_events, read_config, record_end
+from dlojz.running.state import (
+    CANCEL,
+    EVENTS,
+    Events,
+    attempts_of,
+    evidence_of,
+    lasted_s,
+    read_all_events,
+    read_config,
+    record_end,
+)
 
 Cause = Literal["cancelled", "timeout"]
 _SAME_MOMENT_S = 5.0
@@ -73,11 +83,12 @@ def finish(folder: Path, code: int, *, stopped: bool = False, ran_s: float = 0.0
         "stopped_by": cause_of(folder, code, stopped=stopped, ran_s=ran_s, limit_s=limit_s, log=log),
         "exit_codes": exits or _whole_tasks_killed(code, told, world_size),
         "kernel_oom": True if JOB_OOM.search(log) else None,
+        "memory_of": f"the SLURM job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else "the job",
         "time_limit_s": limit_s,
         "launcher": f"srun ended with exit code {code}: {last_line(log)}" if code and not exits else "",
     }
-    ending = classify(evidence_of(told, folder, world_size, **known))
-    record_end(folder, config, told, ending, _elapsed_s(told))
+    ending = classify(evidence_of(told, folder, config, **known))
+    record_end(folder, config, told, ending, _elapsed_s(told, time.time()))
     with contextlib.suppress(OSError):
         meeting_file(folder, start).unlink(missing_ok=True)
     return ending
@@ -91,14 +102,10 @@ def _whole_tasks_killed(code: int, told: Mapping[int, Any], world_size: int) -> 
     return dict.fromkeys(silent, -signal.SIGKILL)
 
 
-def _elapsed_s(told: Mapping[int, Any]) -> float:
-    """Return the seconds from the first start of rank 0 until now."""
-    for event in told.get(0, ()):
-        if event["event"] == "start":
-            with contextlib.suppress(ValueError, TypeError):
-                began = datetime.fromisoformat(event["time_utc"])
-                return max(0.0, (datetime.now(UTC) - began).total_seconds())
-    return 0.0
+def _elapsed_s(told: Events, now_s: float) -> float | None:
+    """Return the seconds of all attempts, the last of which ends now; None where no rank has started."""
+    attempts = attempts_of({rank: [*events, {"event": "now", "time_s": now_s}] for rank, events in told.items()})
+    return lasted_s(attempts)
 
 
 def main(words: list[str]) -> int:

@@ -220,3 +220,26 @@ def test_jobs_on_jean_zay_load_the_module_of_torch_last(name: str, capsys: pytes
     assert script.index("module purge") < script.index("module load pytorch-gpu/") < script.index("srun ")
     main(words)
     assert "module load pytorch-gpu/" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("max_nodes = true", "max_nodes is a number, but True was received."),
+        ('max_nodes = "2"', "max_nodes is a number, but '2' was received."),
+        ("max_hours = 1e20", "max_hours"),
+        ("max_hours = false", "max_hours is a number"),
+        ("exclusive = 1", "exclusive is true or false, but 1 was received."),
+        ('exclusive = "yes"', "exclusive is true or false"),
+        ('partition = ""', "partition is an empty text: leave the line out."),
+        ('memory_gib_per_node = true', "memory_gib_per_node is a number"),
+        ('[[qos]]\nname = "q"\nmax_hours = 1\nmax_gpus = true', "max_gpus is a number, but True was received."),
+        ('[[qos]]\nname = "q"\nmax_hours = 1e20', "max_hours"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(line: str, told: str, tmp_path: Path) -> None:
+    """TOML tells numbers, texts and truth values apart; a queue longer than a year is a slip."""
+    key = line.split(" ", maxsplit=1)[0]
+    least = "\n".join(row for row in LEAST.splitlines() if not row.startswith(f"{key} ="))
+    with pytest.raises(LabError, match=re.escape(told)):
+        read_machine(written(tmp_path, f"{least}\n{line}\n"))

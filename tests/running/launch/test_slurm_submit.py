@@ -249,7 +249,7 @@ def test_sbatch_that_hangs(program: Program, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("reason", "words", "mots"),
     [
-        ("Resources", "next in line", "en tête de file"),
+        ("Resources", "it waits for nodes", "il attend des nœuds"),
         ("(Priority)", "other jobs go first", "d’autres travaux"),
         ("PartitionTimeLimit", "for ever", "sans fin"),
         ("PartitionConfig", "for ever", "sans fin"),

@@ -44,10 +44,12 @@ def test_foreign_identities_are_dropped_and_the_rest_is_kept() -> None:
         "MASTER_PORT": "1",
         "HOME": "/h",
         "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_SOCKET_IFNAME": "^docker",
     }
     prepare(environment, 2, "cpu", 2)
     assert not {"SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK", "RANK", "MASTER_PORT"} & set(environment)
-    assert (environment["HOME"], environment["GLOO_SOCKET_IFNAME"]) == ("/h", "eth0")
+    assert environment["HOME"] == "/h"
+    assert (environment["GLOO_SOCKET_IFNAME"], environment["NCCL_SOCKET_IFNAME"]) == ("lo", "lo")
     assert environment["DS_ACCELERATOR"] == "cpu"
 
 
