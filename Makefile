@@ -10,12 +10,13 @@ PROXY_VERSION := 5.3.0
 PROXY := $(VENV)/node/node_modules/.bin/configurable-http-proxy
 export DLOJZ_RUNS ?= $(CURDIR)/runs
 
-.PHONY: help demo test nightly check quick lint lab book site libraries colossalai hub cluster cluster-stop gpu clean
+.PHONY: help demo test nightly check quick lint lab solutions book site libraries colossalai hub cluster cluster-stop gpu clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train CoAtNet under DDP, FSDP2, ZeRO-0…3 and a pipeline on 2 processes; predicted beside measured (minutes)"
 	@echo "make lab    open JupyterLab on the notebooks"
+	@echo "make solutions LAB=03  execute a lab's solution again in both languages and compare it with what is stored (minutes)"
 	@echo "make book   an HTML book of all solutions, French and English, in book/: no server, no network"
 	@echo "make site   the same with the pages of docs/ and one page per module from its docstrings, in site/ (minutes)"
 	@echo "make libraries  the optional extra of lab 12: Accelerate and Megatron-core beside torch and DeepSpeed"
@@ -40,6 +41,12 @@ $(READY): constraints.txt pyproject.toml setup.py
 	@# Compiled after they are installed, since pip does it on one core; what cannot be compiled is nobody's module.
 	@$(INSTALL) '.[labs,dev]' \
 	  > $(VENV)/install.log 2>&1 || { tail -n 20 $(VENV)/install.log; echo "Set-up failed; the whole log is $(VENV)/install.log"; exit 1; }
+	@# A CPU build of torch beside the other torchvision, whose operators it cannot load: from where such pairs come.
+	@$(BIN)/python -W ignore -c "import torchvision" 2> /dev/null || $(BIN)/python -m pip install -q --no-deps \
+	  --force-reinstall --retries 0 --timeout 20 --index-url https://download.pytorch.org/whl/cpu \
+	  "torchvision==$$($(BIN)/python -c 'import importlib.metadata as m; print(m.version("torchvision"))')+cpu" \
+	  >> $(VENV)/install.log 2>&1 || echo "Set-up: torchvision does not import beside this torch, and the one that does" \
+	    "could not be fetched; the labs do without its operators (dlojz doctor says more)."
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null 2>&1 || true
 	@$(BIN)/python -m ipykernel install --prefix $(VENV) --name python3 --display-name "Python 3 (dlojz)" >> $(VENV)/install.log 2>&1
 	@touch $(READY)
@@ -111,6 +118,13 @@ $(LIBRARIES): constraints.txt pyproject.toml | $(READY)
 	@touch $(LIBRARIES)
 
 libraries: $(LIBRARIES)
+
+# Executes the solutions of a lab, or of all, in both languages, and compares what they show with what is stored.
+LAB ?= ??
+CELL_LIMIT_S := 900
+solutions: $(READY)
+	@$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=$(CELL_LIMIT_S) -o timeout=$(CELL_LIMIT_S) \
+	  solutions/*/$(LAB)_*.ipynb
 
 # Without it the lab lacks one of five libraries. What could be made of it is not left where the lab would look for it.
 COLOSSALAI := .venv-colossalai

@@ -64,8 +64,7 @@ def in_lockstep(configs: dict[str, RunConfig], *, count: bool, what: str) -> Any
         torch.set_num_threads(1)
         warnings.simplefilter("ignore")
         built = {
-            name: base.build(config, loop.build_model(config), torch.device("cpu"))
-            for name, config in configs.items()
+            name: base.build(config, loop.build_model(config), torch.device("cpu")) for name, config in configs.items()
         }
         batches = {name: loop.open_batches(config, rank) for name, config in configs.items()}
         found: dict[str, dict[str, list[float]]] = {

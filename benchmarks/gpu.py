@@ -57,7 +57,7 @@ PARTS: Final = {
     "             and weights beside those of one process",
     "batch": "the largest batch under 16 GiB, by trying, beside the predicted one",
     "forms": "INT8, 2:4, fp8, torch.compile and the forms of the update, each beside the plain one",
-    "replays": "runs of labs 02, 04, 06 and 11 at full size, kept for on=\"replay\"",
+    "replays": 'runs of labs 02, 04, 06 and 11 at full size, kept for on="replay"',
 }
 HELP: Final = f"""Measure what only a GPU can tell, and lay it beside what the package predicts.
 

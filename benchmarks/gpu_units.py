@@ -793,8 +793,7 @@ def units(stand_in: bool) -> list[Unit]:
         Unit("tests", "pytest", tests, seconds=30, limit_s=110),
     ]
     found += [
-        Unit("memory", name, partial(step, config), config=config)
-        for name, config in _memory_configs(stand_in).items()
+        Unit("memory", name, partial(step, config), config=config) for name, config in _memory_configs(stand_in).items()
     ]
     found += [
         Unit("ranks", name, partial(train_ranks, config), 10, 60, config.layout.world_size, config)

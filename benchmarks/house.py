@@ -307,8 +307,9 @@ def _texts() -> Iterable[Path]:
         (".", "*.md"),
     ):  # fmt: skip
         found = ROOT.glob(pattern) if folder == "." else (ROOT / folder).rglob(pattern)
-        yield from (path for path in found if path.is_file()
-            and path.suffix in (".py", ".md", ".slurm", ".toml", ".sh"))
+        yield from (
+            path for path in found if path.is_file() and path.suffix in (".py", ".md", ".slurm", ".toml", ".sh")
+        )
 
 
 def places_of(pattern: str) -> dict[str, int]:

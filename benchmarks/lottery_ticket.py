@@ -40,6 +40,8 @@ from dlojz.display.style import BLUE, GREEN, ORANGE, PURPLE
 Kind = Literal["iterative", "one_shot", "new_weights", "new_mask"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _OTHER_SEED = 100_003
+
+
 @dataclass(frozen=True)
 class Ticket:
     """One sparse network after its training.

@@ -4,7 +4,8 @@
     python benchmarks/mutants.py --room pipeline --most 40
 
 A mutant is the package with one small wrong change: `<` for `<=`, `max` for `min`, a term of a sum left out, a missing
-all-reduce, 1000 for 1024 (all in `KINDS`). Of each room they are drawn kind after kind, by a hash of the function's
+all-reduce, 1000 for 1024, a bit left out of a mask, one micro-batch for all, `dp` for the world's size (all in
+`KINDS`). Of each room they are drawn kind after kind, by a hash of the function's
 name, the kind, and the line before and after: code that moves or changes elsewhere leaves the sample as it is.
 
 Each is made in a temporary copy of the tree, never in the checkout. Test files run in this order: those that import or
@@ -61,11 +62,15 @@ SLOW = tuple(
 )
 """Tests outside a room that are not run, though they import a changed module: trainings, notebooks, a network."""
 
-Room = Literal["prediction", "cost_model", "pipeline", "by_hand", "config", "running", "labs/kit"]
+Room = Literal[
+    "prediction", "cost_model", "pipeline", "by_hand", "config", "running", "labs/kit", "base", "results", "planner",
+    "libraries", "campaign", "display", "labs", "cli",
+]  # fmt: skip
 ROOMS: tuple[Room, ...] = get_args(Room)
 Kind = Literal[
     "sign", "factor", "off by one", "edge", "max for min", "any for all", "unit", "dropped term", "missing call",
-    "error swallowed", "dropped branch", "and for or", "lost accumulation", "true for false",
+    "error swallowed", "dropped branch", "and for or", "lost accumulation", "true for false", "bits", "loop",
+    "part for whole",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -115,6 +120,11 @@ _EDGES: dict[type[ast.cmpop], str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
     ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
 }  # fmt: skip
+_PARTS = {
+    "world_size": ("dp",), "dp": ("world_size",), "tp": ("pp",), "pp": ("tp",), "cp": ("tp",), "ep": ("dp",),
+    "ranks": ("processes",), "micro_batches": ("micro_batch",), "micro_batch": ("micro_batches",),
+}  # fmt: skip
+"""Numbers of ranks or of samples that are easily taken for one another."""
 _UNITS = {1024: "1000", 1000: "1024", 2**20: "10**6", 10**6: "2**20", 10**9: "2**30", 2**30: "10**9"}
 
 
@@ -129,7 +139,9 @@ class _Rules(ast.NodeVisitor):
             self._starts.append(self._starts[-1] + len(line) + 1)
         self._function: list[str] = []
         self.found: list[Mutant] = []
-        self.visit(ast.parse(self._source))
+        tree = ast.parse(self._source)
+        self._known = {one.id for one in ast.walk(tree) if isinstance(one, ast.Name)}
+        self.visit(tree)
 
     def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
         assert node.end_lineno is not None and node.end_col_offset is not None
@@ -159,9 +171,7 @@ class _Rules(ast.NodeVisitor):
         function = ".".join(self._function) or "module"
         said = re.sub(r"\s", "", f"{function}|{kind}|{old}|{new}")
         key = hashlib.sha256(said.encode()).hexdigest()[:16]
-        self.found.append(
-            Mutant(self._room, self._path, node.lineno, function, kind, start, end, text, old, new, key)
-        )
+        self.found.append(Mutant(self._room, self._path, node.lineno, function, kind, start, end, text, old, new, key))
 
     # what is left out
 
@@ -227,8 +237,25 @@ class _Rules(ast.NodeVisitor):
         if not re.search("sleep|lru_cache|field$|Field$|compile$|^randn?$", name):
             self.generic_visit(node)
 
+    def visit_For(self, node: ast.For) -> None:
+        """A loop that ends after its first round, or is run in none."""
+        if isinstance(node.iter, ast.Call) and _name(node.iter.func) == "range" and len(node.iter.args) == 1:
+            self._replace("loop", node.iter.args[0], f"min(1, {self._text(node.iter.args[0])})")
+        self._replace("loop", node.iter, "()")
+        self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        """The ranks of an axis for all ranks, and the other way round."""
+        for other in _PARTS.get(node.id, ()) if isinstance(node.ctx, ast.Load) and node.id in self._known else ():
+            if other in self._known:
+                self._replace("part for whole", node, other)
+
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        """ReduceOp.MAX."""
+        """ReduceOp.MAX; `layout.dp` for `layout.world_size`."""
+        if isinstance(node.ctx, ast.Load) and _name(node.value) in ("layout", "layouts", "own", "its"):
+            end = self._span(node)[1]
+            for other in _PARTS.get(node.attr, ()):
+                self._between("part for whole", node, end - len(node.attr), end, other)
         if node.attr in ("MAX", "MIN"):
             end = self._span(node)[1]
             self._between("max for min", node, end - 3, end, _SWAPPED[node.attr])
@@ -249,6 +276,11 @@ class _Rules(ast.NodeVisitor):
                 operator = "*" if isinstance(node.op, ast.Mult) else "/"
                 self._replace("factor", node, f"(2 * ({left}) {operator} ({right}))")
                 self._replace("factor", node, f"({left})")
+                if isinstance(node.op, ast.Mult):
+                    self._replace("factor", node, f"({right})")
+            case ast.BitAnd() | ast.BitOr() if _is_mask(node):
+                self._replace("bits", node, f"({left})")
+                self._replace("bits", node, f"({right})")
             case ast.FloorDiv():
                 self._replace("off by one", node, f"({whole} + 1)")
             case ast.Pow() if whole in ("2**20", "10**9", "2**30", "10**6", "2**10", "10**3"):
@@ -318,6 +350,9 @@ class _Rules(ast.NodeVisitor):
             self._replace("true for false", node, str(not value))
         elif isinstance(value, int | float) and value in _UNITS and self._text(node).replace("_", "").isalnum():
             self._replace("unit", node, _UNITS[int(value)])
+        elif isinstance(value, int) and self._text(node).startswith(("0o", "0b", "0x")):
+            for bit in (1 << place for place in range(value.bit_length()) if value >> place & 1):
+                self._replace("bits", node, hex(value & ~bit))
         elif isinstance(value, int) and 0 <= value < 64:
             self._replace("off by one", node, str(value + 1))
 
@@ -345,6 +380,14 @@ def _is_text(node: ast.expr) -> bool:
         return _is_text(node.left) or _is_text(node.right)
     text = isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
     return text or isinstance(node, _COLLECTIONS) or (isinstance(node, ast.Call) and _name(node.func) in _TEXTS)
+
+
+def _is_mask(node: ast.BinOp) -> bool:
+    """Whether bits are combined: neither sets nor types."""
+    return not any(isinstance(one, ast.Set | ast.Dict | ast.SetComp | ast.DictComp) for one in ast.walk(node)) and any(
+        (isinstance(one, ast.Constant) and isinstance(one.value, int)) or isinstance(one, ast.Attribute)
+        for one in (node.left, node.right)
+    )
 
 
 def _has_tiny(node: ast.expr) -> bool:
@@ -397,7 +440,8 @@ def mutants_of(room: Room) -> list[Mutant]:
     """All mutants of a room that the rules make, in the order of their keys."""
     found: dict[str, Mutant] = {}
     for path in files_of(f"dlojz/{room}/**/*.py"):
-        if _DRAWN_MODULES.search(path) or path.endswith("__init__.py"):
+        inner = [other for other in ROOMS if other.startswith(f"{room}/") and path.startswith(f"dlojz/{other}/")]
+        if inner or (room != "display" and _DRAWN_MODULES.search(path)) or path.endswith("__init__.py"):
             continue
         for mutant in _Rules(room, path).found:
             if not _means_the_same(mutant):
@@ -784,7 +828,7 @@ def main(
     """Make small wrong changes, run the tests on each, and list those that no test sees.
 
     Args:
-        room: rooms to take them from; by default all seven.
+        room: rooms to take them from; by default all.
         most: mutants in all, shared evenly among the rooms.
         resume: a JSON file in which results are kept as they come, and from which a run goes on.
         nearest: run only the test files that import or name the changed module.

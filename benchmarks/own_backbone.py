@@ -1,6 +1,6 @@
 """Detection backbone of torchvision as a model of one's own file: its output is five maps, so that it has a loss().
 
-    dlojz run --model benchmarks/own_backbone.py:build --dp 2 --zero 3
+dlojz run --model benchmarks/own_backbone.py:build --dp 2 --zero 3
 """
 
 from __future__ import annotations

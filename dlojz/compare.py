@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import platform
 import shlex
+import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -22,19 +23,20 @@ from dlojz.base.contract import Contract
 from dlojz.base.display_hook import figure_of, html_of, markdown_of, table_of
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, format_bytes, format_count, gap_text, minus, refusal, say, significant
-from dlojz.base.machine import rank_limit_bytes
+from dlojz.base.machine import rank_limit, share_words
 from dlojz.config.run_config import RunConfig, fallback_note
 from dlojz.config.schedules import COMPRESSED, no_effect_note
 from dlojz.hardware import Device
 from dlojz.hardware.gpus import device_of_driver
 from dlojz.models.foreign.elsewhere import executing_no_file
+from dlojz.models.foreign.names import is_elsewhere
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.schedule import Action, parse_action
 from dlojz.pipeline.simulator import MeasuredOverlay, Timeline, overlay, simulate, steps_of
 from dlojz.pipeline.traced_pipeline import recognised
 from dlojz.prediction import predict
-from dlojz.results.footprint import CATEGORIES, STATES, Collective, Footprint, Traffic
-from dlojz.results.record import RunRecord
+from dlojz.results.footprint import CATEGORIES, NO_GRAD, STATES, Collective, Footprint, Origin, Traffic
+from dlojz.results.record import RunRecord, memory_growth
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,12 +54,19 @@ class PredictedMeasured(Contract):
         """Whether both are the same number; None where one is not known."""
         return None if self.predicted is None or self.measured is None else self.predicted == self.measured
 
+    @property
+    def values(self) -> tuple[int | float | None, int | float | None]:
+        """Both of them."""
+        return self.predicted, self.measured
+
 
 class TrafficPair(Contract):
-    """What rank 0 hands to one collective per step, predicted and measured."""
+    """What rank 0 hands to one collective per step, predicted and measured; of a script's own calls counted alone."""
 
     collective: Collective
-    group: str
+    group: str = Field(description="mesh axis; empty for a group of a script whose axis has no name")
+    group_size: int = Field(1, description="ranks in the group")
+    origin: Origin = Field("wrapper", description="who calls it")
     message_bytes: PredictedMeasured
     count: PredictedMeasured
 
@@ -76,7 +85,14 @@ class RunRow(Contract):
     status: str = Field(description="a final status, or queued or running")
     reason: str = Field("", description="why the run ended so; empty for a completed run")
     prediction_note: str = Field("", description="why there is no prediction; empty where there is one")
-    run_note: str = Field("", description="what of the run does nothing, and why; mostly empty")
+    run_note: str = Field("", description="what of the run does nothing or is not predicted, and why; mostly empty")
+    script_notes: tuple[str, ...] = Field((), description="of a script: what grew, what its variables hold, and so on")
+    steps: int | None = Field(None, description="steps made, of a script")
+    threads: str = Field("", description="threads that a process of a script computed with")
+    steps_of: dict[str, int] = Field(default_factory=dict, description="of a script with several optimizers: of each")
+    named_losses: dict[str, tuple[float, ...]] = Field(
+        default_factory=dict, description="of a script with several losses, by name"
+    )
     losses: tuple[float, ...] = ()
     serial_losses: tuple[float, ...] | None = Field(
         None, description="of the same training on one process, if it is among the records: what parallel must give"
@@ -127,8 +143,8 @@ class RunRow(Contract):
 
     @property
     def communication_bytes(self) -> PredictedMeasured:
-        """Message bytes of all collectives of one step."""
-        return _summed(traffic.message_bytes for traffic in self.communication)
+        """Message bytes of one step, of a script those of what wraps its model."""
+        return _summed(traffic.message_bytes for traffic in self.communication if traffic.origin == "wrapper")
 
     @property
     def sent_bytes(self) -> float | None:
@@ -137,7 +153,7 @@ class RunRow(Contract):
             Traffic(
                 collective=pair.collective,
                 group=pair.group,
-                group_size=self.world_size,
+                group_size=pair.group_size,
                 message_bytes=int(pair.message_bytes.measured),
             ).sent_bytes
             for pair in self.communication
@@ -326,11 +342,16 @@ def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord) -> Comparis
         return Comparison(rows=tuple(_row(run, title, records) for run, title in zip(given, titles, strict=True)))
 
 
-def _run_note(config: RunConfig, record: RunRecord | None) -> str:
-    """Note an option without effect, and why; empty where there is none."""
+def _run_note(config: RunConfig, record: RunRecord | None, gpu: Device | None, *, is_predicted: bool) -> str:
+    """Note an option without effect, and what of a model from elsewhere is not predicted; empty where there is none."""
     if config.optimizer in COMPRESSED and config.layout.dp == 1:
         return no_effect_note(config.optimizer)
-    return fallback_note(config, record.environment.get("wrapped_in", "")) if record else ""
+    notes = [fallback_note(config, record.environment.get("wrapped_in", ""))] if record else []
+    if is_predicted and not config.script and is_elsewhere(config.model):
+        from dlojz.prediction.forecast import forecast  # loads torch
+
+        notes += forecast(config, 0, gpu).notes
+    return " ".join(filter(None, notes))
 
 
 def _titles(configs: list[RunConfig], run_ids: list[str]) -> list[str]:
@@ -392,11 +413,16 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
         recognised=record.script_prediction.recognised if record and record.script_prediction else {},
         world_size=layout.world_size,
         model_ranks=layout.tp * layout.pp,
-        global_batch=_global_batch(config, measured),
+        global_batch=_global_batch(config, record),
         status=record.status if record else str(getattr(run, "state", "running")),
         reason=record.reason if record else "",
         prediction_note=note,
-        run_note=_run_note(config, record),
+        run_note=_run_note(config, record, gpu, is_predicted=predicted is not None),
+        script_notes=tuple(_script_notes(record)) if record and config.script else (),
+        steps=len(record.step_s) if record and config.script and not record.watch_ended else None,
+        threads=record.environment.get("threads", "") if record and config.script else "",
+        steps_of=record.steps_of if record else {},
+        named_losses=record.named_losses if record else {},
         losses=losses,
         serial_losses=serial_losses if serial else None,
         first_loss=PredictedMeasured(predicted=_at(serial_losses, 0), measured=_at(losses, 0)),
@@ -431,7 +457,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
 def _tokens_per_s(record: RunRecord, measured: Footprint) -> float | None:
     if not record.config.script or not record.step_tokens or not measured.phases.step_s:
         return None
-    return record.step_tokens[-1] / measured.phases.step_s
+    return statistics.median_low(record.step_tokens) / measured.phases.step_s
 
 
 def _phases(measured: Footprint) -> dict[str, float]:
@@ -440,13 +466,50 @@ def _phases(measured: Footprint) -> dict[str, float]:
     return {name: seconds for name, seconds in known.items() if seconds is not None}
 
 
-def _global_batch(config: RunConfig, measured: Footprint | None) -> int | None:
+def _global_batch(config: RunConfig, record: RunRecord | None) -> int | None:
     """Samples per step: as asked, or of a script as its model was seen to read them (None where that is not known)."""
     if config.script is None:
         return config.layout.global_batch
-    if measured is None or measured.samples_per_s is None or measured.phases.step_s is None:
-        return None
-    return round(measured.samples_per_s * measured.phases.step_s)
+    measured = record.footprint() if record else None
+    if measured is not None and measured.samples_per_s and measured.phases.step_s:
+        return round(measured.samples_per_s * measured.phases.step_s)
+    samples = record.step_samples if record else ()
+    return statistics.median_low(samples) or None if samples else None  # no step was timed
+
+
+FEW_STEPS = 3
+_VARIABLES_NAMED = 4
+
+
+def _script_notes(record: RunRecord) -> Iterator[str]:
+    """Say of a script's run what its figures do not show."""
+    yield from record.notes
+    if 0 < len(record.step_s) <= FEW_STEPS:
+        yield say(
+            en=f"steps made: {len(record.step_s)}; the first {FEW_STEPS} are traced, which takes time, so that no "
+            "speed is given. Before the third one the optimizer’s states and the buckets may not be there yet.",
+            fr=f"pas faits : {len(record.step_s)} ; les {FEW_STEPS} premiers sont tracés, ce qui prend du temps, si "
+            "bien qu’aucune vitesse n’est donnée. Avant le troisième, les états de l’optimiseur et les buckets ne sont "
+            "peut-être pas encore là.",
+        )
+    if growth := memory_growth(record.held_bytes):
+        yield growth.text()
+    footprint = record.footprint()
+    if footprint and footprint.memory.peak_moment == NO_GRAD:
+        yield say(
+            en="the peak lies in a forward pass without gradients (an evaluation, for example), which is measured with "
+            "the step in which it falls; a training step alone is predicted.",
+            fr="le pic se situe dans une passe avant sans gradients (une évaluation, par exemple), mesurée avec le pas "
+            "où elle tombe ; seul un pas d’entraînement est prédit.",
+        )
+    least_bytes = (footprint.memory.peak_bytes or 0) / 50 if footprint else 0
+    largest = [each for each in record.variables.items() if each[1] > least_bytes][:_VARIABLES_NAMED]
+    if largest:
+        names = ", ".join(f"{name} {format_bytes(num_bytes)}" for name, num_bytes in largest)
+        yield say(
+            en=f"its variables hold besides (measured, not predicted): {names}.",
+            fr=f"ses variables gardent en outre (mesuré, non prédit) : {names}.",
+        )
 
 
 def _pipeline(record: RunRecord) -> MeasuredOverlay | None:
@@ -501,8 +564,8 @@ def gpu_of(record: RunRecord) -> Device | None:
 def limit_of(record: RunRecord) -> tuple[int, str] | None:
     """Find the memory limit of a rank where it ran, in bytes, and whose limit it is; None where it is not known.
 
-    On a CPU the ranks share the memory of the machine. A record that does not tell it was measured before records did:
-    then this machine's, if it is the same one.
+    On a CPU the ranks share the memory of the machine, or of the job or container. A record that does not tell it was
+    measured before records did: then this machine's, if it is the same one.
     """
     gpu = gpu_of(record)
     if gpu is not None:
@@ -511,12 +574,10 @@ def limit_of(record: RunRecord) -> tuple[int, str] | None:
     told = record.environment.get("memory_limit_bytes", "")
     if not told.isdecimal() and record.environment.get("system") != platform.platform():
         return None
-    words = (
-        say(en=f"a rank's share of the machine ({ranks} ranks)", fr=f"la part d’un rang de la machine ({ranks} rangs)")
-        if ranks > 1
-        else say(en="the machine", fr="la machine")
-    )
-    return int(told) if told.isdecimal() else rank_limit_bytes(ranks), words
+    if told.isdecimal():
+        return int(told), share_words(record.environment.get("memory_limit_of", ""), ranks)
+    limit = rank_limit(ranks)
+    return limit.num_bytes, share_words(limit.code, ranks)
 
 
 def _device(record: RunRecord) -> tuple[str | None, str | None]:
@@ -562,22 +623,23 @@ def _is_twin(other: RunRecord, config: RunConfig) -> bool:
 
 
 def _compare_communication(predicted: Footprint | None, measured: Footprint | None) -> tuple[TrafficPair, ...]:
-    """Pair the traffic per (collective, group) of either footprint, without the lab's control traffic."""
-    keys = dict.fromkeys(
-        (traffic.collective, traffic.group)
-        for footprint in (predicted, measured)
-        if footprint
-        for traffic in footprint.communication
-        if traffic.group != "control"
-    )
+    """Pair the traffic of either footprint, without the lab's control traffic; only a wrapper's is predicted."""
+    of_key: dict[tuple[Origin, Collective, str, int], Traffic] = {}
+    for footprint in (predicted, measured):
+        for traffic in footprint.communication if footprint else ():
+            if traffic.group != "control" and (traffic.origin == "wrapper" or footprint is measured):
+                of_key.setdefault(traffic.key, traffic)
     return tuple(
         TrafficPair(
-            collective=collective,
-            group=group,
-            message_bytes=_pair(predicted, measured, methodcaller("traffic", collective, group)),
-            count=_pair(predicted, measured, partial(_calls, collective=collective, group=group)),
+            collective=traffic.collective,
+            group=traffic.group,
+            group_size=traffic.group_size,
+            origin=traffic.origin,
+            message_bytes=_pair(expected, measured, partial(_message_bytes, key=key)),
+            count=_pair(expected, measured, partial(_calls, key=key)),
         )
-        for collective, group in keys
+        for key, traffic in of_key.items()
+        for expected in (predicted if traffic.origin == "wrapper" else None,)
     )
 
 
@@ -587,8 +649,12 @@ def _pair(
     return PredictedMeasured(predicted=predicted and quantity(predicted), measured=measured and quantity(measured))
 
 
-def _calls(footprint: Footprint, collective: Collective, group: str) -> int | None:
-    counts = [t.count for t in footprint.communication if (t.collective, t.group) == (collective, group)]
+def _message_bytes(footprint: Footprint, key: tuple[Origin, Collective, str, int]) -> int:
+    return sum(traffic.message_bytes for traffic in footprint.communication if traffic.key == key)
+
+
+def _calls(footprint: Footprint, key: tuple[Origin, Collective, str, int]) -> int | None:
+    counts = [traffic.count for traffic in footprint.communication if traffic.key == key]
     return None if None in counts else sum(count for count in counts if count is not None)
 
 

@@ -1,7 +1,8 @@
 """Refuse what no engine of this version, or not this machine, can run, though it can be predicted.
 
 Asked before a run folder is made or a process started; nothing is written but an empty file that is removed at once.
-torch is loaded only for pipelines, for a pattern that is matched with the names of a model's parts, and for a device.
+torch is loaded only for pipelines, models from elsewhere, a pattern that is matched with the names of a model's parts,
+and a device.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dlojz.models.foreign.names import is_elsewhere
 from dlojz.pipeline.exchange_formats import torch_refusal
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.validity import check_executable
-from dlojz.prediction.shapes import bounds_of, model_shapes
+from dlojz.prediction.shapes import bounds_of, check_parameters, model_shapes
 
 
 def check_runnable(config: RunConfig) -> None:
@@ -37,6 +38,8 @@ def check_runnable(config: RunConfig) -> None:
         require(config.library)
     if config.built_model != config.model and config.layout.pp == 1:
         model_shapes(config)  # its blocks are recomputed: it has some that repeat
+    if is_elsewhere(config.model):
+        check_parameters(config, model_shapes(config))
     if config.layout.activation_plan:
         check_plan(config)
     if config.layout.tp > 1:

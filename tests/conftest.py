@@ -20,9 +20,12 @@ from dlojz.base.language import use_language
 TESTS = Path(__file__).resolve().parent
 TOGETHER = ("cluster", "planner")
 """Rooms whose tests share one cluster, or plans that take seconds."""
-LIMIT_S = {"test_trainings.py": 900, "test_notebooks.py": 2400, "test_compromise_figures.py": 900}
-"""Modules with a limit for each test. The first has a cluster that no other module needs; the last plans CoAtNet-7,
-which takes minutes where no trace is kept yet."""
+LIMIT_S = {
+    **{"test_trainings.py": 900, "test_notebooks.py": 2400, "test_compromise_figures.py": 900},
+    "test_growing_script.py": 900,
+}
+"""Modules with a limit for each test. The first has a cluster that no other module needs; the third plans CoAtNet-7,
+which takes minutes where no trace is kept yet; the last trains until it has learnt, on a machine that may be busy."""
 PREPARATION_S = 900
 NIGHTLY = "DLOJZ_NIGHTLY"
 """Set (`make nightly`), the tests marked `nightly` run too: more of what each day's tests try a part of."""

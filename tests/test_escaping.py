@@ -280,8 +280,9 @@ def test_the_reader_tells_the_two_apart(code: str, is_found: bool) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=60))
 def test_no_text_gets_through_the_one_door(text: str) -> None:
-    for shown in (safe(text), markdown_safe(text)):
-        assert not set(shown) & set("<>\"'\u202e\x00\x1b\u2066")
+    # In Markdown a quote stands in no attribute, and its entity would be read as it is.
+    for shown, quotes in ((safe(text), "\"'"), (markdown_safe(text), "")):
+        assert not set(shown) & set(f"<>{quotes}\u202e\x00\x1b\u2066")
         assert not re.search(r"&(?!amp;|lt;|gt;|quot;|#x27;)", shown)
     assert len(visible("x" * (MAX_CHARACTERS + 5))) == MAX_CHARACTERS
 

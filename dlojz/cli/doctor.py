@@ -30,7 +30,7 @@ from rich.text import Text
 
 from dlojz.base import extension_locks
 from dlojz.base.language import format_bytes, format_seconds, language, refusal, say
-from dlojz.base.machine import cores_available
+from dlojz.base.machine import cores_available, machine_limit, meet_on_loopback, memory_free_bytes, words_of_limit
 from dlojz.base.table import Lines, Table, titles, visible
 from dlojz.cli import main
 from dlojz.cli.options import (
@@ -171,10 +171,12 @@ def uses_of_groups() -> dict[str, str]:
     return {
         "": say(en="every command", fr="toutes les commandes"),
         "labs": say(en="the notebooks", fr="les notebooks"),
-        "deepspeed": say(en="engine=deepspeed, labs 04, 05, 12", fr="engine=deepspeed, TP 04, 05, 12"),
+        "deepspeed": say(
+            en="engine=deepspeed, labs 00, 04, 05, 10, 12, 13", fr="engine=deepspeed, TP 00, 04, 05, 10, 12, 13"
+        ),
         "compress": say(
-            en="models of timm and torchvision, lab 11, `dlojz compress`",
-            fr="les modèles de timm et torchvision, le TP 11, `dlojz compress`",
+            en="models of timm and torchvision, `dlojz compress`",
+            fr="les modèles de timm et torchvision, `dlojz compress`",
         ),
         "transformers": say(en="models hf:FOLDER", fr="les modèles hf:DOSSIER"),
         "libraries": say(en="two libraries of lab 12", fr="deux bibliothèques du TP 12"),
@@ -248,14 +250,40 @@ def _installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def _imported(name: str) -> Check:
-    """Check that a library that is installed can be imported too."""
-    if name == "torchvision":
-        from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
+IMPORT_LIMIT_S = 120
 
-        ensure_torchvision_imports()
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    return Check(name, "ok", str(importlib.import_module(name).__version__))
+
+def _imported(name: str) -> Check:
+    """Check that a library that is installed can be imported too, in a clean process as a script of one's own has."""
+    code = f"import {name}; print({name}.__version__)"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            env={"DS_ACCELERATOR": "cpu"} | dict(os.environ),
+            timeout=IMPORT_LIMIT_S,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Check(name, "problem", say(en=f"no answer in {IMPORT_LIMIT_S} s", fr=f"muet pendant {IMPORT_LIMIT_S} s"))
+    if not done.returncode:
+        return Check(name, "ok", done.stdout.split()[-1])
+    reason = next(iter(done.stderr.strip().splitlines()[::-1]), "")[:200]
+    found = say(en=f"{version(name)} does not import: {reason}", fr=f"{version(name)} ne s’importe pas : {reason}")
+    # Its extension has not loaded: torch has none of its operators, or the linker none of torch's symbols.
+    if name != "torchvision" or not re.search(r"operator torchvision::|undefined symbol", reason):
+        return Check(name, "problem", found)
+    (numbers, _, build), own_numbers = version("torch").partition("+"), version(name).partition("+")[0]
+    index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
+    pair = f"pip install --no-deps --force-reinstall torch=={numbers} torchvision=={own_numbers}{index}"
+    advice = say(
+        en="it was built for another torch. The labs and `dlojz` do without its operators; a script of your own that "
+        f"imports it stops. Both from one place go together: {pair}",
+        fr="il a été construit pour un autre torch. Les TP et `dlojz` se passent de ses opérateurs ; un script à vous "
+        f"qui l’importe s’arrête. Venus du même endroit, les deux vont ensemble : {pair}",
+    )
+    return _warned(name, found, advice)
 
 
 def _cores() -> Check:
@@ -267,17 +295,19 @@ def _cores() -> Check:
 
 
 def _memory() -> Check:
-    import psutil
-
-    free = psutil.virtual_memory().available
+    free, limit = memory_free_bytes(), machine_limit()
     found, wanted = format_bytes(free), format_bytes(MEMORY_BYTES_WANTED)
+    of = say(
+        en=f"of {format_bytes(limit.num_bytes)}, the limit of {words_of_limit(limit.code)}",
+        fr=f"sur {format_bytes(limit.num_bytes)}, la limite : {words_of_limit(limit.code)}",
+    )
     if free < MEMORY_BYTES_WANTED:
         advice = say(
             en=f"2 processes with DeepSpeed need about {wanted}: close other programs",
             fr=f"DeepSpeed ×2 demande {wanted} : fermez d’autres programmes",
         )
-        return _warned("memory", found, advice)
-    return _warned("memory", say(en=f"{found} free", fr=f"{found} libres"))
+        return _warned("memory", f"{found} {of}", advice)
+    return _warned("memory", say(en=f"{found} free {of}", fr=f"{found} libres {of}"))
 
 
 def check_disk(root: Path) -> Check:
@@ -324,11 +354,13 @@ def _not_writable(folder: Path) -> str:
 
 def _gloo() -> Check:
     """Check an all-reduce of two real processes."""
-    started_s = time.monotonic()
+    started_s, environment = time.monotonic(), {**os.environ}
+    meet_on_loopback(environment)
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-c", GLOO_RANK, str(rank), str(Path(folder) / "store")],
+                env=environment,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -147,11 +147,26 @@ def copy_to(given: Given, answer: Answer) -> None:
             + (f", {kept} laissés tels quels ({', '.join(copied.kept)})." if kept else "."),
         )
     )
-    start = (
-        f"cd {shlex.quote(str(copied.folder.parents[1]))} && "
-        f"jupyter lab --LabApp.default_url=/lab/tree/notebooks/{copied.folder.name}/contents.ipynb"
-    )
+    start = _start_of_jupyterlab(copied.folder)
     answer(say(en=f"Next: {start}", fr=f"Ensuite : {start}"))
+
+
+def _start_of_jupyterlab(notebooks: Path) -> str:
+    """Write the settings of JupyterLab beside copied notebooks; return the command that opens them.
+
+    JupyterLab then asks nothing about news, and its terminals are no login shells, which would set PATH anew on many
+    systems: they find `dlojz` and `torchrun`.
+    """
+    root = notebooks.parents[1]
+    settings = root / ".jupyterlab" / "overrides.json"
+    settings.parent.mkdir(exist_ok=True)
+    settings.write_text('{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}\n', encoding="utf-8")
+    programs = shlex.quote(str(Path(sys.executable).parent))
+    return (
+        f'cd {shlex.quote(str(root))} && PATH={programs}:"$PATH" jupyter lab '
+        f'--LabApp.app_settings_dir="$PWD/.jupyterlab" --ServerApp.terminado_settings=shell_command=bash '
+        f"--LabApp.default_url=/lab/tree/notebooks/{notebooks.name}/contents.ipynb"
+    )
 
 
 def _lab_and_path(given: Given, action: str, name: str = "") -> tuple[str, Path]:
@@ -177,9 +192,11 @@ def write_training_script(given: Given, answer: Answer) -> None:
     path = write_script(lab, folder, given["language"] or language(), solved=given["solution"])
     name = shlex.quote(str(path))
     processes, options = LAYOUTS.get(int(lab), (1, ()))
-    start = f"dlojz run {name}" + (f" --nproc {processes}" if processes > 1 else "")
+    text = path.read_text(encoding="utf-8")
+    distributed = processes > 1 or "init_process_group" in text
+    start = f"dlojz run {name}" + (f" --nproc {processes}" if distributed else "")
     start += f" -- {' '.join(options)}" if options else ""
-    todo = path.read_text(encoding="utf-8").count("# TODO")
+    todo = text.count("# TODO")
     judge = f"dlojz labs judge {lab} {name}"
     places = say(en=f"{todo} places marked TODO", fr=f"endroits marqués TODO : {todo}")
     edit = say(en=f"edit it ({places}), then ", fr=f"éditez-le ({places}), puis ")

@@ -260,11 +260,16 @@ def _all(
     return texts, over
 
 
+def _left(job: JobView) -> str:
+    """Write the time that a job has left; one that has ended has none."""
+    return DASH if job.standing == "ended" else time_words(job.left) or DASH
+
+
 def _queue_table(jobs: list[JobView], known: set[str]) -> Table:
     rows = []
     for job in sorted(jobs, key=lambda one: one.standing == "ended"):
         name = job.name if job.name in known else f"({job.name})"  # not one of these runs
-        rows.append((job.number, name, _state(job), _why(job), time_words(job.left) or DASH, job.nodes or DASH))
+        rows.append((job.number, name, _state(job), _why(job), _left(job), job.nodes or DASH))
     head = titles(
         en="job; run; state; why; time left; nodes", fr="travail; exécution; état; raison; temps restant; nœuds"
     )

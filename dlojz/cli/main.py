@@ -6,14 +6,19 @@ request was refused, 130 interrupted. `dlojz --help` loads no torch.
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import io
+import logging
 import os
 import re
+import signal
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import NamedTuple
 
 from dlojz.base.errors import LabError
@@ -116,6 +121,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         gc.set_threshold(*COLLECTED)
+        _reopen()
+        # What torch and torchao tell their own developers stands in no answer.
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"torch(ao)?\b")
+        logging.getLogger("torchao").setLevel(logging.ERROR)
+        _end_as_by_interrupt()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # a sign that the terminal cannot write becomes a question mark
                 stream.reconfigure(errors="replace")
@@ -146,13 +156,96 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (`| head`) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return DONE
-    except OSError as error:
-        place = f" ({error.filename})" if error.filename else ""
+    except Exception as error:
+        return _tell_system(error, words)
+
+
+_WRONG_NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EILSEQ)
+
+
+def _tell_system(error: BaseException, words: Sequence[str]) -> int:
+    """Say what the system did not give or do, and return the exit code; raise what is a mistake of the program.
+
+    A name that no file can have is a wrong argument, hence a refusal.
+    """
+    blind = sys.platform.startswith("linux") and not os.path.exists("/proc/self/stat")  # noqa: PTH110 - light
+    if blind or _is_starved(error):
+        said = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+        said = say(en="/proc is not mounted", fr="/proc n’est pas monté") if blind else said
         _complain(
-            en=f"dlojz: the system refused: {error.strerror or error}{place}.",
-            fr=f"dlojz : le système a refusé : {error.strerror or error}{place}.",
+            en=f"dlojz: this system does not give `dlojz {words[0]}` what it needs ({said}): see its limits "
+            "(ulimit -a) of memory, threads and processes.",
+            fr=f"dlojz : ce système ne donne pas à `dlojz {words[0]}` ce qu’il lui faut ({said}) : voyez ses limites "
+            "(ulimit -a) de mémoire, de threads et de processus.",
         )
         return FAILED
+    if not isinstance(error, OSError):
+        raise error
+    from dlojz.base.table import visible
+
+    place = f" ({visible(error.filename)})" if error.filename else ""
+    _complain(
+        en=f"dlojz: the system refused: {error.strerror or error}{place}.",
+        fr=f"dlojz : le système a refusé : {error.strerror or error}{place}.",
+    )
+    return REFUSED if error.errno in _WRONG_NAMES else FAILED
+
+
+def _end_as_by_interrupt() -> None:
+    """Let SIGTERM and SIGHUP end this process as Ctrl-C does, which cancels the run that it follows.
+
+    A signal that is ignored, as SIGHUP is under `nohup`, stays so. A forked child ends as by default.
+    """
+    maker = os.getpid()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != maker:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        handler = signal.getsignal(signal.SIGINT)  # ignored in a shell's background
+        (handler if callable(handler) else signal.default_int_handler)(number, frame)
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, interrupt)
+
+
+def _reopen() -> None:
+    """Open /dev/null for each of the three streams that is closed, as a daemon's are, and say so of stdout.
+
+    Else the first file that is opened would get its number, and be written to by whoever prints.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - lives as long as the process
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        _complain(
+            en="dlojz: the standard output is closed: what would be printed there is lost.",
+            fr="dlojz : la sortie standard est fermée : ce qui s’y imprimerait est perdu.",
+        )
+
+
+_STARVED = ("start new thread", "allocate memory", "failed to map segment", "Resource temporarily unavailable")
+
+
+def _is_starved(error: BaseException) -> bool:
+    """Return whether an error, or what it came from, says that the system gave no memory, thread or file."""
+    while True:
+        if isinstance(error, MemoryError) or any(words in str(error) for words in _STARVED):
+            return True
+        if isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE):
+            return True
+        cause = error.__cause__ or error.__context__
+        if cause is None:
+            return False
+        error = cause
 
 
 def _complain(*, en: str, fr: str) -> None:

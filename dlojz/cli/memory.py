@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dlojz import models
-from dlojz.base.language import format_count, refusal, say
-from dlojz.base.table import Table, titles
+from dlojz.base.errors import LabError
+from dlojz.base.language import format_count, integer, refusal, say, size_bytes
+from dlojz.base.table import Table, titles, visible
 from dlojz.cli.options import (
     JSON,
     MODEL,
@@ -16,6 +16,7 @@ from dlojz.cli.options import (
     WORDS,
     Answer,
     Given,
+    assumed_fields,
     config_of,
     fields_of,
     predicting_flags,
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
     MODEL,
     predicting_flags(),
     f"""
-    --fit {"|".join(DEVICES)}  find the largest micro-batch that fits into this GPU, and what each lever saves
-        // chercher le plus grand micro-batch qui tient sur ce GPU, et ce que chaque levier économise
+    --fit {"|".join(DEVICES)}|24GiB  find the largest micro-batch that fits into this GPU, or one of any size, and what
+        each lever saves // chercher le plus grand micro-batch qui tient sur ce GPU, ou sur un GPU de n’importe quelle
+        taille, et ce que chaque levier économise
     --budget SIZE  bytes that a rank may take, e.g. 30GiB: keep, recompute or offload each block's activations, in the
         least time; --png draws memory against time
         // octets que peut prendre un rang, p. ex. 30GiB : garder, recalculer ou décharger les activations de chaque
@@ -56,21 +58,25 @@ if TYPE_CHECKING:
     en="""Predict what the memory of one rank holds, before anything is run: will it fit, and what fills it?
 
 Describes the rank that takes most: its peak and the moment of it, by category, by block and by module; what is
-allocated, reserved and shown by nvidia-smi; beside it the field's rules of thumb and the papers' formulas. --fit finds
-the largest micro-batch that fits into a GPU, and what each lever would save (checkpointing, ZeRO, offload, precision,
-tp, pp). --budget chooses block by block what becomes of the activations, and prints the command that runs it. Layouts
-that no engine runs yet are predicted too. Nothing is allocated: a model of 400 billion parameters will do.""",
+allocated, reserved and shown by nvidia-smi; beside it the field's rules of thumb and the papers' formulas. With the
+name of a GPU it ends with the largest micro-batch that fits; --fit adds what each lever would save (checkpointing,
+ZeRO, offload, precision, tp, pp). A text model on a GPU is asked about in bf16 with one sample of the usual length,
+unless you say otherwise; the first line says what was assumed. --budget chooses block by block what becomes of the
+activations, and prints the command that runs it. Layouts that no engine runs yet are predicted too. Nothing is
+allocated: a model of 400 billion parameters will do.""",
     fr="""Prédire avant toute exécution ce que contient la mémoire d’un rang : tient-elle, et qu’est-ce qui la remplit ?
 
 Décrit le rang le plus chargé : son pic et le moment de ce pic, par catégorie, par bloc et par module ; ce qui est
-alloué, réservé et vu par nvidia-smi ; à côté, les règles usuelles et les formules des articles. --fit cherche le plus
-grand micro-batch qui tient sur un GPU, et ce que chaque levier économiserait (points de contrôle, ZeRO, déchargement,
-précision, tp, pp). --budget décide bloc par bloc de ce que deviennent les activations, et donne la commande qui
-l’exécute. Les découpages qu’aucun moteur n’exécute encore sont prédits aussi. Rien n’est alloué : un modèle de
-400 milliards de paramètres convient.""",
+alloué, réservé et vu par nvidia-smi ; à côté, les règles usuelles et les formules des articles. Avec le nom d’un GPU,
+la réponse finit par le plus grand micro-batch qui tient ; --fit ajoute ce que chaque levier économiserait (points de
+contrôle, ZeRO, déchargement, précision, tp, pp). Un modèle de texte sur un GPU est supposé en bf16 avec un exemple de
+longueur usuelle, sauf indication contraire ; la première ligne dit ce qui a été supposé. --budget décide bloc par bloc
+de ce que deviennent les activations, et donne la commande qui l’exécute. Les découpages qu’aucun moteur n’exécute
+encore sont prédits aussi. Rien n’est alloué : un modèle de 400 milliards de paramètres convient.""",
     examples="""
     dlojz memory coatnet_tiny --dp 2 # what a run on this machine will hold // ce que contiendra une exécution ici
     dlojz memory coatnet_7 --dp 8 --micro-batch 4 --fit v100-32
+    dlojz memory llama_3_8b --dp 8 --zero 3 --fit a100-80 # bf16, one sample // bf16, un exemple
     dlojz memory gpt2_xl --dp 8 --zero 2 --engine deepspeed --precision bf16 --fit a100-80 --png gpt2.png
     dlojz memory llama_3_8b --dp 8 --zero 3 --precision bf16 --micro-batch 1 --device h100 --budget 60GiB
     dlojz memory llama_3_70b --tp 8 --pp 4 --device h100 --json
@@ -82,22 +88,23 @@ def memory_command(given: Given, answer: Answer) -> None:
     """Forecast the memory of a configuration; a file that cannot be written is refused before anything is printed."""
     fit_device = device(given["fit"]) if "fit" in given else None
     target = target_device(given) or (fit_device if "device" not in given else None)
-    config = config_of(given)
+    assumed = assumed_fields(given, target)
+    config = config_of(given, **assumed)
     if "budget" in given:
-        _budget(config, target, given, answer)
+        _budget(config, target, assumed, given, answer)
         return
     from dlojz.prediction.forecast import forecast, heaviest
 
     told = heaviest(config, target) if given["rank"] is None else forecast(config, given["rank"], target)
-    fit, levers = _advice(config, fit_device) if fit_device else (None, ())
+    fit, levers = _advice(config, fit_device or target, is_asked=fit_device is not None)
     _write_files(told, fit_device, given)
     if given["json"]:
-        answer(_document(told, fit_device, fit, levers))
+        answer(_document(told, fit, levers, assumed))
     else:
-        _print(answer, told, fit_device, fit, levers)
+        _print(answer, told, fit, levers, assumed)
 
 
-def _budget(config: RunConfig, target: Device | None, given: Given, answer: Answer) -> None:
+def _budget(config: RunConfig, target: Device | None, assumed: dict[str, Any], given: Given, answer: Answer) -> None:
     """Choose what becomes of each block's activations, and print or write the choice."""
     if "fit" in given:
         raise refusal(
@@ -117,15 +124,14 @@ def _budget(config: RunConfig, target: Device | None, given: Given, answer: Answ
         seconds, flops, moved = plan.tables.costs(plan.choices)
         added = {"seconds": seconds, "flops": flops, "moved_bytes": moved}
         own = {"limit_bytes": budget_bytes, "kept_peak_bytes": plan.kept_peak_bytes, "added": added}
-        answer({**_document(plan.forecast, None, None, ()), "budget": own})
+        answer({**_document(plan.forecast, None, None, assumed), "budget": own})
         return
+    if assumed:
+        answer(sheet.assumed_sentence(plan.config, assumed))
     answer(sheet.headline(plan.forecast))
     answer(sheet.budget_sentence(plan) + "\n")
     answer(sheet.budget_part(plan))
     answer("\n" + say(en="To run it: ", fr="Pour l’exécuter : ") + command_of(plan.config))
-
-
-_SIZE = re.compile(r"(\d+(?:[.,]\d+)?)\s*([KMGT]?)(i?)[BO]?", re.IGNORECASE)
 
 
 def _bytes_of(word: str) -> int:
@@ -134,20 +140,28 @@ def _bytes_of(word: str) -> int:
     Raises:
         LabError: if it is none.
     """
-    found = _SIZE.fullmatch(word.strip())
-    if found is None:
+    size = size_bytes(word)
+    if size is None:
         raise refusal(
             en=f"--budget takes a size such as 30GiB or 800MB, but {word!r} was received.",
             fr=f"--budget attend une taille telle que 30GiB ou 800MB, mais {word!r} a été reçu.",
         )
-    number, prefix, binary = found.groups()
-    return int(float(number.replace(",", ".")) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
+    return size
 
 
-def _advice(config: RunConfig, target: Device) -> tuple[Fit, tuple[Lever, ...]]:
+def _advice(config: RunConfig, limit: Device | None, *, is_asked: bool) -> tuple[Fit | None, tuple[Lever, ...] | None]:
+    """Find the largest batch that fits into a GPU, and the levers where they are asked for or not one sample fits."""
     from dlojz.planner.levers import largest_batch, levers
 
-    return largest_batch(config, target), levers(config, target)
+    if limit is None:
+        return None, None
+    try:
+        fit = largest_batch(config, limit)
+    except LabError:
+        if is_asked:
+            raise
+        return None, None  # the batch that was asked about has its forecast; another one has none
+    return fit, levers(config, limit) if is_asked or not fit.micro_batch else None
 
 
 def _write_files(told: Forecast, fit_device: Device | None, given: Given, plan: BudgetPlan | None = None) -> None:
@@ -170,7 +184,7 @@ def _write_files(told: Forecast, fit_device: Device | None, given: Given, plan: 
 
 
 def _print(
-    answer: Answer, told: Forecast, fit_device: Device | None, fit: Fit | None, levers: tuple[Lever, ...]
+    answer: Answer, told: Forecast, fit: Fit | None, levers: tuple[Lever, ...] | None, assumed: dict[str, Any]
 ) -> None:
     from dlojz.display import memory_tables as sheet
     from dlojz.planner.levers import taken_bytes
@@ -182,31 +196,37 @@ def _print(
     parts.append(sheet.rules_part(rules_beside(told), states_per_parameter(told), parameters))
     if forms := forms_beside(told):
         parts.append(sheet.forms_part(forms))
-    if fit_device:
-        now = taken_bytes(heaviest(told.config, fit_device))
-        parts.append(sheet.levers_part(levers, now, fit_device.memory_bytes))
+    if fit and levers is not None:
+        now = taken_bytes(heaviest(told.config, fit.forecast.device))
+        parts.append(sheet.levers_part(levers, now, fit.limit_bytes))
+    if assumed:
+        answer(sheet.assumed_sentence(told.config, assumed))
     answer(sheet.headline(told))
     answer(sheet.peak_sentence(told) + "\n")
     for place, part in enumerate(parts):
         if place:
             answer("")
         answer(part)
-    if fit and fit_device:
-        answer("\n" + sheet.fit_sentence(fit, fit_device.title))
+    if fit and fit.forecast.device:
+        answer("\n" + sheet.fit_sentence(fit, fit.forecast.device.title))
 
 
-def _document(told: Forecast, fit_device: Device | None, fit: Fit | None, levers: tuple[Lever, ...]) -> dict[str, Any]:
+def _document(
+    told: Forecast, fit: Fit | None, levers: tuple[Lever, ...] | None, assumed: dict[str, Any]
+) -> dict[str, Any]:
     """Write the forecast as plain JSON data."""
     from dlojz.planner.levers import taken_bytes
     from dlojz.prediction.forecast import forms_beside, rules_beside, states_per_parameter
 
     document: dict[str, Any] = {
         "config": told.config.to_dict(),
+        "assumed": assumed,
         "rank": told.rank,
         "device": told.device.name if told.device else "cpu",
         "memory": told.memory.to_dict(),
         "expandable_reserved_bytes": told.expandable_reserved_bytes,
         "moment": told.moment,
+        "notes": list(told.notes),
         "micro_batches_in_flight": told.in_flight,
         "taken_bytes": taken_bytes(told),
         "limit_bytes": told.device.memory_bytes if told.device else None,
@@ -217,15 +237,16 @@ def _document(told: Forecast, fit_device: Device | None, fit: Fit | None, levers
         "rules": [{**asdict(each), "difference": each.difference} for each in rules_beside(told)],
         "closed_forms_of_one_layer": [{**asdict(each), "difference": each.difference} for each in forms_beside(told)],
     }
-    if fit and fit_device:
+    if fit and fit.forecast.device:
         document["fit"] = {
-            "device": fit_device.name,
+            "device": fit.forecast.device.name,
             **fields_of(fit, "micro_batch", "taken_bytes", "limit_bytes"),
         }
+    if fit and levers is not None:
         document["levers"] = [
             {
                 **fields_of(lever, "name", "change", "taken_bytes", "saved_bytes", "host_bytes", "runnable"),
-                "fits": lever.taken_bytes <= fit_device.memory_bytes,
+                "fits": lever.taken_bytes <= fit.limit_bytes,
                 "config": lever.config.to_dict(),
             }
             for lever in levers
@@ -241,11 +262,11 @@ def _document(told: Forecast, fit_device: Device | None, fit: Fit | None, levers
     """,
     JSON,
     en="""List the models: parameters, those of a mixture of experts that one token meets (active), FLOPs of the forward
-pass of one sample, multiply-adds (what papers on vision print as FLOPs), input (pixels or tokens), blocks. Everything
-is counted, nothing is allocated.""",
+pass of one sample, multiply-adds (what papers on vision print as FLOPs), input (pixels or tokens), classes (or words
+of the vocabulary), blocks. Everything is counted, nothing is allocated.""",
     fr="""Lister les modèles : paramètres, ceux d’un mélange d’experts que rencontre un token (actifs), FLOPs de la
 passe avant d’un exemple, multiplications-additions (ce que les articles de vision appellent FLOPs), entrée (pixels ou
-tokens), blocs. Tout est compté, rien n’est alloué.""",
+tokens), classes (ou mots du vocabulaire), blocs. Tout est compté, rien n’est alloué.""",
     examples="""
     dlojz models
     dlojz models --json
@@ -259,8 +280,8 @@ def models_command(given: Given, answer: Answer) -> None:
         answer([asdict(model) for model in described])
         return
     head = titles(
-        en="model; parameters; active; FLOPs; multiply-adds; input; blocks",
-        fr="modèle; paramètres; actifs; FLOPs; mult.-additions; entrée; blocs",
+        en="model; parameters; active; FLOPs; multiply-adds; input; classes; blocks",
+        fr="modèle; paramètres; actifs; FLOPs; mult.-additions; entrée; classes; blocs",
     )
     rows = []
     for model in described:
@@ -274,6 +295,7 @@ def models_command(given: Given, answer: Answer) -> None:
                 format_count(model.flops),
                 format_count(model.multiply_adds),
                 f"{model.sequence_length} tokens" if model.sequence_length else size,
+                integer(model.num_classes) if model.num_classes is not None else DASH,
                 str(model.blocks),
             )
         )
@@ -281,4 +303,5 @@ def models_command(given: Given, answer: Answer) -> None:
         en="Your own: dlojz models timm:NAME, torchvision:NAME or FILE.py:FUNCTION.",
         fr="Le vôtre : dlojz models timm:NOM, torchvision:NOM ou FICHIER.py:FONCTION.",
     )
-    answer(Table(head, tuple(rows), whole=1, notes=() if given[WORDS] else (note,)))
+    abouts = [f"{visible(model.name)}: {about}." for model in described if (about := models.about(model.name))]
+    answer(Table(head, tuple(rows), whole=1, notes=tuple(abouts) if given[WORDS] else (note,)))

@@ -22,6 +22,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 import textwrap
 import typing
@@ -38,12 +39,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
+from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, say
 from dlojz.config.fields import SUBJECTS, ConfigSubject, field_help
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import HIDDEN, RunConfig
 from dlojz.hardware import DEVICES, Device, device
+from dlojz.models.foreign.elsewhere import is_own_file
 
 WORDS = "words"
 REST = "rest"
@@ -159,8 +162,8 @@ RUN_WORD = flags(
     "RUN  name of a run or its beginning, see `dlojz runs` // nom d’une exécution ou son début, voir `dlojz runs`"
 )
 DEVICE = flags(
-    f"--device {'|'.join(DEVICES)} = cpu  GPU that the figures are for; without it, the CPU "
-    "// GPU pour lequel on prédit ; sans lui, le CPU"
+    f"--device {'|'.join(DEVICES)}|24GiB = cpu  GPU that the figures are for, or its size; without it, the CPU "
+    "// GPU pour lequel on prédit, ou sa taille ; sans lui, le CPU"
 )
 
 
@@ -278,15 +281,36 @@ def parse(command: str, options: Sequence[Flag], words: Sequence[str]) -> Given:
     except argparse.ArgumentError as error:
         raise LabError(_no_value(command, options, str(error.argument_name))) from None
     if unknown:
-        raise LabError(_unknown(command, options, dict(zip(spelled, words, strict=True)).get(unknown[0], unknown[0])))
+        first = dict(zip(spelled, words, strict=True)).get(unknown[0], unknown[0])
+        _refuse_words_of_script(command, options, words, first)
+        raise LabError(_unknown(command, options, first))
     words_of = ((flag, getattr(found, flag.name, None)) for flag in options)
     values = {flag.name: _value(flag, word) for flag, word in words_of if word not in (None, [])}
     for flag in options:
         if flag.kind == "words":
-            _check_words(command, flag, values.get(WORDS, ()))
+            given = values.get(WORDS, ())
+            _refuse_words_of_script(command, options, words, given[1] if len(given) > 1 else None)
+            _check_words(command, flag, given)
     if rest is not None:
         values[REST] = rest
     return Given(values, {flag.name: flag.default for flag in options})
+
+
+def _refuse_words_of_script(
+    command: str, options: Sequence[Flag], words: Sequence[str], unknown: str | None
+) -> None:
+    """Refuse a word that is meant for a script, with the command line that gives it to the script."""
+    place = next((number for number, word in enumerate(words) if word.endswith(".py") or word == "-m"), None)
+    if unknown is None or place is None or all(flag.kind != "rest" for flag in options):
+        return
+    start = words.index(unknown, place) if unknown in words[place:] else place
+    before = [word for number, word in enumerate(words) if number < start or number < place + (words[place] == "-m")]
+    told = shlex.join(["dlojz", command.removeprefix("dlojz "), *before, "--", *words[start:]])
+    raise refusal(
+        en=f"{unknown} is no option of `{command}`: words for the script stand after --, as in `{told}`.",
+        fr=f"{unknown} n’est pas une option de `{command}` : les mots pour le script se placent après --, comme dans "
+        f"`{told}`.",
+    )
 
 
 def _check_words(command: str, flag: Flag, words: Sequence[str]) -> None:
@@ -366,6 +390,32 @@ def target_device(given: Given) -> Device | None:
     if given.get("device") in (None, *typing.get_args(RunConfig.model_fields["device"].annotation)):
         return None
     return device(given.pop("device"))
+
+
+def assumed_fields(given: Given, target: Device | None) -> dict[str, Any]:
+    """Choose what a question about a text model on a GPU leaves open: 16-bit precision, one sample of usual length.
+
+    A program of a library keeps its one precision. On the CPU, where the lab runs, and for a model in one's own file,
+    a configuration's defaults hold.
+
+    Args:
+        given: options.
+        target: the GPU; None for the CPU.
+
+    Returns:
+        `precision` (bf16, or fp16 where the GPU has no bf16), `micro_batch` and `sequence_length`, without those that
+        were given.
+
+    Raises:
+        LabError: if there is no such model.
+    """
+    name = next(iter(given.get(WORDS, ())), given.get("model", RunConfig.model_fields["model"].default))
+    if target is None or is_own_file(str(name)) or (spec := models.spec(name)).family != "text":
+        return {}
+    usual: dict[str, Any] = {"micro_batch": 1, "sequence_length": spec.sequence_length}
+    if given.get("library", "none") == "none":
+        usual["precision"] = "fp16" if target.peak_flops and "bf16" not in target.peak_flops else "bf16"
+    return {field: value for field, value in usual.items() if field not in given}
 
 
 def check_needs(given: Given, name: str, *needed: str) -> None:
@@ -457,8 +507,25 @@ class Verb:
             show_help(f"dlojz {self.name}", self.options, self.en, self.fr, self.examples)
             return 0
         given = parse(f"dlojz {self.name}", self.options, words)
+        self._check_places(given)
         with answering(given.get("json", False)) as answer:
             return self.run(given, answer) or 0
+
+
+    def _check_places(self, given: Given) -> None:
+        """Refuse an empty name of a file, and a picture that could not be written, before anything is computed."""
+        for flag in self.options:
+            value = given.get(flag.name)
+            if (flag.metavar in _PLACES and value == "") or (flag.kind == "words" and value and "" in value):
+                named = flag.metavar if flag.kind == "words" else flag.option
+                raise refusal(
+                    en=f"{named}: an empty word names nothing; give a name, or leave it out.",
+                    fr=f"{named} : un mot vide ne nomme rien ; donnez un nom, ou retirez-le.",
+                )
+        check_writable(given, [flag.name for flag in self.options if flag.name in _PICTURES and given.get(flag.name)])
+
+
+_PLACES, _PICTURES = ("FILE", "FOLDER"), ("figure", "png", "svg", "overlay")
 
 
 def verb(
@@ -577,11 +644,17 @@ def tell_written(path: object, en: str = "figure", fr: str = "figure", note: str
         tell(en=f"{en}: {path}{note}", fr=f"{fr} : {path}{note}")
 
 
+WIDTH, NARROWEST, _DIGITS = 100, 40, 6
+"""Columns where there is no terminal; the fewest for which anything is laid out; digits of a number of columns."""
+
+
 def console(stderr: bool = True) -> Console:
-    """Open a console on one of the two streams."""
+    """Open a console on one of the two streams: as wide as $COLUMNS, else as the terminal, and never below 40."""
     stream = sys.stderr if stderr else sys.stdout
-    wide = None if stream.isatty() or "COLUMNS" in os.environ else 100
-    return Console(file=stream, width=wide, highlight=False)
+    told = os.environ.get("COLUMNS", "")
+    known = int(told) if told.isdecimal() and len(told) < _DIGITS else 0  # some environments set it to 0
+    opened = Console(file=stream, width=known or (None if stream.isatty() else WIDTH), highlight=False)
+    return opened if opened.width >= NARROWEST else Console(file=stream, width=NARROWEST, highlight=False)
 
 
 @contextlib.contextmanager

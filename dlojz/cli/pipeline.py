@@ -35,6 +35,7 @@ from dlojz.cli.options import (
 )
 from dlojz.config.run_config import RunConfig
 from dlojz.display import pipeline_drawing as sheet
+from dlojz.models.foreign.names import is_elsewhere
 from dlojz.pipeline.analysis import lower_bound
 from dlojz.pipeline.exchange_formats import text_table, torch_refusal
 from dlojz.pipeline.partition import Partition, check_stages, exact, total_time
@@ -526,6 +527,7 @@ def partition_command(given: Given, answer: Answer) -> None:
     if config.layout.tp > 1:
         _answer_tensor_plan(config, given, answer)
         return
+    config = _in_stages(config, stages)
     by = given["by"] or ("regex" if pattern else "parameters")
     check_stages(len(block_weights(config).kinds), stages)  # before blocks are timed for nothing
     weighed = _weighed(config, by, pattern)
@@ -555,6 +557,27 @@ def partition_command(given: Given, answer: Answer) -> None:
     for table in (sheet.units_table(others), sheet.counts_table(counts)) if given["compare"] else ():
         answer("")
         answer(table)
+
+
+def _in_stages(config: RunConfig, stages: int) -> RunConfig:
+    """Take the blocks of a model from elsewhere as a pipeline takes them: a chain, whose stages share no weight.
+
+    Raises:
+        LabError: if the model has no such blocks, so that no pipeline could run the cut.
+    """
+    from dlojz.prediction.shapes import check_stages_share_no_weight, model_shapes
+
+    if stages == 1 or not is_elsewhere(config.model):
+        return config
+    try:
+        staged = RunConfig.of(**{**config.to_dict(), "layout": {**config.layout.to_dict(), "pp": stages}})
+        check_stages_share_no_weight(staged, model_shapes(staged))
+    except LabError as error:
+        raise refusal(
+            en=f"no pipeline can run a cut of {config.model_name}: {error}",
+            fr=f"aucun pipeline ne peut exécuter un découpage de {config.model_name} : {error}",
+        ) from None
+    return staged
 
 
 def _answer_tensor_plan(config: RunConfig, given: Given, answer: Answer) -> None:

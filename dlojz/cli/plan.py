@@ -26,9 +26,10 @@ _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
 @verb(
     "plan",
     """
-    --model NAME  of the catalogue, timm:NAME, torchvision:NAME, FILE.py:FUNCTION, or a published decoder
+    --model NAME  of the catalogue, timm:NAME, torchvision:NAME, hf:FOLDER, FILE.py:FUNCTION, or a published decoder
         (default: coatnet_7)
-        // du catalogue, timm:NOM, torchvision:NOM, FICHIER.py:FONCTION, ou un décodeur publié (par défaut : coatnet_7)
+        // du catalogue, timm:NOM, torchvision:NOM, hf:DOSSIER, FICHIER.py:FONCTION, ou un décodeur publié (par défaut :
+        coatnet_7)
     --cluster NAME = jean_zay_a100  name, a TOML file of one's own, or here // nom, fichier TOML à soi, ou here
     --gpus INT[,INT]  how many; several: 8,16,32 (default: 8) // combien ; plusieurs : 8,16,32 (par défaut : 8)
     --batch INT>=1  samples of one step (default: 64) // échantillons d’une itération (par défaut : 64)
@@ -64,9 +65,9 @@ How to read the answer: the step has an interval, because the cost model was hel
 seen (`dlojz validate`); "closest evidence" is the nearest of them. Every refused layout has one reason of a closed
 list; --why asks for one by name, and tells the smallest change that would admit it.
 
-The model is a name of the catalogue (`dlojz models`), one from elsewhere (timm:NAME, torchvision:NAME, a FUNCTION of
-your own FILE.py), a published decoder (megatron-1t, bloom-176b, gpt3-175b, llama-3-405b, …), or sizes: --layers,
---hidden, --heads, --vocabulary, --sequence-length.""",
+The model is a name of the catalogue (`dlojz models`), one from elsewhere (timm:NAME, torchvision:NAME, hf:FOLDER with
+its config.json, a FUNCTION of your own FILE.py), a published decoder (megatron-1t, bloom-176b, gpt3-175b, llama-3-405b,
+…), or sizes: --layers, --hidden, --heads, --vocabulary, --sequence-length.""",
     fr="""Trouver la meilleure configuration d’un modèle sur un calculateur : toutes les combinaisons de Data, Tensor
 et Pipeline Parallelism, de Context Parallelism (décodeurs, à partir de 16384 tokens), de ZeRO, de micro-batch,
 d’ordonnancement et de chunks, de recalcul, de Sequence Parallelism, d’offload et de moteur sont pesées (octets) et
@@ -76,9 +77,9 @@ Comment lire la réponse : l’itération a un intervalle, car le modèle de co�
 pas vues (`dlojz validate`) ; la « mesure la plus proche » est l’une d’elles. Chaque configuration refusée l’est pour
 une raison d’une liste fermée ; --why interroge sur l’une d’elles et donne le plus petit changement qui l’admettrait.
 
-Le modèle est un nom du catalogue (`dlojz models`), un modèle venu d’ailleurs (timm:NOM, torchvision:NOM, une FONCTION
-de votre FICHIER.py), un décodeur publié (megatron-1t, bloom-176b, gpt3-175b, llama-3-405b, …), ou des tailles :
---layers, --hidden, --heads, --vocabulary, --sequence-length.""",
+Le modèle est un nom du catalogue (`dlojz models`), un modèle venu d’ailleurs (timm:NOM, torchvision:NOM, hf:DOSSIER
+avec son config.json, une FONCTION de votre FICHIER.py), un décodeur publié (megatron-1t, bloom-176b, gpt3-175b,
+llama-3-405b, …), ou des tailles : --layers, --hidden, --heads, --vocabulary, --sequence-length.""",
     examples="""
     dlojz plan --model coatnet_7 --cluster jean_zay_a100 --gpus 8 --batch 64
     dlojz plan --model bloom-176b --cluster jean_zay_a100 --gpus 384 --batch 2048 --figure plan.png

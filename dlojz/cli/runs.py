@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, format_seconds, refusal, say
 from dlojz.base.table import Table, titles
@@ -28,6 +31,7 @@ from dlojz.cli.options import (
     WORDS,
     Answer,
     Given,
+    assumed_fields,
     config_flags,
     config_of,
     flags,
@@ -38,14 +42,15 @@ from dlojz.cli.options import (
     tell_written,
     verb,
 )
-from dlojz.config.run_config import RunConfig, vocabulary_note
+from dlojz.config.run_config import RunConfig, file_of_module, no_script, vocabulary_note
 from dlojz.config.schedules import COMPRESSED, no_effect_note
 from dlojz.display.tables import DASH, status_label
-from dlojz.results.record import STATUSES
+from dlojz.models.foreign.names import is_elsewhere
+from dlojz.results.record import STATUSES, UNTRAINED, read_events
 from dlojz.running.folder import MAX_LOG_BYTES, launched_utc, open_regular, visible
 from dlojz.running.run import Run, cancel_lost, find
 from dlojz.running.run import runs as listing
-from dlojz.running.state import read_all_events
+from dlojz.running.state import EVENTS, LAUNCHER_EVENTS, is_final, read_all_events
 from dlojz.running.store import runs_root
 
 PROCESSES = flags("""
@@ -59,13 +64,16 @@ SCRIPT_OR_MODEL = flags("""
         // script à vous, exécuté tel quel ; ou modèle du catalogue, comme --model (`dlojz models`)
 """)
 OF_SCRIPTS = flags("""
-    --nproc INT>=1 = 1  processes of the script // processus du script
+    --nproc INT>=1 = 1  processes of the script, started as torchrun does, also a single one
+        // processus du script, lancés comme par torchrun, même un seul
     --first-step-s FLOAT = 600  seconds after which a script that has made no optimizer step is ended
         // secondes après lesquelles un script qui n’a fait aucun pas d’optimiseur est arrêté
-    -- ARGUMENTS  words for the script // mots pour le script
+    -m --run-module MODULE  module to run as a script, as `python -m` does // module à exécuter, comme par `python -m`
+    -- ARGUMENTS  words for the script; without one, a launcher's command // mots pour le script ; sans lui, commande
+        d’un lanceur
 """)
 BESIDE_A_SCRIPT = frozenset(
-    {WORDS, REST, "nproc", "first_step_s", "device", "time_limit_s", "root", "json", "again", "on"}
+    {WORDS, REST, "run_module", "nproc", "first_step_s", "device", "time_limit_s", "root", "json", "again", "on"}
     | {"machine", "account", "qos", "reservation"}
 )
 """Options of `dlojz run` that a script takes."""
@@ -99,26 +107,38 @@ BESIDE_A_SCRIPT = frozenset(
 The same request finds the same run again; --again makes another. Prints the measurement beside the prediction. Exit
 code: 0 completed or diverged, 1 ended otherwise, 2 refused.
 
-A script of your own (`dlojz run train.py`) is started unchanged on --nproc processes, as torchrun starts it, and
-measured from outside: a step is a step of its optimizer.""",
+Ctrl-C cancels the run and keeps what it measured; so do SIGTERM (kill, timeout) and SIGHUP (a terminal or an ssh line
+that is closed). To let it go on without you: `nohup dlojz run … &`, then `dlojz watch`; `dlojz cancel` stops it.
+
+A script of your own (`dlojz run train.py`, or `dlojz run -m package.train`) is started unchanged, on one process as
+`python train.py` starts it, with --nproc on several as torchrun does, and measured from outside: a step is a step of
+its optimizer. A launcher's command is taken as it stands: `dlojz run -- torchrun --nproc-per-node 2 train.py`. The exit
+code is then the script's.""",
     fr="""Entraîner un modèle sur plusieurs processus, réellement, et mesurer mémoire, communication et temps.
 
 La même demande retrouve la même exécution ; --again en fait une autre. Affiche la mesure à côté de la prédiction. Code
 de sortie : 0 terminé ou divergé, 1 fini autrement, 2 refusé.
 
-Un script à vous (`dlojz run train.py`) est lancé tel quel sur --nproc processus, comme le fait torchrun, et mesuré de
-l’extérieur : un pas est un pas de son optimiseur.""",
+Ctrl-C annule l’exécution et garde ce qu’elle a mesuré ; SIGTERM (kill, timeout) et SIGHUP (terminal ou connexion ssh
+fermés) font de même. Pour qu’elle continue sans vous : `nohup dlojz run … &`, puis `dlojz watch` ; `dlojz cancel`
+l’arrête.
+
+Un script à vous (`dlojz run train.py`, ou `dlojz run -m paquet.train`) est lancé tel quel, sur un processus comme par
+`python train.py`, avec --nproc sur plusieurs comme par torchrun, et mesuré de l’extérieur : un pas est un pas de son
+optimiseur. La commande d’un lanceur est prise telle quelle : `dlojz run -- torchrun --nproc-per-node 2 train.py`. Le
+code de sortie est alors celui du script.""",
     examples="""
     dlojz run --model coatnet_tiny --dp 2 --steps 20
     dlojz run train.py --nproc 2 -- --lr 1e-3
+    dlojz run -- torchrun --nproc-per-node 2 train.py --lr 1e-3
     dlojz run --model coatnet_tiny --dp 2 --zero 2 --engine deepspeed --micro-batch 16 --json
     dlojz run --model coatnet_7 --dp 8 --zero 3 --device cuda --on slurm --machine local
     """,
 )
 def run_command(given: Given, answer: Answer) -> int:
     """Train, then show the measurement beside the prediction."""
-    if given[WORDS] and given[WORDS][0].endswith(".py"):
-        return _run_script(given, answer)
+    if (script := _script_of(given)) is not None:
+        return _run_script(*script, given, answer)
     for flag in OF_SCRIPTS:
         if flag.name in given:
             option = "--" if flag.name == REST else flag.option
@@ -153,6 +173,29 @@ def run_command(given: Given, answer: Answer) -> int:
     return _show_run(run.follow(), given, answer)
 
 
+def _script_of(given: Given) -> tuple[str, tuple[str, ...]] | None:
+    """Find the script that was asked for, or the launcher's command, and its arguments; None for a model."""
+    words, rest = given[WORDS], tuple(given[REST])
+    if "run_module" in given:
+        return f"-m {given['run_module']}", rest
+    if not words:
+        return (rest[0], rest[1:]) if rest else None
+    name = str(words[0])
+    # Unlike Path's methods these are False for a name that no file system takes.
+    if name.endswith(".py") or os.path.isfile(os.path.join(name, "__main__.py")):  # noqa: PTH113, PTH118
+        return name, rest
+    is_path = os.sep in name or os.path.exists(name)  # noqa: PTH110
+    is_model = name in models.names() or is_elsewhere(name)
+    if not is_model and not is_path and file_of_module(name):
+        raise refusal(
+            en=f"{name!r} is a module: write `dlojz run -m {name}`.",
+            fr=f"{name!r} est un module : écrivez `dlojz run -m {name}`.",
+        )
+    if is_model or not is_path:
+        return None
+    raise no_script(name)
+
+
 def _show_run(run: Run, given: Given, answer: Answer) -> int:
     """Show the measurements of a run that has ended; returns the exit code."""
     from dlojz.compare import compare
@@ -175,46 +218,74 @@ def _show_run(run: Run, given: Given, answer: Answer) -> int:
     return main.FAILED
 
 
-def _run_script(given: Given, answer: Answer) -> int:
-    """Run a script of the user's, print what it prints, then what was measured."""
+def _run_script(name: str, arguments: tuple[str, ...], given: Given, answer: Answer) -> int:
+    """Run a script of the user's, print what it prints, then what was measured; returns its exit code."""
     from dlojz.running.launch import run as launch
 
-    for name in given:
-        if name not in BESIDE_A_SCRIPT:
-            option = "--" + name.replace("_", "-")
+    for option_name in given:
+        if option_name not in BESIDE_A_SCRIPT:
+            option = "--" + option_name.replace("_", "-")
             raise refusal(
                 en=f"{option} configures a training of the lab's, but a script sets up its own: write it after --, as "
                 f"a word for the script, or leave it out.",
                 fr=f"{option} règle un entraînement du TP, mais un script règle le sien : écrivez-le après --, comme "
                 f"un mot pour le script, ou retirez-le.",
             )
+    if "nproc" in given and not given[WORDS] and "run_module" not in given:
+        raise refusal(
+            en="--nproc is for a script; a launcher's command is run as it stands: give it the launcher's own option, "
+            "after --.",
+            fr="--nproc concerne un script ; la commande d’un lanceur est exécutée telle quelle : donnez-lui l’option "
+            "du lanceur, après --.",
+        )
     options = {name: given[name] for name in ("device", "first_step_s") if name in given}
+    is_launched = "nproc" in given
     run = launch(
-        given[WORDS][0],
-        args=given[REST],
+        name,
+        args=arguments,
         on=given["on"],
         wait=False,
-        processes=given["nproc"],
+        processes=given["nproc"] if is_launched else None,
         time_limit_s=given["time_limit_s"],
         root=given["root"],
         **{name: given[name] for name in ("machine", "account", "qos", "reservation") if given.get(name)},
         **options,
     )
     printed = [LogTail(run, rank) for rank in range(given["nproc"])]
-    run.until_end(lambda _: printed[0].print_new())
+    is_interrupted = False
+    try:
+        run.until_end(lambda _: printed[0].print_new())
+    except KeyboardInterrupt:  # the script has had it too, and may have printed, saved, or gone wrong since
+        is_interrupted = True
     printed[0].print_new(is_last=True)
     ended = run.record.reason if run.record else ""
     if blamed := re.search(r"\brank (\d+)", ended):
         printed[int(blamed[1])].print_new(is_last=True)
-    if _is_untrained(run):  # the rank has said so
+    untrained, shown = _untrained(run)
+    if untrained and not is_interrupted:
+        if run.record is not None and not shown:  # by the process itself
+            tell(f"dlojz: {run.record.reason.partition(': ')[2]}")
         tell(en=f"dlojz: what it printed is kept in {run.folder}", fr=f"dlojz : ses sorties sont dans {run.folder}")
         return main.REFUSED
-    return _show_run(run, given, answer)
+    code = _show_run(run, given, answer)
+    if is_interrupted:
+        return _exit_code_of(run, main.DONE) if is_final(run.state) else main.INTERRUPTED
+    return _exit_code_of(run, main.FAILED) if code == main.FAILED else code
 
 
-def _is_untrained(run: Run) -> bool:
-    """Whether a script has ended without training anything."""
-    return any(event["event"] == "untrained" for told in read_all_events(run.folder).values() for event in told)
+def _exit_code_of(run: Run, otherwise: int) -> int:
+    """Return the exit code of a script that failed, as a shell shows it; `otherwise` where none has failed."""
+    events = read_events(run.folder / EVENTS / LAUNCHER_EVENTS)
+    codes = [event["code"] for event in events if event["event"] == "exit" and type(event.get("code")) is int]
+    code = next(iter(codes), otherwise)
+    return int(code if code >= 0 else 128 - code)
+
+
+def _untrained(run: Run) -> tuple[bool, bool]:
+    """Return whether a script has ended without training anything, and whether one of its processes has said so."""
+    events = [event for told in read_all_events(run.folder).values() for event in told]
+    untrained = [event for event in events if event["event"] == UNTRAINED]
+    return bool(untrained) and not run.losses, any(event.get("shown") for event in untrained)
 
 
 class LogTail:
@@ -275,17 +346,22 @@ mémoire, si elle suffit, ce qui en économiserait.""",
 def predict_command(given: Given, answer: Answer) -> None:
     """Show the predicted footprint."""
     target = target_device(given)
-    config = _config(given)
+    assumed = assumed_fields(given, target)
+    config = _config(given, **assumed)
+    from dlojz.display.memory_tables import assumed_sentence
     from dlojz.display.tables import footprint_table
     from dlojz.prediction import predict
 
     footprint = predict(config, rank=given["rank"], device=target)
+    if assumed:
+        sentence = assumed_sentence(config, assumed)
+        tell(sentence) if given["json"] else answer(sentence)
     answer(footprint.to_dict() if given["json"] else footprint_table(config, footprint))
 
 
-def _config(given: Given) -> RunConfig:
+def _config(given: Given, **otherwise: object) -> RunConfig:
     """Configure the run; its degrees are checked against `--processes` where it is given."""
-    config = config_of(given)
+    config = config_of(given, **otherwise)
     if given["processes"] is not None:
         config.layout.check_processes(given["processes"])
     return config
@@ -482,6 +558,7 @@ def _summary(run: Run) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
         "title": run.title,
+        "arguments": list(run.config.script.arguments) if run.config.script else [],
         "state": run.state,
         "steps": len(losses),
         "asked_steps": run.config.asked_steps,
@@ -501,9 +578,19 @@ def _table(found: Iterable[dict[str, Any]]) -> Table:
     for run in found:
         loss = DASH if run["last_loss"] is None else decimal(run["last_loss"], 4)
         done = f"{run['steps']}" + (f"/{run['asked_steps']}" if run["asked_steps"] else "")
-        rows.append((run["run_id"], run["title"], status_label(run["state"]), done, loss, _age(run["age_s"])))
+        rows.append((run["run_id"], _with_arguments(run), status_label(run["state"]), done, loss, _age(run["age_s"])))
     head = titles(en="run; title; state; steps; last loss; age", fr="exécution; titre; état; pas; perte; âge")
     return Table(head, tuple(rows), align="l", whole=1)  # a name is copied whole
+
+
+def _with_arguments(run: Mapping[str, Any]) -> str:
+    """Write the title of a run, and the arguments of a script, by which its runs are told apart."""
+    arguments = shlex.join(run["arguments"])
+    short = arguments if len(arguments) <= ARGUMENTS_SHOWN else f"{arguments[:ARGUMENTS_SHOWN]}…"
+    return f"{run['title']} {short}".rstrip()
+
+
+ARGUMENTS_SHOWN = 60
 
 
 def _age(age_s: float | None) -> str:

@@ -14,13 +14,13 @@ from typing import Any, cast
 from rich.live import Live
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_count, language, one_of, refusal, say, shortest
+from dlojz.base.language import colon, format_count, language, one_of, refusal, say, shortest
 from dlojz.base.table import Lines, Table, safe, titles, visible
 from dlojz.campaign.campaign import Campaign, CampaignPlan, campaigns_folder, expand, find_campaign, read_campaign
 from dlojz.campaign.class_board import Student, pseudonyms, read_class, told_problems
 from dlojz.campaign.drive import Backend, cancel_all, drive, unfit_backend
 from dlojz.campaign.report import brief, foreseen, hours, report_folder, row_of, state_label, write_report
-from dlojz.campaign.results import Asked, Outlook, Result, colon, find_run, judged, outlook, result_of
+from dlojz.campaign.results import Asked, Outlook, Result, find_run, judged, outlook, result_of
 from dlojz.cli import main
 from dlojz.cli.options import (
     JSON,
@@ -347,7 +347,7 @@ def _row(student: Student) -> tuple[str, ...]:
         ", ".join(sorted(student.scripts)) or DASH,
         Lines("\n".join(best)) or DASH,
         str(student.runs) + (replays if student.replays else ""),
-        hours(student.rank_hours),
+        DASH if student.runs == student.untimed > 0 else hours(student.rank_hours),
         f"{student.last_utc:%Y-%m-%d %H:%M}" if student.last_utc else DASH,
         Lines("\n".join(told_problems(student))),
     )
@@ -383,7 +383,7 @@ def _data(student: Student) -> dict[str, Any]:
         "scripts": sorted(student.scripts),
         "best": [vars(one) for one in student.best],
         **fields_of(student, "runs", "replays"),
-        "gpu_hours": student.rank_hours,
+        "gpu_hours": None if student.runs == student.untimed > 0 else student.rank_hours,
         "last_utc": student.last_utc.isoformat(timespec="seconds") if student.last_utc else None,
         "problems": told_problems(student),
     }

@@ -111,7 +111,7 @@ def test_a_calibration_of_our_own_program_as_a_table(capfd: pytest.CaptureFixtur
         ("--name ring_all_reduce --ranks 1000000", ["too many to be simulated", "at most 128"]),
         ("--name ring_all_reduce --ranks 17 --figure x.png", ["could not be read", "at most 16"]),
         ("--figure x.png", ["does nothing without --name or --calibrate: add --name"]),
-        ("--name tree_reduce --figure x", ["needs an ending"]),
+        ("--name tree_reduce --figure x", ["--figure needs a name that ends in .png, .svg or .pdf", "'x'"]),
         ("--output x.json", ["does nothing without --calibrate: add --calibrate"]),
         ("ring", ["the word 'ring'"]),
     ],

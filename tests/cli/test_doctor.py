@@ -14,6 +14,7 @@ import pytest
 
 from dlojz.base import extension_locks
 from dlojz.base.language import use_language
+from dlojz.base.machine import MemoryLimit
 from dlojz.cli import doctor
 from dlojz.cli.doctor import has_kernels, uses_of_groups, wanted_in
 
@@ -109,6 +110,27 @@ def test_without_a_library_of_the_core_there_is_one_sentence_and_no_traceback(di
     assert distribution in done.stdout + done.stderr and "pip install" in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "state", "advice"),
+    [("torchvision", "warning", "pip install --no-deps --force-reinstall torch=="), ("deepspeed", "problem", "")],
+)
+def test_a_library_that_is_there_and_does_not_import_is_named(
+    name: str, state: str, advice: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a process that has not mended it: what a script of one's own would meet."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    module = tmp_path / f"{name}.py"
+    module.write_text("__version__ = '9.8.7'\n")
+    assert (doctor._imported(name).state, doctor._imported(name).found) == ("ok", "9.8.7")
+    module.write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
+    check = doctor._imported(name)
+    assert check.state == state and advice in check.advice
+    assert check.found.endswith("does not import: RuntimeError: operator torchvision::nms does not exist")
+    module.write_text("import nothing_of_that_name\n")
+    other = doctor._imported(name)
+    assert (other.state, other.advice) == ("problem", "") and "nothing_of_that_name" in other.found
+
+
 @pytest.mark.parametrize("own_folder", [True, False])
 def test_a_lock_that_a_killed_build_left_is_named_with_what_removes_it(
     own_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -143,3 +165,9 @@ def test_a_home_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch)
     check = doctor._extensions()
     assert check.state == "warning" and check.found.startswith("/proc/.cache/torch_extensions: ")
     assert check.advice.endswith("export TORCH_EXTENSIONS_DIR=FOLDER")
+
+
+def test_memory_check_says_the_limit_and_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "machine_limit", lambda: MemoryLimit(2**33, "job", "12"))
+    monkeypatch.setattr(doctor, "memory_free_bytes", lambda: 6 * 2**30)
+    assert "6.00 GiB free of 8.00 GiB, the limit of the SLURM job 12" in str(doctor._memory())

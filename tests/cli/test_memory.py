@@ -41,7 +41,7 @@ def test_the_json_is_the_forecast_of_the_fullest_rank(capfd: pytest.CaptureFixtu
 
 def test_fit_tells_the_largest_batch_and_the_levers(capfd: pytest.CaptureFixture[str]) -> None:
     """The batch that is named fits, one sample more does not; each lever saves what its own forecast says."""
-    told = _json(capfd, "gpt_tiny", "--dp", "2", "--fit", "v100-16")
+    told = _json(capfd, "gpt_tiny", "--dp", "2", "--precision", "fp32", "--fit", "v100-16")
     gpu = hardware.device("v100-16")
     fit = told["fit"]
     assert told["device"] == fit["device"] == "v100-16" and told["fits"] is True
@@ -73,7 +73,8 @@ def test_what_is_printed(capfd: pytest.CaptureFixture[str], language: str, words
 
 
 def test_on_a_gpu_three_sizes_are_told_apart(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["memory", "gpt_tiny", "--dp", "2", "--device", "v100-32"]) == DONE
+    words = ["--precision", "fp32", "--micro-batch", "16", "--device", "v100-32"]
+    assert main(["memory", "gpt_tiny", "--dp", "2", *words]) == DONE
     printed = capfd.readouterr().out
     memory = heaviest(RunConfig.of(model="gpt_tiny", dp=2), "v100-32").memory
     for label, num_bytes in (
@@ -126,7 +127,7 @@ def test_a_budget_is_met_block_by_block(language: str, tmp_path: Path, capfd: py
         ("gpt_tiny --model vit_tiny", ["one model is expected"]),
         ("gpt_tiny --dp 2 --rank 2", ["rank 2 does not exist"]),
         ("gpt_tiny --snapshot step.json", [".html", "step.json"]),
-        ("gpt_tiny --png step.docx", ["needs an ending"]),
+        ("gpt_tiny --png step.docx", ["--png needs a name that ends in .png, .svg or .pdf", "'step.docx'"]),
         ("gpt_tiny --offload optimizer", ["DeepSpeed's", "zero=1"]),
         ("gpt_tiny --image-size 32", ["image_size"]),
         ("gpt_tiny --budget much", ["--budget takes a size such as 30GiB", "'much'"]),
@@ -134,6 +135,8 @@ def test_a_budget_is_met_block_by_block(language: str, tmp_path: Path, capfd: py
         ("gpt_tiny --budget 1GiB --pp 2", ["pp=2 was received with activation_plan", "use pp=1"]),
         ("gpt_tiny --budget 1GiB --checkpointing full", ["checkpointing='full'", "activation_plan"]),
         ("gpt_tiny --budget 1GiB --fit a100-80", ["give one of the two"]),
+        ("gpt_tiny --budget 1GiB --device 24GiB", ["the speed of a GPU given by its size is not known"]),
+        ("gpt_tiny --device 24", ["unknown device '24'", "or a size such as 24GiB"]),
     ],
 )
 def test_refusals(line: str, expected: list[str], capfd: pytest.CaptureFixture[str]) -> None:
@@ -221,3 +224,71 @@ def test_what_a_model_from_elsewhere_cannot_do_is_refused_in_one_line(
     assert main([words[0], "--model", f"{Path(own_models.__file__)}:build", *words[1:]]) == REFUSED
     said = capfd.readouterr().err
     assert said.count("\n") == 1 and "own_models.py:build" in said and str(Path.cwd()) not in said
+
+
+@pytest.mark.parametrize("language", ["en", "fr"])
+def test_a_text_model_on_a_gpu_is_asked_about_in_16_bit_with_one_sample(
+    capfd: pytest.CaptureFixture[str], language: str
+) -> None:
+    """The first line says what was assumed; the figures are those of the configuration that says so."""
+    use_language(language)
+    words = ["llama_3_8b", "--dp", "8", "--zero", "3", "--device", "a100-80"]
+    assert main(["memory", *words]) == DONE
+    printed = capfd.readouterr().out.splitlines()
+    assert printed[0] == {
+        "en": "Assumed: bf16 (mixed precision), 1 sample of 8,192 tokens per GPU; other values by --precision, "
+        "--micro-batch, --sequence-length.",
+        "fr": "Supposé : bf16 (précision mixte), 1 exemple de 8\u202f192 tokens par GPU ; autres valeurs par "
+        "--precision, --micro-batch, --sequence-length.",
+    }[language]
+    config = RunConfig.of(model="llama_3_8b", dp=8, zero=3, precision="bf16", micro_batch=1)
+    expected = heaviest(config, "a100-80")
+    told = _json(capfd, *words)
+    assert told["memory"] == expected.memory.to_dict() and RunConfig.from_dict(told["config"]) == config
+    assert told["assumed"] == {"precision": "bf16", "micro_batch": 1, "sequence_length": 8192}
+    assert told["fit"]["micro_batch"] == 1 and "levers" not in told
+    last = {"en": "Largest micro-batch that fits into A100 80 GB: 1 sample (", "fr": "tient sur A100 80 Go : 1 exemple"}
+    assert last[language] in printed[-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "assumed"),
+    [
+        ("gpt_tiny --device v100-32", {"precision": "fp16", "micro_batch": 1, "sequence_length": 128}),
+        ("gpt_tiny --fit h100 --micro-batch 4", {"precision": "bf16", "sequence_length": 128}),
+        ("llama_tiny --device h100 --sequence-length 64 --precision fp32", {"micro_batch": 1}),
+        ("gpt_tiny --device h100 --sequence-length 64 --precision fp32 --micro-batch 2", {}),
+        ("gpt_tiny --device h100 --library megatron --dp 2", {"micro_batch": 1, "sequence_length": 128}),
+        ("gpt_tiny", {}),
+        ("vit_tiny --device h100", {}),
+    ],
+)
+def test_only_what_was_left_open_is_assumed(
+    capfd: pytest.CaptureFixture[str], line: str, assumed: dict[str, object]
+) -> None:
+    told = _json(capfd, *line.split())
+    assert told["assumed"] == assumed
+    config = RunConfig.from_dict(told["config"])
+    flat = {**config.to_dict(), **config.layout.to_dict()}
+    assert {name: flat[name] for name in assumed} == assumed
+
+
+def test_where_not_one_sample_fits_the_levers_are_listed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["memory", "llama_3_8b", "--dp", "8", "--zero", "3", "--device", "a100-40"]) == DONE
+    printed = capfd.readouterr().out
+    assert "Not even one sample fits into A100 40 GB" in printed and "checkpoint every block" in printed
+
+
+@pytest.mark.parametrize("language", ["en", "fr"])
+def test_a_gpu_may_be_given_by_its_size(capfd: pytest.CaptureFixture[str], language: str) -> None:
+    """Of 80 GiB, CUDA's context and NCCL take what they take of the largest known one; the verdict is of the size."""
+    use_language(language)
+    size = hardware.device("24GiB")
+    known = hardware.DEVICES.values()
+    assert size.memory_bytes == 24 * 2**30 == hardware.device("25769803776B").memory_bytes
+    assert size.allocatable_bytes(2) == 24 * 2**30 - max(one.context_bytes for one in known) - 1536 * 2**20
+    assert main(["memory", "gpt2", "--dp", "2", "--device", "24GiB", "--precision", "bf16"]) == DONE
+    printed = capfd.readouterr().out
+    assert {"en": "GPU 24.0 GiB", "fr": "GPU 24,0 Gio"}[language] in printed and "mem_get_info" in printed
+    expected = heaviest(RunConfig.of(model="gpt2", dp=2, micro_batch=1, precision="bf16"), size)
+    assert format_bytes(taken_bytes(expected)) in printed

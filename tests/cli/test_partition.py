@@ -14,6 +14,8 @@ from dlojz.cli.main import DONE, REFUSED, main
 from dlojz.config.run_config import RunConfig
 from dlojz.pipeline.partition import exact, total_time
 from dlojz.pipeline.partition_baselines import PEERS, block_weights, how_often
+from dlojz.prediction.shapes import model_shapes, num_blocks
+from tests.models import own_models
 
 COATNET = ["--model", "coatnet_7", "--stages", "8"]
 
@@ -80,8 +82,8 @@ def test_the_picture_is_written(capfd: pytest.CaptureFixture[str], tmp_path: Pat
 @pytest.mark.parametrize(
     "line, words",
     [
-        ("--model alexnet --stages 9", ["at least one block", "9 stages", "8", "use 8 stages or fewer"]),
-        ("--model alexnet --stages 9 --by time", ["use 8 stages or fewer"]),
+        ("--model alexnet --stages 9", ["at least one block", "9 stages", "8", "use at most 8 stages"]),
+        ("--model alexnet --stages 9 --by time", ["use at most 8 stages"]),
         ("--stages 0", ["--stages must be at least 1"]),
         ("--stages two", ["--stages takes a number"]),
         ("--by weigth", ["'weigth'", "parameters, flops, time, uniform, regex"]),
@@ -100,3 +102,22 @@ def test_refusals(capfd: pytest.CaptureFixture[str], line: str, words: list[str]
     assert told.out == "" and told.err.startswith("dlojz: ") and told.err.count("\n") == 1
     for word in words:
         assert word in told.err
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [("torchvision:googlenet", "computes its loss itself"), (f"{own_models.__file__}:build", "in two blocks")],
+)
+def test_a_model_that_no_pipeline_runs_gets_no_cut(capfd: pytest.CaptureFixture[str], model: str, why: str) -> None:
+    assert main(["partition", model, "--stages", "2"]) == REFUSED
+    told = capfd.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1
+    assert "no pipeline can run a cut of" in told.err and why in told.err
+
+
+def test_a_chain_from_elsewhere_is_cut_into_the_blocks_that_its_pipeline_runs(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    told = _json(capfd, "torchvision:resnet18", "--stages", "2")
+    shapes = model_shapes(RunConfig.of(model="torchvision:resnet18", pp=2))
+    assert len(told["blocks"]) == num_blocks(shapes)

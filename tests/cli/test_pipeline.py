@@ -124,7 +124,7 @@ def test_the_list_names_them_all(capfd: pytest.CaptureFixture[str]) -> None:
         ("--color kinds --png x.png", ["did you mean 'kind'"]),
         ("--color chunk", ["--color does nothing without --png or --svg: add --png"]),
         ("--svg x.png", ["ends in .svg", "'x.png'"]),
-        ("--png x.doc", ["needs an ending"]),
+        ("--png x.doc", ["--png needs a name that ends in .png, .svg or .pdf", "'x.doc'"]),
         ("--from-csv none.csv", ["'none.csv'", "cannot be read"]),
         ("--from-csv none.csv --stages 4", ["--stages does nothing beside --from-csv"]),
         ("--compare --schedule 1f1b", ["--schedule does nothing beside --compare"]),

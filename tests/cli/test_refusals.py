@@ -34,6 +34,35 @@ REFUSED = {
 }
 
 
+OF_SCRIPTS = {
+    "train.py --lr 3": ["--lr is no option of `dlojz run`", "`dlojz run train.py -- --lr 3`"],
+    "--nproc 2 train.py --lr=3 --wd 1": ["--lr=3 is no option", "`dlojz run --nproc 2 train.py -- --lr=3 --wd 1`"],
+    "train.py 3": ["3 is no option of `dlojz run`", "`dlojz run train.py -- 3`"],
+    "-m package.train --lr 3": ["`dlojz run -m package.train -- --lr 3`"],
+    "train.py --steps 3": ["--steps configures a training of the lab's", "write it after --"],
+    "noext": ["'noext' is no Python script", "(train.py)", "-m package.train", "torchrun train.py"],
+    ".": ["'.' is a folder without __main__.py"],
+    "missing.py": ["'missing.py' is no file"],
+    "-m nowhere.train": ["no module 'nowhere.train'"],
+    "package.train": ["'package.train' is a module: write `dlojz run -m package.train`"],
+    "-- nothing-of-this-name x": ["'nothing-of-this-name' is no file"],
+    "--nproc 2 -- env x": ["--nproc is for a script"],
+}
+
+
+@pytest.mark.parametrize("line", OF_SCRIPTS)
+def test_a_request_for_a_script_is_refused_in_one_sentence(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "package").mkdir()
+    for name in ("train.py", "noext", "package/train.py"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    code = main(["run", *line.split()])
+    told = capsys.readouterr()
+    _is_refusal(code, told.out, told.err, OF_SCRIPTS[line])
+
+
 def _dlojz(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "dlojz", *words],

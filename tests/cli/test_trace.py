@@ -102,6 +102,36 @@ def test_the_help_shows_the_lines_that_write_traces(capfd: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
+    "key, value",
+    [
+        ("ts", -1),
+        ("ts", -5.3e9),
+        ("ts", 0),
+        ("ts", 1e16),
+        ("dur", 1e15),
+    ],
+)
+@pytest.mark.parametrize("which", [0, -1])
+def test_an_impossible_time_is_named(
+    key: str, value: Any, which: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One event of twenty, hours away from the others: its times would be those of the whole profile."""
+    folder = replicas(tmp_path, late=(1,) * 10)
+    path = folder / "rank1.json"
+    content = json.loads(path.read_text())
+    for one in content["traceEvents"]:
+        if one.get("ph") == "X":
+            one["ts"] += 3.6e9  # µs: an hour after what the clock counts from
+    timed = [one for one in content["traceEvents"] if one.get("ph") == "X"]
+    timed[which][key] = value
+    path.write_text(json.dumps(content))
+    assert main(["trace", str(folder)]) == 2
+    printed = capsys.readouterr()
+    assert "rank1.json has an impossible time: " in printed.err and timed[which]["name"] in printed.err
+    assert printed.out == "" and len(printed.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
     "words, told",
     [
         ("", "takes the traces of all ranks"),
