@@ -25,6 +25,7 @@ from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import LOCAL, PLAIN, LengthStretch, first_whole_step, stretches, total_tokens, whole_length
 from dlojz.models.experts.routing import Routing
+from dlojz.models.foreign.names import is_elsewhere
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.prediction.shapes import (
     AUTOCAST,
@@ -50,8 +51,10 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
     A pipeline rank computes the blocks of its stages; a tensor-parallel one its part of each layer, and all of what is
     not split; a context-parallel one its tokens (see `_context_flops`). Normalisations and activation functions are not
     counted, nor the scores that fused attention kernels recompute in backward (2 % for the lab's small text models);
-    the unneeded gradient of the images is. Full checkpointing recomputes the forward pass but for the end of each block
-    (see `_not_recomputed`), selective checkpointing no product, or every second one.
+    the unneeded gradient of the images is. A model from elsewhere that is traced whole is counted as autograd runs it,
+    without what a frozen layer or the inputs do not need (see `_traced_flops`). Full checkpointing recomputes the
+    forward pass but for the end of each block (see `_not_recomputed`), selective checkpointing no product, or every
+    second one.
 
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, for the factors 3 and, at most, 4.
     """
@@ -63,6 +66,9 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
         return _context_flops(config) * layout.micro_batch * layout.micro_batches + again
     if layout.tp > 1:
         return _split_flops(config, rank) * layout.micro_batch * layout.micro_batches
+    traced_flops = _traced_flops(config)
+    if traced_flops is not None:
+        return traced_flops
     summary = models.describe(
         config.model, config.image_size, sequence_length=config.sequence_length, num_classes=config.num_classes
     )
@@ -71,6 +77,20 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
         again = sum(recomputed_flops(config).values())
         return (float(sample_flops * layout.micro_batch * layout.micro_batches) + again) * _share(config, rank)
     return float(sample_flops * layout.micro_batch * layout.micro_batches) * _share(config, rank)
+
+
+def _traced_flops(config: RunConfig) -> float | None:
+    """Count the FLOPs of a step on a model from elsewhere, product by product, both passes.
+
+    None where its blocks form a chain of which only a few are traced, or several ranks or passes share the work.
+    """
+    layout = config.layout
+    if not is_elsewhere(config.model) or layout.pp > 1 or layout.checkpointing != "none" or layout.activation_plan:
+        return None
+    from dlojz.prediction.model_trace import trace_of  # loads torch
+
+    flops = trace_of(config).flops
+    return None if flops is None else float(flops * layout.micro_batches)
 
 
 def recomputed_flops(config: RunConfig) -> dict[int, float]:

@@ -123,6 +123,7 @@ def to_data(trace: MemoryTrace) -> dict[str, Any]:
         "module_of": [[storage, number(name)] for storage, name in trace.module_of.items()],
         "output_of": [[number(name), storage] for name, storage in trace.output_of.items()],
         "names": list(names),
+        "flops": trace.flops,
     }
 
 
@@ -146,6 +147,7 @@ def from_data(data: dict[str, Any]) -> MemoryTrace:
         {int(storage): int(size) for storage, size in data["bytes_of"]},
         {int(storage): names[name] for storage, name in data["module_of"]},
         {names[name]: int(storage) for name, storage in data["output_of"]},
+        None if data["flops"] is None else int(data["flops"]),
     )
 
 

@@ -286,6 +286,15 @@ def build_model(config: RunConfig) -> torch.nn.Module:
     return model
 
 
+def _build_engine(config: RunConfig, device: torch.device, probes: Probes) -> tuple[base.Engine, int]:
+    """Build this rank's engine, and count the parameters of the whole model."""
+    with probes.loading():
+        models.spec(config.built_model)  # reads a file of one's own, whose example inputs are no part of a training
+    model = build_model(config)
+    # A pipeline rank keeps its stages only: the whole model is gone after the return.
+    return base.build(config, model, device), sum(parameter.numel() for parameter in model.parameters())
+
+
 def accumulate(
     engine: base.Engine, batches: Iterator[tuple[Tensor, Tensor]], micro_batches: int, probes: Probes | None
 ) -> Tensor:
@@ -370,10 +379,7 @@ def train(
     parameters = 0
     probes.start()
     try:
-        model = build_model(config)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        engine = base.build(config, model, device)
-        del model  # a pipeline rank keeps its stages only
+        engine, parameters = _build_engine(config, device, probes)
         probes.attach(engine)
         watch = LoadWatch(engine)
         keeper = CheckpointManager(config, folder, read_policy(folder), events, engine, control)

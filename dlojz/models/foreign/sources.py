@@ -68,6 +68,11 @@ def _of_configuration(file: Path) -> Origin:
 
 
 def _of_file(name: str) -> Origin:
+    with torch.random.fork_rng(devices=[]):  # weights are the same whether the file was read before the seed or after
+        return _origin_of_file(name)
+
+
+def _origin_of_file(name: str) -> Origin:
     written, _, function = name.rpartition(":")
     module = _imported(Path(written))
     build, inputs = getattr(module, function, None), getattr(module, "example_inputs", None)
