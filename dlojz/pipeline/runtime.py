@@ -114,6 +114,15 @@ class StageMessage(NamedTuple):
     micro_batch: int
 
 
+class SentMessage(NamedTuple):
+    """Message on its way: its tensor must stay until the receiver has taken it."""
+
+    work: dist.Work | None
+    tensor: Tensor
+    receiver: int
+    message: StageMessage
+
+
 class KeptActivations(NamedTuple):
     """Tensors that a stage keeps of a micro-batch between its forward and its backward."""
 
@@ -156,6 +165,7 @@ class PipelineRuntime:
         self.perform = perform or (lambda action, compute: compute())
         self._check_modules()
         self._sent = [self._messages_of(rank) for rank in range(schedule.ranks)]
+        self._sent_at, self._taken_at = self._places_of_messages()
 
     def _check_modules(self) -> None:
         held = {
@@ -191,14 +201,15 @@ class PipelineRuntime:
             deque(message for receiver, message in sent if receiver == self.rank != sender)
             for sender, sent in enumerate(self._sent)
         ]
-        self._under_way: list[tuple[dist.Work | None, Tensor]] = []
+        self._under_way: list[SentMessage] = []
         self._losses: list[Tensor] = []
         for action in self.schedule.orders[self.rank]:
             for element in action.elements:
                 self._execute(element)
-        for work, _ in self._under_way:
-            if work is not None:
-                work.wait()
+        for sent in self._under_way:
+            if sent.work is not None:
+                sent.work.wait()
+        self._under_way.clear()
         self._mail.clear()
         return self._losses
 
@@ -253,11 +264,10 @@ class PipelineRuntime:
             self._mail[message] = tensor
             return
         tensor = tensor.contiguous()
-        self._under_way = [(work, sent) for work, sent in self._under_way if work is None or not work.is_completed()]
-        # Who: this rank to `receiver`. What: one boundary, of one micro-batch. It is kept until it has left: the
-        # receiver may take it late.
+        # Who: this rank to `receiver`. What: one boundary, of one micro-batch. It is kept until a message of the
+        # receiver shows that it has been taken (see `_let_go`).
         work = dist.isend(tensor, group=self.group, group_dst=receiver)
-        self._under_way.append((work, tensor))
+        self._under_way.append(SentMessage(work, tensor, receiver, message))
 
     def _receive(self, action: Action) -> Tensor:
         """The message that an action needs; those that the same sender sent before it are kept for later."""
@@ -268,8 +278,35 @@ class PipelineRuntime:
             boundary = self.boundaries[coming.stage if coming.forward else coming.stage + 1]
             buffer = torch.empty(boundary.shape, dtype=boundary.dtype, device=self._device)
             dist.recv(buffer, group=self.group, group_src=sender)
+            self._let_go(sender, coming)
             self._mail[coming] = buffer
         return self._mail.pop(message)
+
+    def _let_go(self, sender: int, coming: StageMessage) -> None:
+        """Free what the sender of a message had taken before it sent it: waiting for it takes no time.
+
+        gloo's `is_completed` stays False until somebody waits, so all messages of a step would be kept to its end.
+        """
+        still_under_way = []
+        for sent in self._under_way:
+            taken = sent.receiver == sender and self._taken_at[sent.message] <= self._sent_at[coming]
+            if taken and sent.work is not None:
+                sent.work.wait()
+            elif not taken:
+                still_under_way.append(sent)
+        self._under_way = still_under_way
+
+    def _places_of_messages(self) -> tuple[dict[StageMessage, int], dict[StageMessage, int]]:
+        """Where each message is sent and taken: the number of the action in its sender's, its receiver's order."""
+        sent_at: dict[StageMessage, int] = {}
+        taken_at: dict[StageMessage, int] = {}
+        for order in self.schedule.orders:
+            for place, action in enumerate(element for action in order for element in action.elements):
+                if action.kind in (FORWARD, BACKWARD, BACKWARD_INPUT):
+                    sent_at[_message_after(action)] = place
+                    message = StageMessage(action.kind == FORWARD, action.pipe, action.stage, action.micro_batch)
+                    taken_at[message] = place
+        return sent_at, taken_at
 
     @property
     def _device(self) -> torch.device:

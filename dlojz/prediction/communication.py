@@ -780,6 +780,26 @@ def samples_bytes(config: RunConfig, rank: int) -> int:
     return copies * layout.micro_batches * of_one
 
 
+def receive_buffers_bytes(config: RunConfig, rank: int) -> int:
+    """Compute the bytes that torch's pipeline keeps from its first step on for what a rank receives.
+
+    Each stage but the first has a buffer for its input, each but the last one for the gradient of its output, of every
+    micro-batch of a step: the more micro-batches, the more memory, which 1F1B's activations do not take.
+
+    Source: torch 2.13, `torch/distributed/pipelining/stage.py`, `_setup_forward_recv_info` and
+    `_create_grad_recv_info`.
+    """
+    layout = config.layout
+    if layout.pp == 1 or layout.engine != "torch" or config.library not in ("none", "torch"):
+        return 0
+    at_block, bounds = boundary_bytes(config), bounds_of(config, model_shapes(config))
+    last = schedule_of(layout).stages - 1
+    of_one = 0
+    for stage in rank_stages(config, rank):
+        of_one += at_block[bounds[stage]] * (stage > 0) + at_block[bounds[stage + 1]] * (stage < last)
+    return layout.micro_batches * of_one
+
+
 def _numel(shapes: ModelShapes, blocks: range) -> int:
     return sum(parameter.numel for parameter in shapes.parameters if parameter.block in blocks)
 

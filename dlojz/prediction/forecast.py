@@ -23,7 +23,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
 from dlojz.models.sizes import GPTSize, LlamaSize, ViTSize
 from dlojz.prediction.allocator import CachingAllocator, replay
-from dlojz.prediction.communication import samples_bytes
+from dlojz.prediction.communication import receive_buffers_bytes, samples_bytes
 from dlojz.prediction.engine_memory import (
     DDP,
     ByHand,
@@ -463,6 +463,8 @@ def replay_of(
     )
     pairs = zip(share.parameters, reached.parameters, strict=True)
     step.without_gradient = tuple(before.name for before, after in pairs if before.is_trained and not after.is_trained)
+    if buffers_bytes := receive_buffers_bytes(config, rank):
+        step.ledger.hold(("receive buffers",), "workspace", buffers_bytes)
     if device is not None:
         for handle in range(CUBLAS_HANDLES):
             step.ledger.hold(("cublas", handle), "workspace", device.cublas_workspace_bytes)

@@ -34,7 +34,7 @@ from dlojz.models.foreign.given_module import changes_its_model
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from dlojz.pipeline.schedule_catalogue import build
 from dlojz.prediction import forecast
-from dlojz.prediction.communication import samples_bytes
+from dlojz.prediction.communication import receive_buffers_bytes, samples_bytes
 from dlojz.prediction.engine_memory import Ledger
 from dlojz.prediction.forecast import CUBLAS_HANDLES, StepReplay
 from dlojz.prediction.model_trace import block_of, key_of, reached_names, trace_of, trace_of_rank
@@ -133,9 +133,11 @@ def rank_memories(config: RunConfig, micro_batches: list[tuple[int, int]], devic
         sizes = [size for size, _ in micro_batches]
         pairs = zip(flights, sizes, strict=True)
         held = np.array([[curve.kept_bytes(one, size) for one in flight.others] for flight, size in pairs]).T
+        received = 0.0
         if layout.pp > 1:
-            of_one = _sample_bytes(_with(config, 1, min(layout.micro_batches, _few(layout.pp))), stage)
-            held = held + of_one * samples * numbers
+            few = _with(config, 1, min(layout.micro_batches, _few(layout.pp)))
+            held = held + _sample_bytes(few, stage) * samples * numbers
+            received = _received_bytes(few, stage)
         columns = np.zeros((len(CATEGORIES), samples.size))
         host = np.zeros(samples.size)
         for chosen in (numbers == 1, numbers == 2, numbers > 2):
@@ -144,6 +146,7 @@ def rank_memories(config: RunConfig, micro_batches: list[tuple[int, int]], devic
                 columns[:, chosen] = _peaks(curve, engine, samples[chosen], held[:, chosen])
                 host[chosen] = engine.host_bytes
         columns[CATEGORIES.index("workspace")] += CUBLAS_HANDLES * device.cublas_workspace_bytes
+        columns[CATEGORIES.index("workspace")] += received * samples * numbers
         yield RankMemories(columns, host, max(flight.most for flight in flights), part.blocks)
 
 
@@ -284,6 +287,13 @@ def _sample_bytes(config: RunConfig, stage: int) -> float:
     """Bytes that a pipeline rank keeps of each sample of a step until its end."""
     layout = config.layout
     return samples_bytes(config, stage * layout.dp * layout.tp) / (layout.micro_batch * layout.micro_batches)
+
+
+@lru_cache(maxsize=4096)
+def _received_bytes(config: RunConfig, stage: int) -> float:
+    """Bytes of a pipeline rank's receive buffers for each sample of a step."""
+    layout = config.layout
+    return receive_buffers_bytes(config, stage * layout.dp * layout.tp) / (layout.micro_batch * layout.micro_batches)
 
 
 def _few(pp: int) -> int:
