@@ -29,6 +29,7 @@
 # %% name="setup"
 import dlojz
 from dlojz import labs, models
+from dlojz.base.language import decimal
 from dlojz.labs.lab01_big_models import figures
 
 lab = labs.start("00")
@@ -346,7 +347,7 @@ lab.check("ring-bytes", ring_sent_bytes)
 # %%
 for traffic in measured.communication:
     if traffic.group == "dp":
-        print(traffic.collective, traffic.count, traffic.message_bytes, traffic.sent_bytes)
+        print(traffic.collective, traffic.count, decimal(traffic.message_bytes, 0), decimal(traffic.sent_bytes, 0))
 
 # %% [markdown] lang="fr"
 # ## 6. Retrouver

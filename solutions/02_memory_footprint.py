@@ -45,7 +45,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dlojz
 from dlojz import hardware, labs, models
-from dlojz.base.language import format_bytes
+from dlojz.base.language import decimal, format_bytes, percent
 from dlojz.base.machine import keep_freed_memory
 from dlojz.labs.lab02_memory import figures
 from dlojz.labs.lab02_memory.exercises import asked, states_table
@@ -216,7 +216,7 @@ states_table(bytes_per_parameter)
 # mixed precision, fp16 counts as bf16.)
 
 # %% name="false-halving"
-asked(lambda: {name: f"{bytes_per_parameter(name, 'adamw'):.0f}" + " GB // Go" for name in ("fp32", "bf16")})
+asked(lambda: {name: decimal(bytes_per_parameter(name, "adamw"), 0) + " GB // Go" for name in ("fp32", "bf16")})
 
 # %% [markdown] lang="fr"
 # Rien n’est divisé par deux : la copie maître et les moments restent en fp32. Seules les activations se réduisent.
@@ -259,7 +259,7 @@ def gradients(scale):
 
 
 largest = max(gradient.abs().max().item() for gradient in gradients(1.0))
-print(f"{largest:.3f}")
+print(decimal(largest, 3))
 
 # %% name="predict-loss-scale" stub="value"
 lab.predict(
@@ -280,10 +280,10 @@ for _step in range(16):
             parameter.data.copy_(master)  # rounded to fp16 // arrondi à fp16
     else:
         scale /= 2  # overflow: the step is skipped // débordement : le pas est sauté
-print(f"2**{log2(scales[0]):.0f}, {16 - len(scales)}")
+print(f"2**{decimal(log2(scales[0]), 0)}, {16 - len(scales)}")
 for power in (-14, 0):  # as small as late in a training // aussi petits qu’en fin d’entraînement
     zeros = torch.cat([gradient.flatten() for gradient in gradients(2.0**power)]) == 0
-    print(f"2**{power}: {zeros.float().mean():.0%}")
+    print(f"2**{power}: {percent(zeros.float().mean(), 0)}")
 
 # %% name="reveal-loss-scale"
 lab.reveal("loss-scale", scales[0])
@@ -727,8 +727,9 @@ for device in devices:
         levers.taken_bytes(forecast(config, device=device)) <= device.memory_bytes for config in (replica.config, many)
     ]
     print(f"{device.name:>8}  {fits}")
-print(replica.moment, round(replica.memory.peak_bytes / parameters, 1))
-print({name: round(held / parameters, 1) for name, held in replica.memory.at_peak_bytes.items() if held})
+print(replica.moment, decimal(replica.memory.peak_bytes / parameters))
+for name, part_bytes in replica.memory.at_peak_bytes.items():
+    print(f"  {name:<12}", decimal(part_bytes / parameters))
 
 # %% [markdown] lang="fr"
 # On retrouve les **24 octets** par paramètre : avec une seule image, le pic est dans la mise à jour de l’optimiseur.
@@ -1006,7 +1007,7 @@ for _ in range(9):
     copies.append(4 * 2**21 / (time.perf_counter() - start))
 copy_bytes_per_s = median(copies)
 kept_bytes = trace(nn.Sequential(*layers), torch.empty(8, 128, 128)).saved_bytes
-print(format_bytes(kept_bytes), f"{copy_bytes_per_s / 1e9:.1f} GB/s // {copy_bytes_per_s / 1e9:.1f} Go/s")
+print(format_bytes(kept_bytes), decimal(copy_bytes_per_s / 1e9), "GB/s // Go/s")
 
 # %% name="predict-offload-seconds" stub="value" tags=["nbval-ignore-output"]
 lab.predict(

@@ -47,6 +47,7 @@ from torch import nn
 
 import dlojz
 from dlojz import labs
+from dlojz.base.language import decimal, percent
 from dlojz.by_hand import collectives
 from dlojz.display.figures.communication_figures import calibration_figure, collective_figure
 from dlojz.display.figures.run_figures import timeline_figure
@@ -356,7 +357,7 @@ points = collectives.measure("all_reduce", [2**power for power in range(12, 23, 
 # %% name="points" tags=["nbval-ignore-output"]
 points = ranks["points"][0]
 for point in points:
-    print(f"{point.message_bytes:>8}", "B // o", f" {1e3 * point.time_s:7.3f} ms")
+    print(f"{point.message_bytes:>8}", "B // o", f" {decimal(1e3 * point.time_s, 3):>7} ms")
 
 # %% [markdown] lang="fr"
 # ### Exercice 3 — retrouver α et β
@@ -454,7 +455,7 @@ gradient_bytes = 4 * 25_557_032
 
 for algorithm in ("ring_all_reduce", "tree_all_reduce", "halving_doubling_all_reduce"):
     costs_s = [collectives.cost_s(algorithm, gradient_bytes, size, **network) for size in (2, 8, 512)]
-    print(f"{algorithm:<28}", [round(1e3 * cost_s, 1) for cost_s in costs_s])
+    print(f"{algorithm:<28}", *(f"{decimal(1e3 * cost_s):>7}" for cost_s in costs_s))
 
 # %% [markdown] lang="fr"
 # L’anneau envoie le moins d’octets possible, mais chacune de ses `2 (p − 1)` étapes paie α. L’arbre n’a que `2 log₂ p`
@@ -518,11 +519,13 @@ lab.reveal("latency-ranks", min(size for size in steps_s if steps_s[size] > ring
 
 # %% name="broadcast"
 # %%ranks --with make_model
+from dlojz.base.language import decimal
+
 model = make_model(seed=rank)
-print(round(model[7].weight.abs().sum().item(), 1))
+print(decimal(model[7].weight.abs().sum().item()))
 for weight in model.parameters():
     dist.broadcast(weight.data, src=0)
-print(round(model[7].weight.abs().sum().item(), 1))
+print(decimal(model[7].weight.abs().sum().item()))
 
 # %% [markdown] lang="fr"
 # ### Exercice 4 — la moyenne des gradients
@@ -681,7 +684,7 @@ def turns(model, whole, mine, communicate=None):
 x, y = images[:256].flatten(1), labels[:256]
 wide_bytes = [4 * parameter.numel() for parameter in make_wide().parameters()]
 image_s = median(step_s(make_wide(), x, y) for _ in range(7)) / len(x)
-print(f"{1 / image_s:.0f} images/s, {sum(wide_bytes) / 1e6:.1f}", "MB // Mo")
+print(f"{decimal(1 / image_s, 0)} images/s, {decimal(sum(wide_bytes) / 1e6)}", "MB // Mo")
 
 # %% [markdown] lang="fr"
 # Quatre processus se partagent cœurs, caches et mémoire : combien de fois plus longtemps calcule le plus lent ?
@@ -702,7 +705,7 @@ def slowest(turns):
 
 
 slower = slowest(ranks["at_once_s"])
-print(f"{slower:.2f} times as long // {slower:.2f} fois plus long")
+print(f"{decimal(slower, 2)} times as long // {decimal(slower, 2)} fois plus long")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Quelle efficacité auront quatre processus, avec 256 images chacun, d’après `efficiencies` et
@@ -816,10 +819,11 @@ for _ in range(10):
     seconds.append(time.perf_counter() - start)
 peak_flops = 2 * 1024**3 / min(seconds)
 forward_flops = 2 * sum(weight.numel() for weight in make_wide().parameters() if weight.dim() > 1)
-print(f"{peak_flops / 1e9:.0f} GFLOP/s")
+print(f"{decimal(peak_flops / 1e9, 0)} GFLOP/s")
 for processes, measured_s in enumerate(zip(*ranks["strong_s"][0], strict=True), start=1):
     rate = 256 / median(measured_s)
-    print(f"{processes=}: {rate:.0f} images/s, MFU {mfu(rate, forward_flops, processes, peak_flops):.0%}")
+    share = mfu(rate, forward_flops, processes, peak_flops)
+    print(f"{processes=}: {decimal(rate, 0)} images/s, MFU {percent(share, 0)}")
 
 # %% [markdown] lang="fr"
 # Le tableau 1 de Megatron (Narayanan et al., 2021) donne les TFLOP/s de chaque A100 et la part de la crête ; mais il
@@ -848,7 +852,8 @@ peak = gpus.gpu("a100-80").peak_flops["fp16"]
 for row in evidence.table("sc21-1"):
     share = row.tflops_per_gpu * 1e12 / peak
     model_share = share * flops_per_sequence(row.size, "model") / flops_per_sequence(row.size, "recompute")
-    print(f"{row.size.num_parameters / 1e9:6.1f} B, {row.gpus:4} GPU: {share:.0%}, MFU {model_share:.0%}")
+    print(f"{decimal(row.size.num_parameters / 1e9):>7}", "B, // Md,", f"{row.gpus:4} GPU:", end=" ")
+    print(f"{percent(share, 0)}, MFU {percent(model_share, 0)}")
 
 # %% name="reveal-megatron-mfu"
 lab.reveal("megatron-mfu", model_share)
@@ -1093,7 +1098,7 @@ step = {name: median(turn[name] for turn in turns) for name in turns[0]}
 exposed_s = {name: median(turn[name] - turn["nothing"] for turn in turns) for name in step}
 names = ("nothing // rien", "afterwards // après", "one bucket // un seul", "1 MiB // 1 Mio")
 for name, shown in zip(step, names, strict=True):
-    print(f"{shown:<12} {1e3 * step[name]:6.1f} ms  {1e3 * exposed_s[name]:6.1f} ms")
+    print(f"{shown:<12} {decimal(1e3 * step[name]):>6} ms  {decimal(1e3 * exposed_s[name]):>6} ms")
 lab.reveal("exposed", exposed_s["afterwards"])
 
 # %% [markdown] lang="fr"
@@ -1452,7 +1457,7 @@ for _ in range(2):  # buckets are made from the order of the first step // déco
 lab.reveal("first-bucket", ranks["sent"][0][0])
 
 # %% name="sizes-sent"
-print([f"{each / 2**20:.2f} MiB // {each / 2**20:.2f} Mio" for each in ranks["sent"][0]])
+print(*(decimal(each / 2**20, 2) for each in ranks["sent"][0]), "MiB // Mio")
 
 # %% [markdown] lang="fr"
 # ## Défi : peu de messages

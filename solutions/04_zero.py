@@ -44,6 +44,7 @@ from torch import nn
 
 import dlojz
 from dlojz import labs, models
+from dlojz.base.language import decimal
 from dlojz.hardware import DEVICES
 from dlojz.labs.lab04_zero import figures
 
@@ -634,7 +635,7 @@ figures.stages(everything)
 
 # %% name="stages-seen"
 print(dlojz.compare(everything).exact)
-print([round(sent_by(run) / (4 * parameters / 2), 2) for run in everything])
+print(*(decimal(sent_by(run) / (4 * parameters / 2), 2) for run in everything))
 print([all(abs(a / b - 1) < 1e-3 for a, b in zip(run.losses, fsdp2.losses, strict=True)) for run in everything])
 
 # %% [markdown] lang="fr"
@@ -782,7 +783,7 @@ from statistics import median
 took = ranks["took"][0]
 parts = {name: median(took[name]) for name in list(took)[:6]}
 for name, time_s in parts.items():
-    print(f"{name:<14} {1e3 * time_s:6.1f} ms")
+    print(f"{name:<14} {decimal(1e3 * time_s):>6} ms")
 
 # %% [markdown] lang="fr"
 # **Vos prédictions**, à partir de ces durées, dans `parts`. Combien de secondes durent les trois passages de

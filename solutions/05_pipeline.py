@@ -44,6 +44,7 @@ from torch import nn
 
 import dlojz
 from dlojz import labs
+from dlojz.base.language import decimal, percent
 from dlojz.labs.lab05_pipeline import figures
 from dlojz.pipeline.orders.zero_bubble import list_schedule
 from dlojz.pipeline.schedule import Costs
@@ -238,7 +239,7 @@ lab.check("kept-micro-batches", kept)
 
 # %% name="latency"
 for name in ("gpipe", "1f1b", "eager-1f1b"):
-    print(name, simulate(build(name, 4, 8), Costs(latency=0.25)).makespan)
+    print(name, decimal(simulate(build(name, 4, 8), Costs(latency=0.25)).makespan))
 
 # %% [markdown] lang="fr"
 # GPipe ajoute 2(p − 1) latences ; 1F1B, 2(p − 1)m/p + 2(p − 2) si p divise m. *Eager 1F1B* les masque de nouveau, en
@@ -532,8 +533,8 @@ step_s = least_s
 # %% name="bubbles-measured" tags=["nbval-ignore-output"]
 for m, seconds in ranks["step_s"][0].items():
     predicted, fraction, _ = pipeline_step(4, m, 0.04, 0.08)
-    print(f"m = {m:2}: {predicted:.2f} s → {seconds:.2f} s,", end=" ")
-    print("bubble // bulle", f"{fraction:.1%} → {1 - m * 0.12 / seconds:.1%}")
+    print(f"m = {m:2}: {decimal(predicted, 2)} s → {decimal(seconds, 2)} s,", end=" ")
+    print("bubble // bulle", f"{percent(fraction)} → {percent(1 - m * 0.12 / seconds)}")
 
 # %% name="reveal-bubble" tags=["nbval-ignore-output"]
 lab.reveal("speedup", 9 * 4 * 0.12 / ranks["step_s"][0][9])
@@ -684,6 +685,8 @@ print("1F1B = one process: // 1F1B = un processus :", equal())
 
 # %% name="time-a-stage" tags=["nbval-ignore-output"]
 # %%ranks 2 --with make_stages,time,mean
+from dlojz.base.language import decimal
+
 block = make_stages()[rank]
 
 
@@ -709,7 +712,7 @@ for number in range(40):  # there and back // aller et retour
     dist.send(x, 1 - rank) if number % 2 == rank else dist.recv(x, 1 - rank)
 message_s = (time.perf_counter() - start) / 40
 print("forward, backward, alone, message, ms: // passe avant, passe arrière, seul, message (ms) :", end=" ")
-print(*(round(1e3 * one_s, 2) for one_s in (forward_s, backward_s, alone_s, message_s)))
+print(*(decimal(1e3 * one_s, 2) for one_s in (forward_s, backward_s, alone_s, message_s)))
 
 # %% [markdown] lang="fr"
 # **Vos prédictions**, d’après ces durées (`ranks["forward_s"]`, `ranks["backward_s"]`, une par rang), la formule de la
@@ -1182,6 +1185,8 @@ layers.append(LayerSpec(nn.Linear, 1024, 10))
 
 # %% name="deepspeed-train"
 # %%ranks 2
+from dlojz.base.language import decimal
+
 torch.manual_seed(0)
 settings = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8}
 with silenced():  # it prints its partition // il affiche son découpage
@@ -1193,7 +1198,7 @@ with silenced():  # it prints its partition // il affiche son découpage
 images, labels = torch.randn(8, 4, 3, 64, 64), torch.randint(0, 10, (8, 4))
 losses = [engine.train_batch(iter(zip(images, labels, strict=True))).item() for _ in range(4)]
 print("layers // couches", range(*model.parts[rank : rank + 2]))
-print("losses // pertes", [round(loss, 2) for loss in losses])
+print("losses // pertes", *(decimal(loss, 2) for loss in losses))
 
 # %% [markdown] lang="fr"
 # Les paramètres d’AlexNet sont dans ses couches denses, ses opérations dans les convolutions : couper par paramètres

@@ -43,6 +43,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import dlojz
 from dlojz import labs, models
+from dlojz.base.language import decimal
 from dlojz.by_hand.tensor.operators import gather_tokens, scatter_tokens
 from dlojz.labs.lab06_tensor import figures
 
@@ -266,6 +267,8 @@ import warnings
 
 import torch.nn.functional as F
 
+from dlojz.base.language import decimal
+
 # PyTorch warns that autograd does not see all_reduce; here that is right // PyTorch avertit, mais ici c’est juste
 warnings.filterwarnings("ignore", "c10d::allreduce_")
 
@@ -296,8 +299,9 @@ class EnterRegion:  # f is forgotten // f est oublié
 without, first = train()
 mean = first.clone()
 dist.all_reduce(mean)
-print("losses, gap: // écart des pertes :", [round(abs(a - b), 3) for a, b in zip(without, with_f, strict=True)][::3])
-print("weights, gap: // écart des poids :", round(2 * (first - mean / world_size).abs().max().item(), 2))
+gaps = [abs(a - b) for a, b in zip(without, with_f, strict=True)]
+print("losses, gap: // écart des pertes :", *(decimal(gap, 3) for gap in gaps[::3]))
+print("weights, gap: // écart des poids :", decimal(2 * (first - mean / world_size).abs().max().item(), 2))
 
 # %% [markdown] lang="fr"
 # La première ligne donne l’écart entre la perte sans f et la vraie, tous les trois pas : nul au premier, puis de plus
@@ -329,6 +333,7 @@ lab.predict(
 
 # %% name="count-pair"
 # %%ranks --with EnterRegion,parallel_mlp
+from dlojz.base.language import decimal
 from dlojz.train.dispatch_trace import StorageTrace, traffic_of  # sees what torch sends // voit ce que torch envoie
 
 
@@ -355,8 +360,9 @@ def count(mlp, project):
         y = mlp(x, torch.randn(256 // world_size, 64), torch.zeros(256 // world_size), project, torch.zeros(64))
         y.sum().backward()
     calls = traffic_of(trace.trace.calls, trace.step)
-    print(mlp.__name__, {one.collective: one.count for one in calls}, f"{sum(one.sent_bytes for one in calls):.0f} B")
-    return sum(one.sent_bytes for one in calls)
+    sent_bytes = sum(one.sent_bytes for one in calls)
+    print(mlp.__name__, {one.collective: one.count for one in calls}, decimal(sent_bytes, 0), "B // o")
+    return sent_bytes
 
 
 by_columns, by_rows = torch.randn(64 // world_size, 256), torch.randn(64, 256 // world_size)
@@ -571,14 +577,16 @@ def train(loss_of, weights, steps=8):
         loss = loss_of(weights)
         loss.backward()
         optimizer.step()
-        losses.append(round(loss.item(), 3))
+        losses.append(loss.item())
     return losses
 
 
-print(train(alone, {name: weight.clone().requires_grad_() for name, weight in start.items()}))
+losses = train(alone, {name: weight.clone().requires_grad_() for name, weight in start.items()})
+print(*(decimal(loss, 3) for loss in losses))
 
 # %% name="own-model-split"
 # %%ranks --with start,tokens,targets,train,copy,parallel_embedding,parallel_attention,parallel_mlp,parallel_loss
+from dlojz.base.language import decimal
 from dlojz.by_hand.tensor.axis import TensorAxis
 
 axis = TensorAxis(dist.group.WORLD)
@@ -593,7 +601,8 @@ def split(w):
     return parallel_loss(copy(x, axis) @ w["table"].T, targets, axis)
 
 
-print(train(split, {name: weight.requires_grad_() for name, weight in own.items()}))
+losses = train(split, {name: weight.requires_grad_() for name, weight in own.items()})
+print(*(decimal(loss, 3) for loss in losses))
 
 # %% [markdown] lang="fr"
 # Les mêmes pertes. Le paquet assemble les mêmes pièces dans
@@ -662,8 +671,8 @@ for parts in ("attention", "mlp"):
     one = dlojz.run(config, tp=2, tensor_parts=parts).record.footprint()
     spared = single.record.footprint().memory.weights_bytes - one.memory.weights_bytes
     sent = sum(traffic.sent_bytes for traffic in one.communication if traffic.group == "tp")
-    told = spared / 2**10, sent / 2**10, round(spared / sent, 3)
-    print(f"{parts}:", "KiB spared, sent, ratio: // Kio épargnés, envoyés, rapport :", *told)
+    numbers = decimal(spared / 2**10, 0), decimal(sent / 2**10, 0), decimal(spared / sent, 3)
+    print(f"{parts}, KiB spared, sent, ratio: // {parts}, Kio épargnés, envoyés, rapport :", *numbers)
 
 # %% [markdown] lang="fr"
 # ## 6. *Sequence Parallelism*
@@ -1008,6 +1017,8 @@ lab.check("layer-bytes", layer_bytes)
 from statistics import median
 from time import perf_counter
 
+from dlojz.base.language import decimal
+
 
 def seconds(step, times):
     found = []
@@ -1043,8 +1054,8 @@ try:
     half_s = median(seconds(lambda: step(half), 7))
 finally:  # whatever happens above // quoi qu’il arrive au-dessus
     dist.all_reduce = all_reduce
-print("one number, 4 MiB: // un nombre, 4 Mio :", f"{one_number_s:.4f} s, {four_mib_s:.4f} s")
-print("whole, half: // entier, moitié :", f"{whole_s:.3f} s, {half_s:.3f} s")
+print("one number, 4 MiB: // un nombre, 4 Mio :", f"{decimal(one_number_s, 4)} s, {decimal(four_mib_s, 4)} s")
+print("whole, half: // entier, moitié :", f"{decimal(whole_s, 3)} s, {decimal(half_s, 3)} s")
 
 # %% [markdown] lang="fr"
 # **Vos prédictions**, pour ces quatre MLP (1 024 tokens, largeur 256, fp32) : combien de secondes par pas prendront les
@@ -1076,6 +1087,8 @@ lab.predict(
 
 # %% name="measure-step" tags=["nbval-ignore-output"]
 # %%ranks --with EnterRegion,parallel_mlp
+from dlojz.base.language import decimal
+
 waited_s = spent_s = 0.0
 
 
@@ -1099,8 +1112,8 @@ try:
 finally:
     dist.all_reduce = all_reduce
 speed_up, rate, waited, spent = (median(one) for one in zip(*measured, strict=True))
-print(f"{rate:.0f} tokens/s;", "all-reduces, waiting, sending: // all-reduces, attente, envoi :", end=" ")
-print(f"{waited:.4f} s, {spent:.4f} s")
+print(decimal(rate, 0), "tokens/s; all-reduces, waiting, sending: // tokens/s ; all-reduces, attente, envoi :", end=" ")
+print(f"{decimal(waited, 4)} s, {decimal(spent, 4)} s")
 
 # %% name="reveal-reduce" tags=["nbval-ignore-output"]
 lab.reveal("reduce-seconds", min(ranks["spent"]))

@@ -47,6 +47,7 @@ import torch.distributed as dist
 
 import dlojz
 from dlojz import labs
+from dlojz.base.language import decimal
 from dlojz.by_hand.tensor.axis import TensorAxis
 from dlojz.by_hand.tensor.operators import add_up, copy
 from dlojz.labs.lab07_hybrid import figures
@@ -346,7 +347,8 @@ lab.predict(
 # %% name="seconds-across"
 for order in ("tp-dp-pp", "tp-pp-dp", "pp-dp-tp"):
     sent = figures.between_bytes(course, 8, order) / course.layout.world_size  # by one rank // par un rang
-    print(f"{order}: {sent / 25e9:.3f} s, {sent / 2**20:.0f}", "MiB per rank between nodes // Mio par rang entre nœuds")
+    print(f"{order}: {decimal(sent / 25e9, 3)} s,", decimal(sent / 2**20, 0), end=" ")
+    print("MiB per rank between nodes // Mio par rang entre nœuds")
 
 # %% name="reveal-seconds"
 lab.reveal("across-seconds", figures.between_bytes(course, 8, "pp-dp-tp") / course.layout.world_size / 25e9)
@@ -858,6 +860,7 @@ lab.predict(
 from statistics import median
 from time import perf_counter
 
+from dlojz.base.language import decimal
 from dlojz.by_hand import ring_attention as package
 
 q, k, v = torch.randn(3, 1, 8, 512, 64)  # of one rank // d’un rang
@@ -876,7 +879,7 @@ for order in ("contiguous", "zigzag"):
 times = [(seconds("contiguous"), seconds("zigzag")) for _ in range(9)]  # in turns // en alternance
 gain = median(one / other for one, other in times)
 contiguous_s, zigzag_s = (median(one) for one in zip(*times, strict=True))
-times = f"{contiguous_s:.3f} s, {zigzag_s:.3f} s; {1024 / zigzag_s:.0f} tokens/s"
+times = f"{decimal(contiguous_s, 3)} s, {decimal(zigzag_s, 3)} s, {decimal(1024 / zigzag_s, 0)} tokens/s"
 print("contiguous, zigzag: // contiguës, en zigzag :", times)
 
 # %% name="reveal-zigzag" tags=["nbval-ignore-output"]

@@ -47,6 +47,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dlojz
 from dlojz import labs, models
+from dlojz.base.language import decimal, percent
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model.step import SECONDS_PER_DAY, training_s
 from dlojz.hardware import cluster
@@ -583,7 +584,7 @@ lab.predict(
 measured = calibrated(ranks=(1, 4))
 rows = [predicted_here(config, measured) for config in eight]
 for row in sorted(rows, key=lambda row: row.step_s):
-    print(f"{1e3 * row.step_s:6.0f} ms  {row.peak_bytes / 2**20:4.0f}", "MiB // Mio", f" {row.title}")
+    print(f"{decimal(1e3 * row.step_s, 0):>6} ms {decimal(row.peak_bytes / 2**20, 0):>6}", "MiB // Mio", row.title)
 
 # %% [markdown] lang="fr"
 # **Votre prédiction**, d’après ce tableau et ce que vous savez : la plus lente prendra combien de fois le temps de la
@@ -645,9 +646,9 @@ lab.reveal("ddp-place", 1 + sorted(medians).index(medians[0]))
 # Spearman's **rank correlation** is 1 for the same order, −1 for the opposite one. The planner, then you:
 
 # %% name="orders" tags=["nbval-ignore-output"]
-print("planner // planificateur", round(spearmanr([row.step_s for row in rows], medians).statistic, 2))
+print("planner // planificateur", decimal(spearmanr([row.step_s for row in rows], medians).statistic, 2))
 mine = my_order()
-print("mine // le mien", round(spearmanr([mine.index(place) for place in range(8)], medians).statistic, 2))
+print("mine // le mien", decimal(spearmanr([mine.index(place) for place in range(8)], medians).statistic, 2))
 
 # %% [markdown] lang="fr"
 # **Expliquez.** Là où l’ordre diffère, cherchez la pièce manquante : qu’est-ce que le planificateur n’a pas mesuré ? Et
@@ -765,7 +766,7 @@ def product(rank, size):
 peak_flops = spmd(product, 1)[0].value
 four_flops = sum(one.value for one in spmd(product, 4))
 print("one process, four together: // un processus, quatre ensemble :", end=" ")
-print(f"{peak_flops / 1e9:.0f}, {four_flops / 1e9:.0f} GFLOP/s")
+print(f"{decimal(peak_flops / 1e9, 0)}, {decimal(four_flops / 1e9, 0)} GFLOP/s")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Combien de fois plus de tokens par seconde à quatre processus qu’à un seul, à batch égal par
@@ -813,8 +814,8 @@ parameters = sum(one.numel() for one in models.build("gpt_tiny").parameters())
 for name, rates in (("weak", weak), ("strong", strong)):
     for size, rate in rates.items():
         mfu, _ = shares_of_peak(parameters, rate, size, peak_flops, False)
-        shares = f"{rate / rates[1] / size:4.0%}, MFU {mfu:4.0%}"
-        print(f"{name:6} {size}: {rate:6.0f} tokens/s,", "efficiency // efficacité", shares)
+        shares = f"{percent(rate / rates[1] / size, 0):>4}, MFU {percent(mfu, 0):>4}"
+        print(f"{name:6} {size}: {decimal(rate, 0):>6} tokens/s,", "efficiency // efficacité", shares)
 
 # %% name="reveal-four" tags=["nbval-ignore-output"]
 lab.reveal("four-processes", weak[4] / weak[1])

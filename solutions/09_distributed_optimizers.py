@@ -44,6 +44,7 @@ from torch import nn
 
 import dlojz
 from dlojz import labs, models
+from dlojz.base.language import decimal
 from dlojz.labs.lab09_optimizers import figures
 from dlojz.labs.lab09_optimizers.exercises_compression import read, write
 from dlojz.labs.lab09_optimizers.exercises_updates import watch_gradients
@@ -276,8 +277,8 @@ figures.walk(exact, signs, walk(lambda gradient, error: feed_back(gradient, erro
 numbers = torch.randn(2048, generator=torch.Generator().manual_seed(0))
 message = write(numbers)
 print("bytes, in the message: // octets, dans le message :", numbers.nbytes, message.nbytes)
-print(f"÷ {numbers.nbytes / message.nbytes:.1f}")
-print("read back: // relu :", [round(number, 2) for number in read(message)[:8].tolist()])
+print(f"÷ {decimal(numbers.nbytes / message.nbytes)}")
+print("read back: // relu :", *(decimal(number, 2) for number in read(message)[:8].tolist()))
 
 # %% [markdown] lang="fr"
 # ### Exercice 4 — l’*all-reduce* compressé, sur les rangs
@@ -351,6 +352,8 @@ lab.check("compressed-all-reduce", compressed_mean)
 # %%ranks 4 --with compressed_mean
 import warnings
 
+from dlojz.base.language import decimal
+
 # torch gives these collectives shorter names, too // torch donne aussi des noms plus courts à ces collectives
 warnings.filterwarnings("ignore", category=FutureWarning)
 
@@ -362,7 +365,7 @@ worker_error, server_error, total = torch.zeros(4096), torch.zeros(1024), torch.
 for call in range(1, 101):
     total += compressed_mean(values, worker_error, server_error)
     if rank == 0 and call in (1, 10, 100):
-        print(call, round(((total / call - truth).norm() / truth.norm()).item(), 3))
+        print(call, decimal((total / call - truth).norm() / truth.norm(), 3))
 
 # %% [markdown] lang="fr"
 # Un seul appel ne vaut pas grand-chose ; cent valent bien davantage. Rien n’est perdu, tout est différé.
@@ -440,7 +443,7 @@ lab.reveal("times-fewer", 1 / (0.25 + 0.75 * (1 - saved_share(875_000, ranks=2))
 
 # %% name="warm-up"
 for precision, bits in (("fp16", 16), ("fp32", 32)):
-    print(f"{precision}: bytes ÷ // {precision} : octets ÷", f"{1 / (0.15 + 0.85 / bits):.1f}")
+    print(f"{precision}: bytes ÷ // {precision} : octets ÷", decimal(1 / (0.15 + 0.85 / bits)))
 
 # %% [markdown] lang="fr"
 # ### Et en secondes ?
@@ -456,6 +459,8 @@ for precision, bits in (("fp16", 16), ("fp32", 32)):
 # %%ranks 2
 import statistics
 import time
+
+from dlojz.base.language import decimal
 
 
 def seconds(act):
@@ -473,7 +478,7 @@ def message_s(numbers):
 pairs = [(message_s(2), message_s(2**21)) for _ in range(25)]  # in turns // à tour de rôle
 alpha = statistics.median(pair[0] for pair in pairs)
 beta = statistics.median(pair[1] - pair[0] for pair in pairs) / (4 * 2**21)
-print(f"alpha = {1e6 * alpha:.0f} µs, 1 / beta = {1e-6 / beta:.0f}", "MB/s // Mo/s")
+print(f"alpha = {decimal(1e6 * alpha, 0)} µs, 1 / beta = {decimal(1e-6 / beta, 0)}", "MB/s // Mo/s")
 
 # %% [markdown] lang="fr"
 # **Vos prédictions.** Un message d’un million de nombres (2²⁰, en fp32) : combien de fois plus vite passe-t-il, s’il a
@@ -503,9 +508,11 @@ lab.predict(
 
 # %% name="measure-messages" tags=["nbval-ignore-output"]
 # %%ranks
+from dlojz.base.language import decimal
+
 rounds = [[message_s(2**20 // fewer) for fewer in (1, 3, 32)] for _ in range(21)]  # in turns // à tour de rôle
 third, least = (statistics.median(one[0] / one[place] for one in rounds[1:]) for place in (1, 2))
-print("a third, a 32nd of the bytes: // un tiers, un 32ᵉ des octets :", f"× {third:.1f}, × {least:.1f}")
+print("a third, a 32nd of the bytes: // un tiers, un 32ᵉ des octets :", f"× {decimal(third)}, × {decimal(least)}")
 
 # %% name="reveal-third" tags=["nbval-ignore-output"]
 lab.reveal("third-of-the-bytes", ranks["third"][0])
@@ -526,13 +533,15 @@ lab.reveal("32nd-of-the-bytes", ranks["least"][0])
 # %%ranks --with compressed_mean
 import warnings
 
+from dlojz.base.language import decimal
+
 warnings.filterwarnings("ignore", category=FutureWarning)
 values, worker_error, server_error = torch.randn(2**20), torch.zeros(2**20), torch.zeros(2**19)
 ours = statistics.median(seconds(lambda: compressed_mean(values, worker_error, server_error)) for _ in range(7))
 packing = ours - alpha - beta * 2**22 / 32
 plain = statistics.median(one[0] for one in rounds)
-print("compressed, all-reduce: // compressé, all-reduce :", f"{1e3 * ours:.1f} ms, {1e3 * plain:.1f} ms")
-print("it pays below // rentable sous", f"{1e-6 * (1 - 1 / 32) * 2**22 / packing:.0f}", "MB/s // Mo/s")
+print("compressed, all-reduce: // compressé, all-reduce :", f"{decimal(1e3 * ours)} ms, {decimal(1e3 * plain)} ms")
+print("it pays below // rentable sous", decimal(1e-6 * (1 - 1 / 32) * 2**22 / packing, 0), "MB/s // Mo/s")
 
 # %% [markdown] lang="fr"
 # ### Dans DDP
@@ -567,6 +576,8 @@ def make_model(seed):
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from dlojz.base.language import decimal
+
 
 def hook(errors, bucket):
     gradient = bucket.buffer()
@@ -596,7 +607,7 @@ def train_ddp(compressed):
 
 last = {name: train_ddp(name == "hook") for name in ("DDP", "hook")}
 print("last losses, by DDP, with your hook: // dernières pertes, DDP, votre hook :", end=" ")
-print(f"{last['DDP']:.2f}, {last['hook']:.2f}")
+print(decimal(last["DDP"], 2), decimal(last["hook"], 2))
 
 # %% [markdown] lang="fr"
 # ## 5. Quand geler la variance
@@ -842,7 +853,8 @@ for step in range(40):
     with torch.no_grad():
         ratios = lamb_step(model, states)
     if step % 13 == 0:
-        print(f"step {step}: loss // pas {step} : perte", f"{loss.item():.2f}, c", [round(c, 2) for c in ratios])
+        print(f"step {step}: loss // pas {step} : perte", decimal(loss.item(), 2), end=", c ")
+        print(*(decimal(c, 2) for c in ratios))
 
 # %% [markdown] lang="fr"
 # Une fois la variance gelée, les c le seraient aussi : **1-bit LAMB** (Li et al., 2021) les corrige couche par couche,
@@ -857,7 +869,8 @@ for step in range(40):
 # %% name="run-lamb" tags=["nbval-ignore-output"]
 lamb = dlojz.run(config, optimizer="lamb", learning_rate=0.01)
 one_bit_lamb = dlojz.run(config, optimizer="one_bit_lamb", learning_rate=0.01)
-print("last loss: // dernière perte :", f"LAMB {lamb.losses[-1]:.2f}, 1-bit LAMB {one_bit_lamb.losses[-1]:.2f}")
+print("last loss, LAMB, 1-bit LAMB: // dernière perte, LAMB, 1-bit LAMB :", end=" ")
+print(decimal(lamb.losses[-1], 2), decimal(one_bit_lamb.losses[-1], 2))
 
 # %% name="lamb-seen"
 beside(lamb, one_bit_lamb)
@@ -976,7 +989,8 @@ def seconds(act):
 
 rounds = [(seconds(by_operation), seconds(fused_adam.step)) for _ in range(20)][2:]
 apart_ms, fused_ms = (1e3 * statistics.median(one[place] for one in rounds) for place in (0, 1))
-print("operation by operation, fused: // opération par opération, fusionné :", f"{apart_ms:.1f} ms, {fused_ms:.1f} ms")
+print("operation by operation, fused: // opération par opération, fusionné :", end=" ")
+print(f"{decimal(apart_ms)} ms, {decimal(fused_ms)} ms")
 
 # %% name="reveal-fused" tags=["nbval-ignore-output"]
 lab.reveal("fused-gain", statistics.median(apart / fused for apart, fused in rounds))
@@ -1015,8 +1029,8 @@ def one_step(form):
 rounds = [{form: one_step(form) for form in decoders} for _ in range(12)][2:]
 share = statistics.median(one["for_loop"][1] / sum(one["for_loop"]) for one in rounds)
 gain = statistics.median(one["for_loop"][1] / one["fused"][1] for one in rounds)
-print("for_loop: update / step // for_loop : mise à jour / pas", f"{share:.2f}")
-print("fused update: // mise à jour fusionnée :", f"× {gain:.1f}")
+print("for_loop: update / step // for_loop : mise à jour / pas", decimal(share, 2))
+print("fused update: // mise à jour fusionnée :", f"× {decimal(gain)}")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** D’après `share` et `gain`, combien de fois plus vite le pas **entier** va-t-il avec `fused` ?
@@ -1146,7 +1160,8 @@ decoders["in backward"] = models.build("gpt_tiny")
 update_in_backward(decoders["in backward"], lambda tensors: torch.optim.AdamW(tensors, foreach=False))
 rounds = [{form: sum(one_step(form)) for form in decoders} for _ in range(12)][2:]
 for form in decoders:
-    print(f"{form}: // {form} :", f"for_loop × {statistics.median(one['for_loop'] / one[form] for one in rounds):.2f}")
+    ratio = statistics.median(one["for_loop"] / one[form] for one in rounds)
+    print(f"{form}: // {form} :", f"for_loop × {decimal(ratio, 2)}")
 
 # %% [markdown] lang="fr"
 # ## 9. Ne presque plus envoyer : Local SGD et DiLoCo

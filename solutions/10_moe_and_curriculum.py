@@ -47,6 +47,7 @@ import torch.nn.functional as F
 
 import dlojz
 from dlojz import labs, models
+from dlojz.base.language import decimal, percent
 from dlojz.data.datasets import ProseWindows
 from dlojz.labs.lab06_tensor import figures as tensor_run_figures
 from dlojz.labs.lab10_experts import figures
@@ -386,7 +387,7 @@ layers = {"mixture": Mixture(256), "small": dense(256, 4 * 256), "large": dense(
 x = torch.randn(1024, 256)
 rounds = [{name: seconds(layer, x) for name, layer in layers.items()} for _ in range(10)][2:]
 for name, shown in zip(layers, ("mixture // mélange", "small // petite", "large // grande"), strict=True):
-    print(f"{shown}: {1024 / statistics.median(one[name] for one in rounds):,.0f} tokens/s")
+    print(f"{shown}: {decimal(1024 / statistics.median(one[name] for one in rounds), 0)} tokens/s")
 
 # %% name="reveal-rate-small" tags=["nbval-ignore-output"]
 lab.reveal("rate-same-computation", statistics.median(one["small"] / one["mixture"] for one in rounds))
@@ -499,7 +500,8 @@ figures.loads({weight: loads for weight, (loads, _) in trained.items()})
 # work is divided within about twenty steps. Mean share of the tokens dropped:
 
 # %% name="loads-seen" tags=["nbval-ignore-output"]
-print({weight: f"{dropped:.0%}" for weight, (_, dropped) in trained.items()})
+for weight, (_, dropped) in trained.items():
+    print("weight // poids", decimal(weight), percent(dropped, 0))
 
 # %% name="balance-helps"
 fewer = trained[0.1][1] < trained[0.0][1]
@@ -517,8 +519,8 @@ print("fewer dropped with the balance loss: // moins d’abandons avec la perte 
 
 # %% name="rounded-logits"
 logits = torch.tensor([40.1, 40.0, 39.9])
-print("fp32:", [round(p, 3) for p in logits.softmax(-1).tolist()])
-print("bf16:", [round(p, 3) for p in logits.bfloat16().float().softmax(-1).tolist()])
+print("fp32:", *(decimal(p, 3) for p in logits.softmax(-1).tolist()))
+print("bf16:", *(decimal(p, 3) for p in logits.bfloat16().float().softmax(-1).tolist()))
 
 # %% [markdown] lang="fr"
 # Près de 40, bf16 ne distingue que des quarts. La **z-loss** (Zoph et al., 2022), moyenne de (log Σ exp(logit))²,
@@ -892,6 +894,8 @@ print("DeepSpeed, to 1e-2: // DeepSpeed, à 1e-2 près :", apart(deepspeed_run) 
 import statistics
 import time
 
+from dlojz.base.language import decimal
+
 
 def seconds(act, times=15):
     found = []
@@ -908,7 +912,8 @@ narrow = lambda rows: torch.relu(rows @ up) @ down  # noqa: E731
 message, rows = torch.zeros(2**20), torch.randn(4, 2 * 160, 512)
 rate = message.nbytes / 2 / seconds(lambda: dist.all_to_all_single(torch.empty_like(message), message))
 experts_s = seconds(lambda: narrow(rows))
-print(f"all-to-all: {rate / 1e6:.0f}", "MB/s sent; // Mo/s envoyés ;", f"experts: {1e3 * experts_s:.2f} ms")
+print("all-to-all: // all-to-all :", decimal(rate / 1e6, 0), "MB/s sent // Mo/s envoyés")
+print("experts: // experts :", decimal(1e3 * experts_s, 2), "ms")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** En passe **avant** (deux *all-to-all*), quelle part du temps est consacrée à l’échange ?
@@ -936,6 +941,8 @@ lab.predict(
 
 # %% name="measure-share" tags=["nbval-ignore-output"]
 # %%ranks --with through_experts
+from dlojz.base.language import percent
+
 buffer, inside, shares = torch.randn(8, 160, 512), [], []
 
 
@@ -952,7 +959,7 @@ for _ in range(21):
     through_experts(buffer, watched)
     shares.append(1 - inside[-1] / (time.perf_counter() - start))
 share = statistics.median(shares)
-print(f"{share:.0%} of the time outside the experts // {share:.0%} du temps hors des experts")
+print(percent(share, 0), "of the time outside the experts // du temps hors des experts")
 
 # %% name="reveal-exchange-share" tags=["nbval-ignore-output"]
 lab.reveal("exchange-share", ranks["share"][0])
@@ -993,6 +1000,8 @@ lab.predict(
 
 # %% name="measure-unequal" tags=["nbval-ignore-output"]
 # %%ranks
+from dlojz.base.language import decimal
+
 wide, narrow_again = torch.randn(512, 2048), torch.randn(2048, 512)
 
 
@@ -1011,7 +1020,7 @@ def dropless(to_0, tokens=512):
 
 ratios = [dropless(384) / dropless(256) for _ in range(21)]
 unequal = statistics.median(ratios[1:])
-print(f"{unequal:.2f} times as long // {unequal:.2f} fois plus long")
+print(f"{decimal(unequal, 2)} times as long // {decimal(unequal, 2)} fois plus long")
 
 # %% name="reveal-unequal" tags=["nbval-ignore-output"]
 lab.reveal("unequal-step", ranks["unequal"][0])
@@ -1122,7 +1131,8 @@ def in_turns(lengths, rounds=12):
 
 turns = in_turns((32, 128))
 step_ms = {length: 1e3 * statistics.median(one[length] for one in turns) for length in (32, 128)}
-print({length: f"{ms:.1f} ms" for length, ms in step_ms.items()})
+for length, ms in step_ms.items():
+    print(length, "tokens: // tokens :", decimal(ms), "ms")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** D’après `step_ms`, et un temps a + b × longueur : quelle fraction de la durée d’un pas de 128

@@ -43,6 +43,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlojz import labs
+from dlojz.base.language import decimal, percent
 from dlojz.compress.task import accuracy, digits, new_model, parameters
 from dlojz.labs.lab11_compression import figures
 
@@ -87,7 +88,7 @@ def label_loss(model, x, y):
 
 
 teacher = train(new_model("vit_tiny", task, seed=0), label_loss, batches(120))
-print("accuracy > 95 %: // exactitude > 95 % :", accuracy(teacher, task) > 0.95)
+print("accuracy > 95%: // exactitude > 95 % :", accuracy(teacher, task) > 0.95)
 
 # %% [markdown] lang="fr"
 # ## 1. Distiller
@@ -227,7 +228,7 @@ for name, share in zip(
     kept.values(),
     strict=True,
 ):
-    print(f"{name:<28}{share:.1%}")
+    print(f"{name:<28}{percent(share)}")
 
 # %% name="students-seen"
 brought = kept["60 labels + teacher"] > kept["60 labels"] + 0.05
@@ -396,8 +397,8 @@ for kind in (torch.float8_e4m3fn, torch.float8_e5m2):
     normal = (weight * factor).abs() > limits.smallest_normal
     errors[kind] = float(((back - weight) / weight)[normal].abs().max())
     ratio = weight.square().mean() / (back - weight).square().mean()
-    print(f"{kind!s:<20} max {limits.max:<8g} {10 * ratio.log10():.1f} dB")
-print(f"{'int8':<29} {10 * torch.log10(weight.square().mean() / noise(8)):.1f} dB")
+    print(f"{kind!s:<20} max {decimal(limits.max, 0):<8} {decimal(10 * ratio.log10())} dB")
+print(f"{'int8':<29} {decimal(10 * torch.log10(weight.square().mean() / noise(8)))} dB")
 
 # %% name="reveal-fp8" tags=["nbval-ignore-output"]
 lab.reveal("fp8-error", errors[torch.float8_e4m3fn])
@@ -543,7 +544,7 @@ def rounded(model, bits):
 
 found = {bits: accuracy(rounded(teacher, bits), task) for bits in (8, 4, 3, 2)}
 for bits, share in found.items():
-    print(f"{bits} bits: {share:.1%}")
+    print(f"{bits} bits: // {bits} bits :", percent(share))
 
 # %% name="post-training-seen"
 for bits in (8, 4, 2):
@@ -739,15 +740,16 @@ def pruned(masks, steps):
 weights = [teacher.get_parameter(name).detach() for name in names]
 common, each = global_masks(weights, 0.8), [global_masks([weight], 0.8)[0] for weight in weights]
 spared = [*global_masks(weights[:-1], 0.8), torch.ones_like(weights[-1])]
-print("30 %, no training: // 30 %, sans entraînement :", f"{accuracy(pruned(global_masks(weights, 0.3), 0), task):.1%}")
+only_pruned = pruned(global_masks(weights, 0.3), 0)
+print("30%, no training: // 30 %, sans entraînement :", percent(accuracy(only_pruned, task)))
 sparse = {
     "common // commun": pruned(common, 60),
     "layer by layer // couche par couche": pruned(each, 60),
     "classifier dense // classifieur dense": pruned(spared, 60),
 }
 for name, model in sparse.items():
-    print(f"80 %, {name}: {accuracy(model, task):.1%}")
-print("kept of the classifier: // gardé du classifieur :", f"{common[-1].mean():.1%}")
+    print(f"80%, {name}: // 80 %, {name} :", percent(accuracy(model, task)))
+print("kept of the classifier: // gardé du classifieur :", percent(common[-1].mean()))
 
 # %% [markdown] lang="fr"
 # Presque rien : ses poids sont petits par leur initialisation, non parce qu’ils sont inutiles. La magnitude ne dit
@@ -812,9 +814,10 @@ for width in (64, 48):
     share = zeros_for(4 * parameters(dense))
     large = pruned([global_masks([weight], share)[0] for weight in weights], 60)
     train(dense, label_loss, batches(180))
-    print(f"{4 * parameters(dense) / 1e6:.2f}", f"MB; dense, width {width}: // Mo ; dense, largeur {width} :", end=" ")
-    print(f"{accuracy(dense, task):.1%}", end="; ")
-    print(f"sparse, {share:.0%} of zeros: // creux, {share:.0%} de zéros :", f"{accuracy(large, task):.1%}")
+    print(decimal(4 * parameters(dense) / 1e6, 2), "MB // Mo")
+    print(f"  dense, width {width}: // dense, largeur {width} :", percent(accuracy(dense, task)))
+    zeros = percent(share, 0)
+    print(f"  sparse, {zeros} of zeros: // creux, {zeros} de zéros :", percent(accuracy(large, task)))
 
 # %% [markdown] lang="fr"
 # Ici, le petit modèle dense tient bon. **Expliquez** : pourquoi pas comme chez Zhu et Gupta ?
@@ -893,15 +896,15 @@ def from_start(seed, masks):
 start = dict(new_model("vit_mini", task, seed=0).named_parameters())
 masks = {name: torch.ones_like(weight) for name, weight in start.items() if name in names and weight.dim() == 2}
 trained = from_start(0, masks)
-print("whole network: // réseau entier :", f"{accuracy(trained, task):.1%}")
+print("whole network: // réseau entier :", percent(accuracy(trained, task)))
 for _ in range(2):
     after = dict(trained.named_parameters())
     masks = {name: next_ticket(start[name].data, after[name].data, mask, 0.6)[0] for name, mask in masks.items()}
     trained = from_start(0, masks)
-    print("ticket: // ticket :", f"{accuracy(trained, task):.1%}")
+    print("ticket: // ticket :", percent(accuracy(trained, task)))
 drawn = {name: mask.flatten()[torch.randperm(mask.numel())].view_as(mask) for name, mask in masks.items()}
-print("same mask, other weights: // même masque, autres poids :", f"{accuracy(from_start(1000, masks), task):.1%}")
-print("same weights, random mask: // mêmes poids, masque aléatoire :", f"{accuracy(from_start(0, drawn), task):.1%}")
+print("same mask, other weights: // même masque, autres poids :", percent(accuracy(from_start(1000, masks), task)))
+print("same weights, random mask: // mêmes poids, masque aléatoire :", percent(accuracy(from_start(0, drawn), task)))
 
 # %% [markdown] lang="fr"
 # Sur de plus grands modèles, il faut ramener les poids à leur valeur d’un des premiers pas (Frankle et al., 2020).
@@ -939,7 +942,7 @@ full_s, zeros_s, csr_s = seconds(lambda: full @ rows, lambda: zeros @ rows, lamb
 lab.reveal("masked-time", zeros_s / full_s)
 
 # %% name="csr" tags=["nbval-ignore-output"]
-print(f"CSR: {csr_s / full_s:.2f}")
+print("CSR: // CSR :", decimal(csr_s / full_s, 2))
 
 # %% [markdown] lang="fr"
 # On ne gagne rien : le processeur multiplie aussi par zéro. CSR fait dix fois moins de multiplications, mais lit un
@@ -1086,8 +1089,8 @@ works = {
 taken_s = dict(zip(works, seconds(*works.values(), rounds=5), strict=True))
 flop_per_s = 2 * 256 * wide.numel() / taken_s["product"]
 bytes_per_s = sum(matrix.nbytes for matrix in read) / taken_s["reading"]
-print(f"{bytes_per_s / 1e9:.1f}", "GB/s, // Go/s,", f"{flop_per_s / 1e9:.0f} GFLOP/s,", end=" ")
-print(f"{flop_per_s / bytes_per_s:.1f}", "FLOP per byte // FLOP par octet")
+print(decimal(bytes_per_s / 1e9), "GB/s, // Go/s,", f"{decimal(flop_per_s / 1e9, 0)} GFLOP/s,", end=" ")
+print(decimal(flop_per_s / bytes_per_s), "FLOP per byte // FLOP par octet")
 
 # %% [markdown] lang="fr"
 # **Vos prédictions.** Un token demande environ 2 FLOP par paramètre. Un decode lit tous les poids pour un seul token :
@@ -1145,7 +1148,7 @@ for sequences in (1, 4, 16, 64):
     token = torch.randint(256, (sequences, 1))
     begin(llama)
     (step_s,) = seconds(lambda token=token: llama(token), rounds=5)
-    rate = f"{sequences / step_s:6.0f} tokens/s, {1e3 * step_s:5.0f} ms/token"
+    rate = f"{decimal(sequences / step_s, 0):>6} tokens/s, {decimal(1e3 * step_s, 0):>5} ms/token"
     print(f"{sequences:>3} sequences: // {sequences:>3} séquences :", rate)
 
 # %% [markdown] lang="fr"
@@ -1246,12 +1249,13 @@ def accuracy_negative(model):
     return float(right.float().mean())
 
 
-print("before: // avant :", f"{accuracy_negative(teacher):.1%}")
+print("before: // avant :", percent(accuracy_negative(teacher)))
 some = with_lora(teacher, 4, ("qkv", "attention_project", "mlp_expand", "mlp_project"))
 for name, model, rate in (("full", copy.deepcopy(teacher), 1e-3), ("LoRA", some, 5e-3)):
     train(model, label_loss, batches(60, negative(images)), rate)
     learnt = sum(one.numel() for one in model.parameters() if one.requires_grad)
-    print(f"{name}: {accuracy_negative(model):.1%},", learnt, "parameters trained // paramètres entraînés")
+    print(f"{name}: // {name} :", percent(accuracy_negative(model)))
+    print("  parameters trained: // paramètres entraînés :", decimal(learnt, 0))
 
 # %% [markdown] lang="fr"
 # **Vos prédictions**, pour un Llama plus petit, en fp32, et LoRA de rang 8 sur les requêtes et les valeurs, comme dans
@@ -1321,7 +1325,7 @@ for model in (small, adapted):
     optimizer.step()
     held.append(state_bytes(model, optimizer))
 lab.reveal("lora-bytes", held[1])
-print(f"full / LoRA: {held[0] / held[1]:.2f}")
+print("full / LoRA: // complet / LoRA :", decimal(held[0] / held[1], 2))
 
 # %% [markdown] lang="fr"
 # Les états prennent presque quatre fois moins de place ; le temps baisse bien moins : tout le modèle se calcule encore.
@@ -1427,7 +1431,7 @@ for x, y in batches(45):
     optimizer.step()
 for name in inner:
     model.get_parameter(name).data *= two_of_four(model.get_parameter(name).data)
-print(f"2:4, SR-STE: {accuracy(model, task):.1%}")
+print("2:4, SR-STE: // 2:4, SR-STE :", percent(accuracy(model, task)))
 
 # %% [markdown] lang="fr"
 # ### Exercice 15 — un autre ordre, la même sortie

@@ -567,10 +567,12 @@ lab.check("gather-metrics", gather_for_metrics)
 
 # %% name="accuracy"
 # %%ranks 2 --with gather_for_metrics
+from dlojz.base.language import decimal
+
 correct = torch.tensor([[0.0, 1, 1, 1, 1], [1, 1, 1, 1, 0]])[rank]
 mean = correct.mean()
 dist.all_reduce(mean)
-print(round(mean.item() / world_size, 3), round(gather_for_metrics(correct, 9).mean().item(), 3))
+print(decimal(mean.item() / world_size, 3), decimal(gather_for_metrics(correct, 9).mean().item(), 3))
 
 # %% [markdown] lang="fr"
 # ## 4. Ce que disent les messages

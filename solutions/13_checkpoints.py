@@ -50,6 +50,7 @@ from torch import nn
 
 import dlojz
 from dlojz import labs
+from dlojz.base.language import decimal, percent
 from dlojz.labs.lab13_checkpoints import formats
 
 lab = labs.start("13")
@@ -107,7 +108,7 @@ class Training:
 
 
 whole = Training(seed=0).run(80)
-print("loss of steps 1 and 80: // perte aux pas 1 et 80 :", f"{whole[0]:.2f}, {whole[-1]:.2f}")
+print("loss of steps 1 and 80: // perte aux pas 1 et 80 :", decimal(whole[0], 2), decimal(whole[-1], 2))
 
 # %% [markdown] lang="fr"
 # ### Exercice 1 — reprendre à l’identique
@@ -195,7 +196,7 @@ for part in state:
     one = Training(seed=1)
     resume(one, {**state, part: blank[part]})
     gaps = [abs(own - right) for own, right in zip(one.run(40), whole[40:], strict=True)]
-    gap = f"{gaps[0]:.2f}, {max(gaps):.2f}"
+    gap = f"{decimal(gaps[0], 2)} {decimal(max(gaps), 2)}"
     print(f"without {part:<10} first step, largest: // sans {part:<10} premier pas, maximum :", gap)
 
 # %% [markdown] lang="fr"
@@ -375,7 +376,7 @@ def write_raw(content):
 
 content = random.Random(0).randbytes(2**24)
 bandwidth = 2**24 / median(seconds(lambda: write_raw(content)) for _ in range(5))
-print(f"{bandwidth / 1e6:.0f} MB/s // {bandwidth / 1e6:.0f} Mo/s")
+print(decimal(bandwidth / 1e6, 0), "MB/s // Mo/s")
 
 # %% [markdown] lang="fr"
 # **Votre prédiction** : combien de secondes prend l’enregistrement des poids et des deux moments ? Partez de
@@ -486,7 +487,7 @@ buffers = {name: torch.ones_like(tensor) for name, tensor in state.items()}
 train_step()  # so that no cache holds the tensors // pour qu’aucun cache ne contienne les tenseurs
 copies = [seconds(lambda name=name, one=one: buffers[name].copy_(one)) for name, one in list(state.items())[:6]]
 copy_bandwidth = 2**22 / median(copies)
-print(f"{copy_bandwidth / 1e9:.1f} GB/s // {copy_bandwidth / 1e9:.1f} Go/s")
+print(decimal(copy_bandwidth / 1e9), "GB/s // Go/s")
 
 # %% name="predict-stall" tags=["nbval-ignore-output"] stub="value"
 lab.predict(
@@ -503,7 +504,8 @@ for _ in range(5):
     stalls.append(seconds(lambda: threads.append(save_in_background(state, buffers, write))))
     threads[-1].join()
 lab.reveal("stall-seconds", median(stalls))
-print("synchronous, asynchronous: // synchrone, asynchrone :", f"{median(saves):.3f} s, {median(stalls):.3f} s")
+print("synchronous, asynchronous: // synchrone, asynchrone :", end=" ")
+print(f"{decimal(median(saves), 3)} s, {decimal(median(stalls), 3)} s")
 
 # %% [markdown] lang="fr"
 # Et l’entraînement entier ? Huit pas, deux enregistrements, des trois façons, à tour de rôle.
@@ -528,7 +530,7 @@ for _ in range(3):
     for name, save in ways.items():
         took[name].append(seconds(lambda save=save: eight_steps(save)))
 for name, times in took.items():
-    print(f"{name:<13} {median(times):.2f} s")
+    print(f"{name:<13} {decimal(median(times), 2)} s")
 
 # %% [markdown] lang="fr"
 # L’écriture n’est pas gratuite pour autant : ici, elle dispute les cœurs à l’entraînement. Et tant qu’elle dure, les
@@ -614,7 +616,7 @@ def lost_share(interval_s, save_s):
 
 chosen = best_interval(60, failure_s)[0]
 for interval_s in (300, 600, chosen, 2400, 4800):
-    print(f"{interval_s:4.0f} s: {lost_share(interval_s, 60):.1%}", "of the time lost // du temps perdu")
+    print(f"{decimal(interval_s, 0):>5} s", percent(lost_share(interval_s, 60)), "of the time lost // du temps perdu")
 lab.reveal("lost-share", lost_share(chosen, 60))
 
 # %% [markdown] lang="fr"
@@ -627,7 +629,8 @@ lab.reveal("lost-share", lost_share(chosen, 60))
 
 # %% name="asynchronous-interval"
 shorter, predicted = best_interval(5, failure_s)
-print(f"{shorter:.0f} s: {predicted:.1%}, {lost_share(shorter, 5):.1%}", "(predicted, simulated) // (prédit, simulé)")
+shares = f"{percent(predicted)}, {percent(lost_share(shorter, 5))}"
+print(f"{decimal(shorter, 0)} s: // {decimal(shorter, 0)} s :", shares, "(predicted, simulated) // (prédit, simulé)")
 
 # %% [markdown] lang="fr"
 # ## 6. Les formats

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -32,6 +33,7 @@ from dlojz.display.drawing import Box, Drawing, Line, Words
 from dlojz.display.style import EDGE, NEUTRAL, RULE, SHADOW, Style
 
 DPI = 110
+MimeBundle = tuple[dict[str, Any], dict[str, Any]]
 
 
 class LabFigure(Figure):
@@ -39,18 +41,37 @@ class LabFigure(Figure):
 
     alt: str = ""
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        return {"image/png": self._png(), "text/plain": self.alt or "figure"}
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> MimeBundle:
+        return described(self.png(), self.alt)
 
-    def _png(self) -> bytes:
+    def png(self) -> bytes:
+        """Draw the figure as a PNG."""
         picture = io.BytesIO()
         self.savefig(picture, format="png", dpi=DPI)
         return picture.getvalue()
 
     def html(self) -> str:
         """Write the figure as an HTML image with its description."""
-        picture = base64.b64encode(self._png()).decode()
-        return f'<img alt="{safe(self.alt)}" style="max-width:100%" src="data:image/png;base64,{picture}">'
+        return image_html(self.png(), self.alt)
+
+
+def image_html(png: bytes, alt: str) -> str:
+    """Write a picture as an HTML image with its description."""
+    picture = base64.b64encode(png).decode()
+    return f'<img alt="{safe(alt)}" style="max-width:100%" src="data:image/png;base64,{picture}">'
+
+
+def described(png: bytes, alt: str) -> MimeBundle:
+    """Give a notebook a picture with its description: data by MIME type, and their metadata.
+
+    nbconvert and others read the description of a PNG in its metadata. JupyterLab (4.6) shows a PNG without any, but an
+    HTML image with its own, and prefers HTML: it gets that, too, where it runs the kernel.
+    """
+    words = " ".join(alt.split()) or "figure"
+    data: dict[str, Any] = {"image/png": png, "text/plain": alt or "figure"}
+    if os.environ.get("JPY_SESSION_NAME"):
+        data["text/html"] = image_html(png, words)
+    return data, {"image/png": {"alt": words}}
 
 
 def new_figure(width_in: float, height_in: float, alt: str) -> LabFigure:

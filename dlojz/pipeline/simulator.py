@@ -76,12 +76,12 @@ class Timeline:
         head, *orders = repr(self.schedule).split("\n")
         return "\n".join([f"{head}, {self.origin}, makespan {self.makespan:g}", *orders])
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         try:
             figure: Any = figure_of(self)
         except LabError:  # more actions than a drawing can hold
             return {"text/plain": repr(self)}
-        return dict(figure._repr_mimebundle_(include, exclude))
+        return figure._repr_mimebundle_(include, exclude)
 
     @cached_property
     def durations(self) -> Times:

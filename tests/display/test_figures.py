@@ -83,7 +83,7 @@ def test_failed_single_and_unmeasured_runs_are_drawn(make_record: MakeRecord, tm
 
 
 def test_a_figure_shows_itself_and_says_what_it_shows(records: list[RunRecord]) -> None:
-    shown = compare_figure(compare(records))._repr_mimebundle_()
+    shown, _ = compare_figure(compare(records))._repr_mimebundle_()
     assert shown["image/png"].startswith(PNG)
     assert "DDP" in shown["text/plain"]
 

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 from dlojz.base.errors import LabError
-from dlojz.labs.kit.build import _how_long, build
+from dlojz.labs.kit.build import _how_long, build, execute
 from dlojz.labs.kit.contents import Duration
 
 SOURCE = """\
@@ -59,6 +59,16 @@ def test_four_notebooks_each_in_its_language_and_solutions_with_outputs(built: P
     assert outputs(paths["solutions/fr"]) == ["fr\n", "42\n"]
     assert outputs(paths["notebooks/en"]) == outputs(paths["notebooks/fr"]) == []
     assert all(path.read_bytes().endswith(b"}\n") for path in paths.values())
+
+
+def test_a_figure_is_stored_once_with_its_description(tmp_path: Path) -> None:
+    """JupyterLab is given it twice, as a PNG and as HTML; a stored notebook would take twice the room."""
+    cell = nbformat.v4.new_code_cell("from dlojz.display.canvas import new_figure\n\nnew_figure(2, 1, 'the peak')")
+    notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"dlojz": {"language": "en"}})
+    [done] = execute(notebook, tmp_path / "figure.ipynb", runs_root=tmp_path / "runs").cells
+    [shown] = done.outputs
+    assert set(shown.data) == {"image/png", "text/plain"}
+    assert shown.metadata == {"image/png": {"alt": "the peak"}}
 
 
 def test_building_again_runs_nothing_and_changes_no_byte(built: Path, capsys: pytest.CaptureFixture[str]) -> None:

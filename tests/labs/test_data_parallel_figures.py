@@ -53,7 +53,7 @@ def test_a_figure_draws_what_the_function_gives_and_says_so(language: str) -> No
     buckets, shares, rates = drawn(None)
     for figure in (buckets, shares, rates):
         assert isinstance(figure, LabFigure)
-        assert figure._repr_mimebundle_()["image/png"].startswith(b"\x89PNG")
+        assert figure._repr_mimebundle_()[0]["image/png"].startswith(b"\x89PNG")
     count = len(fill_buckets(GRADIENT_BYTES, 2048))
     assert isinstance(buckets, LabFigure)
     assert buckets.alt.startswith(f"{count} ")

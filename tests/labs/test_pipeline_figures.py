@@ -70,10 +70,10 @@ def test_a_picture_shows_itself_in_few_colours(language: str) -> None:
     use_language(language)  # type: ignore[arg-type]
     picture = figures.beside_gpipe(one_f_one_b, 2, 3)
     assert isinstance(picture, sheet.Picture)
-    bundle = picture._repr_mimebundle_()
+    bundle, _ = picture._repr_mimebundle_()
     image = Image.open(io.BytesIO(bundle["image/png"]))
     assert image.getcolors(sheet.COLOURS)
-    assert len(bundle["image/png"]) < len(picture.figure._repr_mimebundle_()["image/png"])
+    assert len(bundle["image/png"]) < len(picture.figure.png())
     assert bundle["text/plain"] == picture.figure.alt
 
 

@@ -107,6 +107,23 @@ def test_every_stored_verdict_on_a_solution_is_that_it_is_right(name: str, langu
     assert [cell.source for cell in judged if "✗" in str(cell.get("outputs", ()))] == []
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_stored_figure_is_described_in_the_language_of_its_notebook(name: str) -> None:
+    """By more than the name of its kind, such as <Figure size 640x480 with 1 Axes>, which is no description."""
+    described: dict[str, list[str]] = {}
+    for language in LANGUAGES:
+        shown = [one for cell in read("solutions", language, name).cells for one in cell.get("outputs", ())]
+        pictures = [one for one in shown if any(kind.startswith("image/") for kind in one.get("data", {}))]
+        assert [one for one in pictures if set(one.data) != {"image/png", "text/plain"}] == []
+        described[language] = [one.data["text/plain"] for one in pictures]
+        assert [one for one in described[language] if len(one) < 20 or one.startswith("<")] == []
+        carried = [one.metadata["image/png"]["alt"] for one in pictures if "image/png" in one.metadata]
+        assert carried in ([], [" ".join(one.split()) for one in described[language]])
+    english, french = described.values()
+    assert len(english) == len(french)
+    assert [one for one, other in zip(english, french, strict=True) if one == other] == []
+
+
 # The code is the same in both languages (tested above): the solution runs in one, and what students get in the other,
 # which takes half as long, that of every fifth lab each day; at night all in both. Lab 00 is run in French by
 # tests/browser.

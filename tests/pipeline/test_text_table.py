@@ -89,4 +89,4 @@ def test_a_schedule_and_its_timeline_fit_ten_lines_and_a_notebook_draws_the_time
         assert shown.startswith(f"1f1b: {ranks} ranks, {micro_batches} micro-batches")
     assert f"makespan {timeline.makespan:g}" in repr(timeline)
     assert repr(schedule).splitlines()[1].startswith("0: 0F0 0F1")
-    assert timeline._repr_mimebundle_()["image/png"].startswith(b"\x89PNG")
+    assert timeline._repr_mimebundle_()[0]["image/png"].startswith(b"\x89PNG")

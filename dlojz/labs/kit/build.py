@@ -97,7 +97,7 @@ def execute(notebook: Any, path: Path, *, runs_root: Path, allow_errors: bool = 
     done.metadata = copy.deepcopy(notebook.metadata)
     for cell in done.cells:
         if cell.cell_type == "code":
-            cell.outputs = [kept for output in cell.outputs if (kept := _without_widget(output))]
+            cell.outputs = [kept for output in cell.outputs if (kept := _still(output))]
     done.metadata["dlojz"]["executed_sha256"] = code_sha256(notebook)
     return done
 
@@ -107,11 +107,17 @@ def own_folders(runs_root: Path) -> dict[str, str]:
     return {"DLOJZ_RUNS": str(runs_root), "XDG_CONFIG_HOME": str(runs_root.with_name(runs_root.name + "-config"))}
 
 
-def _without_widget(output: Any) -> Any | None:
-    """An output that a reader without a kernel can see: the static twin of a widget, nothing where it has none."""
-    if _WIDGET in output.get("data", {}):
-        del output["data"][_WIDGET]
-        return output if "text/html" in output["data"] else None
+def _still(output: Any) -> Any | None:
+    """An output that a reader without a kernel can see: the static twin of a widget, nothing where it has none.
+
+    Of a figure the PNG stays, with its description: the HTML beside it has the same picture again.
+    """
+    data = output.get("data", {})
+    if "image/png" in data:
+        data.pop("text/html", None)
+    if _WIDGET in data:
+        del data[_WIDGET]
+        return output if "text/html" in data else None
     return output
 
 

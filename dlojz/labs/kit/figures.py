@@ -20,7 +20,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import MEBIBYTE, minus, refusal, rounded, say
 from dlojz.base.table import Table
 from dlojz.cost_model import Calibration, calibration
-from dlojz.display.canvas import LabFigure, finish, new_figure, plain
+from dlojz.display.canvas import LabFigure, MimeBundle, described, finish, new_figure, plain
 from dlojz.display.style import (
     CATEGORY_STYLES,
     COLLECTIVE_STYLES,
@@ -230,15 +230,14 @@ class Picture:
 
     figure: LabFigure
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> MimeBundle:
         from PIL import Image
 
-        shown = self.figure._repr_mimebundle_()
-        full, small = Image.open(io.BytesIO(shown["image/png"])).convert("RGB"), io.BytesIO()
+        full, small = Image.open(io.BytesIO(self.figure.png())).convert("RGB"), io.BytesIO()
         # Maximum coverage keeps colours that are rare, such as those of a small patch in a legend.
         few = full.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         few.save(small, "png", optimize=True)
-        return {**shown, "image/png": small.getvalue()}
+        return described(small.getvalue(), self.figure.alt)
 
 
 def pictured(draw: Callable[_P, LabFigure]) -> Callable[_P, Picture | Verdict]:

@@ -21,7 +21,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import a_or_an, in_full, percent, say
+from dlojz.base.language import a_or_an, in_full, percent, say, shortest
 from dlojz.base.machine import patience
 from dlojz.labs.kit.answer_numbers import is_number, is_tensor, plain, plain_like, same_number, single, told_apart
 from dlojz.labs.kit.common_gap import common_gap
@@ -299,7 +299,7 @@ class Judge:
 
     def _told(self, case: Case) -> str:
         if isinstance(self.told, Said):
-            return str(self.told).format(*case)
+            return str(self.told).format(*(shortest(one) if isinstance(one, float) else one for one in case))
         if self.told is not None:
             return self.told(case)
         arguments = ", ".join(map(repr, case))

@@ -11,6 +11,7 @@ from itertools import product
 from random import Random
 from typing import Any, NamedTuple
 
+from dlojz.base.language import shortest
 from dlojz.base.table import Table
 from dlojz.labs.kit.answer_numbers import plain
 from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong, or_to_do
@@ -678,7 +679,7 @@ def states_table(bytes_per_parameter: Callable[[str, str], float]) -> Table:
     """Bytes per parameter by precision and optimizer, by the student's function."""
 
     def row(precision: str) -> tuple[str, ...]:
-        return precision, *(f"{bytes_per_parameter(precision, optimizer):g}" for optimizer in OPTIMIZERS)
+        return precision, *(shortest(bytes_per_parameter(precision, optimizer)) for optimizer in OPTIMIZERS)
 
     return Table(("", *OPTIMIZERS), tuple(map(row, PRECISIONS)))
 

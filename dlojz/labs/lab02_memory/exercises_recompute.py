@@ -19,7 +19,7 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlojz.base.language import a_or_an, format_bytes, format_seconds, integer, say
+from dlojz.base.language import a_or_an, format_bytes, format_seconds, integer, say, shortest
 from dlojz.base.table import Table, titles
 from dlojz.config.fields import BLOCK_CHOICES
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, or_to_do
@@ -702,22 +702,23 @@ def _amiss(case: Any, given: tuple[float, float], right: tuple[float, float]) ->
     where_fr = f"Pour {len(blocks)} blocs et un budget de {budget} octets"
     if seconds == inf:
         return Said(
-            f"{where_en}, your function returns None, but there is a plan that fits and adds {least:g} s.",
-            f"{where_fr}, votre fonction renvoie None, mais il existe un plan qui tient et ajoute {least:g} s.",
+            f"{where_en}, your function returns None, but there is a plan that fits and adds {shortest(least)} s.",
+            f"{where_fr}, votre fonction renvoie None, mais il existe un plan qui tient et ajoute {shortest(least)} s.",
         )
     if excess:
         if least == inf:
             return Said(f"{where_en}, no plan fits: return None.", f"{where_fr}, aucun plan ne tient : renvoyez None.")
         return Said(
-            f"{where_en}, your plan does not fit: its peak is {budget + excess:g} bytes. At the backward of each "
-            "block, add what it takes to what the blocks before it hold.",
-            f"{where_fr}, votre plan ne tient pas : son pic est de {budget + excess:g} octets. Pendant la passe "
+            f"{where_en}, your plan does not fit: its peak is {integer(budget + excess)} bytes. At the backward of "
+            "each block, add what it takes to what the blocks before it hold.",
+            f"{where_fr}, votre plan ne tient pas : son pic est de {integer(budget + excess)} octets. Pendant la passe "
             "arrière de chaque bloc, ajoutez ce qu’elle prend à ce que gardent les blocs précédents.",
         )
     return Said(
-        f"{where_en}, your plan fits, but adds {seconds:g} s to a step; another that fits adds {least:g} s.",
-        f"{where_fr}, votre plan tient, mais ajoute {seconds:g} s à un pas ; un autre, qui tient aussi, en ajoute "
-        f"{least:g}.",
+        f"{where_en}, your plan fits, but adds {shortest(seconds)} s to a step; another that fits adds "
+        f"{shortest(least)} s.",
+        f"{where_fr}, votre plan tient, mais ajoute {shortest(seconds)} s à un pas ; un autre, qui tient aussi, en "
+        f"ajoute {shortest(least)}.",
     )
 
 

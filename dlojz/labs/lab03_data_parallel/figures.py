@@ -97,7 +97,7 @@ def rates(
     )
     axes = figure.subplots()
     values = {
-        f"batch ×{scale:g}": [float(rate(step, base_rate, scale, warmup_steps)) for step in range(steps)]
+        f"batch ×{shortest(scale)}": [float(rate(step, base_rate, scale, warmup_steps)) for step in range(steps)]
         for scale in scales
     }
     plot_lines(axes, range(steps), values, marker="")

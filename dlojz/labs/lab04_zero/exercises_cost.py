@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dlojz.base.language import MEBIBYTE
+from dlojz.base.language import MEBIBYTE, shortest
 from dlojz.config.run_config import RunConfig
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge, asked_run, check_settings, expect_json
@@ -606,9 +606,9 @@ def _check_bucket(given: Any, config: RunConfig, bucket_mib: float) -> None:
         )
     else:
         en, fr = (
-            f"reduce_bucket_size={given}, but {bucket_mib:g} MiB hold {right} gradients of {each} bytes "
+            f"reduce_bucket_size={given}, but {shortest(bucket_mib)} MiB hold {right} gradients of {each} bytes "
             f"({config.precision}).",
-            f"reduce_bucket_size={given}, or {bucket_mib:g} Mio contiennent {right} gradients de {each} octets "
+            f"reduce_bucket_size={given}, or {shortest(bucket_mib)} Mio contiennent {right} gradients de {each} octets "
             f"({config.precision}).",
         )
     raise Wrong(en=en, fr=fr)

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.ticker import NullFormatter
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, percent, say, significant
+from dlojz.base.language import format_bytes, percent, say, shortest, significant
 from dlojz.base.table import Table, titles
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure
@@ -89,7 +89,7 @@ def deadlock_of(orders: Sequence[Sequence[str]], micro_batches: int, sends: str 
     except LabError as error:
         return str(error)
     return say(
-        en=f"runs to its end in {timeline.makespan:g} time units; kept: ",
+        en=f"runs to its end in {shortest(timeline.makespan)} time units; kept: ",
         fr=f"va jusqu’au bout en {significant(timeline.makespan, 4)} unités de temps ; gardés : ",
     ) + ", ".join(significant(peak, 4) for peak in peak_activations(schedule))
 
@@ -309,7 +309,8 @@ def swings(stale_sgd: StaleSgd, step: float, delays: Sequence[int], updates: int
     axes = panel(
         8.0,
         3.2,
-        en=f"Weight by update for the step {step:g} and several delays: the staler the gradient, the more it swings.",
+        en=f"Weight by update for the step {shortest(step)} and several delays: the staler the gradient, the more "
+        "it swings.",
         fr=f"Poids selon la mise à jour pour le pas {significant(step, 4)} et plusieurs retards : plus le gradient "
         "est en retard, plus il oscille.",
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from dlojz.base.language import byte_units, format_bytes, percent, say
+from dlojz.base.language import byte_units, format_bytes, gap_text, percent, say
 from dlojz.base.table import Table, titles
 from dlojz.config.layout import DEFAULT_ORDER, RankGrid
 from dlojz.config.run_config import RunConfig
@@ -192,7 +192,7 @@ def losses(runs: Sequence[Run]) -> LabFigure:
     right.set_ylabel(
         say(en="distance to one process\n(none: at the foot)", fr="écart avec un processus\n(nul : tout en bas)")
     )
-    right.yaxis.set_major_formatter(lambda value, position: f"{value:.0e}")
+    right.yaxis.set_major_formatter(lambda value, position: gap_text(value))
     for axes in (left, right):
         plain(axes)
     return finish(figure)

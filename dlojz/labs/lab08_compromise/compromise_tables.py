@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from dlojz.base.language import decimal, percent, say, significant
+from dlojz.base.language import decimal, percent, say, shortest, significant
 from dlojz.base.table import Table, titles
 from dlojz.cost_model.validation import validate
 from dlojz.hardware import cluster
@@ -176,7 +176,7 @@ def known_steps(shortest_step: Answer) -> Table:
         own = shortest_step(times, times.layers, gpus, micro_batches)
         plan = plan_of(times, times.layers, gpus, micro_batches)
         cut = ", ".join(f"{one.first}–{one.last} × {one.submesh.num_devices}" for one in plan.stages)
-        work = ", ".join(f"{weight:g}" for weight in times.work)
+        work = "; ".join(map(shortest, times.work))
         efficiency = " ".join(decimal(one, 2) for one in times.efficiency)
         both = f"{significant(own, 5)} | {significant(plan.step_s, 5)}"
         rows.append((name, f"[{work}]", efficiency, str(gpus), str(micro_batches), both, cut))

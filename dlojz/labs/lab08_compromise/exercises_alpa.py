@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dlojz.base.language import say, significant
+from dlojz.base.language import say, shortest, significant
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Case, Judge, refuse_nothing, shown
 from dlojz.planner.alpa.graph import ELEMENT_BYTES
@@ -383,7 +383,7 @@ def told(row: Mapping[Name, float]) -> str:
     parts = []
     for (kind, *rest), factor in row.items():
         sign = "− " if factor < 0 else "+ "
-        times = "" if abs(factor) == 1 else f"{abs(factor):g}·"
+        times = "" if abs(factor) == 1 else f"{shortest(abs(factor))}·"
         parts.append(f"{sign}{times}{kind}[{','.join(map(str, rest))}]")
     return " ".join(parts).removeprefix("+ ") or "0"
 

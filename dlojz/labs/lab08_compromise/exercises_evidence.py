@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, say
+from dlojz.base.language import decimal, say, shortest, significant
 from dlojz.cost_model.step import SECONDS_PER_DAY
 from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Case, Judge, Numbers
@@ -53,6 +53,16 @@ def _share(part: int, operations: Callable[[bool], float], english: str, french:
     )
 
 
+def _training_told(case: Case) -> str:
+    parameters, tokens_per_s, gpus, peak, recompute = case
+    return say(
+        en=f"For {significant(parameters)} parameters, {shortest(tokens_per_s)} tokens/s on {gpus} GPUs of "
+        f"{significant(peak)} FLOP/s (recomputation: {recompute})",
+        fr=f"Pour {significant(parameters)} paramètres, {shortest(tokens_per_s)} tokens/s sur {gpus} GPU de "
+        f"{significant(peak)} FLOP/s (recalcul : {recompute})",
+    )
+
+
 SHARES = Exercise(
     id="shares-of-peak",
     title=Said("the share of the peak", "la part de la crête"),
@@ -60,10 +70,7 @@ SHARES = Exercise(
         shares_of_peak,
         cases=_trainings,
         parts=(Said("the MFU", "la MFU"), Said("the HFU", "la HFU")),
-        told=Said(
-            "For {0:.3g} parameters, {1:g} tokens/s on {2} GPUs of {3:.3g} FLOP/s (recomputation: {4})",
-            "Pour {0:.3g} paramètres, {1:g} tokens/s sur {2} GPU de {3:.3g} FLOP/s (recalcul : {4})",
-        ),
+        told=_training_told,
         mistakes=(
             _share(
                 0,
@@ -392,10 +399,10 @@ def _fewest(answer: Callable[..., Any]) -> float:
         except LabError as error:
             raise Wrong(str(error), str(error)) from None
         if took > days:
-            late = f"{decimal(took, 1)}"
+            late = decimal(took, 1)
             raise Wrong(
-                f"For {days:g} days your layout takes {late} days: it is too late.",
-                f"Pour {days:g} jours, votre configuration en prend {late} : c’est trop tard.",
+                f"For {shortest(days)} days your layout takes {late} days: it is too late.",
+                f"Pour {shortest(days)} jours, votre configuration en prend {late} : c’est trop tard.",
             )
         total += gpus
     return float(total)
