@@ -45,7 +45,6 @@ from dlojz.pipeline.schedule_catalogue import SCHEDULES
 from dlojz.prediction.shapes import bounds_of, build_on_meta, model_shapes
 from dlojz.train.axes import Axes
 from dlojz.train.engines.base import WEIGHTS, Engine, Inventory, local, make_optimizer
-from dlojz.train.engines.sharded import shard
 from dlojz.train.engines.tensor_engines import TensorShare
 
 StageKey = tuple[int, int]
@@ -393,6 +392,8 @@ class TorchPipelineEngine(PipelineEngine):
 
     def build(self, blocks: BlockList) -> None:
         if self.config.layout.zero and self.axes.mesh is not None:
+            from dlojz.train.engines.sharded import shard  # FSDP2, which the torch of Colossal-AI's environment lacks
+
             # torch's runtime knows FSDP2: a stage's weights are all-gathered once per step, kept for all micro-batches,
             # and their gradients reduce-scattered after the last one.
             for module in self.modules.values():
