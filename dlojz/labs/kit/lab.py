@@ -325,7 +325,7 @@ class Lab:
             return
         number = single(value)
         is_one = is_number(number) and math.isfinite(number)
-        if not is_one or (prediction.kind == "share" and not 0 <= number <= 1):
+        if not is_one or not prediction.admits(number):
             _tell(
                 "wrong",
                 en=f"A prediction is one number ({prediction.unit}), but {value!r} was received.",
