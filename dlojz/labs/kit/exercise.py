@@ -415,8 +415,38 @@ def _too_much_memory() -> str:
     )
 
 
+_TOO_FEW_GRADIENTS = re.compile(r"returned an incorrect number of gradients \(expected (\d+), got (\d+)\)")
+_OTHER_SHAPE = re.compile(
+    r"returned an invalid gradient at index (\d+) - got (\[[\d, ]*\]) but expected shape compatible with (\[[\d, ]*\])"
+)
+
+
+def _backward_returns(what: str) -> str:
+    """Say what autograd refuses of the results of a student's own `backward`; nothing for any other error."""
+    if number := _TOO_FEW_GRADIENTS.search(what):
+        return say(
+            en=f"backward of your autograd.Function must return one gradient (or None) for each argument of forward, "
+            f"{number[1]} in all, but it returns {number[2]}.",
+            fr=f"Le backward de votre autograd.Function doit renvoyer un gradient (ou None) par argument de forward, "
+            f"{number[1]} en tout, mais il en renvoie {number[2]}.",
+        )
+    if shapes := _OTHER_SHAPE.search(what):
+        place = int(shapes[1]) + 1
+        return say(
+            en=f"backward of your autograd.Function returns, as result {place}, a tensor of shape {shapes[2]}, but "
+            f"argument {place} of forward has the shape {shapes[3]}: return the gradients in the order of forward’s "
+            "arguments, each with the shape of its argument.",
+            fr=f"Le backward de votre autograd.Function renvoie, comme résultat {place}, un tenseur de forme "
+            f"{shapes[2]}, mais l’argument {place} de forward est de forme {shapes[3]} : renvoyez les gradients dans "
+            "l’ordre des arguments de forward, chacun de la forme de son argument.",
+        )
+    return ""
+
+
 def unusable(what: str) -> str:
     """Say that the judge, not the student's code, met an error with an answer."""
+    if sentence := _backward_returns(what):
+        return sentence
     if "positional argument" in what:
         return say(
             en=f"Your function does not take the arguments that the exercise gives it ({what}): keep the line `def …` "
