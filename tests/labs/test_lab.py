@@ -266,6 +266,18 @@ def test_a_prediction_that_is_negative_is_refused(lab: labs.Lab, capsys: pytest.
     assert "never negative" in capsys.readouterr().out
 
 
+def test_a_prediction_is_known_after_a_restart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = labs.start("00", root=tmp_path / "runs")
+    before.predict("gradient-bytes", 1000)
+    before.reveal("gradient-bytes", 1100.0)
+    capsys.readouterr()
+    after = labs.start("00", root=tmp_path / "runs")
+    after.reveal("gradient-bytes", 1000.0)
+    assert "Exactly right" in capsys.readouterr().out
+    after.reveal("ddp-optimizer", 1000.0)
+    assert "Predict first" in capsys.readouterr().out
+
+
 def test_a_run_that_measured_nothing_gives_no_figure() -> None:
     prediction = Prediction(id="x", en="?", fr="?", kind="bytes")
     assert prediction.compare(1000, None).state == "wrong"
