@@ -99,6 +99,24 @@ def test_what_is_counted_exactly_has_no_margin_in_words() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "predicted", "value", "en", "fr"),
+    [
+        ("bytes", 36.4, 36.4 * 2**30, "In GiB your figure would be right", "En Gio, votre valeur serait juste"),
+        ("bytes", 13, 12.9e9, "In GB your figure would be right", "En Go, votre valeur serait juste"),
+        ("seconds", 12, 0.012, "In ms your figure would be right", "En ms, votre valeur serait juste"),
+        ("bytes", 36.4, 99e9, "A factor of", "Un facteur"),
+    ],
+)
+def test_a_prediction_in_another_unit_is_told_so(kind: Kind, predicted: float, value: float, en: str, fr: str) -> None:
+    prediction = Prediction(id="x", en="?", fr="?", kind=kind, tolerance=0.02)
+    for language, words in (("en", en), ("fr", fr)):
+        use_language(language)
+        verdict = prediction.compare(predicted, value)
+        assert verdict.state == "note"
+        assert verdict.message.split("\n")[2].startswith(words)
+
+
+@pytest.mark.parametrize(
     ("lab_number", "prediction_id", "predicted", "measured", "words"),
     [
         ("06", "tensor-speed-up", 1.3, (1.0, 1.69), "differences of 30%"),

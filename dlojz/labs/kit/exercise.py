@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from dlojz.base.language import (
     a_or_an,
+    byte_units,
     format_bytes,
     format_count,
     format_seconds,
@@ -603,6 +604,15 @@ class Prediction:
                 "right",
                 both + say(en=f"\n{gap}: within the margin ({margin}).", fr=f"\n{gap} : dans la marge ({margin})."),
             )
+        if unit := self._other_unit(predicted, value):
+            return Verdict(
+                "note",
+                both
+                + say(
+                    en=f"\nIn {unit} your figure would be right, but it is asked for {self.unit}.",
+                    fr=f"\nEn {unit}, votre valeur serait juste, mais on la demande {self.unit}.",
+                ),
+            )
         reach = (
             say(en=f"a prediction within {margin} can be reached", fr=f"on peut prédire à {margin} près")
             if self.tolerance
@@ -616,6 +626,18 @@ class Prediction:
                 fr=f"\n{gap}, alors qu’{reach}. Cherchez pourquoi avant de poursuivre.",
             ),
         )
+
+    def _other_unit(self, predicted: float, value: float) -> str:
+        """Unit in which a prediction would be right; none for what has one unit only."""
+        sizes: dict[str, float] = {}
+        if self.kind == "bytes":
+            sizes = {name: 1024.0**power for power, name in enumerate(byte_units()) if power}
+            sizes |= {f"{prefix}{say(en='B', fr='o')}": 1000.0**power for power, prefix in enumerate("kMGT", start=1)}
+        elif self.kind == "seconds":
+            sizes = {"ms": 1e-3, "µs": 1e-6}
+        near = {unit: self.gap(predicted * size, value) for unit, size in sizes.items()}
+        near = {unit: gap for unit, gap in near.items() if self.is_within(predicted * sizes[unit], value)}
+        return min(near, key=near.__getitem__) if near else ""
 
     def _gap_text(self, predicted: float, value: float) -> str:
         if self.kind == "place":
