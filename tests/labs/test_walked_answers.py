@@ -349,6 +349,11 @@ def neighbouring_steps(norms: Any, beta2: float, threshold: float) -> int:
 # ---- lab 10
 
 
+def weighted_by_logits(logits: Any, k: int) -> Any:
+    weights, chosen = logits.topk(k)
+    return (weights / weights.sum(-1, keepdim=True) if k > 1 else weights), chosen
+
+
 def mixed_without_mask(
     x: Any, weights: Any, chosen: Any, places: Any, experts: Any, shape: tuple[int, int], read: str = "all"
 ) -> Any:
@@ -657,6 +662,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("layer-bytes", six_regions, "1.5 times too large"),
     ("outer-step", rebinding, "anchor and momentum stay as they were"),
     ("freeze-step", neighbouring_steps, "You compare neighbouring steps"),
+    ("gate", weighted_by_logits, "The weights are logits"),
     ("mixture", mixed_without_mask, "leave these choices out, both ways"),
     ("mixture", partial(mixed_without_mask, read="placed"), "leave these choices out there, too"),
     ("pacing", pace_in_floats, "a whole number is asked for"),
