@@ -45,12 +45,12 @@ def test_a_prediction_is_laid_over_the_figure(predicted: float, state: str, word
     ("predicted", "value", "tolerance", "state", "words"),
     [
         # Half and double: 2.5 / 1.25 = 5 / 2.5 = 2.
-        (1.25, 2.5, 0.5, "note", "A factor of 2 apart, where a prediction within 50% can be reached"),
-        (5.0, 2.5, 0.5, "note", "A factor of 2 apart, where a prediction within 50% can be reached"),
+        (1.25, 2.5, 0.5, "note", "A factor of 2 apart, where a prediction within a factor of 1.5 can"),
+        (5.0, 2.5, 0.5, "note", "A factor of 2 apart, where a prediction within a factor of 1.5 can"),
         (1.25, 2.5, 1.0, "right", "A factor of 2 apart: within the margin (a factor of 2)."),
         (5.0, 2.5, 1.0, "right", "A factor of 2 apart: within the margin (a factor of 2)."),
         # 1.3 / 1 either way; 30% is no praise where 60% is the margin.
-        (1.0, 1.3, 0.6, "right", "30.0% apart: within the margin (a factor of 1.6)."),
+        (1.0, 1.3, 0.6, "right", "30.0% apart: within the margin (60%)."),
         (1.3, 1.0, 0.3, "right", "30.0% apart: within the margin (30%)."),
         (1.0, 1.09, 0.1, "right", "9.0% apart: well predicted."),
         (1.0, 1.09, 0.6, "right", "9.0% apart: well predicted."),

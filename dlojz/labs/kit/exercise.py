@@ -596,7 +596,7 @@ class Prediction:
         both = say(en=f"Predicted: {mine}\nResult: {theirs}", fr=f"Prédit : {mine}\nObtenu : {theirs}")
         if predicted == value:
             return Verdict("right", both + say(en="\nExactly right.", fr="\nC’est exact."))
-        gap, margin = self._gap_text(predicted, value), self._margin_text()
+        gap, margin = self._gap_text(predicted, value), self._margin_text(predicted, value)
         if within and self.kind != "place" and self.gap(predicted, value) <= WELL:
             return Verdict("right", both + say(en=f"\n{gap}: well predicted.", fr=f"\n{gap} : bien prédit."))
         if within:
@@ -654,11 +654,11 @@ class Prediction:
             return say(en="Far apart", fr="Très loin l’un de l’autre")
         return say(en=f"A factor of {significant(factor)} apart", fr=f"Un facteur {significant(factor)} d’écart")
 
-    def _margin_text(self) -> str:
-        """The tolerance in words, as it stands after “within”."""
+    def _margin_text(self, predicted: float, value: float) -> str:
+        """The tolerance in words, as it stands after “within”: a factor where the gap is told as one."""
         if self.kind == "place":
             return say(en="one place", fr="une place")
-        if self.kind in _QUOTIENTS and self.tolerance > FACTOR:
+        if self.kind in _QUOTIENTS and 1 + FACTOR < _factor(predicted, value) < float("inf"):
             factor = significant(1 + self.tolerance)
             return say(en=f"a factor of {factor}", fr=f"un facteur {factor}")
         return percent(self.tolerance, None)
