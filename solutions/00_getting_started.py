@@ -647,8 +647,8 @@ for finding in comparison.findings():
 #   « copie maître » de sa part des poids, celle que l’optimiseur met à jour.
 # - En théorie, ZeRO-2 envoie autant que DDP : un *reduce-scatter* suivi d’un *all-gather* valent un *all-reduce*. Ici,
 #   DeepSpeed fait un *all-reduce* complet, **puis** un *all-gather*.
-# - Deux processus ne vont pas deux fois plus vite : communiquer prend du temps, et ils se partagent la
-#   mémoire et les caches de la machine.
+# - Deux processus vont rarement deux fois plus vite : communiquer prend du temps, et ils se partagent la mémoire et les
+#   caches de la machine. (Sur une machine occupée, le processus seul a pu être plus gêné qu’eux.)
 
 # %% [markdown] lang="en"
 # - ZeRO-2 has reduced the gradients and the optimizer states; neither the weights nor the activations. Look at the line
@@ -656,8 +656,8 @@ for finding in comparison.findings():
 #   “master copy” of its share of the weights, the one that the optimizer updates.
 # - In theory ZeRO-2 sends as much as DDP: a reduce-scatter and then an all-gather are worth one all-reduce. Here,
 #   DeepSpeed does a whole all-reduce, **then** an all-gather.
-# - Two processes are not twice as fast: communicating takes time, and they share the memory and the caches of the
-#   machine.
+# - Two processes are seldom twice as fast: communicating takes time, and they share the memory and the caches of the
+#   machine. (On a busy machine, the single process may have been disturbed more than they were.)
 
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script

@@ -1038,12 +1038,12 @@ offloaded = dlojz.run(vit_64.config, offload="activations")
 offloaded
 
 # %% [markdown] lang="fr"
-# Le pas dure plus que les copies : autograd appelle aussi vos hooks.
+# Le pas s’allonge d’un peu plus que les copies, en général : autograd appelle aussi vos hooks, pour chaque tenseur.
 #
 # Vos hooks déchargent-ils autant que ceux du paquet ? Sur un AlexNet :
 
 # %% [markdown] lang="en"
-# The step with your hooks takes longer than the copies alone: autograd also calls the hooks, for each tensor.
+# In general the step grows by a little more than the copies: autograd also calls your hooks, for each tensor.
 #
 # Do your hooks offload as much as those of the package? For an AlexNet:
 

@@ -1103,18 +1103,19 @@ lab.reveal("exposed", exposed_s["afterwards"])
 
 # %% [markdown] lang="fr"
 # L’écart : les divisions, et l’attente d’un cœur, que deux rangs et les *threads* de gloo se partagent. Un *bucket*
-# unique n’est complet qu’à la fin : plus rien ne le recouvre. Des *buckets* trop petits paient
-# trop de latences. Ici, communiquer prend des cœurs au calcul, et le recouvrement gagne peu ; sur GPU, les calculs n’en
-# souffrent guère.
+# unique n’est complet qu’à la fin : rien ne le recouvre, mais il ne paie qu’une latence, là où « après » en paie une
+# par gradient. Des *buckets* trop petits en paient trop. Comparez les deux dernières lignes : ici, communiquer prend
+# des cœurs au calcul, et le recouvrement gagne peu, et perd parfois ; sur GPU, les calculs n’en souffrent guère.
 #
 # Notre version suppose que tous les gradients arrivent, dans le même ordre sur tous les rangs ;
 # [dlojz/by_hand/ddp.py](../../dlojz/by_hand/ddp.py), non. Voici sa chronologie : sous le calcul, les communications.
 
 # %% [markdown] lang="en"
 # The gap to your prediction: the divisions, and waiting for a core, which two ranks and gloo's threads share. A single
-# bucket is complete only at the end: nothing hides it any more. Buckets that are too small pay too many latencies. Here
-# communicating takes cores away from computing: overlap gains little, sometimes nothing; a GPU communicates without
-# slowing its computation much.
+# bucket is complete only at the end: nothing hides it, but it pays one latency, where “afterwards” pays one for each
+# gradient. Buckets that are too small pay too many. Compare the last two rows: here communicating takes cores away from
+# computing, and overlap gains little, and sometimes loses; a GPU communicates without slowing its computation
+# much.
 #
 # Our version supposes that all gradients come, in the same order on all ranks;
 # [dlojz/by_hand/ddp.py](../../dlojz/by_hand/ddp.py) does not. This is its timeline: the communication of each rank is

@@ -492,12 +492,12 @@ figures.loads({weight: loads for weight, (loads, _) in trained.items()})
 # %% [markdown] lang="fr"
 # Une ligne par expert, une colonne par pas ; en blanc, l’expert n’a rien reçu ; en orange, plus que sa capacité. Sans
 # perte d’équilibrage, quelques experts prennent presque tout, et environ la moitié des tokens est abandonnée. Avec
-# elle, le travail se partage en une vingtaine de pas. Part moyenne des tokens abandonnés :
+# elle, les charges se rapprochent peu à peu : voyez ici en combien de pas. Part moyenne des tokens abandonnés :
 
 # %% [markdown] lang="en"
 # One row per expert, one column per step; in white, the expert has got nothing; in orange, more than its capacity.
 # Without the balance loss a few experts take nearly everything, and about half of the tokens are dropped. With it, the
-# work is divided within about twenty steps. Mean share of the tokens dropped:
+# loads come closer little by little: see here in how many steps. Mean share of the tokens dropped:
 
 # %% name="loads-seen" tags=["nbval-ignore-output"]
 for weight, (_, dropped) in trained.items():
@@ -1197,7 +1197,7 @@ print("steps without, with the curriculum: // pas sans, avec le curriculum :", l
 
 # %% [markdown] lang="fr"
 # Les pertes sont mesurées sur un texte jamais vu, en échantillons **entiers**. √v, racine du second moment d’Adam, est
-# la taille récente des gradients ; Li et al. relient ses sauts aux pics de la perte.
+# la taille récente des gradients ; Li et al. relient ses sauts aux pics de la perte. Viennent-ils ensemble, ici ?
 #
 # Autant de tokens, mais plus de mises à jour : le curriculum part de plus bas, puis l’écart se ferme. Changez la
 # graine et le taux d’apprentissage avant de conclure. L’article annonce, pour GPT-2, jusqu’à 2,2 fois moins de tokens
@@ -1205,7 +1205,7 @@ print("steps without, with the curriculum: // pas sans, avec le curriculum :", l
 
 # %% [markdown] lang="en"
 # The losses are measured on text never seen, in **whole** samples. √v, the root of Adam's second moment, is the recent
-# size of gradients; Li et al. relate its jumps to the spikes of the loss.
+# size of gradients; Li et al. relate its jumps to the spikes of the loss. Do they come together here?
 #
 # As many tokens, but more updates: the curriculum starts lower; at the end the two are close, and either may lead.
 # Change the seed and the learning rate before you draw conclusions. The paper claims, for GPT-2, up to 2.2 times

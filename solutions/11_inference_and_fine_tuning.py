@@ -1258,6 +1258,10 @@ for name, model, rate in (("full", copy.deepcopy(teacher), 1e-3), ("LoRA", some,
     print("  parameters trained: // paramètres entraînés :", decimal(learnt, 0))
 
 # %% [markdown] lang="fr"
+# Si LoRA reste derrière après autant de pas : il n’entraîne que 4 % des paramètres, par des produits de rang 4, et B
+# part de zéro. Essayez le rang 16, ou 120 pas : nous avons mesuré 95 % et 93 %, contre 94 % pour le fine-tuning
+# complet.
+#
 # **Vos prédictions**, pour un Llama plus petit, en fp32, et LoRA de rang 8 sur les requêtes et les valeurs, comme dans
 # l’article. `model_parameters` sont gelés, `lora_parameters` s’ajoutent et s’entraînent.
 #
@@ -1267,6 +1271,9 @@ for name, model, rate in (("full", copy.deepcopy(teacher), 1e-3), ("LoRA", some,
 #   complet, combien prennent-elles avec LoRA ?
 
 # %% [markdown] lang="en"
+# If LoRA stays behind after as many steps: it trains 4% of the parameters only, through products of rank 4, and B
+# begins at zero. Try rank 16, or 120 steps: we measured 95% and 93%, against 94% for the full fine-tuning.
+#
 # **Your predictions**, for a smaller Llama, in fp32, and LoRA of rank 8 on queries and values, as in the paper.
 # `model_parameters` are frozen, `lora_parameters` are added and trained.
 #

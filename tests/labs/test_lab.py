@@ -266,23 +266,16 @@ def test_a_prediction_that_is_negative_is_refused(lab: labs.Lab, capsys: pytest.
     assert "never negative" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("predicted", "state", "words"),
-    [
-        (1000, "right", "Exactly"),
-        (1050, "right", "5.0% apart"),
-        (1200, "note", "20.0% apart, where a prediction within 10.0% can be reached"),
-        (2000, "note", "A factor of 2 apart"),
-        (500, "note", "A factor of 2 apart"),
-        (0, "note", "Far apart"),
-        (-1000, "note", "Far apart"),
-    ],
-)
-def test_a_prediction_is_laid_over_the_figure(predicted: float, state: str, words: str) -> None:
-    prediction = Prediction(id="x", en="?", fr="?", kind="count", tolerance=0.1)
-    verdict = prediction.compare(predicted, 1000)
-    assert verdict.state == state
-    assert words in verdict.message
+def test_a_prediction_is_known_after_a_restart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = labs.start("00", root=tmp_path / "runs")
+    before.predict("gradient-bytes", 1000)
+    before.reveal("gradient-bytes", 1100.0)
+    capsys.readouterr()
+    after = labs.start("00", root=tmp_path / "runs")
+    after.reveal("gradient-bytes", 1000.0)
+    assert "Exactly right" in capsys.readouterr().out
+    after.reveal("ddp-optimizer", 1000.0)
+    assert "Predict first" in capsys.readouterr().out
 
 
 def test_a_run_that_measured_nothing_gives_no_figure() -> None:

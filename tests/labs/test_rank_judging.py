@@ -376,7 +376,7 @@ WRONG: list[tuple[Exercise, Callable[..., Any], str]] = [
     (MEAN, nothing, "There is no gradient"),
     (MEAN, a_list, "returns a list"),
     (MEAN, unpadded, "Check failed: outputShape[0] * worldSize == inputShape[0] (22 vs. 23).\non every rank, at line"),
-    (MEAN, unpadded, "have room for 22, but 23 are handed over: add zeros"),
+    (MEAN, unpadded, "have room for 22, but 23 are handed over: both must be equal"),
     (MEAN, other_dimensions, "one has the shape (8, 3) and another (1, 8, 3): give them the same shape"),
     (MEAN, fewer_received, "What is sent and what receives it have different shapes"),
     (COLUMN, column_without_backward, "communication of the backward pass is missing"),

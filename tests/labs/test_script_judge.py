@@ -89,6 +89,11 @@ WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
         "Several ranks write train.py.pt",
     ),
     "not-sharded": (4, [(f"{BY_BLOCK}    fully_shard(model)\n", "    pass\n")], "of the parameters: call fully_shard"),
+    "root-first": (
+        4,
+        [(f"{BY_BLOCK}    fully_shard(model)\n", f"    fully_shard(model)\n{BY_BLOCK}")],
+        "shard each block first, the model last",
+    ),
     "one-unit": (4, [(BY_BLOCK, "")], "call it on each block first"),
     "root-whole": (4, [("    fully_shard(model)\n", "")], "call fully_shard on the whole model too"),
     "no-sync-of-fsdp": (4, [('if args.parallel == "ddp" and not last', "if not last")], "no attribute 'no_sync'"),

@@ -6,6 +6,7 @@ They are kept as they were written, from the statements alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -203,6 +204,51 @@ def two_ranks_only(module: Any, x: Any, loss_of: Any, shape: Any, dtype: Any, se
         send(x.grad, 0)
 
 
+# ---- lab 04
+
+
+def sharded_linear(results: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """ZeRO-3's linear layer, whose backward returns what it likes of both gradients."""
+
+    class Sharded(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Any, share: Any) -> Any:
+            context.save_for_backward(x, share)
+            return x @ gathered(share).T
+
+        @staticmethod
+        def backward(context: Any, gradient: Any) -> Any:  # type: ignore[override]
+            x, share = context.saved_tensors
+            share_gradient = torch.empty_like(share)
+            dist.reduce_scatter_tensor(share_gradient, gradient.T @ x)
+            return results(gradient @ gathered(share), share_gradient / dist.get_world_size())
+
+    return Sharded.apply  # type: ignore[no-any-return]
+
+
+def gathered(share: Any) -> Any:
+    whole = share.new_empty(dist.get_world_size() * share.shape[0], share.shape[1])
+    dist.all_gather_into_tensor(whole, share)
+    return whole
+
+
+def sharded_by_transpose(x: Any, share: Any) -> Any:
+    class Sharded(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Any, share: Any) -> Any:
+            context.save_for_backward(x, share)
+            return x @ gathered(share).T
+
+        @staticmethod
+        def backward(context: Any, gradient: Any) -> Any:  # type: ignore[override]
+            x, share = context.saved_tensors
+            share_gradient = torch.empty_like(share)
+            dist.reduce_scatter_tensor(share_gradient, x.T @ gradient)
+            return gradient @ gathered(share), share_gradient / dist.get_world_size()
+
+    return Sharded.apply(x, share)
+
+
 # ---- lab 06
 
 
@@ -254,16 +300,21 @@ def logarithm_first(logits: Any, targets: Any, axis: Any) -> Any:
     return (add_up(total.log(), axis) - add_up(own, axis)).mean()
 
 
-def half_block(early: bool) -> Callable[..., Any]:
-    """Half a block, which gathers the tokens before or after the norm."""
+def half_block(early: bool, copies: int = 1, behind: int = 0) -> Callable[..., Any]:
+    """Half a block, which gathers the tokens before or after the norm; how often what enters the region is copied."""
+
+    def copied(h: Any, axis: Any, times: int) -> Any:
+        for _ in range(times):
+            h = copy(h, axis)
+        return h
 
     def answer(x: Any, weight: Any, bias: Any, region: Any, states: Any, axis: Any) -> Any:
         if axis.sequence_parallel:
             h = gather_tokens(x, axis) if early else x
             h = F.layer_norm(h, x.shape[-1:], copy(weight, axis), copy(bias, axis))
-            h = scatter_tokens(region(h if early else gather_tokens(h, axis)), axis)
-            return x + states.dropout(h, 0.5, "split")
-        h = add_up(region(copy(F.layer_norm(x, x.shape[-1:], weight, bias), axis)), axis)
+            h = copied(h if early else gather_tokens(h, axis), axis, behind)
+            return x + states.dropout(scatter_tokens(region(h), axis), 0.5, "split")
+        h = add_up(region(copied(F.layer_norm(x, x.shape[-1:], weight, bias), axis, copies)), axis)
         return x + states.dropout(h, 0.5, "replicated")
 
     return answer
@@ -293,6 +344,23 @@ def neighbouring_steps(norms: Any, beta2: float, threshold: float) -> int:
         if min(a, b) / max(a, b) >= threshold:
             return t
     return len(norms)
+
+
+# ---- lab 10
+
+
+def weighted_by_logits(logits: Any, k: int) -> Any:
+    weights, chosen = logits.topk(k)
+    return (weights / weights.sum(-1, keepdim=True) if k > 1 else weights), chosen
+
+
+def mixed_without_mask(
+    x: Any, weights: Any, chosen: Any, places: Any, experts: Any, shape: tuple[int, int], read: str = "all"
+) -> Any:
+    buffer = x.new_zeros(*shape, x.shape[1])
+    buffer[chosen, places] = x.unsqueeze(1).expand(*chosen.shape, -1)
+    seen = (places >= 0) if read == "placed" else torch.ones_like(places)
+    return ((weights * seen).unsqueeze(-1) * experts(buffer)[chosen, places]).sum(1)
 
 
 # ---- lab 11
@@ -328,6 +396,33 @@ def cached(mask: Callable[[int, int], Any], repeat: bool = False) -> Callable[..
 
 def ones(tokens: int, seen: int) -> Any:
     return torch.ones(tokens, seen, dtype=torch.bool)
+
+
+def cached_of_all_heads(by_hand: bool) -> Callable[..., Any]:
+    """Attention with a cache that supposes as many heads of keys as of queries."""
+
+    def attention(q: Any, k: Any, v: Any, cache: Any) -> Any:
+        if cache is not None:
+            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
+        allowed = ones(q.shape[2], k.shape[2]).tril(k.shape[2] - q.shape[2])
+        if not by_hand:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed), (k, v)
+        scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(~allowed, float("-inf"))
+        return scores.softmax(-1) @ v, (k, v)
+
+    return attention
+
+
+def integer_linear(scales: Callable[[Any], Any] = lambda w_scale: w_scale.T) -> Callable[..., Any]:
+    def answer(x_q: Any, x_scale: float, x_zero: int, w_q: Any, w_scale: Any) -> Any:
+        sums = x_q.int() @ w_q.int().T - x_zero * w_q.int().sum(1)
+        return x_scale * scales(w_scale) * sums
+
+    return answer
+
+
+def inputs_by_outputs(x_q: Any, x_scale: float, x_zero: int, w_q: Any, w_scale: Any) -> Any:
+    return x_scale * w_scale.T * (x_q.int() @ w_q.int() - x_zero * w_q.int().sum(0))
 
 
 def lora(a: Callable[[int, int], Any], b: Callable[[int, int], Any]) -> type[nn.Module]:
@@ -556,18 +651,34 @@ WRONG: list[tuple[str, Any, str]] = [
     ("stage-boundary", stage(sent=blocking), "Before yield nothing has been sent by send"),
     ("stage-boundary", two_ranks_only, "Before yield nothing has been sent by send"),
     ("attention-heads", three_copies, "4 all-reduces are made, and two are enough"),
+    ("shard-weights", sharded_linear(lambda of_x, of_share: (of_share, of_x)), "result 1, a tensor of shape [6, 24]"),
+    ("shard-weights", sharded_linear(lambda of_x, of_share: of_x), "2 in all, but it returns 1"),
+    ("shard-weights", sharded_by_transpose, "but 24 are handed over: both must be equal"),
     ("column-linear", result_of_all_reduce, "dist.all_reduce works in place and returns None itself"),
     ("vocabulary-loss", logarithm_first, "The logarithms of the ranks' sums are added up"),
     ("sequence-parallel", half_block(early=True), "x is gathered before the norm"),
+    ("sequence-parallel", half_block(early=False, copies=2), "Does h go through copy twice"),
+    ("sequence-parallel", half_block(early=False, behind=1), "is there a copy, or another sum, behind it"),
     ("layer-bytes", six_regions, "1.5 times too large"),
     ("outer-step", rebinding, "anchor and momentum stay as they were"),
     ("freeze-step", neighbouring_steps, "You compare neighbouring steps"),
+    ("gate", weighted_by_logits, "The weights are logits"),
+    ("mixture", mixed_without_mask, "leave these choices out, both ways"),
+    ("mixture", partial(mixed_without_mask, read="placed"), "leave these choices out there, too"),
     ("pacing", pace_in_floats, "a whole number is asked for"),
     ("mixed-loss", mixed_without_alpha, "the soft loss still weighs alpha"),
     ("affine", unsigned, "one byte as well; but int8 is asked for"),
     ("kv-cache", cached(lambda n, t: ones(n, t).triu(t - n + 1)), "The mask is the other way round"),
     ("kv-cache", cached(lambda n, t: ones(n, t).tril(t - n - 1)), "A token does not see itself"),
     ("kv-cache", cached(lambda n, t: ones(n, t).tril(t - n), repeat=True), "repeat deals them out in turn"),
+    ("kv-cache", cached(lambda n, t: ones(n, t).tril(t - n).float()), "Your mask is of numbers"),
+    ("kv-cache", cached_of_all_heads(by_hand=False), "fails where they have fewer: with enable_gqa=True"),
+    ("kv-cache", cached_of_all_heads(by_hand=True), "fails where they have fewer: with enable_gqa=True"),
+    ("integer-linear", integer_linear(lambda w_scale: w_scale), "with w_scale.T your function is right"),
+    ("integer-linear", inputs_by_outputs, "with w_q.T your function is right"),
+    ("permutation", lambda e, b, p, order: (e[:, order], b[order], p[:, order]), "columns of the first layer, its inp"),
+    ("permutation", lambda e, b, p, order: (e[order], b[order], p[order]), "rows of the second layer, its outputs"),
+    ("permutation", lambda e, b, p, order: (e[:, order], b[order], p[order]), "In both layers you move the wrong"),
     ("lora", lora(torch.zeros, torch.randn), "A begins at zero and B at random"),
     ("lora", lora(torch.randn, torch.zeros), "standard deviation of 1, as torch.randn does"),
     ("lora", lora(lambda rank, inputs: torch.randn(rank, inputs) / rank**0.5, torch.zeros), "1/√rank"),
@@ -580,6 +691,8 @@ WRONG: list[tuple[str, Any, str]] = [
 RIGHT: list[tuple[str, Any]] = [
     ("overlap", gathered_in_hooks),
     ("stage-boundary", stage()),
+    ("shard-weights", sharded_linear(lambda of_x, of_share: (of_x, of_share))),
+    ("integer-linear", integer_linear()),
     ("one-all-reduce", summed_by_gather),
     ("sequence-parallel", half_block(early=False)),
     ("lora", lora(lambda rank, inputs: torch.randn(rank, inputs) / inputs**0.5, torch.zeros)),
@@ -597,6 +710,13 @@ def test_a_walked_answer_is_refused_for_what_it_does(exercise_id: str, answer: A
 @pytest.mark.parametrize(("exercise_id", "answer"), RIGHT, ids=[one[0] for one in RIGHT])
 def test_a_walked_right_answer_is_accepted(exercise_id: str, answer: Any) -> None:
     assert judge(EXERCISES[exercise_id], answer).state == "right"
+
+
+def test_an_answer_that_no_repair_makes_right_keeps_its_error() -> None:
+    def without_correction(x_q: Any, x_scale: float, x_zero: int, w_q: Any, w_scale: Any) -> Any:
+        return x_scale * w_scale * (x_q.int() @ w_q.int().T)
+
+    assert "Your function raised RuntimeError" in judge(EXERCISES["integer-linear"], without_correction).message
 
 
 def test_a_factor_is_written_as_the_language_writes_it() -> None:

@@ -365,17 +365,24 @@ def sealing(
     return sealed
 
 
-def sealed_by_names(folder: Path, harm: Any) -> bool:
-    """Without the folders: of two files with one name, the last one counts."""
+def sealed_by_names(order: Any = sorted, first: bool = False) -> Answer:
+    """Without the folders: of two files with one name, one counts."""
 
-    def named() -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    def sealed(folder: Path, harm: Any) -> bool:
+        def named() -> dict[str, bytes]:
+            files: dict[str, bytes] = {}
+            for path in order(folder.rglob("*")):
+                if path.is_file() and not (first and path.name in files):
+                    files[path.name] = path.read_bytes()
+            return files
 
-    before = named()
-    (folder / "SEAL").touch()
-    harm(folder)
-    after = named()
-    return after.pop("SEAL", None) is not None and after == before
+        before = named()
+        (folder / "SEAL").touch()
+        harm(folder)
+        after = named()
+        return after.pop("SEAL", None) is not None and after == before
+
+    return sealed
 
 
 def sealed_or_broken(folder: Path, harm: Any) -> bool:
@@ -566,11 +573,14 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda c, m: None, "returns nothing"),
     ],
     "sealed-folder": [
+        (sealed_by_names(), "where two folders hold a file of the same name"),
+        (sealed_by_names(lambda paths: sorted(paths, reverse=True)), "where two folders hold a file of the same name"),
+        (sealed_by_names(first=True), "where two folders hold a file of the same name"),
+        (sealed_by_names(list), "where two folders hold a file of the same name"),
         (sealing(of=lambda path: str(path.stat().st_size).encode()), "One flipped bit goes unnoticed"),
         (sealing(of=lambda path: b""), "cut short goes unnoticed"),
         (sealing(of=lambda path: path.read_bytes()[:16]), "cut short goes unnoticed"),
         (sealing(deep=False), "cut short in a folder of the folder goes unnoticed"),
-        (sealed_by_names, "where two folders hold a file of the same name"),
         (sealed_or_broken, "is_intact fails where the seal is missing"),
         (sealing(same=lambda old, new: all(old.get(name) == new[name] for name in new)), "A file that is gone"),
         (sealing(without=True), "A folder without a seal"),

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from dlojz.base.language import (
     a_or_an,
+    byte_units,
     format_bytes,
     format_count,
     format_seconds,
@@ -225,8 +226,10 @@ def show(verdict: Verdict) -> None:
 
 
 PRINTED_CHARACTERS = 600
-WELL = 0.6
-"""Share of a prediction's tolerance up to which it is called well predicted."""
+WELL = 0.1
+"""Gap up to which a prediction is called well predicted, whatever its tolerance."""
+FACTOR = 0.5
+"""Gap above which two numbers are a factor apart, rather than some per cent."""
 
 
 class Wrong(Exception):  # noqa: N818 - it is a verdict, not an error of the program
@@ -413,8 +416,38 @@ def _too_much_memory() -> str:
     )
 
 
+_TOO_FEW_GRADIENTS = re.compile(r"returned an incorrect number of gradients \(expected (\d+), got (\d+)\)")
+_OTHER_SHAPE = re.compile(
+    r"returned an invalid gradient at index (\d+) - got (\[[\d, ]*\]) but expected shape compatible with (\[[\d, ]*\])"
+)
+
+
+def _backward_returns(what: str) -> str:
+    """Say what autograd refuses of the results of a student's own `backward`; nothing for any other error."""
+    if number := _TOO_FEW_GRADIENTS.search(what):
+        return say(
+            en=f"backward of your autograd.Function must return one gradient (or None) for each argument of forward, "
+            f"{number[1]} in all, but it returns {number[2]}.",
+            fr=f"Le backward de votre autograd.Function doit renvoyer un gradient (ou None) par argument de forward, "
+            f"{number[1]} en tout, mais il en renvoie {number[2]}.",
+        )
+    if shapes := _OTHER_SHAPE.search(what):
+        place = int(shapes[1]) + 1
+        return say(
+            en=f"backward of your autograd.Function returns, as result {place}, a tensor of shape {shapes[2]}, but "
+            f"argument {place} of forward has the shape {shapes[3]}: return the gradients in the order of forward’s "
+            "arguments, each with the shape of its argument.",
+            fr=f"Le backward de votre autograd.Function renvoie, comme résultat {place}, un tenseur de forme "
+            f"{shapes[2]}, mais l’argument {place} de forward est de forme {shapes[3]} : renvoyez les gradients dans "
+            "l’ordre des arguments de forward, chacun de la forme de son argument.",
+        )
+    return ""
+
+
 def unusable(what: str) -> str:
     """Say that the judge, not the student's code, met an error with an answer."""
+    if sentence := _backward_returns(what):
+        return sentence
     if "positional argument" in what:
         return say(
             en=f"Your function does not take the arguments that the exercise gives it ({what}): keep the line `def …` "
@@ -467,7 +500,9 @@ def _shortened(printed: str) -> str:
     return text if len(text) <= PRINTED_CHARACTERS else text[:PRINTED_CHARACTERS] + "…"
 
 
-Kind = Literal["bytes", "count", "seconds", "ratio", "share"]
+Kind = Literal["bytes", "count", "place", "rate", "ratio", "seconds", "share"]
+_QUOTIENTS: frozenset[Kind] = frozenset({"rate", "ratio", "seconds", "share"})
+"""What is compared by its quotient, so that half and double are as far off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -477,8 +512,10 @@ class Prediction:
     Args:
         id: Stable name, as in `lab.predict("parameters", …)`.
         en, fr: What to predict, in one sentence.
-        kind: How the number is written.
-        tolerance: Relative distance up to which a prediction counts as good.
+        kind: How the number is written, and how two of them are compared: a `place` in an order by the places between
+            them; a `rate` (per second), a `ratio`, `seconds` and a `share` by the larger over the smaller, less one;
+            `bytes` and a `count` by the distance from the figure.
+        tolerance: Gap up to which a prediction counts as good, as `gap` gives it; a place may always be off by one.
     """
 
     id: str
@@ -499,11 +536,34 @@ class Prediction:
             {
                 "bytes": Said("in bytes", "en octets"),
                 "count": Said("without unit", "sans unité"),
-                "seconds": Said("in seconds", "en secondes"),
+                "place": Said("a whole number from 1 on", "un entier à partir de 1"),
+                "rate": Said("per second", "par seconde"),
                 "ratio": Said("without unit", "sans unité"),
+                "seconds": Said("in seconds", "en secondes"),
                 "share": Said("a share between 0 and 1", "une part entre 0 et 1"),
             }[self.kind]
         )
+
+    def admits(self, number: float) -> bool:
+        """Whether a number can be what is asked for."""
+        if self.kind == "place":
+            return number >= 1 and float(number).is_integer()
+        return self.kind != "share" or 0 <= number <= 1
+
+    def gap(self, predicted: float, value: float) -> float:
+        """Distance of a prediction from the figure: in places, or relative; infinite where no quotient exists."""
+        if predicted == value:
+            return 0.0
+        if self.kind == "place":
+            return abs(predicted - value)
+        if self.kind in _QUOTIENTS:
+            return _factor(predicted, value) - 1
+        return abs(predicted - value) / abs(value) if value else float("inf")
+
+    def is_within(self, predicted: float, value: float) -> bool:
+        """Whether the gap is within the tolerance, up to the rounding of a quotient; for places, at most one."""
+        limit = 1.0 if self.kind == "place" else self.tolerance * (1 + 1e-9)
+        return self.gap(predicted, value) <= limit
 
     def format(self, value: float) -> str:
         """The number with its unit."""
@@ -514,7 +574,7 @@ class Prediction:
             )
         if self.kind == "seconds":
             return format_seconds(value)
-        if self.kind == "count" and abs(value) >= 10_000:
+        if self.kind in ("count", "rate") and abs(value) >= 10_000:
             short = format_count(value)
             return say(en=f"{short} ({integer(value)})", fr=f"{short} ({integer(value)})")
         return minus(shortest(value))
@@ -529,43 +589,83 @@ class Prediction:
                     fr="Aucune valeur à comparer : l’exécution n’est pas allée jusque-là ; consultez ses journaux.",
                 ),
             )
-        off = abs(predicted - value) / abs(value) if value else float("inf")
+        within = self.is_within(predicted, value)
         mine, theirs = self.format(predicted), self.format(value)
-        if mine == theirs and predicted != value and off > self.tolerance:
+        if mine == theirs and predicted != value and not within:
             mine, theirs = (f"{mine} ({digits})" for digits in told_apart(predicted, value, 6))
         both = say(en=f"Predicted: {mine}\nResult: {theirs}", fr=f"Prédit : {mine}\nObtenu : {theirs}")
         if predicted == value:
             return Verdict("right", both + say(en="\nExactly right.", fr="\nC’est exact."))
-        if off <= self.tolerance:
-            gap = (
-                say(en="Less than 0.1% apart", fr="Moins de 0,1 % d’écart")
-                if off < 1e-3
-                else say(en=f"{percent(off)} apart", fr=f"{percent(off)} d’écart")
-            )
-            if off <= WELL * self.tolerance:
-                return Verdict("right", both + say(en=f"\n{gap}: well predicted.", fr=f"\n{gap} : bien prédit."))
+        gap, margin = self._gap_text(predicted, value), self._margin_text(predicted, value)
+        if within and self.kind != "place" and self.gap(predicted, value) <= WELL:
+            return Verdict("right", both + say(en=f"\n{gap}: well predicted.", fr=f"\n{gap} : bien prédit."))
+        if within:
             return Verdict(
                 "right",
+                both + say(en=f"\n{gap}: within the margin ({margin}).", fr=f"\n{gap} : dans la marge ({margin})."),
+            )
+        if unit := self._other_unit(predicted, value):
+            return Verdict(
+                "note",
                 both
                 + say(
-                    en=f"\n{gap}: within the {percent(self.tolerance)} that can be reached.",
-                    fr=f"\n{gap} : dans la marge admise ({percent(self.tolerance)}).",
+                    en=f"\nIn {unit} your figure would be right, but it is asked for {self.unit}.",
+                    fr=f"\nEn {unit}, votre valeur serait juste, mais on la demande {self.unit}.",
                 ),
             )
-        times = max(predicted, value) / min(predicted, value) if min(predicted, value) > 0 else None
-        if times is None:
-            far = say(en="Far apart", fr="très éloignés")
-        elif times < 1.5:
-            far = say(en=f"{percent(off)} apart", fr=percent(off))
-        else:
-            far = say(en=f"A factor of {significant(times)} apart", fr=f"un facteur {significant(times)}")
-        within = percent(self.tolerance)
+        reach = (
+            say(en=f"a prediction within {margin} can be reached", fr=f"on peut prédire à {margin} près")
+            if self.tolerance
+            else say(en="the exact number can be predicted", fr="on peut prédire le nombre exact")
+        )
         return Verdict(
             "note",
             both
             + say(
-                en=f"\n{far}, where a prediction within {within} can be reached: find out why before you read on.",
-                fr=f"\nL’écart : {far}, alors qu’on peut prédire à {within} près. Cherchez pourquoi avant de "
-                "poursuivre.",
+                en=f"\n{gap}, where {reach}: find out why before you read on.",
+                fr=f"\n{gap}, alors qu’{reach}. Cherchez pourquoi avant de poursuivre.",
             ),
         )
+
+    def _other_unit(self, predicted: float, value: float) -> str:
+        """Unit in which a prediction would be right; none for what has one unit only."""
+        sizes: dict[str, float] = {}
+        if self.kind == "bytes":
+            sizes = {name: 1024.0**power for power, name in enumerate(byte_units()) if power}
+            sizes |= {f"{prefix}{say(en='B', fr='o')}": 1000.0**power for power, prefix in enumerate("kMGT", start=1)}
+        elif self.kind == "seconds":
+            sizes = {"ms": 1e-3, "µs": 1e-6}
+        near = {unit: self.gap(predicted * size, value) for unit, size in sizes.items()}
+        near = {unit: gap for unit, gap in near.items() if self.is_within(predicted * sizes[unit], value)}
+        return min(near, key=near.__getitem__) if near else ""
+
+    def _gap_text(self, predicted: float, value: float) -> str:
+        if self.kind == "place":
+            places = int(self.gap(predicted, value))
+            if places == 1:
+                return say(en="One place apart", fr="Une place d’écart")
+            return say(en=f"{places} places apart", fr=f"{places} places d’écart")
+        off, factor = self.gap(predicted, value), _factor(predicted, value)
+        if off < 1e-3:
+            return say(en="Less than 0.1% apart", fr="Moins de 0,1 % d’écart")
+        if factor <= 1 + FACTOR:
+            return say(en=f"{percent(off)} apart", fr=f"{percent(off)} d’écart")
+        if factor == float("inf"):
+            return say(en="Far apart", fr="Très loin l’un de l’autre")
+        return say(en=f"A factor of {significant(factor)} apart", fr=f"Un facteur {significant(factor)} d’écart")
+
+    def _margin_text(self, predicted: float, value: float) -> str:
+        """The tolerance in words, as it stands after “within”: a factor where the gap is told as one."""
+        if self.kind == "place":
+            return say(en="one place", fr="une place")
+        if self.kind in _QUOTIENTS and 1 + FACTOR < _factor(predicted, value) < float("inf"):
+            factor = significant(1 + self.tolerance)
+            return say(en=f"a factor of {factor}", fr=f"un facteur {factor}")
+        return percent(self.tolerance, None)
+
+
+def _factor(one: float, other: float) -> float:
+    """The larger of two numbers over the smaller; infinite where they differ in sign, or one is zero."""
+    if not one or not other or (one < 0) != (other < 0):
+        return float("inf")
+    return max(one / other, other / one)

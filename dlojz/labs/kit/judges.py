@@ -25,7 +25,7 @@ from dlojz.base.language import a_or_an, in_full, percent, say, shortest
 from dlojz.base.machine import patience
 from dlojz.labs.kit.answer_numbers import is_number, is_tensor, plain, plain_like, same_number, single, told_apart
 from dlojz.labs.kit.common_gap import common_gap
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Mistake, NotDone, Said, Wrong
 from dlojz.labs.kit.rank_judges import (
     Trouble,
     Values,
@@ -68,6 +68,8 @@ class Judge:
         cases: gives the inputs, several and different, so that no constant passes; may load torch. On ranks: numbers
             of ranks and seeds.
         mistakes: tried in order on an answer that differs from the reference.
+        repairs: mistakes that make an answer fail, undone: `way(answer)` gives the answer with other arguments or
+            another result. One is named if the answer is then right on every case, and with no other one.
         trial: `trial(answer, *case)`, what becomes of an answer on a case, compared in place of what it returns:
             several tensors by name, where each has its label; may raise `Wrong`. On ranks, `trial(answer, rank,
             size, seed)` makes this rank's inputs from the seed, calls the answer, and returns tensors by name, or a
@@ -97,6 +99,7 @@ class Judge:
     _: KW_ONLY
     cases: Callable[[], Iterable[Case]] | Sequence[Case] = RANK_CASES
     mistakes: Sequence[Mistake] = ()
+    repairs: Sequence[Mistake] = ()
     trial: Callable[..., Any] | None = None
     read: Callable[[Any], Any] | None = None
     parts: Sequence[Said] = ()
@@ -131,7 +134,13 @@ class Judge:
                 self._outcome(answer, case)
             return
         expected = [self._outcome(self.reference, case) for case in cases]
-        given = [self._read(self._outcome(answer, case), right) for case, right in zip(cases, expected, strict=True)]
+        try:
+            given = self._given(answer, cases, expected)
+        except (Wrong, NotDone, MemoryError):
+            raise
+        except Exception:
+            self._name(self.repairs, lambda repair: self._is_right(repair.way(answer), cases, expected))
+            raise
         if self._same(given, expected):
             if self.counts:
                 _refuse_floats(given)
@@ -151,6 +160,15 @@ class Judge:
         if self.differs is not None:
             raise Wrong(*self.differs(cases[worst], given[worst], expected[worst]))
         raise Wrong(self._difference(cases[worst], given[worst], expected[worst]))
+
+    def _given(self, answer: Answer, cases: list[Case], expected: list[Any]) -> list[Any]:
+        return [self._read(self._outcome(answer, case), right) for case, right in zip(cases, expected, strict=True)]
+
+    def _is_right(self, answer: Answer, cases: list[Case], expected: list[Any]) -> bool:
+        try:
+            return self._same(self._given(answer, cases, expected), expected)
+        except Exception:  # the student's code may raise anything
+            return False
 
     @staticmethod
     def _name(mistakes: Sequence[Mistake], explains: Callable[[Mistake], bool]) -> None:

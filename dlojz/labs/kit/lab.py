@@ -325,7 +325,7 @@ class Lab:
             return
         number = single(value)
         is_one = is_number(number) and math.isfinite(number)
-        if not is_one or (prediction.kind == "share" and not 0 <= number <= 1):
+        if not is_one or not prediction.admits(number):
             _tell(
                 "wrong",
                 en=f"A prediction is one number ({prediction.unit}), but {value!r} was received.",
@@ -349,12 +349,16 @@ class Lab:
     def reveal(self, prediction_id: str, value: float | Verdict | None) -> None:
         """Compare the figure that was written down with the one computed or measured.
 
-        A sentence, which a figure's function gives where an exercise is to do or wrong, is shown.
+        A sentence, which a figure's function gives where an exercise is to do or wrong, is shown. After a restart of
+        the kernel, a prediction that was revealed before is read from the progress.
         """
         prediction = self._prediction(prediction_id)
         if prediction is None:
             return
-        if prediction_id not in self._predicted:
+        predicted = self._predicted.get(prediction_id)
+        if predicted is None and (known := self._progress.predictions().get(prediction_id)) is not None:
+            predicted = known.predicted
+        if predicted is None:
             _tell(
                 "todo",
                 en=f'Predict first, then look: fill in the cell lab.predict("{prediction_id}", …) and run it.',
@@ -366,8 +370,8 @@ class Lab:
             show(value)
             return
         if value is not None:
-            self._progress.predicted(prediction_id, self._predicted[prediction_id], float(value))
-        show(prediction.compare(self._predicted[prediction_id], value))
+            self._progress.predicted(prediction_id, predicted, float(value))
+        show(prediction.compare(predicted, value))
 
     def progress(self) -> None:
         """Show which exercises of this lab are done."""

@@ -215,5 +215,5 @@ def _standing(entry: LabEntry, root: Path) -> Standing:
 
 
 def is_good(prediction: Prediction, told: Predicted) -> bool:
-    """Whether a figure was predicted within the prediction's relative tolerance; one of nothing only exactly."""
-    return abs(told.predicted - told.value) <= prediction.tolerance * abs(told.value)
+    """Whether a figure was predicted within the prediction's tolerance; one of nothing only exactly."""
+    return prediction.is_within(told.predicted, told.value)

@@ -572,10 +572,10 @@ _GLOO = (
     (
         re.compile(r"outputShape\[0\] \* worldSize == inputShape\[0\] \((\d+) vs\. (\d+)\)"),
         Said(
-            "The parts of all ranks together have room for {0}, but {1} are handed over: add zeros, so that each rank "
-            "gets as many.",
-            "Les parts de tous les rangs réunies ont {0} places, mais {1} éléments sont donnés : ajoutez des zéros, "
-            "pour que chaque rang en reçoive autant.",
+            "Along the first dimension, the parts of all ranks together have room for {0}, but {1} are handed over: "
+            "both must be equal. Add zeros where that length is no multiple of the number of ranks.",
+            "Selon la première dimension, les parts de tous les rangs réunies ont {0} places, mais {1} éléments sont "
+            "donnés : il en faut autant. Ajoutez des zéros si cette longueur n’est pas un multiple du nombre de rangs.",
         ),
     ),
 )

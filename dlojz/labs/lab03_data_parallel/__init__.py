@@ -35,7 +35,7 @@ PREDICTIONS = (
         en="How many seconds does an all-reduce of 12 MiB take on our four ranks?",
         fr="Combien de secondes prend un all-reduce de 12 Mio sur nos quatre rangs ?",
         kind="seconds",
-        tolerance=0.5,
+        tolerance=1.0,
     ),
     Prediction(
         id="latency-ranks",
@@ -77,7 +77,7 @@ PREDICTIONS = (
         en="How many seconds of a step are exposed if all gradients travel after the backward pass?",
         fr="Combien de secondes d’un pas sont exposées si tous les gradients voyagent après la passe arrière ?",
         kind="seconds",
-        tolerance=0.5,
+        tolerance=1.0,
     ),
     Prediction(
         id="accumulation-rate",

@@ -54,7 +54,7 @@ PREDICTIONS = (
         id="zero-1-samples",
         en="How many samples per second do 2 ranks read under ZeRO-1, 64 per rank and step?",
         fr="Combien d’échantillons par seconde 2 rangs lisent-ils en ZeRO-1, à raison de 64 par rang et par pas ?",
-        kind="count",
+        kind="rate",
         tolerance=0.5,
     ),
     Prediction(
@@ -62,7 +62,7 @@ PREDICTIONS = (
         en="By how much is the time of a step multiplied from DDP to FSDP2, if nothing is hidden?",
         fr="Par combien la durée d’un pas est-elle multipliée de DDP à FSDP2, si rien n’est recouvert ?",
         kind="ratio",
-        tolerance=0.5,
+        tolerance=1.0,
     ),
     Prediction(
         id="host-bytes",
@@ -71,7 +71,7 @@ PREDICTIONS = (
         fr="Combien d’octets chacun des 2 rangs garde-t-il dans la mémoire de l’hôte, pour coatnet_tiny en bf16, "
         "optimiseur déchargé ?",
         kind="bytes",
-        tolerance=0.05,
+        tolerance=0.15,
     ),
     Prediction(
         id="offload-tokens",

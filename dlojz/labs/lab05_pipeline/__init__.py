@@ -48,7 +48,7 @@ PREDICTIONS = (
         en="How long does a step of 1F1B take on two ranks, from the times of one micro-batch?",
         fr="Combien dure un pas de 1F1B sur deux rangs, d’après les durées d’un micro-batch ?",
         kind="seconds",
-        tolerance=0.35,
+        tolerance=0.5,
     ),
     Prediction(
         id="real-speedup",

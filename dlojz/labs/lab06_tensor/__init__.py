@@ -58,7 +58,7 @@ PREDICTIONS = (
         en="How many seconds per step do the eight all-reduces of four MLPs take, on 2 ranks?",
         fr="Combien de secondes par pas prennent les huit all-reduces de quatre MLP, sur 2 rangs ?",
         kind="seconds",
-        tolerance=0.5,
+        tolerance=1.0,
     ),
     Prediction(
         id="tensor-speed-up",

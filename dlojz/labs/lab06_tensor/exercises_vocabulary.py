@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.rank_judges import (
-    COUNTED_AGAIN,
     NO_BACKWARD_SUM,
     NO_FORWARD_SUM,
     NO_OFFSET,
@@ -559,6 +558,12 @@ def _with_share(rank: int, size: int, seed: int, summed: Tensor) -> dict[str, Te
     return {OUTPUT: _own(_inputs(seed)[0], rank, size, seed) + dropped}
 
 
+def _summed_again(rank: int, size: int, seed: int) -> dict[str, Tensor]:
+    """The gradients where that of the normed tokens is added up twice; the residual connection has its own."""
+    values, shortcut = _shares(rank, size, seed), _own(_inputs(seed)[-1], rank, size, seed)
+    return {OF_X: shortcut + size * (values[OF_X] - shortcut), OF_WEIGHT: size * values[OF_WEIGHT]}
+
+
 def _if(split: bool, values: Values) -> Callable[[int, int, int], Any]:
     """A fault of one of the two kinds of cases only."""
     return lambda rank, size, seed: values(rank, size, seed) if shares_tokens(seed) == split else None
@@ -637,7 +642,24 @@ SEQUENCE_PARALLEL = Exercise(
                 "au nombre de rangs : copy l’additionne sur les rangs, or chacun voit tous les tokens, et l’a donc "
                 "déjà entier. Les poids de la normalisation ne passent par copy qu’avec Sequence Parallelism.",
             ),
-            Mistake(_if(False, times_ranks(_shares, OF_WEIGHT)), *COUNTED_AGAIN),
+            Mistake(
+                _if(False, times_ranks(_shares, OF_WEIGHT)),
+                "Without sequence parallelism the gradient that reaches the norm is as many times too large as there "
+                "are ranks: it is added up over them twice. Does h go through copy twice, or does the sum at the end "
+                "of the region send in backward, too?",
+                "Sans Sequence Parallelism, le gradient qui arrive à la normalisation est trop grand d’un facteur égal "
+                "au nombre de rangs : il est additionné deux fois sur les rangs. h passe-t-il deux fois par copy, ou "
+                "la somme à la fin de la région communique-t-elle aussi en passe arrière ?",
+            ),
+            Mistake(
+                _if(True, _summed_again),
+                "With sequence parallelism the gradient that reaches the norm is as many times too large as there are "
+                "ranks: it is added up over them twice. gather_tokens adds it up in backward already: is there a copy, "
+                "or another sum, behind it?",
+                "Avec Sequence Parallelism, le gradient qui arrive à la normalisation est trop grand d’un facteur égal "
+                "au nombre de rangs : il est additionné deux fois sur les rangs. gather_tokens l’additionne déjà en "
+                "passe arrière : y a-t-il derrière elle un copy, ou une autre somme ?",
+            ),
             Mistake(
                 _if(False, only(_shares, {OUTPUT: OUTPUT, OF_X: "own x", OF_WEIGHT: "own weight"})), *NO_BACKWARD_SUM
             ),

@@ -32,8 +32,7 @@ PREDICTIONS = (
         id="ddp-place",
         en="In which place of the eight, the fastest first, does DDP come once they are measured?",
         fr="À quelle place sur huit, la plus rapide d’abord, DDP arrive-t-il une fois mesuré ?",
-        kind="count",
-        tolerance=0.5,
+        kind="place",
     ),
     Prediction(
         id="four-processes",
@@ -42,7 +41,7 @@ PREDICTIONS = (
         fr="Combien de fois plus de tokens par seconde quatre processus de cette machine entraînent-ils qu’un seul, à "
         "batch égal par processus ?",
         kind="ratio",
-        tolerance=0.35,
+        tolerance=0.5,
     ),
     Prediction(
         id="perceptron-cost",

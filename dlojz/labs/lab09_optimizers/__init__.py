@@ -46,14 +46,14 @@ PREDICTIONS = (
         en="How many times as fast does a message of a million numbers pass, if it has a third of the bytes?",
         fr="Combien de fois plus vite un message d’un million de nombres passe-t-il, avec 3 fois moins d’octets ?",
         kind="ratio",
-        tolerance=0.4,
+        tolerance=0.6,
     ),
     Prediction(
         id="32nd-of-the-bytes",
         en="How many times as fast does a message of a million numbers pass, if it has a 32nd of the bytes?",
         fr="Combien de fois plus vite un message d’un million de nombres passe-t-il, avec 32 fois moins d’octets ?",
         kind="ratio",
-        tolerance=0.5,
+        tolerance=1.0,
     ),
     Prediction(
         id="share-saved",

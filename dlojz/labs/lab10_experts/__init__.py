@@ -31,14 +31,14 @@ PREDICTIONS = (
         en="How many times the tokens/s of a dense MLP of one expert’s size does the mixture make?",
         fr="Combien de fois le débit, en tokens/s, d’un MLP dense de la taille d’un expert le mélange atteint-il ?",
         kind="ratio",
-        tolerance=0.4,
+        tolerance=0.6,
     ),
     Prediction(
         id="rate-same-weights",
         en="How many times the tokens/s of a dense MLP with as many weights does the mixture make?",
         fr="Combien de fois le débit, en tokens/s, d’un MLP dense d’autant de poids le mélange atteint-il ?",
         kind="ratio",
-        tolerance=0.4,
+        tolerance=0.45,
     ),
     Prediction(
         id="exchange-sent",
@@ -59,7 +59,7 @@ PREDICTIONS = (
         en="Which share of the time do two ranks spend in all-to-all, from 0 to 1?",
         fr="Quelle part du temps deux rangs passent-ils en all-to-all, de 0 à 1 ?",
         kind="share",
-        tolerance=0.4,
+        tolerance=0.7,
     ),
     Prediction(
         id="unequal-step",

@@ -106,14 +106,14 @@ def _read_anyway(x: Tensor, weights: Tensor, chosen: Tensor, kept: Tensor, exper
     return (weights.unsqueeze(-1) * seen[chosen, kept]).sum(1)
 
 
-def _written(read: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+def _written(read: Callable[[Tensor], Tensor], by_token: bool = False) -> Callable[..., Tensor]:
     """Dropped tokens are written over the last place; `read`: the share of what is then read of each choice."""
 
     def way(x: Tensor, weights: Tensor, chosen: Tensor, kept: Tensor, experts: Experts, shape: Any) -> Tensor:
-        buffer = x.new_zeros(*shape, x.shape[1])
-        for choice in range(chosen.shape[1]):
-            for token in range(len(x)):
-                buffer[chosen[token, choice], kept[token, choice]] = x[token]
+        buffer, (tokens, choices) = x.new_zeros(*shape, x.shape[1]), chosen.shape
+        written = [(token, choice) for choice in range(choices) for token in range(tokens)]
+        for token, choice in sorted(written) if by_token else written:
+            buffer[chosen[token, choice], kept[token, choice]] = x[token]
         return ((weights * read(kept)).unsqueeze(-1) * experts(buffer)[chosen, kept]).sum(1)
 
     return way
@@ -191,19 +191,19 @@ MIXTURE = Exercise(
                 "Les tokens sans place lisent la dernière place de leur expert, car l’indice -1 désigne la dernière en "
                 "Python : écartez ces choix.",
             ),
-            Mistake(
-                _written(lambda kept: kept**0),
-                "Tokens without a place are written over the last place of their expert, since index -1 is the last "
-                "one in Python: leave these choices out, both ways.",
-                "Les tokens sans place s’écrivent sur la dernière place de leur expert, car l’indice -1 désigne la "
-                "dernière en Python : écartez ces choix, à l’aller comme au retour.",
-            ),
-            Mistake(
-                _written(lambda kept: kept >= 0),
-                "Tokens without a place are written over the last place of their expert, since index -1 is the last "
-                "one in Python: leave these choices out there, too.",
-                "Les tokens sans place s’écrivent sur la dernière place de leur expert, car l’indice -1 désigne la "
-                "dernière en Python : écartez ces choix là aussi.",
+            *(
+                Mistake(
+                    _written(read, by_token),
+                    "Tokens without a place are written over the last place of their expert, since index -1 is the "
+                    f"last one in Python: leave these choices out{en}.",
+                    "Les tokens sans place s’écrivent sur la dernière place de leur expert, car l’indice -1 désigne "
+                    f"la dernière en Python : écartez ces choix{fr}.",
+                )
+                for read, en, fr in (
+                    (lambda kept: kept**0, ", both ways", ", à l’aller comme au retour"),
+                    (lambda kept: kept >= 0, " there, too", " là aussi"),
+                )
+                for by_token in (False, True)
             ),
             Mistake(
                 _last_choice,

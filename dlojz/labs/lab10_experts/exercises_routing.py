@@ -147,10 +147,13 @@ GATE = Exercise(
                 "Le softmax porte sur les tokens : c’est chaque token qui se répartit entre les experts, donc il porte "
                 "sur la dernière dimension.",
             ),
-            Mistake(
-                lambda logits_TE, k: logits_TE.topk(k),
-                "The weights are logits: pass them through softmax first, over all experts.",
-                "Les poids sont des logits : passez-les d’abord par softmax, sur tous les experts.",
+            *(
+                Mistake(
+                    way,
+                    "The weights are logits: pass them through softmax first, over all experts.",
+                    "Les poids sont des logits : passez-les d’abord par softmax, sur tous les experts.",
+                )
+                for way in (lambda logits_TE, k: logits_TE.topk(k), lambda logits_TE, k: _normalized(logits_TE.topk(k)))
             ),
             Mistake(
                 lambda logits_TE, k: _normalized(logits_TE.softmax(-1).topk(k, largest=False)),

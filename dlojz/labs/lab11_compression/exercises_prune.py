@@ -532,6 +532,16 @@ def _permutation_trial(
     return torch.cat([one.double().flatten() for one in read])
 
 
+def _transposing(answer: Callable[..., Any], *, expand: bool, project: bool) -> Callable[..., Layers]:
+    """The answer with the other dimension of one matrix, or of both, where it moves one."""
+
+    def way(expand_HI: Tensor, bias_H: Tensor, project_OH: Tensor, order_H: Tensor) -> Layers:
+        layers = answer(expand_HI.T if expand else expand_HI, bias_H, project_OH.T if project else project_OH, order_H)
+        return layers[0].T if expand else layers[0], layers[1], layers[2].T if project else layers[2]
+
+    return way
+
+
 PERMUTATION = Exercise(
     id="permutation",
     title=Said("another order, the same output", "un autre ordre, la même sortie"),
@@ -616,6 +626,28 @@ PERMUTATION = Exercise(
                 lambda expand, bias, project, order: reorder(expand, bias, project, order[order]),
                 "The order is applied twice: index by order once.",
                 "L’ordre est appliqué deux fois : indexez une seule fois par order.",
+            ),
+        ),
+        repairs=(
+            Mistake(
+                lambda answer: _transposing(answer, expand=True, project=False),
+                "You move the columns of the first layer, its inputs; its hidden units are the rows: expand[order].",
+                "Vous déplacez les colonnes de la première couche, ses entrées ; ses unités cachées sont les lignes : "
+                "expand[order].",
+            ),
+            Mistake(
+                lambda answer: _transposing(answer, expand=False, project=True),
+                "You move the rows of the second layer, its outputs; it reads the hidden units in its columns: "
+                "project[:, order].",
+                "Vous déplacez les lignes de la seconde couche, ses sorties ; elle lit les unités cachées dans ses "
+                "colonnes : project[:, order].",
+            ),
+            Mistake(
+                lambda answer: _transposing(answer, expand=True, project=True),
+                "In both layers you move the wrong dimension: hidden units are rows of the first, expand[order], and "
+                "columns of the second, project[:, order].",
+                "Dans les deux couches, vous déplacez la mauvaise dimension : les unités cachées sont des lignes de la "
+                "première, expand[order], et des colonnes de la seconde, project[:, order].",
             ),
         ),
     ),

@@ -631,6 +631,21 @@ INTEGER_LINEAR = Exercise(
                 "poids.",
             ),
         ),
+        repairs=(
+            Mistake(
+                lambda answer: lambda x_q, s, z, w_q, w_s: answer(x_q, s, z, w_q, w_s.T),
+                "w_scale is a column, one scale per row of w_q, but in y the outputs are columns: with w_scale.T your "
+                "function is right.",
+                "w_scale est une colonne, une échelle par ligne de w_q, mais dans y les sorties sont en colonnes : "
+                "avec w_scale.T, votre fonction est juste.",
+            ),
+            Mistake(
+                lambda answer: lambda x_q, s, z, w_q, w_s: answer(x_q, s, z, w_q.T, w_s),
+                "w_q is (outputs, inputs), and the product needs the inputs first: with w_q.T your function is right.",
+                "w_q est de forme (sorties, entrées), et le produit demande les entrées d’abord : avec w_q.T, votre "
+                "fonction est juste.",
+            ),
+        ),
         then=_check_products,
     ),
     praise_en="Right: the product is exact; the correction depends on the weights alone, so it is computed once and "

@@ -69,6 +69,7 @@ def _attended(
         "top left": ones.tril(),
         "none": ones,
         "too early": ones.tril(max(seen - tokens - 1, 0)),
+        "of numbers": ones.tril(seen - tokens).float(),
     }[mask]
     groups = q_BNTH.shape[1] // k_BGTH.shape[1] if order == "repeated" else 1
     keys, values = (one.repeat(1, groups, 1, 1) for one in (k_BGTH, v_BGTH))
@@ -120,6 +121,20 @@ def _refuse_other_cache(cache: Any, heads: int, kv_heads: int) -> None:
 
 def _seen(**way: Any) -> Way:
     return lambda q, k, v, cache: _attended(q, k, v, cache, **way)
+
+
+def _with_all_heads(answer: Way) -> Way:
+    """The answer with keys and values of as many heads as the queries, of which its cache keeps one per group."""
+
+    def way(q_BNTH: Tensor, k_BGTH: Tensor, v_BGTH: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:
+        groups = q_BNTH.shape[1] // k_BGTH.shape[1]
+        k_BNTH, v_BNTH = (one.repeat_interleave(groups, 1) for one in (k_BGTH, v_BGTH))
+        if cache is not None:
+            cache = (cache[0].repeat_interleave(groups, 1), cache[1].repeat_interleave(groups, 1))
+        output, kept = answer(q_BNTH, k_BNTH, v_BNTH, cache)
+        return output, (kept[0][:, ::groups], kept[1][:, ::groups])
+
+    return way
 
 
 KV_CACHE = Exercise(
@@ -189,9 +204,25 @@ KV_CACHE = Exercise(
                 "clés et valeurs (repeat_interleave, ou enable_gqa=True) ; repeat les distribue à tour de rôle.",
             ),
             Mistake(
+                _seen(mask="of numbers"),
+                "Your mask is of numbers, which are added to the scores: 0 hides nothing. Make it of booleans, True "
+                "where a token may look.",
+                "Votre masque est fait de nombres, qui s’ajoutent aux scores : 0 ne cache rien. Prenez des booléens, "
+                "True là où l’on regarde.",
+            ),
+            Mistake(
                 _seen(scale=1.0),
                 "The scores are not divided by the square root of the width of a head.",
                 "Les scores ne sont pas divisés par la racine carrée de la largeur d’une tête.",
+            ),
+        ),
+        repairs=(
+            Mistake(
+                _with_all_heads,
+                "Your function is right where k and v have as many heads as q, and fails where they have fewer: with "
+                "enable_gqa=True, scaled_dot_product_attention shares them out among the heads.",
+                "Votre fonction est juste quand k et v ont autant de têtes que q, et échoue quand elles en ont moins : "
+                "avec enable_gqa=True, scaled_dot_product_attention les partage entre les têtes.",
             ),
         ),
     ),

@@ -387,7 +387,13 @@ CHECKPOINT_INTERVAL = Exercise(
 )
 
 
-_FILES = {"ranks/0.bin": 4096, "ranks/1.bin": 4096, "settings.json": 64, "ranks/settings.json": 64}
+_FILES = {
+    "ranks/0.bin": 4096,
+    "ranks/1.bin": 4096,
+    "settings.json": 64,
+    "ranks/settings.json": 64,
+    "vocabulary.json": 64,
+}
 
 
 def _folder(folder: Path) -> None:
@@ -403,11 +409,6 @@ def _flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def _flip_both(folder: Path) -> None:
-    _flip(folder / "settings.json")
-    _flip(folder / "ranks" / "settings.json")
-
-
 def _swap(one: Path, other: Path) -> None:
     first, second = one.read_bytes(), other.read_bytes()
     one.write_bytes(second)
@@ -418,23 +419,25 @@ def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-_HARMS: tuple[tuple[Callable[[Path], object], Said], ...] = (
+_HARMS: tuple[tuple[Callable[..., object], Said], ...] = (
     (
-        lambda folder: _cut(folder / "settings.json"),
+        lambda folder: _cut(folder / "vocabulary.json"),
         Said(
-            "A file that was cut short goes unnoticed: its contents are not compared.",
-            "Un fichier tronqué passe inaperçu : son contenu n’est pas comparé.",
+            "A file that was cut short goes unnoticed: compare all that each file contains.",
+            "Un fichier tronqué passe inaperçu : comparez tout ce que contient chaque fichier.",
         ),
     ),
     (
         lambda folder: _cut(folder / "ranks" / "1.bin"),
         Said(
-            "A file that was cut short in a folder of the folder goes unnoticed: rglob('*') goes down into them.",
-            "Un fichier tronqué dans un sous-dossier passe inaperçu : rglob('*') y descend.",
+            "A file that was cut short in a folder of the folder goes unnoticed: look at every file there, too "
+            "(rglob('*') goes down into folders).",
+            "Un fichier tronqué dans un sous-dossier passe inaperçu : regardez-y aussi chaque fichier (rglob('*') y "
+            "descend).",
         ),
     ),
     (
-        lambda folder: _flip(folder / "settings.json"),
+        lambda folder: _flip(folder / "vocabulary.json"),
         Said(
             "One flipped bit goes unnoticed: names and sizes are the same. Keep a hash of the contents of each file.",
             "Un bit inversé passe inaperçu : noms et tailles sont les mêmes. Gardez une empreinte (hash) du contenu de "
@@ -444,8 +447,10 @@ _HARMS: tuple[tuple[Callable[[Path], object], Said], ...] = (
     (
         lambda folder: _flip(folder / "ranks" / "0.bin"),
         Said(
-            "A flipped bit in a folder of the folder goes unnoticed: rglob('*') goes down into them.",
-            "Un bit inversé dans un sous-dossier passe inaperçu : rglob('*') y descend.",
+            "A flipped bit in a folder of the folder goes unnoticed, one at the top does not: keep a hash of the "
+            "contents there, too.",
+            "Un bit inversé dans un sous-dossier passe inaperçu, mais non à la racine : gardez-y aussi une empreinte "
+            "du contenu.",
         ),
     ),
     (
@@ -462,14 +467,17 @@ _HARMS: tuple[tuple[Callable[[Path], object], Said], ...] = (
             "Deux fichiers échangés passent inaperçus : gardez chaque empreinte à côté du chemin de son fichier.",
         ),
     ),
-    (
-        _flip_both,
-        Said(
-            "A flipped bit goes unnoticed where two folders hold a file of the same name: keep each hash beside the "
-            "path of its file, path.relative_to(folder), not beside its name alone.",
-            "Un bit inversé passe inaperçu quand deux dossiers contiennent un fichier du même nom : gardez chaque "
-            "empreinte à côté du chemin de son fichier, path.relative_to(folder), et non de son seul nom.",
-        ),
+    *(
+        (
+            lambda folder, name=name: _flip(folder / name),
+            Said(
+                "A flipped bit goes unnoticed where two folders hold a file of the same name: keep each hash beside "
+                "the path of its file, path.relative_to(folder), not beside its name alone.",
+                "Un bit inversé passe inaperçu quand deux dossiers contiennent un fichier du même nom : gardez chaque "
+                "empreinte à côté du chemin de son fichier, path.relative_to(folder), et non de son seul nom.",
+            ),
+        )
+        for name in ("settings.json", "ranks/settings.json")  # a bit of a file with a name of its own was noticed
     ),
 )
 

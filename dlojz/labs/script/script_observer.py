@@ -6,6 +6,7 @@ The report is `FOLDER/rank-N.json`, whose keys are the fields of `dlojz.labs.scr
 also written where the script fails, with what was seen until then.
 """
 
+import functools
 import gc
 import hashlib
 import json
@@ -22,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed import fsdp
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor import DTensor
@@ -164,6 +166,7 @@ def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
     register_module_forward_pre_hook(called)
     functional.linear = multiplied  # type: ignore[assignment]
     _count_epochs(report)
+    _count_late_shards(report)
     DataLoader.__iter__ = observed  # type: ignore[method-assign,assignment]
     torch.save = saved  # type: ignore[assignment]
     register_optimizer_step_pre_hook(begun)
@@ -180,6 +183,19 @@ def _count_epochs(report: dict[str, Any]) -> None:
         set_epoch(sampler, epoch)
 
     DistributedSampler.set_epoch = counted  # type: ignore[method-assign,assignment]
+
+
+def _count_late_shards(report: dict[str, Any]) -> None:
+    """Count the calls of `fully_shard` on a module of one that is sharded already."""
+    shard = fsdp.fully_shard
+
+    @functools.wraps(shard)
+    def counted(module: Any, *args: Any, **kwargs: Any) -> Any:
+        sharded = [one for one in gc.get_objects() if issubclass(type(one), FSDPModule) and one is not module]
+        report["late_shards"] += any(inner is module for outer in sharded for inner in outer.modules())
+        return shard(module, *args, **kwargs)
+
+    fsdp.fully_shard = counted
 
 
 def _parameters(optimizers: list[torch.optim.Optimizer]) -> list[Tensor]:
@@ -239,7 +255,7 @@ def main() -> None:
     report |= dict.fromkeys(("steps", "repeated", "kept", "group_size", "ddp", "fsdp_units", "blocks", "stale"), 0)
     report |= dict.fromkeys(("micro_batches", "held", "plain", "mesh_axes", "moments", "fused"), 0)
     report |= dict.fromkeys(("matrices", "zeros", "uses", "unshuffled", "set_epochs", "ddp_calls", "ddp_synced"), 0)
-    report |= dict.fromkeys(("mesh_row", "by_columns", "by_rows"), 0)
+    report |= dict.fromkeys(("mesh_row", "by_columns", "by_rows", "late_shards"), 0)
     optimizers = observe(report)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)

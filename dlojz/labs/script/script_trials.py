@@ -38,6 +38,7 @@ class RankReport:
         epochs: digests of the samples that each pass over a DataLoader yielded, in their order.
         saved: files that torch.save wrote.
         ddp, fsdp_units: modules that DistributedDataParallel wraps, and that `fully_shard` was called on.
+        late_shards: calls of `fully_shard` on a module of one that was sharded already.
         ddp_calls, ddp_synced: forward passes of DistributedDataParallel, and those after which it averages.
         blocks: how often the block occurs that is repeated most.
         stale: parameters of its optimizer that no module has.
@@ -69,6 +70,7 @@ class RankReport:
     ddp_calls: int
     ddp_synced: int
     fsdp_units: int
+    late_shards: int
     blocks: int
     stale: int
     schedule: str
@@ -221,7 +223,15 @@ class ScriptTrials:
                 fr="L’optimiseur détient des paramètres que le modèle n’a plus : fully_shard et parallelize_module les "
                 "remplacent ; créez l’optimiseur après ces appels.",
             )
-        if record is None or record.status != "completed" or len(ranks) < processes:
+        completed = record is not None and record.status == "completed" and len(ranks) == processes
+        if not completed and any(one.late_shards for one in ranks):
+            raise Wrong(
+                en=f"On {title_of(processes, words)}, your script does not come to its end, and fully_shard is called "
+                "on a block of a model that is sharded as a whole already: shard each block first, the model last.",
+                fr=f"Sur {title_of(processes, words)}, votre script ne va pas jusqu’au bout, et fully_shard est appelé "
+                "sur un bloc d’un modèle déjà réparti en entier : répartissez d’abord chaque bloc, puis le modèle.",
+            )
+        if record is None or not completed:
             raise Wrong(_how_it_ended(self._path, title_of(processes, words), ended.logs(), record))
         logs = [ended.logs(rank) for rank in range(processes)]
         rates, printed = (tuple(tuple(map(float, line.findall(log))) for log in logs) for line in (_RATE, _LOSS))
