@@ -505,6 +505,10 @@ class Prediction:
             }[self.kind]
         )
 
+    def allows(self, number: float) -> bool:
+        """Check that a number may be predicted: a share lies between 0 and 1, and only a ratio may be negative."""
+        return self.kind == "ratio" or (number >= 0 and (self.kind != "share" or number <= 1))
+
     def format(self, value: float) -> str:
         """The number with its unit."""
         if self.kind == "bytes":
