@@ -192,6 +192,23 @@ def test_a_damaged_progress_file_costs_only_the_memory(
     assert "1 of 4" in capsys.readouterr().out
 
 
+def test_check_calls_no_answer_wrong_for_a_library_of_the_course_that_is_missing(
+    lab: labs.Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def needs(module: str) -> Callable[..., int]:
+        def answer(micro_batch: int, micro_batches: int, dp: int) -> int:
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+        return answer
+
+    lab.check("global-batch", needs("megatron.core"))
+    assert capsys.readouterr().out == (
+        "… Not judged: megatron-core is not installed: pip install 'dlojz[libraries]'.\n"
+    )
+    lab.check("global-batch", needs("acelerate"))
+    assert "✗ Your function raised ModuleNotFoundError" in capsys.readouterr().out
+
+
 def test_an_unwritable_folder_is_told_and_the_answer_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "runs").write_text("a file where the folder should be")
     labs.start("00", root=tmp_path / "runs").check("global-batch", right)
