@@ -789,7 +789,7 @@ lab.predict(
 # %% name="tokens-per-s"
 def training(batch):
     def on_rank(rank, size):
-        torch.manual_seed(0)
+        torch.manual_seed(rank)  # for the tokens: the weights are rank 0's // pour les tokens : les poids sont du rang 0
         model = models.build("gpt_tiny")
         model = DistributedDataParallel(model) if size > 1 else model
         optimizer = torch.optim.AdamW(model.parameters())
@@ -808,10 +808,10 @@ def training(batch):
 
 # %% name="scaling" tags=["nbval-ignore-output"]
 patient = {"wall_s": 600, "limit_s": 300}
-weak = {size: spmd(training(4), size, **patient)[0].value for size in (1, 2, 4)}
+weak = {size: spmd(training(16), size, **patient)[0].value for size in (1, 2, 4)}
 strong = {size: spmd(training(16 // size), size, **patient)[0].value for size in (1, 2, 4)}
 parameters = sum(one.numel() for one in models.build("gpt_tiny").parameters())
-for name, rates in (("weak", weak), ("strong", strong)):
+for name, rates in (("weak // faible", weak), ("strong // forte", strong)):
     for size, rate in rates.items():
         mfu, _ = shares_of_peak(parameters, rate, size, peak_flops, False)
         shares = f"{percent(rate / rates[1] / size, 0):>4}, MFU {percent(mfu, 0):>4}"
@@ -826,9 +826,11 @@ lab.reveal("four-processes", weak[4] / weak[1])
 #
 # <details><summary>Réponse</summary>
 #
-# La forte : le calcul de chacun diminue, mais l’*all-reduce* a toujours la taille des gradients. Ici, la forte part de
-# seize exemples par processus et la faible en garde quatre : à quatre processus, les deux font le même pas, et ce qui
-# les sépare est du bruit. Comparez donc, pour chacune, ce qu’elle perd depuis son propre départ.
+# La forte : seize exemples, puis huit, puis quatre par processus, alors que l’*all-reduce* a toujours la taille des
+# gradients. La faible garde seize exemples par processus : un message pèse autant, mais il suit quatre fois plus de
+# calcul. Toutes deux partent du même entraînement à un processus. L’écart entre elles est ce que coûtent les messages ;
+# ce qu’elles perdent ensemble, ce sont les cœurs partagés. Si votre mesure dit l’inverse, recommencez-la : sur
+# quelques secondes, un voisin occupé suffit à la fausser.
 #
 # </details>
 
@@ -838,9 +840,11 @@ lab.reveal("four-processes", weak[4] / weak[1])
 #
 # <details><summary>Answer</summary>
 #
-# Strong scaling: each rank has less to compute, but the all-reduce is still as large as the gradients. Here strong
-# scaling begins with sixteen samples for each process, and weak scaling keeps four: with four processes both take the
-# same step, and what lies between them is noise. So compare, for each, what it loses from its own beginning.
+# Strong scaling: sixteen samples, then eight, then four for each process, while the all-reduce is still as large as the
+# gradients. Weak scaling keeps sixteen samples for each process: a message is as large, but four times as much
+# computation comes before it. Both begin with the same training on one process. What lies between them is the cost of
+# the messages; what they lose together is the cores that they share. If your measurement says the opposite, repeat it:
+# over a few seconds, one busy neighbour is enough.
 #
 # </details>
 

@@ -24,7 +24,8 @@
 # - choisir.
 #
 # Comptez une heure et quart. Quatre processus au plus, sans GPU. Accelerate et Megatron-core sont facultatifs
-# (`make libraries`), Colossal-AI aussi (`make colossalai`) : sans eux, le TP montre leur code et continue.
+# (`pip install 'dlojz[libraries]'`), Colossal-AI aussi (`make colossalai` dans le dépôt du cours) : sans eux, le TP
+# montre leur code et continue.
 
 # %% [markdown] lang="en"
 # # Lab 12 — The libraries
@@ -51,8 +52,9 @@
 # - convert weights for Megatron, and read its command line;
 # - choose.
 #
-# Allow an hour and a quarter. At most four processes, without GPUs. Accelerate and Megatron-core are optional (`make
-# libraries`), and so is Colossal-AI (`make colossalai`): without them the lab shows their code and goes on.
+# Allow an hour and a quarter. At most four processes, without GPUs. Accelerate and Megatron-core are optional
+# (`pip install 'dlojz[libraries]'`), and so is Colossal-AI (`make colossalai` in the repository of the course): without
+# them the lab shows their code and goes on.
 
 # %% name="setup"
 import math

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +31,7 @@ from rich.text import Text
 from dlojz.base import extension_locks
 from dlojz.base.language import format_bytes, format_seconds, language, refusal, say
 from dlojz.base.machine import cores_available, machine_limit, meet_on_loopback, memory_free_bytes, words_of_limit
+from dlojz.base.requirements import requirements_of
 from dlojz.base.table import Lines, Table, titles, visible
 from dlojz.cli import main
 from dlojz.cli.options import (
@@ -192,7 +193,7 @@ def _libraries(group: str) -> Check:
     """Check that the libraries of one group are there, in the versions that pyproject.toml asks for."""
     name = f"[{group}]" if group else "core"
     try:
-        wanted = wanted_in(group)
+        wanted = requirements_of(group)
     except PackageNotFoundError:
         found = say(en="dlojz is on the path, but not installed", fr="dlojz est dans le chemin, mais pas installé")
         advice = say(en="what it needs is not known here: ", fr="ses besoins ne sont pas connus ici : ")
@@ -210,18 +211,6 @@ def _libraries(group: str) -> Check:
         return Check(name, "ok", found)
     advice = say(en=f"needed for {use}: {install}", fr=f"nécessaire pour {use} : {install}")
     return Check(name, state, found, advice)
-
-
-def wanted_in(group: str) -> list[tuple[str, str]]:
-    """List the libraries of a group, with the versions that are accepted, from the metadata of this package."""
-    wanted = []
-    for line in requires("dlojz") or ():
-        needed, _, marker = line.partition(";")
-        extra = re.search(r"extra == ['\"](\w+)['\"]", marker)
-        parts = re.match(r"([\w.-]+)\s*\(?([^)\[]*)\)?$", needed.strip())
-        if parts and (extra[1] if extra else "") == group and parts[1] != "dlojz":
-            wanted.append((parts[1], parts[2].strip()))
-    return wanted
 
 
 def _missing(distribution: str, bounds: str) -> str:

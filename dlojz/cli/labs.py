@@ -160,7 +160,7 @@ def _start_of_jupyterlab(notebooks: Path) -> str:
     root = notebooks.parents[1]
     settings = root / ".jupyterlab" / "overrides.json"
     settings.parent.mkdir(exist_ok=True)
-    settings.write_text('{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}\n', encoding="utf-8")
+    write_atomic(settings, '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}\n')
     programs = shlex.quote(str(Path(sys.executable).parent))
     return (
         f'cd {shlex.quote(str(root))} && PATH={programs}:"$PATH" jupyter lab '

@@ -23,15 +23,12 @@ from typing import NamedTuple
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, say
+from dlojz.base.requirements import distribution_of, missing_library
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 COLLECTED = (20_000, 10, 10)
 """Thresholds of the garbage collector: what a command imports and traces lives to its end, and with Python's own
 threshold of 700 objects, searching for cycles takes a tenth of the processor time."""
-
-
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "megatron": "megatron-core", "pydantic_core": "pydantic"}
-"""What installs a module that is named otherwise."""
 
 
 class Subcommand(NamedTuple):
@@ -147,11 +144,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", "dlojz"):
             raise
-        needed = DISTRIBUTIONS.get(missing, missing.replace("_", "-"))
-        _complain(
-            en=f"dlojz: `dlojz {words[0]}` needs {needed}, which is not installed: pip install {needed}.",
-            fr=f"dlojz : `dlojz {words[0]}` a besoin de {needed}, qui n’est pas installé : pip install {needed}.",
-        )
+        command = f"`dlojz {words[0]}`"
+        sentence = missing_library(distribution_of(missing), en=command, fr=command)
+        _complain(en=f"dlojz: {sentence}", fr=f"dlojz : {sentence}")
         return FAILED
     except BrokenPipeError:  # the reader (`| head`) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

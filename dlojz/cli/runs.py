@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -46,7 +47,7 @@ from dlojz.config.run_config import RunConfig, file_of_module, no_script, vocabu
 from dlojz.config.schedules import COMPRESSED, no_effect_note
 from dlojz.display.tables import DASH, status_label
 from dlojz.models.foreign.names import is_elsewhere
-from dlojz.results.record import STATUSES, UNTRAINED, read_events
+from dlojz.results.record import STATUSES, UNTRAINED, read_events, write_atomic
 from dlojz.running.folder import MAX_LOG_BYTES, launched_utc, open_regular, visible
 from dlojz.running.run import Run, cancel_lost, find
 from dlojz.running.run import runs as listing
@@ -447,7 +448,9 @@ def _keep_records(picture: Path, runs: Iterable[Run]) -> None:
     kept = PngInfo()
     kept.add_text("Title", str(drawn.info["Title"]))
     kept.add_text(PICTURE_RECORDS, json.dumps(records), zip=True)
-    drawn.save(picture, dpi=drawn.info["dpi"], pnginfo=kept)
+    written = io.BytesIO()
+    drawn.save(written, "png", dpi=drawn.info["dpi"], pnginfo=kept)
+    write_atomic(picture, written.getvalue())
 
 
 def _run_all(configs: list[RunConfig], again: bool, root: str | Path | None) -> list[Run]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, say
+from dlojz.base.requirements import missing_library
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -119,10 +120,7 @@ class Method:
         for need in self.needs:
             package = need.partition("==")[0]
             if importlib.util.find_spec(package) is None:
-                return say(
-                    en=f"the method {self.name} needs {package}, which is not installed: pip install {need}.",
-                    fr=f"la méthode {self.name} demande {package}, qui n’est pas installé : pip install {need}.",
-                )
+                return missing_library(need, en=f"the method {self.name}", fr=f"la méthode {self.name}")
         return None
 
     def check_options(self, given: Iterable[str]) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, say
+from dlojz.base.requirements import missing_library
 from dlojz.compress.method import TORCHAO_VERSION
 from dlojz.compress.quantizers import linear_layers
 
@@ -74,12 +75,8 @@ def torchao_module(name: str = "quantization") -> Any:
             raise
         if error.name != "torchao":
             raise _other_version() from None
-        raise refusal(
-            en="torchao is not installed, and this method is torchao's: pip install "
-            f"torchao=={TORCHAO_VERSION} installs it.",
-            fr="torchao n’est pas installé, or cette méthode est la sienne : pip install "
-            f"torchao=={TORCHAO_VERSION} l’installe.",
-        ) from None
+        requirement = f"torchao=={TORCHAO_VERSION}"
+        raise LabError(missing_library(requirement, en="this method", fr="cette méthode")) from None
 
 
 def _other_version() -> LabError:

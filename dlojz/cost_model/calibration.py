@@ -167,7 +167,9 @@ def profile(name: str) -> Profile:
 
 def write_profile(path: Path, made: Profile) -> None:
     """Write a profile as JSON, one row's name per line."""
+    from dlojz.results.record import write_atomic
+
     raw = asdict(made) | {"name": made.calibration.name, "parameters": made.calibration.values}
     del raw["calibration"]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(raw, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+    write_atomic(path, json.dumps(raw, indent=1, ensure_ascii=False, sort_keys=True) + "\n")

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from dlojz.base.errors import LabError
 from dlojz.base.files import CHECKOUT
 from dlojz.base.language import one_of, refusal, say
+from dlojz.base.requirements import install_command, missing_library
 from dlojz.config.run_config import LIBRARY_TITLES, RunConfig
 
 
@@ -83,8 +84,6 @@ class Library:
     package: str
     """Name for pip, and for its version."""
     import_name: str
-    command: str
-    """Command that installs it, in this repository."""
     hides: Callable[[], str]
     """In one line: the steps of plain torch's program that it does itself."""
     runs: Callable[[], str]
@@ -93,6 +92,15 @@ class Library:
     """Folder of a separate environment, in the repository; empty where it is installed with torch."""
     environment_variable: str = ""
     """Variable that names the Python of another environment, instead of the folder."""
+    optional: bool = False
+    """Whether the labs can be done without it."""
+
+    @property
+    def command(self) -> str:
+        """Command that installs it: its extra, or, in a checkout, its separate environment; empty where none does."""
+        if not self.environment:
+            return install_command(self.package)
+        return f"make {self.name}" if (CHECKOUT / "Makefile").is_file() else ""
 
     @property
     def title(self) -> str:
@@ -147,7 +155,6 @@ LIBRARIES: dict[str, Library] = {
             name="torch",
             package="torch",
             import_name="torch",
-            command="make lab",
             hides=lambda: say(
                 en="when gradients leave (DDP: in buckets, during backward); all else is written out",
                 fr="le départ des gradients (DDP : par paquets, pendant la passe arrière) ; tout le reste est écrit",
@@ -158,7 +165,6 @@ LIBRARIES: dict[str, Library] = {
             name="deepspeed",
             package="deepspeed",
             import_name="deepspeed",
-            command="make lab",
             hides=lambda: say(
                 en="device placement, gradient reduction, accumulation, zero_grad, clipping (at 1.0 unless told), "
                 "mixed precision and loss scaling, sharding: all from a JSON file",
@@ -171,7 +177,7 @@ LIBRARIES: dict[str, Library] = {
             name="accelerate",
             package="accelerate",
             import_name="accelerate",
-            command="make libraries",
+            optional=True,
             hides=lambda: say(
                 en="process group, data sharding, device placement, DDP (which broadcasts the buffers), accumulation, "
                 "mixed precision and loss scaling",
@@ -187,7 +193,7 @@ LIBRARIES: dict[str, Library] = {
             name="megatron",
             package="megatron-core",
             import_name="megatron.core",
-            command="make libraries",
+            optional=True,
             hides=lambda: say(
                 en="the split of each weight and the all-reduces of its layers, the pipeline's schedule and messages, "
                 "accumulation, one contiguous buffer of gradients, no weight decay on biases and norms, clipping (at "
@@ -207,7 +213,6 @@ LIBRARIES: dict[str, Library] = {
             name="colossalai",
             package="colossalai",
             import_name="colossalai",
-            command="make colossalai",
             hides=lambda: say(
                 en="process group, device placement, DDP and its buckets, BatchNorm turned into SyncBatchNorm, mixed "
                 "precision, behind a Booster and a plugin",
@@ -218,6 +223,7 @@ LIBRARIES: dict[str, Library] = {
                 en="DDP, models without BatchNorm; its own ZeRO (LowLevelZeroPlugin) refuses to start on a CPU",
                 fr="DDP, modèles sans BatchNorm ; son propre ZeRO (LowLevelZeroPlugin) refuse de démarrer sur un CPU",
             ),
+            optional=True,
             environment=".venv-colossalai",
             environment_variable="DLOJZ_COLOSSALAI",
         ),
@@ -250,15 +256,21 @@ def absence(name: str) -> str | None:
     one = library(name)
     if one.installed:
         return None
+    if not one.environment:
+        return missing_library(one.package, title=one.title)
     there, first, la, puis = "", "", "", ""
     if one.given:
         there, first = f" where {one.environment_variable} says, {one.given}", "unset this variable, then "
         la, puis = f" là où le dit {one.environment_variable}, {one.given}", "retirez cette variable, puis "
+    if one.command:
+        how = f"install it by {one.command}, in the folder of the lab"
+        comment = f"installez-le par {one.command}, dans le dossier du TP"
+    else:
+        how = f"install it in a separate environment, whose Python {one.environment_variable} names"
+        comment = f"installez-le dans un environnement séparé, dont {one.environment_variable} donne le Python"
     return say(
-        en=f"{one.title} is not installed{there} (Python package {one.package}): {first}install it by {one.command}, "
-        "in the folder of the lab.",
-        fr=f"{one.title} n’est pas installé{la} (paquet Python {one.package}) : {puis}installez-le par {one.command}, "
-        "dans le dossier du TP.",
+        en=f"{one.title} is not installed{there} (Python package {one.package}): {first}{how}.",
+        fr=f"{one.title} n’est pas installé{la} (paquet Python {one.package}) : {puis}{comment}.",
     )
 
 

@@ -17,8 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
 from dlojz.base.machine import StopRequest
+from dlojz.base.requirements import missing_library
 from dlojz.config.deepspeed_json import deepspeed_json
 from dlojz.config.run_config import RunConfig
 from dlojz.libraries.library_catalogue import LIBRARIES, found, require, words_of
@@ -161,12 +163,14 @@ def _prepare(
         return
     load_deepspeed(device)
     if config.library == "accelerate" and device.type == "cuda" and not found("transformers"):
-        raise refusal(
-            en="the DeepSpeed plugin of Accelerate imports transformers, which is not installed: install it by "
-            ".venv/bin/pip install transformers, or use library='deepspeed'.",
-            fr="le plugin DeepSpeed d’Accelerate importe transformers, qui n’est pas installé : installez-le par "
-            ".venv/bin/pip install transformers, ou prenez library='deepspeed'.",
+        sentence = missing_library(
+            "transformers",
+            en="the DeepSpeed plugin of Accelerate",
+            fr="le plugin DeepSpeed d’Accelerate",
+            or_en="use library='deepspeed'",
+            or_fr="prenez library='deepspeed'",
         )
+        raise LabError(sentence)
     if rank == 0:
         write_atomic(folder / DEEPSPEED_FILE, json.dumps(deepspeed_json(config), indent=2))
     if control is not None:

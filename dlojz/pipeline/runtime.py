@@ -301,7 +301,8 @@ class PipelineRuntime:
         sent_at: dict[StageMessage, int] = {}
         taken_at: dict[StageMessage, int] = {}
         for order in self.schedule.orders:
-            for place, action in enumerate(element for action in order for element in action.elements):
+            elements = (element for each in order for element in each.elements)
+            for place, action in enumerate(elements):
                 if action.kind in (FORWARD, BACKWARD, BACKWARD_INPUT):
                     sent_at[_message_after(action)] = place
                     message = StageMessage(action.kind == FORWARD, action.pipe, action.stage, action.micro_batch)

@@ -75,6 +75,7 @@ class ControllerChannel:
 
     def __init__(self, file: Path, events: queue.SimpleQueue[Event]) -> None:
         self._file, self._events, self._tickets = file, events, 0
+        self._calls: dict[str, Any] = {}  # the last to each process
         self._losses = False
         self.client = self._connected()
 
@@ -107,9 +108,10 @@ class ControllerChannel:
             _close(former)
         return False
 
-    def ask(self, name: str, function: Callable[..., Any], *arguments: Any) -> int:
+    def ask(self, name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> int:
         """Send a call to a process; return the ticket that its answer, as an event, will have."""
         self._tickets += 1
+        self._calls.pop(name, None)
         ticket, number = self._tickets, self.reachable().get(name)
         if number is None:
             return ticket  # it has died: another event reports that
@@ -123,8 +125,14 @@ class ControllerChannel:
                 event = Event("died", name=name) if kind == _LOST else Event("answer", ticket, name, failure)
             self._events.put(event)
 
-        self.client[number].apply_async(function, *arguments).add_done_callback(arrived)
+        self._calls[name] = self.client[number].apply_async(function, *arguments, **options)
+        self._calls[name].add_done_callback(arrived)
         return ticket
+
+    def published(self, name: str) -> dict[str, Any]:
+        """Return what a process has published since the last call to it began, answered or not."""
+        call = self._calls.get(name)
+        return {} if call is None else dict(call.metadata["data"])
 
     def close(self) -> None:
         """Close all sockets."""
@@ -211,9 +219,13 @@ class RankCluster(ABC):
     def stop(self) -> None:
         """End all ranks and what they have started."""
 
-    def ask(self, name: str, function: Callable[..., Any], *arguments: Any) -> int:
+    def ask(self, name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> int:
         """Send a call to a process; return the ticket of the event that answers it, unless the process dies."""
-        return self._connected().ask(name, function, *arguments)
+        return self._connected().ask(name, function, *arguments, **options)
+
+    def published(self, name: str) -> dict[str, Any]:
+        """Return what a process has published since the last call to it began, answered or not."""
+        return self._connected().published(name)
 
     def meeting_point(self) -> tuple[str, str]:
         """Return where the ranks meet: a fresh rendezvous of torch, and the guard's board (empty: none)."""

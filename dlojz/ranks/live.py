@@ -20,21 +20,23 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FunctionType, ModuleType
 from typing import Any
 
+from dlojz.base.display_hook import in_notebook, wanted
 from dlojz.base.language import language, one_of, say
 from dlojz.base.machine import patience
 from dlojz.ranks import rank_setup
 from dlojz.ranks.cluster import Event, LocalCluster, RankCluster
-from dlojz.ranks.rank_setup import RanksRefused, RanksToDo, number_of_ranks, refuse_too_many
+from dlojz.ranks.rank_setup import LIVE_KEY, RanksRefused, RanksToDo, number_of_ranks, refuse_too_many
 from dlojz.ranks.show import (
     CellAnswer,
     CellFailure,
     CellOutput,
+    LiveOutput,
     RanksError,
     RankStatus,
     must_rejoin,
@@ -96,12 +98,19 @@ class RankPool:
         answers = self._ask({rank: (name, function, *arguments) for rank, name in self._members.items()})
         return [answers[rank] for rank in range(self.size)]
 
-    def run(self, code: str, limit_s: float, packed: Mapping[str, Any]) -> list[CellAnswer]:
+    def run(
+        self,
+        code: str,
+        limit_s: float,
+        packed: Mapping[str, Any],
+        show_live: Callable[[Sequence[CellAnswer]], None] | None = None,
+    ) -> list[CellAnswer]:
         """Run a cell; return the answers of all ranks, by rank, failures included.
 
         Args:
             limit_s: seconds after which ranks that still run are interrupted.
             packed: what is sent along (see `payload`).
+            show_live: called meanwhile, several times a second, with the output of all ranks so far.
 
         Raises:
             RanksRefused: if no rank can be reached any more.
@@ -111,16 +120,23 @@ class RankPool:
         self._torn = True  # until all have answered
         arguments = (code, self._cells, limit_s, language(), dict(packed))
         with _interrupts_become_events(self._cluster.events):
+            live = show_live is not None
             tickets = {
-                self._cluster.ask(name, rank_setup.run, *arguments): rank for rank, name in self._members.items()
+                self._cluster.ask(name, rank_setup.run, *arguments, live=live): rank
+                for rank, name in self._members.items()
             }
-            answers = self._collect(tickets, limit_s)
+            answers = self._collect(tickets, limit_s, show_live)
         self._torn = must_rejoin(answers)
         if not self._cluster.replaces_single_ranks and not all(answer.kept for answer in answers):
             answers = [replace(answer, kept=False) for answer in answers]
         return answers
 
-    def _collect(self, tickets: Mapping[int, int], limit_s: float) -> list[CellAnswer]:
+    def _collect(
+        self,
+        tickets: Mapping[int, int],
+        limit_s: float,
+        show_live: Callable[[Sequence[CellAnswer]], None] | None,
+    ) -> list[CellAnswer]:
         answers: dict[int, CellAnswer] = {}
         rank_of = {name: rank for rank, name in self._members.items()}
         why: CellFailure | None = None  # of the ranks that are interrupted
@@ -132,10 +148,12 @@ class RankPool:
                 raise RanksRefused(all_lost())
             if event is not None and event.kind == "answer" and event.ticket in tickets:
                 rank = tickets[event.ticket]
-                answers[rank] = _answer(rank, event.value, why)
+                answers[rank] = _answer(self._so_far(rank), event.value, why)
             elif event is not None and event.kind == "died" and event.name in rank_of:
                 rank = rank_of[event.name]
-                answers[rank] = _ended(rank, event.value, why if signal.SIGKILL in signals else None)
+                answers[rank] = _ended(self._so_far(rank), event.value, why if signal.SIGKILL in signals else None)
+            elif show_live is not None:
+                show_live([answers.get(rank) or self._so_far(rank) for rank in range(self.size)])
             by_student = event is not None and event.kind == "interrupt"
             if by_student or time.monotonic() > deadline_s:
                 kind = "stopped" if by_student else "limit"
@@ -148,6 +166,11 @@ class RankPool:
                 for rank in self._members.keys() - answers.keys():
                     self._cluster.signal(rank, self._members[rank], signals[-1])
         return [answers[rank] for rank in range(self.size)]
+
+    def _so_far(self, rank: int) -> CellAnswer:
+        """Return what a rank's cell has published while it ran."""
+        output = self._cluster.published(self._members[rank]).get(LIVE_KEY, {})
+        return CellAnswer(rank, tuple(output.get("parts", ())), bool(output.get("cut", False)))
 
     def _next_event(self, timeout_s: float) -> Event | None:
         """Return the next event; None if there is none within `timeout_s` and `_LOOK_EVERY_S` seconds.
@@ -185,17 +208,17 @@ class RankPool:
         return answers
 
 
-def _ended(rank: int, exit_code: int | None, why: CellFailure | None) -> CellAnswer:
+def _ended(so_far: CellAnswer, exit_code: int | None, why: CellFailure | None) -> CellAnswer:
     """Return the answer that stands for a process that ended; `why` if it was killed since it did not stop."""
     why = why or CellFailure("")
     failure = CellFailure(why.name, kind="exit", exit_code=exit_code, limit_s=why.limit_s)
-    return CellAnswer(rank, trouble=failure, kept=False)
+    return replace(so_far, trouble=failure, kept=False)
 
 
-def _answer(rank: int, value: Mapping[str, Any], why: CellFailure | None) -> CellAnswer:
+def _answer(so_far: CellAnswer, value: Mapping[str, Any], why: CellFailure | None) -> CellAnswer:
     """Return what a rank sent as its answer; an interrupt gets the reason `why` it was sent."""
     if "failure" in value:
-        return CellAnswer(rank, trouble=CellFailure("", str(value["failure"])), torn=True)
+        return replace(so_far, trouble=CellFailure("", str(value["failure"])), torn=True)
     trouble = None
     if value["error"] is not None:
         error = value["error"]
@@ -204,7 +227,13 @@ def _answer(rank: int, value: Mapping[str, Any], why: CellFailure | None) -> Cel
         if why is not None and trouble.name == why.name:
             trouble = replace(why, lines=lines)
     return CellAnswer(
-        rank, tuple(value["parts"]), value["cut"], trouble, value["last"], value["torn"], dict(value["counts"])
+        so_far.rank,
+        tuple(value["parts"]),
+        value["cut"],
+        trouble,
+        value["last"],
+        value["torn"],
+        dict(value["counts"]),
     )
 
 
@@ -453,7 +482,7 @@ class Ranks:
     def run(
         self, code: str, *, limit_s: float = LIMIT_S, packed: Mapping[str, Any] | None = None, hint: str = ""
     ) -> None:
-        """Run code on every rank and show the output.
+        """Run code on every rank and show the output; a notebook shows it while it runs, too.
 
         Args:
             limit_s: seconds after which ranks that still run are interrupted.
@@ -465,24 +494,35 @@ class Ranks:
             RanksToDo: if it needs an exercise that is still to do.
             RanksError: if it failed on a rank.
         """
-        answers = self.execute(code, limit_s=limit_s, packed=packed)
-        show(CellOutput(answers))
+        # None where a notebook is built or compared: its stored output is made by one message.
+        live = LiveOutput() if in_notebook() and wanted(None) else None
+        answers = self.execute(code, limit_s=limit_s, packed=packed, show_live=live)
+        if live is None or not live.settle(answers):
+            show(CellOutput(answers))
         if to_do := still_to_do(answers):
             raise RanksToDo(to_do)
         if any(answer.trouble for answer in answers):
             raise RanksError(answers, self._hint(answers) or hint)
 
     def execute(
-        self, code: str, *, limit_s: float = LIMIT_S, packed: Mapping[str, Any] | None = None
+        self,
+        code: str,
+        *,
+        limit_s: float = LIMIT_S,
+        packed: Mapping[str, Any] | None = None,
+        show_live: Callable[[Sequence[CellAnswer]], None] | None = None,
     ) -> list[CellAnswer]:
         """Run code on every rank; return the answers, by rank, failures included.
+
+        Args:
+            show_live: called meanwhile, several times a second, with the output of all ranks so far.
 
         Raises:
             RanksRefused: if no ranks are running.
         """
         pool = self._running()
         try:
-            return pool.run(code, limit_s, packed or {})
+            return pool.run(code, limit_s, packed or {}, show_live)
         except RanksRefused as refused:
             if str(refused) == all_lost():
                 self.stop()

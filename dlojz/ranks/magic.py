@@ -1,7 +1,7 @@
 """Magics of the notebook: `%%ranks` and `%ranks`.
 
-A cell leaves its ranks' output in the notebook and nothing else, no time and no progress; a mistake in the first line
-is answered by one sentence.
+A cell shows its ranks' output while it runs, and leaves that output in the notebook and nothing else, no time and no
+progress; a mistake in the first line is answered by one sentence.
 """
 
 from __future__ import annotations

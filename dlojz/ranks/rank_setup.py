@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -39,6 +39,10 @@ IMAGE_BYTES = 1024 * 2**10
 """Of all figures of a cell, as PNG."""
 PIPE_BYTES = 2**20
 """More than a pipe holds: 64 KiB on Linux, 1 MiB where a page has 64 KiB. Source: pipe(7), "Pipe capacity"."""
+LIVE_KEY = "output"
+"""Under which a rank publishes what its cell has shown so far: `parts` and `cut`, as in the answer."""
+_PUBLISH_EVERY_S = 0.2
+_PUBLISHED_BYTES_PER_S = 250_000  # of one rank; a Jupyter server drops messages beyond 1 MB/s
 # gloo prints how many peers it has, each time a group is made.
 _CHATTER = ("[Gloo] Rank ",)
 
@@ -57,6 +61,8 @@ class Streams:
         os.set_blocking(self._read, False)
         self._lock = threading.Lock()
         self._listening = False
+        self._changed = threading.Event()
+        self._publish: Callable[[dict[str, Any]], None] | None = None
         self._parts: list[dict[str, Any]] = []
         self._kept_bytes = self._image_bytes = 0
         self._cut = False
@@ -72,10 +78,16 @@ class Streams:
         # The lock may be held at the very moment a cell forks; in the child nobody would give it back.
         os.register_at_fork(after_in_child=self._forget_lock)
         threading.Thread(target=self._listen, daemon=True, name="streams").start()
+        threading.Thread(target=self._publish_changes, daemon=True, name="live output").start()
 
-    def begin(self) -> None:
-        """Begin a cell: forget the former output, and reopen streams that a cell has closed."""
+    def begin(self, publish: Callable[[dict[str, Any]], None] | None = None) -> None:
+        """Begin a cell: forget the former output, and reopen streams that a cell has closed.
+
+        Args:
+            publish: called, from a thread, with the output so far whenever it has grown.
+        """
         with self._lock:
+            self._publish = publish
             self._parts, self._kept_bytes, self._image_bytes, self._cut = [], 0, 0, False
             self._listening = True
         self._point_here()
@@ -98,6 +110,7 @@ class Streams:
                 if self._image_bytes + len(encoded) <= IMAGE_BYTES:
                     self._image_bytes += len(encoded)
                     self._parts.append({"kind": "image", "png": encoded, "text": text[:200]})
+                    self._changed.set()
                     return
                 self._cut = True
             self._keep("value", text.encode("utf-8", "replace"))
@@ -107,14 +120,18 @@ class Streams:
         self._drain()
         with self._lock:
             self._listening = False
-            parts, cut = self._parts, self._cut
+            parts, cut = self._as_sent(), self._cut
             self._parts = []
         with suppress(OSError, ValueError):
             sys.stdout.close()
         self._point_here()
         sys.stdout, sys.stderr = self._stdout_before, self._stderr_before
+        return parts, cut
+
+    def _as_sent(self) -> list[dict[str, Any]]:
+        """Return the output so far as text, without gloo's chatter; the lock is held."""
         answer = []
-        for part in parts:
+        for part in self._parts:
             said = dict(part)
             if part["kind"] != "image":
                 said["text"] = part["text"].decode("utf-8", "replace")
@@ -123,10 +140,25 @@ class Streams:
                 said["text"] = "".join(line for line in lines if not line.startswith(_CHATTER))
             if said["text"] or "png" in said:
                 answer.append(said)
-        return answer, cut
+        return answer
+
+    def _publish_changes(self) -> None:
+        """Publish the whole output again where it has grown: a message that is lost is made up for by the next."""
+        while True:
+            self._changed.wait()
+            time.sleep(_PUBLISH_EVERY_S)  # what is printed at once travels at once
+            self._changed.clear()
+            sent_bytes = 0
+            with self._lock:  # `end` waits for it: nothing is published under the name of the next call
+                if self._listening and self._publish is not None:
+                    parts = self._as_sent()
+                    sent_bytes = sum(len(part["text"]) + len(part.get("png", "")) for part in parts)
+                    with suppress(Exception):  # the answer brings it all
+                        self._publish({LIVE_KEY: {"parts": parts, "cut": self._cut}})
+            time.sleep(sent_bytes / _PUBLISHED_BYTES_PER_S)
 
     def _forget_lock(self) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._changed = threading.Lock(), threading.Event()
 
     def _point_here(self) -> None:
         for descriptor in (1, 2):
@@ -138,6 +170,7 @@ class Streams:
         self._kept_bytes += len(kept)
         if not kept:
             return
+        self._changed.set()
         if kind == "printed" and self._parts and self._parts[-1]["kind"] == "printed":
             self._parts[-1]["text"] += kept
         else:
@@ -379,7 +412,9 @@ _LONGEST_WAIT_S = 25.0
 _MESSAGE_CHARACTERS = 2000
 
 
-def run(code: str, number: int, limit_s: float, language: str, payload: dict[str, Any]) -> dict[str, Any]:
+def run(
+    code: str, number: int, limit_s: float, language: str, payload: dict[str, Any], *, live: bool = False
+) -> dict[str, Any]:
     """Run a cell on this rank.
 
     Args:
@@ -387,6 +422,7 @@ def run(code: str, number: int, limit_s: float, language: str, payload: dict[str
         limit_s: seconds the whole cell may take; a collective waits at most half of it for ranks that still compute.
         language: of the reader.
         payload: what was sent along (see `live.payload`): `modules`, `sources` and `values`.
+        live: whether to publish the output so far while the cell runs.
 
     Returns:
         `parts` and `cut` (see `Streams`), `error` (None or `name`, `message`, `kind`, `lines`), `last` (the collective
@@ -400,7 +436,7 @@ def run(code: str, number: int, limit_s: float, language: str, payload: dict[str
     error: BaseException | None = None
     shell, guard = context.shell, context.guard
     number_of_cell = shell.execution_count
-    output.begin()
+    output.begin(shell.data_pub.publish_data if live else None)
     try:
         with _shown_by(shell, output, code), _interruptible():
             error = _unpack(shell, payload)

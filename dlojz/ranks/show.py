@@ -1,12 +1,15 @@
 """Show the answers of the ranks under a cell: their output side by side, and one error for all of them.
 
-Ranks with the same output or error share it; an error that only follows from another rank's is left out. Every text is
-escaped; of what a cell displays, its text and its PNG are shown, never its HTML.
+While the cell runs, the output so far stands in its place. At the end ranks with the same output or error share it; an
+error that only follows from another rank's is left out. Every text is escaped; of what a cell displays, its text and
+its PNG are shown, never its HTML.
 """
 
 from __future__ import annotations
 
 import re
+import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from signal import Signals
@@ -251,10 +254,14 @@ Column = tuple[str, Sequence[Mapping[str, Any]], bool]
 
 
 class CellOutput:
-    """Output of a cell, one column per rank."""
+    """Output of a cell, one column per rank.
 
-    def __init__(self, answers: Iterable[CellAnswer]) -> None:
-        self._columns = list(_merged(answers))
+    Args:
+        merged: whether ranks with the same output share a column.
+    """
+
+    def __init__(self, answers: Iterable[CellAnswer], *, merged: bool = True) -> None:
+        self._columns = list(_merged(answers) if merged else _unmerged(answers))
 
     def __bool__(self) -> bool:
         return bool(self._columns)
@@ -277,6 +284,46 @@ def _merged(answers: Iterable[CellAnswer]) -> Iterable[Column]:
             said.setdefault(repr((answer.parts, answer.cut)), (answer, []))[1].append(answer.rank)
     for first, ranks in said.values():
         yield listed(ranks, french=language() == "fr"), first.parts, first.cut
+
+
+def _unmerged(answers: Iterable[CellAnswer]) -> Iterable[Column]:
+    return (column for answer in answers for column in _merged([answer]))
+
+
+_LIVE_BYTES_PER_S = 250_000
+"""Of the output shown while a cell runs; a Jupyter server drops messages beyond 1 MB/s (`iopub_data_rate_limit`)."""
+
+
+class LiveOutput:
+    """Display of a cell's output while it runs, updated in place and at the end replaced by the final output.
+
+    Each rank keeps a column of its own meanwhile: columns that part and join again as ranks print would jump.
+    """
+
+    def __init__(self) -> None:
+        self._display_id = self._text = ""
+        self._not_before_s = 0.0
+
+    def __call__(self, answers: Sequence[CellAnswer]) -> None:
+        """Show the output so far, if it has changed."""
+        output = CellOutput(answers, merged=False)
+        if output and time.monotonic() >= self._not_before_s and (text := output._repr_html_()) != self._text:
+            self._not_before_s = time.monotonic() + len(text) / _LIVE_BYTES_PER_S
+            self._text = text
+            self._display(output)
+
+    def settle(self, answers: Sequence[CellAnswer]) -> bool:
+        """Replace what was shown by the final output; return False if nothing was shown."""
+        if self._display_id:
+            self._display(CellOutput(answers))
+        return bool(self._display_id)
+
+    def _display(self, output: CellOutput) -> None:
+        from IPython.display import display
+
+        update = bool(self._display_id)
+        self._display_id = self._display_id or uuid.uuid4().hex
+        display(output, display_id=self._display_id, update=update)
 
 
 def lines_of(text: str) -> list[str]:

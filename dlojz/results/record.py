@@ -183,24 +183,27 @@ class RunRecord(ReadContract):
         return next((footprint for footprint in self.footprints if footprint.rank == rank), None)
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write a text file whole or not at all: a crash or a full disk leaves the old file as it was.
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all: a crash or a full disk leaves the old file as it was.
 
     Raises:
-        OSError: if the folder cannot be written; nothing at `path` has changed then.
+        OSError: if it cannot be written; the error names `path`, where nothing has changed then.
     """
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
     try:
         faultpoint("record.write:1")
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(temporary, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         faultpoint("record.write:2")
         os.replace(temporary, path)
         faultpoint("record.write:3")
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None:
+            # A write to a full disk names no file, and whoever reads the sentence knows no temporary one.
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 

@@ -208,9 +208,10 @@ def test_a_library_that_is_missing_is_told_with_its_command(
     needing = next(name for name, one in METHODS.items() if one.needs)
     (pinned,) = METHODS[needing].needs
     assert pinned.startswith("torchao==")
+    command = "pip install 'dlojz[compress]'"
     for language, sentence in (
-        ("en", f"dlojz: the method {needing} needs torchao, which is not installed: pip install {pinned}.\n"),
-        ("fr", f"dlojz: la méthode {needing} demande torchao, qui n’est pas installé : pip install {pinned}.\n"),
+        ("en", f"dlojz: the method {needing} needs torchao, which is not installed: {command}.\n"),
+        ("fr", f"dlojz: la méthode {needing} demande torchao, qui n’est pas installé : {command}.\n"),
     ):
         use_language(language)
         assert main(["compress", "--methods", needing]) == 2

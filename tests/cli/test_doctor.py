@@ -15,8 +15,9 @@ import pytest
 from dlojz.base import extension_locks
 from dlojz.base.language import use_language
 from dlojz.base.machine import MemoryLimit
+from dlojz.base.requirements import requirements_of
 from dlojz.cli import doctor
-from dlojz.cli.doctor import has_kernels, uses_of_groups, wanted_in
+from dlojz.cli.doctor import has_kernels, uses_of_groups
 
 CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 MODULES = {"scikit-learn": "sklearn"}
@@ -67,9 +68,9 @@ def test_a_torch_has_kernels_for_a_gpu_or_not(built: Any, capability: tuple[int,
 
 
 def test_each_group_of_the_metadata_is_looked_at() -> None:
-    assert {name for name, _ in wanted_in("")} >= {"torch", "numpy", "pydantic", "rich", "scipy", "idr-torch"}
-    assert {name for name, _ in wanted_in("labs")} >= {"jupyterlab", "ipyparallel"}
-    assert all(wanted_in(group) for group in uses_of_groups())
+    assert {name for name, _ in requirements_of("")} >= {"torch", "numpy", "pydantic", "rich", "scipy", "idr-torch"}
+    assert {name for name, _ in requirements_of("labs")} >= {"jupyterlab", "ipyparallel"}
+    assert all(requirements_of(group) for group in uses_of_groups())
 
 
 @pytest.mark.parametrize("language", ["en", "fr"])
@@ -79,7 +80,7 @@ def test_each_missing_library_is_named_with_what_installs_it(
 ) -> None:
     use_language(language)
     version_of = doctor.version
-    for distribution, bounds in wanted_in(group):
+    for distribution, bounds in requirements_of(group):
 
         def version(name: str, hidden: str = distribution) -> str:
             if name == hidden:
@@ -99,7 +100,7 @@ def test_a_library_that_is_too_old_is_named(here: str, told: str, monkeypatch: p
     assert doctor._missing("torch", ">=2.8") == told
 
 
-@pytest.mark.parametrize("distribution", [name for name, _ in wanted_in("")])
+@pytest.mark.parametrize("distribution", [name for name, _ in requirements_of("")])
 def test_without_a_library_of_the_core_there_is_one_sentence_and_no_traceback(distribution: str) -> None:
     module = MODULES.get(distribution, distribution.replace("-", "_"))
     done = subprocess.run(

@@ -228,7 +228,7 @@ def test_without_torchao_a_sentence_says_the_command(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torchao.importlib, "import_module", missing)
     for language in ("en", "fr"):
         use_language(language)
-        with pytest.raises(LabError, match="pip install torchao=="):
+        with pytest.raises(LabError, match=r"pip install 'dlojz\[compress\]'"):
             torchao_module()
 
 

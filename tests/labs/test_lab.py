@@ -192,6 +192,23 @@ def test_a_damaged_progress_file_costs_only_the_memory(
     assert "1 of 4" in capsys.readouterr().out
 
 
+def test_check_calls_no_answer_wrong_for_a_library_of_the_course_that_is_missing(
+    lab: labs.Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def needs(module: str) -> Callable[..., int]:
+        def answer(micro_batch: int, micro_batches: int, dp: int) -> int:
+            raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+        return answer
+
+    lab.check("global-batch", needs("megatron.core"))
+    assert capsys.readouterr().out == (
+        "… Not judged: megatron-core is not installed: pip install 'dlojz[libraries]'.\n"
+    )
+    lab.check("global-batch", needs("acelerate"))
+    assert "✗ Your function raised ModuleNotFoundError" in capsys.readouterr().out
+
+
 def test_an_unwritable_folder_is_told_and_the_answer_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "runs").write_text("a file where the folder should be")
     labs.start("00", root=tmp_path / "runs").check("global-batch", right)
@@ -235,6 +252,58 @@ def test_nothing_is_revealed_before_a_prediction(lab: labs.Lab, capsys: pytest.C
     assert "Exactly right" in capsys.readouterr().out
     lab.reveal("gradient-bytes", Verdict("wrong", "an exercise is not right"))
     assert capsys.readouterr().out.strip() == "✗ an exercise is not right"
+
+
+def test_reveal_knows_a_prediction_of_an_earlier_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """6,000 of 4,000 bytes: a factor of 1.5, whether revealed before the restart or not."""
+    labs.start("00", root=tmp_path).predict("gradient-bytes", 6000)
+    capsys.readouterr()
+    earlier = "→ Your prediction from an earlier session of the notebook:\nPredicted: 5.86 KiB (6,000 B)\n"
+    for _ in range(2):  # the first time it is noted, then revealed
+        labs.start("00", root=tmp_path).reveal("gradient-bytes", 4000)
+        said = capsys.readouterr().out
+        assert said.startswith(earlier) and "50.0% apart" in said
+    content = json.loads((tmp_path / "progress-00.json").read_text())
+    assert content == {
+        "schema_version": 1,
+        "done": {},
+        "predictions": {"gradient-bytes": {"predicted": 6000.0, "value": 4000.0}},
+    }
+    lab = labs.start("00", root=tmp_path)
+    lab.predict("gradient-bytes", 4000)
+    lab.reveal("gradient-bytes", 4000)
+    assert "earlier" not in capsys.readouterr().out, "the one of this kernel counts"
+    lab = labs.start("00", root=tmp_path)
+    use_language("fr")
+    lab.reveal("gradient-bytes", 4000)
+    assert "Votre prédiction d’une session précédente du notebook :" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        '{"noted": [4000]}',
+        '{"noted": {"gradient-bytes": "4000"}}',
+        '{"noted": {"gradient-bytes": true}}',
+        '{"noted": {"gradient-bytes": -1}}',
+        '{"noted": {"gradient-bytes": 1' + 400 * "0" + "}}",
+        '{"predictions": {"gradient-bytes": 4000}}',
+        '{"predictions": {"gradient-bytes": {"value": 4000}}}',
+    ],
+)
+def test_reveal_tells_of_a_damaged_progress_file(
+    tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "progress-00.json").write_text(content)
+    lab = labs.start("00", root=tmp_path)
+    lab.reveal("gradient-bytes", 4000)
+    said = capsys.readouterr().out
+    assert "Predict first" in said and "progress-00.json of your progress is damaged" in said and "4,000" not in said
+    lab.predict("gradient-bytes", 4000)
+    lab.reveal("gradient-bytes", 4000)
+    assert "Exactly right" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("value", ["3", None, True, float("nan"), float("inf"), [3], 3j])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dlojz.base.errors import LabError
+from dlojz.base.language import Language, use_language
 from dlojz.cli.main import main
 from dlojz.labs.kit.exercise import Verdict
 from dlojz.labs.script.growing_script import LAST, script_of
@@ -365,6 +366,43 @@ def test_another_way_is_right(name: str, tmp_path: Path) -> None:
 def test_a_script_written_in_another_way_is_right(tmp_path: Path) -> None:
     verdict = judged(3, OWN, tmp_path)
     assert verdict.state == "right" and "2 processes, --accumulation 2: loss" in verdict.message, verdict
+
+
+ABSENT = "raise ModuleNotFoundError(\"No module named 'accelerate'\", name='accelerate')"
+
+
+@pytest.mark.parametrize(
+    ("language", "sentence"),
+    [
+        ("en", "Not judged on 1 process: accelerate is not installed: pip install 'dlojz[libraries]'."),
+        ("fr", "Non vérifié sur 1 processus : accelerate n’est pas installé : pip install 'dlojz[libraries]'."),
+    ],
+)
+def test_judge_script_calls_no_answer_wrong_for_a_library_of_the_course_that_is_missing(
+    language: Language, sentence: str, tmp_path: Path
+) -> None:
+    use_language(language)
+    try:
+        verdict = judged(0, ABSENT, tmp_path)
+    finally:
+        use_language("en")
+    assert (verdict.state, verdict.message) == ("note", sentence)
+
+
+def test_judge_script_leaves_a_module_that_nobody_knows_to_the_script(tmp_path: Path) -> None:
+    assert judged(0, "import acelerate", tmp_path).state == "wrong"
+
+
+@pytest.mark.nightly
+def test_judge_script_of_lab_12_does_without_accelerate(tmp_path: Path) -> None:
+    text = script_of(12, "en")
+    line = next(line for line in text.splitlines() if "import Accelerator" in line)
+    verdict = judged(12, text.replace(line.strip(), ABSENT), tmp_path)
+    assert verdict.state == "right" and "--parallel deepspeed" in verdict.message, verdict
+    assert verdict.message.splitlines()[-1] == (
+        "Not judged on 2 processes, --parallel accelerate --accumulation 2: accelerate is not installed: pip install "
+        "'dlojz[libraries]'."
+    )
 
 
 def test_the_command_judges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

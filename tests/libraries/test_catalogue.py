@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,19 @@ from dlojz.libraries.library_catalogue import (
 from dlojz.runnable import check_runnable
 from tests.train.counted import check_refused
 
+COMMANDS = {
+    "torch": "pip install torch",
+    "deepspeed": "pip install 'dlojz[deepspeed]'",
+    "accelerate": "pip install 'dlojz[libraries]'",
+    "megatron": "pip install 'dlojz[libraries]'",
+    "colossalai": "make colossalai",
+}
+
 
 def test_each_library_has_a_program_a_command_and_words_in_both_languages() -> None:
     for one in LIBRARIES.values():
         assert one.program.is_file(), one.name
-        assert one.command.startswith("make ")
+        assert one.command == COMMANDS[one.name]
         english = (one.hides(), one.runs())
         use_language("fr")
         french = (one.hides(), one.runs())
@@ -49,10 +58,20 @@ def test_a_library_that_is_not_there_is_refused_with_the_command(name: str, monk
         said = absence(name) or ""
         with pytest.raises(LabError, match=words):
             require(name)
-        with pytest.raises(LabError, match=command):
+        with pytest.raises(LabError, match=re.escape(command)):
             check_runnable(RunConfig.of(model="gpt_tiny", dp=2, library=name))
         use_language("en")
         assert command in said and words in said and said.count(". ") == 0
+
+
+def test_absence_names_no_makefile_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_catalogue, "CHECKOUT", tmp_path)
+    monkeypatch.delenv("DLOJZ_COLOSSALAI", raising=False)
+    assert [one.name for one in LIBRARIES.values() if "make" in one.command] == []
+    assert absence("colossalai") == (
+        "Colossal-AI is not installed (Python package colossalai): install it in a separate environment, whose Python "
+        "DLOJZ_COLOSSALAI names."
+    )
 
 
 def test_what_is_not_asked_for_is_never_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +129,7 @@ def test_an_environment_that_was_given_up_half_way_is_none(tmp_path: Path, monke
     folder = tmp_path / one.environment
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python").write_text("")
+    (tmp_path / "Makefile").touch()
     assert "make colossalai" in (absence("colossalai") or "")
     packages = folder / "lib" / "python3.11" / "site-packages" / "colossalai-0.5.0.dist-info"
     packages.mkdir(parents=True)

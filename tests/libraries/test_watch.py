@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import torch
 import torch.distributed as dist
@@ -41,6 +42,24 @@ def test_a_module_in_a_process_that_loads_is_no_model() -> None:
         assert "AttributeError" in watch.fault
     finally:
         hook.remove()
+
+
+def test_stepped_tells_an_update_within_backward_from_one_after_it() -> None:
+    """Two weights: the one's hook updates it while backward runs, the other is updated once backward has ended."""
+    probes, first = MagicMock(), MagicMock()
+    probes.trace.fault = None
+    watch = TrainingWatch(RunConfig.of(model="vit_tiny"), MagicMock(), probes, torch.device("cpu"))
+    watch.first = first
+    early, late = (nn.Parameter(torch.ones(1)) for _ in range(2))
+    optimizers = [torch.optim.SGD([weight], lr=0.1) for weight in (early, late)]
+    for optimizer in optimizers:
+        watch.made(optimizer)
+    early.register_post_accumulate_grad_hook(lambda _: watch.stepped(optimizers[0]))
+    watch.backwards(Tensor.backward)((early * late).sum())
+    watch.stepped(optimizers[1])
+    assert not watch.fault
+    updates = [call.kwargs for call in first.before_update.call_args_list]
+    assert updates == [{"within_backward": True}, {"within_backward": False}]
 
 
 def test_what_colossal_ai_puts_around_ddp_is_left_aside() -> None:

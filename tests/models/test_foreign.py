@@ -319,7 +319,7 @@ def test_what_is_no_configuration_is_refused_in_one_sentence(tmp_path: Path, con
 
 def test_transformers_is_an_optional_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(LabError, match="pip install transformers"):
+    with pytest.raises(LabError, match=r"pip install 'dlojz\[transformers\]'"):
         models.build(f"hf:{tmp_path}")
 
 

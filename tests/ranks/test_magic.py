@@ -86,24 +86,38 @@ class Notebook:
     def send(self, code: str) -> str:
         return str(self.client.execute(code))
 
-    def outputs(self, request: str) -> list[str]:
-        """What stays in the notebook: what was cleared does not."""
-        kept: list[str] = []
+    def message(self, request: str) -> dict[str, Any]:
+        """The next message that a cell sends."""
         while True:
             message: dict[str, Any] = self.client.get_iopub_msg(timeout=WAIT_S)
-            if message["parent_header"].get("msg_id") != request:
-                continue
+            if message["parent_header"].get("msg_id") == request:
+                return message
+
+    def until_shown(self, request: str, text: str) -> str:
+        """The kind of the message by which a cell, before it ends, shows exactly this."""
+        while True:
+            message = self.message(request)
+            assert message["content"].get("execution_state") != "idle", "the cell has ended"
+            if message["content"].get("data", {}).get("text/plain") == text:
+                return str(message["msg_type"])
+
+    def outputs(self, request: str) -> list[str]:
+        """What stays in the notebook: what was cleared or replaced does not."""
+        kept: dict[object, str] = {}  # by display id, where it has one
+        while True:
+            message = self.message(request)
             kind, content = message["msg_type"], message["content"]
+            key = content.get("transient", {}).get("display_id", len(kept))
             if kind == "status" and content["execution_state"] == "idle":
-                return kept
+                return list(kept.values())
             if kind == "clear_output":
                 kept.clear()
             elif kind == "stream":
-                kept.append(content["text"])
-            elif kind in ("display_data", "execute_result"):
-                kept.append(content["data"]["text/plain"])
+                kept[key] = content["text"]
+            elif kind in ("display_data", "update_display_data", "execute_result"):
+                kept[key] = content["data"]["text/plain"]
             elif kind == "error":
-                kept.append("\n".join(content["traceback"]))
+                kept[key] = "\n".join(content["traceback"])
 
     def run(self, code: str) -> list[str]:
         return self.outputs(self.send(code))
@@ -135,8 +149,60 @@ def notebook() -> Iterator[Notebook]:
         notebook.close()
 
 
+LOOP = """
+import os, time
+print("before", rank)
+while not os.path.exists({go!r}):
+    time.sleep(0.01)
+print("after")
+"""
+
+
+def test_output_of_ranks_is_shown_while_they_run_and_replaced_at_the_end(notebook: Notebook, tmp_path: Path) -> None:
+    """Rank 1 waits for the file; nothing but its line of before can be there until the test writes it."""
+    go = tmp_path / "go"
+    request = notebook.send("%%ranks 2" + LOOP.format(go=str(go)))
+    notebook.until_shown(request, "rank 0: before 0\nrank 1: before 1")
+    go.touch()
+    assert notebook.outputs(request) == ["rank 0:\n    before 0\n    after\nrank 1:\n    before 1\n    after"]
+
+    go.unlink()
+    alone = "print('alone') if rank == 0 else None\n" + LOOP.format(go=str(go)).replace(", rank", "")
+    request = notebook.send(f"%%ranks\n{alone}")
+    notebook.until_shown(request, "rank 0:\n    alone\n    before\nrank 1: before")
+    go.touch()
+    assert notebook.outputs(request) == ["rank 0:\n    alone\n    before\n    after\nrank 1:\n    before\n    after"]
+
+
+def test_ranks_that_hang_or_are_killed_keep_what_they_printed(notebook: Notebook) -> None:
+    """One stops at the interrupt and answers itself; the other is deaf and killed: its text is that shown before."""
+    deaf = (
+        "if rank: import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('before')\n"
+        "while True:\n    pass"
+    )
+    request = notebook.send(f"%%ranks 2\n{deaf}")
+    notebook.until_shown(request, "rank 0: before\nrank 1: before")
+    notebook.manager.interrupt_kernel()
+    output, error = notebook.outputs(request)
+    assert output == "ranks 0 and 1: before"
+    assert error.startswith("Rank 0: interrupted.")
+    assert "Rank 1: deaf to the interrupt; the process was ended." in error
+
+
+def test_ranks_show_one_message_where_outputs_are_compared(notebook: Notebook) -> None:
+    """A notebook is built and compared so: nbval understands no update."""
+    notebook.run("%env DLOJZ_PROGRESS=off")
+    request = notebook.send("%%ranks 2\nimport time\nprint(rank)\ntime.sleep(1)\nprint('end')")
+    kinds = []
+    while (message := notebook.message(request))["content"].get("execution_state") != "idle":
+        kinds += [message["msg_type"]] if "data" in message["content"] else []
+    assert kinds == ["display_data"]
+    notebook.run("%env DLOJZ_PROGRESS=on")
+
+
 def test_a_notebook_from_its_first_cell_to_a_killed_kernel(notebook: Notebook, tmp_path: Path) -> None:
     """One kernel for all, in the order a student would meet these."""
+    notebook.run("%ranks stop")  # those of the tests before
     assert notebook.run("%%ranks\n1") == ["no ranks are running: start some, e.g. with %%ranks 4."]
     assert notebook.run("%ranks status") == ["no ranks are running"]
     assert "--force" in notebook.run("%%ranks 256\n1")[0]

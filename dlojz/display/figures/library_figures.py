@@ -53,7 +53,7 @@ def catalogue_sentences() -> list[str]:
 def _here(one: Library) -> str:
     if absence(one.name) is None:
         return one.version or say(en="in its own environment", fr="dans son environnement")
-    return one.command
+    return one.command or say(en="no", fr="non")
 
 
 def lines_words(name: str) -> str:

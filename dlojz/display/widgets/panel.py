@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal
+from dlojz.base.requirements import missing_library
 from dlojz.base.table import safe
 
 
@@ -27,12 +28,14 @@ def import_widgets(*, en: str, fr: str, instead: str) -> Any:
     try:
         import ipywidgets
     except ImportError:
-        raise refusal(
-            en=f"{en} needs ipywidgets: install it (`pip install ipywidgets`), or use {instead}, which shows the "
-            "same without it.",
-            fr=f"{fr} demande ipywidgets : installez-le (`pip install ipywidgets`), ou utilisez {instead}, qui "
-            "montre la même chose sans lui.",
-        ) from None
+        sentence = missing_library(
+            "ipywidgets",
+            en=en,
+            fr=fr,
+            or_en=f"use {instead}, which shows the same without it",
+            or_fr=f"utilisez {instead}, qui montre la même chose sans lui",
+        )
+        raise LabError(sentence) from None
     return ipywidgets
 
 

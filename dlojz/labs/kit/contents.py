@@ -26,7 +26,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import Language, one_of, refusal
 from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.source import french_spaces
-from dlojz.libraries.library_catalogue import LIBRARIES, REFERENCE
+from dlojz.libraries.library_catalogue import LIBRARIES
 from dlojz.results.record import write_atomic
 
 
@@ -389,8 +389,7 @@ class Room:
 
 def optional_libraries() -> list[str]:
     """The optional libraries that are installed here, as they are called."""
-    always = LIBRARIES[REFERENCE].command
-    return [one.title for one in LIBRARIES.values() if one.command != always and one.installed]
+    return [one.title for one in LIBRARIES.values() if one.optional and one.installed]
 
 
 def read_durations(path: Path = MEASURED) -> dict[str, Duration]:

@@ -28,6 +28,7 @@ from dlojz.base.language import (
     shortest,
     significant,
 )
+from dlojz.base.requirements import distribution_of, extra_of, missing_library
 from dlojz.base.table import safe, without_escapes
 from dlojz.display.style import BLUE, NEUTRAL, VERMILION
 from dlojz.labs.kit.answer_numbers import told_apart
@@ -369,9 +370,11 @@ def _judged(exercise: Exercise, answer: Callable[..., Any]) -> list[Any]:
         return ["wrong", str(wrong)]
     except NotDone as error:
         return ["todo", str(error)]
-    except MemoryError:
-        return ["wrong", _too_much_memory()]
     except BaseException as error:  # the student's code may raise anything, SystemExit and KeyboardInterrupt included
+        missing = distribution_of(error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+        if extra_of(missing):
+            absent = missing_library(missing)
+            return ["todo", say(en=f"Not judged: {absent}", fr=f"Non vérifié : {absent}")]
         return ["wrong", _raised(error, answer)]
     if isinstance(exercise, Challenge) and score is not None:
         verdict = exercise.verdict(float(score))
@@ -466,7 +469,7 @@ def unusable(what: str) -> str:
 def _raised(error: BaseException, answer: object) -> str:
     """An exception in one sentence, with the student's line where there is one."""
     name, text = type(error).__name__, without_escapes(str(error)).strip().split("\n")[0]
-    if isinstance(error, RuntimeError) and "allocate memory" in text:
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in text):
         return _too_much_memory()
     what = f"{name}: {text}" if text else name
     code = getattr(answer, "__code__", None)
@@ -545,10 +548,10 @@ class Prediction:
         )
 
     def admits(self, number: float) -> bool:
-        """Whether a number can be what is asked for."""
+        """Check that a number can be what is asked for: a share lies between 0 and 1, only a ratio may be negative."""
         if self.kind == "place":
             return number >= 1 and float(number).is_integer()
-        return self.kind != "share" or 0 <= number <= 1
+        return self.kind == "ratio" or (number >= 0 and (self.kind != "share" or number <= 1))
 
     def gap(self, predicted: float, value: float) -> float:
         """Distance of a prediction from the figure: in places, or relative; infinite where no quotient exists."""

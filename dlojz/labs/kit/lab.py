@@ -23,10 +23,10 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
@@ -100,17 +100,36 @@ class LabProgress:
         found = {}
         for prediction, told in self._part("predictions").items():
             pair = (told.get("predicted"), told.get("value")) if isinstance(told, dict) else (None, None)
-            numbers = [float(one) for one in pair if isinstance(one, (int, float)) and math.isfinite(one)]
+            numbers = [float(one) for one in pair if _is_finite(one)]
             if len(numbers) == 2:
                 found[str(prediction)] = Predicted(*numbers)
         return found
+
+    def kept(self, prediction: Prediction) -> float | None:
+        """Return what was written down for a prediction, first revealed or not revealed yet; None: nothing.
+
+        Raises:
+            LabError: the file cannot be read, or holds something else in this place.
+        """
+        noted, revealed = (self._part(name, strict=True).get(prediction.id) for name in ("noted", "predictions"))
+        if noted is None and revealed is None:
+            return None
+        figure = noted if revealed is None else revealed.get("predicted") if isinstance(revealed, dict) else None
+        if not _is_finite(figure) or not prediction.admits(float(figure)):
+            raise self._damaged()
+        return float(figure)
 
     def done(self, exercise_id: str, moment: datetime) -> str | None:
         """Remember that an exercise is done; a sentence if that could not be written."""
         done = self.read()
         if exercise_id in done:
             return None
-        return self._write({**done, exercise_id: moment.isoformat(timespec="seconds")}, self.predictions())
+        return self._write(done={**done, exercise_id: moment.isoformat(timespec="seconds")})
+
+    def noted(self, prediction_id: str, predicted: float) -> None:
+        """Remember a prediction that is not revealed yet, for a kernel to come; what cannot be written is not told."""
+        if prediction_id not in self.predictions():
+            self._write(noted={**self._numbers("noted"), prediction_id: predicted})
 
     def predicted(self, prediction_id: str, predicted: float, value: float) -> None:
         """Remember a prediction when it is first revealed; a second try, made in knowledge of the value, is not kept.
@@ -119,36 +138,58 @@ class LabProgress:
         """
         known = self.predictions()
         if prediction_id not in known and math.isfinite(predicted) and math.isfinite(value):
-            self._write(self.read(), {**known, prediction_id: Predicted(predicted, value)})
+            noted = {name: figure for name, figure in self._numbers("noted").items() if name != prediction_id}
+            self._write(noted=noted, predictions={**known, prediction_id: Predicted(predicted, value)})
 
     def scores(self) -> dict[str, float]:
         """Challenge → the best score so far; what cannot be read is left out."""
-        told = self._part("scores").items()
-        return {str(name): float(one) for name, one in told if isinstance(one, (int, float)) and math.isfinite(one)}
+        return self._numbers("scores")
 
     def scored(self, challenge: Challenge, score: float) -> None:
         """Remember a score if it is the best so far; what cannot be written is not told, as of predictions."""
         known = self.scores()
         if challenge.id not in known or challenge.is_better(score, known[challenge.id]):
-            self._write(self.read(), self.predictions(), {**known, challenge.id: score})
+            self._write(scores={**known, challenge.id: score})
 
-    def _part(self, name: str) -> dict[str, Any]:
+    def _numbers(self, part: str) -> dict[str, float]:
+        return {str(name): float(number) for name, number in self._part(part).items() if _is_finite(number)}
+
+    def _part(self, name: str, *, strict: bool = False) -> dict[str, Any]:
+        """Read one part; empty where there is none, and, unless `strict`, where it is damaged."""
         try:
             content = parse_json(self._path.read_bytes())
-        except (OSError, LabError):
+            part = content.get(name, {}) if isinstance(content, dict) else None
+        except FileNotFoundError:
             return {}
-        part = content.get(name) if isinstance(content, dict) else None
+        except (OSError, LabError):
+            part = None
+        if strict and not isinstance(part, dict):
+            raise self._damaged()
         return part if isinstance(part, dict) else {}
 
+    def _damaged(self) -> LabError:
+        return refusal(
+            en=f"The file {self._path.name} of your progress is damaged: what you predicted earlier cannot be read.",
+            fr=f"Le fichier {self._path.name} de votre progression est abîmé : vos prédictions antérieures sont "
+            "illisibles.",
+        )
+
     def _write(
-        self, done: dict[str, str], predictions: dict[str, Predicted], scores: dict[str, float] | None = None
+        self,
+        *,
+        done: dict[str, str] | None = None,
+        scores: dict[str, float] | None = None,
+        predictions: dict[str, Predicted] | None = None,
+        noted: dict[str, float] | None = None,
     ) -> str | None:
-        """Replace the file; a sentence if that could not be done."""
-        content: dict[str, Any] = {"schema_version": 1, "done": done}
-        if scores := scores or self.scores():
+        """Replace the file, with these parts changed; a sentence if that could not be done."""
+        content: dict[str, Any] = {"schema_version": 1, "done": self.read() if done is None else done}
+        if scores := self.scores() if scores is None else scores:
             content["scores"] = scores
-        if predictions:
+        if predictions := self.predictions() if predictions is None else predictions:
             content["predictions"] = {name: vars(one) for name, one in predictions.items()}
+        if noted := self._numbers("noted") if noted is None else noted:
+            content["noted"] = noted
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(self._path, json.dumps(content, indent=1) + "\n")
@@ -159,6 +200,10 @@ class LabProgress:
                 "la réponse reste acquise.",
             )
         return None
+
+
+def _is_finite(number: Any) -> TypeGuard[float]:
+    return is_number(number) and abs(number) <= sys.float_info.max  # neither NaN nor a whole number too large for it
 
 
 def notebook_language() -> Language:
@@ -324,15 +369,15 @@ class Lab:
             )
             return
         number = single(value)
-        is_one = is_number(number) and math.isfinite(number)
-        if not is_one or not prediction.admits(number):
+        bounded = prediction.kind in ("share", "place")
+        if not _is_finite(number) or (bounded and not prediction.admits(number)):
             _tell(
                 "wrong",
                 en=f"A prediction is one number ({prediction.unit}), but {value!r} was received.",
                 fr=f"Une prédiction est un nombre ({prediction.unit}), mais {value!r} a été reçu.",
             )
             return
-        if number < 0 and prediction.kind != "ratio":
+        if not prediction.admits(number):
             _tell(
                 "wrong",
                 en=f"What is asked for ({prediction.unit}) is never negative, but {value!r} was received.",
@@ -340,6 +385,7 @@ class Lab:
             )
             return
         self._predicted[prediction_id] = float(number)
+        self._progress.noted(prediction_id, float(number))
         _tell(
             "note",
             en=f"Noted: {prediction.format(number)}. Run on to see how close you are.",
@@ -347,7 +393,7 @@ class Lab:
         )
 
     def reveal(self, prediction_id: str, value: float | Verdict | None) -> None:
-        """Compare the figure that was written down with the one computed or measured.
+        """Compare the figure written down, in this kernel or an earlier one, with the one computed or measured.
 
         A sentence, which a figure's function gives where an exercise is to do or wrong, is shown. After a restart of
         the kernel, a prediction that was revealed before is read from the progress.
@@ -355,15 +401,19 @@ class Lab:
         prediction = self._prediction(prediction_id)
         if prediction is None:
             return
-        predicted = self._predicted.get(prediction_id)
-        if predicted is None and (known := self._progress.predictions().get(prediction_id)) is not None:
-            predicted = known.predicted
+        predicted, damage = self._predicted.get(prediction_id), ""
+        is_earlier = predicted is None
+        if is_earlier:
+            try:
+                predicted = self._progress.kept(prediction)
+            except LabError as error:
+                damage = f"\n{error}"
         if predicted is None:
             _tell(
                 "todo",
-                en=f'Predict first, then look: fill in the cell lab.predict("{prediction_id}", …) and run it.',
+                en=f'Predict first, then look: fill in the cell lab.predict("{prediction_id}", …) and run it.{damage}',
                 fr=f'Prédisez d’abord, regardez ensuite : complétez la cellule lab.predict("{prediction_id}", '
-                "…) et exécutez-la.",
+                f"…) et exécutez-la.{damage}",
             )
             return
         if isinstance(value, Verdict):
@@ -371,7 +421,14 @@ class Lab:
             return
         if value is not None:
             self._progress.predicted(prediction_id, predicted, float(value))
-        show(prediction.compare(predicted, value))
+        verdict = prediction.compare(predicted, value)
+        if is_earlier and value is not None:
+            earlier = say(
+                en="Your prediction from an earlier session of the notebook:",
+                fr="Votre prédiction d’une session précédente du notebook :",
+            )
+            verdict = replace(verdict, message=f"{earlier}\n{verdict.message}")
+        show(verdict)
 
     def progress(self) -> None:
         """Show which exercises of this lab are done."""

@@ -137,7 +137,7 @@ def catalogue() -> Table:
     """Tabulate the libraries: what is installed here, and what each hides."""
     listed = []
     for name, one in LIBRARIES.items():
-        here = one.version or say(en="yes", fr="oui") if one.installed else one.command
+        here = one.version or say(en="yes", fr="oui") if one.installed else one.command or say(en="no", fr="non")
         listed.append((one.title, here, all_lines_words(name), one.runs(), one.hides()))
     head = titles(
         en="library; installed, or how to install; lines of code; its program runs; it hides",

@@ -18,6 +18,7 @@ from pathlib import Path
 from dlojz.base.errors import LabError
 from dlojz.base.language import Language, one_of, refusal
 from dlojz.labs.kit.source import in_language
+from dlojz.results.record import write_atomic
 
 SOURCE = Path(__file__).with_name("data") / "train.txt"
 LAST = 12
@@ -148,5 +149,5 @@ def write_script(lab: str, folder: Path, language: Language, *, solved: bool = F
             fr=f"{path} existe déjà, et c’est peut-être votre travail : donnez un autre dossier.",
         )
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(script_of(number, language, solved=solved), encoding="utf-8")
+    write_atomic(path, script_of(number, language, solved=solved))
     return path

@@ -35,7 +35,7 @@ from dlojz.labs.script.script_checks import (
     check_shards,
     differing_step,
 )
-from dlojz.labs.script.script_trials import BATCH, ScriptTrials, Trial
+from dlojz.labs.script.script_trials import BATCH, LibraryMissing, ScriptTrials, Trial
 from dlojz.running.store import runs_root
 
 ROUNDED_LOSS = 0.01
@@ -432,7 +432,13 @@ def _compressed_model(trials: ScriptTrials) -> None:
 def _libraries(trials: ScriptTrials) -> None:
     one: Trial | None = None
     for way, name in (("deepspeed", "DeepSpeedEngine"), ("accelerate", "Accelerator")):
-        two = trials(2, "--parallel", way, "--accumulation", "2")
+        try:
+            two = trials(2, "--parallel", way, "--accumulation", "2")
+        except LibraryMissing as missing:
+            if way != "accelerate":
+                raise
+            trials.not_judged.append(str(missing))  # Accelerate is optional
+            continue
         one = one or trials(1)
         if (found := two.ranks[0].library) != name:
             raise Wrong(
@@ -535,8 +541,11 @@ def judge_script(
                 check_printed(trial)
         except Wrong as wrong:
             return Verdict("wrong", str(wrong))
+        except LibraryMissing as missing:
+            return Verdict("note", str(missing))
         whole = max(rank.held for trial in trials.done for rank in trial.ranks)
-        return Verdict("right", "\n".join([_praise(lab), *(_row(trial, whole) for trial in trials.done)]))
+        rows = [_row(trial, whole) for trial in trials.done]
+        return Verdict("right", "\n".join([_praise(lab), *rows, *trials.not_judged]))
 
 
 def judge_in_notebook(lab: Lab, script: str | Path, **where: Any) -> None:

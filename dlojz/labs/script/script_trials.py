@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dlojz.base.language import say
+from dlojz.base.requirements import distribution_of, extra_of, missing_library
 from dlojz.labs.kit.exercise import Wrong
 from dlojz.labs.script.growing_script import LAYOUTS
 from dlojz.results.record import RunRecord
@@ -23,6 +24,7 @@ BATCH = 256
 SHORT = ("--epochs", "2", "--batch", str(BATCH))
 """Options of every run: two epochs, to see whether the second has another order."""
 _RATE = re.compile(r"^samples/s (\d+(?:\.\d+)?)$", re.MULTILINE)
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _LOSS = re.compile(r"^loss (\d+(?:\.\d+)?)$", re.MULTILINE)
 
 
@@ -127,6 +129,10 @@ class Trial:
         return (footprint.memory.activations_bytes or 0) if footprint is not None else 0
 
 
+class LibraryMissing(Exception):  # noqa: N818 - it is a verdict, not an error of the program
+    """Raised by a run whose script imports a library of the course that is not installed; the sentence names both."""
+
+
 def title_of(processes: int, words: Sequence[str]) -> str:
     """Name a run by its processes and options."""
     shown = [Path(word).name if Path(word).is_absolute() else word for word in words]
@@ -164,6 +170,7 @@ class ScriptTrials:
         self._path, self._folder, self._begin, self._where = path, folder, begin, where
         self._number = 0
         self.done: list[Trial] = []
+        self.not_judged: list[str] = []
 
     @property
     def checkpoint(self) -> str:
@@ -180,6 +187,7 @@ class ScriptTrials:
 
         Raises:
             Wrong: if it does not end as it should; the sentence says how it ended.
+            LibraryMissing: if it needs a library of the course that is not installed.
         """
         self._begin(title_of(processes, words))
         self._number += 1
@@ -194,6 +202,8 @@ class ScriptTrials:
             **self._where,
         )
         record, ranks = ended.record, _rank_reports(reports, processes)
+        if record is None or record.status != "completed":
+            _refuse_missing_library(title_of(processes, words), ended.logs())
         idle = [rank for rank, one in enumerate(ranks) if one.steps == 0]
         if idle and len(idle) < len(ranks):
             raise Wrong(
@@ -237,6 +247,13 @@ class ScriptTrials:
         rates, printed = (tuple(tuple(map(float, line.findall(log))) for log in logs) for line in (_RATE, _LOSS))
         self.done.append(Trial(words, record, ranks, rates, printed))
         return self.done[-1]
+
+
+def _refuse_missing_library(title: str, log: str) -> None:
+    module = (_MISSING_MODULE.findall(log) or [""])[-1]
+    if extra_of(distribution_of(module)):
+        absent = missing_library(distribution_of(module))
+        raise LibraryMissing(say(en=f"Not judged on {title}: {absent}", fr=f"Non vérifié sur {title} : {absent}"))
 
 
 def _how_it_ended(path: Path, title: str, log: str, record: RunRecord | None) -> str:

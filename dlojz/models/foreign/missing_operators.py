@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlojz.base.requirements import missing_library
+
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 _OPERATORS = ("nms", "qnms")
 # torch drops the operators of a Library that is garbage-collected: these lists keep them alive.
@@ -42,7 +44,7 @@ def _extension_loads() -> bool:
         return True
     described = importlib.util.find_spec("torchvision")
     if described is None or described.origin is None:
-        raise ModuleNotFoundError("torchvision is not installed: pip install torchvision installs it.")
+        raise ModuleNotFoundError(missing_library("torchvision"), name="torchvision")
     for extension in Path(described.origin).parent.glob("_C*"):
         try:
             torch.ops.load_library(str(extension))

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, refusal, say
+from dlojz.base.requirements import distribution_of, missing_library
 from dlojz.models.catalogue import Family
 from dlojz.models.foreign.example import Example
 from dlojz.models.foreign.meta_checks import not_built, way_out
@@ -73,10 +74,8 @@ def package_of(name: str) -> Any:
         ensure_torchvision_imports()  # timm imports torchvision
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise refusal(
-            en=f"models of {name} need it: {error}: pip install {name}.",
-            fr=f"les modèles de {name} en ont besoin : {error} : pip install {name}.",
-        ) from error
+        missing = distribution_of(error.name or name)
+        raise LabError(missing_library(missing, en=f"a model of {name}", fr=f"un modèle de {name}")) from error
 
 
 def origin_of_timm(name: str) -> Origin:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say, shortest
+from dlojz.base.language import one_of, refusal, shortest
+from dlojz.base.requirements import missing_library
 from dlojz.pipeline.optimum.optimum_problem import OBJECTIVES, Objective, Optimum, Problem
 from dlojz.pipeline.orders.synchronous import zigzag
 from dlojz.pipeline.orders.zero_bubble import PRIORITIES, list_schedule, zb_v, zero_bubble
@@ -77,11 +78,13 @@ def optimum(
 
 def _needs_solver(problem: Problem) -> str:
     size = f"{problem.ranks} × {problem.micro_batches}"
-    return say(
-        en=f"the proven optimum of this case ({size}) is not in the table and needs a solver that is not installed: "
-        "pip install 'dlojz[optimum]', or ask for unit costs, at most 4 ranks and 8 micro-batches.",
-        fr=f"l’optimum prouvé de ce cas ({size}) n’est pas dans la table et demande un solveur, qui n’est pas "
-        "installé : pip install 'dlojz[optimum]', ou demandez des coûts unitaires, au plus 4 rangs et 8 micro-batches.",
+    return missing_library(
+        "ortools",
+        title="OR-Tools",
+        en=f"the proven optimum of this case ({size}) is not in the table and",
+        fr=f"l’optimum prouvé de ce cas ({size}) n’est pas dans la table et",
+        or_en="ask for unit costs, at most 4 ranks and 8 micro-batches",
+        or_fr="demandez des coûts unitaires, au plus 4 rangs et 8 micro-batches",
     )
 
 
