@@ -789,7 +789,7 @@ lab.predict(
 # %% name="tokens-per-s"
 def training(batch):
     def on_rank(rank, size):
-        torch.manual_seed(rank)  # for the tokens: the weights are rank 0's // pour les tokens : les poids sont du rang 0
+        torch.manual_seed(rank)  # for tokens: the weights are rank 0's // pour les tokens : les poids sont du rang 0
         model = models.build("gpt_tiny")
         model = DistributedDataParallel(model) if size > 1 else model
         optimizer = torch.optim.AdamW(model.parameters())
