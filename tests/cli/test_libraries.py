@@ -25,7 +25,8 @@ def test_the_catalogue_tells_each_library_and_what_installs_it(
     assert main(["libraries"]) == DONE
     told = capfd.readouterr().out
     assert all(one.title in told for one in LIBRARIES.values())
-    assert "Accelerate is not installed (Python package accelerate): install it by make libraries" in told
+    assert "Accelerate is not installed: pip install 'dlojz[libraries]'." in told
+    assert told.count("'dlojz[libraries]'") == 4, "in the rows of two libraries and in their sentences"
     assert "make colossalai" in told
 
 

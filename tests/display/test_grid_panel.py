@@ -80,7 +80,7 @@ def test_the_still_twin_shows_the_same_without_widgets(monkeypatch: pytest.Monke
     html = still._repr_html_()
     assert 'src="data:image/png;base64,' in html and "<svg" not in html and "all_reduce" in html
     assert repr(still).startswith("8 ranks = dp 2 × pp 2 × tp 2, on 2 nodes of 4 GPUs") and "pp crosses" in repr(still)
-    with pytest.raises(LabError, match="install it"):
+    with pytest.raises(LabError, match=r"pip install 'dlojz\[labs\]', or use still_grid"):
         grid_panel()
 
 
