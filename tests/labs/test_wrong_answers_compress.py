@@ -437,7 +437,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (moving("inverse"), "the order is the inverse one"),
         (moving("nothing"), "Nothing is moved"),
         (moving("two"), "3 results are expected"),
-        (moving("rows"), "index"),
+        (moving("rows"), "You move the rows of the second layer"),
     ],
 }
 
