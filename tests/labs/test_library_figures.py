@@ -100,7 +100,7 @@ def test_the_catalogue_says_what_installs_what_is_missing(monkeypatch: pytest.Mo
     monkeypatch.setattr("dlojz.libraries.library_catalogue.found", lambda name: name != "accelerate")
     rows = {row[0]: row for row in figures.catalogue().rows}
     assert list(rows) == [one.title for one in LIBRARIES.values()]
-    assert rows["Accelerate"][1] == "make libraries"
+    assert rows["Accelerate"][1] == "pip install 'dlojz[libraries]'"
     assert rows["DeepSpeed"][1] not in ("make lab", "")
 
 
@@ -112,9 +112,9 @@ def test_a_library_that_is_missing_stops_nothing(
     monkeypatch.setattr("dlojz.libraries.library_catalogue.found", lambda name: name != "accelerate")
     assert figures.train(RunConfig.of(model="gpt_tiny", dp=2), "accelerate") is None
     told = capsys.readouterr().out
-    assert words in told and "make libraries" in told
+    assert words in told and "pip install 'dlojz[libraries]'" in told
     assert figures.train_each(RunConfig.of(model="gpt_tiny", dp=2), "accelerate", {}, {"dp": 1}, {}) == [None] * 3
-    assert capsys.readouterr().out.count("make libraries") == 1
+    assert capsys.readouterr().out.count("pip install 'dlojz[libraries]'") == 1
 
 
 def test_each_layout_of_a_library_that_is_there_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +270,7 @@ def never(*_: Any, **__: Any) -> Any:
 
 def test_loops_are_counted_on_the_libraries_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     if absence("accelerate") is not None:
-        pytest.skip("Accelerate is not installed here: make libraries")
+        pytest.skip("Accelerate is not installed here: pip install 'dlojz[libraries]'")
     monkeypatch.setattr(exercises_loops, "AcceleratorStandIn", never)
     sheet = figures.loops(plain_loop, deepspeed_loop, accelerate_loop, 10, 4)
     assert isinstance(sheet, Table)
