@@ -386,3 +386,23 @@ def test_a_module_is_predicted_on_several_inputs() -> None:
         dlojz.predict(module, (image, numbers), checkpointing="full")
     with pytest.raises(LabError, match="reads tensors of a shape: image_size has no meaning"):
         dlojz.predict(module, (image, numbers), image_size=64)
+
+
+@pytest.mark.nightly
+def test_every_model_of_torchvision_is_forecast_or_refused_for_what_it_is() -> None:
+    """All that classify, segment or read videos; 15 of the 27 that detect, segment or read videos."""
+    import torchvision.models as zoo
+
+    reasons = {
+        zoo.detection: "detects objects",
+        zoo.quantization: "is quantized",
+        zoo.optical_flow: "estimates optical flow",
+    }
+    for module, reason in reasons.items():
+        for name in zoo.list_models(module=module):
+            with pytest.raises(LabError, match=f"{reason}.*FILE.py:build"):
+                dlojz.predict(f"torchvision:{name}")
+    forecast = [name for module in (zoo, zoo.segmentation, zoo.video) for name in zoo.list_models(module=module)]
+    for name in forecast:
+        assert (dlojz.predict(f"torchvision:{name}").memory.peak_bytes or 0) > 0, name
+    assert len(forecast) >= 95
