@@ -40,6 +40,14 @@ def test_a_prediction_is_laid_over_the_figure(predicted: float, state: str, word
     assert words in verdict.message
 
 
+def test_a_gap_that_is_written_like_its_margin_is_just_over_it() -> None:
+    prediction = Prediction(id="x", en="?", fr="?", kind="ratio", tolerance=0.6)
+    assert "A factor of 1.6 apart: just over what can be reached (a factor of 1.6)." in prediction.compare(
+        2.237, 1.39668
+    ).message
+    assert "just over" not in prediction.compare(1.63, 1.0).message
+
+
 @pytest.mark.parametrize("kind", ["rate", "ratio", "seconds"])
 @pytest.mark.parametrize(
     ("predicted", "value", "tolerance", "state", "words"),

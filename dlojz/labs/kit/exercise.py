@@ -229,6 +229,8 @@ def show(verdict: Verdict) -> None:
 PRINTED_CHARACTERS = 600
 WELL = 0.1
 """Gap up to which a prediction is called well predicted, whatever its tolerance."""
+JUST_OVER = 1.02
+"""Gap over tolerance up to which both may be written by the same digits."""
 FACTOR = 0.5
 """Gap above which two numbers are a factor apart, rather than some per cent."""
 
@@ -607,27 +609,28 @@ class Prediction:
                 "right",
                 both + say(en=f"\n{gap}: within the margin ({margin}).", fr=f"\n{gap} : dans la marge ({margin})."),
             )
+        return Verdict("note", both + self._beyond_margin(predicted, value, gap, margin))
+
+    def _beyond_margin(self, predicted: float, value: float, gap: str, margin: str) -> str:
+        """Say how a prediction outside its margin misses the figure."""
         if unit := self._other_unit(predicted, value):
-            return Verdict(
-                "note",
-                both
-                + say(
-                    en=f"\nIn {unit} your figure would be right, but it is asked for {self.unit}.",
-                    fr=f"\nEn {unit}, votre valeur serait juste, mais on la demande {self.unit}.",
-                ),
+            return say(
+                en=f"\nIn {unit} your figure would be right, but it is asked for {self.unit}.",
+                fr=f"\nEn {unit}, votre valeur serait juste, mais on la demande {self.unit}.",
+            )
+        if self.kind != "place" and self.gap(predicted, value) <= JUST_OVER * self.tolerance:
+            return say(
+                en=f"\n{gap}: just over what can be reached ({margin}).",
+                fr=f"\n{gap} : juste au-delà de ce qu’on peut prédire ({margin}).",
             )
         reach = (
             say(en=f"a prediction within {margin} can be reached", fr=f"on peut prédire à {margin} près")
             if self.tolerance
             else say(en="the exact number can be predicted", fr="on peut prédire le nombre exact")
         )
-        return Verdict(
-            "note",
-            both
-            + say(
-                en=f"\n{gap}, where {reach}: find out why before you read on.",
-                fr=f"\n{gap}, alors qu’{reach}. Cherchez pourquoi avant de poursuivre.",
-            ),
+        return say(
+            en=f"\n{gap}, where {reach}: find out why before you read on.",
+            fr=f"\n{gap}, alors qu’{reach}. Cherchez pourquoi avant de poursuivre.",
         )
 
     def _other_unit(self, predicted: float, value: float) -> str:
