@@ -251,8 +251,14 @@ def updated_by(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 
 def _signature(optimizer: torch.optim.Optimizer) -> Signature:
-    """Identity and version of each gradient; zeros where there is none."""
-    gradients = (parameter.grad for parameter in updated_by(optimizer))
+    """Identity and version of each gradient; zeros where there is none.
+
+    Megatron's DDP adds each gradient to a buffer, `main_grad`, as soon as autograd has made it, and sets it to None.
+    """
+    gradients = (
+        getattr(parameter, "main_grad", None) if parameter.grad is None else parameter.grad
+        for parameter in updated_by(optimizer)
+    )
     return [(0, 0) if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
 
 
