@@ -291,8 +291,9 @@ def _build_engine(config: RunConfig, device: torch.device, probes: Probes) -> tu
     with probes.loading():
         models.spec(config.built_model)  # reads a file of one's own, whose example inputs are no part of a training
     model = build_model(config)
+    parameters = sum(parameter.numel() for parameter in model.parameters())  # before an engine shards them
     # A pipeline rank keeps its stages only: the whole model is gone after the return.
-    return base.build(config, model, device), sum(parameter.numel() for parameter in model.parameters())
+    return base.build(config, model, device), parameters
 
 
 def accumulate(
