@@ -302,6 +302,25 @@ def test_a_fed_optimizer_is_one_whose_gradients_are_new() -> None:
     assert feed.is_fed(optimizers[0])
 
 
+def test_a_gradient_that_has_moved_to_a_buffer_is_none_that_was_thrown_away() -> None:
+    """As Megatron's DDP does it: `main_grad` has the sum, and autograd's own gradient is None again."""
+    model = nn.Linear(2, 2)
+    feed = GradientFeed()
+    optimizer = torch.optim.SGD(model.parameters())
+    feed.optimizers.add(optimizer)
+    feed.before_backward()
+    model(torch.ones(1, 2)).sum().backward()
+    assert feed.after_backward() == [optimizer]
+    gradients = [parameter.grad for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = None
+    assert feed.drop_released()  # without a buffer it is gone
+    feed.fed.add(optimizer)
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.main_grad = gradient  # type: ignore[attr-defined]
+    assert not feed.drop_released() and feed.is_fed(optimizer)
+
+
 @pytest.mark.parametrize(
     ("scale", "passes", "expected"),
     [

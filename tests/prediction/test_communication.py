@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from dlojz import predict
 from dlojz.base.language import MEBIBYTE
 from dlojz.config.run_config import RunConfig
-from dlojz.prediction.communication import deepspeed_buckets
+from dlojz.prediction.communication import deepspeed_buckets, receive_buffers_bytes
 from dlojz.prediction.model_trace import ready_order
 from dlojz.prediction.shapes import ParameterShape, fill_buckets
 from dlojz.train.engines import base
@@ -154,3 +156,13 @@ def test_local_steps_meet_in_fp32(precision: str) -> None:
     """vit_tiny has 827,786 parameters, whose weights are fp32 whatever is computed in."""
     sent = traffic_of("dp", model="vit_tiny", dp=2, engine="by_hand", optimizer="local_sgd", precision=precision)
     assert sent == {"all_reduce": (1, 4 * 827_786)}
+
+
+def test_torchs_pipeline_keeps_a_buffer_for_each_message_that_it_receives() -> None:
+    """A message has 4 samples × 128 tokens × 128 numbers in fp32; a stage in the middle receives on both sides."""
+    message_bytes = 4 * 128 * 128 * 4
+    fields: dict[str, Any] = {"model": "gpt_tiny", "sequence_length": 128, "micro_batch": 4, "micro_batches": 16}
+    for layout, sides in (({"pp": 2}, (1, 1)), ({"pp": 3}, (1, 2, 1)), ({"pp": 2, "engine": "by_hand"}, (0, 0))):
+        config = RunConfig.of(**fields, **layout)
+        received = [receive_buffers_bytes(config, rank) for rank in range(config.layout.pp)]
+        assert received == [16 * count * message_bytes for count in sides]

@@ -37,6 +37,8 @@ SMALL: dict[str, Any] = {
 VIT = {"model": "vit_tiny"}
 LLAMA = {"model": "llama_tiny", "image_size": None, "sequence_length": 16}
 ALEXNET = {"model": "alexnet_tiny", "image_size": 64}
+MANY = {"model": "gpt_tiny", "image_size": None, "micro_batch": 4, "micro_batches": 16, "schedule": "1f1b"}
+"""So many micro-batches that a message of each is a seventh of the peak."""
 TORCHS = ("gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zb", "zb-v", "dualpipe-v")
 """Schedules that torch ships; the others that it runs are read from a table."""
 
@@ -52,6 +54,8 @@ PAIRS: dict[str, dict[str, Any]] = {
     "hand-flops": {"engine": "by_hand", "partition": "flops", "checkpointing": "full"},
     "hand-at": {"engine": "by_hand", "partition": "at:3", "schedule": "gpipe"},
     "torch-llama": {**LLAMA, "schedule": "interleaved"},
+    "torch-many": MANY,
+    "hand-many": {**MANY, "engine": "by_hand"},
     # Fewer micro-batches than stages, which torch's own class refuses.
     "torch-1f1b-few": {**VIT, "schedule": "1f1b", "micro_batch": 16, "micro_batches": 1},
 }
@@ -71,8 +75,9 @@ SERIAL: dict[str, dict[str, Any]] = {
     "vit_tiny": VIT,
     "llama_tiny": LLAMA,
     "alexnet_tiny": {**ALEXNET, "micro_batches": 16},
+    "gpt_tiny": {name: value for name, value in MANY.items() if name != "schedule"},
 }
-FORECAST = ("torch-gpipe", "torch-1f1b", "hand-gpipe", "hand-1f1b")
+FORECAST = ("torch-gpipe", "torch-1f1b", "torch-many", "hand-gpipe", "hand-1f1b", "hand-many")
 """Where the peak is compared: elsewhere backwards are split or stages many, and the forecast is an estimate."""
 
 
