@@ -62,14 +62,13 @@ TASKS = {
 }
 """Twelve things that somebody comes to do, and where (CONTRIBUTING.md says more of each)."""
 
-VAGUE = frozenset(
-    """
-    one own told found made known held each given asked way ways place places other others rest what here there whole
-    shown sent taken kept left read said listed more former behind beside its wanted first last at most least named done
-    seen again some where of now alone mine both every out by used apart same alike moved added entered needed why look
-    that this them these those which such gone thing things near
-    """.split()
-)
+_VAGUE = """
+one own told found made known held each given asked way ways place places other others rest what here there whole
+shown sent taken kept left read said listed more former behind beside its wanted first last at most least named done
+seen again some where of now alone mine both every out by used apart same alike moved added entered needed why look
+that this them these those which such gone thing things near
+"""
+VAGUE = frozenset(_VAGUE.split())
 """Names that do not say what they hold: pronouns, participles, adverbs. `first` and `last` are counted too, though a
 range may have them: the ceilings leave room for the few places where such a word is the field's own."""
 _DIRECTIVE = re.compile(r"#\s*(?:!|noqa|type:|fmt:|pragma|mypy|ruff|%%)")
@@ -369,7 +368,7 @@ def bound_names(file: str) -> Iterator[str]:
 
 def top_room(file: str) -> str:
     """The room of a file, all labs together."""
-    return file.split("/")[0].removesuffix(".py")
+    return file.split("/", maxsplit=1)[0].removesuffix(".py")
 
 
 def vague_percent() -> dict[str, float]:
