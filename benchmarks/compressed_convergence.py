@@ -31,8 +31,8 @@ from rich.table import Table
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
 from dlojz.by_hand.optimizers.convergence import TOLERANCE, Curves, gap, reference_of
+from dlojz.config.optimizers import COMPRESSED
 from dlojz.config.run_config import RunConfig
-from dlojz.config.schedules import COMPRESSED
 from dlojz.display.figures.training_figures import convergence_figure, optimizer_label
 from dlojz.runnable import check_runnable
 

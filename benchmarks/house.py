@@ -1,4 +1,4 @@
-"""Measure the house: files, lines, circles, imports upward, hermits, long listings, and how fast `dlojz` answers.
+"""Measure the house: files, lines, circles, imports upward, hermits, names, comments, and how fast `dlojz` answers.
 
     python benchmarks/house.py            # the tree as it stands: seconds
     python benchmarks/house.py --times    # and the import of dlojz and three commands, timed: half a minute
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import re
 import subprocess
 import sys
 import time
+import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -35,19 +37,47 @@ MAX_LINES, MAX_TAUGHT_LINES = 900, 300
 HERMIT_LINES = 150
 MAX_ENTRIES, MAX_TOP_ENTRIES = 16, 26
 
+
+
+class Task(NamedTuple):
+    """The file or folder to open for a task, and a text that stands there only if it is the right one."""
+
+    path: str
+    text: str = ""
+
+
 TASKS = {
-    "add a field to a run": "dlojz/config/fields.py",
-    "add a pipeline schedule": "dlojz/pipeline/schedule_catalogue.py",
-    "change the message of a failing exercise of lab 06": "dlojz/labs/lab06_tensor",
-    "add a GPU": "dlojz/hardware/data/gpus",
-    "fix the memory forecast of FSDP2": "dlojz/prediction/engine_memory_sharded.py",
-    "add a line to dlojz compare": "dlojz/compare.py",
-    "add a lab": "dlojz/labs/kit/data/labs.toml",
-    "change the palette": "dlojz/display/style.py",
-    "a SLURM option for a new cluster": "dlojz/running/slurm/slurm_job.py",
-    "the French of a hint": "dlojz/labs/lab06_tensor/exercises_layers.py",
+    "add a field to a run": Task("dlojz/config/fields.py", "class RunFields"),
+    "add a pipeline schedule": Task("dlojz/pipeline/schedule_catalogue.py", "ScheduleEntry("),
+    "add an optimizer": Task("dlojz/config/optimizers.py", "OptimizerSpec("),
+    "change the message of a failing exercise of lab 06": Task("dlojz/labs/lab06_tensor"),
+    "add a GPU": Task("dlojz/hardware/data/gpus"),
+    "fix the memory forecast of FSDP2": Task("dlojz/prediction/engine_memory_sharded.py", "class FSDP2"),
+    "add a line to dlojz compare": Task("dlojz/display/tables.py", "def _communication_lines("),
+    "add a lab": Task("dlojz/labs/kit/data/labs.toml", "[[lab]]"),
+    "change the palette": Task("dlojz/display/style.py", "#"),
+    "a SLURM option for a new cluster": Task("dlojz/running/slurm/slurm_job.py", "#SBATCH"),
+    "the modules that a site loads": Task("slurm/machines", ""),
+    "the French of a hint": Task("dlojz/labs/lab06_tensor/exercises_layers.py", "hint_fr="),
 }
-"""Ten things that somebody comes to do, and the file or folder to open (CONTRIBUTING.md says more of each)."""
+"""Twelve things that somebody comes to do, and where (CONTRIBUTING.md says more of each)."""
+
+_VAGUE = """
+one own told found made known held each given asked way ways place places other others rest what here there whole
+shown sent taken kept left read said listed more former behind beside its wanted first last at most least named done
+seen again some where of now alone mine both every out by used apart same alike moved added entered needed why look
+that this them these those which such gone thing things near
+"""
+VAGUE = frozenset(_VAGUE.split())
+"""Names that do not say what they hold: pronouns, participles, adverbs. `first` and `last` are counted too, though a
+range may have them: the ceilings leave room for the few places where such a word is the field's own."""
+_DIRECTIVE = re.compile(r"#\s*(?:!|noqa|type:|fmt:|pragma|mypy|ruff|%%)")
+REGISTRIES = {
+    "optimizers": "config/optimizers.py",
+    "engines": "config/engines.py",
+    "schedules": "pipeline/schedule_catalogue.py",
+}
+"""Where each name is registered; a name spelled elsewhere is a second place to change."""
 
 Kind = Literal["top", "lazy", "type", "name"]
 
@@ -319,8 +349,161 @@ def places_of(pattern: str) -> dict[str, int]:
 
 
 def missing_tasks() -> list[str]:
-    """Tasks whose file is not there."""
-    return [task for task, path in TASKS.items() if not (ROOT / path).exists()]
+    """Tasks whose file is not there, or is not the one in which it is done."""
+    return [
+        name
+        for name, task in TASKS.items()
+        if not (ROOT / task.path).exists() or (task.text and task.text not in (ROOT / task.path).read_text("utf-8"))
+    ]
+
+
+def bound_names(file: str) -> Iterator[str]:
+    """Every name that a module binds: assigned, looped over, a parameter; `self` and `cls` are nobody's choice."""
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.arg) and node.arg not in ("self", "cls"):
+            yield node.arg
+
+
+def top_room(file: str) -> str:
+    """The room of a file, all labs together."""
+    return file.split("/", maxsplit=1)[0].removesuffix(".py")
+
+
+def vague_percent() -> dict[str, float]:
+    """Share of vague names among those that are bound, in percent, by room and in all (`all`)."""
+    bound: Counter[str] = Counter()
+    vague: Counter[str] = Counter()
+    for file in files():
+        names = list(bound_names(file))
+        for room in (top_room(file), "all"):
+            bound[room] += len(names)
+            vague[room] += sum(name in VAGUE for name in names)
+    return {room: 100 * vague[room] / count for room, count in bound.items() if count}
+
+
+def logic_lines(file: str) -> int:
+    """Count the lines of functions that compute: no signature, docstring, refusal, sentence, comment or blank line."""
+    text = (PACKAGE / file).read_text(encoding="utf-8")
+    logic: set[int] = set()
+    left_out = {number for number, line in enumerate(text.splitlines(), 1) if not line.strip().split("#")[0]}
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            logic |= _span(node)
+            documented = ast.get_docstring(node) is not None
+            left_out |= set(range(node.lineno, node.body[0].lineno)) | (_span(node.body[0]) if documented else set())
+        elif isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and _is_sentence(node)):
+            left_out |= _span(node)
+    return len(logic - left_out)
+
+
+def _span(node: ast.stmt | ast.expr) -> set[int]:
+    return set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+
+
+def _is_sentence(call: ast.Call) -> bool:
+    """Whether a call carries a text in both languages."""
+    return {"en", "fr"} <= {keyword.arg for keyword in call.keywords} or (
+        isinstance(call.func, ast.Name) and call.func.id in ("Said", "Mistake", "Wrong")
+    )
+
+
+def comments(file: str) -> int:
+    """Count the comments of a module; what speaks to a tool (`# noqa`) is none."""
+    text = (PACKAGE / file).read_text(encoding="utf-8")
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return sum(token.type == tokenize.COMMENT and not _DIRECTIVE.match(token.string) for token in tokens)
+
+
+def comments_per_100() -> dict[str, float]:
+    """Comments per 100 lines of logic, by room and in all (`all`)."""
+    counts: Counter[str] = Counter()
+    logic: Counter[str] = Counter()
+    for file in files():
+        for room in (top_room(file), "all"):
+            counts[room] += comments(file)
+            logic[room] += logic_lines(file)
+    return {room: 100 * counts[room] / lines for room, lines in logic.items() if lines}
+
+
+def lines_of_tests() -> int:
+    """Lines of Python in the tests."""
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "tests").rglob("*.py"))
+
+
+def registered_names() -> dict[str, frozenset[str]]:
+    """What each registry registers."""
+    from dlojz.config.engines import ENGINES
+    from dlojz.config.optimizers import OPTIMIZERS
+    from dlojz.pipeline.schedule_catalogue import SCHEDULES
+
+    return {
+        "optimizers": frozenset(OPTIMIZERS),
+        "engines": frozenset(ENGINES),
+        "schedules": frozenset(SCHEDULES),
+    }
+
+
+def spelled_elsewhere() -> dict[str, int]:
+    """How often a registered name stands as a literal in another file of the package, by registry; labs left out, as
+    their exercises are about single ones."""
+    found = dict.fromkeys(REGISTRIES, 0)
+    for registry, names in registered_names().items():
+        for file in files():
+            if file == REGISTRIES[registry] or file.startswith("labs/"):
+                continue
+            found[registry] += sum(
+                isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
+                for node in ast.walk(tree_of(file))
+            )
+    return found
+
+
+def tests_that_name_percent() -> float:
+    """Share of tests, in percent, whose name has a word of a name of the package that they use.
+
+    What a test uses: names imported from `dlojz` in its body and in the functions of its file that it calls.
+    """
+    total = naming = 0
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imported = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom | ast.Import) and _of_package(node)
+            for alias in node.names
+        }
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        for name, function in functions.items():
+            if name.startswith("test_"):
+                total += 1
+                naming += bool(_words_of(name.removeprefix("test_")) & _used_words(function, functions, imported))
+    return 100 * naming / total
+
+
+def _of_package(node: ast.Import | ast.ImportFrom) -> bool:
+    modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+    return any(f"{module}.".startswith("dlojz.") for module in modules)
+
+
+def _words_of(name: str) -> set[str]:
+    """The words of a name, in small letters and without a plural's s; those of three letters and less say little."""
+    words = re.findall(r"[a-z]+|[A-Z][a-z]+|[A-Z]+(?![a-z])", name)
+    return {word.lower().rstrip("s") for word in words if len(word) > 3 or word.isupper()}
+
+
+def _used_words(test: ast.FunctionDef, functions: dict[str, ast.FunctionDef], imported: set[str]) -> set[str]:
+    """Words of the imported names, and of the attributes taken from them, in a test and the helpers that it calls."""
+    used: set[str] = set()
+    bodies: list[ast.AST] = [test]
+    called = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)} & set(functions) - {test.name}
+    for node in (sub for body in (*bodies, *(functions[name] for name in called)) for sub in ast.walk(body)):
+        if isinstance(node, ast.Name) and node.id in imported:
+            used |= _words_of(node.id)
+        elif isinstance(node, ast.Attribute):
+            used |= _words_of(node.attr)
+    return used
 
 
 def _seconds(*words: str) -> float:
@@ -349,14 +532,21 @@ def main() -> None:
         "tasks of CONTRIBUTING whose file is missing": list(missing_tasks()),
     }
     print(f"{len(found):>7}  modules, {sum(file.endswith('__init__.py') for file in found)} of them faces of packages")
-    print(f"{sum(map(lines_of, found)):>7}  lines")
+    print(f"{sum(map(lines_of, found)):>7}  lines of the package, {lines_of_tests()} of the tests")
+    vague, remarks = vague_percent(), comments_per_100()
+    print(f"{vague['all']:>7.1f}  % of bound names are vague; {remarks['all']:.1f} comments per 100 lines of logic")
+    for room in sorted(vague, key=lambda room: -vague[room]):
+        print(f"{vague[room]:>14.1f} % vague, {remarks.get(room, 0):>4.1f} comments: {room}")
+    for registry, count in spelled_elsewhere().items():
+        print(f"{count:>7}  names of {registry} spelled outside {REGISTRIES[registry]} (labs aside)")
+    print(f"{tests_that_name_percent():>7.0f}  % of tests have a word of what they test in their names")
     for name, values in offenders.items():
         print(f"{len(values):>7}  {name}")
         if given.names:
             for value in values:
                 print(f"         {value}")
-    for task, path in TASKS.items():
-        print(f"         {task}: {path}")
+    for name, task in TASKS.items():
+        print(f"         {name}: {task.path}")
     if given.times:
         print(f"{_seconds('-c', 'import dlojz') - _seconds('-c', 'pass'):>7.2f}  s, import dlojz")
         for words in (("models",), ("predict", "coatnet_7"), ("memory", "vit_tiny")):

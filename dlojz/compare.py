@@ -24,8 +24,9 @@ from dlojz.base.display_hook import figure_of, html_of, markdown_of, table_of
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, format_bytes, format_count, gap_text, minus, refusal, say, significant
 from dlojz.base.machine import rank_limit, share_words
+from dlojz.config.optimizers import COMPRESSED
 from dlojz.config.run_config import RunConfig, fallback_note
-from dlojz.config.schedules import COMPRESSED, no_effect_note
+from dlojz.config.schedules import no_effect_note
 from dlojz.hardware import Device
 from dlojz.hardware.gpus import device_of_driver
 from dlojz.models.foreign.elsewhere import executing_no_file

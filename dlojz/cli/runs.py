@@ -43,8 +43,9 @@ from dlojz.cli.options import (
     tell_written,
     verb,
 )
+from dlojz.config.optimizers import COMPRESSED
 from dlojz.config.run_config import RunConfig, file_of_module, no_script, vocabulary_note
-from dlojz.config.schedules import COMPRESSED, no_effect_note
+from dlojz.config.schedules import no_effect_note
 from dlojz.display.tables import DASH, status_label
 from dlojz.models.foreign.names import is_elsewhere
 from dlojz.results.record import STATUSES, UNTRAINED, read_events, write_atomic

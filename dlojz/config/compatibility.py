@@ -31,18 +31,8 @@ from dlojz.config.fields import (
     block_choices,
     explicit_bounds,
 )
-from dlojz.config.schedules import (
-    COMMUNICATING,
-    IN_PASSES,
-    LOCAL,
-    PLAIN,
-    READ,
-    WITH_FIRST_STAGE,
-    WITH_FORMS,
-    check_local_steps,
-    check_stages,
-    stages_of,
-)
+from dlojz.config.optimizers import COMMUNICATING, LOCAL, WITH_FIRST_STAGE, WITH_FORMS
+from dlojz.config.schedules import IN_PASSES, PLAIN, READ, check_local_steps, check_stages, stages_of
 from dlojz.models.experts.routing import routing_refusal
 from dlojz.models.foreign.elsewhere import is_taken_as_told, size_of
 from dlojz.models.foreign.names import shown_name

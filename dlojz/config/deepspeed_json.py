@@ -21,6 +21,7 @@ from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, say
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS, SUB_GROUP_ELEMENTS
+from dlojz.config.optimizers import OPTIMIZERS
 from dlojz.config.run_config import RunConfig
 
 Kind = Literal["count", "number", "switch", "word", "object", "any"]
@@ -223,8 +224,8 @@ def _left_to_the_lab(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"pipeline.{key}"  # DeepSpeed itself takes these from its PipelineModule
 
 
-OPTIMIZERS = {"AdamW": "adamw", "Adam": "adamw", "SGD": "sgd", "Lamb": "lamb"}
-"""DeepSpeed's names, in any case. Its `Adam` decouples weight decay by default: AdamW."""
+NAMES = {label: name for name in ("adamw", "sgd", "lamb") for label in OPTIMIZERS[name].deepspeed_names}
+"""The lab's name of each of DeepSpeed's, in the order in which a refusal lists them; any case is read."""
 NOT_IN_THE_LAB = ("Adagrad", "Lion", "Muon", "MuAdam", "MuAdamW", "MuSGD", "OneBitAdam", "ZeroOneAdam", "OneBitLamb")
 """Optimizers that DeepSpeed has, or had, and the lab has not."""
 WHOLE_LAYERS = ("Lamb", "OneBitLamb", "OneBitAdam", "ZeroOneAdam")
@@ -250,10 +251,10 @@ def optimizer_fields(section: Mapping[str, Any], stage: int) -> dict[str, Any]:
             that is unknown or that the lab fixes otherwise.
     """
     named = section.get("type")
-    known = {name.lower(): name for name in (*OPTIMIZERS, *NOT_IN_THE_LAB)}
+    known = {name.lower(): name for name in (*NAMES, *NOT_IN_THE_LAB)}
     name = known.get(str(named).lower())
     if named is None or name is None:
-        raise LabError(one_of("optimizer.type", named, OPTIMIZERS))
+        raise LabError(one_of("optimizer.type", named, NAMES))
     if stage and name in WHOLE_LAYERS:
         raise refusal(
             en=f"optimizer {name} needs whole layers, and ZeRO-{stage} gives each rank a flat share that cuts through "
@@ -263,10 +264,10 @@ def optimizer_fields(section: Mapping[str, Any], stage: int) -> dict[str, Any]:
         )
     if name in NOT_IN_THE_LAB:
         raise refusal(
-            en=f"optimizer {name} is DeepSpeed's and not one of the lab's: use {', '.join(OPTIMIZERS)}.",
-            fr=f"l’optimiseur {name} existe dans DeepSpeed mais pas dans le TP : prenez {', '.join(OPTIMIZERS)}.",
+            en=f"optimizer {name} is DeepSpeed's and not one of the lab's: use {', '.join(NAMES)}.",
+            fr=f"l’optimiseur {name} existe dans DeepSpeed mais pas dans le TP : prenez {', '.join(NAMES)}.",
         )
-    rule = OPTIMIZERS[name]
+    rule = NAMES[name]
     given = {"optimizer": rule}
     for key, value in section.get("params", {}).items():
         given |= _rate(rule, key, value)

@@ -17,7 +17,7 @@ from dlojz.base.language import say
 from dlojz.config.compatibility import LAYOUT, LEGAL, Facts, Rule, first_set, has_experts, has_tied_head
 from dlojz.config.engines import pipeline_stages, program_layouts
 from dlojz.config.fields import ASYNCHRONOUS, RunFields
-from dlojz.config.schedules import COMMUNICATING
+from dlojz.config.optimizers import ELEMENTWISE, KEEPING_DTYPE, OPTIMIZERS
 from dlojz.models.foreign.elsewhere import size_of
 from dlojz.models.foreign.names import is_elsewhere
 from dlojz.models.sizes import CoAtNetSize, GPTSize
@@ -66,8 +66,6 @@ ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
 
 # --- precisions -------------------------------------------------------------------------------------------------------
 
-_TRUE_OPTIMIZERS: Final = ("sgd", "momentum", "adamw", "adamw_8bit")
-
 
 def _casts_true_weights(config: RunFields) -> Facts | None:
     """Find the first field with which an engine would not keep weights in bf16, or keeps something beside them."""
@@ -77,7 +75,7 @@ def _casts_true_weights(config: RunFields) -> Facts | None:
     if not layout.engine_spec.keeps_dtypes:
         name, value = ("engine", layout.engine) if layout.engine == "deepspeed" else ("zero", layout.zero)
         return {"name": name, "value": value, "plain": "torch" if name == "engine" else 0}
-    if config.optimizer not in _TRUE_OPTIMIZERS:
+    if config.optimizer not in KEEPING_DTYPE:
         return {"name": "optimizer", "value": config.optimizer, "plain": "adamw"}
     whole = {"pp": 1, "tp": 1, "cp": 1, "ep": 1, "gradient_compression": "none"}
     return first_set(layout, whole) or first_set(config, {"library": "none"})
@@ -331,11 +329,9 @@ LIBRARY: Final[tuple[Rule[RunFields], ...]] = (
 
 # --- what no engine runs yet ------------------------------------------------------------------------------------------
 
-EVERYWHERE: Final = ("adamw", "momentum", "sgd")
-"""Optimizers that see each number by itself, so that a share of the experts is updated as in the whole."""
 RUN_VALUES: Final[dict[str, tuple[object, ...]]] = {
     "precision": ("fp32", "bf16"),
-    "optimizer": ("adamw", "momentum", "sgd", "lamb", *COMMUNICATING),
+    "optimizer": ("adamw", *(name for name, spec in OPTIMIZERS.items() if spec.runs)),
     "fp32_gradients": (False,),
 }
 """Values that some engine runs, the usual one first."""
@@ -401,11 +397,11 @@ RUN: Final[tuple[Rule[RunFields], ...]] = (
     ),
     _run(
         "experts of a rank are updated by themselves",
-        lambda config: config.layout.ep > 1 and config.optimizer not in EVERYWHERE,
+        lambda config: config.layout.ep > 1 and config.optimizer not in ELEMENTWISE,
         en="optimizer={config.optimizer!r} needs whole layers, or averages over all ranks, but ep={layout.ep} "
-        f"gives each rank different experts: use {', '.join(EVERYWHERE)}.",
+        f"gives each rank different experts: use {', '.join(ELEMENTWISE)}.",
         fr="optimizer={config.optimizer!r} demande des couches entières, ou moyenne entre tous les rangs, mais "
-        f"ep={{layout.ep}} donne à chaque rang ses propres experts : prenez {', '.join(EVERYWHERE)}.",
+        f"ep={{layout.ep}} donne à chaque rang ses propres experts : prenez {', '.join(ELEMENTWISE)}.",
     ),
     _run(
         "DeepSpeed's experts are in fp32",

@@ -29,8 +29,9 @@ from dlojz.config.compatibility import LEGAL, check
 from dlojz.config.engines import ENGINES, EngineSpec, Form
 from dlojz.config.fields import RunFields
 from dlojz.config.layout import Layout
+from dlojz.config.optimizers import COMPRESSED, LOCAL
 from dlojz.config.run_compatibility import CONTEXT, ELSEWHERE, LIBRARY, PRECISIONS
-from dlojz.config.schedules import COMPRESSED, LOCAL, MULTIPLE, default_local_steps, default_warmup_steps
+from dlojz.config.schedules import MULTIPLE, default_local_steps, default_warmup_steps
 from dlojz.models.experts.routing import Routing
 from dlojz.models.foreign.elsewhere import (
     CHAIN,

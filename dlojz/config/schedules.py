@@ -35,21 +35,12 @@ from typing import Final, NamedTuple
 
 from dlojz.base.language import refusal, say
 from dlojz.config.fields import CurriculumFields, RunFields
+from dlojz.config.optimizers import LOCAL
 
-COMPRESSED: Final = ("one_bit_adam", "one_bit_lamb", "zero_one_adam")
-"""Optimizers that average over the ranks themselves: in full in the first stage, one bit per number in the second."""
-LOCAL: Final = ("local_sgd", "diloco")
-"""Optimizers whose replicas go several steps alone, then average their weights, or how far they have gone."""
-COMMUNICATING: Final = (*COMPRESSED, *LOCAL)
-"""All that average over the ranks themselves."""
-WITH_FIRST_STAGE: Final = (*COMPRESSED, "local_sgd")
-"""Those that take `warmup_steps`."""
 AT_ONCE: Final = ("for_loop", "foreach", "fused")
 """Forms of an update after the backward pass."""
 IN_PASSES: Final = ("in_backward", "in_forward")
 """Forms of an update within the passes."""
-WITH_FORMS: Final = ("sgd", "momentum", "adamw")
-"""Optimizers that have all these forms."""
 LOCAL_STEPS: Final = 8
 """Default of H, for short runs; DiLoCo's paper has 500 (Douillard et al. 2023, arXiv 2311.08105)."""
 WARMUP_SHARE: Final = 4

@@ -22,8 +22,9 @@ from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusing_overflow
 from dlojz.config.fields import block_choices
+from dlojz.config.optimizers import LOCAL, OPTIMIZERS
 from dlojz.config.run_config import RunConfig
-from dlojz.config.schedules import LOCAL, PLAIN, LengthStretch, first_whole_step, stretches, total_tokens, whole_length
+from dlojz.config.schedules import PLAIN, LengthStretch, first_whole_step, stretches, total_tokens, whole_length
 from dlojz.models.experts.routing import Routing
 from dlojz.models.foreign.names import is_elsewhere
 from dlojz.pipeline.partition_baselines import schedule_of
@@ -42,7 +43,7 @@ from dlojz.prediction.shapes import (
     split_of,
     untied_shapes,
 )
-from dlojz.prediction.states import MOMENTS, NUMBERS, compute_bytes, error_bytes
+from dlojz.prediction.states import compute_bytes, error_bytes
 
 
 def step_flops(config: RunConfig, rank: int = 0) -> float:
@@ -257,24 +258,22 @@ RANDOM_STATE_BYTES = 5056
 """Of torch's generator on the CPU (`at::CPUGeneratorImplState`); that of a GPU has 16 bytes more."""
 
 COUNT_BYTES = 8
-APART = {"local_sgd": 1, "diloco": 3}
-"""Tensors of the parameters' size that every replica but the first has for itself between two meetings: the weights,
-and the moments of an inner AdamW; just after a meeting one less, as all hold the same weights."""
 
 
 def checkpoint_bytes(config: RunConfig) -> int:
     """Compute the bytes of all tensors in a checkpoint of this run."""
     shapes, layout = model_shapes(config), config.layout
+    optimizer = OPTIMIZERS[config.optimizer]
     frozen_bytes = sum(one.num_bytes for one in shapes.parameters if not one.is_trained)
     trained_bytes = sum(one.num_bytes for one in shapes.trained.parameters)
-    parameter_bytes = frozen_bytes + (1 + MOMENTS[config.optimizer]) * trained_bytes
+    parameter_bytes = frozen_bytes + (1 + len(optimizer.state_tensors)) * trained_bytes
     cast_bytes = compute_bytes(config) * shapes.float_buffer_elements + shapes.integer_buffer_bytes
     replica_bytes = shapes.buffer_bytes if layout.strategy in AUTOCAST else cast_bytes
-    numbers = NUMBERS.get(config.optimizer, 0)
+    numbers = optimizer.numbers
     count_bytes = (COUNT_BYTES if numbers else 0) + FP32_BYTES * max(0, numbers - 1) * len(shapes.parameters)
     own_bytes = layout.dp * error_bytes(config, shapes.num_parameters)
     if config.optimizer in LOCAL:
-        own_bytes = (layout.dp - 1) * FP32_BYTES * APART[config.optimizer] * shapes.num_parameters
+        own_bytes = (layout.dp - 1) * FP32_BYTES * optimizer.replica_tensors * shapes.num_parameters
     # BatchNorm statistics of each replica, and of each pipe of a bidirectional schedule.
     replicas = layout.dp * (schedule_of(layout).pipes if layout.pp > 1 else 1)
     random_bytes = layout.world_size * RANDOM_STATE_BYTES

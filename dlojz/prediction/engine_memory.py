@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from dlojz import models
 from dlojz.by_hand.optimizers.sent_bytes import SIGNS_PER_BYTE, chunk_bytes, chunk_elements
+from dlojz.config.optimizers import OPTIMIZERS
 from dlojz.config.run_config import RunConfig
 from dlojz.models.sizes import GPTSize
 from dlojz.prediction.shapes import FP32_BYTES, HALF_BYTES, ModelShapes, ParameterShape, bucket_bytes_of, fill_buckets
@@ -336,10 +337,6 @@ class ByHand(EngineMemory):
             step.ledger.drop(("bucket", number))
 
 
-_UPDATE_TENSORS = {"one_bit_adam": 2, "one_bit_lamb": 4, "zero_one_adam": 2}
-"""Tensors of a parameter's size that its update takes, besides the mean."""
-
-
 class Compressed(EngineMemory):
     """Engine memory of 1-bit Adam, 1-bit LAMB and 0/1 Adam in their second stage."""
 
@@ -352,7 +349,7 @@ class Compressed(EngineMemory):
         """
         dp, last = self.config.layout.dp, sizes[-1]
         telling = max(3 * FP32_BYTES * size + size + FP32_BYTES * former for former, size in pairwise([0, *sizes]))
-        updating = _UPDATE_TENSORS[self.config.optimizer] * FP32_BYTES * max(sizes)
+        updating = OPTIMIZERS[self.config.optimizer].update_tensors * FP32_BYTES * max(sizes)
         if dp == 1:  # all that is told, and the same end to end
             whole = FP32_BYTES * sum(sizes)
             return max(2 * whole, whole + updating)
@@ -363,15 +360,14 @@ class Compressed(EngineMemory):
         return max(telling, messages + mean + reading, mean + updating)
 
 
-_INNER = {"local_sgd": "sgd", "diloco": "adamw"}
-
-
 class LocalStepsMemory(EngineMemory):
     """Engine memory of local SGD and DiLoCo, in a step after which the replicas meet: one message of Ψ numbers."""
 
     def update_bytes(self, sizes: list[int]) -> int:
         """Temporaries of the inner update, or the message of the meeting, whichever is more, in bytes."""
-        inner = EngineMemory(self.config.model_copy(update={"optimizer": _INNER[self.config.optimizer]}), self.shapes)
+        inner = EngineMemory(
+            self.config.model_copy(update={"optimizer": OPTIMIZERS[self.config.optimizer].baseline}), self.shapes
+        )
         inner.on_gpu = self.on_gpu
         meets = self.config.layout.dp > 1 or self.config.optimizer == "diloco"
         return max(inner.update_bytes(sizes), FP32_BYTES * sum(sizes) if meets else 0)

@@ -35,8 +35,9 @@ from typing import Any, Final, NamedTuple
 from dlojz.base.language import refusal
 from dlojz.by_hand.optimizers import sent_bytes as stages
 from dlojz.config.layout import GRID_AXES, ORDERS, RankGrid
+from dlojz.config.optimizers import LOCAL, OPTIMIZERS
 from dlojz.config.run_config import RunConfig
-from dlojz.config.schedules import LOCAL, meets, powersgd_start
+from dlojz.config.schedules import meets, powersgd_start
 from dlojz.hardware.links import Link
 from dlojz.prediction.communication import boundary_bytes, communication_by_place, predict_communication
 from dlojz.prediction.shapes import FP32_BYTES, ModelShapes, bounds_of, model_shapes
@@ -344,11 +345,6 @@ WAYS: Final[Mapping[str, Mapping[str, Any]]] = {
     "local SGD": {**BY_HAND, "optimizer": "local_sgd", "learning_rate": SGD_RATE},
 }
 """Fields by which the ways differ, by name; a way that sends everything comes before those compared with it."""
-PLAIN: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("lamb", "one_bit_lamb"), "LAMB"),
-    **dict.fromkeys(("sgd", "local_sgd"), "SGD"),
-}
-"""Baseline of an optimizer: the way that sends everything, in fp32, with the same inner update; else AdamW."""
 
 
 @dataclass(frozen=True)
@@ -454,7 +450,7 @@ def predicted_way(name: str, config: RunConfig) -> Reduction:
     later = told[max((step + 1 for step, kind in enumerate(kinds) if kind == "in full"), default=0) :]
     return Reduction(
         name,
-        PLAIN.get(config.optimizer, "AdamW"),
+        OPTIMIZERS[OPTIMIZERS[config.optimizer].baseline or config.optimizer].label,
         sent_bytes=sum(one.sent_bytes for step in told for one in step) / config.steps,
         steady_bytes=sum(one.sent_bytes for step in later for one in step) / len(later),
         rounds=sum(rounds_of(one) for step in told for one in step) / config.steps,

@@ -22,6 +22,7 @@ from typing import Final, Literal, get_args
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, say
+from dlojz.config.optimizers import OPTIMIZERS
 from dlojz.results.footprint import Category
 
 Precision = Literal["fp32", "fp16_amp", "bf16", "bf16_fp32_gradients", "autocast"]
@@ -46,11 +47,8 @@ Source: Dettmers et al. 2022 (arXiv 2110.02861), §2; 256 in bitsandbytes (2,048
 tensors of fewer than 4,096 elements in fp32, and torchao those that 256 does not divide.
 """
 MOMENT_BYTES: Final[dict[str, Fraction]] = {
-    "sgd": Fraction(0),
-    "momentum": Fraction(4),
+    **{name: Fraction(4 * len(OPTIMIZERS[name].state_tensors)) for name in get_args(Optimizer) if name in OPTIMIZERS},
     "adam": Fraction(8),
-    "adamw": Fraction(8),
-    "lamb": Fraction(8),
     "adamw_8bit": 2 * (1 + Fraction(4, EIGHT_BIT_BLOCK)),
 }
 """Bytes that an optimizer keeps per parameter, its master copy not counted: moments in fp32, or twice 8 bits and their

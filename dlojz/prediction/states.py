@@ -29,8 +29,8 @@ from itertools import accumulate
 from dlojz.base.language import MEBIBYTE
 from dlojz.by_hand.optimizers.sent_bytes import chunk_elements
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS, SUB_GROUP_ELEMENTS
+from dlojz.config.optimizers import COMPRESSED, OPTIMIZERS
 from dlojz.config.run_config import RunConfig
-from dlojz.config.schedules import COMPRESSED
 from dlojz.prediction.shapes import (
     DDP_FIRST_BUCKET_BYTES,
     FP32_BYTES,
@@ -42,14 +42,6 @@ from dlojz.prediction.shapes import (
 )
 from dlojz.results.footprint import Memory, Traffic
 
-MOMENTS = {
-    **{"sgd": 0, "momentum": 1, "adamw": 2, "lamb": 2, "adamw_8bit": 2},
-    **{"one_bit_adam": 2, "one_bit_lamb": 3, "zero_one_adam": 2},
-    **{"local_sgd": 0, "diloco": 4},
-}
-"""Tensors of the parameter's size that an optimizer keeps."""
-NUMBERS = {"adamw": 1, "lamb": 1, "one_bit_adam": 1, "one_bit_lamb": 3, "zero_one_adam": 1, "diloco": 1}
-"""Tensors of one number that it keeps per parameter: the count of steps; in 1-bit LAMB c_avg and r too."""
 QUANTISED_ELEMENTS = 256
 """Elements of an 8-bit moment that share one fp32 scale (bitsandbytes `F.quantize_blockwise`)."""
 ZERO_BUCKET_BYTES = 1 * MEBIBYTE
@@ -98,12 +90,13 @@ def optimizer_bytes(config: RunConfig, sizes: Iterable[int], element_bytes: int 
     elements bitsandbytes has since made 256.
     """
     sizes = list(sizes)
-    moments = MOMENTS[config.optimizer]
+    optimizer = OPTIMIZERS[config.optimizer]
+    moments = len(optimizer.state_tensors)
     if config.optimizer == "adamw_8bit":
         scales = sum(-(-size // QUANTISED_ELEMENTS) for size in sizes)
         return moments * (sum(sizes) + FP32_BYTES * scales)
     in_lab = config.optimizer == "adamw" or config.layout.engine != "deepspeed"
-    numbers = NUMBERS.get(config.optimizer, 0) * len(sizes) if in_lab else 0
+    numbers = optimizer.numbers * len(sizes) if in_lab else 0
     return element_bytes * moments * sum(sizes) + FP32_BYTES * numbers + error_bytes(config, sum(sizes))
 
 

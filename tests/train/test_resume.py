@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from dlojz.base.machine import ignore_stop_signal
+from dlojz.config.optimizers import OPTIMIZERS
 from dlojz.config.run_config import RunConfig
 from dlojz.prediction.compute import checkpoint_bytes
 from dlojz.running.worker import STOPPED_IN_TIME, main
 from dlojz.train import loop
 from dlojz.train.checkpoint_files import listing, verify
 from dlojz.train.checkpoint_tensors import CheckpointTensors
-from dlojz.train.engines.base import MOMENTS
 from tests.train.counted import Runs
 
 LLAMA = {"model": "llama_tiny", "sequence_length": 16, "learning_rate": 0.01, "steps": 3, "device": "cpu"}
@@ -182,7 +182,7 @@ def states(run: Path) -> dict[str, torch.Tensor]:
     """Weights and moments of the only checkpoint, by name."""
     [one] = listing(run)
     with CheckpointTensors(one.folder, verify(one.folder)) as source:
-        kinds = ("weights", *MOMENTS["adamw"])
+        kinds = ("weights", *OPTIMIZERS["adamw"].state_tensors)
         return {name: source.tensor(name) for name in sorted(source.manifest.tensors) if name.split("/")[0] in kinds}
 
 

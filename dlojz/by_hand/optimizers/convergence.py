@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlojz.base.language import refusal
-from dlojz.config.schedules import COMPRESSED
+from dlojz.config.optimizers import COMPRESSED, OPTIMIZERS
 from dlojz.results.record import RunRecord
 
 LAST_SHARE = 10
 """The final loss is the mean of the last of so many parts of the steps."""
 TOLERANCE = 0.02
 """Largest relative gap of a compressed optimizer's final loss above the uncompressed one's: the lab's choice."""
-UNCOMPRESSED = {"one_bit_adam": "adamw", "zero_one_adam": "adamw", "one_bit_lamb": "lamb"}
-"""The uncompressed optimizer of each compressed one."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ def gap(curves: Curves, reference: Curves) -> LossGap:
 
 def reference_of(curves: Curves, all_curves: Sequence[Curves]) -> Curves | None:
     """Find the curves of the uncompressed optimizer; None where there are none."""
-    wanted = UNCOMPRESSED.get(curves.optimizer)
+    wanted = OPTIMIZERS[curves.optimizer].baseline if curves.optimizer in COMPRESSED else None
     return next((one for one in all_curves if one.optimizer == wanted), None)
 
 

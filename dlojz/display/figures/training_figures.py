@@ -21,6 +21,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, minus, one_of, percent, refusal, say, shortest, significant, spaced_percent
 from dlojz.base.table import visible
 from dlojz.by_hand.optimizers.convergence import TOLERANCE, Curves, curves_of, gap, reference_of
+from dlojz.config.optimizers import OPTIMIZERS
 from dlojz.display.canvas import (
     LabFigure,
     caption,
@@ -58,23 +59,13 @@ if TYPE_CHECKING:
     from dlojz.results.record import ExpertLoad, Trajectory
     from dlojz.train.trials import FormMeasure
 
-_LABELS = {
-    "adamw": "AdamW",
-    "lamb": "LAMB",
-    "one_bit_adam": "1-bit Adam",
-    "one_bit_lamb": "1-bit LAMB",
-    "zero_one_adam": "0/1 Adam",
-    "sgd": "SGD",
-    "local_sgd": "local SGD",
-    "diloco": "DiLoCo",
-}
 MOST_PERCENT = 20.0
 """Gaps beyond this are not drawn: at first all optimizers are alike, and one that diverged would hide the others."""
 
 
 def optimizer_label(name: str) -> str:
     """Write an optimizer's name as papers do."""
-    return _LABELS.get(name, visible(name).replace("_", " "))
+    return OPTIMIZERS[name].label if name in OPTIMIZERS else visible(name).replace("_", " ")
 
 
 def convergence_figure(

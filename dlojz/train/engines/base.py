@@ -15,7 +15,7 @@ backward, bit for bit. Source: Jiang et al. 2021, "Optimizer Fusion" (arXiv 2104
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
@@ -34,6 +34,7 @@ from dlojz.by_hand.optimizers.lamb import Lamb
 from dlojz.by_hand.ring_attention import Ring
 from dlojz.by_hand.zero.flat import FlatWeights
 from dlojz.config.fields import ASYNCHRONOUS
+from dlojz.config.optimizers import OPTIMIZERS, STATE_NUMBERS
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import IN_PASSES
 from dlojz.models.blocks import loss_of
@@ -43,20 +44,6 @@ from dlojz.train.checkpoint_tensors import COUNT, CheckpointTensors
 from dlojz.train.engines.tensor_engines import TensorShare, as_dtensor
 
 WEIGHTS: Final = "weights"
-MOMENTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "sgd": (),
-    "momentum": ("momentum_buffer",),
-    "adamw": ("exp_avg", "exp_avg_sq"),
-    "lamb": ("exp_avg", "exp_avg_sq"),
-    "one_bit_adam": ("exp_avg", "exp_avg_sq"),
-    "one_bit_lamb": ("exp_avg", "exp_avg_sq", "exp_avg_sq_fresh", "c_avg", "factor"),
-    "zero_one_adam": ("exp_avg", "exp_avg_sq"),
-    "local_sgd": (),
-    "diloco": ("exp_avg", "exp_avg_sq", "outer_weights", "outer_momentum"),
-}
-"""State tensors of optimizers for each parameter, by their keys; DiLoCo's two first are the first replica's."""
-SCALARS: Final = ("c_avg", "factor")
-"""States that are one number; the others have the parameter's shape."""
 
 
 def begun(optimizer: Any, updated: Tensor, kinds: tuple[str, ...], updates: int) -> dict[str, Tensor]:
@@ -67,7 +54,7 @@ def begun(optimizer: Any, updated: Tensor, kinds: tuple[str, ...], updates: int)
     state: dict[str, Tensor] = optimizer.state[updated]
     for kind in kinds:
         if kind not in state:
-            like = updated.new_zeros(()) if kind in SCALARS else updated
+            like = updated.new_zeros(()) if kind in STATE_NUMBERS else updated
             state[kind] = torch.zeros_like(like, memory_format=torch.preserve_format).detach()
     if "exp_avg" in kinds:
         fused = getattr(optimizer, "defaults", {}).get("fused")  # its kernel reads the count where it computes
@@ -381,7 +368,8 @@ class Engine:
     @property
     def moments(self) -> tuple[str, ...]:
         """Keys of the states that the optimizer keeps for each parameter."""
-        return MOMENTS[self.config.optimizer]
+        spec = OPTIMIZERS[self.config.optimizer]
+        return (*spec.state_tensors, *spec.state_numbers)
 
     @torch.no_grad()
     def restore(self, source: CheckpointTensors) -> None:

@@ -14,8 +14,8 @@ from benchmarks.compressed_convergence import train_losses
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.by_hand.optimizers.convergence import TOLERANCE, Curves, gap
+from dlojz.config.optimizers import COMPRESSED
 from dlojz.config.run_config import RunConfig
-from dlojz.config.schedules import COMPRESSED
 from dlojz.models.gpt import GPT
 from dlojz.models.sizes import GPTSize
 from dlojz.train import loop
