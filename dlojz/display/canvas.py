@@ -10,16 +10,18 @@ import io
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import matplotlib as mpl
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path as Curve
@@ -30,9 +32,8 @@ from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 from dlojz.base.language import refusal, shortest
 from dlojz.base.table import safe
 from dlojz.display.drawing import Box, Drawing, Line, Words
-from dlojz.display.style import EDGE, NEUTRAL, RULE, SHADOW, Style
+from dlojz.display.style import DPI, EDGE, HEADING, NEUTRAL, RULE, SHADOW, SMALL, Style, legible
 
-DPI = 110
 MimeBundle = tuple[dict[str, Any], dict[str, Any]]
 
 
@@ -96,6 +97,7 @@ def finish(figure: LabFigure, path: str | Path | None = None) -> LabFigure:
     """
     _write_marks(figure)
     _make_literal(figure)
+    _make_legible(figure)
     with rc_context({"text.parse_math": False}):
         figure.draw_without_rendering()  # labels of ticks are only made when drawn
     _make_literal(figure)
@@ -124,6 +126,27 @@ def finish(figure: LabFigure, path: str | Path | None = None) -> LabFigure:
 def _make_literal(figure: LabFigure) -> None:
     for text in figure.findobj(Text):
         text.set_parse_math(False)
+
+
+def text_pt(where: Axes | Figure, size: float = SMALL) -> float:
+    """Size of text in points on this figure: as wished, or the smallest that a notebook shows legibly."""
+    figure = where if isinstance(where, Figure) else where.get_figure(root=True)
+    assert figure is not None
+    return legible(size, 72 * figure.get_figwidth())
+
+
+def _make_legible(figure: LabFigure) -> None:
+    """Raise each text that a notebook would make too small; ticks by their axis, which makes them anew when drawn."""
+    least = text_pt(figure, 0.0)
+    both: tuple[Literal["major", "minor"], ...] = ("major", "minor")
+    for axes in figure.axes:
+        for axis, which in product((axes.xaxis, axes.yaxis), both):
+            wished = axis.get_tick_params(which).get("labelsize", mpl.rcParams["xtick.labelsize"])
+            if FontProperties(size=wished).get_size_in_points() < least:
+                axis.set_tick_params(which, labelsize=least)
+    for text in figure.findobj(Text):
+        if text.get_fontproperties().get_size_in_points() < least:
+            text.set_fontsize(least)
 
 
 def painted(drawing: Drawing) -> LabFigure:
@@ -189,7 +212,7 @@ def plain(axes: Axes, grid: str = "both") -> None:
     axes.set_axisbelow(True)
 
 
-def caption(axes: Axes, *, x: str = "", y: str = "", title: str = "", size: float = 10) -> None:
+def caption(axes: Axes, *, x: str = "", y: str = "", title: str = "", size: float = HEADING) -> None:
     """Write what the axes of a panel are, and its title on the left."""
     if x:
         axes.set_xlabel(x)
@@ -211,7 +234,7 @@ def key(label: str, **look: Any) -> Line2D:
 
 def note(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float] = (6, 0), **look: Any) -> None:
     """Write a small text beside a point, shifted by points (1/72 inch)."""
-    look = {"va": "center", "fontsize": 8, **look}
+    look = {"va": "center", "fontsize": SMALL, **look}
     axes.annotate(text, at, xytext=shift, textcoords="offset points", **look)
 
 
@@ -307,14 +330,12 @@ def place_labels(axes: Axes, spots: Sequence[Spot], beside: Sequence[tuple[float
         inside = left + HALF_WIDTH < x < right - HALF_WIDTH and bottom + HALF_HEIGHT < y < top - HALF_HEIGHT
         return 1000 * hidden + (0 if inside else 1000) + 300 * covered + distance
 
+    look: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": text_pt(axes)}
     leader = {"arrowstyle": "-", "color": NEUTRAL, "linewidth": 0.6, "shrinkA": 5, "shrinkB": 3}
     for spot, (x, y) in zip(spots, marks, strict=False):
         shift = min(offsets, key=lambda one: cost(x + one[0], y + one[1], math.hypot(*one)))
         taken.append((x + shift[0], y + shift[1]))
         far = math.hypot(*shift) > RADII[0] + 1
         for text, arrow in (("", leader), (spot.text, None)) if far else ((spot.text, None),):
-            label = axes.annotate(
-                text, (spot.x, spot.y), shift, textcoords="offset points", ha="center", va="center", fontsize=8,
-                arrowprops=arrow,
-            )  # fmt: skip
+            label = axes.annotate(text, (spot.x, spot.y), shift, arrowprops=arrow, **look)
             label.set_in_layout(False)

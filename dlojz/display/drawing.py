@@ -12,7 +12,7 @@ from itertools import count
 from typing import Literal, NamedTuple, TypeAlias
 
 from dlojz.base.table import safe
-from dlojz.display.style import BLACK, EDGE, SHADOW, WHITE, Style
+from dlojz.display.style import BLACK, EDGE, MAGNIFIED, SHADOW, WHITE, Style, legible
 
 Dashes: TypeAlias = Literal["-", "--", ":"]
 _DASHES = {"-": "", "--": "6 4", ":": "2 3"}
@@ -74,7 +74,7 @@ Shape: TypeAlias = Box | Line | Words
 
 @dataclass(frozen=True)
 class Drawing:
-    """Shapes on a sheet, the later ones above the earlier ones.
+    """Shapes on a sheet, the later ones above the earlier ones; words that a notebook would make too small are raised.
 
     Attributes:
         width, height: of the sheet, in points.
@@ -85,6 +85,13 @@ class Drawing:
     height: float
     alt: str
     shapes: tuple[Shape, ...]
+
+    def __post_init__(self) -> None:
+        raised = (
+            shape._replace(size=legible(shape.size, self.width)) if isinstance(shape, Words) else shape
+            for shape in self.shapes
+        )
+        object.__setattr__(self, "shapes", tuple(raised))
 
     def svg(self) -> str:
         """Write an `<svg>` element with its description for screen readers and a tooltip for each box with a tip."""
@@ -105,7 +112,7 @@ class Drawing:
             role="img",
             aria_label=self.alt,
             viewBox=f"0 0 {self.width:.1f} {self.height:.1f}",
-            style=f"width:100%;max-width:{1.4 * self.width:.0f}px;background:{WHITE}",
+            style=f"width:100%;max-width:{MAGNIFIED * self.width:.0f}px;background:{WHITE}",
             xmlns="http://www.w3.org/2000/svg",
             font_family="sans-serif",
         )

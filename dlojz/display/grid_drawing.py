@@ -6,7 +6,7 @@ what goes between nodes is hatched or dashed. Lengths of a scene are in cells, y
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, sqrt
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from dlojz.base.language import format_bytes, format_seconds, refusal, say
 from dlojz.base.table import titles
 from dlojz.config.layout import DEFAULT_ORDER, RankGrid, RankPlace
-from dlojz.display.drawing import Box, Dashes, Drawing, Line, Shape, Words
-from dlojz.display.style import EDGE, GREY, INK, PALE, SERIES, SKY, VERMILION
+from dlojz.display.drawing import LETTER, Box, Dashes, Drawing, Line, Shape, Words
+from dlojz.display.style import EDGE, GREY, INK, PALE, SERIES, SKY, VERMILION, legible
 from dlojz.prediction.link_traffic import Crossing
 
 if TYPE_CHECKING:
@@ -178,6 +178,8 @@ AXIS_ORDER = ("tp", "cp", "dp", "pp")
 """As axes are listed: from the one that communicates most to the one that communicates least, as a rule."""
 WIDTH_PT, CELL_PT, BAR_PT = 936.0, 44.0, 26.0
 """Of the sheet, of a cell at most, of a bar with the space below it."""
+LEAST_CELL_PT = 26.0
+"""Where cells would be smaller, with no room for a rank and its group, fewer panels stand side by side."""
 WRAPPED = 150
 """Characters of a line of the title."""
 
@@ -195,23 +197,62 @@ def grid_drawing(
     Raises:
         LabError: if there is no such axis, or the grid is too large to draw.
     """
-    axes = [axis] if axis is not None else [one for one in AXIS_ORDER if grid.size(one) > 1] or ["dp"]
-    scenes = [scene_of(grid, one) for one in axes]
-    cell_pt = min(CELL_PT, (WIDTH_PT - 16) / sum(scene.width + 0.6 for scene in scenes))
-    lines = [size_sentence(grid), *wrap(advice(grid), WRAPPED), cell_words(grid)]
+    axes, scenes = _axes(grid, axis), _scenes(grid, axis)
+    abreast, cell_pt = _abreast(scenes)
+    lines = [size_sentence(grid), *wrap(advice(grid), WRAPPED), cell_words(grid, axis)]
     shapes: list[Shape] = [Words(6, 12 + 15 * row, line, 10.5) for row, line in enumerate(lines if titled else ())]
-    top, left = 15.0 * len(shapes) + (18 if titled else 12), 8.0
-    for one, scene in zip(axes, scenes, strict=True):
+    top, left, right = 15.0 * len(shapes) + (18 if titled else 12), 8.0, 0.0
+    for number, (one, scene) in enumerate(zip(axes, scenes, strict=True)):
+        if number and number % abreast == 0:
+            left, top = 8.0, top + 36 + cell_pt * scene.height
         titles = (axis_title(one), scene.title)
         shapes += [Words(left, top + 13 * row, title, 9.5) for row, title in enumerate(titles)]
         shapes += _panel(scene, left, top + 24, cell_pt)
         left += max(cell_pt * (scene.width + 0.6), 5.6 * max(map(len, titles)))
-    top += 36 + cell_pt * max(scene.height for scene in scenes)
+        right = max(left, right)
+    top += 36 + cell_pt * scenes[-1].height
     if crossing is not None:
         shapes += _bars(crossing, top)
         top = 12 + max(shape.y for shape in shapes if isinstance(shape, Words))
     alt = ". ".join([size_sentence(grid), *(scene.title for scene in scenes), advice(grid)])
-    return Drawing(max(WIDTH_PT if titled or crossing else 0.0, left), top, alt, tuple(shapes))
+    return Drawing(max(WIDTH_PT if titled or crossing else 0.0, right), top, alt, tuple(shapes))
+
+
+def _abreast(scenes: Sequence[GridScene]) -> tuple[int, float]:
+    """How many panels of equal width stand side by side, and how large their cells are, in points."""
+    sizes = [min(CELL_PT, (WIDTH_PT - 16) / (many * (scenes[0].width + 0.6))) for many in range(1, len(scenes) + 1)]
+    return max((many, size) for many, size in enumerate(sizes, 1) if many == 1 or size >= LEAST_CELL_PT)
+
+
+def _words_of(scene: GridScene, cell_pt: float) -> list[list[Words]]:
+    """What stands in each cell, as far as it fits into all: rank, group and position, or rank and group.
+
+    The lines of the groups go through the lowest third. A pointer over a cell is told all of it.
+    """
+    few = len(scene.cells) <= FEW
+    number, beside, below, place = (0.07, 0.22, 0.28), (0.56, 0.22, 0.21), (0.07, 0.58, 0.19), (0.07, 0.52, 0.26)
+    for spots in ((number, beside, place), (number, below)) if few else ((number, below),):
+        written = []
+        for cell in scene.cells:
+            texts = (str(cell.rank), f"g{cell.group}", cell.words)
+            words = [
+                Words(cell.x + right, cell.y + down, text, legible(share * cell_pt, WIDTH_PT), bold=share > 0.26)
+                for text, (right, down, share) in zip(texts, spots, strict=False)
+            ]
+            if len(words) == 3:  # the group ends where the cell does
+                group_em = LETTER * len(words[1].text) * words[1].size / cell_pt
+                words[1] = words[1]._replace(x=cell.x + min(0.56, 0.96 - group_em))
+            written.append(words)
+        if all(_fit(words, cell, cell_pt) for words, cell in zip(written, scene.cells, strict=True)):
+            break
+    return written
+
+
+def _fit(words: Sequence[Words], cell: GridCell, cell_pt: float) -> bool:
+    """Whether texts stay in their cell, and those of one line clear of one another."""
+    ends = [word.x + LETTER * len(word.text) * word.size / cell_pt for word in words]
+    inside = all(end <= cell.x + 1.0 for end in ends)
+    return inside and (words[0].y != words[1].y or ends[0] < words[1].x)
 
 
 def grid_figure(
@@ -245,16 +286,11 @@ def _panel(scene: GridScene, left: float, top: float, cell_pt: float) -> Iterato
         yield Box(x - 1.4, y - 1.4, 2.8, 2.8, INK)
     for box in scene.nodes:
         name = say(en=f"node {box.number}", fr=f"nœud {box.number}")
-        yield Words(*at(box.x + PAD, box.y + HEAD / 2 + 0.06), name, max(0.2 * cell_pt, 4.5), halo=PALE)
-    told = len(scene.cells) <= FEW  # a large picture leaves the position to the tooltip
-    for cell in scene.cells:
-        number, group = str(cell.rank), f"g{cell.group}"
-        words = [(number, 0.07, 0.26, 0.28), (group, 0.07, 0.58, 0.19)]
-        if told:
-            words = [(number, 0.07, 0.22, 0.28), (group, 0.56, 0.22, 0.21), (cell.words, 0.07, 0.52, 0.26)]
-        for text, right, below, share in words:  # the lines of the groups go through the lowest third
-            size = share * cell_pt
-            yield Words(*at(cell.x + right, cell.y + below), text, size, bold=share > 0.26, halo=cell.color)
+        yield Words(*at(box.x + PAD, box.y + HEAD / 2 + 0.06), name, 0.2 * cell_pt, halo=PALE)
+    for cell, words in zip(scene.cells, _words_of(scene, cell_pt), strict=True):
+        for word in words:
+            x, y = at(word.x, word.y)
+            yield word._replace(x=x, y=y, halo=cell.color)
 
 
 def _bars(crossing: Crossing, top: float) -> Iterator[Shape]:
@@ -363,15 +399,30 @@ def _tensor_crosses(grid: RankGrid) -> str:
     )
 
 
-def cell_words(grid: RankGrid) -> str:
-    """Explain what stands in a cell of the picture, and what its lines mean: those of all groups, or of some."""
+def cell_words(grid: RankGrid, axis: str | None = None) -> str:
+    """Explain what stands in a cell of the picture, and what its lines mean: those of all groups, or of some.
+
+    Args:
+        axis: the only one drawn; by default all of more than one rank.
+    """
     every_group, named = grid.world_size <= MOST_JOINED, ",".join(grid.named_axes)
     whose = say(en="a group", fr="un groupe") if every_group else say(en="some groups", fr="quelques groupes")
+    scenes = _scenes(grid, axis)
+    cell_pt = _abreast(scenes)[1]
+    told = all(len(words) == 3 for scene in scenes for words in _words_of(scene, cell_pt))
+    place = f" position ({named})," if told else ""
     return say(
-        en=f"in each cell: rank, position ({named}), group; lines: neighbours in {whose}, dashed from node to node",
-        fr=f"dans chaque case : rang, position ({named}), groupe ; traits : voisins dans {whose}, en tirets d’un nœud "
-        "à l’autre",
+        en=f"in each cell: rank,{place} group; lines: neighbours in {whose}, dashed from node to node",
+        fr=f"dans chaque case : rang,{place} groupe ; traits : voisins dans {whose}, en tirets d’un nœud à l’autre",
     )
+
+
+def _axes(grid: RankGrid, axis: str | None) -> list[str]:
+    return [axis] if axis is not None else [one for one in AXIS_ORDER if grid.size(one) > 1] or ["dp"]
+
+
+def _scenes(grid: RankGrid, axis: str | None) -> list[GridScene]:
+    return [scene_of(grid, one) for one in _axes(grid, axis)]
 
 
 def crossing_rows(crossing: Crossing) -> list[tuple[str, str, str, str]]:

@@ -39,10 +39,12 @@ from dlojz.display.style import (
     RULE,
     SCHEDULE_STYLES,
     SERIES,
+    SMALL,
     VERMILION,
     WHITE,
     Style,
     action_label,
+    legible,
 )
 from dlojz.pipeline.analysis import critical_path, gaps, lower_bound
 from dlojz.pipeline.analysis import title_of as cause_title
@@ -324,11 +326,11 @@ def _marks(lower_bound: float | None, optimum: float | None, scale: float, insid
 
 def _lanes(memory: bool, strip: bool) -> Lanes:
     if memory and strip:
-        return Lanes((0.04, 0.42), (0.48, 0.13), (0.64, 0.30))
+        return Lanes((0.04, 0.38), (0.46, 0.19), (0.69, 0.25))
     if memory:
         return Lanes((0.04, 0.50), None, (0.59, 0.35))
     if strip:
-        return Lanes((0.06, 0.66), (0.75, 0.18), None)
+        return Lanes((0.06, 0.56), (0.66, 0.28), None)
     return Lanes((0.08, 0.84), None, None)
 
 
@@ -370,7 +372,7 @@ WIDTH_PT = 864.0
 """Of a drawing: 12 inches."""
 LEFT_PT, RIGHT_PT = 92.0, 34.0
 """Names of ranks at the left, peaks at the right of the time axis."""
-FONT_PT = 7.0
+FONT_PT = legible(SMALL, WIDTH_PT)
 TICKS = 10
 LIMIT, CRITICAL = VERMILION, BLACK
 
@@ -468,10 +470,11 @@ class _Sheet:
 
     def strip(self, lane: tuple[float, float]) -> Iterator[Shape]:
         for band in self.scene.strip:
-            yield self.box(band, lane, Style(SERIES[int(band.name) % len(SERIES)], ""), QUIET)
-        for band in self.scene.strip:
-            if (band.end - band.start) * self.per_time >= 6 * LETTER * (len(band.name) + 0.3):
-                yield self.inside(band, lane, band.name, 6.0)
+            version = say(en=f"weight version {band.name}", fr=f"version des poids {band.name}")
+            yield self.box(band, lane, Style(SERIES[int(band.name) % len(SERIES)], ""), QUIET, tip=version)
+        for band in self.scene.strip if lane[1] * self.row_pt >= FONT_PT else ():
+            if (band.end - band.start) * self.per_time >= FONT_PT * LETTER * (len(band.name) + 0.3):
+                yield self.inside(band, lane, band.name, FONT_PT)
 
     def memory(self, lane: tuple[float, float]) -> Iterator[Shape]:
         scene, limit = self.scene, self.scene.memory_limit

@@ -50,6 +50,25 @@ FAINT_HATCH = "#C4B98A"
 
 PREDICTED_ALPHA = 0.45
 
+SMALL, NORMAL, HEADING, TITLE, SIGN = 8.0, 9.0, 10.0, 11.0, 15.0
+"""Sizes of text in points: of a value or a label, a legend, the title of a panel, that of a figure, a sign alone.
+
+`legible` raises them where a notebook shrinks the figure.
+"""
+DPI = 110
+"""Pixels per inch of a figure."""
+NOTEBOOK_PX = 950.0
+"""Width of the output area of a notebook, CSS pixels; what is wider is shrunk to it."""
+LEAST_PX = 9.0
+"""Smallest text in a notebook, CSS pixels."""
+MAGNIFIED = 1.4
+"""CSS pixels per point at most: an SVG grows so far, a PNG by DPI / 72."""
+
+
+def legible(size: float, width_pt: float) -> float:
+    """Raise a size of text, in points, to the smallest that a notebook shows legibly in a drawing of this width."""
+    return max(size, LEAST_PX / min(MAGNIFIED, NOTEBOOK_PX / width_pt))
+
 
 class Style(NamedTuple):
     """Fill colour and hatch."""

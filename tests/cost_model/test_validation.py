@@ -29,6 +29,7 @@ from dlojz.cost_model.validation import (
 from dlojz.display.figures.cost_model_figures import validation_figure
 from dlojz.display.validation_tables import blocks, filled, rows_page, rows_table
 from dlojz.hardware.evidence import measurements, table
+from tests.display.legible import legible_figures  # noqa: F401 - a fixture of all tests of this module
 
 ROOT = Path(__file__).resolve().parents[2]
 LAST = {

@@ -13,6 +13,8 @@ from dlojz.prediction import predict
 from dlojz.results.footprint import Footprint, Memory, Phases, Traffic
 from dlojz.results.record import MemorySample, RunRecord, Span
 
+from .legible import legible_figures  # noqa: F401 - a fixture of all tests of this room
+
 MakeRecord = Callable[..., RunRecord]
 
 

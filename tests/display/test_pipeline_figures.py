@@ -138,7 +138,7 @@ def test_every_schedule_is_arranged_and_drawn_alike_in_both_media(name: str) -> 
     assert len(scene.bars) == len(timeline.schedule.actions) and scene.width >= timeline.makespan
     assert [steps.peak for steps in scene.memory] == [curve.peak for curve in memory_curves(timeline)]
     svg = scene_drawing(scene).svg()
-    assert svg.count("<title>") == len(scene.bars) + len(scene.idle) + len(scene.marks)
+    assert svg.count("<title>") == len(scene.bars) + len(scene.idle) + len(scene.strip) + len(scene.marks)
     assert sum(bar.end - bar.start for bar in scene.bars) == pytest.approx(sum(timeline.work))
     assert sum(band.end - band.start for band in scene.idle) == pytest.approx(sum(timeline.idle))
     assert {band.name for band in scene.idle} <= set(IDLE_STYLES)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from dlojz.base.language import use_language
+from tests.display.legible import legible_figures  # noqa: F401 - a fixture of all tests of this room
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from dlojz.base.language import byte_scale, format_bytes, say
 from dlojz.base.table import visible
 from dlojz.display.canvas import LabFigure, caption, finish, key, new_figure, note, plain
 from dlojz.display.figures.run_figures import far_limit
-from dlojz.display.style import BLACK, GREY, LINE_STYLES, REMARK, VERMILION
+from dlojz.display.style import BLACK, GREY, LINE_STYLES, NORMAL, REMARK, VERMILION
 
 MOST_IN_LEGEND = 24
 Dash = Literal["-", "--", ":"]
@@ -120,7 +120,7 @@ def legend(figure: LabFigure, series: Sequence[str], more: Sequence[Line2D]) -> 
         handles.append(key(say(en=f"and {left} more series", fr=f"et {left} autres séries"), linestyle="none"))
     columns = _columns(series, float(figure.get_figwidth()))
     labels = [str(handle.get_label()) for handle in (*handles, *more)]
-    figure.legend([*handles, *more], labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+    figure.legend([*handles, *more], labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=NORMAL)
 
 
 def hidden_marks(marks: Sequence[CampaignMark]) -> dict[CampaignMark, int]:

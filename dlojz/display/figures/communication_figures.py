@@ -34,15 +34,20 @@ from dlojz.display.style import (
     GREEN,
     GREEN_TINT,
     GREY,
+    HEADING,
     NEUTRAL,
+    NORMAL,
     ORANGE,
     PURPLE,
     SKY,
     SKY_TINT,
+    SMALL,
+    TITLE,
     VERMILION,
     WHITE,
     YELLOW_TINT,
     Style,
+    legible,
 )
 from dlojz.display.widgets.panel import import_widgets
 from dlojz.prediction.link_traffic import Reduction, gaps_percent
@@ -50,6 +55,8 @@ from dlojz.prediction.link_traffic import Reduction, gaps_percent
 MAX_RANKS = 16
 WIDTH_IN = 12.0
 CELL_WIDTH, CELL_HEIGHT = 0.62, 0.8
+LETTER_EM = 0.72
+"""Width of a bold figure, with the margins of its cell, in parts of its height."""
 MAX_ALT_SENTENCES = 60
 
 EMPTY, OWN, PARTIAL, FINAL = "empty", "own", "partial", "final"
@@ -127,9 +134,9 @@ def collective_figure(
         else:
             axes.set_axis_off()
     width = max(30, int(figure.get_figwidth() * 10))
-    figure.suptitle(textwrap.fill(heading(simulation), width), x=0.01, ha="left", fontsize=11)
+    figure.suptitle(textwrap.fill(heading(simulation), width), x=0.01, ha="left", fontsize=TITLE)
     look: dict[str, Any] = {"ncols": max(1, int(figure.get_figwidth() / 2.4)), "handleheight": 1.3}
-    figure.legend(handles=legend_handles(simulation), loc="outside lower left", frameon=False, fontsize=9, **look)
+    figure.legend(handles=legend_handles(simulation), loc="outside lower left", frameon=False, fontsize=NORMAL, **look)
     return finish(figure, path)
 
 
@@ -148,7 +155,9 @@ def check_drawable(size: int) -> None:
 
 def panel_inches(simulation: Simulation) -> tuple[float, float]:
     """Compute width and height of one panel in inches."""
-    pitch_in = 0.64 if simulation.size <= 4 else 0.45
+    letters = max(len(number_words(held.value)) for state in simulation.states for row in state for held in row)
+    needed_in = letters * LETTER_EM * legible(SMALL, 72 * WIDTH_IN) / 72 / CELL_WIDTH
+    pitch_in = max(0.64 if simulation.size <= 4 else 0.45, needed_in)
     columns = len(simulation.states[0][0])
     return max(1.3, columns * pitch_in + 0.35), simulation.size * (0.48 if simulation.size <= 4 else 0.38) + 0.6
 
@@ -179,9 +188,9 @@ def draw_panel(axes: Axes, simulation: Simulation, step: int, *, label_ranks: bo
         for chunk, held in enumerate(row):
             _cell(axes, rank, chunk, kind_of(simulation, step, rank, chunk))
             upper, lower = number_words(held.value), _origin(held, size, adding)
-            fits = min(1.0, 4 / len(upper)) * (10 if large else 8)
+            fits = min(1.0, 4 / len(upper)) * (HEADING if large else SMALL)
             axes.text(chunk, rank - (0.13 if lower else 0), upper, fontsize=fits, fontweight="bold", **look)
-            axes.text(chunk, rank + 0.22, lower, fontsize=7 if large else 6, **look)
+            axes.text(chunk, rank + 0.22, lower, fontsize=SMALL, **look)
     for transfer, chunk, place in moved:
         _arrow(axes, transfer, chunk, place)
     for artist in (*axes.texts, *axes.patches):
@@ -191,10 +200,10 @@ def draw_panel(axes: Axes, simulation: Simulation, step: int, *, label_ranks: bo
     axes.set_yticks(range(size), [say(en=f"rank {rank}", fr=f"rang {rank}") for rank in range(size)])
     columns = [say(en="all", fr="tout")] if chunks == 1 else [str(chunk) for chunk in range(chunks)]
     axes.set_xticks(range(chunks), columns)
-    axes.tick_params(length=0, labelsize=8, labelleft=label_ranks, labeltop=True, labelbottom=False, pad=1)
+    axes.tick_params(length=0, labelsize=SMALL, labelleft=label_ranks, labeltop=True, labelbottom=False, pad=1)
     axes.spines[:].set_visible(False)
     title = say(en=f"after step {step}", fr=f"après l’étape {step}") if step else say(en="start", fr="départ")
-    axes.set_title(title, fontsize=9, loc="left", pad=4)
+    axes.set_title(title, fontsize=NORMAL, loc="left", pad=4)
 
 
 def _origin(held: Held, size: int, adding: bool) -> str:
@@ -348,7 +357,7 @@ def step_figure(simulation: Simulation, step: int) -> LabFigure:
     alt = heading(simulation) + ". " + "; ".join(step_words(simulation, step)) + "."
     figure = new_figure(max(wide + 3.6, 6.0), high + 0.4, alt=alt)
     draw_panel(figure.subplots(), simulation, step)
-    figure.legend(handles=legend_handles(simulation), loc="outside right upper", frameon=False, fontsize=9)
+    figure.legend(handles=legend_handles(simulation), loc="outside right upper", frameon=False, fontsize=NORMAL)
     return finish(figure)
 
 
@@ -404,7 +413,7 @@ def communication_figure(ways: Sequence[Reduction], path: str | Path | None = No
     if timed:
         _links(columns[1], ways, timed)
     handles, labels = columns[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=6 if timed else 4, frameon=False, fontsize=9)
+    figure.legend(handles, labels, loc="outside lower center", ncols=6 if timed else 4, frameon=False, fontsize=NORMAL)
     return finish(figure, path)
 
 
@@ -446,7 +455,7 @@ def _pareto(axes: Axes, ways: Sequence[Reduction], judged: Mapping[str, Reductio
         en="Less sent, and what it costs\n(hollow: everything sent; dotted: after the first stage)",
         fr="Envoyer moins, et ce que cela coûte\n(creux : tout est envoyé ; pointillé : après la première phase)",
     )
-    axes.set_title(title, fontsize=11)
+    axes.set_title(title, fontsize=TITLE)
     plain(axes)
 
 
@@ -469,7 +478,7 @@ def _links(axes: Axes, ways: Sequence[Reduction], timed: Sequence[Reduction]) ->
         en=f"The step over slower links, predicted\n(measured here, plus α–β with α = {microseconds} µs)",
         fr=f"Le pas sur des liens plus lents, prédit\n(mesuré ici, plus α–β avec α = {microseconds} µs)",
     )
-    axes.set_title(title, fontsize=11)
+    axes.set_title(title, fontsize=TITLE)
     plain(axes)
 
 
@@ -550,7 +559,7 @@ def _measured(axes: Axes, calibration: AlphaBetaFit) -> None:
     _label(axes)
     name, ranks = visible(calibration.collective), calibration.size
     title = say(en=f"{name} on {ranks} ranks, here", fr=f"{name} sur {ranks} rangs, ici")
-    caption(axes, title="\n".join(filter(None, (title, summary(calibration), dominance(calibration)))), size=9)
+    caption(axes, title="\n".join(filter(None, (title, summary(calibration), dominance(calibration)))), size=NORMAL)
     axes.legend(frameon=False, loc="upper left")
 
 
@@ -571,8 +580,8 @@ def _predicted(axes: Axes, calibration: AlphaBetaFit) -> None:
         fr="all-reduce prédit avec ces liens, si tous les rangs les avaient",
     )
     crossings = (crossing(calibration, size) for size in PREDICTED_SIZES)
-    caption(axes, title="\n".join([title, *filter(None, crossings)]), size=9)
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    caption(axes, title="\n".join([title, *filter(None, crossings)]), size=NORMAL)
+    axes.legend(frameon=False, fontsize=SMALL, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _spread(low: float, high: float, number: int = 60) -> list[float]:

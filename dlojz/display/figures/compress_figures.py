@@ -37,12 +37,15 @@ from dlojz.display.style import (
     BLUE,
     GREEN,
     GREY,
+    HEADING,
     LINE_STYLES,
     NEUTRAL,
+    NORMAL,
     ORANGE,
     PREDICTED_ALPHA,
     QUIET,
     SKY,
+    SMALL,
     VERMILION,
 )
 
@@ -85,24 +88,24 @@ def compress_figure(board: Board, path: str | Path | None = None) -> LabFigure:
     lines = board.lines()
     high = max(4.9, 1.5 + 0.25 * (len(lines) + len(_families(lines))))
     figure = new_figure(12.0, high, compress_description(board))
-    figure.suptitle(visible(board.title()), x=0.008, ha="left", fontsize=10.5)
+    figure.suptitle(visible(board.title()), x=0.008, ha="left", fontsize=HEADING)
     size, time, names = figure.subplots(1, 3, width_ratios=(1, 1, 0.52))
     front = {line.method for line in board.front()}
     unit = byte_units()[1]
     label = say(en=f"file, {unit} (hollow: predicted)", fr=f"fichier, {unit} (creux : prédit)")
-    size.set_xlabel(label, fontsize=9)
+    size.set_xlabel(label, fontsize=NORMAL)
     label = say(
         en="time of an answer over the teacher's (hollow: predicted)",
         fr="temps d’une réponse / celui du professeur (creux : prédit)",
     )
-    time.set_xlabel(label, fontsize=9)
+    time.set_xlabel(label, fontsize=NORMAL)
     _panel(size, lines, front, SIZE)
     _panel(time, lines, front, TIME)
     _sizes(size, lines)
     for line in lines:
         quartiles = [line.latency_ratio_low, line.latency_ratio_high]
         time.plot(quartiles, [_error(line)] * 2, color=_look(line)[0], linewidth=1, alpha=0.5, zorder=1)
-    size.set_ylabel(say(en="accuracy (log of the errors)", fr="exactitude (log des erreurs)"), fontsize=9)
+    size.set_ylabel(say(en="accuracy (log of the errors)", fr="exactitude (log des erreurs)"), fontsize=NORMAL)
     caption(size, title=say(en="accuracy against size", fr="exactitude et taille"))
     caption(time, title=say(en="accuracy against time", fr="exactitude et temps"))
     _names(names, board, lines, front)
@@ -187,7 +190,7 @@ def _names(axes: Axes, board: Board, lines: Sequence[BoardLine], front: set[str]
 
     def sign(place: float, text: str, quiet: bool = True, **look: Any) -> None:
         axes.plot([0.16], [place], clip_on=False, **look)
-        axes.text(0.25, place, text, va="center", fontsize=8 if quiet else 8.5, color=QUIET if quiet else BLACK)
+        axes.text(0.25, place, text, va="center", fontsize=SMALL if quiet else 8.5, color=QUIET if quiet else BLACK)
 
     for number, line in enumerate(lines):
         color, marker = _look(line)
@@ -196,7 +199,7 @@ def _names(axes: Axes, board: Board, lines: Sequence[BoardLine], front: set[str]
         sign(number, name, quiet=False, color=color, marker=marker, markersize=7, linestyle="")
         if line.method in front:
             axes.plot([0.16], [number], markersize=14, linestyle="", clip_on=False, **RING)
-        axes.text(0.07, number, str(number), ha="right", va="center", fontsize=8.5)
+        axes.text(0.07, number, str(number), ha="right", va="center", fontsize=SMALL)
     below = len(lines) + 0.3
     for number, family in enumerate(families):
         color, marker = FAMILY_LOOKS.get(family, OTHER)
@@ -301,7 +304,7 @@ def _by_layer(axes: Axes, errors: Mapping[str, Sequence[LayerError]]) -> None:
     every = -(-len(names) // MOST_LABELS)
     labels = [visible(name.removeprefix("blocks.")) for name in names[::every]]  # the blocks are numbered
     axes.set_xticks(range(0, len(names), every), labels, rotation=60, ha="right")
-    axes.tick_params(axis="x", labelsize=8)
+    axes.tick_params(axis="x", labelsize=SMALL)
     caption(axes, y=say(en="signal to noise (dB)", fr="signal sur bruit (dB)"))
     axes.set_title(say(en="Layer by layer, fed by the teacher", fr="Couche par couche, aux entrées du professeur"))
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
@@ -361,8 +364,8 @@ def schedule_figure(
     axes.set_ylim(-0.02, 1.02)
     axes.yaxis.set_major_formatter(lambda value, position: spaced_percent(value, None))
     zeros = say(en="share of zeros", fr="part de zéros")
-    caption(axes, y=zeros, title=_schedule_description(schedule, measured), size=9)
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    caption(axes, y=zeros, title=_schedule_description(schedule, measured), size=NORMAL)
+    axes.legend(frameon=False, fontsize=NORMAL, loc="lower right")
     plain(axes)
     if losses:
         below = rows[1][0]
@@ -437,9 +440,9 @@ def speed_figure(speeds: Sequence[SparseSpeed], where: str, path: str | Path | N
         x=say(en="share of zeros (the scale opens towards 100 %)", fr="part de zéros (l’échelle s’ouvre vers 100 %)"),
         y=say(en="duration ÷ that of the dense layer", fr="durée ÷ celle de la couche dense"),
         title=f"{visible(where)}\n{_verdict(speeds)}",
-        size=9,
+        size=NORMAL,
     )
-    axes.legend(frameon=False, fontsize=8, loc="lower left", handlelength=3.5)
+    axes.legend(frameon=False, fontsize=SMALL, loc="lower left", handlelength=3.5)
     return finish(figure, path)
 
 

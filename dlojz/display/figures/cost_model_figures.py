@@ -16,7 +16,21 @@ from dlojz.base.language import brief_percent, decimal, say, shortest
 from dlojz.base.table import visible
 from dlojz.cost_model.validation import LEFT_OUT_GOALS, REGRET_GOAL, Goal, first_choices
 from dlojz.display.canvas import LabFigure, caption, finish, logarithmic, new_figure, plain
-from dlojz.display.style import BASELINE, BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
+from dlojz.display.style import (
+    BASELINE,
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    HEADING,
+    NORMAL,
+    ORANGE,
+    PURPLE,
+    SKY,
+    SMALL,
+    VERMILION,
+    YELLOW,
+)
 
 if TYPE_CHECKING:
     from dlojz.cost_model.measured_machine import Measured, MeasuredSite, Residual
@@ -48,10 +62,10 @@ def calibrate_figure(measured: Measured, sites: Sequence[MeasuredSite], path: st
     axes = figure.subplots(2, 2)
     _speeds(axes[0, 0], sites, COMPUTED)
     computed = say(en="operations of a product or convolution", fr="opérations d’un produit ou d’une convolution")
-    caption(axes[0, 0], x=computed, title=say(en="GFLOP/s of one rank", fr="GFLOP/s d’un rang"), size=9)
+    caption(axes[0, 0], x=computed, title=say(en="GFLOP/s of one rank", fr="GFLOP/s d’un rang"), size=NORMAL)
     _speeds(axes[0, 1], sites, ("pass",))
     passed = say(en="bytes read and written", fr="octets lus et écrits")
-    caption(axes[0, 1], x=passed, title=say(en="GB/s of one rank", fr="Go/s d’un rang"), size=9)
+    caption(axes[0, 1], x=passed, title=say(en="GB/s of one rank", fr="Go/s d’un rang"), size=NORMAL)
     _messages(axes[1, 0], sites)
     _errors(axes[1, 1], sites)
     title = say(
@@ -60,7 +74,7 @@ def calibrate_figure(measured: Measured, sites: Sequence[MeasuredSite], path: st
         fr=f"{visible(measured.processor)}, {measured.cores} cœur(s), {measured.date} : points mesurés, traits et "
         "croix ajustés",
     )
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    figure.suptitle(title, fontsize=HEADING, x=0.01, ha="left")
     return finish(figure, path)
 
 
@@ -88,7 +102,7 @@ def _speeds(axes: Axes, sites: Sequence[MeasuredSite], kinds: Sequence[str]) -> 
         axes.plot(sizes, measured, color=color, marker=marker, linestyle="", markersize=5, label=_ranks(one.ranks))
         axes.plot(sizes, fitted, color=color, marker="x", linestyle="")
     _logarithmic(axes)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=SMALL)
 
 
 def _messages(axes: Axes, sites: Sequence[MeasuredSite]) -> None:
@@ -104,11 +118,11 @@ def _messages(axes: Axes, sites: Sequence[MeasuredSite]) -> None:
             axes.plot(sizes, fitted, color=color, linewidth=1, linestyle=dashes)
     _logarithmic(axes)
     title = say(en="messages, ms", fr="messages, ms")
-    caption(axes, x=say(en="bytes of the message", fr="octets du message"), title=title, size=9)
+    caption(axes, x=say(en="bytes of the message", fr="octets du message"), title=title, size=NORMAL)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=6, loc="upper left", ncols=2)
+        axes.legend(frameon=False, fontsize=SMALL, loc="upper left", ncols=2)
         low, high = axes.get_ylim()
-        axes.set_ylim(low, high * 30)
+        axes.set_ylim(low, high * 100)
 
 
 def _errors(axes: Axes, sites: Sequence[MeasuredSite]) -> None:
@@ -122,13 +136,13 @@ def _errors(axes: Axes, sites: Sequence[MeasuredSite]) -> None:
     axes.axvline(0, color=BASELINE, linewidth=0.8)
     axes.set_xscale("symlog", linthresh=20)
     ticks = (-50, -20, -10, 0, 10, 20, 50, 100, 300)
-    axes.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks], fontsize=7)
+    axes.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks], fontsize=SMALL)
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_yticks(range(len(kinds)), [kind_title(kind) for kind in kinds], fontsize=8)
+    axes.set_yticks(range(len(kinds)), [kind_title(kind) for kind in kinds], fontsize=SMALL)
     axes.invert_yaxis()
     plain(axes)
-    caption(axes, title=say(en="fitted over measured, %", fr="ajusté sur mesuré, %"), size=9)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    caption(axes, title=say(en="fitted over measured, %", fr="ajusté sur mesuré, %"), size=NORMAL)
+    axes.legend(frameon=False, fontsize=SMALL, loc="lower right")
 
 
 def _logarithmic(axes: Axes) -> None:
@@ -214,7 +228,7 @@ def validation_figure(results: Sequence[TableResult], path: str | Path | None = 
         y=say(en="predicted, seconds of a step", fr="prédit, secondes par pas"),
         title=title,
     )
-    points.legend(fontsize=8, loc="upper left")
+    points.legend(fontsize=SMALL, loc="upper left")
     _bars(bars, results)
     plain(points)
     plain(bars)
@@ -248,7 +262,7 @@ def _regrets(axes: Axes, drawn: Mapping[str, Sequence[FirstChoice]]) -> None:
     axes.set_ylim(-0.7, len(drawn) + 0.7)
     axes.set_yticks(places, list(drawn))
     caption(axes, x=say(en="longer than the best measured layout, %", fr="de plus que la meilleure mesurée, %"))
-    axes.legend(fontsize=7.5, loc="upper center", ncols=2, framealpha=1)
+    axes.legend(fontsize=SMALL, loc="upper center", ncols=2, framealpha=1)
     plain(axes)
 
 
@@ -277,11 +291,11 @@ def _bars(axes: Axes, results: Sequence[TableResult]) -> None:
                 (4, 0),
                 textcoords="offset points",
                 va="center",
-                fontsize=7,
+                fontsize=SMALL,
                 bbox=PLATE,
             )
     axes.plot([], [], color=VERMILION, linewidth=2.2, label=say(en="goal", fr="objectif"))
     axes.set_yticks(places, [one.name for one in results])
     axes.margins(x=0.12)
     caption(axes, x=say(en="mean absolute error, %", fr="erreur absolue moyenne, %"))
-    axes.legend(fontsize=8, loc="upper right")
+    axes.legend(fontsize=SMALL, loc="upper right")

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from dlojz.base.language import MEBIBYTE, decimal, format_bytes, say
 from dlojz.base.table import Table, visible
 from dlojz.display.canvas import LabFigure, caption, finish, new_figure, note, plain, stack
-from dlojz.display.style import BASELINE, BLUE, GREEN, GREY, ORANGE, PREDICTED_ALPHA, PURPLE, SKY, Style
+from dlojz.display.style import BASELINE, BLUE, GREEN, GREY, NORMAL, ORANGE, PREDICTED_ALPHA, PURPLE, SKY, Style
 from dlojz.libraries.library_catalogue import LIBRARIES, REFERENCE, Library, absence, bridge_lines, lines_changed
 from dlojz.libraries.side_by_side import LibraryRow
 
@@ -173,7 +173,7 @@ def libraries_figure(rows: Sequence[LibraryRow], path: str | Path | None = None)
         plain(panel, "x")
         panel.set_ylim(len(rows) - 0.5, -0.5)
         panel.xaxis.set_major_locator(MaxNLocator(4))
-    panels[0].set_yticks(range(len(rows)), [_name(row) for row in rows], fontsize=9)
+    panels[0].set_yticks(range(len(rows)), [_name(row) for row in rows], fontsize=NORMAL)
     _lines(panels[0], rows)
     _pairs(panels[1], rows, lambda row: row.peak_bytes)
     _pairs(panels[2], rows, _sent)
@@ -188,7 +188,7 @@ def libraries_figure(rows: Sequence[LibraryRow], path: str | Path | None = None)
         say(en="time of a step, over\nplain torch's", fr="durée d’un pas,\nrapportée à torch seul"),
     )
     for panel, title in zip(panels, titles, strict=True):
-        caption(panel, title=title, size=9)
+        caption(panel, title=title, size=NORMAL)
     return finish(figure, path)
 
 

@@ -39,7 +39,7 @@ from dlojz.display.pipeline_drawing import (
     scene_of,
     title_of,
 )
-from dlojz.display.style import BLACK, BLUE, EDGE, FILLS, LINE_STYLES, VERMILION, WHITE, Style
+from dlojz.display.style import BLACK, BLUE, EDGE, FILLS, LINE_STYLES, NORMAL, SMALL, TITLE, VERMILION, WHITE, Style
 from dlojz.pipeline.closed_forms import closed_form
 from dlojz.pipeline.partition import Partition
 from dlojz.pipeline.schedule import Costs
@@ -102,7 +102,7 @@ def overlay_figure(
         ),
     )
     plain(lower)
-    lower.legend(loc="best", ncols=4, frameon=False, fontsize=8)
+    lower.legend(loc="best", ncols=4, frameon=False, fontsize=SMALL)
     return finish(figure, path)
 
 
@@ -272,13 +272,13 @@ def bubble_figure(
         if number % columns == 0:
             caption(axes, y=say(en="bubble, % of time", fr="bulle (% du temps)"))
         plain(axes)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=TITLE)
     handles = [
         key(say(en="formula", fr="formule"), color=BLUE, linewidth=1.6),
         key(say(en="simulated", fr="simulé"), **_hollow(VERMILION)),
         key(say(en="simulated, no formula", fr="simulé, sans formule"), **_hollow(BLACK)),
     ]
-    figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=NORMAL)
     return finish(figure, path)
 
 

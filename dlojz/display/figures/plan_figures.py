@@ -33,10 +33,14 @@ from dlojz.display.style import (
     BLUE,
     GREEN,
     GREY,
+    HEADING,
     MEMORY_STYLES,
+    NORMAL,
     ORANGE,
     PURPLE,
+    SMALL,
     TIME_STYLES,
+    TITLE,
     VERMILION,
     YELLOW,
     Style,
@@ -77,11 +81,11 @@ def plan_figure(plan: Plan, path: str | Path | None = None) -> LabFigure:
     front = figure.add_subplot(cells[0, 0])
     _front(front, plan, _free_gb(plan), lambda one: one.margin_bytes / 1e9)
     caption(front, y=_free_label(), title=say(en="layouts that fit", fr="configurations qui tiennent"))
-    front.legend(fontsize=8, loc="best", framealpha=0.9)
+    front.legend(fontsize=SMALL, loc="best", framealpha=0.9)
     _memory(figure.add_subplot(cells[0, 1]), best)
     _waterfall(figure.add_subplot(cells[1, 0]), best)
     _refusals(figure.add_subplot(cells[1, 1]), plan)
-    figure.suptitle(f"{model}, {plan.question.cluster.title} — {best.candidate.title}", fontsize=11)
+    figure.suptitle(f"{model}, {plan.question.cluster.title} — {best.candidate.title}", fontsize=TITLE)
     return finish(figure, path)
 
 
@@ -101,8 +105,10 @@ def front_figure(plan: Plan) -> LabFigure:
     caption(left, y=_free_label())
     _front(right, plan, plan.found.energy_j / 3.6e3, lambda one: one.energy_j / 3.6e3)
     caption(right, y=say(en="kWh of 1000 steps", fr="kWh de 1000 itérations"))
-    figure.suptitle(f"{model}, {plan.question.cluster.title}", fontsize=10)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    figure.suptitle(f"{model}, {plan.question.cluster.title}", fontsize=HEADING)
+    figure.legend(
+        *left.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=NORMAL
+    )
     return finish(figure)
 
 
@@ -189,7 +195,7 @@ def _memory(axes: Axes, best: Choice) -> None:
     _, handles = _bars(axes, [one.parts for one in shown], MEMORY_STYLES, 1e9, width=0.8, upright=True)
     limit = best.question.device_bytes / 1e9
     axes.axhline(limit, color=BLACK, linestyle="--", linewidth=1)
-    axes.text(-0.45, limit, best.question.cluster.gpu.title, fontsize=8, va="bottom")
+    axes.text(-0.45, limit, best.question.cluster.gpu.title, fontsize=SMALL, va="bottom")
     axes.set(ylim=(0, 1.4 * limit), xlim=(-0.6, max(len(shown) - 0.4, 1.6)))
     step = max(1, len(shown) // 12)
     axes.set_xticks(range(0, len(shown), step), [str(one.stage) for one in shown][::step])
@@ -200,7 +206,7 @@ def _memory(axes: Axes, best: Choice) -> None:
         title=say(en="memory of each stage’s GPU", fr="mémoire du GPU de chaque étage"),
     )
     look: dict[str, Any] = {"framealpha": 0.9, "columnspacing": 1.0, "handlelength": 1.6}
-    axes.legend(handles=handles, fontsize=8, ncols=2, loc="upper right", **look)
+    axes.legend(handles=handles, fontsize=SMALL, ncols=2, loc="upper right", **look)
     plain(axes)
 
 
@@ -211,8 +217,8 @@ def _waterfall(axes: Axes, best: Choice) -> None:
     for place, name in enumerate(names):
         value = best.parts[name]
         start = stack(axes, place, [(value, TIME_STYLES[name])], 0.72, start=start)
-        axes.text(start, place, f" {decimal(100 * value / best.estimated_s, 1)} %", va="center", fontsize=8)
-    axes.set_yticks(range(len(names)), [fill(part_words(name), 24) for name in names], fontsize=8)
+        axes.text(start, place, f" {decimal(100 * value / best.estimated_s, 1)} %", va="center", fontsize=SMALL)
+    axes.set_yticks(range(len(names)), [fill(part_words(name), 24) for name in names], fontsize=SMALL)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12 * start)
     axes.xaxis.set_major_locator(MaxNLocator(6))
@@ -233,9 +239,9 @@ def _refusals(axes: Axes, plan: Plan) -> None:
     names = sorted(counts, key=lambda name: counts[name])
     for place, name in enumerate(names):
         stack(axes, place, [(counts[name], Style(GREY, "//") if name else Style(GREEN, ""))], 0.7)
-        axes.text(counts[name], place, f" {decimal(counts[name], 0)}", va="center", fontsize=8)
+        axes.text(counts[name], place, f" {decimal(counts[name], 0)}", va="center", fontsize=SMALL)
     labels = [fill(reason_words(name), 30) if name else say(en="fit", fr="tiennent") for name in names]
-    axes.set_yticks(range(len(names)), labels, fontsize=8)
+    axes.set_yticks(range(len(names)), labels, fontsize=SMALL)
     _logarithmic(axes, (0.8, 8 * max(counts.values())), (1.0,))
     number = decimal(plan.found.num_layouts, 0)
     caption(
@@ -278,7 +284,7 @@ def beside_figure(
     for axes, handles in ((upper, phases), (lower, [*categories, gpu])):
         axes.set_yticks(range(2), names)
         axes.set_ylim(1.5, -0.5)
-        axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8)
+        axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=SMALL)
         plain(axes)
     return finish(figure)
 
@@ -301,8 +307,8 @@ def here_figure(here: Here, measured_s: Mapping[str, float], path: str | Path | 
         if taken is not None:
             axes.plot([1e3 * taken], [place], **diamond)
             text += say(en=f" predicted, {seconds(taken)} measured", fr=f" prédite, {seconds(taken)} mesurée")
-        axes.text(max(ends[place], 1e3 * (taken or 0.0) + 0.008 * largest), place, text, va="center", fontsize=8)
-    axes.set_yticks(range(len(shown)), [one.title for one in shown], fontsize=8)
+        axes.text(max(ends[place], 1e3 * (taken or 0.0) + 0.008 * largest), place, text, va="center", fontsize=SMALL)
+    axes.set_yticks(range(len(shown)), [one.title for one in shown], fontsize=SMALL)
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_xlim(0, (1.45 if measured_s else 1.15) * largest)
     axes.xaxis.set_major_formatter(lambda value, position: decimal(value, 0))
@@ -310,6 +316,6 @@ def here_figure(here: Here, measured_s: Mapping[str, float], path: str | Path | 
     if measured_s:
         handles.append(key(say(en="measured", fr="mesuré"), **diamond))
     below = (0.0, -0.6 / len(shown) - 0.08)
-    axes.legend(handles=handles, fontsize=8, loc="upper left", bbox_to_anchor=below, ncols=4, frameon=False)
+    axes.legend(handles=handles, fontsize=SMALL, loc="upper left", bbox_to_anchor=below, ncols=4, frameon=False)
     plain(axes)
     return finish(figure, path)

@@ -46,8 +46,11 @@ from dlojz.display.style import (
     FRAME,
     GREY,
     LINE_STYLES,
+    NORMAL,
     OTHER,
     PREDICTED_ALPHA,
+    SIGN,
+    TITLE,
     WHITE,
     Style,
     category_label,
@@ -97,8 +100,10 @@ def footprint_figure(forecast: Forecast, path: str | Path | None = None, limit_b
     totals, by_block = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[0, 1])
     handles = _totals(totals, forecast, limit_bytes)
     _blocks(by_block, blocks)
-    figure.suptitle(headline(forecast), fontweight="bold", fontsize=11)
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9, handleheight=1.2)
+    figure.suptitle(headline(forecast), fontweight="bold", fontsize=TITLE)
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=NORMAL, handleheight=1.2
+    )
     return finish(figure, path)
 
 
@@ -153,7 +158,7 @@ def _blocks(axes: Axes, blocks: list[tuple[str, dict[str, int]]]) -> None:
     unit, scale = byte_scale(longest)
     for number, (_, held) in enumerate(blocks):
         end = stack(axes, number, _categories(held, scale), 0.7)
-        note(axes, format_bytes(sum(held.values())), (end, number), (4, 0), fontsize=9)
+        note(axes, format_bytes(sum(held.values())), (end, number), (4, 0), fontsize=NORMAL)
     axes.set_yticks(range(len(blocks)), [label for label, _ in blocks])
     axes.set(ylim=(len(blocks) - 0.45, -0.55), xlim=(0, longest / scale * 1.17))
     caption(axes, x=unit, title=say(en="What fills it, by block", fr="Ce qui le remplit, par bloc"))
@@ -193,10 +198,12 @@ def activation_curve_figure(plan: BudgetPlan, path: str | Path | None = None) ->
     right.set_yticks(range(len(curve)), [format_bytes(point.peak_bytes) for point in curve])
     right.set(xlim=(0, len(plan.choices)), ylim=(-0.6, len(curve) - 0.4))
     caption(right, x=say(en="block", fr="bloc"), y=say(en="peak", fr="pic"))
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(title, fontsize=TITLE)
     handles: list[Artist] = [swatch(*pair) for pair in zip(styles, map(choice_label, BLOCK_CHOICES), strict=True)]
     handles.append(key(say(en="budget: ", fr="budget : ") + format_bytes(plan.budget_bytes), **LIMIT_LOOK))
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9, handleheight=1.2)
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=NORMAL, handleheight=1.2
+    )
     return finish(figure, path)
 
 
@@ -265,7 +272,7 @@ def _runs_down(axes: Axes, rows: Sequence[RunRow], title: str, label: str) -> No
     axes.set_ylim(len(rows) - 0.45, -0.55)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(4))  # numbers of four digits side by side
-    caption(axes, x=label, title=title, size=11)
+    caption(axes, x=label, title=title, size=TITLE)
     plain(axes, "x")
     axes.tick_params(axis="y", length=0)
 
@@ -298,7 +305,7 @@ def _legend(axes: Axes, handles: Sequence[Artist]) -> None:
     """Legend below the panel, outside the bars."""
     look: dict[str, Any] = {"handlelength": 1.8, "handleheight": 1.1, "columnspacing": 1.2}
     place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}
-    axes.legend(handles=list(handles), ncols=2, frameon=False, fontsize=9, **place, **look)
+    axes.legend(handles=list(handles), ncols=2, frameon=False, fontsize=NORMAL, **place, **look)
 
 
 def _memory(axes: Axes, rows: Sequence[RunRow]) -> None:
@@ -352,7 +359,7 @@ def _communication(axes: Axes, rows: Sequence[RunRow]) -> None:
     for number, row in enumerate(rows):
         if row.exact is not None:
             end = max(_total(stacks[number], side) for side in SIDES) / scale + 0.015 * right
-            axes.text(end, number, "=" if row.exact else "≠", va="center", fontsize=15, fontweight="bold")
+            axes.text(end, number, "=" if row.exact else "≠", va="center", fontsize=SIGN, fontweight="bold")
     title = say(
         en="Bytes handed to collectives per step\n(=: predicted and counted are equal)",
         fr="Octets confiés aux collectives par pas\n(= : prédit et compté sont égaux)",
@@ -404,11 +411,13 @@ def _losses(axes: Axes, rows: Sequence[RunRow]) -> None:
     title = say(en="Training loss", fr="Perte à l'entraînement")
     if gap is not None:
         title += say(en=f" (largest gap to one process: {gap_text(gap)})", fr=f" (écart maximal : {gap_text(gap)})")
-    caption(axes, x=say(en="step", fr="pas"), y=say(en="loss", fr="perte"), title=title, size=11)
+    caption(axes, x=say(en="step", fr="pas"), y=say(en="loss", fr="perte"), title=title, size=TITLE)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     plain(axes)
     if drawn:
-        legend = axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), frameon=False, fontsize=9, handlelength=3.5)
+        legend = axes.legend(
+            loc="upper left", bbox_to_anchor=(1.02, 1.0), frameon=False, fontsize=NORMAL, handlelength=3.5
+        )
         legend.set_in_layout(False)
 
 
@@ -474,12 +483,12 @@ def spans_figure(
         start_ms = (min(span.start_s for span in spans if span.step == step) - origin_s) * 1e3
         axes.axvline(start_ms, color=EDGE, linewidth=1.0, linestyle="--")
         name = say(en=f"step {step + 1}", fr=f"pas {step + 1}")
-        note(axes, name, (start_ms, ranks[0] - 0.5), (4, 2), va="bottom", fontsize=9)
+        note(axes, name, (start_ms, ranks[0] - 0.5), (4, 2), va="bottom", fontsize=NORMAL)
     axes.set_yticks(ranks, [say(en=f"rank {rank}", fr=f"rang {rank}") for rank in ranks])
     axes.set_ylim(ranks[-1] + 0.6, ranks[0] - 0.85)
     axes.set_xlim(left=0)
     headline_words = say(en="What each rank does: ", fr="Ce que fait chaque rang : ") + title
-    caption(axes, x=say(en="time, ms", fr="temps (ms)"), title=headline_words, size=12)
+    caption(axes, x=say(en="time, ms", fr="temps (ms)"), title=headline_words, size=TITLE)
     plain(axes, "x")
     handles = [swatch(phase_style(name), " " + phase_label(visible(name)), 1.0) for name in names]
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, handleheight=1.2)

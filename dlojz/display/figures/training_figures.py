@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from matplotlib.axes import Axes
@@ -33,6 +34,7 @@ from dlojz.display.canvas import (
     plain,
     stack,
 )
+from dlojz.display.drawing import LETTER
 from dlojz.display.style import (
     BASELINE,
     BLACK,
@@ -40,14 +42,18 @@ from dlojz.display.style import (
     EDGE,
     GREEN,
     GREY,
+    HEADING,
     LIGHT_ORANGE,
     LINE_STYLES,
+    NORMAL,
     ORANGE,
     PREDICTED_ALPHA,
     PURPLE,
     REMARK,
     SHADE,
     SKY,
+    SMALL,
+    TITLE,
     VERMILION,
     WHITE,
     Style,
@@ -150,9 +156,9 @@ def _convergence_losses(axes: Axes, title: str, curves: Sequence[Curves]) -> Non
     plain(axes)
     window = curves[0].window
     caption(axes, y=say(en=f"loss, mean of {window} steps", fr=f"perte, moyenne de {window} pas"))
-    axes.set_title(visible(title), loc="left", fontsize=10, fontweight="bold")
+    axes.set_title(visible(title), loc="left", fontsize=HEADING, fontweight="bold")
     heading = say(en="median over the seeds (at the end)", fr="médiane sur les graines (à la fin)")
-    axes.legend(frameon=False, fontsize=8, title=heading, title_fontsize=8, alignment="left", handlelength=3.5)
+    axes.legend(frameon=False, fontsize=SMALL, title=heading, title_fontsize=SMALL, alignment="left", handlelength=3.5)
 
 
 def _gaps(axes: Axes, curves: Sequence[Curves], tolerance: float) -> None:
@@ -183,7 +189,7 @@ def _gaps(axes: Axes, curves: Sequence[Curves], tolerance: float) -> None:
     _freeze(axes, curves, said=False)
     plain(axes)
     label = say(en="gap, % (band: ± ", fr="écart, % (bande : ± ") + f"{shortest(100 * tolerance)} %)"
-    caption(axes, y=label, title="\n".join(said), size=9)
+    caption(axes, y=label, title="\n".join(said), size=NORMAL)
 
 
 def _relative(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
@@ -200,7 +206,7 @@ def _freeze(axes: Axes, curves: Sequence[Curves], *, said: bool) -> None:
         axes.axvline(step, color=REMARK, linewidth=1, linestyle=":")
         if said:
             text = say(en=f" variance frozen\n from step {step}", fr=f" variance gelée\n dès le pas {step}")
-            axes.text(step, 0.03, text, transform=axes.get_xaxis_transform(), fontsize=8, color=BASELINE)
+            axes.text(step, 0.03, text, transform=axes.get_xaxis_transform(), fontsize=SMALL, color=BASELINE)
 
 
 def _loss(value: float) -> str:
@@ -384,7 +390,7 @@ def update_figure(measures: Sequence[FormMeasure], path: str | Path | None = Non
     )
     peak = say(en="peak of the step, MB: predicted (light), measured", fr="pic du pas, Mo : prédit (clair), mesuré")
     for panel, label in zip(axes[-1], (step, peak), strict=True):
-        panel.set_xlabel(label, fontsize=9)
+        panel.set_xlabel(label, fontsize=NORMAL)
     return finish(figure, path)
 
 
@@ -425,7 +431,7 @@ def _times(axes: Axes, rows: Sequence[FormMeasure]) -> None:
         fr=f"{visible(some.model)} : {decimal(some.parameters / 1e6, 1)} M de paramètres en {some.tensors} "
         f"tenseurs ({visible(some.device)}, {some.rounds} tours)",
     )
-    caption(axes, title=title, size=9)
+    caption(axes, title=title, size=NORMAL)
 
 
 def _update_words(one: FormMeasure) -> str:
@@ -455,7 +461,7 @@ def _peaks(axes: Axes, rows: Sequence[FormMeasure]) -> None:
 
 
 def _forms(axes: Axes, rows: Sequence[FormMeasure]) -> None:
-    axes.set_yticks(range(len(rows)), [visible(one.form) for one in rows], fontsize=9)
+    axes.set_yticks(range(len(rows)), [visible(one.form) for one in rows], fontsize=NORMAL)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     plain(axes, "x")
 
@@ -464,6 +470,10 @@ Load: TypeAlias = "StepLoad | ExpertLoad"
 """Load of one mixture in one step: of a model that is watched, or of a run's record."""
 LAST_STEPS = 20
 """Steps over which the words under a title take their mean."""
+
+
+WIDEST_IN = 13.0
+"""Beyond, a notebook would shrink the figure to illegible curves: columns become narrower instead."""
 
 
 def expert_load_figure(
@@ -481,13 +491,15 @@ def expert_load_figure(
     columns = {name: _of_layer(name, loads, layer) for name, loads in trainings.items()}
     if not columns:
         raise LabError(say(en="give the loads of at least one training.", fr="donnez les charges d’un entraînement."))
-    figure = new_figure(1.6 + 5.2 * len(columns), 7.4, alt=_expert_load_alt(columns))
+    column_in = min(5.2, (WIDEST_IN - 1.6) / len(columns))
+    figure = new_figure(1.6 + column_in * len(columns), 7.4, alt=_expert_load_alt(columns))
     rows = figure.subplots(3, len(columns), sharex="col", sharey="row", squeeze=False, height_ratios=(3, 2, 1.2))
     most = max(max(_shares(load)) for loads in columns.values() for load in loads)
     for column, (name, loads) in enumerate(columns.items()):
         top, middle, bottom = (rows[row][column] for row in range(3))
         mesh = _heat_map(top, loads, most)
-        top.set_title(visible(name), loc="left", fontweight="bold")
+        letters = max(8, int(72 * column_in / (HEADING * LETTER)))
+        top.set_title(fill(visible(name), letters), loc="left", fontweight="bold", fontsize=HEADING)
         bar = figure.colorbar(mesh, ax=top, pad=0.02)
         bar.ax.axhline(_capacity(loads[-1]), color=BLACK, linestyle="--", linewidth=1.4)
         _extremes(middle, loads)
@@ -498,14 +510,14 @@ def expert_load_figure(
     capacities = (_capacity(load) for loads in columns.values() for load in loads)
     rows[1][0].set_ylim(0, 1.05 * max(most, *capacities))
     caption(rows[0][0], y="expert")
-    caption(rows[1][0], y=say(en="load, relative to the fair share", fr="charge, rapportée à la part équitable"))
+    caption(rows[1][0], y=say(en="load, relative to\nthe fair share", fr="charge, rapportée\nà la part équitable"))
     caption(rows[2][0], y=say(en="dropped", fr="abandonnés"))
     mixture = visible(next(iter(columns.values()))[0].layer)
     title = say(
         en=f"Load of the experts of {mixture}: beyond the capacity (dashed), tokens are dropped",
         fr=f"Charge des experts de {mixture} : au-delà de la capacité (tirets), les tokens sont abandonnés",
     )
-    figure.suptitle(title, fontsize=12)
+    figure.suptitle(fill(title, int(72 * figure.get_figwidth() / (TITLE * LETTER))), fontsize=TITLE)
     return finish(figure, path)
 
 
@@ -567,7 +579,7 @@ def _dropped(axes: Axes, loads: list[Load]) -> None:
     last = dropped[-LAST_STEPS:]
     mean = percent(sum(last) / len(last), 0)
     words = say(en=f"{mean} over the last {len(last)} steps", fr=f"{mean} sur les {len(last)} derniers pas")
-    axes.set_title(words, loc="right", fontsize=10)
+    axes.set_title(words, loc="right", fontsize=HEADING)
 
 
 def _expert_load_alt(columns: Mapping[str, list[Load]]) -> str:

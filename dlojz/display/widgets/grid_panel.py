@@ -75,7 +75,7 @@ class GridAnswer:
             f"<p>{safe(size_sentence(self.grid))}</p>"
             + status_html(advice(self.grid))
             + grid_drawing(self.grid, self.crossing, axis=self.axis, titled=False).svg()
-            + f"<p>{safe(cell_words(self.grid))}</p>"
+            + f"<p>{safe(cell_words(self.grid, self.axis))}</p>"
             + status_html(self.problem)
             + self._table()
         )

@@ -31,6 +31,7 @@ from dlojz.display.style import (
     PREDICTED_ALPHA,
     PURPLE,
     SKY,
+    SMALL,
     YELLOW,
     Style,
     category_label,
@@ -149,7 +150,7 @@ def legend_above(axes: Axes, *, ncols: int, height: float = 1.0, loc: Corner = "
         loc=loc,
         bbox_to_anchor=(middle, height),
         ncols=ncols,
-        fontsize=8,
+        fontsize=SMALL,
     )
 
 

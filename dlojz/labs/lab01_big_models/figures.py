@@ -19,7 +19,18 @@ from dlojz.base.language import decimal, percent, say, significant
 from dlojz.base.table import Table, titles, visible
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
-from dlojz.display.style import BLACK, BLUE, CATEGORY_STYLES, GREEN, GREY, ORANGE, VERMILION, category_label
+from dlojz.display.style import (
+    BLACK,
+    BLUE,
+    CATEGORY_STYLES,
+    GREEN,
+    GREY,
+    NORMAL,
+    ORANGE,
+    SMALL,
+    VERMILION,
+    category_label,
+)
 from dlojz.labs.kit.exercise import or_to_do
 from dlojz.labs.kit.figures import answered, labelled, panel
 from dlojz.labs.lab01_big_models.exercises import attention_multiply_adds
@@ -191,7 +202,7 @@ def patches(cut: Callable[[Any, int], Any], image_CHW: Any, patch: int) -> LabFi
     for index, axes in enumerate(cuts.subplots(rows, columns).flat):
         if index < len(patches_PE):
             axes.imshow(patches_PE[index].reshape(channels, patch, patch)[0], cmap="gray", **limits)
-            axes.set_title(f"{index}", fontsize=8, pad=2)
+            axes.set_title(f"{index}", fontsize=SMALL, pad=2)
         axes.set_axis_off()
     cuts.suptitle(say(en="the sequence of patches", fr="la séquence de patches"))
     return finish(figure)
@@ -316,7 +327,7 @@ def accuracy() -> LabFigure:
         axes.set_xlabel(label)
         plain(axes)
     panels[0].set_ylabel(say(en="top-1 accuracy (%)", fr="exactitude top-1 (%)"))
-    panels[1].legend(frameon=False, fontsize=8, loc="lower right")
+    panels[1].legend(frameon=False, fontsize=SMALL, loc="lower right")
     return finish(figure)
 
 
@@ -348,7 +359,7 @@ def families(tokens: int = 5) -> LabFigure:
     )
     for axes, (title, mask) in zip(figure.subplots(1, 3), shown, strict=True):
         axes.imshow(mask, cmap="Greys", vmin=0, vmax=1.3)
-        axes.set_title(title, fontsize=9)
+        axes.set_title(title, fontsize=NORMAL)
         axes.set_xticks([])
         axes.set_yticks([])
         axes.set_xlabel(say(en="key", fr="clé"))
@@ -394,7 +405,7 @@ def states_beside_gpus(optimizer: str = "adamw", names: Sequence[str] = tuple(CO
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     for name, memory_gib in GPU_MEMORY_GIB.items():
         axes.axhline(memory_gib, color=GREY, linestyle="--", linewidth=1)
-        axes.annotate(f"{name} {say(en='GiB', fr='Gio')}", (-0.45, memory_gib), va="bottom", fontsize=8)
+        axes.annotate(f"{name} {say(en='GiB', fr='Gio')}", (-0.45, memory_gib), va="bottom", fontsize=SMALL)
     return labelled(
         axes,
         "CoAtNet-",
@@ -421,7 +432,7 @@ def bias_seen_by(bias: Callable[[Any, int], Any], table: Any, side: int) -> LabF
         seen = bias_TT[query].reshape(side, side)
         axes.imshow(seen, cmap="cividis", vmin=float(table.min()), vmax=float(table.max()))
         axes.plot(query % side, query // side, color="white", marker="*", markersize=12, markeredgecolor="black")
-        axes.set_title(say(en=f"query {query}", fr=f"requête {query}"), fontsize=9)
+        axes.set_title(say(en=f"query {query}", fr=f"requête {query}"), fontsize=NORMAL)
         axes.set_xlabel(say(en="column of the key", fr="colonne de la clé"))
         axes.set_ylabel(say(en="row of the key", fr="ligne de la clé"))
     return finish(figure)

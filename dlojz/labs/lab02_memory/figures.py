@@ -14,7 +14,19 @@ from dlojz import models
 from dlojz.base.language import format_bytes, say
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
-from dlojz.display.style import BLACK, BLUE, CATEGORY_STYLES, GREY, LINE_STYLES, ORANGE, SKY, VERMILION, category_label
+from dlojz.display.style import (
+    BLACK,
+    BLUE,
+    CATEGORY_STYLES,
+    GREY,
+    LINE_STYLES,
+    NORMAL,
+    ORANGE,
+    SKY,
+    SMALL,
+    VERMILION,
+    category_label,
+)
 from dlojz.hardware import Device
 from dlojz.labs.kit.exercise import or_to_do
 from dlojz.labs.kit.figures import answered, done, figure_of, labelled, panel, plot_lines
@@ -64,7 +76,7 @@ def rules_of_thumb() -> LabFigure:
             seen.add(part.category)
             left += part.bytes_per_parameter
         axes.annotate(f"{left}", (left, row), xytext=(5, 0), textcoords="offset points", va="center")
-    axes.set_yticks(range(len(RULES)), [fill(rule.about(), 44) for rule in reversed(RULES.values())], fontsize=8)
+    axes.set_yticks(range(len(RULES)), [fill(rule.about(), 44) for rule in reversed(RULES.values())], fontsize=SMALL)
     axes.set_xlabel(say(en="bytes per parameter", fr="octets par paramètre"))
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     plain(axes, "x")
@@ -106,9 +118,11 @@ def layer_parts(shape: Shape, plain_trace: MemoryTrace, fused_trace: MemoryTrace
             )
             if mib > 11:
                 box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
-                axes.annotate(part, (left + mib / 2, row), ha="center", va="center", fontsize=8, bbox=box)
+                axes.annotate(part, (left + mib / 2, row), ha="center", va="center", fontsize=SMALL, bbox=box)
             left += mib
-        axes.annotate(f"{left:.0f}", (left, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+        axes.annotate(
+            f"{left:.0f}", (left, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=NORMAL
+        )
     axes.set_yticks(range(len(bars)), list(reversed(bars)))
     axes.set_xlabel(say(en="kept for backward (MiB)", fr="gardé pour la passe arrière (Mio)"))
     axes.set_xlim(right=axes.get_xlim()[1] * 1.05)
@@ -163,7 +177,7 @@ def _device_line(axes: Axes, device: Device) -> None:
         xytext=(4, 0),
         textcoords="offset points",
         va="center",
-        fontsize=8,
+        fontsize=SMALL,
     )
 
 
@@ -254,7 +268,9 @@ def limit_of_data_parallelism(
     for place, whole in enumerate(total):
         if whole > top:
             box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-            axes.annotate(f"↑ {whole:.0f} {_gib()}", (place, 0.98 * top), ha="center", va="top", fontsize=8, bbox=box)
+            axes.annotate(
+                f"↑ {whole:.0f} {_gib()}", (place, 0.98 * top), ha="center", va="top", fontsize=SMALL, bbox=box
+            )
     axes.set_xlabel(
         say(en=f"GPUs, for a global batch of {global_batch}", fr=f"GPU, pour un batch global de {global_batch}")
     )

@@ -11,7 +11,7 @@ from typing import Any
 from dlojz.base.language import format_bytes, say, shortest
 from dlojz.base.table import Table
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
-from dlojz.display.style import BLUE, GREEN, GREY, LINE_STYLES, ORANGE, PURPLE, SKY, VERMILION
+from dlojz.display.style import BLUE, GREEN, GREY, LINE_STYLES, ORANGE, PURPLE, SKY, SMALL, VERMILION
 from dlojz.labs.kit.exercise import or_to_do
 from dlojz.labs.kit.figures import answered, done, labelled, panel, plot_lines
 
@@ -41,7 +41,7 @@ def buckets(
             axes.bar(number, height, bottom=bottom, color=BLUE, edgecolor="white", linewidth=0.6)
             bottom += height
         held = f"{len(sizes)} gradient" + ("s" if len(sizes) > 1 else "")
-        axes.annotate(held, (number, bottom), ha="center", va="bottom", fontsize=7)
+        axes.annotate(held, (number, bottom), ha="center", va="bottom", fontsize=SMALL)
     axes.axhline(limit_bytes / 2**10, color=GREY, linestyle="--", linewidth=1)
     axes.set_xticks(range(1, len(cut) + 1))
     axes.set_xlabel(say(en="bucket, in the order of departure", fr="bucket, dans l’ordre de départ"))
@@ -74,7 +74,7 @@ def shares(
         plain(axes)
     axes.set_xlabel(say(en="order of reading, rank by rank", fr="ordre de lecture, rang par rang"))
     figure.axes[0].legend(
-        title=say(en="rank", fr="rang"), frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8
+        title=say(en="rank", fr="rang"), frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=SMALL
     )
     return finish(figure)
 

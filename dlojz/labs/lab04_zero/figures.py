@@ -19,7 +19,9 @@ from dlojz.display.style import (
     CATEGORY_STYLES,
     COLLECTIVE_STYLES,
     GREY,
+    HEADING,
     PREDICTED_ALPHA,
+    SMALL,
     category_label,
 )
 from dlojz.hardware import Device
@@ -122,7 +124,7 @@ def states_by_ranks(
         limit = device.memory_bytes / GIB
         axes.axhline(limit, color=GREY, linestyle="--", linewidth=1)
         axes.annotate(
-            device.title, (ranks[-1], limit), xytext=(0, 2), textcoords="offset points", ha="right", fontsize=8
+            device.title, (ranks[-1], limit), xytext=(0, 2), textcoords="offset points", ha="right", fontsize=SMALL
         )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -161,9 +163,9 @@ def stages(runs: Sequence[Run]) -> LabFigure:
     for axes in (memory, sent):
         plain(axes)
     memory.set_title(
-        say(en="states; peak ◇; pale: predicted", fr="états ; pic ◇ ; en clair : prédit"), loc="left", fontsize=10
+        say(en="states; peak ◇; pale: predicted", fr="états ; pic ◇ ; en clair : prédit"), loc="left", fontsize=HEADING
     )
-    sent.set_title(say(en="communication", fr="communication"), loc="left", fontsize=10)
+    sent.set_title(say(en="communication", fr="communication"), loc="left", fontsize=HEADING)
     legend_above(memory, ncols=4, height=1.06)
     legend_above(sent, ncols=4, height=1.06)
     return finish(figure)

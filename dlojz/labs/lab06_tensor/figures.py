@@ -17,7 +17,7 @@ from dlojz.base.table import Table, titles
 from dlojz.by_hand.tensor.axis import share_bounds
 from dlojz.compare import compare
 from dlojz.display.canvas import LabFigure, finish, new_figure
-from dlojz.display.style import BLACK, EDGE, GREY, SHADE, Style
+from dlojz.display.style import BLACK, EDGE, GREY, HEADING, SHADE, SMALL, TITLE, Style
 from dlojz.hardware.links import NETWORK, NVLINK
 from dlojz.labs.kit.exercise import Said, or_to_do
 from dlojz.labs.kit.figures import (
@@ -47,7 +47,7 @@ def _box(axes: Axes, at: tuple[float, float], size: tuple[float, float], style: 
     axes.add_patch(Rectangle(at, *size, facecolor=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.8))
     if text:
         axes.text(
-            at[0] + size[0] / 2, at[1] + size[1] / 2, text, ha="center", va="center", fontsize=8,
+            at[0] + size[0] / 2, at[1] + size[1] / 2, text, ha="center", va="center", fontsize=SMALL,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85},
         )  # fmt: skip
 
@@ -64,12 +64,12 @@ def _matrix(axes: Axes, left: float, shape: tuple[int, int], cut: str, ranks: in
             _box(axes, (left + start, bottom), (end - start, rows), SHEET_RANKS[rank])
         else:
             _box(axes, (left, bottom + rows - end), (columns, end - start), SHEET_RANKS[rank])
-    axes.text(left + columns / 2, bottom + rows + 0.4, name, ha="center", va="bottom", fontsize=10)
+    axes.text(left + columns / 2, bottom + rows + 0.4, name, ha="center", va="bottom", fontsize=HEADING)
     return left + columns + 1.6
 
 
 def _sign(axes: Axes, at: float, sign: str) -> None:
-    axes.text(at - 0.8, 0, sign, ha="center", va="center", fontsize=12)
+    axes.text(at - 0.8, 0, sign, ha="center", va="center", fontsize=TITLE)
 
 
 @pictured
@@ -111,7 +111,7 @@ def split_layer(ranks: int = 2) -> LabFigure:
             fr="par ligne : des produits partiels, additionnés (all-reduce)"),
     )  # fmt: skip
     for axes, title in zip((upper, lower), titles, strict=True):
-        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_title(title, loc="left", fontsize=HEADING)
         axes.set_xlim(-0.5, inputs + 1.6 + (outputs + 1.6) * (ranks + 2))
         axes.set_ylim(-inputs / 2 - 0.3, inputs / 2 + 1.6)
         axes.set_aspect("equal")
@@ -164,10 +164,10 @@ def block_ends(sequence_parallel: bool = False, ranks: int = 2) -> LabFigure:
     )  # fmt: skip
     for bar, name, forward, backward in ends:
         axes.plot([bar, bar], [-0.15, 2.15], color=BLACK, linewidth=3)
-        axes.text(bar, 2.25, name, ha="center", va="bottom", fontsize=12, style="italic")
+        axes.text(bar, 2.25, name, ha="center", va="bottom", fontsize=TITLE, style="italic")
         said = say(en=f"forward: {forward}\nbackward: {backward}", fr=f"avant : {forward}\narrière : {backward}")
-        axes.text(bar, -0.3, said, ha="center", va="top", fontsize=8)
-    axes.text(6.3, 2.25, region, ha="center", va="bottom", fontsize=8)
+        axes.text(bar, -0.3, said, ha="center", va="top", fontsize=SMALL)
+    axes.text(6.3, 2.25, region, ha="center", va="bottom", fontsize=SMALL)
     axes.set_xlim(-0.1, 12.8)
     axes.set_ylim(-1.1, 2.8)
     axes.set_axis_off()
@@ -192,7 +192,7 @@ def over_links(layer_bytes: LayerBytes, *, tokens: int, width: int, flops_per_s:
     plot_lines(axes, sizes, series_ms)
     axes.axvline(8.5, color=GREY, linestyle="--", linewidth=1)
     more = say(en="more than one node", fr="plus d’un nœud")
-    axes.text(8.8, 0.03, more, va="bottom", fontsize=8, transform=axes.get_xaxis_transform())
+    axes.text(8.8, 0.03, more, va="bottom", fontsize=SMALL, transform=axes.get_xaxis_transform())
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(sizes, [str(size) for size in sizes])
@@ -205,7 +205,7 @@ def over_links(layer_bytes: LayerBytes, *, tokens: int, width: int, flops_per_s:
         loc="lower center",
         bbox_to_anchor=(0.5, 1.0),
         ncols=3,
-        fontsize=8,
+        fontsize=SMALL,
     )
 
 

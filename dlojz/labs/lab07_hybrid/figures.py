@@ -12,7 +12,7 @@ from dlojz.config.layout import DEFAULT_ORDER, RankGrid
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.grid_drawing import grid_figure
-from dlojz.display.style import BLACK, CATEGORY_STYLES, EDGE, LINE_STYLES, category_label
+from dlojz.display.style import BLACK, CATEGORY_STYLES, EDGE, LINE_STYLES, NORMAL, category_label
 from dlojz.labs.kit.exercise import or_to_do
 from dlojz.labs.kit.figures import labelled, measured_footprint, panel, pictured
 from dlojz.labs.kit.judges import expect_groups, expect_triple
@@ -185,7 +185,7 @@ def losses(runs: Sequence[Run]) -> LabFigure:
         axes.set_xlabel(say(en="step", fr="pas"))
         axes.set_xticks(range(1, len(alone) + 1))
     left.set_ylabel(say(en="loss (nats)", fr="perte (nats)"))
-    left.legend(frameon=False, fontsize=9)
+    left.legend(frameon=False, fontsize=NORMAL)
     right.set_yscale("log")
     right.set_ylim(1e-9, 1e-3)
     right.axhline(1e-5, color=BLACK, linewidth=0.8)
@@ -309,4 +309,4 @@ def memory(run: Run, alone: Run) -> LabFigure:
         label=say(en="peak, predicted", fr="pic prédit"),
     )
     axes.set_xticks(range(len(bars)), names)
-    return labelled(axes, say(en="rank (pp,dp,tp)", fr="rang (pp,dp,tp)"), unit, fontsize=9)
+    return labelled(axes, say(en="rank (pp,dp,tp)", fr="rang (pp,dp,tp)"), unit, fontsize=NORMAL)

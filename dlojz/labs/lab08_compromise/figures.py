@@ -21,7 +21,7 @@ from matplotlib.patches import Rectangle
 from dlojz.base.language import brief_percent, decimal, refusal, rounded, say
 from dlojz.base.table import Table, titles, visible
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
-from dlojz.display.style import BLACK, BLUE, EDGE, LINE_STYLES, ORANGE, YELLOW
+from dlojz.display.style import BLACK, BLUE, EDGE, LINE_STYLES, NORMAL, ORANGE, SMALL, YELLOW
 from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.figures import HEAT, PLATE, given, illustrated, pictured, short
 from dlojz.labs.lab08_compromise.exercises_alpa import Chain, chain_cost
@@ -70,7 +70,7 @@ def mlp_sharding(costs: Chain, solution: Any = None, **others: Any) -> LabFigure
     table = np.array([[_cell(some, k) for some in costs.costs] for k in range(rows)])
     _heat(left, table, f"{say(en='layer', fr='couche')} {{}}", names)
     left.set_title(
-        say(en="cost of each strategy, in each layer", fr="coût de chaque stratégie, par couche"), fontsize=9
+        say(en="cost of each strategy, in each layer", fr="coût de chaque stratégie, par couche"), fontsize=NORMAL
     )
     for place, ((name, path), (color, dashes, _)) in enumerate(zip(paths.items(), LINE_STYLES[4:], strict=False)):
         half = 0.45 - 0.05 * place  # of the frame around a cell's number, so that several solutions are told apart
@@ -85,18 +85,18 @@ def mlp_sharding(costs: Chain, solution: Any = None, **others: Any) -> LabFigure
             paid = costs.resharding[layer][here][there]
             if paid and not place:
                 left.text(
-                    layer + 0.5, (here + there) // 2 + 0.5, f"+{rounded(paid, 4)}", fontsize=8.5, color=color,
+                    layer + 0.5, (here + there) // 2 + 0.5, f"+{rounded(paid, 4)}", fontsize=SMALL, color=color,
                     ha="center", va="center",
                     bbox={"facecolor": "white", "edgecolor": color, "linewidth": 0.5, "pad": 1.2},
                 )  # fmt: skip
     if costs.resharding:
         _heat(right, np.array(costs.resharding[0]), "{}", names, names)
         right.set_xlabel(say(en="next layer", fr="couche suivante"))
-        right.set_title(say(en="resharding, layers 1 → 2", fr="redécoupage, couches 1 → 2"), fontsize=9)
+        right.set_title(say(en="resharding, layers 1 → 2", fr="redécoupage, couches 1 → 2"), fontsize=NORMAL)
     else:
         right.set_axis_off()
     if paths:
-        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=NORMAL)
     return finish(figure)
 
 
@@ -144,10 +144,10 @@ def _heat(axes: Axes, table: np.ndarray[Any, Any], across: str, down: Sequence[s
     for row, line in enumerate(table):
         for column, value in enumerate(line):
             if math.isfinite(value):
-                axes.text(column, row, rounded(value, 4), ha="center", va="center", fontsize=8.5)
+                axes.text(column, row, rounded(value, 4), ha="center", va="center", fontsize=SMALL)
     columns = names or [across.format(column + 1) for column in range(table.shape[1])]
-    axes.set_xticks(range(table.shape[1]), [visible(one) for one in columns], fontsize=8)
-    axes.set_yticks(range(len(down)), [visible(one) for one in down], fontsize=8)
+    axes.set_xticks(range(table.shape[1]), [visible(one) for one in columns], fontsize=SMALL)
+    axes.set_yticks(range(len(down)), [visible(one) for one in down], fontsize=SMALL)
     axes.set_xticks(np.arange(table.shape[1] + 1) - 0.5, minor=True)
     axes.set_yticks(np.arange(len(down) + 1) - 0.5, minor=True)
     axes.grid(which="minor", color="white", linewidth=2)
@@ -177,7 +177,7 @@ def neighbours(rows: Sequence[LocalChoice], measured_s: Sequence[float]) -> tupl
     figure = new_figure(10.0, 0.5 * len(pairs) + 1.9, alt=_neighbours_alt(pairs, loss))
     axes = figure.subplots()
     _bars(axes, pairs)
-    axes.set_title(_loss_words(pairs, loss), fontsize=9.5, loc="left")
+    axes.set_title(_loss_words(pairs, loss), fontsize=NORMAL, loc="left")
     return finish(figure), _neighbours_sheet(pairs)
 
 
@@ -191,7 +191,7 @@ def _bars(axes: Axes, pairs: Sequence[tuple[LocalChoice, float]]) -> None:
         bars = axes.barh(
             places + shift, values, 0.36, color=color, hatch=hatch, edgecolor=EDGE, linewidth=0.6, label=label
         )
-        axes.bar_label(bars, [short(value) for value in values], padding=3, fontsize=8, bbox=PLATE)
+        axes.bar_label(bars, [short(value) for value in values], padding=3, fontsize=SMALL, bbox=PLATE)
     fastest = int(np.argmin(measured))
     reach = 1.12 * max(*predicted, *measured)
     beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "clip_on": False, "markeredgecolor": BLACK}
@@ -200,11 +200,11 @@ def _bars(axes: Axes, pairs: Sequence[tuple[LocalChoice, float]]) -> None:
     axes.plot([1.04], [fastest], marker="P", markersize=9, color=BLUE, label=best, linestyle="none", **beside)
     axes.set_xlim(0, reach)
     axes.set_ylim(len(pairs) - 0.4, -0.6)
-    axes.set_yticks(places, [visible(row.title) for row, _ in pairs], fontsize=8.5)
+    axes.set_yticks(places, [visible(row.title) for row, _ in pairs], fontsize=SMALL)
     axes.set_xlabel(say(en="milliseconds of a step", fr="millisecondes d’un pas"))
     axes.xaxis.set_major_formatter(lambda value, _: short(value))
     plain(axes)
-    axes.figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8.5)
+    axes.figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=SMALL)
 
 
 def _loss_words(pairs: Sequence[tuple[LocalChoice, float]], loss: float) -> str:

@@ -23,7 +23,19 @@ from dlojz.cost_model.step import SECONDS_PER_DAY
 from dlojz.cost_model.validation import PROFILE_OF, validate
 from dlojz.cost_model.workload import decoder_workload
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
-from dlojz.display.style import BLACK, BLUE, EDGE, MEMORY_STYLES, ORANGE, TIME_STYLES, VERMILION, YELLOW
+from dlojz.display.style import (
+    BLACK,
+    BLUE,
+    EDGE,
+    HEADING,
+    MEMORY_STYLES,
+    NORMAL,
+    ORANGE,
+    SMALL,
+    TIME_STYLES,
+    VERMILION,
+    YELLOW,
+)
 from dlojz.hardware import cluster
 from dlojz.hardware import cluster as cluster_named
 from dlojz.hardware.evidence import Measurement, table
@@ -129,14 +141,14 @@ def bloom() -> tuple[LabFigure, Table]:
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.0, 1.15))
     _times(left, found)
     _memories(right, found)
-    left.set_yticks(range(len(found)), [one.title for one in found], fontsize=8)
+    left.set_yticks(range(len(found)), [one.title for one in found], fontsize=SMALL)
     for label, one in zip(left.get_yticklabels(), found, strict=True):
         label.set_fontweight("bold" if one.is_chosen else "normal")
     left.set_ylim(len(found) - 0.4, -0.6)
     for axes in (left, right):
         plain(axes)
         thousands(axes.xaxis)
-    figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=SMALL)
     return finish(figure), _bloom_sheet(found)
 
 
@@ -156,7 +168,9 @@ def _times(axes: Axes, found: tuple[Neighbour, ...]) -> None:
     )  # fmt: skip
     for place, one in enumerate(found):
         if not one.measured_s:
-            axes.text(one.interval_s[1] + 2, place, "OOM", color=VERMILION, fontsize=8, va="center", fontweight="bold")
+            axes.text(
+                one.interval_s[1] + 2, place, "OOM", color=VERMILION, fontsize=SMALL, va="center", fontweight="bold"
+            )
         if one.is_chosen:
             axes.axhspan(place - 0.45, place + 0.45, color=YELLOW, alpha=0.35, zorder=0)
     axes.set_xlim(right=1.06 * max(one.interval_s[1] for one in found))
@@ -166,7 +180,7 @@ def _times(axes: Axes, found: tuple[Neighbour, ...]) -> None:
             en="time (highlighted: BLOOM’s layout; bar: 4 rows in 5 of tables left out)",
             fr="durée (surlignée : la configuration de BLOOM ; barre : 4 lignes sur 5 de tableaux écartés)",
         ),
-        fontsize=9,
+        fontsize=NORMAL,
     )
 
 
@@ -191,10 +205,12 @@ def _memories(axes: Axes, found: tuple[Neighbour, ...]) -> None:
     axes.axvline(limit, color=VERMILION, linestyle="--", linewidth=1.4, label=gpu.title)
     for place, one in enumerate(found):
         if not one.measured_s:
-            axes.text(lefts[place] + 1.5, place, "OOM", color=VERMILION, fontsize=8, va="center", fontweight="bold")
+            axes.text(lefts[place] + 1.5, place, "OOM", color=VERMILION, fontsize=SMALL, va="center", fontweight="bold")
     axes.set_xlim(0, 1.1 * float(lefts.max()))
     axes.set_xlabel(say(en="memory of the fullest GPU (GB)", fr="mémoire du GPU le plus rempli (Go)"))
-    axes.set_title(say(en="memory: bars predicted, dots read", fr="mémoire : barres prédites, points lus"), fontsize=9)
+    axes.set_title(
+        say(en="memory: bars predicted, dots read", fr="mémoire : barres prédites, points lus"), fontsize=NORMAL
+    )
     axes.tick_params(labelleft=False)
 
 
@@ -383,10 +399,10 @@ def _drawn(axes: Axes, trainings: tuple[Training, ...], title: str) -> None:
     spread = max(days) / min(days)
     logarithmic(axes.yaxis, (1.0, 3.0) if spread > 100 else (1.0, 2.0, 3.0, 5.0, 7.0))
     axes.margins(x=0.06, y=0.12)
-    axes.set_xticks(places, [f"{_amount(one.parameters)}\n{one.gpus}" for one in trainings], fontsize=8)
+    axes.set_xticks(places, [f"{_amount(one.parameters)}\n{one.gpus}" for one in trainings], fontsize=SMALL)
     axes.set_xlabel(say(en="billions of parameters; GPUs", fr="milliards de paramètres ; GPU"))
     axes.set_ylabel(say(en="days for 300 billion tokens (log.)", fr="jours pour 300 milliards de tokens (log.)"))
-    axes.set_title(title, fontsize=10)
+    axes.set_title(title, fontsize=HEADING)
     plain(axes)
 
 
@@ -573,7 +589,7 @@ def bubble_or_all_reduce(
     for place, one in enumerate(found):
         told = gigabytes(one.memory_bytes) if one.fits else f"{gigabytes(one.memory_bytes)}\n> {gigabytes(limit)}"
         axes.text(
-            place, bottoms[place] + 0.02 * top, told, ha="center", va="bottom", fontsize=7.5,
+            place, bottoms[place] + 0.02 * top, told, ha="center", va="bottom", fontsize=SMALL,
             color=BLACK if one.fits else VERMILION, bbox=PLATE,
         )  # fmt: skip
     fitting = [place for place, one in enumerate(found) if one.fits]
@@ -584,7 +600,7 @@ def bubble_or_all_reduce(
             label=say(en="shortest step that fits", fr="le pas le plus court qui tient"), clip_on=False,
         )  # fmt: skip
     axes.set_ylim(-0.1 * top, 1.22 * top)
-    axes.set_xticks(places, [f"pp {one.pp}\ndp {one.dp}" for one in found], fontsize=8)
+    axes.set_xticks(places, [f"pp {one.pp}\ndp {one.dp}" for one in found], fontsize=SMALL)
     thousands(axes.yaxis)
     axes.set_ylabel(say(en="seconds of a step", fr="secondes d’un pas"))
     axes.set_title(
@@ -594,9 +610,9 @@ def bubble_or_all_reduce(
             fr=f"{model}, {gpus} GPU de {site.title}, tp {tp}, batch {batch} :\nce qu’attend un pas ; "
             "au-dessus, mémoire du GPU le plus rempli",
         ),
-        fontsize=9,
+        fontsize=NORMAL,
     )
-    axes.legend(fontsize=8, frameon=False, loc="best")
+    axes.legend(fontsize=SMALL, frameon=False, loc="best")
     plain(axes)
     return finish(figure), _split_sheet(found)
 

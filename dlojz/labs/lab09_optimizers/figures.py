@@ -23,8 +23,10 @@ from dlojz.display.style import (
     GREEN,
     GREY,
     LINE_STYLES,
+    NORMAL,
     OTHER,
     PREDICTED_ALPHA,
+    SMALL,
     VERMILION,
     Style,
     category_label,
@@ -80,7 +82,7 @@ def sent_and_kept(runs: Sequence[Run]) -> LabFigure:
     )
     kept.set_xlabel(say(en="states kept by rank 0 (MiB)", fr="états gardés par le rang 0 (Mio)"))
     for axes in (sent, kept):
-        axes.set_title(say(en="pale: predicted", fr="en clair : prédit"), loc="right", fontsize=9, color=EDGE)
+        axes.set_title(say(en="pale: predicted", fr="en clair : prédit"), loc="right", fontsize=NORMAL, color=EDGE)
         plain(axes)
         legend_above(axes, ncols=5, loc="lower left")
     return finish(figure)
@@ -97,7 +99,7 @@ def _traffic(axes: Axes, footprint: Footprint, place: float, alpha: float) -> No
         left += size
     if footprint.source == "measured":
         axes.annotate(
-            decimal(left, 2), (left, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8
+            decimal(left, 2), (left, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=SMALL
         )
 
 
@@ -163,7 +165,9 @@ def _ends(axes: Axes, ends: Mapping[int, Sequence[float]]) -> None:
         axes.plot([place] * len(fine), fine, "o", color=BLUE, markersize=6, alpha=0.7)
         axes.plot([place] * min(lost, 1), [top] * min(lost, 1), "X", color=VERMILION, markersize=9)
         if lost:
-            axes.annotate(f"× {lost}", (place, top), xytext=(8, 0), textcoords="offset points", va="center", fontsize=9)
+            axes.annotate(
+                f"× {lost}", (place, top), xytext=(8, 0), textcoords="offset points", va="center", fontsize=NORMAL
+            )
     axes.plot([], [], "o", color=BLUE, label=say(en="one seed", fr="une graine"))
     axes.plot([], [], "X", color=VERMILION, label=say(en="diverged", fr="a divergé"))
     axes.axhline(
@@ -177,7 +181,7 @@ def _ends(axes: Axes, ends: Mapping[int, Sequence[float]]) -> None:
     axes.set_xlabel(say(en="variance frozen at step", fr="variance gelée au pas"))
     axes.set_ylabel(say(en="final loss (nats)", fr="perte finale (nats)"))
     axes.margins(x=0.12)
-    axes.legend(frameon=False, loc="upper right", fontsize=9)
+    axes.legend(frameon=False, loc="upper right", fontsize=NORMAL)
 
 
 @pictured

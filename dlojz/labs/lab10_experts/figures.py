@@ -19,7 +19,20 @@ from dlojz.base.language import percent, refusal, say, shortest, significant
 from dlojz.base.table import Table, titles
 from dlojz.display.canvas import LabFigure, caption, finish, new_figure, plain
 from dlojz.display.figures.training_figures import expert_load_figure
-from dlojz.display.style import BLACK, EDGE, GREY, LINE_STYLES, ORANGE, SKY, VERMILION, WHITE, Style
+from dlojz.display.style import (
+    BLACK,
+    EDGE,
+    GREY,
+    HEADING,
+    LINE_STYLES,
+    NORMAL,
+    ORANGE,
+    SKY,
+    SMALL,
+    VERMILION,
+    WHITE,
+    Style,
+)
 from dlojz.hardware.links import NETWORK, NVLINK
 from dlojz.labs.kit.exercise import or_to_do
 from dlojz.labs.kit.figures import SHEET_RANKS, Picture, memory_and_messages, pictured
@@ -49,7 +62,7 @@ def _cell(axes: Axes, at: tuple[float, float], style: Style, text: str, edge: st
     width = 2.0 if edge == VERMILION else 0.8
     axes.add_patch(Rectangle(at, 0.9, 0.8, facecolor=style.color, hatch=style.hatch, edgecolor=edge, linewidth=width))
     if text:
-        axes.text(at[0] + 0.45, at[1] + 0.4, text, ha="center", va="center", fontsize=8,
+        axes.text(at[0] + 0.45, at[1] + 0.4, text, ha="center", va="center", fontsize=SMALL,
                   bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85})  # fmt: skip
 
 
@@ -90,7 +103,7 @@ def seats(
     axes.set_ylim(-experts + 0.8, 1.0)
     told = shortest(factor)
     title = say(en=f"k = {k}, factor {told}: capacity {room}", fr=f"k = {k}, facteur {told} : capacité {room}")
-    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_title(title, loc="left", fontsize=HEADING)
     for side in axes.spines.values():
         side.set_visible(False)
     axes.tick_params(length=0)
@@ -135,7 +148,7 @@ def dropped_or_empty(choose: Choose, place: Place) -> LabFigure:
                       markersize=5, label=label)  # fmt: skip
     titles = (say(en="tokens dropped", fr="tokens abandonnés"), say(en="empty places", fr="places vides"))
     for axes, title in zip(both, titles, strict=True):
-        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_title(title, loc="left", fontsize=HEADING)
         axes.set_xlabel(say(en="capacity factor", fr="facteur de capacité"))
         axes.axvline(1.25, color=GREY, linestyle="--", linewidth=1)
         plain(axes)
@@ -167,7 +180,7 @@ def journey(ranks: int = 2, local_experts: int = 2, room: int = 2) -> LabFigure:
         for expert in range(experts):
             for place in range(room):
                 _cell(axes, (left + place, -expert), SHEET_RANKS[rank], "")
-        axes.text(left + room / 2, 1.1, say(en=f"rank {rank}", fr=f"rang {rank}"), ha="center", fontsize=9)
+        axes.text(left + room / 2, 1.1, say(en=f"rank {rank}", fr=f"rang {rank}"), ha="center", fontsize=NORMAL)
     start = ranks * width + 2.6
     for rank in range(ranks):
         left = start + rank * (ranks * room + 1.4)
@@ -176,14 +189,14 @@ def journey(ranks: int = 2, local_experts: int = 2, room: int = 2) -> LabFigure:
             for source in range(ranks):
                 for place in range(room):
                     _cell(axes, (left + source * room + place, -expert), SHEET_RANKS[source], "")
-        axes.text(left + ranks * room / 2, 1.1, say(en=f"rank {rank}", fr=f"rang {rank}"), ha="center", fontsize=9)
+        axes.text(left + ranks * room / 2, 1.1, say(en=f"rank {rank}", fr=f"rang {rank}"), ha="center", fontsize=NORMAL)
     middle = ranks * width + 0.2
     for height, text, ends in (
         (0.2, say(en="all-to-all", fr="all-to-all"), (middle - 1.0, middle + 1.8)),
         (-experts + 1.6, say(en="all-to-all\n(the way back)", fr="all-to-all\n(retour)"), (middle + 1.8, middle - 1.0)),
     ):
         axes.annotate("", (ends[1], height), (ends[0], height), arrowprops={"arrowstyle": "->", "color": BLACK})
-        axes.text(middle + 0.4, height + 0.15, text, ha="center", va="bottom", fontsize=8)
+        axes.text(middle + 0.4, height + 0.15, text, ha="center", va="bottom", fontsize=SMALL)
     axes.set_yticks([0.4 - expert for expert in range(experts)], [f"expert {expert}" for expert in range(experts)])
     axes.set_xticks([])
     axes.tick_params(length=0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dlojz.base.language import say, significant
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
-from dlojz.display.style import BLUE, ORANGE, PREDICTED_ALPHA, SKY
+from dlojz.display.style import BLUE, NORMAL, ORANGE, PREDICTED_ALPHA, SKY
 from dlojz.labs.kit.figures import labelled, panel, pictured
 
 if TYPE_CHECKING:
@@ -91,4 +91,4 @@ def noise(rows: Rows, weight_OI: Tensor, bits: Sequence[int] = BITS) -> LabFigur
         label = say(en=f"{name}, measured", fr=f"{name}, mesuré")
         axes.plot(bits, measured, color=color, linestyle="", marker=marker, label=label)
     x, y = say(en="bits per weight", fr="bits par poids"), say(en="signal to noise (dB)", fr="signal sur bruit (dB)")
-    return labelled(axes, x, y, fontsize=9)
+    return labelled(axes, x, y, fontsize=NORMAL)

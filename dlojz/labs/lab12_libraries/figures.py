@@ -24,7 +24,7 @@ from dlojz.base.machine import patience
 from dlojz.base.table import Table, safe, titles
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.figures.library_figures import DASH, all_lines_words, difference_words
-from dlojz.display.style import BLACK, BLUE, LINE_STYLES, ORANGE_TINT, REMARK, VERMILION, WHITE
+from dlojz.display.style import BLACK, BLUE, LINE_STYLES, ORANGE_TINT, REMARK, SMALL, VERMILION, WHITE
 from dlojz.labs.kit.exercise import Verdict, or_to_do, show
 from dlojz.labs.kit.figures import measured_footprint, memory_and_messages, pictured
 from dlojz.labs.lab12_libraries.exercises_configuration import COURSE, messages_of
@@ -227,7 +227,7 @@ def losses(*runs: Run | None) -> LabFigure:
     below.set_xlabel(say(en="step", fr="pas"))
     above.set_ylabel(say(en="loss", fr="perte"))
     below.set_ylabel(say(en="gap to PyTorch", fr="écart à PyTorch"))
-    above.legend(frameon=False, fontsize=8)
+    above.legend(frameon=False, fontsize=SMALL)
     for axes in (above, below):
         plain(axes)
     return finish(figure)

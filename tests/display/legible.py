@@ -1,0 +1,29 @@
+"""Every figure that a test draws is read as in a notebook: no letter under 9 pixels, no text cut by an edge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from dlojz.display.canvas import LabFigure
+from tests.display.overlap import outside, too_small
+
+
+@pytest.fixture(autouse=True)
+def legible_figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Look at what a test of this room has drawn, once it has ended."""
+    drawn: dict[int, LabFigure] = {}
+    draw = LabFigure.draw_without_rendering
+
+    def kept(figure: LabFigure) -> None:
+        drawn[id(figure)] = figure
+        draw(figure)
+
+    monkeypatch.setattr(LabFigure, "draw_without_rendering", kept)
+    yield
+    for figure in drawn.values():
+        assert too_small(figure) == [], figure.alt
+        if outside(figure):
+            draw(figure)  # as the picture that is saved: a second draw arranges what the first has measured
+        assert outside(figure) == [], figure.alt
