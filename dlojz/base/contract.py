@@ -25,6 +25,7 @@ _BOUNDS = (
 
 def _sentence(error: ErrorDetails, legal_keys: Iterable[str]) -> str:
     """Say one pydantic error in plain words."""
+    # The path of the field, such as `layout.dp`.
     field = ".".join(str(part) for part in error["loc"]) or "value"
     kind, context, value = error["type"], error.get("ctx", {}), error.get("input")
     if kind == "value_error":
@@ -32,6 +33,7 @@ def _sentence(error: ErrorDetails, legal_keys: Iterable[str]) -> str:
     if kind == "extra_forbidden":
         return one_of(say(en="key", fr="clé"), error["loc"][-1], legal_keys)
     if kind == "literal_error":
+        # pydantic writes "'a', 'b' or 'c'".
         legal = str(context["expected"]).replace(" or ", ", ").replace("'", "").split(", ")
         return one_of(field, value, legal)
     if kind == "missing":
@@ -151,7 +153,7 @@ def parse_json(text: str | bytes) -> Any:
             parse_constant=_refuse_constant,
             parse_float=_finite_float,
         )
-    except LabError:
+    except LabError:  # a ValueError too
         raise
     except (ValueError, RecursionError) as error:
         raise LabError(f"not a readable JSON document: {error}.") from None

@@ -72,6 +72,7 @@ def bar(total: int) -> Callable[[int], None]:
     shown = tqdm(total=total, file=sys.stderr, dynamic_ncols=True, leave=False, delay=1)
 
     def show(done: int) -> None:
+        # tqdm takes what is new since the last call.
         shown.update(min(done, total) - shown.n)
         if done >= total:
             shown.close()
@@ -81,6 +82,7 @@ def bar(total: int) -> Callable[[int], None]:
 
 def in_notebook() -> bool:
     """Tell whether this process is the kernel of a notebook."""
+    # Nothing is imported for this: in a kernel IPython is loaded.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return type(shell).__name__ == "ZMQInteractiveShell"

@@ -31,6 +31,7 @@ def stale_locks() -> list[Path]:
     for lock in locks:
         with suppress(OSError):  # its build has just ended
             if time.time() - lock.stat().st_mtime > OLD_S:
+                # Without links, as `open_files` names it.
                 old.append(lock.resolve())
     held = _open_files() if old else set()
     return sorted(lock for lock in old if str(lock) not in held)

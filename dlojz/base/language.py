@@ -69,6 +69,7 @@ def refusing_overflow() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, OverflowError) as error:
+        # Another error of these classes is not for this sentence.
         if not _OVERFLOWS.search(str(error)):
             raise
         raise refusal(
@@ -164,6 +165,7 @@ def in_full(value: float, digits: int, *, into: Language | None = None) -> str:
         >>> in_full(1212424.7, 6), in_full(84000.0, 6), in_full(4 / 3, 3)
         ('1,212,425', '84,000', '1.33')
     """
+    # Its whole part would need more digits than that, or it has no other.
     if abs(value) >= 10**digits or value.is_integer():
         return decimal(value, 0, into=into)
     return significant(value, digits, grouped=True, into=into)
@@ -196,12 +198,14 @@ def spaced_percent(share: float, digits: int | None = 1, *, signed: bool = False
 
 def _hundredths(share: float, digits: int | None, signed: bool) -> str:
     if digits is None:
+        # Whole after rounding to one digit, such as 3.04 %.
         digits = 0 if float(f"{100 * share:.1f}").is_integer() else 1
     return decimal(100 * share, digits, signed=signed)
 
 
 def brief_percent(share: float, *, signed: bool = False) -> str:
     """Format a share with one decimal below ten percent and none above: 3.4 %, 12 %."""
+    # 9.95 and more would be rounded to 10.0.
     return spaced_percent(share, 0 if abs(100 * share) >= 9.95 else 1, signed=signed)
 
 
@@ -216,6 +220,7 @@ def _scaled(value: float, step: float, prefixes: tuple[str, ...]) -> tuple[float
 def _digits(value: float) -> str:
     """Three significant digits, without exponent, with the decimal mark of the reader's language."""
     magnitude = abs(value)
+    # One digit less behind the mark for each one before it.
     digits = f"{value:.0f}" if magnitude >= 100 else f"{value:.1f}" if magnitude >= 10 else f"{value:.2f}"
     return localized(digits)
 
@@ -229,6 +234,7 @@ def byte_units() -> tuple[str, ...]:
 def byte_scale(num_bytes: float) -> tuple[str, int]:
     """Choose the unit in which a figure of this size reads well: its name, and how many bytes it has."""
     units = byte_units()
+    # At least 1 byte, as 0 would fit no unit.
     power = max(n for n in range(len(units)) if max(num_bytes, 1) >= 1024**n)
     return units[power], 1024**power
 
@@ -242,6 +248,7 @@ def size_bytes(word: str) -> int | None:
     if found is None:
         return None
     number, prefix, binary = found.groups()
+    # The position of the prefix is the power; a blank stands for none.
     return int(float(number.replace(",", ".")) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
 
 

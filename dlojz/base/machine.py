@@ -37,6 +37,7 @@ def patience() -> float:
     """
     work = 0.0
     with suppress(OSError, ValueError, IndexError):
+        # Means of 1, 5 and 15 minutes, then `running/all` at this moment.
         minute, _, _, now = _LOAD.read_text(encoding="ascii").split()[:4]
         work = max(float(minute), float(now.partition("/")[0]))
     return min(max(work / (os.cpu_count() or 1), 1.0), MOST)
@@ -53,6 +54,7 @@ def refuse_windows() -> NoReturn:
 
 def cores_available() -> int:
     """Return the number of cores that this process may use."""
+    # An affinity (taskset, a job's control group) may leave fewer than the machine has.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -139,6 +141,7 @@ class _Group(NamedTuple):
         """Read a number of one of its files, after a key where several stand in it; None where there is none."""
         with suppress(OSError, ValueError, StopIteration):
             text = (self.folder / ("memory.stat" if file == 2 else _FILES[self.version][file])).read_text()
+            # `max`, for no limit, is no number.
             return int(next(row.split()[1] for row in text.splitlines() if row.split()[:1] == [key]) if key else text)
         return None
 
@@ -164,6 +167,7 @@ class _Group(NamedTuple):
         limit_bytes, taken_bytes = self.number(0), self.number(1)
         if limit_bytes is None or taken_bytes is None:
             return limit_bytes
+        # What is taken, less the page cache that the kernel would give back.
         return max(0, limit_bytes - max(0, taken_bytes - (self.number(2, _FILES[self.version][2]) or 0)))
 
 
@@ -175,6 +179,7 @@ def _hierarchies() -> Iterator[tuple[Path, str, int]]:
     found = []
     with suppress(OSError):
         for row in (_ROOT / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            # Words 4 and 5: the group that is mounted, and where; behind ` - `: type, source, options.
             before, _, after = row.partition(" - ")
             words, kind = before.split(), after.split()
             if len(words) < 5 or len(kind) < 3:
@@ -196,6 +201,7 @@ def _groups() -> list[_Group]:
         for row in (_ROOT / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines():
             number, _, rest = row.partition(":")
             controllers, _, path = rest.partition(":")
+            # `0::/PATH` is version 2, `4:memory:/PATH` version 1.
             if (number == "0" and not controllers) or "memory" in controllers.split(","):
                 paths[1 if controllers else 2] = path
     groups = []
@@ -204,6 +210,7 @@ def _groups() -> list[_Group]:
         path = os.path.normpath(paths.get(version, "/"))
         below = path.removeprefix(shown.rstrip("/")) if f"{path}/".startswith(f"{shown.rstrip('/')}/") else "/"
         parts = [part for part in below.split("/") if part and part != ".."]
+        # From the process's own group outwards.
         for depth in range(len(parts), -1, -1):
             inside = "/".join(parts[:depth])
             groups.append(_Group(folder / inside, f"{shown.rstrip('/')}/{inside}".rstrip("/") or "/", version))
@@ -217,6 +224,7 @@ def machine_limit() -> MemoryLimit:
     SLURM job, a slice or service of systemd. Of equal ones the outermost is named.
     """
     limits = [MemoryLimit(psutil.virtual_memory().total)]
+    # The outermost first: of equal limits `min` takes that.
     limits += [limit for group in reversed(_groups()) if (limit := group.limit) is not None]
     return min(limits, key=lambda limit: limit.num_bytes)
 
@@ -286,6 +294,7 @@ def system_limit(name: str, *, hard: bool = False) -> int | None:
         import resource
     except ModuleNotFoundError:
         return None
+    # (soft, hard), of which False takes the first.
     limit = resource.getrlimit(getattr(resource, name))[hard]
     return None if limit == resource.RLIM_INFINITY else limit
 
@@ -307,6 +316,7 @@ def meet_on_loopback(environment: MutableMapping[str, str], *, always: bool = Tr
         return
     for name in _INTERFACES:
         named = environment.get(name)
+        # Without a name gloo resolves the machine's own, which may fail; NCCL and tensorpipe choose by themselves.
         if (always and (name == "GLOO_SOCKET_IFNAME" or named)) or (named and not _is_here(named, interfaces)):
             environment[name] = "lo"
 
@@ -366,6 +376,7 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
+    # 32 MiB is the largest that glibc takes: larger blocks are mapped and unmapped one by one.
     return bool(mallopt(_M_MMAP_THRESHOLD, 32 << 20)) and bool(mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1))
 
 
@@ -377,6 +388,7 @@ def c_output_discarded() -> Iterator[None]:
     """
     libc = ctypes.CDLL(None)
     sys.stdout.flush()
+    # What C has buffered so far belongs to the output.
     libc.fflush(None)
     kept = os.dup(1)
     with Path(os.devnull).open("wb") as nowhere:

@@ -75,9 +75,11 @@ def _requirements() -> list[tuple[str, str, str]]:
     """Read the metadata: name, versions that are accepted, extra (empty: the core)."""
     found = []
     for line in requires("dlojz") or ():
+        # `accelerate>=1.0; extra == 'libraries'`
         needed, _, marker = line.partition(";")
         extra = re.search(r"extra == ['\"](\w+)['\"]", marker)
         parts = re.match(r"([\w.-]+)\s*\(?([^)\[]*)\)?$", needed.strip())
+        # An extra of extras names dlojz itself.
         if parts and parts[1] != "dlojz":
             found.append((parts[1], parts[2].strip(), extra[1] if extra else ""))
     return found

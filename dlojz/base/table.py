@@ -114,6 +114,7 @@ class Table:
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [self.head] if any(self.head) else []
         for row in self.rows:
+            # A row whose cells have several lines becomes several rows of text.
             rows += zip_longest(*(map(visible, _lines(cell)) for cell in row), fillvalue="")
         cells = [row for row in rows if not self._is_heading(row)]
         widths = [max((len(row[column]) for row in cells), default=0) for column in range(len(self.head))]
@@ -135,6 +136,7 @@ class Table:
 
         if self.caption:
             yield Text(visible(self.caption), style="bold")
+        # A bar takes its characters and two blanks.
         width = options.max_width - (BAR_CHARACTERS + 2 if self.shares else 0)
         titles, between, needed = self._fitted(width)
         if needed > width and len(self.head) > 2 and any(self.head):
@@ -158,6 +160,7 @@ class Table:
             cells = [Text(text, style="italic" if self._is_heading(row) else "") for text in texts]
             color = self.colors[number] if self.colors else ""
             if self.shares:
+                # Half characters; any share above 0 shows one.
                 halves = max(round(2 * BAR_CHARACTERS * self.shares[number]), 1 if self.shares[number] > 0 else 0)
                 cells.insert(1, Text("█" * (halves // 2) + "▌" * (halves % 2), style=color))
             elif color:
@@ -197,9 +200,11 @@ class Table:
         for place, (column, side) in enumerate(zip(columns, self._sides(), strict=True)):
             if side == "r":
                 title = titles[place].replace(" / ", "\u00a0/ ")  # a unit's stroke stays at its word
+                # As wide as its widest number, or word of its title.
                 widths[place] = max(1, *map(cell_len, [*column, *title.split(" ")]))
                 titles[place] = textwrap.fill(title, widths[place], break_on_hyphens=False)
             elif place >= self.whole:
+                # Folded down to its longest word.
                 widths[place] = max(map(cell_len, " ".join([titles[place], *column]).split()), default=0)
         between = 2 if sum(widths) + 2 * len(widths) <= width else 1
         return titles, between, sum(widths) + between * (len(widths) - 1)
@@ -210,6 +215,7 @@ class Table:
         names = self._names_and_values()
         sides = "ll" if names else self._sides()
         first, end = f'<th scope="row" style="{left}{"" if names else ";font-weight:normal"}">', "</th>"
+        # The first cell is a row's header only where it is a word with numbers beside it.
         if not names and ("r" not in sides or sides[0] == "r"):
             first, end = f"<td{_style(sides[:1])}>", "</td>"
         titles = [

@@ -169,6 +169,7 @@ def _beside_plan(layout: LayoutFields) -> Facts | None:
     """Find what an activation plan decides already."""
     if not layout.activation_plan:
         return None
+    # The plan says of each block whether it is kept, recomputed or offloaded; states may be offloaded beside it.
     asked = {"checkpointing": "none", **({"offload": "none"} if layout.offload == "activations" else {})}
     return first_set(layout, asked)
 
@@ -182,7 +183,7 @@ def _split_beside_plan(layout: LayoutFields) -> Facts | None:
 
 
 def _offload_stage(layout: LayoutFields) -> Facts | None:
-    least = {"optimizer": 1, "parameters": 3}.get(layout.offload, 0)
+    least = {"optimizer": 1, "parameters": 3}.get(layout.offload, 0)  # the lowest ZeRO stage that can
     if not least or (layout.engine == "deepspeed" and layout.zero >= least):
         return None
     return {"least": least, "zero": max(least, layout.zero)}
@@ -378,6 +379,7 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
         fr="powersgd_rank={layout.powersgd_rank} a été reçu, mais gradient_compression={layout.gradient_compression!r} "
         "n’a pas de telles matrices : prenez gradient_compression='powersgd', ou retirez powersgd_rank.",
     ),
+    # Before the next rule, which would blame the engine where only replicas are missing.
     Rule(
         "compressed gradients need replicas",
         lambda layout: _unhooked(layout) and layout.dp == 1,
@@ -478,7 +480,7 @@ def _shared_out(size: CoAtNetSize | ViTSize | GPTSize | LlamaSize) -> Iterator[t
         yield "channels of the stem", "canaux du premier bloc", size.stem_width
         for stage in size.stages:
             if stage.kind == "attention":
-                yield "attention heads", "têtes d’attention", stage.width // size.head_dim
+                yield "attention heads", "têtes d’attention", stage.width // size.head_dim  # heads × head_dim = width
             yield "channels of a stage", "canaux d’un étage", stage.width
         return
     yield "attention heads", "têtes d’attention", size.num_heads
@@ -503,7 +505,7 @@ def _uneven_sequence(config: RunFields) -> Facts | None:
     tp, length = config.layout.tp, config.sequence_length
     if not config.layout.sequence_parallel or length is None or length % tp == 0:
         return None
-    return {"near": max(tp, length - length % tp)}
+    return {"near": max(tp, length - length % tp)}  # the largest multiple of tp that is no longer, or tp itself
 
 
 def _averages_elsewhere(config: RunFields) -> bool:
@@ -581,6 +583,7 @@ def _no_multiple(config: RunFields, lengths: Mapping[str, int]) -> Facts | None:
     multiple = config.curriculum_multiple
     for name, length in lengths.items():
         if length % multiple:
+            # With the greatest common divisor this length is legal, and all that were legal stay so.
             return {"name": name, "length": length, "multiple": math.gcd(length, multiple)}
     return None
 
@@ -594,7 +597,7 @@ def _uneven_lengths(config: RunFields) -> Facts | None:
     tp, multiple = config.layout.tp, config.curriculum_multiple
     if config.curriculum == "none" or not config.layout.sequence_parallel or multiple % tp == 0:
         return None
-    return {"works": math.lcm(multiple, tp)}
+    return {"works": math.lcm(multiple, tp)}  # the smallest multiple of the present one that tp divides
 
 
 def _paced(config: RunFields) -> bool:
@@ -615,7 +618,7 @@ def _falling(config: RunFields) -> Facts | None:
     """Find two neighbouring lengths, or steps, of a discrete curriculum that do not rise."""
     if not (stages := _stages(config)):
         return None
-    lengths = [0, *(length for length, _ in stages), config.sequence_length or 0]
+    lengths = [0, *(length for length, _ in stages), config.sequence_length or 0]  # between 0 and the whole
     steps = [0, *(last_step for _, last_step in stages)]
     for what, values in ((say(en="lengths", fr="les longueurs"), lengths), (say(en="steps", fr="les pas"), steps)):
         for before, after in pairwise(values):
@@ -632,6 +635,7 @@ def _stage_no_multiple(config: RunFields) -> Facts | None:
 
 def _never_whole(config: RunFields) -> Facts | None:
     stages = _stages(config)
+    # After the last stage samples are whole, which at least one step must see.
     return {"most": config.steps - 1} if stages and stages[-1][1] >= config.steps else None
 
 

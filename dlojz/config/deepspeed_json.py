@@ -116,6 +116,7 @@ def check(document: Mapping[str, Any]) -> None:
         if key in OTHER_TRAINING:
             _check_fixed(key, value)
         else:
+            # With the keys checked above, so that a misspelt one of them is proposed.
             _check_value("", key, value, {**DONE, **SPEED, **dict.fromkeys(OTHER_TRAINING, "any")})
     zero = document.get("zero_optimization", {})
     for section in ("zero_optimization", "bf16", "fp16", "data_types", "optimizer", "pipeline"):
@@ -139,6 +140,7 @@ def check(document: Mapping[str, Any]) -> None:
 
 def _check_stage(zero: Mapping[str, Any]) -> None:
     stage = zero.get("stage", 0)
+    # True == 1 in Python, and would pass for stage 1.
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise LabError(one_of("zero_optimization.stage", stage, ["0", "1", "2", "3"]))
     if (zero.get("offload_param") or {}).get("device", "none") != "none" and stage != 3:
@@ -153,8 +155,10 @@ def _check_fixed(key: str, value: Any) -> None:
     """Check a key that the lab takes with one value only."""
     fixed = OTHER_TRAINING[key]
     if isinstance(fixed, dict) and isinstance(value, Mapping):
+        # An option without any content is off; one that has some, unless it is enabled.
         same = not value if not fixed else not value.get("enabled", False)
     else:
+        # False == 0 in Python: a switch in the place of a number is another value.
         same = value == fixed and isinstance(value, bool) == isinstance(fixed, bool)
     if not same:
         raise refusal(
@@ -210,7 +214,9 @@ def _check_value(section: str, key: str, value: Any, legal: Mapping[str, Kind]) 
 def _left_to_the_lab(document: Mapping[str, Any]) -> Iterator[str]:
     """List the keys that change no result and that the lab sets itself, with their section."""
     check(document)
+    # The keys of the section that `_states` reads.
     read = {"stage", "offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param"}
+    # In the other stages the key changes nothing.
     if document.get("zero_optimization", {}).get("stage") == 3:
         read.add("sub_group_size")
     for key in document:
@@ -277,6 +283,7 @@ def optimizer_fields(section: Mapping[str, Any], stage: int) -> dict[str, Any]:
 def _rate(rule: str, key: str, value: Any) -> dict[str, Any]:
     """Read one entry of `params`."""
     own = {"lr": "learning_rate", "weight_decay": "weight_decay"}
+    # `type`, as True is an int for isinstance.
     if value == "auto" or (key in (*own, "momentum") and type(value) not in (int, float)):
         raise refusal(
             en=f"optimizer.params.{key} must be a number, but {value!r} was received.",
@@ -285,6 +292,7 @@ def _rate(rule: str, key: str, value: Any) -> dict[str, Any]:
     if key in own:
         return {own[key]: value}
     if key == "momentum" and rule == "sgd":
+        # The lab's rule `momentum` has 0.9.
         if value in (0, 0.9):
             return {"optimizer": "momentum" if value else "sgd"}
         raise _fixed("momentum", value, "0 / 0.9")
@@ -364,6 +372,7 @@ def _offload(config: RunConfig, zero: dict[str, Any]) -> dict[str, Any]:
         place = {"device": "nvme", "nvme_path": layout.nvme_path, "pin_memory": True}
     zero["offload_optimizer"] = place
     if layout.offload == "parameters":
+        # A copy, since max_in_cpu is of the parameters alone.
         zero["offload_param"] = dict(place)
         if layout.nvme_path is not None:
             zero["offload_param"]["max_in_cpu"] = 0  # by default the first 1e9 weights stay in host memory
@@ -390,6 +399,7 @@ def read_deepspeed_json(source: str | os.PathLike[str], base: RunConfig | None =
     given = _states(document) | _precision(document) | _batch(document, base) | _pipeline(document)
     if (section := document.get("optimizer")) is not None:
         given |= optimizer_fields(section, given["zero"])
+    # Where weights are fp32, gradients are so already.
     if given.get("precision") == "fp32":
         given["fp32_gradients"] = False
     return RunConfig.of(**{**base.to_dict(), "layout": _deepspeed_layout(base), **given})
@@ -409,12 +419,14 @@ def _deepspeed_layout(base: RunConfig) -> Any:
     layout = base.layout
     own = {"bucket_mib": None, "gradient_as_bucket_view": False, "nvme_path": None, "zero": 0, "engine": "deepspeed"}
     own["sub_group_size"] = None
+    # The lab offloads activations with any engine; of states the file decides.
     kept = layout.offload if layout.offload == "activations" else "none"
     return type(layout)(**{**layout.to_dict(), **own, "offload": kept})
 
 
 def _document(source: str | os.PathLike[str]) -> dict[str, Any]:
     text, name = source, "the DeepSpeed configuration"
+    # What begins like JSON is the text itself.
     if not isinstance(source, str) or not source.lstrip().startswith(("{", "[")):
         path = Path(source).expanduser()
         name = str(path)
@@ -426,7 +438,7 @@ def _document(source: str | os.PathLike[str]) -> dict[str, Any]:
                 )
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError, ValueError) as error:
-            if isinstance(error, LabError):
+            if isinstance(error, LabError):  # which is a ValueError too
                 raise
             why = getattr(error, "strerror", None) or "it is no text"
             raise refusal(
@@ -451,6 +463,7 @@ def _states(document: Mapping[str, Any]) -> dict[str, Any]:
     stage = int(zero.get("stage", 0))
     places = {name: _place(zero, name) for name in ("offload_optimizer", "offload_param")}
     optimizer, parameters = places["offload_optimizer"], places["offload_param"]
+    # DeepSpeed's former names of the same.
     if zero.get("cpu_offload"):
         optimizer = ("cpu", None)
     if zero.get("cpu_offload_param"):
@@ -511,12 +524,14 @@ def _precision(document: Mapping[str, Any]) -> dict[str, Any]:
             en="bf16 and fp16 are both enabled, which DeepSpeed refuses: enable one of them.",
             fr="bf16 et fp16 sont activés tous les deux, ce que DeepSpeed refuse : activez l’un des deux.",
         )
+    # What the file does not say is left to `base`.
     given: dict[str, Any] = {}
     if bf16 or fp16:
         given["precision"] = "bf16" if bf16 else "fp16"
     elif "bf16" in document or "fp16" in document:
         given["precision"] = "fp32"
     kept = document.get("data_types", {}).get("grad_accum_dtype")
+    # DeepSpeed accumulates in fp32, or in the type of the weights.
     legal = (None, "fp32", "float32", *(("bf16", "bfloat16") if bf16 else ("fp16", "float16") if fp16 else ()))
     if kept not in legal:
         raise LabError(one_of("data_types.grad_accum_dtype", kept, [name for name in legal if name]))
@@ -533,6 +548,7 @@ def _batch(document: Mapping[str, Any], base: RunConfig) -> dict[str, Any]:
     total = document.get("train_batch_size")
     micro = document.get("train_micro_batch_size_per_gpu")
     accumulation = document.get("gradient_accumulation_steps")
+    # Data-parallel ranks: what DeepSpeed divides the batch by.
     ranks = base.layout.dp
     if total is None:
         return {
@@ -541,6 +557,7 @@ def _batch(document: Mapping[str, Any], base: RunConfig) -> dict[str, Any]:
         }
     if micro is None:
         steps = 1 if accumulation is None else int(accumulation)
+        # DeepSpeed rounds down; the product is compared with the total below.
         micro = max(1, int(total) // (steps * ranks))
         accumulation = steps
     elif accumulation is None:

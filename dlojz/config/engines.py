@@ -127,6 +127,7 @@ def _deepspeed(stage: int) -> EngineSpec:
         states=kind,
         traffic=kind,
         overlay=kind,
+        # Stages 2 and 3 would shard gradients that a pipeline accumulates over its micro-batches.
         pipeline_zero=(stage,) if stage < 2 else (),
         programs=("deepspeed", "accelerate"),
         saves_inputs_late=stage == 3,
@@ -249,6 +250,7 @@ def _registered() -> Iterator[EngineSpec]:
     yield from _PLAIN
     for strategy, form, otherwise in _FORMS:
         spec = plain[strategy]
+        # What a form does not name is the strategy's.
         yield replace(
             spec,
             name=f"{strategy}+{form}",
@@ -260,6 +262,7 @@ def _registered() -> Iterator[EngineSpec]:
 
 ENGINES: Final[dict[str, EngineSpec]] = {spec.name: spec for spec in _registered()}
 """Every engine by its name: the strategies first, then their forms."""
+# One entry per provider and stage; FSDP2 has two.
 _STRATEGY_OF: Final[dict[tuple[str, int], Strategy]] = {
     (ENGINES[name].provider, stage): name for name in STRATEGIES for stage in ENGINES[name].zero
 }
@@ -271,6 +274,7 @@ def strategy_of(provider: str, zero: int, *, replicas: bool, pipeline: bool) -> 
     Args:
         pipeline: whether each is a pipeline; torch's averages the gradients of its stages itself.
     """
+    # Only torch's stage 0 also depends on whether there are replicas, and pipelines.
     if provider != "torch" or zero:
         return _STRATEGY_OF[provider, zero]
     if not replicas:
@@ -295,6 +299,7 @@ def program_layouts(program: str) -> tuple[tuple[Provider, tuple[int, ...]], ...
         program: name of the library; an unknown one has none.
     """
     known = [spec for spec in _PLAIN if program in spec.programs and spec.provider != "single"]
+    # Each provider once, in the order of the registry.
     providers = dict.fromkeys(spec.provider for spec in known)
     return tuple((one, _stages(spec.zero for spec in known if spec.provider == one)) for one in providers)
 

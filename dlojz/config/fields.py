@@ -60,6 +60,7 @@ def explicit_bounds(partition: str) -> tuple[int, ...] | None:
     if not partition.startswith(BOUNDS):
         return None
     parts = partition.removeprefix(BOUNDS).split(",")
+    # An empty tuple for `at:` with anything but numbers, which no rule accepts.
     return tuple(int(part) for part in parts) if all(re.fullmatch(r"\s*\d{1,6}\s*", part) for part in parts) else ()
 
 
@@ -70,6 +71,7 @@ _RUN_OF_BLOCKS = re.compile(rf"\s*({'|'.join(BLOCK_CHOICES)}):([1-9]\d{{0,3}})\s
 
 def block_choices(plan: str) -> tuple[str, ...]:
     """Read an activation plan such as `keep:3,recompute:12`: one choice per block; none if it is malformed."""
+    # One match per run of blocks: (choice, number of blocks).
     runs = [_RUN_OF_BLOCKS.fullmatch(part) for part in plan.split(",")]
     return tuple(found[1] for found in runs if found for _ in range(int(found[2]))) if all(runs) else ()
 
@@ -507,6 +509,7 @@ class LayoutFields(TensorFields, GradientFields, MemoryFields, PipelineFields, B
     @property
     def world_size(self) -> int:
         """Number of processes: the product of the degrees."""
+        # ep is no factor: the experts are divided among the replicas.
         return self.replicas * self.tp * self.pp
 
     @property
@@ -517,6 +520,7 @@ class LayoutFields(TensorFields, GradientFields, MemoryFields, PipelineFields, B
     @property
     def global_batch(self) -> int:
         """Samples per optimizer step, over all replicas."""
+        # cp is no factor: its ranks share the tokens of the same samples.
         return self.micro_batch * self.micro_batches * self.dp
 
     @property
@@ -559,6 +563,7 @@ class LayoutFields(TensorFields, GradientFields, MemoryFields, PipelineFields, B
     def _tensor_title(self, rest: str) -> str:
         runs = {"torch": "torch", "by_hand": say(en="by hand", fr="à la main")}.get(self.engine, self.engine)
         sequence = say(en=", sequence parallel", fr=", Sequence Parallelism") if self.sequence_parallel else ""
+        # Replicas, stages and ZeRO beside the tensor axis are named too.
         alone = self.pp == 1 and self.dp == 1 and not self.zero
         return f"TP × {self.tp} ({runs}{sequence})" + ("" if alone else f", {rest}")
 

@@ -139,6 +139,7 @@ class RankGrid:
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes from the innermost to the outermost."""
+        # `dp` stands for both axes that share gradients, of which cp is the inner one.
         return tuple(axis for word in self.order.split("-") for axis in (("cp", "dp") if word == "dp" else (word,)))
 
     @property
@@ -181,6 +182,7 @@ class RankGrid:
         """
         self._check_rank(rank)
         size = self.size(axis)
+        # The inverse of `rank_of`: a rank is the sum of position × stride.
         return rank // self._strides[axis] % size
 
     def position_words(self, rank: int) -> str:
@@ -215,6 +217,7 @@ class RankGrid:
             LabError: if there is no such axis.
         """
         size, stride = self.size(axis), self._strides[axis]
+        # Those at position 0.
         firsts = (rank for rank in range(self.world_size) if rank // stride % size == 0)
         return tuple(tuple(first + place * stride for place in range(size)) for first in firsts)
 
@@ -226,6 +229,7 @@ class RankGrid:
         """
         self._check_rank(rank)
         size, stride = self.size(axis), self._strides[axis]
+        # The rank of the group at position 0.
         first = rank - rank // stride % size * stride
         return tuple(first + place * stride for place in range(size))
 
@@ -235,6 +239,7 @@ class RankGrid:
         Raises:
             LabError: if there is no such rank.
         """
+        # One ring of cp ranks in each of the dp replicas.
         rings = (self.group_of(other, "cp") for other in self.group_of(rank, "dp"))
         return tuple(sorted(other for ring in rings for other in ring))
 
@@ -259,6 +264,7 @@ class RankGrid:
         Raises:
             LabError: if there is no such axis.
         """
+        # The ranks of a group ascend: it spans nodes if its first and its last are on two.
         return tuple(group for group in self.groups(axis) if self.node_of(group[0]) != self.node_of(group[-1]))
 
     def inside(self, axis: str) -> bool:
@@ -324,9 +330,11 @@ def complete(
             fr=f"deux des degrés dp, pp et tp donnent le troisième, mais {received} a été reçu pour {processes} "
             f"processus : donnez aussi {missing[0]} ou {missing[1]} (1 pour un axe inutilisé).",
         )
+    # A remainder, or, where no degree is missing, another product.
     if processes % product or (not missing and processes != product):
         given = {**given, **known} if cp > 1 else given
         raise LabError(_degrees_refusal(processes, given, told, product))
+    # At most one is missing: it takes what the others leave.
     done = {**known, **dict.fromkeys(missing, processes // product)}
     return done["dp"], done["pp"], done["tp"]
 
@@ -334,6 +342,7 @@ def complete(
 def _degrees_refusal(processes: int, given: dict[str, int | None], told: str, product: int) -> str:
     """Write why degrees do not multiply to a number of processes, and what would."""
     if None in given.values():
+        # The multiples of the product below and above; −(−a // b) rounds up.
         below, above = processes // product * product, -(-processes // product) * product
         works = say(en=" or ", fr=" ou ").join(str(number) for number in (below, above) if number)
         return say(
@@ -343,6 +352,7 @@ def _degrees_refusal(processes: int, given: dict[str, int | None], told: str, pr
             f"processus, ou des degrés dont le produit divise {processes}.",
         )
     times = " × ".join(given)
+    # For each degree the product of all others.
     others = {name: product // (degree or 1) for name, degree in given.items()}
     fits = next((f"{name}={processes // rest}" for name, rest in others.items() if processes % rest == 0), None)
     works = say(en=" or ", fr=" ou ").join(filter(None, (fits, f"{product} " + say(en="processes", fr="processus"))))

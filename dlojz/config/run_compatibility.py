@@ -37,6 +37,7 @@ def _beyond_replicas(config: RunFields) -> Facts | None:
         return None
     plain = {"library": "none", **({"update": "auto"} if config.update == "in_forward" else {})}
     both: dict[str, object] = {"pp": 1} if config.layout.tp > 1 else {}
+    # Of a model from elsewhere, activations alone can be offloaded.
     if config.layout.offload != "activations":
         both["offload"] = "none"
     return first_set(config.layout, {**WHOLE_LAYOUT, **both}) or first_set(config, plain)
@@ -73,6 +74,7 @@ def _casts_true_weights(config: RunFields) -> Facts | None:
         return None
     layout = config.layout
     if not layout.engine_spec.keeps_dtypes:
+        # By hand, stage 0 keeps types; DeepSpeed keeps them in no stage.
         name, value = ("engine", layout.engine) if layout.engine == "deepspeed" else ("zero", layout.zero)
         return {"name": name, "value": value, "plain": "torch" if name == "engine" else 0}
     if config.optimizer not in KEEPING_DTYPE:
@@ -115,6 +117,7 @@ def _uneven_context(config: RunFields) -> Facts | None:
     cp, length = config.layout.cp, config.sequence_length
     if cp == 1 or length is None or length % (CHUNKS * cp) == 0:
         return None
+    # A chunk has at least one token.
     works = [degree for degree in range(2, length // CHUNKS + 1) if length % (CHUNKS * degree) == 0]
     below, above = [one for one in works if one < cp][-1:] or [1], [one for one in works if one > cp][:1]
     named = [f"cp={degree}" for degree in below + above]
@@ -227,6 +230,7 @@ def _uneven_layers(config: RunFields) -> Facts | None:
 def _no_program(config: RunFields) -> Facts | None:
     """List what the program of a library has instead of this engine or ZeRO stage."""
     known = program_layouts(config.library)
+    # One process runs torch's program, without replicas.
     engine = "torch" if config.layout.engine == "single" else config.layout.engine
     if any(engine == one and config.layout.zero in stages for one, stages in known):
         return None
@@ -340,6 +344,7 @@ RUN_VALUES: Final[dict[str, tuple[object, ...]]] = {
 def _first_not_run(config: RunFields, runs: Mapping[str, tuple[object, ...]]) -> Facts | None:
     """Find the first field whose value is not run, as `name` and `value`, with the one to use."""
     for name, values in runs.items():
+        # A field of the run, or else of its layout.
         value = getattr(config if name in type(config).model_fields else config.layout, name)
         if value not in values:
             return {"name": name, "value": value, "legal": values[0]}
@@ -348,6 +353,7 @@ def _first_not_run(config: RunFields, runs: Mapping[str, tuple[object, ...]]) ->
 
 def _foreign_gate(config: RunFields) -> Facts | None:
     """Find a number of a mixture that DeepSpeed's gate does not have."""
+    # With ep=1 the mixture is the lab's own, whatever the engine.
     if config.layout.ep == 1 or config.layout.engine != "deepspeed":
         return None
     for name, plain in (("z_loss", 0.0), ("expert_groups", 1)):
@@ -477,6 +483,7 @@ def _not_in_pipelines(run: PipelineRun) -> Facts | None:
     runs: dict[str, tuple[object, ...]] = {"offload": ("none",), "curriculum": ("none",)}
     runs["zero"] = pipeline_stages(engine)
     if engine == "deepspeed":
+        # Its PipelineModule checkpoints every block or none.
         runs["checkpointing"] = ("none", "full")
     elif schedule.splits_backward or asynchronous:
         runs["checkpointing"] = ("none",)

@@ -99,6 +99,7 @@ def _script_named(name: str, arguments: tuple[str, ...]) -> dict[str, Any]:
     is_file = os.path.isfile(file)  # noqa: PTH113 - unlike Path's method False for a name that no file system takes
     if (is_file and file.suffix == ".py") or os.path.isfile(file / "__main__.py"):  # noqa: PTH113
         return {"path": str(file), "written": name, "arguments": arguments}
+    # A command of $PATH or an executable file that is no script: it is taken for a launcher.
     if (os.sep not in name and shutil.which(name)) or (is_file and os.access(file, os.X_OK)):
         words = (name if os.sep not in name else str(file), *arguments)
         return {**_started_by(arguments, str(file)), "command": words}
@@ -118,6 +119,7 @@ def _started_by(words: tuple[str, ...], launcher: str) -> dict[str, Any]:
         if word.endswith(".py"):
             return {"path": str(Path(word).absolute()), "arguments": words[number + 1 :]}
         module = words[number + 1] if word in ("-m", "--module") and number + 1 < len(words) else ""
+        # `python -m torch.distributed.run train.py`: the launcher's module is not the script.
         if re.fullmatch(r"[A-Za-z_][\w.]*", module) and module.partition(".")[0] not in _LAUNCHING:
             return {"path": launcher, "module": module, "arguments": words[number + 2 :]}
     return {"path": launcher, "arguments": words}
@@ -150,6 +152,7 @@ def file_of_module(module: str) -> Path | None:
         if spec is None:
             break
         searched = list(spec.submodule_search_locations) if spec.submodule_search_locations is not None else None
+    # Of a package `python -m` runs __main__.py.
     if spec is not None and spec.submodule_search_locations is not None:
         spec = PathFinder.find_spec(f"{module}.__main__", searched)
     return Path(spec.origin) if spec is not None and spec.origin else None
@@ -187,6 +190,7 @@ class RunConfig(RunFields):
         """
         own = {key: value for key, value in flat.items() if key in cls.model_fields}
         rest = {key: value for key, value in flat.items() if key not in cls.model_fields}
+        # An engine that is given stays; the library's fills in where none is.
         rest = _engine_of(own) | rest
         legal = [*cls.model_fields, *Layout.model_fields]
         for key in rest:
@@ -203,6 +207,7 @@ class RunConfig(RunFields):
         """Fill in the defaults that depend on other fields."""
         if not isinstance(given, dict):
             return given
+        # Model, data and steps say nothing of a script.
         if given.get("script") is not None:
             return given
         filled = _fill_in_model(given, given.get("model", cls.model_fields["model"].default))
@@ -243,6 +248,7 @@ class RunConfig(RunFields):
         check_at_least(1, processes=processes or 1)
         script = _script_named(str(path), tuple(arguments))
         known = {"folder": str(Path.cwd()), "first_step_s": first_step_s, "launched": processes is not None}
+        # How many processes a launcher starts is known only once they have run.
         layout = Layout(dp=1 if script.get("command") else processes or 1)
         whole = Script(**script, **known)
         return cls.from_dict({"model": whole.name, "device": device, "layout": layout, "script": whole})
@@ -376,6 +382,7 @@ def _fill_in_model(given: Mapping[str, Any], name: str) -> dict[str, Any]:
         LabError: no such model, or one from elsewhere would have to be looked up where a record is read.
     """
     sizes = [name for name in ("image_size", "sequence_length") if given.get(name) is not None]
+    # The data set and the one size that it has; `example`, a model's own input, has none.
     told = given.get("data") and len(sizes) == (0 if given["data"] == "example" else 1)
     if told and isinstance(name, str) and is_taken_as_told(name):
         return {**given, "model": absolute_name(name) if executes_files() else name}
@@ -389,10 +396,12 @@ def _fill_in_model(given: Mapping[str, Any], name: str) -> dict[str, Any]:
     spec = models.spec(name)
     filled = {**given, "model": spec.name}
     _default(filled, "data", datasets.default_for(spec.family, spec.num_classes))
+    # A model of tensors has no size: its example inputs have one.
     if spec.family != "tensors":
         size = "image_size" if spec.family == "image" else "sequence_length"
         _default(filled, size, getattr(spec, size))
     experts = getattr(spec.size, "experts", None)
+    # Numbers of the mixture that are not given are the model's.
     for field, value in experts.defaults().items() if experts else ():
         _default(filled, field, value)
     return filled
@@ -423,6 +432,7 @@ def _fill_in_curriculum(filled: dict[str, Any], steps: int | None) -> None:
         return
     whole, multiple = _number(filled.get("sequence_length")), _number(filled.get("curriculum_multiple", MULTIPLE))
     if whole and multiple:
+        # An eighth, rounded down to a multiple, at least one multiple.
         _default(filled, "curriculum_start", max(multiple, whole // START_SHARE // multiple * multiple))
     if steps:
         _default(filled, "curriculum_steps", max(1, steps // STEPS_SHARE))
@@ -441,6 +451,7 @@ def command_of(config: RunConfig, command: str = "run") -> str:
         words = ["-m", script.module] if script.module else [script.path]
         processes = ["--nproc", str(config.layout.world_size)] if script.launched else []
         return shlex.join(["dlojz", "run", *words, *processes, "--", *script.arguments])
+    # With the same model: what it fills in by itself need not be written.
     plain = RunConfig.of(model=config.model)
     words = ["dlojz", command, "--model", config.model]
     for own, default in ((config, plain), (config.layout, plain.layout)):

@@ -95,6 +95,7 @@ def meets(step: int, local_steps: int, warmup_steps: int = 0, total_steps: int |
     Source: Stich 2018 (arXiv 1805.09767), algorithm 1, with synchronisation times H apart; Lin et al. 2018 (arXiv
     1808.07217) for the warm-up, "post-local SGD".
     """
+    # However many steps they have gone alone since they last met.
     if step + 1 == total_steps:
         return True
     return step >= warmup_steps and (step + 1 - warmup_steps) % local_steps == 0
@@ -114,6 +115,7 @@ def settled_step(config: RunFields, first_step: int = 0, *, at_least: int = 0) -
     Args:
         at_least: the first step that counts for other reasons.
     """
+    # Not one of the first two, in which states and buckets settle.
     last, step = config.steps - 1, max(first_step + SETTLING_STEPS, at_least)
     if config.optimizer in LOCAL:
         warmup_steps = config.warmup_steps or 0
@@ -121,8 +123,10 @@ def settled_step(config: RunFields, first_step: int = 0, *, at_least: int = 0) -
         while step < last and not meets(step, config.local_steps or 1, warmup_steps, config.steps):
             step += 1
     elif config.layout.gradient_compression == "powersgd":
+        # The second step that is compressed.
         step = max(step, first_step + powersgd_start(config.steps) + 1)
     else:
+        # The second step of the second stage.
         step = max(step, (config.warmup_steps or 0) + 1)
     return min(step, last)
 
@@ -256,6 +260,7 @@ def root_length(t: int, *, start: int, end: int, steps: int, degree: int = 2, mu
     """
     grown: float = (float(t) / steps) ** (1.0 / degree)
     length = math.floor(grown * (end - start) + start)
+    # Rounded up: −(−a // b).
     lowest = -(-start // multiple) * multiple
     return min(max(length - length % multiple, lowest), end)
 
@@ -270,6 +275,7 @@ def discrete_length(t: int, *, lengths: Sequence[int], last_steps: Sequence[int]
 
     Source: DeepSpeed's `fixed_discrete`.
     """
+    # `zip` ends with the shorter one: the whole length has no last step.
     for length, last_step in zip(lengths, last_steps, strict=False):
         if t <= last_step:
             return length
@@ -312,6 +318,7 @@ def length_at(config: RunFields, step: int) -> int:
         return discrete_length(t, lengths=[*lengths, whole], last_steps=[last_step for _, last_step in stages])
     return root_length(
         t,
+        # Without a start, samples are whole from the beginning.
         start=config.curriculum_start or whole,
         end=whole,
         steps=config.curriculum_steps or 1,
@@ -330,6 +337,7 @@ def stretches(config: RunFields) -> tuple[LengthStretch, ...]:
     step = 0
     while step < config.steps:
         length = length_at(config, step)
+        # Lengths never fall, so that the first step of a longer one is found by halving.
         after = bisect_right(range(config.steps), length, lo=step, key=lambda at: length_at(config, at))
         found.append(LengthStretch(length, step, after - step))
         step = after
@@ -342,6 +350,7 @@ def total_tokens(config: RunFields) -> int:
     Raises:
         LabError: if the run reads images.
     """
+    # Samples per step × tokens per sample, summed over the steps.
     return config.layout.global_batch * sum(stretch.length * stretch.num_steps for stretch in stretches(config))
 
 

@@ -85,6 +85,7 @@ def imagenet_folder(data_root: str | None) -> Path:
     Raises:
         LabError: if it is neither given nor found under `$DSDIR`.
     """
+    # The folder of the data sets that a site shares.
     shared = os.environ.get("DSDIR")
     root = Path(data_root) if data_root else Path(shared) / "imagenet" if shared else None
     if root is None:
@@ -108,6 +109,7 @@ def check_available(name: str, data_root: str | None = None, *, global_batch: in
     """
     if name == "imagenet":
         imagenet_folder(data_root)
+    # None: there are as many as one likes, or it shows only when the data set is opened.
     size = _CATALOGUE[name].num_samples
     if size is not None and global_batch > size:
         raise LabError(

@@ -30,7 +30,9 @@ class Digits(Dataset):
 
         digits = load_digits()
         self._image_size = image_size
+        # (N, 8, 8); grey levels 0 to 16 become 0 to 1.
         grey_NHW = torch.from_numpy(digits.images).float() / 16
+        # (N, 1, 8, 8), with mean 0 and standard deviation 1 over all pixels.
         self._images_N1HW = ((grey_NHW - grey_NHW.mean()) / grey_NHW.std()).unsqueeze(1)
         self._labels_N = torch.from_numpy(digits.target).long()
 
@@ -39,7 +41,9 @@ class Digits(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         size = (self._image_size, self._image_size)
+        # (1, 1, 8, 8) → (1, size, size): `interpolate` needs the batch axis, which [0] drops.
         image = F.interpolate(self._images_N1HW[index : index + 1], size, mode="bilinear", align_corners=False)[0]
+        # (3, size, size): three views of one channel, no copy.
         return image.expand(3, *size), self._labels_N[index]
 
 
@@ -54,6 +58,7 @@ class SyntheticImages(Dataset):
         return self._num_samples
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        # A generator per sample: no two pairs of seed and index share its seed.
         generator = torch.Generator().manual_seed(self._seed * self._num_samples + index)
         image = torch.randn(self._shape, generator=generator)
         return image, torch.randint(self._num_classes, (), generator=generator)
@@ -82,9 +87,11 @@ def imagenet(folder: Path, image_size: int) -> Dataset:
 
     prepare = transforms.Compose(
         [
+            # The crop keeps 224 of 256 parts of the shorter side.
             transforms.Resize(round(image_size * 256 / 224)),
             transforms.CenterCrop(image_size),
             transforms.ToTensor(),
+            # Mean and standard deviation of ImageNet's channels.
             transforms.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
         ]
     )
@@ -103,10 +110,12 @@ class ProseWindows(Dataset):
         self._length = sequence_length
 
     def __len__(self) -> int:
+        # The last window needs one byte more, as a target.
         return (len(self._bytes) - 1) // self._length
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         start = index * self._length
+        # (length + 1,): inputs are all but the last, targets all but the first.
         window_T = self._bytes[start : start + self._length + 1].long()
         return window_T[:-1], window_T[1:]
 

@@ -55,8 +55,10 @@ class MicroBatchSampler(Sampler[list[int]]):
             )
         self._num_samples, self._micro_batch, self._seed = num_samples, micro_batch, seed
         self._skipped, self._number = skipped, number
+        # Whole global batches × micro-batches in each.
         num_micro_batches = num_samples // global_batch * (global_batch // micro_batch)
         numbers = range(num_micro_batches)
+        # It deals the numbers in turn: replica r gets r, r + dp, …
         self._dealer: DistributedSampler[int] = DistributedSampler(
             numbers,  # type: ignore[arg-type]
             num_replicas=dp,
@@ -76,6 +78,7 @@ class MicroBatchSampler(Sampler[list[int]]):
     def _endless(self) -> Iterator[list[int]]:
         epoch = 0
         while True:
+            # Seed and epoch alone: the same order on every replica.
             shuffle = torch.Generator().manual_seed(self._seed + epoch)
             order = torch.randperm(self._num_samples, generator=shuffle).tolist()
             for number in self._dealer:
@@ -117,11 +120,13 @@ class CutToLength(Iterator[tuple[Tensor, Tensor]]):
         inputs_BT, targets_BT = next(self._batches)
         if self._length_at is None:
             return inputs_BT, targets_BT
+        # The step follows from how many micro-batches were read.
         length = self._length_at(self._read // self._micro_batches)
         self._read += 1
         if length < inputs_BT.shape[1]:
             # A copy: a view would keep the storage of the whole sample.
             inputs_BT, targets_BT = inputs_BT[:, :length].contiguous(), targets_BT[:, :length].contiguous()
+        # (B, T) before a context-parallel rank takes its part: tokens of the replica.
         self._tokens += inputs_BT.numel()
         return (inputs_BT, targets_BT) if self._own is None else (self._own(inputs_BT), self._own(targets_BT))
 

@@ -161,6 +161,7 @@ def cluster(name: str | Path) -> Cluster:
                 fr=f"il n’y a pas de fichier {str(name)!r} : copiez hardware/data/clusters/{CLUSTERS_TEMPLATE}.toml.",
             )
         return read_cluster(path)
+    # Blanks and hyphens are taken for underscores.
     key = str(name).strip().lower().replace(" ", "_").replace("-", "_")
     if key not in CLUSTERS:
         raise LabError(one_of("cluster", name, CLUSTERS))
@@ -169,6 +170,7 @@ def cluster(name: str | Path) -> Cluster:
 
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}$"
 _OPTIONAL_NAME = r"^([A-Za-z0-9_][A-Za-z0-9_.@+,&|-]{0,63})?$"
+# `$NAME` may stand at the beginning, alone or before a slash.
 _WORD = re.compile(r"(\$[A-Za-z_][A-Za-z0-9_]{0,63}(?=/|$))?[A-Za-z0-9@._/:=+,-]{0,200}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _COMMANDS = ("module", "source", "conda", "ulimit")
@@ -187,6 +189,7 @@ class _FileContract(Contract):
     def _of_the_types_that_toml_tells_apart(cls, data: Any) -> Any:
         for key, value in data.items() if isinstance(data, dict) else ():
             field = cls.model_fields.get(key)
+            # pydantic would take "4" or true for a number.
             numeric = field is not None and field.annotation in (int, float, int | None, float | None)
             if numeric and (isinstance(value, bool | str)):
                 raise refusal(
@@ -252,6 +255,7 @@ class Machine(_FileContract):
         words += [(f"environment {name}", value) for name, value in self.environment.items()]
         words += [("python", self.python), ("torch_module", self.torch_module)]
         for where, word in words:
+            # An empty word is one only where the field may be left out.
             if not _WORD.fullmatch(word) or (not word and where not in ("python", "torch_module")):
                 raise refusal(
                     en=f"{where} holds {word!r}, which is no plain word: letters, digits and @ . _ / : = + , - "
@@ -358,6 +362,7 @@ def cluster_name() -> str:
             text = Path(path).read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
+        # In slurm.conf names of parameters may be written in any case.
         found = re.search(r"^\s*ClusterName\s*=\s*(\S+)", text, re.MULTILINE | re.IGNORECASE)
         if found:
             return found[1]

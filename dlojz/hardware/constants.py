@@ -38,8 +38,10 @@ def title_words(title: str) -> str:
 
 def _are_counts(ranks: object) -> TypeGuard[list[int]]:
     """Whether this is a list of numbers of ranks that grow from 2 on."""
+    # `type`, as True is an int for isinstance.
     if not isinstance(ranks, list) or not ranks or any(type(rank) is not int for rank in ranks):
         return False
+    # Equal to its own sorted set: it grows strictly.
     return ranks[0] >= 2 and sorted(set(ranks)) == ranks
 
 
@@ -166,6 +168,7 @@ class ConstantsFile:
         return {rank: Constant(self._positive(value, name), *rest) for rank, value in zip(ranks, values, strict=True)}
 
     def _described(self, table: Mapping[str, Any], name: str, unit: str, values: str) -> Any:
+        # A curve has `values` and `ranks`, a single figure a `value`.
         self.keys((*_PARTS[1:], values, *(("ranks",) if values == "values" else ())), table)
         for part in (values, *_PARTS[1:]):
             if part not in table:
@@ -181,5 +184,6 @@ class ConstantsFile:
         return table[values]
 
     def _positive(self, value: object, name: str) -> float:
+        # TOML knows inf and nan; 0 < nan is false.
         fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
         return float(self._fitting(name, value, fits, "greater than 0", "plus grand que 0"))

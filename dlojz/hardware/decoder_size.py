@@ -62,10 +62,12 @@ class DecoderSize:
     head_width: int = 0
 
     def __post_init__(self) -> None:
+        # A frozen dataclass can set its fields in no other way.
         object.__setattr__(self, "mlp_width", self.mlp_width or 4 * self.hidden)
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         counts = ("layers", "hidden", "heads", "vocabulary", "sequence_length", "mlp_width", "kv_heads")
         check_at_least(1, **{name: getattr(self, name) for name in counts})
+        # Where heads have a width of their own, the heads need not divide hidden.
         for divisor, dividend in (("heads", "hidden"), ("kv_heads", "heads"))[bool(self.head_width) :]:
             if getattr(self, dividend) % getattr(self, divisor):
                 raise refusal(
@@ -93,10 +95,12 @@ class DecoderSize:
 
         With experts, the mean over the layers, of which a token meets `top_k` and the gate in each mixture.
         """
+        # Queries and output h × q each, keys and values h × (kv_heads × head_size) each.
         attention = 2 * self.hidden * self.queries + 2 * self.hidden * self.kv_heads * self.head_size
         mlp = (3 if self.gated else 2) * self.hidden * self.mlp_width
         if not self.experts:
             return attention + mlp
+        # Mean over `every` layers: all but one have the MLP, one has top_k experts for a token, and the gate.
         return attention + (mlp * (self.every - 1 + self.top_k) + self.hidden * self.experts) // self.every
 
     @property
@@ -116,8 +120,11 @@ class DecoderSize:
             return self._mixed_parameters
         if not self.biased:
             return self.layer_weights + 2 * self.hidden + 2 * self.head_width  # norms of queries and keys
+        # Biases of the output (h), the queries, and keys and values.
         attention = self.hidden + self.queries + 2 * self.kv_heads * self.head_size
+        # Biases of the matrices into the MLP, and of the one out of it.
         mlp = (2 if self.gated else 1) * self.mlp_width + self.hidden
+        # 4 h: weights and biases of two norms.
         return self.layer_weights + attention + mlp + 4 * self.hidden
 
     @property
@@ -151,6 +158,7 @@ def forward_layer_flops(size: DecoderSize) -> int:
     Source: Narayanan et al., SC21, appendix.
     """
     tokens = size.sequence_length
+    # 2 operations per weight and token; attention has 2 s² q for the scores, 2 s² q for what they weigh.
     return 2 * tokens * size.layer_weights + 4 * tokens**2 * size.queries
 
 
@@ -182,6 +190,7 @@ def flops_per_sequence(size: DecoderSize, formula: Formula) -> int:
         case "model":
             return 3 * size.layers * forward_layer_flops(size) + 3 * logit_flops(size)
         case "causal":
+            # Half of the 4 s² q of attention: the tokens after its own, which a token does not see.
             unseen = 2 * size.sequence_length**2 * size.queries
             return 3 * size.layers * (forward_layer_flops(size) - unseen) + 3 * logit_flops(size)
         case "layers":

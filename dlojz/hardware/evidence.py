@@ -142,6 +142,7 @@ class Measurement:
         if self.tflops_per_gpu is None or not self.formula:
             return None
         flops = self.global_batch * flops_per_sequence(self.size, self.formula)
+        # FLOP of the whole batch over FLOP/s of all GPUs.
         return flops / (self.tflops_per_gpu * 1e12 * self.gpus)
 
 
@@ -179,6 +180,7 @@ KEYS: Final = tuple(sorted({*_OF_SIZE, *_OF_ROW}))
 
 def _yes(cell: str) -> bool:
     if cell not in ("yes", "no"):
+        # `_value` makes a sentence of it.
         raise ValueError(cell)
     return cell == "yes"
 
@@ -191,6 +193,7 @@ def _real(cell: str) -> float:
 
 
 def _natural(cell: str) -> int:
+    # isdigit alone takes digits of other scripts, and int fails on some of them.
     if not cell.isascii() or not cell.isdigit():
         raise ValueError(cell)
     return int(cell)
@@ -243,12 +246,14 @@ def _remedy(kind: str) -> str:
 def _value(place: _Place, key: str, kind: str, cell: str) -> Any:
     if cell == NONE and "None" in kind:
         return None
+    # A column without a list of texts takes any.
     legal = _LEGAL.get(key, (cell,))
     if cell == NONE and "" in legal:
         return ""
     if cell not in legal:
         raise place.refuse(one_of(key, cell, filter(None, legal)))
     for name, read, english, french in _READERS:
+        # Of `float | None`, the annotation as a text, the beginning names the reader.
         if kind.startswith(name):
             try:
                 return read(cell)
@@ -346,6 +351,7 @@ def _head(path: Path, lines: list[str]) -> tuple[dict[str, str], int]:
 def _measurement(place: _Place, name: str, cells: Mapping[str, str]) -> Measurement:
     size = DecoderSize(**_built(place, cells, DecoderSize))
     named = {"row": f"{name}/{cells['row']}", "source": cells.get("source", "").replace("{row}", cells["row"])}
+    # Ranks that states are sharded over: dp, unless a cell or the head says otherwise.
     cells = {"zero_shards": cells["dp"], **cells, **named}
     row = Measurement(**_built(place, cells, Measurement, table=name, size=size))
     zero = _not_positive(row)
@@ -382,6 +388,7 @@ def read_table(path: Path) -> tuple[Measurement, ...]:
             if cell not in KEYS:
                 raise _Place(path, skipped + reader.line_num).refuse(one_of("column", cell, KEYS))
         for cells in reader:
+            # csv counts from its first line, which stands behind the head.
             line = skipped + reader.line_num
             row = _row(path, name, line, names, cells, common)
             if row.row in rows:
@@ -412,6 +419,7 @@ def _row(
     try:
         return _measurement(place, name, {**common, **own})
     except LabError as error:
+        # It names the file already.
         if str(error).startswith(path.name):
             raise
         raise place.refuse(str(error)) from None

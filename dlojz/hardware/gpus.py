@@ -91,6 +91,7 @@ class Device:
         Args:
             processes: at least 1.
         """
+        # A single process makes no communicator.
         return self.memory_bytes - self.context_bytes - (self.nccl_bytes if processes > 1 else 0)
 
     @property
@@ -116,6 +117,7 @@ def read_gpu(path: Path) -> Device:
         LabError: if the file lacks a constant, or holds an illegal one.
     """
     file = ConstantsFile.read(path)
+    # A CPU has no context, no cuBLAS and no NCCL.
     on_cuda = path.stem != CPU
     scalars = {**_SCALARS, **_OF_CUDA} if on_cuda else _SCALARS
     file.keys(("title", "peak", "attention", *scalars))
@@ -133,6 +135,7 @@ def read_gpu(path: Path) -> Device:
         context_bytes=int(constants["context"].value) if on_cuda else 0,
         nccl_bytes=NCCL_BYTES if on_cuda else 0,
         cublas_workspace_bytes=int(constants["cublas_workspace"].value) if on_cuda else 0,
+        # In the order of PRECISIONS, not of the file.
         peak_flops={key: constants[f"peak.{key}"].value for key in PRECISIONS if key in peaks},
         memory_bytes_per_s=constants["memory_bandwidth"].value,
         num_sms=int(constants["multiprocessors"].value),
@@ -150,6 +153,7 @@ def _shipped(name: str) -> Device:
 
 DEVICES: Final[dict[str, Device]] = {
     one.name: one
+    # A newer generation has the higher peak in fp16.
     for one in sorted(
         (_shipped(name) for name in GPUS if name != CPU), key=lambda one: (one.peak_flops["fp16"], one.memory_bytes)
     )
@@ -165,6 +169,7 @@ def device(name: str) -> Device:
     Raises:
         LabError: if there is none; the sentence lists those there are.
     """
+    # A size ends with a letter, as 24GiB; a name such as v100-32 does not.
     size = size_bytes(name) if name[-1:].isalpha() else None
     if size is not None:
         return _of_size(size)
@@ -184,6 +189,7 @@ def _of_size(memory_bytes: int) -> Device:
         nccl_bytes=NCCL_BYTES,
         cublas_workspace_bytes=max(each.cublas_workspace_bytes for each in known),
         peak_flops={},
+        # Not known: times that are computed from it are NaN.
         memory_bytes_per_s=math.nan,
         num_sms=0,
         tdp_w=math.nan,
@@ -210,6 +216,7 @@ def device_of_driver(name: str) -> Device | None:
     """
     name = name.replace(" ", "").upper()
     for known in DEVICES.values():
+        # `NVIDIA A100-SXM4-80GB` names the kind (A100) and, where there are several of it, the size (80GB).
         kind, size = known.title_en.upper().split(" ", 1)
         alone = sum(other.title_en.split(" ", 1)[0].upper() == kind for other in DEVICES.values()) == 1
         if kind in name and (alone or size.replace(" ", "") in name):

@@ -88,7 +88,9 @@ def fit_line(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     Source: the normal equations of two unknowns; where one comes out negative the least of the legal ones lies on the
     border (Lawson & Hanson 1974, "Solving least squares problems", ch. 23).
     """
+    # Divided by the seconds, so that residuals are relative errors.
     scaled = [(a / seconds, b / seconds) for a, b, seconds in rows]
+    # The normal equations: Σ a², Σ b², Σ a·b; their right sides Σ a and Σ b, as every measurement is now 1.
     aa, bb, ab = (sum(one[i] * one[j] for one in scaled) for i, j in ((0, 0), (1, 1), (0, 1)))
     a1, b1 = (sum(one[i] for one in scaled) for i in (0, 1))
     determinant = aa * bb - ab * ab
@@ -150,6 +152,7 @@ class Interconnect:
             LabError: for an unknown collective, or less than one rank.
         """
         link = Link(self.alpha_s(collective, ranks), self.bytes_per_s(collective, ranks))
+        # Factor × message bytes cross the wire, at the bus bandwidth.
         return link.seconds(bus_factor(collective, ranks) * message_bytes)
 
     def alpha_s(self, collective: Collective, ranks: Any) -> Any:
@@ -190,8 +193,10 @@ def _each(of: Callable[[int], float], ranks: Any) -> Any:
 
         whole = ranks.astype(int)
         if whole.size and whole.min() < 1:
+            # Refuses a number below 1.
             _counted(of, int(whole.min()))
         table = np.zeros(whole.max(initial=0) + 1)  # an index is faster than a sort where millions are asked for
+        # Which numbers of ranks occur.
         present = np.zeros(table.shape, dtype=bool)
         present[whole] = True
         for one in np.flatnonzero(present):
@@ -215,11 +220,14 @@ def _between(curve: Mapping[int, float], ranks: int, further: bool) -> float:
     if ranks > known[-1]:
         if not further:
             return curve[known[-1]]
+        # The line through the last two goes on.
         low, high = known[-2], known[-1]
     else:
         high = min(one for one in known if one > ranks)
         low = max(one for one in known if one < ranks)
+    # Where the number lies between the two on a logarithmic scale.
     share = math.log2(ranks / low) / math.log2(high / low)
+    # A line that falls is cut at the smallest figure of the curve.
     return max(curve[low] + share * (curve[high] - curve[low]), min(curve.values()))
 
 

@@ -70,6 +70,7 @@ def hash_of_process(name: object) -> Callable[[Any], int]:
     """
 
     def salted(value: Any) -> int:
+        # Numbers hash alike in every process, texts with the seed of their process.
         return _HASH((value, str(name), "hash seed")) if _is_salted(value) else _HASH(value)
 
     return salted
@@ -83,6 +84,7 @@ def _live(child: Callable[[], object], reset: Iterable[signal.Signals], mask: It
     try:
         for number in reset:
             signal.signal(number, signal.SIG_DFL)
+        # Last: until here no signal can meet the parent's handlers.
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         child()
     except BaseException:
@@ -174,8 +176,10 @@ def spmd(
         try:
             for rank in range(size):
                 read, write = os.pipe()
+                # The child writes; it closes its own read end and those of the ranks before it.
                 pipes = (write, read, *readers)
                 pid = fork(partial(_rank, function, rank, size, folder, pipes, limit_s, files, parent))
+                # A pipe ends only when nobody holds its write end any more.
                 os.close(write)
                 readers.append(read)
                 pids.append(pid)
@@ -205,11 +209,13 @@ def _collect(readers: list[int], deadline_s: float) -> tuple[list[bytes], set[in
         while selector.get_map():
             left_s = deadline_s - time.monotonic()
             ready = selector.select(left_s) if left_s > 0 else []
+            # Time is up: who has not closed its pipe is late.
             if not ready:
                 return texts, {key.data for key in selector.get_map().values()}
             for key, _ in ready:
                 part = os.read(key.fd, 2**16)
                 texts[key.data] += part
+                # Read without a byte: the rank has closed its end.
                 if not part:
                     selector.unregister(key.fd)
     return texts, set()
@@ -225,6 +231,7 @@ def _answer(rank: int, text: bytes, late_s: float | None, exit_code: int) -> Ran
     """Parse what a rank sent; `late_s` is the limit that it did not keep, in seconds."""
     from safetensors.torch import load
 
+    # A line of JSON, then the tensors as safetensors.
     head, _, body = text.partition(b"\n")
     try:
         answer = json.loads(head)
@@ -287,6 +294,7 @@ def _called(
     tensors: dict[str, Tensor] = {}
     try:
         value, tensors = _parted(function(rank, size))
+        # What is no JSON fails here, as an error of this rank.
         json.dumps(value)
     except BaseException as raised:  # a student's function may raise anything, SystemExit included
         kind = raised.kind if isinstance(raised, CollectiveFault) else ""
@@ -320,6 +328,7 @@ def _parted(result: Any) -> tuple[Any, dict[str, Tensor]]:
 
 
 def _own_line(error: BaseException, files: tuple[str, ...]) -> tuple[int, str]:
+    # Frames of the function's own files, the innermost last.
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return (frames[-1].lineno or 0, frames[-1].line or "") if frames else (0, "")
 
@@ -327,6 +336,7 @@ def _own_line(error: BaseException, files: tuple[str, ...]) -> tuple[int, str]:
 def _send(write: int, answer: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     from safetensors.torch import save
 
+    # Copies: safetensors takes no tensors that share memory.
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with open(write, "wb") as pipe:
         pipe.write(json.dumps(answer).encode() + b"\n" + (save(copies) if copies else b""))

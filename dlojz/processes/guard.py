@@ -143,6 +143,7 @@ class Guard:
     def enter_collective(self, group: str, members: list[int], call: dict[str, Any]) -> dict[str, Any]:
         """Put a collective on the board and compare it with the others' calls; return the call, numbered."""
         number = self._state["counts"].get(group, 0) + 1
+        # `number` counts from the first call of the group, `shown` from the beginning of the cell.
         call |= {"group": group, "members": members, "number": number, "shown": number - self._started.get(group, 0)}
         self._state["counts"][group] = number
         _keep(self._state["calls"].setdefault(group, []), call, KEPT_CALLS)
@@ -156,6 +157,7 @@ class Guard:
         number = posted[channel] = posted.get(channel, 0) + 1
         call |= {"channel": channel, "peer": peer, "number": number, "shown": number}
         _keep(self._state["messages"].setdefault(f"{channel}|{call['op']}", []), call, KEPT_MESSAGES)
+        # The peer posts the other end of the same channel.
         other_end = f"{channel}|{'recv' if sends else 'send'}"
         self._enter(call, [peer], lambda state: _numbered(state.get("messages", {}).get(other_end, ()), number))
         return call
@@ -239,6 +241,7 @@ class Guard:
         Raises:
             CollectiveFault: if it never will be, or not within the limit.
         """
+        # Most calls are over within one look: for them nothing is written on the board.
         if done.wait(_LOOK_EVERY_S):
             return
         if threading.current_thread() is not threading.main_thread():
@@ -315,6 +318,7 @@ def rebind(namespace: dict[str, Any]) -> None:
 
 def _set(functions: dict[str, Callable[..., Any]]) -> None:
     for name, function in functions.items():
+        # Both modules bind these names.
         for module in (dist, distributed_c10d):
             setattr(module, name, function)
 
@@ -333,6 +337,7 @@ class _Wrapping:
             given = signature.bind(*args, **kwargs)
             given.apply_defaults()
             group = given.arguments["group"] or dist.group.WORLD
+            # A call within a call, or on a rank outside of the group, goes to torch unwatched.
             if getattr(self._inside, "call", False) or group is None or dist.get_rank(group) < 0:
                 return original(*args, **kwargs)
             # torch hands the works that it asks for to its own C++, which takes no other.
@@ -350,6 +355,7 @@ class _Wrapping:
         described = {"op": name, "how": _how(given, group), **_described(given.get(_ALIKE[name]))}
         call = self._guard.enter_collective(group.group_name, dist.get_process_group_ranks(group), described)
         asynchronous = given["async_op"]
+        # Always asynchronous: this thread is to watch while the call goes on.
         work = self._called(name, {**given, "async_op": True})
         if work is None:
             return None
@@ -363,6 +369,7 @@ class _Wrapping:
         sends = name.endswith("send")
         side = "dst" if sends else "src"
         me, peer = self._guard.rank, given[side]
+        # `src` and `dst` are global ranks, `group_src` and `group_dst` count within the group.
         if given[f"group_{side}"] is not None:
             peer = dist.get_global_rank(group, given[f"group_{side}"])
         if peer is None and not sends:
@@ -372,9 +379,11 @@ class _Wrapping:
         if peer == me or peer not in dist.get_process_group_ranks(group):
             return self._called(name, given)  # a mistake that torch itself refuses
         source, target = (me, peer) if sends else (peer, me)
+        # Messages of one group, direction and tag keep their order.
         channel = f"{group.group_name}|{source}>{target}|{given['tag']}"
         described = {"op": "send" if sends else "recv", "how": "", **_described(given["tensor"])}
         call = self._guard.enter_message(channel, peer, described)
+        # Blocking ones too are started as isend and irecv, so that their wait is watched.
         work = GuardedWork(self._guard, self._called("isend" if sends else "irecv", given), call, _on_host(given))
         if name in ("isend", "irecv"):
             return work
@@ -404,6 +413,7 @@ class GuardedWork:
         """
         if self._finished:
             return True
+        # On a device `wait` orders streams and returns at once.
         if not self._on_host:
             self._finished = True
             return bool(self._work.wait())
@@ -463,4 +473,5 @@ def _on_host(given: dict[str, Any]) -> bool:
     lists = [value for value in given.values() if isinstance(value, list)]
     tensors = [value for value in given.values() if isinstance(value, Tensor)]
     tensors += [value for values in lists for value in values if isinstance(value, Tensor)]
+    # A barrier has no tensor: gloo's, unless CUDA is in use.
     return all(tensor.device.type == "cpu" for tensor in tensors) if tensors else not torch.cuda.is_initialized()

@@ -40,6 +40,7 @@ def listed(ranks: Iterable[int], *, french: bool) -> str:
             runs.append([number])
     parts = []
     for run in runs:
+        # Two neighbours are written apart: `1 and 2`, but `0–2`.
         parts += [f"{run[0]}–{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
     last = f" {'et' if french else 'and'} ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
     noun = ("rang" if french else "rank") + ("s" if len(numbers) > 1 else "")
@@ -89,6 +90,7 @@ def _differing(
     if len(alike) < 2:
         return None
     called = []
+    # Three kinds of calls at most; of equally frequent ones the one of the lowest rank comes first.
     for ranks in sorted(alike.values(), key=lambda ranks: (-len(ranks), ranks))[:3]:
         call, (en, fr) = calls[ranks[0]], _both(ranks)
         words = call_words(call) + (f" ({call['how']})" if kind == "arguments" else "")
@@ -129,9 +131,11 @@ def awaited(states: Sequence[State], rank: int) -> set[int]:
         return {
             member
             for member in call["members"]
+            # These have not entered the call yet.
             if member != rank and states[member].get("counts", {}).get(call["group"], 0) < call["number"]
         }
     side = "sends" if call["op"] == "recv" else "receives"
+    # The peer's counter tells whether it has posted its end.
     posted = states[call["peer"]].get(side, {}).get(call["channel"], 0)
     return {call["peer"]} if posted < call["number"] else set()
 
@@ -140,6 +144,7 @@ def stuck_ranks(states: Sequence[State]) -> set[int]:
     """Return the ranks that can never go on: all they wait for ends in an ended rank or in a cycle."""
     free = {rank for rank, state in enumerate(states) if state.get("state") not in ("waiting", "ended")}
     needs = {rank: awaited(states, rank) for rank, state in enumerate(states) if state.get("state") == "waiting"}
+    # Whoever waits for free ranks only will be free: the set grows until nothing is added.
     while True:
         freed = {rank for rank, needed in needs.items() if rank not in free and needed <= free}
         if not freed:
@@ -155,8 +160,10 @@ def explain_stuck(states: Sequence[State], rank: int) -> RankFault:
         gone = sorted(other for other in needed if states[other].get("state") == "ended")
         if gone:
             return _missing(states, chain[-1], gone)
+        # Nobody it waits for has ended, so that one of them is stuck itself, or this rank would be free.
         following = min(other for other in needed if other in stuck_ranks(states))
         if following in chain:
+            # The cycle without the ranks that lead into it.
             return _deadlock(states, chain[chain.index(following) :])
         chain.append(following)
 
@@ -252,6 +259,7 @@ def explain_timeout(states: Sequence[State], rank: int, limit_s: float) -> RankF
     waits = _waits(states, rank)
     busy = sorted(other for other in awaited(states, rank) if states[other].get("state") != "ended")
     limit, call = rounded(limit_s, 2), states[rank]["waiting"]
+    # The sender has posted it and dropped its Work object, and with it the message.
     if not busy and call["op"] == "recv" and call["channel"] in states[call["peer"]].get("lost", {}):
         peer = call["peer"]
         return _fault(

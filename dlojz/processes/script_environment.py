@@ -95,6 +95,7 @@ def _without_hook(environment: MutableMapping[str, str]) -> None:
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     if str(HOOK) in paths:
         place = paths.index(str(HOOK))
+        # They stand together, as `_joined` put them there.
         del paths[place : place + 1 + len(_PACKAGE)]
         if paths:
             environment["PYTHONPATH"] = os.pathsep.join(paths)
@@ -106,6 +107,7 @@ def restore_path() -> None:
     """Leave `sys.path` as the script would find it; the package comes last, where the script names nothing alike."""
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     for path in (str(HOOK), *_PACKAGE):
+        # What the user's own PYTHONPATH names stays.
         if path not in named and path in sys.path:
             sys.path.remove(path)
     sys.path += [path for path in _PACKAGE if path not in sys.path]
@@ -139,6 +141,7 @@ def as_torchrun(rank: int, processes: int, port: int, run_id: str, environment: 
     }
     if processes > 1 and "OMP_NUM_THREADS" not in environment:
         given["OMP_NUM_THREADS"] = "1"
+    # All processes are here: whatever interface is named, they meet on the loopback.
     interfaces = {name: value for name, value in environment.items() if name.endswith("_SOCKET_IFNAME")}
     meet_on_loopback(interfaces)
     return given | interfaces
@@ -150,6 +153,7 @@ _PORTS = range(20_000, 32_768)
 
 def free_port() -> int:
     """Find a TCP port of this machine that nobody uses at this moment, and nobody is given by chance."""
+    # Twenty of them, then 0: whichever the system gives.
     for port in (*random.SystemRandom().sample(_PORTS, 20), 0):
         with socket.socket() as found, contextlib.suppress(OSError):
             found.bind(("127.0.0.1", port))

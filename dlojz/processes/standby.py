@@ -112,6 +112,7 @@ def serve(idle_s: float = IDLE_S) -> None:
 def _become(folder: str, module: str, preloaded: Sequence[str], environment: dict[str, str], current: str) -> NoReturn:
     """Become the launcher, in the child."""
     os.setsid()
+    # The variables of this run, not those with which the first one began.
     os.environ.clear()
     os.environ.update(environment)
     _redirect(Path(folder, "logs", "launcher.log"))
@@ -134,6 +135,7 @@ def _redirect(log: Path) -> None:
 def _sign(owner: Path) -> None:
     """Name this process as the one that drives the run: if the package cannot be imported, the run is seen to end."""
     mine = {"pid": os.getpid(), "process_start_s": psutil.Process().create_time()}
+    # Written aside and renamed, without the package, whose import may fail.
     draft = owner.with_suffix(f".{os.getpid()}")
     try:
         draft.write_text(json.dumps(json.loads(owner.read_bytes()) | mine), encoding="utf-8")

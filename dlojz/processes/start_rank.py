@@ -60,6 +60,7 @@ def fork_main(folder: str, module: str) -> NoReturn:
 def _exit_code(given: object) -> int:
     """Return the exit code that `sys.exit` was given, in one of the ways it takes."""
     if given is None or isinstance(given, int):
+        # Eight bits of an exit code count.
         return (given or 0) & 0xFF
     print(given, file=sys.stderr)
     return 1

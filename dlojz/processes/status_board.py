@@ -72,6 +72,7 @@ class StatusBoard:
         """Return a rank's last whole state, with its `version`; empty where it has written nothing yet."""
         start = rank * REGION_BYTES
         word = start // _WORD_BYTES
+        # A write lasts microseconds: a thousand looks outlast it, unless its process was killed.
         for _ in range(_TRIES):
             version, length = self._words[word], self._words[word + 1]
             if not version or version % 2 or length > REGION_BYTES - _HEADER_BYTES:
@@ -79,6 +80,7 @@ class StatusBoard:
                     return {}
                 continue
             text = self._map[start + _HEADER_BYTES : start + _HEADER_BYTES + length]
+            # The same version before and after: nothing was written in between.
             if self._words[word] == version:
                 state: dict[str, Any] = json.loads(text)
                 return {**state, "version": version}

@@ -86,6 +86,7 @@ class Memory(Contract):
         """
         if self.peak_bytes is None or self.device_bytes is None or self.reserved_bytes is None:
             return self.peak_bytes
+        # device − reserved: CUDA's context and NCCL.
         return self.peak_bytes + self.device_bytes - self.reserved_bytes
 
 
@@ -121,6 +122,7 @@ class Traffic(Contract):
 
         Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", §3.
         """
+        # On a ring of n ranks each sends n − 1 parts of 1/n of the message; an all-reduce does so twice.
         share = (self.group_size - 1) / self.group_size
         factor = {"all_reduce": 2 * share, "all_gather": share, "reduce_scatter": share, "all_to_all": share}
         return factor.get(self.collective, 1.0 if self.group_size > 1 else 0.0) * self.message_bytes
@@ -169,12 +171,13 @@ class Overlap:
     @property
     def hidden_s(self) -> float:
         """Seconds of communication while the rank computed; what overlaps counts once."""
+        # The union of both, less the waits: communication outside of every wait.
         return max(0.0, _covered_s(self.intervals + self.waits) - self.exposed_s)  # sums round
 
 
 def _covered_s(intervals: tuple[tuple[float, float], ...]) -> float:
     """Seconds within at least one interval."""
-    covered_s, until_s = 0.0, float("-inf")
+    covered_s, until_s = 0.0, float("-inf")  # `until_s`: the end of what is counted so far
     for start_s, end_s in sorted(intervals):
         covered_s += max(0.0, end_s - max(start_s, until_s))
         until_s = max(until_s, end_s)

@@ -139,6 +139,7 @@ class _Text:
         self.packed_bytes = trace.path.stat().st_size
         magic = file.read(4)
         file.seek(0)
+        # wbits=31: with gzip's header and checksum.
         self.unpack = zlib.decompressobj(wbits=31) if magic[:2] == b"\x1f\x8b" else None
         if magic[:4] == b"PK\x03\x04":
             raise refusal(
@@ -157,6 +158,7 @@ class _Text:
                 continue
             while packed:
                 try:
+                    # At most 1 MiB comes out; the packed bytes that were not needed for it are in `unconsumed_tail`.
                     yield self.unpack.decompress(packed, CHUNK_BYTES)
                 except zlib.error:
                     raise self.trace.cut_off() from None
@@ -164,6 +166,7 @@ class _Text:
                 if self.unpack.eof and self.unpack.unused_data:  # a file of several gzip members
                     packed = self.unpack.unused_data
                     self.unpack = zlib.decompressobj(wbits=31)
+        # The file has ended, gzip's stream has not.
         if self.unpack is not None and not self.unpack.eof:
             raise self.trace.cut_off()
 
@@ -179,6 +182,7 @@ class _Text:
         most = max(FREE_BYTES, MOST_RATIO * self.packed_bytes) if self.unpack is not None else MOST_TEXT_BYTES
         if self.read_bytes > min(most, MOST_TEXT_BYTES):
             raise self.trace.too_much(self.read_bytes)
+        # A character that the end of the chunk cuts in two waits in the decoder.
         self.buffer = self.buffer[self.at :] + self.characters.decode(chunk)
         self.at = 0
         return True
@@ -191,6 +195,7 @@ class _Text:
             if self.at < len(self.buffer):
                 return self.buffer[self.at]
             if not self.more():
+                # If nothing at all was parsed, it was no trace in the first place.
                 raise self.trace.cut_off() if self.trace.count or self.trace.head else self.trace.no_trace()
 
     def next_mark(self, marks: str) -> str:
@@ -210,6 +215,7 @@ class _Text:
             try:
                 value, end = _DECODER.raw_decode(self.buffer, self.at)
             except (json.JSONDecodeError, RecursionError) as error:
+                # Cut by the end of the chunk, or no JSON: more text decides.
                 if isinstance(error, RecursionError) or len(self.buffer) - self.at > MOST_VALUE_CHARACTERS:
                     raise self.trace.no_trace() from None
                 # A long value is parsed again only when twice as much of it is there.
@@ -218,6 +224,7 @@ class _Text:
                 while len(self.buffer) - self.at < wanted and self.more():
                     grown = True
                 if not grown:
+                    # An error before the end of the text is none that more text would have mended.
                     stands_alone = error.pos < len(self.buffer.rstrip()) and self.trace.count == 0
                     raise self.trace.no_trace() if stands_alone else self.trace.cut_off() from None
                 continue

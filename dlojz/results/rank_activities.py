@@ -138,6 +138,7 @@ class RankActivities:
 
     def _edges(self, side: int) -> list[float]:
         every = (self.computing, self.optimizing)
+        # Rows are in order and do not overlap: the first starts first, the last ends last.
         edges = [float(one[0 if side == 0 else -1, side]) for one in every if len(one)]
         edges += [(one.start_s, one.end_s)[side] for one in self.exchanges]
         return edges + [(one.start_s, one.end_s)[side] for one in self.marks]
@@ -177,10 +178,12 @@ class RankActivities:
 def merged(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
     """Unite intervals that overlap."""
     rows = np.asarray(pairs if isinstance(pairs, np.ndarray) else list(pairs), np.float64).reshape(-1, 2)
+    # (n, 2); rows without length cover nothing.
     rows = rows[rows[:, 1] > rows[:, 0]]
     if not len(rows):
         return rows
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    # `ends`: the latest end up to each row. A row that starts after that of the row before opens an interval.
     ends = np.maximum.accumulate(rows[:, 1])
     fresh = np.concatenate([[True], rows[1:, 0] > ends[:-1]])
     last = np.concatenate([np.flatnonzero(fresh)[1:] - 1, [len(rows) - 1]])
@@ -191,6 +194,7 @@ def without(intervals: Intervals, others: Intervals) -> Intervals:
     """Cut the others out of intervals; both without overlap, in order."""
     times = np.unique(np.concatenate([intervals.ravel(), others.ravel()]))
     # Between two times that follow each other, a set of intervals holds either all or nothing.
+    # A time lies within where more intervals have started than ended up to it.
     held, cut = (
         np.searchsorted(each[:, 0], times[:-1], side="right") > np.searchsorted(each[:, 1], times[:-1], side="right")
         for each in (intervals, others)
@@ -305,6 +309,7 @@ class _Kept:
     def add(self, event: Mapping[str, Any]) -> None:
         """Keep what matters of an event."""
         kind, name, start, lasts = (event.get(key) for key in ("cat", "name", "ts", "dur"))
+        # X: a complete event, with start (`ts`) and duration (`dur`) in microseconds.
         if event.get("ph") != "X" or not isinstance(name, str) or not isinstance(kind, str):
             return
         if kind not in {*DEVICE, *LAUNCHES, *MARKS, HOST}:
@@ -318,6 +323,7 @@ class _Kept:
         if kind in DEVICE:
             self._kernel(event, name, begin, end)
         elif kind in LAUNCHES:
+            # A launch and its kernel have the same correlation number.
             self.launches.extend((_whole(event, "correlation"), begin))
         elif kind in MARKS:
             self._mark(event, kind, name, begin, end)
@@ -350,6 +356,7 @@ class _Kept:
     def _mark(self, event: Mapping[str, Any], kind: str, name: str, begin: float, end: float) -> None:
         self.known += 1
         if name.lower().startswith(BACKENDS):
+            # The device has a mark of its own for the same call: it counts once.
             if kind == "user_annotation":
                 self.exchanges.append(_exchange(event, name, begin, end))
         elif len(name) <= LONGEST_MARK and ACTION.fullmatch(name):
@@ -372,6 +379,7 @@ class _Kept:
                 self.nodes.extend((number, begin, end))
         elif of_node <= 0:  # a node may wait in a hook: what it computes are operators within it
             self.edges["operator"].extend((begin, end))
+            # A forward's operator has a sequence number and no thread of a forward (0).
             if number >= 0 and of_node == 0:
                 self.forwards[_lane(event)].extend((number, begin))
 
@@ -379,13 +387,17 @@ class _Kept:
         """All of the rank; on a device, what its kernels say."""
         kernels, backward = self._kernels(), self._merged("backward")
         on_device = bool(len(kernels))
+        # NCCL's kernels where there are any: on the host a call returns before its kernel has run.
         exchanges = self.device_exchanges if on_device and self.device_exchanges else self.exchanges
+        # The marks of the device where there are any, else those of the host.
         on_host = not any(mark.on_device for mark in self.marks)
         passes = self._passes(backward)
         if on_device:
+            # Columns: launch, start, end. A kernel whose launch lies in the backward is of the backward.
             computing, of_backward = merged(kernels[:, 1:]), merged(kernels[_inside(kernels[:, 0], backward), 1:])
         else:
             computing = without(self._merged("operator"), self._merged("post"))
+            # A less (A less B): their intersection.
             of_backward = without(computing, without(computing, backward))
         return RankActivities(
             rank,
@@ -394,6 +406,7 @@ class _Kept:
             on_device,
             computing,
             of_backward,
+            # MARKS[False] is the host's, MARKS[True] the device's.
             self._merged(f"optimizer {MARKS[on_device]}"),
             tuple(sorted(exchanges, key=lambda one: one.start_s)),
             tuple(sorted((mark for mark in self.marks if mark.on_device != on_host), key=lambda one: one.start_s)),
@@ -405,10 +418,12 @@ class _Kept:
 
     def _kernels(self) -> NDArray[np.float64]:
         """Launch, start and end of each kernel, in the order of the launches; one without a launch has NaN."""
+        # (kernels, 3): correlation, start, end; (launches, 2): correlation, moment.
         kernels, launches = _rows(self.kernels, 3), _rows(self.launches, 2)
         launches = launches[np.argsort(launches[:, 0], kind="stable")]
         at = np.searchsorted(launches[:, 0], kernels[:, 0])
         found = (at < len(launches)) & (kernels[:, 0] >= 0)
+        # `searchsorted` tells where a number would stand; it is there only if the one that stands there is equal.
         found[found] = launches[at[found], 0] == kernels[found, 0]
         kernels[~found, 0] = np.nan
         kernels[found, 0] = launches[at[found], 1]
@@ -418,6 +433,7 @@ class _Kept:
         """Forwards and backwards of the micro-batches of a rank that posts messages, where they run on the host."""
         if not self.posts:
             return ()
+        # The thread with most numbered operators runs the forwards.
         lane = max(self.forwards, key=lambda one: len(self.forwards[one]), default="")
         forwards, nodes = _rows(self.forwards[lane], 2), _rows(self.nodes, 3)
         forwards = forwards[~_inside(forwards[:, 1], backward)]  # what is recomputed there is no forward
@@ -432,18 +448,23 @@ class _Kept:
             return ()
         made_s = np.full(len(nodes), np.nan)
         made_s[known] = forwards[at[known], 1]
+        # Moments at which one micro-batch's forward has surely ended.
         cuts = np.sort(np.concatenate([np.asarray(self.posts), nodes[known, 1]]))
         stretch = np.searchsorted(cuts, made_s[known])
         micro_batch = np.full(len(nodes), -1)
+        # Stretches between cuts in which forwards lie, numbered 0, 1, … in the order of time.
         micro_batch[known] = np.unique(stretch, return_inverse=True)[1]
         unnumbered = nodes[:, 0] < 0  # gradients are accumulated in the backward that made them
+        # For each node the index of the last numbered one before it, or its own.
         before = np.maximum.accumulate(np.where(unnumbered, 0, np.arange(len(nodes))))
         micro_batch = micro_batch[before]
         operators, passes = self._merged("operator"), []
         order = np.argsort(micro_batch, kind="stable")
+        # −1 sorts first: nodes whose forward is not known, which [1:] leaves out.
         firsts = np.searchsorted(micro_batch[order], np.arange(int(micro_batch.max()) + 1))
         for number, own in enumerate(np.split(order, firsts)[1:]):
             made = np.nanmin(made_s[own]), np.nanmax(made_s[own])
+            # The operators that lie around the first and the last forward number of the micro-batch.
             first, last = np.searchsorted(operators[:, 0], made, side="right") - 1
             passes.append(TracedPass(False, number, float(operators[first, 0]), float(operators[last, 1])))
             passes.append(TracedPass(True, number, float(nodes[own, 1].min()), float(nodes[own, 2].max())))
@@ -473,6 +494,7 @@ def _launched(passes: Sequence[TracedPass], kernels: NDArray[np.float64]) -> tup
     """Move passes from the host to the device: from the first kernel that they launch to the end of the last."""
     moved = []
     for one in passes:
+        # The rows of the kernels that were launched within the pass.
         first, last = np.searchsorted(kernels[:, 0], (one.start_s, one.end_s))
         if first < last:
             times = float(kernels[first:last, 1].min()), float(kernels[first:last, 2].max())
@@ -487,6 +509,7 @@ def _lane(event: Mapping[str, Any]) -> str:
 def _exchange(event: Mapping[str, Any], name: str, begin: float, end: float) -> Exchange:
     told = event.get("args")
     more: Mapping[str, Any] = told if isinstance(told, dict) else {}
+    # `nccl:all_reduce` and `ncclDevKernel_AllReduce_Sum_f32(…)` both become `allreduce`.
     word = str(more.get("Collective name") or name).lower()
     for prefix in BACKENDS:
         word = word.removeprefix(prefix)
@@ -579,6 +602,7 @@ def matched_collectives(ranks: Sequence[RankActivities]) -> list[dict[int, Excha
     for by_rank in ordered.values():
         if len({len(own) for own in by_rank.values()}) == 1:
             members = list(by_rank)
+            # The n-th call of each rank.
             found += [
                 dict(zip(members, each, strict=True)) for each in zip(*(by_rank[one] for one in members), strict=True)
             ]
@@ -603,11 +627,13 @@ def aligned(ranks: Sequence[RankActivities], messages: Iterable[TracedMessage] =
         LabError: if nothing ties a rank to the others, and it was not traced while they were.
     """
     ranks = sorted(ranks, key=lambda one: one.rank)
+    # Whole nanoseconds are subtracted before they become seconds: as floats they would lose digits.
     base = ranks[0].base_ns
     based = {one.rank: (one.base_ns - base) * 1e-9 for one in ranks}
     ties = _ties(ranks, based, messages)
     reached: dict[int, _Tie] = {}
     waiting = [(0.0, ranks[0].rank, 0.0)]
+    # Dijkstra from the first rank: each rank by the path whose uncertainties add up to the least.
     while waiting:
         uncertain, rank, difference = heapq.heappop(waiting)
         if rank in reached:
@@ -643,20 +669,24 @@ def _ties(
     for members in matched_collectives(ranks):
         first, *others = sorted(members)
         for other in others:
+            # All leave at one moment, so that the ends differ by the clocks.
             ends = (members[other].end_s + based[other]) - (members[first].end_s + based[first])
             differences[first, other].append(ends)
     ties: dict[tuple[int, int], _Tie] = {}
     for pair, found in differences.items():
+        # Median and median deviation from it: single late ends do not count.
         middle = float(np.median(found))
         spread = float(np.median(np.abs(np.asarray(found) - middle)))
         ties[pair] = _Tie(middle, spread)
     ways: dict[tuple[int, int], float] = {}
     for sender, receiver, sent_s, arrived_s in messages:
+        # Time on the way + difference of the clocks; the shortest has waited least.
         way = (arrived_s + based[receiver]) - (sent_s + based[sender])
         ways[sender, receiver] = min(way, ways.get((sender, receiver), math.inf))
     for one, other in combinations(sorted(based), 2):
         if (one, other) in ways and (other, one) in ways:
             there, back = ways[one, other], ways[other, one]
+            # With t on the way and clocks d apart, one direction shows t + d, the other t − d.
             tie = _Tie((there - back) / 2, abs(there + back) / 2)
             if (one, other) not in ties or tie.uncertain_s < ties[one, other].uncertain_s:
                 ties[one, other] = tie
@@ -687,6 +717,7 @@ def spans_of(aligned_ranks: AlignedRanks) -> tuple[Span, ...]:
 
 def _joined(intervals: Intervals, near_s: float) -> Intervals:
     """Unite intervals between which there is next to nothing."""
+    # Longer by `near_s`, what lies closer overlaps and is united; then the ends are moved back.
     widened = merged(intervals + np.array([0.0, near_s]))
     return widened - np.array([0.0, near_s]) if len(widened) else widened
 
@@ -710,6 +741,7 @@ def collectives_of(aligned_ranks: AlignedRanks) -> tuple[CollectiveShare, ...]:
         for kind, times in of_kind.items():
             busy = merged(times)
             found[kind].append((len(times), total(busy), total(without(busy, one.computing))))
+    # (ranks, 3) → (3,): mean calls, seconds and exposed seconds.
     shares = [CollectiveShare(kind, *np.mean(own, axis=0).tolist()) for kind, own in found.items()]
     return tuple(sorted(shares, key=lambda one: -one.exposed_s))
 
@@ -749,6 +781,7 @@ def shares_of(aligned_ranks: AlignedRanks) -> tuple[RankShares, ...]:
     for members in matched_collectives(aligned_ranks.ranks):
         entered = max(one.start_s for one in members.values())
         for rank, own in members.items():
+            # It waits until the last rank has entered, at most to its own end.
             waits[rank].append((own.start_s, min(own.end_s, entered)))
     shares = []
     for one in aligned_ranks.ranks:
@@ -763,6 +796,7 @@ def shares_of(aligned_ranks: AlignedRanks) -> tuple[RankShares, ...]:
                 total(busy) - total(exposed),
                 total(exposed),
                 total(waited),
+                # Below 0 only by rounding.
                 max(0.0, aligned_ranks.length_s - computing - total(exposed)),
             )
         )
@@ -776,6 +810,7 @@ def stragglers_of(aligned_ranks: AlignedRanks) -> tuple[Straggler, ...]:
     for members in matched:
         starts = sorted((one.start_s, rank) for rank, one in members.items())
         moment, rank = starts[-1]
+        # Mean over the ranks that came before.
         mean = sum(moment - start for start, _ in starts[:-1]) / (len(starts) - 1)
         last[rank].append((mean, moment - starts[-2][0]))
     found = [

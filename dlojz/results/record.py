@@ -189,12 +189,14 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     Raises:
         OSError: if it cannot be written; the error names `path`, where nothing has changed then.
     """
+    # Several machines and processes may write into one folder.
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
     try:
         faultpoint("record.write:1")
         with open(temporary, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
+            # Before the rename: else a crash could leave the new name with an empty file.
             os.fsync(file.fileno())
         faultpoint("record.write:2")
         os.replace(temporary, path)
@@ -208,6 +210,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def _checksum(content: dict[str, Any]) -> str:
+    # One text per content: sorted keys, no blanks.
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -251,7 +254,7 @@ def read_record(path: Path) -> RunRecord:
     except OSError as error:
         unread = say(en=f"it cannot be read: {error.strerror}", fr=f"il est illisible : {error.strerror}")
         raise DamagedRecordError(path, unread) from None
-    except DamagedRecordError:
+    except DamagedRecordError:  # a LabError too
         raise
     except LabError as error:
         raise DamagedRecordError(path, str(error).rstrip(".")) from None
@@ -264,6 +267,7 @@ def read_record(path: Path) -> RunRecord:
             fr=f"le bilan {path} est d’une version {version} du schéma, plus récente que ce dlojz n’en connaît : "
             "mettez dlojz à jour.",
         )
+    # The checksum covers everything but itself.
     stored = content.pop("sha256", None)
     if stored != _checksum(content):
         changed = say(
@@ -324,6 +328,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
         OSError: if the file is there and cannot be read.
     """
     try:
+        # A link is not followed, a pipe not waited for.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
@@ -396,9 +401,11 @@ def memory_growth(held_bytes: Sequence[int]) -> MemoryGrowth | None:
     if len(settled) < _LEAST_STEPS or not all(settled):
         return None
     third = len(settled) // 3
+    # Medians at the beginning of each third, which single steps do not move; then the last step.
     corners = [median(settled[at : at + max(1, third // 2)]) for at in (0, third, 2 * third)] + [settled[-1]]
     rises = [later - earlier for earlier, later in pairwise(corners)]
     total_bytes = settled[-1] - settled[0]
+    # Each of the three rises has at least a tenth of the whole.
     if total_bytes < _LEAST_GROWTH_BYTES or min(rises) < total_bytes / 10:
         return None
     return MemoryGrowth(
@@ -469,6 +476,7 @@ class Trajectory(ReadContract):
         batch = record.config.layout.global_batch
         return cls(
             config=record.config,
+            # Tokens per sample.
             lengths=tuple(tokens // batch for tokens in record.step_tokens),
             tokens=record.step_tokens,
             step_s=record.step_s,
@@ -493,6 +501,7 @@ class Trajectory(ReadContract):
         """
         if not self.losses:
             return ()
+        # Shifted by one step: each loss over the smallest up to the step before.
         smallest = accumulate(self.losses, min)
         return (1.0, *(loss / least for loss, least in zip(self.losses[1:], smallest, strict=False)))
 

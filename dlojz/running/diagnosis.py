@@ -67,6 +67,7 @@ class CallMismatch(NamedTuple):
 def calls_of(events: Sequence[Mapping[str, Any]]) -> Calls:
     """Read the last collectives that a rank recorded in its last attempt; what is damaged is left out."""
     for event in reversed(events):
+        # What comes before is of an earlier attempt, whose numbers began anew.
         if event["event"] == "start":
             break
         groups = event.get("groups")
@@ -78,6 +79,7 @@ def calls_of(events: Sequence[Mapping[str, Any]]) -> Calls:
 def _legal(calls: object) -> dict[int, tuple[str, ...]]:
     found: dict[int, tuple[str, ...]] = {}
     for call in calls if isinstance(calls, list) else ():
+        # As `worker.last_calls` writes it: [number, operation, type, shape].
         if isinstance(call, list) and len(call) == 4 and type(call[0]) is int:
             found[call[0]] = tuple(visible(str(word))[:_MOST_CHARACTERS] for word in call[1:])
     return found
@@ -93,9 +95,11 @@ def call_mismatch(calls: Mapping[int, Calls]) -> CallMismatch | None:
     for group in sorted({group for told in calls.values() for group in told}):
         members = {rank: told[group] for rank, told in sorted(calls.items()) if group in told}
         for number in sorted({number for known in members.values() for number in known}):
+            # Only of ranks that still have this number: each keeps but its last calls (`worker.KEPT`).
             came = [(rank, known[number]) for rank, known in members.items() if number in known]
             for rank, call in came[1:]:
                 first = came[0][1]
+                # Ranks may bring different shapes to a gather or a scatter; to the others they may not.
                 if call[0] != first[0] or (call != first and first[0] in SAME_SHAPE):
                     return CallMismatch(*came[0], rank, call)
     return None
@@ -109,6 +113,7 @@ def missing_in(calls: Mapping[int, Calls]) -> list[Missing]:
         last = {rank: max(told[group], default=0) for rank, told in sorted(calls.items()) if group in told}
         if group == ALL_RANKS:
             last = dict.fromkeys(calls, 0) | last
+        # The numbers count from 1 without a gap: the first call that some rank missed follows the smallest last one.
         first = min(last.values(), default=0) + 1
         waiting = tuple(rank for rank, number in last.items() if number >= first)
         if waiting:
@@ -130,6 +135,7 @@ def first_missing(missing: Sequence[Missing]) -> Missing | None:
 Kind = Literal[
     "memory", "time-limit", "collective", "import", "divergence", "killed", "port", "node", "disk", "cancelled"
 ]
+# `world` is the global rank in the prefix of the line; without it the owner of the log counts.
 NCCL = re.compile(
     r"(?:\[rank(?P<world>\d+)\]:)?.*Watchdog caught collective operation timeout: "
     r"WorkNCCL\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?.*?Timeout\(ms\)=(?P<ms>\d+)"
@@ -147,6 +153,7 @@ _LIBRARY = re.compile(
     r"(?P<library>lib[\w.+-]{1,80}): cannot open shared object file|(?P<other>GLIBC\w*_[\d.]+)' not found"
 )
 _DIVERGED = re.compile(r"the loss became (?P<loss>\S+) at step (?P<step>\d+)")
+# The sentences of `ending._signalled` and `ending._out_of_memory`.
 _SIGNAL = re.compile(r"rank (?P<rank>\d+) was killed by (?:signal (?P<number>\d+) \((?P<name>\w+)\)|the system)")
 
 
@@ -329,6 +336,7 @@ def killed(symptoms: Symptoms) -> Finding | None:
             fr="Ce n’est pas faute de mémoire : quelqu’un l’a arrêté, ou une limite comme `ulimit -t` (temps "
             "processeur ; les frontales en ont une).",
         )
+        # `ending._signalled` rules memory out by the one, and blames the limit of processor time by the other.
         if "nothing for memory" in symptoms.reason or "ulimit" in symptoms.reason
         else say(
             en="If nobody stopped it, the memory of the node ran out: look at the memory of the job, and at its limit.",
@@ -382,6 +390,7 @@ def hung_collective(symptoms: Symptoms) -> Finding | None:
     """Find a collective that not all ranks called."""
     if symptoms.status not in ("failed", "timeout", "cancelled"):
         return None
+    # The most certain source first: torch's own comparison names both calls, gloo's message only who waited.
     found = (rule(symptoms) for rule in (_mismatch, _barrier, _watchdog, _recorded, _gloo))
     return next((finding for finding in found if finding), None)
 
@@ -432,7 +441,9 @@ def _watchdog(symptoms: Symptoms) -> Finding | None:
     if not waited:
         return None
     asked = list(waited.values())
+    # The call in which most ranks waited; among equals the latest.
     usual = max(asked, key=lambda each: (asked.count(each), each[0]))
+    # A rank whose watchdog printed nothing waited for nobody.
     silent = tuple(rank for rank in range(symptoms.world_size) if rank not in waited)
     odd = tuple(rank for rank, each in sorted(waited.items()) if each != usual)
     what = f"{usual[1]} (SeqNum={usual[0]}{f', {usual[2]} elements' if usual[2] else ''})"
@@ -477,9 +488,11 @@ def _gloo(symptoms: Symptoms) -> Finding | None:
     waited = {rank: found for rank, found in symptoms.matches(GLOO) if rank is not None}
     if not waited:
         return None
+    # Of the ranks that waited, the lowest.
     rank, found = next(iter(sorted(waited.items())))
     error = first_error(symptoms.logs.get(rank, ""), rank)
     what = error.call if error and error.call else found["what"]
+    # gloo prints its message only on the ranks that waited.
     absent = tuple(other for other in range(symptoms.world_size) if other not in waited)
     return _absent(absent, what, int(found["ms"]), "")
 

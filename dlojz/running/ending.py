@@ -120,12 +120,15 @@ def end_of(events: list[dict[str, Any]]) -> tuple[Status, str] | None:
 
 def classify(evidence: EndEvidence) -> Ending:
     """Classify the end of a run by the first rule that applies."""
+    # What a rank wrote of its end outranks a stop that came afterwards, and that outranks what exit codes and logs
+    # suggest. The ends of job and launcher count only where no rank names a cause.
     rules = (
         *(_script_stopped, _completed, _measured, _stopped, _job_stopped, _child_failed, _out_of_memory, _killed),
         *(_failed, _job_left, _launcher),
     )
     endings = (rule(evidence) for rule in rules)
     ending = next((ending for ending in endings if ending), None) or _leftover(evidence)
+    # A full disk explains a failure, not a run that diverged, ran out of memory or was stopped.
     if ending.status != "failed" or not evidence.disk_problem or evidence.disk_problem in ending.reason:
         return ending
     return Ending(
@@ -212,6 +215,7 @@ def _job_stopped(evidence: EndEvidence) -> Ending | None:
     after, kept = _after(_most_steps(evidence)), "what had been measured is kept"
     # A requeued job appends to its log: where the state is clear, the log of an earlier start does not count.
     log = job.log if job.state in ("", "FAILED", "CANCELLED") else ""
+    # 137 is 128 + SIGKILL, as a shell reports it; `0:9` and `9:0` are SLURM's pairs code:signal.
     short = job.state == "OUT_OF_MEMORY" or job.exit_code in ("137:0", "0:9", "9:0") or JOB_OOM.search(log)
     said = next((line.strip() for line in job.log.splitlines() if JOB_OOM.search(line)), "")[:300]
     said = said or (f"exit code {job.exit_code}" if job.exit_code else job.state)
@@ -265,6 +269,7 @@ def _out_of_memory(evidence: EndEvidence) -> Ending | None:
     """Classify a rank that printed an allocation failure, or that the kernel killed for memory."""
     for rank, code in sorted(evidence.exit_codes.items()):
         said = last_line(evidence.log_tails.get(rank, ""))
+        # A rank that wrote an `end` is classified by that, not by what it printed.
         if rank not in evidence.ends and code > 0 and _OOM.search(said):
             return Ending("oom", f"rank {rank} ran out of memory {_after(evidence.steps.get(rank, 0))}: {said}")
         if code == -signal.SIGKILL and evidence.kernel_oom:
@@ -327,7 +332,7 @@ def _failed(evidence: EndEvidence) -> Ending | None:
         elif status == "failed":
             words = _by(rank, said or "it failed without saying why")
         else:
-            continue
+            continue  # completed or stopped, or a signal ended it, which `_killed` has judged
         if PORT.search(said):
             return Ending(
                 "failed",
@@ -370,6 +375,7 @@ def _most_steps(evidence: EndEvidence) -> int:
 
 HEAD_BYTES, TAIL_BYTES = 1024 * 1024, 256 * 1024
 _MOST_CHARACTERS = 300
+# torchrun's `[default0]:`, torch's `[rank0]:`, and `0: ` of srun --label.
 _PREFIX = re.compile(r"^\[(?:default|rank)\d+\]:\s?|^\d+: ")
 _TRACEBACK = "Traceback (most recent call last)"
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Warning|Interrupt|Exit|Stopped|Wrong|NotDone)?(?::|$)")
@@ -414,12 +420,14 @@ def first_error(text: str, rank: int | None = None) -> FirstError | None:
         elif in_traceback:
             called = _CALL.search(line)
             call = called[1] if called else call
+            # The exception stands at the margin, below its frames; `|` and `+` draw exception groups.
             if line.strip() and not line[0].isspace() and not line.startswith(("|", "+")):
                 if _EXCEPTION.match(line):
                     found.append(_error(rank, line, number, call))
                 in_traceback = False
         elif _FAULT.match(line):
             found.append(_error(rank, line, number, ""))
+        # A cause ends the search. An error that only tells of a lost peer does not: the cause may follow.
         if found and not found[-1].lost_peer:
             return found[-1]
     return found[0] if found else None
@@ -439,6 +447,7 @@ def read_log(path: Path) -> str:
     with file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(HEAD_BYTES)
+        # The beginning has the first error, the end how it ended. They do not overlap in a log shorter than both.
         if size > HEAD_BYTES:
             file.seek(max(HEAD_BYTES, size - TAIL_BYTES))
             data += b"\n" + file.read(TAIL_BYTES)

@@ -40,6 +40,7 @@ def visible(text: str) -> str:
         '50%\\\\r100%\\\\x07'
     """
     text = _COLOURS.sub("", text.replace("\r\n", "\n"))
+    # Cc: control; Cf: format, among them changes of direction; Cs, Co: surrogates, private use; Zl, Zp: separators.
     return "".join(
         char
         if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
@@ -70,6 +71,7 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
 
 
 def _opened(path: Path) -> BinaryIO:
+    # O_NOFOLLOW refuses a link; with O_NONBLOCK, opening a pipe does not wait for somebody who writes into it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -98,6 +100,7 @@ def last_line(text: str) -> str:
 def launched_utc(run_id: str) -> datetime | None:
     """Parse the time at which a run was first asked for from its name; None where it has none."""
     try:
+        # A name begins with 15 characters such as 20260131-235959.
         return datetime.strptime(run_id[:15], "%Y%m%d-%H%M%S").replace(tzinfo=UTC)
     except ValueError:
         return None
@@ -144,6 +147,7 @@ class Owner(Contract):
                 return False
             if abs(process.create_time() - self.process_start_s) < _CLOCK_TOLERANCE_S:
                 return True
+            # The clock was set meanwhile: the start has moved, but the command line still ends with the run's folder.
             return any(argument.endswith(folder.name) for argument in process.cmdline())
         except psutil.NoSuchProcess:
             return False

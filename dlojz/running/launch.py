@@ -107,11 +107,12 @@ def _launch_from_standby(folder: Path, config: RunConfig, log: IO[bytes]) -> Non
     environment = _environment()
     supervisor.prepare(environment, config.layout.world_size, "cpu", cores_available())  # torch reads some of it once
     with _standby_lock:
-        for _ in range(2):
+        for _ in range(2):  # the second time with a new standby
             if _standby is None or not _standby.serves(environment):
                 if _standby is not None:
                     _standby.close()
                 _standby = Standby(environment, log)
+            # Until the launcher has its own number the standby drives the run: it must not look abandoned meanwhile.
             _hand_over(folder, _standby.pid)
             try:
                 _standby.launch(folder, supervisor.__name__, environment, supervisor.common_modules(config))
@@ -162,6 +163,7 @@ def find(config: RunConfig) -> RunRecord:
     """
     path = shipped().get(config.hash)
     record = read_record(path) if path else None
+    # The hash only finds the file; the configuration in it decides.
     if record is None or record.config != config:
         raise LabError(_none_of(config))
     return record
@@ -214,8 +216,10 @@ def _none_of(config: RunConfig) -> str:
         except LabError:
             continue
         differing = [f"{key}={value}" for key, value in flat(its).items() if asked[key] != value]
+        # A sentence has room for a few.
         told = [word if len(word) <= MOST_CHARACTERS else f"{word[:MOST_CHARACTERS]}…" for word in differing]
         told = [*told[:MOST_DIFFERENCES], *(["…"] if len(told) > MOST_DIFFERENCES else [])]
+        # Sorted so: the same model first, then the fewest fields that differ.
         near.append((its.model != config.model, len(differing), f"{its.title} ({', '.join(told)})"))
     if not near:
         return say(
@@ -252,6 +256,7 @@ def submit_array(
         LabError: if the scheduler refuses one of the arrays (its runs are recorded as failed; those of the others
             stay), or the folders cannot be written.
     """
+    # `groupby` joins neighbours only: runs of one shape must follow each other.
     shaped = sorted(new, key=lambda one: (_shape(one), one[0].name))
     for _, same in groupby(shaped, key=_shape):
         runs = list(same)
@@ -278,6 +283,7 @@ def _submit_one(
     with recorded([run for run, _ in jobs]):
         text = array_script(machine, config, asked, array, worker_module=worker_module, requeues=request.requeues)
         (folder / LOGS).mkdir(parents=True)
+        # Task n of the array takes line n + 1.
         write_atomic(folder / "folders.txt", "".join(f"{run}\n" for run, _, _ in runs))
         write_atomic(folder / SCRIPT, text)
         (folder / SCRIPT).chmod(0o755)
@@ -373,6 +379,7 @@ def run(  # noqa: PLR0913 - one call is all that a student has to know
         if new:
             # A run that goes on here after a job of it has ended is no job any more.
             (folder / JOB_FILE).unlink(missing_ok=True)
+            # A script would wait on such a lock without a word.
             if wanted.script and (locks := stale_locks()):
                 print(f"dlojz: {told(locks)}", file=sys.stderr)
             start(folder)
@@ -412,6 +419,7 @@ def submit_many(  # noqa: PLR0913 - as `run`
     if at_once < 1:
         raise LabError(f"at_once must be at least 1, but {at_once!r} was received.")
     backends = {_backend(on, config) for config in configs}
+    # A mixed sweep too runs one after the other.
     if backends != {"slurm"}:
         common: dict[str, Any] = {"again": again, "time_limit_s": time_limit_s, "root": root}
         common |= {"worker_module": worker_module, "checkpoint_every": checkpoint_every}
@@ -419,6 +427,7 @@ def submit_many(  # noqa: PLR0913 - as `run`
     _check_time_limit(time_limit_s)
     request = JobRequest(account=account, qos=qos, reservation=reservation, time_limit_s=time_limit_s)
     site = chosen(configs[0], machine, request)
+    # All are checked before the first folder is claimed: if one is refused, none is sent.
     asked = []
     for config in configs:
         _check(config, checkpoint_every)

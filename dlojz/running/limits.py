@@ -70,6 +70,7 @@ def allocate(
 ) -> tuple[NodeRequest, list[str]]:
     """Compute what the run takes on this machine, and why it would be refused: one sentence each."""
     environment = os.environ if environment is None else environment
+    # Of a machine without GPUs, a full node has that many ranks.
     ranks, full = config.layout.world_size, machine.gpus_per_node
     nodes = math.ceil(ranks / full)
     gpus = nodes * full if machine.exclusive else ranks
@@ -82,6 +83,7 @@ def allocate(
         ranks_per_node=min(ranks, full),
         gpus=gpus,
         minutes=minutes,
+        # A fifth of the time limit (60 s × minutes / 5), between 10 and 120 s.
         warning_s=min(LONGEST_WARNING_S, max(10, minutes * 60 // 5)),
         qos=qos,
         account=account,
@@ -105,11 +107,13 @@ def admit(machine: Machine, config: RunConfig, request: JobRequest) -> NodeReque
 
 def fitting_qos(machine: Machine, minutes: int, gpus: int) -> list[Qos]:
     """Return the QoS whose limits a job keeps, in the order of the machine file."""
+    # Without max_gpus any number of GPUs fits.
     return [one for one in machine.qos if minutes <= one.max_hours * 60 and gpus <= (one.max_gpus or gpus)]
 
 
 def _shape(machine: Machine, ranks: int) -> str:
     full = machine.gpus_per_node
+    # A job asks for the same number of ranks on each node.
     if ranks <= full or ranks % full == 0:
         return ""
     below = ranks - ranks % full
@@ -154,15 +158,18 @@ def _device(machine: Machine, config: RunConfig) -> str:
 def _account(machine: Machine, request: JobRequest, environment: Mapping[str, str]) -> tuple[str, str]:
     """Return the account that is billed, and why it would be refused."""
     suffix = machine.account_suffix
+    # What is asked for, then $DLOJZ_ACCOUNT, then the site's own variable, which may lack the ending.
     given = request.account or environment.get(ACCOUNT_VARIABLE, "")
     if not given and machine.account_variable and environment.get(machine.account_variable):
         given = environment[machine.account_variable].removesuffix(suffix) + suffix
     if given:
         try:
+            # It is written into the job script: a name that is no plain word is refused here.
             JobRequest(account=given)
         except LabError as error:
             return "", str(error)
     if given and not given.endswith(suffix):
+        # What may stand behind an @ is replaced by the ending.
         right = given.partition("@")[0] + suffix
         return given, say(
             en=f"the account {given!r} lacks the ending {suffix!r} by which {machine.name} tells its hours: use "
@@ -196,6 +203,7 @@ def _qos(machine: Machine, request: JobRequest, minutes: int, gpus: int) -> tupl
             "plus, et l’ordonnanceur laisserait le travail attendre sans fin : demandez moins ; une exécution qui "
             "atteint sa limite se sauvegarde et peut reprendre.",
         )
+    # No QoS to choose from, or one that fits: nothing to refuse.
     if not names or (request.qos and request.qos in fitting) or (fitting and not request.qos):
         return request.qos or (fitting[0] if fitting else ""), ""
     limits = ", ".join(f"{one.name} ({shortest(one.max_hours)} h, {one.max_gpus or '∞'} GPU)" for one in machine.qos)
@@ -311,7 +319,7 @@ def chosen(config: RunConfig, name: str | None, request: JobRequest) -> Machine:
 
     def takes(one: str) -> bool:
         try:
-            return not allocate(named(one), config, request)[1]
+            return not allocate(named(one), config, request)[1]  # [1]: the refusals
         except LabError:
             return False
 

@@ -55,6 +55,7 @@ def configurations(names: Sequence[str] | None = None, **fields: Any) -> tuple[d
     """
     asked: dict[str, RunConfig] = {}
     refused: dict[str, str] = {}
+    # First without the library: a field that is illegal for all raises once and is not a refusal of each.
     RunConfig.of(**{name: value for name, value in fields.items() if name not in ("engine", "zero")})
     for name in names or tuple(LIBRARIES):
         library(name)
@@ -64,6 +65,8 @@ def configurations(names: Sequence[str] | None = None, **fields: Any) -> tuple[d
                 raise LabError(misfit)
             asked[name] = RunConfig.of(**{**fields, "library": name})
         except LabError as error:
+            # The table lists libraries: the advice to take none at the sentence's end is dropped, its full stop is
+            # kept.
             refused[name] = str(error).removesuffix(or_none()) + "." * str(error).endswith(or_none())
     if not asked:
         raise LabError(next(iter(refused.values())))
@@ -169,6 +172,7 @@ def gpu_name(title: str, memory_bytes: int) -> str:
     words = title.lower().replace("-", " ").split()
     for name in GPUS:
         family, _, size = name.partition("-")
+        # Names are rounded: 80 stands for 80 GiB, which are 85.9e9 bytes.
         if family in words and (not size or abs(float(size) - gigabytes) < 0.15 * float(size)):
             return name
     return "cpu"
@@ -223,11 +227,13 @@ def _gpu_rank(rank: int, number: int, folder: str, pace: dict[str, Any]) -> None
     import torch.distributed as dist
 
     torch.cuda.set_device(rank)
+    # The ranks meet through a file, which needs no free port.
     store = dist.FileStore(str(Path(folder) / "store"), number)  # type: ignore[attr-defined]
     dist.init_process_group("nccl", store=store, rank=rank, world_size=number)
     found = [list(part) for part in measure_rank(**pace)]
     if rank == 0:
         (Path(folder) / "answer.json").write_text(json.dumps(found), encoding="utf-8")
+    # Who: all ranks. What: a barrier, as no rank may leave while another still measures. How much: a few bytes.
     dist.barrier()
     dist.destroy_process_group()
 
@@ -256,6 +262,7 @@ def calibrated(
     path = path or default_path()
     try:
         found = read_measured(path)
+        # A calibration of a GPU says nothing of the cores on which these ranks will run.
         if not fresh and found.gpu == "cpu" and {*ranks} <= {one.ranks for one in found.setups}:
             if wanted(None):
                 print(_reused(found), file=sys.stderr)
@@ -342,17 +349,20 @@ def _turns(configs: Sequence[RunConfig], rounds: int) -> Callable[[int, int], li
         made: list[tuple[Any, Any, int]] = []
         for config in configs:
             engine = base.build(config, loop.build_model(config), torch.device("cpu"))
+            # Each rank reads the samples of its place in data and context parallelism.
             batches = loop.open_batches(config, engine.axes.dp_rank, cp_rank=engine.axes.cp_rank)
             made.append((engine, batches, config.layout.micro_batches))
         times_s: list[list[float]] = [[] for _ in made]
         for number in range(rounds + WARM):
             order = range(len(made))
+            # Every second round the other way round: a drift of the machine's speed then favours no layout.
             for place in order if number % 2 else reversed(order):
                 engine, batches, micro_batches = made[place]
                 if ranks > 1:
                     # Who: all ranks. What: a barrier. How much: a few bytes.
                     dist.barrier()
                 start_s = time.perf_counter()
+                # One step: forward and backward of all micro-batches, then the update.
                 loop.accumulate(engine, batches, micro_batches, None)
                 engine.update()
                 took = torch.tensor(time.perf_counter() - start_s, dtype=torch.float64)

@@ -285,6 +285,7 @@ class PostMortem:
     def asked_bytes(self) -> int:
         """Bytes that were asked for at once when memory ran out, as torch's message says; 0 where it does not."""
         found = _ASKED.search(self.record.reason)
+        # `2.00 GiB` is 2.00 × 1024³; plain bytes have no prefix: 1024⁰.
         return int(float(found[1]) * 1024 ** ("", "K", "M", "G", "T").index(found[2] or "")) if found else 0
 
     @property
@@ -294,6 +295,7 @@ class PostMortem:
 
     def fits(self, lever: Lever) -> bool | None:
         """Return whether the run would fit with one lever alone; None where the limit is not known."""
+        # Where the peak does not explain the failure, saving some of it proves nothing.
         return lever.taken_bytes <= (self.limit_bytes or 0) if self.limit_explains else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -345,6 +347,7 @@ def post_mortem(run: RunFolder) -> PostMortem:
         )
     gpu = gpu_of(record)
     limit = limit_of(record)
+    # Without a breakdown at the peak a footprint does not tell what filled the memory.
     told = [footprint for footprint in record.footprints if footprint.memory.at_peak_bytes]
     if told:
         fullest = max(told, key=lambda footprint: footprint.memory.peak_bytes or 0)
@@ -372,6 +375,7 @@ def post_mortem(run: RunFolder) -> PostMortem:
         with executing_no_file():
             return replace(found, levers=_cheapest(found, gpu))
     except LabError as error:  # what was measured is told all the same
+        # Nothing was measured, and nothing can be predicted: there is nothing to show.
         if not told:
             raise
         return replace(found, no_levers=str(error))
@@ -403,6 +407,7 @@ def _levers_of(record: RunRecord, gpu: Device | None) -> Iterator[Lever]:
         if told.name in _IN_SCRIPT:
             english, french, _ = _IN_SCRIPT[told.name]
             change = say(en=english, fr=french)
+            # 0: none of them moves bytes to the host.
             yield Lever(told.name, change, record.config, told.taken_bytes, told.saved_bytes, 0, runnable=True)
 
 
@@ -411,6 +416,7 @@ def _cheapest(diagnosis: PostMortem, gpu: Device | None) -> tuple[Lever, ...]:
     helping = [
         lever
         for lever in _levers_of(diagnosis.record, gpu)
+        # Saved + taken: what is taken without the lever.
         if lever.saved_bytes >= WORTH * (lever.saved_bytes + lever.taken_bytes)
         # Without a GPU the memory of the device is the host's: there is nowhere to move to.
         and (gpu is not None or not lever.name.startswith("offload"))
@@ -419,6 +425,7 @@ def _cheapest(diagnosis: PostMortem, gpu: Device | None) -> tuple[Lever, ...]:
     def price(lever: Lever) -> tuple[bool, bool, int]:
         known = lever.name in CHEAPEST_FIRST
         place = CHEAPEST_FIRST.index(lever.name) if known else len(CHEAPEST_FIRST)
+        # False sorts before True.
         return not lever.runnable, diagnosis.fits(lever) is False, place
 
     return tuple(sorted(helping, key=price)[:LEVERS_SHOWN])

@@ -54,6 +54,7 @@ def _interruptions() -> Iterator[Callable[[], bool]]:
         noted.append(number)
         signal.default_int_handler(number, frame)
 
+    # Python runs signal handlers in the main thread only, and another handler than Python's is the user's own.
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield lambda: False
@@ -210,6 +211,7 @@ class Run(RunFolder, Tabular):
                 fr=f"l’exécution {self.run_id} est déjà terminée ({state}) : il n’y a rien à annuler.",
             )
         try:
+            # `supervisor.Stop` polls for this file.
             (self.folder / CANCEL).touch()
         except OSError as error:
             raise LabError(f"the run {self.run_id} cannot be cancelled: {error.strerror}.") from None
@@ -218,6 +220,7 @@ class Run(RunFolder, Tabular):
             cancel(job)
         owner = read_owner(self.folder)
         if job is None and owner is not None and owner.is_stopped(self.folder):
+            # A stopped launcher polls nothing; once continued it finds the request.
             os.kill(owner.pid, signal.SIGCONT)
             return say(
                 en=f"the run {self.run_id} is asked to stop; its launcher had been stopped by a signal (SIGSTOP) and "
@@ -349,6 +352,7 @@ def find(run_id: str, root: str | os.PathLike[str] | None = None) -> Run:
     names = run_ids(base)
     if os.sep in run_id and Path(run_id).expanduser().resolve().parent == base.resolve():
         run_id = Path(run_id).name
+    # A name in full, even where others begin with it.
     matching = [run_id] if run_id in names else [name for name in names if run_id and name.startswith(run_id)]
     if len(matching) == 1:
         return Run(run_folder(base, matching[0]))
@@ -358,6 +362,7 @@ def find(run_id: str, root: str | os.PathLike[str] | None = None) -> Run:
             en=f"{run_id!r} begins the names of {len(matching)} runs: {some}; give more of it.",
             fr=f"{len(matching)} exécutions ont un nom qui commence par {run_id!r} : {some} ; donnez-en davantage.",
         )
+    # Without any that is near, the newest.
     close = difflib.get_close_matches(run_id, names, n=3, cutoff=0.3) or names[:3]
     near = ", ".join(close)
     if close:
@@ -385,6 +390,7 @@ def cancel_lost(run_id: str) -> str | None:
     found: dict[str, int] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
+            # Descriptor 1 of a launcher is its log; the kernel keeps its path up to date when the folder is moved.
             log = _LAUNCHER_LOG.search(str(Path(f"/proc/{process.pid}/fd/1").readlink()))
             if log and run_id and log[1].startswith(run_id) and os.getsid(process.pid) == process.pid:
                 found[log[1]] = process.pid
@@ -392,6 +398,7 @@ def cancel_lost(run_id: str) -> str | None:
         return None
     ((name, pid),) = found.items()
     os.kill(pid, signal.SIGTERM)
+    # A launcher that is stopped handles SIGTERM only once it goes on.
     os.kill(pid, signal.SIGCONT)
     return say(
         en=f"the folder of the run {name} was moved or removed; its processes are asked to stop.",

@@ -58,6 +58,7 @@ class EventTail:
             data = file.read(_MOST_BYTES)
         # A full piece without the end of a line is none of our events: it is skipped.
         whole = data[: data.rfind(b"\n") + 1] or data[: len(data) // _MOST_BYTES * _MOST_BYTES]
+        # An incomplete last line is read again by the next call.
         self._offset += len(whole)
         return parse_events(whole)
 
@@ -309,6 +310,7 @@ def _curve_svg(losses: Sequence[float]) -> str:
     height, width = _HEIGHT - 2 * _BOTTOM, _WIDTH - _LEFT - 10
 
     def place(step: int, loss: float) -> str:
+        # Pixels, counted from the top: the lowest loss lies at the bottom.
         across = step / (len(losses) - 1)
         up = (loss - low) / (high - low) if high > low else 0.5
         return f"{_LEFT + across * width:.1f},{_BOTTOM + (1 - up) * height:.1f}"
@@ -336,6 +338,7 @@ def _curve_svg(losses: Sequence[float]) -> str:
 def _thinned(losses: Sequence[float]) -> list[tuple[int, float]]:
     """Choose at most `CURVE_POINTS` steps, the first and the last among them."""
     stride = max(1, math.ceil(len(losses) / CURVE_POINTS))
+    # Every stride-th step, and the last one in any case.
     steps = [*range(0, len(losses) - 1, stride), len(losses) - 1]
     return [(step, losses[step]) for step in steps]
 
@@ -351,6 +354,7 @@ def peaks_of(view: RunView) -> Table | None:
             en=f" (limit {format_bytes(view.limit_bytes)}, {view.limit_of})",
             fr=f" (limite {format_bytes(view.limit_bytes)}, {view.limit_of})",
         )
+    # The longest bar is the limit, or the largest peak where that exceeds it.
     scale = max(1, view.limit_bytes or 0, *(peak for _, peak in view.peaks_bytes))
     shown = sorted(sorted(view.peaks_bytes, key=lambda pair: (-pair[1], pair[0]))[:RANKS_SHOWN])
     unshown = len(view.peaks_bytes) - len(shown)
@@ -361,6 +365,7 @@ def peaks_of(view: RunView) -> Table | None:
         tuple((say(en=f"rank {rank}", fr=f"rang {rank}"), _peak_words(view, peak)) for rank, peak in shown),
         title,
         shares=tuple(peak / scale for _, peak in shown),
+        # Hatched above 90 % of the limit: seen without colours too.
         colors=tuple(near if view.limit_bytes and peak > 0.9 * view.limit_bytes else SKY for _, peak in shown),
         notes=(more,) if unshown else (),
     )
@@ -385,6 +390,7 @@ def _sparks(losses: Sequence[float]) -> str:
 
 
 STEPS_TIMED = 20
+# As squeue writes the time left: [days-][hours:]minutes:seconds.
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
@@ -420,6 +426,7 @@ class Tracker:
         left = (config.asked_steps or 0) - len(losses)
         job = read_job(self._run.folder)
         halted = self._halts.look(step_s) if state == "running" else ""
+        # No end is estimated while it starts up or stands still.
         going = state == "running" and not halted and not self._warming_up
         return RunView(
             run_id=self._run.run_id,
@@ -442,6 +449,7 @@ class Tracker:
         name, step, loss, step_s = event["event"], event.get("step"), event.get("loss"), event.get("step_s")
         if name == "step" and type(step) is int and type(loss) is float and math.isfinite(loss):
             self._losses[step] = loss
+            # Of rank 0 only: in every step the ranks wait for one another.
             if rank == 0 and isinstance(step_s, float) and step_s > 0:
                 if self._step_s and self._warming_up:  # the first step also loads and compiles: it tells no rate
                     self._step_s.clear()
@@ -457,6 +465,7 @@ class Tracker:
                 self._peaks[rank] = max(taken, self._peaks.get(rank, 0))
         elif name in ("start", "device") and rank == 0:
             self._starts.setdefault(0, []).append(event)
+            # The limit is that of the machine of this attempt: it is looked up anew.
             self._limit = None
             if name == "start":  # a resumed run: the time of its steps may be another
                 self._step_s.clear()
@@ -473,6 +482,7 @@ class Tracker:
         if self._limit is None and self._starts and self._peaks:
             from dlojz.compare import limit_of
 
+            # Of a run that goes on: a record made of its first events alone knows the machine.
             so_far = record or assemble(self._run.run_id, self._run.config, self._starts, Ending("cancelled"), 0.0)
             self._limit = limit_of(so_far)
         return self._limit
@@ -582,6 +592,7 @@ class RunWatch:
         return shown + (f'<p role="status"><b>{safe(self._problem)}</b></p>' if self._problem else "")
 
     def _looked(self) -> RunView | None:
+        # The widget's thread and a cell may ask at once; each event is read only once.
         with self._one_at_a_time:
             try:
                 self._view, self._problem = self._tracker.look(), ""
@@ -592,6 +603,7 @@ class RunWatch:
     def _follow(self) -> None:
         while not self._over.is_set():
             shown = self.html()
+            # Only a change is sent to the browser.
             if self.widget is not None and self.widget.value != shown:
                 self.widget.value = shown
             if self._view is not None and is_final(self._view.state) and not self._problem:
@@ -602,11 +614,13 @@ class RunWatch:
     def _settle(self) -> None:
         """Replace every widget that was shown by static HTML."""
         with self._placing:
+            # What is displayed from now on is static at once; the lock lets no display slip in between.
             self._at_end = True
             for place in self._places:
                 _display(self._repr_mimebundle_(), place, update=True)
 
     def _closed(self, change: Any) -> None:
+        # No view shows the widget any more.
         if change["new"] is None:
             self.stop()
 

@@ -70,6 +70,7 @@ def loads_of(events: Mapping[int, Sequence[Event]]) -> tuple[ExpertLoad, ...]:
         for event in events_of_rank:
             for load in _loads(event) if event["event"] == "experts" else ():
                 told[load.step, load.layer][rank] = load
+    # Only ranks with experts write loads: a pipeline stage without any is not waited for.
     ranks = {rank for of_rank in told.values() for rank in of_rank}
     whole = [_sum(list(of_rank.values())) for of_rank in told.values() if set(of_rank) == ranks]
     return tuple(sorted((load for load in whole if load is not None), key=lambda load: load.step))
@@ -94,6 +95,7 @@ def _sum(loads: list[ExpertLoad]) -> ExpertLoad | None:
     return ExpertLoad(
         step=first.step,
         layer=first.layer,
+        # (ranks, experts) → (experts,): tokens add up, as does the capacity; the dropped share is a mean.
         tokens=tuple(sum(of_expert) for of_expert in zip(*(load.tokens for load in loads), strict=True)),
         capacity=sum(load.capacity for load in loads),
         dropped=sum(load.dropped for load in loads) / len(loads),
@@ -281,6 +283,7 @@ def job_state(
         owner: who submits it; as long as that process lives, a job just sent that has no number is about to get one.
         events: of every rank that has written any.
     """
+    # Of a job that the scheduler does not tell about: a rank that wrote anything has run.
     believed: Literal["queued", "running"] = "running" if any(events.values()) else "queued"
     if not job.job_id and owner is not None and owner.is_alive(folder) and _just_sent(job):
         return "queued"
@@ -291,6 +294,7 @@ def job_state(
     completed = len(ends) == world_size and all(end is not None and end[0] == "completed" for end in ends)
     if view.standing != "ended" and not completed:
         return "queued" if view.standing == "pending" else believed
+    # Files of other nodes may arrive late: until the folder is quiet the end is not settled.
     if quiet_s(folder) < QUIET_S and not _never_ran(view, events):
         return believed
     return JobEnd(
@@ -314,6 +318,7 @@ def _just_sent(job: Job) -> bool:
 
 def quiet_s(folder: Path) -> float:
     """Return the seconds since a rank, the launcher or the scheduler last wrote into the folder of a run."""
+    # Folders too: a new file changes the time of its folder.
     written = [folder / "events", folder / "logs", *(folder / "events").glob("*.jsonl"), *(folder / "logs").glob("*")]
     times = []
     for path in written:
@@ -372,6 +377,7 @@ def read_all_events(folder: Path) -> Events:
     for rank, events in started.items():
         # The process that has started them is no rank where it trains nothing: its first child takes its place.
         place = rank if not finished_steps(found.get(rank, ())) else max(found) + 1
+        # The rank's own start and end frame what its child has measured.
         found[place] = [*_starts(found.get(place, ())), *events, *_ends(found.get(place, ()))]
     return dict(sorted(found.items()))
 
@@ -407,6 +413,7 @@ def evidence_of(
         log_tails={rank: read_tail(folder / LOGS / f"rank-{rank}.log", 8192) for rank in range(world_size)},
         disk_problem=disk_problem(folder),
         script=config.script.name if config.script else "",
+        # -1 sorts before every rank: a process that failed before it trained is the cause.
         children=_children_ends({-1: _untrained_children(folder), **events}),
         untrained=_untrained(events),
         **known,
@@ -448,6 +455,7 @@ _TRIED_BYTES = 64 * 1024
 def disk_problem(folder: Path) -> str:
     """Return why a run's folder takes no more data, of a full disk or quota; empty where it does or is not known."""
     try:
+        # Written through to the disk: a network file system reports a full quota no sooner.
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(bytes(_TRIED_BYTES))
             os.fsync(file.fileno())
@@ -505,6 +513,7 @@ def _standing(folder: Path) -> Literal["queued", "running", "gone"] | JobEnd:
         return job_state(folder, job, owner, read_all_events(folder), read_config(folder).layout.world_size)
     if owner is None or not owner.is_alive(folder) or _unheard(folder, owner):
         return "gone"
+    # A rank that has written anything is running; until then the run only starts.
     told = any(file.stat().st_size for file in (folder / EVENTS).glob("rank-*.jsonl"))
     return "running" if told else "queued"
 
@@ -540,6 +549,7 @@ def rebuild(folder: Path, damage: str = "", job: JobEnd | None = None) -> RunRec
     with contextlib.suppress(OSError):
         told = read_events(folder / EVENTS / LAUNCHER_EVENTS)
     known = end_of(told) or (_logged_end(folder) if job is None else None)
+    # It was asked to stop and is gone: cancelled. Of a job, the scheduler tells.
     asked: Literal["cancelled"] | None = "cancelled" if job is None and (folder / CANCEL).exists() else None
     ending = (
         Ending(*known)
@@ -568,6 +578,7 @@ def _logged_end(folder: Path) -> tuple[Status, str] | None:
     lines = read_tail(folder / LOGS / "launcher.log", _LOG_BYTES).splitlines()
     ends = [found for line in lines if (found := _LOGGED_END.search(line))]
     problems = [found for line in lines if (found := _NOT_RECORDED.search(line))]
+    # The log counts only where it says that no record could be written.
     if not ends or not problems:
         return None
     status = next(one for one in STATUSES if one == ends[-1][1])
@@ -630,6 +641,7 @@ def _attempts(events: Sequence[Event]) -> list[tuple[float, float]]:
     found = []
     for first, following in pairwise([*starts, len(events)]):
         begun_s, *later = [_moment_s(event) for event in events[first:following]]
+        # With nothing but a start, it ended there; with events that tell no time, the end is not known.
         ended_s = next((moment_s for moment_s in reversed(later) if moment_s is not None), None if later else begun_s)
         if begun_s is not None and ended_s is not None and 0 <= ended_s - begun_s < _LONGEST_S:
             found.append((begun_s, ended_s))
@@ -640,6 +652,7 @@ def attempts_of(events: Mapping[int, Sequence[Event]]) -> list[tuple[float, floa
     """List begin and end of a run's attempts (Unix times), in order: its ranks', joined where they overlap."""
     merged: list[tuple[float, float]] = []
     for begun_s, ended_s in sorted(attempt for of_rank in events.values() for attempt in _attempts(of_rank)):
+        # Ranks of one attempt overlap; attempts follow each other.
         if merged and begun_s <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], ended_s))
         else:
@@ -660,10 +673,12 @@ def _told_length(events: Events, told: Sequence[Event]) -> tuple[float | None, f
     """
     attempts, end = attempts_of(events), _event(told, "end")
     measured_s, moment_s = end.get("elapsed_s"), _moment_s(end)
+    # The launcher has measured it by a monotonic clock, which nobody sets.
     if type(measured_s) is float and 0 <= measured_s <= MOST:
         return measured_s, moment_s
     if not attempts:
         return None, moment_s
+    # The launcher wrote last, after the ranks.
     if moment_s is not None and 0 <= moment_s - attempts[-1][1] < _LONGEST_S:
         attempts[-1] = (attempts[-1][0], moment_s)
     return lasted_s(attempts), attempts[-1][1]

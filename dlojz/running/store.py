@@ -135,12 +135,14 @@ def run_ids(root: Path, containing: str = "") -> list[str]:
             en=f"the runs in {root} cannot be read: {error.strerror}.",
             fr=f"les exécutions de {root} ne peuvent pas être lues : {error.strerror}.",
         ) from None
+    # Newest first: by the second in the name; within a second, by when config.json was written.
     return sorted(found, key=lambda name: (name[:15], _born_ns(root / name), name), reverse=True)
 
 
 def _looks_like_run(entry: Path) -> bool:
     if _RUN_ID.fullmatch(entry.name):
         return True
+    # Under another name it is a run if it holds the files of one.
     return bool(_SAFE_NAME.fullmatch(entry.name)) and ((entry / CONFIG).is_file() or (entry / RECORD).is_file())
 
 
@@ -177,10 +179,12 @@ def claim(
     owner = this_process(worker_module, time_limit_s, datetime.now(UTC).isoformat(timespec="seconds"))
     try:
         root.mkdir(parents=True, exist_ok=True)
+        # Without a lock: a new folder has a name of its own in any case.
         if again:
             return _create(config, root, owner, policy), True
         locks = root / ".locks"
         locks.mkdir(exist_ok=True)
+        # One lock per configuration: different ones do not wait for each other.
         with FileLock(locks / f"{config.hash}.lock", timeout=_LOCK_S):
             cut_off: Path | None = None
             for folder, state in runs_of(config, root, worker_module):
@@ -217,6 +221,7 @@ def runs_of(config: RunConfig, root: Path, worker_module: str) -> Iterator[tuple
     for run_id in run_ids(root, config.hash):
         folder = root / run_id
         owner = read_owner(folder)
+        # A replay names another worker and is no measurement of this configuration.
         if owner is not None and owner.worker_module != worker_module:
             continue
         try:
@@ -239,6 +244,7 @@ def _reopen(folder: Path, owner: Owner, policy: CheckpointPolicy | None) -> None
     owner.write(folder)
     faultpoint("store.reopen:2")
     for name in _OF_AN_ATTEMPT:
+        # LOGS has been moved away; the next attempt needs the folder before RECORD goes, which makes it queued.
         if name == RECORD:
             (folder / LOGS).mkdir(exist_ok=True)
             faultpoint("store.reopen:3")
@@ -249,6 +255,7 @@ def _reopen(folder: Path, owner: Owner, policy: CheckpointPolicy | None) -> None
 
 def _create(config: RunConfig, root: Path, owner: Owner, policy: CheckpointPolicy | None) -> Path:
     now = datetime.now(UTC)
+    # Hidden: a name that begins with a dot is in no listing.
     draft = root / f".new-{uuid.uuid4().hex}"
     draft.mkdir()
     faultpoint("store.create:1")
@@ -261,6 +268,7 @@ def _create(config: RunConfig, root: Path, owner: Owner, policy: CheckpointPolic
             policy.write(draft)
         faultpoint("store.create:2")
         while True:
+            # Four hexadecimal digits tell runs of the same second and configuration apart.
             folder = root / f"{now:%Y%m%d-%H%M%S}-{config.hash}-{secrets.token_hex(2)}"
             try:
                 # A folder with files is never replaced: a name that was taken in the meantime is refused.
@@ -308,6 +316,7 @@ def _field(word: str) -> tuple[str, Any]:
     name, sign, value = word.partition("=")
     if not sign:
         raise LabError(f"{word[:100]!r} is no field: write NAME=VALUE, as in dp=4.")
+    # `dp=4` is a number; `model=gpt_tiny` is no JSON and stays a text.
     try:
         return name, json.loads(value)
     except (ValueError, RecursionError):

@@ -109,8 +109,10 @@ def prepare(
     share = max(1, cores // processes)
     given = environment.get("OMP_NUM_THREADS", "")
     environment["OMP_NUM_THREADS"] = str(min(share, int(given)) if given.isdecimal() and int(given) else 1)
+    # Entries of torch's flight recorder, which `worker.last_calls` reads; without it the recorder may be off.
     environment["TORCH_FR_BUFFER_SIZE"] = "20000"
     environment["PYTHONUNBUFFERED"] = "1"
+    # A crash in compiled code then prints the Python stack.
     environment["PYTHONFAULTHANDLER"] = "1"
     environment[PARENT_VARIABLE] = str(os.getpid())
     if device == "cpu":
@@ -148,6 +150,7 @@ def run_ranks(folder: Path, config: RunConfig, worker_module: str, stop: Callabl
     forked = cpu and sys.platform.startswith("linux") and python is None
     if forked and worker_module == DEFAULT_WORKER:
         load(config, stop)
+    # The file of a former attempt would let the ranks meet processes that are gone.
     (folder / _STORE).unlink(missing_ok=True)
     gc.freeze()  # the ranks collect their own garbage only, and do not copy unchanged pages
     pids: dict[int, int] = {}
@@ -216,9 +219,11 @@ def _run_script(
             break
         if script.command:
             identity = ProcessIdentity(str(folder), None, 1, origin_s, script.command[0])
+            # The command itself writes no events: its start is noted for it.
             append_event(folder / EVENTS / "rank-0.jsonl", "start", **start_of(0, 1), pid=os.getpid())
             become = partial(_become_launcher, folder, script, identity.put_with_hook(plain))
         else:
+            # A single process counts from here; several compare their clocks instead.
             identity = ProcessIdentity(str(folder), rank, processes, None if processes > 1 else origin_s)
             launched = as_torchrun(rank, processes, port, folder.name, plain) if script.launched else {}
             environment = {**plain, **launched}
@@ -247,12 +252,13 @@ def _nothing_trained(script: Script) -> str:
 def _become_script(folder: Path, worker_module: str, rank: int, environment: Mapping[str, str]) -> NoReturn:
     """Become a process of the script, in the child."""
     try:
+        # A session and process group per rank: `watch` sends SIGINT to the whole group.
         os.setsid()
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         # -P: a student's random.py in the current folder must not shadow the standard library's.
         words = [sys.executable, "-P", "-m", rank_process.__name__, str(folder), worker_module, str(rank)]
         os.execve(sys.executable, words, {**environment, PARENT_VARIABLE: str(os.getppid())})
-    finally:
+    finally:  # only where execve failed: the child must not run on in the parent's code
         os._exit(1)
 
 
@@ -320,7 +326,7 @@ def watch(
             SIGTERM after `INTERRUPT_GRACE_S` seconds: a script may save what it has.
     """
     left, codes = dict(pids), dict[int, int]()
-    stopped, asked_s, term_s, killed = False, 0.0, 0.0, False
+    stopped, asked_s, term_s, killed = False, 0.0, 0.0, False  # the moments of SIGINT and SIGTERM; 0.0 before
     grace_s = INTERRUPT_GRACE_S if asks_first else 0
     while left:
         for rank, pid in list(left.items()):
@@ -339,6 +345,7 @@ def watch(
                 for pid in left.values():
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(pid, signal.SIGINT)
+            # A rank has failed, or its time after SIGINT is over (0 s where no SIGINT is sent).
             elif (codes and not asked_s) or (stopped and time.monotonic() - asked_s >= grace_s):
                 term_s = time.monotonic()
                 _send(left, signal.SIGTERM)
@@ -381,6 +388,7 @@ class Stop:
         """Return where the folder of the run is now, if that is known; else where it was."""
         try:
             moved = Path(f"/proc/self/fd/{self._opened}").readlink()
+            # Of a removed folder /proc says `… (deleted)`: nothing is found there.
             return moved if os.path.samestat(moved.stat(), os.fstat(self._opened)) else self._folder
         except OSError:
             return self._folder
@@ -434,6 +442,7 @@ def supervise(folder: Path) -> Ending:
     stop.limit(owner.time_limit_s)
     config = read_config(folder)
     (folder / EVENTS / LAUNCHER_EVENTS).touch()
+    # Compared with the counter afterwards: has the kernel killed for lack of memory meanwhile?
     kills_before = oom_kills()
     earlier_s = lasted_s(attempts_of(read_all_events(folder))) or 0.0  # of a run that goes on from a checkpoint
     known = _drive(folder, config, owner, stop)
@@ -469,6 +478,7 @@ def _drive(folder: Path, config: RunConfig, owner: Owner, stop: Stop) -> dict[st
         _log.exception("the launcher failed")
         problem = last_line(visible(f"{type(error).__name__}: {error}"))
     finally:
+        # A signal from here on must not cut the cleaning up short.
         _on_signals(signal.SIG_IGN)
         kill_descendants()
     return {

@@ -72,6 +72,7 @@ def last_calls() -> Calls:
 
 def _described(entry: dict[str, Any]) -> tuple[str, str, str]:
     """Describe an entry by operation, type and shape: `all_reduce`, `Float`, `[10]`."""
+    # `gloo:all_reduce` or `nccl:all_reduce`.
     operation = str(entry["profiling_name"]).rpartition(":")[2]
     types = ",".join(map(str, entry["input_dtypes"]))
     shapes = ",".join("[" + ",".join(map(str, size)) + "]" for size in entry["input_sizes"])
@@ -163,6 +164,7 @@ def script_main(folder: Path, identity: ProcessIdentity, script: Script | None =
 
     on_failure = partial(log_last_calls, events) if events else lambda: None
     code = run_script(config, identity, events, is_supervised, on_failure)
+    # Exit handlers are still to run; the last of them, `_die_interrupted`, ends the process.
     if code == _INTERRUPTED:
         _interrupted.append(code)
     sys.exit(code)
@@ -189,6 +191,7 @@ def _identity_of(folder: Path) -> ProcessIdentity | None:
     if script is None:
         return None
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    # As `python train.py` sees it, which has no variables of a rank.
     if not script.launched:
         for name in OF_RANKS:
             os.environ.pop(name, None)
@@ -228,11 +231,13 @@ def main(folder: Path) -> int:
         status = "oom" if is_out_of_memory(error) else "failed"
         lines = str(error).strip().splitlines() or [""]
         reason = f"rank {rank}: {type(error).__name__}: {lines[0][:500]}"
+        # A lack of memory is explained by its message; a failure needs its traceback in the log.
         if status == "failed":
             import traceback
 
             traceback.print_exception(error)
     finally:
+        # Neither a second SIGTERM nor the warning before the time limit may cut the last events short.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         if status in ("failed", "cancelled"):

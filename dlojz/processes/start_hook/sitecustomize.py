@@ -38,10 +38,12 @@ def _script_of(words: list[str]) -> tuple[list[str], list[str]] | None:
         if not word.startswith("-"):
             return words[1:number], ["", *words[number:]]
         if word.startswith("--"):
+            # The only long option whose value is the next word.
             number += 2 if word == "--check-hash-based-pycs" else 1
             continue
         if word == "-":
             return None
+        # Short options may stand together, as in `-um`.
         for place, letter in enumerate(word[1:], start=1):
             if letter == "c":
                 return None
@@ -49,6 +51,7 @@ def _script_of(words: list[str]) -> tuple[list[str], list[str]] | None:
                 module = [word[place + 1 :]] if word[place + 1 :] else []
                 options = words[1:number] + (["-" + word[1:place]] if place > 1 else [])
                 return options, ["-m", *module, *words[number + 1 :]]
+            # Their value is what remains of the word, else the next word.
             if letter in "WX":
                 number += not word[place + 1 :]
                 break
@@ -63,9 +66,11 @@ def _is_watched(words: list[str], command: str) -> bool:
         return bool(package) and package not in TOOLS and package not in sys.stdlib_module_names
     path = os.path.abspath(words[1])
     if path.endswith(".py") or os.path.isdir(path):
+        # A program installed with Python is a tool.
         libraries = tuple({os.path.join(prefix, "lib") + os.sep for prefix in (sys.prefix, sys.base_prefix)})
         return not os.path.realpath(path).startswith(libraries)
     name = os.path.basename(path)
+    # One without .py is watched only where the run was asked for by its name.
     return name == os.path.basename(command) and name not in LAUNCHERS
 
 
@@ -76,6 +81,7 @@ def _begin() -> None:
 
     known = json.loads(os.environ[VARIABLE])
     found = _script_of(sys.orig_argv)
+    # The watch was installed for that version.
     if found is None or list(sys.version_info[:2]) != known["python"]:
         return
     options, words = found

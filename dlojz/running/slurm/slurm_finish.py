@@ -47,6 +47,7 @@ def exits_of(folder: Path, start: str) -> dict[int, int]:
             if event["event"] == "exit" and event.get("start") == start and event.get("code"):
                 found[int(event["rank"])] = (int(event["code"]), float(event.get("time_s", 0)))
     first = min((time_s for _, time_s in found.values()), default=0.0)
+    # What ends 5 s or more after the first failure follows from it.
     return {rank: code for rank, (code, time_s) in found.items() if time_s - first < _SAME_MOMENT_S}
 
 
@@ -81,7 +82,9 @@ def finish(folder: Path, code: int, *, stopped: bool = False, ran_s: float = 0.0
     exits = exits_of(folder, start)
     known: dict[str, Any] = {
         "stopped_by": cause_of(folder, code, stopped=stopped, ran_s=ran_s, limit_s=limit_s, log=log),
+        # Where a whole task was killed, nobody was left to write an exit code.
         "exit_codes": exits or _whole_tasks_killed(code, told, world_size),
+        # Without such a line nothing is known: the kernel's message may be on another node.
         "kernel_oom": True if JOB_OOM.search(log) else None,
         "memory_of": f"the SLURM job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else "the job",
         "time_limit_s": limit_s,

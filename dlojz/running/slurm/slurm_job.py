@@ -99,6 +99,7 @@ def array_script(
 def _directives(machine: Machine, asked: NodeRequest, name: str, folder: Path, log: str) -> list[str]:
     if not _JOB_NAME.fullmatch(name):
         raise LabError(f"{name[:100]!r} is no name of a job: it is made of letters, digits, '-', '_' and '.'.")
+    # GiB: of whole nodes, or the share of the GPUs asked for where nodes are shared.
     memory = machine.memory_gib_per_node
     if memory is not None and not machine.exclusive:
         memory = max(1, memory * asked.ranks_per_node // machine.gpus_per_node)
@@ -108,6 +109,7 @@ def _directives(machine: Machine, asked: NodeRequest, name: str, folder: Path, l
         "comment": name,
         "chdir": _in_directive(folder),
         "output": log,
+        # A requeued job goes on in the same log.
         "open-mode": "append",
         "partition": machine.partition,
         "constraint": machine.constraint,
@@ -192,6 +194,7 @@ def _run(asked: NodeRequest, config: RunConfig, worker_module: str, requeues: in
 
 def _word(word: str) -> str:
     """Quote a checked word of a machine file, but for a variable at its beginning."""
+    # `$WORK/x y` becomes `"$WORK"'/x y'`: the variable is expanded, what follows is quoted.
     found = _WORD_WITH_VARIABLE.fullmatch(word)
     return f'"{found[1]}"{shlex.quote(found[2]) if found[2] else ""}' if found else shlex.quote(word)
 
@@ -203,6 +206,7 @@ def _quoted(path: Path) -> str:
 def _in_directive(path: Path) -> str:
     """Quote a path for sbatch: between double quotes, so that it must hold neither these nor a backslash."""
     text = _printable(path)
+    # sbatch replaces `%j` and the like by itself.
     if '"' in text or "\\" in text or "%" in text:
         raise LabError(_refused(text))
     return text if re.fullmatch(r"[A-Za-z0-9._/@+-]+", text) else f'"{text}"'
@@ -297,6 +301,7 @@ def send(folder: Path, runs: Sequence[tuple[Path, Job]]) -> list[Job]:
     try:
         number = _sbatch(folder)
     except _UncertainError as error:
+        # It may have taken the job all the same.
         number = _number_by_name(runs[0][1]) or ""
         if not number:
             raise LabError(
@@ -366,6 +371,7 @@ def _number_by_name(job: Job) -> str | None:
         sent_s = 0.0
     since = datetime.fromtimestamp(sent_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     questions = (
+        # %F: the job's number, for an array that of the whole; %V: when it was submitted.
         ["squeue", "-h", "--states=all", f"--name={job.name}", "-o", "%F|%V"],
         ["sacct", "-n", "-X", "-P", f"--name={job.name}", f"--starttime={since}", "-o", "JobIDRaw,Submit"],
     )
@@ -383,6 +389,7 @@ def _answers(question: list[str]) -> list[tuple[int, float]]:
     for line in answer.out.splitlines() if answer.code == 0 else []:
         number, _, at = line.strip().partition("|")
         with contextlib.suppress(ValueError):
+            # In UTC, as `ENVIRONMENT` asks for.
             found.append((int(number), datetime.fromisoformat(f"{at}+00:00").timestamp()))
     return found
 

@@ -67,7 +67,9 @@ _STATES: dict[Standing, tuple[str, ...]] = {
         *("NODE_FAIL", "BOOT_FAIL", "DEADLINE", "PREEMPTED", "REVOKED"),
     ),
 }
+# 12, 12_3, 12_[3-5,9%2]; 12+1 is a part of a heterogeneous job, 12.batch a step.
 _NUMBER = re.compile(r"(\d{1,18})(?:\+\d+)?(?:_(\d{1,9}|\[[^\]]*\]))?(?:\.\S+)?")
+# First task, last task and step: 3, 3-5, 0-8:2.
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 _MOST_TASKS = 100_000
 
@@ -220,9 +222,11 @@ def parse_number(text: str) -> tuple[str, tuple[int, ...] | None, bool]:
         return job_id, (int(index),), False
     tasks: set[int] = set()
     more = False
+    # `%2` is how many may run at once, and no task.
     for part in index[1:-1].partition("%")[0].split(","):
         span = _RANGE.fullmatch(part.strip())
         if not span:
+            # So squeue shortens a list, where it does not heed SLURM_BITSTR_LEN.
             if part.strip() in ("...", "…"):
                 more = True
                 continue
@@ -288,10 +292,12 @@ class QueueCache(Contract):
     @property
     def wait_s(self) -> float:
         """Seconds to leave between two questions: 10, then 10, 20, 40 … 300 while there is no answer."""
+        # It doubles from the second failure on; the exponent is bounded, so that the power cannot overflow.
         return min(LONGEST_S, interval_s() * 2.0 ** min(10, max(0, self.failures - 1)))
 
     def answered(self, now_s: float, jobs: list[QueueLine]) -> QueueCache:
         """Update after an answer: what has ended is kept, what is queued again has not ended."""
+        # A job that is listed again was requeued: its former end counts no more.
         numbers = {job.number for job in jobs}
         kept = [job for job in self.endings if job.number not in numbers]
         kept += [job for job in jobs if job.standing == "ended"]
@@ -307,6 +313,7 @@ class QueueCache(Contract):
         """Return whether sacct may be asked about a job."""
         if 0 < self.no_accounting_until_s - now_s <= NO_ACCOUNTING_S:
             return False
+        # The bound 0: after a clock that was set back it may be asked.
         return not 0 <= now_s - self.accounted_s.get(number, -math.inf) < ACCOUNTING_AGAIN_S
 
     def accounted(self, now_s: float, number: str, found: list[QueueLine]) -> QueueCache:
@@ -349,6 +356,7 @@ def read_cache(path: Path) -> QueueCache:
         return QueueCache()
     with file:
         status = os.fstat(file.fileno())
+        # What another user wrote, or may write, is not believed.
         ours = status.st_uid == os.getuid() and not status.st_mode & 0o022
         with contextlib.suppress(LabError, OSError):
             if ours and status.st_size <= MAX_BYTES:
@@ -530,16 +538,20 @@ def view_of(job: Job, *, now_s: Callable[[], float] = time.time) -> JobView:
     """
     cached = _refreshed(now_s)
     listed = _the_line(cached.jobs, job)
+    # While there is no answer, a job that was listed may have changed; an end does not change.
     if listed is not None and (not cached.failures or listed.standing == "ended"):
         return _seen(listed, cached, now_s())
     ended = _the_line(cached.endings, job)
+    # The answer is late enough to know the job and lists it no more: it ended as was last told.
     if listed is None and ended is not None and _whole(cached, job):
         return _seen(ended, cached, now_s())
     if cached.failures or not _whole(cached, job):
         return _seen(listed, cached, now_s(), standing="unknown")
+    # The queue has forgotten it, or never knew it: the accounting may tell.
     told = _the_line(_accounting(job, cached, now_s), job) if job.job_id else None
     if told is not None:
         return _seen(told, cached, now_s())
+    # Nobody knows the job any more: it has ended, how is not known.
     return _seen(None, cached, now_s(), standing="ended")
 
 
@@ -598,6 +610,7 @@ def _accounting(job: Job, cached: QueueCache, now_s: Callable[[], float]) -> tup
         answer = ask(sacct_argv([job.number]))
         if answer.code == 0:
             return known.accounted(now_s(), job.number, parse_sacct(answer.out))
+        # No such program, or accounting is off: not asked again for a day.
         none = (answer.code is None and "did not answer" not in answer.err) or _NO_ACCOUNTING in answer.err
         return known.unaccounted(now_s(), for_good=none)
 
@@ -620,6 +633,7 @@ def _changed(wanted: Callable[[QueueCache], bool], change: Callable[[QueueCache]
         return cached
     # Another thread or process that is asking is waited for only where there is no answer yet.
     with alone(path, 0.0 if cached.asked_s else TIMEOUT_S + 1) as mine:
+        # Read again under the lock: whoever held it may just have asked.
         cached = read_cache(path)
         if mine and wanted(cached):
             cached = change(cached)
@@ -634,6 +648,7 @@ def _the_line(lines: Iterable[QueueLine], job: Job) -> QueueLine | None:
     else:
         same = [line for line in lines if job.name in (line.name, line.comment) and _is_ours(line, job)]
     own = [line for line in same if line.is_task(job.array_task)]
+    # A line that was cut short may stand for this task too.
     own = own or [line for line in same if job.array_task is not None and line.more_tasks]
     return max(own, key=lambda line: (line.standing != "ended", int(line.job_id)), default=None)
 
@@ -646,6 +661,7 @@ def _is_ours(line: QueueLine, job: Job) -> bool:
 def _whole(cached: QueueCache, job: Job) -> bool:
     """Return whether the last answer is late enough to know this job."""
     born = launched_utc(job.name)
+    # Where no submission is noted, the run's name tells when it was asked for.
     submitted_s = born.timestamp() if born and not job.submitted_utc else _seconds(job.submitted_utc)
     return bool(cached.asked_s) and cached.asked_s >= submitted_s + SETTLING_S
 
@@ -713,6 +729,7 @@ def _explain_limit(owner: str, kind: str, what: str) -> str:
     unit = what.partition("Per")[0].lower()  # WallDurationPerJob counts hours, not jobs
     counted = next((one for one in _messages()["counted"] if one["part"] in unit), None)
     counted = counted or {"en": "resources", "fr": "de ressources"}
+    # A limit per job, not a sum over jobs: that other jobs end helps nothing.
     if not shared and any(word in what for word in ("WallDuration", "PerJob", "PerNode", "MinutesPerJob")):
         return say(
             en=f"{en} does not give one job so many {counted['en']}: it waits for ever; cancel it and ask for less.",

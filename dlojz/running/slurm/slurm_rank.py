@@ -140,6 +140,7 @@ def keep(folder: Path, module: str) -> int:
     append_event(folder / EVENTS / f"task-{rank}.jsonl", "exit", **exited)
     if code == STOPPED_IN_TIME:
         _wait_for_peers(folder, start)
+    # A signal as a shell reports it: 128 + its number.
     return code if code >= 0 else 128 - code
 
 
@@ -175,6 +176,7 @@ def _wait(pid: int, request: Path | None) -> int:
 
 def _be_rank(folder: Path, module: str, rank: int, start: str, parent: int) -> NoReturn:
     """Find the other ranks, in the forked process, then become the worker."""
+    # The rank ends with this process: `die_with_parent` checks that it is still its parent.
     os.environ[PARENT_VARIABLE] = str(parent)
     try:
         die_with_parent()
