@@ -106,7 +106,7 @@ class Subject:
                 say(en="key-value heads", fr="têtes de clés et valeurs"): self.size.kv_heads,
                 say(en="hidden features of the MLP", fr="neurones cachés du MLP"): self.size.mlp_width,
             }
-        for what, number in split.items():
+        for what, number in split.items():  # all must divide: heads and widths are cut, never one head
             if number % tp:
                 return say(
                     en=f"tp={tp} does not divide the {number} {what}.", fr=f"tp={tp} ne divise pas {number} {what}."
@@ -126,6 +126,7 @@ def _catalogue_conflict(model: str, tp: int, _language: Language) -> str:
 
 def published() -> tuple[str, ...]:
     """Names of the published decoders that can be planned for."""
+    # Sizes come from the shipped tables; a table left out takes its names away.
     known = {row.row for name in {row.split("/")[0] for row in _ROWS.values()} for row in table(name)}
     return tuple(name for name, row in _ROWS.items() if row in known)
 
@@ -222,6 +223,7 @@ class Offer:
 
     def gradient_bytes(self, precision: Precision) -> int:
         """Bytes of an element of the accumulated gradients."""
+        # fp32 in any case where the products are in fp32 too.
         return 4 if precision in self.fp32_gradients or precision in ("fp32", "tf32") else 2
 
     def place(self, pipeline: bool) -> int:
