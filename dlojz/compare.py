@@ -366,6 +366,7 @@ def _titles(configs: list[RunConfig], run_ids: list[str]) -> list[str]:
     names = [config.script.name if config.script else config.layout.title for config in configs]
     titles = []
     for name, own, run_id in zip(names, flat, run_ids, strict=True):
+        # The run itself is among them.
         alike = [other for other, its in zip(flat, names, strict=True) if its == name]
         differing = [
             _words_of(str(value), [str(other[key]) for other in alike])
@@ -373,7 +374,7 @@ def _titles(configs: list[RunConfig], run_ids: list[str]) -> list[str]:
             # None is what the run itself chooses.
             else f"{key}={say(en='default', fr='défaut') if value is None else value}"
             for key, value in own.items()
-            if any(other.get(key) != value for other in alike)
+            if any(other.get(key) != value for other in alike)  # itself never differs
         ]
         # At most two fields, else the end of its name.
         told = ", ".join(differing[:2]) or (f"…{run_id[-4:]}" if len(alike) > 1 else "")
@@ -386,6 +387,7 @@ def _words_of(line: str, others: Sequence[str]) -> str:
     words, lines = shlex.split(line), [shlex.split(other) for other in others]
     if len({len(one) for one in lines}) > 1:  # words do not pair up
         return line or say(en="no arguments", fr="sans arguments")
+    # Of all command lines, word by word.
     differing = [number for number, of_all in enumerate(zip(*lines, strict=True)) if len(set(of_all)) > 1]
     # The option before a value, too.
     kept = {number - 1 for number in differing if number and words[number - 1].startswith("-")} | {*differing}
@@ -396,6 +398,7 @@ def _differences_of(config: RunConfig) -> dict[str, Any]:
     """List by name what may tell two runs of one title apart."""
     if config.script:
         return {"arguments": shlex.join(config.script.arguments)}
+    # The layout's fields stand by themselves, so that `layout` would tell nothing more.
     return {**config.to_dict(), **config.layout.to_dict(), "layout": None, "script": None}
 
 
@@ -412,6 +415,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
     alike = serial and record and _device(serial) == _device(record)
     serial_measured = serial.footprint() if serial and alike else None
     serial_rate = serial_measured.samples_per_s if serial_measured else None
+    # Ranks whose peak was not measured are left out.
     peaks = [peak for each in record.footprints if (peak := each.memory.peak_bytes) is not None] if record else []
     limit = limit_of(record) if record else None
     pipeline = _pipeline(record) if record else None
@@ -483,7 +487,7 @@ def _global_batch(config: RunConfig, record: RunRecord | None) -> int | None:
         return config.layout.global_batch
     measured = record.footprint() if record else None
     if measured is not None and measured.samples_per_s and measured.phases.step_s:
-        return round(measured.samples_per_s * measured.phases.step_s)
+        return round(measured.samples_per_s * measured.phases.step_s)  # samples/s × seconds of a step
     samples = record.step_samples if record else ()
     return statistics.median_low(samples) or None if samples else None  # no step was timed
 
@@ -614,7 +618,7 @@ def _unequal_ranks(record: RunRecord) -> tuple[int, ...]:
     predicted = communication_by_place(config)
     for counted in record.footprints:
         check_rank(config, counted.rank)
-        _, tp, pp = axes_of(config, counted.rank)
+        _, tp, pp = axes_of(config, counted.rank)  # where the rank stands on the axes
         traffic = Footprint(source="predicted", rank=counted.rank, communication=predicted[pp, tp])
         # False, not None: a pair that is not known is no difference.
         if any(pair.message_bytes.equal is False for pair in _compare_communication(traffic, counted)):
@@ -627,6 +631,7 @@ def _is_twin(other: RunRecord, config: RunConfig) -> bool:
     ours, theirs = config.layout, other.config.layout
     return (
         config.script is None
+        # Without parallelism of any kind.
         and (theirs.strategy, theirs.world_size, ours.world_size > 1) == ("single", 1, True)
         and theirs.global_batch == ours.global_batch
         and theirs.micro_batch == ours.micro_batch  # BatchNorm sees micro-batches
@@ -647,11 +652,12 @@ def _compare_communication(predicted: Footprint | None, measured: Footprint | No
             group=traffic.group,
             group_size=traffic.group_size,
             origin=traffic.origin,
+            # Of a script's own calls only the measured side is known.
             message_bytes=_pair(expected, measured, partial(_message_bytes, key=key)),
             count=_pair(expected, measured, partial(_calls, key=key)),
         )
         for key, traffic in of_key.items()
-        for expected in (predicted if traffic.origin == "wrapper" else None,)  # names it for the two pairs
+        for expected in (predicted if traffic.origin == "wrapper" else None,)  # a name for the two pairs
     )
 
 
@@ -727,11 +733,11 @@ def _memory(rows: tuple[RunRow, ...]) -> list[str]:
         for row in rows
         if row.states_bytes.measured and row.world_size > 1 and row.pipeline_s.measured is None
     ]
-    if len(held) < 2:
+    if len(held) < 2:  # nothing to compare it with
         return []
     most, least = max(held, key=lambda pair: pair[0]), min(held, key=lambda pair: pair[0])
     said = []
-    if most[0] > least[0]:
+    if most[0] > least[0]:  # equal states need no sentence
         said.append(
             say(
                 en=f"Memory: the model states of one rank take {format_bytes(most[0])} with {most[1].title} and "
@@ -746,7 +752,7 @@ def _memory(rows: tuple[RunRow, ...]) -> list[str]:
 
 
 def _price(most: RunRow, least: RunRow) -> str | None:
-    before, after = most.sent_bytes, least.sent_bytes
+    before, after = most.sent_bytes, least.sent_bytes  # bytes per step, as rings send them
     if not before or not after:
         return None
     return say(
@@ -786,7 +792,7 @@ def _bubble(row: RunRow) -> str | None:
     step_s, bubble = row.pipeline_s, row.bubble_fraction
     if not step_s.measured or not step_s.predicted or bubble.measured is None or bubble.predicted is None:
         return None
-    off = minus(f"{100 * (step_s.measured / step_s.predicted - 1):+.0f}")
+    off = minus(f"{100 * (step_s.measured / step_s.predicted - 1):+.0f}")  # percent, with its sign
     shares = [f"{100 * share:.0f}" for share in (bubble.measured, bubble.predicted)]
     return say(
         en=f"Pipeline: with the measured times of its actions, {row.title} is simulated to within {off} % of its "

@@ -99,7 +99,7 @@ class Subject:
             )
         if self.catalogue:
             return _catalogue_conflict(self.catalogue, tp, language())
-        split = {}
+        split = {}  # what tp has to divide
         if self.size is not None:
             split = {
                 say(en="attention heads", fr="têtes d’attention"): self.size.heads,
@@ -166,6 +166,7 @@ def subject(model: str | DecoderSize, *, image_size: int | None = None, sequence
 
 
 def _decoder(name: str, size: DecoderSize, sequence_length: int | None) -> Subject:
+    # Another length of samples changes activations and positions, not the layers.
     size = replace(size, sequence_length=sequence_length) if sequence_length is not None else size
     return Subject(name, workload(size), "", None, size.sequence_length, size.layers)
 
@@ -173,6 +174,7 @@ def _decoder(name: str, size: DecoderSize, sequence_length: int | None) -> Subje
 def _of_catalogue(model: str, image_size: int | None, sequence_length: int | None) -> Subject:
     spec = models.spec(model)
     work = workload(model, image_size, sequence_length)
+    # What stages can be cut between.
     layers = work.size.layers if work.size is not None else sum(kind.count for kind in work.kinds)
     return Subject(
         shown_name(spec.name),
@@ -259,7 +261,7 @@ OFFERS: Final[dict[str, Offer]] = {
     ),
     "deepspeed": Offer(
         costed=("deepspeed", "megatron-deepspeed"),
-        zero=zero_stages("deepspeed"),
+        zero=zero_stages("deepspeed"),  # as this lab's own engine runs it
         zero_pipeline=pipeline_stages("deepspeed"),
         checkpointing=("none", "full"),
         tensor=(False, False),
@@ -315,6 +317,7 @@ def chosen(
     usual = (OF_MIXTURES if experts else OF_THE_LAB) if catalogue else OF_GIANTS
     wanted = usual if engines is None else engines
     names = tuple(one.strip() for one in wanted.split(",")) if isinstance(wanted, str) else tuple(wanted)
+    # By hand only models of the catalogue are split.
     legal = tuple(OFFERS) if catalogue else tuple(name for name in OFFERS if name != "by_hand")
     for name in names:
         if name not in legal:
